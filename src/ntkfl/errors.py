@@ -1,0 +1,42 @@
+"""Errors a user or a peer can cause. Each message is one line: what was wrong, what was expected, what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class NTKFLError(Exception):
+    """Base of every error this package raises on purpose; the command line prints it and exits with code 2."""
+
+
+class ConfigError(NTKFLError):
+    """An option, a configuration file or an argument that cannot work."""
+
+
+class DataError(NTKFLError):
+    """Data that is missing, broken or of the wrong kind."""
+
+
+class ModelError(NTKFLError):
+    """A model that does not do what is asked of it."""
+
+
+class NumericalError(NTKFLError):
+    """A computation that diverged or met a value that is not finite."""
+
+
+class MessageError(NTKFLError):
+    """Bytes from a peer that are no valid message."""
+
+
+class RunFolderError(NTKFLError):
+    """A run folder or checkpoint that cannot be used."""
+
+
+def unknown(kind: str, name: object, known: Iterable[str]) -> ConfigError:
+    """The error for a name that is not one of `known`, with the nearest valid name where one is near."""
+    names = sorted(known)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return ConfigError(f"unknown {kind} {name!r}: {hint}valid are {', '.join(names)}")

@@ -1,0 +1,7 @@
+"""The mathematics: Jacobians, kernels and their evolution. Knows nothing of clients, files or networks."""
+
+from ntkfl.tangent.evolution import PAPER_STEPS, Evolution, evolve, geometric_steps
+from ntkfl.tangent.jacobian import Jacobian, concatenate
+from ntkfl.tangent.trace import jacobian
+
+__all__ = ["PAPER_STEPS", "Evolution", "Jacobian", "concatenate", "evolve", "geometric_steps", "jacobian"]

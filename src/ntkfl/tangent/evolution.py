@@ -1,0 +1,203 @@
+"""Evolving the weights on the server: f^(k,t) and w^(k,t) for all wanted t in one pass.
+
+All schemes accumulate residuals R(t) ∈ R^{N×d2}; the weights follow as w(t) = w(0) + (η/N) Jᵀ R(t), the paper's weight
+evolution. They differ in what is accumulated, and agree only as ηλ/N → 0:
+
+- `flow`: R = ∫_0^t r(f(u)) du along f' = (η/N) Θ r(f), the gradient flow of the linearised network;
+- `descent`: R = Σ_{u<t} r(f(u)) along explicit gradient descent;
+- `paper`: R = Σ_{u<t} r(f(u)) with f(u) on the flow (`mse`, trace kernel), the paper's closed form.
+
+Θ is J Jᵀ (`full`, exactly the linearised network) or H ⊗ I with the paper's kernel H (`trace`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from ntkfl.errors import ConfigError, DataError, NumericalError, unknown
+from ntkfl.tangent.jacobian import Jacobian
+from ntkfl.tangent.losses import check_loss, curvature_product, per_sample, residual, targets
+from ntkfl.tangent.solvers import Statistics, integrate, largest_eigenvalue
+
+KERNELS = ("full", "trace")
+SCHEMES = ("flow", "descent", "paper")
+PAPER_STEPS = tuple(range(100, 2001, 100))
+
+
+@dataclass(frozen=True)
+class Evolution:
+    """The evolved states at `steps`, S of them."""
+
+    jacobian: Jacobian = field(repr=False)
+    lr: float
+    steps: tuple[float, ...]
+    outputs: Tensor = field(repr=False)  # f^(k,t): [S, N, d2]
+    residuals: Tensor = field(repr=False)  # accumulated: [S, N, d2]
+    statistics: Statistics = field(default_factory=Statistics)
+
+    def delta(self, i: int) -> Tensor:
+        """w^(k,t_i) − w^(k) = (η/N) Jᵀ R(t_i): [d]."""
+        return self.jacobian.vjp(self.residuals[i]).mul_(self.lr / len(self.jacobian))
+
+    def deltas(self) -> Tensor:
+        """All weight changes: [S, d]."""
+        return torch.stack([self.delta(i) for i in range(len(self.steps))])
+
+
+def geometric_steps(lr: float, longest: float = 40.0, shortest: float = 0.1, ratio: float = 1.5) -> tuple[float, ...]:
+    """Steps whose flow times ηt run geometrically from about `shortest` to `longest`: what counts is ηt, not t."""
+    if not (lr > 0 and 0 < shortest <= longest and ratio > 1):
+        raise ConfigError("a geometric grid needs lr > 0, 0 < shortest <= longest and ratio > 1")
+    count = 1 + math.floor(math.log(longest / shortest) / math.log(ratio) + 1e-9)
+    return tuple(longest / ratio ** (count - 1 - i) / lr for i in range(count))
+
+
+def evolve(
+    J: Jacobian,
+    f0: Tensor,
+    y: Tensor,
+    lr: float = 0.01,
+    steps: Sequence[float] | None = None,
+    loss: str = "ce",
+    kernel: str = "full",
+    scheme: str = "flow",
+    rtol: float = 1e-4,
+) -> Evolution:
+    """Evolve outputs f0 [N, d2] towards labels y (classes [N] or real [N, d2]) along the linearisation J.
+
+    `steps` is an increasing list of positive numbers of gradient steps of size `lr` (default: `geometric_steps`);
+    `descent` and `paper` need whole ones. `flow` costs in proportion to the square root of the stiffness, `descent` in
+    proportion to the largest step; both hold a few N×d2 arrays beside J, `trace` an N×N kernel.
+    """
+    check_loss(loss)
+    if kernel not in KERNELS:
+        raise unknown("kernel", kernel, KERNELS)
+    if scheme not in SCHEMES:
+        raise unknown("scheme", scheme, SCHEMES)
+    N, d2 = J.shape[:2]
+    wanted = _check_steps(steps if steps is not None else geometric_steps(lr), lr, scheme)
+    if tuple(f0.shape) != (N, d2):
+        raise DataError(f"f0 must have the Jacobian's shape [{N}, {d2}], got {list(f0.shape)}")
+    if y.shape[0] != N:
+        raise DataError(f"{y.shape[0]} labels for {N} samples")
+    f0 = f0.to(device=J.device, dtype=J.dtype)
+    if not bool(f0.isfinite().all()):
+        raise NumericalError("f0 has values that are not finite")
+    Y = targets(y.to(J.device), d2, loss, torch.float64)
+
+    if scheme == "paper" and (loss, kernel) != ("mse", "trace"):
+        raise ConfigError("scheme 'paper' is the closed form for loss 'mse' and kernel 'trace'; use 'flow' for others")
+    if (loss, kernel) == ("mse", "trace") and scheme != "descent":
+        outputs, residuals, stats = _spectral(J, f0, Y, lr, wanted, scheme)
+    else:
+        theta = _kernel_product(J, kernel)
+        solve = _flow if scheme == "flow" else _descent
+        outputs, residuals, stats = solve(theta, f0, Y, lr, wanted, loss, rtol)
+    if not (bool(outputs.isfinite().all()) and bool(residuals.isfinite().all())):
+        raise NumericalError("the evolution produced values that are not finite: look for extreme rows in the Jacobian")
+    return Evolution(J, lr, wanted, outputs.to(J.dtype), residuals.to(J.dtype), stats)
+
+
+_Product = Callable[[Tensor], Tensor]
+_Solution = tuple[Tensor, Tensor, Statistics]
+
+
+def _check_steps(steps: Sequence[float], lr: float, scheme: str) -> tuple[float, ...]:
+    if not (lr > 0 and math.isfinite(lr)):
+        raise ConfigError(f"the learning rate must be a positive number, got {lr}")
+    wanted = tuple(float(t) for t in steps)
+    increasing = all(a < b for a, b in itertools.pairwise(wanted))
+    if not wanted or not increasing or not wanted[0] > 0 or not math.isfinite(wanted[-1]):
+        raise ConfigError("steps must be an increasing list of positive numbers")
+    if scheme != "flow" and any(t != round(t) for t in wanted):
+        raise ConfigError(f"scheme {scheme!r} takes whole numbers of steps; fractional ones need scheme 'flow'")
+    return wanted
+
+
+def _kernel_product(J: Jacobian, kernel: str) -> _Product:
+    """R ↦ Θ R in the Jacobian's precision, [N, d2] -> [N, d2]; in and out float64."""
+    if kernel == "full":
+        return lambda R: J.jvp(J.vjp(R.to(J.dtype))).double()
+    H = J.kernel()
+    return lambda R: (H @ R.to(H.dtype)).double()
+
+
+def _flow(
+    theta: _Product, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], loss: str, rtol: float
+) -> _Solution:
+    """R' = r(f0 + (η/N) Θ R), R(0) = 0, by Runge–Kutta–Chebyshev."""
+    rate = lr / f0.shape[0]
+    start = f0.double()
+    products = 0
+    generator = torch.Generator().manual_seed(0)
+    vector = torch.randn(f0.shape, generator=generator, dtype=torch.float64).to(f0.device)
+
+    def scaled(R: Tensor) -> Tensor:
+        nonlocal products
+        products += 1
+        return rate * theta(R)
+
+    def outputs(R: Tensor) -> Tensor:
+        return start + scaled(R)
+
+    def radius(R: Tensor) -> float:
+        # The Jacobian of R' is −(η/N) Λ Θ with Λ the loss's curvature: similar to a symmetric positive one.
+        nonlocal vector
+        f = outputs(R)
+        value, vector = largest_eigenvalue(lambda v: curvature_product(loss, f, scaled(v)), vector)
+        return 1.2 * value
+
+    states, stats = integrate(lambda R: residual(loss, outputs(R), Y), torch.zeros_like(start), steps, radius, rtol)
+    ends = torch.stack([outputs(R) for R in states])
+    return ends, torch.stack(states), replace(stats, evaluations=products)
+
+
+def _descent(
+    theta: _Product, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], loss: str, rtol: float
+) -> _Solution:
+    """Explicit gradient descent on the linearised model; the plain reference."""
+    del rtol  # explicit steps have no tolerance
+    rate = lr / f0.shape[0]
+    start = f0.double()
+    before = float(per_sample(loss, start, Y).mean())
+    f, R = start, torch.zeros_like(start)
+    outputs, residuals, done = [], [], 0
+    for wanted in steps:
+        while done < wanted:
+            R = R + residual(loss, f, Y)
+            f = start + rate * theta(R)
+            done += 1
+        now = float(per_sample(loss, f, Y).mean())
+        # The loss is convex in f, so stable descent cannot end above where it began.
+        if not math.isfinite(now) or now > before * (1 + 1e-6) + 1e-12:
+            raise NumericalError(
+                f"gradient descent diverged: after {done} steps of size {lr:g} the loss is {now:.4g}, "
+                f"against {before:.4g} at the start; take a smaller lr, or scheme 'flow', which has no stability limit"
+            )
+        outputs.append(f)
+        residuals.append(R)
+    return torch.stack(outputs), torch.stack(residuals), Statistics(evaluations=done)
+
+
+def _spectral(J: Jacobian, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], scheme: str) -> _Solution:
+    """`mse` with the trace kernel, in closed form: with H = Q diag(λ) Qᵀ and h = η/(N d2), f(t) − Y decays as e^{−hλt}.
+
+    Accumulated residuals per eigenvalue: ∫_0^t e^{−hλu} du (`flow`) or Σ_{u<t} e^{−hλu} (`paper`), both t as λ → 0.
+    """
+    N, d2 = f0.shape
+    eigenvalues, Q = torch.linalg.eigh(J.kernel().double())
+    decay = eigenvalues.clamp_min(0) * (lr / (N * d2))  # [N]; the kernel is positive semidefinite up to rounding
+    t = torch.tensor(steps, dtype=torch.float64, device=f0.device).unsqueeze(1)  # [S, 1]
+    per_step = torch.expm1(-decay) if scheme == "paper" else -decay
+    tiny = decay < 1e-300
+    weight = torch.where(tiny, t, torch.expm1(-decay * t) / torch.where(tiny, 1.0, per_step))  # [S, N]
+    start = Q.T @ (Y - f0.double())  # [N, d2]
+    residuals = Q @ (weight.unsqueeze(-1) * start) / d2
+    outputs = Y - Q @ (torch.exp(-decay * t).unsqueeze(-1) * start)
+    return outputs, residuals, Statistics(evaluations=1)

@@ -1,0 +1,282 @@
+"""What a Jacobian can do, whatever it is stored as.
+
+A Jacobian J ∈ R^{N×d2×d} holds ∂f_j(x_i)/∂w for N samples, d2 outputs and d weights. It is kept as blocks of
+columns, one per layer, each in the smallest exact form known for that layer (`factored.py`), or dense (`dense.py`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from ntkfl.errors import ModelError, NTKFLError
+
+RowIndex = int | slice | Sequence[int] | Tensor
+
+
+class Block(ABC):
+    """Some columns of a Jacobian for all its rows. Every method is linear in the stored rows."""
+
+    @property
+    @abstractmethod
+    def layout(self) -> Hashable:
+        """Equal layouts mean equal columns in an equal form: such blocks concatenate and multiply factor by factor."""
+
+    @abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What is stored; the first dimension of each is the row."""
+
+    @abstractmethod
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
+        """The same columns over other rows."""
+
+    @abstractmethod
+    def add_jvp(self, out: Tensor, delta: Tensor) -> None:
+        """out [..., N, d2] += J_block delta, with delta [..., d] the whole weight change."""
+
+    @abstractmethod
+    def add_vjp(self, out: Tensor, cotangent: Tensor) -> None:
+        """out [..., d] += J_blockᵀ cotangent, with cotangent [..., N, d2]."""
+
+    @abstractmethod
+    def gram(self, other: Self) -> Tensor:
+        """⟨J_i, J'_j⟩_F over this block's columns, [N, N'], for an `other` of the same layout."""
+
+    @abstractmethod
+    def write_dense(self, out: Tensor) -> None:
+        """Fill this block's columns of out [N, d2, d]."""
+
+
+class Jacobian(ABC):
+    """Rows are samples. `shape` is (N, d2, d), columns in `named_parameters()` order of the trainable parameters."""
+
+    shape: tuple[int, int, int]
+
+    @abstractmethod
+    def jvp(self, delta: Tensor) -> Tensor:
+        """J δ, the change of the linearised outputs: [..., d] -> [..., N, d2]."""
+
+    @abstractmethod
+    def vjp(self, cotangent: Tensor) -> Tensor:
+        """Jᵀ R summed over samples and outputs: [..., N, d2] -> [..., d]."""
+
+    @abstractmethod
+    def gram(self, other: Jacobian) -> Tensor:
+        """(1/d2)⟨J_i, J'_j⟩_F against another Jacobian of the same network: [N, N']."""
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """The whole tensor [N, d2, d]; N·d2·d numbers, so only for small cases."""
+
+    @abstractmethod
+    def __getitem__(self, index: RowIndex) -> Jacobian:
+        """The rows at `index` (an int keeps its dimension), as an independent Jacobian."""
+
+    @abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Everything stored."""
+
+    def kernel(self) -> Tensor:
+        """The trace kernel H_ij = (1/d2)⟨J_i, J_j⟩_F, [N, N]; N² memory."""
+        H = self.gram(self)
+        return (H + H.T) / 2  # exactly symmetric, whatever order the products were summed in
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tensors()[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.tensors()[0].device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by the stored form."""
+        return sum(t.numel() * t.element_size() for t in self.tensors())
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        N, d2, d = self.shape
+        return f"{type(self).__name__}(N={N}, d2={d2}, d={d}, {self.nbytes / 2**20:.1f} MiB, {self.dtype})"
+
+    def _check(self, what: str, tensor: Tensor, tail: tuple[int, ...]) -> Tensor:
+        if tuple(tensor.shape[tensor.ndim - len(tail) :]) != tail:
+            raise ModelError(f"{what} must end in shape {list(tail)}, got {list(tensor.shape)}")
+        return tensor.to(device=self.device, dtype=self.dtype)
+
+
+class BlockJacobian(Jacobian):
+    """One form for all rows: blocks of columns. Columns that no block covers are zero (an unused parameter)."""
+
+    def __init__(self, blocks: Sequence[Block], outputs: int, columns: int) -> None:
+        if not blocks:
+            raise ModelError("the model's output depends on none of its trainable parameters")
+        self.blocks = tuple(blocks)
+        self.shape = (self.blocks[0].tensors()[0].shape[0], outputs, columns)
+
+    @property
+    def layout(self) -> Hashable:
+        return (self.shape[1:], tuple(block.layout for block in self.blocks))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(t for block in self.blocks for t in block.tensors())
+
+    def jvp(self, delta: Tensor) -> Tensor:
+        N, d2, d = self.shape
+        delta = self._check("delta", delta, (d,))
+        out = delta.new_zeros((*delta.shape[:-1], N, d2))
+        for block in self.blocks:
+            block.add_jvp(out, delta)
+        return out
+
+    def vjp(self, cotangent: Tensor) -> Tensor:
+        N, d2, d = self.shape
+        cotangent = self._check("the cotangent", cotangent, (N, d2))
+        out = cotangent.new_zeros((*cotangent.shape[:-2], d))
+        for block in self.blocks:
+            block.add_vjp(out, cotangent)
+        return out
+
+    def gram(self, other: Jacobian) -> Tensor:
+        _check_same_network([self, other])
+        if isinstance(other, StackedJacobian):
+            return other.gram(self).T
+        assert isinstance(other, BlockJacobian)
+        if self.layout != other.layout:
+            return _dense_gram(self, other)
+        total = self.blocks[0].gram(other.blocks[0])
+        for mine, theirs in zip(self.blocks[1:], other.blocks[1:], strict=True):
+            total += mine.gram(theirs)
+        return total.div_(self.shape[1])
+
+    def dense(self) -> Tensor:
+        out = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+        for block in self.blocks:
+            block.write_dense(out)
+        return out
+
+    def __getitem__(self, index: RowIndex) -> BlockJacobian:
+        rows = _row_index(index, len(self), self.device)
+        return BlockJacobian(
+            [block.with_tensors(tuple(t[rows] for t in block.tensors())) for block in self.blocks], *self.shape[1:]
+        )
+
+    def to(self, *args: Any, **kwargs: Any) -> BlockJacobian:
+        """Moved or cast as `Tensor.to` does."""
+        return BlockJacobian(
+            [block.with_tensors(tuple(t.to(*args, **kwargs) for t in block.tensors())) for block in self.blocks],
+            *self.shape[1:],
+        )
+
+
+class StackedJacobian(Jacobian):
+    """Rows in several forms, one part after the other: what mixing forms in a concatenation gives."""
+
+    def __init__(self, parts: Sequence[BlockJacobian]) -> None:
+        self.parts = tuple(parts)
+        self._lengths = [len(part) for part in self.parts]
+        self.shape = (sum(self._lengths), *self.parts[0].shape[1:])
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(t for part in self.parts for t in part.tensors())
+
+    def jvp(self, delta: Tensor) -> Tensor:
+        return torch.cat([part.jvp(delta) for part in self.parts], dim=-2)
+
+    def vjp(self, cotangent: Tensor) -> Tensor:
+        cotangent = self._check("the cotangent", cotangent, self.shape[:2])
+        pieces = torch.split(cotangent, self._lengths, dim=-2)
+        total = self.parts[0].vjp(pieces[0])
+        for part, piece in zip(self.parts[1:], pieces[1:], strict=True):
+            total += part.vjp(piece)
+        return total
+
+    def gram(self, other: Jacobian) -> Tensor:
+        return torch.cat([part.gram(other) for part in self.parts])
+
+    def dense(self) -> Tensor:
+        return torch.cat([part.dense() for part in self.parts])
+
+    def __getitem__(self, index: RowIndex) -> Jacobian:
+        rows = _row_index(index, len(self), torch.device("cpu"))
+        starts = torch.tensor([0, *self._lengths[:-1]]).cumsum(0)
+        owner = torch.searchsorted(starts, rows, right=True) - 1
+        # Consecutive rows of one part travel together, so that order is kept with few pieces.
+        runs = torch.unique_consecutive(owner, return_counts=True)
+        pieces: list[Jacobian] = []
+        at = 0
+        for part, length in zip(runs[0].tolist(), runs[1].tolist(), strict=True):
+            pieces.append(self.parts[part][rows[at : at + length] - starts[part]])
+            at += length
+        return concatenate(pieces)
+
+
+def concatenate(jacobians: Sequence[Jacobian]) -> Jacobian:
+    """Rows of several Jacobians of one network, in order: the paper's global Jacobian. Forms may differ."""
+    if not jacobians:
+        raise NTKFLError("nothing to concatenate: the list of Jacobians is empty")
+    _check_same_network(jacobians)
+    flat: list[BlockJacobian] = []
+    for J in jacobians:
+        flat.extend(J.parts if isinstance(J, StackedJacobian) else [J])  # type: ignore[list-item]
+    runs: list[list[BlockJacobian]] = []
+    for J in flat:
+        if runs and runs[-1][0].layout == J.layout:
+            runs[-1].append(J)
+        else:
+            runs.append([J])
+    merged = [_concatenate_blocks(run) for run in runs]
+    return merged[0] if len(merged) == 1 else StackedJacobian(merged)
+
+
+def _concatenate_blocks(run: list[BlockJacobian]) -> BlockJacobian:
+    if len(run) == 1:
+        return run[0]
+    blocks = []
+    for same in zip(*(J.blocks for J in run), strict=True):
+        columns = zip(*(block.tensors() for block in same), strict=True)
+        blocks.append(same[0].with_tensors(tuple(torch.cat(pieces) for pieces in columns)))
+    return BlockJacobian(blocks, *run[0].shape[1:])
+
+
+def _check_same_network(jacobians: Sequence[Jacobian]) -> None:
+    first = jacobians[0]
+    for J in jacobians[1:]:
+        if J.shape[1:] != first.shape[1:]:
+            raise ModelError(
+                f"Jacobians of different networks: {first.shape[1]} outputs and {first.shape[2]} weights "
+                f"against {J.shape[1]} and {J.shape[2]}"
+            )
+        if (J.dtype, J.device) != (first.dtype, first.device):
+            raise ModelError(
+                f"Jacobians of different kinds: {first.dtype} on {first.device}, {J.dtype} on {J.device}; move one"
+            )
+
+
+def _row_index(index: RowIndex, length: int, device: torch.device) -> Tensor:
+    everything = torch.arange(length)
+    if isinstance(index, Tensor):
+        rows = everything[index.cpu()]
+    elif isinstance(index, slice):
+        rows = everything[index]
+    else:
+        rows = everything[torch.as_tensor(index)]
+    return rows.reshape(-1).to(device)
+
+
+def _dense_gram(left: BlockJacobian, right: BlockJacobian, budget: int = 2**26) -> Tensor:
+    """Gram matrix across unlike forms, a few dense rows at a time (about `budget` numbers for each side)."""
+    d2, d = left.shape[1:]
+    rows = max(1, budget // (d2 * d))
+    out = left.tensors()[0].new_empty((len(left), len(right)))
+    for i in range(0, len(left), rows):
+        a = left[i : i + rows].dense().flatten(1)
+        for j in range(0, len(right), rows):
+            out[i : i + rows, j : j + rows] = a @ right[j : j + rows].dense().flatten(1).T
+    return out.div_(d2)

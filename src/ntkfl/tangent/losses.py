@@ -1,0 +1,62 @@
+"""The two losses, their residuals r = −∂ℓ/∂f, and what labels may look like.
+
+`ce`: cross-entropy, r = y − softmax(f). `mse`: (1/d2) Σ_j ½(f_j − y_j)², r = (y − f)/d2. The training loss is the mean
+over samples, so that −∇L = (1/N) Jᵀ r.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ntkfl.errors import DataError, unknown
+
+LOSSES = ("ce", "mse")
+
+
+def check_loss(loss: str) -> str:
+    if loss not in LOSSES:
+        raise unknown("loss", loss, LOSSES)
+    return loss
+
+
+def targets(y: Tensor, outputs: int, loss: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Targets [N, d2]: classes [N] become one-hot rows; real y [N, d2] is taken as it is (`ce`: probabilities)."""
+    if not y.is_floating_point():
+        if y.ndim != 1:
+            raise DataError(f"integer labels must have shape [N], got {list(y.shape)}")
+        if y.numel() and (int(y.min()) < 0 or int(y.max()) >= outputs):
+            raise DataError(
+                f"labels run from {int(y.min())} to {int(y.max())}, but the model has {outputs} outputs: "
+                f"they must be in 0 … {outputs - 1}"
+            )
+        return torch.nn.functional.one_hot(y.long(), outputs).to(dtype)
+    if y.ndim != 2 or y.shape[1] != outputs:
+        raise DataError(f"real-valued targets must have shape [N, {outputs}], got {list(y.shape)}")
+    if not bool(y.isfinite().all()):
+        raise DataError("targets have values that are not finite")
+    if loss == "ce" and (float(y.min()) < 0 or not torch.allclose(y.sum(1), y.new_ones(()), atol=1e-4)):
+        raise DataError("with loss 'ce', real-valued targets must be probabilities: nonnegative rows that sum to 1")
+    return y.to(dtype)
+
+
+def residual(loss: str, f: Tensor, Y: Tensor) -> Tensor:
+    """r = −∂ℓ/∂f, [..., N, d2]."""
+    if loss == "ce":
+        return Y - f.softmax(dim=-1)
+    return (Y - f) / f.shape[-1]
+
+
+def per_sample(loss: str, f: Tensor, Y: Tensor) -> Tensor:
+    """ℓ(f_i, y_i), [..., N]."""
+    if loss == "ce":
+        return -(Y * f.log_softmax(dim=-1)).sum(dim=-1)
+    return 0.5 * (f - Y).square().mean(dim=-1)
+
+
+def curvature_product(loss: str, f: Tensor, v: Tensor) -> Tensor:
+    """(∂²ℓ/∂f²) v for each sample: diag(p) − ppᵀ for `ce`, 1/d2 for `mse`; [..., N, d2]."""
+    if loss == "ce":
+        p = f.softmax(dim=-1)
+        return p * (v - (p * v).sum(dim=-1, keepdim=True))
+    return v / f.shape[-1]

@@ -1,0 +1,76 @@
+"""The flat weight vector: which parameters train, in what order, and how a vector becomes a network again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ntkfl.errors import ModelError
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters with `requires_grad`, shared ones once, in `named_parameters()` order: the columns of a Jacobian."""
+    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not found:
+        raise ModelError(
+            f"{type(model).__name__} has no trainable parameter: at least one must have requires_grad=True"
+        )
+    if any(not p.is_floating_point() for p in found.values()):
+        raise ModelError(f"{type(model).__name__} has complex or integer trainable parameters: only real ones evolve")
+    return found
+
+
+def column_slices(parameters: Mapping[str, Tensor]) -> dict[str, slice]:
+    """Where each parameter lies in the flat vector."""
+    slices: dict[str, slice] = {}
+    start = 0
+    for name, p in parameters.items():
+        slices[name] = slice(start, start + p.numel())
+        start += p.numel()
+    return slices
+
+
+def flatten(model: nn.Module) -> Tensor:
+    """The trainable weights as one detached vector [d]."""
+    return torch.cat([p.detach().reshape(-1) for p in trainable(model).values()])
+
+
+def unflatten(model: nn.Module, weights: Tensor) -> dict[str, Tensor]:
+    """Views of `weights` [d] by parameter name and shape."""
+    parameters = trainable(model)
+    total = sum(p.numel() for p in parameters.values())
+    if weights.shape != (total,):
+        raise ModelError(
+            f"{type(model).__name__} has {total} trainable weights, not a vector of shape {list(weights.shape)}"
+        )
+    return {name: weights[s].view(parameters[name].shape) for name, s in column_slices(parameters).items()}
+
+
+def load_flat(model: nn.Module, weights: Tensor) -> None:
+    """Write `weights` [d] into the model's parameters, in place."""
+    values = unflatten(model, weights)
+    with torch.no_grad():
+        for name, p in trainable(model).items():
+            p.copy_(values[name])
+
+
+def apply_flat(model: nn.Module, weights: Tensor, x: Tensor) -> Tensor:
+    """f(w; x): the model's output [N, d2] at the flat weights `weights` [d], leaving the model as it is."""
+    outputs: Tensor = functional_call(model, unflatten(model, weights), (x,))
+    return outputs
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode inside the block; every submodule's own flag is put back afterwards."""
+    flags = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, flag in flags:
+            module.training = flag

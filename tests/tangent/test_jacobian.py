@@ -1,0 +1,243 @@
+"""Every form against plain autograd, and the algebra of rows."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import ntkfl
+from ntkfl.errors import ConfigError, ModelError, NumericalError
+from ntkfl.tangent.jacobian import StackedJacobian
+from ntkfl.tangent.parameters import apply_flat, evaluating, flatten, trainable
+
+from .networks import ARCHITECTURES, build, mlp
+
+EXACT = 1e-10
+
+
+def autograd(model: nn.Module, x: Tensor) -> Tensor:
+    """[N, d2, d] by one plain backward pass per sample and output, without torch.func or hooks."""
+    parameters = list(trainable(model).values())
+    rows = []
+    with evaluating(model):
+        for sample in x:
+            f = model(sample.unsqueeze(0)).squeeze(0)
+            for output in f:
+                g = torch.autograd.grad(output, parameters, retain_graph=True, materialize_grads=True)
+                rows.append(torch.cat([p.reshape(-1) for p in g]))
+    return torch.stack(rows).view(len(x), -1, rows[0].numel())
+
+
+@pytest.mark.parametrize("form", ["auto", "dense"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_form_equals_autograd(name: str, form: str) -> None:
+    model, x = build(name)
+    truth = autograd(model, x)
+    J = ntkfl.jacobian(model, x, form=form)
+    N, d2, d = truth.shape
+    assert J.shape == (N, d2, d)
+    assert (J.dense() - truth).abs().max() < EXACT
+    kernel = torch.einsum("ajd,bjd->ab", truth, truth) / d2
+    assert (J.kernel() - kernel).abs().max() < EXACT
+    delta, R = torch.randn(2, 3, d, dtype=torch.float64), torch.randn(2, 3, N, d2, dtype=torch.float64)
+    assert (J.jvp(delta) - torch.einsum("njd,abd->abnj", truth, delta)).abs().max() < EXACT
+    assert (J.vjp(R) - torch.einsum("njd,abnj->abd", truth, R)).abs().max() < EXACT
+    assert (J.jvp(delta[0, 0]) - J.jvp(delta)[0, 0]).abs().max() < EXACT
+    assert (J.vjp(R[0, 0]) - J.vjp(R)[0, 0]).abs().max() < EXACT
+
+
+@pytest.mark.parametrize("name", ["deep tanh", "no bias", "sequence", "module used twice", "partly frozen"])
+def test_factored_covers_networks_of_linear_layers(name: str) -> None:
+    model, x = build(name)
+    assert (ntkfl.jacobian(model, x, form="factored").dense() - autograd(model, x)).abs().max() < EXACT
+
+
+@pytest.mark.parametrize("name", ["tied weight", "functional use", "batch merged", "unknown layer"])
+def test_factored_refuses_what_it_does_not_know(name: str) -> None:
+    model, x = build(name)
+    with pytest.raises(ModelError, match="no factored form is known for"):
+        ntkfl.jacobian(model, x, form="factored")
+
+
+def test_auto_keeps_known_layers_factored_beside_a_dense_block() -> None:
+    model, x = build("unknown layer")
+    kinds = [layout[0] for layout in ntkfl.jacobian(model, x).layout[1]]  # type: ignore[attr-defined]
+    assert sorted(kinds) == ["dense", "linear", "linear"]
+
+
+def test_paper_network_is_four_hundred_times_smaller_than_dense() -> None:
+    J = ntkfl.jacobian(ntkfl.models.mlp(784, 100, 10), torch.randn(3, 784))
+    assert J.shape == (3, 10, 79_510)
+    numbers = J.nbytes / 4 / 3
+    assert numbers == 784 + 100 * 10 + 100 + 10 * 10
+    assert 795_100 / numbers > 400
+
+
+@pytest.mark.parametrize("loss", ["ce", "mse"])
+def test_vjp_of_the_residual_is_minus_the_gradient(loss: str) -> None:
+    model, x = build("relu")
+    y = torch.tensor([0, 1, 2, 2, 1, 0, 1])
+    w = flatten(model).requires_grad_()
+    f = apply_flat(model, w, x)
+    Y = torch.nn.functional.one_hot(y, 3).double()
+    L = torch.nn.functional.cross_entropy(f, y) if loss == "ce" else 0.5 * ((f - Y) ** 2).mean()
+    (gradient,) = torch.autograd.grad(L, w)
+    r = Y - f.detach().softmax(1) if loss == "ce" else (Y - f.detach()) / 3
+    assert (ntkfl.jacobian(model, x).vjp(r) / len(x) + gradient).abs().max() < 1e-12
+    assert torch.equal(ntkfl.tangent.losses.residual(loss, f.detach(), Y), r)
+
+
+@pytest.mark.parametrize("name", ["deep tanh", "sequence", "unknown layer"])
+def test_kernel_is_symmetric_and_positive_semidefinite(name: str) -> None:
+    model, x = build(name)
+    H = ntkfl.jacobian(model, x).kernel()
+    assert torch.equal(H, H.T)
+    assert torch.linalg.eigvalsh(H).min() > -1e-12
+
+
+@pytest.mark.parametrize("form", ["auto", "dense"])
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 100])
+def test_chunked_equals_unchunked(form: str, chunk: int) -> None:
+    model, x = build("unknown layer")
+    whole = ntkfl.jacobian(model, x, form=form).dense()
+    assert (ntkfl.jacobian(model, x, form=form, chunk=chunk).dense() - whole).abs().max() < 1e-13
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model, x = build("dropout, training mode")
+    model[1].eval()
+    before = copy.deepcopy(model.state_dict())
+    flags = [m.training for m in model.modules()]
+    ntkfl.jacobian(model, x)
+    assert [m.training for m in model.modules()] == flags
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+class TestRows:
+    @given(st.lists(st.integers(-7, 6), min_size=1, max_size=9))
+    @settings(max_examples=30, deadline=None)
+    def test_index_picks_rows(self, index: list[int]) -> None:
+        model, x = build("unknown layer")
+        J = ntkfl.jacobian(model, x)
+        assert torch.equal(J[index].dense(), J.dense()[index])
+
+    @pytest.mark.parametrize("index", [2, -1, slice(1, 5, 2), torch.tensor([True, False] * 3 + [True])])
+    def test_other_indices(self, index: object) -> None:
+        model, x = build("deep tanh")
+        J = ntkfl.jacobian(model, x)
+        expected = J.dense()[index]  # type: ignore[index]
+        assert torch.equal(J[index].dense(), expected.view(-1, *J.shape[1:]))  # type: ignore[index]
+
+    def test_concatenation_across_clients(self) -> None:
+        model, x = build("deep tanh")
+        J = ntkfl.concatenate([ntkfl.jacobian(model, part) for part in x.split([1, 4, 2])])
+        assert type(J) is type(ntkfl.jacobian(model, x))
+        assert (J.dense() - ntkfl.jacobian(model, x).dense()).abs().max() < 1e-13
+
+    def test_mixed_forms(self) -> None:
+        model, x = build("unknown layer")
+        whole = ntkfl.jacobian(model, x)
+        parts = [
+            ntkfl.jacobian(model, part, form=form)
+            for part, form in zip(x.split([2, 2, 3]), ["dense", "auto", "dense"], strict=True)
+        ]
+        J = ntkfl.concatenate(parts)
+        assert isinstance(J, StackedJacobian)
+        delta, R = torch.randn(J.shape[2], dtype=torch.float64), torch.randn(J.shape[:2], dtype=torch.float64)
+        for ours, truth in [
+            (J.dense(), whole.dense()),
+            (J.kernel(), whole.kernel()),
+            (J.jvp(delta), whole.jvp(delta)),
+            (J.vjp(R), whole.vjp(R)),
+            (whole.gram(J), whole.kernel()),
+            (J[[6, 0, 3, 2, 2]].dense(), whole.dense()[[6, 0, 3, 2, 2]]),
+            (ntkfl.concatenate([J, whole]).kernel()[:7, 7:], whole.kernel()),
+        ]:
+            assert (ours - truth).abs().max() < EXACT
+
+    def test_different_networks_are_refused(self) -> None:
+        a = ntkfl.jacobian(mlp(4, 3), torch.randn(2, 4).double())
+        with pytest.raises(ModelError, match="different networks"):
+            ntkfl.concatenate([a, ntkfl.jacobian(mlp(4, 2), torch.randn(2, 4).double())])
+        with pytest.raises(ModelError, match="different kinds"):
+            ntkfl.concatenate([a, ntkfl.jacobian(mlp(4, 3).float(), torch.randn(2, 4))])
+        with pytest.raises(ntkfl.NTKFLError, match="empty"):
+            ntkfl.concatenate([])
+
+
+class TestRefusals:
+    def test_unknown_form(self) -> None:
+        with pytest.raises(ConfigError, match="did you mean 'factored'"):
+            ntkfl.jacobian(mlp(4, 3), torch.randn(2, 4).double(), form="factord")
+
+    @pytest.mark.parametrize("shape", [(3,), (3, 2, 2)])
+    def test_output_that_is_not_a_matrix(self, shape: tuple[int, ...]) -> None:
+        class Odd(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.a = nn.Linear(4, 4)
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.a(x).sum(1) if len(shape) == 1 else self.a(x).view(-1, 2, 2)
+
+        with pytest.raises(ModelError, match=r"must map 2 samples to \[2, d2\]"):
+            ntkfl.jacobian(Odd(), torch.randn(3, 4))
+
+    @pytest.mark.parametrize("form", ["auto", "dense"])
+    def test_samples_that_influence_each_other(self, form: str) -> None:
+        class Coupled(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.a = nn.Linear(4, 3)
+
+            def forward(self, x: Tensor) -> Tensor:
+                return torch.tanh(self.a(x - x.mean(0)))
+
+        with pytest.raises(ModelError, match="depends on the other samples"):
+            ntkfl.jacobian(Coupled(), torch.randn(3, 4), form=form)
+
+    @pytest.mark.parametrize("form", ["auto", "dense"])
+    @pytest.mark.parametrize("row", [0, 6])
+    def test_nan_input(self, form: str, row: int) -> None:
+        model, x = build("deep tanh")
+        x[row, 1] = float("nan")
+        with pytest.raises(NumericalError, match="not finite"):
+            ntkfl.jacobian(model, x, form=form)
+
+    def test_nothing_to_train(self) -> None:
+        with pytest.raises(ModelError, match="no trainable parameter"):
+            ntkfl.jacobian(mlp(4, 3).requires_grad_(False), torch.randn(2, 4).double())
+
+    def test_wrong_shapes(self) -> None:
+        J = ntkfl.jacobian(mlp(4, 3), torch.randn(2, 4).double())
+        with pytest.raises(ModelError, match="delta must end in shape"):
+            J.jvp(torch.randn(3))
+        with pytest.raises(ModelError, match="cotangent must end in shape"):
+            J.vjp(torch.randn(3, 3))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda_equals_cpu() -> None:
+    model, x = build("unknown layer")
+    expected = ntkfl.jacobian(model, x).kernel()
+    assert (ntkfl.jacobian(model.cuda(), x.cuda()).kernel().cpu() - expected).abs().max() < EXACT
+
+
+def test_fused_recurrent_cells_fall_back_to_plain_passes() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell, self.out = nn.GRU(2, 3, batch_first=True), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.cell(x.view(-1, 2, 2))[0][:, -1])
+
+    model, x = Recurrent().double(), torch.randn(3, 4, dtype=torch.float64)
+    assert (ntkfl.jacobian(model, x).dense() - autograd(model, x)).abs().max() < EXACT
