@@ -1,0 +1,120 @@
+"""What a method is: a conversation of the server with a round's clients.
+
+`Method.round` is the server's side as a generator: it yields a message for the clients, is sent their replies (ordered
+by client id), and returns the outcome. `Method.answer` is the clients' side. Neither knows who carries the messages, so
+the same two functions serve in one process and across machines.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from ntkfl.errors import ConfigError, NumericalError
+from ntkfl.options import Options
+from ntkfl.tangent.losses import LOSSES, per_sample, targets
+from ntkfl.tangent.parameters import apply_flat, evaluating, flatten, load_flat
+from ntkfl.wire import Message
+
+State = dict[str, Tensor]  # what the server keeps between rounds; "weights" [d] is the model to broadcast next
+Outgoing = Message | Mapping[int, Message]  # one message for all clients, or one for each by client id
+
+
+@dataclass
+class Client:
+    """One client's data, its own random seed for the round, and what it keeps between rounds."""
+
+    id: int
+    x: Tensor
+    y: Tensor
+    seed: int
+    memory: State = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass
+class Outcome:
+    """What a round ended with. `train_loss` is over the cohort's samples; `steps` is the t chosen, where one is."""
+
+    state: State
+    train_loss: float
+    steps: float | None = None
+    diagnostics: dict[str, float] = field(default_factory=dict)
+
+
+class Task:
+    """The network being trained and the data the server itself may hold. The model given is never changed."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        outputs: int,
+        loss: str,
+        shared: tuple[Tensor, Tensor] | None = None,
+        validation: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        self.model = copy.deepcopy(model)
+        self.outputs, self.loss = outputs, loss
+        self.shared, self.validation = shared, validation
+        self.like = flatten(self.model)  # device and type of weights
+
+    def at(self, weights: Tensor) -> nn.Module:
+        """The network with these weights loaded: one scratch copy, overwritten by the next call."""
+        load_flat(self.model, weights)
+        return self.model
+
+    @torch.no_grad()
+    def predict(self, weights: Tensor, x: Tensor, batch: int = 4096) -> Tensor:
+        """f(w; x) in eval mode, [N, d2]."""
+        with evaluating(self.model):
+            return torch.cat([apply_flat(self.model, weights, part) for part in torch.split(x, batch)])
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """ℓ for each sample, [N]."""
+        return per_sample(self.loss, outputs, targets(y, self.outputs, self.loss, outputs.dtype))
+
+
+class Method(Options):
+    """Options common to all methods."""
+
+    name: ClassVar[str]
+    paper: ClassVar[str]
+
+    loss: str = Field("ce", description="ce or mse")
+    average: float = Field(
+        0.0, ge=0, lt=1, description="running average of the rounds' weights that is reported and saved; 0: none"
+    )
+
+    def model_post_init(self, _: object) -> None:
+        if self.loss not in LOSSES:
+            raise ConfigError(f"unknown loss {self.loss!r}: valid are {', '.join(LOSSES)}")
+
+    def start(self, task: Task, weights: Tensor) -> State:
+        """The server's state before the first round."""
+        return {"weights": weights.clone()}
+
+    @abstractmethod
+    def round(self, task: Task, state: State, round: int) -> Generator[Outgoing, list[Message], Outcome]:
+        """The server's side of round `round` (counted from 1)."""
+
+    @abstractmethod
+    def answer(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
+        """The clients' side: each client's reply to `message`, in the order given."""
+
+
+def check_finite(weights: Tensor, what: str) -> Tensor:
+    """`weights` themselves, unless the round has blown up."""
+    if not bool(weights.isfinite().all()):
+        raise NumericalError(
+            f"{what} has values that are not finite: the training diverged; take a smaller learning rate"
+        )
+    return weights

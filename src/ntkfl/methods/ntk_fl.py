@@ -1,0 +1,112 @@
+"""NTK-FL. Yue et al., Neural Tangent Kernel Empowered Federated Learning, ICML 2022.
+
+Clients send sample-wise Jacobians, outputs and labels; the server evolves the weights along the tangent kernel to a grid
+of times and keeps the time at which the cohort's own loss is least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ntkfl.errors import ConfigError, NumericalError, unknown
+from ntkfl.methods.base import Client, Method, Outcome, Outgoing, State, Task, check_finite
+from ntkfl.tangent import concatenate, evolve, geometric_steps, jacobian
+from ntkfl.tangent.evolution import KERNELS, SCHEMES
+from ntkfl.wire import Message, pack_jacobian, pack_labels, unpack_jacobian
+
+CHOICES = ("cohort", "validation")
+
+
+class NTKFL(Method):
+    """The defaults are the full kernel with averaged weights; `NTKFL(kernel="trace", average=0)` is the paper's."""
+
+    name: ClassVar[str] = "ntk-fl"
+    paper: ClassVar[str] = "Yue et al. 2022"
+
+    average: float = Field(0.9, ge=0, lt=1, description="running average of the rounds' weights; 0 is the paper")
+    lr: float = Field(0.01, gt=0, description="η; with the flow only η·t counts")
+    kernel: str = Field("full", description="full (the linearised network) or trace (the paper's)")
+    scheme: str = Field("flow", description="flow, descent or paper")
+    steps: tuple[float, ...] | None = Field(
+        None, description="candidate numbers of steps t; default: geometric in η·t up to 40; the paper: 100, 200 … 2000"
+    )
+    choose: str = Field("cohort", description="t by the cohort's own losses, or by a validation set (held-out clients)")
+    form: str = Field("auto", description="how Jacobians are sent: auto, factored or dense")
+
+    def model_post_init(self, context: object) -> None:
+        super().model_post_init(context)
+        for kind, value, known in (
+            ("kernel", self.kernel, KERNELS),
+            ("scheme", self.scheme, SCHEMES),
+            ("choice of t", self.choose, CHOICES),
+        ):
+            if value not in known:
+                raise unknown(kind, value, known)
+        if self.scheme != "flow" and self.steps is None:
+            raise ConfigError(f"scheme {self.scheme!r} takes whole steps: give them, for example 100, 200 … 2000")
+
+    def round(self, task: Task, state: State, round: int) -> Generator[Outgoing, list[Message], Outcome]:
+        w = state["weights"]
+        uploads = yield Message("weights", round, {"weights": w})
+        J = concatenate([unpack_jacobian(u.of_kind("upload"), task.outputs, w.numel(), w) for u in uploads])
+        f0 = torch.cat([u.take("outputs", (None, task.outputs), w) for u in uploads])
+        y = torch.cat([_labels(u, w.device) for u in uploads])
+
+        evolution = evolve(J, f0, y, self.lr, self._steps(), self.loss, self.kernel, self.scheme)
+        candidates = w + evolution.deltas()  # w^(k,t_1) … w^(k,t_Ψ)
+
+        if self.choose == "cohort":
+            replies = yield Message("candidates", round, {"weights": candidates})
+            sums = torch.stack([r.of_kind("losses").take("sums", (len(candidates),)) for r in replies]).sum(0)
+            losses = sums / sum(int(r.take("samples", ())) for r in replies)
+        else:
+            losses = self._validate(task, candidates)
+        best = int(losses.nan_to_num(nan=float("inf")).argmin())
+        if not bool(losses[best].isfinite()):
+            raise NumericalError("no candidate has a finite loss: the evolution left the range where the network works")
+        stats = evolution.statistics
+        return Outcome(
+            {"weights": check_finite(candidates[best].clone(), "the chosen model")},
+            float(losses[best]),
+            evolution.steps[best],
+            {"samples": len(J), "kernel_products": stats.evaluations, "solver_error": stats.worst_error},
+        )
+
+    def answer(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
+        d = task.like.numel()
+        if message.kind == "candidates":
+            candidates = message.take("weights", (None, d), task.like)
+            return [self._score(task, message.round, candidates, client) for client in clients]
+        w = message.of_kind("weights").take("weights", (d,), task.like)
+        return [self._upload(task, message.round, w, client) for client in clients]
+
+    def _steps(self) -> tuple[float, ...]:
+        return self.steps if self.steps is not None else geometric_steps(self.lr)
+
+    def _upload(self, task: Task, round: int, w: Tensor, client: Client) -> Message:
+        J = jacobian(task.at(w), client.x, form=self.form)
+        arrays = {"outputs": task.predict(w, client.x), "labels": pack_labels(client.y, task.outputs)}
+        return Message("upload", round, arrays | pack_jacobian(J))
+
+    def _score(self, task: Task, round: int, candidates: Tensor, client: Client) -> Message:
+        """One loss sum per candidate: the paper's criterion without any data moved."""
+        sums = torch.stack([task.losses(task.predict(w, client.x), client.y).sum() for w in candidates])
+        # A candidate may overflow; a large finite number says so and stays a valid message.
+        sums = sums.double().nan_to_num(nan=1e300, posinf=1e300)
+        return Message("losses", round, {"sums": sums, "samples": torch.tensor(len(client), dtype=torch.int32)})
+
+    def _validate(self, task: Task, candidates: Tensor) -> Tensor:
+        if task.validation is None:
+            raise ConfigError("choosing t by validation needs held-out clients: hold some out (--hold-out 10)")
+        x, y = task.validation
+        return torch.stack([task.losses(task.predict(w, x), y).mean() for w in candidates])
+
+
+def _labels(upload: Message, device: torch.device) -> Tensor:
+    labels = upload.take("labels")
+    return labels.to(device) if labels.is_floating_point() else labels.to(device=device, dtype=torch.int64)

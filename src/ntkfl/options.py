@@ -1,0 +1,44 @@
+"""Options people write, in Python, TOML or on the command line: checked once, with one clear line when they are wrong."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ntkfl.errors import ConfigError
+
+
+class Options(BaseModel):
+    """Immutable, strict about names; a wrong value is a `ConfigError` of one line that names the option."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigError(_one_line(type(self), error)) from None
+
+    def changed(self, **values: Any) -> dict[str, Any]:
+        """The options that differ from their defaults, plainly typed."""
+        defaults = {
+            name: field.get_default(call_default_factory=True) for name, field in type(self).model_fields.items()
+        }
+        return {k: v for k, v in self.model_dump(mode="json").items() if getattr(self, k) != defaults[k]} | values
+
+
+def _one_line(kind: type[Options], error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"]) or kind.__name__
+    if first["type"] == "extra_forbidden":
+        names = list(kind.model_fields)
+        near = difflib.get_close_matches(str(first["loc"][-1]), names, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"valid are {', '.join(sorted(names))}"
+        return f"unknown option {where!r} for {kind.__name__}: {hint}"
+    message = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    shown = repr(first.get("input"))
+    if first["type"] == "value_error" and not first["loc"]:
+        return message
+    return f"option {where!r}: {message[:1].lower()}{message[1:]}, got {shown if len(shown) < 80 else shown[:77] + '…'}"

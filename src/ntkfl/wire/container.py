@@ -1,0 +1,97 @@
+"""The one place that knows bytes: a checked container of named arrays.
+
+    magic "NTKF" | version u8 | kind u8 | round u32 | arrays u16
+    per array: name length u8, name (ASCII), dtype u8, dimensions u8, sizes u32 each
+    the arrays' bytes, little-endian, in that order | CRC-32 of all before it, u32
+
+Integers are little-endian. Nothing is trusted: every size is checked against the bytes that are there before anything
+is allocated, and a message that does not end exactly where it should is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ntkfl.errors import MessageError
+
+MAGIC = b"NTKF"
+VERSION = 1
+_HEADER = struct.Struct("<4sBBIH")
+_CRC = struct.Struct("<I")
+_DTYPES = (
+    (torch.float32, np.dtype("<f4")),
+    (torch.float64, np.dtype("<f8")),
+    (torch.float16, np.dtype("<f2")),
+    (torch.uint8, np.dtype("<u1")),
+    (torch.int8, np.dtype("<i1")),
+    (torch.int16, np.dtype("<i2")),
+    (torch.int32, np.dtype("<i4")),
+    (torch.int64, np.dtype("<i8")),
+)
+_CODE = {dtype: i for i, (dtype, _) in enumerate(_DTYPES)}
+
+
+def pack(kind: int, round: int, arrays: Mapping[str, Tensor]) -> bytes:
+    """The container's bytes. Arrays may live on any device and have any strides."""
+    parts: list[bytes | memoryview] = [_HEADER.pack(MAGIC, VERSION, kind, round, len(arrays))]
+    data: list[memoryview] = []
+    for name, tensor in arrays.items():
+        label = name.encode("ascii")
+        if tensor.dtype not in _CODE:
+            raise MessageError(f"array {name!r} has type {tensor.dtype}, which messages do not carry")
+        code = _CODE[tensor.dtype]
+        values = np.ascontiguousarray(tensor.detach().cpu().numpy().astype(_DTYPES[code][1], copy=False))
+        parts.append(struct.pack(f"<B{len(label)}sBB", len(label), label, code, tensor.ndim))
+        parts.append(struct.pack(f"<{tensor.ndim}I", *tensor.shape))
+        data.append(values.reshape(-1).view(np.uint8).data)
+    crc = 0
+    for part in (*parts, *data):
+        crc = zlib.crc32(part, crc)
+    return b"".join((*parts, *data, _CRC.pack(crc)))
+
+
+def unpack(payload: bytes) -> tuple[int, int, dict[str, Tensor]]:
+    """(kind, round, arrays) of a container; `MessageError` for anything that is not exactly one."""
+    if len(payload) < _HEADER.size + _CRC.size:
+        raise MessageError(f"a message of {len(payload)} bytes is shorter than any message")
+    magic, version, kind, round, count = _HEADER.unpack_from(payload)
+    if magic != MAGIC:
+        raise MessageError("not a message: it does not begin with the mark of one")
+    if version != VERSION:
+        raise MessageError(f"message version {version}; this side speaks version {VERSION}")
+    body = memoryview(payload)[: -_CRC.size]
+    if zlib.crc32(body) != _CRC.unpack_from(payload, len(body))[0]:
+        raise MessageError("the message was damaged on its way: its checksum does not match")
+    heads: list[tuple[str, int, tuple[int, ...]]] = []
+    at = _HEADER.size
+    try:
+        for _ in range(count):
+            length = body[at]
+            name = bytes(body[at + 1 : at + 1 + length]).decode("ascii")
+            code, ndim = body[at + 1 + length], body[at + 2 + length]
+            shape = struct.unpack_from(f"<{ndim}I", body, at + 3 + length)
+            heads.append((name, code, shape))
+            at += 3 + length + 4 * ndim
+    except (IndexError, struct.error, UnicodeDecodeError):
+        raise MessageError("the message's list of arrays is broken") from None
+    arrays: dict[str, Tensor] = {}
+    for name, code, shape in heads:
+        if code >= len(_DTYPES) or name in arrays:
+            raise MessageError(f"array {name!r} has an unknown type or stands twice")
+        torch_dtype, dtype = _DTYPES[code]
+        size = math.prod(shape) * dtype.itemsize
+        if at + size > len(body):
+            raise MessageError(f"array {name!r} of shape {list(shape)} does not fit into the message")
+        values = np.frombuffer(body, dtype=dtype, count=math.prod(shape), offset=at).reshape(shape)
+        arrays[name] = torch.from_numpy(values.astype(dtype.newbyteorder("="), copy=True)).to(torch_dtype)
+        at += size
+    if at != len(body):
+        raise MessageError(f"{len(body) - at} bytes too many at the end of the message")
+    return kind, round, arrays
