@@ -1,6 +1,7 @@
 """Federated learning by neural tangent kernels: NTK-FL, CP-NTK-FL, and the baselines they are measured against."""
 
-from ntkfl import models, tangent
+from ntkfl import data, methods, models, tangent
+from ntkfl.engine import Run, train
 from ntkfl.errors import NTKFLError
 from ntkfl.tangent import Evolution, Jacobian, concatenate, evolve, geometric_steps, jacobian
 from ntkfl.version import __version__
@@ -9,11 +10,15 @@ __all__ = [
     "Evolution",
     "Jacobian",
     "NTKFLError",
+    "Run",
     "__version__",
     "concatenate",
+    "data",
     "evolve",
     "geometric_steps",
     "jacobian",
+    "methods",
     "models",
     "tangent",
+    "train",
 ]

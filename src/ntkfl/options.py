@@ -1,4 +1,4 @@
-"""Options people write, in Python, TOML or on the command line: checked once, with one clear line when they are wrong."""
+"""Options people write, in Python, TOML or on the command line: checked once, one clear line when they are wrong."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ class TestLinearModel:
             (g,) = torch.autograd.grad(per_sample(loss, apply_flat(model, w, x), Y).mean(), w)
             return -lr * g
 
-        w, n = w0, 2000
+        w, n = w0, 400
         for _ in range(n):
             h = t / n
             a = velocity(w)

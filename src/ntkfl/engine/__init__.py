@@ -1,0 +1,5 @@
+"""Who runs the stages: this process (`simulation`)."""
+
+from ntkfl.engine.simulation import Run, train
+
+__all__ = ["Run", "train"]

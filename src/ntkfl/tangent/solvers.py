@@ -25,7 +25,7 @@ _RADIUS_EVERY = 10  # steps between two estimates of the spectral radius
 
 @dataclass
 class Statistics:
-    """What it cost: kernel products (evaluations of F and estimates of its stiffness), steps, the largest step error."""
+    """What it cost: kernel products (evaluations of F, estimates of its stiffness), steps, the largest step error."""
 
     evaluations: int = 0
     accepted: int = 0

@@ -1,0 +1,5 @@
+"""`python -m ntkfl` is the `ntkfl` command."""
+
+from ntkfl.cli import main
+
+main()

@@ -1,0 +1,46 @@
+"""Option values that are more than one word or number."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from ntkfl.errors import ConfigError
+from ntkfl.tangent import PAPER_STEPS
+
+
+def parse_steps(text: str | None) -> tuple[float, ...] | None:
+    """'paper', 'a,b,c' or 'first:last:stride' (last included)."""
+    if text is None:
+        return None
+    if text == "paper":
+        return tuple(float(t) for t in PAPER_STEPS)
+    if ":" not in text:
+        return parse_numbers("steps", text, float)
+    parts = parse_numbers("steps", text.replace(":", ","), float) or ()
+    if len(parts) != 3 or parts[2] <= 0 or parts[1] < parts[0]:
+        raise ConfigError(f"--steps {text!r}: a range is first:last:stride, for example 100:2000:100")
+    first, last, stride = parts
+    return tuple(first + i * stride for i in range(int((last - first) / stride + 1e-9) + 1))
+
+
+def parse_numbers(name: str, text: str | None, kind: Callable[[str], Any]) -> tuple[Any, ...] | None:
+    """Numbers separated by commas."""
+    if text is None:
+        return None
+    try:
+        return tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"--{name} {text!r}: expected numbers separated by commas") from None
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """OPTION=VALUE; the value as JSON where it is JSON (numbers, true, lists), else a word."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ConfigError(f"--set {text!r}: expected OPTION=VALUE")
+    try:
+        return name.replace("-", "_"), json.loads(value)
+    except json.JSONDecodeError:
+        return name.replace("-", "_"), value

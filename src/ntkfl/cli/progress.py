@@ -1,0 +1,82 @@
+"""A round's numbers as people watch them: a live line in a terminal, plain lines in a log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ntkfl.engine.folder import Record
+
+
+class RoundDisplay:
+    """Shows rounds as they end, and a summary; silent where `quiet`."""
+
+    def __init__(self, title: str, rounds: int, quiet: bool = False) -> None:
+        self.console = Console(quiet=quiet, highlight=False)
+        self.live = self.console.is_terminal and not quiet
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("[bold]{task.fields[accuracy]}"),
+            TextColumn("left"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=self.console,
+            disable=not self.live,
+        )
+        self.bar = self.progress.add_task(title, total=rounds, accuracy="")
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        if not self.live:
+            self.console.print(HEADER)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.progress.stop()
+
+    def show(self, record: Record, timing: Record) -> None:
+        if self.live and record["round"] == 1:
+            self.console.print(f"[dim]{HEADER}")
+        self.console.print(round_line(record, timing))
+        accuracy = record["test_accuracy"]
+        text = f"{accuracy:.1%}" if accuracy is not None else f"loss {record['test_loss']:.4f}"
+        self.progress.update(self.bar, completed=record["round"], accuracy=text)
+
+    def summary(self, history: Sequence[Record], timings: Sequence[Record], out: Path | None) -> None:
+        if not history:
+            return
+        last = history[-1]
+        seconds = sum(t["seconds"] for t in timings)
+        uplink = sum(r["uplink_bytes"] for r in history) / 2**20
+        downlink = sum(r["downlink_bytes"] for r in history) / 2**20
+        if last["test_accuracy"] is not None:
+            best = max(history, key=lambda r: r["test_accuracy"])
+            self.console.print(
+                f"accuracy {last['test_accuracy']:.2%} after {last['round']} rounds "
+                f"(best {best['test_accuracy']:.2%}, round {best['round']})"
+            )
+        else:
+            self.console.print(f"test loss {last['test_loss']:.5g} after {last['round']} rounds")
+        self.console.print(f"{uplink:.1f} MiB up, {downlink:.1f} MiB down, {seconds:.1f} s")
+        if out is not None:
+            self.console.print(f"run folder: {out}", soft_wrap=True)
+
+
+HEADER = "round  accuracy  test loss  train loss   steps  MiB up  MiB down  seconds"
+
+
+def round_line(record: Record, timing: Record) -> str:
+    accuracy = "—" if record["test_accuracy"] is None else f"{record['test_accuracy']:.4f}"
+    steps = "—" if record["steps"] is None else f"{record['steps']:.0f}"
+    return (
+        f"{record['round']:5d}  {accuracy:>8}  {record['test_loss']:9.4f}  {record['train_loss']:10.4f}  {steps:>6}"
+        f"  {record['uplink_bytes'] / 2**20:6.1f}  {record['downlink_bytes'] / 2**20:8.1f}  {timing['seconds']:7.1f}"
+    )

@@ -1,0 +1,127 @@
+"""`ntkfl train`: one run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import typer
+
+from ntkfl.cli.options import parse_numbers, parse_setting, parse_steps
+from ntkfl.cli.progress import RoundDisplay
+from ntkfl.engine.config import RunConfig, execute
+from ntkfl.engine.folder import Record, RunFolder
+from ntkfl.errors import ConfigError
+
+_DATA, _METHOD = "Data and clients", "Method"
+Text: TypeAlias = str | None
+Whole: TypeAlias = int | None
+Real: TypeAlias = float | None
+
+
+def train(
+    dataset: Annotated[
+        Text, typer.Option(help="fashion-mnist, mnist, femnist, cifar10 or digits", rich_help_panel=_DATA)
+    ] = None,
+    partition: Annotated[Text, typer.Option(help="dirichlet, writer, iid or shards", rich_help_panel=_DATA)] = None,
+    alpha: Annotated[Real, typer.Option(help="Dirichlet concentration, above 0", rich_help_panel=_DATA)] = None,
+    clients: Annotated[Whole, typer.Option(help="clients in all", rich_help_panel=_DATA)] = None,
+    reading: Annotated[
+        Text, typer.Option(help="of the Dirichlet draw: composition or shares", rich_help_panel=_DATA)
+    ] = None,
+    overlap: Annotated[
+        bool | None, typer.Option(help="clients may hold the same images", rich_help_panel=_DATA)
+    ] = None,
+    method: Annotated[Text, typer.Option(help="ntk-fl, fedavg, …", rich_help_panel=_METHOD)] = None,
+    kernel: Annotated[Text, typer.Option(help="full, or trace (the paper's)", rich_help_panel=_METHOD)] = None,
+    scheme: Annotated[Text, typer.Option(help="flow, descent or paper", rich_help_panel=_METHOD)] = None,
+    steps: Annotated[
+        Text, typer.Option(help="candidate t: 'paper', '100,200,400' or '100:2000:100'", rich_help_panel=_METHOD)
+    ] = None,
+    average: Annotated[
+        Real, typer.Option(help="running average of round weights; 0: none", rich_help_panel=_METHOD)
+    ] = None,
+    lr: Annotated[Real, typer.Option(help="learning rate", rich_help_panel=_METHOD)] = None,
+    local_steps: Annotated[
+        Whole, typer.Option(help="local steps of averaging methods", rich_help_panel=_METHOD)
+    ] = None,
+    batch_size: Annotated[Whole, typer.Option(help="local batch size", rich_help_panel=_METHOD)] = None,
+    loss: Annotated[Text, typer.Option(help="ce or mse", rich_help_panel=_METHOD)] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="OPTION=VALUE", help="any other option of the method", rich_help_panel=_METHOD),
+    ] = None,
+    hidden: Annotated[Text, typer.Option(help="hidden widths, e.g. 100 or 200,100")] = None,
+    rounds: Annotated[Whole, typer.Option(help="communication rounds")] = None,
+    clients_per_round: Annotated[Whole, typer.Option(help="clients drawn each round")] = None,
+    hold_out: Annotated[Whole, typer.Option(help="clients set aside as a validation set")] = None,
+    stop_at: Annotated[Real, typer.Option(help="end once the test accuracy is this")] = None,
+    seed: Annotated[Whole, typer.Option(help="root of everything random")] = None,
+    precision: Annotated[Text, typer.Option(help="float32 or float64")] = None,
+    device: Annotated[Text, typer.Option(help="cpu or cuda")] = None,
+    config: Annotated[Path | None, typer.Option(help="a TOML of settings; options given here win")] = None,
+    out: Annotated[Path | None, typer.Option(help="the run's folder")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="continue the run in --out")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object a round on stdout, nothing else")] = False,
+) -> None:
+    """Train one model over many clients.
+
+    Example: ntkfl train --dataset fashion-mnist --alpha 0.1 --rounds 10 --out runs/a
+    """
+    given: dict[str, Any] = {
+        "rounds": rounds, "clients_per_round": clients_per_round, "hold_out": hold_out, "stop_at": stop_at,
+        "seed": seed, "precision": precision,
+        "data": {"dataset": dataset, "partition": partition, "alpha": alpha, "clients": clients, "reading": reading,
+                 "overlap": overlap},
+        "model": {"hidden": parse_numbers("hidden", hidden, int)},
+        "method": {"name": method, "kernel": kernel, "scheme": scheme, "steps": parse_steps(steps), "average": average,
+                   "lr": lr, "local_steps": local_steps, "batch_size": batch_size, "loss": loss,
+                   **dict(parse_setting(text) for text in set_ or [])},
+    }  # fmt: skip
+    run_config = _config(given, config, out, resume)
+    display = RoundDisplay(run_config.method["name"], run_config.rounds, quiet=as_json)
+
+    def on_round(record: Record, timing: Record) -> None:
+        if as_json:
+            typer.echo(json.dumps(record))
+        else:
+            display.show(record, timing)
+
+    try:
+        with display:
+            run = execute(run_config, out=out, resume=resume, device=device, on_round=on_round)
+    except KeyboardInterrupt:
+        typer.echo(_stopped(out), err=True)
+        raise typer.Exit(130) from None
+    if not as_json:
+        display.summary(run.history, run.timings, out)
+
+
+def _config(given: dict[str, Any], file: Path | None, out: Path | None, resume: bool) -> RunConfig:
+    """Settings from the file (or, when resuming, from the run's own), with those of the command line on top."""
+    if resume and out is None:
+        raise ConfigError("--resume needs --out, the folder of the run to continue")
+    if file is None and resume and out is not None:
+        folder = RunFolder(out)
+        folder.config()  # says so where there is no run
+        file = out / "config.toml"
+    base: dict[str, Any] = RunConfig.read(file).model_dump(mode="json", exclude_unset=True) if file else {}
+    for key, value in given.items():
+        if isinstance(value, dict):
+            inner = {k: v for k, v in value.items() if v is not None}
+            if key == "method" and "name" in inner and inner["name"] != base.get("method", {}).get("name"):
+                base[key] = inner  # another method: the file's options are not its own
+            elif inner:
+                base[key] = base.get(key, {}) | inner
+        elif value is not None:
+            base[key] = value
+    base.setdefault("method", {}).setdefault("name", "ntk-fl")
+    return RunConfig(**base)
+
+
+def _stopped(out: Path | None) -> str:
+    if out is None:
+        return "stopped; nothing was kept, as no --out was given"
+    done = len(RunFolder(out).records())
+    return f"stopped after {done} whole rounds; continue with: ntkfl train --resume --out {out}"

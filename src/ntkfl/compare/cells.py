@@ -1,0 +1,126 @@
+"""Runs kept by content: a cell that is finished is never computed again, one that was interrupted goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from ntkfl.engine.config import Prepared, RunConfig, execute, prepare
+from ntkfl.engine.folder import Record, RunFolder
+from ntkfl.errors import NTKFLError, NumericalError
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a comparison; its folder's name is the digest of all that determines it, but for its length."""
+
+    label: str
+    config: RunConfig
+    root: Path
+
+    @property
+    def key(self) -> str:
+        values = self.config.dump()
+        values = {k: v for k, v in values.items() if k not in ("rounds", "stop_at")}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.root / self.key)
+
+    def history(self) -> list[Record]:
+        """Records so far, no more than this cell asks for."""
+        records = self.folder.records()[: self.config.rounds]
+        stop = self.config.stop_at
+        if stop is None:
+            return records
+        reached = next((i for i, r in enumerate(records) if (r["test_accuracy"] or 0) >= stop), len(records) - 1)
+        return records[: reached + 1]
+
+    def seconds(self) -> float:
+        return float(sum(t["seconds"] for t in self.folder.records("timings.jsonl")[: len(self.history())]))
+
+    @property
+    def failed(self) -> str:
+        """Why the run could not be finished, where it diverged; such a cell is not tried again."""
+        note = self.root / self.key / "failed.txt"
+        return note.read_text() if note.exists() else ""
+
+    @property
+    def finished(self) -> bool:
+        if self.failed:
+            return True
+        records = self.history()
+        stop = self.config.stop_at
+        stopped = stop is not None and bool(records) and (records[-1]["test_accuracy"] or 0) >= stop
+        return stopped or len(records) >= self.config.rounds
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    workers: int,
+    device: str | None,
+    watch: Callable[[Sequence[Cell]], None],
+) -> None:
+    """Finish all cells, `workers` at a time in processes of their own; `watch` is called about twice a second."""
+    waiting = {cell.key: cell for cell in cells if not cell.finished}  # equal cells run once
+    if not waiting:
+        watch(cells)
+        return
+    # Small matrix products gain little from a second thread, so whole runs side by side use the cores better.
+    threads = max(1, (os.cpu_count() or 1) // min(workers, len(waiting)))
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(threads,)) as pool:
+        futures: list[Future[None]] = [pool.submit(_work, cell, device) for cell in waiting.values()]
+        try:
+            while not all(future.done() for future in futures):
+                for future in futures:
+                    if future.done():
+                        future.result()
+                watch(cells)
+                time.sleep(0.5)
+            for future in futures:
+                future.result()
+        except BaseException:
+            for process in list((pool._processes or {}).values()):
+                process.terminate()  # a cell's folder is whole after every round, so nothing is lost
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    watch(cells)
+
+
+def _start_worker(threads: int) -> None:
+    import signal
+
+    torch.set_num_threads(threads)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+
+
+def _work(cell: Cell, device: str | None) -> None:
+    try:
+        prepared = _prepared(cell.config.model_copy(update={"method": _data_options(cell.config)}).model_dump_json())
+        execute(cell.config, prepared=prepared, out=cell.folder.path, resume=True, device=device)
+    except NumericalError as error:  # a setting that diverges is a result, not a failure of the comparison
+        (cell.folder.path / "failed.txt").write_text(str(error))
+    except NTKFLError as error:
+        raise type(error)(f"{cell.label}: {error}") from None
+
+
+def _data_options(config: RunConfig) -> dict[str, object]:
+    """Of the method's options only those that change the data, so that one worker prepares equal data once."""
+    return {k: v for k, v in config.method.items() if k in ("name", "shared_fraction")}
+
+
+@lru_cache(maxsize=2)
+def _prepared(config: str) -> Prepared:
+    return prepare(RunConfig.model_validate_json(config))

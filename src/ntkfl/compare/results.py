@@ -1,0 +1,140 @@
+"""What a comparison found: rows of a table, with mean and spread over seeds, and the files they are kept in."""
+
+from __future__ import annotations
+
+import csv
+import json
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ntkfl.compare.cells import Cell
+from ntkfl.compare.spec import Comparison
+from ntkfl.version import __version__
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Rounds and uplink to a target, one number a seed; None for a seed that did not get there."""
+
+    target: float
+    rounds: list[int | None]
+    uplink_mib: list[float | None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method: curves are one list a seed."""
+
+    label: str
+    setting: dict[str, Any]
+    seeds: list[int]
+    length: int
+    accuracy: list[list[float]]  # of the weights the run reports
+    last_accuracy: list[list[float]]  # of each round's own weights, without averaging
+    uplink_mib: list[list[float]]  # cumulative
+    seconds: list[list[float]]  # cumulative
+    reached: list[Reached]
+    reached_unaveraged: list[Reached]
+    failed: list[str]
+
+
+def summarise(comparison: Comparison, label: str, setting: dict[str, Any], cells: Sequence[Cell]) -> Row:
+    """A method's cells, one a seed, as a row."""
+    histories = [cell.history() for cell in cells]
+    reported = [[float(r["test_accuracy"]) for r in h] for h in histories]
+    last = [[float(r["last_accuracy"]) for r in h] for h in histories]
+    uplink = [_cumulative([r["uplink_bytes"] / 2**20 for r in h]) for h in histories]
+    times = [c.folder.records("timings.jsonl")[: len(h)] for c, h in zip(cells, histories, strict=True)]
+    return Row(
+        label,
+        setting,
+        [cell.config.seed for cell in cells],
+        cells[0].config.rounds,
+        reported,
+        last,
+        uplink,
+        [_cumulative([t["seconds"] for t in seconds]) for seconds in times],
+        [_reached(t, reported, uplink) for t in comparison.targets],
+        [_reached(t, last, uplink) for t in comparison.targets],
+        [cell.failed for cell in cells],
+    )
+
+
+def _reached(target: float, curves: Sequence[Sequence[float]], uplink: Sequence[Sequence[float]]) -> Reached:
+    firsts = [next((i for i, a in enumerate(curve) if a >= target), None) for curve in curves]
+    return Reached(
+        target,
+        [None if i is None else i + 1 for i in firsts],
+        [None if i is None else sent[i] for i, sent in zip(firsts, uplink, strict=True)],
+    )
+
+
+def _cumulative(values: Sequence[float]) -> list[float]:
+    total, out = 0.0, []
+    for value in values:
+        total += value
+        out.append(total)
+    return out
+
+
+def spread(values: Sequence[float | None], digits: int = 0) -> str:
+    """'24 ± 3' over seeds, '24' for one; seeds that did not arrive are counted in words."""
+    there = [v for v in values if v is not None]
+    if not there:
+        return ""
+    text = f"{statistics.mean(there):.{digits}f}"
+    if len(there) > 1:
+        text += f" ± {statistics.stdev(there):.{digits}f}"
+    return text if len(there) == len(values) else f"{text} ({len(there)} of {len(values)})"
+
+
+def reached_text(reached: Reached, length: int) -> str:
+    return spread(reached.rounds) or f"not in {length}"
+
+
+def accuracy_at(row: Row, round: int) -> str:
+    """Mean accuracy at a round over the seeds that got so far, in percent."""
+    values = [curve[round - 1] for curve in row.accuracy if len(curve) >= round]
+    return f"{100 * statistics.mean(values):.1f}" if values else ""
+
+
+def write(
+    folder: Path, comparison: Comparison, rows: Sequence[Row], searches: Mapping[str, Mapping[str, Any]], command: str
+) -> None:
+    """results.json (everything) and results.csv (one line per method, seed and round)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    document = {
+        "name": comparison.name,
+        "command": command,
+        "ntkfl": __version__,
+        "machine": f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}",
+        "comparison": comparison.model_dump(mode="json"),
+        "searches": dict(searches),
+        "rows": [_rounded(asdict(row)) for row in rows],
+    }
+    (folder / "results.json").write_text(json.dumps(document) + "\n")
+    with open(folder / "results.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["method", "seed", "round", "accuracy", "accuracy_unaveraged", "uplink_mib", "seconds"])
+        for row in rows:
+            curves = zip(row.seeds, row.accuracy, row.last_accuracy, row.uplink_mib, row.seconds, strict=True)
+            for seed, *series in curves:
+                for i, values in enumerate(zip(*series, strict=True)):
+                    writer.writerow([row.label, seed, i + 1, *(f"{v:.6g}" for v in values)])
+
+
+def _rounded(value: Any) -> Any:
+    """Six significant digits: enough for any figure, and a file small enough to keep."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {k: _rounded(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_rounded(v) for v in value]
+    return value

@@ -1,0 +1,131 @@
+"""Choosing hyper-parameters: successive halving on held-out clients, with grids that grow at their edges."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ntkfl.compare.cells import Cell
+from ntkfl.compare.spec import Comparison, Entry, whole
+from ntkfl.engine.folder import Record
+
+Setting = tuple[tuple[str, float], ...]  # searched options in the grid's order
+Runner = Callable[[Sequence[Cell]], None]
+
+
+@dataclass
+class Chosen:
+    """What a search ended with: the options, their score, and every value that was tried."""
+
+    options: dict[str, float]
+    score: float | None = None
+    tried: dict[str, list[float]] = field(default_factory=dict)
+    at_edge: list[str] = field(default_factory=list)
+
+
+def search(comparison: Comparison, entries: Sequence[Entry], root: Path, run: Runner) -> dict[str, Chosen]:
+    """The best setting of every entry. Entries advance together, so that their cells fill all workers."""
+    chosen = {entry.label: Chosen({}) for entry in entries}
+    open_entries = {entry.label: entry for entry in entries if entry.grid}
+    grids = {label: {k: sorted(v) for k, v in entry.grid.items()} for label, entry in open_entries.items()}
+    scores: dict[str, dict[Setting, float]] = {label: {} for label in open_entries}
+    for extension in range(comparison.search.extend + 1):
+        fresh = {label: [s for s in _settings(grids[label]) if s not in scores[label]] for label in open_entries}
+        _halve(comparison, open_entries, fresh, scores, root, run)
+        still = {}
+        for label, entry in open_entries.items():
+            best = max(scores[label], key=lambda s: scores[label][s])
+            edges = _edges(dict(best), grids[label])
+            chosen[label] = Chosen(dict(best), scores[label][best], grids[label], sorted(edges))
+            if edges and extension < comparison.search.extend:
+                grids[label] = {k: sorted({*values, *edges.get(k, ())}) for k, values in grids[label].items()}
+                still[label] = entry
+        open_entries = still
+        if not open_entries:
+            break
+    return chosen
+
+
+def _halve(
+    comparison: Comparison,
+    entries: Mapping[str, Entry],
+    fresh: Mapping[str, list[Setting]],
+    scores: dict[str, dict[Setting, float]],
+    root: Path,
+    run: Runner,
+) -> None:
+    """Rungs of growing length; the best of each go on. The score kept is that of the last rung a setting reached."""
+    going = dict(fresh)
+    for rung, rounds in enumerate(comparison.search.rounds):
+        cells = {
+            (label, s): _cell(comparison, entries[label], s, rounds, root) for label in going for s in going[label]
+        }
+        run(list(cells.values()))
+        for (label, s), cell in cells.items():
+            # A setting that went further is always ahead of one that was dropped earlier.
+            scores[label][s] = rung + score(cell)
+        for label, settings in going.items():
+            keep = max(1, math.ceil(len(settings) * comparison.search.keep))
+            going[label] = sorted(settings, key=lambda s: -scores[label][s])[:keep]
+
+
+def score(cell: Cell) -> float:
+    """Mean accuracy on the held-out clients over the last third of the rounds; 0 where the run diverged."""
+    records = cell.history()
+    if cell.failed or not records:
+        return 0.0
+    tail = records[-max(1, len(records) // 3) :]
+    return sum(_validation(r) for r in tail) / len(tail)
+
+
+def _validation(record: Record) -> float:
+    return float(record["validation_accuracy"])
+
+
+def _cell(comparison: Comparison, entry: Entry, setting: Setting, rounds: int, root: Path) -> Cell:
+    settings = comparison.search
+    config = comparison.run(
+        entry, settings.seed, dict(setting), rounds=rounds, hold_out=settings.hold_out, stop_at=None
+    )
+    text = ", ".join(f"{k} {v:g}" for k, v in setting)
+    return Cell(f"{entry.label} ({text})", config, root)
+
+
+def _settings(grid: Mapping[str, Sequence[float]]) -> list[Setting]:
+    return [tuple(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def _edges(best: Mapping[str, float], grid: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """For each option whose best value is the first or last of several: the next value beyond."""
+    beyond: dict[str, list[float]] = {}
+    for name, values in grid.items():
+        if len(values) < 2:
+            continue
+        integer = all(float(v).is_integer() for v in values)
+        if best[name] == values[-1]:
+            following = values[-1] ** 2 / values[-2] if not integer else 2 * values[-1] - values[-2]
+            beyond[name] = [_tidy(following)]
+        elif best[name] == values[0]:
+            before = values[0] ** 2 / values[1] if not integer else values[0] - (values[1] - values[0])
+            if before > 0 and not (integer and before < 1):
+                beyond[name] = [_tidy(before)]
+    return beyond
+
+
+def _tidy(value: float) -> float:
+    return float(f"{value:.2g}")
+
+
+def describe(chosen: Chosen, entry: Entry) -> dict[str, Any]:
+    """For the results file: what was fixed, searched and chosen."""
+    return {
+        "fixed": entry.method,
+        "searched": chosen.tried,
+        "chosen": whole(chosen.options),
+        "held_out_score": None if chosen.score is None else chosen.score % 1,
+        "still_at_edge": chosen.at_edge,
+    }

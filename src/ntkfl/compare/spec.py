@@ -1,0 +1,98 @@
+"""A comparison as people write it down: methods, their options and grids, seeds, rounds and targets, in one TOML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from ntkfl.data import load
+from ntkfl.engine.config import DataConfig, ModelConfig, RunConfig, build_method, read_toml
+from ntkfl.errors import ConfigError, DataError
+from ntkfl.options import Options
+
+
+class Search(Options):
+    """Successive halving over the entries' grids, scored on held-out clients and never on the test set."""
+
+    hold_out: int = Field(30, ge=1, description="clients set aside to score settings on")
+    rounds: tuple[int, ...] = Field(
+        (10, 30), min_length=1, description="rounds of each rung; runs continue, not repeat"
+    )
+    keep: float = Field(0.25, gt=0, le=1, description="part of the settings that goes on to the next rung")
+    extend: int = Field(3, ge=0, description="how often a grid may grow where its best value lies at the edge")
+    seed: int = Field(0, ge=0)
+
+
+class Entry(Options):
+    """One curve: a method with fixed options, and lists of values to search for others."""
+
+    label: str = Field(min_length=1)
+    method: dict[str, Any]
+    grid: dict[str, tuple[float, ...]] = Field(default_factory=dict)
+    rounds: int | None = Field(None, ge=1, description="if other than the comparison's")
+    stop_at: float | None = Field(None, gt=0, le=1)
+
+    def model_post_init(self, _: object) -> None:
+        probe = {name: values[0] for name, values in self.grid.items() if values}
+        if len(probe) != len(self.grid):
+            raise ConfigError(f"{self.label}: a grid needs at least one value for each option")
+        build_method({**self.method, **whole(probe)})  # a wrong name or value is said before anything runs
+
+
+class Comparison(Options):
+    """The whole file."""
+
+    name: str = Field(pattern=r"^[\w.-]+$")
+    rounds: int = Field(10, ge=1)
+    clients_per_round: int = Field(20, ge=1)
+    seeds: tuple[int, ...] = Field((0,), min_length=1)
+    targets: tuple[float, ...] = Field((0.8, 0.85), description="test accuracies whose rounds and bytes are reported")
+    show_rounds: tuple[int, ...] = Field((1, 5, 10, 25, 50), description="rounds whose accuracy the table shows")
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    search: Search = Search()
+    fallback: DataConfig | None = Field(None, description="data to use where those named cannot be had")
+    methods: tuple[Entry, ...] = Field(min_length=1)
+
+    def model_post_init(self, _: object) -> None:
+        labels = [entry.label for entry in self.methods]
+        if len(set(labels)) != len(labels):
+            raise ConfigError("every method of a comparison needs a label of its own")
+
+    @staticmethod
+    def read(path: Path) -> Comparison:
+        values = read_toml(path)
+        values.setdefault("name", path.stem)
+        return Comparison(**values)
+
+    def with_available_data(self) -> tuple[Comparison, str]:
+        """This comparison on data that can be had, and a line on why where those are not the ones it names."""
+        try:
+            load(self.data.dataset)
+        except DataError as error:
+            if self.fallback is None:
+                raise
+            why = f"{self.data.dataset} could not be had, so the built-in {self.fallback.dataset} serve instead"
+            return self.model_copy(update={"data": self.fallback}), f"{why}.\n{error}"
+        return self, ""
+
+    def run(self, entry: Entry, seed: int, options: Mapping[str, Any], **changes: Any) -> RunConfig:
+        """The run of one entry with these searched options."""
+        values: dict[str, Any] = {
+            "rounds": entry.rounds or self.rounds,
+            "clients_per_round": self.clients_per_round,
+            "seed": seed,
+            "stop_at": entry.stop_at,
+            "data": self.data.model_dump(),
+            "model": self.model.model_dump(),
+            "method": {**entry.method, **whole(options)},
+        }
+        return RunConfig(**(values | changes))
+
+
+def whole(options: Mapping[str, float]) -> dict[str, Any]:
+    """Whole numbers as integers: a grid of local steps is one of integers, though TOML grids mix both kinds."""
+    return {name: int(v) if float(v).is_integer() else v for name, v in options.items()}

@@ -1,0 +1,185 @@
+"""A run as people write it down: names and numbers in TOML, from which data, model and method are built."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from ntkfl import models
+from ntkfl.data import IID, NAMES, ByWriter, Dirichlet, Federated, Shards, load
+from ntkfl.data.partition import Partition
+from ntkfl.engine.folder import Record
+from ntkfl.engine.seeds import derive
+from ntkfl.engine.simulation import Run, train
+from ntkfl.errors import ConfigError, unknown
+from ntkfl.methods import METHODS, Method
+from ntkfl.options import Options
+from ntkfl.version import __version__
+
+PARTITIONS = ("dirichlet", "writer", "iid", "shards")
+MODELS = ("mlp",)
+
+
+class DataConfig(Options):
+    """Which data, and how they are dealt to clients."""
+
+    dataset: str = "fashion-mnist"
+    partition: str = Field("dirichlet", description="dirichlet, writer, iid or shards")
+    clients: int = Field(300, ge=1)
+    alpha: float = Field(0.1, gt=0, description="Dirichlet concentration: smaller is more heterogeneous")
+    reading: Literal["composition", "shares"] = Field("composition", description="of the Dirichlet draw")
+    overlap: bool = Field(False, description="clients draw anew from all images, as the authors' files do")
+    shards_per_client: int = Field(2, ge=1)
+    min_samples: int = Field(16, ge=1, description="writers with fewer training samples are left out")
+
+    def model_post_init(self, _: object) -> None:
+        if self.dataset not in NAMES:
+            raise unknown("dataset", self.dataset, NAMES)
+        if self.partition not in PARTITIONS:
+            raise unknown("partition", self.partition, PARTITIONS)
+
+    def how(self) -> Partition:
+        if self.partition == "dirichlet":
+            return Dirichlet(clients=self.clients, alpha=self.alpha, reading=self.reading, overlap=self.overlap)
+        if self.partition == "writer":
+            return ByWriter(clients=self.clients, min_samples=self.min_samples)
+        if self.partition == "shards":
+            return Shards(clients=self.clients, per_client=self.shards_per_client)
+        return IID(clients=self.clients)
+
+
+class ModelConfig(Options):
+    """Which network."""
+
+    name: str = "mlp"
+    hidden: tuple[int, ...] = Field((100,), description="hidden widths")
+
+    def model_post_init(self, _: object) -> None:
+        if self.name not in MODELS:
+            raise unknown("model", self.name, MODELS)
+
+    def build(self, input_shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
+        """The network with weights drawn from `seed`, leaving the global generator as it was."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(seed, "model"))
+            return models.mlp(math.prod(input_shape), *self.hidden, outputs)
+
+
+class RunConfig(Options):
+    """One training run."""
+
+    rounds: int = Field(10, ge=1)
+    clients_per_round: int = Field(20, ge=1)
+    seed: int = Field(0, ge=0)
+    hold_out: int = Field(0, ge=0, description="clients set aside as the server's validation set")
+    stop_at: float | None = Field(None, gt=0, le=1, description="end once the test accuracy is this")
+    precision: str = Field("float32", pattern="^float(32|64)$")
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    method: dict[str, Any] = Field(default_factory=lambda: {"name": "ntk-fl"})
+
+    @staticmethod
+    def read(path: Path) -> RunConfig:
+        """From a TOML file, such as the config.toml of a run."""
+        values = read_toml(path)
+        if values.pop("simulation", None) and "start" in values.get("model", {}):
+            raise ConfigError(
+                f"{path} is of a run made from Python: its model and data have no names to rebuild them by"
+            )
+        values.pop("ntkfl", None)
+        return RunConfig(**values)
+
+    def build_method(self) -> Method:
+        return build_method(self.method)
+
+    def dump(self) -> dict[str, Any]:
+        """What config.toml holds: every setting, defaults included."""
+        method = self.build_method()
+        return {
+            "ntkfl": __version__,
+            "simulation": True,
+            **self.model_dump(mode="json", exclude={"method"}),
+            "method": {"name": method.name} | method.model_dump(mode="json"),
+        }
+
+
+def build_method(options: Mapping[str, Any]) -> Method:
+    """A method from its name and options."""
+    name = options.get("name")
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    return METHODS[name](**{k: v for k, v in options.items() if k != "name"})
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a configuration names, loaded: the clients, and data shared by the server where the method has some."""
+
+    fed: Federated
+    shared: tuple[Tensor, Tensor] | None
+
+
+def prepare(config: RunConfig) -> Prepared:
+    """Load and partition the data. The partition follows the run's seed, so that seeds repeat the whole experiment.
+
+    A method with a `shared_fraction` gets its global set out of the training rows before they are dealt, so that all
+    methods see the same number of samples in all.
+    """
+    dataset = load(config.data.dataset)
+    fraction = float(getattr(config.build_method(), "shared_fraction", 0.0))
+    shared = None
+    if fraction > 0:
+        # The fraction is of what clients hold, so of all rows it is fraction / (1 + fraction).
+        dataset, *taken = dataset.without(fraction / (1 + fraction), seed=config.seed)
+        shared = (taken[0], taken[1])
+    return Prepared(dataset.partition(config.data.how(), seed=config.seed), shared)
+
+
+def execute(
+    config: RunConfig,
+    *,
+    prepared: Prepared | None = None,
+    out: Path | None = None,
+    resume: bool = False,
+    device: str | None = None,
+    on_round: Callable[[Record, Record], None] | None = None,
+) -> Run:
+    """Train what the configuration says."""
+    ready = prepared or prepare(config)
+    model = config.model.build(ready.fed.input_shape, ready.fed.output_dim, config.seed)
+    return train(
+        model.to(getattr(torch, config.precision)),
+        ready.fed,
+        config.build_method(),
+        rounds=config.rounds,
+        clients_per_round=config.clients_per_round,
+        seed=config.seed,
+        hold_out=config.hold_out,
+        shared=ready.shared,
+        stop_at=config.stop_at,
+        out=out,
+        resume=resume,
+        device=device,
+        config=config.dump(),
+        on_round=on_round,
+    )
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file's values, or one line on why not."""
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"no such file: {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None

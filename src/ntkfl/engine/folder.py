@@ -1,0 +1,184 @@
+"""A run's folder: enough to resume, report or repeat the run exactly, and never half-written.
+
+    config.toml        what was run            history.jsonl   one record a round: the same for the same config
+    timings.jsonl      what varies             model.safetensors   the weights to use
+    checkpoint/state.safetensors   what the next round starts from
+
+A file is written beside its place and moved there whole; a history line comes before the checkpoint that counts it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import tomli_w
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from ntkfl.errors import RunFolderError
+
+Record = dict[str, Any]
+
+
+class RunFolder:
+    """Reading and writing one run's folder."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    @property
+    def holds_run(self) -> bool:
+        return (self.path / "config.toml").exists()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder: a second process that wants it is refused."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = open(self.path / ".lock", "w")  # noqa: SIM115 - held open for as long as the lock
+        except OSError as error:
+            raise RunFolderError(f"cannot use {self.path} as a run folder: {error.strerror}") from None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            handle.close()
+            raise RunFolderError(f"{self.path} is in use by another process: wait for it, or choose another") from None
+        try:
+            yield
+        finally:
+            handle.close()
+
+    def create(self, config: Mapping[str, Any]) -> None:
+        """Begin a run here; a folder that holds anything else is left alone."""
+        if self.holds_run:
+            raise RunFolderError(
+                f"{self.path} already holds a run: continue it with --resume, or choose another folder"
+            )
+        others = [p.name for p in self.path.iterdir() if p.name != ".lock"] if self.path.exists() else []
+        if others:
+            raise RunFolderError(f"{self.path} is not empty and holds no run ({others[0]} …): choose another folder")
+        self._write("config.toml", tomli_w.dumps(_plain(config)).encode())
+
+    def config(self) -> dict[str, Any]:
+        if not self.holds_run:
+            raise RunFolderError(f"{self.path} holds no run: there is no config.toml in it")
+        try:
+            return tomllib.loads((self.path / "config.toml").read_text())
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise RunFolderError(f"{self.path / 'config.toml'} is broken: {error}") from None
+
+    def check_config(self, config: Mapping[str, Any]) -> None:
+        """Refuse to continue a run under other settings; more rounds are welcome."""
+        difference = _difference(self.config(), _plain(config), ignore=("rounds", "stop_at"))
+        if difference:
+            raise RunFolderError(f"{self.path} holds a run of another configuration: {difference}")
+
+    def append(self, name: str, record: Record) -> None:
+        """Add one line to history.jsonl or timings.jsonl."""
+        try:
+            with open(self.path / name, "a") as lines:
+                lines.write(json.dumps(record, allow_nan=False) + "\n")
+                lines.flush()
+                os.fsync(lines.fileno())
+        except OSError as error:
+            raise self._failed(name, error) from None
+
+    def records(self, name: str = "history.jsonl") -> list[Record]:
+        """The whole lines of a file; a last line cut short is not counted."""
+        path = self.path / name
+        if not path.exists():
+            return []
+        lines = path.read_text().split("\n")[:-1]
+        try:
+            return [json.loads(line) for line in lines]
+        except json.JSONDecodeError:
+            raise RunFolderError(f"{path} is broken: a line in it is no JSON") from None
+
+    def truncate(self, name: str, rounds: int) -> list[Record]:
+        """Keep the first `rounds` records: those the checkpoint counts."""
+        records = self.records(name)[:rounds]
+        self._write(name, "".join(json.dumps(r, allow_nan=False) + "\n" for r in records).encode())
+        return records
+
+    def save_model(self, tensors: Mapping[str, Tensor]) -> None:
+        self._write("model.safetensors", save_tensors({k: v.contiguous().cpu() for k, v in tensors.items()}))
+
+    def save_checkpoint(self, round: int, tensors: Mapping[str, Tensor]) -> None:
+        values = {k: v.detach().contiguous().cpu() for k, v in tensors.items()}
+        note = {"round": str(round), "digest": _digest(round, values)}
+        self._write("checkpoint/state.safetensors", save_tensors(values, metadata=note))
+
+    def load_checkpoint(self) -> tuple[int, dict[str, Tensor]]:
+        """(rounds done, tensors); (0, {}) where no round was finished."""
+        path = self.path / "checkpoint/state.safetensors"
+        if not path.exists():
+            return 0, {}
+        try:
+            tensors = load_tensors(path.read_bytes())
+            with safetensors.safe_open(path, "pt") as file:
+                note = file.metadata() or {}
+            round = int(note["round"])
+        except (safetensors.SafetensorError, KeyError, ValueError):
+            raise RunFolderError(f"{path} is cut short or damaged: it cannot be resumed from") from None
+        if note.get("digest") != _digest(round, tensors):
+            raise RunFolderError(f"{path} is damaged: its contents do not match their checksum")
+        return round, tensors
+
+    def _write(self, name: str, content: bytes) -> None:
+        """Atomically: beside its place, flushed to disk, then moved."""
+        path = self.path / name
+        temporary = path.with_name(path.name + ".part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(temporary, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise self._failed(name, error) from None
+
+    def _failed(self, name: str, error: OSError) -> RunFolderError:
+        return RunFolderError(f"could not write {self.path / name}: {error.strerror}; what was there before is intact")
+
+
+def _digest(round: int, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(str(round).encode())
+    for name in sorted(tensors):
+        digest.update(f"{name} {tensors[name].dtype} {list(tensors[name].shape)};".encode())
+        digest.update(tensors[name].reshape(-1).numpy().data)
+    return digest.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """Only what TOML can hold: no None, tuples as lists."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items() if v is not None}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(v) for v in value]
+    return value
+
+
+def _difference(old: Mapping[str, Any], new: Mapping[str, Any], ignore: tuple[str, ...] = (), at: str = "") -> str:
+    """The first setting that differs, in words; empty where none does."""
+    for key in sorted({*old, *new} - set(ignore)):
+        name = f"{at}{key}"
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            inner = _difference(a, b, at=f"{name}.")
+            if inner:
+                return inner
+        elif a != b:
+            return f"{name} is {'unset' if a is None else a} there, {'unset' if b is None else b} here"
+    return ""

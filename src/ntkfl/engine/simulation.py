@@ -1,0 +1,280 @@
+"""Training in this process: clients are objects, everything else is as it is across machines."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ntkfl.data import Federated
+from ntkfl.engine.conversation import Traffic, play_round
+from ntkfl.engine.folder import Record, RunFolder
+from ntkfl.engine.seeds import derive
+from ntkfl.errors import ConfigError, ModelError, NumericalError
+from ntkfl.methods import Client, Method, Outcome, State, Task
+from ntkfl.tangent.parameters import flatten, load_flat
+from ntkfl.version import __version__
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass
+class Run:
+    """A run: `history` has a record a round, `model` the weights to use (averaged, where the method averages)."""
+
+    model: nn.Module
+    history: list[Record]
+    timings: list[Record] = field(repr=False)
+    config: Mapping[str, Any] = field(repr=False)
+    checkpoint: State = field(repr=False)
+
+    def save(self, path: Path | str) -> Path:
+        """Write the run's folder, as training with `out=path` would have."""
+        folder = RunFolder(path)
+        with folder.locked():
+            folder.create(self.config)
+            for record, timing in zip(self.history, self.timings, strict=True):
+                folder.append("history.jsonl", record)
+                folder.append("timings.jsonl", timing)
+            folder.save_checkpoint(len(self.history), self.checkpoint)
+            folder.save_model(self.model.state_dict())
+        return folder.path
+
+
+def train(
+    model: nn.Module,
+    fed: Federated,
+    method: Method,
+    *,
+    rounds: int = 10,
+    clients_per_round: int = 20,
+    seed: int = 0,
+    hold_out: int = 0,
+    shared: Batch | None = None,
+    stop_at: float | None = None,
+    out: Path | str | None = None,
+    resume: bool = False,
+    device: str | torch.device | None = None,
+    config: Mapping[str, Any] | None = None,
+    on_round: Callable[[Record, Record], None] | None = None,
+) -> Run:
+    """Train `model` over the clients of `fed` with `method`; the model given keeps its weights, `run.model` is trained.
+
+    A round draws `clients_per_round` clients without replacement; everything random comes from `seed`, so that the same
+    call on the same machine gives the same bits. `hold_out` clients are set aside as the server's validation set.
+    `shared` is data the server holds for all (data-share). Training ends early once the test accuracy is `stop_at`.
+    With `out`, the run's folder is kept there after every round and `resume` continues from it, bit for bit.
+    `on_round(record, timing)` is called after each round. `config` overrides what is written as the run's settings.
+    """
+    engine = _Engine(model, fed, method, clients_per_round, seed, hold_out, shared, device)
+    if rounds < 1:
+        raise ConfigError(f"rounds must be at least 1, got {rounds}")
+    settings = dict(config) if config is not None else _describe(model, fed, method, clients_per_round, seed, hold_out)
+    settings |= {"rounds": rounds, "stop_at": stop_at}
+    folder = RunFolder(out) if out is not None else None
+    with folder.locked() if folder else nullcontext():
+        history, timings = _open(folder, engine, settings, resume)
+        for number in range(len(history) + 1, rounds + 1):
+            if stop_at is not None and history and (history[-1]["test_accuracy"] or 0.0) >= stop_at:
+                break
+            record, timing = engine.play(number)
+            history.append(record)
+            timings.append(timing)
+            if folder:
+                folder.append("history.jsonl", record)
+                folder.append("timings.jsonl", timing)
+                folder.save_checkpoint(number, engine.checkpoint())
+            if on_round:
+                on_round(record, timing)
+        trained = engine.trained(model)
+        if folder:
+            folder.save_model(trained.state_dict())
+    return Run(trained, history, timings, settings, engine.checkpoint())
+
+
+def _open(
+    folder: RunFolder | None, engine: _Engine, settings: Mapping[str, Any], resume: bool
+) -> tuple[list[Record], list[Record]]:
+    """Begin the folder, or continue from its checkpoint: the records so far."""
+    if folder is None:
+        return [], []
+    if not (resume and folder.holds_run):
+        folder.create(settings)
+        return [], []
+    folder.check_config(settings)
+    done, tensors = folder.load_checkpoint()
+    if done:
+        engine.restore(tensors)
+    return folder.truncate("history.jsonl", done), folder.truncate("timings.jsonl", done)
+
+
+class _Engine:
+    """The state of a training run and how a round changes it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        fed: Federated,
+        method: Method,
+        clients_per_round: int,
+        seed: int,
+        hold_out: int,
+        shared: Batch | None,
+        device: str | torch.device | None,
+    ) -> None:
+        self.fed, held = fed.hold_out(hold_out, seed=seed) if hold_out else (fed, None)
+        if not 1 <= clients_per_round <= len(self.fed):
+            raise ConfigError(
+                f"clients per round must be from 1 to the {len(self.fed)} clients there are, got {clients_per_round}"
+            )
+        if method.loss == "ce" and fed.classes is None:
+            raise ConfigError("loss 'ce' needs class labels, but the targets are real-valued: use loss 'mse'")
+        self.method, self.clients_per_round, self.seed = method, clients_per_round, seed
+        self.device = torch.device(device) if device is not None else next(model.parameters()).device
+        self.dtype = flatten(model).dtype
+        self.task = Task(copy.deepcopy(model).to(self.device), fed.output_dim, method.loss, total_clients=len(self.fed))
+        self.task.shared = None if shared is None else self._place(shared)
+        if held is not None:
+            batches = [held.client(i) for i in range(len(held))]
+            self.task.validation = self._place((torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])))
+        self.test = self._place(fed.test)
+        self._check_model()
+        self.state = method.start(self.task, self.task.like)
+        self.averaged = self.task.like.clone()
+        self.memories: dict[int, State] = {}
+        self._cache: dict[int, Batch] = {}
+
+    def play(self, number: int) -> tuple[Record, Record]:
+        """One round: (record, timing)."""
+        began = time.perf_counter()
+        clients = [self._client(i, number) for i in self._cohort(number)]
+        outcome, traffic = play_round(self.task, self.method, self.state, number, clients)
+        played = time.perf_counter()
+        self.state = outcome.state
+        self.memories |= {client.id: client.memory for client in clients if client.memory}
+        self._average(number)
+        record = self._record(number, clients, outcome, traffic)
+        timing = {
+            "round": number,
+            "seconds": time.perf_counter() - began,
+            "client_seconds": traffic.client_seconds,
+            "server_seconds": played - began - traffic.client_seconds,
+            "evaluation_seconds": time.perf_counter() - played,
+        }
+        return record, timing
+
+    def checkpoint(self) -> State:
+        tensors = {f"state/{name}": t for name, t in self.state.items()} | {"averaged": self.averaged}
+        for client, memory in self.memories.items():
+            tensors |= {f"client/{client}/{name}": t for name, t in memory.items()}
+        return tensors
+
+    def restore(self, tensors: State) -> None:
+        placed = {name: t.to(self.device) for name, t in tensors.items()}
+        self.averaged = placed.pop("averaged")
+        self.state = {k.removeprefix("state/"): t for k, t in placed.items() if k.startswith("state/")}
+        for key, t in placed.items():
+            if key.startswith("client/"):
+                _, client, name = key.split("/", 2)
+                self.memories.setdefault(int(client), {})[name] = t
+
+    def trained(self, model: nn.Module) -> nn.Module:
+        result = copy.deepcopy(model)
+        load_flat(result, self.averaged.to(next(result.parameters()).device))
+        return result
+
+    def _average(self, number: int) -> None:
+        """w̄ ← e w̄ + (1−e) w with e = min(average, k/(k+5)): the first round counts whole, old rounds fade."""
+        k = number - 1
+        e = min(self.method.average, k / (k + 5))
+        self.averaged = e * self.averaged + (1 - e) * self.state["weights"]
+
+    def _record(self, number: int, clients: list[Client], outcome: Outcome, traffic: Traffic) -> Record:
+        accuracy, loss = self._evaluate(self.averaged, self.test)
+        if not math.isfinite(loss):
+            raise NumericalError(f"the test loss of round {number} is not finite: the training diverged; lower the lr")
+        record: Record = {
+            "round": number,
+            "test_accuracy": accuracy,
+            "test_loss": loss,
+            "train_loss": outcome.train_loss,
+            "steps": outcome.steps,
+            "uplink_bytes": traffic.uplink.total(),
+            "downlink_bytes": traffic.downlink.total(),
+            "clients": [client.id for client in clients],
+            "uplink": dict(traffic.uplink),
+            "downlink": dict(traffic.downlink),
+            # The trajectory does not depend on averaging, so one run tells both curves.
+            "last_accuracy": self._evaluate(self.state["weights"], self.test)[0] if self.method.average else accuracy,
+        }
+        if self.task.validation is not None:
+            held = self._evaluate(self.averaged, self.task.validation)
+            record |= {"validation_accuracy": held[0], "validation_loss": held[1]}
+        return record | outcome.diagnostics
+
+    def _evaluate(self, weights: Tensor, batch: Batch) -> tuple[float | None, float]:
+        """(accuracy, mean loss); no accuracy for real-valued targets."""
+        x, y = batch
+        outputs = self.task.predict(weights, x)
+        accuracy = None if y.is_floating_point() else float((outputs.argmax(1) == y).double().mean())
+        return accuracy, float(self.task.losses(outputs, y).double().mean())
+
+    def _cohort(self, number: int) -> list[int]:
+        rng = np.random.Generator(np.random.PCG64(derive(self.seed, "cohort", number)))
+        return sorted(int(i) for i in rng.choice(len(self.fed), self.clients_per_round, replace=False))
+
+    def _client(self, i: int, number: int) -> Client:
+        x, y = self._cache[i] if i in self._cache else self._place(self.fed.client(i))
+        if self.device.type != "cpu":  # on the CPU, making rows again is cheaper than keeping all clients' floats
+            self._cache[i] = (x, y)
+        return Client(i, x, y, derive(self.seed, "client", i, number), dict(self.memories.get(i, {})))
+
+    def _place(self, batch: Batch) -> Batch:
+        x, y = batch
+        return x.to(self.device, self.dtype), y.to(self.device, self.dtype if y.is_floating_point() else y.dtype)
+
+    def _check_model(self) -> None:
+        """Fail before the first round where model and data do not fit."""
+        x = self.test[0][:2]
+        try:
+            f = self.task.predict(self.task.like, x)
+        except RuntimeError as error:
+            reason = str(error).split("\n")[0]
+            raise ModelError(f"the model cannot take inputs of shape {list(x.shape[1:])}: {reason}") from None
+        if tuple(f.shape) != (len(x), self.fed.output_dim):
+            raise ModelError(
+                f"the model maps {len(x)} samples to {list(f.shape)}; the data need [{len(x)}, {self.fed.output_dim}]"
+            )
+        if not bool(self.task.like.isfinite().all()):
+            raise NumericalError("the model's weights are not finite before training")
+
+
+def _describe(
+    model: nn.Module, fed: Federated, method: Method, clients_per_round: int, seed: int, hold_out: int
+) -> dict[str, Any]:
+    """Settings of a run made from Python: what identifies model and data, where names cannot."""
+    weights = flatten(model).detach().cpu()
+    return {
+        "ntkfl": __version__,
+        "simulation": True,
+        "clients_per_round": clients_per_round,
+        "seed": seed,
+        "hold_out": hold_out,
+        "method": {"name": method.name} | method.model_dump(mode="json"),
+        "data": fed.describe() | {"fingerprint": fed.fingerprint()},
+        "model": {
+            "class": type(model).__name__,
+            "weights": weights.numel(),
+            "start": hashlib.sha256(weights.numpy().tobytes()).hexdigest(),
+        },
+    }

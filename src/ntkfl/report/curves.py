@@ -1,0 +1,66 @@
+"""Accuracy curves of a comparison as PNG: against rounds, against bytes and against seconds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from ntkfl.compare.results import Row
+
+# Distinguishable with any common colour blindness, in print and on screen (Okabe and Ito's set).
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C564B", "#7F7F7F", "#BCBD22")
+
+
+def plot_curves(rows: Sequence[Row], title: str, targets: Sequence[float], path: Path) -> Path:
+    """Three panels side by side; the line is the mean over seeds, the band runs from the lowest to the highest."""
+    figure = Figure(figsize=(15, 4.8), layout="constrained")
+    panels = figure.subplots(1, 3, sharey=True)
+    axes: list[tuple[Axes, str, str]] = [
+        (panels[0], "rounds", "communication rounds"),
+        (panels[1], "uplink", "uplink, MiB"),
+        (panels[2], "seconds", "seconds on this machine"),
+    ]
+    for axis, kind, label in axes:
+        for row, colour in zip(rows, _cycle(len(rows)), strict=True):
+            _curve(axis, row, kind, colour)
+        for target in targets:
+            axis.axhline(target, color="#999999", linewidth=0.8, linestyle=":")
+        axis.set_xlabel(label)
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.set_xscale("log")
+    panels[0].set_ylabel("test accuracy")
+    panels[0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    floor = min((min(curve) for row in rows for curve in row.accuracy if curve), default=0.0)
+    panels[0].set_ylim(bottom=max(0.0, floor - 0.02))
+    figure.suptitle(title)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(5, max(1, len(rows))), frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    return path
+
+
+def _curve(axis: Axes, row: Row, kind: str, colour: str) -> None:
+    shortest = min((len(curve) for curve in row.accuracy), default=0)
+    if not shortest:
+        return
+    across = list(zip(*(curve[:shortest] for curve in row.accuracy), strict=True))
+    mean = [statistics.mean(values) for values in across]
+    source = {"uplink": row.uplink_mib, "seconds": row.seconds}.get(kind)
+    if source is None:
+        x: list[float] = [float(i + 1) for i in range(shortest)]
+    else:
+        x = [statistics.mean(values) for values in zip(*(s[:shortest] for s in source), strict=True)]
+    axis.plot(x, mean, color=colour, linewidth=1.8, label=row.label, marker="o" if shortest < 4 else None)
+    if len(row.accuracy) > 1:
+        axis.fill_between(x, [min(v) for v in across], [max(v) for v in across], color=colour, alpha=0.15, linewidth=0)
+
+
+def _cycle(count: int) -> list[str]:
+    return [COLOURS[i % len(COLOURS)] for i in range(count)]
