@@ -1,9 +1,16 @@
-"""Shared by all tests: float64 where exactness is asserted, few threads, no user's data or cache by accident."""
+"""Shared by all tests."""
 
 from __future__ import annotations
 
+import os
+
+# The tests' matrices are small: a second thread costs more than it gives, here and in the processes tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
+
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 @pytest.fixture(autouse=True)

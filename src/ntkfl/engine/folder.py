@@ -115,8 +115,9 @@ class RunFolder:
 
     def save_checkpoint(self, round: int, tensors: Mapping[str, Tensor]) -> None:
         values = {k: v.detach().contiguous().cpu() for k, v in tensors.items()}
-        note = {"round": str(round), "digest": _digest(round, values)}
-        self._write("checkpoint/state.safetensors", save_tensors(values, metadata=note))
+        # One entry: the library writes several in no fixed order, and equal states must be equal bytes.
+        note = json.dumps({"round": round, "digest": _digest(round, values)})
+        self._write("checkpoint/state.safetensors", save_tensors(values, metadata={"ntkfl": note}))
 
     def load_checkpoint(self) -> tuple[int, dict[str, Tensor]]:
         """(rounds done, tensors); (0, {}) where no round was finished."""
@@ -126,9 +127,9 @@ class RunFolder:
         try:
             tensors = load_tensors(path.read_bytes())
             with safetensors.safe_open(path, "pt") as file:
-                note = file.metadata() or {}
+                note = json.loads((file.metadata() or {})["ntkfl"])
             round = int(note["round"])
-        except (safetensors.SafetensorError, KeyError, ValueError):
+        except (safetensors.SafetensorError, KeyError, ValueError, TypeError):
             raise RunFolderError(f"{path} is cut short or damaged: it cannot be resumed from") from None
         if note.get("digest") != _digest(round, tensors):
             raise RunFolderError(f"{path} is damaged: its contents do not match their checksum")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from ntkfl.compare.results import Row
 
@@ -34,6 +34,9 @@ def plot_curves(rows: Sequence[Row], title: str, targets: Sequence[float], path:
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
         axis.set_xscale("log")
+        axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.xaxis.set_minor_formatter(NullFormatter())
     panels[0].set_ylabel("test accuracy")
     panels[0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     floor = min((min(curve) for row in rows for curve in row.accuracy if curve), default=0.0)

@@ -1,0 +1,137 @@
+"""`ntkfl data`: which datasets there are, getting them, and looking at how they are dealt to clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from ntkfl.data.catalog import CATALOG, NAMES, fetch, load, locate
+from ntkfl.data.federated import Federated
+from ntkfl.data.partition import Partition
+from ntkfl.data.partitions import make
+from ntkfl.errors import unknown
+from ntkfl.report.clients import bubble_plot
+
+app = typer.Typer(help="Datasets: what there is, getting it, and how it is dealt to clients.", no_args_is_help=True)
+
+_LISTED = 10  # clients whose class counts `show` prints
+
+
+@app.command("list")
+def list_datasets() -> None:
+    """Every dataset, whether it is on this machine, and where."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("dataset", "available"):
+        table.add_column(column, no_wrap=True)
+    for column in ("rows", "classes", "size"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("from", overflow="fold")
+    for name, entry in CATALOG.items():
+        found = locate(name)
+        if found:
+            available, size, way = "yes", found.bytes, found.where
+        elif entry.downloads:
+            size = sum(remote.bytes for remote in entry.downloads)
+            available, way = "download", f"ntkfl data fetch {name}"
+        else:
+            available, size, way = "no", 0, f"ntkfl data fetch {name} says how to make it"
+        rows = " + ".join(f"{count:,}" for count in entry.rows) if entry.rows else "by sample"
+        table.add_row(name, available, rows, str(entry.classes), f"{size / 1e6:.1f} MB" if size else "-", way)
+    _console().print(table)
+
+
+@app.command("fetch")
+def fetch_datasets(names: Annotated[list[str], typer.Argument(help="Datasets, see `ntkfl data list`.")]) -> None:
+    """Download datasets into the cache, unless they are on this machine, and check them."""
+    for name in names:
+        if name not in CATALOG:
+            raise unknown("dataset", name, NAMES)
+    for name in names:
+        if locate(name) is None:
+            fetch(name)
+        dataset = load(name)
+        rows = f"{len(dataset):,} training and {len(dataset.test_labels):,} test rows"
+        typer.echo(f"{name}: {rows}, checked, {dataset.source}")
+
+
+@app.command("show")
+def show(
+    name: Annotated[str, typer.Argument(help="A dataset, see `ntkfl data list`.")],
+    partition: Annotated[str, typer.Option(help="dirichlet, writer, iid or shards.")] = "dirichlet",
+    clients: Annotated[int | None, typer.Option(help="Clients; 300, or all writers, if not given.")] = None,
+    alpha: Annotated[float | None, typer.Option(help="Dirichlet: how alike clients are; 0.1 if not given.")] = None,
+    reading: Annotated[str | None, typer.Option(help="Dirichlet: composition or shares.")] = None,
+    overlap: Annotated[
+        bool | None, typer.Option("--overlap", help="Dirichlet: clients draw from whole classes, and share images.")
+    ] = None,
+    per_client: Annotated[int | None, typer.Option(help="Shards a client; 2 if not given.")] = None,
+    min_samples: Annotated[int | None, typer.Option(help="Writers with fewer are left out; 16 if not given.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Draw clients × classes there, e.g. clients.png.")] = None,
+) -> None:
+    """How a dataset is dealt to clients, as a table and as a bubble plot."""
+    options: dict[str, Any] = {
+        "clients": 300 if clients is None and partition != "writer" else clients,
+        "alpha": 0.1 if alpha is None and partition == "dirichlet" else alpha,
+        "reading": reading,
+        "overlap": overlap,
+        "per_client": per_client,
+        "min_samples": min_samples,
+    }
+    how = make(partition, {option: value for option, value in options.items() if value is not None})
+    federated = load(name).partition(how, seed=seed)
+    counts = federated.counts()
+    console = _console()
+    console.print(_summary(federated, counts))
+    console.print()
+    console.print(_first_clients(counts))
+    if out is not None:
+        typer.echo(f"wrote {bubble_plot(counts, out, _title(name, how, seed))}")
+
+
+def _console() -> Console:
+    """Standard output; wide where it is no terminal, so that a path in a pipe stays on one line."""
+    console = Console()
+    return console if console.is_terminal else Console(width=200)
+
+
+def _summary(federated: Federated, counts: NDArray[np.int64]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_row("clients", f"{len(federated):,}")
+    table.add_row("samples in all", f"{sum(federated.sizes):,}")
+    table.add_row("distinct images", f"{federated.distinct:,}")
+    table.add_row("samples a client", _spread(federated.sizes))
+    table.add_row("classes a client", _spread((counts > 0).sum(axis=1)))
+    table.add_row("test samples", f"{len(federated.test_rows):,}")
+    return table
+
+
+def _first_clients(counts: NDArray[np.int64]) -> Table:
+    title = f"samples of each class, first {min(_LISTED, len(counts))} clients"
+    table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
+    for column in ("client", *map(str, range(counts.shape[1])), "all"):
+        table.add_column(column, justify="right")
+    for number, row in enumerate(counts[:_LISTED]):
+        table.add_row(str(number), *(str(count) if count else "·" for count in row), str(row.sum()))
+    return table
+
+
+def _spread(values: list[int] | NDArray[np.int64]) -> str:
+    return f"min {np.min(values)}, median {np.median(values):g}, max {np.max(values)}"
+
+
+def _title(name: str, how: Partition, seed: int) -> str:
+    """E.g. `fashion-mnist · dirichlet, alpha 0.1, composition · seed 0`."""
+    words = [how.kind]
+    for option, value in how.describe().items():
+        if option not in ("kind", "clients") and value is not False:
+            words.append(option if value is True else value if isinstance(value, str) else f"{option} {value}")
+    return " · ".join([name, ", ".join(words).replace("_", " "), f"seed {seed}"])

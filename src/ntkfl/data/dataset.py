@@ -1,0 +1,109 @@
+"""A dataset before it is dealt to clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ntkfl.data.federated import Federated
+from ntkfl.data.partition import Partition
+from ntkfl.data.rows import Rows
+from ntkfl.data.seeds import generator
+from ntkfl.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Images with labels, split into train and test.
+
+    images uint8 [N, C, H, W], labels int64 [N], test_images uint8 [N', C, H, W], test_labels int64 [N'];
+    mean and std hold one number a channel, for pixels in 0..1; writers int64 [N] is who made each training row.
+    """
+
+    name: str
+    images: Tensor
+    labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    writers: Tensor | None = None
+    source: str = "memory"
+    taken: tuple[tuple[float, int], ...] = ()  # (fraction, seed) of every `without`
+
+    def __post_init__(self) -> None:
+        for part, images, labels in (
+            ("training", self.images, self.labels),
+            ("test", self.test_images, self.test_labels),
+        ):
+            if images.dtype != torch.uint8 or images.dim() != 4 or labels.dtype != torch.int64:
+                raise DataError(
+                    f"{self.name}: {part} images must be uint8 [N, C, H, W] with int64 labels, "
+                    f"not {images.dtype} {list(images.shape)} with {labels.dtype}"
+                )
+            if len(images) == 0 or labels.shape != images.shape[:1]:
+                raise DataError(f"{self.name}: {len(images)} {part} images with labels of shape {list(labels.shape)}")
+            if labels.min() < 0 or labels.max() >= self.classes:
+                raise DataError(
+                    f"{self.name}: {part} labels must lie in 0..{self.classes - 1}, "
+                    f"not {int(labels.min())}..{int(labels.max())}"
+                )
+        channels = self.images.shape[1]
+        if self.test_images.shape[1:] != self.images.shape[1:]:
+            raise DataError(f"{self.name}: training and test images differ in shape")
+        if len(self.mean) != channels or len(self.std) != channels or min(self.std) <= 0:
+            raise DataError(f"{self.name}: mean and std must hold {channels} numbers each, std above 0")
+        if self.writers is not None and self.writers.shape != self.labels.shape:
+            raise DataError(f"{self.name}: {len(self.writers)} writers for {len(self.labels)} training rows")
+
+    def __len__(self) -> int:
+        """Training rows."""
+        return len(self.labels)
+
+    @property
+    def train_rows(self) -> Rows:
+        """The training rows, normalised when taken."""
+        return Rows(self.images, self.labels, self.mean, self.std)
+
+    @property
+    def test_rows(self) -> Rows:
+        """The test rows, normalised when taken."""
+        return Rows(self.test_images, self.test_labels, self.mean, self.std)
+
+    def partition(self, how: Partition, seed: int = 0) -> Federated:
+        """Deal the training rows to clients; the same dataset, partition and seed give the same clients."""
+        writers = None if self.writers is None else self.writers.numpy()
+        shares = how.assign(self.labels.numpy(), writers, generator(seed, "partition"))
+        description: dict[str, object] = {"dataset": self.name, "partition": how.describe(), "seed": int(seed)}
+        if self.taken:
+            description["without"] = [{"fraction": fraction, "seed": drawn} for fraction, drawn in self.taken]
+        return Federated(
+            name=self.name,
+            rows=self.train_rows,
+            test_rows=self.test_rows,
+            indices=tuple(torch.from_numpy(np.asarray(share, dtype=np.int64)) for share in shares),
+            classes=self.classes,
+            description=description,
+        )
+
+    def without(self, fraction: float, seed: int = 0) -> tuple[Dataset, Tensor, Tensor]:
+        """Take a uniformly random `fraction` of the training rows out: what is left, and x [n, ...], y [n] taken."""
+        count = round(fraction * len(self)) if 0 < fraction < 1 else 0
+        if not 0 < count < len(self):
+            raise ConfigError(
+                f"fraction must take out at least one and not all of {len(self)} training rows, not {fraction!r}"
+            )
+        order = torch.from_numpy(generator(seed, "without").permutation(len(self)))
+        out, left = order[:count].sort().values, order[count:].sort().values
+        rest = replace(
+            self,
+            images=self.images[left],
+            labels=self.labels[left],
+            writers=None if self.writers is None else self.writers[left],
+            taken=(*self.taken, (float(fraction), int(seed))),
+        )
+        return rest, *self.train_rows.take(out)

@@ -1,0 +1,130 @@
+"""`ntkfl data` list, fetch and show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from typer.testing import CliRunner, Result
+
+from ntkfl.cli.data import app
+from ntkfl.data import Dirichlet, catalog, load
+from ntkfl.errors import ConfigError, DataError
+from ntkfl.report.clients import bubble_plot, draw_bubbles
+
+
+@pytest.fixture(autouse=True)
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without data, in an empty folder."""
+    monkeypatch.delenv("NTKFL_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(catalog, "SYSTEM_FOLDERS", (tmp_path / "system",))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def lines(result: Result) -> dict[str, list[str]]:
+    """Output lines by their first word."""
+    assert result.exit_code == 0, result.output
+    return {line.split()[0]: line.split() for line in result.stdout.splitlines() if line.strip()}
+
+
+def test_list_says_what_is_there_and_how_to_get_the_rest(bare: Path) -> None:
+    (bare / "system" / "femnist").mkdir(parents=True)
+    (bare / "system" / "femnist" / "femnist_digits.npz").write_bytes(bytes(2_000_000))
+    rows = lines(run("list"))
+    assert rows["digits"][1:6] == ["yes", "1,442", "+", "355", "10"]
+    assert rows["mnist"][1] == "download"
+    assert " ".join(rows["mnist"]).endswith("11.6 MB ntkfl data fetch mnist")
+    assert rows["femnist"][1] == "yes"
+    assert rows["femnist"][-3:] == ["2.0", "MB", str(bare / "system" / "femnist")]
+    assert rows["cifar10"][1:6] == ["download", "50,000", "+", "10,000", "10"]
+
+
+def test_fetch_of_what_is_there_checks_it() -> None:
+    result = run("fetch", "digits")
+    assert result.stdout == "digits: 1,442 training and 355 test rows, checked, built in (scikit-learn)\n"
+
+
+def test_fetch_names_what_cannot_be_had() -> None:
+    error = run("fetch", "femnist").exception
+    assert isinstance(error, DataError)
+    assert "preprocess.sh" in str(error)
+
+
+def test_fetch_looks_at_all_names_first() -> None:
+    result = run("fetch", "digits", "minst")
+    assert isinstance(result.exception, ConfigError)
+    assert "did you mean 'mnist'" in str(result.exception)
+    assert result.stdout == ""
+
+
+def test_show_prints_the_counts_and_draws_them(bare: Path) -> None:
+    result = run("show", "digits", "--alpha", "0.2", "--clients", "30", "--seed", "4", "--out", "clients.png")
+    rows = lines(result)
+    federated = load("digits").partition(Dirichlet(clients=30, alpha=0.2), seed=4)
+    assert rows["clients"] == ["clients", "30"]
+    assert rows["distinct"] == ["distinct", "images", "1,442"]
+    assert "samples a client  min 48, median 48, max 49" in result.stdout
+    for number in (0, 9):
+        shown = [int(word) if word != "·" else 0 for word in rows[str(number)][1:]]
+        assert shown == [*federated.counts()[number], federated.sizes[number]]
+    assert "10" not in rows
+    assert (bare / "clients.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--partition", "iid", "--clients", "10"],
+        ["--partition", "shards", "--clients", "10", "--per-client", "3"],
+        ["--reading", "shares", "--clients", "10"],
+        ["--overlap", "--clients", "10", "--alpha", "1"],
+        [],
+    ],
+)
+def test_show_knows_every_partition(options: list[str]) -> None:
+    rows = lines(run("show", "digits", *options))
+    assert rows["clients"][1] == ("10" if options else "300")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        (["digits", "--partition", "writer"], DataError, "does not say who wrote"),
+        (["digits", "--partition", "writers"], ConfigError, "did you mean 'writer'"),
+        (["digits", "--partition", "iid", "--alpha", "1"], ConfigError, "alpha is no option"),
+        (["digits", "--alpha", "0"], ConfigError, "alpha must be"),
+        (["digits", "--clients", "2000"], ConfigError, "2000 clients cannot share 1442"),
+        (["digits", "--seed", "-1"], ConfigError, "seed must be"),
+        (["digit"], ConfigError, "did you mean 'digits'"),
+        (["digits", "--out", "a.exe"], ConfigError, "a plot is written as .png"),
+        (["digits", "--out", "no/such/folder.png"], ConfigError, "cannot be written"),
+    ],
+)
+def test_show_refuses_in_one_line(options: list[str], error: type[Exception], said: str) -> None:
+    result = run("show", *options)
+    assert isinstance(result.exception, error)
+    assert said in str(result.exception)
+    assert "\n" not in str(result.exception)
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (300, 10), (3, 62)])
+def test_any_number_of_clients_and_classes_can_be_drawn(bare: Path, shape: tuple[int, int]) -> None:
+    counts = np.random.default_rng(0).poisson(3, shape)
+    path = bubble_plot(counts, bare / "plot.png", "title")
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_bubbles_area_is_in_proportion_to_its_count() -> None:
+    axes = Figure().add_subplot()
+    draw_bubbles(axes, np.array([[8, 0, 2], [0, 4, 0]]))
+    bubbles = axes.collections[0]
+    assert bubbles.get_offsets().tolist() == [[0, 0], [0, 2], [1, 1]]  # client, class
+    np.testing.assert_allclose(bubbles.get_sizes() / bubbles.get_sizes().max(), [1, 1 / 4, 1 / 2])

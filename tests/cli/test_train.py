@@ -1,0 +1,222 @@
+"""`ntkfl train` as its user runs it: real processes, real folders."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import NamedTuple
+from unittest.mock import patch
+
+import pytest
+
+from ntkfl.cli import main
+from ntkfl.cli.options import parse_setting, parse_steps
+from ntkfl.errors import ConfigError
+from ntkfl.version import __version__
+
+SMALL = ["--dataset", "digits", "--clients", "30", "--clients-per-round", "4", "--hidden", "12", "--steps", "50,400"]
+
+
+class Finished(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def ntkfl(*arguments: str | Path) -> Finished:
+    """The command as its entry point runs it, in this process: what `python -m ntkfl` adds is tested below."""
+    out, err = io.StringIO(), io.StringIO()
+    with patch.object(sys, "argv", ["ntkfl", *map(str, arguments)]), redirect_stdout(out), redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as leaving:
+            return Finished(int(leaving.code or 0), out.getvalue(), err.getvalue())
+    return Finished(0, out.getvalue(), err.getvalue())
+
+
+def process(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "ntkfl", *map(str, arguments)]
+
+
+def test_a_run_leaves_its_folder_and_repeats_from_it(tmp_path: Path) -> None:
+    first = ntkfl("train", *SMALL, "--rounds", "3", "--seed", "4", "--out", tmp_path / "a")
+    assert first.returncode == 0, first.stderr
+    lines = first.stdout.splitlines()
+    assert lines[0].split()[:2] == ["round", "accuracy"]
+    assert [line.split()[0] for line in lines[1:4]] == ["1", "2", "3"]
+    assert all(len(line) <= 80 for line in lines[:-1])
+    files = {p.name for p in (tmp_path / "a").iterdir()} - {".lock"}
+    assert files == {"config.toml", "history.jsonl", "timings.jsonl", "model.safetensors", "checkpoint"}
+
+    again = ntkfl("train", "--config", tmp_path / "a/config.toml", "--out", tmp_path / "b")
+    assert again.returncode == 0, again.stderr
+    for file in ("config.toml", "history.jsonl", "model.safetensors"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+def test_json_is_one_object_a_round(tmp_path: Path) -> None:
+    finished = ntkfl("train", *SMALL, "--rounds", "2", "--json")
+    records = [json.loads(line) for line in finished.stdout.splitlines()]
+    assert [r["round"] for r in records] == [1, 2]
+    assert finished.stderr == ""
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_stopped_and_resumed_equals_undisturbed(how: signal.Signals, tmp_path: Path) -> None:
+    options = [*SMALL, "--rounds", "8", "--method", "fedavg", "--set", "local_steps=3"]
+    options = [o for o in options if o not in ("--steps", "50,400")]
+    assert ntkfl("train", *options, "--out", tmp_path / "whole").returncode == 0
+    command = process("train", *options, "--out", tmp_path / "cut")
+    training = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    history = tmp_path / "cut/history.jsonl"
+    for _ in range(600):
+        if history.exists() and history.read_text().count("\n") >= 2:
+            break
+        time.sleep(0.05)
+    training.send_signal(how)
+    _, errors = training.communicate(timeout=60)
+    if how == signal.SIGINT and training.returncode != 0:  # it may have finished in the meantime
+        assert training.returncode == 130
+        assert "continue with: ntkfl train --resume --out" in errors
+    resumed = ntkfl("train", "--resume", "--out", tmp_path / "cut")
+    assert resumed.returncode == 0, resumed.stderr
+    for file in ("history.jsonl", "model.safetensors", "checkpoint/state.safetensors"):
+        assert (tmp_path / "cut" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+
+
+def test_resume_may_add_rounds(tmp_path: Path) -> None:
+    assert ntkfl("train", *SMALL, "--rounds", "2", "--out", tmp_path / "a").returncode == 0
+    assert ntkfl("train", "--resume", "--rounds", "4", "--out", tmp_path / "a").returncode == 0
+    assert ntkfl("train", *SMALL, "--rounds", "4", "--out", tmp_path / "b").returncode == 0
+    assert (tmp_path / "a/history.jsonl").read_bytes() == (tmp_path / "b/history.jsonl").read_bytes()
+
+
+BAD = {
+    "unknown dataset": (["--dataset", "fashion-mnits"], "did you mean 'fashion-mnist'"),
+    "unknown method": (["--method", "fedvag"], "did you mean 'fedavg'"),
+    "unknown partition": (["--partition", "dirichelt"], "did you mean 'dirichlet'"),
+    "unknown kernel": (["--kernel", "fulll"], "did you mean 'full'"),
+    "unknown scheme": (["--scheme", "flwo"], "did you mean 'flow'"),
+    "unknown loss": (["--loss", "cee"], "unknown loss 'cee'"),
+    "unknown reading": (["--reading", "other"], "'composition' or 'shares'"),
+    "an option of another method": (["--method", "fedavg", "--kernel", "full"], "unknown option 'kernel' for FedAvg"),
+    "a misspelt setting": (["--set", "kernl=trace"], "did you mean 'kernel'"),
+    "a setting without value": (["--set", "kernel"], "expected OPTION=VALUE"),
+    "alpha zero": (["--alpha", "0"], "option 'alpha': input should be greater than 0"),
+    "alpha negative": (["--alpha", "-1"], "greater than 0"),
+    "no clients": (["--clients", "0"], "greater than or equal to 1"),
+    "more clients than samples": (["--clients", "5000"], "clients"),
+    "more clients per round than clients": (
+        ["--clients-per-round", "31"],
+        "from 1 to the 30 clients there are, got 31",
+    ),
+    "no rounds": (["--rounds", "0"], "option 'rounds'"),
+    "negative lr": (["--lr", "-0.1"], "option 'lr'"),
+    "average of one": (["--average", "1"], "option 'average'"),
+    "steps that fall": (["--steps", "5,3"], "increasing list of positive numbers"),
+    "steps that are no numbers": (["--steps", "a,b"], "expected numbers separated by commas"),
+    "a range without stride": (["--steps", "1:5"], "a range is first:last:stride"),
+    "no writers": (["--partition", "writer"], "writer"),
+    "validation without held-out clients": (["--set", "choose=validation"], "needs held-out clients"),
+    "missing file": (["--config", "/nowhere.toml"], "no such file: /nowhere.toml"),
+    "resume without folder": (["--resume"], "--resume needs --out"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_exit_code_2(case: str, tmp_path: Path) -> None:
+    options, expected = BAD[case]
+    out = [] if "--resume" in options else ["--out", str(tmp_path / "run")]
+    base = [] if "--resume" in options else SMALL[: -2 if "--method" in options else len(SMALL)]
+    finished = ntkfl("train", *base, *options, *out)
+    assert finished.returncode == 2, finished.stdout + finished.stderr
+    assert expected in finished.stderr
+    assert len(finished.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in finished.stderr
+    assert not (tmp_path / "run/history.jsonl").exists()
+
+
+class TestFoldersInTheWay:
+    @pytest.fixture
+    def run(self, tmp_path: Path) -> Path:
+        assert ntkfl("train", *SMALL, "--rounds", "2", "--out", tmp_path / "run").returncode == 0
+        return tmp_path / "run"
+
+    def refused(self, run: Path, *arguments: str) -> str:
+        before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+        finished = ntkfl("train", *arguments, "--out", run)
+        assert finished.returncode == 2
+        assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+        assert len(finished.stderr.strip().splitlines()) == 1
+        return finished.stderr
+
+    def test_another_run(self, run: Path) -> None:
+        assert "already holds a run" in self.refused(run, *SMALL)
+
+    def test_another_configuration(self, run: Path) -> None:
+        message = self.refused(run, "--resume", "--set", "lr=0.5")
+        assert "another configuration: method.lr is 0.01 there, 0.5 here" in message
+
+    def test_a_checkpoint_cut_short(self, run: Path) -> None:
+        path = run / "checkpoint/state.safetensors"
+        path.write_bytes(path.read_bytes()[:-9])
+        assert "cut short or damaged" in self.refused(run, "--resume", "--rounds", "3")
+
+    def test_a_folder_without_a_run(self, tmp_path: Path) -> None:
+        finished = ntkfl("train", "--resume", "--out", tmp_path / "none")
+        assert finished.returncode == 2
+        assert "holds no run" in finished.stderr
+
+
+def test_no_data_says_how_to_get_it(tmp_path: Path) -> None:
+    environment = os.environ | {
+        "HOME": str(tmp_path),
+        "XDG_CACHE_HOME": str(tmp_path),
+        "http_proxy": "http://127.0.0.1:9",
+    }
+    environment |= {"https_proxy": "http://127.0.0.1:9", "NTKFL_DATA": str(tmp_path)}
+    command = process("train", "--dataset", "mnist", "--rounds", "1")
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert finished.returncode == 2
+    assert len(finished.stderr.strip().splitlines()) == 2
+    assert "ntkfl data fetch mnist" in finished.stderr
+
+
+def test_version_and_help() -> None:
+    version = subprocess.run(process("--version"), capture_output=True, text=True, timeout=60, check=True)
+    assert version.stdout.strip() == __version__
+    top = ntkfl("--help").stdout
+    assert all(verb in top for verb in ("train", "compare", "data", "bench"))
+    assert len(top.splitlines()) <= 24
+    assert "Example: ntkfl train" in ntkfl("train", "--help").stdout
+
+
+class TestParsing:
+    def test_steps(self) -> None:
+        assert parse_steps("paper") == tuple(float(t) for t in range(100, 2001, 100))
+        assert parse_steps("100:500:200") == (100, 300, 500)
+        assert parse_steps("1.5,2") == (1.5, 2)
+        assert parse_steps(None) is None
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("lr=0.5", ("lr", 0.5)),
+            ("local-steps=3", ("local_steps", 3)),
+            ("coding=elias", ("coding", "elias")),
+            ("steps=[1, 2]", ("steps", [1, 2])),
+        ],
+    )
+    def test_settings(self, text: str, expected: tuple[str, object]) -> None:
+        assert parse_setting(text) == expected
+
+    def test_bad_setting(self) -> None:
+        with pytest.raises(ConfigError):
+            parse_setting("=3")

@@ -1,0 +1,216 @@
+"""Comparisons: equal terms, nothing computed twice, nothing chosen on the test set."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ntkfl.compare.cells import Cell
+from ntkfl.compare.results import Reached, reached_text, spread, summarise
+from ntkfl.compare.search import _edges, score, search
+from ntkfl.compare.spec import Comparison
+from ntkfl.engine.folder import RunFolder
+from ntkfl.errors import ConfigError
+
+TOML = """
+rounds = 4
+clients_per_round = 4
+seeds = [0, 1]
+targets = [0.3, 0.999]
+show_rounds = [1, 4]
+[data]
+dataset = "digits"
+clients = 30
+[model]
+hidden = [12]
+[search]
+hold_out = 6
+rounds = [1, 2]
+extend = 1
+[[methods]]
+label = "NTK-FL"
+rounds = 2
+method = { name = "ntk-fl", steps = [50, 400] }
+[[methods]]
+label = "FedAvg"
+method = { name = "fedavg", average = 0.5 }
+grid = { lr = [0.1, 0.3], local_steps = [2, 4] }
+"""
+
+
+def ntkfl(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ntkfl", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=280)
+
+
+def read(tmp_path: Path, text: str = TOML) -> Comparison:
+    path = tmp_path / "small.toml"
+    path.write_text(text)
+    return Comparison.read(path)
+
+
+def test_end_to_end_and_cached(tmp_path: Path) -> None:
+    read(tmp_path)
+    first = ntkfl("compare", tmp_path / "small.toml", "--out", tmp_path / "out")
+    assert first.returncode == 0, first.stderr
+    assert "not in 4" in first.stdout  # nobody reaches 99.9 % in four rounds: an honest cell
+    document = json.loads((tmp_path / "out/results.json").read_text())
+    ntk, avg = document["rows"]
+    assert [len(c) for c in ntk["accuracy"]] == [2, 2]
+    assert [len(c) for c in avg["accuracy"]] == [4, 4]
+    assert avg["accuracy"] != avg["last_accuracy"]  # both curves from one run
+    chosen = document["searches"]["FedAvg"]
+    assert set(chosen["chosen"]) == {"lr", "local_steps"}
+    assert chosen["chosen"]["lr"] in chosen["searched"]["lr"]
+    assert (tmp_path / "out/curves.png").stat().st_size > 10_000
+    lines = list(csv.DictReader((tmp_path / "out/results.csv").read_text().splitlines()))
+    assert len(lines) == 2 * 2 + 2 * 4
+    assert float(lines[0]["accuracy"]) == pytest.approx(ntk["accuracy"][0][0], rel=1e-5)
+
+    stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("history.jsonl")}
+    again = ntkfl("compare", tmp_path / "small.toml", "--out", tmp_path / "out")
+    assert again.returncode == 0, again.stderr
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("history.jsonl")} == stamps
+    assert json.loads((tmp_path / "out/results.json").read_text())["rows"] == document["rows"]
+
+
+def test_a_diverging_setting_is_a_result(tmp_path: Path) -> None:
+    text = TOML.replace("lr = [0.1, 0.3]", "lr = [0.1, 1e30]").replace("extend = 1", "extend = 0")
+    read(tmp_path, text)
+    finished = ntkfl("compare", tmp_path / "small.toml", "--out", tmp_path / "out")
+    assert finished.returncode == 0, finished.stderr
+    document = json.loads((tmp_path / "out/results.json").read_text())
+    assert document["searches"]["FedAvg"]["chosen"]["lr"] == 0.1
+    assert "✗ FedAvg (lr 1e+30" in finished.stdout
+
+
+class FakeRuns:
+    """Stands in for running cells in tests of the search alone: writes histories from a formula."""
+
+    def __init__(self, accuracy: Any) -> None:
+        self.accuracy = accuracy
+        self.rounds_run: dict[str, int] = {}
+
+    def __call__(self, cells: list[Cell]) -> None:
+        for cell in cells:
+            cell.folder.path.mkdir(parents=True, exist_ok=True)
+            have = len(cell.folder.records())
+            for r in range(have + 1, cell.config.rounds + 1):
+                # The test set would choose the worst setting: the search must not look at it.
+                value = self.accuracy(cell.config.method)
+                record = {"round": r, "validation_accuracy": value, "test_accuracy": 1 - value}
+                cell.folder.append("history.jsonl", record)
+            self.rounds_run[cell.key] = cell.config.rounds
+
+
+def test_search_follows_held_out_clients_and_extends_edges(tmp_path: Path) -> None:
+    comparison = read(tmp_path, TOML.replace("extend = 1", "extend = 5"))
+    runs = FakeRuns(lambda m: 0.9 - abs(m["lr"] - 2.7) / 10 - abs(m["local_steps"] - 4) / 100)
+    chosen = search(comparison, comparison.methods, tmp_path / "s", runs)  # type: ignore[arg-type]
+    assert chosen["FedAvg"].options == {"lr": 2.7, "local_steps": 4}
+    assert chosen["FedAvg"].at_edge == []
+    assert chosen["FedAvg"].tried["lr"] == [0.1, 0.3, 0.9, 2.7, 8.1]
+    assert chosen["NTK-FL"].options == {}
+
+
+def test_halving_continues_only_the_best(tmp_path: Path) -> None:
+    comparison = read(tmp_path, TOML.replace("extend = 1", "extend = 0"))
+    runs = FakeRuns(lambda m: m["lr"] + m["local_steps"] / 100)
+    search(comparison, comparison.methods, tmp_path / "s", runs)  # type: ignore[arg-type]
+    lengths = sorted(len(RunFolder(p).records()) for p in (tmp_path / "s").iterdir())
+    assert lengths == [1, 1, 1, 2]  # a quarter of four settings went on, from where it was
+
+
+@pytest.mark.parametrize(
+    ("best", "grid", "expected"),
+    [
+        ({"lr": 0.1}, [0.01, 0.03, 0.1], [0.33]),
+        ({"lr": 0.01}, [0.01, 0.03, 0.1], [0.0033]),
+        ({"lr": 0.03}, [0.01, 0.03, 0.1], None),
+        ({"lr": 50}, [30, 40, 50], [60]),
+        ({"lr": 1}, [1, 3, 5], None),  # fewer than one step cannot be
+        ({"lr": 5}, [5], None),
+    ],
+)
+def test_edges(best: dict[str, float], grid: list[float], expected: list[float] | None) -> None:
+    assert _edges(best, {"lr": grid}).get("lr") == expected
+
+
+def test_a_failed_cell_scores_nothing(tmp_path: Path) -> None:
+    comparison = read(tmp_path)
+    entry = comparison.methods[1]
+    cell = Cell("x", comparison.run(entry, 0, {"lr": 0.1, "local_steps": 2}), tmp_path)
+    cell.folder.path.mkdir()
+    cell.folder.append("history.jsonl", {"round": 1, "validation_accuracy": 0.9})
+    assert score(cell) == 0.9
+    (cell.folder.path / "failed.txt").write_text("diverged")
+    assert score(cell) == 0.0
+    assert cell.finished
+
+
+def test_a_cells_key_is_its_content(tmp_path: Path) -> None:
+    comparison = read(tmp_path)
+    entry = comparison.methods[1]
+    options = {"lr": 0.1, "local_steps": 2}
+    cell = Cell("x", comparison.run(entry, 0, options), tmp_path)
+    assert cell.key == Cell("other label", comparison.run(entry, 0, options, rounds=99), tmp_path).key
+    assert cell.key != Cell("x", comparison.run(entry, 1, options), tmp_path).key
+    assert cell.key != Cell("x", comparison.run(entry, 0, options | {"lr": 0.2}), tmp_path).key
+
+
+def test_rounds_and_bytes_to_a_target(tmp_path: Path) -> None:
+    comparison = read(tmp_path)
+    cells = []
+    for seed, curve in ((0, [0.1, 0.35, 0.2, 0.4]), (1, [0.1, 0.1, 0.2, 0.31])):
+        cell = Cell("x", comparison.run(comparison.methods[1], seed, {"lr": 0.1, "local_steps": 2}), tmp_path)
+        cell.folder.path.mkdir()
+        for r, a in enumerate(curve, start=1):
+            cell.folder.append(
+                "history.jsonl", {"round": r, "test_accuracy": a, "last_accuracy": a / 2, "uplink_bytes": 2**20}
+            )
+            cell.folder.append("timings.jsonl", {"round": r, "seconds": 0.5})
+        cells.append(cell)
+    row = summarise(comparison, "x", {}, cells)
+    assert row.reached[0] == Reached(0.3, [2, 4], [2.0, 4.0])
+    assert row.reached[1].rounds == [None, None]
+    assert row.reached_unaveraged[0].rounds == [None, None]
+    assert row.seconds == [[0.5, 1.0, 1.5, 2.0]] * 2
+    assert reached_text(row.reached[0], 4) == "3 ± 1"
+    assert reached_text(row.reached[1], 4) == "not in 4"
+    assert spread([3.0, None, 5.0]) == "4 ± 1 (2 of 3)"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ('name = "fedavg"', 'name = "fedagv"', "did you mean 'fedavg'"),
+        ("grid = { lr", "grid = { rl", "unknown option 'rl' for FedAvg"),
+        ("lr = [0.1, 0.3]", "lr = []", "at least one value"),
+        ("rounds = 4\n", "round = 4\n", "unknown option 'round' for Comparison: did you mean 'rounds'"),
+        ('label = "FedAvg"', 'label = "NTK-FL"', "label of its own"),
+        ("seeds = [0, 1]", "seeds = []", "seeds"),
+        ("rounds = 4\n", "rounds = = 4\n", "not valid TOML"),
+    ],
+)
+def test_a_wrong_file_is_said_before_anything_runs(old: str, new: str, why: str, tmp_path: Path) -> None:
+    assert old in TOML
+    with pytest.raises(ConfigError, match=why):
+        read(tmp_path, TOML.replace(old, new))
+
+
+def test_fallback_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NTKFL_DATA", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    text = TOML.replace('dataset = "digits"', 'dataset = "mnist"')
+    with pytest.raises(Exception, match="mnist"):
+        read(tmp_path, text).with_available_data()
+    usable, note = read(tmp_path, text + "[fallback]\ndataset = 'digits'\nclients = 9\n").with_available_data()
+    assert usable.data.dataset == "digits"
+    assert "built-in digits serve instead" in note
