@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ntkfl.data import cifar, digits, femnist, mnist
+from ntkfl.data import cifar, debian, digits, femnist, mnist
 from ntkfl.data.arrays import Arrays
 from ntkfl.data.dataset import Dataset
 from ntkfl.data.download import Remote, download, progress
@@ -34,6 +34,7 @@ class Entry:
     read: Callable[[Path], Arrays]
     downloads: tuple[Remote, ...] = ()
     advice: str = ""  # how to get it, other than by download
+    package: tuple[str, str] | None = None  # a Debian package that has it, and the folder inside
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ CATALOG: dict[str, Entry] = {
         read=partial(mnist.read, files=mnist.FASHION),
         downloads=mnist.FASHION_DOWNLOADS,
         advice="`apt-get install dataset-fashion-mnist` (Debian, Ubuntu)",
+        package=("dataset-fashion-mnist", "usr/share/datasets/fashion-mnist"),
     ),
     "mnist": Entry(
         classes=10,
@@ -103,7 +105,7 @@ NAMES: tuple[str, ...] = tuple(CATALOG)
 def load(name: str, folder: str | Path | None = None) -> Dataset:
     """The dataset `name`, from `folder` (or its subfolder `name`) if given, else from the first place that has it.
 
-    Places: $NTKFL_DATA, the user's cache, the system's dataset folders, then a download into the cache.
+    Places: $NTKFL_DATA, the user's cache, the system's dataset folders, then a download (or a Debian package unpacked) into the cache.
     """
     entry = _entry(name)
     found = locate(name, folder)
@@ -159,8 +161,11 @@ def cache_folder() -> Path:
 
 
 def fetch(name: str) -> Path:
-    """Download `name` into the cache, whatever part of it is missing there, and return its folder."""
-    remotes = _entry(name).downloads
+    """Get `name` into the cache, whatever part of it is missing there, and return its folder.
+
+    From the upstream project; where that cannot be reached, out of a Debian package that has it.
+    """
+    remotes, package = _entry(name).downloads, _entry(name).package
     folder = cache_folder() / name
     if not remotes:
         raise _missing(name, "it cannot be downloaded")
@@ -169,7 +174,12 @@ def fetch(name: str) -> Path:
             for remote in remotes:
                 download(remote, folder, show=partial(show, remote))
     except DataError as error:
-        raise _missing(name, str(error)) from None
+        if package is None or not debian.available():
+            raise _missing(name, str(error)) from None
+        try:
+            debian.unpack_package(*package, folder)
+        except DataError as second:
+            raise _missing(name, f"{error}; {second}") from None
     return folder
 
 
