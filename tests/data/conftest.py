@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ntkfl.data import catalog, mnist
+from ntkfl.data import catalog, debian, mnist
 from ntkfl.data.download import Remote
 from ntkfl.data.idx import IdxFile
 
