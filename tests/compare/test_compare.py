@@ -174,7 +174,7 @@ def test_rounds_and_bytes_to_a_target(tmp_path: Path) -> None:
             cell.folder.append(
                 "history.jsonl", {"round": r, "test_accuracy": a, "last_accuracy": a / 2, "uplink_bytes": 2**20}
             )
-            cell.folder.append("timings.jsonl", {"round": r, "seconds": 0.5})
+            cell.folder.append("timings.jsonl", {"round": r, "seconds": 0.5, "device": "cpu"})
         cells.append(cell)
     row = summarise(comparison, "x", {}, cells)
     assert row.reached[0] == Reached(0.3, [2, 4], [2.0, 4.0])

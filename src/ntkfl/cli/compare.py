@@ -19,7 +19,6 @@ from ntkfl.compare.cells import Cell, run_cells
 from ntkfl.compare.results import Row, accuracy_at, reached_text, spread, summarise, write
 from ntkfl.compare.search import describe, search
 from ntkfl.compare.spec import Comparison
-from ntkfl.report.curves import plot_curves
 
 
 def compare(
@@ -34,6 +33,8 @@ def compare(
 
     Example: ntkfl compare configs/quickstart.toml
     """
+    from ntkfl.report.curves import plot_curves  # plotting is slow to import, and no other command needs it
+
     console = Console(highlight=False)
     comparison, note = Comparison.read(config).with_available_data()
     if note:

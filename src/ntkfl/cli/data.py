@@ -16,7 +16,6 @@ from ntkfl.data.federated import Federated
 from ntkfl.data.partition import Partition
 from ntkfl.data.partitions import make
 from ntkfl.errors import unknown
-from ntkfl.report.clients import bubble_plot
 
 app = typer.Typer(help="Datasets: what there is, getting it, and how it is dealt to clients.", no_args_is_help=True)
 
@@ -92,6 +91,8 @@ def show(
     console.print()
     console.print(_first_clients(counts))
     if out is not None:
+        from ntkfl.report.clients import bubble_plot  # plotting is slow to import
+
         typer.echo(f"wrote {bubble_plot(counts, out, _title(name, how, seed))}")
 
 

@@ -42,6 +42,7 @@ class Row:
     reached: list[Reached]
     reached_unaveraged: list[Reached]
     failed: list[str]
+    devices: list[str]  # where the seconds were measured
 
 
 def summarise(comparison: Comparison, label: str, setting: dict[str, Any], cells: Sequence[Cell]) -> Row:
@@ -63,6 +64,7 @@ def summarise(comparison: Comparison, label: str, setting: dict[str, Any], cells
         [_reached(t, reported, uplink) for t in comparison.targets],
         [_reached(t, last, uplink) for t in comparison.targets],
         [cell.failed for cell in cells],
+        sorted({t["device"] for seconds in times for t in seconds}),
     )
 
 

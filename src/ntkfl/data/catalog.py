@@ -105,7 +105,7 @@ NAMES: tuple[str, ...] = tuple(CATALOG)
 def load(name: str, folder: str | Path | None = None) -> Dataset:
     """The dataset `name`, from `folder` (or its subfolder `name`) if given, else from the first place that has it.
 
-    Places: $NTKFL_DATA, the user's cache, the system's dataset folders, then a download (or a Debian package unpacked) into the cache.
+    Places: $NTKFL_DATA, the user's cache, the system's dataset folders, then what `fetch` gets into the cache.
     """
     entry = _entry(name)
     found = locate(name, folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 from ntkfl.data.arrays import Arrays
 
@@ -13,6 +12,8 @@ def read() -> Arrays:
 
     Grey levels 0..16 become multiples of 15, 0..240: the largest scale that fits a byte without rounding any level.
     """
+    from sklearn.datasets import load_digits  # seconds to import, and only this dataset needs it
+
     bunch = load_digits()
     images, labels = (15 * bunch.images).astype(np.uint8)[:, None], bunch.target.astype(np.int64)
     test = np.zeros(len(labels), bool)

@@ -170,6 +170,7 @@ class _Engine:
             "client_seconds": traffic.client_seconds,
             "server_seconds": played - began - traffic.client_seconds,
             "evaluation_seconds": time.perf_counter() - played,
+            "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
         }
         return record, timing
 
