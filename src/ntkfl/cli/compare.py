@@ -33,8 +33,6 @@ def compare(
 
     Example: ntkfl compare configs/quickstart.toml
     """
-    from ntkfl.report.curves import plot_curves  # plotting is slow to import, and no other command needs it
-
     console = Console(highlight=False)
     comparison, note = Comparison.read(config).with_available_data()
     if note:
@@ -66,6 +64,8 @@ def compare(
         summarise(comparison, label, {**searches[label]["fixed"], **searches[label]["chosen"]}, own)
         for label, own in cells.items()
     ]
+    from ntkfl.report.curves import plot_curves  # plotting is slow to import, and workers need none of it
+
     write(folder, comparison, rows, searches, shlex.join(["ntkfl", *sys.argv[1:]]))
     figure = plot_curves(rows, _title(comparison), comparison.targets, folder / "curves.png")
     for table in (_accuracy_table(comparison, rows), _target_table(comparison, rows)):

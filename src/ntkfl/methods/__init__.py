@@ -1,9 +1,37 @@
 """One file a method, each readable beside its paper. `METHODS` maps the command line's names to classes."""
 
 from ntkfl.methods.base import Client, Method, Outcome, State, Task
+from ntkfl.methods.centralized import Centralized
+from ntkfl.methods.data_share import DataShare
+from ntkfl.methods.fedadam import FedAdam
 from ntkfl.methods.fedavg import FedAvg
+from ntkfl.methods.fedcom import FedCOM
+from ntkfl.methods.fednova import FedNova
+from ntkfl.methods.fedprox import FedProx
 from ntkfl.methods.ntk_fl import NTKFL
+from ntkfl.methods.qsgd import QSGD
+from ntkfl.methods.scaffold import Scaffold
 
-METHODS: dict[str, type[Method]] = {method.name: method for method in (NTKFL, FedAvg)}
+METHODS: dict[str, type[Method]] = {
+    method.name: method
+    for method in (NTKFL, FedAvg, FedProx, FedNova, Scaffold, FedAdam, FedCOM, QSGD, DataShare, Centralized)
+}
 
-__all__ = ["METHODS", "NTKFL", "Client", "FedAvg", "Method", "Outcome", "State", "Task"]
+__all__ = [
+    "METHODS",
+    "NTKFL",
+    "QSGD",
+    "Centralized",
+    "Client",
+    "DataShare",
+    "FedAdam",
+    "FedAvg",
+    "FedCOM",
+    "FedNova",
+    "FedProx",
+    "Method",
+    "Outcome",
+    "Scaffold",
+    "State",
+    "Task",
+]

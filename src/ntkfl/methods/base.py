@@ -61,10 +61,12 @@ class Task:
         loss: str,
         shared: tuple[Tensor, Tensor] | None = None,
         validation: tuple[Tensor, Tensor] | None = None,
+        total_clients: int = 1,
     ) -> None:
         self.model = copy.deepcopy(model)
         self.outputs, self.loss = outputs, loss
         self.shared, self.validation = shared, validation
+        self.total_clients = total_clients  # of the whole federation, not of a round
         self.like = flatten(self.model)  # device and type of weights
 
     def at(self, weights: Tensor) -> nn.Module:
@@ -103,12 +105,20 @@ class Method(Options):
         return {"weights": weights.clone()}
 
     @abstractmethod
-    def round(self, task: Task, state: State, round: int) -> Generator[Outgoing, list[Message], Outcome]:
-        """The server's side of round `round` (counted from 1)."""
+    def round(
+        self, task: Task, state: State, round: int, cohort: Sequence[int]
+    ) -> Generator[Outgoing, list[Message], Outcome]:
+        """The server's side of round `round` (counted from 1) with the clients whose ids are `cohort`, ascending."""
 
     @abstractmethod
     def answer(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
         """The clients' side: each client's reply to `message`, in the order given."""
+
+
+def take_labels(message: Message, name: str, like: Tensor) -> Tensor:
+    """Labels from a message: classes as int64, real-valued targets in the weights' type; on the weights' device."""
+    labels = message.take(name)
+    return labels.to(device=like.device, dtype=like.dtype if labels.is_floating_point() else torch.int64)
 
 
 def check_finite(weights: Tensor, what: str) -> Tensor:

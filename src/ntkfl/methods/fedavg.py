@@ -5,16 +5,16 @@ Each client of the round descends its own loss from the broadcast weights; the s
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from ntkfl.errors import ConfigError
+from ntkfl.errors import ConfigError, MessageError
 from ntkfl.methods.base import Client, Method, Outcome, Outgoing, State, Task, check_finite
-from ntkfl.methods.local import LocalResult, train_locally
+from ntkfl.methods.local import Adjustment, LocalResult, train_locally
 from ntkfl.wire import Message
 
 WEIGHTINGS = ("samples", "uniform")
@@ -25,6 +25,9 @@ class LocalTraining(Method):
 
     lr: float = Field(0.1, gt=0, description="local learning rate")
     local_steps: int = Field(20, ge=1, description="gradient steps a client takes in a round")
+    local_epochs: int | None = Field(
+        None, ge=1, description="in place of local_steps: as many steps as that many passes over a client's own samples"
+    )
     batch_size: int = Field(200, ge=1, description="samples in a local step; a smaller client uses all it has")
     weighting: str = Field("uniform", description="clients count equally (the paper's objective) or by their samples")
 
@@ -33,12 +36,27 @@ class LocalTraining(Method):
         if self.weighting not in WEIGHTINGS:
             raise ConfigError(f"unknown weighting {self.weighting!r}: valid are {', '.join(WEIGHTINGS)}")
 
-    def train(self, task: Task, weights: Tensor, clients: Sequence[Client]) -> LocalResult:
-        return train_locally(task, weights, clients, self.local_steps, self.lr, self.batch_size)
+    def steps(self, client: Client) -> int:
+        """τ_m, the client's gradient steps in a round."""
+        if self.local_epochs is None:
+            return self.local_steps
+        return self.local_epochs * -(-len(client) // self.batch_size)
+
+    def train(
+        self, task: Task, weights: Tensor, clients: Sequence[Client], adjust: Adjustment | None = None
+    ) -> LocalResult:
+        steps = [self.steps(client) for client in clients]
+        result = train_locally(task, weights, clients, steps, self.lr, self.batch_size, adjust)
+        for client, w_m, loss in zip(clients, *result, strict=True):
+            check_finite(w_m, f"the local model of client {client.id}")
+            check_finite(loss.float(), f"the local loss of client {client.id}")
+        return result
 
     def client_weights(self, replies: Sequence[Message], like: Tensor) -> Tensor:
         """p_m, summing to one: uniform, or in proportion to the samples that clients report. [M]"""
         samples = torch.stack([r.take("samples", ()) for r in replies]).to(like)
+        if bool((samples < 1).any()):
+            raise MessageError("a client reports that it trained on no samples")
         p = samples if self.weighting == "samples" else torch.ones_like(samples)
         return p / p.sum()
 
@@ -49,19 +67,17 @@ class FedAvg(LocalTraining):
     name: ClassVar[str] = "fedavg"
     paper: ClassVar[str] = "McMahan et al. 2017"
 
-    def round(self, task: Task, state: State, round: int) -> Generator[Outgoing, list[Message], Outcome]:
+    def round(
+        self, task: Task, state: State, round: int, cohort: Sequence[int]
+    ) -> Generator[Outgoing, list[Message], Outcome]:
         w = state["weights"]
         replies = yield Message("weights", round, {"weights": w})
         p = self.client_weights(replies, w)
-        # A running sum, so that no two clients' weights need be held at once.
-        new = torch.zeros_like(w)
-        for share, reply in zip(p, replies, strict=True):
-            new += share * reply.of_kind("update").take("weights", tuple(w.shape), w)
+        new = weighted_sum((take_vector(reply, "update", "weights", w) for reply in replies), p)
         return Outcome({"weights": check_finite(new, "the averaged model")}, mean_loss(replies, p))
 
     def answer(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
-        w = message.of_kind("weights").take("weights", tuple(task.like.shape), task.like)
-        result = self.train(task, w, clients)
+        result = self.train(task, take_vector(message, "weights", "weights", task.like), clients)
         return [
             Message("update", message.round, {"weights": w_m} | report(client, loss))
             for client, w_m, loss in zip(clients, *result, strict=True)
@@ -71,6 +87,19 @@ class FedAvg(LocalTraining):
 def report(client: Client, loss: Tensor) -> dict[str, Tensor]:
     """What every local update carries beside itself: sample count and the mean loss met on the way."""
     return {"samples": torch.tensor(len(client), dtype=torch.int32), "loss": loss.to(torch.float32)}
+
+
+def take_vector(message: Message, kind: str, name: str, like: Tensor) -> Tensor:
+    """The array `name` [d] of a message that must be of this kind."""
+    return message.of_kind(kind).take(name, tuple(like.shape), like)
+
+
+def weighted_sum(vectors: Iterable[Tensor], p: Tensor) -> Tensor:
+    """Σ_m p_m v_m as a running sum, so that no two clients' vectors need be held at once."""
+    total = torch.zeros((), dtype=p.dtype, device=p.device)
+    for share, vector in zip(p, vectors, strict=True):
+        total = total + share * vector
+    return total
 
 
 def mean_loss(replies: Sequence[Message], p: Tensor) -> float:

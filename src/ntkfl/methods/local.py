@@ -30,7 +30,7 @@ def train_locally(
     task: Task,
     start: Tensor,
     clients: Sequence[Client],
-    steps: int,
+    steps: int | Sequence[int],
     lr: float,
     batch_size: int,
     adjust: Adjustment | None = None,
@@ -39,34 +39,50 @@ def train_locally(
     """`steps` steps of stochastic gradient descent by each client from `start` [d] (or its own start, [M, d]).
 
     Batches are drawn without replacement, epoch after epoch, from each client's own seed; a client with no more samples
-    than `batch_size` uses all of them at each step. `adjust` changes gradients before the step (FedProx, SCAFFOLD).
+    than `batch_size` uses all of them at each step. Where `steps` differ between clients, one that is done stays where
+    it is. `adjust` changes gradients before the step (FedProx, SCAFFOLD).
     `batched=False` runs the same numbers a client at a time: the reference, and the way for models vmap cannot batch.
     """
-    if not batched:
+    counts = [steps] * len(clients) if isinstance(steps, int) else list(steps)
+    if not batched and len(clients) > 1:
+        starts = start.expand(len(clients), -1)
         singles = [
-            train_locally(task, start if start.ndim == 1 else start[i], [c], steps, lr, batch_size, _alone(adjust, i))
+            train_locally(task, starts[i], [c], counts[i], lr, batch_size, _alone(adjust, i, len(clients)), False)
             for i, c in enumerate(clients)
         ]
         return LocalResult(torch.cat([s.weights for s in singles]), torch.cat([s.losses for s in singles]))
     weights = start.expand(len(clients), -1).clone()
     total = torch.zeros(len(clients), dtype=weights.dtype, device=weights.device)
-    gradient = vmap(grad_and_value(_loss(task)), randomness="different")
+    ends = torch.tensor(counts, device=weights.device)
+    one = grad_and_value(_loss(task))
+    gradient = vmap(one, randomness="different") if batched else _unbatched(one)
     with evaluating(task.model):
-        for x, Y, mask in _batches(task, clients, steps, batch_size):
+        for step, (x, Y, mask) in enumerate(_batches(task, clients, max(counts), batch_size)):
             gradients, losses = gradient(weights, x, Y, mask)
             if adjust is not None:
                 gradients = adjust(gradients, weights)
-            weights = weights - lr * gradients
-            total += losses
-    return LocalResult(weights, total / max(steps, 1))
+            going = ends > step
+            weights = torch.where(going.unsqueeze(1), weights - lr * gradients, weights)
+            total = torch.where(going, total + losses, total)
+    return LocalResult(weights, total / ends.clamp(min=1))
 
 
-def _alone(adjust: Adjustment | None, i: int) -> Adjustment | None:
+def _alone(adjust: Adjustment | None, i: int, clients: int) -> Adjustment | None:
     """The i-th client's share of an adjustment written for all of them."""
     if adjust is None:
         return None
     every = adjust
-    return lambda g, w: every(g.expand(i + 1, -1), w.expand(i + 1, -1))[i : i + 1]
+    return lambda g, w: every(g.expand(clients, -1), w.expand(clients, -1))[i : i + 1]
+
+
+def _unbatched(one: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """`one` for a stack of a single client, without vmap."""
+
+    def gradient(*arguments: Tensor) -> tuple[Tensor, Tensor]:
+        g, loss = one(*(a[0] for a in arguments))
+        return g.unsqueeze(0), loss.unsqueeze(0)
+
+    return gradient
 
 
 def _loss(task: Task) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:

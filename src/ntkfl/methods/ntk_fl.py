@@ -1,7 +1,7 @@
 """NTK-FL. Yue et al., Neural Tangent Kernel Empowered Federated Learning, ICML 2022.
 
-Clients send sample-wise Jacobians, outputs and labels; the server evolves the weights along the tangent kernel to a grid
-of times and keeps the time at which the cohort's own loss is least.
+Clients send sample-wise Jacobians, outputs and labels; the server evolves the weights along the tangent kernel to a
+grid of times and keeps the time at which the cohort's own loss is least.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ntkfl.errors import ConfigError, NumericalError, unknown
-from ntkfl.methods.base import Client, Method, Outcome, Outgoing, State, Task, check_finite
+from ntkfl.methods.base import Client, Method, Outcome, Outgoing, State, Task, check_finite, take_labels
 from ntkfl.tangent import concatenate, evolve, geometric_steps, jacobian
 from ntkfl.tangent.evolution import KERNELS, SCHEMES
 from ntkfl.wire import Message, pack_jacobian, pack_labels, unpack_jacobian
@@ -50,12 +50,14 @@ class NTKFL(Method):
         if self.scheme != "flow" and self.steps is None:
             raise ConfigError(f"scheme {self.scheme!r} takes whole steps: give them, for example 100, 200 … 2000")
 
-    def round(self, task: Task, state: State, round: int) -> Generator[Outgoing, list[Message], Outcome]:
+    def round(
+        self, task: Task, state: State, round: int, cohort: Sequence[int]
+    ) -> Generator[Outgoing, list[Message], Outcome]:
         w = state["weights"]
         uploads = yield Message("weights", round, {"weights": w})
         J = concatenate([unpack_jacobian(u.of_kind("upload"), task.outputs, w.numel(), w) for u in uploads])
         f0 = torch.cat([u.take("outputs", (None, task.outputs), w) for u in uploads])
-        y = torch.cat([_labels(u, w.device) for u in uploads])
+        y = torch.cat([take_labels(u, "labels", w) for u in uploads])
 
         evolution = evolve(J, f0, y, self.lr, self._steps(), self.loss, self.kernel, self.scheme)
         candidates = w + evolution.deltas()  # w^(k,t_1) … w^(k,t_Ψ)
@@ -105,8 +107,3 @@ class NTKFL(Method):
             raise ConfigError("choosing t by validation needs held-out clients: hold some out (--hold-out 10)")
         x, y = task.validation
         return torch.stack([task.losses(task.predict(w, x), y).mean() for w in candidates])
-
-
-def _labels(upload: Message, device: torch.device) -> Tensor:
-    labels = upload.take("labels")
-    return labels.to(device) if labels.is_floating_point() else labels.to(device=device, dtype=torch.int64)

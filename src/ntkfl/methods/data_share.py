@@ -1,0 +1,113 @@
+"""Data sharing. Zhao et al., Federated Learning with Non-IID Data, 2018.
+
+The server holds a small set G of samples of all classes and gives each client a random portion of it, once; clients
+train as in FedAvg on their own samples and these. (The paper also begins from a model trained on G; this does not.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ntkfl.errors import MessageError
+from ntkfl.methods.base import Client, Outcome, Outgoing, State, Task, take_labels
+from ntkfl.methods.fedavg import FedAvg
+from ntkfl.wire import Message, pack_labels
+
+Batch = tuple[Tensor, Tensor]
+
+
+class DataShare(FedAvg):
+    """w ← Σ_m p_m w_m, with w_m trained on D_m ∪ G_m, G_m ⊆ G of size α|G|. Without a shared set it is FedAvg."""
+
+    name: ClassVar[str] = "data-share"
+    paper: ClassVar[str] = "Zhao et al. 2018"
+
+    shared_fraction: float = Field(
+        0.1, ge=0, description="β, size of the shared set relative to all clients' samples: for who prepares it"
+    )
+    shared_portion: float = Field(1.0, gt=0, le=1, description="α, portion of the shared set that a client is given")
+
+    def start(self, task: Task, weights: Tensor) -> State:
+        """`holders` are the ids of the clients that have been given their portion, ascending."""
+        return super().start(task, weights) | {"holders": torch.empty(0, dtype=torch.int64)}
+
+    def round(
+        self, task: Task, state: State, round: int, cohort: Sequence[int]
+    ) -> Generator[Outgoing, list[Message], Outcome]:
+        holders = set(state["holders"].tolist())
+        new = [client for client in cohort if client not in holders and self._size(task)]
+        conversation = super().round(task, state, round, cohort)
+        plain = next(conversation)
+        assert isinstance(plain, Message)
+        replies = yield self._outgoing(task, plain, cohort, new)
+        try:
+            conversation.send(replies)
+        except StopIteration as end:
+            outcome: Outcome = end.value
+        outcome.state["holders"] = torch.tensor(sorted(holders.union(new)), dtype=torch.int64)
+        return outcome
+
+    def _outgoing(self, task: Task, plain: Message, cohort: Sequence[int], new: Sequence[int]) -> Outgoing:
+        """The weights for all, and with them the shared samples for those that are new."""
+        if not new:
+            return plain
+        if len(new) == len(cohort) and self.shared_portion == 1:
+            return self._with_shared(task, plain, new[0])
+        return {client: self._with_shared(task, plain, client) if client in new else plain for client in cohort}
+
+    def _with_shared(self, task: Task, plain: Message, client: int) -> Message:
+        x, y = self._portion(task, client)
+        arrays = {"shared_x": x, "shared_labels": pack_labels(y, task.outputs)}
+        return Message(plain.kind, plain.round, {**plain.arrays, **arrays})
+
+    def answer(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
+        given: Batch | None = None
+        if "shared_x" in message.arrays:
+            given = message.take("shared_x", like=task.like), take_labels(message, "shared_labels", task.like)
+        enlarged = []
+        for client in clients:
+            x, y = given if given is not None else self._kept(task, client)
+            if x.shape[:1] != y.shape[:1] or x.shape[1:] != client.x.shape[1:] or y.shape[1:] != client.y.shape[1:]:
+                raise MessageError(f"the shared samples are not of the kind that client {client.id} has")
+            enlarged.append(replace(client, x=torch.cat([client.x, x]), y=torch.cat([client.y, y])))
+        replies = super().answer(task, message, enlarged)
+        if given is not None:
+            for client in clients:
+                self._keep(task, client, given)
+        return replies
+
+    def _keep(self, task: Task, client: Client, given: Batch) -> None:
+        """Where server and clients live in one process, a mark will do in place of a copy for every client."""
+        held = self._portion(task, client.id) if self._size(task) else ()
+        if len(held) and all(torch.equal(a, b.to(a)) for a, b in zip(given, held, strict=True)):
+            client.memory["shared"] = torch.tensor(True)
+        else:
+            client.memory["shared_x"], client.memory["shared_y"] = (part.clone() for part in given)
+
+    def _kept(self, task: Task, client: Client) -> Batch:
+        """What the client was given in an earlier round; nothing, if it was not."""
+        if "shared" in client.memory:
+            return self._portion(task, client.id)
+        if "shared_x" in client.memory:
+            return client.memory["shared_x"].to(client.x), client.memory["shared_y"].to(client.y)
+        return client.x[:0], client.y[:0]
+
+    def _size(self, task: Task) -> int:
+        """|G_m|, at least one sample of a set that has any."""
+        count = 0 if task.shared is None else len(task.shared[1])
+        return min(count, max(1, round(count * self.shared_portion)))
+
+    def _portion(self, task: Task, client: int) -> Batch:
+        """G_m, drawn by the client's id, so that it is the same whenever it is asked for."""
+        assert task.shared is not None
+        x, y = task.shared
+        if self.shared_portion == 1:
+            return x, y
+        rows = torch.randperm(len(y), generator=torch.Generator().manual_seed(client))[: self._size(task)]
+        return x[rows], y[rows]

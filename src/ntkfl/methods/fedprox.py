@@ -1,0 +1,34 @@
+"""FedProx. Li et al., Federated Optimization in Heterogeneous Networks, 2020.
+
+Federated averaging whose clients are held near the broadcast weights w: client m descends its own loss plus
+(μ/2)‖v − w‖².
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from ntkfl.methods.base import Client, Task
+from ntkfl.methods.fedavg import FedAvg
+from ntkfl.methods.local import Adjustment, LocalResult
+
+
+class FedProx(FedAvg):
+    """v ← v − lr (∇L_m(v) + μ (v − w)) at each local step from v = w; then w ← Σ_m p_m v_m."""
+
+    name: ClassVar[str] = "fedprox"
+    paper: ClassVar[str] = "Li et al. 2020"
+
+    mu: float = Field(0.01, ge=0, description="μ, the pull towards the broadcast weights; 0 is FedAvg")
+
+    def train(
+        self, task: Task, weights: Tensor, clients: Sequence[Client], adjust: Adjustment | None = None
+    ) -> LocalResult:
+        def proximal(gradients: Tensor, v: Tensor) -> Tensor:
+            return gradients + self.mu * (v - weights)
+
+        return super().train(task, weights, clients, proximal)

@@ -1,0 +1,83 @@
+"""QSGD. Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding, 2017.
+
+Clients send their gradient with every value rounded at random, and without bias, to one of a few levels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ntkfl.errors import MessageError, unknown
+from ntkfl.methods.base import Client, Outcome, Outgoing, State, Task, check_finite
+from ntkfl.methods.fedavg import LocalTraining, mean_loss, report, take_vector, weighted_sum
+from ntkfl.wire import Message
+from ntkfl.wire.quantize import CODINGS, NORMS, decode_levels, dequantize, encode_levels, norm_count, quantize
+
+_DITHER = 1  # tells the draws of the quantiser from those of the batches, which have the same seed
+
+
+class Compression(LocalTraining):
+    """Options of methods whose clients send quantised vectors, and both ends of the quantiser."""
+
+    bits: int = Field(4, ge=2, le=16, description="sign and magnitude of a value: s = 2^(bits−1) − 1 levels")
+    coding: str = Field("fixed", description="fixed (exactly `bits` bits a value) or elias (fewer for small levels)")
+    norm: str = Field("l2", description="what a bucket's levels divide: l2 (its 2-norm) or max (its largest value)")
+    bucket: int | None = Field(None, ge=1, description="values that share a norm; default: the whole vector")
+
+    def model_post_init(self, context: object) -> None:
+        super().model_post_init(context)
+        if self.coding not in CODINGS:
+            raise unknown("coding", self.coding, CODINGS)
+        if self.norm not in NORMS:
+            raise unknown("norm", self.norm, NORMS)
+
+    def compress(self, vector: Tensor, client: Client) -> dict[str, Tensor]:
+        """Q(vector) as arrays of a message, rounded by the client's own draws."""
+        draws = np.random.default_rng([client.seed, _DITHER])
+        levels, norms = quantize(vector, self.bits, draws, self.norm, self.bucket)
+        codes = encode_levels(levels, self.bits, self.coding)
+        return {"codes": torch.from_numpy(codes), "norms": torch.from_numpy(norms)}
+
+    def decompress(self, message: Message, like: Tensor) -> Tensor:
+        """Q(vector) [d] from a message."""
+        codes, norms = message.take("codes", (None,)), message.take("norms", (norm_count(like.numel(), self.bucket),))
+        if codes.dtype != torch.uint8 or norms.dtype != torch.float32 or bool((norms < 0).any()):
+            raise MessageError("a quantised vector needs bytes of codes and norms that are not negative")
+        levels = decode_levels(codes.numpy(), like.numel(), self.bits, self.coding)
+        return dequantize(levels, norms.numpy(), self.bits, self.bucket).to(like)
+
+
+class QSGD(Compression):
+    """w ← w − lr Σ_m p_m Q(g_m), where g_m = (w − w_m) / lr: the client's gradient, or the sum of its local steps'.
+
+    Q(v)_i = ‖v‖ sign(v_i) ξ_i / s with ξ_i one of the two integers around s |v_i| / ‖v‖ and E Q(v) = v. The paper's
+    practical variant has buckets (512 values or so) and the max norm; without buckets and with the 2-norm it is the
+    one that the paper's bounds are about.
+    """
+
+    name: ClassVar[str] = "qsgd"
+    paper: ClassVar[str] = "Alistarh et al. 2017"
+
+    local_steps: int = Field(1, ge=1, description="gradient steps a client takes in a round; 1: it sends its gradient")
+
+    def round(
+        self, task: Task, state: State, round: int, cohort: Sequence[int]
+    ) -> Generator[Outgoing, list[Message], Outcome]:
+        w = state["weights"]
+        replies = yield Message("weights", round, {"weights": w})
+        p = self.client_weights(replies, w)
+        g = weighted_sum((self.decompress(reply.of_kind("update"), w) for reply in replies), p)
+        return Outcome({"weights": check_finite(w - self.lr * g, "the model")}, mean_loss(replies, p))
+
+    def answer(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
+        w = take_vector(message, "weights", "weights", task.like)
+        return [
+            Message("update", message.round, self.compress((w - w_m) / self.lr, client) | report(client, loss))
+            for client, w_m, loss in zip(clients, *self.train(task, w, clients), strict=True)
+        ]

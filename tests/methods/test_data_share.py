@@ -1,0 +1,113 @@
+"""Data sharing: FedAvg on more data, which is sent to each client once."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from ntkfl.errors import MessageError
+from ntkfl.methods import Client, DataShare, FedAvg, Task
+from ntkfl.wire import Message
+
+from .conversation import play, play_rounds, small_clients, small_task
+
+OPTIONS = {"lr": 0.3, "local_steps": 5, "batch_size": 8}
+
+
+def shared_set(n: int = 13) -> tuple[Tensor, Tensor]:
+    (client,) = small_clients(n, seed=7)
+    return client.x, client.y
+
+
+def enlarged(clients: list[Client], shared: tuple[Tensor, Tensor]) -> list[Client]:
+    x, y = shared
+    return [replace(c, x=torch.cat([c.x, x]), y=torch.cat([c.y, y]), memory={}) for c in clients]
+
+
+@pytest.mark.parametrize("shared", [None, shared_set(0)])
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_nothing_shared_is_fedavg(shared: tuple[Tensor, Tensor] | None, weighting: str) -> None:
+    clients, task = small_clients(10, 25), small_task(shared=shared)
+    share, avg = (
+        play_rounds(method(weighting=weighting, **OPTIONS), task, clients, 3)["weights"]
+        for method in (DataShare, FedAvg)
+    )
+    assert torch.equal(share, avg)
+    assert all(not c.memory for c in clients)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_it_is_fedavg_on_more_data(weighting: str, apart: bool) -> None:
+    """Also where the clients live elsewhere, and must keep what they are given themselves."""
+    shared, clients = shared_set(), small_clients(10, 25, 7)
+    task = small_task(shared=shared)
+    elsewhere = Task(task.model, task.outputs, task.loss) if apart else task
+    more = enlarged(clients, shared)
+    share, avg = DataShare(weighting=weighting, **OPTIONS), FedAvg(weighting=weighting, **OPTIONS)
+    state, expected = share.start(task, task.like), avg.start(task, task.like)
+    for number, cohort in enumerate([(0, 1), (0, 1, 2), (1, 2), (0, 2)], 1):
+        state = play(share, task, [clients[i] for i in cohort], state, number, elsewhere)[0].state
+        expected = play(avg, task, [more[i] for i in cohort], expected, number)[0].state
+        torch.testing.assert_close(state["weights"], expected["weights"], atol=1e-12, rtol=0)
+    assert state["holders"].tolist() == [0, 1, 2]
+    for client in clients:
+        if apart:
+            assert torch.equal(client.memory["shared_x"], shared[0])
+            assert torch.equal(client.memory["shared_y"], shared[1])
+        else:
+            assert sum(t.numel() for t in client.memory.values()) == 1
+
+
+def test_each_client_is_sent_the_set_once() -> None:
+    task, clients = small_task(shared=shared_set(13)), small_clients(10, 25, 7, 9)
+    plain = next(s.size for s in play(FedAvg(**OPTIONS), task, clients)[1] if s.way == "down")
+    extra = 13 * (5 * 8 + 1)
+    method = DataShare(**OPTIONS)
+    state, seen = method.start(task, task.like), set[int]()
+    for number, cohort in enumerate([(0, 1), (1, 2), (0, 1, 2), (0, 3)], 1):
+        outcome, log = play(method, task, [clients[i] for i in cohort], state, number)
+        state = outcome.state
+        for sent in log:
+            if sent.way == "down" and sent.client in seen:
+                assert sent.size == plain
+            elif sent.way == "down":
+                assert plain + extra < sent.size < plain + extra + 64
+        seen |= set(cohort)
+    assert state["holders"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_portion_is_each_clients_own() -> None:
+    shared = shared_set(40)
+    task, clients = small_task(shared=shared), small_clients(10, 25)
+    elsewhere = Task(task.model, task.outputs, task.loss)
+    method = DataShare(shared_portion=0.25, **OPTIONS)
+    near, far = copy.deepcopy(clients), copy.deepcopy(clients)
+    state, first = method.start(task, task.like), None
+    other = method.start(task, task.like)
+    for number in (1, 2):
+        outcome, log = play(method, task, near, state, number)
+        state = outcome.state
+        other = play(method, task, far, other, number, elsewhere)[0].state
+        assert torch.equal(state["weights"], other["weights"])
+        first = first or log
+    given = [c.memory["shared_x"] for c in far]
+    assert [len(g) for g in given] == [10, 10]
+    assert not torch.equal(given[0], given[1])
+    for x, client in zip(given, far, strict=True):
+        rows = [int((shared[0] == row).all(1).nonzero()) for row in x]
+        assert len(set(rows)) == 10
+        assert torch.equal(client.memory["shared_y"], shared[1][rows])
+
+
+def test_memory_changes_only_with_an_answer() -> None:
+    task, clients = small_task(shared=shared_set()), small_clients(10)
+    x, y = shared_set()
+    wrong = {"weights": task.like, "shared_x": x[:, :2], "shared_labels": y}
+    with pytest.raises(MessageError, match="shared"):
+        DataShare().answer(task, Message("weights", 1, wrong), clients)
+    assert not clients[0].memory
