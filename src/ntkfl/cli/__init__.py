@@ -8,6 +8,7 @@ import sys
 import typer
 
 from ntkfl.cli import data as data_commands
+from ntkfl.cli.bench import bench
 from ntkfl.cli.compare import compare
 from ntkfl.cli.train import train
 from ntkfl.errors import NTKFLError
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command()(compare)
+app.command()(bench)
 app.add_typer(data_commands.app, name="data")
 
 

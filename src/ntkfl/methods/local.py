@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
 from ntkfl.methods.base import Client, Task
+from ntkfl.methods.span import Stacked, first_layer, pays, shaped, train_in_span
 from ntkfl.tangent.losses import per_sample, targets
-from ntkfl.tangent.parameters import evaluating, unflatten
+from ntkfl.tangent.parameters import column_slices, evaluating, trainable
 
 Adjustment = Callable[[Tensor, Tensor], Tensor]  # (gradients [M, d], weights [M, d]) -> gradients to descend
 
@@ -51,20 +52,70 @@ def train_locally(
             for i, c in enumerate(clients)
         ]
         return LocalResult(torch.cat([s.weights for s in singles]), torch.cat([s.losses for s in singles]))
-    weights = start.expand(len(clients), -1).clone()
-    total = torch.zeros(len(clients), dtype=weights.dtype, device=weights.device)
-    ends = torch.tensor(counts, device=weights.device)
-    one = grad_and_value(_loss(task))
-    gradient = vmap(one, randomness="different") if batched else _unbatched(one)
+    if max(counts) == 0:
+        return LocalResult(start.expand(len(clients), -1).clone(), start.new_zeros(len(clients)))
+    ends = torch.tensor(counts, device=start.device)
+    rates = [lr if min(counts) > step else lr * (ends > step).to(start.dtype) for step in range(max(counts))]
+    stacked = _stack(task, start.expand(len(clients), -1))
+    longest = max(len(c) for c in clients)
     with evaluating(task.model):
-        for step, (x, Y, mask) in enumerate(_batches(task, clients, max(counts), batch_size)):
-            gradients, losses = gradient(weights, x, Y, mask)
-            if adjust is not None:
-                gradients = adjust(gradients, weights)
-            going = ends > step
-            weights = torch.where(going.unsqueeze(1), weights - lr * gradients, weights)
-            total = torch.where(going, total + losses, total)
-    return LocalResult(weights, total / ends.clamp(min=1))
+        layer = first_layer(task.model) if batched and adjust is None and longest <= batch_size else None
+        if layer is not None and pays(layer, longest, max(counts)):
+            x, Y, mask = next(_batches(task, clients, 1, batch_size))
+            losses = train_in_span(layer, _masked_loss(task.loss), stacked, x, Y, mask, rates)
+        else:
+            losses = _descend(task, stacked, _batches(task, clients, max(counts), batch_size), rates, adjust, batched)
+    taken = torch.stack([ends > step for step in range(max(counts))])  # [steps, M]
+    return LocalResult(_flat(stacked), (losses * taken).sum(0) / ends.clamp(min=1))
+
+
+def _descend(
+    task: Task,
+    stacked: Stacked,
+    batches: Iterator[tuple[Tensor, Tensor, Tensor]],
+    rates: Sequence[float | Tensor],
+    adjust: Adjustment | None,
+    batched: bool,
+) -> Tensor:
+    """Steps on the stacked parameters, in place; the loss at each step and client, [steps, M]."""
+    loss_of = _masked_loss(task.loss)
+
+    def loss(parameters: dict[str, Tensor], x: Tensor, Y: Tensor, mask: Tensor) -> Tensor:
+        return loss_of(functional_call(task.model, parameters, (x,)), Y, mask)
+
+    one = grad_and_value(loss)
+    gradient = vmap(one, randomness="different") if batched else _unbatched(one)
+    met = []
+    for rate, (x, Y, mask) in zip(rates, batches, strict=True):
+        gradients, losses = gradient(stacked, x, Y, mask)
+        if adjust is not None:
+            gradients = _stack(task, adjust(_flat(gradients), _flat(stacked)))
+        for name, g in gradients.items():
+            stacked[name].sub_(g * shaped(rate, g))
+        met.append(losses)
+    return torch.stack(met)
+
+
+def _stack(task: Task, weights: Tensor) -> Stacked:
+    """Weights [M, d] by parameter, [M, *shape] each: derivatives by parameter are never padded to [M, d]."""
+    parameters = trainable(task.model)
+    return {
+        name: weights[:, s].reshape(len(weights), *parameters[name].shape).clone(memory_format=torch.contiguous_format)
+        for name, s in column_slices(parameters).items()
+    }
+
+
+def _flat(stacked: Stacked) -> Tensor:
+    return torch.cat([p.flatten(1) for p in stacked.values()], dim=1)
+
+
+def _masked_loss(loss: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """The mean loss over the rows that are there."""
+
+    def value(f: Tensor, Y: Tensor, mask: Tensor) -> Tensor:
+        return (per_sample(loss, f, Y) * mask).sum() / mask.sum()
+
+    return value
 
 
 def _alone(adjust: Adjustment | None, i: int, clients: int) -> Adjustment | None:
@@ -75,22 +126,14 @@ def _alone(adjust: Adjustment | None, i: int, clients: int) -> Adjustment | None
     return lambda g, w: every(g.expand(clients, -1), w.expand(clients, -1))[i : i + 1]
 
 
-def _unbatched(one: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+def _unbatched(one: Callable[..., tuple[Stacked, Tensor]]) -> Callable[..., tuple[Stacked, Tensor]]:
     """`one` for a stack of a single client, without vmap."""
 
-    def gradient(*arguments: Tensor) -> tuple[Tensor, Tensor]:
-        g, loss = one(*(a[0] for a in arguments))
-        return g.unsqueeze(0), loss.unsqueeze(0)
+    def gradient(stacked: Stacked, *batch: Tensor) -> tuple[Stacked, Tensor]:
+        g, loss = one({name: p[0] for name, p in stacked.items()}, *(a[0] for a in batch))
+        return {name: p.unsqueeze(0) for name, p in g.items()}, loss.unsqueeze(0)
 
     return gradient
-
-
-def _loss(task: Task) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    def loss(weights: Tensor, x: Tensor, Y: Tensor, mask: Tensor) -> Tensor:
-        f = functional_call(task.model, unflatten(task.model, weights), (x,))
-        return (per_sample(task.loss, f, Y) * mask).sum() / mask.sum()
-
-    return loss
 
 
 def _batches(

@@ -125,7 +125,7 @@ def _kernel_product(J: Jacobian, kernel: str) -> _Product:
     if kernel == "full":
         return lambda R: J.jvp(J.vjp(R.to(J.dtype))).double()
     H = J.kernel()
-    return lambda R: (H @ R.to(H.dtype)).double()
+    return lambda R: (R.to(H.dtype).T.contiguous() @ H).T.double()  # H is symmetric; this way is the faster
 
 
 def _flow(

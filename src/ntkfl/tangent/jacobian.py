@@ -74,16 +74,30 @@ class Jacobian(ABC):
 
     @abstractmethod
     def __getitem__(self, index: RowIndex) -> Jacobian:
-        """The rows at `index` (an int keeps its dimension), as an independent Jacobian."""
+        """The rows at `index` (an int keeps its dimension); a plain slice shares memory with this Jacobian."""
 
     @abstractmethod
     def tensors(self) -> tuple[Tensor, ...]:
         """Everything stored."""
 
     def kernel(self) -> Tensor:
-        """The trace kernel H_ij = (1/d2)⟨J_i, J_j⟩_F, [N, N]; N² memory."""
-        H = self.gram(self)
-        return (H + H.T) / 2  # exactly symmetric, whatever order the products were summed in
+        """The trace kernel H_ij = (1/d2)⟨J_i, J_j⟩_F, [N, N], exactly symmetric; N² memory.
+
+        Computed by blocks of the upper triangle: half the products, and blocks that stay in a CPU's cache.
+        """
+        N, size = len(self), 512 if self.device.type == "cpu" else 8192
+        parts = [self[i : i + size] for i in range(0, N, size)]
+        H = torch.empty(N, N, dtype=self.dtype, device=self.device)
+        for i, left in enumerate(parts):
+            for j, right in enumerate(parts[i:], start=i):
+                block = left.gram(right)
+                rows, columns = slice(i * size, i * size + len(left)), slice(j * size, j * size + len(right))
+                if i == j:
+                    H[rows, columns] = (block + block.T) / 2
+                else:
+                    H[rows, columns] = block
+                    H[columns, rows] = block.T
+        return H
 
     @property
     def dtype(self) -> torch.dtype:
@@ -162,7 +176,8 @@ class BlockJacobian(Jacobian):
         return out
 
     def __getitem__(self, index: RowIndex) -> BlockJacobian:
-        rows = _row_index(index, len(self), self.device)
+        plain = isinstance(index, slice) and index.step in (None, 1)
+        rows = index if plain else _row_index(index, len(self), self.device)
         return BlockJacobian(
             [block.with_tensors(tuple(t[rows] for t in block.tensors())) for block in self.blocks], *self.shape[1:]
         )

@@ -37,7 +37,7 @@ class Message:
         return Message(KINDS[kind], round, arrays)
 
     def take(self, name: str, shape: tuple[int | None, ...] | None = None, like: Tensor | None = None) -> Tensor:
-        """The array `name`, checked: there, of this shape (None: any size), finite; moved and cast to be like `like`."""
+        """The array `name`, checked: there, of this shape (None: any size), finite; moved and cast like `like`."""
         if name not in self.arrays:
             raise MessageError(f"a {self.kind!r} message of round {self.round} lacks {name!r}")
         value = self.arrays[name]

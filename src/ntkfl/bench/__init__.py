@@ -1,0 +1,11 @@
+"""Measurements of this package beside the alternatives, in one process at one moment."""
+
+from ntkfl.bench.clients import clients
+from ntkfl.bench.kernel import kernel
+from ntkfl.bench.round import round
+from ntkfl.bench.rows import Row, Setting, Suite
+
+# A suite's first docstring line is its title.
+SUITES: dict[str, Suite] = {"kernel": kernel, "round": round, "clients": clients}
+
+__all__ = ["SUITES", "Row", "Setting", "Suite"]

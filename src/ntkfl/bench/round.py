@@ -1,0 +1,142 @@
+"""The server's update of a round of the paper's size: the flow, against explicit steps and the dense way."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ntkfl.bench.dense import DenseWay, explicit_steps
+from ntkfl.bench.inputs import fashion, synthetic
+from ntkfl.bench.memory import update_peak
+from ntkfl.bench.race import race, relative
+from ntkfl.bench.rows import Row, Setting
+from ntkfl.models import mlp
+from ntkfl.tangent import PAPER_STEPS, Evolution, evolve, jacobian
+from ntkfl.tangent.losses import targets
+
+_LR = 0.01
+_COMPARED_FROM = 500  # before that, flow and descent are different curves and both are right
+_SLICE = 200  # explicit steps timed at a time: all are alike, and a short turn meets less noise than a long one
+
+
+class _Case:
+    """The samples, the network, and its Jacobian in factors."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.N, self.side, self.hidden = (60, 14, 16) if setting.quick else (4000, 28, 100)
+        self.steps = PAPER_STEPS[4:6] if setting.quick else PAPER_STEPS
+        x, y, self.data = (*synthetic(self.N, self.side), "synthetic images") if setting.quick else fashion(self.N)
+        self.x, self.y = x.to(setting.device), y.to(setting.device)
+        torch.manual_seed(0)
+        self.model = mlp(self.side**2, self.hidden, 10).to(setting.device)
+        with torch.no_grad():
+            self.f0 = self.model(self.x)
+        self.J = jacobian(self.model, self.x)
+
+    def update(self, kernel: str = "full", geometric: bool = False) -> tuple[Evolution, Tensor]:
+        """All candidate changes of the weights, [S, d]."""
+        steps = None if geometric else self.steps
+        evolution = evolve(self.J, self.f0, self.y, _LR, steps, kernel=kernel)
+        return evolution, evolution.deltas()
+
+    def descend(self, steps: tuple[int, ...], kernel: str = "full", rows: int | None = None) -> Evolution:
+        J = self.J if rows is None else self.J[:rows]
+        return evolve(J, self.f0[:rows], self.y[:rows], _LR, steps, kernel=kernel, scheme="descent")
+
+
+def round(setting: Setting) -> list[Row]:
+    """A round's server update: all candidate weights of the paper's steps."""
+    case = _Case(setting)
+    timed = race(
+        {
+            "factors": lambda: jacobian(case.model, case.x),
+            "flow": case.update,
+            "descent": lambda: case.descend((_SLICE,)),
+            "geometric": lambda: case.update(geometric=True),
+            "trace": lambda: case.update("trace"),
+        },
+        turns=4,
+        setting=setting,
+    )
+    seconds = {name: timing.seconds for name, timing in timed.items()}
+    descent = seconds["descent"] * case.steps[-1] / _SLICE
+    flow, changes = timed["flow"].result
+    apart = {
+        f"difference at t = {t}": relative(ours, theirs)
+        for t, ours, theirs in zip(case.steps, changes, case.descend(case.steps).deltas(), strict=True)
+        if t >= _COMPARED_FROM
+    }
+    # There and back through every layer for each evaluation.
+    product = 4.0 * case.N * (case.side**2 * case.hidden + case.hidden * 10)
+    size = f"N={case.N:,} {case.data}, {case.side**2}-{case.hidden}-10"
+    products = flow.statistics.evaluations
+    memory = update_peak(case.N, case.side, case.hidden, setting.device)
+    usage = f"process peak {memory['peak'] / 1e9:.2f} GB, {memory['added'] / 1e9:.2f} GB by this" if memory else ""
+    full, trace = (seconds["factors"] + seconds[name] for name in ("flow", "trace"))
+    return [
+        Row("flow, full kernel", seconds["flow"], 1.0, None, product * products, None, f"{size}; {products} products"),
+        Row(
+            f"{case.steps[-1]:,} explicit steps, full kernel",
+            descent,
+            descent / seconds["flow"],
+            None if setting.quick else 4.0,
+            product * case.steps[-1],
+            max(apart.values()),
+            f"at the worst t ≥ {_COMPARED_FROM}; same operators; timed by {_SLICE} steps",
+            apart,
+        ),
+        _variant("flow, full kernel, geometric grid", timed["geometric"].result[0], seconds["geometric"], seconds),
+        _variant("flow, trace kernel", timed["trace"].result[0], seconds["trace"], seconds),
+        Row("Jacobian and flow, trace kernel", trace, 1.0),
+        _dense(setting, case, "trace", 20 if setting.quick else 500, trace),
+        Row(
+            "Jacobian and flow, full kernel",
+            full,
+            1.0,
+            note=usage,
+            details={f"{name}_bytes": count for name, count in memory.items()},
+        ),
+        _dense(setting, case, "full", 20 if setting.quick else 200, full),
+    ]
+
+
+def _variant(what: str, evolution: Evolution, own: float, seconds: dict[str, float]) -> Row:
+    note = f"{len(evolution.steps)} steps, {evolution.statistics.evaluations} products"
+    return Row(what, own, own / seconds["flow"], note=note, ours=True)
+
+
+def _dense(setting: Setting, case: _Case, kernel: str, few: int, ours: float) -> Row:
+    """Dense Jacobian, dense kernel, explicit steps and weights, measured on `few` rows and scaled to all of them.
+
+    Jacobian and weights grow with N, the kernel and its products with N². Small products run in a cache that large
+    ones do not fit, so what is scaled is too good, if anything.
+    """
+    growth = case.N / few
+    Y, f0 = targets(case.y[:few], 10, "ce"), case.f0[:few]
+    dense = DenseWay(case.model, case.x[:few], 10)
+    dense.fill()
+    H = dense.kernel(kernel)
+    residuals = explicit_steps(H, f0, Y, _LR, case.steps)
+    timed = race(
+        {
+            "Jacobian": dense.fill,
+            "kernel": lambda: dense.kernel(kernel),
+            "steps": lambda: explicit_steps(H, f0, Y, _LR, (_SLICE,)),
+            "weights": lambda: dense.changes(residuals, _LR),
+        },
+        turns=3,
+        setting=setting,
+    )
+    by = {"Jacobian": growth, "kernel": growth**2, "steps": growth**2 * case.steps[-1] / _SLICE, "weights": growth}
+    parts = {name: timed[name].seconds * factor for name, factor in by.items()}
+    total = sum(parts.values())
+    held = dense.gigabytes * growth + (H.nbytes * growth**2 / 1e9)
+    return Row(
+        f"all dense, {kernel} kernel, explicit steps",
+        total,
+        total / ours,
+        None if setting.quick else 100.0,
+        difference=relative(timed["weights"].result, case.descend(case.steps, kernel, few).deltas()),
+        note=f"scaled from N={few}: Jacobian ×{growth:g}, kernel ×{growth**2:g}; would hold {held:.2g} GB",
+        details={f"{name}_seconds": part for name, part in parts.items()},
+    )
