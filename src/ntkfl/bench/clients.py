@@ -60,8 +60,7 @@ def clients(setting: Setting) -> list[Row]:
         Row(
             "all clients at once",
             seconds["batched"],
-            1.0,
-            flop=flop,
+            1.0,  # its share of the peak is not told: it makes fewer products than the loop
             note=f"{M} clients, {n} samples, {steps} steps, {side * side}-{hidden}-10",
         ),
         against("a client at a time, same code", "single", None),

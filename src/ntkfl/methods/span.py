@@ -73,27 +73,30 @@ def train_in_span(
     z = torch.baddbmm(b.unsqueeze(1), x, W.mT)  # the layer's outputs, [M, n, n_out]
     # Rows are centred before their products, [x 1][x 1]ᵀ = CCᵀ + u1ᵀ + 1uᵀ + s11ᵀ: in float32 the mean's large share of
     # XXᵀ would otherwise cost digits of the rest, and samples near a ReLU's kink would fall on its other side.
+    # Applied to d as one product: [CCᵀ u 1] [d; 1ᵀd; uᵀd + s1ᵀd].
+    M, n, _ = x.shape
     mean = x.mean(1, keepdim=True)
     centred = x - mean
-    gram = torch.bmm(centred, centred.mT)
-    u = torch.bmm(centred, mean.mT)  # [M, n, 1]
-    s = torch.bmm(mean, mean.mT) + 1  # [M, 1, 1]; the 1 is the bias
+    u, ones = torch.bmm(centred, mean.mT), x.new_ones(M, n, 1)
+    gram = torch.cat([torch.bmm(centred, centred.mT), u, ones], dim=2)  # [M, n, n + 2]
+    sums = torch.cat([ones, u], dim=2).mT.contiguous()  # [M, 2, n]
+    s = torch.bmm(mean, mean.mT).squeeze(1) + 1  # [M, 1]; the 1 is the bias
 
     def behind(parameters: Stacked, z: Tensor, Y: Tensor, mask: Tensor) -> Tensor:
         return loss(functional_call(layer.rest, parameters, (z,)), Y, mask)
 
     gradient = vmap(grad_and_value(behind, argnums=(0, 1)), randomness="different")
-    A = torch.zeros_like(z)
+    A, d = torch.zeros_like(z), z.new_empty(M, n + 2, z.shape[2])
     met = []
     for rate in rates:
-        (g, d), losses = gradient(others, z, Y, mask)
+        (g, slope), losses = gradient(others, z, Y, mask)
         for name, p in others.items():
             p.sub_(g[name] * shaped(rate, p))
-        d = d * shaped(rate, d)
-        A.sub_(d)
-        total = d.sum(1, keepdim=True)  # [M, 1, n_out]
+        rows = torch.mul(slope, shaped(rate, slope), out=d[:, :n])
+        torch.bmm(sums, rows, out=d[:, n:])
+        d[:, n + 1].addcmul_(s, d[:, n])
+        A.sub_(rows)
         z = torch.baddbmm(z, gram, d, alpha=-1)
-        z.sub_(torch.baddbmm(torch.baddbmm(s * total, u.mT, d), u, total))
         met.append(losses)
     W.baddbmm_(A.mT, x)
     b.add_(A.sum(1))
