@@ -97,12 +97,13 @@ def test_averaging_follows_its_formula(digits: ntkfl.data.Federated, tmp_path: P
 
 def test_one_round_is_the_stages_by_hand(digits: ntkfl.data.Federated) -> None:
     """Concatenated Jacobians, one evolution, the candidate with the least loss over the cohort's own data."""
-    finished = run(digits, NTKFL(steps=(20.0, 200.0, 4000.0), average=0), rounds=1)
+    finished = run(digits, NTKFL(steps=(20.0, 200.0, 4000.0), average=0, label_smoothing=0.2), rounds=1)
     model = net()
     batches = [digits.client(i) for i in finished.history[0]["clients"]]
     x, y = torch.cat([b[0] for b in batches]), torch.cat([b[1] for b in batches])
     J = ntkfl.concatenate([ntkfl.jacobian(model, b[0]) for b in batches])
-    e = ntkfl.evolve(J, model(x).detach(), y, lr=0.01, steps=(20.0, 200.0, 4000.0))
+    smoothed = 0.8 * nn.functional.one_hot(y, 10) + 0.02
+    e = ntkfl.evolve(J, model(x).detach(), smoothed, lr=0.01, steps=(20.0, 200.0, 4000.0))
     losses = []
     for i in range(3):
         candidate = copy.deepcopy(model)

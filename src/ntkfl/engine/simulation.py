@@ -142,7 +142,13 @@ class _Engine:
         self.method, self.clients_per_round, self.seed = method, clients_per_round, seed
         self.device = torch.device(device) if device is not None else next(model.parameters()).device
         self.dtype = flatten(model).dtype
-        self.task = Task(copy.deepcopy(model).to(self.device), fed.output_dim, method.loss, total_clients=len(self.fed))
+        self.task = Task(
+            copy.deepcopy(model).to(self.device),
+            fed.output_dim,
+            method.loss,
+            total_clients=len(self.fed),
+            label_smoothing=method.label_smoothing,
+        )
         self.task.shared = None if shared is None else self._place(shared)
         if held is not None:
             batches = [held.client(i) for i in range(len(held))]

@@ -62,9 +62,10 @@ class Task:
         shared: tuple[Tensor, Tensor] | None = None,
         validation: tuple[Tensor, Tensor] | None = None,
         total_clients: int = 1,
+        label_smoothing: float = 0.0,
     ) -> None:
         self.model = copy.deepcopy(model)
-        self.outputs, self.loss = outputs, loss
+        self.outputs, self.loss, self.label_smoothing = outputs, loss, label_smoothing
         self.shared, self.validation = shared, validation
         self.total_clients = total_clients  # of the whole federation, not of a round
         self.like = flatten(self.model)  # device and type of weights
@@ -80,8 +81,14 @@ class Task:
         with evaluating(self.model):
             return torch.cat([apply_flat(self.model, weights, part) for part in torch.split(x, batch)])
 
+    def training_targets(self, y: Tensor) -> Tensor:
+        """Targets [N, d2] to train on: a class keeps 1 − s of its one, the rest is spread over all. Real y as it is."""
+        Y = targets(y, self.outputs, self.loss, self.like.dtype)
+        s = 0.0 if y.is_floating_point() else self.label_smoothing
+        return Y if s == 0 else Y.mul_(1 - s).add_(s / self.outputs)
+
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """ℓ for each sample, [N]."""
+        """ℓ for each sample on its true label, [N]."""
         return per_sample(self.loss, outputs, targets(y, self.outputs, self.loss, outputs.dtype))
 
 
@@ -92,6 +99,7 @@ class Method(Options):
     paper: ClassVar[str]
 
     loss: str = Field("ce", description="ce or mse")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="part of a class label spread over all classes")
     average: float = Field(
         0.0, ge=0, lt=1, description="running average of the rounds' weights that is reported and saved; 0: none"
     )

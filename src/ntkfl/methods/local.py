@@ -14,7 +14,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from ntkfl.methods.base import Client, Task
 from ntkfl.methods.span import Stacked, first_layer, pays, shaped, train_in_span
-from ntkfl.tangent.losses import per_sample, targets
+from ntkfl.tangent.losses import per_sample
 from ntkfl.tangent.parameters import column_slices, evaluating, trainable
 
 Adjustment = Callable[[Tensor, Tensor], Tensor]  # (gradients [M, d], weights [M, d]) -> gradients to descend
@@ -144,7 +144,7 @@ def _batches(
     longest = max(len(c) for c in clients)
     like = task.like
     x = torch.stack([_padded(c.x, longest) for c in clients])
-    Y = torch.stack([_padded(targets(c.y, task.outputs, task.loss, like.dtype), longest) for c in clients])
+    Y = torch.stack([_padded(task.training_targets(c.y), longest) for c in clients])
     if longest <= batch_size:  # every client uses all it has, at every step
         mask = torch.stack([(torch.arange(longest, device=like.device) < len(c)).to(like.dtype) for c in clients])
         for _ in range(steps):

@@ -7,10 +7,10 @@ grid of times and keeps the time at which the cohort's own loss is least.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from ntkfl.errors import ConfigError, NumericalError, unknown
@@ -23,12 +23,17 @@ CHOICES = ("cohort", "validation")
 
 
 class NTKFL(Method):
-    """The defaults are the full kernel with averaged weights; `NTKFL(kernel="trace", average=0)` is the paper's."""
+    """The defaults are the full kernel, smoothed labels and averaged weights; `NTKFL(kernel="trace", average=0)` is the
+    paper's.
+    """
 
     name: ClassVar[str] = "ntk-fl"
     paper: ClassVar[str] = "Yue et al. 2022"
 
     average: float = Field(0.9, ge=0, lt=1, description="running average of the rounds' weights; 0 is the paper")
+    label_smoothing: float = Field(
+        0.1, ge=0, lt=1, description="part of a class label spread over all; by default 0 with the paper's trace kernel"
+    )
     lr: float = Field(0.01, gt=0, description="η; with the flow only η·t counts")
     kernel: str = Field("full", description="full (the linearised network) or trace (the paper's)")
     scheme: str = Field("flow", description="flow, descent or paper")
@@ -37,6 +42,13 @@ class NTKFL(Method):
     )
     choose: str = Field("cohort", description="t by the cohort's own losses, or by a validation set (held-out clients)")
     form: str = Field("auto", description="how Jacobians are sent: auto, factored or dense")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _paper_is_plain(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Smoothing is ours: who asks for the paper's kernel gets the paper's labels, unless told otherwise."""
+        plain = values.get("kernel") == "trace" or values.get("loss") == "mse"
+        return {"label_smoothing": 0.0} | values if plain else values
 
     def model_post_init(self, context: object) -> None:
         super().model_post_init(context)
@@ -59,7 +71,7 @@ class NTKFL(Method):
         f0 = torch.cat([u.take("outputs", (None, task.outputs), w) for u in uploads])
         y = torch.cat([take_labels(u, "labels", w) for u in uploads])
 
-        evolution = evolve(J, f0, y, self.lr, self._steps(), self.loss, self.kernel, self.scheme)
+        evolution = evolve(J, f0, task.training_targets(y), self.lr, self._steps(), self.loss, self.kernel, self.scheme)
         candidates = w + evolution.deltas()  # w^(k,t_1) … w^(k,t_Ψ)
 
         if self.choose == "cohort":
