@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from ntkfl.compare.cells import Cell, run_cells
-from ntkfl.compare.results import Row, accuracy_at, reached_text, spread, summarise, write
+from ntkfl.compare.results import Row, columns, setting_text, summarise, write
 from ntkfl.compare.search import describe, search
 from ntkfl.compare.spec import Comparison
 
@@ -67,8 +68,9 @@ def compare(
     from ntkfl.report.curves import plot_curves  # plotting is slow to import, and workers need none of it
 
     write(folder, comparison, rows, searches, shlex.join(["ntkfl", *sys.argv[1:]]))
-    figure = plot_curves(rows, _title(comparison), comparison.targets, folder / "curves.png")
-    for table in (_accuracy_table(comparison, rows), _target_table(comparison, rows)):
+    drawn = [row for row in rows if comparison.figure is None or row.label in comparison.figure]
+    figure = plot_curves(drawn, _title(comparison), comparison.targets, folder / "curves.png")
+    for table in _tables(comparison, rows):
         console.print(table)
     for row in rows:
         for seed, why in zip(row.seeds, row.failed, strict=True):
@@ -85,34 +87,30 @@ def _title(comparison: Comparison) -> str:
     return f"{data.dataset}, {data.clients} clients ({split}), {comparison.clients_per_round} a round, {seeds}"
 
 
-def _accuracy_table(comparison: Comparison, rows: Sequence[Row]) -> Table:
-    longest = max(len(curve) for row in rows for curve in row.accuracy)
-    shown = [r for r in comparison.show_rounds if r <= longest]
-    table = Table(title=f"Test accuracy, %: {_title(comparison)}", title_justify="left")
-    table.add_column("method", overflow="fold")
-    for r in shown:
-        table.add_column(f"round {r}", justify="right")
-    table.add_column("setting", overflow="fold")
-    for row in rows:
-        options = ", ".join(f"{k} {v}" for k, v in row.setting.items() if k != "name")
-        table.add_row(row.label, *(accuracy_at(row, r) for r in shown), options or "defaults")
-    return table
-
-
-def _target_table(comparison: Comparison, rows: Sequence[Row]) -> Table:
-    table = Table(title="Rounds, uplink and seconds", title_justify="left")
-    table.add_column("method", overflow="fold")
-    for target in comparison.targets:
-        table.add_column(f"rounds to {target:.0%}", justify="right")
-        table.add_column(f"MiB to {target:.0%}", justify="right")
-    table.add_column("seconds a round", justify="right")
-    for row in rows:
-        cells = []
-        for reached in row.reached:
-            cells += [reached_text(reached, row.length), spread(reached.uplink_mib)]
-        each = [s[-1] / len(s) for s in row.seconds if s]
-        table.add_row(row.label, *cells, spread(each, 2))
-    return table
+def _tables(comparison: Comparison, rows: Sequence[Row]) -> list[Table]:
+    """Two narrow tables and the settings, so that they fit 80 columns."""
+    headers, body = columns(comparison, rows)
+    shown = sum(header.startswith("%") for header in headers)
+    parts = [
+        (f"Test accuracy by round\n{_title(comparison)}", range(1, 1 + shown)),
+        ("Rounds and MiB uplink to a test accuracy", range(1 + shown, len(headers) - 1)),
+    ]
+    tables = []
+    for title, chosen in parts:
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table.add_column("method", no_wrap=True, max_width=30)
+        for i in chosen:
+            table.add_column(headers[i], justify="right", min_width=max(len(cells[i]) for cells in body))
+        for cells in body:
+            table.add_row(cells[0], *(cells[i] for i in chosen))
+        tables.append(table)
+    settings = Table(title="Settings, and seconds a round", title_justify="left", box=box.SIMPLE_HEAD)
+    settings.add_column("method", no_wrap=True, max_width=30)
+    settings.add_column("options", overflow="fold")
+    settings.add_column("seconds", justify="right")
+    for row, cells in zip(rows, body, strict=True):
+        settings.add_row(row.label, setting_text(row), cells[-1])
+    return [*tables, settings]
 
 
 class _Watcher:

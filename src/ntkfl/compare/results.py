@@ -106,10 +106,48 @@ def accuracy_at(row: Row, round: int) -> str:
     return f"{100 * statistics.mean(values):.1f}" if values else ""
 
 
+def columns(comparison: Comparison, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """The table as text: headers, and a list of cells a method."""
+    longest = max(len(curve) for row in rows for curve in row.accuracy)
+    shown = [r for r in comparison.show_rounds if r <= longest]
+    headers = ["method", *(f"% r{r}" for r in shown)]
+    for target in comparison.targets:
+        headers += [f"rounds to {target:.0%}", f"MiB to {target:.0%}"]
+    headers.append("s/round")
+    body = []
+    for row in rows:
+        cells = [row.label, *(accuracy_at(row, r) for r in shown)]
+        for reached in row.reached:
+            cells += [reached_text(reached, row.length), spread(reached.uplink_mib)]
+        each = [s[-1] / len(s) for s in row.seconds if s]
+        body.append([*cells, f"{statistics.mean(each):.2f}" if each else ""])
+    return headers, body
+
+
+def setting_text(row: Row) -> str:
+    """The options a row's runs had, in words."""
+    options = ", ".join(f"{name} {_short(value)}" for name, value in row.setting.items() if name != "name")
+    return options or "defaults"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list | tuple) and len(value) > 3:
+        return f"{value[0]:g} … {value[-1]:g}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def markdown(comparison: Comparison, rows: Sequence[Row]) -> str:
+    headers, body = columns(comparison, rows)
+    for row, cells in zip(rows, body, strict=True):
+        cells.append(setting_text(row))
+    lines = [[*headers, "setting"], ["---"] * (len(headers) + 1), *body]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
 def write(
     folder: Path, comparison: Comparison, rows: Sequence[Row], searches: Mapping[str, Mapping[str, Any]], command: str
 ) -> None:
-    """results.json (everything) and results.csv (one line per method, seed and round)."""
+    """results.json (everything), results.csv (one line per method, seed and round) and table.md (for people)."""
     folder.mkdir(parents=True, exist_ok=True)
     document = {
         "name": comparison.name,
@@ -121,6 +159,7 @@ def write(
         "rows": [_rounded(asdict(row)) for row in rows],
     }
     (folder / "results.json").write_text(json.dumps(document) + "\n")
+    (folder / "table.md").write_text(markdown(comparison, rows))
     with open(folder / "results.csv", "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["method", "seed", "round", "accuracy", "accuracy_unaveraged", "uplink_mib", "seconds"])
@@ -128,13 +167,13 @@ def write(
             curves = zip(row.seeds, row.accuracy, row.last_accuracy, row.uplink_mib, row.seconds, strict=True)
             for seed, *series in curves:
                 for i, values in enumerate(zip(*series, strict=True)):
-                    writer.writerow([row.label, seed, i + 1, *(f"{v:.6g}" for v in values)])
+                    writer.writerow([row.label, seed, i + 1, *(f"{v:.5g}" for v in values)])
 
 
 def _rounded(value: Any) -> Any:
-    """Six significant digits: enough for any figure, and a file small enough to keep."""
+    """Five significant digits: enough for any figure, and a file small enough to keep."""
     if isinstance(value, float):
-        return float(f"{value:.6g}")
+        return float(f"{value:.5g}")
     if isinstance(value, dict):
         return {k: _rounded(v) for k, v in value.items()}
     if isinstance(value, list):

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from ntkfl.data import load
 from ntkfl.engine.config import DataConfig, ModelConfig, RunConfig, build_method, read_toml
-from ntkfl.errors import ConfigError, DataError
+from ntkfl.errors import ConfigError, DataError, unknown
 from ntkfl.options import Options
 
 
@@ -51,6 +51,7 @@ class Comparison(Options):
     seeds: tuple[int, ...] = Field((0,), min_length=1)
     targets: tuple[float, ...] = Field((0.8, 0.85), description="test accuracies whose rounds and bytes are reported")
     show_rounds: tuple[int, ...] = Field((1, 5, 10, 25, 50), description="rounds whose accuracy the table shows")
+    figure: tuple[str, ...] | None = Field(None, description="labels of the curves to draw; default: all")
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     search: Search = Search()
@@ -61,6 +62,9 @@ class Comparison(Options):
         labels = [entry.label for entry in self.methods]
         if len(set(labels)) != len(labels):
             raise ConfigError("every method of a comparison needs a label of its own")
+        for label in self.figure or ():
+            if label not in labels:
+                raise unknown("label in figure", label, labels)
 
     @staticmethod
     def read(path: Path) -> Comparison:

@@ -28,10 +28,10 @@ class FirstLayer(NamedTuple):
 
 def first_layer(model: nn.Module) -> FirstLayer | None:
     """The layer, where the model is a plain sequence that begins with it and it is used once and trained whole."""
-    if type(model) is not nn.Sequential:
+    if type(model) is not nn.Sequential or any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()):
         return None
-    layers = [(name, m) for name, m in model.named_children()]
-    if layers and type(layers[0][1]) is nn.Flatten:
+    layers = [(name, m) for name, m in model._modules.items() if m is not None]  # a layer used twice is listed twice
+    if layers and isinstance(layers[0][1], nn.Flatten) and (layers[0][1].start_dim, layers[0][1].end_dim) == (1, -1):
         layers = layers[1:]
     if len(layers) < 2 or type(layers[0][1]) is not nn.Linear:
         return None

@@ -14,6 +14,7 @@ from ntkfl.compare.results import Row
 
 # Distinguishable with any common colour blindness, in print and on screen (Okabe and Ito's set).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C564B", "#7F7F7F", "#BCBD22")
+LINES = ("-", "--", ":", "-.")  # the next style once the colours are used up
 
 
 def plot_curves(rows: Sequence[Row], title: str, targets: Sequence[float], path: Path) -> Path:
@@ -23,11 +24,11 @@ def plot_curves(rows: Sequence[Row], title: str, targets: Sequence[float], path:
     axes: list[tuple[Axes, str, str]] = [
         (panels[0], "rounds", "communication rounds"),
         (panels[1], "uplink", "uplink, MiB"),
-        (panels[2], "seconds", "seconds on this machine"),
+        (panels[2], "seconds", f"seconds ({', '.join(sorted({d for row in rows for d in row.devices}))})"),
     ]
     for axis, kind, label in axes:
-        for row, colour in zip(rows, _cycle(len(rows)), strict=True):
-            _curve(axis, row, kind, colour)
+        for i, row in enumerate(rows):
+            _curve(axis, row, kind, COLOURS[i % len(COLOURS)], LINES[i // len(COLOURS) % len(LINES)])
         for target in targets:
             axis.axhline(target, color="#999999", linewidth=0.8, linestyle=":")
         axis.set_xlabel(label)
@@ -49,7 +50,7 @@ def plot_curves(rows: Sequence[Row], title: str, targets: Sequence[float], path:
     return path
 
 
-def _curve(axis: Axes, row: Row, kind: str, colour: str) -> None:
+def _curve(axis: Axes, row: Row, kind: str, colour: str, line: str) -> None:
     shortest = min((len(curve) for curve in row.accuracy), default=0)
     if not shortest:
         return
@@ -60,10 +61,6 @@ def _curve(axis: Axes, row: Row, kind: str, colour: str) -> None:
         x: list[float] = [float(i + 1) for i in range(shortest)]
     else:
         x = [statistics.mean(values) for values in zip(*(s[:shortest] for s in source), strict=True)]
-    axis.plot(x, mean, color=colour, linewidth=1.8, label=row.label, marker="o" if shortest < 4 else None)
+    axis.plot(x, mean, line, color=colour, linewidth=1.8, label=row.label, marker="o" if shortest < 4 else None)
     if len(row.accuracy) > 1:
         axis.fill_between(x, [min(v) for v in across], [max(v) for v in across], color=colour, alpha=0.15, linewidth=0)
-
-
-def _cycle(count: int) -> list[str]:
-    return [COLOURS[i % len(COLOURS)] for i in range(count)]

@@ -1,0 +1,85 @@
+"""Local training in the span of the rows: the same descent, by other products."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import ntkfl
+from ntkfl.methods import Client, Task
+from ntkfl.methods.local import train_locally
+from ntkfl.methods.span import first_layer, pays
+
+from .conversation import gradient
+
+
+def wide_clients(*sizes: int, dtype: torch.dtype = torch.float64) -> list[Client]:
+    """More inputs than samples, where the span pays; with a mean far from zero, as images have."""
+    return [
+        Client(i, (torch.randn(n, 60) + 3).to(dtype).view(n, 6, 10), torch.randint(0, 4, (n,)), seed=i)
+        for i, n in enumerate(sizes)
+    ]
+
+
+@pytest.mark.parametrize("loss", ["ce", "mse"])
+@pytest.mark.parametrize(("sizes", "steps"), [((8, 8, 8), [30, 30, 30]), ((8, 3, 12), [30, 7, 0]), ((5,), [12])])
+def test_equals_plain_descent(loss: str, sizes: tuple[int, ...], steps: list[int]) -> None:
+    task = Task(ntkfl.models.mlp(60, 16, 4).double(), 4, loss)
+    clients = wide_clients(*sizes)
+    layer = first_layer(task.model)
+    assert layer is not None
+    assert pays(layer, max(sizes), max(steps))
+    result = train_locally(task, task.like, clients, steps, 0.05, 100)
+    for client, tau, w_m in zip(clients, steps, result.weights, strict=True):
+        w = task.like
+        for _ in range(tau):
+            w = w - 0.05 * gradient(task, w, client.x, client.y)
+        torch.testing.assert_close(w_m, w, atol=1e-12, rtol=0)
+
+
+def test_losses_are_those_met_on_the_way() -> None:
+    task, clients = Task(ntkfl.models.mlp(60, 16, 4).double(), 4, "ce"), wide_clients(8, 5)
+    together = train_locally(task, task.like, clients, [30, 11], 0.05, 100)
+    singly = train_locally(task, task.like, clients, [30, 11], 0.05, 100, batched=False)
+    torch.testing.assert_close(together.losses, singly.losses, atol=1e-12, rtol=0)
+
+
+class TestFirstLayer:
+    def test_frozen_or_shared_layers_are_left_alone(self) -> None:
+        frozen = ntkfl.models.mlp(6, 5, 3)
+        frozen[1].bias.requires_grad_(False)
+        linear = nn.Linear(6, 6)
+        shared = nn.Sequential(linear, nn.ReLU(), linear, nn.Linear(6, 3))
+        without_bias = nn.Sequential(nn.Linear(6, 5, bias=False), nn.ReLU(), nn.Linear(5, 3))
+        for model in (frozen, shared, without_bias, nn.Sequential(nn.Conv1d(1, 2, 3)), nn.Linear(6, 3)):
+            assert first_layer(model) is None
+
+    def test_a_frozen_layer_behind_is_kept_as_it_is(self) -> None:
+        model = ntkfl.models.mlp(60, 16, 8, 4).double()
+        model[3].weight.requires_grad_(False)
+        task, clients = Task(model, 4, "ce"), wide_clients(8, 5)
+        together = train_locally(task, task.like, clients, 30, 0.05, 100)
+        singly = train_locally(task, task.like, clients, 30, 0.05, 100, batched=False)
+        torch.testing.assert_close(together.weights, singly.weights, atol=1e-12, rtol=0)
+
+    def test_it_is_not_used_where_it_costs_more(self) -> None:
+        layer = first_layer(ntkfl.models.mlp(60, 16, 4))
+        assert layer is not None
+        assert not pays(layer, n=500, steps=20)  # more rows than twice the inputs
+        assert not pays(layer, n=8, steps=1)
+
+
+def test_float32_stays_as_close_as_the_loop_does() -> None:
+    """Rows with a large common mean: without centring, their products would lose digits."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(60, 16), nn.Tanh(), nn.Linear(16, 4))
+    clients = wide_clients(8, 8, dtype=torch.float32)
+    exact = [Client(c.id, c.x.double(), c.y, c.seed) for c in clients]
+    truth_task = Task(model.double(), 4, "ce")
+    truth = train_locally(truth_task, truth_task.like, exact, 40, 0.05, 100).weights
+    task = Task(model.float(), 4, "ce")
+    ours = train_locally(task, task.like, clients, 40, 0.05, 100).weights.double()
+    loop = train_locally(task, task.like, clients, 40, 0.05, 100, batched=False).weights.double()
+    assert (ours - truth).norm() < 3 * (loop - truth).norm()
+    assert (ours - truth).norm() < 1e-5 * truth.norm()
