@@ -68,6 +68,11 @@ def test_end_to_end_and_cached(tmp_path: Path) -> None:
     chosen = document["searches"]["FedAvg"]
     assert set(chosen["chosen"]) == {"lr", "local_steps"}
     assert chosen["chosen"]["lr"] in chosen["searched"]["lr"]
+    said = " ".join(first.stdout.split())
+    assert "FedAvg: searched lr in {0.1, 0.3" in said or "FedAvg: searched lr in {0.033, 0.1, 0.3" in said
+    assert "on 6 held-out clients; chose lr" in said
+    table = (tmp_path / "out/table.md").read_text().splitlines()
+    assert len({line.count("|") for line in table[:4]}) == 1
     assert (tmp_path / "out/curves.png").stat().st_size > 10_000
     lines = list(csv.DictReader((tmp_path / "out/results.csv").read_text().splitlines()))
     assert len(lines) == 2 * 2 + 2 * 4

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from ntkfl.compare.cells import Cell, run_cells
-from ntkfl.compare.results import Row, columns, setting_text, summarise, write
+from ntkfl.compare.cells import Cell, Workers
+from ntkfl.compare.results import Row, columns, search_lines, setting_text, summarise, write
 from ntkfl.compare.search import describe, search
 from ntkfl.compare.spec import Comparison
 
@@ -39,24 +39,24 @@ def compare(
     if note:
         console.print(f"[yellow]{note}[/yellow]", soft_wrap=True)
     folder = out or Path("runs") / comparison.name
-    count = workers or min(os.cpu_count() or 1, 16)
     watcher = _Watcher(console)
-
-    def run(cells: Sequence[Cell]) -> None:
-        with watcher:
-            run_cells(cells, count, device, watcher.watch)
-
     began = time.perf_counter()
     try:
-        chosen = search(comparison, comparison.methods, folder / "search", run)
-        cells = {
-            entry.label: [
-                Cell(entry.label, comparison.run(entry, seed, chosen[entry.label].options), folder / "cells")
-                for seed in comparison.seeds
-            ]
-            for entry in comparison.methods
-        }
-        run([cell for own in cells.values() for cell in own])
+        with Workers(workers or min(os.cpu_count() or 1, 16), device) as pool:
+
+            def run(cells: Sequence[Cell]) -> None:
+                with watcher:
+                    pool.run(cells, watcher.watch)
+
+            chosen = search(comparison, comparison.methods, folder / "search", run)
+            cells = {
+                entry.label: [
+                    Cell(entry.label, comparison.run(entry, seed, chosen[entry.label].options), folder / "cells")
+                    for seed in comparison.seeds
+                ]
+                for entry in comparison.methods
+            }
+            run([cell for own in cells.values() for cell in own])
     except KeyboardInterrupt:
         console.print(f"stopped; finished runs are kept, continue with: ntkfl compare {config}", soft_wrap=True)
         raise typer.Exit(130) from None
@@ -72,6 +72,8 @@ def compare(
     figure = plot_curves(drawn, _title(comparison), comparison.targets, folder / "curves.png")
     for table in _tables(comparison, rows):
         console.print(table)
+    for line in search_lines(comparison, searches):
+        console.print(line)
     for row in rows:
         for seed, why in zip(row.seeds, row.failed, strict=True):
             if why:

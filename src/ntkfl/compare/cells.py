@@ -6,12 +6,14 @@ import hashlib
 import json
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Self
 
 import torch
 
@@ -66,42 +68,50 @@ class Cell:
         return stopped or len(records) >= self.config.rounds
 
 
-def run_cells(
-    cells: Sequence[Cell],
-    workers: int,
-    device: str | None,
-    watch: Callable[[Sequence[Cell]], None],
-) -> None:
-    """Finish all cells, `workers` at a time in processes of their own; `watch` is called about twice a second."""
-    waiting = {cell.key: cell for cell in cells if not cell.finished}  # equal cells run once
-    if not waiting:
-        watch(cells)
-        return
-    # Small matrix products gain little from a second thread, so whole runs side by side use the cores better.
-    threads = max(1, (os.cpu_count() or 1) // min(workers, len(waiting)))
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(threads,)) as pool:
-        futures: list[Future[None]] = [pool.submit(_work, cell, device) for cell in waiting.values()]
-        try:
-            while not all(future.done() for future in futures):
-                for future in futures:
-                    if future.done():
-                        future.result()
-                watch(cells)
-                time.sleep(0.5)
+class Workers:
+    """Processes that finish cells, started when first needed and kept for the whole comparison."""
+
+    def __init__(self, count: int, device: str | None) -> None:
+        self.count, self.device = count, device
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._pool is None:
+            return
+        if kind is not None:  # a cell's folder is whole after every round, so nothing is lost
+            for process in list((self._pool._processes or {}).values()):
+                process.terminate()
+        self._pool.shutdown(wait=kind is None, cancel_futures=True)
+
+    def run(self, cells: Sequence[Cell], watch: Callable[[Sequence[Cell]], None]) -> None:
+        """Finish all cells, several at a time; `watch` is called about twice a second."""
+        waiting = {cell.key: cell for cell in cells if not cell.finished}  # equal cells run once
+        futures = [self._started().submit(_work, cell, self.device) for cell in waiting.values()]
+        while not all(future.done() for future in futures):
             for future in futures:
-                future.result()
-        except BaseException:
-            for process in list((pool._processes or {}).values()):
-                process.terminate()  # a cell's folder is whole after every round, so nothing is lost
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    watch(cells)
+                if future.done():
+                    future.result()
+            watch(cells)
+            time.sleep(0.5)
+        for future in futures:
+            future.result()
+        watch(cells)
+
+    def _started(self) -> ProcessPoolExecutor:
+        if self._pool is None:
+            # Small matrix products gain little from a second thread, so whole runs side by side use the cores better.
+            threads = max(1, (os.cpu_count() or 1) // self.count)
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(
+                self.count, mp_context=context, initializer=_start_worker, initargs=(threads,)
+            )
+        return self._pool
 
 
 def _start_worker(threads: int) -> None:
-    import signal
-
     torch.set_num_threads(threads)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
 

@@ -136,12 +136,30 @@ def _short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def markdown(comparison: Comparison, rows: Sequence[Row]) -> str:
+def search_lines(comparison: Comparison, searches: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A line for each method that was searched: the values tried, and the choice."""
+    lines = []
+    for label, found in searches.items():
+        if not found["searched"]:
+            continue
+        tried = "; ".join(
+            f"{name} in {{{', '.join(f'{v:g}' for v in values)}}}" for name, values in found["searched"].items()
+        )
+        choice = ", ".join(f"{name} {value:g}" for name, value in found["chosen"].items())
+        edge = f", still at the edge in {', '.join(found['still_at_edge'])}" if found["still_at_edge"] else ""
+        lines.append(
+            f"{label}: searched {tried} on {comparison.search.hold_out} held-out clients; chose {choice}{edge}"
+        )
+    return lines
+
+
+def markdown(comparison: Comparison, rows: Sequence[Row], searches: Mapping[str, Mapping[str, Any]]) -> str:
     headers, body = columns(comparison, rows)
     for row, cells in zip(rows, body, strict=True):
         cells.append(setting_text(row))
     lines = [[*headers, "setting"], ["---"] * (len(headers) + 1), *body]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    return table + "".join(f"\n- {line}" for line in search_lines(comparison, searches)) + "\n"
 
 
 def write(
@@ -159,7 +177,7 @@ def write(
         "rows": [_rounded(asdict(row)) for row in rows],
     }
     (folder / "results.json").write_text(json.dumps(document) + "\n")
-    (folder / "table.md").write_text(markdown(comparison, rows))
+    (folder / "table.md").write_text(markdown(comparison, rows, searches))
     with open(folder / "results.csv", "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["method", "seed", "round", "accuracy", "accuracy_unaveraged", "uplink_mib", "seconds"])
