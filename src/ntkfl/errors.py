@@ -37,6 +37,6 @@ class RunFolderError(NTKFLError):
 def unknown(kind: str, name: object, known: Iterable[str]) -> ConfigError:
     """The error for a name that is not one of `known`, with the nearest valid name where one is near."""
     names = sorted(known)
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return ConfigError(f"unknown {kind} {name!r}: {hint}valid are {', '.join(names)}")

@@ -34,7 +34,7 @@ def _one_line(kind: type[Options], error: ValidationError) -> str:
     where = ".".join(str(part) for part in first["loc"]) or kind.__name__
     if first["type"] == "extra_forbidden":
         names = list(kind.model_fields)
-        near = difflib.get_close_matches(str(first["loc"][-1]), names, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(str(first["loc"][-1]), names, n=1, cutoff=0.7)
         hint = f"did you mean {near[0]!r}?" if near else f"valid are {', '.join(sorted(names))}"
         return f"unknown option {where!r} for {kind.__name__}: {hint}"
     message = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")

@@ -96,7 +96,7 @@ def test_a_second_process_is_refused(folder: RunFolder) -> None:
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunFolderError, match="cannot use"), RunFolder(tmp_path / "file").locked():
+    with pytest.raises(RunFolderError, match="it is a file"), RunFolder(tmp_path / "file").locked():
         pass
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import ntkfl
@@ -208,13 +209,72 @@ class TestSaving:
         assert finished.history[-1]["test_accuracy"] >= 0.5
 
 
+def test_a_resumed_folder_repeats_the_run_as_it_became(digits: ntkfl.data.Federated, tmp_path: Path) -> None:
+    run(digits, rounds=1, out=tmp_path / "a")
+    run(digits, rounds=3, out=tmp_path / "a", resume=True)
+    assert RunFolder(tmp_path / "a").config()["rounds"] == 3
+    assert RunFolder(tmp_path / "a").config()["method"]["steps"] == [50.0, 400.0]
+    with pytest.raises(RunFolderError, match="already holds 3 rounds, more than the 2 asked for"):
+        run(digits, rounds=2, out=tmp_path / "a", resume=True)
+
+
+def test_tied_weights_are_saved(digits: ntkfl.data.Federated, tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.out = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 10)
+            self.b.weight = self.a.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(torch.tanh(self.b(torch.tanh(self.a(x.flatten(1))))))
+
+    for method in (QUICK, FedAvg(local_steps=2)):
+        path = tmp_path / method.name
+        finished = ntkfl.train(Tied(), digits, method, rounds=1, clients_per_round=3, out=path)
+        saved = load_file(path / "model.safetensors")
+        assert torch.equal(saved["a.weight"], saved["b.weight"])
+        assert torch.equal(saved["a.weight"], finished.model.a.weight)
+        finished.model.load_state_dict(saved)
+
+
 class TestRefusals:
+    @pytest.mark.parametrize("method", ["fedavg", FedAvg, None])
+    def test_something_that_is_no_method(self, method: object, digits: ntkfl.data.Federated) -> None:
+        with pytest.raises(ConfigError, match=r"an instance such as ntkfl.methods.NTKFL\(\)"):
+            ntkfl.train(net(), digits, method, clients_per_round=5)  # type: ignore[arg-type]
+
+    def test_rounds_that_are_no_number_of_rounds(self, digits: ntkfl.data.Federated) -> None:
+        for rounds in (0, 2.5):
+            with pytest.raises(ConfigError, match="rounds must be a whole number"):
+                run(digits, rounds=rounds)
+
+    def test_models_that_are_none(self, digits: ntkfl.data.Federated) -> None:
+        class Pair(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.a = nn.Linear(64, 10)
+
+            def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+                return self.a(x.flatten(1)), x
+
+        with pytest.raises(ModelError, match="no trainable parameter"):
+            ntkfl.train(nn.Flatten(), digits, QUICK, clients_per_round=5)
+        with pytest.raises(ModelError, match="fails on inputs of shape"):
+            ntkfl.train(Pair(), digits, QUICK, clients_per_round=5)
+
+    def test_resuming_with_other_initial_weights(self, digits: ntkfl.data.Federated, tmp_path: Path) -> None:
+        run(digits, rounds=1, out=tmp_path / "a")
+        torch.manual_seed(99)
+        other = ntkfl.models.mlp(64, 20, 10)
+        with pytest.raises(RunFolderError, match="initial weights differ"):
+            ntkfl.train(other, digits, QUICK, rounds=2, clients_per_round=5, out=tmp_path / "a", resume=True)
+
     def test_more_clients_than_there_are(self, digits: ntkfl.data.Federated) -> None:
         with pytest.raises(ConfigError, match="from 1 to the 40 clients there are, got 41"):
             run(digits, clients_per_round=41)
 
     def test_a_model_for_other_data(self, digits: ntkfl.data.Federated) -> None:
-        with pytest.raises(ModelError, match="cannot take inputs of shape"):
+        with pytest.raises(ModelError, match="fails on inputs of shape"):
             ntkfl.train(net(65, 20, 10), digits, QUICK, clients_per_round=5)
         with pytest.raises(ModelError, match=r"the data need \[2, 10\]"):
             ntkfl.train(net(64, 20, 7), digits, QUICK, clients_per_round=5)

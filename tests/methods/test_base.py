@@ -47,6 +47,10 @@ class TestLabelSmoothing:
         assert NTKFL(kernel="trace", label_smoothing=0.2).label_smoothing == 0.2
         assert FedAvg().label_smoothing == 0
 
+    def test_settings_say_which_steps_the_defaults_came_to(self) -> None:
+        assert NTKFL(lr=0.02).model_dump()["steps"] == ntkfl.geometric_steps(0.02)
+        assert NTKFL(**NTKFL(lr=0.02).model_dump(mode="json")) == NTKFL(lr=0.02)
+
 
 @pytest.mark.parametrize(
     ("options", "why"),

@@ -291,6 +291,11 @@ class TestRefusals:
         with pytest.raises(ConfigError, match="increasing list of positive numbers"):
             ntkfl.evolve(J, f0, y, steps=steps)
 
+    def test_steps_that_are_no_list(self) -> None:
+        _, _, J, f0, y = problem()
+        with pytest.raises(ConfigError, match="not 10"):
+            ntkfl.evolve(J, f0, y, steps=10)  # type: ignore[arg-type]
+
     @pytest.mark.parametrize("scheme", ["descent", "paper"])
     def test_fractional_steps_need_the_flow(self, scheme: str) -> None:
         _, _, J, f0, y = problem()

@@ -24,8 +24,8 @@ from ntkfl.compare.spec import Comparison
 
 def compare(
     config: Annotated[Path, typer.Argument(help="a TOML that lists methods, options, grids and seeds")],
-    out: Annotated[Path | None, typer.Option(help="folder of runs and results [default: runs/NAME]")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="runs at a time [default: one a core]")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder of runs and results (default runs/NAME)")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="runs at a time (default one a core)")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda")] = None,
 ) -> None:
     """Compare methods on equal terms.
@@ -121,7 +121,7 @@ class _Watcher:
     def __init__(self, console: Console) -> None:
         self.console = console
         self.live: Live | None = None
-        self.announced: set[str] = set()
+        self.announced: set[tuple[str, int]] = set()
 
     def __enter__(self) -> None:
         if self.console.is_terminal:
@@ -139,8 +139,8 @@ class _Watcher:
         for key, cell in unique.items():
             history = cell.history()
             if cell.finished:
-                if key not in self.announced:
-                    self.announced.add(key)
+                if (key, cell.config.rounds) not in self.announced:  # a search goes on with the same run, for longer
+                    self.announced.add((key, cell.config.rounds))
                     self.console.print(_line(cell), soft_wrap=True)
             elif history:
                 going.append((cell, history))

@@ -19,6 +19,7 @@ class RoundDisplay:
     def __init__(self, title: str, rounds: int, quiet: bool = False) -> None:
         self.console = Console(quiet=quiet, highlight=False)
         self.live = self.console.is_terminal and not quiet
+        self.begun = False
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -33,8 +34,6 @@ class RoundDisplay:
 
     def __enter__(self) -> Self:
         self.progress.start()
-        if not self.live:
-            self.console.print(HEADER)
         return self
 
     def __exit__(
@@ -43,8 +42,9 @@ class RoundDisplay:
         self.progress.stop()
 
     def show(self, record: Record, timing: Record) -> None:
-        if self.live and record["round"] == 1:
-            self.console.print(f"[dim]{HEADER}")
+        if not self.begun:
+            self.console.print(HEADER, style="dim")
+            self.begun = True
         self.console.print(round_line(record, timing))
         accuracy = record["test_accuracy"]
         text = f"{accuracy:.1%}" if accuracy is not None else f"loss {record['test_loss']:.4f}"

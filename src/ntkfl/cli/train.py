@@ -13,8 +13,10 @@ from ntkfl.cli.progress import RoundDisplay
 from ntkfl.engine.config import RunConfig, execute
 from ntkfl.engine.folder import Record, RunFolder
 from ntkfl.errors import ConfigError
+from ntkfl.methods import METHODS
 
 _DATA, _METHOD = "Data and clients", "Method"
+_METHODS = f"{', '.join(METHODS)} (default ntk-fl)"
 Text: TypeAlias = str | None
 Whole: TypeAlias = int | None
 Real: TypeAlias = float | None
@@ -22,20 +24,26 @@ Real: TypeAlias = float | None
 
 def train(
     dataset: Annotated[
-        Text, typer.Option(help="fashion-mnist, mnist, femnist, cifar10 or digits", rich_help_panel=_DATA)
+        Text, typer.Option(help="fashion-mnist (default), mnist, femnist, cifar10 or digits", rich_help_panel=_DATA)
     ] = None,
-    partition: Annotated[Text, typer.Option(help="dirichlet, writer, iid or shards", rich_help_panel=_DATA)] = None,
-    alpha: Annotated[Real, typer.Option(help="Dirichlet concentration, above 0", rich_help_panel=_DATA)] = None,
-    clients: Annotated[Whole, typer.Option(help="clients in all", rich_help_panel=_DATA)] = None,
+    partition: Annotated[
+        Text, typer.Option(help="dirichlet (default), writer, iid or shards", rich_help_panel=_DATA)
+    ] = None,
+    alpha: Annotated[
+        Real, typer.Option(help="Dirichlet concentration, above 0 (default 0.1)", rich_help_panel=_DATA)
+    ] = None,
+    clients: Annotated[Whole, typer.Option(help="clients in all (default 300)", rich_help_panel=_DATA)] = None,
     reading: Annotated[
         Text, typer.Option(help="of the Dirichlet draw: composition or shares", rich_help_panel=_DATA)
     ] = None,
     overlap: Annotated[
         bool | None, typer.Option(help="clients may hold the same images", rich_help_panel=_DATA)
     ] = None,
-    method: Annotated[Text, typer.Option(help="ntk-fl, fedavg, …", rich_help_panel=_METHOD)] = None,
-    kernel: Annotated[Text, typer.Option(help="full, or trace (the paper's)", rich_help_panel=_METHOD)] = None,
-    scheme: Annotated[Text, typer.Option(help="flow, descent or paper", rich_help_panel=_METHOD)] = None,
+    method: Annotated[Text, typer.Option(help=_METHODS, rich_help_panel=_METHOD)] = None,
+    kernel: Annotated[
+        Text, typer.Option(help="full (default), or trace (the paper's)", rich_help_panel=_METHOD)
+    ] = None,
+    scheme: Annotated[Text, typer.Option(help="flow (default), descent or paper", rich_help_panel=_METHOD)] = None,
     steps: Annotated[
         Text, typer.Option(help="candidate t: 'paper', '100,200,400' or '100:2000:100'", rich_help_panel=_METHOD)
     ] = None,
@@ -52,13 +60,13 @@ def train(
         list[str] | None,
         typer.Option("--set", metavar="OPTION=VALUE", help="any other option of the method", rich_help_panel=_METHOD),
     ] = None,
-    hidden: Annotated[Text, typer.Option(help="hidden widths, e.g. 100 or 200,100")] = None,
-    rounds: Annotated[Whole, typer.Option(help="communication rounds")] = None,
-    clients_per_round: Annotated[Whole, typer.Option(help="clients drawn each round")] = None,
+    hidden: Annotated[Text, typer.Option(help="hidden widths, e.g. 200,100 (default 100)")] = None,
+    rounds: Annotated[Whole, typer.Option(help="communication rounds (default 10)")] = None,
+    clients_per_round: Annotated[Whole, typer.Option(help="clients drawn each round (default 20)")] = None,
     hold_out: Annotated[Whole, typer.Option(help="clients set aside as a validation set")] = None,
     stop_at: Annotated[Real, typer.Option(help="end once the test accuracy is this")] = None,
-    seed: Annotated[Whole, typer.Option(help="root of everything random")] = None,
-    precision: Annotated[Text, typer.Option(help="float32 or float64")] = None,
+    seed: Annotated[Whole, typer.Option(help="root of everything random (default 0)")] = None,
+    precision: Annotated[Text, typer.Option(help="float32 (default) or float64")] = None,
     device: Annotated[Text, typer.Option(help="cpu or cuda")] = None,
     config: Annotated[Path | None, typer.Option(help="a TOML of settings; options given here win")] = None,
     out: Annotated[Path | None, typer.Option(help="the run's folder")] = None,

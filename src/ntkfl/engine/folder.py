@@ -43,6 +43,8 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder: a second process that wants it is refused."""
+        if self.path.is_file():
+            raise RunFolderError(f"cannot use {self.path} as a run folder: it is a file")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             handle = open(self.path / ".lock", "w")  # noqa: SIM115 - held open for as long as the lock
@@ -62,11 +64,14 @@ class RunFolder:
         """Begin a run here; a folder that holds anything else is left alone."""
         if self.holds_run:
             raise RunFolderError(
-                f"{self.path} already holds a run: continue it with --resume, or choose another folder"
+                f"{self.path} already holds a run: continue it with --resume (in Python resume=True), or choose another"
             )
         others = [p.name for p in self.path.iterdir() if p.name != ".lock"] if self.path.exists() else []
         if others:
             raise RunFolderError(f"{self.path} is not empty and holds no run ({others[0]} …): choose another folder")
+        self.write_config(config)
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
         self._write("config.toml", tomli_w.dumps(_plain(config)).encode())
 
     def config(self) -> dict[str, Any]:
@@ -80,6 +85,10 @@ class RunFolder:
     def check_config(self, config: Mapping[str, Any]) -> None:
         """Refuse to continue a run under other settings; more rounds are welcome."""
         difference = _difference(self.config(), _plain(config), ignore=("rounds", "stop_at"))
+        if difference.startswith("model.start "):
+            difference = (
+                "the model's initial weights differ (make the model as for the first rounds, from the same seed)"
+            )
         if difference:
             raise RunFolderError(f"{self.path} holds a run of another configuration: {difference}")
 
@@ -111,7 +120,8 @@ class RunFolder:
         return records
 
     def save_model(self, tensors: Mapping[str, Tensor]) -> None:
-        self._write("model.safetensors", save_tensors({k: v.contiguous().cpu() for k, v in tensors.items()}))
+        copies = {k: v.detach().cpu().clone() for k, v in tensors.items()}  # the format holds tied weights twice
+        self._write("model.safetensors", save_tensors(copies))
 
     def save_checkpoint(self, round: int, tensors: Mapping[str, Tensor]) -> None:
         values = {k: v.detach().contiguous().cpu() for k, v in tensors.items()}

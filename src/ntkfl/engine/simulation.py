@@ -20,7 +20,7 @@ from ntkfl.data import Federated
 from ntkfl.engine.conversation import Traffic, play_round
 from ntkfl.engine.folder import Record, RunFolder
 from ntkfl.engine.seeds import derive
-from ntkfl.errors import ConfigError, ModelError, NumericalError
+from ntkfl.errors import ConfigError, ModelError, NumericalError, RunFolderError
 from ntkfl.methods import Client, Method, Outcome, State, Task
 from ntkfl.tangent.parameters import flatten, load_flat
 from ntkfl.version import __version__
@@ -76,9 +76,11 @@ def train(
     With `out`, the run's folder is kept there after every round and `resume` continues from it, bit for bit.
     `on_round(record, timing)` is called after each round. `config` overrides what is written as the run's settings.
     """
+    if not isinstance(method, Method):
+        raise ConfigError(f"method must be an instance such as ntkfl.methods.NTKFL(), not {method!r}")
+    if not isinstance(rounds, int) or rounds < 1:
+        raise ConfigError(f"rounds must be a whole number of at least 1, got {rounds!r}")
     engine = _Engine(model, fed, method, clients_per_round, seed, hold_out, shared, device)
-    if rounds < 1:
-        raise ConfigError(f"rounds must be at least 1, got {rounds}")
     settings = dict(config) if config is not None else _describe(model, fed, method, clients_per_round, seed, hold_out)
     settings |= {"rounds": rounds, "stop_at": stop_at}
     folder = RunFolder(out) if out is not None else None
@@ -113,6 +115,9 @@ def _open(
         return [], []
     folder.check_config(settings)
     done, tensors = folder.load_checkpoint()
+    if settings["rounds"] < done:
+        raise RunFolderError(f"{folder.path} already holds {done} rounds, more than the {settings['rounds']} asked for")
+    folder.write_config(settings)  # rounds may have been raised: the folder repeats the run as it will be
     if done:
         engine.restore(tensors)
     return folder.truncate("history.jsonl", done), folder.truncate("timings.jsonl", done)
@@ -133,15 +138,15 @@ class _Engine:
         device: str | torch.device | None,
     ) -> None:
         self.fed, held = fed.hold_out(hold_out, seed=seed) if hold_out else (fed, None)
-        if not 1 <= clients_per_round <= len(self.fed):
+        if not isinstance(clients_per_round, int) or not 1 <= clients_per_round <= len(self.fed):
             raise ConfigError(
                 f"clients per round must be from 1 to the {len(self.fed)} clients there are, got {clients_per_round}"
             )
         if method.loss == "ce" and fed.classes is None:
             raise ConfigError("loss 'ce' needs class labels, but the targets are real-valued: use loss 'mse'")
         self.method, self.clients_per_round, self.seed = method, clients_per_round, seed
-        self.device = torch.device(device) if device is not None else next(model.parameters()).device
-        self.dtype = flatten(model).dtype
+        weights = flatten(model)
+        self.device, self.dtype = torch.device(device) if device is not None else weights.device, weights.dtype
         self.task = Task(
             copy.deepcopy(model).to(self.device),
             fed.output_dim,
@@ -255,12 +260,13 @@ class _Engine:
         x = self.test[0][:2]
         try:
             f = self.task.predict(self.task.like, x)
-        except RuntimeError as error:
+        except Exception as error:  # whatever a user's model raises
             reason = str(error).split("\n")[0]
-            raise ModelError(f"the model cannot take inputs of shape {list(x.shape[1:])}: {reason}") from None
+            raise ModelError(f"the model fails on inputs of shape {list(x.shape[1:])} as a tensor: {reason}") from error
         if tuple(f.shape) != (len(x), self.fed.output_dim):
             raise ModelError(
-                f"the model maps {len(x)} samples to {list(f.shape)}; the data need [{len(x)}, {self.fed.output_dim}]"
+                f"the model maps {len(x)} samples to {list(f.shape)}; the data need [{len(x)}, {self.fed.output_dim}] "
+                "(by the largest label, or the targets' width)"
             )
         if not bool(self.task.like.isfinite().all()):
             raise NumericalError("the model's weights are not finite before training")

@@ -45,10 +45,18 @@ class NTKFL(Method):
 
     @model_validator(mode="before")
     @classmethod
-    def _paper_is_plain(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Smoothing is ours: who asks for the paper's kernel gets the paper's labels, unless told otherwise."""
-        plain = values.get("kernel") == "trace" or values.get("loss") == "mse"
-        return {"label_smoothing": 0.0} | values if plain else values
+    def _resolve_defaults(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Defaults that depend on other options, so that a run's settings say what they came to.
+
+        Smoothing is ours: who asks for the paper's kernel gets the paper's labels, unless told otherwise.
+        """
+        out = dict(values)
+        if out.get("kernel") == "trace" or out.get("loss") == "mse":
+            out.setdefault("label_smoothing", 0.0)
+        lr = out.get("lr", cls.model_fields["lr"].default)
+        if out.get("steps") is None and out.get("scheme", "flow") == "flow" and isinstance(lr, float | int) and lr > 0:
+            out["steps"] = geometric_steps(lr)
+        return out
 
     def model_post_init(self, context: object) -> None:
         super().model_post_init(context)
@@ -71,7 +79,7 @@ class NTKFL(Method):
         f0 = torch.cat([u.take("outputs", (None, task.outputs), w) for u in uploads])
         y = torch.cat([take_labels(u, "labels", w) for u in uploads])
 
-        evolution = evolve(J, f0, task.training_targets(y), self.lr, self._steps(), self.loss, self.kernel, self.scheme)
+        evolution = evolve(J, f0, task.training_targets(y), self.lr, self.steps, self.loss, self.kernel, self.scheme)
         candidates = w + evolution.deltas()  # w^(k,t_1) … w^(k,t_Ψ)
 
         if self.choose == "cohort":
@@ -98,9 +106,6 @@ class NTKFL(Method):
             return [self._score(task, message.round, candidates, client) for client in clients]
         w = message.of_kind("weights").take("weights", (d,), task.like)
         return [self._upload(task, message.round, w, client) for client in clients]
-
-    def _steps(self) -> tuple[float, ...]:
-        return self.steps if self.steps is not None else geometric_steps(self.lr)
 
     def _upload(self, task: Task, round: int, w: Tensor, client: Client) -> Message:
         J = jacobian(task.at(w), client.x, form=self.form)

@@ -86,7 +86,7 @@ def evolve(
         raise DataError(f"f0 must have the Jacobian's shape [{N}, {d2}], got {list(f0.shape)}")
     if y.shape[0] != N:
         raise DataError(f"{y.shape[0]} labels for {N} samples")
-    f0 = f0.to(device=J.device, dtype=J.dtype)
+    f0 = f0.detach().to(device=J.device, dtype=J.dtype)
     if not bool(f0.isfinite().all()):
         raise NumericalError("f0 has values that are not finite")
     Y = targets(y.to(J.device), d2, loss, torch.float64)
@@ -111,7 +111,10 @@ _Solution = tuple[Tensor, Tensor, Statistics]
 def _check_steps(steps: Sequence[float], lr: float, scheme: str) -> tuple[float, ...]:
     if not (lr > 0 and math.isfinite(lr)):
         raise ConfigError(f"the learning rate must be a positive number, got {lr}")
-    wanted = tuple(float(t) for t in steps)
+    try:
+        wanted = tuple(float(t) for t in steps)
+    except (TypeError, ValueError):
+        raise ConfigError(f"steps must be an increasing list of positive numbers, not {steps!r}") from None
     increasing = all(a < b for a, b in itertools.pairwise(wanted))
     if not wanted or not increasing or not wanted[0] > 0 or not math.isfinite(wanted[-1]):
         raise ConfigError("steps must be an increasing list of positive numbers")
