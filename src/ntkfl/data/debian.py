@@ -32,6 +32,9 @@ def unpack_package(package: str, inside: str, folder: Path) -> None:
             "Dir::State::status": "/var/lib/dpkg/status",
             "Dir::Cache": work / "cache",
             "Debug::NoLocking": "1",
+            "Acquire::Retries": "0",  # without a network, say so soon
+            "Acquire::http::Timeout": "15",
+            "Acquire::https::Timeout": "15",
             "APT::Sandbox::User": "root",  # as root, apt would drop to a user who cannot write here
         }
         apt = ["apt-get", "-qq", *(f"-o{key}={value}" for key, value in private.items())]
