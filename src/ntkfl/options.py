@@ -21,13 +21,6 @@ class Options(BaseModel):
         except ValidationError as error:
             raise ConfigError(_one_line(type(self), error)) from None
 
-    def changed(self, **values: Any) -> dict[str, Any]:
-        """The options that differ from their defaults, plainly typed."""
-        defaults = {
-            name: field.get_default(call_default_factory=True) for name, field in type(self).model_fields.items()
-        }
-        return {k: v for k, v in self.model_dump(mode="json").items() if getattr(self, k) != defaults[k]} | values
-
 
 def _one_line(kind: type[Options], error: ValidationError) -> str:
     first = error.errors()[0]

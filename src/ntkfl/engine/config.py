@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,8 +14,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ntkfl import models
-from ntkfl.data import IID, NAMES, ByWriter, Dirichlet, Federated, Shards, load
+from ntkfl.data import NAMES, Federated, load
 from ntkfl.data.partition import Partition
+from ntkfl.data.partitions import PARTITIONS, make
 from ntkfl.engine.folder import Record
 from ntkfl.engine.seeds import derive
 from ntkfl.engine.simulation import Run, train
@@ -24,7 +25,6 @@ from ntkfl.methods import METHODS, Method
 from ntkfl.options import Options
 from ntkfl.version import __version__
 
-PARTITIONS = ("dirichlet", "writer", "iid", "shards")
 MODELS = ("mlp",)
 
 
@@ -47,13 +47,10 @@ class DataConfig(Options):
             raise unknown("partition", self.partition, PARTITIONS)
 
     def how(self) -> Partition:
-        if self.partition == "dirichlet":
-            return Dirichlet(clients=self.clients, alpha=self.alpha, reading=self.reading, overlap=self.overlap)
-        if self.partition == "writer":
-            return ByWriter(clients=self.clients, min_samples=self.min_samples)
-        if self.partition == "shards":
-            return Shards(clients=self.clients, per_client=self.shards_per_client)
-        return IID(clients=self.clients)
+        """The partition, given those of these options that it takes."""
+        values = self.model_dump() | {"per_client": self.shards_per_client}
+        takes = fields(PARTITIONS[self.partition])  # type: ignore[arg-type]  # every partition is a dataclass
+        return make(self.partition, {field.name: values[field.name] for field in takes})
 
 
 class ModelConfig(Options):

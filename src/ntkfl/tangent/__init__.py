@@ -2,6 +2,6 @@
 
 from ntkfl.tangent.evolution import PAPER_STEPS, Evolution, evolve, geometric_steps
 from ntkfl.tangent.jacobian import Jacobian, concatenate
-from ntkfl.tangent.trace import jacobian
+from ntkfl.tangent.tracing import jacobian
 
 __all__ = ["PAPER_STEPS", "Evolution", "Jacobian", "concatenate", "evolve", "geometric_steps", "jacobian"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -180,13 +180,6 @@ class BlockJacobian(Jacobian):
         rows = index if plain else _row_index(index, len(self), self.device)
         return BlockJacobian(
             [block.with_tensors(tuple(t[rows] for t in block.tensors())) for block in self.blocks], *self.shape[1:]
-        )
-
-    def to(self, *args: Any, **kwargs: Any) -> BlockJacobian:
-        """Moved or cast as `Tensor.to` does."""
-        return BlockJacobian(
-            [block.with_tensors(tuple(t.to(*args, **kwargs) for t in block.tensors())) for block in self.blocks],
-            *self.shape[1:],
         )
 
 

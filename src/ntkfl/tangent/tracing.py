@@ -82,7 +82,7 @@ def _plan(model: nn.Module, x: Tensor, form: str) -> _Plan:
     taps, leaves, f = _tapped_forward(model, probe, known)
     gradients = torch.autograd.grad(f, list(leaves.values()), torch.ones_like(f), allow_unused=True)
     leaking = {name for name, g in zip(leaves, gradients, strict=True) if g is not None}
-    owner = _owners(model, parameters, known)
+    owner = _owners(parameters, known)
     # A layer is factored when each of its parameters is used through it alone and its calls keep one row a sample.
     factored = {
         name: module
@@ -95,7 +95,7 @@ def _plan(model: nn.Module, x: Tensor, form: str) -> _Plan:
     }
     columns = {}
     for name, module in factored.items():
-        by_role = {role: p for p, role in _roles(module, name, parameters).items()}
+        by_role = {role: p for p, role in _roles(module, parameters).items()}
         columns[name] = tuple(slices[by_role[r]] if r in by_role else None for r in LAYERS[type(module)].parameters)
     covered = {p for name in factored for p in owner[name]}
     touched = covered | leaking | {p for name in known if taps.get(name) for p in owner[name]}
@@ -174,23 +174,21 @@ def _hooked(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
-def _roles(module: nn.Module, prefix: str, parameters: dict[str, nn.Parameter]) -> dict[str, str]:
+def _roles(module: nn.Module, parameters: dict[str, nn.Parameter]) -> dict[str, str]:
     """The module's own trainable parameters: global name -> role ("weight", "bias")."""
     names = {id(p): name for name, p in parameters.items()}
     own = module.named_parameters(recurse=False)
     return {names[id(p)]: role for role, p in own if id(p) in names}
 
 
-def _owners(
-    model: nn.Module, parameters: dict[str, nn.Parameter], known: dict[str, nn.Module]
-) -> dict[str, dict[str, str]]:
+def _owners(parameters: dict[str, nn.Parameter], known: dict[str, nn.Module]) -> dict[str, dict[str, str]]:
     """For each known layer its trainable parameters, each with the one layer that owns it ("" where several do)."""
     users: dict[str, list[str]] = {}
     for name, module in known.items():
-        for p in _roles(module, name, parameters):
+        for p in _roles(module, parameters):
             users.setdefault(p, []).append(name)
     return {
-        name: {p: users[p][0] if len(users[p]) == 1 else "" for p in _roles(module, name, parameters)}
+        name: {p: users[p][0] if len(users[p]) == 1 else "" for p in _roles(module, parameters)}
         for name, module in known.items()
     }
 
