@@ -34,6 +34,18 @@ class RunFolderError(NTKFLError):
     """A run folder or checkpoint that cannot be used."""
 
 
+class TrustError(NTKFLError):
+    """A key, seal, signature or credential that does not hold."""
+
+
+class Refused(NTKFLError):
+    """What a role will not do: `reason` is one word for programs, `status` the HTTP status it travels as."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.reason = status, reason
+
+
 def unknown(kind: str, name: object, known: Iterable[str]) -> ConfigError:
     """The error for a name that is not one of `known`, with the nearest valid name where one is near."""
     names = sorted(known)

@@ -21,13 +21,20 @@ VARIANTS = [
     ("fedadam", {"bias_correction": True}),
     ("fednova", {"local_epochs": 2, "batch_size": 5}),
     ("data-share", {"shared_portion": 0.5}),
+    ("ntk-fl", {"codec": "dense"}),
+    ("ntk-fl", {"sparsity": 0.5, "values": "float16"}),
+    ("fedavg", {"sparsity": 0.5}),
+    ("scaffold", {"sparsity": 0.5, "values": "float16"}),
+    ("fednova", {"sparsity": 0.5, "values": "8bit"}),
+    ("fedadam", {"sparsity": 0.5}),
 ]
+NTK = ("ntk-fl", "cp-ntk-fl")
 IDS = [" ".join([name, *map(str, options)]) for name, options in VARIANTS]
 every_method = pytest.mark.parametrize(("name", "options"), VARIANTS, ids=IDS)
 
 
 def build(name: str, options: dict[str, object], **more: object) -> Method:
-    steps = {} if name == "ntk-fl" else {"local_steps": 8}
+    steps = {} if name in NTK else {"local_steps": 8}
     return METHODS[name](**(steps | OPTIONS.get(name, {}) | options | more))
 
 
@@ -82,7 +89,7 @@ def test_convolutions(name: str, options: dict[str, object]) -> None:
 @every_method
 def test_a_run_can_be_broken_off_and_continued(name: str, options: dict[str, object]) -> None:
     """State and memories survive a file, and with them the rounds that follow are the same to the bit."""
-    method = build(name, options, **({} if name in ("ntk-fl", "centralized") else {"batch_size": 5}))
+    method = build(name, options, **({} if name in (*NTK, "centralized") else {"batch_size": 5}))
     task, clients = small_task(shared=shared(), total_clients=4), small_clients(30, 12, 21, 8)
     state = method.start(task, task.like)
     logs: list[list[Sent]] = []
@@ -113,6 +120,7 @@ def replaced(client: Client, memory: dict[str, Tensor]) -> Client:
 def test_names_and_papers() -> None:
     assert set(METHODS) >= {
         "fedavg", "fedprox", "fednova", "scaffold", "fedadam", "fedcom", "qsgd", "data-share", "centralized", "ntk-fl",
+        "cp-ntk-fl",
     }  # fmt: skip
     for name, method in METHODS.items():
         assert method.name == name

@@ -8,8 +8,13 @@ import sys
 import typer
 
 from ntkfl.cli import data as data_commands
+from ntkfl.cli import keys as keys_commands
+from ntkfl.cli import serve as serve_commands
+from ntkfl.cli.aggregate import aggregate
 from ntkfl.cli.bench import bench
 from ntkfl.cli.compare import compare
+from ntkfl.cli.export import export
+from ntkfl.cli.join import join
 from ntkfl.cli.train import train
 from ntkfl.errors import NTKFLError
 from ntkfl.version import __version__
@@ -23,7 +28,12 @@ app = typer.Typer(
 app.command()(train)
 app.command()(compare)
 app.command()(bench)
+app.command()(export)
+app.command()(join)
+app.command()(aggregate)
 app.add_typer(data_commands.app, name="data")
+app.add_typer(keys_commands.app, name="keys")
+app.add_typer(serve_commands.app, name="serve")
 
 
 @app.callback(invoke_without_command=True)

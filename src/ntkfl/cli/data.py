@@ -13,11 +13,12 @@ from rich.table import Table
 
 from ntkfl.data.catalog import CATALOG, NAMES, fetch, load, locate
 from ntkfl.data.federated import Federated
+from ntkfl.data.npz import deal
 from ntkfl.data.partition import Partition
 from ntkfl.data.partitions import make
 from ntkfl.errors import unknown
 
-app = typer.Typer(help="Datasets: what there is, getting it, and how it is dealt to clients.", no_args_is_help=True)
+app = typer.Typer(help="Datasets, and how they are dealt to clients.", no_args_is_help=True)
 
 _LISTED = 10  # clients whose class counts `show` prints
 
@@ -94,6 +95,23 @@ def show(
         from ntkfl.report.clients import bubble_plot  # plotting is slow to import
 
         typer.echo(f"wrote {bubble_plot(counts, out, _title(name, how, seed))}")
+
+
+@app.command("deal")
+def deal_clients(
+    name: Annotated[str, typer.Argument(help="A dataset, see `ntkfl data list`.")],
+    out: Annotated[Path, typer.Option(help="Folder for client-0.npz … and test.npz.")],
+    clients: Annotated[int, typer.Option(help="Clients.")] = 4,
+    alpha: Annotated[float, typer.Option(help="Dirichlet: how alike clients are.")] = 0.1,
+    seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
+) -> None:
+    """Write every client's data into a file of its own, to try out `ntkfl join` with.
+
+    Example: ntkfl data deal digits --clients 4 --out trial-data
+    """
+    how = make("dirichlet", {"clients": clients, "alpha": alpha})
+    paths = deal(load(name).partition(how, seed=seed), out)
+    typer.echo(f"wrote {len(paths) - 1} clients and a test set to {out}")
 
 
 def _console() -> Console:

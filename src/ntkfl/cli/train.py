@@ -15,7 +15,7 @@ from ntkfl.engine.folder import Record, RunFolder
 from ntkfl.errors import ConfigError
 from ntkfl.methods import METHODS
 
-_DATA, _METHOD = "Data and clients", "Method"
+_DATA, _METHOD, _HIDING = "Data and clients", "Method", "What clients hide"
 _METHODS = f"{', '.join(METHODS)} (default ntk-fl)"
 Text: TypeAlias = str | None
 Whole: TypeAlias = int | None
@@ -56,6 +56,24 @@ def train(
     ] = None,
     batch_size: Annotated[Whole, typer.Option(help="local batch size", rich_help_panel=_METHOD)] = None,
     loss: Annotated[Text, typer.Option(help="ce or mse", rich_help_panel=_METHOD)] = None,
+    subsample_rate: Annotated[
+        Real, typer.Option(help="part of its samples a client uses in a round", rich_help_panel=_HIDING)
+    ] = None,
+    projected_dim: Annotated[
+        Whole, typer.Option(help="features that the secret projection leaves", rich_help_panel=_HIDING)
+    ] = None,
+    sparsity: Annotated[
+        Real, typer.Option(help="part of an upload's smallest values left out", rich_help_panel=_HIDING)
+    ] = None,
+    values: Annotated[
+        Text, typer.Option(help="how values kept travel: float32, float16, 8bit", rich_help_panel=_HIDING)
+    ] = None,
+    shuffle: Annotated[
+        bool | None, typer.Option(help="send sealed rows through a shuffler", rich_help_panel=_HIDING)
+    ] = None,
+    codec: Annotated[
+        Text, typer.Option(help="of NTK-FL's Jacobians: auto, factored, dense, topk", rich_help_panel=_HIDING)
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="OPTION=VALUE", help="any other option of the method", rich_help_panel=_METHOD),
@@ -85,6 +103,8 @@ def train(
         "model": {"hidden": parse_numbers("hidden", hidden, int)},
         "method": {"name": method, "kernel": kernel, "scheme": scheme, "steps": parse_steps(steps), "average": average,
                    "lr": lr, "local_steps": local_steps, "batch_size": batch_size, "loss": loss,
+                   "subsample_rate": subsample_rate, "projected_dim": projected_dim, "sparsity": sparsity,
+                   "values": values, "shuffle": shuffle, "codec": codec,
                    **dict(parse_setting(text) for text in set_ or [])},
     }  # fmt: skip
     run_config = _config(given, config, out, resume)

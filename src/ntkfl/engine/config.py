@@ -91,7 +91,8 @@ class RunConfig(Options):
             raise ConfigError(
                 f"{path} is of a run made from Python: its model and data have no names to rebuild them by"
             )
-        values.pop("ntkfl", None)
+        for noted in ("ntkfl", "shape"):
+            values.pop(noted, None)
         return RunConfig(**values)
 
     def build_method(self) -> Method:
@@ -151,11 +152,12 @@ def execute(
 ) -> Run:
     """Train what the configuration says."""
     ready = prepared or prepare(config)
-    model = config.model.build(ready.fed.input_shape, ready.fed.output_dim, config.seed)
+    method = config.build_method()
+    model = config.model.build(method.model_input_shape(ready.fed.input_shape), ready.fed.output_dim, config.seed)
     return train(
         model.to(getattr(torch, config.precision)),
         ready.fed,
-        config.build_method(),
+        method,
         rounds=config.rounds,
         clients_per_round=config.clients_per_round,
         seed=config.seed,

@@ -6,17 +6,23 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from ntkfl.errors import MessageError
 from ntkfl.methods import Client, Method, Outcome, State, Task
 from ntkfl.wire import Message
+
+if TYPE_CHECKING:
+    from ntkfl.engine.crowd import Crowd
 
 
 @dataclass
 class Traffic:
-    """Bytes of a round by direction and kind of message, and the seconds the clients' side took."""
+    """Bytes of a round by direction and kind of message, rows dropped as bad, and the seconds the clients took."""
 
     uplink: Counter[str] = field(default_factory=Counter)
     downlink: Counter[str] = field(default_factory=Counter)
+    dropped: int = 0
     client_seconds: float = 0.0
 
 
@@ -25,32 +31,50 @@ def play_round(
 ) -> tuple[Outcome, Traffic]:
     """Run the method's conversation with `clients` (ordered by id) to its end."""
     traffic = Traffic()
+    crowd = _crowd(number, clients) if method.shuffle else None
     conversation = method.round(task, state, number, [client.id for client in clients])
     outgoing = next(conversation)
     while True:
         began = time.perf_counter()
         if isinstance(outgoing, Message):
-            replies = _exchange(task, method, outgoing, clients, traffic)
+            answers = _ask(task, method, outgoing, clients, traffic)
         else:
             each = [(outgoing[client.id], client) for client in clients]
-            replies = [reply for m, client in each for reply in _exchange(task, method, m, [client], traffic)]
+            answers = [answer for m, client in each for answer in _ask(task, method, m, [client], traffic)]
         traffic.client_seconds += time.perf_counter() - began
+        replies = _mixed(task, method, answers, crowd, traffic) if crowd else _plain(answers, traffic)
         try:
             outgoing = conversation.send(replies)
         except StopIteration as end:
             return end.value, traffic
 
 
-def _exchange(
-    task: Task, method: Method, message: Message, clients: Sequence[Client], traffic: Traffic
-) -> list[Message]:
+def _ask(task: Task, method: Method, message: Message, clients: Sequence[Client], traffic: Traffic) -> list[Message]:
     payload = message.encode()
     traffic.downlink[message.kind] += len(payload) * len(clients)
     # All clients receive the same bytes, so decoding them once stands for each client's own decoding.
-    answers = method.answer(task, Message.decode(payload), clients)
+    return method.answer(task, Message.decode(payload), clients)
+
+
+def _plain(answers: Sequence[Message], traffic: Traffic) -> list[Message]:
     received = []
     for answer in answers:
         reply = answer.encode()
         traffic.uplink[answer.kind] += len(reply)
         received.append(Message.decode(reply))
     return received
+
+
+def _mixed(task: Task, method: Method, answers: Sequence[Message], crowd: Crowd, traffic: Traffic) -> list[Message]:
+    received, sent = crowd.exchange(method, task, answers)
+    traffic.uplink[answers[0].kind] += sent
+    traffic.dropped += received.dropped
+    if not received.replies:
+        raise MessageError(f"none of the {received.dropped} rows of the round could be used")
+    return received.replies
+
+
+def _crowd(number: int, clients: Sequence[Client]) -> Crowd:
+    from ntkfl.engine.crowd import Crowd  # sealing is an extra, and only shuffled runs need it
+
+    return Crowd(number, [client.id for client in clients])

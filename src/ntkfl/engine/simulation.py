@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
+import random
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -17,11 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from ntkfl.data import Federated
+from ntkfl.engine.averaging import RunningAverage
 from ntkfl.engine.conversation import Traffic, play_round
 from ntkfl.engine.folder import Record, RunFolder
 from ntkfl.engine.seeds import derive
 from ntkfl.errors import ConfigError, ModelError, NumericalError, RunFolderError
 from ntkfl.methods import Client, Method, Outcome, State, Task
+from ntkfl.privacy.projection import RunSecret
+from ntkfl.privacy.subsample import subsample
 from ntkfl.tangent.parameters import flatten, load_flat
 from ntkfl.version import __version__
 
@@ -65,6 +69,7 @@ def train(
     out: Path | str | None = None,
     resume: bool = False,
     device: str | torch.device | None = None,
+    secret: RunSecret | None = None,
     config: Mapping[str, Any] | None = None,
     on_round: Callable[[Record, Record], None] | None = None,
 ) -> Run:
@@ -74,15 +79,17 @@ def train(
     call on the same machine gives the same bits. `hold_out` clients are set aside as the server's validation set.
     `shared` is data the server holds for all (data-share). Training ends early once the test accuracy is `stop_at`.
     With `out`, the run's folder is kept there after every round and `resume` continues from it, bit for bit.
-    `on_round(record, timing)` is called after each round. `config` overrides what is written as the run's settings.
+    With a projection, the model takes the method's `projected_dim` features; `secret` is its seed, by default derived
+    from `seed`, which is no secret. `on_round(record, timing)` is called after each round.
+    `config` overrides what is written as the run's settings.
     """
     if not isinstance(method, Method):
         raise ConfigError(f"method must be an instance such as ntkfl.methods.NTKFL(), not {method!r}")
     if not isinstance(rounds, int) or rounds < 1:
         raise ConfigError(f"rounds must be a whole number of at least 1, got {rounds!r}")
-    engine = _Engine(model, fed, method, clients_per_round, seed, hold_out, shared, device)
+    engine = _Engine(model, fed, method, clients_per_round, seed, hold_out, shared, device, secret)
     settings = dict(config) if config is not None else _describe(model, fed, method, clients_per_round, seed, hold_out)
-    settings |= {"rounds": rounds, "stop_at": stop_at}
+    settings |= {"rounds": rounds, "stop_at": stop_at, "shape": engine.shape()}
     folder = RunFolder(out) if out is not None else None
     with folder.locked() if folder else nullcontext():
         history, timings = _open(folder, engine, settings, resume)
@@ -136,6 +143,7 @@ class _Engine:
         hold_out: int,
         shared: Batch | None,
         device: str | torch.device | None,
+        secret: RunSecret | None,
     ) -> None:
         self.fed, held = fed.hold_out(hold_out, seed=seed) if hold_out else (fed, None)
         if not isinstance(clients_per_round, int) or not 1 <= clients_per_round <= len(self.fed):
@@ -154,6 +162,8 @@ class _Engine:
             total_clients=len(self.fed),
             label_smoothing=method.label_smoothing,
         )
+        self.secret = secret or RunSecret.simulated(seed)
+        self.projection = method.make_projection(self.secret, fed.input_shape)
         self.task.shared = None if shared is None else self._place(shared)
         if held is not None:
             batches = [held.client(i) for i in range(len(held))]
@@ -161,9 +171,15 @@ class _Engine:
         self.test = self._place(fed.test)
         self._check_model()
         self.state = method.start(self.task, self.task.like)
-        self.averaged = self.task.like.clone()
+        self.average = RunningAverage(self.task.like, method.average)
         self.memories: dict[int, State] = {}
         self._cache: dict[int, Batch] = {}
+
+    def shape(self) -> dict[str, Any]:
+        """What the network takes and gives, and which seed projects: a name for it, never the seed."""
+        shape = {"inputs": list(self.fed.input_shape), "outputs": self.fed.output_dim}
+        named = {"key_id": self.secret.key_id} if self.projection is not None else {}
+        return {**shape, "precision": str(self.dtype).removeprefix("torch."), **named}
 
     def play(self, number: int) -> tuple[Record, Record]:
         """One round: (record, timing)."""
@@ -173,7 +189,8 @@ class _Engine:
         played = time.perf_counter()
         self.state = outcome.state
         self.memories |= {client.id: client.memory for client in clients if client.memory}
-        self._average(number)
+        for weights in (*outcome.passed, self.state["weights"]):
+            self.average.add(weights)
         record = self._record(number, clients, outcome, traffic)
         timing = {
             "round": number,
@@ -186,14 +203,17 @@ class _Engine:
         return record, timing
 
     def checkpoint(self) -> State:
-        tensors = {f"state/{name}": t for name, t in self.state.items()} | {"averaged": self.averaged}
+        tensors = {f"state/{name}": t for name, t in self.state.items()} | {
+            "averaged": self.average.value,
+            "averages": torch.tensor(self.average.count),
+        }
         for client, memory in self.memories.items():
             tensors |= {f"client/{client}/{name}": t for name, t in memory.items()}
         return tensors
 
     def restore(self, tensors: State) -> None:
         placed = {name: t.to(self.device) for name, t in tensors.items()}
-        self.averaged = placed.pop("averaged")
+        self.average.value, self.average.count = placed.pop("averaged"), int(placed.pop("averages"))
         self.state = {k.removeprefix("state/"): t for k, t in placed.items() if k.startswith("state/")}
         for key, t in placed.items():
             if key.startswith("client/"):
@@ -202,17 +222,11 @@ class _Engine:
 
     def trained(self, model: nn.Module) -> nn.Module:
         result = copy.deepcopy(model)
-        load_flat(result, self.averaged.to(next(result.parameters()).device))
+        load_flat(result, self.average.value.to(next(result.parameters()).device))
         return result
 
-    def _average(self, number: int) -> None:
-        """w̄ ← e w̄ + (1−e) w with e = min(average, k/(k+5)): the first round counts whole, old rounds fade."""
-        k = number - 1
-        e = min(self.method.average, k / (k + 5))
-        self.averaged = e * self.averaged + (1 - e) * self.state["weights"]
-
     def _record(self, number: int, clients: list[Client], outcome: Outcome, traffic: Traffic) -> Record:
-        accuracy, loss = self._evaluate(self.averaged, self.test)
+        accuracy, loss = self._evaluate(self.average.value, self.test)
         if not math.isfinite(loss):
             raise NumericalError(f"the test loss of round {number} is not finite: the training diverged; lower the lr")
         record: Record = {
@@ -230,8 +244,10 @@ class _Engine:
             "last_accuracy": self._evaluate(self.state["weights"], self.test)[0] if self.method.average else accuracy,
         }
         if self.task.validation is not None:
-            held = self._evaluate(self.averaged, self.task.validation)
+            held = self._evaluate(self.average.value, self.task.validation)
             record |= {"validation_accuracy": held[0], "validation_loss": held[1]}
+        if self.method.shuffle:
+            record["dropped_rows"] = traffic.dropped
         return record | outcome.diagnostics
 
     def _evaluate(self, weights: Tensor, batch: Batch) -> tuple[float | None, float]:
@@ -249,11 +265,20 @@ class _Engine:
         x, y = self._cache[i] if i in self._cache else self._place(self.fed.client(i))
         if self.device.type != "cpu":  # on the CPU, making rows again is cheaper than keeping all clients' floats
             self._cache[i] = (x, y)
+        # A simulation repeats, so even this comes from the seed; a deployed client asks its operating system.
+        draw = random.Random(derive(self.seed, "subsample", i, number))
+        rows = subsample(len(y), self.method.subsample_rate, draw)
+        if len(rows) < len(y):
+            x, y = x[rows.to(x.device)], y[rows.to(y.device)]
         return Client(i, x, y, derive(self.seed, "client", i, number), dict(self.memories.get(i, {})))
 
     def _place(self, batch: Batch) -> Batch:
-        x, y = batch
-        return x.to(self.device, self.dtype), y.to(self.device, self.dtype if y.is_floating_point() else y.dtype)
+        """A batch as the network gets it: on the device, projected."""
+        x, y = batch[0].to(self.device, self.dtype), batch[1]
+        return (
+            x if self.projection is None else self.projection(x),
+            y.to(self.device, self.dtype if y.is_floating_point() else y.dtype),
+        )
 
     def _check_model(self) -> None:
         """Fail before the first round where model and data do not fit."""

@@ -2,6 +2,7 @@
 
 from ntkfl.methods.base import Client, Method, Outcome, State, Task
 from ntkfl.methods.centralized import Centralized
+from ntkfl.methods.cp_ntk_fl import CPNTKFL
 from ntkfl.methods.data_share import DataShare
 from ntkfl.methods.fedadam import FedAdam
 from ntkfl.methods.fedavg import FedAvg
@@ -14,10 +15,11 @@ from ntkfl.methods.scaffold import Scaffold
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
-    for method in (NTKFL, FedAvg, FedProx, FedNova, Scaffold, FedAdam, FedCOM, QSGD, DataShare, Centralized)
+    for method in (NTKFL, CPNTKFL, FedAvg, FedProx, FedNova, Scaffold, FedAdam, FedCOM, QSGD, DataShare, Centralized)
 }
 
 __all__ = [
+    "CPNTKFL",
     "METHODS",
     "NTKFL",
     "QSGD",

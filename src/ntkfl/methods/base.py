@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ntkfl.errors import ConfigError, NumericalError
-from ntkfl.options import Options
+from ntkfl.privacy.stages import Stages
 from ntkfl.tangent.losses import LOSSES, per_sample, targets
 from ntkfl.tangent.parameters import apply_flat, evaluating, flatten, load_flat
 from ntkfl.wire import Message
@@ -43,12 +43,17 @@ class Client:
 
 @dataclass
 class Outcome:
-    """What a round ended with. `train_loss` is over the cohort's samples; `steps` is the t chosen, where one is."""
+    """What a round ended with. `train_loss` is over the cohort's samples; `steps` is the t chosen, where one is.
+
+    `passed` are weights the round went through on its way to its own, where it took several steps: all of them count
+    in the running average.
+    """
 
     state: State
     train_loss: float
     steps: float | None = None
     diagnostics: dict[str, float] = field(default_factory=dict)
+    passed: tuple[Tensor, ...] = ()
 
 
 class Task:
@@ -92,11 +97,12 @@ class Task:
         return per_sample(self.loss, outputs, targets(y, self.outputs, self.loss, outputs.dtype))
 
 
-class Method(Options):
-    """Options common to all methods."""
+class Method(Stages):
+    """Options common to all methods, the stages of `privacy/` among them."""
 
     name: ClassVar[str]
     paper: ClassVar[str]
+    sparsifies: ClassVar[bool] = False  # whether `sparsity` means something to it
 
     loss: str = Field("ce", description="ce or mse")
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="part of a class label spread over all classes")
@@ -104,9 +110,12 @@ class Method(Options):
         0.0, ge=0, lt=1, description="running average of the rounds' weights that is reported and saved; 0: none"
     )
 
-    def model_post_init(self, _: object) -> None:
+    def model_post_init(self, context: object) -> None:
+        super().model_post_init(context)
         if self.loss not in LOSSES:
             raise ConfigError(f"unknown loss {self.loss!r}: valid are {', '.join(LOSSES)}")
+        if self.sparsity and not self.sparsifies:
+            raise ConfigError(f"{self.name} does not sparsify what it sends: leave sparsity at 0")
 
     def start(self, task: Task, weights: Tensor) -> State:
         """The server's state before the first round."""
@@ -121,6 +130,19 @@ class Method(Options):
     @abstractmethod
     def answer(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
         """The clients' side: each client's reply to `message`, in the order given."""
+
+    def split(self, reply: Message) -> list[Message]:
+        """A client's reply as rows that say as little as can be of whose they are: what a shuffler mixes."""
+        return [reply]
+
+    def join(self, rows: list[Message]) -> list[Message]:
+        """Rows of many clients, in any order, as replies for `round`."""
+        return rows
+
+    def check(self, task: Task, reply: Message) -> None:
+        """`MessageError` for a reply that `round` could not use."""
+        for name in reply.arrays:
+            reply.take(name)
 
 
 def take_labels(message: Message, name: str, like: Tensor) -> Tensor:

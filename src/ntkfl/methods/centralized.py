@@ -14,7 +14,7 @@ from pydantic import Field
 from ntkfl.errors import MessageError
 from ntkfl.methods.base import Client, Method, Outcome, Outgoing, State, Task, check_finite, take_labels
 from ntkfl.methods.local import train_locally
-from ntkfl.wire import Message, pack_labels
+from ntkfl.wire import Message, join_rows, pack_labels, split_rows
 
 
 class Centralized(Method):
@@ -50,3 +50,9 @@ class Centralized(Method):
             Message("data", message.round, {"x": client.x, "labels": pack_labels(client.y, task.outputs)})
             for client in clients
         ]
+
+    def split(self, reply: Message) -> list[Message]:
+        return split_rows(reply)
+
+    def join(self, rows: list[Message]) -> list[Message]:
+        return [join_rows(rows)]

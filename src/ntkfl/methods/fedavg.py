@@ -15,13 +15,17 @@ from torch import Tensor
 from ntkfl.errors import ConfigError, MessageError
 from ntkfl.methods.base import Client, Method, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.local import Adjustment, LocalResult, train_locally
+from ntkfl.privacy.sparsify import kept, top_k
 from ntkfl.wire import Message
+from ntkfl.wire.topk import decode_topk, encode_topk
 
 WEIGHTINGS = ("samples", "uniform")
 
 
 class LocalTraining(Method):
     """Options of every method whose clients train locally, and the two ends of the conversation they share."""
+
+    sparsifies: ClassVar[bool] = True
 
     lr: float = Field(0.1, gt=0, description="local learning rate")
     local_steps: int = Field(20, ge=1, description="gradient steps a client takes in a round")
@@ -60,6 +64,26 @@ class LocalTraining(Method):
         p = samples if self.weighting == "samples" else torch.ones_like(samples)
         return p / p.sum()
 
+    def pack(self, name: str, vector: Tensor, base: Tensor | None = None) -> dict[str, Tensor]:
+        """A client's vector [d] as arrays of its reply; with `sparsity`, the largest of its changes from `base`."""
+        if not self.sparsity:
+            return {name: vector}
+        change = (vector if base is None else vector - base).unsqueeze(0)
+        size = vector.numel()
+        coded = encode_topk(*top_k(change, kept(self.sparsity, size)), size, self.values)
+        return {f"{name}.{part}": array for part, array in coded.items()}
+
+    def take(self, reply: Message, name: str, like: Tensor, base: Tensor | None = None) -> Tensor:
+        """The vector [d] that `pack` put into an update."""
+        if not self.sparsity:
+            return take_vector(reply, "update", name, like)
+        size = like.numel()
+        prefix = f"{name}."
+        arrays = {k.removeprefix(prefix): v for k, v in reply.of_kind("update").arrays.items() if k.startswith(prefix)}
+        values, positions = decode_topk(arrays, size, kept(self.sparsity, size), self.values, like.dtype)
+        vector = torch.zeros_like(like) if base is None else base.clone()
+        return vector.index_add_(0, positions[0].to(like.device), values[0].to(like))
+
 
 class FedAvg(LocalTraining):
     """w ← Σ_m p_m w_m."""
@@ -73,13 +97,14 @@ class FedAvg(LocalTraining):
         w = state["weights"]
         replies = yield Message("weights", round, {"weights": w})
         p = self.client_weights(replies, w)
-        new = weighted_sum((take_vector(reply, "update", "weights", w) for reply in replies), p)
+        new = weighted_sum((self.take(reply, "weights", w, w) for reply in replies), p)
         return Outcome({"weights": check_finite(new, "the averaged model")}, mean_loss(replies, p))
 
     def answer(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
-        result = self.train(task, take_vector(message, "weights", "weights", task.like), clients)
+        w = take_vector(message, "weights", "weights", task.like)
+        result = self.train(task, w, clients)
         return [
-            Message("update", message.round, {"weights": w_m} | report(client, loss))
+            Message("update", message.round, self.pack("weights", w_m, w) | report(client, loss))
             for client, w_m, loss in zip(clients, *result, strict=True)
         ]
 

@@ -36,7 +36,7 @@ class FedNova(LocalTraining):
         tau = torch.stack([r.take("steps", ()) for r in replies]).to(w)
         if bool((tau < 1).any()):
             raise MessageError("a client reports an update of no local steps")
-        d = weighted_sum((take_vector(reply, "update", "direction", w) for reply in replies), p)
+        d = weighted_sum((self.take(reply, "direction", w) for reply in replies), p)
         tau_eff = (p * tau).sum()
         new = check_finite(w - self.lr * tau_eff * d, "the averaged model")
         return Outcome({"weights": new}, mean_loss(replies, p), diagnostics={"effective_steps": float(tau_eff)})
@@ -46,6 +46,7 @@ class FedNova(LocalTraining):
         replies = []
         for client, w_m, loss in zip(clients, *self.train(task, w, clients), strict=True):
             tau = self.steps(client)
-            arrays = {"direction": (w - w_m) / (self.lr * tau), "steps": torch.tensor(tau, dtype=torch.int32)}
+            steps = {"steps": torch.tensor(tau, dtype=torch.int32)}
+            arrays = self.pack("direction", (w - w_m) / (self.lr * tau)) | steps
             replies.append(Message("update", message.round, arrays | report(client, loss)))
         return replies

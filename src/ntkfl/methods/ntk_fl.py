@@ -13,13 +13,18 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from ntkfl.errors import ConfigError, NumericalError, unknown
+from ntkfl.errors import ConfigError, MessageError, NumericalError, unknown
 from ntkfl.methods.base import Client, Method, Outcome, Outgoing, State, Task, check_finite, take_labels
-from ntkfl.tangent import concatenate, evolve, geometric_steps, jacobian
+from ntkfl.privacy.sparsify import kept, sparsify
+from ntkfl.tangent import Jacobian, concatenate, evolve, geometric_steps, jacobian
 from ntkfl.tangent.evolution import KERNELS, SCHEMES
-from ntkfl.wire import Message, pack_jacobian, pack_labels, unpack_jacobian
+from ntkfl.tangent.tracing import FORMS
+from ntkfl.wire import Message, join_rows, pack_jacobian, pack_labels, split_rows, unpack_jacobian
+from ntkfl.wire.topk import pack_topk, unpack_topk
 
 CHOICES = ("cohort", "validation")
+_OVERFLOW = 1e30  # the loss of a candidate that overflows
+CODECS = ("auto", "factored", "dense", "topk")
 
 
 class NTKFL(Method):
@@ -28,6 +33,7 @@ class NTKFL(Method):
     """
 
     name: ClassVar[str] = "ntk-fl"
+    sparsifies: ClassVar[bool] = True
     paper: ClassVar[str] = "Yue et al. 2022"
 
     average: float = Field(0.9, ge=0, lt=1, description="running average of the rounds' weights; 0 is the paper")
@@ -41,7 +47,10 @@ class NTKFL(Method):
         None, description="candidate numbers of steps t; default: geometric in η·t up to 40; the paper: 100, 200 … 2000"
     )
     choose: str = Field("cohort", description="t by the cohort's own losses, or by a validation set (held-out clients)")
-    form: str = Field("auto", description="how Jacobians are sent: auto, factored or dense")
+    codec: str = Field(
+        "auto",
+        description="how Jacobians are sent: factored, dense, topk (sparsified); auto: topk where sparsity is set",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -64,9 +73,12 @@ class NTKFL(Method):
             ("kernel", self.kernel, KERNELS),
             ("scheme", self.scheme, SCHEMES),
             ("choice of t", self.choose, CHOICES),
+            ("codec", self.codec, CODECS),
         ):
             if value not in known:
                 raise unknown(kind, value, known)
+        if (self.codec == "topk") != (self.sparsity > 0) and self.codec != "auto":
+            raise ConfigError("codec 'topk' and a sparsity above 0 go together: sparsified rows have no other form")
         if self.scheme != "flow" and self.steps is None:
             raise ConfigError(f"scheme {self.scheme!r} takes whole steps: give them, for example 100, 200 … 2000")
 
@@ -75,17 +87,16 @@ class NTKFL(Method):
     ) -> Generator[Outgoing, list[Message], Outcome]:
         w = state["weights"]
         uploads = yield Message("weights", round, {"weights": w})
-        J = concatenate([unpack_jacobian(u.of_kind("upload"), task.outputs, w.numel(), w) for u in uploads])
-        f0 = torch.cat([u.take("outputs", (None, task.outputs), w) for u in uploads])
-        y = torch.cat([take_labels(u, "labels", w) for u in uploads])
+        parts = [self._read(task, upload) for upload in uploads]
+        J = concatenate([part[0] for part in parts])
+        f0, y = torch.cat([part[1] for part in parts]), torch.cat([part[2] for part in parts])
 
         evolution = evolve(J, f0, task.training_targets(y), self.lr, self.steps, self.loss, self.kernel, self.scheme)
         candidates = w + evolution.deltas()  # w^(k,t_1) … w^(k,t_Ψ)
 
         if self.choose == "cohort":
             replies = yield Message("candidates", round, {"weights": candidates})
-            sums = torch.stack([r.of_kind("losses").take("sums", (len(candidates),)) for r in replies]).sum(0)
-            losses = sums / sum(int(r.take("samples", ())) for r in replies)
+            losses = self._mean_losses(replies, len(candidates))
         else:
             losses = self._validate(task, candidates)
         best = int(losses.nan_to_num(nan=float("inf")).argmin())
@@ -108,16 +119,59 @@ class NTKFL(Method):
         return [self._upload(task, message.round, w, client) for client in clients]
 
     def _upload(self, task: Task, round: int, w: Tensor, client: Client) -> Message:
-        J = jacobian(task.at(w), client.x, form=self.form)
+        J = jacobian(task.at(w), client.x, form=self.codec if self.codec in FORMS else "auto")
         arrays = {"outputs": task.predict(w, client.x), "labels": pack_labels(client.y, task.outputs)}
-        return Message("upload", round, arrays | pack_jacobian(J))
+        packed = pack_topk(sparsify(J, self.sparsity), self.values) if self.sparsity else pack_jacobian(J)
+        return Message("upload", round, arrays | packed)
+
+    def _read(self, task: Task, upload: Message) -> tuple[Jacobian, Tensor, Tensor]:
+        """(J, f0, y) of an upload, everything checked."""
+        like, outputs = task.like, task.outputs
+        upload.of_kind("upload")
+        J: Jacobian
+        if self.sparsity:
+            k = kept(self.sparsity, outputs * like.numel())
+            J = unpack_topk(upload, outputs, like.numel(), k, self.values, like)
+        else:
+            J = unpack_jacobian(upload, outputs, like.numel(), like)
+        f0 = upload.take("outputs", (len(J), outputs), like)
+        y = take_labels(upload, "labels", like)
+        if len(y) != len(J) or y.ndim > 2:
+            raise MessageError(f"labels of shape {list(y.shape)} for {len(J)} samples")
+        if not y.is_floating_point() and (y.ndim != 1 or not 0 <= int(y.min()) <= int(y.max()) < outputs):
+            raise MessageError(f"a label that is none of the {outputs} classes")
+        return J, f0, y
 
     def _score(self, task: Task, round: int, candidates: Tensor, client: Client) -> Message:
-        """One loss sum per candidate: the paper's criterion without any data moved."""
-        sums = torch.stack([task.losses(task.predict(w, client.x), client.y).sum() for w in candidates])
-        # A candidate may overflow; a large finite number says so and stays a valid message.
-        sums = sums.double().nan_to_num(nan=1e300, posinf=1e300)
+        """The candidates' losses, the paper's criterion with no data moved: one sum each; shuffled, one row a sample.
+
+        A candidate may overflow; a large finite number says so and stays a valid message.
+        """
+        losses = torch.stack([task.losses(task.predict(w, client.x), client.y) for w in candidates])  # [S, n]
+        if self.shuffle:
+            rows = losses.T.nan_to_num(nan=_OVERFLOW, posinf=_OVERFLOW).clamp(max=_OVERFLOW)
+            return Message("losses", round, {"losses": rows})
+        sums = losses.sum(1).double().nan_to_num(nan=1e300, posinf=1e300)
         return Message("losses", round, {"sums": sums, "samples": torch.tensor(len(client), dtype=torch.int32)})
+
+    def _mean_losses(self, replies: list[Message], candidates: int) -> Tensor:
+        """The cohort's mean loss of every candidate, [S]."""
+        if self.shuffle:
+            return torch.cat([r.of_kind("losses").take("losses", (None, candidates)) for r in replies]).double().mean(0)
+        sums = torch.stack([r.of_kind("losses").take("sums", (candidates,)) for r in replies]).sum(0)
+        return sums / sum(int(r.take("samples", ())) for r in replies)
+
+    def split(self, reply: Message) -> list[Message]:
+        return split_rows(reply)
+
+    def join(self, rows: list[Message]) -> list[Message]:
+        return [join_rows(rows)]
+
+    def check(self, task: Task, reply: Message) -> None:
+        if reply.kind == "upload":
+            self._read(task, reply)
+        elif bool((reply.of_kind("losses").take("losses", (None, None)) < 0).any()):
+            raise MessageError("a loss below zero")
 
     def _validate(self, task: Task, candidates: Tensor) -> Tensor:
         if task.validation is None:

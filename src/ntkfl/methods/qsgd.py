@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ntkfl.errors import MessageError, unknown
+from ntkfl.errors import ConfigError, MessageError, unknown
 from ntkfl.methods.base import Client, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.fedavg import LocalTraining, mean_loss, report, take_vector, weighted_sum
 from ntkfl.wire import Message
@@ -24,6 +24,8 @@ _DITHER = 1  # tells the draws of the quantiser from those of the batches, which
 
 class Compression(LocalTraining):
     """Options of methods whose clients send quantised vectors, and both ends of the quantiser."""
+
+    sparsifies: ClassVar[bool] = False  # the quantiser is its compression
 
     bits: int = Field(4, ge=2, le=16, description="sign and magnitude of a value: s = 2^(bits−1) − 1 levels")
     coding: str = Field("fixed", description="fixed (exactly `bits` bits a value) or elias (fewer for small levels)")
@@ -36,6 +38,8 @@ class Compression(LocalTraining):
             raise unknown("coding", self.coding, CODINGS)
         if self.norm not in NORMS:
             raise unknown("norm", self.norm, NORMS)
+        if self.shuffle and self.coding == "elias":
+            raise ConfigError("a shuffler mixes replies of one size, and Elias codes differ in length: coding 'fixed'")
 
     def compress(self, vector: Tensor, client: Client) -> dict[str, Tensor]:
         """Q(vector) as arrays of a message, rounded by the client's own draws."""

@@ -2,6 +2,16 @@
 
 from ntkfl.tangent.evolution import PAPER_STEPS, Evolution, evolve, geometric_steps
 from ntkfl.tangent.jacobian import Jacobian, concatenate
+from ntkfl.tangent.sparse import SparseBlock
 from ntkfl.tangent.tracing import jacobian
 
-__all__ = ["PAPER_STEPS", "Evolution", "Jacobian", "concatenate", "evolve", "geometric_steps", "jacobian"]
+__all__ = [
+    "PAPER_STEPS",
+    "Evolution",
+    "Jacobian",
+    "SparseBlock",
+    "concatenate",
+    "evolve",
+    "geometric_steps",
+    "jacobian",
+]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,7 +15,7 @@ from ntkfl.tangent.jacobian import Block, BlockJacobian, Jacobian, StackedJacobi
 from ntkfl.wire.container import pack, unpack
 
 # What a message is for; the position is the byte on the wire.
-KINDS = ("weights", "upload", "candidates", "losses", "update", "data")
+KINDS = ("weights", "upload", "candidates", "losses", "update", "data", "evaluate", "counts")
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,46 @@ class Message:
         if self.kind != kind:
             raise MessageError(f"expected a {kind!r} message, got {self.kind!r}")
         return self
+
+
+def split_rows(message: Message) -> list[Message]:
+    """One message a sample, from one whose arrays have a row for each; what describes all rows stands in every one."""
+    counts = {len(array) for name, array in message.arrays.items() if not describes(name)}
+    if len(counts) != 1:
+        raise MessageError(f"a {message.kind!r} message does not have one row a sample")
+    return [
+        Message(
+            message.kind, message.round, {n: a if describes(n) else a[i : i + 1] for n, a in message.arrays.items()}
+        )
+        for i in range(counts.pop())
+    ]
+
+
+def join_rows(rows: Sequence[Message]) -> Message:
+    """One message of all rows; they must agree in kind, round, and the names, types and shapes of their arrays."""
+    first = rows[0]
+    for row in rows:
+        if (row.kind, row.round, list(row.arrays)) != (first.kind, first.round, list(first.arrays)):
+            raise MessageError("rows of different kinds or rounds")
+    arrays: dict[str, Tensor] = {}
+    for name, array in first.arrays.items():
+        same = [row.arrays[name] for row in rows]
+        if any((a.dtype, a.shape) != (array.dtype, array.shape) for a in same):
+            raise MessageError(f"rows whose {name!r} differ in type or shape")
+        if not describes(name):
+            if array.shape[:1] != (1,):
+                raise MessageError(f"a row's {name!r} must be of one sample, not of shape {list(array.shape)}")
+            arrays[name] = torch.cat(same)
+        elif all(torch.equal(a, array) for a in same):
+            arrays[name] = array
+        else:
+            raise MessageError(f"rows whose {name!r} differ")
+    return Message(first.kind, first.round, arrays)
+
+
+def describes(name: str) -> bool:
+    """Whether an array is about the network rather than about samples."""
+    return name == "jacobian" or name.endswith(".spans")
 
 
 def pack_labels(y: Tensor, outputs: int) -> Tensor:

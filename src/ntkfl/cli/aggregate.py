@@ -1,0 +1,35 @@
+"""`ntkfl aggregate`: the server of a federation's run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ntkfl.cli.progress import RoundDisplay
+
+
+def aggregate(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The aggregator's folder, see `ntkfl keys init`.")],
+    out: Annotated[Path, typer.Option(help="The run's folder; a run that was stopped goes on from it.")],
+) -> None:
+    """Run the server that trains, behind the shuffler.
+
+    Waits for clients, plays the rounds, and ends the run. It never holds ρ and never sees who sent a row.
+
+    Example: ntkfl aggregate trial/aggregator --out runs/trial
+    """
+    from ntkfl.engine.services.aggregator import Aggregator  # needs the extra
+
+    aggregator = Aggregator(folder, out, say=lambda line: typer.echo(line, err=True))
+    rounds = aggregator.deployment.rounds
+    display = RoundDisplay(aggregator.method.name, rounds, quiet=False)
+    typer.echo(f"waits for {aggregator.deployment.clients} clients at {aggregator.pins.shuffler.aggregator_url}")
+    try:
+        with display:
+            history = aggregator.run(on_round=display.show)
+    except KeyboardInterrupt:
+        typer.echo(f"stopped; go on with: ntkfl aggregate {folder} --out {out}", err=True)
+        raise typer.Exit(130) from None
+    display.summary(history, aggregator.out.records("timings.jsonl"), out)

@@ -1,0 +1,53 @@
+"""`ntkfl export`: a trained model to hand on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ntkfl.errors import ConfigError
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    out: Annotated[Path, typer.Option(help="A new folder for the model.")],
+    to: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=KEY", help="Seal the projection to this public key (`ntkfl keys new` makes one)."),
+    ] = None,
+    client: Annotated[
+        Path | None, typer.Option(help="Of a deployed run: the folder of an enrolled client, to ask for ρ as.")
+    ] = None,
+    plain_projection: Annotated[
+        bool, typer.Option("--plain-projection", help="Write the projection in plain. Read the warning first.")
+    ] = False,
+) -> None:
+    """Write a run's model with its projection sealed to those you name.
+
+    Example: ntkfl export runs/a --out model --to hospital=9f1c…
+    """
+    from ntkfl.engine import export as exporting
+
+    recipients = dict(_recipient(text) for text in to or [])
+    secret = None
+    if client is not None:
+        from ntkfl.engine.services.identity import Identity
+
+        secret = Identity.of(client).seed()
+    path = exporting.export(run, out, recipients, secret=secret, plain=plain_projection)
+    note = exporting.Export.read(path).projection
+    if plain_projection and note is not None:
+        typer.secho(f"warning: {exporting.WARNING}", err=True, fg=typer.colors.YELLOW)
+    sealed = "no projection" if note is None else f"projection sealed to {', '.join(note.sealed) or 'nobody'}"
+    typer.echo(f"wrote {path} ({sealed})")
+
+
+def _recipient(text: str) -> tuple[str, bytes]:
+    from ntkfl.privacy.sealing import parse_key
+
+    name, equals, key = text.partition("=")
+    if not equals or not name:
+        raise ConfigError(f"--to {text!r}: expected NAME=KEY")
+    return name, parse_key(key, f"the key of {name}")

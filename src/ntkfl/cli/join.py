@@ -1,0 +1,26 @@
+"""`ntkfl join`: one client of a federation, with its own data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def join(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The client's folder, see `ntkfl keys init`.")],
+    data: Annotated[Path, typer.Option(help="Its data: an .npz file with x [n, …] and y [n].")],
+    patience: Annotated[float, typer.Option(help="Seconds to keep asking a service that cannot be reached.")] = 60,
+) -> None:
+    """Take part in a run, with data of your own.
+
+    Enrols at the first start (as a client or an evaluator: the token decides), and answers until the run ends.
+
+    Example: ntkfl join trial/clients/client-0 --data mine.npz
+    """
+    from ntkfl.data.npz import read_npz
+    from ntkfl.engine.services.participant import Participant  # needs the extra
+
+    x, y = read_npz(data)
+    Participant(folder, x, y, patience=patience, say=typer.echo).run()

@@ -1,0 +1,141 @@
+"""`ntkfl keys`: folders to try a federation out with, and what the operator of a key server does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ntkfl.errors import ConfigError, TrustError
+
+app = typer.Typer(help="Keys, tokens and certificates of a federation.", no_args_is_help=True)
+
+KeyServerFolder = Annotated[Path, typer.Argument(metavar="KEY_SERVER_DIR", help="The key server's folder.")]
+
+
+@app.command("init")
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
+    config: Annotated[Path, typer.Option(help="The run: inputs, outputs, precision, [model], [method], …")],
+    clients: Annotated[int, typer.Option(help="Clients to make a folder and a token for.")] = 4,
+    evaluators: Annotated[int, typer.Option(help="Evaluators to make a folder and a token for.")] = 1,
+    federation: Annotated[str, typer.Option(help="The federation's name.")] = "trial",
+    run: Annotated[str, typer.Option(help="The run's name.")] = "run-0",
+    host: Annotated[str, typer.Option(help="Name or address under which the services are reached.")] = "127.0.0.1",
+    key_server_port: Annotated[int, typer.Option(help="The key server's port.")] = 8441,
+    shuffler_port: Annotated[int, typer.Option(help="The shuffler's port for clients.")] = 8442,
+    aggregator_port: Annotated[int, typer.Option(help="The shuffler's port for the aggregator.")] = 8443,
+    min_clients: Annotated[int, typer.Option(help="Distinct clients without whom no batch is released.")] = 2,
+) -> None:
+    """Make a whole federation to try out: one folder a role, each with just what that role may hold."""
+    from ntkfl.engine.services import trial  # needs the extra
+
+    names = trial.Trial(
+        federation=federation,
+        run=run,
+        clients=clients,
+        evaluators=evaluators,
+        min_clients=min_clients,
+        host=host,
+        key_server_port=key_server_port,
+        shuffler_port=shuffler_port,
+        aggregator_port=aggregator_port,
+    )
+    pins = trial.init(folder, config, names)
+    typer.echo(f"federation {pins.federation}, run {pins.run}: {clients} clients, {evaluators} evaluators")
+    typer.echo(
+        f"  {folder / 'key-server'}    gives ρ to enrolled clients: ntkfl serve key-server {folder / 'key-server'}"
+    )
+    typer.echo(f"  {folder / 'shuffler'}      mixes sealed rows: ntkfl serve shuffler {folder / 'shuffler'}")
+    typer.echo(f"  {folder / 'aggregator'}    trains, without ρ")
+    typer.echo(f"  {folder / 'clients'}       one folder a client: what it pins, and a one-time token")
+    typer.echo("All keys were made here, on one machine: to try it out. In earnest, no machine sees two roles' keys.")
+
+
+@app.command("token")
+def token(
+    folder: KeyServerFolder,
+    client: Annotated[str, typer.Option(help="The client's name.")],
+    role: Annotated[str, typer.Option(help="client or evaluator.")] = "client",
+    out: Annotated[Path | None, typer.Option(help="Make the client's folder there instead of printing.")] = None,
+) -> None:
+    """Make a one-time token with which one client enrols; hand it over out of band."""
+    from ntkfl.engine.services.key_server import KeyServer
+    from ntkfl.engine.services.trial import client_folder
+
+    server = KeyServer.open(folder)
+    if out is None:
+        typer.echo(server.make_token(client, role))
+        return
+    if out.exists():  # asked before a token is made that nobody would get
+        raise ConfigError(f"{out} is there already; give a new folder")
+    client_folder(out, folder, server.make_token(client, role))
+    typer.echo(f"made {out} for {role} {client}")
+
+
+@app.command("revoke")
+def revoke(folder: KeyServerFolder, name: Annotated[str, typer.Argument(help="The client.")]) -> None:
+    """End a client's service: no seed, no enrolment, and its rows are refused. What it was given it keeps."""
+    from ntkfl.engine.services.key_server import KeyServer
+
+    KeyServer.open(folder).revoke(name)
+    typer.echo(f"revoked {name}; if it held ρ it holds it still: a new run has a new one")
+
+
+@app.command("run")
+def add_run(folder: KeyServerFolder, name: Annotated[str, typer.Argument(help="The new run.")]) -> None:
+    """Register a further run, with a ρ of its own."""
+    from ntkfl.engine.services.key_server import KeyServer
+
+    KeyServer.open(folder).add_run(name)
+    typer.echo(f"registered run {name}")
+
+
+@app.command("list")
+def list_clients(folder: KeyServerFolder) -> None:
+    """Every client: its role, whether it enrolled, whether it is revoked."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from ntkfl.engine.services.key_server import KeyServer
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("client", "role", "enrolled", "revoked"):
+        table.add_column(column, no_wrap=True)
+    server = KeyServer.open(folder)
+    for client in server.clients():
+        table.add_row(
+            client.name, client.role, *("yes" if is_so else "no" for is_so in (client.enrolled, client.revoked))
+        )
+    console = Console()
+    (console if console.is_terminal else Console(width=200)).print(table)
+    typer.echo(f"runs: {', '.join(server.runs())}")
+
+
+@app.command("show")
+def show(folder: Annotated[Path, typer.Argument(help="A role's folder, or one key file.")]) -> None:
+    """The public keys, in hexadecimal, of the private keys in a folder."""
+    from ntkfl.privacy.sealing import SealingKey, SigningKey
+
+    found = 0
+    for path in sorted(folder.glob("*.pem")) if folder.is_dir() else [folder]:
+        for kind in (SealingKey, SigningKey):
+            try:
+                public = kind.load(path).public.hex()
+            except TrustError:  # a certificate, or the other kind
+                continue
+            typer.echo(f"{path.name} {'X25519' if kind is SealingKey else 'Ed25519'} {public}")
+            found += 1
+    if not found:
+        raise ConfigError(f"no sealing or signing key in {folder}")
+
+
+@app.command("new")
+def new(file: Annotated[Path, typer.Argument(help="Where to write the private key; never over a file.")]) -> None:
+    """Make an X25519 key for a recipient of exported models; prints the public key to give away."""
+    from ntkfl.privacy.sealing import SealingKey
+
+    key = SealingKey.generate()
+    key.save(file)
+    typer.echo(key.public.hex())

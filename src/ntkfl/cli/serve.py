@@ -1,0 +1,75 @@
+"""`ntkfl serve`: a role of a federation, as a process."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from ntkfl.errors import ConfigError
+
+app = typer.Typer(help="Run a role of a federation: one process, until it is told to stop.", no_args_is_help=True)
+
+Host = Annotated[str | None, typer.Option(help="Where to listen; the host in federation.toml if not given.")]
+Port = Annotated[int | None, typer.Option(help="0 takes any free one; the port in federation.toml if not given.")]
+
+
+@app.command("key-server")
+def key_server(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The key server's folder, see `ntkfl keys init`.")],
+    host: Host = None,
+    port: Port = None,
+) -> None:
+    """The key server: enrols clients by one-time tokens, and gives them the run's secret seed ρ, sealed to each."""
+    from ntkfl.engine.services.key_server import STATE, KeyServer, key_server_app  # needs the extra
+    from ntkfl.engine.services.pins import Federation
+    from ntkfl.engine.services.web import Listener, configure_logging, serve
+
+    pins = Federation.read(folder)
+    server = KeyServer.open(folder)
+    at = address(pins.key_server.url, host, port)
+    typer.echo(f"key server of federation {pins.federation}")
+    typer.echo(f"holds ρ, enrolments and the hashes of tokens in {folder / STATE}, and its own keys in {folder}")
+    typer.echo("sees no data, no rows, no model; whoever reads that folder can attack every row of the run")
+    configure_logging("key-server")
+    serve([Listener(key_server_app(server), *at, cert=folder / "tls.pem", key=folder / "tls-key.pem")])
+
+
+@app.command("shuffler")
+def shuffler(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The shuffler's folder, see `ntkfl keys init`.")],
+    host: Host = None,
+    port: Port = None,
+    aggregator_port: Annotated[int | None, typer.Option(help="The aggregator's; else as for --port.")] = None,
+) -> None:
+    """The shuffler: collects sealed rows, releases them permuted, and relays what the aggregator announces."""
+    from ntkfl.engine.services.pins import Federation  # needs the extra
+    from ntkfl.engine.services.shuffler import STATE, serve_shuffler
+    from ntkfl.engine.services.web import configure_logging
+
+    pins = Federation.read(folder)
+    at = address(pins.shuffler.url, host, port), address(pins.shuffler.aggregator_url, host, aggregator_port)
+    typer.echo(f"shuffler of federation {pins.federation}, run {pins.run}")
+    typer.echo(f"holds rows it cannot read, and until a batch is released who sent them, in {folder / STATE}")
+    typer.echo(f"releases no batch of fewer than {pins.shuffler.min_clients} clients; logs no names")
+    configure_logging("shuffler")
+    serve_shuffler(folder, *at)
+
+
+def address(url: str, host: str | None, port: int | None) -> tuple[str, int]:
+    """Where to listen: as in the url, unless told otherwise. Says so where other machines can connect."""
+    parts = urlsplit(url)
+    try:
+        at = host or parts.hostname or "", (parts.port or 443) if port is None else port
+    except ValueError:
+        raise ConfigError(f"not an address to listen on: {url}") from None
+    try:
+        local = at[0] == "localhost" or ipaddress.ip_address(at[0]).is_loopback
+    except ValueError:
+        local = False
+    if not local:
+        typer.echo(f"listens on {at[0]}: other machines can connect")
+    return at

@@ -1,0 +1,202 @@
+"""A trained model to hand on: its weights, and its projection sealed to those named and to nobody else.
+
+    model.safetensors      the weights
+    export.toml            the network, the projection's kind, and its seed ρ sealed to each recipient
+    projection.safetensors the matrix P in plain, only where it was asked for
+
+Whoever holds P can attack every projected row ever recorded, so a model that needs it does not simply bring it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+from pydantic import Field
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor, nn
+
+from ntkfl.engine.config import ModelConfig, read_toml
+from ntkfl.engine.folder import RunFolder
+from ntkfl.errors import ConfigError, ModelError, RunFolderError, TrustError
+from ntkfl.options import Options
+from ntkfl.privacy.binding import Secret, bind
+from ntkfl.privacy.projection import Projection, RunSecret, make_projection
+from ntkfl.version import __version__
+
+WARNING = (
+    "the projection is written in plain: whoever reads it can attack every row recorded in this run, "
+    "its own and everybody else's"
+)
+
+
+class ProjectionNote(Options):
+    """What the projection is, but for its seed."""
+
+    features: int
+    kind: str
+    scaled: bool
+    standardize: bool
+    federation: str
+    run: str
+    key_id: str
+    sealed: dict[str, str] = Field(default_factory=dict, description="ρ by recipient, base64")
+
+
+class Export(Options):
+    """export.toml."""
+
+    ntkfl: str
+    inputs: tuple[int, ...]
+    outputs: int
+    precision: str = "float32"
+    model: ModelConfig | None = None
+    projection: ProjectionNote | None = None
+
+    @staticmethod
+    def read(folder: Path) -> Export:
+        return Export(**read_toml(folder / "export.toml"))
+
+
+class ExportedModel(nn.Module):
+    """The network behind its projection: takes inputs as the data have them."""
+
+    def __init__(self, network: nn.Module, projection: Projection | None) -> None:
+        super().__init__()
+        self.network, self.projection = network, projection
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.network(x if self.projection is None else self.projection(x))
+        return out
+
+
+def export(
+    run: Path, out: Path, recipients: Mapping[str, bytes], *, secret: RunSecret | None = None, plain: bool = False
+) -> Path:
+    """Write the model of a finished run to the new folder `out`.
+
+    `recipients` are public sealing keys by name. `secret` is the run's; a simulation's is derived from its seed.
+    """
+    folder = RunFolder(run)
+    config = folder.config()
+    weights = run / "model.safetensors"
+    if not weights.exists():
+        raise RunFolderError(f"{run} has no model yet: the run has not ended")
+    if "shape" not in config:
+        raise RunFolderError(f"{run} was made by an older version, which did not note the inputs' shape")
+    content = weights.read_bytes()
+    note, projection = _note(config, content, recipients, secret)
+    if out.exists() and any(out.iterdir()):
+        raise ConfigError(f"{out} is not empty: choose another folder")
+    named = config.get("model", {}).get("name")
+    described = Export(
+        ntkfl=__version__,
+        inputs=config["shape"]["inputs"],
+        outputs=config["shape"]["outputs"],
+        precision=config["shape"]["precision"],
+        model=ModelConfig(**config["model"]) if named else None,
+        projection=note,
+    )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "model.safetensors").write_bytes(content)
+        (out / "export.toml").write_text(tomli_w.dumps(described.model_dump(mode="json", exclude_none=True)))
+        if plain and projection is not None:
+            (out / "projection.safetensors").write_bytes(save_tensors({"matrix": projection.matrix}))
+    except OSError as error:
+        raise ConfigError(f"cannot write {out}: {error.strerror}") from None
+    return out
+
+
+def load_exported(folder: Path | str, key: Path | str | None = None, model: nn.Module | None = None) -> ExportedModel:
+    """The exported model, ready to use: inputs [n, …] as the data have them -> outputs [n, d2].
+
+    `key` is the recipient's private sealing key, where the model has a projection. `model` is a network of the same
+    architecture, for runs made from Python with a network of their own.
+    """
+    folder = Path(folder)
+    described = Export.read(folder)
+    try:
+        content = (folder / "model.safetensors").read_bytes()
+    except OSError as error:
+        raise RunFolderError(f"cannot read {folder / 'model.safetensors'}: {error.strerror}") from None
+    note = described.projection
+    shape = described.inputs if note is None else (note.features,)
+    if model is None:
+        if described.model is None:
+            raise ModelError("this model was made from Python and has no name: give a network like it as model=")
+        model = described.model.build(shape, described.outputs, seed=0).to(getattr(torch, described.precision))
+    try:
+        model.load_state_dict(load_tensors(content))
+    except Exception as error:
+        raise ModelError(f"the exported weights do not fit the network: {str(error).splitlines()[0]}") from None
+    return ExportedModel(model.eval(), None if note is None else _projection(folder, note, described, content, key))
+
+
+def _note(
+    config: Mapping[str, Any], content: bytes, recipients: Mapping[str, bytes], secret: RunSecret | None
+) -> tuple[ProjectionNote | None, Projection | None]:
+    method, shape = config["method"], config["shape"]
+    if method.get("projected_dim") is None:
+        return None, None
+    if secret is None:
+        if not config.get("simulation"):
+            raise TrustError("the aggregator does not know ρ: export as an enrolled client (--client its folder)")
+        secret = RunSecret.simulated(config["seed"])
+    if shape.get("key_id") not in (None, secret.key_id):
+        raise TrustError(f"this seed is not the one the run was trained with (key id {shape['key_id']})")
+    how = (method["projection"], method["projection_scaled"], method["standardize"])
+    projection = make_projection(secret, math.prod(shape["inputs"]), method["projected_dim"], *how)
+    sealed = {}
+    if recipients:
+        from ntkfl.privacy.sealing import seal  # sealing is an extra
+
+        for name, public in recipients.items():
+            text = seal(public, secret.seed.reveal(), _context(secret.federation, secret.run, name, content))
+            sealed[name] = base64.b64encode(text).decode()
+    note = ProjectionNote(
+        features=method["projected_dim"],
+        kind=method["projection"],
+        scaled=method["projection_scaled"],
+        standardize=method["standardize"],
+        federation=secret.federation,
+        run=secret.run,
+        key_id=secret.key_id,
+        sealed=sealed,
+    )
+    return note, projection
+
+
+def _projection(
+    folder: Path, note: ProjectionNote, described: Export, content: bytes, key: Path | str | None
+) -> Projection:
+    size = math.prod(described.inputs)
+    plain = folder / "projection.safetensors"
+    if plain.exists():
+        matrix = load_tensors(plain.read_bytes())["matrix"]
+        scale = size**-0.5 if note.kind == "gaussian" and note.scaled else 1.0
+        return Projection(matrix, scale, note.standardize)
+    if key is None:
+        raise TrustError(f"the projection is sealed to {', '.join(note.sealed) or 'nobody'}: give the private key")
+    from ntkfl.privacy.sealing import SealingKey
+
+    opener = SealingKey.load(Path(key))
+    for name, text in note.sealed.items():
+        try:
+            seed = opener.open(base64.b64decode(text), _context(note.federation, note.run, name, content))
+        except (TrustError, ValueError):
+            continue
+        secret = RunSecret(Secret(seed), note.federation, note.run)
+        return make_projection(secret, size, note.features, note.kind, note.scaled, note.standardize)
+    raise TrustError(f"this key opens none of the seals: they are for {', '.join(note.sealed) or 'nobody'}")
+
+
+def _context(federation: str, run: str, recipient: str, model: bytes) -> bytes:
+    return bind("ntkfl export v1", federation, run, recipient, hashlib.sha256(model).digest())

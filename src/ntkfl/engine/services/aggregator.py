@@ -1,0 +1,291 @@
+"""The aggregator: the server's side of a method, with the shuffler between it and the clients.
+
+It never holds ρ, never talks to a client, and sees rows without senders. Rounds are kept in a run folder like a
+simulation's, and a run that was stopped goes on from it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from ntkfl.engine.averaging import RunningAverage
+from ntkfl.engine.config import read_toml
+from ntkfl.engine.conversation import Traffic
+from ntkfl.engine.crowd import Received, Template, receive
+from ntkfl.engine.folder import Record, RunFolder
+from ntkfl.engine.seeds import derive
+from ntkfl.engine.services.announcement import EVALUATION, Announcement
+from ntkfl.engine.services.evaluation import Score, add_up, count, question
+from ntkfl.engine.services.pins import Federation, Terms
+from ntkfl.engine.services.shuffler_peer import ShufflerPeer
+from ntkfl.errors import ConfigError, MessageError, NTKFLError, RunFolderError, TrustError
+from ntkfl.methods import Client, Outcome, Task
+from ntkfl.privacy.rows import FRAME_BYTES, BatchKey, open_row
+from ntkfl.privacy.sealing import SEAL_BYTES, SealingKey, SigningKey
+from ntkfl.privacy.shuffling import Batch
+from ntkfl.tangent.parameters import load_flat
+from ntkfl.version import __version__
+from ntkfl.wire import Message
+
+
+class Deployment(Terms):
+    """run.toml: the terms, and what only the aggregator decides."""
+
+    rounds: int = Field(10, ge=1)
+    clients: int = Field(ge=2, description="clients to wait for before the first round")
+    clients_per_round: int = Field(ge=2)
+    evaluators: int = Field(0, ge=0, description="evaluators to wait for; without any, each round's clients count")
+    seed: int = Field(0, ge=0, description="of the first weights and the choice of clients")
+    max_rows: int = Field(1000, ge=1, description="most rows a client may send in an exchange")
+    quorum: int = Field(1, ge=1, description="good rows below which a round is not built")
+    round_seconds: float = Field(120, gt=0, description="until an exchange goes on without those who have not answered")
+    patience: float = Field(600, gt=0, description="seconds to wait for enough clients before a round is begun anew")
+    attempts: int = Field(3, ge=1, description="beginnings of a round before the run stops")
+
+    @staticmethod
+    def read(path: Path) -> Deployment:
+        return Deployment(**read_toml(path))
+
+
+class TooFew(NTKFLError):
+    """An exchange that ended without enough clients or good rows."""
+
+
+class Aggregator:
+    """The aggregator of the federation whose folder this is; the run's folder is `out`."""
+
+    def __init__(self, folder: Path, out: Path, say: Callable[[str], None] = print) -> None:
+        self.pins, self.deployment = Federation.read(folder), Deployment.read(folder / "run.toml")
+        terms, settings = self.pins.terms, self.deployment
+        if settings.model_dump(include=set(Terms.model_fields)) != terms.model_dump():
+            raise ConfigError("run.toml and federation.toml disagree about the terms that clients have pinned")
+        if not self.pins.shuffler.min_clients <= settings.clients_per_round <= settings.clients:
+            raise ConfigError(
+                f"clients_per_round must be from {self.pins.shuffler.min_clients} (the shuffler's least crowd) to the "
+                f"{settings.clients} clients, got {settings.clients_per_round}"
+            )
+        self.opener = SealingKey.load(folder / "sealing-key.pem")
+        self.signer = SigningKey.load(folder / "signing-key.pem")
+        if (self.opener.public.hex(), self.signer.public.hex()) != tuple(self.pins.aggregator.model_dump().values()):
+            raise TrustError(f"the keys in {folder} are not those that clients have pinned")
+        self.shuffler = ShufflerPeer(self.pins, folder)
+        self.out, self.say = RunFolder(out), say
+        self.method = terms.build_method()
+        if not self.method.shuffle:
+            raise ConfigError("clients send through the shuffler here: the terms need shuffle = true")
+        dtype = getattr(torch, terms.precision)
+        self._inputs = self.method.model_input_shape(terms.inputs)
+        self.model = terms.model.build(self._inputs, terms.outputs, settings.seed).to(dtype)
+        smoothing = self.method.label_smoothing
+        self.task = Task(
+            self.model, terms.outputs, self.method.loss, total_clients=settings.clients, label_smoothing=smoothing
+        )
+        self.state = self.method.start(self.task, self.task.like)
+        self.average = RunningAverage(self.task.like, self.method.average)
+
+    def run(self, on_round: Callable[[Record, Record], None] | None = None) -> list[Record]:
+        """Train until the rounds are done; the history."""
+        with self.out.locked():
+            history = self._open()
+            self._gather()
+            for number in range(len(history) + 1, self.deployment.rounds + 1):
+                began = time.perf_counter()
+                record = self._round(number)
+                timing = {"round": number, "seconds": time.perf_counter() - began, "device": "cpu"}
+                history.append(record)
+                self.out.append("history.jsonl", record)
+                self.out.append("timings.jsonl", timing)
+                tensors = {f"state/{name}": t for name, t in self.state.items()}
+                average = {"averaged": self.average.value, "averages": torch.tensor(self.average.count)}
+                self.out.save_checkpoint(number, tensors | average)
+                if on_round:
+                    on_round(record, timing)
+            load_flat(self.model, self.average.value)
+            self.out.save_model(self.model.state_dict())
+            self._announce(Announcement("end", BatchKey(self.deployment.rounds + 1, 0, 0)))
+        return history
+
+    def _open(self) -> list[Record]:
+        """Begin the run folder, or go on from its checkpoint."""
+        settings = self._settings()
+        if not self.out.holds_run:
+            self.out.create(settings)
+            return []
+        self.out.check_config(settings)
+        done, tensors = self.out.load_checkpoint()
+        if (self.out.path / "model.safetensors").exists():
+            raise RunFolderError(f"{self.out.path} holds a run that has ended: a new one needs a new ρ, a new run")
+        if done:
+            self.average.value, self.average.count = tensors.pop("averaged"), int(tensors.pop("averages"))
+            self.state = {name.removeprefix("state/"): t for name, t in tensors.items()}
+            self.say(f"goes on after round {done}")
+        self.out.truncate("timings.jsonl", done)
+        return self.out.truncate("history.jsonl", done)
+
+    def _settings(self) -> Mapping[str, Any]:
+        method = self.method.model_dump(mode="json")
+        return {
+            "ntkfl": __version__,
+            "simulation": False,
+            "federation": self.pins.federation,
+            "run": self.pins.run,
+            **self.deployment.model_dump(mode="json"),
+            "method": {"name": self.method.name} | method,
+            "shape": {
+                "inputs": list(self.pins.terms.inputs),
+                "outputs": self.pins.terms.outputs,
+                "precision": self.pins.terms.precision,
+            },
+        }
+
+    def _gather(self) -> None:
+        """Wait until those expected are there."""
+        for role, wanted in (("client", self.deployment.clients), ("evaluator", self.deployment.evaluators)):
+            until = time.monotonic() + self.deployment.patience
+            while len(there := self.shuffler.clients(role)) < wanted:
+                if time.monotonic() > until:
+                    raise TooFew(f"{len(there)} of {wanted} {role}s came within {self.deployment.patience:g} seconds")
+                time.sleep(0.2)
+
+    def _round(self, number: int) -> Record:
+        newest = self.shuffler.newest()
+        first = newest.attempt + 1 if newest is not None and newest.round == number else 0
+        for attempt in range(first, first + self.deployment.attempts):
+            cohort = self._cohort(number, attempt)
+            traffic = Traffic()
+            try:
+                outcome = self._converse(number, attempt, cohort, traffic)
+                break
+            except TooFew as error:
+                self.say(f"round {number}, attempt {attempt}: {error}")
+        else:
+            raise TooFew(f"round {number} failed {self.deployment.attempts} times; start again to go on from the last")
+        self.state = outcome.state
+        for weights in (*outcome.passed, self.state["weights"]):
+            self.average.add(weights)
+        score = self._evaluate(number, attempt, cohort)
+        return {
+            "round": number,
+            "test_accuracy": score.accuracy,
+            "test_loss": score.loss,
+            "train_loss": outcome.train_loss,
+            "steps": outcome.steps,
+            "uplink_bytes": traffic.uplink.total(),
+            "downlink_bytes": traffic.downlink.total(),
+            "clients": list(cohort),
+            "uplink": dict(traffic.uplink),
+            "downlink": dict(traffic.downlink),
+            "dropped_rows": traffic.dropped,
+            "attempt": attempt,
+            "evaluated_samples": score.samples,
+        } | outcome.diagnostics
+
+    def _cohort(self, number: int, attempt: int) -> tuple[str, ...]:
+        """As a simulation draws it, from those present by name; a repeated round asks others."""
+        there = self.shuffler.clients("client")
+        labels = (number,) if attempt == 0 else (number, attempt)
+        rng = np.random.Generator(np.random.PCG64(derive(self.deployment.seed, "cohort", *labels)))
+        size = self.deployment.clients_per_round
+        if len(there) < size:
+            raise TooFew(f"{len(there)} clients are there, fewer than the {size} of a round")
+        return tuple(there[i] for i in sorted(rng.choice(len(there), size, replace=False)))
+
+    def _converse(self, number: int, attempt: int, cohort: tuple[str, ...], traffic: Traffic) -> Outcome:
+        conversation = self.method.round(self.task, self.state, number, range(len(cohort)))
+        outgoing = next(conversation)
+        nobody = Client(0, *self._made_up_sample(), seed=0)  # shows what replies look like
+        for exchange in range(EVALUATION):
+            if not isinstance(outgoing, Message):
+                raise ConfigError(f"{self.method.name} tells clients apart, which the shuffler is there to prevent")
+            template = Template.of(self.method, self.method.answer(self.task, outgoing, [nobody])[0])
+            key = BatchKey(number, attempt, exchange)
+            asked = Announcement("exchange", key, self._batch(key, cohort, template.sealed_bytes), outgoing)
+            sent = self._announce(asked)
+            traffic.downlink[outgoing.kind] += sent * len(cohort)
+            rows, clients = self._collect(key)
+            pins = self.pins
+            received = receive(self.method, self.task, rows, template, self.opener, pins.federation, pins.run, key)
+            traffic.uplink[_reply_kind(received, outgoing)] += sum(map(len, rows)) + FRAME_BYTES * clients
+            traffic.dropped += received.dropped
+            if received.rows < self.deployment.quorum:
+                raise TooFew(f"{received.rows} good rows of {len(rows)}, below the quorum of {self.deployment.quorum}")
+            try:
+                outgoing = conversation.send(received.replies)
+            except StopIteration as end:
+                outcome: Outcome = end.value
+                return outcome
+        raise ConfigError(f"a round of {self.method.name} has more exchanges than an announcement can number")
+
+    def _batch(self, key: BatchKey, cohort: tuple[str, ...], row_bytes: int, max_rows: int | None = None) -> Batch:
+        settings = self.deployment
+        least = self.pins.shuffler.min_clients
+        return Batch(key, cohort, max_rows or settings.max_rows, row_bytes, least, settings.round_seconds)
+
+    def _collect(self, key: BatchKey) -> tuple[list[bytes], int]:
+        """The released rows of a batch and the number of clients they are from, as soon as the shuffler gives them."""
+        until = time.monotonic() + self.deployment.round_seconds + self.deployment.patience
+        while True:
+            status = self.shuffler.status(key)
+            if status.state in ("ready", "released"):
+                rows = self.shuffler.release(key)
+                self.shuffler.forget(key)
+                return rows, status.clients
+            if status.state == "cancelled" or time.monotonic() > until:
+                self.shuffler.cancel(key)
+                raise TooFew(f"{status.clients} clients answered, too few for the shuffler to release their rows")
+            time.sleep(0.05)
+
+    def _evaluate(self, number: int, attempt: int, cohort: tuple[str, ...]) -> Score:
+        """The averaged model's score, as evaluators or else the round's clients count it."""
+        key = BatchKey(number, attempt, EVALUATION)
+        asked = question(number, self.average.value)
+        if self.deployment.evaluators:
+            self._announce(Announcement("evaluate", key, None, asked))
+            sealed = self._await_reports(key)
+        else:
+            x, y = self._made_up_sample()
+            size = len(count(self.task, asked, x, y).encode()) + SEAL_BYTES
+            self._announce(Announcement("evaluate", key, self._batch(key, cohort, size, max_rows=1), asked))
+            sealed, _ = self._collect(key)
+        answers = []
+        for row in sealed:
+            try:
+                answer = Message.decode(open_row(self.opener, row, self.pins.federation, self.pins.run, key))
+                add_up([answer])
+                answers.append(answer)
+            except (MessageError, TrustError) as error:
+                self.say(f"round {number}: counts were dropped: {error}")
+        return add_up(answers)
+
+    def _await_reports(self, key: BatchKey) -> list[bytes]:
+        until = time.monotonic() + self.deployment.round_seconds
+        while True:
+            reports = self.shuffler.reports(key)
+            if len(reports) >= self.deployment.evaluators or (reports and time.monotonic() > until):
+                self.shuffler.forget(key)
+                return reports
+            if time.monotonic() > until + self.deployment.patience:
+                raise TooFew(f"no evaluator answered in round {key.round}")
+            time.sleep(0.05)
+
+    def _announce(self, said: Announcement) -> int:
+        """Publish; the bytes every client gets."""
+        signed = said.sign(self.signer, self.pins.federation, self.pins.run)
+        self.shuffler.publish(signed, said.batch)
+        return len(signed)
+
+    def _made_up_sample(self) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.zeros(1, *self._inputs, dtype=self.task.like.dtype)
+        real = self.pins.terms.real_targets
+        return x, torch.zeros(1, self.task.outputs, dtype=x.dtype) if real else torch.zeros(1, dtype=torch.int64)
+
+
+def _reply_kind(received: Received, outgoing: Message) -> str:
+    return received.replies[0].kind if received.replies else f"reply to {outgoing.kind}"

@@ -1,0 +1,256 @@
+"""The key server: enrols clients, and gives each of them the seed ρ of a training run, sealed to it.
+
+The operator hands out one-time tokens; a client enrols its public keys with one and gets a signed credential. One run
+has one ρ, for ever: made when first asked for, the same for all its clients; a new ρ means a new run. Revocation stops
+further service, but takes nothing back: who was given ρ has it.
+
+State is one SQLite file that only its owner can read. Operator commands and the service may use it at the same time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import sqlite3
+import stat
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+from urllib.parse import quote
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ntkfl.engine.services.pins import HEX_KEY, Federation
+from ntkfl.engine.services.seed import check_enrolment, seal_seed, sign_revoked
+from ntkfl.engine.services.web import FastAPI, Request, log, run_in_threadpool, service_app, who_asks
+from ntkfl.errors import ConfigError, Refused, TrustError, unknown
+from ntkfl.privacy.identity import NAME_PATTERN, ROLES, Credential
+from ntkfl.privacy.sealing import Secret, SigningKey, parse_key, write_private
+
+STATE, SIGNING_KEY = "state.sqlite", "signing-key.pem"
+_SCHEMA = """
+CREATE TABLE federation (name TEXT NOT NULL, revoked_serial INTEGER NOT NULL);
+CREATE TABLE runs (name TEXT PRIMARY KEY, seed BLOB);
+CREATE TABLE clients (
+    name TEXT PRIMARY KEY, role TEXT NOT NULL, token_hash BLOB NOT NULL,
+    sealing_key TEXT, signing_key TEXT, revoked INTEGER NOT NULL DEFAULT 0
+);
+"""
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client as the operator sees it."""
+
+    name: str
+    role: str
+    enrolled: bool
+    revoked: bool
+
+
+class KeyServer:
+    """What the key server knows and does; any thread may call it."""
+
+    def __init__(self, state: Path, federation: str, key: SigningKey) -> None:
+        """On a state file made by `create`."""
+        self._state, self.federation, self._key = state, federation, key
+        self.public = key.public
+        if not state.is_file():
+            raise ConfigError(f"no state at {state}; a lost state is a lost ρ: begin a new federation")
+        _check_private(state)
+        with self._transaction() as db:
+            (name,) = db.execute("SELECT name FROM federation").fetchone()
+        if name != federation:
+            raise ConfigError(f"{state} is of federation {name!r}, not {federation!r}")
+
+    @classmethod
+    def create(cls, state: Path, federation: str, key: SigningKey) -> Self:
+        """With an empty state, at a path where there is nothing yet."""
+        _check_name("federation", federation)
+        write_private(state, b"")
+        with closing(sqlite3.connect(state, isolation_level=None)) as db:
+            db.executescript(f"BEGIN; {_SCHEMA}")
+            db.execute("INSERT INTO federation VALUES (?, 0)", (federation,))
+            db.execute("COMMIT")
+        return cls(state, federation, key)
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Of a key server's folder."""
+        pins = Federation.read(folder)
+        key = SigningKey.load(folder / SIGNING_KEY)
+        if key.public.hex() != pins.key_server.signing_key:
+            raise ConfigError(f"{folder / SIGNING_KEY} is not the key that federation.toml pins")
+        _check_private(folder / SIGNING_KEY)
+        return cls(folder / STATE, pins.federation, key)
+
+    # -- The operator's side
+
+    def add_run(self, run: str) -> None:
+        """From now on its clients can ask for its seed."""
+        _check_name("run", run)
+        with self._transaction() as db:
+            if db.execute("SELECT 1 FROM runs WHERE name = ?", (run,)).fetchone():
+                raise Refused(409, "run-exists", f"run {run!r} exists, and has one ρ for ever: choose another name")
+            db.execute("INSERT INTO runs VALUES (?, NULL)", (run,))
+
+    def make_token(self, client: str, role: str) -> str:
+        """A one-time token: the client's name, a dot, 256 random bits. It takes the place of an earlier, unused one."""
+        _check_name("client", client)
+        if role not in ROLES:
+            raise unknown("role", role, ROLES)
+        token = f"{client}.{secrets.token_urlsafe(32)}"
+        with self._transaction() as db:
+            row = db.execute("SELECT signing_key, revoked FROM clients WHERE name = ?", (client,)).fetchone()
+            if row is not None and (row[0] is not None or row[1]):
+                what = "revoked" if row[1] else "enrolled"
+                raise Refused(409, f"already-{what}", f"client {client!r} is {what}: choose another name")
+            db.execute(
+                "INSERT OR REPLACE INTO clients (name, role, token_hash) VALUES (?, ?, ?)", (client, role, _hash(token))
+            )
+        return token
+
+    def revoke(self, client: str) -> None:
+        """No seed and no enrolment for this name any more; the list of revoked clients gets a new serial number."""
+        with self._transaction() as db:
+            row = db.execute("SELECT revoked FROM clients WHERE name = ?", (client,)).fetchone()
+            if row is None:
+                raise Refused(404, "unknown-client", f"no client {client!r}; `ntkfl keys list` names all")
+            if not row[0]:
+                db.execute("UPDATE clients SET revoked = 1 WHERE name = ?", (client,))
+                db.execute("UPDATE federation SET revoked_serial = revoked_serial + 1")
+
+    def clients(self) -> list[Client]:
+        """All clients, by name."""
+        with self._transaction() as db:
+            rows = db.execute("SELECT name, role, signing_key IS NOT NULL, revoked FROM clients ORDER BY name")
+            return [Client(name, role, bool(enrolled), bool(revoked)) for name, role, enrolled, revoked in rows]
+
+    def runs(self) -> list[str]:
+        """The names of all runs."""
+        with self._transaction() as db:
+            return [name for (name,) in db.execute("SELECT name FROM runs ORDER BY name")]
+
+    # -- The clients' side
+
+    def enrol(self, token: str, client: str, sealing_key: str, signing_key: str, proof: str) -> str:
+        """The credential for a client's keys (hexadecimal). Who lost the answer may ask again with the same keys."""
+        with self._transaction() as db:
+            row = db.execute("SELECT * FROM clients WHERE name = ?", (client,)).fetchone()
+            _, role, token_hash, *enrolled, revoked = row or (client, "", bytes(32), None, None, 0)
+            if not hmac.compare_digest(token_hash, _hash(token)):
+                raise Refused(403, "bad-token", "this token is not one for this client; ask the operator for one")
+            if revoked:
+                raise Refused(403, "revoked", f"client {client!r} is revoked")
+            self._check_keys(client, sealing_key, signing_key, proof)
+            if enrolled[0] is None:
+                values = (sealing_key, signing_key, client)
+                db.execute("UPDATE clients SET sealing_key = ?, signing_key = ? WHERE name = ?", values)
+            elif enrolled != [sealing_key, signing_key]:
+                raise Refused(409, "already-enrolled", f"client {client!r} has enrolled other keys with this token")
+        return Credential(self.federation, client, role, sealing_key, signing_key).issue(self._key)
+
+    def seed(self, credential: Credential, run: str) -> dict[str, str]:
+        """The run's ρ, sealed to the credential's holder, who must have been authenticated (see `who_asks`)."""
+        with self._transaction() as db:
+            row = db.execute(
+                "SELECT sealing_key, signing_key, revoked FROM clients WHERE name = ?", (credential.client,)
+            ).fetchone()
+            if row is None or row[:2] != (credential.sealing_key, credential.signing_key):
+                raise Refused(
+                    403, "unknown-client", f"client {credential.client!r} is not enrolled here with these keys"
+                )
+            if row[2]:
+                raise Refused(403, "revoked", f"client {credential.client!r} is revoked")
+            found = db.execute("SELECT seed FROM runs WHERE name = ?", (run,)).fetchone()
+            if found is None:
+                raise Refused(404, "unknown-run", "no such run in this federation")
+            if found[0] is None:
+                found = (os.urandom(32),)
+                db.execute("UPDATE runs SET seed = ? WHERE name = ?", (found[0], run))
+        public = bytes.fromhex(credential.sealing_key)
+        return seal_seed(Secret(found[0]), public, self._key, self.federation, run, credential.client)
+
+    def revoked(self) -> dict[str, object]:
+        """The signed list of revoked clients."""
+        with self._transaction() as db:
+            (serial,) = db.execute("SELECT revoked_serial FROM federation").fetchone()
+            names = [name for (name,) in db.execute("SELECT name FROM clients WHERE revoked")]
+        return sign_revoked(serial, names, self._key, self.federation)
+
+    def _check_keys(self, client: str, sealing_key: str, signing_key: str, proof: str) -> None:
+        try:
+            keys = parse_key(sealing_key, "the sealing key"), parse_key(signing_key, "the signing key")
+            check_enrolment(self.federation, client, *keys, bytes.fromhex(proof))
+        except (ConfigError, TrustError, ValueError):
+            message = "a sealing key that can be sealed to, a signing key and a proof of holding it are needed"
+            raise Refused(422, "invalid-key", message) from None
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """A connection of its own, so that no two threads share one: all of what is done with it, or nothing."""
+        address = f"file:{quote(str(self._state.absolute()))}?mode=rw"  # never makes a file
+        try:
+            with closing(sqlite3.connect(address, uri=True, timeout=20, isolation_level=None)) as db:
+                db.execute("PRAGMA synchronous = FULL")
+                db.execute("BEGIN IMMEDIATE")
+                try:
+                    yield db
+                    db.execute("COMMIT")
+                finally:
+                    if db.in_transaction:
+                        db.execute("ROLLBACK")
+        except sqlite3.Error:
+            raise Refused(503, "no-state", "the key server's state cannot be read or written now") from None
+
+
+class _Enrolment(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    token: str = Field(min_length=1, max_length=200)
+    client: str = Field(pattern=NAME_PATTERN)
+    sealing_key: str = Field(pattern=HEX_KEY)
+    signing_key: str = Field(pattern=HEX_KEY)
+    proof: str = Field(pattern="^[0-9a-f]{128}$")
+
+
+def key_server_app(server: KeyServer) -> FastAPI:
+    """`POST /v1/enrol`, `POST /v1/runs/{run}/seed` (signed, empty body) and `GET /v1/revoked`."""
+    app = service_app("key-server", max_body=16 << 10)
+
+    @app.post("/v1/enrol")
+    def enrol(request: Request, body: _Enrolment) -> dict[str, str]:
+        issued = server.enrol(body.token, body.client, body.sealing_key, body.signing_key, body.proof)
+        request.state.client = body.client
+        log("enrolled", client=body.client)
+        return {"credential": issued}
+
+    @app.post("/v1/runs/{run}/seed")
+    async def seed(request: Request, run: str) -> dict[str, str]:
+        credential = await who_asks(request, server.public, server.federation)
+        return await run_in_threadpool(server.seed, credential, run)
+
+    @app.get("/v1/revoked")
+    def revoked() -> dict[str, object]:
+        return server.revoked()
+
+    return app
+
+
+def _hash(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()
+
+
+def _check_private(path: Path) -> None:
+    if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigError(f"{path} holds a secret and others can read it: chmod 600 {path}")
+
+
+def _check_name(what: str, name: str) -> None:
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise ConfigError(f"a {what}'s name has up to 64 letters, digits, '.', '_' or '-', got {name!r}")

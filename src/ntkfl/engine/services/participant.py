@@ -1,0 +1,170 @@
+"""A client of a federation: enrols, and answers what the aggregator announces, with data that stay here.
+
+All its talk is with the key server (once) and the shuffler. What it gives away is fixed by the terms it pins; where an
+announcement asks for less of a crowd, or comes twice, it is not answered.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ntkfl.engine.crowd import send
+from ntkfl.engine.services.announcement import Announcement
+from ntkfl.engine.services.evaluation import count
+from ntkfl.engine.services.identity import Identity
+from ntkfl.engine.services.peer import Peer
+from ntkfl.engine.services.pins import Federation
+from ntkfl.errors import ConfigError, DataError, NTKFLError, Refused, TrustError
+from ntkfl.methods import Client, State, Task
+from ntkfl.privacy.rows import BatchKey, pack_rows, seal_rows
+from ntkfl.privacy.subsample import subsample
+
+
+class Draws(Protocol):
+    """A client's own randomness in a round."""
+
+    def subsampling(self, round: int) -> random.Random: ...
+
+    def training(self, round: int) -> int: ...
+
+
+class SystemDraws:
+    """From the operating system: nobody else can know, or make, this client's choices."""
+
+    def subsampling(self, round: int) -> random.Random:
+        return random.SystemRandom()
+
+    def training(self, round: int) -> int:
+        return random.SystemRandom().getrandbits(63)
+
+
+class Participant:
+    """One client or evaluator, its folder and its data: x [n, *inputs], y classes [n] or real [n, outputs]."""
+
+    def __init__(
+        self,
+        folder: Path,
+        x: Tensor,
+        y: Tensor,
+        *,
+        draws: Draws | None = None,
+        patience: float = 60,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.pins, self.draws, self.say = Federation.read(folder), draws or SystemDraws(), say
+        terms = self.pins.terms
+        _check_data(x, y, terms.inputs, terms.outputs)
+        self.identity = Identity(folder, self.pins, patience)
+        self.shuffler = Peer(self.pins.shuffler.url, folder / "ca.pem", patience=patience)
+        self.shuffler.identify(self.identity.credential, self.identity.signing)
+        self.name, self.role = self.identity.known.client, self.identity.known.role
+        self.method = terms.build_method()
+        dtype = getattr(torch, terms.precision)
+        x = x.to(dtype)
+        if self.method.projected_dim is not None:
+            projection = self.method.make_projection(self.identity.seed(), terms.inputs)
+            assert projection is not None
+            x = projection(x)
+        self.x, self.y = x, y.to(dtype) if y.is_floating_point() else y.long()
+        model = terms.model.build(self.method.model_input_shape(terms.inputs), terms.outputs, seed=0).to(dtype)
+        self.task = Task(model, terms.outputs, self.method.loss, label_smoothing=self.method.label_smoothing)
+        self.seen: BatchKey | None = None
+        self._client: tuple[int, int, Client] | None = None
+        self._memory: State = {}
+        self._path = f"/v1/runs/{self.pins.run}"
+
+    def run(self) -> int:
+        """Take part until the aggregator ends the run; the number of exchanges answered."""
+        self.shuffler.ask("POST", f"{self._path}/hello")
+        self.say(f"{self.name} is enrolled as {self.role} and waits for {self.pins.federation}/{self.pins.run}")
+        sequence, answered = 0, 0
+        while True:
+            response = self.shuffler.ask("GET", f"{self._path}/announcement?after={sequence}")
+            if response.status_code == 204:
+                continue
+            sequence = int(response.headers["ntkfl-sequence"])
+            try:
+                said = self._heed(response.content)
+                if said is None:
+                    continue
+                if said.kind == "end":
+                    self.say(f"{self.name}: the run has ended")
+                    return answered
+                answered += self._answer(said)
+            except Refused as refusal:
+                if refusal.reason == "revoked":
+                    raise
+                self.say(f"{self.name}: {refusal.reason}: {refusal}")
+            except NTKFLError as error:
+                self.say(f"{self.name}: not answered: {error}")
+
+    def _heed(self, signed: bytes) -> Announcement | None:
+        """An announcement the aggregator signed and that is newer than the last; older ones are left alone."""
+        said = Announcement.check(
+            signed, bytes.fromhex(self.pins.aggregator.signing_key), self.pins.federation, self.pins.run
+        )
+        if self.seen is not None and said.key <= self.seen:
+            return None
+        self.seen = said.key
+        batch = said.batch
+        if batch is not None and min(len(batch.cohort), batch.min_clients) < self.pins.shuffler.min_clients:
+            raise TrustError(f"round {said.key.round} asks for a crowd below {self.pins.shuffler.min_clients} clients")
+        return said
+
+    def _answer(self, said: Announcement) -> bool:
+        """Whether it was for this client, and was answered."""
+        asked = said.batch is not None and self.name in said.batch.cohort
+        if said.message is None:
+            return False
+        if said.kind == "evaluate":
+            if self.role != "evaluator" and not asked:
+                return False
+            counts = count(self.task, said.message, self.x, self.y)
+            sealed = seal_rows([counts.encode()], *self._to_aggregator(), said.key)
+            kind = "reports" if self.role == "evaluator" else "rows"
+            self.shuffler.ask("POST", f"{self._path}/{kind}", pack_rows(said.key, sealed))
+            return True
+        if not asked or said.batch is None or self.role != "client":
+            return False
+        client = self._sampled(said.key, said.batch.max_rows)
+        reply = self.method.answer(self.task, said.message, [client])[0]
+        self._memory = client.memory
+        self.shuffler.ask("POST", f"{self._path}/rows", send(self.method, reply, *self._to_aggregator(), said.key))
+        return True
+
+    def _sampled(self, key: BatchKey, max_rows: int) -> Client:
+        """This round's client, with the samples drawn at its first exchange."""
+        if key.exchange == 0:
+            draw = self.draws.subsampling(key.round)
+            rows = subsample(len(self.y), self.method.subsample_rate, draw)
+            if len(rows) > max_rows:
+                rows = torch.tensor(sorted(draw.sample(rows.tolist(), max_rows)))
+            seed = self.draws.training(key.round)
+            client = Client(0, self.x[rows], self.y[rows], seed, dict(self._memory))
+            self._client = (key.round, key.attempt, client)
+        if self._client is None or self._client[:2] != (key.round, key.attempt):
+            raise ConfigError(f"round {key.round} goes on, but this client was not there at its beginning")
+        return self._client[2]
+
+    def _to_aggregator(self) -> tuple[bytes, str, str]:
+        return bytes.fromhex(self.pins.aggregator.sealing_key), self.pins.federation, self.pins.run
+
+
+def _check_data(x: Tensor, y: Tensor, inputs: tuple[int, ...], outputs: int) -> None:
+    if len(x) == 0 or len(x) != len(y):
+        raise DataError(f"{len(x)} inputs and {len(y)} labels: at least one, and as many of one as of the other")
+    if tuple(x.shape[1:]) != inputs:
+        raise DataError(f"inputs of shape {list(x.shape[1:])}; the run's terms say {list(inputs)}")
+    if not bool(x.isfinite().all()):
+        raise DataError("an input is not finite")
+    if y.is_floating_point():
+        if y.ndim != 2 or y.shape[1] != outputs or not bool(y.isfinite().all()):
+            raise DataError(f"real targets must be finite and of shape [n, {outputs}], got {list(y.shape)}")
+    elif y.ndim != 1 or not 0 <= int(y.min()) <= int(y.max()) < outputs:
+        raise DataError(f"labels must be whole numbers from 0 to {outputs - 1}, one a sample")

@@ -1,0 +1,77 @@
+"""Asking a service over TLS, with patience: a service that restarts is asked again, one that refuses is believed."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from pathlib import Path
+from typing import Self
+
+from ntkfl.errors import ConfigError, Refused, TrustError
+from ntkfl.privacy.identity import sign_request
+from ntkfl.privacy.sealing import SigningKey
+
+try:
+    import httpx
+except ImportError as error:
+    raise ConfigError("services need the extra 'services': pip install 'ntkfl[services]'") from error
+
+_AGAIN = (502, 503, 504)
+
+
+class Peer:
+    """A service at `url`, trusted by the certificate authority in `ca` alone.
+
+    A client signs what it asks with its credential and key (`identify`); the aggregator shows a TLS certificate.
+    """
+
+    def __init__(self, url: str, ca: Path, certificate: tuple[Path, Path] | None = None, patience: float = 60) -> None:
+        try:
+            context = ssl.create_default_context(cafile=str(ca))
+            if certificate is not None:
+                context.load_cert_chain(*map(str, certificate))
+        except (OSError, ssl.SSLError) as error:
+            raise TrustError(f"cannot use the certificates beside {ca}: {error}") from None
+        self.url, self.patience = url.rstrip("/"), patience
+        self._http = httpx.Client(base_url=self.url, verify=context, timeout=httpx.Timeout(60, connect=5))
+        self._credential: tuple[str, SigningKey] | None = None
+
+    def identify(self, credential: str, key: SigningKey) -> Self:
+        self._credential = (credential, key)
+        return self
+
+    def ask(self, method: str, path: str, body: bytes = b"", json: object = None) -> httpx.Response:
+        """The answer to one request, tried again while the service cannot be reached; `Refused` as the service says."""
+        until = time.monotonic() + self.patience
+        pause = 0.1
+        while True:
+            request = self._http.build_request(method, path, content=body or None, json=json)
+            if self._credential is not None:
+                issued, key = self._credential
+                target = request.url.raw_path.decode()
+                request.headers.update(sign_request(issued, key, method, target, request.content))
+            try:
+                response = self._http.send(request)
+            except httpx.TransportError as error:
+                if time.monotonic() > until:
+                    reason = str(error) or type(error).__name__
+                    raise Refused(503, "unreachable", f"{self.url} cannot be reached: {reason}") from None
+            else:
+                if response.status_code not in _AGAIN or time.monotonic() > until:
+                    return _accept(response)
+            time.sleep(pause)
+            pause = min(2.0, 2 * pause)
+
+    def close(self) -> None:
+        self._http.close()
+
+
+def _accept(response: httpx.Response) -> httpx.Response:
+    if response.is_success:
+        return response
+    try:
+        answer = response.json()
+        reason, message = str(answer["error"]), str(answer["message"])
+    except (ValueError, KeyError, TypeError):
+        reason, message = "refused", f"status {response.status_code}"
+    raise Refused(response.status_code, reason, message)

@@ -1,0 +1,80 @@
+"""`federation.toml`: what every role knows of the others before it talks to them, handed over out of band.
+
+A client that pins the terms of the run cannot be talked into weaker ones: announcements carry weights, never options.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import Field, field_validator
+
+from ntkfl.engine.config import ModelConfig, build_method, read_toml
+from ntkfl.errors import ConfigError
+from ntkfl.methods import Method
+from ntkfl.options import Options
+from ntkfl.privacy.identity import NAME_PATTERN
+
+FILE = "federation.toml"
+HEX_KEY = "^[0-9a-f]{64}$"
+
+
+class KeyServerPin(Options):
+    url: str = Field(pattern="^https://")
+    signing_key: str = Field(pattern=HEX_KEY)
+
+
+class ShufflerPin(Options):
+    url: str = Field(pattern="^https://", description="for clients")
+    aggregator_url: str = Field(pattern="^https://", description="for the aggregator alone, with mutual TLS")
+    min_clients: int = Field(2, ge=2, description="distinct clients below which no batch is released, ever")
+
+
+class AggregatorPin(Options):
+    sealing_key: str = Field(pattern=HEX_KEY)
+    signing_key: str = Field(pattern=HEX_KEY)
+
+
+class Terms(Options):
+    """What is trained, and how: all that decides what a client gives away."""
+
+    inputs: tuple[int, ...] = Field(min_length=1, description="shape of one input, before any projection")
+    outputs: int = Field(ge=1)
+    real_targets: bool = Field(False, description="regression: targets are `outputs` real numbers, not a class")
+    precision: str = Field("float32", pattern="^float(32|64)$")
+    model: ModelConfig = ModelConfig()
+    method: dict[str, Any] = Field(default_factory=lambda: {"name": "cp-ntk-fl"})
+
+    @field_validator("method")
+    @classmethod
+    def _spell_out(cls, method: dict[str, Any]) -> dict[str, Any]:
+        """Every option with its value: defaults are not part of an agreement."""
+        built = build_method(method)
+        return {"name": built.name} | built.model_dump(mode="json", exclude_none=True)
+
+    def build_method(self) -> Method:
+        return build_method(self.method)
+
+
+class Federation(Options):
+    """The whole file."""
+
+    federation: str = Field(pattern=NAME_PATTERN)
+    run: str = Field(pattern=NAME_PATTERN)
+    key_server: KeyServerPin
+    shuffler: ShufflerPin
+    aggregator: AggregatorPin
+    terms: Terms
+
+    @staticmethod
+    def read(folder: Path) -> Federation:
+        return Federation(**read_toml(folder / FILE))
+
+    def write(self, folder: Path) -> None:
+        path = folder / FILE
+        try:
+            path.write_text(tomli_w.dumps(self.model_dump(mode="json", exclude_none=True)))
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror}") from None

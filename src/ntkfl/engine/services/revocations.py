@@ -1,0 +1,53 @@
+"""Who is revoked, as the shuffler knows it: the key server's signed list, asked for again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from pathlib import Path
+
+import httpx
+
+from ntkfl.engine.services.log import log
+from ntkfl.engine.services.pins import Federation
+from ntkfl.engine.services.seed import check_revoked
+from ntkfl.errors import ConfigError, NTKFLError, Refused
+from ntkfl.privacy.shuffling import Shuffler
+
+REFRESH_S = 10.0  # between two looks
+
+
+class Revocations:
+    """The key server's list of revoked clients. While it cannot be had, the last one stays in force."""
+
+    def __init__(self, shuffler: Shuffler, pins: Federation, ca: Path) -> None:
+        self._shuffler, self._pins, self._failing = shuffler, pins, False
+        try:
+            self._tls = ssl.create_default_context(cafile=ca)
+        except OSError:
+            raise ConfigError(f"no certificate authority in {ca}") from None
+
+    async def refresh(self) -> None:
+        pin = self._pins.key_server
+        try:
+            async with httpx.AsyncClient(verify=self._tls, timeout=3, trust_env=False) as http:
+                answer = (await http.get(f"{pin.url}/v1/revoked")).raise_for_status().json()
+            serial, clients = check_revoked(answer, bytes.fromhex(pin.signing_key), self._pins.federation)
+        except (httpx.HTTPError, NTKFLError, ValueError, AttributeError) as error:
+            if not self._failing:
+                log("no-revocations", level=logging.WARNING, failed=error)
+            self._failing = True
+            return
+        if self._failing:
+            log("revocations-again")
+        self._failing = False
+        await asyncio.to_thread(self._shuffler.set_revoked, clients, serial)
+
+    async def keep_refreshing(self) -> None:
+        while True:
+            try:
+                await self.refresh()
+            except Refused as error:  # by the state: it may recover
+                log("no-revocations", level=logging.WARNING, failed=error)
+            await asyncio.sleep(REFRESH_S)

@@ -1,0 +1,275 @@
+"""The shuffler as a service: one listener for clients, who sign what they ask, and one for the aggregator alone.
+
+It keeps no log of who sent what when: requests of clients are logged without a name or an address, since the times at
+which one polls, greets and sends would together say as much as its name beside its rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import resource
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import Depends, FastAPI, Query, Request, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ntkfl.engine.services.announce import Bell, unpack_announcement
+from ntkfl.engine.services.pins import Federation
+from ntkfl.engine.services.revocations import Revocations
+from ntkfl.engine.services.web import Listener, log, serve, service_app
+from ntkfl.errors import MessageError, NTKFLError, Refused
+from ntkfl.privacy.identity import CREDENTIAL_HEADER, ROLES, Credential, check_request
+from ntkfl.privacy.noticeboard import REPORT_BYTES
+from ntkfl.privacy.rows import FRAME_BYTES, BatchKey, pack_rows, unpack_rows
+from ntkfl.privacy.shuffling import Shuffler
+
+STATE = "state.sqlite"
+MAX_BODY = 256 << 20  # of a submission or an announcement
+WAIT_S = 20.0  # a client is kept waiting for an announcement
+CONNECTIONS = 4096  # of clients, most of which wait
+SEQUENCE_HEADER, NEWEST_HEADER = "ntkfl-sequence", "ntkfl-newest"
+After = Annotated[int, Query(ge=0, lt=1 << 63)]
+_BINARY = "application/octet-stream"
+
+
+def serve_shuffler(folder: Path, at: tuple[str, int], aggregator_at: tuple[str, int]) -> None:
+    """Serve both listeners on the state in `folder` until told to stop."""
+    pins = Federation.read(folder)
+    run = f"{pins.federation}/{pins.run}"
+    shuffler = Shuffler(folder / STATE, floor=pins.shuffler.min_clients, run=run)
+    bell, stop = Bell(), threading.Event()
+    revocations = Revocations(shuffler, pins, folder / "ca.pem")
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(revocations.keep_refreshing()), asyncio.create_task(bell.close_after(stop))]
+        yield
+        for task in tasks:
+            task.cancel()
+
+    _allow_connections()
+    tls = folder / "tls.pem", folder / "tls-key.pem"
+    clients = client_app(shuffler, pins, bell, lifespan=lifespan)
+    aggregator = aggregator_app(shuffler, pins, bell, revocations.refresh)
+    try:
+        serve(
+            [
+                Listener(clients, *at, *tls, connections=CONNECTIONS),
+                Listener(aggregator, *aggregator_at, *tls, client_ca=folder / "aggregator-ca.pem"),
+            ],
+            stop,
+        )
+    finally:
+        shuffler.close()
+
+
+# -- For clients ------------------------------------------------------------------------------------------------------
+
+
+def client_app(
+    shuffler: Shuffler,
+    pins: Federation,
+    bell: Bell,
+    *,
+    max_body: int = MAX_BODY,
+    wait_s: float = WAIT_S,
+    lifespan: Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]] | None = None,
+) -> FastAPI:
+    """Under `/v1/runs/{run}`: `POST /hello`, `GET /announcement?after=`, `POST /rows`, `POST /reports`, all signed."""
+    app = service_app("shuffler", max_body=max_body, lifespan=lifespan)
+    key_server = bytes.fromhex(pins.key_server.signing_key)
+
+    def limit(scope: Scope) -> int:
+        """How many bytes this request's body may have; refused before a byte of it is read if a stranger asks."""
+        if scope["path"] == "/health":
+            return 0
+        issued = dict(scope["headers"]).get(CREDENTIAL_HEADER.encode(), b"").decode("latin-1")
+        try:
+            Credential.check(issued, key_server, pins.federation)
+        except NTKFLError:
+            raise Refused(401, "unauthenticated", "no credential of this federation's key server") from None
+        rows = shuffler.submission_limit() if scope["path"].endswith("/rows") else 0
+        return FRAME_BYTES + max(rows, REPORT_BYTES)
+
+    app.add_middleware(_Door, limit=limit)
+
+    async def who(request: Request, run: str) -> Credential:
+        body = await request.body()
+        path, query = request.scope["raw_path"].decode("latin-1"), request.scope["query_string"].decode("latin-1")
+        asked = f"{path}?{query}" if query else path
+        check = (request.headers, key_server, pins.federation, request.method, asked, body)
+        credential = await asyncio.to_thread(check_request, *check)
+        _check_run(run, pins)
+        return credential
+
+    async def frame(request: Request) -> tuple[BatchKey, list[bytes]]:
+        try:
+            return unpack_rows(await request.body())
+        except MessageError as error:
+            raise Refused(422, "malformed", str(error)) from None
+
+    signer, rows_of = Depends(who), Depends(frame)
+
+    @app.post("/v1/runs/{run}/hello")
+    def hello(credential: Credential = signer) -> dict[str, str]:
+        shuffler.present(credential.client, credential.role)
+        return {"status": "present"}
+
+    @app.get("/v1/runs/{run}/announcement")
+    async def announcement(
+        after: Annotated[int, Query(ge=0, lt=1 << 63)] = 0, credential: Credential = signer
+    ) -> Response:
+        await asyncio.to_thread(shuffler.refuse_revoked, credential.client)
+        found = shuffler.announcement(after)
+        if found is None and await bell.wait(wait_s):
+            found = shuffler.announcement(after)
+        if found is None:
+            return Response(status_code=204)
+        headers = {SEQUENCE_HEADER: str(found[0]), NEWEST_HEADER: str(shuffler.newest)}
+        return Response(found[1], media_type=_BINARY, headers=headers)
+
+    @app.post("/v1/runs/{run}/rows")
+    def rows(credential: Credential = signer, framed: tuple[BatchKey, list[bytes]] = rows_of) -> dict[str, str]:
+        shuffler.submit(credential.client, *framed)
+        return {"status": "received"}
+
+    @app.post("/v1/runs/{run}/reports")
+    def reports(credential: Credential = signer, framed: tuple[BatchKey, list[bytes]] = rows_of) -> dict[str, str]:
+        if credential.role != "evaluator":
+            raise Refused(403, "not-evaluator", "only evaluators report")
+        key, sealed = framed
+        if len(sealed) != 1:
+            raise Refused(422, "malformed", f"a report is one row, got {len(sealed)}")
+        shuffler.present(credential.client, credential.role)
+        shuffler.report(credential.client, key, sealed[0])
+        return {"status": "received"}
+
+    return app
+
+
+class _Door:
+    """Before a body is read: nothing of a stranger's, and no more than an open batch allows."""
+
+    def __init__(self, app: ASGIApp, limit: Callable[[Scope], int]) -> None:
+        self._app, self._limit = app, limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            receive = self._bounded(scope, receive)
+        await self._app(scope, receive, send)
+
+    def _bounded(self, scope: Scope, receive: Receive) -> Receive:
+        left: int | None = None
+        refused = False  # once: what is read after that is thrown away
+
+        async def bounded() -> Message:
+            nonlocal left, refused
+            if refused:
+                return await receive()
+            try:
+                if left is None:
+                    left = await asyncio.to_thread(self._limit, scope)
+                    declared = dict(scope["headers"]).get(b"content-length", b"0")
+                    _check_size(int(declared[:18]), left)
+                message = await receive()
+                left = _check_size(len(message.get("body", b"")), left)
+            except Refused:
+                refused = True
+                raise
+            return message
+
+        return bounded
+
+
+def _check_size(size: int, left: int) -> int:
+    if size > left:
+        raise Refused(413, "too-large", "the body is larger than what this asks for can be")
+    return left - size
+
+
+# -- For the aggregator -----------------------------------------------------------------------------------------------
+
+
+def aggregator_app(
+    shuffler: Shuffler, pins: Federation, bell: Bell, refresh: Callable[[], Awaitable[None]], max_body: int = MAX_BODY
+) -> FastAPI:
+    """Under `/v1/runs/{run}`: clients, announcements, batches and reports. Its listener admits the aggregator alone."""
+    app = service_app("shuffler-aggregator", max_body=max_body)
+
+    def known(run: str) -> None:
+        _check_run(run, pins)
+
+    def batch_key(round: int, attempt: int, exchange: int) -> BatchKey:
+        try:
+            return BatchKey(round, attempt, exchange).check()
+        except MessageError as error:
+            raise Refused(422, "malformed", str(error)) from None
+
+    keyed, checked = Depends(batch_key), [Depends(known)]
+    run, batch = "/v1/runs/{run}", "/v1/runs/{run}/batches/{round}/{attempt}/{exchange}"
+
+    @app.get(f"{run}/clients", dependencies=checked)
+    def clients(role: str = "client") -> dict[str, list[str]]:
+        if role not in ROLES:
+            raise Refused(422, "invalid", f"a role is one of {', '.join(ROLES)}")
+        return {"clients": shuffler.clients(role)}
+
+    @app.get(f"{run}/latest", dependencies=checked)
+    def latest() -> dict[str, object]:
+        sequence, key = shuffler.latest()
+        return {"sequence": sequence, "batch": key}
+
+    @app.post(f"{run}/announcements", dependencies=checked)
+    async def announcements(request: Request) -> dict[str, int]:
+        signed, asked = unpack_announcement(await request.body())
+        if asked is not None:
+            if FRAME_BYTES + asked.max_rows * asked.row_bytes > max_body:
+                raise Refused(422, "terms", f"a client's rows may have at most {max_body} bytes in all")
+            await refresh()
+        sequence = await asyncio.to_thread(shuffler.publish, signed, asked)
+        bell.ring()
+        log("published", sequence=sequence, batch=asked and asked.key)
+        return {"sequence": sequence}
+
+    @app.get(batch, dependencies=checked)
+    def status(key: BatchKey = keyed) -> dict[str, object]:
+        return asdict(shuffler.status(key))
+
+    @app.post(f"{batch}/release", dependencies=checked)
+    def release(key: BatchKey = keyed) -> Response:
+        return Response(pack_rows(key, shuffler.release(key)), media_type=_BINARY)
+
+    @app.post(f"{batch}/cancel", dependencies=checked)
+    def cancel(key: BatchKey = keyed) -> dict[str, str]:
+        shuffler.cancel(key)
+        return {"status": "cancelled"}
+
+    @app.delete(batch, dependencies=checked)
+    def forget(key: BatchKey = keyed) -> dict[str, str]:
+        shuffler.forget(key)
+        return {"status": "forgotten"}
+
+    @app.get(f"{batch}/reports", dependencies=checked)
+    def reports(key: BatchKey = keyed) -> dict[str, list[str]]:
+        return {"reports": [base64.b64encode(sealed).decode() for sealed in shuffler.reports(key)]}
+
+    return app
+
+
+def _check_run(run: str, pins: Federation) -> None:
+    if run != pins.run:
+        raise Refused(404, "unknown-run", "this shuffler serves another run")
+
+
+def _allow_connections() -> None:
+    """Most systems give a process 1,024 files unless it asks for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    want = 2 * CONNECTIONS if hard == resource.RLIM_INFINITY else min(2 * CONNECTIONS, hard)
+    if soft != resource.RLIM_INFINITY and soft < want:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (want, hard))

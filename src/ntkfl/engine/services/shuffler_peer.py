@@ -1,0 +1,56 @@
+"""The shuffler as the aggregator sees it, over mutual TLS."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+from ntkfl.engine.services.announce import pack_announcement
+from ntkfl.engine.services.peer import Peer
+from ntkfl.engine.services.pins import Federation
+from ntkfl.errors import MessageError
+from ntkfl.privacy.rows import BatchKey, unpack_rows
+from ntkfl.privacy.shuffling import Batch, Status
+
+
+class ShufflerPeer:
+    """Every method is one request, safe to repeat: a shuffler that restarts in between loses nothing."""
+
+    def __init__(self, pins: Federation, folder: Path) -> None:
+        certificate = folder / "tls.pem", folder / "tls-key.pem"
+        self._peer = Peer(pins.shuffler.aggregator_url, folder / "ca.pem", certificate)
+        self._run = f"/v1/runs/{pins.run}"
+
+    def clients(self, role: str) -> list[str]:
+        """Names of those present in that role, sorted."""
+        return list(self._peer.ask("GET", f"{self._run}/clients?role={role}").json()["clients"])
+
+    def newest(self) -> BatchKey | None:
+        """The newest batch ever opened."""
+        key = self._peer.ask("GET", f"{self._run}/latest").json()["batch"]
+        return None if key is None else BatchKey(*key)
+
+    def publish(self, signed: bytes, batch: Batch | None) -> None:
+        self._peer.ask("POST", f"{self._run}/announcements", pack_announcement(signed, batch))
+
+    def status(self, key: BatchKey) -> Status:
+        return Status(**self._peer.ask("GET", self._batch(key)).json())
+
+    def release(self, key: BatchKey) -> list[bytes]:
+        found, rows = unpack_rows(self._peer.ask("POST", f"{self._batch(key)}/release").content)
+        if found != key:
+            raise MessageError("the shuffler released another batch than the one asked for")
+        return rows
+
+    def forget(self, key: BatchKey) -> None:
+        self._peer.ask("DELETE", self._batch(key))
+
+    def cancel(self, key: BatchKey) -> None:
+        self._peer.ask("POST", f"{self._batch(key)}/cancel")
+
+    def reports(self, key: BatchKey) -> list[bytes]:
+        answer = self._peer.ask("GET", f"{self._batch(key)}/reports").json()
+        return [base64.b64decode(sealed) for sealed in answer["reports"]]
+
+    def _batch(self, key: BatchKey) -> str:
+        return f"{self._run}/batches/{key.round}/{key.attempt}/{key.exchange}"

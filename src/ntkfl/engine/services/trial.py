@@ -1,0 +1,137 @@
+"""Everything needed to try a federation out: keys, certificates, tokens, one folder a role with just what it may hold.
+
+```
+DIR/key-server     federation.toml ca.pem tls.pem tls-key.pem signing-key.pem state.sqlite
+DIR/shuffler       federation.toml ca.pem tls.pem tls-key.pem aggregator-ca.pem
+DIR/aggregator     federation.toml ca.pem tls.pem tls-key.pem sealing-key.pem signing-key.pem run.toml
+DIR/clients/NAME   federation.toml ca.pem token
+```
+Certificates come from two authorities whose keys are never written: one for who is called, one for the aggregator as
+the only one who may call the shuffler's second port. In earnest every role makes its own keys on its own machine.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from pathlib import Path
+
+from pydantic import Field
+
+from ntkfl.engine.config import read_toml
+from ntkfl.engine.services.certificates import Authority
+from ntkfl.engine.services.key_server import SIGNING_KEY, STATE, KeyServer
+from ntkfl.engine.services.pins import AggregatorPin, Federation, KeyServerPin, ShufflerPin, Terms
+from ntkfl.errors import ConfigError
+from ntkfl.options import Options
+from ntkfl.privacy.identity import NAME_PATTERN
+from ntkfl.privacy.sealing import SealingKey, SigningKey, write_private
+
+CA, TLS_CERT, TLS_KEY, AGGREGATOR_CA = "ca.pem", "tls.pem", "tls-key.pem", "aggregator-ca.pem"
+SEALING_KEY, TOKEN, RUN = "sealing-key.pem", "token", "run.toml"
+
+
+class Trial(Options):
+    """Names, addresses and numbers of a trial federation."""
+
+    federation: str = Field("trial", pattern=NAME_PATTERN)
+    run: str = Field("run-0", pattern=NAME_PATTERN)
+    clients: int = Field(4, ge=2, le=10_000)
+    evaluators: int = Field(1, ge=0, le=100)
+    min_clients: int = Field(2, ge=2)
+    host: str = "127.0.0.1"
+    key_server_port: int = Field(8441, ge=1, le=65535)
+    shuffler_port: int = Field(8442, ge=1, le=65535)
+    aggregator_port: int = Field(8443, ge=1, le=65535, description="the shuffler's, for the aggregator")
+
+    def model_post_init(self, _: object) -> None:
+        if self.min_clients > self.clients:
+            raise ConfigError(f"{self.clients} clients can never make a batch of {self.min_clients} distinct ones")
+        if len({self.key_server_port, self.shuffler_port, self.aggregator_port}) < 3:
+            raise ConfigError("the three ports must differ")
+
+    def url(self, port: int) -> str:
+        try:
+            bracketed = ipaddress.ip_address(self.host).version == 6
+        except ValueError:
+            bracketed = False
+        return f"https://[{self.host}]:{port}" if bracketed else f"https://{self.host}:{port}"
+
+
+def init(folder: Path, config: Path, trial: Trial) -> Federation:
+    """Make the folders of all roles in `folder`, which must be new or empty; `config` is the aggregator's run.toml."""
+    values = read_toml(config)
+    terms = Terms(**{name: values[name] for name in Terms.model_fields if name in values})
+    terms.build_method()
+    authority = Authority(f"{trial.federation} services")
+    callers = Authority(f"{trial.federation} aggregator")
+    certificates = {role: authority.server(role, trial.host) for role in ("key-server", "shuffler")}
+    certificates["aggregator"] = callers.client("aggregator")
+    server_key, aggregator_key, aggregator_seal = SigningKey.generate(), SigningKey.generate(), SealingKey.generate()
+    pins = Federation(
+        federation=trial.federation,
+        run=trial.run,
+        key_server=KeyServerPin(url=trial.url(trial.key_server_port), signing_key=server_key.public.hex()),
+        shuffler=ShufflerPin(
+            url=trial.url(trial.shuffler_port),
+            aggregator_url=trial.url(trial.aggregator_port),
+            min_clients=trial.min_clients,
+        ),
+        aggregator=AggregatorPin(
+            sealing_key=aggregator_seal.public.hex(),
+            signing_key=aggregator_key.public.hex(),
+        ),
+        terms=terms,
+    )
+
+    _new_folder(folder, may_be_empty=True)
+    for role, (certificate, key) in certificates.items():
+        _role_folder(folder / role, pins, authority.pem)
+        (folder / role / TLS_CERT).write_bytes(certificate)
+        write_private(folder / role / TLS_KEY, key)
+    server_key.save(folder / "key-server" / SIGNING_KEY)
+    (folder / "shuffler" / AGGREGATOR_CA).write_bytes(callers.pem)
+    aggregator_key.save(folder / "aggregator" / SIGNING_KEY)
+    aggregator_seal.save(folder / "aggregator" / SEALING_KEY)
+    (folder / "aggregator" / RUN).write_bytes(config.read_bytes())
+
+    server = KeyServer.create(folder / "key-server" / STATE, trial.federation, server_key)
+    server.add_run(trial.run)
+    _new_folder(folder / "clients")
+    for role, count in (("client", trial.clients), ("evaluator", trial.evaluators)):
+        for number in range(count):
+            name = f"{role}-{number}"
+            client_folder(folder / "clients" / name, folder / "key-server", server.make_token(name, role))
+    return pins
+
+
+def client_folder(folder: Path, key_server: Path, token: str) -> None:
+    """A new folder for a client: what it pins, copied from the key server's folder, and its token."""
+    _role_folder(folder, Federation.read(key_server), _read(key_server / CA))
+    write_private(folder / TOKEN, token.encode() + b"\n")
+
+
+def _role_folder(folder: Path, pins: Federation, ca: bytes) -> None:
+    _new_folder(folder)
+    pins.write(folder)
+    (folder / CA).write_bytes(ca)
+
+
+def _new_folder(folder: Path, *, may_be_empty: bool = False) -> None:
+    """Made for its owner alone; never one in which there is something."""
+    try:
+        if may_be_empty and folder.is_dir() and not any(folder.iterdir()):
+            os.chmod(folder, 0o700)
+        else:
+            os.mkdir(folder, 0o700)
+    except FileExistsError:
+        raise ConfigError(f"{folder} is there already; keys are never overwritten: give a new folder") from None
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from None
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None

@@ -1,0 +1,1 @@
+"""Stages that hide: subsampling, projection, sparsification, sealing, shuffling."""

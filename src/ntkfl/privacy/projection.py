@@ -1,0 +1,122 @@
+"""The secret projection z = x P of clients' inputs, from a 32-byte seed ρ that the key server gives to clients alone.
+
+P ∈ R^{d1×d1'} has independent standard Gaussian entries (the paper), or orthonormal columns that span the same random
+subspace. It is the same, bit for bit, on every machine: SHAKE-256 absorbs the seed with all it is bound to, and its
+output becomes Gaussians by `gaussian.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ntkfl.errors import ConfigError, ModelError, unknown
+from ntkfl.privacy.binding import Secret, bind
+from ntkfl.privacy.gaussian import gaussians
+
+KINDS = ("gaussian", "orthonormal")
+SEED_BYTES = 32
+
+
+@dataclass(frozen=True)
+class RunSecret:
+    """ρ and the federation and run it belongs to: the same ρ elsewhere gives another P."""
+
+    seed: Secret
+    federation: str
+    run: str
+
+    @staticmethod
+    def simulated(seed: int) -> RunSecret:
+        """The secret of a simulation, derived from its root seed: no secret at all, and said so by its name."""
+        digest = hashlib.sha256(bind("ntkfl simulated seed v1", str(seed))).digest()
+        return RunSecret(Secret(digest), "simulation", f"seed-{seed}")
+
+    @property
+    def key_id(self) -> str:
+        """A name for ρ that says nothing of it: 16 hexadecimal digits of a hash no search over ρ can invert."""
+        return hashlib.sha256(bind("ntkfl key id v1", self.federation, self.run, self.seed.reveal())).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Projection:
+    """z = scale · x P, then, if wanted, each row of z centred and brought to unit mean square.
+
+    Standardisation uses nothing but the row itself: no statistic of anybody's data is computed, sent or kept.
+    """
+
+    matrix: Tensor = field(repr=False)  # [d1, d1']
+    scale: float = 1.0
+    standardize: bool = False
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [n, ...] with d1 features in all -> z [n, d1']."""
+        flat = x.flatten(1)
+        d1 = self.matrix.shape[0]
+        if flat.shape[1] != d1:
+            raise ModelError(f"inputs of {flat.shape[1]} features for a projection of {d1}")
+        z = (flat @ self.matrix.to(flat)).mul_(self.scale)
+        return standardize_rows(z) if self.standardize else z
+
+
+def make_projection(
+    secret: RunSecret, inputs: int, outputs: int, kind: str = "gaussian", scaled: bool = True, standardize: bool = False
+) -> Projection:
+    """The projection of a run from d1 = `inputs` to d1' = `outputs` features.
+
+    `scaled` divides the Gaussian P by √d1, which keeps a projected feature at the size of an input's root mean square;
+    without it z is √d1 times larger, as in the paper. Orthonormal columns have that size by themselves.
+    """
+    if kind not in KINDS:
+        raise unknown("projection", kind, KINDS)
+    if not 1 <= outputs < inputs:
+        raise ConfigError(f"a projection must go to fewer features than the {inputs} there are, got {outputs}")
+    matrix = gaussian_matrix(secret, inputs, outputs)
+    if kind == "orthonormal":
+        return Projection(torch.from_numpy(orthonormal(matrix)), 1.0, standardize)
+    return Projection(torch.from_numpy(matrix), inputs**-0.5 if scaled else 1.0, standardize)
+
+
+def gaussian_matrix(secret: RunSecret, inputs: int, outputs: int) -> NDArray[np.float32]:
+    """P, row by row from SHAKE-256 of the bound seed, 8 bytes an entry. float32 [d1, d1']."""
+    seed = secret.seed.reveal()
+    if len(seed) != SEED_BYTES:
+        raise ConfigError(f"a projection's seed has {SEED_BYTES} bytes")
+    bound = bind("ntkfl projection v1", secret.federation, secret.run, seed, inputs, outputs)
+    stream = hashlib.shake_256(bound).digest(8 * inputs * outputs)
+    return gaussians(stream).reshape(inputs, outputs)
+
+
+def orthonormal(matrix: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Orthonormal columns with the span of the first, the first two, … columns of `matrix`, rounded to float32.
+
+    Modified Gram–Schmidt, twice, in float64, with every sum taken in order: a library's QR differs from machine to
+    machine in its last bits.
+    """
+    Q = matrix.astype(np.float64)
+    for _ in range(2):
+        for j in range(Q.shape[1]):
+            column = Q[:, j]
+            column /= np.sqrt(_sum(column * column))
+            rest = Q[:, j + 1 :]
+            if rest.shape[1]:
+                rest -= column[:, None] * _sum(column[:, None] * rest)
+    return Q.astype(np.float32)
+
+
+def standardize_rows(z: Tensor) -> Tensor:
+    """Each row less its mean, over its root mean square: z [n, d1'] of unit mean square, or 0 for a constant row."""
+    centred = z - z.mean(1, keepdim=True)
+    size = centred.square().mean(1, keepdim=True).sqrt()
+    return centred / size.clamp_min(torch.finfo(z.dtype).tiny)
+
+
+def _sum(terms: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Σ over the first axis, one term after the other: `np.sum` may take another order on another machine."""
+    total: NDArray[np.float64] = np.add.accumulate(terms, axis=0)[-1]
+    return total

@@ -1,0 +1,95 @@
+"""Rows on their way: one a sample, all of one size, each sealed to the aggregator for one batch of one run.
+
+    magic "NTKR" | version u8 | round u32 | attempt u16 | exchange u8 | rows u32 | bytes per row u32
+    the rows | CRC-32 of all before it, u32
+
+Integers are little-endian. A client submits its rows so, and the shuffler releases a batch so. Nothing is trusted:
+sizes are checked against the bytes that are there before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ntkfl.errors import MessageError
+from ntkfl.privacy.binding import bind
+from ntkfl.privacy.sealing import SealingKey, seal
+
+MAGIC = b"NTKR"
+VERSION = 1
+_HEADER = struct.Struct("<4sBIHBII")
+_CRC = struct.Struct("<I")
+FRAME_BYTES = _HEADER.size + _CRC.size  # what framing adds to the rows
+
+
+class BatchKey(NamedTuple):
+    """Which rows belong together: one exchange (upload, scoring, …) of one attempt at a round. Ordered as time is."""
+
+    round: int
+    attempt: int
+    exchange: int
+
+    def check(self) -> BatchKey:
+        """Itself; `MessageError` if a part does not fit its field."""
+        if not (0 <= self.round < 1 << 32 and 0 <= self.attempt < 1 << 16 and 0 <= self.exchange < 1 << 8):
+            raise MessageError(f"round, attempt and exchange must fit 32, 16 and 8 bits, got {tuple(self)}")
+        return self
+
+    @property
+    def number(self) -> int:
+        """The key as one number of 56 bits, in the same order."""
+        round, attempt, exchange = self.check()
+        return round << 24 | attempt << 8 | exchange
+
+    @classmethod
+    def of(cls, number: int) -> BatchKey:
+        return cls(number >> 24, number >> 8 & 0xFFFF, number & 0xFF)
+
+
+def pack_rows(key: BatchKey, rows: Sequence[bytes]) -> bytes:
+    """The rows in their frame: at least one, all of one size."""
+    sizes = {len(row) for row in rows}
+    if len(sizes) != 1 or 0 in sizes:
+        raise MessageError(f"rows must be at least one and of one size, got {len(rows)} of sizes {sorted(sizes)[:4]}")
+    body = b"".join((_HEADER.pack(MAGIC, VERSION, *key.check(), len(rows), *sizes), *rows))
+    return body + _CRC.pack(zlib.crc32(body))
+
+
+def unpack_rows(
+    body: bytes, *, max_rows: int | None = None, row_bytes: int | None = None
+) -> tuple[BatchKey, list[bytes]]:
+    """The batch and the rows of a frame; `MessageError` for anything that is not exactly one, or breaks the bounds."""
+    if len(body) < FRAME_BYTES:
+        raise MessageError(f"a frame of {len(body)} bytes is shorter than any frame")
+    magic, version, round, attempt, exchange, count, size = _HEADER.unpack_from(body)
+    if magic != MAGIC:
+        raise MessageError("not a frame of rows: it does not begin with the mark of one")
+    if version != VERSION:
+        raise MessageError(f"frame version {version}; this side speaks version {VERSION}")
+    if not count or not size or len(body) != FRAME_BYTES + count * size:
+        raise MessageError(f"{count} rows of {size} bytes do not make a frame of {len(body)} bytes")
+    if (max_rows is not None and count > max_rows) or (row_bytes is not None and size != row_bytes):
+        raise MessageError(f"{count} rows of {size} bytes; agreed were at most {max_rows} of {row_bytes}")
+    end = len(body) - _CRC.size
+    if zlib.crc32(memoryview(body)[:end]) != _CRC.unpack_from(body, end)[0]:
+        raise MessageError("the rows were damaged on their way: the checksum does not match")
+    rows = [body[at : at + size] for at in range(_HEADER.size, end, size)]
+    return BatchKey(round, attempt, exchange), rows
+
+
+def seal_rows(rows: Sequence[bytes], aggregator_public: bytes, federation: str, run: str, key: BatchKey) -> list[bytes]:
+    """Each row sealed on its own to the aggregator, so that nothing but the shuffler's memory holds them together."""
+    context = _context(federation, run, key)
+    return [seal(aggregator_public, row, context) for row in rows]
+
+
+def open_row(sealing_key: SealingKey, sealed: bytes, federation: str, run: str, key: BatchKey) -> bytes:
+    """The row; `TrustError` if it was sealed to another key or for another batch, or was changed."""
+    return sealing_key.open(sealed, _context(federation, run, key))
+
+
+def _context(federation: str, run: str, key: BatchKey) -> bytes:
+    return bind("ntkfl row v1", federation, run, *key.check())

@@ -1,0 +1,292 @@
+"""The shuffler: collects one batch of sealed rows an exchange, and releases it permuted, without who sent what.
+
+While a batch is open, who has sent how much is known: that is how replays are refused and distinct clients counted. At
+its release that knowledge is deleted in the same transaction. Everything that names a sender, and every row, lies in
+tables of its own batch, which are dropped whole: SQLite then overwrites all their pages with zeros (`secure_delete`).
+Single records deleted from a table that lives on can leave copies behind in its pages. What the file system or the
+disk keep of overwritten and truncated files is beyond this module.
+
+A submission is one transaction and is accepted once it is committed, so a process killed at any moment has lost
+nothing it said it had. What the aggregator may count while a batch is open is clients, never rows: the difference of
+two counts would be the size of one client's share.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random, SystemRandom
+from typing import Any
+
+from ntkfl.errors import Refused
+from ntkfl.privacy.identity import NAME_PATTERN
+from ntkfl.privacy.noticeboard import Noticeboard, refuse_revoked
+from ntkfl.privacy.rows import BatchKey
+
+_GENERATOR = SystemRandom()  # the operating system's
+_COLUMNS = "number, salt, terms, state, max_rows, row_bytes, min_clients, deadline, clients, rows"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What the aggregator asks for: whom, how much of each, and for how long."""
+
+    key: BatchKey
+    cohort: tuple[str, ...]  # names of the clients asked
+    max_rows: int  # of each client
+    row_bytes: int  # of every sealed row, exactly
+    min_clients: int  # distinct clients below which nothing is released, ever
+    seconds: float | None = None  # until the deadline; None: wait for the whole cohort
+
+    def check(self) -> Batch:
+        """Itself; `Refused` if no batch can be made of it."""
+        named = all(re.fullmatch(NAME_PATTERN, name) for name in self.cohort)
+        timed = self.seconds is None or (math.isfinite(self.seconds) and self.seconds >= 0)
+        sized = 1 <= self.max_rows < 1 << 32 and 1 <= self.row_bytes < 1 << 32
+        if not (named and timed and sized and len(set(self.cohort)) == len(self.cohort)):
+            raise Refused(422, "terms", "a batch asks distinct clients, for at least one row of at least one byte")
+        if self.min_clients > len(self.cohort):
+            raise Refused(422, "terms", f"{len(self.cohort)} clients can never be {self.min_clients} distinct ones")
+        self.key.check()
+        return self
+
+    def digest(self, salt: bytes) -> bytes:
+        """What tells two batches apart when the cohort is no longer there to compare."""
+        terms = json.dumps(asdict(self) | {"cohort": sorted(self.cohort)}, sort_keys=True).encode()
+        return hashlib.blake2b(terms, key=salt, digest_size=32).digest()
+
+
+@dataclass(frozen=True)
+class Status:
+    """Of a batch, in numbers: "open", "ready", "released" or "cancelled"; `rows` only once released."""
+
+    state: str
+    clients: int
+    rows: int | None
+    seconds: float | None  # left until the deadline, while there is one to wait for
+
+
+class Shuffler(Noticeboard):
+    """The batches of one run, in a file or (no `path`) in memory, and what else passes through. Thread-safe.
+
+    `floor` is its operator's: the aggregator cannot ask for smaller crowds. A file belongs to one `run`.
+    """
+
+    def __init__(
+        self,
+        path: Path | None = None,
+        floor: int = 2,
+        clock: Callable[[], float] = time.time,
+        random: Random = _GENERATOR,
+        run: str = "",
+    ) -> None:
+        super().__init__(path, run)
+        self._floor, self._clock, self._random = floor, clock, random
+
+    def open(self, batch: Batch) -> None:
+        """Accept rows for the batch from now on. Asking again for the same one is harmless."""
+        with self._transaction() as db:
+            self._open(db, batch)
+
+    def publish(self, signed: bytes, batch: Batch | None = None) -> int:
+        """Relay an announcement and open the batch it asks for, both or neither: the announcement's sequence number.
+
+        Publishing the newest announcement again gives its number again.
+        """
+        with self._publishing(signed) as (db, sequence):
+            if batch is not None:
+                self._open(db, batch)
+        return sequence
+
+    def latest(self) -> tuple[int, BatchKey | None]:
+        """The newest announcement's sequence number (0: none yet) and the newest batch ever opened."""
+        with self._transaction() as db:
+            number = db.execute("SELECT MAX(number) FROM batches").fetchone()[0]
+            return self.newest, None if number is None else BatchKey.of(number)
+
+    def submit(self, client: str, key: BatchKey, rows: Sequence[bytes]) -> None:
+        """Take all of a client's rows, once, or `Refused`. On return they are on the disk."""
+        with self._transaction() as db:
+            refuse_revoked(db, client)
+            batch = _Record.find(db, key)
+            if batch.state != "open":
+                raise Refused(410, *_CLOSED[batch.state])
+            asked = db.execute(f"SELECT sent FROM {batch.cohort} WHERE client = ?", (client,)).fetchone()
+            if asked is None:
+                raise Refused(403, "not-asked", "this batch does not ask this client")
+            if asked[0] is not None:
+                raise Refused(409, "replayed", "this client's rows of this batch are here already")
+            if not 1 <= len(rows) <= batch.max_rows:
+                raise Refused(413, "too-many-rows", f"rows must be 1 to {batch.max_rows}, got {len(rows)}")
+            if any(len(row) != batch.row_bytes for row in rows):
+                raise Refused(422, "row-size", f"every sealed row must have {batch.row_bytes} bytes")
+            values = ((client, hashlib.blake2b(row, key=batch.salt, digest_size=16).digest(), row) for row in rows)
+            try:
+                db.executemany(f"INSERT INTO {batch.pending} VALUES (?, ?, ?)", values)
+            except sqlite3.IntegrityError:
+                raise Refused(409, "replayed", "one of these rows is here already") from None
+            db.execute(f"UPDATE {batch.cohort} SET sent = ? WHERE client = ?", (len(rows), client))
+
+    def status(self, key: BatchKey) -> Status:
+        """Ready is a batch of at least `min_clients` when all of its cohort have sent or its deadline has passed."""
+        with self._transaction() as db:
+            return self._status(db, _Record.find(db, key))
+
+    def release(self, key: BatchKey) -> list[bytes]:
+        """The rows of a ready batch, permuted; from then on nobody can say who sent which.
+
+        Asked again it gives the same rows in the same order, until `forget`.
+        """
+        with self._transaction() as db:
+            batch = _Record.find(db, key)
+            status = self._status(db, batch)
+            if status.state == "cancelled":
+                raise Refused(410, *_CLOSED["cancelled"])
+            if status.state == "open":
+                need = f"at least {batch.min_clients} and the deadline or the whole cohort"
+                raise Refused(425, "not-ready", f"{status.clients} clients have sent rows; release needs {need}")
+            if status.state == "released":
+                if not db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (batch.released,)).fetchone():
+                    raise Refused(410, "forgotten", "this batch was released, and then deleted")
+                return [row for (row,) in db.execute(f"SELECT row FROM {batch.released} ORDER BY position")]
+            rows = [row for (row,) in db.execute(f"SELECT row FROM {batch.pending}")]
+            self._random.shuffle(rows)
+            db.execute(f"CREATE TABLE {batch.released} (position INTEGER PRIMARY KEY, row BLOB)")
+            db.executemany(f"INSERT INTO {batch.released} VALUES (?, ?)", enumerate(rows))
+            batch.close(db, "released", status.clients, len(rows))
+            return rows
+
+    def forget(self, key: BatchKey) -> None:
+        """Delete a batch's released rows and reports: the aggregator has them."""
+        with self._transaction() as db:
+            reports = db.execute("DELETE FROM reports WHERE number = ?", (key.number,)).rowcount
+            if reports and not db.execute("SELECT 1 FROM batches WHERE number = ?", (key.number,)).fetchone():
+                return  # reports alone, of an exchange without rows
+            batch = _Record.find(db, key)
+            if batch.state == "open":
+                raise Refused(425, "not-ready", "this batch is not released yet; cancel it to be rid of it")
+            db.execute(f"DROP TABLE IF EXISTS {batch.released}")
+
+    def cancel(self, key: BatchKey) -> None:
+        """Delete everything of a batch, and take no more for it."""
+        with self._transaction() as db:
+            batch = _Record.find(db, key)
+            batch.close(db, "cancelled", 0, None)
+            db.execute(f"DROP TABLE IF EXISTS {batch.released}")
+            db.execute("DELETE FROM reports WHERE number = ?", (batch.number,))
+
+    def set_revoked(self, clients: frozenset[str], serial: int = 0) -> bool:
+        """These, and no others, are revoked; False, and nothing is done, for a list older than the one in force."""
+        with self._transaction() as db:
+            known = db.execute("SELECT value FROM facts WHERE name = 'serial'").fetchone()
+            if known is not None and serial < known[0]:
+                return False
+            db.execute("INSERT OR REPLACE INTO facts VALUES ('serial', ?)", (serial,))
+            before = {name for (name,) in db.execute("SELECT client FROM revoked")}
+            db.executemany("DELETE FROM revoked WHERE client = ?", ((name,) for name in before - clients))
+            for client in sorted(clients - before):
+                _drop(db, client)
+            return True
+
+    def drop(self, client: str) -> None:
+        """Take nothing from this client any more, and delete what open batches hold of it."""
+        with self._transaction() as db:
+            _drop(db, client)
+
+    def submission_limit(self) -> int:
+        """Bytes of the largest submission that an open or recent batch allows: who is late is to be told so."""
+        with self._transaction() as db:
+            recent = "SELECT number FROM batches ORDER BY number DESC LIMIT 4"
+            asked = f"SELECT MAX(max_rows * row_bytes) FROM batches WHERE state = 'open' OR number IN ({recent})"
+            return int(db.execute(asked).fetchone()[0] or 0)
+
+    def _open(self, db: sqlite3.Connection, batch: Batch) -> None:
+        number = batch.check().key.number
+        if batch.min_clients < self._floor:
+            raise Refused(403, "below-floor", f"no batch here has fewer than {self._floor} clients")
+        known = db.execute("SELECT salt, terms FROM batches WHERE number = ?", (number,)).fetchone()
+        if known is not None:
+            if batch.digest(known[0]) != known[1]:
+                raise Refused(409, "other-terms", f"batch {tuple(batch.key)} was opened on other terms")
+            return
+        if db.execute("SELECT 1 FROM batches WHERE number > ?", (number,)).fetchone():
+            raise Refused(409, "backwards", f"batch {tuple(batch.key)} is older than one opened before")
+        salt, deadline = os.urandom(32), None if batch.seconds is None else self._clock() + batch.seconds
+        terms = (batch.digest(salt), "open", batch.max_rows, batch.row_bytes, batch.min_clients, deadline, 0, None)
+        db.execute(f"INSERT INTO batches ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (number, salt, *terms))
+        db.execute(f"CREATE TABLE cohort_{number} (client TEXT PRIMARY KEY, sent INTEGER) WITHOUT ROWID")
+        db.execute(f"CREATE TABLE pending_{number} (client TEXT, digest BLOB UNIQUE, row BLOB)")
+        db.executemany(f"INSERT INTO cohort_{number} VALUES (?, NULL)", ((name,) for name in sorted(batch.cohort)))
+
+    def _status(self, db: sqlite3.Connection, batch: _Record) -> Status:
+        if batch.state != "open":
+            return Status(batch.state, batch.clients, batch.rows, None)
+        missing = "SUM(sent IS NULL AND client NOT IN (SELECT client FROM revoked))"
+        sent, waited_for = db.execute(f"SELECT COUNT(sent), {missing} FROM {batch.cohort}").fetchone()
+        left = None if batch.deadline is None else max(0.0, batch.deadline - self._clock())
+        ready = sent >= batch.min_clients and (not waited_for or left == 0)
+        return Status("ready" if ready else "open", sent, None, left)
+
+
+_CLOSED = {
+    "released": ("late", "this batch was released already"),
+    "cancelled": ("cancelled", "this batch was cancelled; wait for the next announcement"),
+}
+
+
+@dataclass(frozen=True)
+class _Record:
+    """A batch as it is stored, and the tables that are its own."""
+
+    number: int
+    salt: bytes
+    terms: bytes
+    state: str
+    max_rows: int
+    row_bytes: int
+    min_clients: int
+    deadline: float | None
+    clients: int
+    rows: int | None
+
+    @classmethod
+    def find(cls, db: sqlite3.Connection, key: BatchKey) -> _Record:
+        found: Any = db.execute(f"SELECT {_COLUMNS} FROM batches WHERE number = ?", (key.number,)).fetchone()
+        if found is None:
+            raise Refused(404, "unknown-batch", f"no batch {tuple(key)} was opened")
+        return cls(*found)
+
+    @property
+    def cohort(self) -> str:
+        return f"cohort_{self.number}"
+
+    @property
+    def pending(self) -> str:
+        return f"pending_{self.number}"
+
+    @property
+    def released(self) -> str:
+        return f"released_{self.number}"
+
+    def close(self, db: sqlite3.Connection, state: str, clients: int, rows: int | None) -> None:
+        db.execute(f"DROP TABLE IF EXISTS {self.cohort}")
+        db.execute(f"DROP TABLE IF EXISTS {self.pending}")
+        sql = "UPDATE batches SET state = ?, clients = ?, rows = ? WHERE number = ?"
+        db.execute(sql, (state, clients, rows, self.number))
+
+
+def _drop(db: sqlite3.Connection, client: str) -> None:
+    db.execute("INSERT OR IGNORE INTO revoked VALUES (?)", (client,))
+    db.execute("DELETE FROM present WHERE client = ?", (client,))
+    db.execute("DELETE FROM reports WHERE evaluator = ?", (client,))
+    for (number,) in db.execute("SELECT number FROM batches WHERE state = 'open'").fetchall():
+        db.execute(f"UPDATE cohort_{number} SET sent = NULL WHERE client = ?", (client,))
+        db.execute(f"DELETE FROM pending_{number} WHERE client = ?", (client,))

@@ -1,0 +1,53 @@
+"""The stages as options of any method; the default of each switches it off."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from ntkfl.errors import ConfigError, unknown
+from ntkfl.options import Options
+from ntkfl.privacy.projection import KINDS, Projection, RunSecret, make_projection
+from ntkfl.wire.topk import VALUES
+
+
+class Stages(Options):
+    """What clients do to hide, before anything leaves them."""
+
+    subsample_rate: float = Field(1.0, gt=0, le=1, description="β, part of its samples a client uses in a round")
+    projected_dim: int | None = Field(
+        None, ge=1, description="d1', features the secret projection leaves; default: none"
+    )
+    projection: str = Field("gaussian", description="of the projection's columns: gaussian (the paper) or orthonormal")
+    projection_scaled: bool = Field(True, description="divide a Gaussian projection by √d1; the paper does not")
+    standardize: bool = Field(False, description="bring each projected input to mean 0 and mean square 1 by itself")
+    sparsity: float = Field(0.0, ge=0, lt=1, description="part of an upload's smallest values that is left out")
+    values: str = Field("float32", description="how the values kept by sparsification travel: float32, float16 or 8bit")
+    shuffle: bool = Field(False, description="send replies sealed and in random order through a shuffler")
+
+    def model_post_init(self, _: object) -> None:
+        if self.projection not in KINDS:
+            raise unknown("projection", self.projection, KINDS)
+        if self.values not in VALUES:
+            raise unknown("kind of values", self.values, VALUES)
+
+    def make_projection(self, secret: RunSecret, input_shape: Sequence[int]) -> Projection | None:
+        """The run's projection, if there is one."""
+        if self.projected_dim is None:
+            return None
+        inputs = math.prod(input_shape)
+        return make_projection(
+            secret, inputs, self.projected_dim, self.projection, self.projection_scaled, self.standardize
+        )
+
+    def model_input_shape(self, input_shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of one input as the network gets it."""
+        if self.projected_dim is None:
+            return tuple(input_shape)
+        if self.projected_dim >= math.prod(input_shape):
+            raise ConfigError(
+                f"projected_dim must be below the {math.prod(input_shape)} features there are, got {self.projected_dim}"
+            )
+        return (self.projected_dim,)

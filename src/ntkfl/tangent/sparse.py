@@ -1,0 +1,146 @@
+"""The sparse form: of each sample's [d2, d] matrix only some entries, the same number for every sample.
+
+What top-k sparsification leaves (`privacy/sparsify.py`). No layer structure survives it, so one block covers all
+columns of the Jacobian.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Hashable
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from ntkfl.errors import ModelError
+from ntkfl.tangent.jacobian import Block
+
+
+class SparseBlock(Block):
+    """values [N, k] at positions [N, k] of each sample's flattened matrix; every other entry is zero.
+
+    A position is j·d + c for output j and weight c; positions increase strictly along a row. They are held as int32
+    wherever d2·d permits: half the memory, and products that run three times as fast as with int64.
+
+    Products go through compressed-row matrices of J [N·d2, d] and of Jᵀ, each built when first needed and kept, so
+    that an evolution's several hundred products pay for it once; with them a block takes about 20 bytes an entry.
+    """
+
+    def __init__(self, values: Tensor, positions: Tensor, outputs: int, columns: int) -> None:
+        size = outputs * columns
+        _check(values, positions, size)
+        self.values = values
+        self.positions = positions.to(_index_type(size))
+        self.outputs, self.columns = outputs, columns
+        self._matrix: Tensor | None = None  # J as [N·d2, d]
+        self._transpose: Tensor | None = None
+
+    @property
+    def layout(self) -> Hashable:
+        return ("sparse", self.outputs, self.columns, self.values.shape[1])
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.values, self.positions)
+
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
+        values, positions = tensors
+        return type(self)(values, positions, self.outputs, self.columns)
+
+    def add_jvp(self, out: Tensor, delta: Tensor) -> None:
+        if self._matrix is None:
+            self._matrix = self._rows_of_outputs()
+        out += _product(self._matrix, delta, delta.shape[:-1]).reshape(out.shape)
+
+    def add_vjp(self, out: Tensor, cotangent: Tensor) -> None:
+        if self._transpose is None:
+            self._transpose = self._rows_of_weights()
+        out += _product(self._transpose, cotangent, cotangent.shape[:-2]).reshape(out.shape)
+
+    def gram(self, other: Self) -> Tensor:
+        """Sparse rows of this block times a few rows of `other` at a time, spread out as columns [d2·d, few].
+
+        At the paper's size, sparsity 97 %, four times as fast on a CPU as dense blocks, twice as sparse times sparse.
+        """
+        N, k = self.values.shape
+        size, device = self.outputs * self.columns, self.values.device
+        starts = torch.arange(0, (N + 1) * k, k, dtype=_index_type(max(size, N * k)), device=device)
+        mine = _compressed(starts, self.positions.reshape(-1), self.values.reshape(-1), (N, size))
+        # Columns that stay in a CPU's cache; an accelerator wants fewer, larger products.
+        most, budget = (32, 2**23) if device.type == "cpu" else (1024, 2**27)
+        few = max(1, min(most, budget // size))
+        out = self.values.new_empty((N, len(other.values)))
+        for at in range(0, len(other.values), few):
+            values, positions = other.values[at : at + few], other.positions[at : at + few].long()
+            width = len(values)
+            spread = values.new_zeros(size * width)
+            spread[(positions * width + torch.arange(width, device=device).unsqueeze(1)).view(-1)] = values.reshape(-1)
+            out[:, at : at + width] = mine @ spread.view(size, width)
+        return out
+
+    def write_dense(self, out: Tensor) -> None:
+        out.zero_().view(len(self.values), -1).scatter_(1, self.positions.long(), self.values)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies and pickles carry what is stored, not what can be built from it.
+        return self.__dict__ | {"_matrix": None, "_transpose": None}
+
+    def _rows_of_outputs(self) -> Tensor:
+        N, k = self.values.shape
+        total = N * k
+        index = _index_type(max(total, N * self.outputs, self.columns))
+        # Positions increase, so an output's entries lie together: those between two multiples of d.
+        bounds = torch.arange(self.outputs, device=self.values.device, dtype=self.positions.dtype) * self.columns
+        found = torch.searchsorted(self.positions.contiguous(), bounds.expand(N, -1).contiguous())
+        starts = found + torch.arange(N, device=found.device).unsqueeze(1) * k
+        pointers = torch.cat([starts.view(-1), starts.new_full((1,), total)]).to(index)
+        columns = (self.positions.reshape(-1) % self.columns).to(index)
+        return _compressed(pointers, columns, self.values.reshape(-1), (N * self.outputs, self.columns))
+
+    def _rows_of_weights(self) -> Tensor:
+        N, k = self.values.shape
+        index = _index_type(max(N * k, N * self.outputs, self.columns))
+        flat = self.positions.reshape(-1)
+        output = torch.div(self.positions, self.columns, rounding_mode="floor").to(index)
+        output += torch.arange(N, device=flat.device, dtype=index).unsqueeze(1) * self.outputs
+        column = flat % self.columns
+        # Stable, so that outputs increase within a weight; sorting the narrowest integers is the fastest.
+        order = torch.argsort(column.to(torch.int16) if self.columns <= 2**15 else column, stable=True)
+        pointers = torch.zeros(self.columns + 1, dtype=index, device=flat.device)
+        pointers[1:] = torch.bincount(column, minlength=self.columns).cumsum(0)
+        values, outputs = (t.reshape(-1).index_select(0, order) for t in (self.values, output))
+        return _compressed(pointers, outputs, values, (self.columns, N * self.outputs))
+
+
+def _product(matrix: Tensor, vectors: Tensor, lead: torch.Size) -> Tensor:
+    """matrix [m, n] times each of vectors [*lead, …] with n numbers: [*lead, m]."""
+    m, n = matrix.shape
+    if not lead:
+        return matrix @ vectors.reshape(n)
+    flat = vectors.reshape(math.prod(lead), n)
+    return (matrix @ flat.T.contiguous()).T.reshape(*lead, m)
+
+
+def _compressed(pointers: Tensor, indices: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+    """A compressed-row matrix, without PyTorch's note that it calls these beta."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse", category=UserWarning)
+        return torch.sparse_csr_tensor(pointers, indices.to(pointers.dtype), values, shape)
+
+
+def _index_type(size: int) -> torch.dtype:
+    return torch.int32 if size < 2**31 else torch.int64
+
+
+def _check(values: Tensor, positions: Tensor, size: int) -> None:
+    """A position out of place would make the products read memory that is not theirs."""
+    if values.ndim != 2 or values.shape != positions.shape:
+        raise ModelError(f"values {list(values.shape)} and positions {list(positions.shape)} must both be [N, k]")
+    if positions.dtype not in (torch.int32, torch.int64):
+        raise ModelError(f"positions must be int32 or int64, not {positions.dtype}")
+    if not values.numel():
+        return
+    increasing = bool((positions[:, 1:] > positions[:, :-1]).all())
+    if not increasing or int(positions[:, 0].min()) < 0 or int(positions[:, -1].max()) >= size:
+        raise ModelError(f"positions must increase strictly along each row, from 0 to below {size}")

@@ -1,0 +1,257 @@
+"""Rows of k kept values out of n, as bytes: the codec of top-k sparsification.
+
+Every row of given (n, k, value type) takes the same number of bytes whatever it holds, so sizes say nothing about data.
+
+**Positions**: p_0 < p_1 < … < p_{k−1} < n, by Elias and Fano's code, which takes about half a bit a position more than
+the least any code of one length can (for k ≤ n/10). With l = ⌊log2(n/k)⌋ (the largest l with k·2^l ≤ n), a row is a
+stream of B = k·l + k + h bits, h = ⌊(n−1)/2^l⌋:
+
+    low    k·l bits: for i = 0 … k−1 the l low bits of p_i, the least significant first: bit i·l + j is bit j of p_i
+    high   k + h bits, of which exactly k are ones: for each i, bit k·l + ⌊p_i/2^l⌋ + i
+
+Bit b of the stream is bit b mod 8 of byte ⌊b/8⌋, bit 0 being the least significant. The ⌈B/8⌉ bytes of a row are filled
+up with zero bits. A set of positions has exactly one such row.
+
+**Values**: k a row, in the order of the positions, little-endian, rounded to float32 first.
+
+    float32   as they are, 4 bytes each; no scale
+    float16   IEEE half precision x of v/s, of magnitude below 2^15 (the largest is 32752), 2 bytes each; one scale s a
+              row (float32), a power of two between 2^−126 and 2^113 such that the largest |v|/s lies in [2^14, 2^15)
+              wherever that range of s allows (2^−15 for a row of zeros); v = x·s
+    8bit      one byte each: bit 7 the sign (1: negative), bits 0 to 6 a magnitude code c; two scales a row (float32),
+              lo and hi, the least and the largest magnitude that is not zero: c = 0 is exactly zero (then bit 7 is 0),
+              c = 1 … 127 is lo·(hi/lo)^((c−1)/126), computed in float64 and rounded to float32; c = 1 is lo and c = 127
+              is hi exactly. A row of zeros has lo = hi = 0; where lo = hi, c is 0 or 1
+
+Relative error, at most: float32 2^−24; float16 2^−11 for magnitudes from 2^−28 of the row's largest on (2^−39 of the
+largest, absolute, below that); 8bit (hi/lo)^(1/252) − 1, half a step of the logarithm: 0.9 % for hi/lo = 10, 1.8 % for
+100, 2.8 % for 1,000 (and float32 rounding).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ntkfl.errors import ConfigError, MessageError, NumericalError, unknown
+from ntkfl.tangent.jacobian import BlockJacobian, Jacobian
+from ntkfl.tangent.sparse import SparseBlock
+from ntkfl.wire.message import Message
+
+# How values travel: their type on the wire, and how many scales a row has.
+VALUES = {"float32": (torch.float32, 0), "float16": (torch.float16, 1), "8bit": (torch.uint8, 2)}
+
+Bytes = NDArray[np.uint8]
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+_TOP = 127  # the largest magnitude code
+_LEAST_SCALE, _LARGEST_SCALE = -126, 113  # exponents of float16's scale
+_LARGEST_HALF = np.float16(32752)  # below 2^15: times the largest scale it is still a float32
+_BUDGET = 2**22  # bits spelled out as bytes at a time: they stay in a cache
+
+
+def topk_bytes(n: int, k: int, values_as: str = "8bit") -> int:
+    """Bytes of a row: positions, values and scales."""
+    kind, scales = _kind(values_as)
+    return _position_bytes(n, k) + k * kind.itemsize + 4 * scales
+
+
+def encode_topk(values: Tensor, positions: Tensor, size: int, values_as: str = "8bit") -> dict[str, Tensor]:
+    """values [N, k] at positions [N, k] < size, increasing along rows -> positions uint8 [N, bytes], values [N, k],
+    and for all but float32 scale [N, 1 or 2]. All on the CPU."""
+    kind, _ = _kind(values_as)
+    if values.ndim != 2 or values.shape != positions.shape or not 0 < values.shape[1] <= size:
+        raise MessageError(
+            f"values {list(values.shape)} and positions {list(positions.shape)} are no rows of at most {size} values"
+        )
+    where: Ints = positions.detach().cpu().long().numpy()
+    _check_positions(where, size)
+    with np.errstate(over="ignore", under="ignore"):  # a value too small for float32 rounds to zero
+        numbers: Floats = values.detach().cpu().numpy().astype(np.float32)
+    if not np.isfinite(numbers).all():
+        raise NumericalError("a row to send has values that are not finite in float32: the training diverged")
+    arrays = {"positions": torch.from_numpy(_spell(where, size))}
+    if kind == torch.float32:
+        return arrays | {"values": torch.from_numpy(numbers)}
+    convert = _to_halves if kind == torch.float16 else _to_codes
+    parts = [convert(numbers[rows]) for rows in _pieces(numbers.shape)]
+    coded, scale = (np.concatenate(same) for same in zip(*parts, strict=True))
+    return arrays | {"values": torch.from_numpy(coded), "scale": torch.from_numpy(scale)}
+
+
+def decode_topk(
+    arrays: Mapping[str, Tensor], size: int, k: int, values_as: str = "8bit", dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """(values [N, k] in `dtype`, positions [N, k] int64) of what `encode_topk` made; `MessageError` for all else."""
+    kind, scales = _kind(values_as)
+    expected = {"positions": (torch.uint8, _position_bytes(size, k)), "values": (kind, k)}
+    if scales:
+        expected["scale"] = (torch.float32, scales)
+    if set(arrays) != set(expected):
+        raise MessageError(f"top-k rows consist of {', '.join(expected)}; got {', '.join(sorted(arrays)) or 'nothing'}")
+    rows = len(arrays["values"]) if arrays["values"].ndim else 0
+    for name, (wanted, width) in expected.items():
+        array = arrays[name]
+        if array.dtype != wanted or array.shape != (rows, width):
+            raise MessageError(
+                f"{name!r} of top-k rows must be {wanted} [{rows}, {width}], not {array.dtype} {list(array.shape)}"
+            )
+        if array.is_floating_point() and not bool(array.isfinite().all()):
+            raise MessageError(f"{name!r} of top-k rows has values that are not finite")
+    where = _read(arrays["positions"].cpu().numpy(), size, k)
+    if kind == torch.float32:
+        return arrays["values"].to(device="cpu", dtype=dtype), torch.from_numpy(where)
+    convert = _from_halves if kind == torch.float16 else _from_codes
+    coded, scale = arrays["values"].cpu().numpy(), arrays["scale"].cpu().numpy()
+    numbers = np.concatenate([convert(coded[rows], scale[rows]) for rows in _pieces(coded.shape)])
+    return torch.from_numpy(numbers).to(dtype), torch.from_numpy(where)
+
+
+def pack_topk(J: Jacobian, values_as: str = "8bit") -> dict[str, Tensor]:
+    """A sparsified Jacobian as arrays of a message."""
+    if not isinstance(J, BlockJacobian) or len(J.blocks) != 1 or not isinstance(J.blocks[0], SparseBlock):
+        raise MessageError("only a sparsified Jacobian travels as top-k rows: call sparsify first")
+    block = J.blocks[0]
+    coded = encode_topk(block.values, block.positions, J.shape[1] * J.shape[2], values_as)
+    arrays = {"jacobian": torch.tensor(J.shape[1:], dtype=torch.int64)}
+    return arrays | {f"topk.{name}": array for name, array in coded.items()}
+
+
+def unpack_topk(message: Message, outputs: int, columns: int, k: int, values_as: str, like: Tensor) -> BlockJacobian:
+    """The sparsified Jacobian in an upload, checked against the network's (d2, d) and the run's k."""
+    shape = message.take("jacobian", (2,)).tolist()
+    if shape != [outputs, columns]:
+        raise MessageError(f"a Jacobian of another network: {shape} outputs and weights, not {[outputs, columns]}")
+    arrays = {name.removeprefix("topk."): a for name, a in message.arrays.items() if name.startswith("topk.")}
+    values, positions = decode_topk(arrays, outputs * columns, k, values_as, like.dtype)
+    if not len(values):
+        raise MessageError("an upload without a Jacobian")
+    block = SparseBlock(values.to(like.device), positions.to(like.device), outputs, columns)
+    return BlockJacobian([block], outputs, columns)
+
+
+def _kind(values_as: str) -> tuple[torch.dtype, int]:
+    if values_as not in VALUES:
+        raise unknown("kind of values", values_as, VALUES)
+    return VALUES[values_as]
+
+
+# Positions.
+
+
+def _bits(n: int, k: int) -> tuple[int, int]:
+    """(l, B): low bits of a position, bits of a row."""
+    if not 0 < k <= n:
+        raise ConfigError(f"a row of {n} values cannot keep {k} of them")
+    low = (n // k).bit_length() - 1
+    return low, k * low + k + ((n - 1) >> low)
+
+
+def _position_bytes(n: int, k: int) -> int:
+    return -(-_bits(n, k)[1] // 8)
+
+
+def _spell(positions: Ints, n: int) -> Bytes:
+    rows, k = positions.shape
+    low, bits = _bits(n, k)
+    out = np.empty((rows, _position_bytes(n, k)), dtype=np.uint8)
+    step = max(1, _BUDGET // bits)
+    for at in range(0, rows, step):
+        part = positions[at : at + step]
+        stream = np.zeros((len(part), bits), dtype=np.uint8)
+        for j in range(low):
+            stream[:, j : k * low : low] = part >> j & 1
+        np.put_along_axis(stream[:, k * low :], (part >> low) + np.arange(k), 1, axis=1)
+        out[at : at + step] = np.packbits(stream, axis=1, bitorder="little")
+    return out
+
+
+def _read(data: Bytes, n: int, k: int) -> Ints:
+    low, bits = _bits(n, k)
+    out = np.empty((len(data), k), dtype=np.int64)
+    step = max(1, _BUDGET // bits)
+    for at in range(0, len(data), step):
+        stream = np.unpackbits(data[at : at + step], axis=1, bitorder="little")
+        if stream[:, bits:].any():
+            raise MessageError("top-k positions have bits too many")
+        high = np.ascontiguousarray(stream[:, k * low : bits])
+        if (np.count_nonzero(high, axis=1) != k).any():
+            raise MessageError(f"a row of top-k positions does not name {k} of them")
+        # Of a flat index, what exceeds the row's start is the bit; the i-th one is ⌊p_i/2^l⌋ + i.
+        found = np.flatnonzero(high).reshape(-1, k) - np.arange(len(high))[:, None] * high.shape[1]
+        part = out[at : at + step]
+        np.left_shift(found - np.arange(k), low, out=part)
+        for j in range(low):
+            part |= stream[:, j : k * low : low].astype(np.int64) << j
+    _check_positions(out, n)
+    return out
+
+
+def _check_positions(positions: Ints, n: int) -> None:
+    if not positions.size:
+        return
+    increasing = (positions[:, 1:] > positions[:, :-1]).all()
+    if not increasing or positions[:, 0].min() < 0 or positions[:, -1].max() >= n:
+        raise MessageError(f"top-k positions must increase strictly from 0 to below {n}")
+
+
+# Values.
+
+
+def _pieces(shape: tuple[int, ...]) -> list[slice]:
+    """Some rows at a time, at least once."""
+    rows, k = shape
+    step = max(1, _BUDGET // 16 // k)
+    return [slice(at, at + step) for at in range(0, max(1, rows), step)]
+
+
+def _to_halves(values: Floats) -> tuple[NDArray[np.float16], Floats]:
+    exponents = np.frexp(np.abs(values).max(axis=1, keepdims=True))[1] - 15
+    exponents = np.clip(exponents, _LEAST_SCALE, _LARGEST_SCALE)
+    # Half precision rounds a magnitude near 2^15 up to it; the number below is as near as the bound asks.
+    halves = np.ldexp(values.astype(np.float64), -exponents).astype(np.float16)
+    return np.clip(halves, -_LARGEST_HALF, _LARGEST_HALF), np.ldexp(np.float32(1), exponents)
+
+
+def _from_halves(halves: NDArray[np.float16], scale: Floats) -> Floats:
+    mantissa, exponents = np.frexp(scale)
+    if (mantissa != 0.5).any() or (exponents - 1 < _LEAST_SCALE).any() or (exponents - 1 > _LARGEST_SCALE).any():
+        raise MessageError("a scale of top-k values is no power of two between 2^-126 and 2^113")
+    if (np.abs(halves) > _LARGEST_HALF).any():
+        raise MessageError("a half-precision top-k value is 2^15 or more")
+    return halves.astype(np.float32) * scale
+
+
+def _to_codes(values: Floats) -> tuple[Bytes, Floats]:
+    magnitudes = np.abs(values)
+    hi = magnitudes.max(axis=1, keepdims=True)
+    lo = np.where(magnitudes > 0, magnitudes, np.float32(np.inf)).min(axis=1, keepdims=True)
+    lo = np.where(hi > 0, lo, np.float32(0))
+    some = magnitudes > 0
+    logs = np.log(np.where(some, magnitudes, np.float32(1)).astype(np.float64))
+    bottom, top = (np.log(np.where(hi > 0, end, 1).astype(np.float64)) for end in (lo, hi))
+    codes = 1 + np.rint((logs - bottom) * ((_TOP - 1) / np.where(top > bottom, top - bottom, 1)))
+    codes = np.where(some, codes, 0) + np.where(values < 0, _TOP + 1, 0)
+    return codes.astype(np.uint8), np.concatenate([lo, hi], axis=1)
+
+
+def _from_codes(codes: Bytes, scale: Floats) -> Floats:
+    lo, hi = scale[:, :1].astype(np.float64), scale[:, 1:].astype(np.float64)
+    if ((lo < 0) | (lo > hi) | ((lo == 0) & (hi > 0))).any():
+        raise MessageError("the scales of top-k values are no least and largest magnitude")
+    # The largest code that a row may use: none but zero without magnitudes, one where all are equal.
+    most = np.where(hi == 0, 0, np.where(lo == hi, 1, _TOP))
+    if (codes == 128).any() or ((codes & _TOP) > most).any():
+        raise MessageError("a top-k value has a code that means nothing")
+    # Every row's own table of all codes: 127 powers instead of k. Both ends round to lo and hi exactly.
+    share = np.arange(_TOP) / (_TOP - 1)
+    safe = np.where(hi > 0, lo, 1)
+    magnitudes = (safe * (np.where(hi > 0, hi, 1) / safe) ** share).astype(np.float32)
+    zero = np.zeros_like(scale[:, :1])
+    table = np.concatenate([zero, magnitudes, zero, -magnitudes], axis=1)
+    return np.take_along_axis(table, codes.astype(np.intp), axis=1)

@@ -1,0 +1,156 @@
+"""`ntkfl keys` and what `ntkfl serve` says when it cannot."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from ntkfl.cli import app
+from ntkfl.cli.serve import address
+from ntkfl.engine.services.key_server import KeyServer
+from ntkfl.engine.services.seed import enrolment
+from ntkfl.errors import ConfigError, NTKFLError
+from ntkfl.privacy.sealing import SealingKey, SigningKey
+
+RUN = "inputs = [64]\noutputs = 10\nrounds = 3\n[method]\nname = 'ntk-fl'\n"
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def said(*arguments: str | Path) -> list[str]:
+    result = run(*arguments)
+    assert result.exit_code == 0, result.exception
+    return result.stdout.splitlines()
+
+
+def fault(*arguments: str | Path) -> str:
+    error = run(*arguments).exception
+    assert isinstance(error, NTKFLError), error
+    assert "\n" not in str(error)
+    return str(error)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    (tmp_path / "run.toml").write_text(RUN)
+    lines = said("keys", "init", tmp_path / "made", "--config", tmp_path / "run.toml", "--clients", "2")
+    assert lines[0] == "federation trial, run run-0: 2 clients, 1 evaluators"
+    assert "to try it out" in lines[-1]
+    return tmp_path / "made"
+
+
+def listed(made: Path) -> dict[str, list[str]]:
+    return {line.split()[0]: line.split()[1:] for line in said("keys", "list", made / "key-server")}
+
+
+def test_init_makes_what_it_is_told(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(RUN)
+    options = ["--federation", "fed", "--run", "r1", "--host", "localhost", "--evaluators", "0", "--clients", "3"]
+    ports = ["--key-server-port", "1001", "--shuffler-port", "1002", "--aggregator-port", "1003", "--min-clients", "3"]
+    said("keys", "init", tmp_path / "made", "--config", tmp_path / "run.toml", *options, *ports)
+    text = (tmp_path / "made" / "clients" / "client-2" / "federation.toml").read_text()
+    for part in ('"fed"', '"r1"', '"https://localhost:1001"', "localhost:1002", "localhost:1003", "min_clients = 3"):
+        assert part in text
+    assert len(list((tmp_path / "made" / "clients").iterdir())) == 3
+    assert "there already" in fault("keys", "init", tmp_path / "made", "--config", tmp_path / "run.toml")
+    assert "no such file" in fault("keys", "init", tmp_path / "new", "--config", tmp_path / "absent.toml")
+
+
+def test_token_enrol_list_revoke(made: Path) -> None:
+    assert listed(made) == {
+        "client": ["role", "enrolled", "revoked"],
+        "client-0": ["client", "no", "no"],
+        "client-1": ["client", "no", "no"],
+        "evaluator-0": ["evaluator", "no", "no"],
+        "runs:": ["run-0"],
+    }
+    (token,) = said("keys", "token", made / "key-server", "--client", "late", "--role", "evaluator")
+    assert re.fullmatch(r"late\.[A-Za-z0-9_-]{43}", token)
+    server = KeyServer.open(made / "key-server")
+    server.enrol(**enrolment(token, "trial", SealingKey.generate(), SigningKey.generate()))
+    assert listed(made)["late"] == ["evaluator", "yes", "no"]
+    assert "if it held ρ" in said("keys", "revoke", made / "key-server", "late")[0]
+    assert listed(made)["late"] == ["evaluator", "yes", "yes"]
+    assert "no client 'nobody'" in fault("keys", "revoke", made / "key-server", "nobody")
+    assert "unknown role" in fault("keys", "token", made / "key-server", "--client", "x", "--role", "y")
+
+
+def test_token_can_make_the_client_s_folder(made: Path) -> None:
+    out = made / "clients" / "late"
+    (line,) = said("keys", "token", made / "key-server", "--client", "late", "--out", out)
+    assert line == f"made {out} for client late"
+    assert (out / "token").stat().st_mode & 0o777 == 0o600
+    assert (out / "token").read_text().startswith("late.")
+    assert {path.name for path in out.iterdir()} == {"token", "ca.pem", "federation.toml"}
+    for name in ("ca.pem", "federation.toml"):
+        assert (out / name).read_bytes() == (made / "clients" / "client-0" / name).read_bytes()
+    kept = (out / "token").read_text().strip()
+    assert "there already" in fault("keys", "token", made / "key-server", "--client", "late", "--out", out)
+    server = KeyServer.open(made / "key-server")  # the token in the folder is still the one that counts
+    server.enrol(**enrolment(kept, "trial", SealingKey.generate(), SigningKey.generate()))
+
+
+def test_run_registers_a_further_one_once(made: Path) -> None:
+    assert said("keys", "run", made / "key-server", "run-1") == ["registered run run-1"]
+    assert listed(made)["runs:"] == ["run-0,", "run-1"]
+    assert "for ever" in fault("keys", "run", made / "key-server", "run-1")
+
+
+def test_show_tells_public_keys_alone(made: Path) -> None:
+    lines = dict(line.split(" ", 1) for line in said("keys", "show", made / "aggregator"))
+    sealing = SealingKey.load(made / "aggregator" / "sealing-key.pem").public.hex()
+    signing = SigningKey.load(made / "aggregator" / "signing-key.pem").public.hex()
+    assert lines == {"sealing-key.pem": f"X25519 {sealing}", "signing-key.pem": f"Ed25519 {signing}"}
+    assert "no sealing or signing key" in fault("keys", "show", made / "shuffler")
+    assert "no sealing or signing key" in fault("keys", "show", made / "absent")
+
+
+def test_new_makes_a_private_key_once(tmp_path: Path) -> None:
+    (public,) = said("keys", "new", tmp_path / "me.pem")
+    assert SealingKey.load(tmp_path / "me.pem").public.hex() == public
+    assert (tmp_path / "me.pem").stat().st_mode & 0o777 == 0o600
+    assert said("keys", "show", tmp_path / "me.pem") == [f"me.pem X25519 {public}"]
+    assert "never overwritten" in fault("keys", "new", tmp_path / "me.pem")
+    assert "cannot write" in fault("keys", "new", tmp_path / "absent" / "me.pem")
+    assert SealingKey.load(tmp_path / "me.pem").public.hex() == public
+
+
+def test_a_folder_that_is_no_key_server_s_is_one_line(made: Path, tmp_path: Path) -> None:
+    assert "no such file" in fault("serve", "key-server", tmp_path / "absent")
+    assert "no key at" in fault("serve", "key-server", made / "shuffler")
+    assert "not the key that federation.toml pins" in fault("keys", "list", made / "aggregator")
+    state = made / "key-server" / "state.sqlite"
+    for path in (made / "key-server" / "signing-key.pem", state):
+        path.chmod(0o644)
+        assert f"chmod 600 {path}" in fault("serve", "key-server", made / "key-server")
+        path.chmod(0o600)
+    state.unlink()
+    assert "a lost state is a lost ρ" in fault("serve", "key-server", made / "key-server")
+
+
+def test_where_it_listens(capsys: pytest.CaptureFixture[str]) -> None:
+    assert address("https://127.0.0.1:8441", None, None) == ("127.0.0.1", 8441)
+    assert address("https://[::1]", None, None) == ("::1", 443)
+    assert address("https://keys.example.org:1", "localhost", 0) == ("localhost", 0)
+    assert capsys.readouterr().out == ""
+    assert address("https://127.0.0.1:8441", "0.0.0.0", None) == ("0.0.0.0", 8441)
+    assert "listens on 0.0.0.0: other machines can connect" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="not an address"):
+        address("https://127.0.0.1:x", None, None)
+
+
+@pytest.mark.parametrize("missing", ["cryptography", "fastapi", "uvicorn"])
+def test_without_the_extra_it_says_how_to_get_it(missing: str, made: Path) -> None:
+    program = f"import sys; sys.modules[{missing!r}] = None; from ntkfl.cli import main; main()"
+    command = [sys.executable, "-c", program, "serve", "key-server", str(made / "key-server")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert "pip install 'ntkfl[services]'" in result.stderr

@@ -1,0 +1,118 @@
+"""A trial federation on loopback for tests of the shuffler: its process, clients that sign, and the aggregator."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import ssl
+from pathlib import Path
+
+import httpx
+
+from ntkfl.engine.services.announce import pack_announcement
+from ntkfl.engine.services.pins import Federation
+from ntkfl.engine.services.trial import Trial, init
+from ntkfl.privacy.identity import Credential, sign_request
+from ntkfl.privacy.rows import BatchKey, pack_rows, seal_rows
+from ntkfl.privacy.sealing import SEAL_BYTES, SealingKey, SigningKey
+from ntkfl.privacy.shuffling import Batch
+
+from .processes import Process
+
+TERMS = 'inputs = [4]\noutputs = 2\n[method]\nname = "ntk-fl"\n'
+PREFIX = "/v1/runs/run-0"
+ROW_BYTES = 16 + SEAL_BYTES
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+class Deployment:
+    """The folders of all roles; the shuffler's process is started by `start`."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "run.toml").write_text(TERMS)
+        self.folder = folder / "trial"
+        self.pins = init(self.folder, folder / "run.toml", Trial(key_server_port=free_port()))
+        self.signer = SigningKey.load(self.folder / "key-server" / "signing-key.pem")
+        self.opener = SealingKey.load(self.folder / "aggregator" / "sealing-key.pem")
+        self._rounds = itertools.count(1)
+        self.urls: dict[str, str] = {}
+
+    def start(self) -> Process:
+        command = ("-m", "ntkfl", "serve", "shuffler", self.folder / "shuffler")
+        process = Process(*command, "--port", "0", "--aggregator-port", "0", listeners=2)
+        self.urls = process.urls
+        return process
+
+    def start_key_server(self) -> Process:
+        return Process("-m", "ntkfl", "serve", "key-server", self.folder / "key-server")
+
+    def next_key(self) -> BatchKey:
+        return BatchKey(next(self._rounds), 0, 0)
+
+    def client(self, name: str, role: str = "client") -> Client:
+        return Client(self, name, role, self.pins, self.signer)
+
+    def batch(self, *names: str, **terms: object) -> Batch:
+        values = {"max_rows": 3, "row_bytes": ROW_BYTES, "min_clients": 2, "seconds": None} | terms
+        return Batch(self.next_key(), names, **values)  # type: ignore[arg-type]
+
+    def tls(self, certificate: tuple[Path, Path] | None = None) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=self.folder / "aggregator" / "ca.pem")
+        if certificate:
+            context.load_cert_chain(*certificate)
+        return context
+
+    def aggregator(self) -> Aggregator:
+        return Aggregator(self)
+
+
+class Client:
+    """Signs with a credential of `issuer`, which need not be the key server's, for `pins.federation`."""
+
+    def __init__(self, deployment: Deployment, name: str, role: str, pins: Federation, issuer: SigningKey) -> None:
+        self.name, self.deployment, self.key = name, deployment, SigningKey.generate()
+        keys = SealingKey.generate().public.hex(), self.key.public.hex()
+        self.credential = Credential(pins.federation, name, role, *keys).issue(issuer)
+        self.http = httpx.Client(verify=deployment.tls(), timeout=60, trust_env=False)
+
+    def ask(
+        self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None, prefix: str = PREFIX
+    ) -> httpx.Response:
+        if headers is None:
+            headers = sign_request(self.credential, self.key, method, prefix + path, body)
+        url = self.deployment.urls["shuffler"] + prefix + path
+        return self.http.request(method, url, content=body or None, headers=headers)
+
+    def frame(self, key: BatchKey, count: int = 2) -> bytes:
+        """Rows that say whose they are, to whoever can open them."""
+        rows = [f"{self.name}/{i}".encode().ljust(16) for i in range(count)]
+        pins = self.deployment.pins
+        sealed = seal_rows(rows, self.deployment.opener.public, pins.federation, pins.run, key)
+        return pack_rows(key, sealed)
+
+    def submit(self, key: BatchKey, count: int = 2) -> httpx.Response:
+        return self.ask("POST", "/rows", self.frame(key, count))
+
+
+class Aggregator:
+    def __init__(self, deployment: Deployment) -> None:
+        folder = deployment.folder / "aggregator"
+        context = deployment.tls((folder / "tls.pem", folder / "tls-key.pem"))
+        self.url, self.http = deployment.urls["shuffler-aggregator"], httpx.Client(verify=context, trust_env=False)
+
+    def ask(self, method: str, path: str, body: bytes = b"", prefix: str = PREFIX) -> httpx.Response:
+        return self.http.request(method, self.url + prefix + path, content=body or None, timeout=30)
+
+    def publish(self, signed: bytes, batch: Batch | None = None) -> httpx.Response:
+        return self.ask("POST", "/announcements", pack_announcement(signed, batch))
+
+    def on(self, key: BatchKey, method: str, action: str = "") -> httpx.Response:
+        return self.ask(method, f"/batches/{key.round}/{key.attempt}/{key.exchange}{action}")
+
+
+def refused(response: httpx.Response) -> tuple[int, str]:
+    return response.status_code, response.json()["error"]

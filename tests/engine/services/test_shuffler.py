@@ -1,0 +1,206 @@
+"""The shuffler as a process on loopback: clients that sign over TLS, the aggregator with its certificate."""
+
+from __future__ import annotations
+
+import base64
+import ssl
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from ntkfl.privacy.identity import CREDENTIAL_HEADER, SIGNATURE_HEADER, sign_request
+from ntkfl.privacy.rows import BatchKey, open_row, pack_rows, unpack_rows
+from ntkfl.privacy.sealing import SigningKey
+
+from .federation import PREFIX, ROW_BYTES, Client, Deployment, refused
+from .processes import Process
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+    return Deployment(tmp_path_factory.mktemp("federation"))
+
+
+@pytest.fixture(scope="module")
+def process(deployment: Deployment) -> Iterator[Process]:
+    with deployment.start() as process:
+        yield process
+
+
+# -- An exchange ------------------------------------------------------------------------------------------------------
+
+
+def test_an_exchange_from_announcement_to_released_rows(deployment: Deployment, process: Process) -> None:
+    clients = [deployment.client(name) for name in ("ada", "bob", "cyd")]
+    aggregator = deployment.aggregator()
+    for client in clients:
+        assert client.ask("POST", "/hello").json() == {"status": "present"}
+    assert deployment.client("eva", "evaluator").ask("POST", "/hello").status_code == 200
+    assert aggregator.ask("GET", "/clients?role=client").json() == {"clients": ["ada", "bob", "cyd"]}
+    assert aggregator.ask("GET", "/clients?role=evaluator").json() == {"clients": ["eva"]}
+    assert aggregator.ask("GET", "/clients?role=king").status_code == 422
+
+    before = aggregator.ask("GET", "/latest").json()["sequence"]
+    batch = deployment.batch("ada", "bob", "cyd")
+    with ThreadPoolExecutor(3) as pool:  # they wait before there is anything
+        waiting = [pool.submit(client.ask, "GET", f"/announcement?after={before}") for client in clients]
+        time.sleep(0.3)
+        assert not any(answer.done() for answer in waiting)
+        published = time.perf_counter()
+        assert aggregator.publish(b"signed by the aggregator", batch).json() == {"sequence": before + 1}
+        answers = [answer.result() for answer in waiting]
+        assert time.perf_counter() - published < 5
+    assert {answer.content for answer in answers} == {b"signed by the aggregator"}
+    assert {answer.headers["ntkfl-sequence"] for answer in answers} == {str(before + 1)}
+    assert aggregator.ask("GET", "/latest").json() == {"sequence": before + 1, "batch": list(batch.key)}
+
+    for i, client in enumerate(clients):
+        assert refused(aggregator.on(batch.key, "POST", "/release")) == (425, "not-ready")
+        receipt = client.submit(batch.key, count=i + 1)
+        assert receipt.content == b'{"status":"received"}'
+        assert not {"date", "content-type", "content-length", "cache-control"} ^ set(receipt.headers)
+    assert refused(clients[0].submit(batch.key)) == (409, "replayed")
+    status = aggregator.on(batch.key, "GET").json()
+    assert status == {"state": "ready", "clients": 3, "rows": None, "seconds": None}
+    released = aggregator.on(batch.key, "POST", "/release")
+    key, rows = unpack_rows(released.content, row_bytes=ROW_BYTES)
+    assert key == batch.key
+    opened = [open_row(deployment.opener, row, "trial", "run-0", key).decode().strip() for row in rows]
+    assert Counter(opened) == Counter(["ada/0", "bob/0", "bob/1", "cyd/0", "cyd/1", "cyd/2"])
+    assert aggregator.on(batch.key, "POST", "/release").content == released.content
+    assert aggregator.on(batch.key, "DELETE").json() == {"status": "forgotten"}
+    assert refused(aggregator.on(batch.key, "POST", "/release")) == (410, "forgotten")
+    assert refused(clients[0].submit(batch.key)) == (410, "late")
+
+
+def test_what_the_aggregator_asks_wrongly_is_refused(deployment: Deployment, process: Process) -> None:
+    aggregator = deployment.aggregator()
+    batch = deployment.batch("ada", "bob")
+    before = aggregator.ask("GET", "/latest").json()
+    assert refused(aggregator.publish(b"x", replace(batch, min_clients=1))) == (403, "below-floor")
+    assert refused(aggregator.publish(b"x", replace(batch, cohort=("ada",)))) == (422, "terms")
+    assert refused(aggregator.publish(b"x", replace(batch, max_rows=1 << 20, row_bytes=1 << 20))) == (422, "terms")
+    assert refused(aggregator.publish(b"")) == (422, "malformed")
+    assert refused(aggregator.ask("POST", "/announcements", b"\xff\xff\xff\xffrest")) == (422, "malformed")
+    assert refused(aggregator.ask("POST", "/announcements", b"\x02\x00\x00\x00{}rest")) == (422, "terms")
+    assert refused(aggregator.on(BatchKey(1 << 30, 0, 0), "GET")) == (404, "unknown-batch")
+    assert refused(aggregator.on(BatchKey(0, 1 << 16, 0), "GET")) == (422, "malformed")
+    assert refused(aggregator.ask("GET", "/latest", prefix="/v1/runs/run-1")) == (404, "unknown-run")
+    assert aggregator.ask("GET", "/latest").json() == before  # a refused batch's announcement is not relayed
+
+    assert aggregator.publish(b"called off", batch).status_code == 200
+    assert deployment.client("ada").submit(batch.key).status_code == 200
+    assert aggregator.on(batch.key, "POST", "/cancel").json() == {"status": "cancelled"}
+    assert refused(deployment.client("bob").submit(batch.key)) == (410, "cancelled")
+    assert refused(aggregator.on(batch.key, "POST", "/release")) == (410, "cancelled")
+
+
+def test_reports_reach_the_aggregator(deployment: Deployment, process: Process) -> None:
+    key = deployment.next_key()
+    aggregator = deployment.aggregator()
+    evaluator = deployment.client("evi", "evaluator")
+    assert evaluator.ask("POST", "/reports", pack_rows(key, [b"counts"])).json() == {"status": "received"}
+    assert refused(evaluator.ask("POST", "/reports", pack_rows(key, [b"counts"]))) == (409, "replayed")
+    assert refused(evaluator.ask("POST", "/reports", pack_rows(key, [b"two", b"row"]))) == (422, "malformed")
+    assert refused(evaluator.ask("POST", "/reports", bytes(1 << 17))) == (413, "too-large")
+    client = deployment.client("ada")
+    assert refused(client.ask("POST", "/reports", pack_rows(key, [b"counts"]))) == (403, "not-evaluator")
+    answer = aggregator.on(key, "GET", "/reports").json()
+    assert [base64.b64decode(report) for report in answer["reports"]] == [b"counts"]
+    assert aggregator.on(key, "DELETE").status_code == 200
+    assert aggregator.on(key, "GET", "/reports").json() == {"reports": []}
+
+
+# -- Strangers and damage ---------------------------------------------------------------------------------------------
+
+
+def test_only_the_key_servers_clients_of_this_federation_and_run_are_heard(
+    deployment: Deployment, process: Process
+) -> None:
+    batch = deployment.batch("ada", "bob")
+    assert deployment.aggregator().publish(b"for some", batch).status_code == 200
+    ada = deployment.client("ada")
+    frame = ada.frame(batch.key)
+    good = sign_request(ada.credential, ada.key, "POST", f"{PREFIX}/rows", frame)
+    elsewhere = deployment.pins.model_copy(update={"federation": "elsewhere"})
+    for stranger in (
+        Client(deployment, "ada", "client", deployment.pins, SigningKey.generate()),
+        Client(deployment, "ada", "client", elsewhere, deployment.signer),
+    ):
+        assert refused(stranger.ask("POST", "/rows", frame)) == (401, "unauthenticated")
+        assert refused(stranger.ask("GET", "/announcement?after=0")) == (401, "unauthenticated")
+    changed = frame[:-1] + bytes([frame[-1] ^ 1])
+    not_his = {CREDENTIAL_HEADER: good[CREDENTIAL_HEADER]} | {
+        SIGNATURE_HEADER: sign_request(ada.credential, SigningKey.generate(), "POST", f"{PREFIX}/rows", frame)[
+            SIGNATURE_HEADER
+        ]
+    }
+    for body, headers in (
+        (frame, {}),
+        (frame, not_his),
+        (frame, {CREDENTIAL_HEADER: good[CREDENTIAL_HEADER]}),
+        (frame, {SIGNATURE_HEADER: good[SIGNATURE_HEADER]}),
+        (frame, good | {SIGNATURE_HEADER: "é".encode().hex()}),
+        (changed, good),
+    ):
+        assert ada.ask("POST", "/rows", body, headers).status_code == 401
+    poll = sign_request(ada.credential, ada.key, "GET", f"{PREFIX}/announcement?after=0", b"")
+    assert ada.ask("GET", "/announcement?after=1", headers=poll).status_code == 401  # signed for another question
+    assert refused(ada.ask("POST", "/rows", frame, prefix="/v1/runs/run-1")) == (404, "unknown-run")
+    eve = deployment.client("eve")
+    assert refused(eve.submit(batch.key)) == (403, "not-asked")
+    assert deployment.aggregator().on(batch.key, "GET").json()["clients"] == 0
+    assert ada.ask("POST", "/rows", frame, good).status_code == 200
+
+
+def test_damaged_and_oversized_submissions_are_refused_and_leave_nothing(
+    deployment: Deployment, process: Process
+) -> None:
+    batch = deployment.batch("ada", "bob")
+    aggregator = deployment.aggregator()
+    assert aggregator.publish(b"send whole frames", batch).status_code == 200
+    ada = deployment.client("ada")
+    frame = ada.frame(batch.key)
+    flipped = bytearray(frame)
+    flipped[len(frame) // 2] ^= 16
+    for body in (frame[:-1], frame[:10], bytes(flipped), frame + b"\0", b"NTKR"):
+        assert refused(ada.ask("POST", "/rows", body)) == (422, "malformed")
+    assert refused(ada.submit(batch.key, count=4)) == (413, "too-many-rows")
+    assert refused(ada.ask("POST", "/rows", pack_rows(batch.key, [bytes(8)]))) == (422, "row-size")
+    assert refused(ada.ask("POST", "/rows", pack_rows(batch.key, [bytes(8)] * 4))) == (413, "too-many-rows")
+    assert refused(ada.submit(batch.key, count=1100)) == (413, "too-large")
+    assert refused(ada.ask("POST", "/rows", bytes(20 << 20))) == (413, "too-large")
+    assert refused(ada.ask("POST", "/hello", bytes(1 << 17))) == (413, "too-large")
+    assert ada.ask("GET", "/announcement?after=-1").status_code == 422
+
+    def endless() -> Iterator[bytes]:
+        for _ in range(64):
+            yield bytes(1 << 16)
+
+    headers = sign_request(ada.credential, ada.key, "POST", f"{PREFIX}/rows", b"")
+    url = deployment.urls["shuffler"] + f"{PREFIX}/rows"
+    assert refused(ada.http.post(url, content=endless(), headers=headers)) == (413, "too-large")  # its size not told
+    assert refused(ada.http.post(url, content=bytes(20 << 20))) == (401, "unauthenticated")  # before it is read
+    assert aggregator.on(batch.key, "GET").json()["clients"] == 0
+    assert ada.ask("POST", "/rows", frame).status_code == 200
+
+
+def test_only_the_aggregators_certificate_opens_its_door(deployment: Deployment, process: Process) -> None:
+    url = deployment.urls["shuffler-aggregator"]
+    own = deployment.folder / "shuffler"  # signed by the services' authority, not by the aggregator's
+    for context in (deployment.tls(), deployment.tls((own / "tls.pem", own / "tls-key.pem"))):
+        with (
+            httpx.Client(verify=context, trust_env=False) as http,
+            pytest.raises((httpx.TransportError, ssl.SSLError)),
+        ):
+            http.get(f"{url}{PREFIX}/latest")
+    ada = deployment.client("ada")
+    for path in ("/latest", "/clients", "/batches/1/0/0"):  # nor is it behind the clients' door
+        assert ada.ask("GET", path).status_code == 404
+    assert ada.ask("POST", "/announcements", b"\0\0\0\0mine").status_code == 404
+    assert deployment.aggregator().ask("GET", "/latest").status_code == 200

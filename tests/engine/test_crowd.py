@@ -1,0 +1,170 @@
+"""Shuffled rounds: the same training, whoever sends bad rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+import ntkfl
+from ntkfl.engine.crowd import Crowd, Template, receive, send
+from ntkfl.errors import ConfigError, MessageError
+from ntkfl.methods import METHODS, NTKFL, Client, Method, Task
+from ntkfl.privacy.rows import BatchKey, seal_rows, unpack_rows
+from ntkfl.privacy.sealing import SEAL_BYTES, SealingKey
+from ntkfl.wire import Message, join_rows, split_rows
+
+KEY = BatchKey(1, 0, 0)
+DESCENT: dict[str, Any] = {"scheme": "descent", "steps": (5, 20), "lr": 0.01}
+WHERE = ("federation", "run", KEY)
+
+
+@pytest.fixture(scope="module")
+def digits() -> ntkfl.data.Federated:
+    return ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=20, alpha=0.3), seed=0)
+
+
+def trained(digits: ntkfl.data.Federated, method: Method, **options: Any) -> ntkfl.Run:
+    torch.manual_seed(0)
+    model = ntkfl.models.mlp(method.projected_dim or 64, 16, 10).double()
+    return ntkfl.train(model, digits, method, rounds=2, clients_per_round=4, **options)
+
+
+def weights(run: ntkfl.Run) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in run.model.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("ntk-fl", DESCENT),
+        ("ntk-fl", DESCENT | {"kernel": "trace"}),
+        ("ntk-fl", DESCENT | {"sparsity": 0.9}),
+        ("ntk-fl", DESCENT | {"subsample_rate": 0.5, "projected_dim": 20}),
+        ("ntk-fl", {}),
+        ("fedavg", {"local_steps": 3}),
+        ("fedavg", {"local_steps": 3, "sparsity": 0.9, "values": "8bit", "projected_dim": 20}),
+        ("scaffold", {"local_steps": 3}),
+        ("fedcom", {"local_steps": 3, "tracking": True}),
+        ("centralized", {"local_steps": 3}),
+    ],
+)
+def test_shuffling_changes_nothing_but_who_is_seen(
+    name: str, options: dict[str, Any], digits: ntkfl.data.Federated
+) -> None:
+    plain = trained(digits, METHODS[name](**options))
+    mixed = trained(digits, METHODS[name](**options, shuffle=True))
+    # The flow's step control begins from a fixed vector, which rows in another order meet elsewhere.
+    within = 1e-5 if (name, options) == ("ntk-fl", {}) else 1e-10
+    assert (weights(plain) - weights(mixed)).abs().max() < within
+    assert mixed.history[-1]["dropped_rows"] == 0
+    assert mixed.history[-1]["uplink_bytes"] > plain.history[-1]["uplink_bytes"]  # seals and frames are counted
+    again = trained(digits, METHODS[name](**options, shuffle=True))
+    assert torch.equal(weights(again), weights(mixed))  # whatever order the shuffler gave
+
+
+def make(n: int = 6, **options: Any) -> tuple[NTKFL, Task, Message]:
+    torch.manual_seed(0)
+    method = NTKFL(shuffle=True, **options)
+    task = Task(ntkfl.models.mlp(5, 4, 3), 3, "ce")
+    client = Client(0, torch.randn(n, 5), torch.arange(n) % 3, seed=0)
+    reply = method.answer(task, Message("weights", 1, {"weights": task.like}), [client])[0]
+    return method, task, reply
+
+
+def test_a_row_is_a_sample() -> None:
+    method, _, reply = make()
+    rows = method.split(reply)
+    assert len(rows) == 6
+    assert len({len(row.encode()) for row in rows}) == 1
+    (joined,) = method.join(rows)
+    assert joined.encode() == reply.encode()
+    for name, array in rows[2].arrays.items():
+        if name not in ("jacobian",) and not name.endswith("spans"):
+            assert torch.equal(array, reply.arrays[name][2:3])
+
+
+def test_rows_that_do_not_fit_together() -> None:
+    a = Message("losses", 1, {"losses": torch.zeros(1, 2)})
+    for other in (
+        Message("losses", 2, {"losses": torch.zeros(1, 2)}),
+        Message("losses", 1, {"loss": torch.zeros(1, 2)}),
+        Message("losses", 1, {"losses": torch.zeros(1, 3)}),
+        Message("losses", 1, {"losses": torch.zeros(1, 2).double()}),
+    ):
+        with pytest.raises(MessageError):
+            join_rows([a, other])
+    with pytest.raises(MessageError, match="one sample"):
+        join_rows([Message("losses", 1, {"losses": torch.zeros(2, 2)})])
+    with pytest.raises(MessageError, match="one row a sample"):
+        split_rows(Message("upload", 1, {"a": torch.zeros(2), "b": torch.zeros(3)}))
+
+
+def changed(row: Message, **arrays: torch.Tensor) -> Message:
+    return dataclasses.replace(row, arrays={**row.arrays, **arrays})
+
+
+@pytest.mark.parametrize("options", [{}, {"sparsity": 0.5}, {"sparsity": 0.5, "values": "8bit"}, {"codec": "dense"}])
+def test_bad_rows_are_dropped_and_counted(options: dict[str, Any]) -> None:
+    """Every way a client can lie in its own row costs that row, and no other."""
+    method, task, reply = make(8, **options)
+    opener = SealingKey.generate()
+    good = method.split(reply)
+    template = Template.of(method, reply)
+    first = good[0]
+    bad = [
+        changed(first, outputs=torch.full((1, 3), float("nan"))),
+        changed(first, outputs=torch.full((1, 3), float("inf"))),
+        changed(first, outputs=torch.zeros(1, 4)),
+        changed(first, labels=torch.tensor([3], dtype=torch.uint8)),
+        changed(first, jacobian=torch.tensor([3, 40])),
+        dataclasses.replace(first, round=2),
+        dataclasses.replace(first, kind="losses"),
+        dataclasses.replace(first, arrays={"outputs": first.arrays["outputs"]}),
+    ]
+    for name in first.arrays:
+        if name.endswith((".values", ".a", ".g")) and first.arrays[name].is_floating_point():
+            bad.append(changed(first, **{name: torch.full_like(first.arrays[name], float("nan"))}))
+        if name.endswith(".spans"):
+            bad.append(changed(first, **{name: first.arrays[name].flip(0)}))
+        if name.endswith(".positions"):
+            bad.append(changed(first, **{name: torch.full_like(first.arrays[name], 255)}))
+    sealed = seal_rows([row.encode() for row in (*bad[:3], *good, *bad[3:])], opener.public, *WHERE)
+    sealed += [bytes(len(sealed[0])), sealed[0][:-1], b""]
+    other_round = seal_rows([first.encode()], opener.public, "federation", "run", BatchKey(2, 0, 0))
+    other_reader = seal_rows([first.encode()], SealingKey.generate().public, *WHERE)
+    received = receive(method, task, [*sealed, *other_round, *other_reader], template, opener, *WHERE)
+    assert received.rows == 8
+    assert received.dropped == len(bad) + 5
+    (joined,) = received.replies
+    expected = sorted(row.encode() for row in good)
+    assert [row.encode() for row in method.split(joined)] == expected
+
+
+def test_bad_losses_are_dropped() -> None:
+    method, task, _ = make()
+    opener = SealingKey.generate()
+    rows = [Message("losses", 1, {"losses": torch.tensor([[1.0, value]])}) for value in (2.0, -1.0, float("nan"), 0.0)]
+    sealed = seal_rows([row.encode() for row in rows], opener.public, *WHERE)
+    received = receive(method, task, sealed, Template.of(method, rows[0]), opener, *WHERE)
+    assert (received.rows, received.dropped) == (2, 2)
+
+
+def test_what_a_client_sends() -> None:
+    method, task, reply = make()
+    opener = SealingKey.generate()
+    body = send(method, reply, opener.public, *WHERE)
+    key, rows = unpack_rows(body)
+    assert key == KEY
+    assert {len(row) for row in rows} == {Template.of(method, reply).sealed_bytes}
+    assert len(rows[0]) == len(method.split(reply)[0].encode()) + SEAL_BYTES
+    assert receive(method, task, rows, Template.of(method, reply), opener, *WHERE).rows == 6
+
+
+def test_one_client_is_no_crowd(digits: ntkfl.data.Federated) -> None:
+    with pytest.raises(ConfigError, match="at least 2 clients"):
+        Crowd(1, [3])
+    with pytest.raises(ConfigError, match="codes differ in length"):
+        METHODS["qsgd"](coding="elias", shuffle=True)

@@ -1,0 +1,62 @@
+"""A small crowd, and how to ask what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ntkfl.errors import Refused
+from ntkfl.privacy.rows import BatchKey
+from ntkfl.privacy.shuffling import Batch, Shuffler
+
+KEY = BatchKey(1, 0, 0)
+NAMES = ("ada", "bob", "cyd", "dan")
+
+
+def batch(key: BatchKey = KEY, cohort: tuple[str, ...] = NAMES, **terms: object) -> Batch:
+    values = {"max_rows": 3, "row_bytes": 8, "min_clients": 2, "seconds": None} | terms
+    return Batch(key, cohort, **values)  # type: ignore[arg-type]
+
+
+def rows_of(client: str, count: int = 2, size: int = 8) -> list[bytes]:
+    """Rows one can tell apart, whose sender one can see."""
+    return [f"{client}{i}".encode().ljust(size, b".") for i in range(count)]
+
+
+def submit_all(shuffler: Shuffler, key: BatchKey = KEY, names: tuple[str, ...] = NAMES) -> list[bytes]:
+    for name in names:
+        shuffler.submit(name, key, rows_of(name))
+    return [row for name in names for row in rows_of(name)]
+
+
+def taken(shuffler: Shuffler, client: str, key: BatchKey, rows: list[bytes]) -> bool:
+    """Whether the rows were accepted; False if they were there already."""
+    try:
+        shuffler.submit(client, key, rows)
+    except Refused as refused:
+        if refused.reason != "replayed":
+            raise
+        return False
+    return True
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@contextmanager
+def refusal(status: int, reason: str) -> Iterator[None]:
+    with pytest.raises(Refused) as caught:
+        yield
+    assert (caught.value.status, caught.value.reason) == (status, reason)
+
+
+def on_disk(path: Path) -> bytes:
+    """The state's file and all beside it."""
+    return b"".join(file.read_bytes() for file in sorted(path.parent.iterdir()))

@@ -1,0 +1,141 @@
+"""The secret projection: the same bytes everywhere, bound to its run, and of the right geometry."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+
+from ntkfl.errors import ConfigError, ModelError
+from ntkfl.privacy.binding import Secret
+from ntkfl.privacy.projection import (
+    Projection,
+    RunSecret,
+    gaussian_matrix,
+    make_projection,
+    orthonormal,
+    standardize_rows,
+)
+
+SECRET = RunSecret(Secret(bytes(range(32))), "federation", "run")
+# Test vectors for other implementations: ρ = 00 01 … 1f, federation "federation", run "run".
+SMALL = ["-0x1.6ebc90p-2", "-0x1.d2e2eep+0", "0x1.47bed0p+1", "0x1.c05344p-1", "0x1.51402cp+0", "-0x1.8d03c4p-1"]
+SMALL_ORTHONORMAL = [
+    "-0x1.f98b26p-4", "-0x1.afc5eap-1", "0x1.c3cb62p-1", "0x1.2edc76p-3", "0x1.d0e5c0p-2", "-0x1.088b18p-1",
+]  # fmt: skip
+LARGE = "bee933f9f82430071063c9bc843fbef98df50fbb431060b7bff5da512d069e4e"
+LARGE_ORTHONORMAL = "58de19a5da15c746394226f576f5fe991235b47bd8da88a53c93f994b968361f"
+
+
+def digest(matrix: np.ndarray) -> str:
+    return hashlib.sha256(matrix.astype("<f4").tobytes()).hexdigest()
+
+
+def test_vectors() -> None:
+    small = gaussian_matrix(SECRET, 3, 2)
+    assert small.ravel().tolist() == [float.fromhex(text) for text in SMALL]
+    assert orthonormal(small).ravel().tolist() == [float.fromhex(text) for text in SMALL_ORTHONORMAL]
+    large = gaussian_matrix(SECRET, 784, 200)
+    assert digest(large) == LARGE
+    assert digest(orthonormal(large)) == LARGE_ORTHONORMAL
+    assert SECRET.key_id == "5c3b5213dd7fcbf0"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        RunSecret(Secret(bytes(range(1, 33))), "federation", "run"),
+        RunSecret(Secret(bytes(range(32))), "federation2", "run"),
+        RunSecret(Secret(bytes(range(32))), "federation", "run2"),
+        RunSecret(Secret(bytes(range(32))), "federationr", "un"),
+    ],
+)
+def test_bound_to_seed_federation_and_run(other: RunSecret) -> None:
+    a, b = gaussian_matrix(SECRET, 100, 50), gaussian_matrix(other, 100, 50)
+    assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 0.06
+    assert SECRET.key_id != other.key_id
+
+
+def test_bound_to_its_size() -> None:
+    """A projection to fewer features is no part of one to more: what one reveals says nothing of the other."""
+    a, b = gaussian_matrix(SECRET, 100, 50), gaussian_matrix(SECRET, 100, 25)
+    assert abs(np.corrcoef(a[:, :25].ravel(), b.ravel())[0, 1]) < 0.08
+
+
+def test_gaussian_entries() -> None:
+    P = gaussian_matrix(SECRET, 784, 200).astype(np.float64)
+    assert abs(P.mean()) < 0.01
+    assert abs(P.var() - 1) < 0.02
+    assert abs((P**4).mean() - 3) < 0.1
+    assert np.abs(P.T @ P / 784 - np.eye(200)).max() < 0.25
+
+
+def test_orthonormal_columns_span_the_gaussians() -> None:
+    G = gaussian_matrix(SECRET, 784, 200)
+    Q = orthonormal(G).astype(np.float64)
+    assert np.abs(Q.T @ Q - np.eye(200)).max() < 1e-7
+    R = Q.T @ G.astype(np.float64)
+    assert np.abs(Q @ R - G).max() < 1e-5
+    assert np.abs(np.tril(R, -1)).max() < 1e-4  # column by column: the first k span what the first k did
+    assert (np.diag(R) > 0).all()
+    reference = np.linalg.qr(G.astype(np.float64))[0]
+    assert np.abs(np.abs(reference) - np.abs(Q)).max() < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", ["gaussian", "orthonormal"])
+def test_projected_inputs(dtype: torch.dtype, kind: str) -> None:
+    """z = x P / √d1 has features the size of the inputs'; in every dtype P is the same numbers."""
+    project = make_projection(SECRET, 784, 200, kind)
+    x = torch.randn(50, 1, 28, 28, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    z = project(x)
+    assert z.shape == (50, 200)
+    assert z.dtype == dtype
+    expected = x.double().flatten(1) @ project.matrix.double() * project.scale
+    assert (z.double() - expected).abs().max() < (1e-4 if dtype == torch.float32 else 1e-12)
+    assert abs(float(z.double().square().mean()) - 1) < 0.1
+
+
+def test_unscaled_is_the_papers() -> None:
+    x = torch.randn(4, 784, dtype=torch.float64)
+    plain = make_projection(SECRET, 784, 20, scaled=False)
+    assert torch.allclose(plain(x), x @ torch.from_numpy(gaussian_matrix(SECRET, 784, 20)).double())
+    assert torch.allclose(plain(x), make_projection(SECRET, 784, 20)(x) * 28)
+
+
+def test_standardized_rows() -> None:
+    z = torch.tensor([[1.0, 2.0, 3.0], [5.0, 5.0, 5.0], [-1e30, 0, 1e30]], dtype=torch.float64)
+    out = standardize_rows(z)
+    assert torch.allclose(out[0], torch.tensor([-1.5, 0.0, 1.5], dtype=torch.float64).mul(1.5**-0.5))
+    assert torch.equal(out[1], torch.zeros(3, dtype=torch.float64))
+    assert bool(out.isfinite().all())
+    assert torch.allclose(standardize_rows(7 * z[:1] + 3), out[:1])  # neither offset nor scale of a row is left
+    assert torch.allclose(out[[0, 2]].square().mean(1), torch.ones(2, dtype=torch.float64))
+    # Nothing but the row itself matters.
+    assert torch.equal(standardize_rows(z[:1]), out[:1])
+
+
+def test_what_cannot_be_projected() -> None:
+    with pytest.raises(ConfigError, match="fewer features than the 10"):
+        make_projection(SECRET, 10, 10)
+    with pytest.raises(ConfigError, match="did you mean 'gaussian'"):
+        make_projection(SECRET, 10, 5, "gausian")
+    with pytest.raises(ConfigError, match="32 bytes"):
+        gaussian_matrix(RunSecret(Secret(b"short"), "f", "r"), 4, 2)
+    with pytest.raises(ModelError, match="inputs of 3 features for a projection of 4"):
+        Projection(torch.zeros(4, 2))(torch.zeros(1, 3))
+
+
+def test_the_seed_does_not_show() -> None:
+    shown = repr(SECRET) + str(SECRET) + repr(make_projection(SECRET, 4, 2))
+    assert bytes(range(32)).hex() not in shown
+    assert "\\x00" not in shown
+    assert "<secret>" in shown
+
+
+def test_a_simulations_secret_follows_its_seed() -> None:
+    assert RunSecret.simulated(3) != RunSecret.simulated(4)
+    assert RunSecret.simulated(3).key_id == RunSecret.simulated(3).key_id
+    assert RunSecret.simulated(3).federation == "simulation"

@@ -1,0 +1,108 @@
+"""Frames of rows: what goes in comes out, and nothing else does."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ntkfl.errors import MessageError, TrustError
+from ntkfl.privacy.rows import FRAME_BYTES, BatchKey, open_row, pack_rows, seal_rows, unpack_rows
+from ntkfl.privacy.sealing import SEAL_BYTES, SealingKey
+
+KEY = BatchKey(3, 1, 2)
+keys = st.builds(BatchKey, st.integers(0, 2**32 - 1), st.integers(0, 2**16 - 1), st.integers(0, 255))
+rows_of_one_size = st.integers(1, 40).flatmap(
+    lambda size: st.lists(st.binary(min_size=size, max_size=size), min_size=1, max_size=8)
+)
+
+
+@given(keys, rows_of_one_size)
+def test_what_is_packed_is_unpacked(key: BatchKey, rows: list[bytes]) -> None:
+    body = pack_rows(key, rows)
+    assert len(body) == FRAME_BYTES + sum(map(len, rows))
+    assert unpack_rows(body) == (key, rows)
+
+
+def test_the_bytes_are_those_of_the_specification() -> None:
+    head = b"NTKR" + bytes([1]) + struct.pack("<IHBII", 3, 1, 2, 2, 3)
+    body = head + b"abcdef"
+    assert pack_rows(KEY, [b"abc", b"def"]) == body + struct.pack("<I", zlib.crc32(body))
+
+
+@given(keys, keys)
+def test_numbers_keep_the_order_of_keys(a: BatchKey, b: BatchKey) -> None:
+    assert BatchKey.of(a.number) == a
+    assert (a.number < b.number) == (a < b)
+
+
+@pytest.mark.parametrize("key", [(2**32, 0, 0), (0, 2**16, 0), (0, 0, 256), (-1, 0, 0), (0, -1, 0), (0, 0, -1)])
+def test_keys_that_fit_no_field_are_refused(key: tuple[int, int, int]) -> None:
+    with pytest.raises(MessageError, match="must fit"):
+        pack_rows(BatchKey(*key), [b"row"])
+
+
+@pytest.mark.parametrize("rows", [[], [b""], [b"ab", b"abc"]])
+def test_rows_of_no_or_several_sizes_are_not_packed(rows: list[bytes]) -> None:
+    with pytest.raises(MessageError, match="of one size"):
+        pack_rows(KEY, rows)
+
+
+def test_every_truncation_and_extension_is_refused() -> None:
+    body = pack_rows(KEY, [b"abc", b"def"])
+    for end in range(len(body)):
+        with pytest.raises(MessageError):
+            unpack_rows(body[:end])
+    with pytest.raises(MessageError):
+        unpack_rows(body + b"\0")
+
+
+def test_every_flipped_bit_is_refused() -> None:
+    body = pack_rows(KEY, [b"abc", b"def"])
+    for bit in range(8 * len(body)):
+        flipped = bytearray(body)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(MessageError):
+            unpack_rows(bytes(flipped))
+
+
+@pytest.mark.parametrize(("count", "size"), [(2**32 - 1, 1), (1, 2**32 - 1), (2**32 - 1, 2**32 - 1), (0, 6), (6, 0)])
+def test_a_head_that_lies_allocates_nothing(count: int, size: int) -> None:
+    body = b"NTKR" + bytes([1]) + struct.pack("<IHBII", 3, 1, 2, count, size) + b"abcdef"
+    tracemalloc.start()
+    with pytest.raises(MessageError, match="do not make a frame"):
+        unpack_rows(body + struct.pack("<I", zlib.crc32(body)))
+    assert tracemalloc.get_traced_memory()[1] < 1 << 16
+    tracemalloc.stop()
+
+
+def test_bounds_agreed_on_are_checked() -> None:
+    body = pack_rows(KEY, [b"abc", b"def"])
+    assert unpack_rows(body, max_rows=2, row_bytes=3)[0] == KEY
+    with pytest.raises(MessageError, match="agreed"):
+        unpack_rows(body, max_rows=1)
+    with pytest.raises(MessageError, match="agreed"):
+        unpack_rows(body, row_bytes=4)
+
+
+def test_a_row_opens_for_its_aggregator_federation_run_and_batch_only() -> None:
+    aggregator, other = SealingKey.generate(), SealingKey.generate()
+    sealed = seal_rows([b"one", b"two", b"two"], aggregator.public, "f", "r", KEY)
+    assert {len(row) for row in sealed} == {3 + SEAL_BYTES}
+    assert len(set(sealed)) == 3  # equal rows do not look equal
+    assert [open_row(aggregator, row, "f", "r", KEY) for row in sealed] == [b"one", b"two", b"two"]
+    with pytest.raises(TrustError):
+        open_row(other, sealed[0], "f", "r", KEY)
+    for federation, run, key in [
+        ("g", "r", KEY),
+        ("f", "s", KEY),
+        ("f", "r", BatchKey(4, 1, 2)),
+        ("f", "r", BatchKey(3, 0, 2)),
+        ("f", "r", BatchKey(3, 1, 0)),
+    ]:
+        with pytest.raises(TrustError):
+            open_row(aggregator, sealed[0], federation, run, key)

@@ -1,0 +1,276 @@
+"""The shuffler's promises: every row once, and no small crowds."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from ntkfl.privacy.rows import BatchKey
+from ntkfl.privacy.shuffling import Shuffler
+
+from .crowd import KEY, NAMES, Clock, batch, refusal, rows_of, submit_all, taken
+
+# -- Opening ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_aggregator_cannot_ask_for_smaller_crowds_than_the_operator_allows() -> None:
+    shuffler = Shuffler(floor=3)
+    with refusal(403, "below-floor"):
+        shuffler.open(batch(min_clients=2))
+    shuffler.open(batch(min_clients=3))
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"cohort": ("ada", "ada")},
+        {"cohort": ("ada",)},
+        {"cohort": ()},
+        {"cohort": ("ada", "b b")},
+        {"cohort": ("ada", "bob\n")},
+        {"max_rows": 0},
+        {"row_bytes": 0},
+        {"seconds": -1.0},
+        {"seconds": float("nan")},
+        {"min_clients": 5},
+    ],
+)
+def test_terms_that_make_no_batch_are_refused(terms: dict[str, object]) -> None:
+    with refusal(422, "terms"):
+        Shuffler().open(batch(**terms))  # type: ignore[arg-type]
+
+
+def test_the_same_batch_may_be_opened_again_but_no_other_and_no_older_one() -> None:
+    clock = Clock()
+    shuffler = Shuffler(clock=clock)
+    shuffler.open(batch(seconds=10.0))
+    clock.now += 4
+    shuffler.open(batch(seconds=10.0, cohort=NAMES[::-1]))
+    assert shuffler.status(KEY).seconds == 6  # its deadline has not moved
+    for other in ({"max_rows": 4}, {"row_bytes": 9}, {"min_clients": 3}, {"seconds": 11.0}, {"cohort": NAMES[:3]}):
+        with refusal(409, "other-terms"):
+            shuffler.open(batch(**({"seconds": 10.0} | other)))  # type: ignore[arg-type]
+    shuffler.open(batch(BatchKey(2, 0, 0)))
+    for older in (BatchKey(1, 0, 1), BatchKey(1, 9, 9), BatchKey(0, 0, 0)):
+        with refusal(409, "backwards"):
+            shuffler.open(batch(older))
+    shuffler.open(batch(seconds=10.0))
+    assert shuffler.latest() == (0, BatchKey(2, 0, 0))
+
+
+def test_opening_a_released_or_cancelled_batch_again_does_not_bring_it_back() -> None:
+    shuffler = Shuffler()
+    shuffler.open(batch())
+    submit_all(shuffler)
+    shuffler.release(KEY)
+    shuffler.open(batch())
+    with refusal(410, "late"):
+        shuffler.submit("ada", KEY, rows_of("ada"))
+    shuffler.cancel(KEY)
+    shuffler.open(batch())
+    assert shuffler.status(KEY).state == "cancelled"
+
+
+# -- Submitting -------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_submission_can_be_refused_for() -> None:
+    shuffler = Shuffler()
+    with refusal(404, "unknown-batch"):
+        shuffler.submit("ada", KEY, rows_of("ada"))
+    shuffler.open(batch())
+    with refusal(403, "not-asked"):
+        shuffler.submit("eve", KEY, rows_of("eve"))
+    for size in (7, 9):
+        with refusal(422, "row-size"):
+            shuffler.submit("ada", KEY, [*rows_of("ada"), b"x" * size])
+    for count in (0, 4):
+        with refusal(413, "too-many-rows"):
+            shuffler.submit("ada", KEY, rows_of("ada", count))
+    with refusal(409, "replayed"):
+        shuffler.submit("ada", KEY, rows_of("ada", 1) * 2)
+    assert shuffler.status(KEY).clients == 0  # a refused submission leaves nothing
+    shuffler.submit("ada", KEY, rows_of("ada"))
+    for again in (rows_of("ada"), rows_of("eve")):
+        with refusal(409, "replayed"):
+            shuffler.submit("ada", KEY, again)
+    with refusal(409, "replayed"):  # a row of another's, among new ones
+        shuffler.submit("bob", KEY, [*rows_of("bob"), rows_of("ada")[1]])
+    assert shuffler.status(KEY).clients == 1
+    rest = submit_all(shuffler, names=NAMES[1:])
+    assert Counter(shuffler.release(KEY)) == Counter(rest + rows_of("ada"))
+    with refusal(410, "late"):
+        shuffler.submit("ada", KEY, rows_of("ada"))
+    shuffler.cancel(KEY)
+    with refusal(410, "cancelled"):
+        shuffler.submit("ada", KEY, rows_of("ada"))
+
+
+# -- Status and release -----------------------------------------------------------------------------------------------
+
+
+def test_ready_is_a_whole_cohort_or_a_crowd_past_the_deadline() -> None:
+    clock = Clock()
+    shuffler = Shuffler(clock=clock)
+    shuffler.open(batch(seconds=10.0))
+    shuffler.submit("ada", KEY, rows_of("ada"))
+    clock.now += 11
+    assert (shuffler.status(KEY).state, shuffler.status(KEY).seconds) == ("open", 0)
+    with refusal(425, "not-ready"):  # deadline or not
+        shuffler.release(KEY)
+    shuffler.submit("bob", KEY, rows_of("bob"))
+    assert shuffler.status(KEY).state == "ready"
+    assert len(shuffler.release(KEY)) == 4
+
+    second = BatchKey(2, 0, 0)
+    shuffler.open(batch(second))
+    for name in NAMES[:3]:
+        shuffler.submit(name, second, rows_of(name))
+        assert shuffler.status(second).state == "open"
+    clock.now += 1e9  # there is no deadline
+    with refusal(425, "not-ready"):
+        shuffler.release(second)
+    shuffler.submit("dan", second, rows_of("dan"))
+    assert shuffler.status(second).state == "ready"
+
+
+def test_how_many_rows_there_are_is_not_said_before_release() -> None:
+    shuffler = Shuffler()
+    shuffler.open(batch())
+    for name in NAMES:
+        shuffler.submit(name, KEY, rows_of(name))
+        assert shuffler.status(KEY).rows is None
+    shuffler.release(KEY)
+    status = shuffler.status(KEY)
+    assert (status.state, status.clients, status.rows, status.seconds) == ("released", 4, 8, None)
+
+
+def test_release_repeats_itself_until_the_batch_is_forgotten() -> None:
+    shuffler = Shuffler()
+    shuffler.open(batch())
+    with refusal(425, "not-ready"):
+        shuffler.forget(KEY)
+    sent = submit_all(shuffler)
+    first = shuffler.release(KEY)
+    assert Counter(first) == Counter(sent)
+    assert shuffler.release(KEY) == first == shuffler.release(KEY)
+    shuffler.forget(KEY)
+    shuffler.forget(KEY)
+    with refusal(410, "forgotten"):
+        shuffler.release(KEY)
+    with refusal(404, "unknown-batch"):
+        shuffler.forget(BatchKey(9, 0, 0))
+
+
+def test_every_order_is_as_likely_as_any_other() -> None:
+    shuffler, seen, trials = Shuffler(random=Random(7)), Counter[tuple[bytes, ...]](), 2400
+    names = NAMES[:2]
+    for trial in range(trials):
+        key = BatchKey(trial, 0, 0)
+        shuffler.open(batch(key, names))
+        shuffler.submit("ada", key, [b"aaaaaaa1", b"aaaaaaa2"])
+        shuffler.submit("bob", key, [b"bbbbbbb1", b"bbbbbbb2"])
+        seen[tuple(shuffler.release(key))] += 1
+        shuffler.forget(key)
+    assert set(seen) == set(permutations([b"aaaaaaa1", b"aaaaaaa2", b"bbbbbbb1", b"bbbbbbb2"]))
+    expected = trials / 24
+    chi_square = sum((count - expected) ** 2 / expected for count in seen.values())
+    assert 9.3 < chi_square < 49.7  # 23 degrees of freedom: 0.5 % outside on the low side, 0.1 % on the high side
+
+
+def test_the_generator_is_the_operating_systems() -> None:
+    """Two shufflers in one state, fed the same: seeded alike they agree, as made by default they do not."""
+
+    def order(**options: Random) -> list[bytes]:
+        shuffler = Shuffler(**options)  # type: ignore[arg-type]
+        shuffler.open(batch(max_rows=40))
+        for name in NAMES:
+            shuffler.submit(name, KEY, rows_of(name, 40))
+        return shuffler.release(KEY)
+
+    assert order(random=Random(1)) == order(random=Random(1))
+    assert order() != order()
+
+
+# -- Revocation, threads, speed ----------------------------------------------------------------------------------------
+
+
+def test_a_revoked_client_is_dropped_and_not_waited_for() -> None:
+    shuffler = Shuffler()
+    shuffler.open(batch())
+    shuffler.present("ada", "client")
+    submit_all(shuffler, names=("ada", "bob"))
+    assert shuffler.status(KEY).clients == 2
+    shuffler.drop("ada")
+    assert shuffler.status(KEY).clients == 1
+    assert shuffler.clients("client") == []
+    for ask in (lambda: shuffler.submit("ada", KEY, rows_of("ada")), lambda: shuffler.present("ada", "client")):
+        with refusal(403, "revoked"):
+            ask()
+    with refusal(403, "revoked"):
+        shuffler.refuse_revoked("ada")
+    shuffler.refuse_revoked("bob")
+    rest = submit_all(shuffler, names=("cyd", "dan"))
+    assert Counter(shuffler.release(KEY)) == Counter(rest + rows_of("bob"))
+
+
+def test_revocation_never_makes_a_crowd_too_small() -> None:
+    shuffler = Shuffler()
+    shuffler.open(batch(cohort=("ada", "bob", "cyd")))
+    submit_all(shuffler, names=("ada", "bob"))
+    assert shuffler.set_revoked(frozenset({"bob", "cyd"}), serial=1)
+    with refusal(425, "not-ready"):  # all that are left have sent, but they are one
+        shuffler.release(KEY)
+    assert shuffler.set_revoked(frozenset({"bob"}), serial=2)
+    shuffler.submit("cyd", KEY, rows_of("cyd"))
+    assert Counter(shuffler.release(KEY)) == Counter(rows_of("ada") + rows_of("cyd"))
+
+
+def test_a_batch_is_compared_by_all_of_its_terms() -> None:
+    salt = bytes(32)
+    assert batch().digest(salt) == replace(batch(), cohort=NAMES[::-1]).digest(salt)
+    assert batch().digest(salt) != batch().digest(b"1" * 32)
+
+
+def test_threads_may_all_submit_at_once(tmp_path: Path) -> None:
+    names = tuple(f"client-{i}" for i in range(24))
+    shuffler = Shuffler(tmp_path / "state.sqlite")
+    shuffler.open(batch(cohort=names, max_rows=5, row_bytes=16))
+    start = threading.Barrier(8)
+
+    def attempt(number: int) -> bool:
+        """Each client's rows are sent by four threads; one of them gets through."""
+        if number < 8:
+            start.wait(10)
+        name = names[number % len(names)]
+        return taken(shuffler, name, KEY, rows_of(name, 5, 16))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(attempt, range(4 * len(names)))) == len(names)
+    assert Counter(shuffler.release(KEY)) == Counter(row for name in names for row in rows_of(name, 5, 16))
+
+
+def test_a_round_in_memory_is_fast() -> None:
+    names = tuple(f"client-{i}" for i in range(20))
+    rows = {name: [os.urandom(10_000) for _ in range(60)] for name in names}
+
+    def one_round(number: int) -> float:
+        key, begun = BatchKey(number, 0, 0), time.perf_counter()
+        shuffler = Shuffler()
+        shuffler.open(batch(key, names, max_rows=60, row_bytes=10_000))
+        for name in names:
+            shuffler.submit(name, key, rows[name])
+        assert len(shuffler.release(key)) == 1200
+        shuffler.forget(key)
+        return time.perf_counter() - begun
+
+    assert min(one_round(i) for i in range(5)) < 0.2

@@ -1,0 +1,191 @@
+"""Top-k: nearest among k-sparse rows, the same on every machine, and indifferent to what it should be."""
+
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from torch import Tensor
+
+import ntkfl
+from ntkfl.errors import ConfigError, NumericalError
+from ntkfl.privacy import sparsify as module
+from ntkfl.privacy.sparsify import _select_in_numpy, _select_in_torch, kept, sparsify, top_k
+from ntkfl.tangent.jacobian import BlockJacobian
+from ntkfl.tangent.sparse import SparseBlock
+
+
+@pytest.mark.parametrize(
+    ("sparsity", "size", "k"),
+    [
+        (0.97, 211_100, 6_333),
+        (0.98, 211_100, 4_222),
+        (0.985, 211_100, 3_167),  # 3166.5, half up
+        (0.9, 5, 1),  # 0.5, half up
+        (0.5, 5, 3),
+        (0.7, 5, 2),
+        (0.9, 15, 2),  # 1.5, though 0.9 as a float is a little more than 0.9
+        (0.0, 7, 7),
+        (1e-12, 7, 7),
+        (0.999999, 7, 1),
+    ],
+)
+def test_how_many_are_kept(sparsity: float, size: int, k: int) -> None:
+    assert kept(sparsity, size) == k
+
+
+@given(st.integers(0, 9_999), st.integers(1, 10**6))
+def test_kept_counts_in_decimals(parts: int, size: int) -> None:
+    k = kept(parts / 10_000, size)
+    exact = Fraction(10_000 - parts, 10_000) * size
+    assert k == 1 or (exact - k <= Fraction(1, 2) and k - exact <= Fraction(1, 2))
+    assert 1 <= k <= size
+    if exact.denominator == 2:
+        assert k > exact
+
+
+@pytest.mark.parametrize("sparsity", [-0.1, 1.0, 1.5, float("nan"), float("inf")])
+def test_sparsity_out_of_range(sparsity: float) -> None:
+    with pytest.raises(ConfigError, match="from 0 to below 1"):
+        kept(sparsity, 10)
+
+
+# Integers, so that ties are common and scaling is exact.
+matrices = arrays.arrays("float64", st.tuples(st.integers(1, 4), st.integers(1, 9)), elements=st.integers(-4, 4)).map(
+    torch.from_numpy
+)
+
+
+def spread(values: Tensor, positions: Tensor, n: int) -> Tensor:
+    return torch.zeros(len(values), n, dtype=values.dtype).scatter_(1, positions, values)
+
+
+@settings(max_examples=150, deadline=None)
+@given(matrices, st.data())
+@example(torch.tensor([[0.0, -0.0, 3.0, 0.0]]).double(), None)
+def test_what_top_k_promises(rows: Tensor, data: st.DataObject | None) -> None:
+    n = rows.shape[1]
+    k = 3 if data is None else data.draw(st.integers(1, n))
+    values, positions = top_k(rows, k)
+    assert values.shape == positions.shape == (len(rows), k)
+    assert bool((positions[:, 1:] > positions[:, :-1]).all())
+    assert torch.equal(values, rows.gather(1, positions))
+    assert not bool(torch.signbit(values[values == 0]).any())
+    nearest = spread(values, positions, n)
+    for row, ours in zip(rows, nearest, strict=True):
+        # No other choice of k places leaves less behind, whatever values stand there.
+        best = min(
+            float(row.square().sum() - row[list(places)].square().sum())
+            for places in itertools.combinations(range(n), k)
+        )
+        assert float((row - ours).square().sum()) == best
+    # The lowest position among equals: the first k by (−magnitude, position).
+    for row, found in zip(rows.tolist(), positions.tolist(), strict=True):
+        assert found == sorted(sorted(range(n), key=lambda p: (-abs(row[p]), p))[:k])
+    again = top_k(nearest, k)
+    assert torch.equal(again[0], values)
+    assert torch.equal(spread(*again, n), nearest)
+    for scale in (3.0, 2.0**-40):
+        scaled = top_k(scale * rows, k)
+        assert torch.equal(scaled[1], positions)
+        assert torch.equal(scaled[0], scale * values)
+    assert torch.equal(top_k(-rows, k)[1], positions)
+
+
+@settings(max_examples=100, deadline=None)
+@given(matrices, st.data(), st.sampled_from([torch.float16, torch.float32, torch.float64]))
+def test_both_ways_of_selecting_are_one(rows: Tensor, data: st.DataObject, dtype: torch.dtype) -> None:
+    rows, k = rows.to(dtype), data.draw(st.integers(1, rows.shape[1]))
+    assert torch.equal(_select_in_numpy(rows, k), _select_in_torch(rows, k))
+
+
+def test_rows_of_the_papers_size() -> None:
+    rows = torch.randn(3, 211_100)
+    rows[1, 20_000:] = 0  # ties at zero
+    rows[2, 100::7] = 1.5  # ties at the edge
+    for k in (1, 6_333, 25_000, 211_100):
+        values, positions = top_k(rows, k)
+        assert torch.equal(positions, _select_in_torch(rows, k))
+        for row, mine in zip(rows, values, strict=True):
+            assert torch.equal(mine.abs().sort().values, row.abs().sort().values[-k:])
+    assert torch.equal(top_k(rows[1:2], 25_000)[1][0, 20_000:], torch.arange(20_000, 25_000))
+
+
+@pytest.mark.parametrize("strides", ["transposed", "every other", "expanded"])
+def test_any_strides(strides: str) -> None:
+    base = torch.randn(6, 8)
+    rows = {"transposed": base.T, "every other": base[:, ::2], "expanded": base[:1].expand(3, 8)}[strides]
+    ours, plain = top_k(rows, 3), top_k(rows.contiguous(), 3)
+    assert torch.equal(ours[0], plain[0])
+    assert torch.equal(ours[1], plain[1])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("-nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("select", [_select_in_numpy, _select_in_torch])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_not_finite(bad: float, select: object, dtype: torch.dtype) -> None:
+    rows = torch.randn(3, 8, dtype=dtype)
+    rows[1, 5] = bad
+    with pytest.raises(NumericalError, match="not finite"):
+        select(rows, 2)  # type: ignore[operator]
+
+
+def test_no_rows_and_what_cannot_be_kept() -> None:
+    values, positions = top_k(torch.zeros(0, 5), 2)
+    assert values.shape == positions.shape == (0, 2)
+    for rows, k in ((torch.zeros(2, 5), 6), (torch.zeros(2, 5), 0), (torch.zeros(5), 1), (torch.zeros(2, 5).int(), 1)):
+        with pytest.raises(ConfigError, match="cannot keep"):
+            top_k(rows, k)
+
+
+def network() -> tuple[ntkfl.Jacobian, int]:
+    J = ntkfl.jacobian(ntkfl.models.mlp(6, 5, 3).double(), torch.randn(7, 6, dtype=torch.float64))
+    return J, J.shape[1] * J.shape[2]
+
+
+@pytest.mark.parametrize("form", ["auto", "dense"])
+@pytest.mark.parametrize("rows_at_once", [1, 3, 100])
+def test_a_jacobian_of_any_form(form: str, rows_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(7, 6, dtype=torch.float64)
+    J = ntkfl.jacobian(ntkfl.models.mlp(6, 5, 3).double(), x, form=form)
+    D = J.dense().flatten(1)
+    monkeypatch.setattr(module, "_CPU_BUDGET", rows_at_once * D.shape[1])
+    S = sparsify(J, 0.8)
+    assert isinstance(S, BlockJacobian)
+    assert isinstance(S.blocks[0], SparseBlock)
+    assert S.blocks[0].values.shape == (7, kept(0.8, D.shape[1]))
+    expected = spread(*top_k(D, kept(0.8, D.shape[1])), D.shape[1])
+    assert torch.equal(S.dense().flatten(1), expected)
+    assert S.dtype == torch.float64
+    assert 0 < float((S.dense() - J.dense()).norm()) < float(J.dense().norm())
+
+
+def test_no_sparsity_is_the_identity() -> None:
+    J, _ = network()
+    assert sparsify(J, 0.0) is J
+    with pytest.raises(ConfigError, match="from 0 to below 1"):
+        sparsify(J, 1.0)
+
+
+def test_sparsifying_twice_is_sparsifying_once() -> None:
+    J, _ = network()
+    once = sparsify(J, 0.8)
+    assert torch.equal(sparsify(once, 0.8).dense(), once.dense())
+    mixed = ntkfl.concatenate([J[:3], sparsify(J, 0.5)[3:]])
+    assert torch.equal(sparsify(mixed, 0.8).dense(), once.dense())
+    assert sparsify(J[:0], 0.8).shape == (0, *J.shape[1:])
+
+
+def test_sparser_is_farther() -> None:
+    J, size = network()
+    D = J.dense()
+    errors = [float((sparsify(J, s).dense() - D).norm()) for s in (0.01, 0.5, 0.8, 0.9, 0.99)]
+    assert errors == sorted(errors)
+    # What is lost is at most the part left out, for the largest are what stays.
+    for s, error in zip((0.01, 0.5, 0.8, 0.9, 0.99), errors, strict=True):
+        assert error**2 <= (1 - kept(s, size) / size) * float(D.square().sum()) * (1 + 1e-12)

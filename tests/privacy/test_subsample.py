@@ -1,0 +1,51 @@
+"""Subsampling: the right number, uniform, without replacement, and off at β = 1."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ntkfl.errors import ConfigError
+from ntkfl.privacy.subsample import subsample
+
+
+@given(st.integers(1, 500), st.floats(1e-6, 1.0, exclude_min=True), st.integers(0, 10))
+def test_size_and_order(count: int, rate: float, seed: int) -> None:
+    rows = subsample(count, rate, random.Random(seed)).tolist()
+    assert len(rows) == max(1, int(rate * count + 0.5))
+    assert rows == sorted(set(rows))
+    assert rows[0] >= 0
+    assert rows[-1] < count
+
+
+def test_one_is_the_identity_and_draws_nothing() -> None:
+    class Untouched(random.Random):
+        def sample(self, *_: object, **__: object) -> list[int]:  # type: ignore[override]
+            raise AssertionError("drawn from")
+
+    assert torch.equal(subsample(7, 1.0, Untouched()), torch.arange(7))
+
+
+def test_every_sample_is_as_likely() -> None:
+    draws = random.Random(0)
+    counts = torch.zeros(10)
+    for _ in range(4000):
+        counts[subsample(10, 0.3, draws)] += 1
+    assert counts.sum() == 4000 * 3
+    assert (counts / 4000 - 0.3).abs().max() < 0.03
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, 1.5, float("nan")])
+def test_rates_outside_are_refused(rate: float) -> None:
+    with pytest.raises(ConfigError, match=r"\(0, 1\]"):
+        subsample(10, rate, random.Random(0))
+
+
+def test_the_systems_generator_will_do() -> None:
+    assert len(subsample(1000, 0.5, random.SystemRandom())) == 500
+    with pytest.raises(ConfigError, match="nothing to sample"):
+        subsample(0, 0.5, random.SystemRandom())

@@ -1,0 +1,411 @@
+"""The codec against its specification spelled out bit by bit, its error bounds, and bytes that are no code."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import ntkfl
+from ntkfl.errors import ConfigError, MessageError, NumericalError
+from ntkfl.privacy.sparsify import kept, sparsify, top_k
+from ntkfl.wire import Message
+from ntkfl.wire.topk import VALUES, decode_topk, encode_topk, pack_topk, topk_bytes, unpack_topk
+
+every_kind = pytest.mark.parametrize("values_as", VALUES)
+
+
+def spelled(positions: list[int], n: int) -> bytes:
+    """A row of positions as the module's docstring has it, one character a bit."""
+    k = len(positions)
+    low = math.floor(math.log2(n / k))
+    stream = ["0"] * (k * low + k + (n - 1) // 2**low)
+    for i, p in enumerate(positions):
+        for j in range(low):
+            stream[i * low + j] = str(p // 2**j % 2)
+        stream[k * low + p // 2**low + i] = "1"
+    text = "".join(stream)
+    text += "0" * (-len(text) % 8)
+    return bytes(int(text[at : at + 8][::-1], 2) for at in range(0, len(text), 8))
+
+
+def rows_of(N: int, n: int, k: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return top_k(torch.randn(N, n, generator=g), k)
+
+
+def size_of(arrays: dict[str, Tensor]) -> int:
+    return sum(a[0].numel() * a.element_size() for a in arrays.values())
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Tensor, Tensor, int]:
+    """values [N, k] of any float32, positions [N, k], n."""
+    n = draw(st.integers(1, 70) | st.integers(1, 2**34))
+    k = draw(st.integers(1, min(n, 12)))
+    rows = draw(st.lists(st.sets(st.integers(0, n - 1), min_size=k, max_size=k).map(sorted), min_size=1, max_size=3))
+    number = st.floats(width=32, allow_nan=False, allow_infinity=False) | st.just(0.0)
+    values = [[draw(number) for _ in range(k)] for _ in rows]
+    return torch.tensor(values, dtype=torch.float32), torch.tensor(rows), n
+
+
+def bound(values: Tensor, values_as: str) -> Tensor:
+    """The largest error that the module's docstring admits, value by value, in float64."""
+    exact = values.double().abs()
+    if values_as == "float32":
+        return 0 * exact
+    hi = exact.amax(1, keepdim=True)
+    if values_as == "float16":
+        return torch.maximum(exact * 2.0**-11, hi * 2.0**-39)
+    lo = torch.where(exact > 0, exact, torch.inf).amin(1, keepdim=True)
+    ratio = torch.where(hi > 0, hi / lo, 1.0)
+    return exact * (ratio ** (1 / 252) * (1 + 1e-6) - 1) + torch.where(exact > 0, 2.0**-150, 0.0)
+
+
+# What is right.
+
+
+def test_the_bits_of_a_row_by_hand() -> None:
+    """n = 20, k = 3: l = 2, and 3·2 + 3 + 4 bits. 1 = 0·4 + 01, 7 = 1·4 + 11, 18 = 4·4 + 10."""
+    arrays = encode_topk(torch.tensor([[1.0, -2.0, 4.0]]), torch.tensor([[1, 7, 18]]), 20)
+    low, high = "10" + "11" + "01", "1010001"
+    assert len(low + high) == 13
+    assert arrays["positions"].tolist() == [[int((low + high)[:8][::-1], 2), int((low + high)[8:][::-1], 2)]]
+    assert arrays["scale"].tolist() == [[1.0, 4.0]]
+    assert arrays["values"].tolist() == [[1, 128 + 64, 127]]  # 2 = 1·4^(63/126)
+    assert topk_bytes(20, 3) == 2 + 3 + 8
+
+
+@settings(max_examples=200, deadline=None)
+@given(cases())
+def test_rows_are_what_the_specification_says_and_come_back(case: tuple[Tensor, Tensor, int]) -> None:
+    values, positions, n = case
+    k = values.shape[1]
+    for values_as in VALUES:
+        arrays = encode_topk(values, positions, n, values_as)
+        for row, data in zip(positions.tolist(), arrays["positions"], strict=True):
+            assert bytes(data.tolist()) == spelled(row, n)
+        assert size_of(arrays) == topk_bytes(n, k, values_as)
+        back, where = decode_topk(arrays, n, k, values_as, torch.float64)
+        assert torch.equal(where, positions)
+        assert bool(((back - values.double()).abs() <= bound(values, values_as)).all())
+        assert torch.equal(back == 0, values == 0) or values_as == "float16"
+        assert bool((back * values.double().sign() >= 0).all())
+        assert torch.equal(decode_topk(arrays, n, k, values_as)[0].double(), back)  # all are float32 numbers
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (8, 8), (9, 8), (16, 8), (17, 8), (1000, 3), (5000, 4999), (2**40, 2)])
+def test_extreme_rows(n: int, k: int) -> None:
+    """The first k positions and the last k take as many bytes as any, and fit."""
+    positions = torch.stack([torch.arange(k), torch.arange(n - k, n)])
+    arrays = encode_topk(torch.ones(2, k), positions, n)
+    assert arrays["positions"][1].tolist() == list(spelled(positions[1].tolist(), n))
+    assert torch.equal(decode_topk(arrays, n, k)[1], positions)
+
+
+@every_kind
+@pytest.mark.parametrize("sparsity", [0.9, 0.97, 0.98, 0.99])
+def test_rows_of_the_papers_size(values_as: str, sparsity: float) -> None:
+    n = 211_100
+    k = kept(sparsity, n)
+    values, positions = rows_of(7, n, k)
+    arrays = encode_topk(values, positions, n, values_as)
+    assert size_of(arrays) == topk_bytes(n, k, values_as)
+    back, where = decode_topk(arrays, n, k, values_as)
+    assert torch.equal(where, positions)
+    assert bool(((back - values).double().abs() <= bound(values, values_as)).all())
+    assert back.dtype == torch.float32
+    # Log2 of the number of sets of positions: no code of one length takes less, and this one about half a bit more.
+    least = (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(2)
+    assert least <= 8 * arrays["positions"].shape[1] <= least + 0.65 * k
+
+
+def test_the_papers_row_in_bytes() -> None:
+    assert topk_bytes(211_100, 6_333, "8bit") == 5_575 + 6_333 + 8
+    assert topk_bytes(211_100, 6_333, "float16") == 5_575 + 2 * 6_333 + 4
+    assert topk_bytes(211_100, 6_333, "float32") == 5_575 + 4 * 6_333
+
+
+@pytest.mark.parametrize("ratio", [1.0, 1.5, 10.0, 1e3, 1e30])
+def test_eight_bits_err_by_half_a_step_of_the_logarithm(ratio: float) -> None:
+    """The bound is met everywhere, and nearly reached: it could not be stated lower."""
+    lo = 1e-4
+    values = torch.logspace(0, math.log10(ratio), 20_001, dtype=torch.float64).mul_(lo).unsqueeze(0)
+    values[:, ::2] *= -1
+    positions = torch.arange(20_001).unsqueeze(0)
+    arrays = encode_topk(values, positions, 20_001, "8bit")
+    back, _ = decode_topk(arrays, 20_001, 20_001, "8bit", torch.float64)
+    worst = float((back / values - 1).abs().max())
+    hi, lo32 = float(arrays["scale"][0, 1]), float(arrays["scale"][0, 0])
+    stated = (hi / lo32) ** (1 / 252) - 1
+    assert worst <= stated + 2e-7
+    assert worst > 0.9 * stated - 2e-7
+    assert float(back[0, 0]) == -lo32
+    assert abs(float(back[0, -1])) == hi
+
+
+def test_half_precision_neither_overflows_nor_vanishes() -> None:
+    top = float(torch.finfo(torch.float32).max)
+    values = torch.tensor([[top, -top, 1e30], [1e-40, -1e-45, 1e-38], [0, 0, 0], [65_519.9, 1e-3, 1.0]])
+    arrays = encode_topk(values, torch.arange(3).expand(4, 3), 3, "float16")
+    back, _ = decode_topk(arrays, 3, 3, "float16")
+    assert bool(back.isfinite().all())
+    assert torch.equal(back == 0, values == 0)
+    assert bool(((back.double() - values.double()).abs() <= values.double().abs() * 2.0**-11).all())
+    assert set(np.frexp(arrays["scale"].numpy())[0].reshape(-1)) == {0.5}
+
+
+def test_double_precision_is_rounded_to_single() -> None:
+    values = torch.tensor([[math.pi, 1e-60, -1e-60]], dtype=torch.float64)
+    for values_as in VALUES:
+        arrays = encode_topk(values, torch.arange(3).view(1, 3), 3, values_as)
+        same = encode_topk(values.float(), torch.arange(3).view(1, 3), 3, values_as)
+        assert all(torch.equal(arrays[name], same[name]) for name in arrays)
+    for bad in (1e39, math.nan, math.inf):
+        with pytest.raises(NumericalError, match="not finite in float32"):
+            encode_topk(torch.tensor([[bad]], dtype=torch.float64), torch.zeros(1, 1).long(), 3)
+
+
+def test_equal_magnitudes() -> None:
+    values = torch.tensor([[0.3, -0.3, 0.0]])
+    arrays = encode_topk(values, torch.arange(3).view(1, 3), 3, "8bit")
+    assert arrays["values"].tolist() == [[1, 129, 0]]
+    assert torch.equal(decode_topk(arrays, 3, 3, "8bit")[0], values)
+
+
+def test_rows_do_not_depend_on_their_neighbours() -> None:
+    """So they can be cut apart, shuffled and joined; here in more pieces than the codec works in at a time."""
+    n, k = 30_000, 3_000
+    values, positions = rows_of(500, n, k)
+    whole = encode_topk(values, positions, n)
+    order = torch.randperm(500)
+    shuffled = {name: array[order] for name, array in whole.items()}
+    back, where = decode_topk(shuffled, n, k)
+    assert torch.equal(where, positions[order])
+    for i in (0, 250, 499):
+        alone = encode_topk(values[i : i + 1], positions[i : i + 1], n)
+        assert all(torch.equal(alone[name], whole[name][i : i + 1]) for name in whole)
+        assert torch.equal(decode_topk(alone, n, k)[0][0], back[int((order == i).nonzero())])
+
+
+@every_kind
+def test_a_round_is_coded_in_no_time(values_as: str) -> None:
+    n, k = 211_100, 6_333
+    positions = torch.arange(k).mul(33).repeat(300, 1)
+    values = torch.randn(300, k)
+    began = time.perf_counter()
+    decode_topk(encode_topk(values, positions, n, values_as), n, k, values_as)
+    assert time.perf_counter() - began < 2  # 0.15 s on a quiet machine; a loop over entries takes ten times longer
+
+
+# What is wrong.
+
+
+@every_kind
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_any_bytes_decode_to_rows_or_are_refused(values_as: str, data: st.DataObject) -> None:
+    n = data.draw(st.integers(1, 40))
+    k = data.draw(st.integers(1, n))
+    good = encode_topk(torch.randn(2, k), torch.arange(k).expand(2, k), n, values_as)
+    arrays = {}
+    for name, array in good.items():
+        raw = array.numpy()
+        noise = data.draw(st.binary(min_size=raw.nbytes, max_size=raw.nbytes)) if data.draw(st.booleans()) else None
+        flat = np.frombuffer(noise or raw.tobytes(), dtype=raw.dtype)
+        arrays[name] = torch.from_numpy(flat.reshape(raw.shape).copy())
+    check_valid_or_refused(arrays, n, k, values_as)
+
+
+@every_kind
+@settings(max_examples=150, deadline=None)
+@given(case=cases(), data=st.data())
+def test_a_flipped_bit_is_another_row_or_refused(
+    values_as: str, case: tuple[Tensor, Tensor, int], data: st.DataObject
+) -> None:
+    values, positions, n = case
+    arrays = encode_topk(values, positions, n, values_as)
+    name = data.draw(st.sampled_from(sorted(arrays)))
+    raw = arrays[name].numpy().copy()
+    octets = raw.reshape(-1).view(np.uint8)
+    octets[data.draw(st.integers(0, len(octets) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    arrays[name] = torch.from_numpy(raw)
+    where = check_valid_or_refused(arrays, n, values.shape[1], values_as)
+    if where is not None and name == "positions":
+        assert not torch.equal(where, positions)
+
+
+def check_valid_or_refused(arrays: dict[str, Tensor], n: int, k: int, values_as: str) -> Tensor | None:
+    """What decodes is well-formed, and its positions encode to the very bytes they came from."""
+    try:
+        values, positions = decode_topk(arrays, n, k, values_as)
+    except MessageError:
+        return None
+    assert values.shape == positions.shape == (len(arrays["values"]), k)
+    assert bool(values.isfinite().all())
+    assert torch.equal(encode_topk(values, positions, n, values_as)["positions"], arrays["positions"])
+    assert bool((positions[:, 1:] > positions[:, :-1]).all())
+    assert int(positions.min()) >= 0
+    assert int(positions.max()) < n
+    return positions
+
+
+def broken(name: str, at: int, value: float, values_as: str = "8bit") -> dict[str, Tensor]:
+    """n = 20, k = 3, two rows; one number of the first changed."""
+    arrays = encode_topk(torch.tensor([[1.0, -2, 4]] * 2), torch.tensor([[1, 7, 18]] * 2), 20, values_as)
+    arrays[name][0, at] = value
+    return arrays
+
+
+@pytest.mark.parametrize(
+    ("arrays", "values_as", "reason"),
+    [
+        (broken("positions", 1, 0b0011_0001), "8bit", "bits too many"),  # bits 13 to 15 are to spare
+        (broken("positions", 1, 0b1001_0001), "8bit", "bits too many"),
+        (broken("positions", 1, 0b1_1111), "8bit", "does not name 3"),
+        (broken("positions", 1, 0), "8bit", "does not name 3"),
+        (broken("values", 0, 128), "8bit", "means nothing"),
+        (broken("scale", 0, math.nan), "8bit", "not finite"),
+        (broken("scale", 0, 5.0), "8bit", "least and largest"),
+        (broken("scale", 0, 0.0), "8bit", "least and largest"),
+        (broken("scale", 0, -1.0), "8bit", "least and largest"),
+        (broken("scale", 0, 4.0), "8bit", "means nothing"),
+        (broken("scale", 0, 3.0, "float16"), "float16", "power of two"),
+        (broken("scale", 0, 0.0, "float16"), "float16", "power of two"),
+        (broken("scale", 0, -2.0, "float16"), "float16", "power of two"),
+        (broken("scale", 0, 2.0**120, "float16"), "float16", "power of two"),
+        (broken("scale", 0, 2.0**-130, "float16"), "float16", "power of two"),
+        (broken("values", 0, 2.0**15, "float16"), "float16", "2.15 or more"),
+        (broken("values", 0, math.inf, "float16"), "float16", "not finite"),
+        (broken("values", 0, math.nan, "float32"), "float32", "not finite"),
+        (broken("values", 0, 1, "float32"), "8bit", "consist of"),
+        (broken("values", 0, 1, "8bit"), "float32", "consist of"),
+        (broken("values", 0, 1, "8bit"), "float16", "must be"),
+        ({}, "8bit", "consist of positions, values, scale; got nothing"),
+    ],
+)
+def test_what_rows_must_not_say(arrays: dict[str, Tensor], values_as: str, reason: str) -> None:
+    with pytest.raises(MessageError, match=reason) as caught:
+        decode_topk(arrays, 20, 3, values_as)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("low", ["10" + "10" + "01", "11" + "10" + "01"])
+def test_positions_out_of_order(low: str) -> None:
+    """Two in the first group of four, 1 and 1, or 3 and 1."""
+    arrays, stream = broken("values", 0, 1), low + "1100001"
+    arrays["positions"][0] = torch.tensor([int(stream[:8][::-1], 2), int(stream[8:][::-1], 2)])
+    with pytest.raises(MessageError, match="increase strictly"):
+        decode_topk(arrays, 20, 3)
+
+
+def test_positions_past_the_end() -> None:
+    """n = 18 and 20 have rows of one size, but 18 is beyond the first."""
+    arrays = broken("values", 0, 1)
+    assert topk_bytes(18, 3) == topk_bytes(20, 3)
+    with pytest.raises(MessageError, match="below 18"):
+        decode_topk(arrays, 18, 3)
+
+
+@every_kind
+def test_sizes_are_exact(values_as: str) -> None:
+    good = encode_topk(*rows_of(2, 100, 7), 100, values_as)
+    for name in good:
+        for bad in (good[name][:, :-1], good[name][:1], good[name][0], good[name][0, 0], good[name].double()):
+            with pytest.raises(MessageError, match="must be"):
+                decode_topk(good | {name: bad}, 100, 7, values_as)
+        wider = torch.cat([good[name], good[name][:, :1]], dim=1)
+        with pytest.raises(MessageError, match="must be"):
+            decode_topk(good | {name: wider}, 100, 7, values_as)
+    with pytest.raises(MessageError, match="must be"):
+        decode_topk(good, 100, 8, values_as)
+
+
+def test_what_cannot_be_encoded() -> None:
+    one = torch.ones(1, 2)
+    for positions, size in (([[1, 1]], 3), ([[2, 1]], 3), ([[-1, 1]], 3), ([[0, 3]], 3)):
+        with pytest.raises(MessageError, match="increase strictly"):
+            encode_topk(one, torch.tensor(positions), size)
+    for shape, size in (((1, 3), 3), ((2,), 3), ((1, 2), 1)):
+        with pytest.raises(MessageError, match="no rows of at most"):
+            encode_topk(one, torch.zeros(shape).long(), size)
+    with pytest.raises(ConfigError, match="did you mean 'float16'"):
+        encode_topk(one, torch.tensor([[0, 1]]), 3, "floa16")
+    for k in (0, 4):
+        with pytest.raises(ConfigError, match="cannot keep"):
+            topk_bytes(3, k)
+
+
+# In a message.
+
+
+def jacobian(precision: torch.dtype = torch.float32) -> ntkfl.Jacobian:
+    J = ntkfl.jacobian(ntkfl.models.mlp(6, 5, 3).to(precision), torch.randn(4, 6, dtype=precision))
+    return sparsify(J, 0.8)
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
+@every_kind
+def test_a_sparse_jacobian_survives_the_wire(values_as: str, precision: torch.dtype) -> None:
+    J = jacobian(precision)
+    k = kept(0.8, 3 * 53)
+    sent = Message("upload", 3, pack_topk(J, values_as)).encode()
+    back = unpack_topk(Message.decode(sent), 3, 53, k, values_as, torch.zeros(1, dtype=precision))
+    assert back.layout == J.layout  # type: ignore[attr-defined]
+    assert back.dtype == precision
+    assert torch.equal(back.tensors()[1], J.tensors()[1])
+    error = (back.tensors()[0].double() - J.tensors()[0].double()).abs()
+    assert bool((error <= bound(J.tensors()[0], values_as) + 2.0**-24 * J.tensors()[0].double().abs()).all())
+    assert values_as != "float32" or precision != torch.float32 or not bool(error.any())
+    rows = 4 * topk_bytes(3 * 53, k, values_as)
+    assert rows < len(sent) < rows + 150
+
+
+def test_only_sparse_jacobians_travel_so() -> None:
+    whole = ntkfl.jacobian(ntkfl.models.mlp(6, 5, 3), torch.randn(4, 6))
+    for J in (whole, ntkfl.concatenate([whole, jacobian()])):
+        with pytest.raises(MessageError, match="call sparsify first"):
+            pack_topk(J)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"jacobian": torch.tensor([3, 99])}, "another network"),
+        ({"jacobian": torch.tensor([3])}, "has shape"),
+        ({"topk.more": torch.zeros(4, 1)}, "consist of"),
+        ({"topk.values": torch.zeros(3, 32, dtype=torch.uint8)}, "must be"),
+        ({"topk.positions": torch.zeros(4, 16, dtype=torch.uint8)}, "must be|does not name"),
+    ],
+)
+def test_hostile_uploads_are_refused(changes: dict[str, Tensor], reason: str) -> None:
+    message = Message("upload", 1, pack_topk(jacobian()) | changes)
+    with pytest.raises(MessageError, match=reason):
+        unpack_topk(Message.decode(message.encode()), 3, 53, 32, "8bit", torch.zeros(1))
+
+
+def test_an_upload_without_rows_or_without_arrays() -> None:
+    empty = {name: array[:0] if name != "jacobian" else array for name, array in pack_topk(jacobian()).items()}
+    for arrays, reason in ((empty, "without a Jacobian"), ({}, "lacks 'jacobian'")):
+        with pytest.raises(MessageError, match=reason):
+            unpack_topk(Message("upload", 1, arrays), 3, 53, 32, "8bit", torch.zeros(1))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**31), st.integers(0, 7), st.sampled_from(["topk.positions", "topk.values", "topk.scale"]))
+def test_a_damaged_upload_is_a_jacobian_or_refused(where: int, bit: int, name: str) -> None:
+    arrays = pack_topk(jacobian())
+    raw = arrays[name].numpy().copy()
+    octets = raw.reshape(-1).view(np.uint8)
+    octets[where % len(octets)] ^= 1 << bit
+    try:
+        J = unpack_topk(Message("upload", 1, arrays | {name: torch.from_numpy(raw)}), 3, 53, 32, "8bit", torch.zeros(1))
+    except MessageError:
+        return
+    assert bool(J.dense().isfinite().all())
