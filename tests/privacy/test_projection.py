@@ -88,7 +88,7 @@ def test_orthonormal_columns_span_the_gaussians() -> None:
 @pytest.mark.parametrize("kind", ["gaussian", "orthonormal"])
 def test_projected_inputs(dtype: torch.dtype, kind: str) -> None:
     """z = x P / √d1 has features the size of the inputs'; in every dtype P is the same numbers."""
-    project = make_projection(SECRET, 784, 200, kind)
+    project = make_projection(SECRET, (1, 28, 28), 200, kind)
     x = torch.randn(50, 1, 28, 28, generator=torch.Generator().manual_seed(0), dtype=dtype)
     z = project(x)
     assert z.shape == (50, 200)
@@ -100,9 +100,9 @@ def test_projected_inputs(dtype: torch.dtype, kind: str) -> None:
 
 def test_unscaled_is_the_papers() -> None:
     x = torch.randn(4, 784, dtype=torch.float64)
-    plain = make_projection(SECRET, 784, 20, scaled=False)
+    plain = make_projection(SECRET, (784,), 20, scaled=False)
     assert torch.allclose(plain(x), x @ torch.from_numpy(gaussian_matrix(SECRET, 784, 20)).double())
-    assert torch.allclose(plain(x), make_projection(SECRET, 784, 20)(x) * 28)
+    assert torch.allclose(plain(x), make_projection(SECRET, (784,), 20)(x) * 28)
 
 
 def test_standardized_rows() -> None:
@@ -119,9 +119,9 @@ def test_standardized_rows() -> None:
 
 def test_what_cannot_be_projected() -> None:
     with pytest.raises(ConfigError, match="fewer features than the 10"):
-        make_projection(SECRET, 10, 10)
+        make_projection(SECRET, (10,), 10)
     with pytest.raises(ConfigError, match="did you mean 'gaussian'"):
-        make_projection(SECRET, 10, 5, "gausian")
+        make_projection(SECRET, (10,), 5, "gausian")
     with pytest.raises(ConfigError, match="32 bytes"):
         gaussian_matrix(RunSecret(Secret(b"short"), "f", "r"), 4, 2)
     with pytest.raises(ModelError, match="inputs of 3 features for a projection of 4"):
@@ -129,7 +129,7 @@ def test_what_cannot_be_projected() -> None:
 
 
 def test_the_seed_does_not_show() -> None:
-    shown = repr(SECRET) + str(SECRET) + repr(make_projection(SECRET, 4, 2))
+    shown = repr(SECRET) + str(SECRET) + repr(make_projection(SECRET, (4,), 2))
     assert bytes(range(32)).hex() not in shown
     assert "\\x00" not in shown
     assert "<secret>" in shown

@@ -158,6 +158,7 @@ class TestRows:
             (J.vjp(R), whole.vjp(R)),
             (whole.gram(J), whole.kernel()),
             (J[[6, 0, 3, 2, 2]].dense(), whole.dense()[[6, 0, 3, 2, 2]]),
+            (J[[]].dense(), whole.dense()[:0]),
             (ntkfl.concatenate([J, whole]).kernel()[:7, 7:], whole.kernel()),
         ]:
             assert (ours - truth).abs().max() < EXACT

@@ -74,6 +74,9 @@ def train(
     codec: Annotated[
         Text, typer.Option(help="of NTK-FL's Jacobians: auto, factored, dense, topk", rich_help_panel=_HIDING)
     ] = None,
+    replay: Annotated[
+        bool | None, typer.Option(help="the server keeps rows and goes on training on them", rich_help_panel=_METHOD)
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="OPTION=VALUE", help="any other option of the method", rich_help_panel=_METHOD),
@@ -104,7 +107,7 @@ def train(
         "method": {"name": method, "kernel": kernel, "scheme": scheme, "steps": parse_steps(steps), "average": average,
                    "lr": lr, "local_steps": local_steps, "batch_size": batch_size, "loss": loss,
                    "subsample_rate": subsample_rate, "projected_dim": projected_dim, "sparsity": sparsity,
-                   "values": values, "shuffle": shuffle, "codec": codec,
+                   "values": values, "shuffle": shuffle, "codec": codec, "replay": replay,
                    **dict(parse_setting(text) for text in set_ or [])},
     }  # fmt: skip
     run_config = _config(given, config, out, resume)

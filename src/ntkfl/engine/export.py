@@ -153,7 +153,7 @@ def _note(
     if shape.get("key_id") not in (None, secret.key_id):
         raise TrustError(f"this seed is not the one the run was trained with (key id {shape['key_id']})")
     how = (method["projection"], method["projection_scaled"], method["standardize"])
-    projection = make_projection(secret, math.prod(shape["inputs"]), method["projected_dim"], *how)
+    projection = make_projection(secret, shape["inputs"], method["projected_dim"], *how)
     sealed = {}
     if recipients:
         from ntkfl.privacy.sealing import seal  # sealing is an extra
@@ -177,11 +177,10 @@ def _note(
 def _projection(
     folder: Path, note: ProjectionNote, described: Export, content: bytes, key: Path | str | None
 ) -> Projection:
-    size = math.prod(described.inputs)
     plain = folder / "projection.safetensors"
     if plain.exists():
         matrix = load_tensors(plain.read_bytes())["matrix"]
-        scale = size**-0.5 if note.kind == "gaussian" and note.scaled else 1.0
+        scale = math.prod(described.inputs) ** -0.5 if note.kind == "gaussian" and note.scaled else 1.0
         return Projection(matrix, scale, note.standardize)
     if key is None:
         raise TrustError(f"the projection is sealed to {', '.join(note.sealed) or 'nobody'}: give the private key")
@@ -194,7 +193,7 @@ def _projection(
         except (TrustError, ValueError):
             continue
         secret = RunSecret(Secret(seed), note.federation, note.run)
-        return make_projection(secret, size, note.features, note.kind, note.scaled, note.standardize)
+        return make_projection(secret, described.inputs, note.features, note.kind, note.scaled, note.standardize)
     raise TrustError(f"this key opens none of the seals: they are for {', '.join(note.sealed) or 'nobody'}")
 
 

@@ -29,6 +29,6 @@ class CPNTKFL(NTKFL):
     def _codec_decides(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Who asks for the whole Jacobian in some form asks for no sparsification."""
         out = dict(values)
-        if out.get("codec") in ("factored", "dense"):
+        if out.get("codec") in ("factored", "dense") or out.get("replay"):
             out.setdefault("sparsity", 0.0)
         return out

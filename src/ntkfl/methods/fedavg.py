@@ -81,6 +81,8 @@ class LocalTraining(Method):
         prefix = f"{name}."
         arrays = {k.removeprefix(prefix): v for k, v in reply.of_kind("update").arrays.items() if k.startswith(prefix)}
         values, positions = decode_topk(arrays, size, kept(self.sparsity, size), self.values, like.dtype)
+        if len(values) != 1:
+            raise MessageError(f"an update is one vector, got {len(values)}")
         vector = torch.zeros_like(like) if base is None else base.clone()
         return vector.index_add_(0, positions[0].to(like.device), values[0].to(like))
 

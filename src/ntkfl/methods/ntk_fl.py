@@ -15,14 +15,16 @@ from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError, NumericalError, unknown
 from ntkfl.methods.base import Client, Method, Outcome, Outgoing, State, Task, check_finite, take_labels
+from ntkfl.methods.replay import INPUTS, LABELS, balanced, recover, remember
 from ntkfl.privacy.sparsify import kept, sparsify
-from ntkfl.tangent import Jacobian, concatenate, evolve, geometric_steps, jacobian
+from ntkfl.tangent import Evolution, Jacobian, concatenate, evolve, geometric_steps, jacobian
 from ntkfl.tangent.evolution import KERNELS, SCHEMES
 from ntkfl.tangent.tracing import FORMS
 from ntkfl.wire import Message, join_rows, pack_jacobian, pack_labels, split_rows, unpack_jacobian
 from ntkfl.wire.topk import pack_topk, unpack_topk
 
 CHOICES = ("cohort", "validation")
+_RARE = 1e-3  # added to a class's share: one that is missing is not infinitely rare
 _OVERFLOW = 1e30  # the loss of a candidate that overflows
 CODECS = ("auto", "factored", "dense", "topk")
 
@@ -52,6 +54,15 @@ class NTKFL(Method):
         description="how Jacobians are sent: factored, dense, topk (sparsified); auto: topk where sparsity is set",
     )
 
+    logit_adjustment: float = Field(
+        0.0,
+        ge=0,
+        description="τ: trains the outputs with τ·log(the round's share of each class) added to them",
+    )
+    replay: bool = Field(False, description="the server keeps projected inputs and goes on training on them each round")
+    replay_evolutions: int = Field(4, ge=1, description="evolutions on kept inputs after each round's own")
+    replay_per_class: int = Field(120, ge=1, description="kept inputs of each class in such an evolution")
+
     @model_validator(mode="before")
     @classmethod
     def _resolve_defaults(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -62,6 +73,9 @@ class NTKFL(Method):
         out = dict(values)
         if out.get("kernel") == "trace" or out.get("loss") == "mse":
             out.setdefault("label_smoothing", 0.0)
+        if out.get("replay"):  # several steps a round in the average, and inputs that can be had from uploads
+            out.setdefault("average", 0.98)
+            out.setdefault("codec", "factored")
         lr = out.get("lr", cls.model_fields["lr"].default)
         if out.get("steps") is None and out.get("scheme", "flow") == "flow" and isinstance(lr, float | int) and lr > 0:
             out["steps"] = geometric_steps(lr)
@@ -79,6 +93,8 @@ class NTKFL(Method):
                 raise unknown(kind, value, known)
         if (self.codec == "topk") != (self.sparsity > 0) and self.codec != "auto":
             raise ConfigError("codec 'topk' and a sparsity above 0 go together: sparsified rows have no other form")
+        if self.replay and self.codec != "factored":
+            raise ConfigError("replay needs the inputs, which factored uploads alone hold: codec 'factored'")
         if self.scheme != "flow" and self.steps is None:
             raise ConfigError(f"scheme {self.scheme!r} takes whole steps: give them, for example 100, 200 … 2000")
 
@@ -91,7 +107,7 @@ class NTKFL(Method):
         J = concatenate([part[0] for part in parts])
         f0, y = torch.cat([part[1] for part in parts]), torch.cat([part[2] for part in parts])
 
-        evolution = evolve(J, f0, task.training_targets(y), self.lr, self.steps, self.loss, self.kernel, self.scheme)
+        evolution = self._evolve(task, J, f0, y)
         candidates = w + evolution.deltas()  # w^(k,t_1) … w^(k,t_Ψ)
 
         if self.choose == "cohort":
@@ -99,16 +115,15 @@ class NTKFL(Method):
             losses = self._mean_losses(replies, len(candidates))
         else:
             losses = self._validate(task, candidates)
-        best = int(losses.nan_to_num(nan=float("inf")).argmin())
-        if not bool(losses[best].isfinite()):
-            raise NumericalError("no candidate has a finite loss: the evolution left the range where the network works")
+        best = _least(losses)
         stats = evolution.statistics
-        return Outcome(
+        outcome = Outcome(
             {"weights": check_finite(candidates[best].clone(), "the chosen model")},
             float(losses[best]),
             evolution.steps[best],
             {"samples": len(J), "kernel_products": stats.evaluations, "solver_error": stats.worst_error},
         )
+        return self._replay(task, state, round, outcome, recover(task, w, J, f0, y)) if self.replay else outcome
 
     def answer(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
         d = task.like.numel()
@@ -117,6 +132,27 @@ class NTKFL(Method):
             return [self._score(task, message.round, candidates, client) for client in clients]
         w = message.of_kind("weights").take("weights", (d,), task.like)
         return [self._upload(task, message.round, w, client) for client in clients]
+
+    def _evolve(self, task: Task, J: Jacobian, f0: Tensor, y: Tensor) -> Evolution:
+        if self.logit_adjustment and not y.is_floating_point():
+            prior = torch.bincount(y, minlength=task.outputs).to(f0) / len(y)
+            f0 = f0 + self.logit_adjustment * (prior + _RARE).log()
+        return evolve(J, f0, task.training_targets(y), self.lr, self.steps, self.loss, self.kernel, self.scheme)
+
+    def _replay(self, task: Task, state: State, round: int, outcome: Outcome, rows: tuple[Tensor, Tensor]) -> Outcome:
+        """More evolutions, each linearised anew at the weights it begins from, on rows of this and earlier rounds."""
+        kept = remember(state, *rows)
+        w, passed = outcome.state["weights"], []
+        for step in range(self.replay_evolutions):
+            drawn = balanced(kept[LABELS], self.replay_per_class, task.outputs, round, step)
+            z, y = kept[INPUTS][drawn], kept[LABELS][drawn]
+            evolution = self._evolve(task, jacobian(task.at(w), z), task.predict(w, z), y)
+            candidates = w + evolution.deltas()
+            losses = torch.stack([task.losses(task.predict(c, z), y).mean() for c in candidates])
+            passed.append(w)
+            w = check_finite(candidates[_least(losses)].clone(), "the chosen model")
+        diagnostics = outcome.diagnostics | {"kept_samples": len(kept[LABELS])}
+        return Outcome({"weights": w} | kept, outcome.train_loss, outcome.steps, diagnostics, tuple(passed))
 
     def _upload(self, task: Task, round: int, w: Tensor, client: Client) -> Message:
         J = jacobian(task.at(w), client.x, form=self.codec if self.codec in FORMS else "auto")
@@ -178,3 +214,11 @@ class NTKFL(Method):
             raise ConfigError("choosing t by validation needs held-out clients: hold some out (--hold-out 10)")
         x, y = task.validation
         return torch.stack([task.losses(task.predict(w, x), y).mean() for w in candidates])
+
+
+def _least(losses: Tensor) -> int:
+    """The candidate of least loss; `NumericalError` where none has one."""
+    best = int(losses.nan_to_num(nan=float("inf")).argmin())
+    if not bool(losses[best].isfinite()):
+        raise NumericalError("no candidate has a finite loss: the evolution left the range where the network works")
+    return best

@@ -1,13 +1,16 @@
 """The secret projection z = x P of clients' inputs, from a 32-byte seed ρ that the key server gives to clients alone.
 
-P ∈ R^{d1×d1'} has independent standard Gaussian entries (the paper), or orthonormal columns that span the same random
-subspace. It is the same, bit for bit, on every machine: SHAKE-256 absorbs the seed with all it is bound to, and its
-output becomes Gaussians by `gaussian.py`.
+P ∈ R^{d1×d1'} has independent standard Gaussian entries (the paper), or orthonormal columns: those that span the same
+random subspace, or, for images, a random subspace of smooth pictures, in which most of an image lies. It is the same,
+bit for bit, on every machine: SHAKE-256 absorbs the seed with all it is bound to, its output becomes Gaussians by
+`gaussian.py`, and what follows is additions and multiplications in a fixed order.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +22,7 @@ from ntkfl.errors import ConfigError, ModelError, unknown
 from ntkfl.privacy.binding import Secret, bind
 from ntkfl.privacy.gaussian import gaussians
 
-KINDS = ("gaussian", "orthonormal")
+KINDS = ("gaussian", "orthonormal", "smooth")
 SEED_BYTES = 32
 
 
@@ -65,19 +68,27 @@ class Projection:
 
 
 def make_projection(
-    secret: RunSecret, inputs: int, outputs: int, kind: str = "gaussian", scaled: bool = True, standardize: bool = False
+    secret: RunSecret,
+    input_shape: Sequence[int],
+    outputs: int,
+    kind: str = "gaussian",
+    scaled: bool = True,
+    standardize: bool = False,
 ) -> Projection:
-    """The projection of a run from d1 = `inputs` to d1' = `outputs` features.
+    """The projection of a run from inputs of this shape, d1 numbers in all, to d1' = `outputs` features.
 
     `scaled` divides the Gaussian P by √d1, which keeps a projected feature at the size of an input's root mean square;
     without it z is √d1 times larger, as in the paper. Orthonormal columns have that size by themselves.
     """
     if kind not in KINDS:
         raise unknown("projection", kind, KINDS)
+    inputs = math.prod(input_shape)
     if not 1 <= outputs < inputs:
         raise ConfigError(f"a projection must go to fewer features than the {inputs} there are, got {outputs}")
-    matrix = gaussian_matrix(secret, inputs, outputs)
-    if kind == "orthonormal":
+    matrix: NDArray[np.float32] | NDArray[np.float64] = gaussian_matrix(secret, inputs, outputs)
+    if kind != "gaussian":
+        if kind == "smooth":
+            matrix = smooth(matrix, input_shape)
         return Projection(torch.from_numpy(orthonormal(matrix)), 1.0, standardize)
     return Projection(torch.from_numpy(matrix), inputs**-0.5 if scaled else 1.0, standardize)
 
@@ -92,7 +103,35 @@ def gaussian_matrix(secret: RunSecret, inputs: int, outputs: int) -> NDArray[np.
     return gaussians(stream).reshape(inputs, outputs)
 
 
-def orthonormal(matrix: NDArray[np.float32]) -> NDArray[np.float32]:
+def smoothing(outputs: int) -> list[int]:
+    """How often column 0, 1, … is smoothed: most first, so that the first columns hold most of an image's energy."""
+    return [2 + (62 * (outputs - 1 - j) ** 3) // max(1, outputs - 1) ** 3 for j in range(outputs)]
+
+
+def smooth(matrix: NDArray[np.float32] | NDArray[np.float64], shape: Sequence[int]) -> NDArray[np.float64]:
+    """Columns as pictures [..., H, W], each smoothed n_j times along both axes: x_i ← (x_{i−1} + 2 x_i + x_{i+1})/4.
+
+    Edges are repeated outwards. n passes are close to a Gaussian of variance n/2 pixels².
+    """
+    if len(shape) < 2 or min(shape[-2:]) < 2:
+        raise ConfigError(f"a smooth projection is for images, inputs of shape […, height, width], got {list(shape)}")
+    times = smoothing(matrix.shape[1])
+    pictures = matrix.astype(np.float64).reshape(*shape, -1)
+    for done in range(max(times)):
+        columns = sum(n > done for n in times)  # those that want more come first
+        for axis in (len(shape) - 2, len(shape) - 1):
+            pictures[..., :columns] = _smooth_once(pictures[..., :columns], axis)
+    return pictures.reshape(matrix.shape)
+
+
+def _smooth_once(x: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
+    padded = np.concatenate([x.take([0], axis), x, x.take([-1], axis)], axis)
+    before, after = (padded.take(range(start, start + x.shape[axis]), axis) for start in (0, 2))
+    result: NDArray[np.float64] = ((before + after) + 2.0 * x) * 0.25
+    return result
+
+
+def orthonormal(matrix: NDArray[np.float32] | NDArray[np.float64]) -> NDArray[np.float32]:
     """Orthonormal columns with the span of the first, the first two, … columns of `matrix`, rounded to float32.
 
     Modified Gram–Schmidt, twice, in float64, with every sum taken in order: a library's QR differs from machine to

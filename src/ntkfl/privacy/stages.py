@@ -20,7 +20,7 @@ class Stages(Options):
     projected_dim: int | None = Field(
         None, ge=1, description="d1', features the secret projection leaves; default: none"
     )
-    projection: str = Field("gaussian", description="of the projection's columns: gaussian (the paper) or orthonormal")
+    projection: str = Field("gaussian", description="gaussian (the paper), orthonormal, or smooth (images)")
     projection_scaled: bool = Field(True, description="divide a Gaussian projection by √d1; the paper does not")
     standardize: bool = Field(False, description="bring each projected input to mean 0 and mean square 1 by itself")
     sparsity: float = Field(0.0, ge=0, lt=1, description="part of an upload's smallest values that is left out")
@@ -37,10 +37,8 @@ class Stages(Options):
         """The run's projection, if there is one."""
         if self.projected_dim is None:
             return None
-        inputs = math.prod(input_shape)
-        return make_projection(
-            secret, inputs, self.projected_dim, self.projection, self.projection_scaled, self.standardize
-        )
+        how = (self.projection, self.projection_scaled, self.standardize)
+        return make_projection(secret, input_shape, self.projected_dim, *how)
 
     def model_input_shape(self, input_shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of one input as the network gets it."""

@@ -274,7 +274,7 @@ def _row_index(index: RowIndex, length: int, device: torch.device) -> Tensor:
     elif isinstance(index, slice):
         rows = everything[index]
     else:
-        rows = everything[torch.as_tensor(index)]
+        rows = everything[torch.as_tensor(index, dtype=None if isinstance(index, int) or len(index) else torch.int64)]
     return rows.reshape(-1).to(device)
 
 

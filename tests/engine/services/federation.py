@@ -40,6 +40,7 @@ class Deployment:
         self.opener = SealingKey.load(self.folder / "aggregator" / "sealing-key.pem")
         self._rounds = itertools.count(1)
         self.urls: dict[str, str] = {}
+        self._connections: list[httpx.Client] = []
 
     def start(self) -> Process:
         command = ("-m", "ntkfl", "serve", "shuffler", self.folder / "shuffler")
@@ -60,6 +61,15 @@ class Deployment:
         values = {"max_rows": 3, "row_bytes": ROW_BYTES, "min_clients": 2, "seconds": None} | terms
         return Batch(self.next_key(), names, **values)  # type: ignore[arg-type]
 
+    def connection(self, context: ssl.SSLContext) -> httpx.Client:
+        self._connections.append(httpx.Client(verify=context, timeout=60, trust_env=False))
+        return self._connections[-1]
+
+    def hang_up(self) -> None:
+        """Close the connections of all clients and aggregators made so far."""
+        while self._connections:
+            self._connections.pop().close()
+
     def tls(self, certificate: tuple[Path, Path] | None = None) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=self.folder / "aggregator" / "ca.pem")
         if certificate:
@@ -77,7 +87,7 @@ class Client:
         self.name, self.deployment, self.key = name, deployment, SigningKey.generate()
         keys = SealingKey.generate().public.hex(), self.key.public.hex()
         self.credential = Credential(pins.federation, name, role, *keys).issue(issuer)
-        self.http = httpx.Client(verify=deployment.tls(), timeout=60, trust_env=False)
+        self.http = deployment.connection(deployment.tls())
 
     def ask(
         self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None, prefix: str = PREFIX
@@ -102,7 +112,7 @@ class Aggregator:
     def __init__(self, deployment: Deployment) -> None:
         folder = deployment.folder / "aggregator"
         context = deployment.tls((folder / "tls.pem", folder / "tls-key.pem"))
-        self.url, self.http = deployment.urls["shuffler-aggregator"], httpx.Client(verify=context, trust_env=False)
+        self.url, self.http = deployment.urls["shuffler-aggregator"], deployment.connection(context)
 
     def ask(self, method: str, path: str, body: bytes = b"", prefix: str = PREFIX) -> httpx.Response:
         return self.http.request(method, self.url + prefix + path, content=body or None, timeout=30)

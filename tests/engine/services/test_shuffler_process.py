@@ -34,6 +34,7 @@ def test_a_killed_shuffler_goes_on_where_it_was(tmp_path: Path) -> None:
         opened = [open_row(deployment.opener, row, "trial", "run-0", batch.key).decode().strip() for row in rows]
         assert Counter(opened) == Counter(f"{name}/{i}" for name in names for i in range(2))
 
+        deployment.hang_up()
         with ThreadPoolExecutor(1) as pool:  # somebody waits when it is told to stop
             waiting = pool.submit(deployment.client("ada").ask, "GET", "/announcement?after=1")
             time.sleep(0.5)
@@ -68,6 +69,7 @@ def test_revoked_clients_are_out_before_the_next_batch_opens(tmp_path: Path) -> 
         for name in ("client-0", "client-2"):
             assert clients[name].submit(third.key).status_code == 200
         assert aggregator.on(third.key, "GET").json()["state"] == "ready"  # it is not waited for
+        deployment.hang_up()
         assert process.stop() == 0
         events = [json.loads(line) for line in process.err]
         assert [line["level"] for line in events if line["event"] == "no-revocations"] == ["warning"]
@@ -75,7 +77,7 @@ def test_revoked_clients_are_out_before_the_next_batch_opens(tmp_path: Path) -> 
 
 def test_the_log_names_no_client(tmp_path: Path) -> None:
     """Neither beside rows nor beside a greeting or a poll, whose times would tell whose rows came between."""
-    deployment, name = Deployment(tmp_path), "conspicuous-name"
+    deployment, name = Deployment(tmp_path), "zebedee"
     batch = deployment.batch(name, "bob")
     with deployment.start() as process:
         client, aggregator = deployment.client(name), deployment.aggregator()
@@ -88,6 +90,7 @@ def test_the_log_names_no_client(tmp_path: Path) -> None:
         client.ask("GET", "/nothing-here")
         deployment.client("bob").submit(batch.key)
         aggregator.on(batch.key, "POST", "/release")
+        deployment.hang_up()
         assert process.stop() == 0
         lines = [json.loads(line) for line in process.err]
         assert [line["status"] for line in lines if line.get("path") == f"{PREFIX}/rows"] == [200, 409, 422, 200]

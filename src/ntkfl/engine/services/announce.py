@@ -40,7 +40,7 @@ class Bell:
     """Wakes those who wait for an announcement; each costs an entry in a list, not a thread."""
 
     def __init__(self) -> None:
-        self._rung, self._closed, self._waiting = asyncio.Event(), False, 0
+        self._rung, self.closed, self._waiting = asyncio.Event(), False, 0
 
     def __len__(self) -> int:
         """How many wait."""
@@ -50,7 +50,7 @@ class Bell:
         """Whether it rang in that time. Nothing can be missed between a look and this: both are of one event loop."""
         self._waiting += 1
         try:
-            async with asyncio.timeout(0 if self._closed else seconds):
+            async with asyncio.timeout(0 if self.closed else seconds):
                 return await self._rung.wait()
         except TimeoutError:
             return False
@@ -65,5 +65,5 @@ class Bell:
         """Let nobody wait on once a stop is asked for, or it would take as long as they wait."""
         while not stop.is_set():
             await asyncio.sleep(0.1)
-        self._closed = True
+        self.closed = True
         self.ring()

@@ -100,6 +100,15 @@ class _Protocol(H11Protocol):
         super().on_response_complete()
         self.loop.call_later(HEADERS_S, self._give_up, done)
 
+    def shutdown(self) -> None:
+        super().shutdown()
+        self.loop.call_later(1, self._cut)
+
+    def _cut(self) -> None:
+        """A peer that keeps an idle connection and does not answer its closing would hold up a stop for long."""
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.abort()
+
     def _give_up(self, last: object) -> None:
         if self.cycle is last and not self.transport.is_closing():
             self.transport.close()

@@ -110,7 +110,7 @@ def client_app(
 
     async def frame(request: Request) -> tuple[BatchKey, list[bytes]]:
         try:
-            return unpack_rows(await request.body())
+            return await asyncio.to_thread(unpack_rows, await request.body())
         except MessageError as error:
             raise Refused(422, "malformed", str(error)) from None
 
@@ -122,15 +122,13 @@ def client_app(
         return {"status": "present"}
 
     @app.get("/v1/runs/{run}/announcement")
-    async def announcement(
-        after: Annotated[int, Query(ge=0, lt=1 << 63)] = 0, credential: Credential = signer
-    ) -> Response:
+    async def announcement(after: After = 0, credential: Credential = signer) -> Response:
         await asyncio.to_thread(shuffler.refuse_revoked, credential.client)
         found = shuffler.announcement(after)
         if found is None and await bell.wait(wait_s):
             found = shuffler.announcement(after)
         if found is None:
-            return Response(status_code=204)
+            return Response(status_code=204, headers={"connection": "close"} if bell.closed else None)
         headers = {SEQUENCE_HEADER: str(found[0]), NEWEST_HEADER: str(shuffler.newest)}
         return Response(found[1], media_type=_BINARY, headers=headers)
 

@@ -112,6 +112,7 @@ class _Body:
 
     data: bytearray = field(default_factory=bytearray)
     size: int = 0
+    coming: bool = True
     taken: bool = False
 
 
@@ -142,7 +143,8 @@ class _Guard:
             await self._receive(scope, receive, body)
             await self._app(scope, _replay(body, receive), answer)
         except Refused as error:  # by `_receive`: the application answers its own
-            await _drain(receive)
+            if body.coming:
+                await _drain(receive)
             await _error(error.status, error.reason, str(error), {"connection": "close"})(scope, receive, answer)
         except _Gone:
             pass
@@ -171,12 +173,11 @@ class _Guard:
             raise too_large
         try:
             async with asyncio.timeout(self._receive_s):
-                more = True
-                while more:
+                while body.coming:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise _Gone
-                    chunk, more = message.get("body", b""), message.get("more_body", False)
+                    chunk, body.coming = message.get("body", b""), message.get("more_body", False)
                     body.data += chunk
                     body.size += len(chunk)
                     self._held += len(chunk)
@@ -185,6 +186,7 @@ class _Guard:
                     if self._held > self._max_held:
                         raise Refused(503, "busy", "too many bodies are on their way in; try again soon")
         except TimeoutError:
+            body.coming = False
             raise Refused(408, "too-slow", f"a body must arrive within {self._receive_s:g} seconds") from None
 
 
