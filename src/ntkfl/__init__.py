@@ -2,6 +2,7 @@
 
 from ntkfl import data, methods, models, tangent
 from ntkfl.engine import Run, train
+from ntkfl.engine.export import load_exported
 from ntkfl.errors import NTKFLError
 from ntkfl.tangent import Evolution, Jacobian, concatenate, evolve, geometric_steps, jacobian
 from ntkfl.version import __version__
@@ -17,6 +18,7 @@ __all__ = [
     "evolve",
     "geometric_steps",
     "jacobian",
+    "load_exported",
     "methods",
     "models",
     "tangent",

@@ -11,11 +11,13 @@ import torch
 from ntkfl.errors import ConfigError, ModelError
 from ntkfl.privacy.binding import Secret
 from ntkfl.privacy.projection import (
+    KINDS,
     Projection,
     RunSecret,
     gaussian_matrix,
     make_projection,
     orthonormal,
+    smooth,
     standardize_rows,
 )
 
@@ -27,6 +29,7 @@ SMALL_ORTHONORMAL = [
 ]  # fmt: skip
 LARGE = "bee933f9f82430071063c9bc843fbef98df50fbb431060b7bff5da512d069e4e"
 LARGE_ORTHONORMAL = "58de19a5da15c746394226f576f5fe991235b47bd8da88a53c93f994b968361f"
+LARGE_SMOOTH = "ca7f2881c327f701d1ed6d72caad110ecd15107cf94de2efa4da2d50b4fe3205"
 
 
 def digest(matrix: np.ndarray) -> str:
@@ -40,6 +43,7 @@ def test_vectors() -> None:
     large = gaussian_matrix(SECRET, 784, 200)
     assert digest(large) == LARGE
     assert digest(orthonormal(large)) == LARGE_ORTHONORMAL
+    assert digest(make_projection(SECRET, (1, 28, 28), 200, "smooth").matrix.numpy()) == LARGE_SMOOTH
     assert SECRET.key_id == "5c3b5213dd7fcbf0"
 
 
@@ -139,3 +143,44 @@ def test_a_simulations_secret_follows_its_seed() -> None:
     assert RunSecret.simulated(3) != RunSecret.simulated(4)
     assert RunSecret.simulated(3).key_id == RunSecret.simulated(3).key_id
     assert RunSecret.simulated(3).federation == "simulation"
+
+
+def test_smoothing_by_hand() -> None:
+    """One pass over a single pixel spreads it as 1 2 1 both ways; edges give back what would leave."""
+    picture = np.zeros((1, 5, 5, 1), dtype=np.float32)
+    picture[0, 2, 2] = 16
+    once = smooth(picture.reshape(25, 1), (1, 5, 5)).reshape(5, 5)
+    assert once[1:4, 1:4].tolist() == [[1, 2, 1], [2, 4, 2], [1, 2, 1]]
+    corner = np.zeros((25, 1), dtype=np.float32)
+    corner[0] = 16
+    assert smooth(corner, (5, 5)).reshape(5, 5)[:2, :2].tolist() == [[9, 3], [3, 1]]
+    constant = np.full((784, 3), 2.5, dtype=np.float32)
+    assert np.array_equal(smooth(constant, (1, 28, 28)), constant)  # 4 passes, exact
+    spread = smooth(np.eye(784, dtype=np.float32)[:, [14 * 28 + 14]], (28, 28)).reshape(28, 28)
+    rows = np.arange(28) - 14
+    assert abs((spread.sum(1) * rows**2).sum() - 4 / 2) < 1e-6  # variance n/2
+
+
+def test_a_smooth_projection_keeps_more_of_a_smooth_picture() -> None:
+    grid = np.linspace(-1, 1, 28)
+    pictures = np.stack([np.cos(a * grid[:, None] + b * grid[None, :]) for a in (1, 2, 3) for b in (0, 2)])
+    x = torch.from_numpy(pictures).reshape(6, 1, 28, 28)
+    share = {k: float(make_projection(SECRET, (1, 28, 28), 100, k)(x).square().sum() / x.square().sum()) for k in KINDS}
+    assert share["smooth"] > 0.9
+    assert share["orthonormal"] < 0.3
+    P = make_projection(SECRET, (1, 28, 28), 100, "smooth").matrix.double()
+    assert float((P.T @ P - torch.eye(100)).abs().max()) < 1e-6
+
+
+def test_smooth_columns_of_two_secrets_are_strangers() -> None:
+    """What smoothing leaves secret: a column says little about the same column under another seed."""
+    other = RunSecret(Secret(bytes(range(1, 33))), "federation", "run")
+    P, R = (make_projection(s, (1, 28, 28), 100, "smooth").matrix.double() for s in (SECRET, other))
+    assert float((P * R).sum(0).abs().mean()) < 0.2
+
+
+def test_smooth_is_for_images() -> None:
+    with pytest.raises(ConfigError, match="for images"):
+        make_projection(SECRET, (784,), 20, "smooth")
+    with pytest.raises(ConfigError, match="ask for fewer features"):
+        orthonormal(np.ones((4, 2), dtype=np.float32))

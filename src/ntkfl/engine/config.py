@@ -58,6 +58,10 @@ class ModelConfig(Options):
 
     name: str = "mlp"
     hidden: tuple[int, ...] = Field((100,), description="hidden widths")
+    gain: float | None = Field(
+        None, gt=0, description="factor of the first layer's weights; default: the method's, or 1"
+    )
+    bias: float | None = Field(None, description="first layer's first biases; default: the method's, or 0")
 
     def model_post_init(self, _: object) -> None:
         if self.name not in MODELS:
@@ -67,7 +71,13 @@ class ModelConfig(Options):
         """The network with weights drawn from `seed`, leaving the global generator as it was."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(seed, "model"))
-            return models.mlp(math.prod(input_shape), *self.hidden, outputs)
+            shape = {"gain": 1.0 if self.gain is None else self.gain, "bias": self.bias or 0.0}
+            return models.mlp(math.prod(input_shape), *self.hidden, outputs, **shape)
+
+    def suited(self, method: Method) -> ModelConfig:
+        """With what suits the method where nothing was said."""
+        given = self.model_dump(exclude_none=True)
+        return ModelConfig(**{"gain": 1.0, "bias": 0.0, **method.model_defaults, **given})
 
 
 class RunConfig(Options):
@@ -104,7 +114,8 @@ class RunConfig(Options):
         return {
             "ntkfl": __version__,
             "simulation": True,
-            **self.model_dump(mode="json", exclude={"method"}),
+            **self.model_dump(mode="json", exclude={"method", "model"}),
+            "model": self.model.suited(method).model_dump(mode="json"),
             "method": {"name": method.name} | method.model_dump(mode="json"),
         }
 
@@ -153,7 +164,8 @@ def execute(
     """Train what the configuration says."""
     ready = prepared or prepare(config)
     method = config.build_method()
-    model = config.model.build(method.model_input_shape(ready.fed.input_shape), ready.fed.output_dim, config.seed)
+    network = config.model.suited(method)
+    model = network.build(method.model_input_shape(ready.fed.input_shape), ready.fed.output_dim, config.seed)
     return train(
         model.to(getattr(torch, config.precision)),
         ready.fed,

@@ -103,6 +103,7 @@ class Method(Stages):
     name: ClassVar[str]
     paper: ClassVar[str]
     sparsifies: ClassVar[bool] = False  # whether `sparsity` means something to it
+    model_defaults: ClassVar[Mapping[str, float]] = {}  # options of the network that suit it, where none are given
 
     loss: str = Field("ce", description="ce or mse")
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="part of a class label spread over all classes")

@@ -24,6 +24,7 @@ from ntkfl.privacy.gaussian import gaussians
 
 KINDS = ("gaussian", "orthonormal", "smooth")
 SEED_BYTES = 32
+_VANISHED = 1e-10  # a column this short is all rounding
 
 
 @dataclass(frozen=True)
@@ -103,24 +104,19 @@ def gaussian_matrix(secret: RunSecret, inputs: int, outputs: int) -> NDArray[np.
     return gaussians(stream).reshape(inputs, outputs)
 
 
-def smoothing(outputs: int) -> list[int]:
-    """How often column 0, 1, … is smoothed: most first, so that the first columns hold most of an image's energy."""
-    return [2 + (62 * (outputs - 1 - j) ** 3) // max(1, outputs - 1) ** 3 for j in range(outputs)]
-
-
 def smooth(matrix: NDArray[np.float32] | NDArray[np.float64], shape: Sequence[int]) -> NDArray[np.float64]:
-    """Columns as pictures [..., H, W], each smoothed n_j times along both axes: x_i ← (x_{i−1} + 2 x_i + x_{i+1})/4.
+    """Columns as pictures [..., H, W], smoothed along both axes: x_i ← (x_{i−1} + 2 x_i + x_{i+1})/4, edges repeated.
 
-    Edges are repeated outwards. n passes are close to a Gaussian of variance n/2 pixels².
+    Four times for 28×28 images, for others in proportion to their pixels, at least once: n times is close to a Gaussian
+    of variance n/2 pixels². All columns alike: smoothing the first ones more would order them by coarseness, pack more
+    of an image into fewer numbers, and make the columns of two secrets resemble each other.
     """
     if len(shape) < 2 or min(shape[-2:]) < 2:
         raise ConfigError(f"a smooth projection is for images, inputs of shape […, height, width], got {list(shape)}")
-    times = smoothing(matrix.shape[1])
     pictures = matrix.astype(np.float64).reshape(*shape, -1)
-    for done in range(max(times)):
-        columns = sum(n > done for n in times)  # those that want more come first
+    for _ in range(max(1, 4 * math.prod(shape[-2:]) // 784)):
         for axis in (len(shape) - 2, len(shape) - 1):
-            pictures[..., :columns] = _smooth_once(pictures[..., :columns], axis)
+            pictures = _smooth_once(pictures, axis)
     return pictures.reshape(matrix.shape)
 
 
@@ -141,7 +137,10 @@ def orthonormal(matrix: NDArray[np.float32] | NDArray[np.float64]) -> NDArray[np
     for _ in range(2):
         for j in range(Q.shape[1]):
             column = Q[:, j]
-            column /= np.sqrt(_sum(column * column))
+            size = np.sqrt(_sum(column * column))
+            if not size > _VANISHED:
+                raise ConfigError(f"{Q.shape[1]} orthonormal columns cannot be had: ask for fewer features")
+            column /= size
             rest = Q[:, j + 1 :]
             if rest.shape[1]:
                 rest -= column[:, None] * _sum(column[:, None] * rest)

@@ -80,9 +80,8 @@ class Aggregator:
         self.method = terms.build_method()
         if not self.method.shuffle:
             raise ConfigError("clients send through the shuffler here: the terms need shuffle = true")
-        dtype = getattr(torch, terms.precision)
         self._inputs = self.method.model_input_shape(terms.inputs)
-        self.model = terms.model.build(self._inputs, terms.outputs, settings.seed).to(dtype)
+        self.model = terms.build_model(settings.seed)
         smoothing = self.method.label_smoothing
         self.task = Task(
             self.model, terms.outputs, self.method.loss, total_clients=settings.clients, label_smoothing=smoothing

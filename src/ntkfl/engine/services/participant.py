@@ -72,8 +72,9 @@ class Participant:
             assert projection is not None
             x = projection(x)
         self.x, self.y = x, y.to(dtype) if y.is_floating_point() else y.long()
-        model = terms.model.build(self.method.model_input_shape(terms.inputs), terms.outputs, seed=0).to(dtype)
-        self.task = Task(model, terms.outputs, self.method.loss, label_smoothing=self.method.label_smoothing)
+        self.task = Task(
+            terms.build_model(seed=0), terms.outputs, self.method.loss, label_smoothing=self.method.label_smoothing
+        )
         self.seen: BatchKey | None = None
         self._client: tuple[int, int, Client] | None = None
         self._memory: State = {}

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+import torch
 from pydantic import Field, field_validator
+from torch import nn
 
 from ntkfl.engine.config import ModelConfig, build_method, read_toml
 from ntkfl.errors import ConfigError
@@ -56,6 +58,13 @@ class Terms(Options):
 
     def build_method(self) -> Method:
         return build_method(self.method)
+
+    def build_model(self, seed: int) -> nn.Module:
+        """The network, for inputs as it gets them; first weights drawn from `seed`."""
+        method = self.build_method()
+        shape = method.model_input_shape(self.inputs)
+        model = self.model.suited(method).build(shape, self.outputs, seed)
+        return model.to(getattr(torch, self.precision))
 
 
 class Federation(Options):
