@@ -84,12 +84,12 @@ class PositionFirst(nn.Module):
         return self.out(torch.tanh(self.a(x.view(-1, 2, 2).transpose(0, 1))).sum(0))
 
 
-class Convolutional(nn.Module):
+class UnknownLayer(nn.Module):
     """A layer type that the factored form does not know, between two it does."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.conv, self.out = nn.Linear(4, 8), nn.Conv1d(2, 3, 2), nn.Linear(9, 3)
+        self.a, self.conv, self.out = nn.Linear(4, 8), nn.ConvTranspose1d(2, 3, 2), nn.Linear(15, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(torch.tanh(self.conv(torch.tanh(self.a(x)).view(-1, 2, 4))).flatten(1))
@@ -142,7 +142,7 @@ ARCHITECTURES: dict[str, object] = {
     "sequence": Sequence,
     "batch merged": MergedBatch,
     "position first": PositionFirst,
-    "unknown layer": Convolutional,
+    "unknown layer": UnknownLayer,
     "in-place activations": InPlace,
     "unused parameters": Unused,
     "partly frozen": partly_frozen,

@@ -3,7 +3,7 @@
 from ntkfl.tangent.evolution import PAPER_STEPS, Evolution, evolve, geometric_steps
 from ntkfl.tangent.jacobian import Jacobian, concatenate
 from ntkfl.tangent.sparse import SparseBlock
-from ntkfl.tangent.tracing import jacobian
+from ntkfl.tangent.tracing import jacobian, jacobian_numbers, working_numbers
 
 __all__ = [
     "PAPER_STEPS",
@@ -14,4 +14,6 @@ __all__ = [
     "evolve",
     "geometric_steps",
     "jacobian",
+    "jacobian_numbers",
+    "working_numbers",
 ]

@@ -1,7 +1,7 @@
 """The factored form: each layer's derivatives as the thin factors they are products of, exact and far smaller.
 
-A layer type is one class here: a `Block` that also says which module it belongs to, how to run that module with its
-parameters held fixed, and how to build itself from the recorded calls. `LAYERS` is the list of those known.
+A block here is one way in which weights enter a network linearly: out = W(a) + b, with the layer's input `a` and the
+sensitivities g = ∂f/∂out stored, never their product. `layers/` says which modules are made of which blocks.
 """
 
 from __future__ import annotations
@@ -11,99 +11,212 @@ from collections.abc import Hashable, Sequence
 from typing import ClassVar, NamedTuple, Self
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from ntkfl.tangent.dense import DenseBlock
 from ntkfl.tangent.jacobian import Block
+
+_DENSE_NUMBERS = 2**22  # numbers of a block that a Gram matrix makes dense at a time, on each side
 
 
 class Call(NamedTuple):
-    """One use of a layer in a forward pass: its input, and ∂f/∂(its output) for each of the d2 outputs."""
+    """One use of weights in a forward pass: the input, and ∂f/∂(the output) for each of the d2 outputs of the model."""
 
-    input: Tensor  # [N, ..., n_in]
-    sensitivity: Tensor  # [N, d2, ..., n_out]
-
-
-class LayerBlock(Block):
-    """A block that knows its layer type."""
-
-    module: ClassVar[type[nn.Module]]
-    parameters: ClassVar[tuple[str, ...]]
-
-    @staticmethod
-    @abstractmethod
-    def run_fixed(module: nn.Module, x: Tensor) -> Tensor:
-        """The module's output with its parameters detached, so that autograd sees only the way through the input."""
-
-    @classmethod
-    @abstractmethod
-    def from_calls(cls, calls: Sequence[Call], columns: tuple[slice | None, ...]) -> Self:
-        """The block of all calls summed; `columns` follow `parameters`, None where there is none or it is frozen."""
+    input: Tensor  # [N, ...]
+    sensitivity: Tensor  # [N, d2, ...]
 
 
-class LinearBlock(LayerBlock):
-    """`out = W a + b` used T times a sample: rows Σ_t g_t ⊗ [a_t, 1].
+class FactoredBlock(Block):
+    """a: [N, ...], the layer's inputs; g: [N, d2, q], the sensitivities of its q numbers of output a sample.
 
-    a: [N, T, n_in]; g: [N, d2, T·n_out] (a frozen W or b has no columns).
+    `weight` and `bias` are their columns; None where there is none or it is frozen. Without a weight only `densify`
+    works: g summed over positions is then the smallest form. `settings` are the layer's own (a convolution's stride).
     """
 
-    module = nn.Linear
-    parameters = ("weight", "bias")
+    kind: ClassVar[str]
 
-    def __init__(self, a: Tensor, g: Tensor, weight: slice | None, bias: slice | None) -> None:
+    def __init__(
+        self, a: Tensor, g: Tensor, weight: slice | None, bias: slice | None, settings: tuple[int, ...] = ()
+    ) -> None:
         self.a, self.g = a, g
         self.weight, self.bias = weight, bias
-        self.T, self.n_in = a.shape[1], a.shape[2]
-        self.n_out = g.shape[2] // self.T
-
-    @staticmethod
-    def run_fixed(module: nn.Module, x: Tensor) -> Tensor:
-        assert isinstance(module, nn.Linear)
-        return F.linear(x, module.weight.detach(), None if module.bias is None else module.bias.detach())
+        self.settings = settings
 
     @classmethod
-    def from_calls(cls, calls: Sequence[Call], columns: tuple[slice | None, ...]) -> Self:
-        inputs = [c.input.reshape(c.input.shape[0], -1, c.input.shape[-1]) for c in calls]
-        outputs = [c.sensitivity.flatten(start_dim=2) for c in calls]
-        a = inputs[0] if len(inputs) == 1 else torch.cat(inputs, dim=1)
-        g = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
-        weight, bias = columns
-        return cls(a.contiguous(), g.contiguous(), weight, bias)
+    @abstractmethod
+    def from_calls(
+        cls, calls: Sequence[Call], weight: slice | None, bias: slice | None, settings: tuple[int, ...]
+    ) -> FactoredBlock | DenseBlock:
+        """The block of all calls summed; dense where the calls have no factors in common."""
+
+    @classmethod
+    @abstractmethod
+    def fits(cls, a: Tensor, g: Tensor, weight: int, bias: int | None, settings: tuple[int, ...]) -> bool:
+        """Whether tensors from a stranger are factors of `weight` and `bias` (None: none) many columns."""
+
+    @classmethod
+    def admits(cls, sample_dim: int, ndim: int, settings: tuple[int, ...]) -> bool:
+        """Whether samples may lie along this dimension of the layer's input of `ndim` dimensions."""
+        return sample_dim < ndim - 1
+
+    @classmethod
+    def scratch(cls, input: Sequence[int], output: Sequence[int], settings: tuple[int, ...]) -> int:
+        """Numbers a sample needs besides its factors and their product while this is made dense."""
+        return 0
+
+    @abstractmethod
+    def moved(self, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The change of the layer's outputs when its parameters change: [..., k], [..., k_b] -> [..., N, q]."""
+
+    @abstractmethod
+    def pulled(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Its transpose, cotangent [..., N, q] -> [..., k] and, where a bias trains, [..., k_b]."""
+
+    @abstractmethod
+    def weight_values(self) -> Tensor:
+        """∂f/∂weight, dense: [N, d2, k]."""
+
+    @abstractmethod
+    def bias_values(self) -> Tensor:
+        """∂f/∂bias, dense: [N, d2, k_b]."""
 
     @property
     def layout(self) -> Hashable:
         spans = tuple(None if s is None else (s.start, s.stop) for s in (self.weight, self.bias))
-        return ("linear", spans, self.T, self.n_in, self.n_out)
+        return (self.kind, spans, self.settings, self.a.shape[1:], self.g.shape[1:])
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.a, self.g)
 
     def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
         a, g = tensors
-        return type(self)(a, g, self.weight, self.bias)
+        return type(self)(a, g, self.weight, self.bias, self.settings)
 
     def add_jvp(self, out: Tensor, delta: Tensor) -> None:
-        lead, N = delta.shape[:-1], self.a.shape[0]
-        rows = self.a.view(N * self.T, self.n_in)
-        moved: Tensor | None = None  # the change of the layer's outputs, [..., N·T, n_out]
-        if self.weight is not None:
-            moved = rows @ delta[..., self.weight].reshape(*lead, self.n_out, self.n_in).mT
-        if self.bias is not None:
-            shift = delta[..., self.bias].unsqueeze(-2)
-            moved = shift.expand(*lead, N * self.T, self.n_out) if moved is None else moved.add_(shift)
-        assert moved is not None
-        out += _rowwise(self.g, moved.reshape(*lead, N, self.T * self.n_out))
+        assert self.weight is not None
+        if not len(self.g):
+            return
+        moved = self.moved(delta[..., self.weight], None if self.bias is None else delta[..., self.bias])
+        out += _rowwise(moved, self.g.mT)
 
     def add_vjp(self, out: Tensor, cotangent: Tensor) -> None:
-        lead, N = cotangent.shape[:-2], self.a.shape[0]
-        pulled = _rowwise(self.g.mT, cotangent).reshape(*lead, N * self.T, self.n_out)
-        if self.weight is not None:
-            product = pulled.mT @ self.a.view(N * self.T, self.n_in)
-            out[..., self.weight] += product.reshape(*lead, self.n_out * self.n_in)
-        if self.bias is not None:
-            out[..., self.bias] += pulled.sum(dim=-2)
+        assert self.weight is not None
+        if not len(self.g):  # nothing to add, and PyTorch's kernels differ in what they make of no rows
+            return
+        weight, bias = self.pulled(_rowwise(cotangent, self.g))
+        out[..., self.weight] += weight
+        if self.bias is not None and bias is not None:
+            out[..., self.bias] += bias
 
     def gram(self, other: Self) -> Tensor:
+        return self._gram_of_dense_rows(other)
+
+    def write_dense(self, out: Tensor) -> None:
+        if self.weight is not None:
+            out[..., self.weight] = self.weight_values()
+        if self.bias is not None:
+            out[..., self.bias] = self.bias_values()
+
+    def densify(self) -> DenseBlock:
+        """The same columns, every derivative stored: N·d2·(k + k_b) numbers."""
+        parts, columns = [], []
+        if self.weight is not None:
+            parts, columns = [self.weight_values()], [self.weight]
+        if self.bias is not None:
+            parts.append(self.bias_values())
+            columns.append(self.bias)
+        return DenseBlock(parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1), tuple(columns))
+
+    @property
+    def columns(self) -> int:
+        return sum(int(s.stop - s.start) for s in (self.weight, self.bias) if s is not None)
+
+    def _gram_of_dense_rows(self, other: Self) -> Tensor:
+        """N·N'·d2·k products whatever the number of positions, a few of the d2 outputs at a time.
+
+        Outputs rather than rows are taken in turn, for then nothing is made dense twice, unless one is too large.
+        """
+        d2 = self.g.shape[1]
+        rows = max(1, _DENSE_NUMBERS // self.columns)
+        few = max(1, rows // max(len(self.g), len(other.g), 1))
+        out = self.g.new_zeros(len(self.g), len(other.g))
+        for i in range(0, len(self.g), rows):
+            for at in range(0, d2, few):
+                left = self._part(i, i + rows, at, at + few)
+                for j in range(0, len(other.g), rows):
+                    right = left if other is self and i == j else other._part(j, j + rows, at, at + few)
+                    out[i : i + rows, j : j + rows].addmm_(left, right.T)
+        return out
+
+    def _part(self, start: int, stop: int, first: int, last: int) -> Tensor:
+        """Some rows of some outputs, dense and flat."""
+        few = self.with_tensors((self.a[start:stop], self.g[start:stop, first:last].contiguous()))
+        return few.densify().values.flatten(1)
+
+
+class LinearBlock(FactoredBlock):
+    """`out = W a + b` used T times a sample: rows Σ_t g_t ⊗ [a_t, 1].
+
+    a: [N, T, n_in]; g: [N, d2, T·n_out].
+    """
+
+    kind = "linear"
+
+    def __init__(
+        self, a: Tensor, g: Tensor, weight: slice | None, bias: slice | None, settings: tuple[int, ...] = ()
+    ) -> None:
+        super().__init__(a, g, weight, bias, settings)
+        self.T, self.n_in = a.shape[1], a.shape[2]
+        self.n_out = g.shape[2] // self.T
+
+    @classmethod
+    def from_calls(
+        cls, calls: Sequence[Call], weight: slice | None, bias: slice | None, settings: tuple[int, ...]
+    ) -> LinearBlock:
+        a = joined([c.input.reshape(len(c.input), -1, c.input.shape[-1]) for c in calls], dim=1)
+        g = joined([c.sensitivity.flatten(start_dim=2) for c in calls], dim=2)
+        return cls(a, g, weight, bias)
+
+    @classmethod
+    def fits(cls, a: Tensor, g: Tensor, weight: int, bias: int | None, settings: tuple[int, ...]) -> bool:
+        if a.ndim != 3 or not a.is_floating_point() or settings or not a.shape[1] or g.shape[2] % a.shape[1]:
+            return False
+        n_out = g.shape[2] // a.shape[1]
+        return weight == n_out * a.shape[2] and bias in (None, n_out)
+
+    def moved(self, weight: Tensor, bias: Tensor | None) -> Tensor:
+        lead, N = weight.shape[:-1], len(self.a)
+        rows = self.a.view(N * self.T, self.n_in)
+        moved = rows @ weight.reshape(*lead, self.n_out, self.n_in).mT
+        if bias is not None:
+            moved += bias.unsqueeze(-2)
+        return moved.reshape(*lead, N, self.T * self.n_out)
+
+    def pulled(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
+        lead, N = cotangent.shape[:-2], len(self.a)
+        rows = cotangent.reshape(*lead, N * self.T, self.n_out)
+        weight = (rows.mT @ self.a.view(N * self.T, self.n_in)).reshape(*lead, self.n_out * self.n_in)
+        return weight, None if self.bias is None else rows.sum(dim=-2)
+
+    def gram(self, other: Self) -> Tensor:
+        """The cheaper of pairs of positions, T²·(d2·n_out + n_in) operations a pair of samples, and dense rows."""
+        thin = self.T**2 * (self.g.shape[1] * self.n_out + self.n_in + _PASS)
+        if self.T == 1 or thin <= self.g.shape[1] * self.n_out * self.n_in:
+            return self._gram_of_pairs(other)
+        return self._gram_of_dense_rows(other)
+
+    def weight_values(self) -> Tensor:
+        N, d2 = self.g.shape[:2]
+        g = self.g.view(N, d2, self.T, self.n_out)
+        if self.T == 1:  # an outer product needs no sum, and broadcasting no reordering
+            return (g.mT * self.a.view(N, 1, 1, self.n_in)).flatten(2)
+        sums = torch.bmm(g.transpose(2, 3).reshape(N, d2 * self.n_out, self.T), self.a)
+        return sums.view(N, d2, self.n_out * self.n_in)
+
+    def bias_values(self) -> Tensor:
+        return self.g.view(*self.g.shape[:2], self.T, self.n_out).sum(dim=2)
+
+    def _gram_of_pairs(self, other: Self) -> Tensor:
         """T = 1: the Hadamard product of the inputs' and the sensitivities' Gram matrices. T > 1: summed over pairs."""
         d2 = self.g.shape[1]
         mine, theirs = self.g.view(-1, d2, self.T, self.n_out), other.g.view(-1, d2, self.T, self.n_out)
@@ -112,27 +225,23 @@ class LinearBlock(LayerBlock):
             left = mine[:, :, t].flatten(1)
             for u in range(self.T):
                 sensitivities = left @ theirs[:, :, u].flatten(1).T
-                if self.weight is not None:
-                    inputs = self.a[:, t] @ other.a[:, u].T
-                    sensitivities *= inputs.add_(1) if self.bias is not None else inputs
+                inputs = self.a[:, t] @ other.a[:, u].T
+                sensitivities *= inputs.add_(1) if self.bias is not None else inputs
                 total = sensitivities if total is None else total.add_(sensitivities)
         assert total is not None
         return total
 
-    def write_dense(self, out: Tensor) -> None:
-        N, d2 = self.g.shape[:2]
-        g = self.g.view(N, d2, self.T, self.n_out)
-        if self.weight is not None:
-            out[..., self.weight] = torch.einsum("njto,nti->njoi", g, self.a).reshape(N, d2, -1)
-        if self.bias is not None:
-            out[..., self.bias] = g.sum(dim=2)
+
+_PASS = 32  # what reading and writing an N×N' matrix a few times costs, in multiplications
 
 
-def _rowwise(matrices: Tensor, vectors: Tensor) -> Tensor:
-    """A matrix for each row: [N, p, q] and [..., N, q] -> [..., N, p]."""
-    if vectors.ndim == 2:
-        return torch.bmm(matrices, vectors.unsqueeze(-1)).squeeze(-1)
-    return torch.einsum("npq,...nq->...np", matrices, vectors)
+def joined(pieces: list[Tensor], dim: int) -> Tensor:
+    """One contiguous tensor; a single piece is copied only where it must be."""
+    return pieces[0].contiguous() if len(pieces) == 1 else torch.cat(pieces, dim=dim)
 
 
-LAYERS: dict[type[nn.Module], type[LayerBlock]] = {layer.module: layer for layer in (LinearBlock,)}
+def _rowwise(vectors: Tensor, matrices: Tensor) -> Tensor:
+    """A matrix for each row: [..., N, p] and [N, p, q] -> [..., N, q]."""
+    if vectors.ndim == 2:  # as rows: three times as fast on a CPU as the same with columns
+        return torch.bmm(vectors.unsqueeze(1), matrices).squeeze(1)
+    return torch.einsum("...np,npq->...nq", vectors, matrices)

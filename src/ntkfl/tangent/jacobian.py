@@ -1,7 +1,8 @@
 """What a Jacobian can do, whatever it is stored as.
 
 A Jacobian J ∈ R^{N×d2×d} holds ∂f_j(x_i)/∂w for N samples, d2 outputs and d weights. It is kept as blocks of
-columns, one per layer, each in the smallest exact form known for that layer (`factored.py`), or dense (`dense.py`).
+columns, one per layer, each in the smallest exact form known for that layer (`factored.py`, `layers/`), or dense
+(`dense.py`).
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class Jacobian(ABC):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.tensors()[0].dtype
+        return next(t.dtype for t in self.tensors() if t.is_floating_point())  # tokens and positions are integers
 
     @property
     def device(self) -> torch.device:
@@ -222,7 +223,7 @@ class StackedJacobian(Jacobian):
         for part, length in zip(runs[0].tolist(), runs[1].tolist(), strict=True):
             pieces.append(self.parts[part][rows[at : at + length] - starts[part]])
             at += length
-        return concatenate(pieces)
+        return concatenate(pieces) if pieces else self.parts[0][rows]
 
 
 def concatenate(jacobians: Sequence[Jacobian]) -> Jacobian:
@@ -282,7 +283,7 @@ def _dense_gram(left: BlockJacobian, right: BlockJacobian, budget: int = 2**26) 
     """Gram matrix across unlike forms, a few dense rows at a time (about `budget` numbers for each side)."""
     d2, d = left.shape[1:]
     rows = max(1, budget // (d2 * d))
-    out = left.tensors()[0].new_empty((len(left), len(right)))
+    out = torch.empty(len(left), len(right), dtype=left.dtype, device=left.device)
     for i in range(0, len(left), rows):
         a = left[i : i + rows].dense().flatten(1)
         for j in range(0, len(right), rows):

@@ -1,0 +1,98 @@
+"""Normalisation layers: what follows the normalisation, `out = γ ⊙ x̂ + β`, is all that trains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ntkfl.tangent.factored import Call, FactoredBlock, joined
+from ntkfl.tangent.layers.tape import Tape
+
+_CHANNELS_FIRST, _CHANNELS_LAST = (1,), (0,)
+
+
+class ScaleBlock(FactoredBlock):
+    """`out_t = γ ⊙ a_t + β` at T positions a sample: rows Σ_t [g_t ⊙ a_t, g_t]. Worth its factors at T = 1 alone.
+
+    a: [N, T, C], the normalised inputs; g: [N, d2, T·C]; γ, β: [C].
+    """
+
+    kind = "scale"
+
+    @classmethod
+    def from_calls(
+        cls, calls: Sequence[Call], weight: slice | None, bias: slice | None, settings: tuple[int, ...]
+    ) -> ScaleBlock:
+        """settings: `_CHANNELS_FIRST` for [N, C, ...], or `_CHANNELS_LAST` with the count of normalised dimensions."""
+        inputs, outputs = [c.input for c in calls], [c.sensitivity for c in calls]
+        if settings == _CHANNELS_FIRST:
+            inputs = [x.flatten(2).mT if x.ndim > 2 else x.unsqueeze(1) for x in inputs]
+            outputs = [g.flatten(3).mT if g.ndim > 3 else g.unsqueeze(2) for g in outputs]
+        else:
+            features = settings[1]
+            inputs = [x.flatten(-features).reshape(len(x), -1, x.shape[-features:].numel()) for x in inputs]
+        a = joined(inputs, dim=1)
+        return cls(a, joined([g.reshape(*g.shape[:2], -1) for g in outputs], dim=2), weight, bias)
+
+    @classmethod
+    def fits(cls, a: Tensor, g: Tensor, weight: int, bias: int | None, settings: tuple[int, ...]) -> bool:
+        shapes = a.ndim == 3 and a.is_floating_point() and a.shape[1] * a.shape[2] == g.shape[2] > 0
+        return shapes and not settings and weight == a.shape[2] and bias in (None, a.shape[2])
+
+    @classmethod
+    def admits(cls, sample_dim: int, ndim: int, settings: tuple[int, ...]) -> bool:
+        return sample_dim == 0 if settings == _CHANNELS_FIRST else sample_dim < ndim - settings[1]
+
+    def moved(self, weight: Tensor, bias: Tensor | None) -> Tensor:
+        out = self.a * weight[..., None, None, :]
+        if bias is not None:
+            out += bias[..., None, None, :]
+        return out.flatten(-2)
+
+    def pulled(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
+        at = cotangent.reshape(*cotangent.shape[:-1], *self.a.shape[1:])
+        return (at * self.a).sum(dim=(-3, -2)), None if self.bias is None else at.sum(dim=(-3, -2))
+
+    def weight_values(self) -> Tensor:
+        return (self._sensitivities() * self.a.unsqueeze(1)).sum(dim=2)
+
+    def bias_values(self) -> Tensor:
+        return self._sensitivities().sum(dim=2)
+
+    def _sensitivities(self) -> Tensor:
+        return self.g.view(*self.g.shape[:2], *self.a.shape[1:])
+
+
+def run_layer_norm(module: nn.LayerNorm, tape: Tape, input: Tensor) -> Tensor:
+    normal = F.layer_norm(input, module.normalized_shape, None, None, module.eps)
+    return _affine(module, tape, normal, (*_CHANNELS_LAST, len(module.normalized_shape)))
+
+
+def run_rms_norm(module: nn.RMSNorm, tape: Tape, input: Tensor) -> Tensor:
+    normal = F.rms_norm(input, module.normalized_shape, None, module.eps)
+    return _affine(module, tape, normal, (*_CHANNELS_LAST, len(module.normalized_shape)))
+
+
+def run_group_norm(module: nn.GroupNorm, tape: Tape, input: Tensor) -> Tensor:
+    return _affine(module, tape, F.group_norm(input, module.num_groups, None, None, module.eps), _CHANNELS_FIRST)
+
+
+def run_batch_norm(module: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d, tape: Tape, input: Tensor) -> Any:
+    if module.training or module.running_mean is None:  # statistics of the batch: no sample stands alone
+        return NotImplemented
+    normal = F.batch_norm(input, module.running_mean, module.running_var, None, None, False, 0.0, module.eps)
+    return _affine(module, tape, normal, _CHANNELS_FIRST)
+
+
+def _affine(module: nn.Module, tape: Tape, normal: Tensor, settings: tuple[int, ...]) -> Tensor:
+    gamma, beta = getattr(module, "weight", None), getattr(module, "bias", None)
+    if gamma is None:
+        return normal
+    shape = (-1, *[1] * (normal.ndim - 2)) if settings == _CHANNELS_FIRST else gamma.shape
+    out = normal * tape.value(gamma).view(shape)
+    if beta is not None:
+        out = out + tape.value(beta).view(shape)
+    return tape.tap(ScaleBlock, normal, out, "weight", None if beta is None else "bias", settings)

@@ -1,0 +1,65 @@
+"""What a known layer writes down while it runs: for each linear use of its weights, the input and the output."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ntkfl.tangent.factored import FactoredBlock
+
+
+class Slot(NamedTuple):
+    """A parameter of the layer by name; of its rows (first dimension) those from `start` to below `stop`, or all."""
+
+    name: str
+    start: int = 0
+    stop: int | None = None
+
+
+class Use(NamedTuple):
+    """In which module and block, and through which of the module's parameters, weights enter."""
+
+    module: str
+    block: type[FactoredBlock]
+    weight: Slot
+    bias: Slot | None
+    settings: tuple[int, ...]
+
+
+Uses = dict[Use, list[tuple[Tensor, Tensor]]]  # the (input, output) of each call
+
+
+class Tape:
+    """Given to a layer's `run`. A tape that records holds parameters fixed, so that autograd sees only the way through
+    the layer's input, and notes the uses; without `uses` it lets the layer run as it is, in operations that always
+    differentiate.
+    """
+
+    def __init__(self, module: str = "", uses: Uses | None = None) -> None:
+        self.module, self.uses = module, uses
+
+    def value(self, parameter: Tensor) -> Tensor:
+        return parameter if self.uses is None else parameter.detach()
+
+    def optional(self, parameter: Tensor | None) -> Tensor | None:
+        return None if parameter is None else self.value(parameter)
+
+    def tap(
+        self,
+        block: type[FactoredBlock],
+        input: Tensor,
+        output: Tensor,
+        weight: Slot | str,
+        bias: Slot | str | None = None,
+        settings: tuple[int, ...] = (),
+    ) -> Tensor:
+        """Note that `output` came from `input` through these parameters; the layer goes on with what is returned."""
+        if self.uses is None:
+            return output
+        if not output.requires_grad:
+            output.requires_grad_()
+        weight = Slot(weight) if isinstance(weight, str) else weight
+        bias = Slot(bias) if isinstance(bias, str) else bias
+        self.uses.setdefault(Use(self.module, block, weight, bias, settings), []).append((input.detach(), output))
+        return output.clone()  # an in-place activation behind the layer must not overwrite the tapped output

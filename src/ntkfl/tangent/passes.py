@@ -1,0 +1,150 @@
+"""The passes behind a Jacobian: forward with known layers on tape, backward once per output, blocks from both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ntkfl.errors import ModelError
+from ntkfl.tangent.dense import DenseBlock, dense_block
+from ntkfl.tangent.factored import Call, FactoredBlock
+from ntkfl.tangent.jacobian import Block, BlockJacobian
+from ntkfl.tangent.layers import LAYERS
+from ntkfl.tangent.layers.tape import Tape, Use, Uses
+from ntkfl.tangent.parameters import trainable
+
+
+@dataclass(frozen=True)
+class Part:
+    """One block to be: a use of a module's weights, where samples lie in each of its calls, and its columns."""
+
+    use: Use
+    sample_dims: tuple[int, ...]
+    weight: slice | None
+    bias: slice | None
+    dense: bool = False  # keep every derivative, where that is smaller than the factors
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a model's columns are covered: parts through known layers, and the parameters left for `torch.func`."""
+
+    known: dict[str, nn.Module]
+    parts: list[Part]
+    left: list[str]
+    outputs: int
+    total: int
+    stored: int = 0  # numbers a row of the Jacobian holds
+    working: int = 1  # numbers alive while a row is differentiated
+
+
+def piece(model: nn.Module, x: Tensor, plan: Plan) -> BlockJacobian:
+    """The Jacobian of a few rows, following the plan. Dense parts become one block: one matrix product for all."""
+    blocks: list[Block] = []
+    dense: list[DenseBlock] = []
+    if plan.parts:
+        taped, _, f = tapped_forward(model, x, plan.known, {part.use.module for part in plan.parts})
+        calls = [taped[part.use] for part in plan.parts]
+        outputs = [out for uses in calls for _, out in uses]
+        sensitivities = _sensitivities(f, outputs)
+        del f, outputs, taped
+        for part, uses in zip(plan.parts, calls, strict=True):
+            block = part.use.block.from_calls(
+                [
+                    # An iterator, so that each call's sensitivities are free once their block holds them.
+                    Call(a.movedim(dim, 0), next(sensitivities).movedim(dim + 1, 0))
+                    for (a, _), dim in zip(uses, part.sample_dims, strict=True)
+                ],
+                part.weight,
+                part.bias,
+                part.use.settings,
+            )
+            if isinstance(block, FactoredBlock) and (part.dense or part.weight is None):
+                block = block.densify()
+            if isinstance(block, DenseBlock):
+                dense.append(block)
+            else:
+                blocks.append(block)
+    if plan.left:
+        with substituted(plan.known, {}):
+            dense.append(dense_block(model, x, plan.left))
+    if dense:
+        columns = tuple(s for block in dense for s in block.columns)
+        values = dense[0].values if len(dense) == 1 else torch.cat([block.values for block in dense], dim=-1)
+        blocks.append(DenseBlock(values, columns))
+    return BlockJacobian(blocks, plan.outputs, plan.total)
+
+
+def tapped_forward(
+    model: nn.Module, x: Tensor, known: dict[str, nn.Module], recorded: set[str]
+) -> tuple[Uses, dict[str, Tensor], Tensor]:
+    """A forward pass, the `recorded` of the known layers on tape: their uses, the parameters as leaves, the output."""
+    uses: Uses = {}
+    tapes = {name: Tape(name, uses) for name in recorded}
+    leaves = {name: p.detach().requires_grad_() for name, p in trainable(model).items()}
+    with substituted(known, tapes), torch.enable_grad():
+        f: Tensor = functional_call(model, leaves, (x,))
+    if not f.requires_grad:
+        raise ModelError("the model's output depends on none of its trainable parameters")
+    return uses, leaves, f
+
+
+@contextmanager
+def substituted(known: dict[str, nn.Module], tapes: dict[str, Tape]) -> Iterator[None]:
+    """Known layers run by `LAYERS`, on their tape where they have one, so that no fused kernel is in the way."""
+
+    def forward(module: nn.Module, tape: Tape) -> Callable[..., Any]:
+        run, own = LAYERS[type(module)], module.forward
+
+        def run_or_own(*args: Any, **kwargs: Any) -> Any:
+            result = run(module, tape, *args, **kwargs)
+            return own(*args, **kwargs) if result is NotImplemented else result
+
+        return run_or_own
+
+    with ExitStack() as stack:
+        for name, module in known.items():
+            # In the instance's own dictionary, in front of the class's method: nothing is computed twice, as in a hook.
+            module.__dict__["forward"] = forward(module, tapes.get(name) or Tape())
+            stack.callback(module.__dict__.pop, "forward")
+        yield
+
+
+def substitutable(module: nn.Module) -> bool:
+    """A known layer that nobody has changed: a user's hooks or own `forward` may compute something else."""
+    changed = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
+    return type(module) in LAYERS and not changed
+
+
+def _sensitivities(f: Tensor, outputs: Sequence[Tensor]) -> Iterator[Tensor]:
+    """∂f_j/∂out, [d2, *out.shape], for each tapped output in turn; zero for one that nothing uses."""
+    seeds = torch.eye(f.shape[1], dtype=f.dtype, device=f.device).unsqueeze(1).expand(-1, *f.shape)
+    gradients: list[Tensor | None]
+    try:
+        gradients = list(
+            torch.autograd.grad(f, outputs, seeds, retain_graph=True, is_grads_batched=True, allow_unused=True)
+        )
+    except RuntimeError:  # an operation whose backward pass does not batch: an output at a time
+        each = [torch.autograd.grad(f, outputs, seed, retain_graph=True, allow_unused=True) for seed in seeds]
+        gradients = [None if same[0] is None else torch.stack(same) for same in zip(*each, strict=True)]
+    shapes = [out.shape for out in outputs]
+    zero = f.detach().new_zeros(())
+
+    def one_by_one() -> Iterator[Tensor]:
+        for i, shape in enumerate(shapes):
+            gradient, gradients[i] = gradients[i], None
+            yield zero.expand(len(seeds), *shape) if gradient is None else gradient.detach()
+
+    return one_by_one()
+
+
+def row_numbers(J: BlockJacobian) -> int:
+    """Numbers that a row of J holds."""
+    return sum(math.prod(t.shape[1:]) for t in J.tensors())

@@ -1,0 +1,192 @@
+"""Deciding, on two samples, which form each parameter's derivatives take, and proving the decision against autograd.
+
+A known layer runs with its parameters fixed, its outputs tapped. A parameter that still has a gradient after that is
+used in some other way (an unknown layer, a functional call) and goes, like a tied weight, to a dense block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ntkfl.errors import ModelError, NumericalError
+from ntkfl.tangent.jacobian import BlockJacobian
+from ntkfl.tangent.layers.tape import Slot, Use, Uses
+from ntkfl.tangent.parameters import column_slices, trainable
+from ntkfl.tangent.passes import Part, Plan, piece, row_numbers, substitutable, tapped_forward
+
+
+def make_plan(model: nn.Module, x: Tensor, form: str) -> Plan:
+    """The cheapest exact cover of all columns (`form` "auto"), factors wherever known ("factored"), or no factors."""
+    probe = x[:2] if len(x) > 1 else torch.cat([x, x])
+    parameters = trainable(model)
+    total = sum(p.numel() for p in parameters.values())
+    outputs = _check_outputs(model, probe)
+    known = {name: m for name, m in model.named_modules() if substitutable(m)}
+    if form == "dense":
+        plan = Plan(known, [], list(parameters), outputs, total, outputs * total, 3 * outputs * total)
+        _check_against_autograd(model, probe, piece(model, probe, plan))
+        return plan
+    alone = tapped_forward(model, probe[:1], known, set(known))[0]
+    pair, leaves, f = tapped_forward(model, probe, known, set(known))
+    gradients = torch.autograd.grad(f, list(leaves.values()), torch.ones_like(f), allow_unused=True)
+    leaking = {name for name, g in zip(leaves, gradients, strict=True) if g is not None}
+
+    slots = _slots(parameters, known, pair)
+    dims = {use: _sample_dims(use, alone.get(use, []), pair[use]) for use in slots}
+    refused = leaking | _shared(slots) | {p for use in slots if dims[use] is None for p, _ in slots[use]}
+    names = [{p for p, _ in named} for named in slots.values()]
+    while more := {p for same in names if refused & same for p in same} - refused:
+        refused |= more  # a layer is factored in all its parameters or in none
+    slices = column_slices(parameters)
+    parts = []
+    for use, named in slots.items():
+        sample_dims = dims[use]
+        if sample_dims is not None and not any(p in refused for p, _ in named):
+            columns = {slot: _columns(slices[p], parameters[p], slot) for p, slot in named}
+            bias = None if use.bias is None else columns.get(use.bias)
+            part = Part(use, sample_dims, columns.get(use.weight), bias)
+            parts.append(replace(part, dense=form == "auto" and _dense_is_smaller(part, pair[use], outputs)))
+    left = [p for p in parameters if p in refused]
+    if form == "factored" and left:
+        raise ModelError(
+            f"no factored form is known for {', '.join(left[:4])}{' …' if len(left) > 4 else ''}: "
+            "use form='auto' (a dense block for those alone) or form='dense'"
+        )
+    plan = Plan(known, parts, left, outputs, total)
+    J = piece(model, probe, plan)
+    _check_against_autograd(model, probe, J)
+    stored = row_numbers(J)
+    return replace(plan, stored=stored, working=stored + _working(plan, pair, slices))
+
+
+_Slots = dict[Use, list[tuple[str, Slot]]]
+
+
+def _slots(parameters: dict[str, nn.Parameter], known: dict[str, nn.Module], uses: Uses) -> _Slots:
+    """The uses of weights that train, each with the names of its trainable parameters in the model."""
+    names = {id(p): name for name, p in parameters.items()}
+    # Under every name that a parameter has in a module: two names may be one tensor.
+    own = {
+        module: {role: id(p) for role, p in known[module].named_parameters(remove_duplicate=False)}
+        for module in {use.module for use in uses}
+    }
+    found: _Slots = {}
+    for use in uses:
+        identities = [(own[use.module][slot.name], slot) for slot in (use.weight, use.bias) if slot is not None]
+        named = [(names[identity], slot) for identity, slot in identities if identity in names]
+        if named:
+            found[use] = named
+    return found
+
+
+def _shared(uses: _Slots) -> set[str]:
+    """Parameters of which some rows are used through more than one module or in more than one way."""
+    seen: dict[str, list[Slot]] = {}
+    shared = set()
+    for p, slot in (both for named in uses.values() for both in named):
+        if any(slot.start < _stop(other) and other.start < _stop(slot) for other in seen.get(p, [])):
+            shared.add(p)
+        seen.setdefault(p, []).append(slot)
+    return shared
+
+
+def _stop(slot: Slot) -> float:
+    return float("inf") if slot.stop is None else slot.stop
+
+
+def _columns(span: slice, parameter: Tensor, slot: Slot) -> slice:
+    """The columns of some rows of a parameter."""
+    if slot.stop is None:
+        return span
+    width = parameter.numel() // parameter.shape[0]
+    return slice(span.start + slot.start * width, span.start + slot.stop * width)
+
+
+_Calls = list[tuple[Tensor, Tensor]]
+
+
+def _sample_dims(use: Use, one: _Calls, two: _Calls) -> tuple[int, ...] | None:
+    """Where samples lie in each call: the one dimension that is 1 for one sample and 2 for two. None: nowhere."""
+    if len(one) != len(two):
+        return None
+    found = []
+    for (a1, out1), (a2, out2) in zip(one, two, strict=True):
+        dims = {_growing(a1, a2), _growing(out1, out2)}
+        dim = dims.pop()
+        if dims or dim is None or not use.block.admits(dim, a2.ndim, use.settings):
+            return None
+        found.append(dim)
+    return tuple(found)
+
+
+def _growing(one: Tensor, two: Tensor) -> int | None:
+    if one.ndim != two.ndim:
+        return None
+    differ = [i for i, (a, b) in enumerate(zip(one.shape, two.shape, strict=True)) if a != b]
+    return differ[0] if len(differ) == 1 and (one.shape[differ[0]], two.shape[differ[0]]) == (1, 2) else None
+
+
+def _dense_is_smaller(part: Part, pair: _Calls, outputs: int) -> bool:
+    """By numbers a row: all derivatives, or inputs and sensitivities."""
+    factors = sum(a.numel() + outputs * out.numel() for a, out in pair) // 2
+    columns = sum(_width(s) for s in (part.weight, part.bias) if s is not None)
+    return outputs * columns <= factors
+
+
+def _width(span: slice) -> int:
+    return int(span.stop - span.start)
+
+
+def _working(plan: Plan, pair: Uses, slices: dict[str, slice]) -> int:
+    """Numbers a row needs while it is differentiated: activations, sensitivities and a copy of them, dense values.
+
+    An upper bound, within a factor of two of the resident memory measured for a CNN, a ResNet, a GRU and a transformer.
+    """
+    calls = [(part.use, a, out) for part in plan.parts for a, out in pair[part.use]]
+    taps = sum(a.numel() + 2 * (1 + plan.outputs) * out.numel() for _, a, out in calls) // 2
+    scratch = max((use.block.scratch(a.shape[1:], out.shape[1:], use.settings) for use, a, out in calls), default=0)
+    func = 3 * plan.outputs * sum(_width(slices[p]) for p in plan.left)
+    return taps + scratch + func
+
+
+def _check_outputs(model: nn.Module, probe: Tensor) -> int:
+    """d2, of a model that gives a finite [N, d2] in which every row is its own sample's."""
+    f = model(probe)
+    if not isinstance(f, Tensor) or f.ndim != 2 or f.shape[0] != probe.shape[0]:
+        shape = list(f.shape) if isinstance(f, Tensor) else type(f).__name__
+        raise ModelError(f"the model must map {probe.shape[0]} samples to [{probe.shape[0]}, d2]; it gave {shape}")
+    if not bool(f.isfinite().all()):
+        raise NumericalError("the model's output is not finite: look for NaN in the inputs or the weights")
+    try:
+        alone = torch.cat([model(row.unsqueeze(0)) for row in probe])
+    except (RuntimeError, ValueError) as error:  # two samples work and one does not: statistics of the batch
+        raise ModelError(_COUPLED) from error
+    tolerance = 1e-3 if f.dtype in (torch.float32, torch.bfloat16, torch.float16) else 1e-8
+    if float((alone - f).norm()) > tolerance * max(float(f.norm()), 1e-6):
+        raise ModelError(_COUPLED)
+    return f.shape[1]
+
+
+def _check_against_autograd(model: nn.Module, probe: Tensor, J: BlockJacobian) -> None:
+    """Jᵀ R against a plain backward pass, R random: catches a missed use, coupled rows and reordered rows alike."""
+    generator = torch.Generator().manual_seed(0)
+    cotangent = torch.randn(J.shape[:2], generator=generator, dtype=torch.float64).to(J.dtype).to(J.device)
+    leaves = {name: p.detach().requires_grad_() for name, p in trainable(model).items()}
+    with torch.enable_grad():
+        f = functional_call(model, leaves, (probe,))
+    gradients = torch.autograd.grad(f, list(leaves.values()), cotangent, materialize_grads=True)
+    expected = torch.cat([g.to_dense().reshape(-1) for g in gradients])
+    difference = float((J.vjp(cotangent) - expected).norm())
+    tolerance = 1e-8 if J.dtype == torch.float64 else 1e-3
+    if not difference <= tolerance * max(float(expected.norm()), 1e-6):
+        raise ModelError(_COUPLED)
+
+
+_COUPLED = (
+    "a sample's output depends on the other samples of its batch (or the model reorders them), so there is no "
+    "sample-wise Jacobian: remove the coupling (batch statistics, sorting) or freeze it"
+)

@@ -1,0 +1,123 @@
+"""A Jacobian as named arrays: exactly what it stores, and out of a stranger's arrays only what fits the network.
+
+Block i of columns has `i.spans` (int64 [k, 2]: first and last-plus-one column), then either `i.values` (dense), or the
+factors `i.a` and `i.g`; `i.layer` (int64: the block's number in `BLOCKS`, its settings) unless it is a linear layer.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from ntkfl.errors import MessageError
+from ntkfl.tangent.dense import DenseBlock
+from ntkfl.tangent.factored import FactoredBlock, LinearBlock
+from ntkfl.tangent.jacobian import Block, BlockJacobian, Jacobian, StackedJacobian
+from ntkfl.tangent.layers import BLOCKS
+from ntkfl.wire.message import Message
+
+
+def pack_jacobian(J: Jacobian) -> dict[str, Tensor]:
+    """A Jacobian's stored form as arrays: exactly what it holds, nothing expanded."""
+    if isinstance(J, StackedJacobian):
+        raise MessageError("a Jacobian of mixed forms cannot travel in one message: send its parts")
+    assert isinstance(J, BlockJacobian)
+    arrays = {"jacobian": torch.tensor(J.shape[1:], dtype=torch.int64)}
+    for i, block in enumerate(J.blocks):
+        if isinstance(block, FactoredBlock):
+            arrays[f"{i}.spans"] = _spans((block.weight, block.bias))
+            if not isinstance(block, LinearBlock):
+                arrays[f"{i}.layer"] = torch.tensor([BLOCKS.index(type(block)), *block.settings], dtype=torch.int64)
+            arrays |= {f"{i}.a": block.a, f"{i}.g": block.g}
+        elif isinstance(block, DenseBlock):
+            arrays |= {f"{i}.spans": _spans(block.columns), f"{i}.values": block.values}
+        else:
+            raise MessageError(f"no wire form for a {type(block).__name__}")
+    return arrays
+
+
+def unpack_jacobian(message: Message, outputs: int, columns: int, like: Tensor) -> BlockJacobian:
+    """The Jacobian in an upload, every shape and column span checked against the network's (d2, d)."""
+    shape = message.take("jacobian", (2,)).tolist()
+    if shape != [outputs, columns]:
+        raise MessageError(f"a Jacobian of another network: {shape} outputs and weights, not {[outputs, columns]}")
+    blocks: list[Block] = []
+    claimed: list[slice] = []
+    rows: int | None = None
+    while f"{len(blocks)}.spans" in message.arrays:
+        i = len(blocks)
+        spans = _unpack_spans(message.take(f"{i}.spans", (None, 2)), columns)
+        claimed += [s for s in spans if s is not None]
+        if f"{i}.values" in message.arrays:
+            blocks.append(_dense(message, f"{i}.values", rows, outputs, spans, like))
+        else:
+            blocks.append(_factored(message, i, rows, outputs, spans, like))
+        rows = blocks[-1].tensors()[0].shape[0]
+    if not blocks or not rows:
+        raise MessageError("an upload without a Jacobian")
+    claimed.sort(key=lambda s: int(s.start))
+    if any(a.stop > b.start for a, b in itertools.pairwise(claimed)):
+        raise MessageError("two blocks of a Jacobian claim the same weights")
+    return BlockJacobian(blocks, outputs, columns)
+
+
+def _dense(
+    message: Message, name: str, rows: int | None, outputs: int, spans: list[slice | None], like: Tensor
+) -> DenseBlock:
+    columns = tuple(s for s in spans if s is not None)
+    if not columns or len(columns) < len(spans):
+        raise MessageError("a dense block does not say which weights it is for")
+    width = sum(_width(s) for s in columns)
+    return DenseBlock(message.take(name, (rows, outputs, width), like).contiguous(), columns)
+
+
+def _factored(
+    message: Message, i: int, rows: int | None, outputs: int, spans: list[slice | None], like: Tensor
+) -> FactoredBlock:
+    number = 0
+    settings: tuple[int, ...] = ()
+    if f"{i}.layer" in message.arrays:
+        number, settings = _unpack_layer(message.take(f"{i}.layer", (None,)))
+    g = message.take(f"{i}.g", (rows, outputs, None), like)
+    a = message.take(f"{i}.a")
+    if rows is not None and (a.ndim == 0 or len(a) != rows):
+        raise MessageError(f"'{i}.a' has shape {list(a.shape)}, not {rows} rows")
+    # Integers stay what they are: tokens. Whether the block wants such is for the block to say.
+    a = a.to(like) if a.is_floating_point() else a.to(like.device)
+    fits = len(spans) == 2 and a.ndim > 0 and len(a) == len(g)
+    weight, bias = spans if len(spans) == 2 else (None, None)
+    many = None if bias is None else _width(bias)
+    if not fits or weight is None or not BLOCKS[number].fits(a, g, _width(weight), many, settings):
+        raise MessageError("a layer's factors do not fit the weights they claim")
+    return BLOCKS[number](a.contiguous(), g.contiguous(), weight, bias, settings)
+
+
+def _width(span: slice) -> int:
+    return int(span.stop - span.start)
+
+
+def _unpack_layer(layer: Tensor) -> tuple[int, tuple[int, ...]]:
+    if layer.dtype != torch.int64 or not len(layer) or not 0 <= int(layer[0]) < len(BLOCKS):
+        raise MessageError("a layer of unknown kind")
+    number, *settings = layer.tolist()
+    return number, tuple(settings)
+
+
+def _spans(columns: tuple[slice | None, ...]) -> Tensor:
+    return torch.tensor([(-1, -1) if s is None else (s.start, s.stop) for s in columns], dtype=torch.int64)
+
+
+def _unpack_spans(spans: Tensor, columns: int) -> list[slice | None]:
+    if spans.dtype != torch.int64:
+        raise MessageError(f"column spans are int64, not {spans.dtype}")
+    out: list[slice | None] = []
+    for start, stop in spans.tolist():
+        if (start, stop) == (-1, -1):
+            out.append(None)
+        elif 0 <= start < stop <= columns:
+            out.append(slice(start, stop))
+        else:
+            raise MessageError(f"column span {start}:{stop} lies outside the network's {columns} weights")
+    return out

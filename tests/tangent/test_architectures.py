@@ -1,0 +1,127 @@
+"""A table of architectures: every product, every form, against plain autograd in float64."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ntkfl
+from ntkfl.tangent.jacobian import BlockJacobian
+from ntkfl.tangent.parameters import evaluating, trainable
+from ntkfl.tangent.tracing import jacobian_numbers
+
+from .architectures import ARCHITECTURES, build
+
+EXACT = 1e-9
+UNKNOWN = {  # those with a parameter that only a dense block can hold
+    "circular convolution",
+    "LSTM with projection",
+    "cells by hand",
+    "tied embedding",
+    "transformer block",
+    "cross-attention",
+    "cross-attention of other widths",
+    "cross-attention with extra keys",
+    "functional use of a filter",
+}
+
+
+@cache
+def case(name: str) -> tuple[nn.Module, Tensor, Tensor]:
+    """Model, inputs, and [N, d2, d] by one plain backward pass per sample and output."""
+    model, x = build(name)
+    parameters = list(trainable(model).values())
+    rows = []
+    with evaluating(model):
+        for sample in x:
+            for output in model(sample.unsqueeze(0)).squeeze(0):
+                g = torch.autograd.grad(output, parameters, retain_graph=True, materialize_grads=True)
+                rows.append(torch.cat([p.reshape(-1) for p in g]))
+    return model, x, torch.stack(rows).view(len(x), -1, rows[0].numel())
+
+
+def forms(name: str) -> list[str]:
+    return ["auto"] if name in UNKNOWN else ["auto", "factored"]
+
+
+@pytest.mark.parametrize(("name", "form"), [(name, form) for name in ARCHITECTURES for form in forms(name)])
+def test_every_product_equals_autograd(name: str, form: str) -> None:
+    model, x, truth = case(name)
+    N, d2, d = truth.shape
+    J = ntkfl.jacobian(model, x, form=form, chunk=2)
+    assert J.shape == truth.shape
+    H = torch.einsum("ajd,bjd->ab", truth, truth) / d2
+    torch.manual_seed(3)
+    delta, R = torch.randn(2, 1, d, dtype=torch.float64), torch.randn(2, 1, N, d2, dtype=torch.float64)
+    index = [4, 0, 0, -2]
+    whole = ntkfl.concatenate([J[:2], J[[2]], J[3:]])
+    for ours, expected in [
+        (J.dense(), truth),
+        (J.kernel(), H),
+        (J.jvp(delta), torch.einsum("njd,abd->abnj", truth, delta)),
+        (J.jvp(delta[0, 0]), torch.einsum("njd,d->nj", truth, delta[0, 0])),
+        (J.vjp(R), torch.einsum("njd,abnj->abd", truth, R)),
+        (J.vjp(R[0, 0]), torch.einsum("njd,nj->d", truth, R[0, 0])),
+        (J[index].dense(), truth[index]),
+        (J[index].vjp(R[0, 0, :4]), torch.einsum("njd,nj->d", truth[index], R[0, 0, :4])),
+        (J[1:].jvp(delta[0, 0]), torch.einsum("njd,d->nj", truth[1:], delta[0, 0])),
+        (J[:0].jvp(delta[0, 0]), truth[:0, :, 0]),
+        (J[index].gram(J), H[index]),
+        (whole.kernel(), H),
+        (whole.dense(), truth),
+        (ntkfl.concatenate([J, ntkfl.jacobian(model, x[:2], form="dense")]).kernel()[5:, :5], H[:2]),
+    ]:
+        assert ours.shape == expected.shape
+        assert not ours.numel() or (ours - expected).abs().max() <= EXACT * max(1.0, float(expected.abs().max()))
+    assert J.dtype == torch.float64
+    stored = sum(t[0].numel() for t in J.tensors())
+    assert jacobian_numbers(model, x[:1], form=form) == stored
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_used_parameter_is_in_one_block(name: str) -> None:
+    model, x, truth = case(name)
+    J = ntkfl.jacobian(model, x)
+    assert isinstance(J, BlockJacobian)
+    times = torch.zeros(J.shape[2], dtype=torch.int64)
+    for block in J.blocks:
+        spans = block.columns if isinstance(block, ntkfl.tangent.dense.DenseBlock) else (block.weight, block.bias)  # type: ignore[attr-defined]
+        for span in spans:
+            if span is not None:
+                times[span] += 1
+    assert int(times.max()) == 1
+    assert not truth[..., times == 0].any()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_an_accelerator_gives_the_same(name: str) -> None:
+    model, x = build(name)
+    _, _, truth = case(name)
+    J = ntkfl.jacobian(model.cuda(), x.cuda())
+    R = torch.randn(J.shape[:2], dtype=torch.float64)
+    H = torch.einsum("ajd,bjd->ab", truth, truth) / J.shape[1]
+    for ours, expected in [
+        (J.dense(), truth),
+        (J.kernel(), H),
+        (J.vjp(R.cuda()), torch.einsum("njd,nj->d", truth, R)),
+        (J.jvp(truth[0, 0].cuda()), truth @ truth[0, 0]),
+    ]:
+        assert (ours.cpu() - expected).abs().max() <= EXACT * max(1.0, float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("name", sorted(UNKNOWN))
+def test_factored_names_what_it_does_not_know(name: str) -> None:
+    model, x, _ = case(name)
+    with pytest.raises(ntkfl.errors.ModelError, match="no factored form is known for"):
+        ntkfl.jacobian(model, x, form="factored")
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_auto_is_never_larger_than_dense_or_factored(name: str) -> None:
+    model, x, _ = case(name)
+    sizes = {form: jacobian_numbers(model, x, form=form) for form in (*forms(name), "dense")}
+    assert sizes["auto"] == min(sizes.values())
