@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError
 from ntkfl.methods.base import Client, Method, Outcome, Outgoing, State, Task, check_finite
-from ntkfl.methods.local import Adjustment, LocalResult, train_locally
+from ntkfl.methods.local import train_locally
+from ntkfl.methods.modes import Adjustment, LocalResult
 from ntkfl.privacy.sparsify import kept, top_k
 from ntkfl.wire import Message
 from ntkfl.wire.topk import decode_topk, encode_topk
@@ -25,6 +26,7 @@ WEIGHTINGS = ("samples", "uniform")
 class LocalTraining(Method):
     """Options of every method whose clients train locally, and the two ends of the conversation they share."""
 
+    trains_locally: ClassVar[bool] = True
     sparsifies: ClassVar[bool] = True
 
     lr: float = Field(0.1, gt=0, description="local learning rate")
