@@ -286,7 +286,11 @@ class _Engine:
 
     def _place(self, batch: Batch) -> Batch:
         """A batch as the network gets it: on the device, projected."""
-        x, y = batch[0].to(self.device, self.dtype), batch[1]
+        x, y = batch[0].to(self.device), batch[1]
+        if x.is_floating_point():  # tokens stay whole
+            x = x.to(self.dtype)
+        elif self.projection is not None:
+            raise ConfigError("tokens cannot be projected: leave projected_dim out")
         return (
             x if self.projection is None else self.projection(x),
             y.to(self.device, self.dtype if y.is_floating_point() else y.dtype),
