@@ -104,6 +104,7 @@ class Method(Stages):
     name: ClassVar[str]
     paper: ClassVar[str]
     trains_locally: ClassVar[bool] = False
+    rows_are_samples: ClassVar[bool] = False  # whether `split` gives a row a sample rather than one a client
     sparsifies: ClassVar[bool] = False  # whether `sparsity` means something to it
     model_defaults: ClassVar[Mapping[str, float]] = {}  # options of the network that suit it, where none are given
 
