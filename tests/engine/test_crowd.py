@@ -168,3 +168,50 @@ def test_one_client_is_no_crowd(digits: ntkfl.data.Federated) -> None:
         Crowd(1, [3])
     with pytest.raises(ConfigError, match="codes differ in length"):
         METHODS["qsgd"](coding="elias", shuffle=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"sparsity": 0.5, "values": "8bit"}, {"codec": "dense"}])
+@pytest.mark.parametrize("factor", [1e4, 1e12, 1e30])
+def test_extreme_rows_are_dropped_before_they_drown_the_rest(options: dict[str, Any], factor: float) -> None:
+    method, task, reply = make(12, **options)
+    opener, rows = SealingKey.generate(), method.split(reply)
+    scaled = [
+        changed(rows[0], **{name: rows[0].arrays[name] * factor})
+        for name in rows[0].arrays
+        if rows[0].arrays[name].is_floating_point() and float(rows[0].arrays[name].abs().max()) > 0
+    ]
+    sealed = seal_rows([row.encode() for row in (*rows, *scaled)], opener.public, *WHERE)
+    received = receive(method, task, sealed, Template.of(method, reply), opener, *WHERE)
+    assert received.rows == 12
+    assert received.dropped == len(scaled) > 0
+
+
+def test_a_row_that_comes_twice_counts_once() -> None:
+    method, task, reply = make()
+    opener = SealingKey.generate()
+    _, rows = unpack_rows(send(method, reply, opener.public, *WHERE))
+    received = receive(method, task, [*rows, *rows], Template.of(method, reply), opener, *WHERE)
+    assert (received.rows, received.dropped) == (6, 6)
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("fedavg", {"samples": torch.tensor(0, dtype=torch.int32)}),
+        ("fedavg", {"weights.positions": torch.full((1, 9), 255, dtype=torch.uint8)}),
+        ("fednova", {"steps": torch.tensor(0, dtype=torch.int32)}),
+        ("qsgd", {"norms": torch.tensor([-1.0])}),
+    ],
+)
+def test_updates_that_a_round_could_not_use_are_dropped(name: str, bad: dict[str, torch.Tensor]) -> None:
+    sparse = {"sparsity": 0.5} if "weights.positions" in bad else {}
+    method, task = METHODS[name](shuffle=True, local_steps=1, **sparse), Task(ntkfl.models.mlp(5, 4, 3), 3, "ce")
+    clients = [Client(i, torch.randn(6, 5), torch.arange(6) % 3, seed=i) for i in range(3)]
+    replies = method.answer(task, Message("weights", 1, {"weights": task.like}), clients)
+    if "weights.positions" in bad:
+        bad = {"weights.positions": torch.full_like(replies[0].arrays["weights.positions"], 255)}
+    opener = SealingKey.generate()
+    rows = [*replies[1:], changed(replies[0], **bad)]
+    sealed = seal_rows([row.encode() for row in rows], opener.public, *WHERE)
+    received = receive(method, task, sealed, Template.of(method, replies[0]), opener, *WHERE)
+    assert (received.rows, received.dropped) == (2, 1)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from ntkfl.methods.local import _order, train_locally
+from ntkfl.methods.local import train_locally
+from ntkfl.methods.modes import batch_order
 
 from .conversation import gradient, small_clients, small_task
 
@@ -55,7 +56,7 @@ def test_batches_are_plain_stochastic_descent(batched: bool) -> None:
     result = train_locally(task, task.like, clients, steps, 0.3, 8, batched=batched)
     for client, tau, w_m in zip(clients, steps, result.weights, strict=True):
         w = task.like
-        for rows in _order(client, tau, 8):
+        for rows in batch_order(client, tau, 8):
             w = w - 0.3 * gradient(task, w, client.x[rows], client.y[rows])
         torch.testing.assert_close(w_m, w, atol=1e-12, rtol=0)
 
@@ -70,14 +71,14 @@ def test_a_client_that_is_done_stays_where_it_is() -> None:
 
 def test_epochs_draw_without_replacement_and_from_the_seed() -> None:
     client = small_clients(23)[0]
-    order = _order(client, 12, 5)  # 4 batches an epoch
+    order = batch_order(client, 12, 5)  # 4 batches an epoch
     for epoch in order.split(4):
         assert len(epoch.unique()) == 20
     assert not torch.equal(order[:4], order[4:8])
-    assert torch.equal(order, _order(client, 12, 5))
-    assert torch.equal(order[:7], _order(client, 7, 5))
+    assert torch.equal(order, batch_order(client, 12, 5))
+    assert torch.equal(order[:7], batch_order(client, 7, 5))
     client.seed += 1
-    assert not torch.equal(order, _order(client, 12, 5))
+    assert not torch.equal(order, batch_order(client, 12, 5))
 
 
 def test_own_starts() -> None:

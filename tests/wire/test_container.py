@@ -111,3 +111,16 @@ def test_another_version_says_so() -> None:
 def test_types_that_do_not_travel() -> None:
     with pytest.raises(MessageError, match="complex64"):
         pack(0, 0, {"x": torch.zeros(1, dtype=torch.complex64)})
+
+
+@pytest.mark.parametrize(
+    "shape", [(0, 2**32 - 1, 2**32 - 1), (0,) * 9, (1,) * 65, (0, 2**32 - 1, 2**32 - 1, 2**32 - 1)]
+)
+def test_shapes_no_array_can_have_are_refused(shape: tuple[int, ...]) -> None:
+    """They hold no number, so their size fits, and yet no library can make them."""
+    head = struct.pack("<4sBBIH", b"NTKF", 1, 0, 1, 1) + struct.pack(
+        f"<B1sBB{len(shape)}I", 1, b"a", 0, len(shape), *shape
+    )
+    body = head + (b"" if 0 in shape else bytes(4))
+    with pytest.raises(MessageError):
+        unpack(body + struct.pack("<I", zlib.crc32(body)))

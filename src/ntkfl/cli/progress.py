@@ -47,7 +47,8 @@ class RoundDisplay:
             self.begun = True
         self.console.print(round_line(record, timing))
         accuracy = record["test_accuracy"]
-        text = f"{accuracy:.1%}" if accuracy is not None else f"loss {record['test_loss']:.4f}"
+        loss = record["test_loss"]
+        text = f"{accuracy:.1%}" if accuracy is not None else "" if loss is None else f"loss {loss:.4f}"
         self.progress.update(self.bar, completed=record["round"], accuracy=text)
 
     def summary(self, history: Sequence[Record], timings: Sequence[Record], out: Path | None) -> None:
@@ -57,13 +58,14 @@ class RoundDisplay:
         seconds = sum(t["seconds"] for t in timings)
         uplink = sum(r["uplink_bytes"] for r in history) / 2**20
         downlink = sum(r["downlink_bytes"] for r in history) / 2**20
+        measured = [r for r in history if r["test_accuracy"] is not None]
         if last["test_accuracy"] is not None:
-            best = max(history, key=lambda r: r["test_accuracy"])
+            best = max(measured, key=lambda r: r["test_accuracy"])
             self.console.print(
                 f"accuracy {last['test_accuracy']:.2%} after {last['round']} rounds "
                 f"(best {best['test_accuracy']:.2%}, round {best['round']})"
             )
-        else:
+        elif last["test_loss"] is not None:
             self.console.print(f"test loss {last['test_loss']:.5g} after {last['round']} rounds")
         self.console.print(f"{uplink:.1f} MiB up, {downlink:.1f} MiB down, {seconds:.1f} s")
         if out is not None:
@@ -75,8 +77,9 @@ HEADER = "round  accuracy  test loss  train loss   steps  MiB up  MiB down  seco
 
 def round_line(record: Record, timing: Record) -> str:
     accuracy = "—" if record["test_accuracy"] is None else f"{record['test_accuracy']:.4f}"
+    loss = "—" if record["test_loss"] is None else f"{record['test_loss']:.4f}"
     steps = "—" if record["steps"] is None else f"{record['steps']:.0f}"
     return (
-        f"{record['round']:5d}  {accuracy:>8}  {record['test_loss']:9.4f}  {record['train_loss']:10.4f}  {steps:>6}"
+        f"{record['round']:5d}  {accuracy:>8}  {loss:>9}  {record['train_loss']:10.4f}  {steps:>6}"
         f"  {record['uplink_bytes'] / 2**20:6.1f}  {record['downlink_bytes'] / 2**20:8.1f}  {timing['seconds']:7.1f}"
     )

@@ -81,7 +81,13 @@ def train(
         list[str] | None,
         typer.Option("--set", metavar="OPTION=VALUE", help="any other option of the method", rich_help_panel=_METHOD),
     ] = None,
-    hidden: Annotated[Text, typer.Option(help="hidden widths, e.g. 200,100 (default 100)")] = None,
+    model: Annotated[
+        Text, typer.Option(help="mlp (default), cnn, resnet, gru, transformer, or package.module:factory")
+    ] = None,
+    hidden: Annotated[Text, typer.Option(help="hidden widths of an mlp, e.g. 200,100 (default 100)")] = None,
+    model_set: Annotated[
+        list[str] | None, typer.Option("--model-set", metavar="OPTION=VALUE", help="any other option of the model")
+    ] = None,
     rounds: Annotated[Whole, typer.Option(help="communication rounds (default 10)")] = None,
     clients_per_round: Annotated[Whole, typer.Option(help="clients drawn each round (default 20)")] = None,
     hold_out: Annotated[Whole, typer.Option(help="clients set aside as a validation set")] = None,
@@ -103,7 +109,8 @@ def train(
         "seed": seed, "precision": precision,
         "data": {"dataset": dataset, "partition": partition, "alpha": alpha, "clients": clients, "reading": reading,
                  "overlap": overlap},
-        "model": {"hidden": parse_numbers("hidden", hidden, int)},
+        "model": {"name": model, "hidden": parse_numbers("hidden", hidden, int),
+                  "options": dict(parse_setting(text) for text in model_set) if model_set else None},
         "method": {"name": method, "kernel": kernel, "scheme": scheme, "steps": parse_steps(steps), "average": average,
                    "lr": lr, "local_steps": local_steps, "batch_size": batch_size, "loss": loss,
                    "subsample_rate": subsample_rate, "projected_dim": projected_dim, "sparsity": sparsity,

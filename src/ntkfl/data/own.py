@@ -23,10 +23,12 @@ def from_clients(
     test: tuple[Array, Array],
     classes: int | None = None,
     name: str = "own",
+    tokens: bool = False,
 ) -> Federated:
     """A federation of one (x, y) a client, and a test set, which every run is measured on.
 
-    x is [n, ...] of one feature shape, made float32 and used as it is, so normalise it first. y is integer labels [n]
+    x is [n, ...] of one feature shape, made float32 and used as it is, so normalise it first; with `tokens` it holds
+    whole numbers, for a network that begins with an embedding, and stays whole. y is integer labels [n]
     in 0..classes-1 (classes defaults to the largest label + 1, at least 2), or float regression targets [n] or [n, d2].
     """
     if test is None:
@@ -35,7 +37,7 @@ def from_clients(
     if not clients:
         raise DataError("from_clients needs at least one client (x, y)")
     named = [(f"client {number}", pair) for number, pair in enumerate(clients)] + [("test", test)]
-    pairs = [(who, *_pair(who, pair)) for who, pair in named]
+    pairs = [(who, *_pair(who, pair, tokens)) for who, pair in named]
     first, first_x, first_y = pairs[0]
     for who, x, y in pairs:
         if x.shape[1:] != first_x.shape[1:]:
@@ -57,18 +59,20 @@ def from_clients(
     )
 
 
-def _pair(who: str, pair: tuple[Array, Array]) -> tuple[Tensor, Tensor]:
-    """x float32 [n, ...] and y (int64 [n] or float32 [n, d2]); copies, so that the originals may change."""
+def _pair(who: str, pair: tuple[Array, Array], tokens: bool) -> tuple[Tensor, Tensor]:
+    """x float32 (tokens: int64) [n, ...] and y (int64 [n] or float32 [n, d2]); copies: the originals may change."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise DataError(f"{who} must be a pair (x, y), not {type(pair).__name__}")
-    raw_x, raw_y = (_tensor(who, label, value) for label, value in zip("xy", pair, strict=True))
+    raw_x, raw_y = _tensor(who, "x", pair[0], tokens), _tensor(who, "y", pair[1], True)
     if raw_x.dim() < 2:
         raise DataError(f"{who}: x must be [samples, features…], not {list(raw_x.shape)}")
     if len(raw_x) == 0:
         raise DataError(f"{who} has no samples")
     if raw_y.dim() == 0 or len(raw_y) != len(raw_x):
         raise DataError(f"{who} has {len(raw_x)} samples but y of shape {list(raw_y.shape)}")
-    x = raw_x.to(torch.float32, copy=True)
+    if tokens and (raw_x.is_floating_point() or raw_x.min() < 0):
+        raise DataError(f"{who}: tokens must be whole numbers from 0 on, not {raw_x.dtype}")
+    x = raw_x.to(torch.int64 if tokens else torch.float32, copy=True)
     if raw_y.is_floating_point():
         if raw_y.dim() > 2:
             raise DataError(f"{who}: regression targets must be [n] or [n, d2], not {list(raw_y.shape)}")
@@ -83,14 +87,14 @@ def _pair(who: str, pair: tuple[Array, Array]) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def _tensor(who: str, label: str, value: Array) -> Tensor:
+def _tensor(who: str, label: str, value: Array, may_be_whole: bool) -> Tensor:
     if isinstance(value, Tensor):
         tensor = value.detach().cpu()
     else:
         array = np.asarray(value)
         if array.dtype.kind not in "biuf":
             raise DataError(f"{who}: {label} must hold numbers, not {array.dtype}")
-        whole = label == "y" and array.dtype.kind in "biu"
+        whole = may_be_whole and array.dtype.kind in "biu"
         with np.errstate(over="ignore"):  # what overflows is found below, as not finite
             tensor = torch.from_numpy(array.astype(np.int64 if whole else np.float32))
     if tensor.is_complex():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import math
+import importlib
+import os
+import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -13,7 +15,6 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ntkfl import models
 from ntkfl.data import NAMES, Federated, load
 from ntkfl.data.partition import Partition
 from ntkfl.data.partitions import PARTITIONS, make
@@ -22,10 +23,9 @@ from ntkfl.engine.seeds import derive
 from ntkfl.engine.simulation import Run, train
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.methods import METHODS, Method
+from ntkfl.models import MODELS
 from ntkfl.options import Options
 from ntkfl.version import __version__
-
-MODELS = ("mlp",)
 
 
 class DataConfig(Options):
@@ -54,30 +54,59 @@ class DataConfig(Options):
 
 
 class ModelConfig(Options):
-    """Which network."""
+    """Which network: one of `ntkfl.models`, or a user's own as `package.module:factory`."""
 
-    name: str = "mlp"
-    hidden: tuple[int, ...] = Field((100,), description="hidden widths")
-    gain: float | None = Field(
-        None, gt=0, description="factor of the first layer's weights; default: the method's, or 1"
-    )
-    bias: float | None = Field(None, description="first layer's first biases; default: the method's, or 0")
+    name: str = Field("mlp", description="mlp, cnn, resnet, gru, transformer, or package.module:factory")
+    hidden: tuple[int, ...] | None = Field(None, description="hidden widths of an mlp; default: 100")
+    gain: float | None = Field(None, gt=0, description="of an mlp's first weights; default: the method's, or 1")
+    bias: float | None = Field(None, description="an mlp's first biases; default: the method's, or 0")
+    options: dict[str, Any] = Field(default_factory=dict, description="anything else the builder takes")
 
     def model_post_init(self, _: object) -> None:
-        if self.name not in MODELS:
-            raise unknown("model", self.name, MODELS)
+        if ":" not in self.name and self.name not in MODELS:
+            raise unknown("model", self.name, (*MODELS, "package.module:factory"))
+        if self.name != "mlp" and any(own is not None for own in (self.hidden, self.gain, self.bias)):
+            raise ConfigError(f"hidden, gain and bias are of an mlp; give {self.name} its own as options")
 
     def build(self, input_shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
-        """The network with weights drawn from `seed`, leaving the global generator as it was."""
+        """The network with weights drawn from `seed`, leaving the global generator as it was.
+
+        A factory is called with the shape of one input, the number of outputs, and the options.
+        """
+        own = {"hidden": self.hidden, "gain": self.gain, "bias": self.bias} if self.name == "mlp" else {}
+        options = {name: value for name, value in own.items() if value is not None} | self.options
+        builder = MODELS.get(self.name) or find_factory(self.name)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(seed, "model"))
-            shape = {"gain": 1.0 if self.gain is None else self.gain, "bias": self.bias or 0.0}
-            return models.mlp(math.prod(input_shape), *self.hidden, outputs, **shape)
+            try:
+                model = builder(tuple(input_shape), outputs, **options)
+            except TypeError as error:
+                raise ConfigError(f"model {self.name!r} cannot be built: {error}") from None
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"model {self.name!r} must give an nn.Module, not {type(model).__name__}")
+        return model
 
     def suited(self, method: Method) -> ModelConfig:
-        """With what suits the method where nothing was said."""
+        """With what suits the method, and defaults spelled out, where nothing was said."""
+        if self.name != "mlp":
+            return self
         given = self.model_dump(exclude_none=True)
-        return ModelConfig(**{"gain": 1.0, "bias": 0.0, **method.model_defaults, **given})
+        return ModelConfig(**{"hidden": (100,), "gain": 1.0, "bias": 0.0, **method.model_defaults, **given})
+
+
+def find_factory(name: str) -> Callable[..., Any]:
+    """A user's `package.module:factory`; the working directory counts as a place to find packages."""
+    module_name, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"cannot import {module_name!r} for {name!r}: {error}") from None
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        raise ConfigError(f"{module_name!r} has no function {attribute!r}")
+    return found  # type: ignore[no-any-return]  # whatever it is, it can be called
 
 
 class RunConfig(Options):

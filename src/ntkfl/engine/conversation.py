@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ntkfl.errors import MessageError
 from ntkfl.methods import Client, Method, Outcome, State, Task
+from ntkfl.methods.statistics import answer, converse
 from ntkfl.wire import Message
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def play_round(
     """Run the method's conversation with `clients` (ordered by id) to its end."""
     traffic = Traffic()
     crowd = _crowd(number, clients) if method.shuffle else None
-    conversation = method.round(task, state, number, [client.id for client in clients])
+    conversation = converse(method, task, state, number, [client.id for client in clients])
     outgoing = next(conversation)
     while True:
         began = time.perf_counter()
@@ -40,7 +41,7 @@ def play_round(
             answers = _ask(task, method, outgoing, clients, traffic)
         else:
             each = [(outgoing[client.id], client) for client in clients]
-            answers = [answer for m, client in each for answer in _ask(task, method, m, [client], traffic)]
+            answers = [reply for m, client in each for reply in _ask(task, method, m, [client], traffic)]
         traffic.client_seconds += time.perf_counter() - began
         replies = _mixed(task, method, answers, crowd, traffic) if crowd else _plain(answers, traffic)
         try:
@@ -53,14 +54,14 @@ def _ask(task: Task, method: Method, message: Message, clients: Sequence[Client]
     payload = message.encode()
     traffic.downlink[message.kind] += len(payload) * len(clients)
     # All clients receive the same bytes, so decoding them once stands for each client's own decoding.
-    return method.answer(task, Message.decode(payload), clients)
+    return answer(method, task, Message.decode(payload), clients)
 
 
 def _plain(answers: Sequence[Message], traffic: Traffic) -> list[Message]:
     received = []
-    for answer in answers:
-        reply = answer.encode()
-        traffic.uplink[answer.kind] += len(reply)
+    for sent in answers:
+        reply = sent.encode()
+        traffic.uplink[sent.kind] += len(reply)
         received.append(Message.decode(reply))
     return received
 

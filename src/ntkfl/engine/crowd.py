@@ -10,6 +10,8 @@ from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+import torch
+
 from ntkfl.errors import ConfigError, MessageError, NTKFLError, TrustError
 from ntkfl.methods import Method, Task
 from ntkfl.privacy.rows import BatchKey, open_row, pack_rows, seal_rows, unpack_rows
@@ -17,6 +19,8 @@ from ntkfl.privacy.sealing import SEAL_BYTES, SealingKey
 from ntkfl.privacy.shuffling import Batch, Shuffler
 from ntkfl.wire import Message
 from ntkfl.wire.message import describes
+
+_EXTREME = 1e3
 
 
 @dataclass(frozen=True)
@@ -58,12 +62,12 @@ def receive(
     run: str,
     key: BatchKey,
 ) -> Received:
-    """The aggregator's side: rows that open, decode, have the right form and pass the method's checks. The others are
-    counted and dropped. What is left is put in the order of its bytes, so that the result does not depend on the
-    shuffler's.
+    """The aggregator's side: rows that open, decode, have the right form, pass the method's checks and are not extreme.
+    The others are counted and dropped. What is left is put in the order of its bytes, so that the result does not
+    depend on the shuffler's.
     """
     opened = []
-    for row in sealed:
+    for row in set(sealed):  # honest seals are all different: a row that comes twice was copied
         with suppress(TrustError):
             opened.append(open_row(opener, row, federation, run, key))
     rows = []
@@ -74,7 +78,7 @@ def receive(
             continue
         if message.round == key.round and _form(message) == template.form:
             rows.append(message)
-    good = _sift(method, task, rows)
+    good = _without_extremes(_sift(method, task, rows)) if method.rows_are_samples else _sift(method, task, rows)
     return Received(method.join(good) if good else [], len(good), len(sealed) - len(good))
 
 
@@ -82,6 +86,22 @@ def _form(row: Message) -> Hashable:
     described = ((a.numpy().tobytes() if describes(name) else b"") for name, a in row.arrays.items())
     arrays = tuple((name, a.dtype, tuple(a.shape)) for name, a in row.arrays.items())
     return (row.kind, arrays, tuple(described))
+
+
+def _without_extremes(rows: list[Message]) -> list[Message]:
+    """Uploaded rows none of whose arrays is a thousand times larger than the same array is in the median row.
+
+    Numbers can be finite and still drown every other row, or stall the integration. Losses are left alone: candidates
+    that overflow have large ones.
+    """
+    if not rows or rows[0].kind != "upload":
+        return rows
+    keep = torch.ones(len(rows), dtype=torch.bool)
+    for name, array in rows[0].arrays.items():
+        if array.is_floating_point() and array.numel() and not describes(name):
+            largest = torch.stack([row.arrays[name].abs().max().double() for row in rows])
+            keep &= largest <= _EXTREME * largest.median().clamp_min(torch.finfo(torch.float32).tiny)
+    return [row for row, kept in zip(rows, keep.tolist(), strict=True) if kept]
 
 
 def _sift(method: Method, task: Task, rows: list[Message]) -> list[Message]:

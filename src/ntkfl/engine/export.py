@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,9 @@ def export(
         (out / "model.safetensors").write_bytes(content)
         (out / "export.toml").write_text(tomli_w.dumps(described.model_dump(mode="json", exclude_none=True)))
         if plain and projection is not None:
-            (out / "projection.safetensors").write_bytes(save_tensors({"matrix": projection.matrix}))
+            handle = os.open(out / "projection.safetensors", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "wb") as file:
+                file.write(save_tensors({"matrix": projection.matrix}))
     except OSError as error:
         raise ConfigError(f"cannot write {out}: {error.strerror}") from None
     return out
@@ -150,6 +153,9 @@ def _note(
         if not config.get("simulation"):
             raise TrustError("the aggregator does not know ρ: export as an enrolled client (--client its folder)")
         secret = RunSecret.simulated(config["seed"])
+    named = (config.get("federation"), config.get("run"))
+    if named != (None, None) and named != (secret.federation, secret.run):
+        raise TrustError(f"this run is {'/'.join(map(str, named))}; the client is of {secret.federation}/{secret.run}")
     if shape.get("key_id") not in (None, secret.key_id):
         raise TrustError(f"this seed is not the one the run was trained with (key id {shape['key_id']})")
     how = (method["projection"], method["projection_scaled"], method["standardize"])

@@ -148,20 +148,28 @@ class RunFolder:
     def _write(self, name: str, content: bytes) -> None:
         """Atomically: beside its place, flushed to disk, then moved."""
         path = self.path / name
-        temporary = path.with_name(path.name + ".part")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with open(temporary, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
+            write_atomically(path, content)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise self._failed(name, error) from None
 
     def _failed(self, name: str, error: OSError) -> RunFolderError:
         return RunFolderError(f"could not write {self.path / name}: {error.strerror}; what was there before is intact")
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write beside the file's place, flush to disk, move there: whoever reads it finds all of it, or the old one."""
+    temporary = path.with_name(path.name + ".part")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _digest(round: int, tensors: Mapping[str, Tensor]) -> str:

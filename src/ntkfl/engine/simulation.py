@@ -24,6 +24,7 @@ from ntkfl.engine.folder import Record, RunFolder
 from ntkfl.engine.seeds import derive
 from ntkfl.errors import ConfigError, ModelError, NumericalError, RunFolderError
 from ntkfl.methods import Client, Method, Outcome, State, Task
+from ntkfl.methods.statistics import NAME, load_statistics, start
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.privacy.subsample import subsample
 from ntkfl.tangent.parameters import flatten, load_flat
@@ -170,8 +171,8 @@ class _Engine:
             self.task.validation = self._place((torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])))
         self.test = self._place(fed.test)
         self._check_model()
-        self.state = method.start(self.task, self.task.like)
-        self.average = RunningAverage(self.task.like, method.average)
+        self.state = start(method, self.task, self.task.like)
+        self.average = RunningAverage(self._whole(), method.average)
         self.memories: dict[int, State] = {}
         self._cache: dict[int, Batch] = {}
 
@@ -189,7 +190,7 @@ class _Engine:
         played = time.perf_counter()
         self.state = outcome.state
         self.memories |= {client.id: client.memory for client in clients if client.memory}
-        for weights in (*outcome.passed, self.state["weights"]):
+        for weights in (*outcome.passed, self._whole()):
             self.average.add(weights)
         record = self._record(number, clients, outcome, traffic)
         timing = {
@@ -222,8 +223,16 @@ class _Engine:
 
     def trained(self, model: nn.Module) -> nn.Module:
         result = copy.deepcopy(model)
-        load_flat(result, self.average.value.to(next(result.parameters()).device))
+        whole = self.average.value.to(next(result.parameters()).device)
+        load_flat(result, whole[: self.task.like.numel()])
+        if NAME in self.state:
+            load_statistics(result, whole[self.task.like.numel() :])
         return result
+
+    def _whole(self) -> Tensor:
+        """The weights and, behind them, the running statistics that are averaged with them."""
+        parts = [self.state["weights"], *([self.state[NAME]] if NAME in self.state else [])]
+        return torch.cat(parts)
 
     def _record(self, number: int, clients: list[Client], outcome: Outcome, traffic: Traffic) -> Record:
         accuracy, loss = self._evaluate(self.average.value, self.test)
@@ -241,7 +250,7 @@ class _Engine:
             "uplink": dict(traffic.uplink),
             "downlink": dict(traffic.downlink),
             # The trajectory does not depend on averaging, so one run tells both curves.
-            "last_accuracy": self._evaluate(self.state["weights"], self.test)[0] if self.method.average else accuracy,
+            "last_accuracy": self._evaluate(self._whole(), self.test)[0] if self.method.average else accuracy,
         }
         if self.task.validation is not None:
             held = self._evaluate(self.average.value, self.task.validation)
@@ -250,9 +259,12 @@ class _Engine:
             record["dropped_rows"] = traffic.dropped
         return record | outcome.diagnostics
 
-    def _evaluate(self, weights: Tensor, batch: Batch) -> tuple[float | None, float]:
-        """(accuracy, mean loss); no accuracy for real-valued targets."""
+    def _evaluate(self, whole: Tensor, batch: Batch) -> tuple[float | None, float]:
+        """(accuracy, mean loss) of weights and statistics; no accuracy for real-valued targets."""
         x, y = batch
+        weights, own = whole[: self.task.like.numel()], whole[self.task.like.numel() :]
+        if len(own):
+            load_statistics(self.task.model, own)
         outputs = self.task.predict(weights, x)
         accuracy = None if y.is_floating_point() else float((outputs.argmax(1) == y).double().mean())
         return accuracy, float(self.task.losses(outputs, y).double().mean())
@@ -274,7 +286,11 @@ class _Engine:
 
     def _place(self, batch: Batch) -> Batch:
         """A batch as the network gets it: on the device, projected."""
-        x, y = batch[0].to(self.device, self.dtype), batch[1]
+        x, y = batch[0].to(self.device), batch[1]
+        if x.is_floating_point():  # tokens stay whole
+            x = x.to(self.dtype)
+        elif self.projection is not None:
+            raise ConfigError("tokens cannot be projected: leave projected_dim out")
         return (
             x if self.projection is None else self.projection(x),
             y.to(self.device, self.dtype if y.is_floating_point() else y.dtype),

@@ -36,6 +36,7 @@ class Client:
     y: Tensor
     seed: int
     memory: State = field(default_factory=dict)
+    statistics: Tensor | None = None  # of batch normalisation, after local training
 
     def __len__(self) -> int:
         return len(self.y)
@@ -102,6 +103,8 @@ class Method(Stages):
 
     name: ClassVar[str]
     paper: ClassVar[str]
+    trains_locally: ClassVar[bool] = False
+    rows_are_samples: ClassVar[bool] = False  # whether `split` gives a row a sample rather than one a client
     sparsifies: ClassVar[bool] = False  # whether `sparsity` means something to it
     model_defaults: ClassVar[Mapping[str, float]] = {}  # options of the network that suit it, where none are given
 

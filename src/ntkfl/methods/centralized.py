@@ -22,6 +22,7 @@ class Centralized(Method):
 
     name: ClassVar[str] = "centralized"
     paper: ClassVar[str] = "none: gradient descent on pooled data"
+    trains_locally: ClassVar[bool] = True  # the server does, and with it the model's running statistics
 
     lr: float = Field(0.1, gt=0, description="learning rate")
     local_steps: int = Field(20, ge=1, description="gradient steps in a round")
@@ -42,7 +43,8 @@ class Centralized(Method):
         pool = Client(-1, torch.cat(xs), torch.cat(ys), seed=round)
         result = train_locally(task, w, [pool], self.local_steps, self.lr, self.batch_size or len(pool))
         new = check_finite(result.weights[0], "the model trained on pooled data")
-        return Outcome({"weights": new}, float(result.losses[0]), diagnostics={"samples": len(pool)})
+        after = {"weights": new} | ({} if pool.statistics is None else {"statistics": pool.statistics})
+        return Outcome(after, float(result.losses[0]), diagnostics={"samples": len(pool)})
 
     def answer(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
         message.of_kind("data")

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError
 from ntkfl.methods.base import Client, Method, Outcome, Outgoing, State, Task, check_finite
-from ntkfl.methods.local import Adjustment, LocalResult, train_locally
+from ntkfl.methods.local import train_locally
+from ntkfl.methods.modes import Adjustment, LocalResult
 from ntkfl.privacy.sparsify import kept, top_k
 from ntkfl.wire import Message
 from ntkfl.wire.topk import decode_topk, encode_topk
@@ -25,6 +26,8 @@ WEIGHTINGS = ("samples", "uniform")
 class LocalTraining(Method):
     """Options of every method whose clients train locally, and the two ends of the conversation they share."""
 
+    trains_locally: ClassVar[bool] = True
+    vectors: ClassVar[tuple[str, ...]] = ("weights",)  # what `pack` puts into an update
     sparsifies: ClassVar[bool] = True
 
     lr: float = Field(0.1, gt=0, description="local learning rate")
@@ -63,6 +66,12 @@ class LocalTraining(Method):
             raise MessageError("a client reports that it trained on no samples")
         p = samples if self.weighting == "samples" else torch.ones_like(samples)
         return p / p.sum()
+
+    def check(self, task: Task, reply: Message) -> None:
+        super().check(task, reply)
+        self.client_weights([reply], task.like)
+        for name in self.vectors:
+            self.take(reply, name, task.like)
 
     def pack(self, name: str, vector: Tensor, base: Tensor | None = None) -> dict[str, Tensor]:
         """A client's vector [d] as arrays of its reply; with `sparsity`, the largest of its changes from `base`."""

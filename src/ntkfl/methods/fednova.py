@@ -26,6 +26,7 @@ class FedNova(LocalTraining):
 
     name: ClassVar[str] = "fednova"
     paper: ClassVar[str] = "Wang et al. 2020"
+    vectors: ClassVar[tuple[str, ...]] = ("direction",)
 
     def round(
         self, task: Task, state: State, round: int, cohort: Sequence[int]
@@ -40,6 +41,11 @@ class FedNova(LocalTraining):
         tau_eff = (p * tau).sum()
         new = check_finite(w - self.lr * tau_eff * d, "the averaged model")
         return Outcome({"weights": new}, mean_loss(replies, p), diagnostics={"effective_steps": float(tau_eff)})
+
+    def check(self, task: Task, reply: Message) -> None:
+        super().check(task, reply)
+        if int(reply.take("steps", ())) < 1:
+            raise MessageError("a client reports an update of no local steps")
 
     def answer(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
         w = take_vector(message, "weights", "weights", task.like)

@@ -6,25 +6,16 @@ Clients differ in how many samples they hold, so batches are padded to one size 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
 from ntkfl.methods.base import Client, Task
+from ntkfl.methods.modes import Adjustment, LocalResult, batch_order, differs_in_training, train_in_training_mode
 from ntkfl.methods.span import Stacked, first_layer, pays, shaped, train_in_span
 from ntkfl.tangent.losses import per_sample
 from ntkfl.tangent.parameters import column_slices, evaluating, trainable
-
-Adjustment = Callable[[Tensor, Tensor], Tensor]  # (gradients [M, d], weights [M, d]) -> gradients to descend
-
-
-class LocalResult(NamedTuple):
-    """Weights after local training [M, d], and the mean loss met on the way [M]."""
-
-    weights: Tensor
-    losses: Tensor
 
 
 def train_locally(
@@ -45,6 +36,8 @@ def train_locally(
     `batched=False` runs the same numbers a client at a time: the reference, and the way for models vmap cannot batch.
     """
     counts = [steps] * len(clients) if isinstance(steps, int) else list(steps)
+    if differs_in_training(task.model):
+        return train_in_training_mode(task, start, clients, counts, lr, batch_size, adjust)
     if not batched and len(clients) > 1:
         starts = start.expand(len(clients), -1)
         singles = [
@@ -150,7 +143,7 @@ def _batches(
         for _ in range(steps):
             yield x, Y, mask
         return
-    orders = [_order(c, steps, batch_size) for c in clients]
+    orders = [batch_order(c, steps, batch_size) for c in clients]
     mask = torch.stack([(torch.arange(width) < min(len(c), batch_size)).to(like.dtype) for c in clients]).to(
         like.device
     )
@@ -158,18 +151,6 @@ def _batches(
     for step in range(steps):
         index = torch.stack([_fit(order[step], width) for order in orders]).to(like.device)
         yield x[rows, index], Y[rows, index], mask
-
-
-def _order(client: Client, steps: int, batch_size: int) -> Tensor:
-    """Rows for each step, [steps, b], epoch after epoch of the client's own permutations."""
-    n, b = len(client), min(len(client), batch_size)
-    generator = torch.Generator().manual_seed(client.seed)
-    per_epoch = n // b
-    epochs = [
-        torch.randperm(n, generator=generator)[: per_epoch * b].view(per_epoch, b)
-        for _ in range(-(-steps // per_epoch))
-    ]
-    return torch.cat(epochs)[:steps] if epochs else torch.empty(0, b, dtype=torch.int64)
 
 
 def _fit(index: Tensor, width: int) -> Tensor:

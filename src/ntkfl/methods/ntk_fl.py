@@ -36,6 +36,7 @@ class NTKFL(Method):
 
     name: ClassVar[str] = "ntk-fl"
     sparsifies: ClassVar[bool] = True
+    rows_are_samples: ClassVar[bool] = True
     paper: ClassVar[str] = "Yue et al. 2022"
 
     average: float = Field(0.9, ge=0, lt=1, description="running average of the rounds' weights; 0 is the paper")
@@ -174,6 +175,8 @@ class NTKFL(Method):
         y = take_labels(upload, "labels", like)
         if len(y) != len(J) or y.ndim > 2:
             raise MessageError(f"labels of shape {list(y.shape)} for {len(J)} samples")
+        if y.is_floating_point() and task.loss == "ce":
+            raise MessageError("real-valued targets where classes are trained")
         if not y.is_floating_point() and (y.ndim != 1 or not 0 <= int(y.min()) <= int(y.max()) < outputs):
             raise MessageError(f"a label that is none of the {outputs} classes")
         return J, f0, y
@@ -206,8 +209,10 @@ class NTKFL(Method):
     def check(self, task: Task, reply: Message) -> None:
         if reply.kind == "upload":
             self._read(task, reply)
-        elif bool((reply.of_kind("losses").take("losses", (None, None)) < 0).any()):
-            raise MessageError("a loss below zero")
+        else:
+            losses = reply.of_kind("losses").take("losses", (None, None))
+            if bool(((losses < 0) | (losses > 1.01 * _OVERFLOW)).any()):
+                raise MessageError(f"a loss below zero, or above {_OVERFLOW:g}")
 
     def _validate(self, task: Task, candidates: Tensor) -> Tensor:
         if task.validation is None:

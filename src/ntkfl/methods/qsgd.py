@@ -26,6 +26,7 @@ class Compression(LocalTraining):
     """Options of methods whose clients send quantised vectors, and both ends of the quantiser."""
 
     sparsifies: ClassVar[bool] = False  # the quantiser is its compression
+    vectors: ClassVar[tuple[str, ...]] = ()
 
     bits: int = Field(4, ge=2, le=16, description="sign and magnitude of a value: s = 2^(bits−1) − 1 levels")
     coding: str = Field("fixed", description="fixed (exactly `bits` bits a value) or elias (fewer for small levels)")
@@ -40,6 +41,11 @@ class Compression(LocalTraining):
             raise unknown("norm", self.norm, NORMS)
         if self.shuffle and self.coding == "elias":
             raise ConfigError("a shuffler mixes replies of one size, and Elias codes differ in length: coding 'fixed'")
+
+    def check(self, task: Task, reply: Message) -> None:
+        if reply.arrays:  # the acknowledgement of a second message has none
+            super().check(task, reply)
+            self.decompress(reply.of_kind("update"), task.like)
 
     def compress(self, vector: Tensor, client: Client) -> dict[str, Tensor]:
         """Q(vector) as arrays of a message, rounded by the client's own draws."""

@@ -27,6 +27,7 @@ class Scaffold(LocalTraining):
 
     name: ClassVar[str] = "scaffold"
     paper: ClassVar[str] = "Karimireddy et al. 2020"
+    vectors: ClassVar[tuple[str, ...]] = ("weights", "control")
 
     server_lr: float = Field(1.0, gt=0, description="the server's step along the averaged update")
 

@@ -58,6 +58,8 @@ def integrate(
     slope = F(y)
     t, out, pending = 0.0, [], list(times)
     rho = radius(y)
+    if not math.isfinite(rho):
+        raise _unbounded()
     h = _first_step(F, y, slope, rho, times[-1], rtol)
     previous_h, previous_error, since_radius = 0.0, 1.0, 0
     while pending:
@@ -66,6 +68,8 @@ def integrate(
                 f"the flow could not be integrated: {_MOST_STEPS} steps reached only time {t:.3g} of {times[-1]:.3g} "
                 "(values of very different size in the Jacobian?)"
             )
+        if not math.isfinite(rho):
+            raise _unbounded()
         h = min(h, times[-1] - t)
         stages = max(2, 1 + math.isqrt(int(1.54 * h * rho + 1)))
         if stages > _MOST_STAGES:
@@ -174,3 +178,7 @@ def largest_eigenvalue(
             return norm, v
         value = norm
     return value, v
+
+
+def _unbounded() -> NumericalError:
+    return NumericalError("the kernel's largest eigenvalue is not finite: look for extreme rows in the Jacobian")

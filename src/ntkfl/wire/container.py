@@ -23,6 +23,7 @@ from ntkfl.errors import MessageError
 
 MAGIC = b"NTKF"
 VERSION = 1
+MOST_DIMENSIONS = 8
 _HEADER = struct.Struct("<4sBBIH")
 _CRC = struct.Struct("<I")
 _DTYPES = (
@@ -76,6 +77,8 @@ def unpack(payload: bytes) -> tuple[int, int, dict[str, Tensor]]:
             length = body[at]
             name = bytes(body[at + 1 : at + 1 + length]).decode("ascii")
             code, ndim = body[at + 1 + length], body[at + 2 + length]
+            if ndim > MOST_DIMENSIONS:
+                raise MessageError(f"array {name!r} has {ndim} dimensions, more than any message needs")
             shape = struct.unpack_from(f"<{ndim}I", body, at + 3 + length)
             heads.append((name, code, shape))
             at += 3 + length + 4 * ndim
@@ -89,8 +92,11 @@ def unpack(payload: bytes) -> tuple[int, int, dict[str, Tensor]]:
         size = math.prod(shape) * dtype.itemsize
         if at + size > len(body):
             raise MessageError(f"array {name!r} of shape {list(shape)} does not fit into the message")
-        values = np.frombuffer(body, dtype=dtype, count=math.prod(shape), offset=at).reshape(shape)
-        arrays[name] = torch.from_numpy(values.astype(dtype.newbyteorder("="), copy=True)).to(torch_dtype)
+        try:
+            values = np.frombuffer(body, dtype=dtype, count=math.prod(shape), offset=at).reshape(shape)
+            arrays[name] = torch.from_numpy(values.astype(dtype.newbyteorder("="), copy=True)).to(torch_dtype)
+        except (ValueError, OverflowError, RuntimeError):  # no numbers, in a shape too large to be one
+            raise MessageError(f"array {name!r} cannot have the shape {list(shape)}") from None
         at += size
     if at != len(body):
         raise MessageError(f"{len(body) - at} bytes too many at the end of the message")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from ntkfl.engine.services.announce import pack_announcement
+from ntkfl.engine.services.announcement import Announcement
 from ntkfl.engine.services.pins import Federation
 from ntkfl.engine.services.trial import Trial, init
 from ntkfl.privacy.identity import Credential, sign_request
@@ -112,13 +112,19 @@ class Aggregator:
     def __init__(self, deployment: Deployment) -> None:
         folder = deployment.folder / "aggregator"
         context = deployment.tls((folder / "tls.pem", folder / "tls-key.pem"))
+        self.signer = SigningKey.load(folder / "signing-key.pem")
+        self.names = deployment.pins.federation, deployment.pins.run
         self.url, self.http = deployment.urls["shuffler-aggregator"], deployment.connection(context)
 
     def ask(self, method: str, path: str, body: bytes = b"", prefix: str = PREFIX) -> httpx.Response:
         return self.http.request(method, self.url + prefix + path, content=body or None, timeout=30)
 
-    def publish(self, signed: bytes, batch: Batch | None = None) -> httpx.Response:
-        return self.ask("POST", "/announcements", pack_announcement(signed, batch))
+    def signed(self, batch: Batch) -> bytes:
+        """The announcement that asks for a batch: the same bytes for the same one."""
+        return Announcement("exchange", batch.key, batch).sign(self.signer, *self.names)
+
+    def publish(self, batch: Batch) -> httpx.Response:
+        return self.ask("POST", "/announcements", self.signed(batch))
 
     def on(self, key: BatchKey, method: str, action: str = "") -> httpx.Response:
         return self.ask(method, f"/batches/{key.round}/{key.attempt}/{key.exchange}{action}")

@@ -13,9 +13,10 @@ from dataclasses import replace
 import httpx
 import pytest
 
+from ntkfl.engine.services.announcement import Announcement
 from ntkfl.privacy.identity import CREDENTIAL_HEADER, SIGNATURE_HEADER, sign_request
 from ntkfl.privacy.rows import BatchKey, open_row, pack_rows, unpack_rows
-from ntkfl.privacy.sealing import SigningKey
+from ntkfl.privacy.sealing import SigningKey, bind
 
 from .federation import PREFIX, ROW_BYTES, Client, Deployment, refused
 from .processes import Process
@@ -52,10 +53,10 @@ def test_an_exchange_from_announcement_to_released_rows(deployment: Deployment, 
         time.sleep(0.3)
         assert not any(answer.done() for answer in waiting)
         published = time.perf_counter()
-        assert aggregator.publish(b"signed by the aggregator", batch).json() == {"sequence": before + 1}
+        assert aggregator.publish(batch).json() == {"sequence": before + 1}
         answers = [answer.result() for answer in waiting]
         assert time.perf_counter() - published < 5
-    assert {answer.content for answer in answers} == {b"signed by the aggregator"}
+    assert {answer.content for answer in answers} == {aggregator.signed(batch)}
     assert {answer.headers["ntkfl-sequence"] for answer in answers} == {str(before + 1)}
     assert aggregator.ask("GET", "/latest").json() == {"sequence": before + 1, "batch": list(batch.key)}
 
@@ -82,18 +83,23 @@ def test_what_the_aggregator_asks_wrongly_is_refused(deployment: Deployment, pro
     aggregator = deployment.aggregator()
     batch = deployment.batch("ada", "bob")
     before = aggregator.ask("GET", "/latest").json()
-    assert refused(aggregator.publish(b"x", replace(batch, min_clients=1))) == (403, "below-floor")
-    assert refused(aggregator.publish(b"x", replace(batch, cohort=("ada",)))) == (422, "terms")
-    assert refused(aggregator.publish(b"x", replace(batch, max_rows=1 << 20, row_bytes=1 << 20))) == (422, "terms")
-    assert refused(aggregator.publish(b"")) == (422, "malformed")
-    assert refused(aggregator.ask("POST", "/announcements", b"\xff\xff\xff\xffrest")) == (422, "malformed")
-    assert refused(aggregator.ask("POST", "/announcements", b"\x02\x00\x00\x00{}rest")) == (422, "terms")
+    assert refused(aggregator.publish(replace(batch, min_clients=1))) == (403, "below-floor")
+    assert refused(aggregator.publish(replace(batch, cohort=("ada",)))) == (422, "malformed")
+    assert refused(aggregator.publish(replace(batch, max_rows=1 << 20, row_bytes=1 << 20))) == (422, "terms")
+    assert refused(aggregator.ask("POST", "/announcements")) == (403, "unsigned")
+    assert refused(aggregator.ask("POST", "/announcements", b"not even signed" * 20)) == (403, "unsigned")
+    other = Announcement("exchange", batch.key, batch).sign(SigningKey.generate(), *aggregator.names)
+    assert refused(aggregator.ask("POST", "/announcements", other)) == (403, "unsigned")
+    elsewhere = Announcement("exchange", batch.key, batch).sign(aggregator.signer, "trial", "run-1")
+    assert refused(aggregator.ask("POST", "/announcements", elsewhere)) == (403, "unsigned")
+    nonsense = aggregator.signer.sign(b"nonsense", bind("ntkfl announcement v1", *aggregator.names)) + b"nonsense"
+    assert refused(aggregator.ask("POST", "/announcements", nonsense)) == (422, "malformed")
     assert refused(aggregator.on(BatchKey(1 << 30, 0, 0), "GET")) == (404, "unknown-batch")
     assert refused(aggregator.on(BatchKey(0, 1 << 16, 0), "GET")) == (422, "malformed")
     assert refused(aggregator.ask("GET", "/latest", prefix="/v1/runs/run-1")) == (404, "unknown-run")
     assert aggregator.ask("GET", "/latest").json() == before  # a refused batch's announcement is not relayed
 
-    assert aggregator.publish(b"called off", batch).status_code == 200
+    assert aggregator.publish(batch).status_code == 200
     assert deployment.client("ada").submit(batch.key).status_code == 200
     assert aggregator.on(batch.key, "POST", "/cancel").json() == {"status": "cancelled"}
     assert refused(deployment.client("bob").submit(batch.key)) == (410, "cancelled")
@@ -123,7 +129,7 @@ def test_only_the_key_servers_clients_of_this_federation_and_run_are_heard(
     deployment: Deployment, process: Process
 ) -> None:
     batch = deployment.batch("ada", "bob")
-    assert deployment.aggregator().publish(b"for some", batch).status_code == 200
+    assert deployment.aggregator().publish(batch).status_code == 200
     ada = deployment.client("ada")
     frame = ada.frame(batch.key)
     good = sign_request(ada.credential, ada.key, "POST", f"{PREFIX}/rows", frame)
@@ -163,7 +169,7 @@ def test_damaged_and_oversized_submissions_are_refused_and_leave_nothing(
 ) -> None:
     batch = deployment.batch("ada", "bob")
     aggregator = deployment.aggregator()
-    assert aggregator.publish(b"send whole frames", batch).status_code == 200
+    assert aggregator.publish(batch).status_code == 200
     ada = deployment.client("ada")
     frame = ada.frame(batch.key)
     flipped = bytearray(frame)

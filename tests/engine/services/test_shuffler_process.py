@@ -19,14 +19,14 @@ def test_a_killed_shuffler_goes_on_where_it_was(tmp_path: Path) -> None:
     names = ("ada", "bob", "cyd", "dan")
     batch = deployment.batch(*names)
     with deployment.start() as first:
-        assert deployment.aggregator().publish(b"round one", batch).status_code == 200
+        assert deployment.aggregator().publish(batch).status_code == 200
         for name in names[:2]:
             assert deployment.client(name).submit(batch.key).status_code == 200
         first.kill()
     with deployment.start() as second:
         aggregator = deployment.aggregator()
-        assert deployment.client("ada").ask("GET", "/announcement?after=0").content == b"round one"
-        assert aggregator.publish(b"round one", batch).json() == {"sequence": 1}
+        assert deployment.client("ada").ask("GET", "/announcement?after=0").content == aggregator.signed(batch)
+        assert aggregator.publish(batch).json() == {"sequence": 1}
         assert refused(deployment.client("bob").submit(batch.key)) == (409, "replayed")
         for name in names[2:]:
             assert deployment.client(name).submit(batch.key).status_code == 200
@@ -52,16 +52,16 @@ def test_revoked_clients_are_out_before_the_next_batch_opens(tmp_path: Path) -> 
         for client in clients.values():
             assert client.ask("POST", "/hello").status_code == 200
         first = deployment.batch(*clients)
-        assert aggregator.publish(b"first", first).status_code == 200
+        assert aggregator.publish(first).status_code == 200
         assert clients["client-1"].submit(first.key).status_code == 200
         KeyServer.open(deployment.folder / "key-server").revoke("client-1")
         second = deployment.batch(*clients)
-        assert aggregator.publish(b"second", second).status_code == 200
+        assert aggregator.publish(second).status_code == 200
         assert aggregator.on(first.key, "GET").json()["clients"] == 0  # what it had sent is gone
         key_server.kill()
 
         third = deployment.batch(*clients)
-        assert aggregator.publish(b"third", third).status_code == 200  # nobody answers: the last list holds
+        assert aggregator.publish(third).status_code == 200  # nobody answers: the last list holds
         for ask in (("POST", "/hello"), ("GET", "/announcement?after=0")):
             assert refused(clients["client-1"].ask(*ask)) == (403, "revoked")
         assert refused(clients["client-1"].submit(third.key)) == (403, "revoked")
@@ -82,7 +82,7 @@ def test_the_log_names_no_client(tmp_path: Path) -> None:
     with deployment.start() as process:
         client, aggregator = deployment.client(name), deployment.aggregator()
         client.ask("POST", "/hello")
-        aggregator.publish(b"speak", batch)
+        aggregator.publish(batch)
         client.ask("GET", "/announcement?after=0")
         client.submit(batch.key)
         client.submit(batch.key)

@@ -21,12 +21,13 @@ from ntkfl.engine.conversation import Traffic
 from ntkfl.engine.crowd import Received, Template, receive
 from ntkfl.engine.folder import Record, RunFolder
 from ntkfl.engine.seeds import derive
-from ntkfl.engine.services.announcement import EVALUATION, Announcement
-from ntkfl.engine.services.evaluation import Score, add_up, count, question
+from ntkfl.engine.services.announcement import EVALUATION, MOST_ATTEMPTS, Announcement
+from ntkfl.engine.services.evaluation import MOST_SAMPLES, Score, add_up, question, score_rows
 from ntkfl.engine.services.pins import Federation, Terms
 from ntkfl.engine.services.shuffler_peer import ShufflerPeer
-from ntkfl.errors import ConfigError, MessageError, NTKFLError, RunFolderError, TrustError
+from ntkfl.errors import ConfigError, MessageError, NTKFLError, NumericalError, RunFolderError, TrustError
 from ntkfl.methods import Client, Outcome, Task
+from ntkfl.methods.statistics import statistics
 from ntkfl.privacy.rows import FRAME_BYTES, BatchKey, open_row
 from ntkfl.privacy.sealing import SEAL_BYTES, SealingKey, SigningKey
 from ntkfl.privacy.shuffling import Batch
@@ -45,9 +46,9 @@ class Deployment(Terms):
     seed: int = Field(0, ge=0, description="of the first weights and the choice of clients")
     max_rows: int = Field(1000, ge=1, description="most rows a client may send in an exchange")
     quorum: int = Field(1, ge=1, description="good rows below which a round is not built")
-    round_seconds: float = Field(120, gt=0, description="until an exchange goes on without those who have not answered")
+    round_seconds: float = Field(120, ge=1, description="until an exchange goes on without those who have not answered")
     patience: float = Field(600, gt=0, description="seconds to wait for enough clients before a round is begun anew")
-    attempts: int = Field(3, ge=1, description="beginnings of a round before the run stops")
+    attempts: int = Field(3, ge=1, le=MOST_ATTEMPTS, description="beginnings of a round before the run stops")
 
     @staticmethod
     def read(path: Path) -> Deployment:
@@ -77,6 +78,7 @@ class Aggregator:
             raise TrustError(f"the keys in {folder} are not those that clients have pinned")
         self.shuffler = ShufflerPeer(self.pins, folder)
         self.out, self.say = RunFolder(out), say
+        out.mkdir(mode=0o700, parents=True, exist_ok=True)  # what it will hold is for its owner
         self.method = terms.build_method()
         if not self.method.shuffle:
             raise ConfigError("clients send through the shuffler here: the terms need shuffle = true")
@@ -86,6 +88,8 @@ class Aggregator:
         self.task = Task(
             self.model, terms.outputs, self.method.loss, total_clients=settings.clients, label_smoothing=smoothing
         )
+        if self.method.trains_locally and statistics(self.model):
+            raise ConfigError("batch normalisation is not averaged behind a shuffler: use group normalisation")
         self.state = self.method.start(self.task, self.task.like)
         self.average = RunningAverage(self.task.like, self.method.average)
 
@@ -169,7 +173,11 @@ class Aggregator:
         self.state = outcome.state
         for weights in (*outcome.passed, self.state["weights"]):
             self.average.add(weights)
-        score = self._evaluate(number, attempt, cohort)
+        try:
+            score = self._evaluate(number, attempt, cohort)
+        except TooFew as error:  # a round that nobody measures is still a round
+            self.say(f"round {number} was not evaluated: {error}")
+            score = Score(None, None, 0)
         return {
             "round": number,
             "test_accuracy": score.accuracy,
@@ -220,12 +228,14 @@ class Aggregator:
             except StopIteration as end:
                 outcome: Outcome = end.value
                 return outcome
+            except (MessageError, NumericalError) as error:  # rows that pass for good and are not: ask others
+                raise TooFew(f"the round cannot be built from its {received.rows} rows: {error}") from None
         raise ConfigError(f"a round of {self.method.name} has more exchanges than an announcement can number")
 
-    def _batch(self, key: BatchKey, cohort: tuple[str, ...], row_bytes: int, max_rows: int | None = None) -> Batch:
+    def _batch(self, key: BatchKey, cohort: tuple[str, ...], row_bytes: int) -> Batch:
         settings = self.deployment
         least = self.pins.shuffler.min_clients
-        return Batch(key, cohort, max_rows or settings.max_rows, row_bytes, least, settings.round_seconds)
+        return Batch(key, cohort, settings.max_rows, row_bytes, least, settings.round_seconds)
 
     def _collect(self, key: BatchKey) -> tuple[list[bytes], int]:
         """The released rows of a batch and the number of clients they are from, as soon as the shuffler gives them."""
@@ -249,19 +259,19 @@ class Aggregator:
             self._announce(Announcement("evaluate", key, None, asked))
             sealed = self._await_reports(key)
         else:
-            x, y = self._made_up_sample()
-            size = len(count(self.task, asked, x, y).encode()) + SEAL_BYTES
-            self._announce(Announcement("evaluate", key, self._batch(key, cohort, size, max_rows=1), asked))
+            size = len(score_rows(self.task, asked, *self._made_up_sample())[0].encode()) + SEAL_BYTES
+            self._announce(Announcement("evaluate", key, self._batch(key, cohort, size), asked))
             sealed, _ = self._collect(key)
+        real, most = self.pins.terms.real_targets, MOST_SAMPLES if self.deployment.evaluators else 1
         answers = []
-        for row in sealed:
+        for row in set(sealed):
             try:
                 answer = Message.decode(open_row(self.opener, row, self.pins.federation, self.pins.run, key))
-                add_up([answer])
+                add_up([answer], real, most)
                 answers.append(answer)
             except (MessageError, TrustError) as error:
                 self.say(f"round {number}: counts were dropped: {error}")
-        return add_up(answers)
+        return add_up(answers, real, most)
 
     def _await_reports(self, key: BatchKey) -> list[bytes]:
         until = time.monotonic() + self.deployment.round_seconds
@@ -277,7 +287,7 @@ class Aggregator:
     def _announce(self, said: Announcement) -> int:
         """Publish; the bytes every client gets."""
         signed = said.sign(self.signer, self.pins.federation, self.pins.run)
-        self.shuffler.publish(signed, said.batch)
+        self.shuffler.publish(signed)
         return len(signed)
 
     def _made_up_sample(self) -> tuple[torch.Tensor, torch.Tensor]:

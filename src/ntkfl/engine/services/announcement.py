@@ -8,19 +8,21 @@ change one, and clients refuse any whose key is not newer than the last they saw
 
 from __future__ import annotations
 
-import json
 import struct
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal
 
-from ntkfl.errors import MessageError, NTKFLError, TrustError
+from pydantic import TypeAdapter, ValidationError
+
+from ntkfl.errors import MessageError, NTKFLError
 from ntkfl.privacy.rows import BatchKey
 from ntkfl.privacy.sealing import SigningKey, bind, verify
 from ntkfl.privacy.shuffling import Batch
 from ntkfl.wire import Message
 
-KINDS = ("exchange", "evaluate", "end")
+Kind = Literal["exchange", "evaluate", "end"]
 EVALUATION = 255  # the exchange number under which a round's model is evaluated
+MOST_ATTEMPTS, MOST_EXCHANGES = 8, 4  # of a round, of an attempt: what a client answers
 _LENGTH = struct.Struct("<I")
 
 
@@ -30,14 +32,13 @@ class Announcement:
     weights do. `end`: the run is over.
     """
 
-    kind: str
+    kind: Kind
     key: BatchKey
     batch: Batch | None = None
     message: Message | None = None
 
     def sign(self, signer: SigningKey, federation: str, run: str) -> bytes:
-        head = {"kind": self.kind, "key": list(self.key), "batch": None if self.batch is None else asdict(self.batch)}
-        text = json.dumps(head, sort_keys=True).encode()
+        text = _HEAD.dump_json(_Head(self.kind, self.key, self.batch))
         body = _LENGTH.pack(len(text)) + text + (b"" if self.message is None else self.message.encode())
         return signer.sign(body, _context(federation, run)) + body
 
@@ -48,22 +49,26 @@ class Announcement:
         verify(aggregator, signature, body, _context(federation, run))
         try:
             (length,) = _LENGTH.unpack_from(body)
-            head: Any = json.loads(body[_LENGTH.size : _LENGTH.size + length])
+            head = _HEAD.validate_json(body[_LENGTH.size : _LENGTH.size + length], strict=True)
             payload = body[_LENGTH.size + length :]
-            key = BatchKey(*head["key"]).check()
-            batch = None
-            if head["batch"] is not None:
-                batch = Batch(**head["batch"])
-                batch = replace(batch, key=BatchKey(*batch.key), cohort=tuple(batch.cohort)).check()
-            if head["kind"] not in KINDS:
-                raise MessageError(f"an announcement of kind {head['kind']!r}")
-            return Announcement(head["kind"], key, batch, Message.decode(payload) if payload else None)
-        except (KeyError, TypeError, ValueError, struct.error, RecursionError):
+            head.key.check()
+            if head.batch is not None and (head.batch.check().key != head.key or head.kind == "end"):
+                raise MessageError("it asks for a batch that is not its own")
+            return Announcement(head.kind, head.key, head.batch, Message.decode(payload) if payload else None)
+        except (ValidationError, struct.error):
             raise MessageError("an announcement that cannot be read") from None
-        except TrustError:
-            raise
         except NTKFLError as error:
             raise MessageError(f"an announcement that cannot be read: {error}") from None
+
+
+@dataclass(frozen=True)
+class _Head:
+    kind: Kind
+    key: BatchKey
+    batch: Batch | None
+
+
+_HEAD = TypeAdapter(_Head)
 
 
 def _context(federation: str, run: str) -> bytes:

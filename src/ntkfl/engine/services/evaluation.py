@@ -1,4 +1,6 @@
-"""Measuring a model where the data and ρ are: holders of data return counts, the aggregator adds them up."""
+"""Measuring a model where the data and ρ are. Evaluators return counts over data of their own; without any, the round's
+clients return one anonymous row a sample of the round, so that nobody's size shows and nobody's vote weighs more.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,18 @@ from torch import Tensor
 
 from ntkfl.errors import MessageError
 from ntkfl.methods import Task
-from ntkfl.wire import Message
+from ntkfl.wire import Message, split_rows
+
+MOST_SAMPLES = 1 << 31  # of one report
+MOST_LOSS = 1e6  # of one sample: larger is said as this
 
 
 @dataclass(frozen=True)
 class Score:
-    """Over all samples counted; no accuracy for real-valued targets."""
+    """Over all samples counted; no accuracy for real-valued targets, nothing at all where nobody could be asked."""
 
     accuracy: float | None
-    loss: float
+    loss: float | None
     samples: int
 
 
@@ -27,26 +32,35 @@ def question(round: int, weights: Tensor) -> Message:
     return Message("evaluate", round, {"weights": weights})
 
 
-def count(task: Task, message: Message, x: Tensor, y: Tensor) -> Message:
-    """The answer: samples, how many of them the model gets right (−1 for real-valued targets), and their loss sum."""
+def score_rows(task: Task, message: Message, x: Tensor, y: Tensor) -> list[Message]:
+    """One answer a sample: whether the model gets it right (−1 for real-valued targets), and its loss."""
     weights = message.of_kind("evaluate").take("weights", tuple(task.like.shape), task.like)
     outputs = task.predict(weights, x)
-    correct = -1 if y.is_floating_point() else int((outputs.argmax(1) == y).sum())
-    loss = task.losses(outputs, y).double().sum().nan_to_num(nan=1e300, posinf=1e300)
-    arrays = {"correct": torch.tensor([correct]), "samples": torch.tensor([len(y)]), "loss": loss.reshape(1)}
-    return Message("counts", message.round, arrays)
+    correct = torch.full((len(y),), -1) if y.is_floating_point() else (outputs.argmax(1) == y).long()
+    loss = task.losses(outputs, y).double().nan_to_num(nan=MOST_LOSS, posinf=MOST_LOSS).clamp(max=MOST_LOSS)
+    arrays = {"correct": correct, "samples": torch.ones(len(y), dtype=torch.int64), "loss": loss}
+    return split_rows(Message("counts", message.round, arrays))
 
 
-def add_up(answers: Sequence[Message]) -> Score:
-    """All counts together; `MessageError` where one makes no sense."""
+def counts(task: Task, message: Message, x: Tensor, y: Tensor) -> Message:
+    """One answer for all samples: how many, how many right (−1 for real-valued targets), the sum of their losses."""
+    rows = score_rows(task, message, x, y)
+    total = {name: torch.stack([row.arrays[name] for row in rows]).sum(0) for name in rows[0].arrays}
+    if y.is_floating_point():
+        total["correct"] = torch.tensor([-1])
+    return Message("counts", message.round, total)
+
+
+def add_up(answers: Sequence[Message], real_targets: bool, most: int = MOST_SAMPLES) -> Score:
+    """All answers together, each of at most `most` samples; `MessageError` where one makes no sense."""
     correct, samples, loss = 0, 0, 0.0
-    real = False
     for answer in answers:
         n = int(answer.of_kind("counts").take("samples", (1,)))
         right, lost = int(answer.take("correct", (1,))), float(answer.take("loss", (1,)))
-        if n < 1 or not -1 <= right <= n or lost < 0:
+        fits = right == -1 if real_targets else 0 <= right <= n
+        if not (1 <= n <= most and fits and 0 <= lost <= n * MOST_LOSS):
             raise MessageError("counts that make no sense")
-        correct, samples, loss, real = correct + right, samples + n, loss + lost, real or right < 0
+        correct, samples, loss = correct + right, samples + n, loss + lost
     if not samples:
-        raise MessageError("nobody counted anything")
-    return Score(None if real else correct / samples, loss / samples, samples)
+        return Score(None, None, 0)
+    return Score(None if real_targets else correct / samples, loss / samples, samples)

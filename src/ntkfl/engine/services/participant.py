@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from ntkfl.engine.crowd import send
-from ntkfl.engine.services.announcement import Announcement
-from ntkfl.engine.services.evaluation import count
+from ntkfl.engine.folder import write_atomically
+from ntkfl.engine.services.announcement import EVALUATION, MOST_ATTEMPTS, MOST_EXCHANGES, Announcement
+from ntkfl.engine.services.evaluation import counts, score_rows
 from ntkfl.engine.services.identity import Identity
 from ntkfl.engine.services.peer import Peer
 from ntkfl.engine.services.pins import Federation
-from ntkfl.errors import ConfigError, DataError, NTKFLError, Refused, TrustError
+from ntkfl.errors import ConfigError, DataError, MessageError, NTKFLError, Refused, TrustError
 from ntkfl.methods import Client, State, Task
 from ntkfl.privacy.rows import BatchKey, pack_rows, seal_rows
 from ntkfl.privacy.subsample import subsample
@@ -75,8 +76,9 @@ class Participant:
         self.task = Task(
             terms.build_model(seed=0), terms.outputs, self.method.loss, label_smoothing=self.method.label_smoothing
         )
-        self.seen: BatchKey | None = None
-        self._client: tuple[int, int, Client] | None = None
+        self._seen_file = folder / "seen"
+        self.seen = _read_seen(self._seen_file)
+        self._client: tuple[int, Client] | None = None
         self._memory: State = {}
         self._path = f"/v1/runs/{self.pins.run}"
 
@@ -89,8 +91,8 @@ class Participant:
             response = self.shuffler.ask("GET", f"{self._path}/announcement?after={sequence}")
             if response.status_code == 204:
                 continue
-            sequence = int(response.headers["ntkfl-sequence"])
             try:
+                sequence = max(sequence + 1, int(response.headers["ntkfl-sequence"]))
                 said = self._heed(response.content)
                 if said is None:
                     continue
@@ -104,6 +106,9 @@ class Participant:
                 self.say(f"{self.name}: {refusal.reason}: {refusal}")
             except NTKFLError as error:
                 self.say(f"{self.name}: not answered: {error}")
+            except Exception as error:  # whatever an announcement does to this client, the next may be sound
+                self.say(f"{self.name}: not answered: {type(error).__name__}")
+                sequence += 1
 
     def _heed(self, signed: bytes) -> Announcement | None:
         """An announcement the aggregator signed and that is newer than the last; older ones are left alone."""
@@ -113,9 +118,16 @@ class Participant:
         if self.seen is not None and said.key <= self.seen:
             return None
         self.seen = said.key
-        batch = said.batch
+        write_atomically(self._seen_file, " ".join(map(str, said.key)).encode())
+        batch, key = said.batch, said.key
         if batch is not None and min(len(batch.cohort), batch.min_clients) < self.pins.shuffler.min_clients:
-            raise TrustError(f"round {said.key.round} asks for a crowd below {self.pins.shuffler.min_clients} clients")
+            raise TrustError(f"round {key.round} asks for a crowd below {self.pins.shuffler.min_clients} clients")
+        if batch is not None and batch.seconds is not None and batch.seconds < 1:
+            raise TrustError(f"round {key.round} would be released before a crowd could come")
+        if key.attempt >= MOST_ATTEMPTS or MOST_EXCHANGES <= key.exchange < EVALUATION:
+            raise TrustError(f"round {key.round} asks more often than a round needs to")
+        if (said.kind == "evaluate") != (key.exchange == EVALUATION):
+            raise TrustError(f"round {key.round} mixes up training and evaluation")
         return said
 
     def _answer(self, said: Announcement) -> bool:
@@ -126,9 +138,12 @@ class Participant:
         if said.kind == "evaluate":
             if self.role != "evaluator" and not asked:
                 return False
-            counts = count(self.task, said.message, self.x, self.y)
-            sealed = seal_rows([counts.encode()], *self._to_aggregator(), said.key)
-            kind = "reports" if self.role == "evaluator" else "rows"
+            if self.role == "evaluator":
+                rows, kind = [counts(self.task, said.message, self.x, self.y)], "reports"
+            else:  # on the round's samples alone: no more of this client shows than in training
+                client = self._sampled(said.key, 0)
+                rows, kind = score_rows(self.task, said.message, client.x, client.y), "rows"
+            sealed = seal_rows([row.encode() for row in rows], *self._to_aggregator(), said.key)
             self.shuffler.ask("POST", f"{self._path}/{kind}", pack_rows(said.key, sealed))
             return True
         if not asked or said.batch is None or self.role != "client":
@@ -140,21 +155,29 @@ class Participant:
         return True
 
     def _sampled(self, key: BatchKey, max_rows: int) -> Client:
-        """This round's client, with the samples drawn at its first exchange."""
-        if key.exchange == 0:
+        """This round's client, with the samples drawn at its first exchange; attempts at a round get the same ones."""
+        if key.exchange == 0 and (self._client is None or self._client[0] != key.round):
             draw = self.draws.subsampling(key.round)
             rows = subsample(len(self.y), self.method.subsample_rate, draw)
             if len(rows) > max_rows:
                 rows = torch.tensor(sorted(draw.sample(rows.tolist(), max_rows)))
             seed = self.draws.training(key.round)
             client = Client(0, self.x[rows], self.y[rows], seed, dict(self._memory))
-            self._client = (key.round, key.attempt, client)
-        if self._client is None or self._client[:2] != (key.round, key.attempt):
+            self._client = (key.round, client)
+        if self._client is None or self._client[0] != key.round:
             raise ConfigError(f"round {key.round} goes on, but this client was not there at its beginning")
-        return self._client[2]
+        return self._client[1]
 
     def _to_aggregator(self) -> tuple[bytes, str, str]:
         return bytes.fromhex(self.pins.aggregator.sealing_key), self.pins.federation, self.pins.run
+
+
+def _read_seen(path: Path) -> BatchKey | None:
+    """The newest announcement heeded before a restart: what came before it is not answered again."""
+    try:
+        return BatchKey(*map(int, path.read_text().split())).check()
+    except (OSError, ValueError, TypeError, MessageError):
+        return None
 
 
 def _check_data(x: Tensor, y: Tensor, inputs: tuple[int, ...], outputs: int) -> None:

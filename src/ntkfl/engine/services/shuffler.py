@@ -19,11 +19,12 @@ from typing import Annotated
 from fastapi import Depends, FastAPI, Query, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ntkfl.engine.services.announce import Bell, unpack_announcement
+from ntkfl.engine.services.announcement import Announcement
+from ntkfl.engine.services.bell import Bell
 from ntkfl.engine.services.pins import Federation
 from ntkfl.engine.services.revocations import Revocations
 from ntkfl.engine.services.web import Listener, log, serve, service_app
-from ntkfl.errors import MessageError, NTKFLError, Refused
+from ntkfl.errors import MessageError, NTKFLError, Refused, TrustError
 from ntkfl.privacy.identity import CREDENTIAL_HEADER, ROLES, Credential, check_request
 from ntkfl.privacy.noticeboard import REPORT_BYTES
 from ntkfl.privacy.rows import FRAME_BYTES, BatchKey, pack_rows, unpack_rows
@@ -31,6 +32,7 @@ from ntkfl.privacy.shuffling import Shuffler
 
 STATE = "state.sqlite"
 MAX_BODY = 256 << 20  # of a submission or an announcement
+MAX_HELD = 512 << 20  # of all submissions under way
 WAIT_S = 20.0  # a client is kept waiting for an announcement
 CONNECTIONS = 4096  # of clients, most of which wait
 SEQUENCE_HEADER, NEWEST_HEADER = "ntkfl-sequence", "ntkfl-newest"
@@ -82,7 +84,7 @@ def client_app(
     lifespan: Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]] | None = None,
 ) -> FastAPI:
     """Under `/v1/runs/{run}`: `POST /hello`, `GET /announcement?after=`, `POST /rows`, `POST /reports`, all signed."""
-    app = service_app("shuffler", max_body=max_body, lifespan=lifespan)
+    app = service_app("shuffler", max_body=max_body, max_held=max(max_body, MAX_HELD), lifespan=lifespan)
     key_server = bytes.fromhex(pins.key_server.signing_key)
 
     def limit(scope: Scope) -> int:
@@ -91,9 +93,10 @@ def client_app(
             return 0
         issued = dict(scope["headers"]).get(CREDENTIAL_HEADER.encode(), b"").decode("latin-1")
         try:
-            Credential.check(issued, key_server, pins.federation)
+            client = Credential.check(issued, key_server, pins.federation).client
         except NTKFLError:
             raise Refused(401, "unauthenticated", "no credential of this federation's key server") from None
+        shuffler.refuse_revoked(client)
         rows = shuffler.submission_limit() if scope["path"].endswith("/rows") else 0
         return FRAME_BYTES + max(rows, REPORT_BYTES)
 
@@ -199,6 +202,7 @@ def aggregator_app(
 ) -> FastAPI:
     """Under `/v1/runs/{run}`: clients, announcements, batches and reports. Its listener admits the aggregator alone."""
     app = service_app("shuffler-aggregator", max_body=max_body)
+    signer = bytes.fromhex(pins.aggregator.signing_key)
 
     def known(run: str) -> None:
         _check_run(run, pins)
@@ -225,7 +229,13 @@ def aggregator_app(
 
     @app.post(f"{run}/announcements", dependencies=checked)
     async def announcements(request: Request) -> dict[str, int]:
-        signed, asked = unpack_announcement(await request.body())
+        signed = await request.body()
+        try:  # what clients will see is what is opened here: nobody is asked behind their backs
+            asked = Announcement.check(signed, signer, pins.federation, pins.run).batch
+        except TrustError as error:
+            raise Refused(403, "unsigned", f"not the aggregator's announcement: {error}") from None
+        except MessageError as error:
+            raise Refused(422, "malformed", str(error)) from None
         if asked is not None:
             if FRAME_BYTES + asked.max_rows * asked.row_bytes > max_body:
                 raise Refused(422, "terms", f"a client's rows may have at most {max_body} bytes in all")

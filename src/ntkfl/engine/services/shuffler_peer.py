@@ -5,12 +5,11 @@ from __future__ import annotations
 import base64
 from pathlib import Path
 
-from ntkfl.engine.services.announce import pack_announcement
 from ntkfl.engine.services.peer import Peer
 from ntkfl.engine.services.pins import Federation
 from ntkfl.errors import MessageError
 from ntkfl.privacy.rows import BatchKey, unpack_rows
-from ntkfl.privacy.shuffling import Batch, Status
+from ntkfl.privacy.shuffling import Status
 
 
 class ShufflerPeer:
@@ -30,8 +29,8 @@ class ShufflerPeer:
         key = self._peer.ask("GET", f"{self._run}/latest").json()["batch"]
         return None if key is None else BatchKey(*key)
 
-    def publish(self, signed: bytes, batch: Batch | None) -> None:
-        self._peer.ask("POST", f"{self._run}/announcements", pack_announcement(signed, batch))
+    def publish(self, signed: bytes) -> None:
+        self._peer.ask("POST", f"{self._run}/announcements", signed)
 
     def status(self, key: BatchKey) -> Status:
         return Status(**self._peer.ask("GET", self._batch(key)).json())

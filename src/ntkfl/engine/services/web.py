@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 RECEIVE_S = 60.0  # for one body to arrive
-_DRAIN = 4 << 20  # bytes of a refused body that are read and thrown away, so that its sender gets to read the answer
+_DRAIN = 32 << 20  # bytes of a refused body that are read and thrown away, so that its sender gets to read the answer
 
 
 def service_app(
@@ -206,7 +206,7 @@ async def _drain(receive: Receive) -> None:
     """Read on for a moment: a connection closed on somebody who is still sending takes the answer with it."""
     seen = 0
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(5):
             while seen < _DRAIN:
                 message = await receive()
                 if not message.get("more_body", False):

@@ -1,4 +1,4 @@
-"""Builders for the networks of the paper and a little beyond; any `nn.Module` that maps a batch to [N, d2] will do."""
+"""The paper's network."""
 
 from __future__ import annotations
 

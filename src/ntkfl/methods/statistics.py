@@ -1,0 +1,93 @@
+"""Running statistics of batch normalisation: what local training changes beside weights, and averaging methods average.
+
+They travel beside the weights, around any method's own messages, so that no method needs to know of them. NTK-FL
+evolves weights alone: there they stay as they were broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ntkfl.errors import ConfigError
+from ntkfl.methods.base import Client, Method, Outcome, Outgoing, State, Task
+from ntkfl.wire import Message
+
+NAME = "statistics"
+
+
+def statistics(model: nn.Module) -> dict[str, Tensor]:
+    """Running means and variances of the model's batch normalisations, by name."""
+    owners = {name: m for name, m in model.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats}
+    found = {}
+    for name, module in owners.items():
+        for kind in ("running_mean", "running_var"):
+            found[f"{name}.{kind}" if name else kind] = getattr(module, kind)
+    return found
+
+
+def flat_statistics(model: nn.Module) -> Tensor | None:
+    """All of them as one vector [b]; None where there are none."""
+    values = list(statistics(model).values())
+    return torch.cat([v.detach().reshape(-1) for v in values]) if values else None
+
+
+def load_statistics(model: nn.Module, vector: Tensor) -> None:
+    """Write a vector [b] into the model's own, in place."""
+    parts = torch.split(vector, [v.numel() for v in statistics(model).values()])
+    for own, part in zip(statistics(model).values(), parts, strict=True):
+        own.copy_(part.view_as(own))
+
+
+def start(method: Method, task: Task, weights: Tensor) -> State:
+    """The method's first state, with the model's statistics where it trains them."""
+    state = method.start(task, weights)
+    own = flat_statistics(task.model)
+    return state if own is None or not method.trains_locally else state | {NAME: own}
+
+
+def converse(
+    method: Method, task: Task, state: State, round: int, cohort: Sequence[int]
+) -> Generator[Outgoing, list[Message], Outcome]:
+    """`method.round`, with statistics sent along with the weights and averaged from the replies."""
+    if NAME not in state:
+        return (yield from method.round(task, state, round, cohort))
+    load_statistics(task.model, state[NAME])
+    conversation = method.round(task, state, round, cohort)
+    outgoing, average = next(conversation), state[NAME]
+    while True:
+        if isinstance(outgoing, Message):
+            outgoing = _with(outgoing, state[NAME])
+        else:
+            outgoing = {client: _with(message, state[NAME]) for client, message in outgoing.items()}
+        replies = yield outgoing
+        if all(NAME in reply.arrays for reply in replies):
+            average = torch.stack([reply.take(NAME, tuple(average.shape), average) for reply in replies]).mean(0)
+        try:
+            outgoing = conversation.send(replies)
+        except StopIteration as end:
+            outcome: Outcome = end.value
+            return replace(outcome, state={NAME: average} | outcome.state)
+
+
+def answer(method: Method, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
+    """`method.answer`, beginning from the statistics sent, and with those the clients ended with in their replies."""
+    if NAME not in message.arrays:
+        return method.answer(task, message, clients)
+    own = flat_statistics(task.model)
+    if own is None:
+        raise ConfigError("the server sends statistics of batch normalisation, and this model has none")
+    load_statistics(task.model, message.take(NAME, tuple(own.shape), own))
+    replies = method.answer(task, message, clients)
+    return [
+        reply if client.statistics is None else _with(reply, client.statistics)
+        for reply, client in zip(replies, clients, strict=True)
+    ]
+
+
+def _with(message: Message, vector: Tensor) -> Message:
+    return Message(message.kind, message.round, {**message.arrays, NAME: vector})

@@ -1,0 +1,102 @@
+"""Small convolutional networks. He initialisation (normal, fan-in), zero biases, as is usual with rectified units."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from ntkfl.errors import ConfigError
+
+
+def cnn(inputs: Sequence[int], outputs: int, channels: Sequence[int] = (16, 32), width: int = 64) -> nn.Sequential:
+    """Two strided convolutions and two linear layers: `cnn((1, 28, 28), 10)` has 57 thousand weights.
+
+    5×5 with stride 2 to `channels[0]`, 3×3 with stride 2 to `channels[1]`, linear to `width`, linear to the outputs.
+    """
+    c, height, broad = _image(inputs)
+    first, second = channels
+    for size, stride in ((5, 2), (3, 2)):
+        height, broad = (height - size) // stride + 1, (broad - size) // stride + 1
+    if min(height, broad) < 1:
+        raise ConfigError(f"inputs of shape {list(inputs)} are too small for this network: at least 9 × 9 are needed")
+    model = nn.Sequential(
+        nn.Conv2d(c, first, 5, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(first, second, 3, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(second * height * broad, width),
+        nn.ReLU(),
+        nn.Linear(width, outputs),
+    )
+    _initialise(model)
+    return model
+
+
+class _Residual(nn.Module):
+    """x + conv(relu(norm(conv(relu(norm(x)))))), the skip strided and widened where the block is."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.GroupNorm(_groups(before), before),
+            nn.ReLU(),
+            nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False),
+            nn.GroupNorm(_groups(after), after),
+            nn.ReLU(),
+            nn.Conv2d(after, after, 3, padding=1, bias=False),
+        )
+        same = before == after and stride == 1
+        self.skip = nn.Identity() if same else nn.Conv2d(before, after, 1, stride=stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.skip(x) + self.body(x)
+        return out
+
+
+class _Average(nn.Module):
+    """Over all positions: [N, C, H, W] -> [N, C]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3))
+
+
+def resnet(inputs: Sequence[int], outputs: int, channels: Sequence[int] = (16, 32, 64)) -> nn.Sequential:
+    """A small residual network, one block a stage, halved between stages: `resnet((3, 32, 32), 10)` has 78 thousand
+    weights.
+
+    Group normalisation in place of batch normalisation: it treats every sample alone, as a sample-wise Jacobian must,
+    and keeps no statistics that clients could differ in.
+    """
+    c, height, broad = _image(inputs)
+    if min(height, broad) < 2 ** (len(channels) - 1):
+        raise ConfigError(f"inputs of shape {list(inputs)} are too small for {len(channels)} stages")
+    layers: list[nn.Module] = [nn.Conv2d(c, channels[0], 3, padding=1, bias=False)]
+    before = channels[0]
+    for i, after in enumerate(channels):
+        layers.append(_Residual(before, after, 1 if i == 0 else 2))
+        before = after
+    layers += [nn.GroupNorm(_groups(before), before), nn.ReLU(), _Average(), nn.Linear(before, outputs)]
+    model = nn.Sequential(*layers)
+    _initialise(model)
+    return model
+
+
+def _image(inputs: Sequence[int]) -> tuple[int, int, int]:
+    if len(inputs) != 3:
+        raise ConfigError(f"a convolutional network takes images [channels, height, width], not {list(inputs)}")
+    c, height, broad = inputs
+    return c, height, broad
+
+
+def _groups(channels: int) -> int:
+    return next(n for n in (8, 4, 2, 1) if channels % n == 0)
+
+
+def _initialise(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)

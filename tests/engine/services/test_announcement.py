@@ -1,0 +1,136 @@
+"""Announcements: what the aggregator signed and nothing else, and a thousand clients that wait for one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ntkfl.engine.services.announcement import Announcement
+from ntkfl.engine.services.bell import Bell
+from ntkfl.engine.services.shuffler import client_app
+from ntkfl.errors import MessageError, TrustError
+from ntkfl.privacy.identity import NAME_PATTERN, sign_request
+from ntkfl.privacy.rows import BatchKey
+from ntkfl.privacy.sealing import SigningKey, bind
+from ntkfl.privacy.shuffling import Batch, Shuffler
+from ntkfl.wire import Message
+
+from .federation import PREFIX, Deployment
+
+batches = st.builds(
+    Batch,
+    st.builds(BatchKey, st.integers(0, 2**32 - 1), st.integers(0, 2**16 - 1), st.integers(0, 255)),
+    st.lists(st.from_regex(NAME_PATTERN, fullmatch=True), min_size=2, max_size=4, unique=True).map(tuple),
+    st.integers(1, 2**32 - 1),
+    st.integers(1, 2**32 - 1),
+    st.just(2),
+    st.none() | st.floats(0, 1e6),
+)
+
+
+SIGNER = SigningKey.generate()
+WHERE = ("trial", "run-0")
+MESSAGE = Message("weights", 3, {"weights": torch.arange(3.0)})
+
+
+def check(signed: bytes) -> Announcement:
+    return Announcement.check(signed, SIGNER.public, *WHERE)
+
+
+@given(batches)
+def test_what_is_signed_is_read(batch: Batch) -> None:
+    said = Announcement("exchange", batch.key, batch, MESSAGE)
+    heard = check(said.sign(SIGNER, *WHERE))
+    assert (heard.kind, heard.key, heard.batch) == ("exchange", batch.key, batch)
+    assert heard.message is not None
+    assert torch.equal(heard.message.arrays["weights"], torch.arange(3.0))
+
+
+@given(st.data())
+def test_a_changed_bit_is_noticed(data: st.DataObject) -> None:
+    signed = bytearray(Announcement("end", BatchKey(3, 0, 0)).sign(SIGNER, *WHERE))
+    at = data.draw(st.integers(0, 8 * len(signed) - 1))
+    signed[at // 8] ^= 1 << at % 8
+    with pytest.raises(TrustError):
+        check(bytes(signed))
+
+
+@given(st.binary(max_size=60))
+def test_whatever_the_aggregator_signs_is_read_or_refused(body: bytes) -> None:
+    with contextlib.suppress(MessageError):
+        check(SIGNER.sign(body, bind("ntkfl announcement v1", *WHERE)) + body)
+
+
+BATCH = '{"key":[1,0,0],"cohort":["a","b"],"max_rows":1,"row_bytes":1,"min_clients":2,"seconds":null}'
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "null",
+        '{"kind":"exchange","key":[1,0,0]}',
+        '{"kind":"dance","key":[1,0,0],"batch":null}',
+        '{"kind":"exchange","key":[1.0,0,0],"batch":null}',
+        '{"kind":"exchange","key":[1,0,256],"batch":null}',
+        '{"kind":"exchange","key":[1,0,1],"batch":' + BATCH + "}",  # not its own
+        '{"kind":"end","key":[1,0,0],"batch":' + BATCH + "}",
+        '{"kind":"exchange","key":[1,0,0],"batch":' + BATCH.replace('"min_clients":2', '"min_clients":NaN') + "}",
+        '{"kind":"exchange","key":[1,0,0],"batch":' + BATCH.replace('"max_rows":1', '"max_rows":1.5') + "}",
+        '{"kind":"exchange","key":[1,0,0],"batch":' + BATCH.replace("null", "9" * 400) + "}",
+        '{"kind":"exchange","key":[1,0,0],"batch":' + BATCH.replace('"a","b"', '"a","a"') + "}",
+    ],
+)
+def test_signed_nonsense_is_one_line(head: str) -> None:
+    body = len(head).to_bytes(4, "little") + head.encode()
+    with pytest.raises(MessageError, match="cannot be read"):
+        check(SIGNER.sign(body, bind("ntkfl announcement v1", *WHERE)) + body)
+
+
+def test_a_thousand_clients_wait_without_a_thread_each(tmp_path: Path) -> None:
+    deployment = Deployment(tmp_path)
+    shuffler, bell = Shuffler(), Bell()
+    app = client_app(shuffler, deployment.pins, bell)
+    ada, path = deployment.client("ada"), f"{PREFIX}/announcement?after=0"
+    headers = sign_request(ada.credential, ada.key, "GET", path, b"")
+
+    async def scenario() -> None:
+        limits, transport = httpx.Limits(max_connections=None), httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="https://shuffler", limits=limits) as http:
+            waiting = [asyncio.create_task(http.get(path, headers=headers, timeout=60)) for _ in range(1000)]
+            while len(bell) < 1000:
+                await asyncio.sleep(0.05)
+            assert threading.active_count() < 60
+            begun = time.perf_counter()
+            assert (await http.get("/health")).status_code == 200
+            assert time.perf_counter() - begun < 1
+            await asyncio.to_thread(shuffler.publish, b"here it is")
+            bell.ring()
+            answers = await asyncio.gather(*waiting)
+        assert {(answer.status_code, answer.content) for answer in answers} == {(200, b"here it is")}
+
+    asyncio.run(asyncio.wait_for(scenario(), 120))
+
+
+def test_a_wait_ends_without_an_announcement(tmp_path: Path) -> None:
+    deployment = Deployment(tmp_path)
+    app = client_app(Shuffler(), deployment.pins, Bell(), wait_s=0.2)
+    ada, path = deployment.client("ada"), f"{PREFIX}/announcement?after=0"
+    headers = sign_request(ada.credential, ada.key, "GET", path, b"")
+
+    async def scenario() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="https://shuffler") as http:
+            return await http.get(path, headers=headers)
+
+    begun = time.perf_counter()
+    answer = asyncio.run(scenario())
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert 0.2 <= time.perf_counter() - begun < 5

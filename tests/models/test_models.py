@@ -1,0 +1,151 @@
+"""The networks that come with the package: shapes, sizes, and first weights as their fields have them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import ntkfl
+from ntkfl.engine.config import ModelConfig
+from ntkfl.errors import ConfigError
+from ntkfl.methods import CPNTKFL, NTKFL
+from ntkfl.models import MODELS, cnn, gru, mlp, resnet, transformer
+
+SHAPES = {"mlp": (1, 28, 28), "cnn": (1, 28, 28), "resnet": (3, 32, 32), "gru": (1, 28, 28), "transformer": (1, 28, 28)}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_maps_a_batch_to_outputs_a_sample_at_a_time(name: str) -> None:
+    torch.manual_seed(0)
+    model = MODELS[name](SHAPES[name], 7).eval()
+    x = torch.randn(5, *SHAPES[name])
+    f = model(x)
+    assert f.shape == (5, 7)
+    assert torch.allclose(model(x[2:3]), f[2:3], atol=1e-5)
+    assert bool(f.isfinite().all())
+    assert not list(model.buffers())  # nothing that clients could differ in
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_first_outputs_are_of_order_one(name: str) -> None:
+    """A network that begins saturated, or dead, has a useless tangent kernel."""
+    torch.manual_seed(0)
+    model = MODELS[name](SHAPES[name], 10)
+    spread = float(model(torch.randn(200, *SHAPES[name])).detach().std())
+    assert 0.01 < spread < 5
+
+
+def test_sizes() -> None:
+    count = {n: sum(p.numel() for p in MODELS[n](SHAPES[n], 10).parameters()) for n in MODELS}
+    assert count["mlp"] == 784 * 100 + 100 + 1000 + 10
+    assert count["cnn"] == 16 * 25 + 16 + 32 * 16 * 9 + 32 + 800 * 64 + 64 + 640 + 10
+    assert count["gru"] == 3 * 64 * (28 + 64 + 2) + 650
+    assert 70_000 < count["resnet"] < 85_000
+
+
+def test_a_perceptrons_first_layer() -> None:
+    torch.manual_seed(0)
+    plain = mlp(200, 50, 3)
+    torch.manual_seed(0)
+    lean = mlp(200, 50, 3, gain=0.5, bias=-1.0)
+    assert torch.equal(lean[1].weight, 0.5 * plain[1].weight)
+    assert torch.equal(lean[3].weight, plain[3].weight)
+    assert bool((lean[1].bias == -1).all())
+    assert bool((lean[3].bias == 0).all())
+
+
+def test_recurrent_weights_are_orthogonal() -> None:
+    model = gru((1, 8, 8), 10, width=16)
+    for gate in model.recurrent.weight_hh_l0.detach().chunk(3):
+        assert (gate @ gate.T - torch.eye(16)).abs().max() < 1e-5
+
+
+def test_convolutions_begin_as_he_says() -> None:
+    torch.manual_seed(0)
+    layer = cnn((1, 28, 28), 10, channels=(64, 64))[2]
+    assert isinstance(layer, nn.Conv2d)
+    assert abs(float(layer.weight.std()) * math.sqrt(64 * 9 / 2) - 1) < 0.03
+
+
+def test_sequences_and_tokens() -> None:
+    assert gru((12, 5), 3)(torch.randn(2, 12, 5)).shape == (2, 3)
+    for model in (gru((12,), 3, vocabulary=20), transformer((12,), 3, vocabulary=20)):
+        assert model(torch.randint(0, 20, (2, 12))).shape == (2, 3)
+
+
+def test_an_images_rows_are_its_steps() -> None:
+    """The last step a GRU sees is the image's last row, all channels of it."""
+    model = gru((2, 4, 3), 5)
+    x = torch.randn(1, 2, 4, 3)
+    steps = model.front(x)
+    assert steps.shape == (1, 4, 6)
+    assert torch.equal(steps[0, 3], torch.cat([x[0, 0, 3], x[0, 1, 3]]))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: cnn((784,), 10), "takes images"),
+        (lambda: cnn((1, 8, 8), 10), "at least 9 × 9"),
+        (lambda: resnet((1, 2, 2), 10), "too small for 3 stages"),
+        (lambda: gru((784,), 10), "images"),
+        (lambda: gru((3, 4), 10, vocabulary=9), "tokens are sequences"),
+        (lambda: transformer((1, 8, 8), 10, width=30), "multiple of its 4 heads"),
+        (lambda: ModelConfig(name="cn"), "did you mean 'cnn'"),
+        (lambda: ModelConfig(name="cnn", hidden=(3,)), "are of an mlp"),
+        (lambda: ModelConfig(name="no_such:thing").build((3,), 2, 0), "cannot import 'no_such'"),
+        (lambda: ModelConfig(name="math:nothing").build((3,), 2, 0), "has no function 'nothing'"),
+        (lambda: ModelConfig(name="builtins:dict").build((3,), 2, 0), "cannot be built"),
+        (lambda: ModelConfig(name="cnn", options={"depth": 3}).build((1, 28, 28), 2, 0), "unexpected keyword"),
+    ],
+)
+def test_what_cannot_be_built_is_one_line(build: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        build()  # type: ignore[operator]
+    assert "\n" not in str(caught.value)
+
+
+def test_a_users_own_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mynets.py").write_text(
+        "import math\nfrom torch import nn\n"
+        "def tiny(inputs, outputs, width=4):\n"
+        "    first = nn.Linear(math.prod(inputs), width)\n"
+        "    return nn.Sequential(nn.Flatten(), first, nn.Tanh(), nn.Linear(width, outputs))\n"
+        "def wrong(inputs, outputs):\n    return 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    model = ModelConfig(name="mynets:tiny", options={"width": 6}).build((1, 8, 8), 10, seed=0)
+    assert model[1].weight.shape == (6, 64)  # type: ignore[index,union-attr]
+    again = ModelConfig(name="mynets:tiny", options={"width": 6}).build((1, 8, 8), 10, seed=0)
+    assert torch.equal(model[1].weight, again[1].weight)  # type: ignore[index]
+    with pytest.raises(ConfigError, match=r"must give an nn\.Module, not int"):
+        ModelConfig(name="mynets:wrong").build((3,), 2, 0)
+
+
+def test_defaults_that_suit_a_method_are_spelled_out() -> None:
+    assert ModelConfig().suited(NTKFL()).model_dump()["gain"] == 1.0
+    assert ModelConfig().suited(CPNTKFL()).model_dump()["bias"] == -1.0
+    assert ModelConfig(bias=0.5).suited(CPNTKFL()).model_dump()["bias"] == 0.5
+    assert ModelConfig(name="cnn").suited(CPNTKFL()) == ModelConfig(name="cnn")
+
+
+def test_tokens_train_end_to_end() -> None:
+    """Which of two tokens is the commoner: an embedding learns it, in both kinds of method."""
+    torch.manual_seed(0)
+    x = torch.randint(0, 6, (300, 9))
+    y = (x == 1).sum(1).gt((x == 2).sum(1)).long()
+    clients = [(x[i : i + 40].numpy(), y[i : i + 40].numpy()) for i in range(0, 240, 40)]
+    fed = ntkfl.data.from_clients(clients, test=(x[240:], y[240:]), tokens=True)
+    assert fed.client(0)[0].dtype == torch.int64
+    model = nn.Sequential(nn.Embedding(6, 4), nn.Flatten(), nn.Linear(36, 2))
+    for method in (NTKFL(), ntkfl.methods.FedAvg(lr=1.0, local_steps=30)):
+        run = ntkfl.train(model, fed, method, rounds=4, clients_per_round=6)
+        assert run.history[-1]["test_accuracy"] > 0.85
+    with pytest.raises(ConfigError, match="cannot be projected"):
+        ntkfl.train(model, fed, NTKFL(projected_dim=3), rounds=1, clients_per_round=6)
+    with pytest.raises(ntkfl.errors.DataError, match="whole numbers from 0 on"):
+        ntkfl.data.from_clients([(x[:4] - 3, y[:4])], test=(x, y), tokens=True)
