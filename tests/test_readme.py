@@ -31,3 +31,11 @@ def test_its_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_its_links_lead_somewhere() -> None:
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", README.read_text()):
         assert (README.parent / target).exists(), target
+
+
+def test_bringing_a_model_runs_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", (README.parent / "docs" / "models.md").read_text(), re.DOTALL)
+    names: dict[str, object] = {}
+    exec(code, names)
+    assert names["run"].history[-1]["test_accuracy"] > 0.7  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ from ntkfl.bench import SUITES, Row, Setting
 from ntkfl.bench.chart import chart
 from ntkfl.bench.clients import clients
 from ntkfl.bench.kernel import kernel
+from ntkfl.bench.networks import networks
 from ntkfl.bench.round import round as round_suite
 
 
@@ -27,6 +28,14 @@ def _check(rows: list[Row]) -> None:
 
 def test_titles() -> None:
     assert all(suite.__doc__ for suite in SUITES.values())
+
+
+def test_networks() -> None:
+    ours, dense = networks(Setting(quick=True))
+    assert dense.difference is not None
+    assert dense.difference < 1e-5
+    assert dense.details["memory_ratio"] > 5
+    assert ours.ratio == 1
 
 
 def test_kernel() -> None:

@@ -2,10 +2,11 @@
 
 from ntkfl.bench.clients import clients
 from ntkfl.bench.kernel import kernel
+from ntkfl.bench.networks import networks
 from ntkfl.bench.round import round
 from ntkfl.bench.rows import Row, Setting, Suite
 
 # A suite's first docstring line is its title.
-SUITES: dict[str, Suite] = {"kernel": kernel, "round": round, "clients": clients}
+SUITES: dict[str, Suite] = {"kernel": kernel, "networks": networks, "round": round, "clients": clients}
 
 __all__ = ["SUITES", "Row", "Setting", "Suite"]

@@ -41,6 +41,9 @@ class RoundDisplay:
     ) -> None:
         self.progress.stop()
 
+    def note(self, line: str) -> None:
+        self.console.print(line, style="dim")
+
     def show(self, record: Record, timing: Record) -> None:
         if not self.begun:
             self.console.print(HEADER, style="dim")

@@ -128,7 +128,7 @@ def train(
 
     try:
         with display:
-            run = execute(run_config, out=out, resume=resume, device=device, on_round=on_round)
+            run = execute(run_config, out=out, resume=resume, device=device, on_start=display.note, on_round=on_round)
     except KeyboardInterrupt:
         typer.echo(_stopped(out), err=True)
         raise typer.Exit(130) from None

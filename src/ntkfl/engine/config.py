@@ -188,6 +188,7 @@ def execute(
     out: Path | None = None,
     resume: bool = False,
     device: str | None = None,
+    on_start: Callable[[str], None] | None = None,
     on_round: Callable[[Record, Record], None] | None = None,
 ) -> Run:
     """Train what the configuration says."""
@@ -209,6 +210,7 @@ def execute(
         resume=resume,
         device=device,
         config=config.dump(),
+        on_start=on_start,
         on_round=on_round,
     )
 

@@ -57,9 +57,10 @@ def _ask(task: Task, method: Method, message: Message, clients: Sequence[Client]
     return answer(method, task, Message.decode(payload), clients)
 
 
-def _plain(answers: Sequence[Message], traffic: Traffic) -> list[Message]:
+def _plain(answers: list[Message], traffic: Traffic) -> list[Message]:
     received = []
-    for sent in answers:
+    while answers:  # each answer is let go as it is sent: uploads are large
+        sent = answers.pop(0)
         reply = sent.encode()
         traffic.uplink[sent.kind] += len(reply)
         received.append(Message.decode(reply))

@@ -21,6 +21,7 @@ from ntkfl.data import Federated
 from ntkfl.engine.averaging import RunningAverage
 from ntkfl.engine.conversation import Traffic, play_round
 from ntkfl.engine.folder import Record, RunFolder
+from ntkfl.engine.memory import available_bytes, check_memory, predicted_bytes
 from ntkfl.engine.seeds import derive
 from ntkfl.errors import ConfigError, ModelError, NumericalError, RunFolderError
 from ntkfl.methods import Client, Method, Outcome, State, Task
@@ -72,6 +73,7 @@ def train(
     device: str | torch.device | None = None,
     secret: RunSecret | None = None,
     config: Mapping[str, Any] | None = None,
+    on_start: Callable[[str], None] | None = None,
     on_round: Callable[[Record, Record], None] | None = None,
 ) -> Run:
     """Train `model` over the clients of `fed` with `method`; the model given keeps its weights, `run.model` is trained.
@@ -81,7 +83,8 @@ def train(
     `shared` is data the server holds for all (data-share). Training ends early once the test accuracy is `stop_at`.
     With `out`, the run's folder is kept there after every round and `resume` continues from it, bit for bit.
     With a projection, the model takes the method's `projected_dim` features; `secret` is its seed, by default derived
-    from `seed`, which is no secret. `on_round(record, timing)` is called after each round.
+    from `seed`, which is no secret. `on_start(line)` is told what memory the run expects to need
+    (where that is more than is free, it does not begin), and `on_round(record, timing)` is called after each round.
     `config` overrides what is written as the run's settings.
     """
     if not isinstance(method, Method):
@@ -89,6 +92,9 @@ def train(
     if not isinstance(rounds, int) or rounds < 1:
         raise ConfigError(f"rounds must be a whole number of at least 1, got {rounds!r}")
     engine = _Engine(model, fed, method, clients_per_round, seed, hold_out, shared, device, secret)
+    note = engine.check_memory()
+    if on_start:
+        on_start(note)
     settings = dict(config) if config is not None else _describe(model, fed, method, clients_per_round, seed, hold_out)
     settings |= {"rounds": rounds, "stop_at": stop_at, "shape": engine.shape()}
     folder = RunFolder(out) if out is not None else None
@@ -175,6 +181,11 @@ class _Engine:
         self.average = RunningAverage(self._whole(), method.average)
         self.memories: dict[int, State] = {}
         self._cache: dict[int, Batch] = {}
+
+    def check_memory(self) -> str:
+        """What a round will need, in words; an error where it is more than there is."""
+        needed = predicted_bytes(self.task, self.method, self.fed.sizes, self.clients_per_round, self.test[0][:1])
+        return check_memory(needed, available_bytes(self.device), self.method, self.clients_per_round)
 
     def shape(self) -> dict[str, Any]:
         """What the network takes and gives, and which seed projects: a name for it, never the seed."""

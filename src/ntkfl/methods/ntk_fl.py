@@ -105,8 +105,10 @@ class NTKFL(Method):
         w = state["weights"]
         uploads = yield Message("weights", round, {"weights": w})
         parts = [self._read(task, upload) for upload in uploads]
+        uploads.clear()  # a round's Jacobian is large: nothing of it is held longer than it must be
         J = concatenate([part[0] for part in parts])
         f0, y = torch.cat([part[1] for part in parts]), torch.cat([part[2] for part in parts])
+        del parts
 
         evolution = self._evolve(task, J, f0, y)
         candidates = w + evolution.deltas()  # w^(k,t_1) … w^(k,t_Ψ)
