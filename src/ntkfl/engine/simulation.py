@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 import random
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from ntkfl.engine.averaging import RunningAverage
 from ntkfl.engine.conversation import Traffic, play_round
 from ntkfl.engine.folder import Record, RunFolder
 from ntkfl.engine.memory import available_bytes, check_memory, predicted_bytes
+from ntkfl.engine.run import Run, describe
 from ntkfl.engine.seeds import derive
 from ntkfl.errors import ConfigError, ModelError, NumericalError, RunFolderError
 from ntkfl.methods import Client, Method, Outcome, State, Task
@@ -29,32 +28,8 @@ from ntkfl.methods.statistics import NAME, load_statistics, start
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.privacy.subsample import subsample
 from ntkfl.tangent.parameters import flatten, load_flat
-from ntkfl.version import __version__
 
 Batch = tuple[Tensor, Tensor]
-
-
-@dataclass
-class Run:
-    """A run: `history` has a record a round, `model` the weights to use (averaged, where the method averages)."""
-
-    model: nn.Module
-    history: list[Record]
-    timings: list[Record] = field(repr=False)
-    config: Mapping[str, Any] = field(repr=False)
-    checkpoint: State = field(repr=False)
-
-    def save(self, path: Path | str) -> Path:
-        """Write the run's folder, as training with `out=path` would have."""
-        folder = RunFolder(path)
-        with folder.locked():
-            folder.create(self.config)
-            for record, timing in zip(self.history, self.timings, strict=True):
-                folder.append("history.jsonl", record)
-                folder.append("timings.jsonl", timing)
-            folder.save_checkpoint(len(self.history), self.checkpoint)
-            folder.save_model(self.model.state_dict())
-        return folder.path
 
 
 def train(
@@ -95,7 +70,7 @@ def train(
     note = engine.check_memory()
     if on_start:
         on_start(note)
-    settings = dict(config) if config is not None else _describe(model, fed, method, clients_per_round, seed, hold_out)
+    settings = dict(config) if config is not None else describe(model, fed, method, clients_per_round, seed, hold_out)
     settings |= {"rounds": rounds, "stop_at": stop_at, "shape": engine.shape()}
     folder = RunFolder(out) if out is not None else None
     with folder.locked() if folder else nullcontext():
@@ -322,24 +297,3 @@ class _Engine:
             )
         if not bool(self.task.like.isfinite().all()):
             raise NumericalError("the model's weights are not finite before training")
-
-
-def _describe(
-    model: nn.Module, fed: Federated, method: Method, clients_per_round: int, seed: int, hold_out: int
-) -> dict[str, Any]:
-    """Settings of a run made from Python: what identifies model and data, where names cannot."""
-    weights = flatten(model).detach().cpu()
-    return {
-        "ntkfl": __version__,
-        "simulation": True,
-        "clients_per_round": clients_per_round,
-        "seed": seed,
-        "hold_out": hold_out,
-        "method": {"name": method.name} | method.model_dump(mode="json"),
-        "data": fed.describe() | {"fingerprint": fed.fingerprint()},
-        "model": {
-            "class": type(model).__name__,
-            "weights": weights.numel(),
-            "start": hashlib.sha256(weights.numpy().tobytes()).hexdigest(),
-        },
-    }
