@@ -19,8 +19,9 @@ from ntkfl.data import NAMES, Federated, load
 from ntkfl.data.partition import Partition
 from ntkfl.data.partitions import PARTITIONS, make
 from ntkfl.engine.folder import Record
+from ntkfl.engine.run import Run
 from ntkfl.engine.seeds import derive
-from ntkfl.engine.simulation import Run, train
+from ntkfl.engine.simulation import train
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.methods import METHODS, Method
 from ntkfl.models import MODELS
