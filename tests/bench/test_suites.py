@@ -13,6 +13,7 @@ from ntkfl.bench.clients import clients
 from ntkfl.bench.kernel import kernel
 from ntkfl.bench.networks import networks
 from ntkfl.bench.round import round as round_suite
+from ntkfl.bench.wire import wire
 
 
 def _check(rows: list[Row]) -> None:
@@ -28,6 +29,12 @@ def _check(rows: list[Row]) -> None:
 
 def test_titles() -> None:
     assert all(suite.__doc__ for suite in SUITES.values())
+
+
+def test_wire() -> None:
+    rows = wire(Setting(quick=True))
+    assert [row.what for row in rows] == ["encode", "decode", "seal", "shuffle in memory", "open"]
+    assert all(row.seconds > 0 for row in rows)
 
 
 def test_networks() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -256,20 +254,3 @@ def test_threads_may_all_submit_at_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(attempt, range(4 * len(names)))) == len(names)
     assert Counter(shuffler.release(KEY)) == Counter(row for name in names for row in rows_of(name, 5, 16))
-
-
-def test_a_round_in_memory_is_fast() -> None:
-    names = tuple(f"client-{i}" for i in range(20))
-    rows = {name: [os.urandom(10_000) for _ in range(60)] for name in names}
-
-    def one_round(number: int) -> float:
-        key, begun = BatchKey(number, 0, 0), time.perf_counter()
-        shuffler = Shuffler()
-        shuffler.open(batch(key, names, max_rows=60, row_bytes=10_000))
-        for name in names:
-            shuffler.submit(name, key, rows[name])
-        assert len(shuffler.release(key)) == 1200
-        shuffler.forget(key)
-        return time.perf_counter() - begun
-
-    assert min(one_round(i) for i in range(5)) < 0.2

@@ -19,8 +19,8 @@ def join(
 
     Example: ntkfl join trial/clients/client-0 --data mine.npz
     """
-    from ntkfl.data.npz import read_npz
+    from ntkfl.data.npz import read_client
     from ntkfl.engine.services.participant import Participant  # needs the extra
 
-    x, y = read_npz(data)
+    x, y = read_client(data)
     Participant(folder, x, y, patience=patience, say=typer.echo).run()

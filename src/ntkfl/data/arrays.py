@@ -28,10 +28,10 @@ class Arrays(NamedTuple):
     writers: NDArray[np.integer[Any]] | None = None
 
 
-def read_npz(path: Path, wanted: Mapping[str, tuple[str, int]]) -> dict[str, NDArray[Any]]:
-    """The `wanted` arrays of an archive, each name with its dtype kind and number of dimensions; nothing is unpickled.
+def read_npz(path: Path, wanted: Mapping[str, tuple[str, int | None]]) -> dict[str, NDArray[Any]]:
+    """The `wanted` arrays of an archive, each name with its dtype kinds and number of dimensions (None: any).
 
-    An array's header is held against the bytes there are before anything is allocated for it.
+    Nothing is unpickled. An array's header is held against the bytes there are before anything is allocated for it.
     """
     arrays = {}
     try:
@@ -40,10 +40,9 @@ def read_npz(path: Path, wanted: Mapping[str, tuple[str, int]]) -> dict[str, NDA
                 member = archive.getinfo(f"{name}.npy")
                 with archive.open(member) as stream:
                     shape, dtype, data_bytes = _header(stream, member.file_size)
-                if dtype.kind != kind or len(shape) != dims:
-                    raise DataError(
-                        f"{path}: array {name!r} is {dtype} {list(shape)}, not of kind {kind!r} and {dims}-D"
-                    )
+                if dtype.kind not in kind or dims not in (None, len(shape)):
+                    size = "any size" if dims is None else f"{dims}-D"
+                    raise DataError(f"{path}: array {name!r} is {dtype} {list(shape)}, not of kind {kind!r} and {size}")
                 if math.prod(shape) * dtype.itemsize != data_bytes:
                     raise DataError(f"{path}: array {name!r} says {list(shape)} but holds {data_bytes} bytes")
                 with archive.open(member) as stream:

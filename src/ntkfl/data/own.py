@@ -37,7 +37,7 @@ def from_clients(
     if not clients:
         raise DataError("from_clients needs at least one client (x, y)")
     named = [(f"client {number}", pair) for number, pair in enumerate(clients)] + [("test", test)]
-    pairs = [(who, *_pair(who, pair, tokens)) for who, pair in named]
+    pairs = [(who, *checked_pair(who, pair, tokens)) for who, pair in named]
     first, first_x, first_y = pairs[0]
     for who, x, y in pairs:
         if x.shape[1:] != first_x.shape[1:]:
@@ -59,7 +59,7 @@ def from_clients(
     )
 
 
-def _pair(who: str, pair: tuple[Array, Array], tokens: bool) -> tuple[Tensor, Tensor]:
+def checked_pair(who: str, pair: tuple[Array, Array], tokens: bool = False) -> tuple[Tensor, Tensor]:
     """x float32 (tokens: int64) [n, ...] and y (int64 [n] or float32 [n, d2]); copies: the originals may change."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise DataError(f"{who} must be a pair (x, y), not {type(pair).__name__}")

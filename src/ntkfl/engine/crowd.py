@@ -135,14 +135,13 @@ class Crowd:
         """(what the aggregator receives, the bytes clients sent)."""
         key = BatchKey(self.round, 0, self.exchanges)
         self.exchanges += 1
-        rows = max(len(method.split(answer)) for answer in answers)
         template = Template.of(method, answers[0])
-        self.shuffler.open(Batch(key, self.names, rows, template.sealed_bytes, len(self.names), None))
-        sent = 0
-        for name, answer in zip(self.names, answers, strict=True):
-            body = send(method, answer, self.opener.public, self.federation, self.run, key)
-            sent += len(body)
-            self.shuffler.submit(name, *unpack_rows(body))
+        bodies = [send(method, answer, self.opener.public, self.federation, self.run, key) for answer in answers]
+        rows = [unpack_rows(body)[1] for body in bodies]
+        self.shuffler.open(Batch(key, self.names, max(map(len, rows)), template.sealed_bytes, len(self.names), None))
+        for name, own in zip(self.names, rows, strict=True):
+            self.shuffler.submit(name, key, own)
         sealed = self.shuffler.release(key)
         self.shuffler.forget(key)
-        return receive(method, task, sealed, template, self.opener, self.federation, self.run, key), sent
+        received = receive(method, task, sealed, template, self.opener, self.federation, self.run, key)
+        return received, sum(map(len, bodies))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from ntkfl.data.npz import read_npz
+from ntkfl.data.npz import read_client
 from ntkfl.engine.seeds import derive
 from ntkfl.engine.services.participant import Participant, SystemDraws
 
@@ -28,4 +28,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     folder, data, *seeds = sys.argv[1:]
     draws = SimulatedDraws(int(seeds[0]), int(seeds[1])) if seeds else SystemDraws()
-    Participant(Path(folder), *read_npz(Path(data)), draws=draws, patience=30).run()
+    Participant(Path(folder), *read_client(Path(data)), draws=draws, patience=30).run()

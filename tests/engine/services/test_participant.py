@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ntkfl.engine.services.announcement import EVALUATION, Announcement
-from ntkfl.engine.services.participant import Participant, SystemDraws, _check_data, _read_seen
+from ntkfl.engine.services.participant import Participant, SystemDraws, _check_data, _read_seen, _sequence
 from ntkfl.engine.services.trial import Trial, init
 from ntkfl.errors import ConfigError, DataError, NTKFLError, TrustError
 from ntkfl.methods import NTKFL
@@ -117,3 +117,8 @@ def test_data_that_are_not_the_terms_are_refused(x: torch.Tensor, y: torch.Tenso
     with pytest.raises(DataError) as caught:
         _check_data(x, y, (4,), 2)
     assert isinstance(caught.value, NTKFLError)
+
+
+@pytest.mark.parametrize(("said", "after"), [("5", 5), ("9", 9), ("2", 5), ("", 5), ("-3", 5), ("x", 5), ("9" * 30, 5)])
+def test_the_next_announcement_is_never_skipped_nor_asked_for_twice(said: str, after: int) -> None:
+    assert _sequence(said, 4) == after

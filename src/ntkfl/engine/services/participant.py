@@ -91,8 +91,8 @@ class Participant:
             response = self.shuffler.ask("GET", f"{self._path}/announcement?after={sequence}")
             if response.status_code == 204:
                 continue
+            sequence = _sequence(response.headers.get("ntkfl-sequence", ""), sequence)
             try:
-                sequence = max(sequence + 1, int(response.headers["ntkfl-sequence"]))
                 said = self._heed(response.content)
                 if said is None:
                     continue
@@ -108,7 +108,6 @@ class Participant:
                 self.say(f"{self.name}: not answered: {error}")
             except Exception as error:  # whatever an announcement does to this client, the next may be sound
                 self.say(f"{self.name}: not answered: {type(error).__name__}")
-                sequence += 1
 
     def _heed(self, signed: bytes) -> Announcement | None:
         """An announcement the aggregator signed and that is newer than the last; older ones are left alone."""
@@ -170,6 +169,11 @@ class Participant:
 
     def _to_aggregator(self) -> tuple[bytes, str, str]:
         return bytes.fromhex(self.pins.aggregator.sealing_key), self.pins.federation, self.pins.run
+
+
+def _sequence(said: str, before: int) -> int:
+    """The number of the announcement just received; the next one, if the shuffler does not say."""
+    return max(before + 1, int(said)) if said.isdecimal() and len(said) < 19 else before + 1
 
 
 def _read_seen(path: Path) -> BatchKey | None:
