@@ -104,7 +104,7 @@ def test_one_round_is_the_stages_by_hand(digits: ntkfl.data.Federated) -> None:
     x, y = torch.cat([b[0] for b in batches]), torch.cat([b[1] for b in batches])
     J = ntkfl.concatenate([ntkfl.jacobian(model, b[0]) for b in batches])
     smoothed = 0.8 * nn.functional.one_hot(y, 10) + 0.02
-    e = ntkfl.evolve(J, model(x).detach(), smoothed, lr=0.01, steps=(20.0, 200.0, 4000.0))
+    e = ntkfl.evolve(J, model(x).detach(), smoothed, lr=0.01, steps=(20.0, 200.0, 4000.0), rtol=NTKFL().tolerance)
     losses = []
     for i in range(3):
         candidate = copy.deepcopy(model)

@@ -65,6 +65,11 @@ def test_every_product_equals_autograd(name: str, form: str) -> None:
         (J.jvp(delta[0, 0]), torch.einsum("njd,d->nj", truth, delta[0, 0])),
         (J.vjp(R), torch.einsum("njd,abnj->abd", truth, R)),
         (J.vjp(R[0, 0]), torch.einsum("njd,nj->d", truth, R[0, 0])),
+        (J.product(R[0, 0]), torch.einsum("njd,mkd,mk->nj", truth, truth, R[0, 0])),
+        (whole.product(R[0, 0]), torch.einsum("njd,mkd,mk->nj", truth, truth, R[0, 0])),
+        (whole.vjp(R[1, 0]), torch.einsum("njd,nj->d", truth, R[1, 0])),
+        (whole.jvp(delta[1, 0]), torch.einsum("njd,d->nj", truth, delta[1, 0])),
+        (J[:0].product(R[0, 0, :0]), truth[:0, :, 0]),
         (J[index].dense(), truth[index]),
         (J[index].vjp(R[0, 0, :4]), torch.einsum("njd,nj->d", truth[index], R[0, 0, :4])),
         (J[1:].jvp(delta[0, 0]), torch.einsum("njd,d->nj", truth[1:], delta[0, 0])),
@@ -107,6 +112,7 @@ def test_an_accelerator_gives_the_same(name: str) -> None:
     for ours, expected in [
         (J.dense(), truth),
         (J.kernel(), H),
+        (J.product(R.cuda()), torch.einsum("njd,mkd,mk->nj", truth, truth, R)),
         (J.vjp(R.cuda()), torch.einsum("njd,nj->d", truth, R)),
         (J.jvp(truth[0, 0].cuda()), truth @ truth[0, 0]),
     ]:

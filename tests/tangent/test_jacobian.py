@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import ntkfl
 from ntkfl.errors import ConfigError, ModelError, NumericalError
-from ntkfl.tangent.jacobian import StackedJacobian
 from ntkfl.tangent.parameters import apply_flat, evaluating, flatten, trainable
+from ntkfl.tangent.stacking import StackedJacobian
 
 from .networks import ARCHITECTURES, build, mlp
 

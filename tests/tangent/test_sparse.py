@@ -16,8 +16,9 @@ import ntkfl
 from ntkfl.errors import ModelError
 from ntkfl.tangent import sparse
 from ntkfl.tangent.dense import DenseBlock
-from ntkfl.tangent.jacobian import BlockJacobian, StackedJacobian
+from ntkfl.tangent.jacobian import BlockJacobian
 from ntkfl.tangent.sparse import SparseBlock
+from ntkfl.tangent.stacking import StackedJacobian
 
 from .networks import build
 

@@ -20,9 +20,9 @@ _BASE = 300 << 20  # the interpreter, torch, and a few weights
 def predicted_bytes(task: Task, method: Method, sizes: Sequence[int], clients_per_round: int, probe: Tensor) -> int:
     """An estimate of a round's peak: the largest clients there are, all drawn at once.
 
-    NTK-FL holds the round's Jacobian twice while clients' parts are put together, the working memory of one client's
-    differentiation, and a few arrays [S, N, d2] and [S, d]; the trace kernel twice its [N, N]. Averaging holds several
-    vectors [d] a client, and what its samples need on the way through the network.
+    NTK-FL holds the round's Jacobian and a few copies of one client's part on its way, the working memory of that
+    client's differentiation, and a few arrays [S, N, d2] and [S, d]; the trace kernel twice its [N, N]. Averaging
+    holds several vectors [d] a client, and what its samples need on the way through the network.
     """
     item, d, d2 = task.like.element_size(), task.like.numel(), task.outputs
     counts = [max(1, round(method.subsample_rate * n)) for n in sorted(sizes)[-clients_per_round:]]
@@ -35,7 +35,9 @@ def predicted_bytes(task: Task, method: Method, sizes: Sequence[int], clients_pe
     if method.sparsity:  # values and positions, and both in the order of rows and of columns
         stored = 2 * (item + 4) * kept(method.sparsity, d2 * d)
     steps = len(method.steps or ())
-    total = 2 * rows * stored + item * working_numbers(task.model, probe, form) + item * max(counts) * numbers
+    total = (rows + 4 * max(counts)) * stored + item * (
+        working_numbers(task.model, probe, form) + max(counts) * numbers
+    )
     total += 8 * rows * d2 * (2 * steps + 16) + 3 * item * steps * d
     if method.kernel == "trace":
         total += 2 * item * rows * rows

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -19,8 +19,10 @@ from torch import Tensor, nn
 
 from ntkfl.errors import ConfigError, NumericalError
 from ntkfl.privacy.stages import Stages
+from ntkfl.tangent import Jacobian, jacobian, plan_jacobian
 from ntkfl.tangent.losses import LOSSES, per_sample, targets
 from ntkfl.tangent.parameters import apply_flat, evaluating, flatten, load_flat
+from ntkfl.tangent.passes import Plan
 from ntkfl.wire import Message
 
 State = dict[str, Tensor]  # what the server keeps between rounds; "weights" [d] is the model to broadcast next
@@ -75,6 +77,7 @@ class Task:
         self.shared, self.validation = shared, validation
         self.total_clients = total_clients  # of the whole federation, not of a round
         self.like = flatten(self.model)  # device and type of weights
+        self._plans: dict[Hashable, Plan] = {}
 
     def at(self, weights: Tensor) -> nn.Module:
         """The network with these weights loaded: one scratch copy, overwritten by the next call."""
@@ -86,6 +89,17 @@ class Task:
         """f(w; x) in eval mode, [N, d2]."""
         with evaluating(self.model):
             return torch.cat([apply_flat(self.model, weights, part) for part in torch.split(x, batch)])
+
+    def jacobian(self, weights: Tensor, x: Tensor, form: str = "auto") -> Jacobian:
+        """J at these weights for the rows of x."""
+        return jacobian(self.at(weights), x, form, plan=self.plan(x, form))
+
+    def plan(self, x: Tensor, form: str = "auto") -> Plan:
+        """How Jacobians of this network are made, worked out once for inputs of one shape and type."""
+        kind = (form, x.shape[1:], x.dtype)
+        if kind not in self._plans:
+            self._plans[kind] = plan_jacobian(self.model, x, form)
+        return self._plans[kind]
 
     def training_targets(self, y: Tensor) -> Tensor:
         """Targets [N, d2] to train on: a class keeps 1 − s of its one, the rest is spread over all. Real y as it is."""

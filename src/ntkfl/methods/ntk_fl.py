@@ -17,7 +17,7 @@ from ntkfl.errors import ConfigError, MessageError, NumericalError, unknown
 from ntkfl.methods.base import Client, Method, Outcome, Outgoing, State, Task, check_finite, take_labels
 from ntkfl.methods.replay import INPUTS, LABELS, balanced, recover, remember
 from ntkfl.privacy.sparsify import kept, sparsify
-from ntkfl.tangent import Evolution, Jacobian, concatenate, evolve, geometric_steps, jacobian
+from ntkfl.tangent import Evolution, Jacobian, Stack, evolve, geometric_steps
 from ntkfl.tangent.evolution import KERNELS, SCHEMES
 from ntkfl.tangent.tracing import FORMS
 from ntkfl.wire import Message, join_rows, pack_jacobian, pack_labels, split_rows, unpack_jacobian
@@ -26,6 +26,8 @@ from ntkfl.wire.topk import pack_topk, unpack_topk
 CHOICES = ("cohort", "validation")
 _RARE = 1e-3  # added to a class's share: one that is missing is not infinitely rare
 _OVERFLOW = 1e30  # the loss of a candidate that overflows
+_TOGETHER = 2**27  # numbers of clients' Jacobians made at once on an accelerator: 512 MiB in float32
+_SCORED = 4096  # rows of clients scored together
 CODECS = ("auto", "factored", "dense", "topk")
 
 
@@ -49,6 +51,7 @@ class NTKFL(Method):
     steps: tuple[float, ...] | None = Field(
         None, description="candidate numbers of steps t; default: geometric in η·t up to 40; the paper: 100, 200 … 2000"
     )
+    tolerance: float = Field(1e-3, gt=0, lt=1, description="relative error of each step of the flow's integration")
     choose: str = Field("cohort", description="t by the cohort's own losses, or by a validation set (held-out clients)")
     codec: str = Field(
         "auto",
@@ -104,12 +107,7 @@ class NTKFL(Method):
     ) -> Generator[Outgoing, list[Message], Outcome]:
         w = state["weights"]
         uploads = yield Message("weights", round, {"weights": w})
-        parts = [self._read(task, upload) for upload in uploads]
-        uploads.clear()  # a round's Jacobian is large: nothing of it is held longer than it must be
-        J = concatenate([part[0] for part in parts])
-        f0, y = torch.cat([part[1] for part in parts]), torch.cat([part[2] for part in parts])
-        del parts
-
+        J, f0, y = self._gather(task, uploads)
         evolution = self._evolve(task, J, f0, y)
         candidates = w + evolution.deltas()  # w^(k,t_1) … w^(k,t_Ψ)
 
@@ -132,15 +130,20 @@ class NTKFL(Method):
         d = task.like.numel()
         if message.kind == "candidates":
             candidates = message.take("weights", (None, d), task.like)
-            return [self._score(task, message.round, candidates, client) for client in clients]
+            groups = _groups(clients, _SCORED)
+            return [losses for some in groups for losses in self._scores(task, message.round, candidates, some)]
         w = message.of_kind("weights").take("weights", (d,), task.like)
-        return [self._upload(task, message.round, w, client) for client in clients]
+        return [
+            upload for some in self._groups(task, clients) for upload in self._uploads(task, message.round, w, some)
+        ]
 
     def _evolve(self, task: Task, J: Jacobian, f0: Tensor, y: Tensor) -> Evolution:
         if self.logit_adjustment and not y.is_floating_point():
             prior = torch.bincount(y, minlength=task.outputs).to(f0) / len(y)
             f0 = f0 + self.logit_adjustment * (prior + _RARE).log()
-        return evolve(J, f0, task.training_targets(y), self.lr, self.steps, self.loss, self.kernel, self.scheme)
+        return evolve(
+            J, f0, task.training_targets(y), self.lr, self.steps, self.loss, self.kernel, self.scheme, self.tolerance
+        )
 
     def _replay(self, task: Task, state: State, round: int, outcome: Outcome, rows: tuple[Tensor, Tensor]) -> Outcome:
         """More evolutions, each linearised anew at the weights it begins from, on rows of this and earlier rounds."""
@@ -149,7 +152,7 @@ class NTKFL(Method):
         for step in range(self.replay_evolutions):
             drawn = balanced(kept[LABELS], self.replay_per_class, task.outputs, round, step)
             z, y = kept[INPUTS][drawn], kept[LABELS][drawn]
-            evolution = self._evolve(task, jacobian(task.at(w), z), task.predict(w, z), y)
+            evolution = self._evolve(task, task.jacobian(w, z), task.predict(w, z), y)
             candidates = w + evolution.deltas()
             losses = torch.stack([task.losses(task.predict(c, z), y).mean() for c in candidates])
             passed.append(w)
@@ -157,11 +160,41 @@ class NTKFL(Method):
         diagnostics = outcome.diagnostics | {"kept_samples": len(kept[LABELS])}
         return Outcome({"weights": w} | kept, outcome.train_loss, outcome.steps, diagnostics, tuple(passed))
 
-    def _upload(self, task: Task, round: int, w: Tensor, client: Client) -> Message:
-        J = jacobian(task.at(w), client.x, form=self.codec if self.codec in FORMS else "auto")
-        arrays = {"outputs": task.predict(w, client.x), "labels": pack_labels(client.y, task.outputs)}
-        packed = pack_topk(sparsify(J, self.sparsity), self.values) if self.sparsity else pack_jacobian(J)
-        return Message("upload", round, arrays | packed)
+    def _groups(self, task: Task, clients: Sequence[Client]) -> list[list[Client]]:
+        """Clients to differentiate together: each alone, or on an accelerator as many as keep it busy."""
+        if task.like.device.type == "cpu":
+            return [[client] for client in clients]
+        return _groups(clients, _TOGETHER // task.plan(clients[0].x, self._form).stored)
+
+    def _uploads(self, task: Task, round: int, w: Tensor, clients: Sequence[Client]) -> list[Message]:
+        x = _joined([client.x for client in clients])
+        J, f0 = task.jacobian(w, x, self._form), task.predict(w, x)
+        uploads, at = [], 0
+        for client in clients:
+            rows = slice(at, at + len(client))
+            own = J[rows] if len(clients) > 1 else J
+            packed = pack_topk(sparsify(own, self.sparsity), self.values) if self.sparsity else pack_jacobian(own)
+            labels = pack_labels(client.y, task.outputs)
+            uploads.append(Message("upload", round, {"outputs": f0[rows], "labels": labels} | packed))
+            at = rows.stop
+        return uploads
+
+    @property
+    def _form(self) -> str:
+        return self.codec if self.codec in FORMS else "auto"
+
+    def _gather(self, task: Task, uploads: list[Message]) -> tuple[Jacobian, Tensor, Tensor]:
+        """(J, f0, y) of the whole round. Uploads are let go one by one: a round's Jacobian is never there twice."""
+        if len(uploads) == 1:
+            return self._read(task, uploads.pop())
+        stack = Stack(sum(len(upload.take("outputs", (None, task.outputs))) for upload in uploads))
+        f0, y = [], []
+        while uploads:
+            J, f, labels = self._read(task, uploads.pop(0))
+            stack.add(J)
+            f0.append(f)
+            y.append(labels)
+        return stack.whole(), torch.cat(f0), torch.cat(y)
 
     def _read(self, task: Task, upload: Message) -> tuple[Jacobian, Tensor, Tensor]:
         """(J, f0, y) of an upload, everything checked."""
@@ -183,17 +216,23 @@ class NTKFL(Method):
             raise MessageError(f"a label that is none of the {outputs} classes")
         return J, f0, y
 
-    def _score(self, task: Task, round: int, candidates: Tensor, client: Client) -> Message:
+    def _scores(self, task: Task, round: int, candidates: Tensor, clients: Sequence[Client]) -> list[Message]:
         """The candidates' losses, the paper's criterion with no data moved: one sum each; shuffled, one row a sample.
 
         A candidate may overflow; a large finite number says so and stays a valid message.
         """
-        losses = torch.stack([task.losses(task.predict(w, client.x), client.y) for w in candidates])  # [S, n]
+        x, y = _joined([client.x for client in clients]), _joined([client.y for client in clients])
+        losses = torch.stack([task.losses(task.predict(w, x), y) for w in candidates])  # [S, n]
+        counts = [len(client) for client in clients]
         if self.shuffle:
             rows = losses.T.nan_to_num(nan=_OVERFLOW, posinf=_OVERFLOW).clamp(max=_OVERFLOW)
-            return Message("losses", round, {"losses": rows})
-        sums = losses.sum(1).double().nan_to_num(nan=1e300, posinf=1e300)
-        return Message("losses", round, {"sums": sums, "samples": torch.tensor(len(client), dtype=torch.int32)})
+            return [Message("losses", round, {"losses": own}) for own in torch.split(rows, counts)]
+        sums = torch.stack([own.sum(1) for own in torch.split(losses, counts, dim=1)]).double()
+        sums = sums.nan_to_num(nan=1e300, posinf=1e300).cpu()
+        return [
+            Message("losses", round, {"sums": own, "samples": torch.tensor(count, dtype=torch.int32)})
+            for own, count in zip(sums, counts, strict=True)
+        ]
 
     def _mean_losses(self, replies: list[Message], candidates: int) -> Tensor:
         """The cohort's mean loss of every candidate, [S]."""
@@ -221,6 +260,23 @@ class NTKFL(Method):
             raise ConfigError("choosing t by validation needs held-out clients: hold some out (--hold-out 10)")
         x, y = task.validation
         return torch.stack([task.losses(task.predict(w, x), y).mean() for w in candidates])
+
+
+def _groups(clients: Sequence[Client], rows: int) -> list[list[Client]]:
+    """Clients in their order, in groups of about `rows` rows; one at least."""
+    groups: list[list[Client]] = []
+    held = rows
+    for client in clients:
+        if held >= rows or held + len(client) > 2 * rows:
+            groups.append([])
+            held = 0
+        groups[-1].append(client)
+        held += len(client)
+    return groups
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _least(losses: Tensor) -> int:

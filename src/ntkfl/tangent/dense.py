@@ -43,6 +43,10 @@ class DenseBlock(Block):
             out[..., s] += product[..., at : at + s.stop - s.start]
             at += s.stop - s.start
 
+    def product(self, cotangent: Tensor) -> Tensor:
+        rows = self.values.view(-1, self.values.shape[2])
+        return (rows @ (cotangent.reshape(-1) @ rows)).view(cotangent.shape)
+
     def gram(self, other: Self) -> Tensor:
         return self.values.flatten(1) @ other.values.flatten(1).T
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from torch import Tensor
 from ntkfl.errors import ConfigError, DataError, NumericalError, unknown
 from ntkfl.tangent.jacobian import Jacobian
 from ntkfl.tangent.losses import check_loss, curvature_product, per_sample, residual, targets
-from ntkfl.tangent.solvers import Statistics, integrate, largest_eigenvalue
+from ntkfl.tangent.solvers import Statistics, integrate
 
 KERNELS = ("full", "trace")
 SCHEMES = ("flow", "descent", "paper")
@@ -37,9 +38,14 @@ class Evolution:
     jacobian: Jacobian = field(repr=False)
     lr: float
     steps: tuple[float, ...]
-    outputs: Tensor = field(repr=False)  # f^(k,t): [S, N, d2]
     residuals: Tensor = field(repr=False)  # accumulated: [S, N, d2]
+    trajectory: Callable[[], Tensor] = field(repr=False)  # makes `outputs`
     statistics: Statistics = field(default_factory=Statistics)
+
+    @cached_property
+    def outputs(self) -> Tensor:
+        """f^(k,t): [S, N, d2], made when asked for; weights need the residuals alone."""
+        return _finite(self.trajectory()).to(self.jacobian.dtype)
 
     def delta(self, i: int) -> Tensor:
         """w^(k,t_i) − w^(k) = (η/N) Jᵀ R(t_i): [d]."""
@@ -94,18 +100,22 @@ def evolve(
     if scheme == "paper" and (loss, kernel) != ("mse", "trace"):
         raise ConfigError("scheme 'paper' is the closed form for loss 'mse' and kernel 'trace'; use 'flow' for others")
     if (loss, kernel) == ("mse", "trace") and scheme != "descent":
-        outputs, residuals, stats = _spectral(J, f0, Y, lr, wanted, scheme)
+        residuals, trajectory, stats = _spectral(J, f0, Y, lr, wanted, scheme)
     else:
         theta = _kernel_product(J, kernel)
         solve = _flow if scheme == "flow" else _descent
-        outputs, residuals, stats = solve(theta, f0, Y, lr, wanted, loss, rtol)
-    if not (bool(outputs.isfinite().all()) and bool(residuals.isfinite().all())):
-        raise NumericalError("the evolution produced values that are not finite: look for extreme rows in the Jacobian")
-    return Evolution(J, lr, wanted, outputs.to(J.dtype), residuals.to(J.dtype), stats)
+        residuals, trajectory, stats = solve(theta, f0, Y, lr, wanted, loss, rtol)
+    return Evolution(J, lr, wanted, _finite(residuals).to(J.dtype), trajectory, stats)
 
 
 _Product = Callable[[Tensor], Tensor]
-_Solution = tuple[Tensor, Tensor, Statistics]
+_Solution = tuple[Tensor, Callable[[], Tensor], Statistics]  # residuals [S, N, d2], how to make the outputs, the cost
+
+
+def _finite(values: Tensor) -> Tensor:
+    if not bool(values.isfinite().all()):
+        raise NumericalError("the evolution produced values that are not finite: look for extreme rows in the Jacobian")
+    return values
 
 
 def _check_steps(steps: Sequence[float], lr: float, scheme: str) -> tuple[float, ...]:
@@ -126,7 +136,7 @@ def _check_steps(steps: Sequence[float], lr: float, scheme: str) -> tuple[float,
 def _kernel_product(J: Jacobian, kernel: str) -> _Product:
     """R ↦ Θ R in the Jacobian's precision, [N, d2] -> [N, d2]; in and out float64."""
     if kernel == "full":
-        return lambda R: J.jvp(J.vjp(R.to(J.dtype))).double()
+        return lambda R: J.product(R.to(J.dtype)).double()
     H = J.kernel()
     return lambda R: (R.to(H.dtype).T.contiguous() @ H).T.double()  # H is symmetric; this way is the faster
 
@@ -136,29 +146,23 @@ def _flow(
 ) -> _Solution:
     """R' = r(f0 + (η/N) Θ R), R(0) = 0, by Runge–Kutta–Chebyshev."""
     rate = lr / f0.shape[0]
-    start = f0.double()
-    products = 0
-    generator = torch.Generator().manual_seed(0)
-    vector = torch.randn(f0.shape, generator=generator, dtype=torch.float64).to(f0.device)
-
-    def scaled(R: Tensor) -> Tensor:
-        nonlocal products
-        products += 1
-        return rate * theta(R)
+    start, Y = f0.double(), Y.to(f0.dtype)
 
     def outputs(R: Tensor) -> Tensor:
-        return start + scaled(R)
+        return start + rate * theta(R)
 
-    def radius(R: Tensor) -> float:
+    def slope(R: Tensor) -> Tensor:
+        # Outputs are no better than the products they come from, and single-precision exponentials far cheaper.
+        return residual(loss, outputs(R).to(f0.dtype), Y).double()
+
+    def stiffness(R: Tensor) -> _Product:
         # The Jacobian of R' is −(η/N) Λ Θ with Λ the loss's curvature: similar to a symmetric positive one.
-        nonlocal vector
         f = outputs(R)
-        value, vector = largest_eigenvalue(lambda v: curvature_product(loss, f, scaled(v)), vector)
-        return 1.2 * value
+        return lambda v: curvature_product(loss, f, rate * theta(v))
 
-    states, stats = integrate(lambda R: residual(loss, outputs(R), Y), torch.zeros_like(start), steps, radius, rtol)
-    ends = torch.stack([outputs(R) for R in states])
-    return ends, torch.stack(states), replace(stats, evaluations=products)
+    states, stats = integrate(slope, torch.zeros_like(start), steps, stiffness, rtol)
+    residuals = torch.stack(states)
+    return residuals, lambda: torch.stack([outputs(R) for R in residuals]), stats
 
 
 def _descent(
@@ -185,7 +189,7 @@ def _descent(
             )
         outputs.append(f)
         residuals.append(R)
-    return torch.stack(outputs), torch.stack(residuals), Statistics(evaluations=done)
+    return torch.stack(residuals), lambda: torch.stack(outputs), Statistics(evaluations=done)
 
 
 def _spectral(J: Jacobian, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], scheme: str) -> _Solution:
@@ -202,5 +206,4 @@ def _spectral(J: Jacobian, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[flo
     weight = torch.where(tiny, t, torch.expm1(-decay * t) / torch.where(tiny, 1.0, per_step))  # [S, N]
     start = Q.T @ (Y - f0.double())  # [N, d2]
     residuals = Q @ (weight.unsqueeze(-1) * start) / d2
-    outputs = Y - Q @ (torch.exp(-decay * t).unsqueeze(-1) * start)
-    return outputs, residuals, Statistics(evaluations=1)
+    return residuals, lambda: Y - Q @ (torch.exp(-decay * t).unsqueeze(-1) * start), Statistics(evaluations=1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -108,6 +108,12 @@ class FactoredBlock(Block):
         if self.bias is not None and bias is not None:
             out[..., self.bias] += bias
 
+    def product(self, cotangent: Tensor) -> Tensor:
+        if not len(self.g):
+            return torch.zeros_like(cotangent)
+        weight, bias = self.pulled(_rowwise(cotangent, self.g))
+        return _rowwise(self.moved(weight, bias), self.g.mT)
+
     def gram(self, other: Self) -> Tensor:
         return self._gram_of_dense_rows(other)
 
@@ -168,6 +174,7 @@ class LinearBlock(FactoredBlock):
         super().__init__(a, g, weight, bias, settings)
         self.T, self.n_in = a.shape[1], a.shape[2]
         self.n_out = g.shape[2] // self.T
+        self._pairs: Tensor | None = None  # aaᵀ, and 1 with a bias: [N, N]
 
     @classmethod
     def from_calls(
@@ -186,8 +193,7 @@ class LinearBlock(FactoredBlock):
 
     def moved(self, weight: Tensor, bias: Tensor | None) -> Tensor:
         lead, N = weight.shape[:-1], len(self.a)
-        rows = self.a.view(N * self.T, self.n_in)
-        moved = rows @ weight.reshape(*lead, self.n_out, self.n_in).mT
+        moved = self._inputs() @ weight.reshape(*lead, self.n_out, self.n_in).mT
         if bias is not None:
             moved += bias.unsqueeze(-2)
         return moved.reshape(*lead, N, self.T * self.n_out)
@@ -195,8 +201,25 @@ class LinearBlock(FactoredBlock):
     def pulled(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
         lead, N = cotangent.shape[:-2], len(self.a)
         rows = cotangent.reshape(*lead, N * self.T, self.n_out)
-        weight = (rows.mT @ self.a.view(N * self.T, self.n_in)).reshape(*lead, self.n_out * self.n_in)
+        weight = (rows.mT @ self._inputs()).reshape(*lead, self.n_out * self.n_in)
         return weight, None if self.bias is None else rows.sum(dim=-2)
+
+    def room(self, rows: int) -> tuple[Tensor, ...]:
+        """On a CPU inputs lie column by column: both products of a dense layer then run a quarter faster."""
+        a, g = super().room(rows)
+        if self.T == 1 and a.device.type == "cpu":
+            a = a.view(self.n_in, rows).mT.unsqueeze(1)
+        return a, g
+
+    def product(self, cotangent: Tensor) -> Tensor:
+        """Through the weights, 4·N·n_in·n_out operations, or with few rows through their own products, 2·N²·n_out."""
+        if self.T > 1 or not 0 < len(self.a) < 2 * self.n_in:
+            return super().product(cotangent)
+        if self._pairs is None:
+            self._pairs = self._inputs() @ self._inputs().mT
+            if self.bias is not None:
+                self._pairs += 1
+        return _rowwise(self._pairs @ _rowwise(cotangent, self.g), self.g.mT)
 
     def gram(self, other: Self) -> Tensor:
         """The cheaper of pairs of positions, T²·(d2·n_out + n_in) operations a pair of samples, and dense rows."""
@@ -209,12 +232,20 @@ class LinearBlock(FactoredBlock):
         N, d2 = self.g.shape[:2]
         g = self.g.view(N, d2, self.T, self.n_out)
         if self.T == 1:  # an outer product needs no sum, and broadcasting no reordering
-            return (g.mT * self.a.view(N, 1, 1, self.n_in)).flatten(2)
+            return (g.mT * self.a.unsqueeze(1)).flatten(2)
         sums = torch.bmm(g.transpose(2, 3).reshape(N, d2 * self.n_out, self.T), self.a)
         return sums.view(N, d2, self.n_out * self.n_in)
 
     def bias_values(self) -> Tensor:
         return self.g.view(*self.g.shape[:2], self.T, self.n_out).sum(dim=2)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies and pickles carry what is stored, not what can be built from it.
+        return self.__dict__ | {"_pairs": None}
+
+    def _inputs(self) -> Tensor:
+        """[N·T, n_in]; one position a sample may lie in any order of memory."""
+        return self.a[:, 0] if self.T == 1 else self.a.view(-1, self.n_in)
 
     def _gram_of_pairs(self, other: Self) -> Tensor:
         """T = 1: the Hadamard product of the inputs' and the sensitivities' Gram matrices. T > 1: summed over pairs."""

@@ -14,7 +14,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from ntkfl.errors import ModelError, NTKFLError
+from ntkfl.errors import ModelError
 
 RowIndex = int | slice | Sequence[int] | Tensor
 
@@ -44,6 +44,14 @@ class Block(ABC):
         """out [..., d] += J_blockᵀ cotangent, with cotangent [..., N, d2]."""
 
     @abstractmethod
+    def product(self, cotangent: Tensor) -> Tensor:
+        """This block's share of the full kernel's product, J_block J_blockᵀ R: [N, d2] -> [N, d2]."""
+
+    def room(self, rows: int) -> tuple[Tensor, ...]:
+        """Tensors for `rows` rows of this layout, in the order of memory that products like best."""
+        return tuple(t.new_empty((rows, *t.shape[1:])) for t in self.tensors())
+
+    @abstractmethod
     def gram(self, other: Self) -> Tensor:
         """⟨J_i, J'_j⟩_F over this block's columns, [N, N'], for an `other` of the same layout."""
 
@@ -64,6 +72,10 @@ class Jacobian(ABC):
     @abstractmethod
     def vjp(self, cotangent: Tensor) -> Tensor:
         """Jᵀ R summed over samples and outputs: [..., N, d2] -> [..., d]."""
+
+    def product(self, cotangent: Tensor) -> Tensor:
+        """Θ R = J Jᵀ R with the full kernel, which is never made: [N, d2] -> [N, d2]."""
+        return self.jvp(self.vjp(cotangent))
 
     @abstractmethod
     def gram(self, other: Jacobian) -> Tensor:
@@ -158,11 +170,20 @@ class BlockJacobian(Jacobian):
             block.add_vjp(out, cotangent)
         return out
 
+    def product(self, cotangent: Tensor) -> Tensor:
+        """The sum of the blocks' own: weights of different blocks do not meet, so no vector [d] is made."""
+        cotangent = self._check("the cotangent", cotangent, self.shape[:2])
+        if cotangent.ndim != 2:
+            return super().product(cotangent)
+        total = self.blocks[0].product(cotangent)
+        for block in self.blocks[1:]:
+            total += block.product(cotangent)
+        return total
+
     def gram(self, other: Jacobian) -> Tensor:
-        _check_same_network([self, other])
-        if isinstance(other, StackedJacobian):
+        check_same_network([self, other])
+        if not isinstance(other, BlockJacobian):
             return other.gram(self).T
-        assert isinstance(other, BlockJacobian)
         if self.layout != other.layout:
             return _dense_gram(self, other)
         total = self.blocks[0].gram(other.blocks[0])
@@ -178,83 +199,13 @@ class BlockJacobian(Jacobian):
 
     def __getitem__(self, index: RowIndex) -> BlockJacobian:
         plain = isinstance(index, slice) and index.step in (None, 1)
-        rows = index if plain else _row_index(index, len(self), self.device)
+        rows = index if plain else row_index(index, len(self), self.device)
         return BlockJacobian(
             [block.with_tensors(tuple(t[rows] for t in block.tensors())) for block in self.blocks], *self.shape[1:]
         )
 
 
-class StackedJacobian(Jacobian):
-    """Rows in several forms, one part after the other: what mixing forms in a concatenation gives."""
-
-    def __init__(self, parts: Sequence[BlockJacobian]) -> None:
-        self.parts = tuple(parts)
-        self._lengths = [len(part) for part in self.parts]
-        self.shape = (sum(self._lengths), *self.parts[0].shape[1:])
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(t for part in self.parts for t in part.tensors())
-
-    def jvp(self, delta: Tensor) -> Tensor:
-        return torch.cat([part.jvp(delta) for part in self.parts], dim=-2)
-
-    def vjp(self, cotangent: Tensor) -> Tensor:
-        cotangent = self._check("the cotangent", cotangent, self.shape[:2])
-        pieces = torch.split(cotangent, self._lengths, dim=-2)
-        total = self.parts[0].vjp(pieces[0])
-        for part, piece in zip(self.parts[1:], pieces[1:], strict=True):
-            total += part.vjp(piece)
-        return total
-
-    def gram(self, other: Jacobian) -> Tensor:
-        return torch.cat([part.gram(other) for part in self.parts])
-
-    def dense(self) -> Tensor:
-        return torch.cat([part.dense() for part in self.parts])
-
-    def __getitem__(self, index: RowIndex) -> Jacobian:
-        rows = _row_index(index, len(self), torch.device("cpu"))
-        starts = torch.tensor([0, *self._lengths[:-1]]).cumsum(0)
-        owner = torch.searchsorted(starts, rows, right=True) - 1
-        # Consecutive rows of one part travel together, so that order is kept with few pieces.
-        runs = torch.unique_consecutive(owner, return_counts=True)
-        pieces: list[Jacobian] = []
-        at = 0
-        for part, length in zip(runs[0].tolist(), runs[1].tolist(), strict=True):
-            pieces.append(self.parts[part][rows[at : at + length] - starts[part]])
-            at += length
-        return concatenate(pieces) if pieces else self.parts[0][rows]
-
-
-def concatenate(jacobians: Sequence[Jacobian]) -> Jacobian:
-    """Rows of several Jacobians of one network, in order: the paper's global Jacobian. Forms may differ."""
-    if not jacobians:
-        raise NTKFLError("nothing to concatenate: the list of Jacobians is empty")
-    _check_same_network(jacobians)
-    flat: list[BlockJacobian] = []
-    for J in jacobians:
-        flat.extend(J.parts if isinstance(J, StackedJacobian) else [J])  # type: ignore[list-item]
-    runs: list[list[BlockJacobian]] = []
-    for J in flat:
-        if runs and runs[-1][0].layout == J.layout:
-            runs[-1].append(J)
-        else:
-            runs.append([J])
-    merged = [_concatenate_blocks(run) for run in runs]
-    return merged[0] if len(merged) == 1 else StackedJacobian(merged)
-
-
-def _concatenate_blocks(run: list[BlockJacobian]) -> BlockJacobian:
-    if len(run) == 1:
-        return run[0]
-    blocks = []
-    for same in zip(*(J.blocks for J in run), strict=True):
-        columns = zip(*(block.tensors() for block in same), strict=True)
-        blocks.append(same[0].with_tensors(tuple(torch.cat(pieces) for pieces in columns)))
-    return BlockJacobian(blocks, *run[0].shape[1:])
-
-
-def _check_same_network(jacobians: Sequence[Jacobian]) -> None:
+def check_same_network(jacobians: Sequence[Jacobian]) -> None:
     first = jacobians[0]
     for J in jacobians[1:]:
         if J.shape[1:] != first.shape[1:]:
@@ -268,7 +219,7 @@ def _check_same_network(jacobians: Sequence[Jacobian]) -> None:
             )
 
 
-def _row_index(index: RowIndex, length: int, device: torch.device) -> Tensor:
+def row_index(index: RowIndex, length: int, device: torch.device) -> Tensor:
     everything = torch.arange(length)
     if isinstance(index, Tensor):
         rows = everything[index.cpu()]

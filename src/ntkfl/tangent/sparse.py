@@ -49,14 +49,13 @@ class SparseBlock(Block):
         return type(self)(values, positions, self.outputs, self.columns)
 
     def add_jvp(self, out: Tensor, delta: Tensor) -> None:
-        if self._matrix is None:
-            self._matrix = self._rows_of_outputs()
-        out += _product(self._matrix, delta, delta.shape[:-1]).reshape(out.shape)
+        out += _product(self._forth(), delta, delta.shape[:-1]).reshape(out.shape)
 
     def add_vjp(self, out: Tensor, cotangent: Tensor) -> None:
-        if self._transpose is None:
-            self._transpose = self._rows_of_weights()
-        out += _product(self._transpose, cotangent, cotangent.shape[:-2]).reshape(out.shape)
+        out += _product(self._back(), cotangent, cotangent.shape[:-2]).reshape(out.shape)
+
+    def product(self, cotangent: Tensor) -> Tensor:
+        return (self._forth() @ (self._back() @ cotangent.reshape(-1))).view(cotangent.shape)
 
     def gram(self, other: Self) -> Tensor:
         """Sparse rows of this block times a few rows of `other` at a time, spread out as columns [d2·d, few].
@@ -85,6 +84,16 @@ class SparseBlock(Block):
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles carry what is stored, not what can be built from it.
         return self.__dict__ | {"_matrix": None, "_transpose": None}
+
+    def _forth(self) -> Tensor:
+        if self._matrix is None:
+            self._matrix = self._rows_of_outputs()
+        return self._matrix
+
+    def _back(self) -> Tensor:
+        if self._transpose is None:
+            self._transpose = self._rows_of_weights()
+        return self._transpose
 
     def _rows_of_outputs(self) -> Tensor:
         N, k = self.values.shape

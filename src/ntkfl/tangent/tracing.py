@@ -20,21 +20,33 @@ FORMS = ("auto", "factored", "dense")
 _CPU_NUMBERS, _NUMBERS = 2**23, 2**27
 
 
-def jacobian(model: nn.Module, x: Tensor, form: str = "auto", chunk: int | None = None) -> Jacobian:
+def jacobian(
+    model: nn.Module, x: Tensor, form: str = "auto", chunk: int | None = None, plan: Plan | None = None
+) -> Jacobian:
     """Sample-wise Jacobian of `model` at its current weights, in eval mode, for the rows of x (integer tokens too).
 
     form: "factored" (every parameter through a known layer, else an error), "dense" (every derivative stored,
     N·d2·d numbers), or "auto" (of each known layer the smaller of factors and derivatives, a dense block for all other
     parameters). `chunk` rows are differentiated at a time; by default as many as keep the working memory near 32 MiB
-    (512 on an accelerator). The model is left as it was.
+    (512 on an accelerator). `plan` is `plan_jacobian(model, x, form)`, for who calls this often. The model is left as
+    it was.
     """
     with _differentiable(model):
-        plan = _checked_plan(model, x, form)
+        plan = plan or _checked_plan(model, x, form)
         J = _in_chunks(model, x, plan, chunk or max(1, _budget(x) // plan.working))
     # A sum is finite unless an element is not (or it overflows: then the elements decide), and several times cheaper.
     if not all(bool(t.sum().isfinite()) or bool(t.isfinite().all()) for t in J.tensors()):
         raise NumericalError("the Jacobian has values that are not finite: look for NaN in the inputs or the weights")
     return J
+
+
+def plan_jacobian(model: nn.Module, x: Tensor, form: str = "auto") -> Plan:
+    """How `jacobian` covers this model's parameters, decided on two rows of x and proved on them against autograd.
+
+    It holds for the same model object at any weights and for inputs of the same shape and type.
+    """
+    with _differentiable(model):
+        return _checked_plan(model, x, form)
 
 
 def jacobian_numbers(model: nn.Module, x: Tensor, form: str = "auto") -> int:

@@ -1,0 +1,132 @@
+"""A step of the Runge–Kutta–Chebyshev method: s evaluations in a three-term recursion, plainly or as a CUDA graph.
+
+Coefficients from Sommeijer, Shampine and Verwer, J. Comput. Appl. Math. 88, 1998.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+
+import torch
+from torch import Tensor
+
+DAMPING = 2.0 / 13.0
+MOST_STAGES = 2000
+_Field = Callable[[Tensor], Tensor]
+
+
+class Stepper:
+    """Evaluations of F and steps of y' = F(y), plainly; `evaluations` counts."""
+
+    def __init__(self, field: _Field) -> None:
+        self.field = field
+        self.evaluations = 0
+
+    def evaluate(self, y: Tensor) -> Tensor:
+        """F(y)."""
+        self.evaluations += 1
+        return self.field(y)
+
+    def step(self, y: Tensor, slope: Tensor, h: float, stages: int) -> Tensor:
+        """One step of size h from y with F(y) = slope, by the method of `stages` stages."""
+        first, coefficients = _coefficients(stages)
+        before, current = y, torch.add(y, slope, alpha=first * h)
+        for mu, nu, mu_tilde, gamma_tilde in coefficients:
+            fresh = self.evaluate(current).mul_(mu_tilde * h)
+            fresh.add_(current, alpha=mu).add_(before, alpha=nu)
+            fresh.add_(y, alpha=1 - mu - nu).add_(slope, alpha=gamma_tilde * h)
+            before, current = current, fresh
+        return current
+
+
+class GraphStepper(Stepper):
+    """The same on a GPU, where a stage is some thirty small kernels that take longer to launch one by one than to run.
+
+    A stage is captured once and replayed; its coefficients come from a table on the device, at a row that the graph
+    itself counts up, so that a whole step is queued without waiting for any of it.
+    """
+
+    def __init__(self, field: _Field, like: Tensor) -> None:
+        super().__init__(field)
+        self.y, self.slope, self.out = (torch.zeros_like(like) for _ in range(3))
+        self.ring = torch.zeros_like(like), torch.zeros_like(like)
+        self.table = torch.zeros(MOST_STAGES, 5, dtype=like.dtype, device=like.device)
+        self.at = torch.zeros(1, dtype=torch.int64, device=like.device)
+        side = torch.cuda.Stream(like.device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream(like.device))
+        with torch.cuda.stream(side):  # libraries make their workspaces at a first call, which a capture forbids
+            self._evaluate()
+        torch.cuda.current_stream(like.device).wait_stream(side)
+        self.evaluation = _captured(self._evaluate)
+        self.stages = _captured(partial(self._stage, 0)), _captured(partial(self._stage, 1))
+
+    def evaluate(self, y: Tensor) -> Tensor:
+        self.evaluations += 1
+        self.y.copy_(y)
+        self.evaluation.replay()
+        return self.out.clone()
+
+    def step(self, y: Tensor, slope: Tensor, h: float, stages: int) -> Tensor:
+        first, coefficients = _coefficients(stages)
+        rows = [(nu, mu, 1 - mu - nu, gamma * h, mu_tilde * h) for mu, nu, mu_tilde, gamma in coefficients]
+        table = torch.tensor(rows, dtype=self.table.dtype).pin_memory()
+        self.table[: len(rows)].copy_(table, non_blocking=True)
+        self.at.zero_()
+        self.y.copy_(y)
+        self.slope.copy_(slope)
+        self.ring[0].copy_(y)
+        torch.add(y, slope, alpha=first * h, out=self.ring[1])
+        for j in range(len(rows)):
+            self.stages[j % 2].replay()
+        self.evaluations += len(rows)
+        return self.ring[(len(rows) + 1) % 2].clone()
+
+    def _evaluate(self) -> None:
+        self.out.copy_(self.field(self.y))
+
+    def _stage(self, i: int) -> None:
+        """The older of the two last states becomes the new one."""
+        before, current = self.ring[i], self.ring[1 - i]
+        nu, mu, rest, gamma, mu_tilde = self.table.index_select(0, self.at)[0].unbind()
+        self.at.add_(1)
+        fresh = self.field(current)
+        before.mul_(nu).addcmul_(current, mu).addcmul_(self.y, rest)
+        before.addcmul_(self.slope, gamma).addcmul_(fresh, mu_tilde)
+
+
+def stepper(field: _Field, like: Tensor) -> Stepper:
+    """The fastest that works for this field on the device of `like`."""
+    if like.device.type == "cuda":
+        try:
+            return GraphStepper(field, like)
+        except RuntimeError:  # a field with an operation that no graph can hold
+            torch.cuda.synchronize(like.device)
+    return Stepper(field)
+
+
+def _captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph
+
+
+@lru_cache(maxsize=512)
+def _coefficients(stages: int) -> tuple[float, tuple[tuple[float, float, float, float], ...]]:
+    """μ̃_1 and, for j = 2 … s, (μ_j, ν_j, μ̃_j, γ̃_j), from Chebyshev polynomials and their derivatives at w0."""
+    w0 = 1 + DAMPING / stages**2
+    T, D, DD = [1.0, w0], [0.0, 1.0], [0.0, 0.0]
+    for j in range(2, stages + 1):
+        T.append(2 * w0 * T[j - 1] - T[j - 2])
+        D.append(2 * w0 * D[j - 1] - D[j - 2] + 2 * T[j - 1])
+        DD.append(2 * w0 * DD[j - 1] - DD[j - 2] + 4 * D[j - 1])
+    w1 = D[stages] / DD[stages]
+    b = [0.0, 0.0] + [DD[j] / D[j] ** 2 for j in range(2, stages + 1)]
+    b[0] = b[1] = b[2]
+    a = [1 - b[j] * T[j] for j in range(stages + 1)]
+    rows = []
+    for j in range(2, stages + 1):
+        mu_tilde = 2 * b[j] * w1 / b[j - 1]
+        rows.append((2 * b[j] * w0 / b[j - 1], -b[j] / b[j - 2], mu_tilde, -a[j - 1] * mu_tilde))
+    return b[1] * w1, tuple(rows)
