@@ -107,7 +107,7 @@ class TimeMajor(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.inside(x.transpose(0, 1))
-        causal = nn.Transformer.generate_square_subsequent_mask(len(h), dtype=h.dtype)
+        causal = nn.Transformer.generate_square_subsequent_mask(len(h), device=h.device, dtype=h.dtype)
         return self.out(self.layer(h, src_mask=causal, is_causal=True)[-1])
 
 

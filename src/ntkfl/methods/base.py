@@ -10,12 +10,14 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Generator, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.func import vmap
 
 from ntkfl.errors import ConfigError, NumericalError
 from ntkfl.privacy.stages import Stages
@@ -89,6 +91,19 @@ class Task:
         """f(w; x) in eval mode, [N, d2]."""
         with evaluating(self.model):
             return torch.cat([apply_flat(self.model, weights, part) for part in torch.split(x, batch)])
+
+    @torch.no_grad()
+    def candidate_losses(self, candidates: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """ℓ of every sample under each of the candidate weights [S, d]: [S, N].
+
+        One batched forward pass on an accelerator, where S small ones would take their time to launch.
+        """
+        Y = targets(y, self.outputs, self.loss, self.like.dtype)
+        if self.like.device.type != "cpu":
+            with evaluating(self.model), suppress(RuntimeError):  # an operation without a batching rule, or no room
+                f = vmap(lambda w: apply_flat(self.model, w, x))(candidates)
+                return per_sample(self.loss, f, Y)
+        return torch.stack([per_sample(self.loss, self.predict(w, x), Y) for w in candidates])
 
     def jacobian(self, weights: Tensor, x: Tensor, form: str = "auto") -> Jacobian:
         """J at these weights for the rows of x."""

@@ -154,7 +154,7 @@ class NTKFL(Method):
             z, y = kept[INPUTS][drawn], kept[LABELS][drawn]
             evolution = self._evolve(task, task.jacobian(w, z), task.predict(w, z), y)
             candidates = w + evolution.deltas()
-            losses = torch.stack([task.losses(task.predict(c, z), y).mean() for c in candidates])
+            losses = task.candidate_losses(candidates, z, y).mean(1)
             passed.append(w)
             w = check_finite(candidates[_least(losses)].clone(), "the chosen model")
         diagnostics = outcome.diagnostics | {"kept_samples": len(kept[LABELS])}
@@ -222,7 +222,7 @@ class NTKFL(Method):
         A candidate may overflow; a large finite number says so and stays a valid message.
         """
         x, y = _joined([client.x for client in clients]), _joined([client.y for client in clients])
-        losses = torch.stack([task.losses(task.predict(w, x), y) for w in candidates])  # [S, n]
+        losses = task.candidate_losses(candidates, x, y)  # [S, n]
         counts = [len(client) for client in clients]
         if self.shuffle:
             rows = losses.T.nan_to_num(nan=_OVERFLOW, posinf=_OVERFLOW).clamp(max=_OVERFLOW)
@@ -259,7 +259,7 @@ class NTKFL(Method):
         if task.validation is None:
             raise ConfigError("choosing t by validation needs held-out clients: hold some out (--hold-out 10)")
         x, y = task.validation
-        return torch.stack([task.losses(task.predict(w, x), y).mean() for w in candidates])
+        return task.candidate_losses(candidates, x, y).mean(1)
 
 
 def _groups(clients: Sequence[Client], rows: int) -> list[list[Client]]:

@@ -41,7 +41,7 @@ class Stepper:
 
 
 class GraphStepper(Stepper):
-    """The same on a GPU, where a stage is some thirty small kernels that take longer to launch one by one than to run.
+    """The same on a GPU, where a stage is some twenty small kernels that take longer to launch one by one than to run.
 
     A stage is captured once and replayed; its coefficients come from a table on the device, at a row that the graph
     itself counts up, so that a whole step is queued without waiting for any of it.
@@ -49,50 +49,47 @@ class GraphStepper(Stepper):
 
     def __init__(self, field: _Field, like: Tensor) -> None:
         super().__init__(field)
-        self.y, self.slope, self.out = (torch.zeros_like(like) for _ in range(3))
-        self.ring = torch.zeros_like(like), torch.zeros_like(like)
+        # The last two states, y, F(y), and F at the latest state.
+        self.basis = torch.zeros(5, *like.shape, dtype=like.dtype, device=like.device)
         self.table = torch.zeros(MOST_STAGES, 5, dtype=like.dtype, device=like.device)
+        self.table[-1, 4] = 1.0  # F alone
         self.at = torch.zeros(1, dtype=torch.int64, device=like.device)
         side = torch.cuda.Stream(like.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(like.device))
-        with torch.cuda.stream(side):  # libraries make their workspaces at a first call, which a capture forbids
-            self._evaluate()
+        with torch.cuda.stream(side):
+            self._stage(0)  # libraries make their workspaces at a first call, which a capture forbids
+            self.stages = _captured(partial(self._stage, 0)), _captured(partial(self._stage, 1))
         torch.cuda.current_stream(like.device).wait_stream(side)
-        self.evaluation = _captured(self._evaluate)
-        self.stages = _captured(partial(self._stage, 0)), _captured(partial(self._stage, 1))
 
     def evaluate(self, y: Tensor) -> Tensor:
         self.evaluations += 1
-        self.y.copy_(y)
-        self.evaluation.replay()
-        return self.out.clone()
+        self.basis[:3] = y
+        self.at.fill_(len(self.table) - 1)
+        self.stages[0].replay()
+        return self.basis[0].clone()
 
     def step(self, y: Tensor, slope: Tensor, h: float, stages: int) -> Tensor:
         first, coefficients = _coefficients(stages)
-        rows = [(nu, mu, 1 - mu - nu, gamma * h, mu_tilde * h) for mu, nu, mu_tilde, gamma in coefficients]
+        turns = [(nu, mu) if j % 2 == 0 else (mu, nu) for j, (mu, nu, _, _) in enumerate(coefficients)]
+        rest = [(1 - mu - nu, gamma * h, mu_tilde * h) for mu, nu, mu_tilde, gamma in coefficients]
+        rows = [(*turn, *others) for turn, others in zip(turns, rest, strict=True)]
         table = torch.tensor(rows, dtype=self.table.dtype).pin_memory()
         self.table[: len(rows)].copy_(table, non_blocking=True)
         self.at.zero_()
-        self.y.copy_(y)
-        self.slope.copy_(slope)
-        self.ring[0].copy_(y)
-        torch.add(y, slope, alpha=first * h, out=self.ring[1])
+        self.basis[::2][:2] = y  # the state before, and y
+        self.basis[3] = slope
+        torch.add(y, slope, alpha=first * h, out=self.basis[1])
         for j in range(len(rows)):
             self.stages[j % 2].replay()
         self.evaluations += len(rows)
-        return self.ring[(len(rows) + 1) % 2].clone()
-
-    def _evaluate(self) -> None:
-        self.out.copy_(self.field(self.y))
+        return self.basis[(len(rows) + 1) % 2].clone()
 
     def _stage(self, i: int) -> None:
-        """The older of the two last states becomes the new one."""
-        before, current = self.ring[i], self.ring[1 - i]
-        nu, mu, rest, gamma, mu_tilde = self.table.index_select(0, self.at)[0].unbind()
+        """The older of the last two states, the i-th, becomes the new one: all five combined."""
+        self.basis[4] = self.field(self.basis[1 - i])
+        weights = self.table.index_select(0, self.at)
+        self.basis[i] = (weights @ self.basis.flatten(1)).view(self.basis.shape[1:])
         self.at.add_(1)
-        fresh = self.field(current)
-        before.mul_(nu).addcmul_(current, mu).addcmul_(self.y, rest)
-        before.addcmul_(self.slope, gamma).addcmul_(fresh, mu_tilde)
 
 
 def stepper(field: _Field, like: Tensor) -> Stepper:
@@ -106,9 +103,13 @@ def stepper(field: _Field, like: Tensor) -> Stepper:
 
 
 def _captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """`torch.cuda.graph` would collect garbage and empty caches first: milliseconds, twice an evolution."""
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    graph.capture_begin(capture_error_mode="thread_local")
+    try:
         work()
+    finally:
+        graph.capture_end()
     return graph
 
 

@@ -29,6 +29,7 @@ from ntkfl.tangent.solvers import Statistics, integrate
 KERNELS = ("full", "trace")
 SCHEMES = ("flow", "descent", "paper")
 PAPER_STEPS = tuple(range(100, 2001, 100))
+_PASS_NUMBERS = 2**24  # numbers of a layer's outputs, over all rows and changes, alive while changes are made
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,11 @@ class Evolution:
         return self.jacobian.vjp(self.residuals[i]).mul_(self.lr / len(self.jacobian))
 
     def deltas(self) -> Tensor:
-        """All weight changes: [S, d]."""
-        return torch.stack([self.delta(i) for i in range(len(self.steps))])
+        """All weight changes: [S, d], as many in one pass as fit beside a Jacobian."""
+        numbers = sum(t.numel() for t in self.jacobian.tensors())
+        few = max(1, _PASS_NUMBERS * self.jacobian.shape[1] // numbers)
+        changes = [self.jacobian.vjp(some) for some in torch.split(self.residuals, few)]
+        return torch.cat(changes).mul_(self.lr / len(self.jacobian))
 
 
 def geometric_steps(lr: float, longest: float = 40.0, shortest: float = 0.1, ratio: float = 1.5) -> tuple[float, ...]:
@@ -134,11 +138,11 @@ def _check_steps(steps: Sequence[float], lr: float, scheme: str) -> tuple[float,
 
 
 def _kernel_product(J: Jacobian, kernel: str) -> _Product:
-    """R ↦ Θ R in the Jacobian's precision, [N, d2] -> [N, d2]; in and out float64."""
+    """R ↦ Θ R, [N, d2] -> [N, d2], in the Jacobian's precision."""
     if kernel == "full":
-        return lambda R: J.product(R.to(J.dtype)).double()
+        return J.product
     H = J.kernel()
-    return lambda R: (R.to(H.dtype).T.contiguous() @ H).T.double()  # H is symmetric; this way is the faster
+    return lambda R: (R.to(H.dtype).T.contiguous() @ H).T  # H is symmetric; this way is the faster
 
 
 def _flow(
@@ -146,21 +150,21 @@ def _flow(
 ) -> _Solution:
     """R' = r(f0 + (η/N) Θ R), R(0) = 0, by Runge–Kutta–Chebyshev."""
     rate = lr / f0.shape[0]
-    start, Y = f0.double(), Y.to(f0.dtype)
+    Y = Y.to(f0.dtype)
 
+    # Outputs are no better than the products they come from, so they stay in that precision; the state does not.
     def outputs(R: Tensor) -> Tensor:
-        return start + rate * theta(R)
+        return torch.add(f0, theta(R), alpha=rate)
 
     def slope(R: Tensor) -> Tensor:
-        # Outputs are no better than the products they come from, and single-precision exponentials far cheaper.
-        return residual(loss, outputs(R).to(f0.dtype), Y).double()
+        return residual(loss, outputs(R), Y).double()
 
     def stiffness(R: Tensor) -> _Product:
         # The Jacobian of R' is −(η/N) Λ Θ with Λ the loss's curvature: similar to a symmetric positive one.
         f = outputs(R)
-        return lambda v: curvature_product(loss, f, rate * theta(v))
+        return lambda v: curvature_product(loss, f, rate * theta(v)).double()
 
-    states, stats = integrate(slope, torch.zeros_like(start), steps, stiffness, rtol)
+    states, stats = integrate(slope, torch.zeros_like(f0, dtype=torch.float64), steps, stiffness, rtol)
     residuals = torch.stack(states)
     return residuals, lambda: torch.stack([outputs(R) for R in residuals]), stats
 
@@ -178,7 +182,7 @@ def _descent(
     for wanted in steps:
         while done < wanted:
             R = R + residual(loss, f, Y)
-            f = start + rate * theta(R)
+            f = start + rate * theta(R).double()
             done += 1
         now = float(per_sample(loss, f, Y).mean())
         # The loss is convex in f, so stable descent cannot end above where it began.

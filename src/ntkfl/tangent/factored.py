@@ -175,6 +175,7 @@ class LinearBlock(FactoredBlock):
         self.T, self.n_in = a.shape[1], a.shape[2]
         self.n_out = g.shape[2] // self.T
         self._pairs: Tensor | None = None  # aaᵀ, and 1 with a bias: [N, N]
+        self._last: bool | None = None
 
     @classmethod
     def from_calls(
@@ -193,9 +194,13 @@ class LinearBlock(FactoredBlock):
 
     def moved(self, weight: Tensor, bias: Tensor | None) -> Tensor:
         lead, N = weight.shape[:-1], len(self.a)
-        moved = self._inputs() @ weight.reshape(*lead, self.n_out, self.n_in).mT
-        if bias is not None:
-            moved += bias.unsqueeze(-2)
+        matrix = weight.reshape(*lead, self.n_out, self.n_in).mT
+        if bias is not None and not lead:
+            moved = torch.addmm(bias, self._inputs(), matrix)
+        else:
+            moved = self._inputs() @ matrix
+            if bias is not None:
+                moved += bias.unsqueeze(-2)
         return moved.reshape(*lead, N, self.T * self.n_out)
 
     def pulled(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -213,13 +218,18 @@ class LinearBlock(FactoredBlock):
 
     def product(self, cotangent: Tensor) -> Tensor:
         """Through the weights, 4·N·n_in·n_out operations, or with few rows through their own products, 2·N²·n_out."""
-        if self.T > 1 or not 0 < len(self.a) < 2 * self.n_in:
+        if self.T > 1 or not len(self.a):
             return super().product(cotangent)
-        if self._pairs is None:
-            self._pairs = self._inputs() @ self._inputs().mT
-            if self.bias is not None:
-                self._pairs += 1
-        return _rowwise(self._pairs @ _rowwise(cotangent, self.g), self.g.mT)
+        inner = cotangent if self._is_last() else _rowwise(cotangent, self.g)
+        if len(self.a) < 2 * self.n_in:
+            if self._pairs is None:
+                self._pairs = self._inputs() @ self._inputs().mT
+                if self.bias is not None:
+                    self._pairs += 1
+            moved = self._pairs @ inner
+        else:
+            moved = self.moved(*self.pulled(inner))
+        return moved if self._is_last() else _rowwise(moved, self.g.mT)
 
     def gram(self, other: Self) -> Tensor:
         """The cheaper of pairs of positions, T²·(d2·n_out + n_in) operations a pair of samples, and dense rows."""
@@ -241,7 +251,15 @@ class LinearBlock(FactoredBlock):
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles carry what is stored, not what can be built from it.
-        return self.__dict__ | {"_pairs": None}
+        return self.__dict__ | {"_pairs": None, "_last": None}
+
+    def _is_last(self) -> bool:
+        """Whether the layer's outputs are the model's, every sensitivity the identity: two products less."""
+        if self._last is None:
+            d2 = self.g.shape[1]
+            eye = torch.eye(d2, dtype=self.g.dtype, device=self.g.device)
+            self._last = self.n_out == d2 and bool((self.g == eye).all())
+        return self._last
 
     def _inputs(self) -> Tensor:
         """[N·T, n_in]; one position a sample may lie in any order of memory."""
