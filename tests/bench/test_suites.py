@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from ntkfl.bench import SUITES, Row, Setting
+from ntkfl.bench.accuracy import accuracy
 from ntkfl.bench.chart import chart
 from ntkfl.bench.clients import clients
 from ntkfl.bench.kernel import kernel
 from ntkfl.bench.networks import networks
 from ntkfl.bench.round import round as round_suite
+from ntkfl.bench.scaling import scaling, slope
 from ntkfl.bench.wire import wire
 
 
@@ -77,3 +79,21 @@ def test_clients() -> None:
         assert row.difference is not None
         assert row.difference < 1e-5
         assert row.details["float64_difference"] == pytest.approx(0, abs=1e-10)
+
+
+def test_scaling() -> None:
+    rows = scaling(Setting(quick=True))
+    assert [row.what for row in rows] == ["N = 60", "N = 240"]
+    assert all(row.seconds > 0 and row.details["products"] > 10 and row.details["peak"] > 1e7 for row in rows)
+    assert "slopes" in rows[-1].note
+
+
+def test_the_slope_of_a_power_law_is_its_exponent() -> None:
+    assert slope([1, 10, 300], [5 * x**1.3 for x in (1, 10, 300)]) == pytest.approx(1.3)
+
+
+def test_accuracy() -> None:
+    rows = accuracy(Setting(quick=True))
+    _check(rows)
+    assert rows[0].what == "NTK-FL, defaults"
+    assert "rounds to 50%" in rows[0].note

@@ -70,7 +70,7 @@ def test_flow_equals_tightly_integrated_flow(loss: str, kernel: str, lr: float) 
         assert (e.residuals[i] - R).norm() < 1e-3 * R.norm()
         delta = lr / len(f0) * J.vjp(R)
         assert (e.delta(i) - delta).norm() < 1e-3 * delta.norm()
-    assert torch.equal(e.deltas()[1], e.delta(1))
+    assert (e.deltas()[1] - e.delta(1)).abs().max() <= 1e-14 * e.delta(1).abs().max()  # sums in another order
 
 
 def test_flow_converges_with_its_tolerance() -> None:

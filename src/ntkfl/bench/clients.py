@@ -13,11 +13,11 @@ from ntkfl.bench.rows import Row, Setting
 from ntkfl.methods.base import Client, Task
 from ntkfl.methods.local import train_locally
 from ntkfl.models import mlp
-from ntkfl.tangent import jacobian
 from ntkfl.tangent.parameters import flatten
 
 _LR = 0.1
 _ALIKE = 1e-5
+_BATCH = 20
 
 
 def clients(setting: Setting) -> list[Row]:
@@ -34,8 +34,9 @@ def clients(setting: Setting) -> list[Row]:
             "batched": lambda: train_locally(task, start, cohort, steps, _LR, n).weights,
             "single": lambda: train_locally(task, start, cohort, steps, _LR, n, batched=False).weights,
             "loop": lambda: _loop(model, cohort, steps),
-            "factors": lambda: jacobian(model, cohort[0].x),
+            "factors": lambda: task.jacobian(start, cohort[0].x),
             "step": lambda: _loop(model, cohort[:1], 1),
+            "epoch": lambda: _loop(model, cohort[:1], 1, _BATCH),
             "our step": lambda: train_locally(task, start, cohort[:1], 1, _LR, n),
         },
         turns=7,
@@ -66,22 +67,31 @@ def clients(setting: Setting) -> list[Row]:
         against("a client at a time, same code", "single", None),
         against("the loop: a copy, torch.optim.SGD", "loop", goal),
         Row("Jacobian factors of a client", seconds["factors"], 1.0, note=f"{n} samples"),
-        Row("a local epoch of it: one SGD step", seconds["step"], seconds["step"] / seconds["factors"]),
-        Row("the same through our local training", seconds["our step"], seconds["our step"] / seconds["factors"]),
+        *(
+            Row(what, seconds[name], seconds[name] / seconds["factors"], 1.0 if goal else None)
+            for what, name in (
+                ("a local epoch of it, one batch of all", "step"),
+                (f"a local epoch in batches of {_BATCH}", "epoch"),
+                ("one batch of all, our local training", "our step"),
+            )
+        ),
     ]
 
 
-def _loop(model: nn.Module, cohort: list[Client], steps: int) -> Tensor:
+def _loop(model: nn.Module, cohort: list[Client], epochs: int, batch: int | None = None) -> Tensor:
     """Local training as it is usually written."""
     ends = []
     loss_of = nn.CrossEntropyLoss()
     for client in cohort:
         net = copy.deepcopy(model)
         optimizer = torch.optim.SGD(net.parameters(), lr=_LR)
-        for _ in range(steps):
-            optimizer.zero_grad()
-            loss_of(net(client.x), client.y).backward()
-            optimizer.step()
+        for _ in range(epochs):
+            for x, y in zip(
+                torch.split(client.x, batch or len(client)), torch.split(client.y, batch or len(client)), strict=True
+            ):
+                optimizer.zero_grad()
+                loss_of(net(x), y).backward()
+                optimizer.step()
         ends.append(flatten(net))
     return torch.stack(ends)
 

@@ -1,4 +1,4 @@
-"""The server's update of a round of the paper's size: the flow, against explicit steps and the dense way."""
+"""A round of the paper's size: the server's flow against explicit steps, and the whole of it against the dense way."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ from ntkfl.bench.inputs import fashion, synthetic
 from ntkfl.bench.memory import update_peak
 from ntkfl.bench.race import race, relative
 from ntkfl.bench.rows import Row, Setting
+from ntkfl.engine.conversation import play_round
+from ntkfl.methods import NTKFL, Client, Task
 from ntkfl.models import mlp
-from ntkfl.tangent import PAPER_STEPS, Evolution, evolve, jacobian
+from ntkfl.tangent import PAPER_STEPS, Evolution, concatenate, evolve, jacobian
 from ntkfl.tangent.losses import targets
+from ntkfl.wire import Message
 
 _LR = 0.01
 _COMPARED_FROM = 500  # before that, flow and descent are different curves and both are right
 _SLICE = 200  # explicit steps timed at a time: all are alike, and a short turn meets less noise than a long one
 
 
+_CLIENTS = 20
+
+
 class _Case:
-    """The samples, the network, and its Jacobian in factors."""
+    """The samples, the network, its Jacobian in factors; and the same as clients of a round."""
 
     def __init__(self, setting: Setting) -> None:
         self.N, self.side, self.hidden = (60, 14, 16) if setting.quick else (4000, 28, 100)
@@ -31,13 +37,41 @@ class _Case:
         self.model = mlp(self.side**2, self.hidden, 10).to(setting.device)
         with torch.no_grad():
             self.f0 = self.model(self.x)
-        self.J = jacobian(self.model, self.x)
+        parts = torch.split(self.x, self.N // _CLIENTS), torch.split(self.y, self.N // _CLIENTS)
+        self.J = concatenate([jacobian(self.model, x) for x in parts[0]])
+        self.task = Task(self.model, 10, "ce")
+        self.clients = [Client(i, x, y, seed=i) for i, (x, y) in enumerate(zip(*parts, strict=True))]
 
     def update(self, kernel: str = "full", geometric: bool = False) -> tuple[Evolution, Tensor]:
         """All candidate changes of the weights, [S, d]."""
         steps = None if geometric else self.steps
-        evolution = evolve(self.J, self.f0, self.y, _LR, steps, kernel=kernel)
+        evolution = evolve(self.J, self.f0, self.y, _LR, steps, kernel=kernel, rtol=self.method().tolerance)
         return evolution, evolution.deltas()
+
+    def method(self, kernel: str = "full") -> NTKFL:
+        return NTKFL(lr=_LR, steps=self.steps, kernel=kernel, label_smoothing=0.0)
+
+    def round(self, kernel: str = "full") -> Tensor:
+        """Every client's Jacobian, the evolution, and all candidates scored by the cohort; nothing put into bytes."""
+        method = self.method(kernel)
+        conversation = method.round(self.task, {"weights": self.task.like}, 1, [c.id for c in self.clients])
+        message = next(conversation)
+        while True:
+            assert isinstance(message, Message)
+            try:
+                message = conversation.send(method.answer(self.task, message, self.clients))
+            except StopIteration as end:
+                chosen: Tensor = end.value.state["weights"]
+                return chosen
+
+    def round_in_bytes(self) -> Tensor:
+        """The same with every message encoded, checked and decoded, as a simulation does it."""
+        return play_round(self.task, self.method(), {"weights": self.task.like}, 1, self.clients)[0].state["weights"]
+
+    def score(self) -> object:
+        """The candidates' losses: what a dense round pays as well."""
+        candidates = self.task.like.expand(len(self.steps), -1)
+        return self.method().answer(self.task, Message("candidates", 1, {"weights": candidates}), self.clients)
 
     def descend(self, steps: tuple[int, ...], kernel: str = "full", rows: int | None = None) -> Evolution:
         J = self.J if rows is None else self.J[:rows]
@@ -49,11 +83,14 @@ def round(setting: Setting) -> list[Row]:
     case = _Case(setting)
     timed = race(
         {
-            "factors": lambda: jacobian(case.model, case.x),
             "flow": case.update,
             "descent": lambda: case.descend((_SLICE,)),
             "geometric": lambda: case.update(geometric=True),
             "trace": lambda: case.update("trace"),
+            "round": case.round,
+            "bytes": case.round_in_bytes,
+            "trace round": lambda: case.round("trace"),
+            "score": case.score,
         },
         turns=4,
         setting=setting,
@@ -72,7 +109,6 @@ def round(setting: Setting) -> list[Row]:
     products = flow.statistics.evaluations
     memory = update_peak(case.N, case.side, case.hidden, setting.device)
     usage = f"process peak {memory['peak'] / 1e9:.2f} GB, {memory['added'] / 1e9:.2f} GB by this" if memory else ""
-    full, trace = (seconds["factors"] + seconds[name] for name in ("flow", "trace"))
     return [
         Row("flow, full kernel", seconds["flow"], 1.0, None, product * products, None, f"{size}; {products} products"),
         Row(
@@ -87,16 +123,23 @@ def round(setting: Setting) -> list[Row]:
         ),
         _variant("flow, full kernel, geometric grid", timed["geometric"].result[0], seconds["geometric"], seconds),
         _variant("flow, trace kernel", timed["trace"].result[0], seconds["trace"], seconds),
-        Row("Jacobian and flow, trace kernel", trace, 1.0),
-        _dense(setting, case, "trace", 20 if setting.quick else 500, trace),
         Row(
-            "Jacobian and flow, full kernel",
-            full,
+            f"a whole round of {_CLIENTS} clients",
+            seconds["round"],
             1.0,
-            note=usage,
+            note=f"Jacobians, flow, {len(case.steps)} candidates scored; {usage}",
             details={f"{name}_bytes": count for name, count in memory.items()},
         ),
-        _dense(setting, case, "full", 20 if setting.quick else 200, full),
+        Row(
+            "the same, all messages in bytes",
+            seconds["bytes"],
+            seconds["bytes"] / seconds["round"],
+            difference=relative(timed["round"].result - case.task.like, timed["bytes"].result - case.task.like),
+            ours=True,
+        ),
+        _dense(setting, case, "full", 20 if setting.quick else 200, seconds["round"], seconds["score"]),
+        Row("a whole round, the paper's trace kernel", seconds["trace round"], 1.0),
+        _dense(setting, case, "trace", 20 if setting.quick else 500, seconds["trace round"], seconds["score"]),
     ]
 
 
@@ -105,8 +148,10 @@ def _variant(what: str, evolution: Evolution, own: float, seconds: dict[str, flo
     return Row(what, own, own / seconds["flow"], note=note, ours=True)
 
 
-def _dense(setting: Setting, case: _Case, kernel: str, few: int, ours: float) -> Row:
+def _dense(setting: Setting, case: _Case, kernel: str, few: int, ours: float, score: float) -> Row:
     """Dense Jacobian, dense kernel, explicit steps and weights, measured on `few` rows and scaled to all of them.
+
+    Candidates are scored as ours are.
 
     Jacobian and weights grow with N, the kernel and its products with N². Small products run in a cache that large
     ones do not fit, so what is scaled is too good, if anything.
@@ -129,13 +174,13 @@ def _dense(setting: Setting, case: _Case, kernel: str, few: int, ours: float) ->
     )
     by = {"Jacobian": growth, "kernel": growth**2, "steps": growth**2 * case.steps[-1] / _SLICE, "weights": growth}
     parts = {name: timed[name].seconds * factor for name, factor in by.items()}
-    total = sum(parts.values())
+    total = sum(parts.values()) + score
     held = dense.gigabytes * growth + (H.nbytes * growth**2 / 1e9)
     return Row(
         f"all dense, {kernel} kernel, explicit steps",
         total,
         total / ours,
-        None if setting.quick else 100.0,
+        None if setting.quick else 200.0,
         difference=relative(timed["weights"].result, case.descend(case.steps, kernel, few).deltas()),
         note=f"scaled from N={few}: Jacobian ×{growth:g}, kernel ×{growth**2:g}; would hold {held:.2g} GB",
         details={f"{name}_seconds": part for name, part in parts.items()},
