@@ -207,13 +207,14 @@ class NTKFL(Method):
         else:
             J = unpack_jacobian(upload, outputs, like.numel(), like)
         f0 = upload.take("outputs", (len(J), outputs), like)
-        y = take_labels(upload, "labels", like)
-        if len(y) != len(J) or y.ndim > 2:
+        y = upload.take("labels")  # looked at where they are: what came in a message is on the CPU
+        if y.ndim not in (1, 2) or len(y) != len(J):
             raise MessageError(f"labels of shape {list(y.shape)} for {len(J)} samples")
         if y.is_floating_point() and task.loss == "ce":
             raise MessageError("real-valued targets where classes are trained")
         if not y.is_floating_point() and (y.ndim != 1 or not 0 <= int(y.min()) <= int(y.max()) < outputs):
             raise MessageError(f"a label that is none of the {outputs} classes")
+        y = take_labels(upload, "labels", like)
         return J, f0, y
 
     def _scores(self, task: Task, round: int, candidates: Tensor, clients: Sequence[Client]) -> list[Message]:

@@ -44,7 +44,8 @@ class GraphStepper(Stepper):
     """The same on a GPU, where a stage is some twenty small kernels that take longer to launch one by one than to run.
 
     A stage is captured once and replayed; its coefficients come from a table on the device, at a row that the graph
-    itself counts up, so that a whole step is queued without waiting for any of it.
+    itself counts up, so that a whole step is queued without waiting for any of it. Who calls `step` waits for its
+    result, an error norm say, before the next one: the table is then free.
     """
 
     def __init__(self, field: _Field, like: Tensor) -> None:
@@ -53,6 +54,7 @@ class GraphStepper(Stepper):
         self.basis = torch.zeros(5, *like.shape, dtype=like.dtype, device=like.device)
         self.table = torch.zeros(MOST_STAGES, 5, dtype=like.dtype, device=like.device)
         self.table[-1, 4] = 1.0  # F alone
+        self.pinned = torch.zeros(self.table.shape, dtype=like.dtype, pin_memory=True)  # read before the next step
         self.at = torch.zeros(1, dtype=torch.int64, device=like.device)
         side = torch.cuda.Stream(like.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(like.device))
@@ -73,8 +75,8 @@ class GraphStepper(Stepper):
         turns = [(nu, mu) if j % 2 == 0 else (mu, nu) for j, (mu, nu, _, _) in enumerate(coefficients)]
         rest = [(1 - mu - nu, gamma * h, mu_tilde * h) for mu, nu, mu_tilde, gamma in coefficients]
         rows = [(*turn, *others) for turn, others in zip(turns, rest, strict=True)]
-        table = torch.tensor(rows, dtype=self.table.dtype).pin_memory()
-        self.table[: len(rows)].copy_(table, non_blocking=True)
+        self.pinned[: len(rows)] = torch.tensor(rows, dtype=self.table.dtype)
+        self.table[: len(rows)].copy_(self.pinned[: len(rows)], non_blocking=True)
         self.at.zero_()
         self.basis[::2][:2] = y  # the state before, and y
         self.basis[3] = slope
