@@ -117,10 +117,9 @@ class _Radius:
 
     def __init__(self, stiffness: Callable[[Tensor], Callable[[Tensor], Tensor]], slope: Tensor) -> None:
         self.stiffness, self.products = stiffness, 0
-        # The first change of the state points along the stiffest directions, nearly; chance sees to the others.
-        noise = torch.randn(slope.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        noise = noise.to(slope.device)
-        self.vector = slope + 0.1 * slope.norm() / noise.norm() * noise
+        # The first change of the state points along the stiffest directions, nearly; an irregular part has the others.
+        wave = torch.arange(slope.numel(), dtype=slope.dtype, device=slope.device).mul_(math.sqrt(7)).square_().cos_()
+        self.vector = slope + 0.1 * slope.norm() / wave.norm() * wave.view(slope.shape)
 
     def __call__(self, y: Tensor) -> float:
         product = self.stiffness(y)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -44,19 +45,22 @@ class Message:
         ):
             wanted = ["any" if n is None else n for n in shape]
             raise MessageError(f"{name!r} in a {self.kind!r} message has shape {list(value.shape)}, not {wanted}")
-        if value.is_floating_point() and not _finite(value):
+        if not self._finite and value.is_floating_point() and not bool(value.isfinite().all()):
             raise MessageError(f"{name!r} in a {self.kind!r} message has values that are not finite")
         return value if like is None else value.to(device=like.device, dtype=like.dtype)
+
+    @cached_property
+    def _finite(self) -> bool:
+        """Whether the sums of all arrays are: then all elements are too. Far cheaper than looking at each, and on an
+        accelerator waited for once. A sum may overflow: then the elements decide.
+        """
+        sums = [array.sum(dtype=torch.float64) for array in self.arrays.values() if array.is_floating_point()]
+        return not sums or bool(torch.stack([one.to(sums[0].device) for one in sums]).isfinite().all())
 
     def of_kind(self, kind: str) -> Message:
         if self.kind != kind:
             raise MessageError(f"expected a {kind!r} message, got {self.kind!r}")
         return self
-
-
-def _finite(values: Tensor) -> bool:
-    """A sum is finite unless an element is not (or it overflows: then the elements decide), and far cheaper."""
-    return bool(values.sum().isfinite()) or bool(values.isfinite().all())
 
 
 def split_rows(message: Message) -> list[Message]:
