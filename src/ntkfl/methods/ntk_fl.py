@@ -7,6 +7,7 @@ grid of times and keeps the time at which the cohort's own loss is least.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from ntkfl.errors import ConfigError, MessageError, NumericalError, unknown
 from ntkfl.methods.base import Client, Method, Outcome, Outgoing, State, Task, check_finite, take_labels
 from ntkfl.methods.replay import INPUTS, LABELS, balanced, recover, remember
+from ntkfl.privacy.noise import flip_labels, noisy_rows
 from ntkfl.privacy.sparsify import kept, sparsify
 from ntkfl.tangent import Evolution, Jacobian, concatenate, evolve, geometric_steps, jacobian
 from ntkfl.tangent.evolution import KERNELS, SCHEMES
@@ -36,6 +38,7 @@ class NTKFL(Method):
 
     name: ClassVar[str] = "ntk-fl"
     sparsifies: ClassVar[bool] = True
+    noises: ClassVar[bool] = True
     rows_are_samples: ClassVar[bool] = True
     paper: ClassVar[str] = "Yue et al. 2022"
 
@@ -60,6 +63,9 @@ class NTKFL(Method):
         ge=0,
         description="τ: trains the outputs with τ·log(the round's share of each class) added to them",
     )
+    label_flip: float = Field(
+        0.0, ge=0, le=1, description="chance that a label is drawn anew from all classes; by default 0.2 with noise"
+    )
     replay: bool = Field(False, description="the server keeps projected inputs and goes on training on them each round")
     replay_evolutions: int = Field(4, ge=1, description="evolutions on kept inputs after each round's own")
     replay_per_class: int = Field(120, ge=1, description="kept inputs of each class in such an evolution")
@@ -77,6 +83,8 @@ class NTKFL(Method):
         if out.get("replay"):  # several steps a round in the average, and inputs that can be had from uploads
             out.setdefault("average", 0.98)
             out.setdefault("codec", "factored")
+        if out.get("noise"):  # an input hidden beside a label that is not would be no guarantee for the record
+            out.setdefault("label_flip", 0.2)
         lr = out.get("lr", cls.model_fields["lr"].default)
         if out.get("steps") is None and out.get("scheme", "flow") == "flow" and isinstance(lr, float | int) and lr > 0:
             out["steps"] = geometric_steps(lr)
@@ -130,11 +138,20 @@ class NTKFL(Method):
 
     def answer(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
         d = task.like.numel()
+        clients = [self.private(task, client) for client in clients]
         if message.kind == "candidates":
             candidates = message.take("weights", (None, d), task.like)
             return [self._score(task, message.round, candidates, client) for client in clients]
         w = message.of_kind("weights").take("weights", (d,), task.like)
         return [self._upload(task, message.round, w, client) for client in clients]
+
+    def private(self, task: Task, client: Client) -> Client:
+        """With its noisy copy in place of its samples: the same one at every exchange of a round, by its seed."""
+        if self.clip is None and not self.label_flip:
+            return client
+        draws = torch.Generator().manual_seed(client.seed)
+        x = client.x if self.clip is None else noisy_rows(client.x, self.clip, self.noise, draws)
+        return replace(client, x=x, y=flip_labels(client.y, task.outputs, self.label_flip, draws))
 
     def _evolve(self, task: Task, J: Jacobian, f0: Tensor, y: Tensor) -> Evolution:
         if self.logit_adjustment and not y.is_floating_point():
