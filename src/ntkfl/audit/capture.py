@@ -60,6 +60,19 @@ class Capture:
         xs, ys = zip(*self.truth, strict=True)
         return torch.cat(xs), torch.cat(ys), torch.cat(self.raw)
 
+    def aligned(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(x, y, raw) of every row in the order the aggregator has them: for scoring only."""
+        x, y, raw = self.rows_truth()
+        first = self.exchanges[0]
+        if first.senders is None or first.samples is None or not self.method.rows_are_samples:
+            return x, y, raw
+        starts, at = {}, 0
+        for client, (_, labels) in zip(self.cohort, self.truth, strict=True):
+            starts[client] = at
+            at += len(labels)
+        order = torch.tensor([starts[c] + n for c, n in zip(first.senders, first.samples, strict=True)])
+        return x[order], y[order], raw[order]
+
     def images(self, x: Tensor) -> Tensor:
         """Unprojected inputs [n, ...] as pictures in 0..1, [n, C, H, W]."""
         if self.pixels is None:

@@ -35,6 +35,7 @@ class Exchange:
     rows: tuple[int, ...]  # how many messages each client's submission holds: 1, or shuffled its sealed rows
     row_bytes: int | None  # of a sealed row; None where nothing is sealed
     senders: tuple[int, ...] | None  # shuffled: whose each row of the joined reply is
+    samples: tuple[int, ...] | None  # and which of its sender's rows
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Recorder:
     def __init__(self, round: int, cohort: Sequence[int]) -> None:
         self.round, self.cohort = round, tuple(cohort)
         self._done: list[Exchange] = []
-        self._sent: dict[bytes, list[int]] = defaultdict(list)  # digest of a row -> clients that sent one like it
+        self._sent: dict[bytes, list[tuple[int, int]]] = defaultdict(list)  # digest of a row -> who sent it, his n-th
 
     def asked(self, method: Method, outgoing: Outgoing, answers: Sequence[Message]) -> None:
         """Before the answers travel."""
@@ -108,21 +109,23 @@ class Recorder:
             size = len(own[0]) + SEAL_BYTES
             rows.append(len(own))
             submitted.append(FRAME_BYTES + len(own) * size)
-            for row in own:
-                self._sent[hashlib.sha256(row).digest()].append(client)
+            for n, row in enumerate(own):
+                self._sent[hashlib.sha256(row).digest()].append((client, n))
         self._submitted, self._rows, self._row_bytes = tuple(submitted), tuple(rows), size
 
     def answered(self, method: Method, replies: Sequence[Message]) -> None:
         """As the aggregator has them."""
-        senders = None
+        senders = samples = None
         if method.shuffle:
             received = [row for reply in replies for row in method.split(reply)]
             try:
-                senders = tuple(self._sent[hashlib.sha256(row.encode()).digest()].pop() for row in received)
+                found = [self._sent[hashlib.sha256(row.encode()).digest()].pop() for row in received]
             except IndexError:
                 raise MessageError("a row arrived that nobody sent") from None
+            senders, samples = tuple(c for c, _ in found), tuple(n for _, n in found)
         encoded = tuple(reply.encode() for reply in replies)
-        self._done.append(Exchange(self._questions, encoded, self._submitted, self._rows, self._row_bytes, senders))
+        sizes = (self._submitted, self._rows, self._row_bytes)
+        self._done.append(Exchange(self._questions, encoded, *sizes, senders, samples))
 
     def wire(self) -> Wire:
         return Wire(self.round, self.cohort, tuple(self._done))

@@ -112,7 +112,7 @@ class NTKFL(Method):
     ) -> Generator[Outgoing, list[Message], Outcome]:
         w = state["weights"]
         uploads = yield Message("weights", round, {"weights": w})
-        parts = [self._read(task, upload) for upload in uploads]
+        parts = [self.read(task, upload) for upload in uploads]
         uploads.clear()  # a round's Jacobian is large: nothing of it is held longer than it must be
         J = concatenate([part[0] for part in parts])
         f0, y = torch.cat([part[1] for part in parts]), torch.cat([part[2] for part in parts])
@@ -180,7 +180,7 @@ class NTKFL(Method):
         packed = pack_topk(sparsify(J, self.sparsity), self.values) if self.sparsity else pack_jacobian(J)
         return Message("upload", round, arrays | packed)
 
-    def _read(self, task: Task, upload: Message) -> tuple[Jacobian, Tensor, Tensor]:
+    def read(self, task: Task, upload: Message) -> tuple[Jacobian, Tensor, Tensor]:
         """(J, f0, y) of an upload, everything checked."""
         like, outputs = task.like, task.outputs
         upload.of_kind("upload")
@@ -227,7 +227,7 @@ class NTKFL(Method):
 
     def check(self, task: Task, reply: Message) -> None:
         if reply.kind == "upload":
-            self._read(task, reply)
+            self.read(task, reply)
         else:
             losses = reply.of_kind("losses").take("losses", (None, None))
             if bool(((losses < 0) | (losses > 1.01 * _OVERFLOW)).any()):
