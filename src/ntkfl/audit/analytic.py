@@ -1,11 +1,12 @@
 """Attack 1: inputs in closed form out of the first layer's derivatives.
 
 Phong et al., Privacy-Preserving Deep Learning via Additively Homomorphic Encryption, 2018, saw it for gradients: for
-out = W x + b, ∂f/∂W = g ⊗ x and ∂f/∂b = g, so a row of one over an entry of the other *is* x. A sample-wise Jacobian has
-d2·n_out such rows, all of one x. Factored uploads hold x as it is. Sparsified ones hold some entries: each is a vote for
-one coordinate, weighted by g², and a bias that was left out is had from the other coordinates of its row (the block is
-rank one). What no entry tells is small, since it was left out, and is bounded: |x_j| < τ/max|g|, with τ the least value
-sent. Within that bound the next layer's derivatives, which are this layer's outputs, give one linear equation a unit.
+out = W x + b, ∂f/∂W = g ⊗ x and ∂f/∂b = g, so a row of one over an entry of the other *is* x. A sample-wise Jacobian
+has d2·n_out such rows, all of one x. Factored uploads hold x as it is. Sparsified ones hold some entries: each is a
+vote for one coordinate, weighted by g², and a bias that was left out is had from the public weights (two layers: g is
+the second's, for units that are on) or from the other coordinates of its row (the block is rank one). What no entry
+tells is small, since it was left out, and is bounded: |x_j| < τ/max|g|, with τ the least value sent. Within that bound
+the next layer's derivatives, this layer's outputs, give one linear equation a unit, and public inputs a prior.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _AT_ONCE = 4  # rows that are dense at a time
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear layer's place in the flat weights: ∂f/∂W is [d2, n_out, n_in] at `weight`, ∂f/∂b [d2, n_out] at `bias`."""
+    """A linear layer's place in the flat weights: ∂f/∂W [d2, n_out, n_in] at `weight`, ∂f/∂b [d2, n_out] at `bias`."""
 
     module: nn.Linear
     weight: slice
@@ -35,7 +36,7 @@ class Layer:
 
 
 def linear_layers(model: nn.Module) -> list[Layer]:
-    """The linear layers at the front of a plain perceptron: [flatten,] linear[, ReLU, linear]; [] for other networks."""
+    """The linear layers at the front of a perceptron: [flatten,] linear[, ReLU, linear]; [] for other networks."""
     slices = column_slices(trainable(model))
     leaves = [(name, m) for name, m in model.named_modules() if not list(m.children())]
     leaves = [(name, m) for name, m in leaves if not isinstance(m, nn.Flatten | nn.Identity | nn.Dropout)]
@@ -182,7 +183,7 @@ def gaussian_prior(public: Tensor) -> Prior:
 
 
 def lift(z: Tensor, projection: Projection, public: Tensor, noise: float = 1e-4) -> Tensor:
-    """x [n, d1] behind z = scale·x P for whoever has P: the posterior mean under the Gaussian of public inputs, which is
+    """x [n, d1] behind z = scale·x P for who has P: the posterior mean under the Gaussian of public inputs, which is
     ridge regression with their covariance. Standardised rows have lost their mean and size, and are given public ones.
     """
     P = projection.matrix.double() * projection.scale
@@ -195,4 +196,5 @@ def lift(z: Tensor, projection: Projection, public: Tensor, noise: float = 1e-4)
     gain = covariance @ P
     inner = P.T @ gain
     inner = inner + noise * inner.diagonal().mean() * torch.eye(len(inner), dtype=torch.float64)
-    return (mean + torch.linalg.solve(inner, (z - mean @ P).T).T @ gain.T).to(public)
+    x: Tensor = mean + torch.linalg.solve(inner, (z - mean @ P).T).T @ gain.T
+    return x.to(public)

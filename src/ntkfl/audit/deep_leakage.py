@@ -32,7 +32,7 @@ class Settings:
     restarts: int = 2
     lr: float = 0.1  # of Adam
     variation: float = 0.0
-    spread: float = 0.5  # of the dummies to begin with
+    spread: float = 1.0  # of the dummies to begin with: large enough to switch units on
     seed: int = 0
 
 
@@ -56,7 +56,7 @@ def match_jacobian(model: nn.Module, shape: Sequence[int], J: Tensor, match: str
         R, n = len(x) // len(J), len(J)
         total = x.new_zeros(R, n)
         with evaluating(model):
-            inputs = x.unflatten(1, tuple(shape))
+            inputs = x.view(-1, *shape)
             for name, (g, a) in _factors(model, layers, inputs).items():
                 g, a = (t.view(R, n, -1).permute(1, 2, 0) for t in (g, a))  # [n, ·, R]
                 T, M = targets[name], masks[name]
@@ -65,7 +65,7 @@ def match_jacobian(model: nn.Module, shape: Sequence[int], J: Tensor, match: str
             if rest:
                 for name, value in _derivatives(model, rest, inputs).items():
                     target = J[:, :, slices[name]]
-                    error = value.flatten(2).unflatten(0, (R, n)) - target
+                    error = value.reshape(R, n, *target.shape[1:]) - target
                     error = error * target.ne(0) if match == "sent" else error
                     total = total + error.square().sum((2, 3))
         return (total / size).flatten()

@@ -20,6 +20,7 @@ ROLES = {
 }
 # Of the way from a guess to what the attack does undefended: below the first stopped, above the second unchanged.
 _STOPPED, _UNCHANGED = 0.1, 0.9
+_WORKS = 0.05  # success below which there is no attack to stop
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,10 @@ class Finding:
         return _part(self.mean, self.guess, self.perfect)
 
     def against(self, reference: Finding) -> Finding:
-        """With its verdict relative to the same attack undefended."""
-        share = _part(self.mean, self.guess, reference.mean)
+        """With its verdict relative to the same attack undefended; none where that does not work undefended either."""
+        if reference.success < _WORKS:
+            return replace(self, verdict=None, reference=reference.mean)
+        share = self.success / reference.success
         verdict: Verdict = "stopped" if share < _STOPPED else "unchanged" if share > _UNCHANGED else "reduced"
         return replace(self, verdict=verdict, reference=reference.mean)
 

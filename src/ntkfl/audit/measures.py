@@ -33,7 +33,8 @@ def psnr(original: Tensor, recovered: Tensor) -> Tensor:
 def relative_error(original: Tensor, recovered: Tensor) -> Tensor:
     """‖x̂ − x‖/‖x‖ for each row, [n]; 0: exact; 1: as good as zero."""
     difference = (recovered - original).flatten(1).norm(dim=1)
-    return difference / original.flatten(1).norm(dim=1).clamp_min(torch.finfo(original.dtype).tiny)
+    size: Tensor = original.flatten(1).norm(dim=1).clamp_min(torch.finfo(original.dtype).tiny)
+    return torch.div(difference, size)
 
 
 def best_ssim(originals: Tensor, candidates: Tensor) -> Tensor:
@@ -43,7 +44,7 @@ def best_ssim(originals: Tensor, candidates: Tensor) -> Tensor:
 
 def class_means(x: Tensor, y: Tensor) -> dict[int, Tensor]:
     """The mean input of every label: what somebody who knows labels and public data alone would answer."""
-    return {int(c): x[y == c].mean(0) for c in y.unique()}
+    return {c: x[y == c].mean(0) for c in sorted(set(y.tolist()))}
 
 
 def guesses(public: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:

@@ -47,5 +47,5 @@ def rows_of(capture: Capture, wanted: Sequence[int] | None = None) -> Rows:
             index = torch.tensor(list(here))
             parts.append((J[index], outputs[index], labels[index], index + at))
         at += len(J)
-    Js, outputs, labels, places = zip(*parts, strict=True)
-    return Rows(concatenate(list(Js)), torch.cat(outputs), torch.cat(labels), torch.cat(places))
+    Js, *tensors = zip(*parts, strict=True)
+    return Rows(concatenate(list(Js)), *(torch.cat(t) for t in tensors))
