@@ -12,52 +12,51 @@ from collections.abc import Sequence
 
 import torch
 from scipy.optimize import linear_sum_assignment
-from torch import Tensor
 
-from ntkfl.audit.analytic import invert
 from ntkfl.audit.capture import Capture
 from ntkfl.audit.finding import Finding
+from ntkfl.audit.inputs import Inputs, distances, seen_inputs
 from ntkfl.audit.received import Rows, rows_of, sends_rows
 
+NAMES = {
+    "rows of one sender, within a round": "which rows share a sender",
+    "losses matched to uploads": "which two rows share a sender",
+    "equal rows across rounds": "who sent a row",
+}
 _MOST = 2000  # rows of a round to be matched: an assignment costs their cube
 
 
 def attack(capture: Capture, seed: int = 0, *, earlier: Sequence[Capture] = ()) -> list[Finding]:
-    """By the aggregator, on one round; with `earlier` ones of the same run, also across them. Rows of samples only."""
+    """By the aggregator, on one round; with `earlier` ones of the same run, also across them. Rows of samples only.
+
+    `seed` is not used: nothing here is random.
+    """
     if not sends_rows(capture):
         return []
     if not capture.method.shuffle:
         says = "Without a shuffler every reply comes from a known client: nothing is hidden."
-        return [
-            Finding(
-                "sender of rows", "aggregator", "who sent a row", "accuracy", (1.0,), 1 / len(capture.cohort), says=says
-            )
-        ]
+        return [_finding(name, what, (1.0,), 1 / len(capture.cohort), says, {}) for name, what in NAMES.items()]
     rows = rows_of(capture)
-    z = inputs(capture, rows)
-    found = [within(capture, rows, z, seed)]
+    z = seen_inputs(capture, rows)
+    found = [within(capture, rows, z)]
     losses = by_losses(capture, rows, z)
     found += [losses] if losses is not None else []
     if earlier and z is not None:
-        everything = [(c, inputs(c, rows_of(c))) for c in earlier]
-        found.append(across([(c, own) for c, own in everything if own is not None] + [(capture, z)]))
+        before = [(c, seen_inputs(c, rows_of(c))) for c in earlier]
+        found.append(across([(c, own) for c, own in before if own is not None] + [(capture, z)]))
     return [*found, *collusion(capture)]
 
 
-def inputs(capture: Capture, rows: Rows) -> Tensor | None:
-    """What the aggregator has of each row's network input, [n, d1']; what it cannot tell is zero. None for nothing."""
-    recovered = invert(capture.task.at(capture.weights), rows.J)
-    return None if recovered is None else recovered.x
-
-
-def within(capture: Capture, rows: Rows, z: Tensor | None, seed: int) -> Finding:
+def within(capture: Capture, rows: Rows, z: Inputs | None) -> Finding:
     """For each row, the row likeliest of the same sender: of the same label, and nearest. One value a client.
 
     `values` count hits; the guess is a row picked at random. Labels alone are in the details.
     """
     senders = torch.tensor(capture.senders)[rows.index]
-    features = rows.outputs if z is None else z
-    distance = torch.cdist(features.double(), features.double())
+    if z is None:
+        distance = torch.cdist(rows.outputs.double(), rows.outputs.double())
+    else:
+        distance = distances(z, z).clamp_max(1e6)
     same_label = rows.labels.unsqueeze(0) == rows.labels.unsqueeze(1)
     distance = distance + (~same_label) * (float(distance.max()) + 1)
     distance.fill_diagonal_(float("inf"))
@@ -73,7 +72,7 @@ def within(capture: Capture, rows: Rows, z: Tensor | None, seed: int) -> Finding
     return _finding("rows of one sender, within a round", "which rows share a sender", values, guess, says, details)
 
 
-def by_losses(capture: Capture, rows: Rows, z: Tensor | None) -> Finding | None:
+def by_losses(capture: Capture, rows: Rows, z: Inputs | None) -> Finding | None:
     """Rows of candidate losses matched to rows of the upload by the losses each upload predicts: from its input where
     that is had whole, else along its own Jacobian.
     """
@@ -86,9 +85,9 @@ def by_losses(capture: Capture, rows: Rows, z: Tensor | None) -> Finding | None:
     if n > _MOST:
         return None
     predicted = []
-    whole = z is not None and bool((task.predict(capture.weights, z) - rows.outputs).abs().max() < 1e-2)
+    x = z.x.view(-1, *capture.truth[0][0].shape[1:]) if z is not None and bool(z.known.all()) else None
     for w in candidates:
-        outputs = task.predict(w, z) if whole and z is not None else rows.outputs + rows.J.jvp(w - capture.weights)
+        outputs = task.predict(w, x) if x is not None else rows.outputs + rows.J.jvp(w - capture.weights)
         predicted.append(task.losses(outputs, rows.labels).double())
     ours, theirs = ((t.nan_to_num(posinf=1e30).clamp(1e-9, 1e30)).log() for t in (torch.stack(predicted, 1), came))
     left, right = linear_sum_assignment(torch.cdist(ours, theirs).numpy())
@@ -100,42 +99,37 @@ def by_losses(capture: Capture, rows: Rows, z: Tensor | None) -> Finding | None:
     return _finding("losses matched to uploads", "which two rows share a sender", (rate,), guess, says, {})
 
 
-def across(rounds: Sequence[tuple[Capture, Tensor]], tolerance: float = 0.02) -> Finding:
+def across(rounds: Sequence[tuple[Capture, Inputs]], tolerance: float = 0.05) -> Finding:
     """Equal inputs in several rounds, and the clients that were in all of them: the chance to name a row's sender.
 
-    Inputs are equal where they differ by less than `tolerance` of their size: exactly for factored rows, about for
-    sparsified ones. A row's candidates are its round's cohort, less whoever missed a round that has an equal row.
+    Inputs are equal where they differ by less than `tolerance` of their size: sparsified rows tell theirs to a few per
+    cent. A row's candidates are its round's cohort, less whoever missed a round that has an equal row.
     """
-    values, unique, coincidences, alone = [], 0, 0, 0
-    total = 0
-    for a, (capture, z) in enumerate(rounds):
-        candidates = [set(capture.cohort) for _ in range(len(z))]
-        met = torch.zeros(len(z), dtype=torch.bool)
-        for b, (other, theirs) in enumerate(rounds):
-            if a == b:
+    values, named, met, alone, total = [], 0, 0, 0, 0
+    for capture, z in rounds:
+        candidates = [set(capture.cohort) for _ in range(len(z.x))]
+        for other, theirs in rounds:
+            if other is capture:
                 continue
-            distance, _ = torch.cdist(z.double(), theirs.double()).min(1)
-            equal = distance < tolerance * z.double().norm(dim=1)
+            equal = (distances(z, theirs).amin(1) < tolerance).nonzero()[:, 0].tolist()
             both = set(capture.cohort) & set(other.cohort)
-            coincidences += int(equal.sum())
-            alone += int(equal.sum()) if len(both) == 1 else 0
-            met |= equal
-            for i in equal.nonzero()[:, 0].tolist():
-                candidates[i] = (candidates[i] & set(other.cohort)) or candidates[i]
+            met += len(equal)
+            alone += len(equal) if len(both) == 1 else 0
+            for i in equal:  # where nobody was in both, it was another record that looks the same
+                candidates[i] = (candidates[i] & both) or candidates[i]
         assert capture.senders is not None
         right = [(s in c) / len(c) for s, c in zip(capture.senders, candidates, strict=True)]
         values.append(sum(right) / len(right))
-        unique += sum(len(c) == 1 for c in candidates)
+        named += sum(len(c) == 1 for c in candidates)
         total += len(right)
     guess = sum(1 / len(c.cohort) for c, _ in rounds) / len(rounds)
-    part = unique / max(1, total)
-    says = f"Over {len(rounds)} rounds, equal rows in rounds with known cohorts name the sender of {part:.1%} of rows."
+    says = f"Over {len(rounds)} rounds, equal rows and known cohorts leave one client for {named / total:.1%} of rows."
     details = {
-        "rows named for certain": part,
-        "coincidences": coincidences // 2,
-        "coincidences that leave one client": alone / coincidences if coincidences else 0.0,
+        "rows with one client left": named / total,
+        "coincidences": met // 2,
+        "coincidences that leave one client": alone / met if met else 0.0,
     }
-    return _finding("equal rows across rounds", "who sent a row", tuple(values), guess, says, details)
+    return _finding("equal rows across rounds", NAMES["equal rows across rounds"], tuple(values), guess, says, details)
 
 
 def collusion(capture: Capture) -> list[Finding]:
@@ -157,7 +151,7 @@ def collusion(capture: Capture) -> list[Finding]:
             left = clients - colluders
             values.append(sum(s in left for s in unknown) / len(unknown) / len(left) if unknown else 0.0)
         rate = sum(values) / len(values)
-        says = f"If {count} of {len(clients)} clients tell which rows are theirs, another's are guessed with chance {rate:.2f}."
+        says = f"If {count} of {len(clients)} clients tell which rows are theirs, others' are guessed at {rate:.2f}."
         found.append(_finding(text, "who sent a row", tuple(values), 1 / len(clients), says, {}, "aggregator+client"))
     return found
 

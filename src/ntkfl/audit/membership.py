@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ntkfl.audit.analytic import invert
 from ntkfl.audit.capture import Capture
 from ntkfl.audit.finding import Finding
+from ntkfl.audit.inputs import Inputs, distances, seen_inputs
 from ntkfl.audit.received import rows_of, sends_rows
 from ntkfl.methods import Task
 from ntkfl.methods.fedavg import LocalTraining
@@ -188,14 +188,15 @@ def _on_local_models(capture: Capture, others: Records, role: str, seed: int) ->
 def _in_rows(capture: Capture, own: Records, others: Records, role: str, seed: int) -> list[Finding]:
     """Look a record up among the inputs recovered from rows: the nearer the nearest, the likelier a member."""
     rows = rows_of(capture)
-    recovered = invert(capture.task.at(capture.weights), rows.J)
+    recovered = seen_inputs(capture, rows)
     if recovered is None:
         return []
     known, unknown = matched(own, others, seed)
     few = min(len(known[1]), 500)
     draws = torch.Generator().manual_seed(seed)
     some = torch.randperm(len(known[1]), generator=draws)[:few]
-    a, b = (-torch.cdist(x[some].flatten(1), recovered.x).amin(1) for x, _ in (known, unknown))
+    asked = (x[some].flatten(1) for x, _ in (known, unknown))
+    a, b = (-distances(recovered, Inputs(x, torch.ones_like(x, dtype=torch.bool))).amin(0) for x in asked)
     values = tuple(advantage(a, b, seed + trial) for trial in range(5))
     return [_finding("membership by looking rows up", role, values, _details(Roc.of(a, b)))]
 

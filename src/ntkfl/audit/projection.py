@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ntkfl.audit.analytic import gaussian_prior, invert
+from ntkfl.audit.analytic import gaussian_prior
 from ntkfl.audit.capture import Capture
 from ntkfl.audit.finding import Finding
+from ntkfl.audit.inputs import seen_inputs
 from ntkfl.audit.measures import guesses, relative_error, ssim
 from ntkfl.audit.received import rows_of, sends_rows
 from ntkfl.privacy.projection import smooth
@@ -88,7 +89,7 @@ def attack(capture: Capture, seed: int = 0, *, targets: int = 50, pairs: Sequenc
     if capture.projection is None or capture.public is None or not sends_rows(capture):
         return []
     rows = rows_of(capture)
-    recovered = invert(capture.task.at(capture.weights), rows.J)
+    recovered = seen_inputs(capture, rows)
     if recovered is None:
         return []
     z, labels = recovered.x.double(), rows.labels
@@ -141,7 +142,7 @@ def attack(capture: Capture, seed: int = 0, *, targets: int = 50, pairs: Sequenc
         f"{broken} known pairs are as good as P" if broken is not None else f"{max(curve)} known pairs are not enough"
     )
     found = []
-    for count in (0, max(curve)):
+    for count in sorted({0, max(curve)}):
         name = "projection, no known pair" if count == 0 else f"projection, {count} known pairs"
         pictures = None
         if capture.pixels is not None:

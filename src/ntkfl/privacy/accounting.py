@@ -16,6 +16,8 @@ from typing import Any
 
 from ntkfl.errors import ConfigError
 
+_GRID = 1e-3  # of privacy losses; rounded so that ε is never too small
+_LARGE = 40.0  # beyond, ε are added up: no guarantee worth a finer one
 _WHOLE = "noise is drawn from the client's own randomness and never shown (a simulation derives it from its seed)"
 
 
@@ -42,14 +44,23 @@ def row_epsilon(noise: float, flip: float, classes: int, delta: float, times: in
         return math.inf
     if times == 0:
         return 0.0
-    pld = _library("pld.privacy_loss_distribution")
     # One Gaussian mechanism `times` over is one with noise smaller by √times.
-    inputs = pld.from_gaussian_mechanism(noise / math.sqrt(times), sensitivity=2.0)
+    inputs = gaussian_epsilon(noise / math.sqrt(times), delta)
     if flip == 1:
-        return float(inputs.get_epsilon_for_delta(delta))
+        return inputs
+    response = math.log((1 - flip) * classes / flip + 1)
+    if inputs + times * response > _LARGE:
+        return inputs + times * response
     # Composed here, not by the library's accountant: its version 0.6 counts a repeated randomised response once.
-    labels = pld.from_randomized_response(flip, classes).self_compose(times)
-    return float(inputs.compose(labels).get_epsilon_for_delta(delta))
+    pld = _library("pld.privacy_loss_distribution")
+    one = pld.from_gaussian_mechanism(noise / math.sqrt(times), sensitivity=2.0, value_discretization_interval=_GRID)
+    other = pld.from_randomized_response(flip, classes, value_discretization_interval=_GRID).self_compose(times)
+    return float(one.compose(other).get_epsilon_for_delta(delta))
+
+
+def gaussian_epsilon(noise: float, delta: float) -> float:
+    """ε of the Gaussian mechanism, exactly: a vector of norm at most 1 replaced by another, under N(0, noise²)."""
+    return float(_library("gaussian_mechanism").get_epsilon_gaussian(noise / 2, delta))
 
 
 def subsampled(epsilon: float, delta: float, rate: float) -> tuple[float, float]:
@@ -74,11 +85,11 @@ def shuffled(epsilon: float, delta0: float, rows: int, delta: float) -> tuple[fl
 
 def composed(epsilon: float, delta: float, times: int, target: float) -> float:
     """ε at δ = `target` of `times` (ε, δ)-private mechanisms, optimally composed."""
-    if times <= 1 or math.isinf(epsilon):
-        return epsilon if times else 0.0
+    if times <= 1 or math.isinf(epsilon) or epsilon * times > _LARGE:
+        return epsilon * times
     pld = _library("pld.privacy_loss_distribution")
     common = _library("pld.common")
-    one = pld.from_privacy_parameters(common.DifferentialPrivacyParameters(epsilon, delta))
+    one = pld.from_privacy_parameters(common.DifferentialPrivacyParameters(epsilon, delta), _GRID)
     return float(one.self_compose(times).get_epsilon_for_delta(target))
 
 
@@ -122,11 +133,7 @@ def client_guarantees(
     """
     if noise == 0:
         return []
-    pld = _library("pld.privacy_loss_distribution")
-    one, many = (
-        float(pld.from_gaussian_mechanism(noise / math.sqrt(n), sensitivity=2.0).get_epsilon_for_delta(delta))
-        for n in (1, max(1, times))
-    )
+    one, many = (gaussian_epsilon(noise / math.sqrt(n), delta) for n in (1, max(1, times)))
     accounting = _library("")
     accountant = _library("rdp").RdpAccountant(neighboring_relation=accounting.NeighboringRelation.REPLACE_ONE)
     total = accounting.GaussianDpEvent(noise * math.sqrt(cohort) / 2)  # of the sum: √M as much noise, sensitivity 2 C
