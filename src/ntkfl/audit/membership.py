@@ -72,7 +72,8 @@ def advantage(members: Tensor, others: Tensor, seed: int) -> float:
     draws = torch.Generator().manual_seed(seed)
     halves = [own[torch.randperm(len(own), generator=draws)].tensor_split(2) for own in (members, others)]
     learn, judge = Roc.of(halves[0][0], halves[1][0]), Roc.of(halves[0][1], halves[1][1])
-    thresholds = torch.cat([learn.members, learn.others]).sort().values
+    ordered = torch.cat([learn.members, learn.others]).sort().values
+    thresholds = (ordered[1:] + ordered[:-1]) / 2
     if len(thresholds) > 500:
         thresholds = thresholds[torch.linspace(0, len(thresholds) - 1, 500).long()]
     true, false = learn.rates(thresholds)
