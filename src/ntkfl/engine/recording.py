@@ -21,7 +21,6 @@ from ntkfl.engine.folder import RunFolder
 from ntkfl.errors import MessageError, RunFolderError
 from ntkfl.methods import Method
 from ntkfl.methods.base import Outgoing
-from ntkfl.privacy.rows import FRAME_BYTES
 from ntkfl.wire import Message
 
 
@@ -100,7 +99,8 @@ class Recorder:
             self._submitted = tuple(len(answer.encode()) for answer in answers)
             self._rows, self._row_bytes = (1,) * len(answers), None
             return
-        from ntkfl.privacy.sealing import SEAL_BYTES  # an extra, and only shuffled runs need it
+        from ntkfl.privacy.rows import FRAME_BYTES  # sealing is an extra, and only shuffled runs need it
+        from ntkfl.privacy.sealing import SEAL_BYTES
 
         self._sent.clear()
         rows, submitted, size = [], [], 0
