@@ -9,11 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import multiprocessing
 import platform
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -108,24 +111,49 @@ def guarantees_of(capture: Capture, history: Sequence[Record], config: RunConfig
     return client_guarantees(method.noise, cohort=cohort, clients=clients, rounds=len(history), times=times)
 
 
-def run(comparison: Comparison, cache: Path, say: Callable[[str], None] = print) -> list[Row]:
-    """Every cell of the table, kept in `cache` as it is finished; rows in the order of the file."""
-    cells: dict[tuple[str, int], dict[str, Any]] = {}
-    for seed in comparison.seeds:
-        ready: Prepared | None = None
-        for entry in comparison.methods:
-            config = comparison.run(entry, seed, {})
-            text = json.dumps(config.dump(), sort_keys=True)
-            path = cache / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
-            if not path.exists():
-                say(f"{entry.label}, seed {seed}")
-                ready = ready or prepare(config)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(path, json.dumps(measure(config, ready)).encode())
-            cells[entry.label, seed] = json.loads(path.read_text())
-    return [
-        _row(entry, comparison.seeds, [cells[entry.label, s] for s in comparison.seeds]) for entry in comparison.methods
+def run(comparison: Comparison, cache: Path, say: Callable[[str], None] = print, workers: int = 1) -> list[Row]:
+    """Every cell of the table, kept in `cache` as it is finished; rows in the order of the file. With `workers`, so
+    many cells at a time, each in a process of its own with one thread.
+    """
+    cells = [
+        (entry, seed, comparison.run(entry, seed, {})) for seed in comparison.seeds for entry in comparison.methods
     ]
+    missing = [
+        (f"{entry.label}, seed {seed}", config) for entry, seed, config in cells if not _path(cache, config).exists()
+    ]
+    if workers == 1:
+        for label, config in missing:
+            say(label)
+            _work(config, cache)
+    elif missing:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(workers, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            waiting = {pool.submit(_work, config, cache): label for label, config in missing}
+            for done in as_completed(waiting):
+                done.result()
+                say(waiting[done])
+    found = {(entry.label, seed): json.loads(_path(cache, config).read_text()) for entry, seed, config in cells}
+    seeds = comparison.seeds
+    return [_row(entry, seeds, [found[entry.label, seed] for seed in seeds]) for entry in comparison.methods]
+
+
+def _path(cache: Path, config: RunConfig) -> Path:
+    """A cell's file, by all that determines it."""
+    text = json.dumps(config.dump(), sort_keys=True)
+    return cache / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+
+
+def _work(config: RunConfig, cache: Path) -> None:
+    cache.mkdir(parents=True, exist_ok=True)
+    method = {k: v for k, v in config.method.items() if k in ("name", "shared_fraction")}
+    prepared = _prepared(config.model_copy(update={"method": method}).model_dump_json())
+    write_atomically(_path(cache, config), json.dumps(measure(config, prepared)).encode())
+
+
+@lru_cache(maxsize=1)
+def _prepared(config: str) -> Prepared:
+    """Equal data are prepared once by each worker; of a method's options only those are in it that change them."""
+    return prepare(RunConfig.model_validate_json(config))
 
 
 def verdict(row: Row, rows: Sequence[Row], column: str) -> str:
@@ -216,7 +244,7 @@ def _row(entry: Entry, seeds: Sequence[int], cells: Sequence[Mapping[str, Any]])
 def _pick(
     findings: Sequence[Mapping[str, Any]], wanted: tuple[tuple[str, str, str], ...]
 ) -> tuple[float, float] | None:
-    """(value, guess) of the first finding that one of `wanted` describes; an advantage may also need a client's help."""
+    """(value, guess) of the first finding that one of `wanted` describes; an advantage may need a client's help."""
     for name, role, measured in wanted:
         for f in findings:
             if name not in f["attack"] or f["role"] not in (role, f"{role}+client"):
