@@ -35,7 +35,9 @@ def analytic(capture: Capture, seed: int = 0, *, count: int = 40) -> list[Findin
     if found is None:
         return []
     more = {"coordinates read off": float(found.known.double().mean())}
-    return _score("analytic inversion", capture, rows, found.x, more)
+    # What is not known lies within its bound, and the equations have said something of it: about a sixth is left.
+    left = (~found.known).to(found.x) * found.bound.clamp(max=1e3).square().unsqueeze(1) / 6
+    return _score("analytic inversion", capture, rows, found.x, more, float(left.mean() / found.x.square().mean()))
 
 
 def deep(capture: Capture, seed: int = 0, *, count: int = 10, settings: Settings | None = None) -> list[Finding]:
@@ -50,7 +52,7 @@ def deep(capture: Capture, seed: int = 0, *, count: int = 10, settings: Settings
     loss = match_jacobian(capture.task.at(capture.weights), _shape(capture), J)
     x, match = reconstruct(loss, len(J), math.prod(_shape(capture)), settings, _image(capture))
     more = {"match": float(match.mean()), "optimiser": settings.optimiser, "restarts": settings.restarts}
-    return _score("deep leakage, Jacobian", capture, rows, x, more)
+    return _score("deep leakage, Jacobian", capture, rows, x, more, float(match.mean()))
 
 
 def deep_sum(capture: Capture, seed: int = 0, *, batch: int = 4, settings: Settings | None = None) -> list[Finding]:
@@ -67,11 +69,15 @@ def deep_sum(capture: Capture, seed: int = 0, *, batch: int = 4, settings: Setti
     loss = match_gradient(capture.task.at(capture.weights), _shape(capture), gradient, Y, "ce", sent)
     x, match = reconstruct(loss, 1, len(Y) * math.prod(_shape(capture)), settings, _image(capture))
     more = {"match": float(match[0]), "batch": len(Y)}
-    return _score(f"deep leakage, gradient of {len(Y)}", capture, rows, x.view(len(Y), -1), more)
+    return _score(f"deep leakage, gradient of {len(Y)}", capture, rows, x.view(len(Y), -1), more, float(match[0]))
 
 
-def _score(attack: str, capture: Capture, rows: Rows, found: Tensor, more: dict[str, Any]) -> list[Finding]:
-    """Findings of network inputs recovered for these rows: of z or x, and, with P, of x behind z."""
+def _score(
+    attack: str, capture: Capture, rows: Rows, found: Tensor, more: dict[str, Any], noise: float
+) -> list[Finding]:
+    """Findings of network inputs recovered for these rows: of z or x, and, with P, of x behind z, which takes `noise`
+    for the part of z² that is wrong.
+    """
     x, y, raw = (t[rows.index] for t in capture.aligned())
     error = relative_error(x.flatten(1), found)
     chance = relative_error(x.flatten(1), _others(capture, x, y)).mean()
@@ -86,7 +92,7 @@ def _score(attack: str, capture: Capture, rows: Rows, found: Tensor, more: dict[
     if not hidden:
         return [_pictures(attack, "aggregator", capture, raw, found, y, more), numbers]
     assert capture.projection is not None
-    lifted = lift(found, capture.projection, capture.public[0])
+    lifted = lift(found, capture.projection, capture.public[0], min(1.0, max(1e-4, noise)))
     behind = relative_error(raw.flatten(1), lifted)
     chance = relative_error(raw.flatten(1), guesses(capture.public, y).flatten(1)).mean()
     says = f"With P, the inputs themselves are recovered to {float(behind.mean()):.1%} of their size."

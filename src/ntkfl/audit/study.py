@@ -94,19 +94,24 @@ def study(
 def verdicts(capture: Capture, findings: Sequence[Finding]) -> dict[str, str]:
     """One line a role: the worst it does, in plain words."""
     lines = {}
+    # Who knows inputs of a round from elsewhere is more than curious: that stands in the table alone.
+    curious = [f for f in findings if not f.attack.endswith("known pairs")]
     for role in ROLES:
-        own = [f for f in findings if f.role == role]
+        own = [f for f in curious if f.role == role]
         if role.startswith("aggregator+"):  # a pair knows at least what one of them does
-            own += [f for f in findings if f.role == "aggregator"]
+            own += [f for f in curious if f.role == "aggregator"]
         worst: dict[str, Finding] = {}
         for f in own:
             kind = _kind(f)
             if kind not in worst or f.success > worst[kind].success:
                 worst[kind] = f
-        parts = [f"{_amount(f)} {kind} ({f.measure} {f.mean:.2f}, guess {f.guess:.2f})" for kind, f in worst.items()]
-        lines[role] = "; ".join(parts) + "." if parts else _without_attack(role, capture)
+        parts = [
+            f"{_amount(f)} {kind} ({f.attack}: {f.measure} {f.mean:.2f}, a guess {f.guess:.2f})"
+            for kind, f in worst.items()
+        ]
+        lines[role] = "learns " + "; ".join(parts) + "." if parts else _without_attack(role, capture)
         if role == "aggregator+shuffler" and capture.method.shuffle:
-            lines[role] = "learns who sent every row; beyond that " + lines[role]
+            lines[role] = "learns who sent every row; beyond that, " + lines[role].removeprefix("learns ")
     return lines
 
 
