@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,6 +75,21 @@ def test_a_study_of_hidden_rows_and_its_page(tmp_path: Path) -> None:
     assert "an &lt;audit&gt;" in page
     assert not re.search(r"(src|href)=[\"'](?!data:)", page)  # loads nothing
     assert all(name.split()[-1] in page for name in ROLES.values())
+
+
+def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
+    toml = tmp_path / "plan.toml"
+    toml.write_text('[data]\ndataset = "digits"\nclients = 20\n[method]\nname = "ntk-fl"\n')
+    command = [sys.executable, "-m", "ntkfl", "audit", "--config", str(toml), "--out", str(tmp_path / "out")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "listening" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, complaint = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert complaint.strip().endswith("stopped; nothing was written")
+    assert "Traceback" not in complaint
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_command_line_writes_a_folder_and_says_what_is_wrong(tmp_path: Path) -> None:
