@@ -94,8 +94,8 @@ def study(
 def verdicts(capture: Capture, findings: Sequence[Finding]) -> dict[str, str]:
     """One line a role: the worst it does, in plain words."""
     lines = {}
-    # Who knows inputs of a round from elsewhere is more than curious: that stands in the table alone.
-    curious = [f for f in findings if not f.attack.endswith("known pairs")]
+    # Known inputs, and many clients that collude, are more than curiosity or a pair: they stand in the table alone.
+    curious = [f for f in findings if not f.attack.endswith(("known pairs", "collude"))]
     for role in ROLES:
         own = [f for f in curious if f.role == role]
         if role.startswith("aggregator+"):  # a pair knows at least what one of them does
