@@ -11,6 +11,7 @@ from ntkfl.cli import data as data_commands
 from ntkfl.cli import keys as keys_commands
 from ntkfl.cli import serve as serve_commands
 from ntkfl.cli.aggregate import aggregate
+from ntkfl.cli.audit import audit
 from ntkfl.cli.bench import bench
 from ntkfl.cli.compare import compare
 from ntkfl.cli.export import export
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command()(compare)
+app.command()(audit)
 app.command()(bench)
 app.command()(export)
 app.command()(join)

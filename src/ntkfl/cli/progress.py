@@ -81,8 +81,9 @@ HEADER = "round  accuracy  test loss  train loss   steps  MiB up  MiB down  seco
 def round_line(record: Record, timing: Record) -> str:
     accuracy = "—" if record["test_accuracy"] is None else f"{record['test_accuracy']:.4f}"
     loss = "—" if record["test_loss"] is None else f"{record['test_loss']:.4f}"
+    met = "—" if record["train_loss"] is None else f"{record['train_loss']:.4f}"
     steps = "—" if record["steps"] is None else f"{record['steps']:.0f}"
     return (
-        f"{record['round']:5d}  {accuracy:>8}  {loss:>9}  {record['train_loss']:10.4f}  {steps:>6}"
+        f"{record['round']:5d}  {accuracy:>8}  {loss:>9}  {met:>10}  {steps:>6}"
         f"  {record['uplink_bytes'] / 2**20:6.1f}  {record['downlink_bytes'] / 2**20:8.1f}  {timing['seconds']:7.1f}"
     )

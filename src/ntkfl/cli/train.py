@@ -98,6 +98,10 @@ def train(
     config: Annotated[Path | None, typer.Option(help="a TOML of settings; options given here win")] = None,
     out: Annotated[Path | None, typer.Option(help="the run's folder")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue the run in --out")] = False,
+    record_wire: Annotated[
+        list[int] | None,
+        typer.Option(metavar="ROUND", help="keep this round's messages in --out, for ntkfl audit; may be repeated"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object a round on stdout, nothing else")] = False,
 ) -> None:
     """Train one model over many clients.
@@ -117,6 +121,8 @@ def train(
                    "values": values, "shuffle": shuffle, "codec": codec, "replay": replay,
                    **dict(parse_setting(text) for text in set_ or [])},
     }  # fmt: skip
+    if record_wire and out is None:
+        raise ConfigError("--record-wire needs --out, the folder that keeps the messages")
     run_config = _config(given, config, out, resume)
     display = RoundDisplay(run_config.method["name"], run_config.rounds, quiet=as_json)
 
@@ -128,7 +134,10 @@ def train(
 
     try:
         with display:
-            run = execute(run_config, out=out, resume=resume, device=device, on_start=display.note, on_round=on_round)
+            run = execute(
+                run_config, out=out, resume=resume, device=device, record_wire=record_wire or (),
+                on_start=display.note, on_round=on_round,
+            )  # fmt: skip
     except KeyboardInterrupt:
         typer.echo(_stopped(out), err=True)
         raise typer.Exit(130) from None

@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from ntkfl.data import NAMES, Federated, load
 from ntkfl.data.partition import Partition
 from ntkfl.data.partitions import PARTITIONS, make
 from ntkfl.engine.folder import Record
+from ntkfl.engine.recording import Wire
 from ntkfl.engine.run import Run
 from ntkfl.engine.seeds import derive
 from ntkfl.engine.simulation import train
@@ -182,6 +183,14 @@ def prepare(config: RunConfig) -> Prepared:
     return Prepared(dataset.partition(config.data.how(), seed=config.seed), shared)
 
 
+def build_model(config: RunConfig, ready: Prepared) -> nn.Module:
+    """The network a run begins with."""
+    method = config.build_method()
+    network = config.model.suited(method)
+    model = network.build(method.model_input_shape(ready.fed.input_shape), ready.fed.output_dim, config.seed)
+    return model.to(getattr(torch, config.precision))
+
+
 def execute(
     config: RunConfig,
     *,
@@ -189,18 +198,17 @@ def execute(
     out: Path | None = None,
     resume: bool = False,
     device: str | None = None,
+    record_wire: Collection[int] = (),
+    on_wire: Callable[[Wire], None] | None = None,
     on_start: Callable[[str], None] | None = None,
     on_round: Callable[[Record, Record], None] | None = None,
 ) -> Run:
     """Train what the configuration says."""
     ready = prepared or prepare(config)
-    method = config.build_method()
-    network = config.model.suited(method)
-    model = network.build(method.model_input_shape(ready.fed.input_shape), ready.fed.output_dim, config.seed)
     return train(
-        model.to(getattr(torch, config.precision)),
+        build_model(config, ready),
         ready.fed,
-        method,
+        config.build_method(),
         rounds=config.rounds,
         clients_per_round=config.clients_per_round,
         seed=config.seed,
@@ -211,6 +219,8 @@ def execute(
         resume=resume,
         device=device,
         config=config.dump(),
+        record_wire=record_wire,
+        on_wire=on_wire,
         on_start=on_start,
         on_round=on_round,
     )

@@ -15,6 +15,7 @@ from ntkfl.wire import Message
 
 if TYPE_CHECKING:
     from ntkfl.engine.crowd import Crowd
+    from ntkfl.engine.recording import Recorder
 
 
 @dataclass
@@ -28,9 +29,14 @@ class Traffic:
 
 
 def play_round(
-    task: Task, method: Method, state: State, number: int, clients: Sequence[Client]
+    task: Task,
+    method: Method,
+    state: State,
+    number: int,
+    clients: Sequence[Client],
+    recorder: Recorder | None = None,
 ) -> tuple[Outcome, Traffic]:
-    """Run the method's conversation with `clients` (ordered by id) to its end."""
+    """Run the method's conversation with `clients` (ordered by id) to its end; `recorder` hears all of it."""
     traffic = Traffic()
     crowd = _crowd(number, clients) if method.shuffle else None
     conversation = converse(method, task, state, number, [client.id for client in clients])
@@ -43,7 +49,11 @@ def play_round(
             each = [(outgoing[client.id], client) for client in clients]
             answers = [reply for m, client in each for reply in _ask(task, method, m, [client], traffic)]
         traffic.client_seconds += time.perf_counter() - began
+        if recorder:
+            recorder.asked(method, outgoing, answers)
         replies = _mixed(task, method, answers, crowd, traffic) if crowd else _plain(answers, traffic)
+        if recorder:
+            recorder.answered(method, replies)
         try:
             outgoing = conversation.send(replies)
         except StopIteration as end:

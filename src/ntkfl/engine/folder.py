@@ -3,6 +3,7 @@
     config.toml        what was run            history.jsonl   one record a round: the same for the same config
     timings.jsonl      what varies             model.safetensors   the weights to use
     checkpoint/state.safetensors   what the next round starts from
+    wire/round-NNN/    messages of rounds that were to be recorded (recording.py)
 
 A file is written beside its place and moved there whole; a history line comes before the checkpoint that counts it.
 """
@@ -71,8 +72,20 @@ class RunFolder:
             raise RunFolderError(f"{self.path} is not empty and holds no run ({others[0]} …): choose another folder")
         self.write_config(config)
 
+    def open(self, config: Mapping[str, Any], resume: bool) -> tuple[list[Record], list[Record], dict[str, Tensor]]:
+        """Begin a run here, or continue the one there is: its history and timings so far, and its checkpoint."""
+        if not (resume and self.holds_run):
+            self.create(config)
+            return [], [], {}
+        self.check_config(config)
+        done, tensors = self.load_checkpoint()
+        if config["rounds"] < done:
+            raise RunFolderError(f"{self.path} already holds {done} rounds, more than the {config['rounds']} asked for")
+        self.write_config(config)  # rounds may have been raised: the folder repeats the run as it will be
+        return self.truncate("history.jsonl", done), self.truncate("timings.jsonl", done), tensors
+
     def write_config(self, config: Mapping[str, Any]) -> None:
-        self._write("config.toml", tomli_w.dumps(_plain(config)).encode())
+        self.write("config.toml", tomli_w.dumps(_plain(config)).encode())
 
     def config(self) -> dict[str, Any]:
         if not self.holds_run:
@@ -116,18 +129,18 @@ class RunFolder:
     def truncate(self, name: str, rounds: int) -> list[Record]:
         """Keep the first `rounds` records: those the checkpoint counts."""
         records = self.records(name)[:rounds]
-        self._write(name, "".join(json.dumps(r, allow_nan=False) + "\n" for r in records).encode())
+        self.write(name, "".join(json.dumps(r, allow_nan=False) + "\n" for r in records).encode())
         return records
 
     def save_model(self, tensors: Mapping[str, Tensor]) -> None:
         copies = {k: v.detach().cpu().clone() for k, v in tensors.items()}  # the format holds tied weights twice
-        self._write("model.safetensors", save_tensors(copies))
+        self.write("model.safetensors", save_tensors(copies))
 
     def save_checkpoint(self, round: int, tensors: Mapping[str, Tensor]) -> None:
         values = {k: v.detach().contiguous().cpu() for k, v in tensors.items()}
         # One entry: the library writes several in no fixed order, and equal states must be equal bytes.
         note = json.dumps({"round": round, "digest": _digest(round, values)})
-        self._write("checkpoint/state.safetensors", save_tensors(values, metadata={"ntkfl": note}))
+        self.write("checkpoint/state.safetensors", save_tensors(values, metadata={"ntkfl": note}))
 
     def load_checkpoint(self) -> tuple[int, dict[str, Tensor]]:
         """(rounds done, tensors); (0, {}) where no round was finished."""
@@ -145,7 +158,7 @@ class RunFolder:
             raise RunFolderError(f"{path} is damaged: its contents do not match their checksum")
         return round, tensors
 
-    def _write(self, name: str, content: bytes) -> None:
+    def write(self, name: str, content: bytes) -> None:
         """Atomically: beside its place, flushed to disk, then moved."""
         path = self.path / name
         try:

@@ -6,7 +6,7 @@ import copy
 import math
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,10 @@ from ntkfl.engine.averaging import RunningAverage
 from ntkfl.engine.conversation import Traffic, play_round
 from ntkfl.engine.folder import Record, RunFolder
 from ntkfl.engine.memory import available_bytes, check_memory, predicted_bytes
+from ntkfl.engine.recording import Recorder, Wire
 from ntkfl.engine.run import Run, describe
 from ntkfl.engine.seeds import derive
-from ntkfl.errors import ConfigError, ModelError, NumericalError, RunFolderError
+from ntkfl.errors import ConfigError, ModelError, NumericalError
 from ntkfl.methods import Client, Method, Outcome, State, Task
 from ntkfl.methods.statistics import NAME, load_statistics, start
 from ntkfl.privacy.projection import RunSecret
@@ -48,6 +49,8 @@ def train(
     device: str | torch.device | None = None,
     secret: RunSecret | None = None,
     config: Mapping[str, Any] | None = None,
+    record_wire: Collection[int] = (),
+    on_wire: Callable[[Wire], None] | None = None,
     on_start: Callable[[str], None] | None = None,
     on_round: Callable[[Record, Record], None] | None = None,
 ) -> Run:
@@ -60,13 +63,16 @@ def train(
     With a projection, the model takes the method's `projected_dim` features; `secret` is its seed, by default derived
     from `seed`, which is no secret. `on_start(line)` is told what memory the run expects to need
     (where that is more than is free, it does not begin), and `on_round(record, timing)` is called after each round.
-    `config` overrides what is written as the run's settings.
+    `config` overrides what is written as the run's settings. Of the rounds in `record_wire` every message is kept in
+    the folder and told to `on_wire`: what `ntkfl audit` attacks.
     """
     if not isinstance(method, Method):
         raise ConfigError(f"method must be an instance such as ntkfl.methods.NTKFL(), not {method!r}")
     if not isinstance(rounds, int) or rounds < 1:
         raise ConfigError(f"rounds must be a whole number of at least 1, got {rounds!r}")
-    engine = _Engine(model, fed, method, clients_per_round, seed, hold_out, shared, device, secret)
+    if any(not 1 <= number <= rounds for number in record_wire):
+        raise ConfigError(f"cannot record rounds {sorted(record_wire)}: the run has rounds 1 to {rounds}")
+    engine = Engine(model, fed, method, clients_per_round, seed, hold_out, shared, device, secret)
     note = engine.check_memory()
     if on_start:
         on_start(note)
@@ -74,11 +80,17 @@ def train(
     settings |= {"rounds": rounds, "stop_at": stop_at, "shape": engine.shape()}
     folder = RunFolder(out) if out is not None else None
     with folder.locked() if folder else nullcontext():
-        history, timings = _open(folder, engine, settings, resume)
+        history, timings, tensors = folder.open(settings, resume) if folder else ([], [], {})
+        if tensors:
+            engine.restore(tensors)
         for number in range(len(history) + 1, rounds + 1):
             if stop_at is not None and history and (history[-1]["test_accuracy"] or 0.0) >= stop_at:
                 break
-            record, timing = engine.play(number)
+            record, timing, wire = engine.play(number, number in record_wire)
+            if wire is not None and folder:
+                wire.save(folder)
+            if wire is not None and on_wire:
+                on_wire(wire)
             history.append(record)
             timings.append(timing)
             if folder:
@@ -93,26 +105,7 @@ def train(
     return Run(trained, history, timings, settings, engine.checkpoint())
 
 
-def _open(
-    folder: RunFolder | None, engine: _Engine, settings: Mapping[str, Any], resume: bool
-) -> tuple[list[Record], list[Record]]:
-    """Begin the folder, or continue from its checkpoint: the records so far."""
-    if folder is None:
-        return [], []
-    if not (resume and folder.holds_run):
-        folder.create(settings)
-        return [], []
-    folder.check_config(settings)
-    done, tensors = folder.load_checkpoint()
-    if settings["rounds"] < done:
-        raise RunFolderError(f"{folder.path} already holds {done} rounds, more than the {settings['rounds']} asked for")
-    folder.write_config(settings)  # rounds may have been raised: the folder repeats the run as it will be
-    if done:
-        engine.restore(tensors)
-    return folder.truncate("history.jsonl", done), folder.truncate("timings.jsonl", done)
-
-
-class _Engine:
+class Engine:
     """The state of a training run and how a round changes it."""
 
     def __init__(
@@ -168,11 +161,12 @@ class _Engine:
         named = {"key_id": self.secret.key_id} if self.projection is not None else {}
         return {**shape, "precision": str(self.dtype).removeprefix("torch."), **named}
 
-    def play(self, number: int) -> tuple[Record, Record]:
-        """One round: (record, timing)."""
+    def play(self, number: int, recorded: bool = False) -> tuple[Record, Record, Wire | None]:
+        """One round: (record, timing, what went over the wire if that is wanted)."""
         began = time.perf_counter()
-        clients = [self._client(i, number) for i in self._cohort(number)]
-        outcome, traffic = play_round(self.task, self.method, self.state, number, clients)
+        clients = [self.client(i, number) for i in self._cohort(number)]
+        recorder = Recorder(number, [client.id for client in clients]) if recorded else None
+        outcome, traffic = play_round(self.task, self.method, self.state, number, clients, recorder)
         played = time.perf_counter()
         self.state = outcome.state
         self.memories |= {client.id: client.memory for client in clients if client.memory}
@@ -187,7 +181,7 @@ class _Engine:
             "evaluation_seconds": time.perf_counter() - played,
             "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
         }
-        return record, timing
+        return record, timing, recorder.wire() if recorder else None
 
     def checkpoint(self) -> State:
         tensors = {f"state/{name}": t for name, t in self.state.items()} | {
@@ -259,16 +253,23 @@ class _Engine:
         rng = np.random.Generator(np.random.PCG64(derive(self.seed, "cohort", number)))
         return sorted(int(i) for i in rng.choice(len(self.fed), self.clients_per_round, replace=False))
 
-    def _client(self, i: int, number: int) -> Client:
+    def client(self, i: int, number: int) -> Client:
+        """Client i as round `number` finds it."""
         x, y = self._cache[i] if i in self._cache else self._place(self.fed.client(i))
         if self.device.type != "cpu":  # on the CPU, making rows again is cheaper than keeping all clients' floats
             self._cache[i] = (x, y)
-        # A simulation repeats, so even this comes from the seed; a deployed client asks its operating system.
-        draw = random.Random(derive(self.seed, "subsample", i, number))
-        rows = subsample(len(y), self.method.subsample_rate, draw)
+        rows = self.drawn(i, number)
         if len(rows) < len(y):
             x, y = x[rows.to(x.device)], y[rows.to(y.device)]
         return Client(i, x, y, derive(self.seed, "client", i, number), dict(self.memories.get(i, {})))
+
+    def drawn(self, i: int, number: int) -> Tensor:
+        """Which of its samples client i uses in round `number`, int64 [n].
+
+        A simulation repeats, so even this comes from the seed; a deployed client asks its operating system.
+        """
+        draw = random.Random(derive(self.seed, "subsample", i, number))
+        return subsample(self.fed.sizes[i], self.method.subsample_rate, draw)
 
     def _place(self, batch: Batch) -> Batch:
         """A batch as the network gets it: on the device, projected."""

@@ -48,14 +48,14 @@ class Client:
 
 @dataclass
 class Outcome:
-    """What a round ended with. `train_loss` is over the cohort's samples; `steps` is the t chosen, where one is.
+    """What a round ended with. `train_loss` is over the cohort's samples, `steps` the t chosen: where there is one.
 
     `passed` are weights the round went through on its way to its own, where it took several steps: all of them count
     in the running average.
     """
 
     state: State
-    train_loss: float
+    train_loss: float | None
     steps: float | None = None
     diagnostics: dict[str, float] = field(default_factory=dict)
     passed: tuple[Tensor, ...] = ()
@@ -135,6 +135,7 @@ class Method(Stages):
     trains_locally: ClassVar[bool] = False
     rows_are_samples: ClassVar[bool] = False  # whether `split` gives a row a sample rather than one a client
     sparsifies: ClassVar[bool] = False  # whether `sparsity` means something to it
+    noises: ClassVar[bool] = False  # whether `clip` and `noise` do
     model_defaults: ClassVar[Mapping[str, float]] = {}  # options of the network that suit it, where none are given
 
     loss: str = Field("ce", description="ce or mse")
@@ -149,6 +150,8 @@ class Method(Stages):
             raise ConfigError(f"unknown loss {self.loss!r}: valid are {', '.join(LOSSES)}")
         if self.sparsity and not self.sparsifies:
             raise ConfigError(f"{self.name} does not sparsify what it sends: leave sparsity at 0")
+        if self.clip is not None and not self.noises:
+            raise ConfigError(f"{self.name} does not clip or noise what it sends: leave clip and noise out")
 
     def start(self, task: Task, weights: Tensor) -> State:
         """The server's state before the first round."""
@@ -163,6 +166,10 @@ class Method(Stages):
     @abstractmethod
     def answer(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
         """The clients' side: each client's reply to `message`, in the order given."""
+
+    def private(self, task: Task, client: Client) -> Client:
+        """The client as its answers in a round see it: with noise on its samples, where the method puts it there."""
+        return client
 
     def split(self, reply: Message) -> list[Message]:
         """A client's reply as rows that say as little as can be of whose they are: what a shuffler mixes."""

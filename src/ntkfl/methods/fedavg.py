@@ -16,6 +16,7 @@ from ntkfl.errors import ConfigError, MessageError
 from ntkfl.methods.base import Client, Method, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.local import train_locally
 from ntkfl.methods.modes import Adjustment, LocalResult
+from ntkfl.privacy.noise import noisy_rows
 from ntkfl.privacy.sparsify import kept, top_k
 from ntkfl.wire import Message
 from ntkfl.wire.topk import decode_topk, encode_topk
@@ -101,6 +102,12 @@ class FedAvg(LocalTraining):
 
     name: ClassVar[str] = "fedavg"
     paper: ClassVar[str] = "McMahan et al. 2017"
+    noises: ClassVar[bool] = True
+
+    def model_post_init(self, context: object) -> None:
+        super().model_post_init(context)
+        if self.noise and self.weighting != "uniform":
+            raise ConfigError("with noise, clients count equally: a number of samples would travel without any")
 
     def round(
         self, task: Task, state: State, round: int, cohort: Sequence[int]
@@ -114,10 +121,24 @@ class FedAvg(LocalTraining):
     def answer(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
         w = take_vector(message, "weights", "weights", task.like)
         result = self.train(task, w, clients)
-        return [
-            Message("update", message.round, self.pack("weights", w_m, w) | report(client, loss))
-            for client, w_m, loss in zip(clients, *result, strict=True)
-        ]
+        replies = []
+        for client, w_m, loss in zip(clients, *result, strict=True):
+            arrays = self.pack("weights", self._hidden(client, w_m, w), w) | self._told(client, loss)
+            replies.append(Message("update", message.round, arrays))
+        return replies
+
+    def _hidden(self, client: Client, w_m: Tensor, w: Tensor) -> Tensor:
+        """w + clip(w_m − w) + noise, where there is to be noise; w_m otherwise."""
+        if self.clip is None:
+            return w_m
+        if client.statistics is not None:
+            raise ConfigError("statistics of batch normalisation travel without noise: use a network without them")
+        draws = torch.Generator().manual_seed(client.seed)
+        return w + noisy_rows((w_m - w).unsqueeze(0), self.clip, self.noise, draws)[0]
+
+    def _told(self, client: Client, loss: Tensor) -> dict[str, Tensor]:
+        """Beside a noisy update, nothing of the client's own: no loss, and no number of samples."""
+        return {"samples": torch.tensor(1, dtype=torch.int32)} if self.noise else report(client, loss)
 
 
 def report(client: Client, loss: Tensor) -> dict[str, Tensor]:
@@ -138,6 +159,8 @@ def weighted_sum(vectors: Iterable[Tensor], p: Tensor) -> Tensor:
     return total
 
 
-def mean_loss(replies: Sequence[Message], p: Tensor) -> float:
-    """The cohort's local training loss, weighted as the clients are."""
+def mean_loss(replies: Sequence[Message], p: Tensor) -> float | None:
+    """The cohort's local training loss, weighted as the clients are; None where clients keep theirs to themselves."""
+    if not all("loss" in reply.arrays for reply in replies):
+        return None
     return float((torch.stack([r.take("loss", ()) for r in replies]).to(p) * p).sum())

@@ -7,6 +7,7 @@ grid of times and keeps the time at which the cohort's own loss is least.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +16,9 @@ from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError, NumericalError, unknown
 from ntkfl.methods.base import Client, Method, Outcome, Outgoing, State, Task, check_finite, take_labels
+from ntkfl.methods.cohort import in_groups, joined
 from ntkfl.methods.replay import INPUTS, LABELS, balanced, recover, remember
+from ntkfl.privacy.noise import flip_labels, noisy_rows
 from ntkfl.privacy.sparsify import kept, sparsify
 from ntkfl.tangent import Evolution, Jacobian, Stack, evolve, geometric_steps
 from ntkfl.tangent.evolution import KERNELS, SCHEMES
@@ -38,6 +41,7 @@ class NTKFL(Method):
 
     name: ClassVar[str] = "ntk-fl"
     sparsifies: ClassVar[bool] = True
+    noises: ClassVar[bool] = True
     rows_are_samples: ClassVar[bool] = True
     paper: ClassVar[str] = "Yue et al. 2022"
 
@@ -63,6 +67,9 @@ class NTKFL(Method):
         ge=0,
         description="τ: trains the outputs with τ·log(the round's share of each class) added to them",
     )
+    label_flip: float = Field(
+        0.0, ge=0, le=1, description="chance that a label is drawn anew from all classes; by default 0.2 with noise"
+    )
     replay: bool = Field(False, description="the server keeps projected inputs and goes on training on them each round")
     replay_evolutions: int = Field(4, ge=1, description="evolutions on kept inputs after each round's own")
     replay_per_class: int = Field(120, ge=1, description="kept inputs of each class in such an evolution")
@@ -80,6 +87,8 @@ class NTKFL(Method):
         if out.get("replay"):  # several steps a round in the average, and inputs that can be had from uploads
             out.setdefault("average", 0.98)
             out.setdefault("codec", "factored")
+        if out.get("noise"):  # an input hidden beside a label that is not would be no guarantee for the record
+            out.setdefault("label_flip", 0.2)
         lr = out.get("lr", cls.model_fields["lr"].default)
         if out.get("steps") is None and out.get("scheme", "flow") == "flow" and isinstance(lr, float | int) and lr > 0:
             out["steps"] = geometric_steps(lr)
@@ -128,14 +137,23 @@ class NTKFL(Method):
 
     def answer(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
         d = task.like.numel()
+        clients = [self.private(task, client) for client in clients]
         if message.kind == "candidates":
             candidates = message.take("weights", (None, d), task.like)
-            groups = _groups(clients, _SCORED)
+            groups = in_groups(clients, _SCORED)
             return [losses for some in groups for losses in self._scores(task, message.round, candidates, some)]
         w = message.of_kind("weights").take("weights", (d,), task.like)
         return [
             upload for some in self._groups(task, clients) for upload in self._uploads(task, message.round, w, some)
         ]
+
+    def private(self, task: Task, client: Client) -> Client:
+        """With its noisy copy in place of its samples: the same one at every exchange of a round, by its seed."""
+        if self.clip is None and not self.label_flip:
+            return client
+        draws = torch.Generator().manual_seed(client.seed)
+        x = client.x if self.clip is None else noisy_rows(client.x, self.clip, self.noise, draws)
+        return replace(client, x=x, y=flip_labels(client.y, task.outputs, self.label_flip, draws))
 
     def _evolve(self, task: Task, J: Jacobian, f0: Tensor, y: Tensor) -> Evolution:
         if self.logit_adjustment and not y.is_floating_point():
@@ -164,10 +182,10 @@ class NTKFL(Method):
         """Clients to differentiate together: each alone, or on an accelerator as many as keep it busy."""
         if task.like.device.type == "cpu":
             return [[client] for client in clients]
-        return _groups(clients, _TOGETHER // task.plan(clients[0].x, self._form).stored)
+        return in_groups(clients, _TOGETHER // task.plan(clients[0].x, self._form).stored)
 
     def _uploads(self, task: Task, round: int, w: Tensor, clients: Sequence[Client]) -> list[Message]:
-        x = _joined([client.x for client in clients])
+        x = joined([client.x for client in clients])
         J, f0 = task.jacobian(w, x, self._form), task.predict(w, x)
         uploads, at = [], 0
         for client in clients:
@@ -186,17 +204,17 @@ class NTKFL(Method):
     def _gather(self, task: Task, uploads: list[Message]) -> tuple[Jacobian, Tensor, Tensor]:
         """(J, f0, y) of the whole round. Uploads are let go one by one: a round's Jacobian is never there twice."""
         if len(uploads) == 1:
-            return self._read(task, uploads.pop())
+            return self.read(task, uploads.pop())
         stack = Stack(sum(len(upload.take("outputs", (None, task.outputs))) for upload in uploads))
         f0, y = [], []
         while uploads:
-            J, f, labels = self._read(task, uploads.pop(0))
+            J, f, labels = self.read(task, uploads.pop(0))
             stack.add(J)
             f0.append(f)
             y.append(labels)
         return stack.whole(), torch.cat(f0), torch.cat(y)
 
-    def _read(self, task: Task, upload: Message) -> tuple[Jacobian, Tensor, Tensor]:
+    def read(self, task: Task, upload: Message) -> tuple[Jacobian, Tensor, Tensor]:
         """(J, f0, y) of an upload, everything checked."""
         like, outputs = task.like, task.outputs
         upload.of_kind("upload")
@@ -222,7 +240,7 @@ class NTKFL(Method):
 
         A candidate may overflow; a large finite number says so and stays a valid message.
         """
-        x, y = _joined([client.x for client in clients]), _joined([client.y for client in clients])
+        x, y = joined([client.x for client in clients]), joined([client.y for client in clients])
         losses = task.candidate_losses(candidates, x, y)  # [S, n]
         counts = [len(client) for client in clients]
         if self.shuffle:
@@ -250,7 +268,7 @@ class NTKFL(Method):
 
     def check(self, task: Task, reply: Message) -> None:
         if reply.kind == "upload":
-            self._read(task, reply)
+            self.read(task, reply)
         else:
             losses = reply.of_kind("losses").take("losses", (None, None))
             if bool(((losses < 0) | (losses > 1.01 * _OVERFLOW)).any()):
@@ -261,23 +279,6 @@ class NTKFL(Method):
             raise ConfigError("choosing t by validation needs held-out clients: hold some out (--hold-out 10)")
         x, y = task.validation
         return task.candidate_losses(candidates, x, y).mean(1)
-
-
-def _groups(clients: Sequence[Client], rows: int) -> list[list[Client]]:
-    """Clients in their order, in groups of about `rows` rows; one at least."""
-    groups: list[list[Client]] = []
-    held = rows
-    for client in clients:
-        if held >= rows or held + len(client) > 2 * rows:
-            groups.append([])
-            held = 0
-        groups[-1].append(client)
-        held += len(client)
-    return groups
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _least(losses: Tensor) -> int:

@@ -26,12 +26,18 @@ class Stages(Options):
     sparsity: float = Field(0.0, ge=0, lt=1, description="part of an upload's smallest values that is left out")
     values: str = Field("float32", description="how the values kept by sparsification travel: float32, float16 or 8bit")
     shuffle: bool = Field(False, description="send replies sealed and in random order through a shuffler")
+    clip: float | None = Field(
+        None, gt=0, description="bound on the 2-norm of what noise hides: a sample's input, or a client's update"
+    )
+    noise: float = Field(0.0, ge=0, description="standard deviation of the Gaussian noise on it, in units of clip")
 
     def model_post_init(self, _: object) -> None:
         if self.projection not in KINDS:
             raise unknown("projection", self.projection, KINDS)
         if self.values not in VALUES:
             raise unknown("kind of values", self.values, VALUES)
+        if self.noise and self.clip is None:
+            raise ConfigError("noise is measured in units of clip: give clip too, for example 10")
 
     def make_projection(self, secret: RunSecret, input_shape: Sequence[int]) -> Projection | None:
         """The run's projection, if there is one."""

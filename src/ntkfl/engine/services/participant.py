@@ -140,7 +140,7 @@ class Participant:
             if self.role == "evaluator":
                 rows, kind = [counts(self.task, said.message, self.x, self.y)], "reports"
             else:  # on the round's samples alone: no more of this client shows than in training
-                client = self._sampled(said.key, 0)
+                client = self.method.private(self.task, self._sampled(said.key, 0))
                 rows, kind = score_rows(self.task, said.message, client.x, client.y), "rows"
             sealed = seal_rows([row.encode() for row in rows], *self._to_aggregator(), said.key)
             self.shuffler.ask("POST", f"{self._path}/{kind}", pack_rows(said.key, sealed))

@@ -1,0 +1,1 @@
+"""Attacks on what was really sent, and what they recover."""

@@ -1,0 +1,191 @@
+"""One round as it went over the wire: what attacks read, and beside it the truth they are scored against.
+
+A planned run is played to the round and listened to. A finished one has recordings (`ntkfl train --record-wire`), or is
+replayed from its settings, data and seed; every record met on the way must then equal the one in its history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ntkfl.engine.config import Prepared, RunConfig, build_model, execute, prepare
+from ntkfl.engine.folder import Record, RunFolder
+from ntkfl.engine.recording import Exchange, Wire, recorded_rounds
+from ntkfl.engine.simulation import Engine
+from ntkfl.errors import ConfigError, RunFolderError
+from ntkfl.methods import Method, Task
+from ntkfl.privacy.projection import Projection
+from ntkfl.wire import Message
+
+OnRound = Callable[[Record, Record], None]
+
+
+@dataclass(frozen=True)
+class Capture:
+    """One round as it went over the wire, decoded from its bytes."""
+
+    round: int
+    method: Method
+    task: Task  # network and loss: task.at(w), task.predict(w, x)
+    broadcast: Message  # what every client received first ("weights"; where each got its own, the first client's)
+    uploads: list[
+        Message
+    ]  # replies of the first exchange: one a client in order of `cohort`, or, shuffled, joined rows
+    losses: list[Message]  # replies of the second exchange (candidate losses), likewise; empty where there is none
+    candidates: Message | None  # the second broadcast
+    cohort: tuple[int, ...]  # ids, known to the aggregator
+    truth: list[tuple[Tensor, Tensor]] = field(repr=False)  # (x as the network took it, y) a client: for scoring only
+    raw: list[Tensor] = field(repr=False)  # the unprojected inputs a client: for scoring only
+    senders: list[int] | None  # shuffled: the true sender of each row of the joined upload, for scoring only
+    bytes_up: int
+    bytes_down: int
+    exchanges: tuple[Exchange, ...] = field(default=(), repr=False)  # sizes and counts, as roles other than the two see
+    loss_senders: list[int] | None = None  # as `senders`, of the joined losses, for scoring only
+    projection: Projection | None = field(default=None, repr=False)  # clients and the key server know it, nobody else
+    public: tuple[Tensor, Tensor] | None = field(default=None, repr=False)  # raw x, y anybody may have: the test set
+    pixels: tuple[tuple[float, ...], tuple[float, ...]] | None = None  # mean and std that normalised pixels in 0..1
+
+    @property
+    def weights(self) -> Tensor:
+        """The broadcast weights w [d]."""
+        return self.broadcast.take("weights", None, self.task.like)
+
+    def rows_truth(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(x, y, raw) of all clients joined, in order of `cohort`: for scoring only."""
+        xs, ys = zip(*self.truth, strict=True)
+        return torch.cat(xs), torch.cat(ys), torch.cat(self.raw)
+
+    def aligned(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(x, y, raw) of every row in the order the aggregator has them: for scoring only."""
+        x, y, raw = self.rows_truth()
+        first = self.exchanges[0]
+        if first.senders is None or first.samples is None or not self.method.rows_are_samples:
+            return x, y, raw
+        starts, at = {}, 0
+        for client, (_, labels) in zip(self.cohort, self.truth, strict=True):
+            starts[client] = at
+            at += len(labels)
+        order = torch.tensor([starts[c] + n for c, n in zip(first.senders, first.samples, strict=True)])
+        return x[order], y[order], raw[order]
+
+    def images(self, x: Tensor) -> Tensor:
+        """Unprojected inputs [n, ...] as pictures in 0..1, [n, C, H, W]."""
+        if self.pixels is None:
+            raise ConfigError("these inputs are no images")
+        shape = self.raw[0].shape[1:]
+        mean, std = (torch.tensor(v, dtype=x.dtype).view(-1, 1, 1) for v in self.pixels)
+        return (x.reshape(len(x), *shape) * std + mean).clamp(0, 1)
+
+
+def capture(
+    config: RunConfig, round: int, *, prepared: Prepared | None = None, on_round: OnRound | None = None
+) -> Capture:
+    """Play a planned configuration to `round` and capture it."""
+    return captures(config, [round], prepared=prepared, on_round=on_round)[round]
+
+
+def captures(
+    config: RunConfig, rounds: Collection[int], *, prepared: Prepared | None = None, on_round: OnRound | None = None
+) -> dict[int, Capture]:
+    """Several rounds of one planned run, played once."""
+    ready = prepared or prepare(config)
+    heard: list[Wire] = []
+    played = config.model_copy(update={"rounds": max(rounds), "stop_at": None})
+    execute(played, prepared=ready, record_wire=rounds, on_wire=heard.append, on_round=on_round)
+    engine = _engine(config, ready)
+    return {wire.round: _capture(wire, engine) for wire in heard}
+
+
+def read_capture(folder: Path | str, round: int, *, prepared: Prepared | None = None) -> Capture:
+    """A round that was recorded. Truth, for scoring, comes from the run's settings and data."""
+    run = RunFolder(folder)
+    wire = Wire.read(run, round)
+    config = RunConfig.read(run.path / "config.toml")
+    return _capture(wire, _engine(config, prepared or prepare(config)))
+
+
+def captures_of_run(
+    folder: Path | str, rounds: Collection[int], *, prepared: Prepared | None = None, on_round: OnRound | None = None
+) -> dict[int, Capture]:
+    """Rounds of a finished run: recorded ones as they are, the others by replaying it from its first round.
+
+    The one checkpoint of a run is that after its last round, so an earlier round has to be reached again. The replay is
+    exact or refused: its records must equal the run's.
+    """
+    run = RunFolder(folder)
+    config = RunConfig.read(run.path / "config.toml") if run.holds_run else None
+    history = run.records()
+    if config is None or not history:
+        raise RunFolderError(f"{run.path} holds no run with a finished round")
+    for number in rounds:
+        if not 1 <= number <= len(history):
+            raise ConfigError(f"{run.path} has rounds 1 to {len(history)}, not {number}")
+    ready = prepared or prepare(config)
+    have = set(recorded_rounds(run.path)) & set(rounds)
+    found = {number: read_capture(folder, number, prepared=ready) for number in have}
+    missing = set(rounds) - have
+
+    def compare(record: Record, timing: Record) -> None:
+        then = history[record["round"] - 1]
+        differs = [name for name in then if then[name] != record.get(name)]
+        if differs:
+            raise RunFolderError(
+                f"{run.path} cannot be re-made here: {differs[0]} of round {record['round']} was {then[differs[0]]}, "
+                f"the replay gives {record.get(differs[0])} (another machine, or another version); "
+                "record rounds as they are played: ntkfl train --record-wire ROUND"
+            )
+        if on_round:
+            on_round(record, timing)
+
+    if missing:
+        found |= captures(config, missing, prepared=ready, on_round=compare)
+    return found
+
+
+def _engine(config: RunConfig, ready: Prepared) -> Engine:
+    """The run's engine, to ask what clients held; it plays nothing."""
+    return Engine(
+        build_model(config, ready),
+        ready.fed,
+        config.build_method(),
+        config.clients_per_round,
+        config.seed,
+        config.hold_out,
+        ready.shared,
+        None,
+        None,
+    )
+
+
+def _capture(wire: Wire, engine: Engine) -> Capture:
+    clients = [engine.client(i, wire.round) for i in wire.cohort]
+    raw = [engine.fed.client(i)[0][engine.drawn(i, wire.round)] for i in wire.cohort]
+    first, *rest = wire.exchanges
+    second = rest[0] if rest else None
+    down = sum(len(q) * (len(wire.cohort) if len(e.questions) == 1 else 1) for e in wire.exchanges for q in e.questions)
+    rows = engine.fed.rows
+    return Capture(
+        round=wire.round,
+        method=engine.method,
+        task=engine.task,
+        broadcast=Message.decode(first.questions[0]),
+        uploads=[Message.decode(reply) for reply in first.replies],
+        losses=[Message.decode(reply) for reply in second.replies] if second else [],
+        candidates=Message.decode(second.questions[0]) if second else None,
+        cohort=wire.cohort,
+        truth=[(client.x, client.y) for client in clients],
+        raw=raw,
+        senders=None if first.senders is None else list(first.senders),
+        bytes_up=sum(sum(e.submitted) for e in wire.exchanges),
+        bytes_down=down,
+        exchanges=wire.exchanges,
+        loss_senders=None if second is None or second.senders is None else list(second.senders),
+        projection=engine.projection,
+        public=engine.fed.test,
+        pixels=(rows.mean, rows.std) if rows.mean else None,
+    )

@@ -1,0 +1,62 @@
+"""What each role sees of a round, taken from its messages: kinds, counts and sizes."""
+
+from __future__ import annotations
+
+from ntkfl.audit.capture import Capture
+from ntkfl.audit.finding import ROLES
+from ntkfl.audit.received import sends_rows
+from ntkfl.wire import Message
+
+
+def views(capture: Capture) -> dict[str, str]:
+    """One sentence a role."""
+    method = capture.method
+    clients = len(capture.cohort)
+    first = capture.exchanges[0]
+    sealed = method.shuffle
+    arrays = ", ".join(sorted({_plain(name) for upload in capture.uploads for name in upload.arrays}))
+    samples = sum(len(y) for _, y in capture.truth)
+    if sends_rows(capture):
+        what = f"{samples} rows ({arrays})" + (" in random order" if sealed else f", by name of {clients} clients")
+    else:
+        what = f"{clients} updates ({arrays})" + ("" if sealed else ", by name of client")
+    counts = f"{min(first.rows)} to {max(first.rows)}" if min(first.rows) < max(first.rows) else str(first.rows[0])
+    traffic = f"{_size(capture.bytes_up)} up and {_size(capture.bytes_down)} down"
+    projected = capture.projection is not None
+    P = f"the matrix P ({method.projected_dim} of {capture.raw[0][0].numel()} features)"
+    seen = {
+        "aggregator": f"{what}{_second(capture)}.",
+        "shuffler": (
+            f"who sent how many sealed rows ({counts} a client of {first.row_bytes} bytes each) and the broadcast "
+            "weights; it opens none."
+            if sealed
+            else "nothing: this configuration has no shuffler."
+        ),
+        "key-server": f"the names of clients, and {P}; no row."
+        if projected
+        else "the names of clients; no row, no key.",
+        "aggregator+client": f"the rows, {P if projected else 'no secret matrix, as there is none'}, and own data.",
+        "aggregator+shuffler": "the rows, and who sent which." if sealed else "what the aggregator sees.",
+        "aggregator+key-server": f"the rows and {P}." if projected else "what the aggregator sees.",
+        "outsider": f"connections under TLS: {clients} clients, {traffic} in this round, and when.",
+    }
+    return {role: seen[role] for role in ROLES}
+
+
+def _second(capture: Capture) -> str:
+    if not capture.losses:
+        return ""
+    message: Message = capture.losses[0]
+    number = sum(len(m.arrays["losses"]) for m in capture.losses) if "losses" in message.arrays else len(capture.losses)
+    return f", then {number} {'rows' if 'losses' in message.arrays else 'sums'} of candidate losses"
+
+
+def _plain(name: str) -> str:
+    """An array's name on the wire as what it is."""
+    if name.startswith("topk.") or name == "jacobian" or name[:1].isdigit():
+        return "Jacobian"
+    return name.split(".")[0]
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.0f} KiB"

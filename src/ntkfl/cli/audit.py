@@ -1,0 +1,194 @@
+"""`ntkfl audit`: attack what a configuration sends, and say what leaked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ntkfl.engine.config import Prepared, RunConfig, prepare
+from ntkfl.engine.folder import Record, RunFolder, write_atomically
+from ntkfl.engine.recording import recorded_rounds
+from ntkfl.errors import ConfigError
+
+_QUICK_CLIENTS = 5  # of a cohort whose rows are not mixed: attacks are on each by itself
+
+
+def audit(
+    run: Annotated[Path | None, typer.Argument(help="the folder of a finished run")] = None,
+    config: Annotated[Path | None, typer.Option(help="a TOML of a planned run")] = None,
+    round: Annotated[
+        int | None, typer.Option(help="which round to attack (default: 1; of a run, the last recorded)", min=1)
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="where findings.json, grid.png and index.html go")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="fewer images and steps, under two minutes")] = False,
+    seed: Annotated[int, typer.Option(help="of the attacks' own draws", min=0)] = 0,
+    earlier: Annotated[int, typer.Option(help="rounds before it whose rows are compared with it", min=0)] = 2,
+    reference: Annotated[bool, typer.Option(help="attack the undefended configuration too")] = True,
+    figure8: Annotated[Path | None, typer.Option(help="make the paper's Figure 8 here, and nothing else")] = None,
+    tradeoff: Annotated[
+        Path | None, typer.Option(help="a TOML of configurations: accuracy against leakage of each, and nothing else")
+    ] = None,
+    workers: Annotated[int, typer.Option(help="with --tradeoff: cells at a time, a process each", min=1)] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="the findings as JSON on stdout, nothing else")] = False,
+) -> None:
+    """Attack one round as it goes over the wire, in every role, and say what leaked.
+
+    Example: ntkfl audit --config configs/private.toml --quick --out audit/private
+    """
+    console = Console(quiet=as_json, highlight=False)
+    try:
+        if figure8 is not None:
+            _figure8(figure8, console)
+            return
+        if tradeoff is not None:
+            _tradeoff(tradeoff, out or Path("runs/audit"), workers, console)
+            return
+        if (run is None) == (config is None):
+            raise ConfigError("give either the folder of a run, or --config and a TOML of a planned one")
+        _audit(run, config, round, out, quick, seed, earlier, reference, as_json, console)
+    except KeyboardInterrupt:
+        kept = "finished cells are kept" if tradeoff is not None else "nothing was written"
+        typer.echo(f"stopped; {kept}", err=True)
+        raise typer.Exit(130) from None
+
+
+def _audit(
+    run: Path | None, file: Path | None, round: int | None, out: Path | None, quick: bool, seed: int, earlier: int,
+    reference: bool, as_json: bool, console: Console,
+) -> None:  # fmt: skip
+    from ntkfl.audit.capture import Capture, captures, captures_of_run
+    from ntkfl.audit.study import study, undefended
+
+    source = run if run is not None else file
+    assert source is not None
+    if run is not None:
+        RunFolder(run).config()  # says so where there is no run
+    planned = RunConfig.read(run / "config.toml" if run is not None else source)
+    recorded = recorded_rounds(run) if run is not None else []
+    number = round if round is not None else (recorded[-1] if recorded else 1)
+    if run is None and number > planned.rounds:
+        raise ConfigError(f"the run is planned for {planned.rounds} rounds: there is no round {number}")
+    method = planned.build_method()
+    if quick and run is None and not method.shuffle:
+        planned = planned.model_copy(update={"clients_per_round": min(_QUICK_CLIENTS, planned.clients_per_round)})
+    before = [n for n in range(max(1, number - earlier), number) if method.shuffle and not quick]
+    if run is not None and number in recorded:  # what is recorded needs no replay
+        before = [n for n in before if n in recorded]
+    with console.status("loading the data") as status:
+
+        def say(line: str) -> None:
+            status.update(line)
+            if not console.is_terminal:
+                console.print(line)
+
+        def on_round(record: Record, timing: Record) -> None:
+            say(f"round {record['round']} of {number} played")
+
+        ready: Prepared = prepare(planned)
+        say(f"round {number}: listening")
+        rounds = [*before, number]
+        caught: dict[int, Capture]
+        if run is not None:
+            caught = captures_of_run(run, rounds, prepared=ready, on_round=on_round)
+        else:
+            caught = captures(planned, rounds, prepared=ready, on_round=on_round)
+        bare = captures(undefended(planned), [1], prepared=ready)[1] if reference else None
+        settings = {"method": method.name, "dataset": planned.data.dataset, "seed": planned.seed, "quick": quick}
+        result = study(
+            caught[number],
+            bare,
+            earlier=[caught[n] for n in before],
+            quick=quick,
+            seed=seed,
+            say=say,
+            settings=settings,
+        )
+    title = f"Audit of {source}"
+    if as_json:
+        typer.echo(json.dumps(result.dump()))
+    else:
+        _show(result, console)
+    if out is not None:
+        from ntkfl.audit.grid import draw_grid
+        from ntkfl.audit.page import write_page
+
+        _make(out)
+        grid = draw_grid(result.findings, out / "grid.png")
+        write_page(result, title, out / "index.html", grid)
+        write_atomically(
+            out / "findings.json", (json.dumps({"source": str(source)} | result.dump(), indent=1)).encode()
+        )
+        console.print(f"written to {out}: index.html, findings.json{', grid.png' if grid else ''}")
+
+
+def _show(result: Any, console: Console) -> None:
+    """A table of 80 columns and a line a role."""
+    from ntkfl.audit.finding import ROLES
+
+    table = Table(box=None, padding=(0, 1), header_style="dim", width=min(console.width, 80))
+    for name, justify in (("attack, by whom", "left"), ("measure", "left"), ("value", "right"), ("guess", "right")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    table.add_column("defence")
+    for finding in result.findings:
+        value = f"{finding.mean:.2f}±{finding.spread:.2f}"
+        who = finding.role.replace("aggregator", "aggr.")
+        table.add_row(
+            f"{finding.attack}, {who}", finding.measure, value, f"{finding.guess:.2f}", finding.verdict or "–"
+        )
+    console.print(table)
+    console.print()
+    for role, name in ROLES.items():
+        console.print(f"[bold]{name}[/bold]: {result.verdicts[role]}", width=min(console.width, 80))
+
+
+def _figure8(out: Path, console: Console) -> None:
+    import platform
+
+    import torch
+
+    from ntkfl.audit import figure8
+    from ntkfl.version import __version__
+
+    with console.status("the paper's Figure 8") as status:
+
+        def say(line: str) -> None:
+            status.update(line)
+            if not console.is_terminal:
+                console.print(line)
+
+        curve = figure8.run(say=say)
+    _make(out)
+    made = {
+        "command": f"ntkfl audit --figure8 {out}",
+        "machine": f"{torch.get_num_threads()} CPU cores, {platform.machine()}",
+        "versions": {"ntkfl": __version__, "torch": torch.__version__, "python": platform.python_version()},
+    }
+    write_atomically(out / "figure8.json", json.dumps(made | figure8.dump(curve), indent=1).encode())
+    write_atomically(out / "table.md", figure8.table(curve).encode())
+    figure8.draw(curve, out / "figure8.png")
+    console.print(figure8.table(curve))
+    console.print(f"written to {out}: figure8.json, figure8.png, table.md")
+
+
+def _tradeoff(file: Path, out: Path, workers: int, console: Console) -> None:
+    from ntkfl.audit import tradeoff
+    from ntkfl.compare.spec import Comparison
+
+    comparison = Comparison.read(file)
+    _make(out / "cells")
+    rows = tradeoff.run(comparison, out / "cells", lambda line: console.print(f"✓ {line}"), workers)
+    tradeoff.write(out, comparison, rows, f"ntkfl audit --tradeoff {file}")
+    console.print(tradeoff.markdown(rows), soft_wrap=True)
+    console.print(f"written to {out}: results.json, table.md, tradeoff.png")
+
+
+def _make(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write to {out}: {error.strerror}") from None

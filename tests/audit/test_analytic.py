@@ -1,0 +1,90 @@
+"""The closed form gives inputs back: exactly where all was sent, in part, and with bounds that hold, otherwise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import ntkfl
+from ntkfl.audit.analytic import gaussian_prior, invert, lift, linear_layers
+from ntkfl.audit.capture import capture
+from ntkfl.audit.measures import relative_error
+from ntkfl.audit.received import rows_of
+from ntkfl.privacy.projection import RunSecret, make_projection
+from ntkfl.privacy.sparsify import sparsify
+
+from .scenes import config
+
+
+def _inputs(n: int = 6, d: int = 30) -> torch.Tensor:
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(1))
+
+
+def _model(*sizes: int) -> nn.Sequential:
+    torch.manual_seed(0)
+    return ntkfl.models.mlp(*sizes)
+
+
+@pytest.mark.parametrize("sizes", [(30, 20, 5), (30, 12, 8, 5), (30, 5)], ids=str)
+def test_dense_jacobians_with_bias_give_the_input_exactly(sizes: tuple[int, ...]) -> None:
+    x, model = _inputs(), _model(*sizes)
+    found = invert(model, ntkfl.jacobian(model, x, form="dense"))
+    assert found is not None
+    assert float(relative_error(x, found.x).max()) < 1e-5
+    assert bool(found.known.all())
+    assert float(found.bound.max()) == 0
+
+
+def test_on_the_wire_dense_and_factored_give_the_input() -> None:
+    for form in ("dense", "factored"):
+        caught = capture(config({"name": "ntk-fl", "codec": form, "subsample_rate": 0.05}), 1)
+        rows = rows_of(caught)
+        found = invert(caught.task.at(caught.weights), rows.J)
+        assert found is not None
+        assert float(relative_error(caught.aligned()[0].flatten(1), found.x).max()) < 1e-5
+
+
+@pytest.mark.parametrize("sizes", [(30, 20, 5), (30, 12, 8, 5)], ids=str)
+def test_what_sparsified_rows_tell_is_exact_and_the_rest_is_within_its_bound(sizes: tuple[int, ...]) -> None:
+    x, model = _inputs(), _model(*sizes)
+    found = invert(model, sparsify(ntkfl.jacobian(model, x), 0.85))
+    assert found is not None
+    assert 0.2 < float(found.known.double().mean()) < 1
+    torch.testing.assert_close(found.x[found.known], x[found.known], rtol=1e-3, atol=1e-4)
+    hidden = ~found.known
+    if len(sizes) == 3:  # g is had from the weights, so the bound is certain
+        assert bool((x.abs() <= found.bound[:, None] * 1.001)[hidden].all())
+        assert float((found.x - x)[hidden].norm()) < float(x[hidden].norm())  # the equations tell something more
+
+
+def test_without_any_bias_a_row_is_read_by_the_public_weights() -> None:
+    x, model = _inputs(), _model(30, 20, 5)
+    J = ntkfl.jacobian(model, x).dense()
+    J[:, :, linear_layers(model)[0].bias] = 0  # as if none had been among the largest
+    from ntkfl.tangent.dense import DenseBlock
+    from ntkfl.tangent.jacobian import BlockJacobian
+
+    found = invert(model, BlockJacobian([DenseBlock(J, (slice(0, J.shape[2]),))], 5, J.shape[2]))
+    assert found is not None
+    assert float(relative_error(x, found.x).max()) < 1e-5
+
+
+def test_convolutions_give_pictures_in_factors_and_nothing_in_closed_form_otherwise() -> None:
+    x = torch.randn(2, 1, 10, 10, generator=torch.Generator().manual_seed(2))
+    torch.manual_seed(0)
+    model = ntkfl.models.cnn((1, 10, 10), 3, channels=(2, 2), width=4)
+    found = invert(model, ntkfl.jacobian(model, x, form="factored"))
+    assert found is not None
+    assert torch.equal(found.x, x.flatten(1))
+    assert invert(model, ntkfl.jacobian(model, x, form="dense")) is None
+
+
+def test_who_has_the_projection_gets_nearer_than_the_mean() -> None:
+    mixing = torch.randn(8, 36, generator=torch.Generator().manual_seed(3))
+    public, x = (torch.randn(n, 8, generator=torch.Generator().manual_seed(n)) @ mixing for n in (400, 20))
+    projection = make_projection(RunSecret.simulated(0), (36,), 16, "gaussian")
+    lifted = lift(projection(x), projection, public)
+    assert float(relative_error(x, lifted).max()) < 0.1  # eight degrees of freedom, sixteen numbers
+    blind = relative_error(x, gaussian_prior(public)[0].to(x).expand_as(x))
+    assert float(blind.min()) > 0.5

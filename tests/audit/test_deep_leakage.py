@@ -1,0 +1,91 @@
+"""Dummies converge to the inputs where the target determines them; the optimisers minimise what has a known minimum."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import ntkfl
+from ntkfl.audit.deep_leakage import Settings, match_gradient, match_jacobian, match_update, reconstruct
+from ntkfl.audit.descent import lbfgs, minimise
+from ntkfl.audit.measures import ssim
+from ntkfl.data import load
+from ntkfl.methods import Client, FedAvg, Task
+from ntkfl.privacy.sparsify import sparsify
+from ntkfl.tangent.losses import targets
+
+
+@pytest.mark.parametrize("optimiser", ["lbfgs", "adam"])
+def test_every_row_finds_its_own_minimum(optimiser: str) -> None:
+    scale = torch.tensor([1.0, 10.0, 100.0])
+    centre = torch.arange(6.0).view(2, 3)
+    x, loss = minimise(lambda x: ((x - centre).square() * scale).sum(1), torch.zeros(2, 3), 300, optimiser)
+    torch.testing.assert_close(x, centre, atol=0.05, rtol=0)
+    assert bool((loss < 0.2).all())
+
+
+def test_a_row_does_not_depend_on_the_others() -> None:
+    def loss(x: torch.Tensor) -> torch.Tensor:  # Rosenbrock's valley
+        return (1 - x[:, 0]).square() + 100 * (x[:, 1] - x[:, 0].square()).square()
+
+    start = torch.tensor([[-1.2, 1.0], [0.3, -0.5], [2.0, 2.0]], dtype=torch.float64)
+    together, _ = lbfgs(loss, start, 12)
+    for i in range(3):
+        alone, _ = lbfgs(loss, start[i : i + 1], 12)
+        torch.testing.assert_close(together[i : i + 1], alone)
+
+
+@pytest.mark.parametrize("match", ["sent", "zeros"])
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+def test_the_loss_is_the_distance_of_jacobians(kind: str, match: str) -> None:
+    x = torch.randn(2, 1, 10, 10, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    model = ntkfl.models.mlp(100, 6, 3) if kind == "mlp" else ntkfl.models.cnn((1, 10, 10), 3, (2, 2), 4)
+    J = sparsify(ntkfl.jacobian(model, x), 0.6).dense()
+    dummies = torch.randn(6, 100, generator=torch.Generator().manual_seed(1))  # three restarts of two
+    own = ntkfl.jacobian(model, dummies.view(6, 1, 10, 10)).dense()
+    error = (own - J.repeat(3, 1, 1)).square()
+    if match == "sent":
+        error = error * J.repeat(3, 1, 1).ne(0)
+    expected = error.sum((1, 2)) / J.square().sum((1, 2)).repeat(3)
+    torch.testing.assert_close(match_jacobian(model, (1, 10, 10), J, match)(dummies), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_dense_jacobian_gives_the_pictures_back() -> None:
+    dataset = load("digits")
+    x, _ = dataset.train_rows.take(torch.arange(3))
+    torch.manual_seed(0)
+    model = ntkfl.models.mlp(64, 32, 10)
+    J = ntkfl.jacobian(model, x).dense()
+    found, match = reconstruct(match_jacobian(model, x.shape[1:], J), 3, 64, Settings(steps=60, restarts=2))
+    mean, std = dataset.mean[0], dataset.std[0]
+    likeness = ssim(x * std + mean, found.view_as(x) * std + mean)
+    assert float(likeness.min()) > 0.9
+    assert float(match.max()) < 1e-2
+
+
+def test_the_gradient_of_one_sample_gives_it_back() -> None:
+    x = torch.randn(1, 20, generator=torch.Generator().manual_seed(4))
+    torch.manual_seed(0)
+    model = ntkfl.models.mlp(20, 16, 4)
+    Y = targets(torch.tensor([2]), 4, "ce", torch.float32)
+    gradient = torch.cat([g.flatten() for g in _gradient(model, x, Y)])
+    found, _ = reconstruct(match_gradient(model, (20,), gradient, Y, "ce"), 1, 20, Settings(steps=200, restarts=4))
+    torch.testing.assert_close(found, x, atol=0.05, rtol=0)
+
+
+def test_unrolled_local_training_is_what_a_client_does() -> None:
+    x = torch.randn(4, 12, generator=torch.Generator().manual_seed(5))
+    y = torch.tensor([0, 2, 1, 2])
+    torch.manual_seed(0)
+    task = Task(ntkfl.models.mlp(12, 6, 3), 3, "ce")
+    end = FedAvg(lr=0.2, local_steps=3).train(task, task.like, [Client(0, x, y, 0)]).weights[0]
+    loss = match_update(task.at(task.like), (12,), end - task.like, 4, 3, "ce", 0.2, 3)
+    certain = 50 * torch.nn.functional.one_hot(y, 3).float()
+    assert float(loss(torch.cat([x.flatten(), certain.flatten()])[None])) < 1e-9
+    assert float(loss(torch.cat([x.flatten() + 0.3, certain.flatten()])[None])) > 1e-3
+
+
+def _gradient(model: torch.nn.Module, x: torch.Tensor, Y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    loss = -(Y * model(x).log_softmax(1)).sum(1).mean()
+    return torch.autograd.grad(loss, list(model.parameters()))

@@ -1,0 +1,52 @@
+"""Labels: read off rows, flipped by randomised response, and drawn from averaging updates."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ntkfl.audit.capture import capture
+from ntkfl.audit.labels import attack, infer_mix, mix, overlap
+
+from .scenes import config
+
+SKEWED = {"dataset": "digits", "clients": 6, "partition": "dirichlet", "alpha": 0.1}
+
+
+def test_overlap_is_the_part_of_labels_that_is_right() -> None:
+    truth = torch.stack([mix(torch.tensor([0, 0, 1, 2]), 4)])
+    assert overlap(torch.tensor([[0.25, 0.25, 0.25, 0.25]]), truth).tolist() == [0.75]
+    assert overlap(truth, truth).tolist() == [1.0]
+
+
+def test_rows_carry_their_labels_and_a_shuffler_hides_whose() -> None:
+    plain = {f.attack: f for f in attack(capture(config({"name": "ntk-fl", "subsample_rate": 0.2}, data=SKEWED), 1))}
+    assert plain["labels of rows"].values == (1.0,)
+    assert plain["class mix of clients"].mean == pytest.approx(1.0)
+    mixed = config({"name": "ntk-fl", "subsample_rate": 0.2, "shuffle": True}, data=SKEWED)
+    shuffled = {f.attack: f for f in attack(capture(mixed, 1))}
+    assert shuffled["labels of rows"].against(plain["labels of rows"]).verdict == "unchanged"
+    assert shuffled["class mix of clients"].against(plain["class mix of clients"]).verdict == "reduced"
+
+
+def test_flipped_labels_are_right_as_often_as_they_are_kept() -> None:
+    flipped = config({"name": "ntk-fl", "subsample_rate": 0.5, "label_flip": 0.5, "shuffle": True})
+    found = {f.attack: f for f in attack(capture(flipped, 1))}["labels of rows"]
+    assert found.mean == pytest.approx(0.55, abs=0.09)  # 1 − p + p/k of about 360 rows
+    drowned = config({"name": "ntk-fl", "subsample_rate": 0.5, "label_flip": 1.0})
+    assert {f.attack: f for f in attack(capture(drowned, 1))}["labels of rows"].mean == pytest.approx(0.1, abs=0.06)
+
+
+def test_an_update_tells_the_class_mix_the_less_the_more_noise() -> None:
+    found = {}
+    for noise in (0.0, 0.02, 1.0):
+        hidden = {"clip": 1.0, "noise": noise} if noise else {}
+        heard = capture(config({"name": "fedavg", "lr": 0.05, "local_steps": 5} | hidden, data=SKEWED, seed=1), 1)
+        shares = infer_mix(heard)
+        assert shares is not None
+        torch.testing.assert_close(shares.sum(1), torch.ones(3, dtype=torch.float64))
+        (found[noise],) = attack(heard)
+    assert found[0.0].mean > 0.85
+    assert found[0.0].guess < 0.4
+    assert found[0.02].against(found[0.0]).verdict == "reduced"
+    assert found[1.0].against(found[0.0]).verdict == "stopped"

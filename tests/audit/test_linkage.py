@@ -1,0 +1,62 @@
+"""Links through the shuffler: what inputs tell, equal rows, matched losses, and colluders."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ntkfl.audit.capture import capture, captures
+from ntkfl.audit.inputs import Inputs, distances, seen_inputs
+from ntkfl.audit.linkage import attack
+from ntkfl.audit.received import rows_of
+
+from .scenes import config
+
+SKEWED = {"dataset": "digits", "clients": 6, "partition": "dirichlet", "alpha": 0.1}
+SHUFFLED = {"name": "ntk-fl", "subsample_rate": 0.4, "projected_dim": 24, "shuffle": True}
+
+
+def test_distances_are_over_what_both_tell() -> None:
+    every = torch.ones(1, 3, dtype=torch.bool)
+    a = Inputs(torch.tensor([[3.0, 4.0, 0.0]]), torch.tensor([[True, True, False]]))
+    near = Inputs(torch.tensor([[3.0, 4.0, 9.0]]), every)
+    assert distances(a, near).tolist() == [[float("inf")]]  # two coordinates of three are too few
+    whole = Inputs(a.x, every)
+    assert distances(whole, Inputs(torch.tensor([[3.0, 1.0, 0.0]]), every)).item() == pytest.approx(3 / 5)
+
+
+def test_sparsified_entries_give_coordinates_exactly() -> None:
+    heard = capture(config(SHUFFLED | {"sparsity": 0.7}), 1)
+    seen = seen_inputs(heard, rows_of(heard))
+    assert seen is not None
+    truth = heard.aligned()[0]
+    assert 0.2 < float(seen.known.double().mean()) < 1
+    torch.testing.assert_close(seen.x[seen.known], truth[seen.known], rtol=1e-3, atol=1e-4)
+    assert bool((seen.x[~seen.known] == 0).all())
+
+
+def test_links_of_shuffled_rows() -> None:
+    heard = captures(config(SHUFFLED, data=SKEWED, rounds=3), [1, 2, 3])
+    found = {f.attack: f for f in attack(heard[3], earlier=[heard[1], heard[2]])}
+    assert found["losses matched to uploads"].mean == 1.0  # a factored row predicts its losses to the last digit
+    within = found["rows of one sender, within a round"]
+    assert within.details["of all rows"] > within.guess + 0.2
+    across = found["equal rows across rounds"]
+    assert across.details["coincidences"] > 0
+    assert across.mean > across.guess
+    assert set(found["all other clients collude"].values) == {1.0}
+    assert found["half of the clients collude"].mean == pytest.approx(1 / 2)  # one of three tells: two are left
+    open_ones = {f.attack: f for f in attack(capture(config({"name": "ntk-fl", "subsample_rate": 0.4}), 1))}
+    assert within.against(open_ones[within.attack]).verdict == "reduced"
+    assert found["losses matched to uploads"].against(open_ones["losses matched to uploads"]).verdict == "unchanged"
+
+
+def test_fresh_noise_makes_no_two_rows_equal() -> None:
+    heard = captures(config(SHUFFLED | {"clip": 2.0, "noise": 1.0}, data=SKEWED), [1, 2])
+    across = {f.attack: f for f in attack(heard[2], earlier=[heard[1]])}["equal rows across rounds"]
+    assert across.details["coincidences"] == 0
+    assert across.mean == pytest.approx(across.guess)
+
+
+def test_averaging_has_no_rows_to_link() -> None:
+    assert attack(capture(config({"name": "fedavg", "local_steps": 1}), 1)) == []

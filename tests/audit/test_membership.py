@@ -1,0 +1,83 @@
+"""Membership: the arithmetic of rates by hand, a model that memorised, one that never learned, and rows looked up."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import ntkfl.models
+from ntkfl.audit.capture import capture
+from ntkfl.audit.membership import Roc, advantage, attack, infer, matched
+from ntkfl.data import load
+from ntkfl.data.partitions import make
+from ntkfl.methods import Task
+from ntkfl.tangent.parameters import flatten
+
+from .scenes import config
+
+
+def test_rates_by_hand() -> None:
+    roc = Roc.of(torch.tensor([4.0, 3.0, 1.0]), torch.tensor([3.0, 2.0, 0.0, -1.0]))
+    assert roc.recall(0.0) == pytest.approx(1 / 3)  # 3 ties with another record, so it does not count
+    assert roc.recall(0.25) == pytest.approx(2 / 3)
+    assert roc.recall(1.0) == 1.0
+    pairs = [(m > o) + 0.5 * (m == o) for m in (4, 3, 1) for o in (3, 2, 0, -1)]
+    assert roc.area() == pytest.approx(sum(pairs) / 12)
+    true, false = roc.rates(torch.tensor([2.0]))
+    assert (float(true), float(false)) == pytest.approx((2 / 3, 1 / 2))
+    assert advantage(torch.arange(10.0) + 100, torch.arange(10.0), 0) == 1.0
+
+
+def test_advantage_of_equal_scores_is_zero_on_average() -> None:
+    draws = torch.Generator().manual_seed(0)
+    values = [advantage(*torch.randn(2, 200, generator=draws).unbind(), seed) for seed in range(40)]
+    assert abs(sum(values) / 40) < 0.03  # a threshold's best on the records it was chosen on would be about 0.1
+
+
+def test_classes_are_matched() -> None:
+    x = torch.arange(10.0).unsqueeze(1)
+    (_, a), (_, b) = matched((x, torch.tensor([0] * 7 + [1] * 3)), (x, torch.tensor([0] * 2 + [1] * 7 + [2])), 0)
+    assert a.tolist() == b.tolist() == [0, 0, 1, 1, 1]
+
+
+def test_a_model_of_random_labels_gives_its_members_away_and_an_untrained_one_does_not() -> None:
+    x = load("digits").partition(make("iid", {"clients": 1}), seed=0).client(0)[0][:600].flatten(1)
+    y = torch.randint(10, (600,), generator=torch.Generator().manual_seed(1))
+    model = ntkfl.models.mlp(64, 100, 10)
+    task = Task(model, 10, "ce")
+    members, others = (x[:300], y[:300]), (x[300:], y[300:])
+    untrained = infer(task, task.like, members, others, role="outsider", on="the model", trials=10)
+    assert {f.attack.split(",")[0] for f in untrained} == {"membership by loss", "membership by confidence"}
+    for found in untrained:
+        assert abs(found.mean) < 0.08  # of ten draws from 300 records: one standard error is about 0.02
+        assert found.details["TPR at 1.0% FPR"] < 0.06
+    optimiser = torch.optim.Adam(model.parameters(), 0.01)
+    for _ in range(150):
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(model(x[:300]), y[:300]).backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+    by_loss, by_confidence = infer(task, flatten(model), members, others, role="outsider", on="the model")
+    assert by_loss.mean > 0.8
+    assert by_loss.details["AUC"] > 0.95
+    assert by_loss.details["TPR at 1.0% FPR"] > 0.1  # a tenth of the others have, by chance, the label it predicts
+    assert by_confidence.mean > 0.3
+
+
+def test_rows_can_be_looked_up_and_noise_stops_it() -> None:
+    plain = {f.attack: f for f in attack(capture(config({"name": "ntk-fl", "subsample_rate": 0.3}), 1))}
+    looked = plain["membership by looking rows up"]
+    assert looked.mean > 0.95
+    assert looked.role == "aggregator"
+    noisy = config({"name": "ntk-fl", "subsample_rate": 0.3, "clip": 2.0, "noise": 3.0})
+    hidden = {f.attack: f for f in attack(capture(noisy, 1))}["membership by looking rows up"]
+    assert hidden.against(looked).verdict == "stopped"
+    kept = capture(config({"name": "ntk-fl", "subsample_rate": 0.3, "projected_dim": 24, "shuffle": True}), 1)
+    helped = {f.attack: f for f in attack(kept)}["membership by looking rows up"]
+    assert helped.role == "aggregator+client"  # nobody else can project the record to ask about
+    assert helped.against(looked).verdict == "unchanged"
+
+
+def test_averaging_shows_each_clients_model() -> None:
+    found = {f.attack: f for f in attack(capture(config({"name": "fedavg", "local_steps": 5}), 1))}
+    assert len(found["membership by loss, each client's model"].values) == 3
+    assert "membership by loss, the round's new weights" in found

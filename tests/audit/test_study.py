@@ -1,0 +1,112 @@
+"""Findings, measures and verdicts: hand-computed cases; and one study of each kind of method, to its page."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from ntkfl.audit.capture import capture
+from ntkfl.audit.finding import ROLES, Finding
+from ntkfl.audit.grid import draw_grid
+from ntkfl.audit.measures import best_ssim, guesses, psnr, relative_error, ssim
+from ntkfl.audit.page import render
+from ntkfl.audit.study import study, undefended
+from ntkfl.cli import app
+
+from .scenes import config
+
+
+def _finding(mean: float, guess: float = 0.5, perfect: float = 1.0) -> Finding:
+    return Finding("a", "aggregator", "x", "SSIM", (mean - 0.1, mean + 0.1), guess, perfect)
+
+
+def test_verdicts_compare_what_is_gained_over_guessing() -> None:
+    undefended_one = _finding(0.9)
+    assert _finding(0.52).against(undefended_one).verdict == "stopped"
+    assert _finding(0.7).against(undefended_one).verdict == "reduced"
+    assert _finding(0.88).against(undefended_one).verdict == "unchanged"
+    assert _finding(0.3).against(undefended_one).verdict == "stopped"  # worse than guessing is no gain
+    assert _finding(0.3).against(_finding(0.4)).verdict is None  # there was no attack to stop
+    small = _finding(0.05, guess=1.0, perfect=0.0)  # errors: less is more
+    assert small.success == pytest.approx(0.95)
+    assert small.against(_finding(0.0, 1.0, 0.0)).verdict == "unchanged"
+    assert _finding(0.7).spread == pytest.approx(0.1 * 2**0.5)
+    with pytest.raises(ValueError, match="unknown role"):
+        Finding("a", "nobody", "x", "SSIM", (1.0,), 0.0)
+
+
+def test_measures_on_cases_one_can_check() -> None:
+    x = torch.rand(3, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(ssim(x, x), torch.ones(3))
+    assert float(ssim(x, 1 - x).max()) < 0
+    torch.testing.assert_close(psnr(x * 0, x * 0 + 0.1), torch.full((3,), 20.0), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(relative_error(x, 1.5 * x), torch.full((3,), 0.5))
+    assert torch.allclose(best_ssim(x, x.flip(0)), torch.ones(3))
+    public = (torch.tensor([[0.0], [2.0], [5.0]]), torch.tensor([0, 0, 1]))
+    assert guesses(public, torch.tensor([1, 0, 7])).flatten().tolist() == pytest.approx([5.0, 1.0, 7 / 3])
+    assert bool(torch.isfinite(ssim(x[..., :8, :8], x[..., :8, :8])).all())
+
+
+def test_a_study_of_hidden_rows_and_its_page(tmp_path: Path) -> None:
+    method = {"name": "cp-ntk-fl", "subsample_rate": 0.1, "projected_dim": 24, "sparsity": 0.8}
+    planned = config(method)
+    result = study(capture(planned, 1), capture(undefended(planned), 1), quick=True)
+    by = {(f.attack, f.role, f.measure): f for f in result.findings}
+    own = by["analytic inversion", "aggregator", "relative error"]
+    assert own.reference == pytest.approx(0.0, abs=1e-5)
+    assert own.recovers == "the projected input z"
+    assert by["labels of rows", "aggregator", "accuracy"].verdict == "unchanged"
+    assert by["analytic inversion", "aggregator+client", "SSIM"].verdict in ("reduced", "stopped")
+    assert set(result.verdicts) == set(result.sees) == set(ROLES)
+    assert "sealed rows" in result.sees["shuffler"]
+    assert "who sent every row" in result.verdicts["aggregator+shuffler"]
+    assert json.loads(json.dumps(result.dump()))["findings"]
+    grid = draw_grid(result.findings, tmp_path / "grid.png")
+    assert grid is not None
+    page = render(result, "an <audit>", grid.read_bytes())
+    assert "an &lt;audit&gt;" in page
+    assert not re.search(r"(src|href)=[\"'](?!data:)", page)  # loads nothing
+    assert all(name.split()[-1] in page for name in ROLES.values())
+
+
+def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
+    toml = tmp_path / "plan.toml"
+    toml.write_text('[data]\ndataset = "digits"\nclients = 20\n[method]\nname = "ntk-fl"\n')
+    command = [sys.executable, "-m", "ntkfl", "audit", "--config", str(toml), "--out", str(tmp_path / "out")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "listening" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, complaint = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert complaint.strip().endswith("stopped; nothing was written")
+    assert "Traceback" not in complaint
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_line_writes_a_folder_and_says_what_is_wrong(tmp_path: Path) -> None:
+    toml = tmp_path / "plan.toml"
+    toml.write_text(
+        'clients_per_round = 3\nrounds = 1\n[data]\ndataset = "digits"\nclients = 6\npartition = "iid"\n'
+        '[model]\nhidden = [16]\n[method]\nname = "fedavg"\nlocal_steps = 1\n'
+    )
+    runner = CliRunner()
+    made = runner.invoke(app, ["audit", "--config", str(toml), "--quick", "--out", str(tmp_path / "out")])
+    assert made.exit_code == 0, made.output
+    assert all(len(line) <= 80 for line in made.output.splitlines() if "written to" not in line and "/" not in line)
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"findings.json", "grid.png", "index.html"}
+    for arguments, words in (
+        (["audit"], "either the folder of a run"),
+        (["audit", "--config", str(toml), "--round", "5"], "no round 5"),
+        (["audit", str(tmp_path / "nothing")], "holds no run"),
+        (["train", "--record-wire", "1"], "needs --out"),
+    ):
+        assert words in str(runner.invoke(app, arguments).exception)

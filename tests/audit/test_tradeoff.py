@@ -1,0 +1,71 @@
+"""The table: verdicts by hand, and a small one made, kept and written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ntkfl.audit import tradeoff
+from ntkfl.audit.tradeoff import Row, markdown, verdict
+from ntkfl.compare.spec import Comparison
+
+
+def _row(label: str, name: str, value: float) -> Row:
+    leaks = {"picture": ((value, 0.4), (value, 0.4))}
+    return Row(label, {"name": name}, (0, 1), (0.8, 0.9), (10.0, 12.0), leaks, (), ())
+
+
+def test_verdicts_are_against_the_first_of_the_same_kind() -> None:
+    rows = [_row("open", "ntk-fl", 1.0), _row("averaged", "fedavg", 0.5), _row("cp", "cp-ntk-fl", 0.7)]
+    rows += [_row("hidden", "ntk-fl", 0.41), _row("same", "ntk-fl", 0.98), _row("noisy", "fedavg", 0.49)]
+    said = {row.label: verdict(row, rows, "picture") for row in rows}
+    assert said == {
+        "open": "", "averaged": "", "cp": "reduced", "hidden": "stopped", "same": "unchanged", "noisy": "reduced"
+    }  # fmt: skip
+    assert verdict(rows[2], rows, "label") == ""  # not attacked
+    table = markdown(rows)
+    assert "| cp | 85.0 ± 7.1 | 11 | none | 0.70 ± 0.00 (guess 0.40) reduced |" in table
+    assert len(table.splitlines()) == 8
+
+
+@pytest.fixture(scope="module")
+def comparison() -> Comparison:
+    noisy = {"name": "ntk-fl", "subsample_rate": 0.2, "projected_dim": 24, "shuffle": True, "clip": 2, "noise": 2.0}
+    return Comparison(
+        name="small",
+        rounds=2,
+        clients_per_round=3,
+        data={"dataset": "digits", "clients": 6, "alpha": 0.5},
+        model={"hidden": (16,)},
+        methods=[
+            {"label": "open", "method": {"name": "ntk-fl", "subsample_rate": 0.2, "steps": (50.0, 200.0)}},
+            {"label": "noise", "method": noisy | {"steps": (50.0, 200.0)}},
+            {"label": "averaged", "method": {"name": "fedavg", "local_steps": 2, "clip": 1.0, "noise": 1.0}},
+        ],
+    )
+
+
+def test_a_small_table_is_made_once_and_written(
+    comparison: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    rows = tradeoff.run(comparison, tmp_path / "cells", said.append)
+    assert said == ["open, seed 0", "noise, seed 0", "averaged, seed 0"]
+    again: list[str] = []
+    assert tradeoff.run(comparison, tmp_path / "cells", again.append) == rows
+    assert again == []
+    opened, noise, averaged = rows
+    assert set(opened.leaks) == set(tradeoff.COLUMNS)
+    assert verdict(noise, rows, "label") == "reduced"
+    assert verdict(noise, rows, "member, by rows") == "stopped"
+    assert not opened.epsilon
+    assert noise.epsilon[0][0] == "the aggregator, one round"
+    assert averaged.epsilon[-1][0] == "who sees all 2 models"
+    tradeoff.write(tmp_path / "out", comparison, rows, "ntkfl audit --tradeoff small.toml")
+    document = json.loads((tmp_path / "out/results.json").read_text())
+    assert [row["label"] for row in document["rows"]] == ["open", "noise", "averaged"]
+    assert document["rows"][1]["assumptions"]
+    assert "a record and round" in (tmp_path / "out/table.md").read_text()
+    assert (tmp_path / "out/tradeoff.png").stat().st_size > 10_000

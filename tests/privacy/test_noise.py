@@ -1,0 +1,125 @@
+"""Clipping, noise and randomised response: their distributions, and that all that is sent comes from the noisy copy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ntkfl.models
+from ntkfl.errors import ConfigError
+from ntkfl.methods import Client, FedAvg, Method, Scaffold, Task
+from ntkfl.methods.cp_ntk_fl import CPNTKFL
+from ntkfl.methods.ntk_fl import NTKFL
+from ntkfl.privacy.noise import clip_rows, flip_labels, noisy_rows
+from ntkfl.wire import Message
+
+
+def _draws(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def _client(n: int = 12, seed: int = 3) -> Client:
+    draws = _draws(7)
+    return Client(0, 4 * torch.randn(n, 6, generator=draws), torch.randint(3, (n,), generator=draws), seed)
+
+
+def _task() -> Task:
+    return Task(ntkfl.models.mlp(6, 5, 3), 3, "ce")
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.floats(0.1, 10), st.integers(0, 100))
+def test_clipping_bounds_the_norm_and_leaves_short_rows_alone(bound: float, seed: int) -> None:
+    rows = 3 * torch.randn(8, 2, 3, generator=_draws(seed))
+    clipped = clip_rows(rows, bound)
+    norms, before = clipped.flatten(1).norm(dim=1), rows.flatten(1).norm(dim=1)
+    assert bool((norms <= bound * (1 + 1e-5)).all())
+    torch.testing.assert_close(clipped[before <= bound], rows[before <= bound])
+    torch.testing.assert_close(torch.cosine_similarity(clipped.flatten(1), rows.flatten(1)), torch.ones(8))
+    assert clip_rows(torch.zeros(1, 3), bound).tolist() == [[0, 0, 0]]
+
+
+def test_noise_has_the_size_it_says() -> None:
+    x = torch.ones(400, 50)
+    noisy = noisy_rows(x, clip=2.0, noise=0.5, generator=_draws())
+    assert float((noisy - clip_rows(x, 2.0)).std()) == pytest.approx(1.0, rel=0.02)
+    assert torch.equal(noisy, noisy_rows(x, 2.0, 0.5, _draws()))
+    assert torch.equal(noisy_rows(x, 2.0, 0.0, _draws()), clip_rows(x, 2.0))
+    with pytest.raises(ConfigError, match="tokens"):
+        noisy_rows(torch.ones(2, 3, dtype=torch.int64), 1.0, 1.0, _draws())
+
+
+def test_labels_are_replaced_as_often_as_randomised_response_says() -> None:
+    y = torch.full((20000,), 3)
+    flipped = flip_labels(y, 10, 0.4, _draws())
+    assert float((flipped == 3).double().mean()) == pytest.approx(0.64, abs=0.01)  # 1 − p + p/k
+    others = torch.bincount(flipped, minlength=10)[[i for i in range(10) if i != 3]].double() / len(y)
+    assert others.tolist() == pytest.approx([0.04] * 9, abs=0.006)
+    assert flip_labels(y, 10, 0.0, _draws()) is y
+    with pytest.raises(ConfigError, match="numbers rather than classes"):
+        flip_labels(y.double(), 10, 0.1, _draws())
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_all_a_client_sends_is_made_from_one_noisy_copy(shuffle: bool) -> None:
+    """Post-processing: uploads and losses are those of a client that holds the copy and adds no noise."""
+    task, client = _task(), _client()
+    noisy, plain = NTKFL(clip=1.5, noise=0.7, shuffle=shuffle), NTKFL(shuffle=shuffle)
+    copy = noisy.private(task, client)
+    assert not torch.equal(copy.x, client.x)
+    w = torch.stack([task.like, 0.5 * task.like])
+    for question in (Message("weights", 1, {"weights": w[0]}), Message("candidates", 1, {"weights": w})):
+        sent, expected = noisy.answer(task, question, [client])[0], plain.answer(task, question, [copy])[0]
+        assert sent.encode() == expected.encode()
+    other_round = noisy.private(task, _client(seed=4))
+    assert not torch.equal(other_round.x, copy.x)
+
+
+def test_top_k_positions_are_chosen_after_the_noise() -> None:
+    task, client = _task(), _client()
+    question = Message("weights", 1, {"weights": task.like})
+    noisy = NTKFL(clip=1.0, noise=2.0, sparsity=0.8)
+    sent = noisy.answer(task, question, [client])[0]
+    clean = NTKFL(sparsity=0.8).answer(task, question, [client])[0]
+    assert not torch.equal(sent.arrays["topk.positions"], clean.arrays["topk.positions"])
+
+
+def test_noise_brings_label_noise_with_it() -> None:
+    assert NTKFL(clip=1.0, noise=1.0).label_flip == 0.2
+    assert CPNTKFL(clip=1.0, noise=1.0, label_flip=0.5).label_flip == 0.5
+    assert NTKFL(clip=1.0).label_flip == NTKFL().label_flip == 0
+
+
+def test_an_update_is_clipped_and_noised_and_nothing_else_is_told() -> None:
+    task, client = _task(), _client()
+    question = Message("weights", 1, {"weights": task.like})
+    clipped = FedAvg(clip=0.01, lr=1.0).answer(task, question, [client])[0]
+    assert float((clipped.arrays["weights"] - task.like).norm()) == pytest.approx(0.01, rel=1e-3)
+    method = FedAvg(clip=0.01, noise=50.0, lr=1.0)
+    replies = [method.answer(task, question, [_client(seed=s)])[0] for s in range(40)]
+    moved = torch.stack([r.arrays["weights"] - task.like for r in replies])
+    assert float(moved.std()) == pytest.approx(0.5, rel=0.05)
+    assert {name for reply in replies for name in reply.arrays} == {"weights", "samples"}
+    assert all(int(reply.arrays["samples"]) == 1 for reply in replies)
+    round = method.round(task, {"weights": task.like}, 1, [0, 1])
+    next(round)
+    with pytest.raises(StopIteration) as end:
+        round.send(replies)
+    assert end.value.value.train_loss is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "says"),
+    [
+        (NTKFL, {"noise": 1.0}, "give clip too"),
+        (FedAvg, {"noise": 1.0, "clip": 1.0, "weighting": "samples"}, "count equally"),
+        (Scaffold, {"clip": 1.0}, "scaffold does not clip"),
+        (NTKFL, {"clip": -1.0}, "clip"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(kind: type[Method], options: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as error:
+        kind(**options)
+    assert "\n" not in str(error.value)
