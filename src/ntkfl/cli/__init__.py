@@ -15,7 +15,9 @@ from ntkfl.cli.bench import bench
 from ntkfl.cli.compare import compare
 from ntkfl.cli.export import export
 from ntkfl.cli.join import join
+from ntkfl.cli.report import report
 from ntkfl.cli.train import train
+from ntkfl.cli.watch import watch
 from ntkfl.errors import NTKFLError
 from ntkfl.version import __version__
 
@@ -27,6 +29,8 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command()(compare)
+app.command()(report)
+app.command()(watch)
 app.command()(bench)
 app.command()(export)
 app.command()(join)

@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.table import Table
 
 from ntkfl.compare.cells import Cell, Workers
+from ntkfl.compare.plan import planned_cells, write_plan
 from ntkfl.compare.results import Row, columns, search_lines, setting_text, summarise, write
 from ntkfl.compare.search import describe, search
 from ntkfl.compare.spec import Comparison
@@ -49,14 +50,10 @@ def compare(
                     pool.run(cells, watcher.watch)
 
             chosen = search(comparison, comparison.methods, folder / "search", run)
-            cells = {
-                entry.label: [
-                    Cell(entry.label, comparison.run(entry, seed, chosen[entry.label].options), folder / "cells")
-                    for seed in comparison.seeds
-                ]
-                for entry in comparison.methods
-            }
-            run([cell for own in cells.values() for cell in own])
+            cells = planned_cells(comparison, chosen, folder / "cells")
+            every = [cell for own in cells.values() for cell in own]
+            write_plan(folder, comparison, every)
+            run(every)
     except KeyboardInterrupt:
         console.print(f"stopped; finished runs are kept, continue with: ntkfl compare {config}", soft_wrap=True)
         raise typer.Exit(130) from None
