@@ -33,12 +33,12 @@ def watch(
         if not folder.is_dir():
             raise RunFolderError(f"no such folder: {folder}")
     server = Server(folders, host, port)
-    typer.echo(f"{server.url}  (Ctrl-C ends it)")
-    if not _local(host):
-        typer.echo("other machines can connect, and see settings, curves and data counts of these runs", err=True)
-    if browser:
-        webbrowser.open(server.url)
     try:
+        typer.echo(f"{server.url}  (Ctrl-C ends it)")
+        if not _local(host):
+            typer.echo("other machines can connect, and see settings, curves and data counts of these runs", err=True)
+        if browser:
+            webbrowser.open(server.url)
         server.run()
     except KeyboardInterrupt:
         server.closing.set()

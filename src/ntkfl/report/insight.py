@@ -35,12 +35,12 @@ _NUMBERS = 1 << 27  # of a Jacobian, at most: half a GiB
 
 def insight(run: Found, keep: bool = True) -> dict[str, Any]:
     """`clients` (counts by class) and `spectra`, or under `clients_missing` and `spectra_missing` why not."""
-    done = len(history(run))
-    kept = _read(run.folder)
-    if kept is not None and kept.get("round") == done:
-        return kept
-    found: dict[str, Any] = {"round": done}
+    found: dict[str, Any] = {}
     try:
+        found["round"] = len(history(run))
+        kept = _read(run.folder)
+        if kept is not None and kept.get("round") == found["round"]:
+            return kept
         config = _rebuildable(run.folder)
         ready = _prepared(config.model_copy(update={"method": _data_options(config)}).model_dump_json())
         found["clients"] = _clients(config, ready)

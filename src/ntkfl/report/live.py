@@ -1,7 +1,9 @@
 """The page while runs go on: a small server for this machine that reads run folders and writes nothing.
 
-    /                 the page, without runs          /events        the runs, then those that changed (server-sent events)
-    /details/ID       classes, spectrum, audit         /files/ID/NAME one of a run's own files, by names from a fixed list
+    /               the page, without runs
+    /events         the runs, then those that changed, as server-sent events
+    /details/ID     clients and classes, spectrum, audit
+    /files/ID/NAME  one of a run's own files, by names from a fixed list
 
 What is asked for is looked up by id and name in what was found; no path is ever made out of an address.
 """
@@ -13,6 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -54,6 +57,7 @@ class Watched:
                 fresh[run.id] = view(run) | {"links": _links(run)}
                 self._marks[run.id] = mark
         found = {run.id: run for run in runs}
+        self._marks = {id: mark for id, mark in self._marks.items() if id in found}
         with self.changed:
             news = bool(fresh) or list(found) != list(self.found)
             if news:
@@ -82,7 +86,7 @@ class Watched:
 
 def _mark(run: Found) -> tuple[object, ...]:
     """What changes whenever the run's view does: sizes and times of its files, and who holds it."""
-    marks: list[object] = [run, run.folder.in_use]
+    marks: list[object] = [run.name, run.rounds, run.stop_at, run.folder.in_use]
     for name in ("config.toml", "history.jsonl", "timings.jsonl", "failed.txt", "model.safetensors", "audit"):
         try:
             state = (run.folder.path / name).stat()
@@ -156,10 +160,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
 
     def handle(self) -> None:
-        try:
+        with suppress(ConnectionError, TimeoutError):  # the reader has left
             super().handle()
-        except (ConnectionError, TimeoutError):
-            pass  # the reader has left
 
     def log_message(self, format: str, *args: object) -> None:
         """Requests are nobody's news."""

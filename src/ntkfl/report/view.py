@@ -6,6 +6,7 @@ import base64
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ def view(run: Found) -> dict[str, Any]:
         "seed": run.seed if run.seed is not None else config.get("seed"),
         "condition": how.kind,
         "text": how.text,
+        "since": _last_sign(run) if how.kind == "running" else None,
         "length": run.rounds or config.get("rounds"),
         "rounds": [r.get("round", i + 1) for i, r in enumerate(records)],
         "series": _series(records, SERIES) | _series(timings, TIMES),
@@ -52,6 +54,14 @@ def view(run: Found) -> dict[str, Any]:
         "device": ", ".join(sorted({str(t["device"]) for t in timings if "device" in t})),
         "settings": _settings(config),
     }
+
+
+def _last_sign(run: Found) -> float | None:
+    """When a running run last wrote a round, or its settings: seconds since 1970."""
+    for name in ("history.jsonl", "config.toml"):
+        with suppress(OSError):
+            return round((run.folder.path / name).stat().st_mtime, 1)
+    return None
 
 
 def _series(records: Sequence[Record], names: Sequence[str]) -> dict[str, list[float | None]]:
@@ -99,8 +109,9 @@ def _text(value: object) -> str:
 
 def files(run: Found) -> dict[str, Path]:
     """What of a run's folder may be looked at, by name: never its checkpoint, never what lies elsewhere."""
-    names = [*FILES, *(f"{AUDIT}/{p.name}" for p in _pictures(run)), f"{AUDIT}/findings.json"]
-    return {name: run.folder.path / name for name in names if (run.folder.path / name).is_file()}
+    names = [*FILES, *(f"{AUDIT}/{p.name}" for p in _pictures(run))]
+    paths = {name: run.folder.path / name for name in names}
+    return {name: path for name, path in paths.items() if path.is_file() and not path.is_symlink()}
 
 
 def audit(run: Found, embed: bool = True) -> dict[str, Any] | None:
@@ -129,4 +140,6 @@ def audit(run: Found, embed: bool = True) -> dict[str, Any] | None:
 
 def _pictures(run: Found) -> list[Path]:
     folder = run.folder.path / AUDIT
-    return sorted(folder.glob("*.png")) if folder.is_dir() and not folder.is_symlink() else []
+    if not folder.is_dir() or folder.is_symlink():
+        return []
+    return sorted(p for p in folder.glob("*.png") if p.is_file() and not p.is_symlink())

@@ -128,11 +128,12 @@ function drawDetails() {
 function drawAll() {
   const groups = allGroups();
   const list = [...runs.values()];
-  const available = Object.keys(METRICS).filter((name) => list.some((run) => run.series[name]));
+  const there = Object.keys(METRICS).filter((name) => list.some((run) => run.series[name]));
+  const available = there.length ? there : ["test_accuracy"];
   const metric = byId("metric");
   if (available.join() !== [...metric.options].map((o) => o.value).join()) {
     const before = metric.value;
-    metric.replaceChildren(...(available.length ? available : ["test_accuracy"]).map((name) => element("option", { value: name }, METRICS[name][0])));
+    metric.replaceChildren(...available.map((name) => element("option", { value: name }, METRICS[name][0])));
     if (available.includes(before)) metric.value = before;
   }
   const lengths = groups.map((g) => Math.max(...g.runs.map((r) => r.rounds.length))).filter((n) => n > 0);
@@ -144,8 +145,12 @@ function drawAll() {
   drawSelection();
 }
 
-function drawSelection() {
+function drawRuns() {
   runTable(byId("run-table"), allGroups(), Number(byId("target").value) / 100, hidden, toggle, (group) => charts.forEach((figure) => figure.spec && light(figure, group)));
+}
+
+function drawSelection() {
+  drawRuns();
   drawCurves();
   drawServer();
   drawBytes();
@@ -200,6 +205,7 @@ function follow() {
       }
     }
   });
+  setInterval(drawRuns, 5000); // how long ago the last sign was
   source.addEventListener("error", () => told("connection lost: what is shown may be old; trying again"));
 }
 if (page.live) follow();
