@@ -63,9 +63,8 @@ def test_a_round_appears_by_itself_and_a_stop_is_said(
         page = open_page(server.url)
         row = page.locator(f'tr[data-group="{name}"]')
         row.locator(".running").wait_for()
-        curve = page.locator(
-            f'#by-round [data-series="{page.evaluate("n => [...runs.values()].find(r => r.name === n).id", name)}"].curve'
-        )
+        identity = page.evaluate("n => [...runs.values()].find(r => r.name === n).id", name)
+        curve = page.locator(f'#by-round [data-series="{identity}"].curve')
         assert curve.get_attribute("data-points") == "2"
         assert "running: 2 of 6 rounds" in row.inner_text()
         page.evaluate("window.kept = true")  # a reload would lose this

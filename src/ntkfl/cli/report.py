@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from ntkfl.report.page import write_report
-
 
 def report(
     runs: Annotated[
@@ -23,4 +21,6 @@ def report(
 
     Example: ntkfl report runs/a runs/b --out report.html
     """
+    from ntkfl.report.page import write_report  # slow to import
+
     typer.echo(write_report(runs, out))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from ntkfl.cli.options import parse_numbers, parse_setting, parse_steps
-from ntkfl.cli.progress import RoundDisplay
-from ntkfl.engine.config import RunConfig, execute
-from ntkfl.engine.folder import Record, RunFolder
+from ntkfl.cli.verbs import DATASETS, METHODS, MODELS, PARTITIONS, one_of
 from ntkfl.errors import ConfigError
-from ntkfl.methods import METHODS
+
+if TYPE_CHECKING:
+    from ntkfl.engine.config import RunConfig
+    from ntkfl.engine.folder import Record
 
 _DATA, _METHOD, _HIDING = "Data and clients", "Method", "What clients hide"
 _METHODS = f"{', '.join(METHODS)} (default ntk-fl)"
@@ -24,10 +24,18 @@ Real: TypeAlias = float | None
 
 def train(
     dataset: Annotated[
-        Text, typer.Option(help="fashion-mnist (default), mnist, femnist, cifar10 or digits", rich_help_panel=_DATA)
+        Text,
+        typer.Option(
+            help=f"{', '.join(DATASETS)} (default {DATASETS[0]})",
+            rich_help_panel=_DATA,
+            autocompletion=one_of(DATASETS),
+        ),
     ] = None,
     partition: Annotated[
-        Text, typer.Option(help="dirichlet (default), writer, iid or shards", rich_help_panel=_DATA)
+        Text,
+        typer.Option(
+            help="dirichlet (default), writer, iid or shards", rich_help_panel=_DATA, autocompletion=one_of(PARTITIONS)
+        ),
     ] = None,
     alpha: Annotated[
         Real, typer.Option(help="Dirichlet concentration, above 0 (default 0.1)", rich_help_panel=_DATA)
@@ -39,7 +47,9 @@ def train(
     overlap: Annotated[
         bool | None, typer.Option(help="clients may hold the same images", rich_help_panel=_DATA)
     ] = None,
-    method: Annotated[Text, typer.Option(help=_METHODS, rich_help_panel=_METHOD)] = None,
+    method: Annotated[
+        Text, typer.Option(help=_METHODS, rich_help_panel=_METHOD, autocompletion=one_of(METHODS))
+    ] = None,
     kernel: Annotated[
         Text, typer.Option(help="full (default), or trace (the paper's)", rich_help_panel=_METHOD)
     ] = None,
@@ -82,7 +92,11 @@ def train(
         typer.Option("--set", metavar="OPTION=VALUE", help="any other option of the method", rich_help_panel=_METHOD),
     ] = None,
     model: Annotated[
-        Text, typer.Option(help="mlp (default), cnn, resnet, gru, transformer, or package.module:factory")
+        Text,
+        typer.Option(
+            help="mlp (default), cnn, resnet, gru, transformer, or package.module:factory",
+            autocompletion=one_of(MODELS),
+        ),
     ] = None,
     hidden: Annotated[Text, typer.Option(help="hidden widths of an mlp, e.g. 200,100 (default 100)")] = None,
     model_set: Annotated[
@@ -104,6 +118,10 @@ def train(
 
     Example: ntkfl train --dataset fashion-mnist --alpha 0.1 --rounds 10 --out runs/a
     """
+    from ntkfl.cli.options import parse_numbers, parse_setting, parse_steps  # slow to import, as all below the verbs is
+    from ntkfl.cli.progress import RoundDisplay
+    from ntkfl.engine.config import execute
+
     given: dict[str, Any] = {
         "rounds": rounds, "clients_per_round": clients_per_round, "hold_out": hold_out, "stop_at": stop_at,
         "seed": seed, "precision": precision,
@@ -138,6 +156,9 @@ def train(
 
 def _config(given: dict[str, Any], file: Path | None, out: Path | None, resume: bool) -> RunConfig:
     """Settings from the file (or, when resuming, from the run's own), with those of the command line on top."""
+    from ntkfl.engine.config import RunConfig
+    from ntkfl.engine.folder import RunFolder
+
     if resume and out is None:
         raise ConfigError("--resume needs --out, the folder of the run to continue")
     if file is None and resume and out is not None:
@@ -161,5 +182,7 @@ def _config(given: dict[str, Any], file: Path | None, out: Path | None, resume: 
 def _stopped(out: Path | None) -> str:
     if out is None:
         return "stopped; nothing was kept, as no --out was given"
+    from ntkfl.engine.folder import RunFolder
+
     done = len(RunFolder(out).records())
     return f"stopped after {done} whole rounds; continue with: ntkfl train --resume --out {out}"

@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from ntkfl.errors import RunFolderError
-from ntkfl.report.live import Server
 
 
 def watch(
@@ -29,6 +28,8 @@ def watch(
 
     Example: ntkfl watch runs
     """
+    from ntkfl.report.live import Server  # slow to import
+
     for folder in folders:
         if not folder.is_dir():
             raise RunFolderError(f"no such folder: {folder}")

@@ -23,7 +23,7 @@ function byteBars(figure, groups, title) {
   const parts = [];
   let top = 4;
   for (const group of groups) {
-    const name = group.label.length > 34 ? `${group.label.slice(0, 33)}…` : group.label;
+    const name = group.label.length > 30 ? `${group.label.slice(0, 29)}…` : group.label;
     if (narrow) top += 16;
     parts.push(shape("text", { class: "title", x: narrow ? 0 : left - 10, y: narrow ? top - 4 : top + 19, "text-anchor": narrow ? "start" : "end" }, name));
     for (const [by, arrow] of [[group.up, "↑"], [group.down, "↓"]]) {

@@ -8,10 +8,11 @@ function reached(run, target) {
   return i < 0 ? null : { rounds: run.rounds[i], bytes: sums(run.series.uplink_bytes ?? [])[i] / MIB };
 }
 
-function spread(values, digits = 0) {
+function spread(values, fixed = null) {
   const there = values.filter(finite);
   if (!there.length) return "—";
   const middle = mean(there);
+  const digits = fixed ?? (middle >= 100 ? 0 : middle >= 1 ? 1 : 3);
   const deviation = Math.sqrt(there.reduce((a, v) => a + (v - middle) ** 2, 0) / Math.max(1, there.length - 1));
   const text = there.length > 1 ? `${middle.toFixed(digits)} ± ${deviation.toFixed(digits)}` : middle.toFixed(digits);
   return there.length < values.length ? `${text} (${there.length} of ${values.length})` : text;
@@ -41,7 +42,7 @@ function runTable(place, groups, target, hidden, onToggle, onLight) {
     const hundred = (values) => spread(values.map((v) => (finite(v) ? 100 * v : null)), 1);
     const texts = [
       hundred(last), hundred(best), spread(got.map((g) => g?.rounds ?? null), group.runs.length > 1 ? 1 : 0),
-      spread(got.map((g) => g?.bytes ?? null), 1), spread(total("uplink_bytes", MIB), 1), spread(total("seconds", 1), 1),
+      spread(got.map((g) => g?.bytes ?? null)), spread(total("uplink_bytes", MIB)), spread(total("seconds", 1)),
     ];
     conditions(row.cells[1], group.runs);
     texts.forEach((text, i) => { if (row.cells[i + 2].textContent !== text) row.cells[i + 2].textContent = text; });
