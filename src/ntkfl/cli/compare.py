@@ -72,8 +72,8 @@ def compare(
         console.print(f"\n[bold]{heading}[/bold]", soft_wrap=True)
         with console.capture() as drawn_table:
             console.print(table)
-        for line in drawn_table.get().strip("\n").splitlines():
-            typer.echo(line.rstrip())  # a log keeps no trailing blanks
+        lines = [line.rstrip() for line in drawn_table.get().splitlines()]  # a log keeps no trailing blanks
+        typer.echo("\n".join(lines).strip("\n"))
     typer.echo()
     for line in search_lines(comparison, searches):
         console.print(line)

@@ -14,6 +14,7 @@ from ntkfl.errors import ConfigError
 if TYPE_CHECKING:
     from ntkfl.engine.config import RunConfig
     from ntkfl.engine.folder import Record
+    from ntkfl.report.events import EventFiles
 
 _DATA, _METHOD, _HIDING = "Data and clients", "Method", "What clients hide"
 _METHODS = f"{', '.join(METHODS)} (default ntk-fl)"
@@ -112,6 +113,9 @@ def train(
     config: Annotated[Path | None, typer.Option(help="a TOML of settings; options given here win")] = None,
     out: Annotated[Path | None, typer.Option(help="the run's folder")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue the run in --out")] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="also write event files into --out (needs the extra)")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object a round on stdout, nothing else")] = False,
 ) -> None:
     """Train one model over many clients.
@@ -137,12 +141,15 @@ def train(
     }  # fmt: skip
     run_config = _config(given, config, out, resume)
     display = RoundDisplay(run_config.method["name"], run_config.rounds, quiet=as_json)
+    events = _events(out) if tensorboard else None
 
     def on_round(record: Record, timing: Record) -> None:
         if as_json:
             typer.echo(json.dumps(record))
         else:
             display.show(record, timing)
+        if events:
+            events.write(record, timing)
 
     try:
         with display:
@@ -150,8 +157,18 @@ def train(
     except KeyboardInterrupt:
         typer.echo(_stopped(out), err=True)
         raise typer.Exit(130) from None
+    if events:
+        events.close()
     if not as_json:
         display.summary(run.history, run.timings, out)
+
+
+def _events(out: Path | None) -> EventFiles:
+    from ntkfl.report.events import EventFiles
+
+    if out is None:
+        raise ConfigError("--tensorboard needs --out, the folder its event files go into")
+    return EventFiles(out)
 
 
 def _config(given: dict[str, Any], file: Path | None, out: Path | None, resume: bool) -> RunConfig:
