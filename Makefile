@@ -4,7 +4,7 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.complete
 
-.PHONY: venv run test lint bench clean
+.PHONY: venv run test lint bench docs wheel clean
 
 venv: $(STAMP)
 
@@ -32,6 +32,21 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	$(PY) -m ntkfl bench
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
+	@echo build/site/index.html
+
+# A wheel, installed with the core alone into an empty environment, trains and reports there.
+wheel: $(STAMP)
+	rm -rf build/wheel build/core
+	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w build/wheel .
+	$(PYTHON) -m venv build/core
+	build/core/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	build/core/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt build/wheel/*.whl
+	cd build/core && bin/python -m ntkfl doctor && bin/ntkfl train --dataset digits --clients 20 --clients-per-round 4 \
+	  --rounds 2 --out run && bin/ntkfl report run
+	@ls -l build/wheel/*.whl
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
