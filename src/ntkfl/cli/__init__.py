@@ -13,6 +13,7 @@ from ntkfl.version import __version__
 
 app = typer.Typer(
     cls=Verbs,
+    rich_markup_mode=None,  # plain, so that all verbs fit a screen of 24 lines
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,

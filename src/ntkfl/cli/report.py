@@ -16,8 +16,8 @@ def report(
 ) -> None:
     """Show what runs did on one page.
 
-    The page works offline and holds everything it shows. The first report of a run computes its kernel's spectrum,
-    which takes seconds.
+    The page works offline and holds everything it shows.
+    The first report of a run computes its kernel's spectrum, which takes seconds.
 
     Example: ntkfl report runs/a runs/b --out report.html
     """

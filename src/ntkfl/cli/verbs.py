@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import os
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
 import click
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup
+from typer.utils import get_params_from_function
 
 # What `ntkfl --help` says of each verb, in that order. A verb `x` is the function `x` of `ntkfl.cli.x`, or its `app`.
 VERBS = {
@@ -39,6 +41,14 @@ MODELS = ("mlp", "cnn", "resnet", "gru", "transformer")
 class Verbs(TyperGroup):
     """A group whose commands are imported when one is called, not when they are listed."""
 
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """`--show-completion` is for those who know of it: two lines less on the first screen."""
+        found = super().get_params(ctx)
+        for parameter in found:
+            if isinstance(parameter, click.Option) and "--show-completion" in parameter.opts:
+                parameter.hidden = True
+        return found
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*VERBS, *(name for name in super().list_commands(ctx) if name not in VERBS)]
 
@@ -66,7 +76,21 @@ def load(name: str) -> click.Command:
     if app is None:
         app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         app.command(name)(getattr(module, name))
-    return typer.main.get_command(app)
+    command = typer.main.get_command(app)
+    _restore_argument_help(command)
+    return command
+
+
+def _restore_argument_help(command: click.Command) -> None:
+    """Click 8.5 gives arguments a help of their own and so erases what older typers had put there."""
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            _restore_argument_help(inner)
+    elif command.callback is not None:
+        declared = get_params_from_function(inspect.unwrap(command.callback))
+        for parameter in command.params:
+            if isinstance(parameter, TyperArgument) and parameter.help is None and parameter.name in declared:
+                parameter.help = getattr(declared[parameter.name].default, "help", None)
 
 
 def one_of(names: Sequence[str]) -> Callable[[str], list[str]]:

@@ -23,8 +23,8 @@ def watch(
 ) -> None:
     """Watch runs while they go on.
 
-    Serves the report's page on this machine: new rounds appear by themselves, a run that stopped says so. Nothing is
-    written, and only this machine can connect unless --host says otherwise.
+    Serves the report's page: rounds appear as they end, stopped runs say so.
+    Writes nothing; only this machine can connect unless --host says otherwise.
 
     Example: ntkfl watch runs
     """
