@@ -7,7 +7,6 @@ from typing import Any
 
 from ntkfl.engine.folder import Record
 from ntkfl.errors import ConfigError
-from ntkfl.report.view import SERIES, TIMES
 
 FOLDER = "tensorboard"
 
@@ -29,12 +28,12 @@ class EventFiles:
         number = int(record["round"])
         if self._writer is None:
             self._writer = self._make(str(self.folder), purge_step=number)
-        values = {f"round/{name}": record.get(name) for name in SERIES}
-        values |= {f"time/{name}": timing.get(name) for name in TIMES}
+        values = {f"round/{name}": value for name, value in record.items() if name != "round"}
+        values |= {f"time/{name}": value for name, value in timing.items() if name != "round"}
         for direction in ("uplink", "downlink"):
             values |= {f"{direction}/{kind}": count for kind, count in (record.get(direction) or {}).items()}
         for name, value in values.items():
-            if value is not None:
+            if isinstance(value, int | float):
                 self._writer.add_scalar(name, value, number)
         self._writer.flush()
 

@@ -25,10 +25,12 @@ from urllib.parse import quote, unquote, urlsplit
 from ntkfl.errors import ConfigError, NTKFLError
 from ntkfl.report.page import details, render, title
 from ntkfl.report.runs import Found, find
+from ntkfl.report.thin import thin
 from ntkfl.report.view import files, view
 from ntkfl.version import __version__
 
 _KINDS = {".toml": "text/plain", ".jsonl": "text/plain", ".json": "application/json", ".png": "image/png"}
+_ROUNDS = 1000  # of a run: one that is longer is thinned, as it is sent anew with every round
 _BREATH = 15  # seconds between signs of life on a quiet stream
 
 
@@ -54,7 +56,7 @@ class Watched:
         for run in runs:
             mark = _mark(run)
             if self._marks.get(run.id) != mark:
-                fresh[run.id] = view(run) | {"links": _links(run)}
+                fresh[run.id] = thin(view(run), _ROUNDS) | {"links": _links(run)}
                 self._marks[run.id] = mark
         found = {run.id: run for run in runs}
         self._marks = {id: mark for id, mark in self._marks.items() if id in found}

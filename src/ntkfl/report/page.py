@@ -17,9 +17,11 @@ from ntkfl.engine.folder import write_atomically
 from ntkfl.errors import ConfigError
 from ntkfl.report.insight import insight
 from ntkfl.report.runs import Found, require
+from ntkfl.report.thin import thin
 from ntkfl.report.view import audit, files, view
 from ntkfl.version import __version__
 
+_ROUNDS = 40_000  # of all runs together, some 3 MB; longer ones are thinned
 _SCRIPTS = ("format.js", "chart.js", "pictures.js", "tables.js", "page.js")
 
 
@@ -31,12 +33,13 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
         raise ConfigError(f"cannot write {out}: there is no folder {out.absolute().parent}")
     runs, targets = require(paths)
     first = {run.group: run.id for run in reversed(runs)}  # one seed of each curve stands for the others
+    most = max(100, _ROUNDS // len(runs))
     document = {
         "title": title(paths),
         "version": __version__,
         "live": False,
         "targets": targets,
-        "runs": [view(run) | {"links": _links(run, out)} for run in runs],
+        "runs": [thin(view(run), most) | {"links": _links(run, out)} for run in runs],
         "details": {run.id: details(run) for run in runs if first[run.group] == run.id},
     }
     try:

@@ -17,9 +17,8 @@ from ntkfl.report.runs import Condition, Found, condition, history
 # What is drawn, one number a round. Those a method does not have are left out.
 SERIES = (
     "test_accuracy", "last_accuracy", "validation_accuracy", "test_loss", "train_loss", "validation_loss", "steps",
-    "uplink_bytes", "downlink_bytes", "samples", "kernel_products", "solver_error", "dropped_rows", "kept_samples",
+    "uplink_bytes", "downlink_bytes", "kernel_products", "solver_error",
 )  # fmt: skip
-TIMES = ("seconds", "client_seconds", "server_seconds", "evaluation_seconds")
 FILES = ("config.toml", "history.jsonl", "timings.jsonl", "model.safetensors")
 AUDIT = "audit"
 _LARGEST_PICTURE = 1 << 20
@@ -48,7 +47,7 @@ def view(run: Found) -> dict[str, Any]:
         "since": _last_sign(run) if how.kind == "running" else None,
         "length": run.rounds or config.get("rounds"),
         "rounds": [r.get("round", i + 1) for i, r in enumerate(records)],
-        "series": _series(records, SERIES) | _series(timings, TIMES),
+        "series": _series(records, SERIES) | _series(timings, ["seconds"]),
         "uplink": _by_kind(records, "uplink"),
         "downlink": _by_kind(records, "downlink"),
         "device": ", ".join(sorted({str(t["device"]) for t in timings if "device" in t})),

@@ -143,7 +143,7 @@ function mark(figure, speak, at = null) {
 
 function listen(figure) {
   const { svg } = figure;
-  svg.addEventListener("pointermove", (event) => {
+  const near = (event) => {
     const box = svg.getBoundingClientRect();
     const [px, py] = [(event.clientX - box.left) * (figure.width / box.width), event.clientY - box.top];
     let best = 40 ** 2;
@@ -155,7 +155,9 @@ function listen(figure) {
     }));
     mark(figure, true, event);
     if (figure.where.point < 0) hush();
-  });
+  };
+  svg.addEventListener("pointermove", near);
+  svg.addEventListener("pointerdown", near); // a tap
   const leave = () => { figure.where = { series: 0, point: -1 }; mark(figure, false); hush(); };
   svg.addEventListener("pointerleave", leave);
   svg.addEventListener("blur", leave);

@@ -1,7 +1,7 @@
 "use strict";
 // The runs with what they reached, the settings side by side, and audits.
 
-const COLUMNS = ["run", "", "accuracy", "best", "rounds to target", "MiB to target", "MiB up", "seconds", "files"];
+const COLUMNS = ["run", "", "accuracy, %", "best, %", "rounds to target", "MiB to target", "MiB up", "seconds", "files"];
 
 function reached(run, target) {
   const i = (run.series.test_accuracy ?? []).findIndex((a) => finite(a) && a >= target);
@@ -73,7 +73,7 @@ function conditions(cell, runs) {
   const quiet = runs[0].since ? `, last sign ${ago(runs[0].since)} ago` : "";
   const texts = runs.length === 1 ? [[runs[0].condition, runs[0].text + (page.live ? quiet : "")]] : [...new Set(runs.map((r) => r.condition))].map((kind) => {
     const own = runs.filter((r) => r.condition === kind);
-    const rounds = own.map((r) => r.rounds.length);
+    const rounds = own.map((r) => r.of ?? r.rounds.length);
     return [kind, `${own.length} ${kind}, ${Math.min(...rounds)}${Math.min(...rounds) < Math.max(...rounds) ? ` to ${Math.max(...rounds)}` : ""} rounds`];
   });
   const text = texts.map((t) => t[1]).join("\n");
