@@ -59,8 +59,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         execute(RunConfig(rounds=6, method=AVERAGING, seed=1, **common), out=root / "cut", on_round=interrupt)
     audit = root / "whole" / "audit"
     audit.mkdir()
-    verdict = {"verdict": "the aggregator learns labels", "attacks": [{"attack": "analytic", "ssim": 0.913}]}
-    (audit / "findings.json").write_text(json.dumps(verdict))
+    attack = {"attack": "analytic inversion", "role": "aggregator", "recovers": "the input x", "measure": "SSIM"}
+    attack |= {"mean": 0.913, "spread": 0.02, "guess": 0.01, "verdict": "reduced", "says": "Inputs can be recognised."}
+    found = {"round": 1, "verdicts": {"aggregator": "learns labels and inputs"}, "findings": [attack]}
+    (audit / "findings.json").write_text(json.dumps(found))
     (audit / "grid.png").write_bytes(_png())
     return root
 

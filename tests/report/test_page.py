@@ -115,7 +115,10 @@ def test_conditions_files_spectrum_and_audit(report: str, open_page: Open, runs:
     assert link.evaluate("a => a.href") == (runs / "whole" / "history.jsonl").as_uri()
     assert len(points(page, "spectrum")) == 8  # four curves, before the first round and after the last
     assert page.eval_on_selector("#audit img", "img => img.naturalWidth") > 50
-    assert "the aggregator learns labels" in page.inner_text("#audit")
+    said = page.inner_text("#audit")
+    assert "learns labels and inputs" in said
+    assert "SSIM 0.913 ± 0.02" in said
+    assert page.evaluate("nested({a: [{b: 1, c: [2, 3]}], d: 'text'}).textContent") == "abc1[2,3]dtext"  # of any form
     page.locator("#by-round summary").click()
     assert page.locator("#by-round details tbody tr").count() == 2 + 3 + 4 + 5
 

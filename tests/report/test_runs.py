@@ -196,4 +196,4 @@ def test_an_audit_is_shown_where_there_is_one(runs: Path) -> None:
     found = audit(named(runs, "whole"))
     assert found is not None
     assert found["pictures"][0]["source"].startswith("data:image/png;base64,")
-    assert found["findings"]["attacks"][0]["ssim"] == 0.913
+    assert found["findings"]["findings"][0]["mean"] == 0.913

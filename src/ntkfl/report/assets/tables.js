@@ -120,8 +120,18 @@ function audits(place, found) {
     element("h3", {}, run.name),
     ...audit.pictures.map((p) => element("p", {}, element("img", { src: p.source ?? run.links[`audit/${p.name}`], alt: `${p.name} of the audit of ${run.name}` }))),
     ...(audit.left_out.length ? [element("p", { class: "note" }, `Too large for this page: ${audit.left_out.join(", ")} in the run's folder audit.`)] : []),
-    audit.findings === null ? element("p", { class: "note" }, "There is no findings.json beside the pictures.") : nested(audit.findings),
+    audit.findings === null ? element("p", { class: "note" }, "There is no findings.json beside the pictures.") : foundBy(audit.findings),
   ]));
+}
+
+// As `ntkfl audit` writes them: a verdict a role, then the attacks; anything else as it is.
+function foundBy(value) {
+  if (!value?.verdicts || !Array.isArray(value.findings)) return nested(value);
+  const verdicts = Object.entries(value.verdicts).flatMap(([role, line]) => [element("dt", {}, role), element("dd", {}, flat(line))]);
+  const rows = value.findings.map((f) => [flat(f.attack), flat(f.role), flat(f.recovers), `${flat(f.measure)} ${brief(f.mean)}${f.spread ? ` ± ${brief(f.spread)}` : ""}`, brief(f.guess), flat(f.verdict), flat(f.says)]);
+  const attacks = table([["attack", "role", "recovers", "result", "a guess", "defences", "in words"], ...rows]);
+  attacks.classList.add("words");
+  return element("div", {}, element("dl", {}, ...verdicts), element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "attacks" }, attacks));
 }
 
 // Whatever JSON: a list of like objects as a table, an object as names and values.
