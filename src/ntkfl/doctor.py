@@ -64,7 +64,7 @@ def _requirements() -> Iterator[Finding]:
             yield Finding(kind, what, ", ".join(wrong), advice)
         else:
             have = "" if extra else f"torch {torch.__version__}, {torch.get_num_threads()} threads; "
-            yield Finding("good", what, f"{have}{len(wanted)} packages, all there")
+            yield Finding("good", what, f"{have}{len(wanted)} package{'s'[: len(wanted) != 1]}, all there")
 
 
 def _problem(requirement: Requirement) -> str:
