@@ -13,6 +13,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11, or say make PYTHON=/path/to/python3.11"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "ntkfl needs Python 3.11 or newer; $(PYTHON) is older. Say make PYTHON=/path/to/python3.11"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "$(PYTHON) lacks venv: apt-get install python3-venv"; exit 1; }
+	@echo "building $(VENV): some minutes, most of them for torch"
 	$(PYTHON) -m venv --clear $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools wheel
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt torch

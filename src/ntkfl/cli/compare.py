@@ -53,6 +53,8 @@ def compare(
             cells = planned_cells(comparison, chosen, folder / "cells")
             every = [cell for own in cells.values() for cell in own]
             write_plan(folder, comparison, every)
+            if waiting := len({cell.key for cell in every if not cell.finished}):
+                console.print(f"{waiting} runs to do; to see them go: ntkfl watch {folder}", soft_wrap=True)
             run(every)
     except KeyboardInterrupt:
         console.print(f"stopped; finished runs are kept, continue with: ntkfl compare {config}", soft_wrap=True)
