@@ -4,7 +4,7 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.complete
 
-.PHONY: venv run test lint bench clean
+.PHONY: venv run test lint bench docs wheel clean
 
 venv: $(STAMP)
 
@@ -13,6 +13,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11, or say make PYTHON=/path/to/python3.11"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "ntkfl needs Python 3.11 or newer; $(PYTHON) is older. Say make PYTHON=/path/to/python3.11"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "$(PYTHON) lacks venv: apt-get install python3-venv"; exit 1; }
+	@echo "building $(VENV): some minutes, most of them for torch"
 	$(PYTHON) -m venv --clear $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools wheel
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
@@ -32,6 +33,21 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	$(PY) -m ntkfl bench
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
+	@echo build/site/index.html
+
+# A wheel, installed with the core alone into an empty environment, trains and reports there.
+wheel: $(STAMP)
+	rm -rf build/wheel build/core
+	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w build/wheel .
+	$(PYTHON) -m venv build/core
+	build/core/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	build/core/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt build/wheel/*.whl
+	cd build/core && bin/python -m ntkfl doctor && bin/ntkfl train --dataset digits --clients 20 --clients-per-round 4 \
+	  --rounds 2 --out run && bin/ntkfl report run
+	@ls -l build/wheel/*.whl
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -7,35 +7,18 @@ import sys
 
 import typer
 
-from ntkfl.cli import data as data_commands
-from ntkfl.cli import keys as keys_commands
-from ntkfl.cli import serve as serve_commands
-from ntkfl.cli.aggregate import aggregate
-from ntkfl.cli.audit import audit
-from ntkfl.cli.bench import bench
-from ntkfl.cli.compare import compare
-from ntkfl.cli.export import export
-from ntkfl.cli.join import join
-from ntkfl.cli.train import train
+from ntkfl.cli.verbs import Verbs, coloured
 from ntkfl.errors import NTKFLError
 from ntkfl.version import __version__
 
 app = typer.Typer(
+    cls=Verbs,
+    rich_markup_mode=None,  # plain, so that all verbs fit a screen of 24 lines
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
-    help="Federated learning by neural tangent kernels.",
+    help="Federated learning by neural tangent kernels. VERB --help has an example.",
 )
-app.command()(train)
-app.command()(compare)
-app.command()(audit)
-app.command()(bench)
-app.command()(export)
-app.command()(join)
-app.command()(aggregate)
-app.add_typer(data_commands.app, name="data")
-app.add_typer(keys_commands.app, name="keys")
-app.add_typer(serve_commands.app, name="serve")
 
 
 @app.callback(invoke_without_command=True)
@@ -50,7 +33,7 @@ def main() -> None:
     try:
         app(prog_name="ntkfl")
     except NTKFLError as error:
-        typer.secho(f"ntkfl: {error}", err=True, fg=typer.colors.RED)
+        typer.echo(coloured(f"ntkfl: {error}", typer.colors.RED), err=True)
         sys.exit(2)
     except BrokenPipeError:  # the reader of our output has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from ntkfl.cli.progress import RoundDisplay
-
 
 def aggregate(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The aggregator's folder, see `ntkfl keys init`.")],
@@ -20,6 +18,7 @@ def aggregate(
 
     Example: ntkfl aggregate trial/aggregator --out runs/trial
     """
+    from ntkfl.cli.progress import RoundDisplay
     from ntkfl.engine.services.aggregator import Aggregator  # needs the extra
 
     aggregator = Aggregator(folder, out, say=lambda line: typer.echo(line, err=True))

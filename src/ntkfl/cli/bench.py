@@ -24,7 +24,10 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Tiny sizes: does it run? Says nothing about speed.")] = False,
     device: Annotated[str, typer.Option(help="cpu, or cuda where there is one.")] = "cpu",
 ) -> None:
-    """Time this package beside the alternatives, on this machine."""
+    """Time this package beside the alternatives, on this machine.
+
+    Example: ntkfl bench round --plot bench.png
+    """
     names = list(dict.fromkeys(suites or SUITES))
     for name in names:
         if name not in SUITES:

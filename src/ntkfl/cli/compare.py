@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.table import Table
 
 from ntkfl.compare.cells import Cell, Workers
+from ntkfl.compare.plan import planned_cells, write_plan
 from ntkfl.compare.results import Row, columns, search_lines, setting_text, summarise, write
 from ntkfl.compare.search import describe, search
 from ntkfl.compare.spec import Comparison
@@ -49,14 +50,12 @@ def compare(
                     pool.run(cells, watcher.watch)
 
             chosen = search(comparison, comparison.methods, folder / "search", run)
-            cells = {
-                entry.label: [
-                    Cell(entry.label, comparison.run(entry, seed, chosen[entry.label].options), folder / "cells")
-                    for seed in comparison.seeds
-                ]
-                for entry in comparison.methods
-            }
-            run([cell for own in cells.values() for cell in own])
+            cells = planned_cells(comparison, chosen, folder / "cells")
+            every = [cell for own in cells.values() for cell in own]
+            write_plan(folder, comparison, every)
+            if waiting := len({cell.key for cell in every if not cell.finished}):
+                console.print(f"{waiting} runs to do; to see them go: ntkfl watch {folder}", soft_wrap=True)
+            run(every)
     except KeyboardInterrupt:
         console.print(f"stopped; finished runs are kept, continue with: ntkfl compare {config}", soft_wrap=True)
         raise typer.Exit(130) from None
@@ -66,12 +65,18 @@ def compare(
         for label, own in cells.items()
     ]
     from ntkfl.report.curves import plot_curves  # plotting is slow to import, and workers need none of it
+    from ntkfl.report.page import write_report
 
     write(folder, comparison, rows, searches, shlex.join(["ntkfl", *sys.argv[1:]]))
     drawn = [row for row in rows if comparison.figure is None or row.label in comparison.figure]
     figure = plot_curves(drawn, _title(comparison), comparison.targets, folder / "curves.png")
-    for table in _tables(comparison, rows):
-        console.print(table)
+    for heading, table in _tables(comparison, rows):
+        console.print(f"\n[bold]{heading}[/bold]", soft_wrap=True)
+        with console.capture() as drawn_table:
+            console.print(table)
+        lines = [line.rstrip() for line in drawn_table.get().splitlines()]  # a log keeps no trailing blanks
+        typer.echo("\n".join(lines).strip("\n"))
+    typer.echo()
     for line in search_lines(comparison, searches):
         console.print(line)
     for row in rows:
@@ -80,6 +85,7 @@ def compare(
                 console.print(f"{row.label}, seed {seed}: {why}", soft_wrap=True)
     console.print(f"{time.perf_counter() - began:.0f} s in all", soft_wrap=True)
     console.print(f"curves:  {figure}\nresults: {folder / 'results.json'}, {folder / 'results.csv'}", soft_wrap=True)
+    console.print(f"report:  {write_report([folder], folder / 'report.html')}  (open it in a browser)", soft_wrap=True)
 
 
 def _title(comparison: Comparison) -> str:
@@ -89,30 +95,30 @@ def _title(comparison: Comparison) -> str:
     return f"{data.dataset}, {data.clients} clients ({split}), {comparison.clients_per_round} a round, {seeds}"
 
 
-def _tables(comparison: Comparison, rows: Sequence[Row]) -> list[Table]:
-    """Two narrow tables and the settings, so that they fit 80 columns."""
+def _tables(comparison: Comparison, rows: Sequence[Row]) -> list[tuple[str, Table]]:
+    """Two narrow tables and the settings, each under a heading, so that they fit 80 columns."""
     headers, body = columns(comparison, rows)
     shown = sum(header.startswith("%") for header in headers)
     parts = [
-        (f"Test accuracy by round\n{_title(comparison)}", range(1, 1 + shown)),
+        (f"Test accuracy by round[/bold]\n{_title(comparison)}[bold]", range(1, 1 + shown)),
         ("Rounds and MiB uplink to a test accuracy", range(1 + shown, len(headers) - 1)),
     ]
     tables = []
     for title, chosen in parts:
-        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column("method", no_wrap=True, max_width=30)
         for i in chosen:
             table.add_column(headers[i], justify="right", min_width=max(len(cells[i]) for cells in body))
         for cells in body:
             table.add_row(cells[0], *(cells[i] for i in chosen))
-        tables.append(table)
-    settings = Table(title="Settings, and seconds a round", title_justify="left", box=box.SIMPLE_HEAD)
+        tables.append((title, table))
+    settings = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     settings.add_column("method", no_wrap=True, max_width=30)
     settings.add_column("options", overflow="fold")
     settings.add_column("seconds", justify="right")
     for row, cells in zip(rows, body, strict=True):
         settings.add_row(row.label, setting_text(row), cells[-1])
-    return [*tables, settings]
+    return [*tables, ("Settings, and seconds a round", settings)]
 
 
 class _Watcher:

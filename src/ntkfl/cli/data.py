@@ -18,7 +18,11 @@ from ntkfl.data.partition import Partition
 from ntkfl.data.partitions import make
 from ntkfl.errors import unknown
 
-app = typer.Typer(help="Datasets, and how they are dealt to clients.", no_args_is_help=True)
+app = typer.Typer(
+    help="Datasets, and how they are dealt to clients.\n\nExample: ntkfl data show fashion-mnist --alpha 0.1",
+    no_args_is_help=True,
+    add_completion=False,
+)
 
 _LISTED = 10  # clients whose class counts `show` prints
 

@@ -9,7 +9,12 @@ import typer
 
 from ntkfl.errors import ConfigError, TrustError
 
-app = typer.Typer(help="Keys, tokens and certificates of a federation.", no_args_is_help=True)
+app = typer.Typer(
+    help="Keys, tokens and certificates of a federation.\n\n"
+    "Example: ntkfl keys init trial --config configs/trial.toml --clients 4",
+    no_args_is_help=True,
+    add_completion=False,
+)
 
 KeyServerFolder = Annotated[Path, typer.Argument(metavar="KEY_SERVER_DIR", help="The key server's folder.")]
 

@@ -26,8 +26,9 @@ class RoundDisplay:
             MofNCompleteColumn(),
             TextColumn("[bold]{task.fields[accuracy]}"),
             TextColumn("left"),
-            TimeRemainingColumn(elapsed_when_finished=True),
+            TimeRemainingColumn(),
             console=self.console,
+            transient=True,
             disable=not self.live,
         )
         self.bar = self.progress.add_task(title, total=rounds, accuracy="")

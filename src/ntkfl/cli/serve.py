@@ -11,7 +11,11 @@ import typer
 
 from ntkfl.errors import ConfigError
 
-app = typer.Typer(help="Run a federation's key server or shuffler.", no_args_is_help=True)
+app = typer.Typer(
+    help="Run a federation's key server or shuffler.\n\nExample: ntkfl serve key-server trial/key-server",
+    no_args_is_help=True,
+    add_completion=False,
+)
 
 Host = Annotated[str | None, typer.Option(help="Where to listen; the host in federation.toml if not given.")]
 Port = Annotated[int | None, typer.Option(help="0 takes any free one; the port in federation.toml if not given.")]

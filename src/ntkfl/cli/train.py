@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from ntkfl.cli.options import parse_numbers, parse_setting, parse_steps
-from ntkfl.cli.progress import RoundDisplay
-from ntkfl.engine.config import RunConfig, execute
-from ntkfl.engine.folder import Record, RunFolder
+from ntkfl.cli.verbs import DATASETS, METHODS, MODELS, PARTITIONS, one_of
 from ntkfl.errors import ConfigError
-from ntkfl.methods import METHODS
+
+if TYPE_CHECKING:
+    from ntkfl.engine.config import RunConfig
+    from ntkfl.engine.folder import Record
+    from ntkfl.report.events import EventFiles
 
 _DATA, _METHOD, _HIDING = "Data and clients", "Method", "What clients hide"
 _METHODS = f"{', '.join(METHODS)} (default ntk-fl)"
@@ -24,10 +25,18 @@ Real: TypeAlias = float | None
 
 def train(
     dataset: Annotated[
-        Text, typer.Option(help="fashion-mnist (default), mnist, femnist, cifar10 or digits", rich_help_panel=_DATA)
+        Text,
+        typer.Option(
+            help=f"{', '.join(DATASETS)} (default {DATASETS[0]})",
+            rich_help_panel=_DATA,
+            autocompletion=one_of(DATASETS),
+        ),
     ] = None,
     partition: Annotated[
-        Text, typer.Option(help="dirichlet (default), writer, iid or shards", rich_help_panel=_DATA)
+        Text,
+        typer.Option(
+            help="dirichlet (default), writer, iid or shards", rich_help_panel=_DATA, autocompletion=one_of(PARTITIONS)
+        ),
     ] = None,
     alpha: Annotated[
         Real, typer.Option(help="Dirichlet concentration, above 0 (default 0.1)", rich_help_panel=_DATA)
@@ -39,7 +48,9 @@ def train(
     overlap: Annotated[
         bool | None, typer.Option(help="clients may hold the same images", rich_help_panel=_DATA)
     ] = None,
-    method: Annotated[Text, typer.Option(help=_METHODS, rich_help_panel=_METHOD)] = None,
+    method: Annotated[
+        Text, typer.Option(help=_METHODS, rich_help_panel=_METHOD, autocompletion=one_of(METHODS))
+    ] = None,
     kernel: Annotated[
         Text, typer.Option(help="full (default), or trace (the paper's)", rich_help_panel=_METHOD)
     ] = None,
@@ -82,7 +93,11 @@ def train(
         typer.Option("--set", metavar="OPTION=VALUE", help="any other option of the method", rich_help_panel=_METHOD),
     ] = None,
     model: Annotated[
-        Text, typer.Option(help="mlp (default), cnn, resnet, gru, transformer, or package.module:factory")
+        Text,
+        typer.Option(
+            help="mlp (default), cnn, resnet, gru, transformer, or package.module:factory",
+            autocompletion=one_of(MODELS),
+        ),
     ] = None,
     hidden: Annotated[Text, typer.Option(help="hidden widths of an mlp, e.g. 200,100 (default 100)")] = None,
     model_set: Annotated[
@@ -102,12 +117,19 @@ def train(
         list[int] | None,
         typer.Option(metavar="ROUND", help="keep this round's messages in --out, for ntkfl audit; may be repeated"),
     ] = None,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="also write event files into --out (needs the extra)")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object a round on stdout, nothing else")] = False,
 ) -> None:
     """Train one model over many clients.
 
     Example: ntkfl train --dataset fashion-mnist --alpha 0.1 --rounds 10 --out runs/a
     """
+    from ntkfl.cli.options import parse_numbers, parse_setting, parse_steps  # slow to import, as all below the verbs is
+    from ntkfl.cli.progress import RoundDisplay
+    from ntkfl.engine.config import execute
+
     given: dict[str, Any] = {
         "rounds": rounds, "clients_per_round": clients_per_round, "hold_out": hold_out, "stop_at": stop_at,
         "seed": seed, "precision": precision,
@@ -125,12 +147,15 @@ def train(
         raise ConfigError("--record-wire needs --out, the folder that keeps the messages")
     run_config = _config(given, config, out, resume)
     display = RoundDisplay(run_config.method["name"], run_config.rounds, quiet=as_json)
+    events = _events(out) if tensorboard else None
 
     def on_round(record: Record, timing: Record) -> None:
         if as_json:
             typer.echo(json.dumps(record))
         else:
             display.show(record, timing)
+        if events:
+            events.write(record, timing)
 
     try:
         with display:
@@ -141,12 +166,25 @@ def train(
     except KeyboardInterrupt:
         typer.echo(_stopped(out), err=True)
         raise typer.Exit(130) from None
+    if events:
+        events.close()
     if not as_json:
         display.summary(run.history, run.timings, out)
 
 
+def _events(out: Path | None) -> EventFiles:
+    from ntkfl.report.events import EventFiles
+
+    if out is None:
+        raise ConfigError("--tensorboard needs --out, the folder its event files go into")
+    return EventFiles(out)
+
+
 def _config(given: dict[str, Any], file: Path | None, out: Path | None, resume: bool) -> RunConfig:
     """Settings from the file (or, when resuming, from the run's own), with those of the command line on top."""
+    from ntkfl.engine.config import RunConfig
+    from ntkfl.engine.folder import RunFolder
+
     if resume and out is None:
         raise ConfigError("--resume needs --out, the folder of the run to continue")
     if file is None and resume and out is not None:
@@ -170,5 +208,7 @@ def _config(given: dict[str, Any], file: Path | None, out: Path | None, resume: 
 def _stopped(out: Path | None) -> str:
     if out is None:
         return "stopped; nothing was kept, as no --out was given"
+    from ntkfl.engine.folder import RunFolder
+
     done = len(RunFolder(out).records())
     return f"stopped after {done} whole rounds; continue with: ntkfl train --resume --out {out}"

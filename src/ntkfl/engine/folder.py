@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import json
 import os
+import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -51,15 +52,31 @@ class RunFolder:
             handle = open(self.path / ".lock", "w")  # noqa: SIM115 - held open for as long as the lock
         except OSError as error:
             raise RunFolderError(f"cannot use {self.path} as a run folder: {error.strerror}") from None
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        for _ in range(20):  # somebody who only looks (`in_use`) holds it for an instant
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                time.sleep(0.01)
+        else:
             handle.close()
-            raise RunFolderError(f"{self.path} is in use by another process: wait for it, or choose another") from None
+            raise RunFolderError(f"{self.path} is in use by another process: wait for it, or choose another")
         try:
             yield
         finally:
             handle.close()
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a process is at work here. The system drops the lock of one that dies, however it dies."""
+        try:
+            with open(self.path / ".lock") as handle:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
 
     def create(self, config: Mapping[str, Any]) -> None:
         """Begin a run here; a folder that holds anything else is left alone."""

@@ -1,0 +1,66 @@
+"""Pages of the documentation site that are written elsewhere: the README, results, examples and the commands' help."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+
+
+def on_files(files: Files, config: Any) -> Files:
+    files.append(File.generated(config, "index.md", content=(ROOT / "README.md").read_text()))
+    for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
+        files.append(File.generated(config, name, content=(ROOT / name).read_text()))
+    for path in sorted((ROOT / "results").rglob("*")):
+        if path.suffix in (".png", ".svg", ".json", ".md"):
+            name = path.relative_to(ROOT).as_posix()
+            files.append(File.generated(config, name, content=path.read_bytes()))
+    for path in sorted((ROOT / "examples").rglob("*")):
+        if path.is_file() and path.suffix in (".py", ".ipynb"):
+            files.append(File.generated(config, path.relative_to(ROOT).as_posix(), content=path.read_bytes()))
+    files.append(File.generated(config, "commands.md", content=commands()))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Links as they are in the repository, to where the same pages are on the site."""
+    return re.sub(r"(\]\(|src=\")(?:docs/|\.\./)", r"\1", markdown)
+
+
+def commands() -> str:
+    """Every verb's help, as the command line prints it."""
+    import click
+
+    from ntkfl.cli.verbs import VERBS, load
+
+    parts = ["# Commands\n\nEvery verb, as `ntkfl VERB --help` says it.\n"]
+    for name in VERBS:
+        command = load(name)
+        parts.append(f"\n## ntkfl {name}\n\n{_help(command)}\n")
+        if isinstance(command, click.Group):
+            for inner, sub in command.commands.items():
+                parts.append(f"\n### ntkfl {name} {inner}\n\n{_help(sub)}\n{_options(sub)}")
+        else:
+            parts.append(_options(command))
+    return "".join(parts)
+
+
+def _help(command: Any) -> str:
+    text = (command.help or "").strip()
+    return re.sub(r"Example: (.+)", r"```\n\1\n```", re.sub(r"\n\s+", "\n", text))
+
+
+def _options(command: Any) -> str:
+    rows = []
+    for parameter in command.params:
+        names = (
+            ", ".join(f"`{n}`" for n in parameter.opts)
+            if parameter.param_type_name == "option"
+            else f"`{parameter.human_readable_name}`"
+        )
+        rows.append(f"| {names} | {(getattr(parameter, 'help', '') or '').replace('|', chr(92) + '|')} |\n")
+    return "\n| option | what |\n| --- | --- |\n" + "".join(rows)

@@ -1,0 +1,26 @@
+"""`ntkfl report`: what runs did, on one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN…", help="Folders of runs or comparisons, or folders of them.")
+    ],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+) -> None:
+    """Show what runs did on one page.
+
+    The page works offline and holds everything it shows.
+    The first report of a run computes its kernel's spectrum, which takes seconds.
+
+    Example: ntkfl report runs/a runs/b --out report.html
+    """
+    from ntkfl.report.page import write_report  # slow to import
+
+    typer.echo(write_report(runs, out))

@@ -1,0 +1,108 @@
+"""The verbs, each loaded when it is used: help and completion answer at once, without importing torch."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+import click
+import typer
+from typer.core import TyperArgument, TyperCommand, TyperGroup
+from typer.utils import get_params_from_function
+
+# What `ntkfl --help` says of each verb, in that order. A verb `x` is the function `x` of `ntkfl.cli.x`, or its `app`.
+VERBS = {
+    "train": "Train one model over many clients.",
+    "compare": "Compare methods on equal terms.",
+    "audit": "Attack what a run sends, and say what leaked.",
+    "report": "Show what runs did on one page.",
+    "watch": "Watch runs while they go on.",
+    "data": "Datasets, and how they are dealt to clients.",
+    "bench": "Time this package beside the alternatives.",
+    "doctor": "Check this machine, and say what to do.",
+    "export": "Write a run's model with its projection sealed.",
+    "keys": "Keys, tokens and certificates of a federation.",
+    "serve": "Run a federation's key server or shuffler.",
+    "aggregate": "Run the server that trains, behind the shuffler.",
+    "join": "Take part in a run, with data of your own.",
+}
+
+METHODS = (
+    "ntk-fl", "cp-ntk-fl", "fedavg", "fednova", "fedprox", "scaffold", "fedadam", "fedcom", "qsgd", "data-share",
+    "centralized",
+)  # fmt: skip
+DATASETS = ("fashion-mnist", "mnist", "femnist", "cifar10", "digits")
+PARTITIONS = ("dirichlet", "writer", "iid", "shards")
+MODELS = ("mlp", "cnn", "resnet", "gru", "transformer")
+
+
+class Verbs(TyperGroup):
+    """A group whose commands are imported when one is called, not when they are listed."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """`--show-completion` is for those who know of it: two lines less on the first screen."""
+        found = super().get_params(ctx)
+        for parameter in found:
+            if isinstance(parameter, click.Option) and "--show-completion" in parameter.opts:
+                parameter.hidden = True
+        return found
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*VERBS, *(name for name in super().list_commands(ctx) if name not in VERBS)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """For lists: the verb's name and its line."""
+        if cmd_name in VERBS:
+            return TyperCommand(cmd_name, help=VERBS[cmd_name])
+        return super().get_command(ctx, cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """For use: the verb itself."""
+        if args and not args[0].startswith("-") and args[0] not in self.list_commands(ctx):
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            ctx.fail(f"no verb {args[0]!r}{f': did you mean {near[0]!r}?' if near else ''}")
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, load(name) if name in VERBS else command, rest
+
+
+def load(name: str) -> click.Command:
+    """The verb's command, with its options."""
+    module = import_module(f"ntkfl.cli.{name}")
+    app = getattr(module, "app", None)
+    if app is None:
+        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        app.command(name)(getattr(module, name))
+    command = typer.main.get_command(app)
+    _restore_argument_help(command)
+    return command
+
+
+def _restore_argument_help(command: click.Command) -> None:
+    """Click 8.5 gives arguments a help of their own and so erases what older typers had put there."""
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            _restore_argument_help(inner)
+    elif command.callback is not None:
+        declared = get_params_from_function(inspect.unwrap(command.callback))
+        for parameter in command.params:
+            if isinstance(parameter, TyperArgument) and parameter.help is None and parameter.name in declared:
+                parameter.help = getattr(declared[parameter.name].default, "help", None)
+
+
+def one_of(names: Sequence[str]) -> Callable[[str], list[str]]:
+    """Completion of an option's value."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names if name.startswith(incomplete)]
+
+    return complete
+
+
+def coloured(text: str, colour: str) -> str:
+    """Text in a colour, unless its reader wants none (https://no-color.org); whoever pipes it gets none either way."""
+    return text if os.environ.get("NO_COLOR") else typer.style(text, fg=colour)

@@ -1,0 +1,52 @@
+"""`ntkfl watch`: runs as they go on, in a browser."""
+
+from __future__ import annotations
+
+import ipaddress
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ntkfl.errors import RunFolderError
+
+
+def watch(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUNS_DIR…", help="Folders of runs and comparisons; they may still be empty."),
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any that is free.")] = 8440,
+    browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Watch runs while they go on.
+
+    Serves the report's page: rounds appear as they end, stopped runs say so.
+    Writes nothing; only this machine can connect unless --host says otherwise.
+
+    Example: ntkfl watch runs
+    """
+    from ntkfl.report.live import Server  # slow to import
+
+    for folder in folders:
+        if not folder.is_dir():
+            raise RunFolderError(f"no such folder: {folder}")
+    server = Server(folders, host, port)
+    try:
+        typer.echo(f"{server.url}  (Ctrl-C ends it)")
+        if not _local(host):
+            typer.echo("other machines can connect, and see settings, curves and data counts of these runs", err=True)
+        if browser:
+            webbrowser.open(server.url)
+        server.run()
+    except KeyboardInterrupt:
+        server.closing.set()
+
+
+def _local(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

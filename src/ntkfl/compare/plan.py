@@ -1,0 +1,79 @@
+"""What a comparison set out to run, written down before it runs: whoever looks meanwhile knows each cell's name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ntkfl.compare.cells import Cell
+from ntkfl.compare.search import Chosen
+from ntkfl.compare.spec import Comparison
+from ntkfl.engine.folder import write_atomically
+from ntkfl.errors import RunFolderError
+
+PLAN = "plan.json"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One cell: its curve's label, its folder, and the length it is cut at."""
+
+    label: str
+    seed: int
+    folder: str  # relative to the comparison's
+    rounds: int
+    stop_at: float | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A comparison's name, the accuracies it reports, and its cells."""
+
+    name: str
+    targets: tuple[float, ...]
+    cells: tuple[Planned, ...]
+
+
+def write_plan(folder: Path, comparison: Comparison, cells: Sequence[Cell]) -> None:
+    planned = [
+        {
+            "label": cell.label,
+            "seed": cell.config.seed,
+            "folder": str(cell.folder.path.relative_to(folder)),
+            "rounds": cell.config.rounds,
+            "stop_at": cell.config.stop_at,
+        }
+        for cell in cells
+    ]
+    document = {"name": comparison.name, "targets": comparison.targets, "cells": planned}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / PLAN, (json.dumps(document, indent=1) + "\n").encode())
+
+
+def read_plan(folder: Path) -> Plan | None:
+    """The plan in `folder`; None where it holds no comparison. A folder's name in it never leads outside."""
+    path = folder / PLAN
+    try:
+        values = json.loads(path.read_text())
+        cells = tuple(Planned(**cell) for cell in values["cells"])
+        plan = Plan(str(values["name"]), tuple(float(t) for t in values["targets"]), cells)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(f"{path} is broken ({error}): run the comparison again, it writes it anew") from None
+    if any(not (folder / cell.folder).resolve().is_relative_to(folder.resolve()) for cell in cells):
+        raise RunFolderError(f"{path} names folders outside {folder}: it is no plan of a comparison there")
+    return plan
+
+
+def planned_cells(comparison: Comparison, chosen: dict[str, Chosen], root: Path) -> dict[str, list[Cell]]:
+    """Every entry's runs with the options its search chose, one a seed."""
+    return {
+        entry.label: [
+            Cell(entry.label, comparison.run(entry, seed, chosen[entry.label].options), root)
+            for seed in comparison.seeds
+        ]
+        for entry in comparison.methods
+    }

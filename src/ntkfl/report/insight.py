@@ -1,0 +1,153 @@
+"""What a run's folder does not say outright but determines: who had which classes, and the kernel's spectrum.
+
+Both are computed from configuration, data and checkpoint, and kept in `insight.json` beside them, so that the next
+report of the same run need not compute them again. Where something is missing, they say what, and stay out.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ntkfl.data.catalog import locate
+from ntkfl.engine.config import Prepared, RunConfig, prepare
+from ntkfl.engine.folder import RunFolder, write_atomically
+from ntkfl.engine.seeds import derive
+from ntkfl.errors import NTKFLError, RunFolderError
+from ntkfl.methods.statistics import NAME, load_statistics
+from ntkfl.privacy.projection import RunSecret
+from ntkfl.privacy.subsample import subsample
+from ntkfl.report.runs import Found, history
+from ntkfl.tangent import jacobian, jacobian_numbers
+from ntkfl.tangent.parameters import load_flat
+
+KEPT = "insight.json"
+ROWS = 256  # samples of a spectrum: its head is settled by then, and it takes a moment
+_NUMBERS = 1 << 27  # of a Jacobian, at most: half a GiB
+
+
+def insight(run: Found, keep: bool = True) -> dict[str, Any]:
+    """`clients` (counts by class) and `spectra`, or under `clients_missing` and `spectra_missing` why not."""
+    found: dict[str, Any] = {}
+    try:
+        found["round"] = len(history(run))
+        kept = _read(run.folder)
+        if kept is not None and kept.get("round") == found["round"]:
+            return kept
+        config = _rebuildable(run.folder)
+        ready = _prepared(config.model_copy(update={"method": _data_options(config)}).model_dump_json())
+        found["clients"] = _clients(config, ready)
+        with _one_thread():
+            found["spectra"] = _spectra(run, config, ready)
+    except NTKFLError as error:
+        for name in ("clients", "spectra"):
+            if name not in found:
+                found[f"{name}_missing"] = str(error)
+    if keep and "spectra" in found:
+        with suppress(OSError):  # somebody else's folder: it is computed again next time
+            write_atomically(run.folder.path / KEPT, (json.dumps(found) + "\n").encode())
+    return found
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """These matrices are small: beside a training run, a second thread costs several times what it gives."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _read(folder: RunFolder) -> dict[str, Any] | None:
+    try:
+        kept = json.loads((folder.path / KEPT).read_text())
+    except (OSError, ValueError):
+        return None
+    return kept if isinstance(kept, dict) else None
+
+
+def _rebuildable(folder: RunFolder) -> RunConfig:
+    """The run's configuration, where names in it are enough to have its data and network again."""
+    if not folder.holds_run:
+        raise RunFolderError("the run has not begun")
+    if not folder.config().get("simulation"):
+        raise RunFolderError("a deployment's data are its clients' own")
+    config = RunConfig.read(folder.path / "config.toml")
+    if ":" in config.model.name:
+        raise RunFolderError(f"the network {config.model.name} is code of its user's, which a report does not run")
+    if locate(config.data.dataset) is None:
+        name = config.data.dataset
+        raise RunFolderError(f"{name} is not on this machine; with `ntkfl data fetch {name}` the next report has it")
+    return config
+
+
+def _data_options(config: RunConfig) -> dict[str, object]:
+    """Of the method only what changes the data, so that equal data are prepared once."""
+    shares = getattr(config.build_method(), "shared_fraction", 0.0)
+    return {"name": "data-share", "shared_fraction": shares} if shares else {"name": "fedavg"}
+
+
+@lru_cache(maxsize=2)
+def _prepared(config: str) -> Prepared:
+    return prepare(RunConfig.model_validate_json(config))
+
+
+def _clients(config: RunConfig, ready: Prepared) -> dict[str, Any]:
+    data = config.data
+    split = f"Dirichlet α = {data.alpha:g}" if data.partition == "dirichlet" else data.partition
+    return {"title": f"{data.dataset}, {split}, seed {config.seed}", "counts": ready.fed.counts().tolist()}
+
+
+def _spectra(run: Found, config: RunConfig, ready: Prepared) -> list[dict[str, Any]]:
+    """Eigenvalues of the trace kernel H/N at the first round's weights and at the last, on those rounds' clients."""
+    records = history(run)
+    done, state = run.folder.load_checkpoint()
+    if not records or not done:
+        raise RunFolderError("no round is finished yet")
+    method = config.build_method()
+    fed = ready.fed
+    model = config.model.suited(method).build(method.model_input_shape(fed.input_shape), fed.output_dim, config.seed)
+    model = model.to(getattr(torch, config.precision)).eval()
+    spectra = [{"label": "round 1", "values": _spectrum(model, _rows(config, ready, 1, records[0]["clients"]))}]
+    load_flat(model, state["state/weights"])
+    if f"state/{NAME}" in state:
+        load_statistics(model, state[f"state/{NAME}"])
+    last = records[-1]
+    rows = _rows(config, ready, last["round"], last["clients"])
+    spectra.append({"label": f"after round {done}", "values": _spectrum(model, rows)})
+    return spectra
+
+
+def _rows(config: RunConfig, ready: Prepared, round: int, clients: list[int]) -> Tensor:
+    """Inputs of a round as its clients gave them to the network: subsampled, projected. At most `ROWS`, evenly."""
+    method = config.build_method()
+    fed = ready.fed.hold_out(config.hold_out, seed=config.seed)[0] if config.hold_out else ready.fed
+    parts = []
+    for i in clients:
+        x, y = fed.client(i)
+        draw = random.Random(derive(config.seed, "subsample", i, round))
+        parts.append(x[subsample(len(y), method.subsample_rate, draw)])
+    x = torch.cat(parts)
+    x = x[:: -(-len(x) // ROWS)]
+    if x.is_floating_point():
+        x = x.to(getattr(torch, config.precision))
+    projection = method.make_projection(RunSecret.simulated(config.seed), fed.input_shape)
+    return x if projection is None else projection(x)
+
+
+def _spectrum(model: nn.Module, x: Tensor) -> list[float]:
+    """Eigenvalues of H/N, largest first; H_ij = (1/d2)⟨J_i, J_j⟩_F over the rows of x. float [N]"""
+    fitting = max(16, _NUMBERS // max(1, jacobian_numbers(model, x[:1], "auto")))
+    x = x[:fitting]
+    kernel = jacobian(model, x).kernel().double() / len(x)
+    values = torch.linalg.eigvalsh(kernel).flip(0).clamp_min(0)
+    return [float(f"{v:.4g}") for v in values.tolist()]

@@ -1,0 +1,129 @@
+"""Finding runs in folders, and telling how each is getting on."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ntkfl.compare.plan import PLAN, read_plan
+from ntkfl.engine.folder import Record, RunFolder
+from ntkfl.errors import RunFolderError
+
+_DEEPEST = 4  # folders below the one given in which runs are looked for
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run to show: what it is called, the curve it belongs to (seeds of one label share one), and its folder."""
+
+    name: str
+    group: str
+    seed: int | None
+    folder: RunFolder
+    rounds: int | None = None  # a comparison may show fewer than the folder holds
+    stop_at: float | None = None
+    planned: bool = False  # belongs to a comparison, and may not have begun
+
+    @property
+    def id(self) -> str:
+        """Short, stable while the folder stays where it is, and safe in an address."""
+        return hashlib.sha256(f"{self.group}\n{self.folder.path.resolve()}".encode()).hexdigest()[:12]
+
+
+class Condition(NamedTuple):
+    """How a run is getting on: one word for programs, and a line for people."""
+
+    kind: str  # running, finished, stopped, failed, waiting
+    text: str
+
+
+def find(paths: Sequence[Path]) -> tuple[list[Found], tuple[float, ...]]:
+    """The runs in `paths` (run folders, comparisons, or folders of either) and the accuracies comparisons aim at."""
+    found: dict[str, Found] = {}
+    targets: set[float] = set()
+    several = len(paths) > 1
+    for path in paths:
+        for run, own in _below(path, path.name if several else "", _DEEPEST):
+            found.setdefault(run.id, run)
+            targets.update(own)
+    return list(found.values()), tuple(sorted(targets))
+
+
+def require(paths: Sequence[Path]) -> tuple[list[Found], tuple[float, ...]]:
+    """As `find`, for who expects to find something."""
+    for path in paths:
+        if not path.is_dir():
+            raise RunFolderError(
+                f"no such folder: {path}" if not path.exists() else f"{path} is a file, not a run folder"
+            )
+        if not find([path])[0]:
+            raise RunFolderError(
+                f"{path} holds no run: expected a folder made by `ntkfl train --out` or `ntkfl compare`, or one of such"
+            )
+    return find(paths)
+
+
+def _below(path: Path, name: str, depth: int) -> Iterator[tuple[Found, tuple[float, ...]]]:
+    if (path / PLAN).is_file():
+        yield from _comparison(path, name)
+    elif RunFolder(path).holds_run:
+        called = name or path.resolve().name
+        yield Found(called, called, None, RunFolder(path)), ()
+    elif depth:
+        for child in _folders(path):
+            yield from _below(child, f"{name}/{child.name}" if name else child.name, depth - 1)
+
+
+def _comparison(path: Path, name: str) -> Iterator[tuple[Found, tuple[float, ...]]]:
+    plan = read_plan(path)
+    if plan is None:
+        return
+    seeds = len({cell.seed for cell in plan.cells}) > 1
+    for cell in plan.cells:
+        group = f"{name}: {cell.label}" if name else cell.label
+        called = f"{group}, seed {cell.seed}" if seeds else group
+        folder = RunFolder(path / cell.folder)
+        yield Found(called, group, cell.seed, folder, cell.rounds, cell.stop_at, planned=True), plan.targets
+
+
+def _folders(path: Path) -> list[Path]:
+    """Folders inside, in the order of their names; links are not followed, so that nothing outside is shown."""
+    try:
+        with os.scandir(path) as entries:
+            inside = [e.name for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith(".")]
+    except OSError:
+        return []
+    return [path / name for name in sorted(inside)]
+
+
+def history(run: Found) -> list[Record]:
+    """The run's records, cut as its comparison cuts it."""
+    records = run.folder.records()[: run.rounds]
+    if run.stop_at is None:
+        return records
+    reached = next((i for i, r in enumerate(records) if (r.get("test_accuracy") or 0) >= run.stop_at), len(records))
+    return records[: reached + 1]
+
+
+def condition(run: Found, config: Mapping[str, Any], records: Sequence[Record]) -> Condition:
+    """Whether the run goes on, has ended, or was left unfinished: known by the lock its process holds."""
+    note = run.folder.path / "failed.txt"
+    if note.exists():
+        return Condition("failed", f"failed: {note.read_text().strip()}")
+    if not config:
+        return Condition("waiting", "not begun")
+    wanted = int(run.rounds or config.get("rounds") or 0)
+    stop = run.stop_at or config.get("stop_at")
+    reached = stop is not None and bool(records) and (records[-1].get("test_accuracy") or 0) >= stop
+    if reached:
+        return Condition("finished", f"finished: reached {stop:.0%} in round {len(records)}")
+    if wanted and len(records) >= wanted:
+        return Condition("finished", f"finished: {len(records)} rounds")
+    so_far = f"{len(records)} of {wanted} rounds" if wanted else f"{len(records)} rounds"
+    if run.folder.in_use:
+        return Condition("running", f"running: {so_far}")
+    return Condition("stopped", f"stopped after {so_far}")

@@ -1,0 +1,144 @@
+"""A run as the page shows it: plain values, ready for JSON."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ntkfl.engine.folder import Record
+from ntkfl.errors import RunFolderError
+from ntkfl.report.runs import Condition, Found, condition, history
+
+# What is drawn, one number a round. Those a method does not have are left out.
+SERIES = (
+    "test_accuracy", "last_accuracy", "validation_accuracy", "test_loss", "train_loss", "validation_loss", "steps",
+    "uplink_bytes", "downlink_bytes", "kernel_products", "solver_error",
+)  # fmt: skip
+FILES = ("config.toml", "history.jsonl", "timings.jsonl", "model.safetensors")
+AUDIT = "audit"
+_LARGEST_PICTURE = 1 << 20
+_LEAST_ROOM = 4 << 20  # of a page's 6 MB, what pictures of audits may take in all
+
+
+def view(run: Found) -> dict[str, Any]:
+    """The run's name, condition, settings and series. A broken file is said in the run's own line, and no other's."""
+    config: dict[str, Any] = {}
+    records: list[Record] = []
+    timings: list[Record] = []
+    try:
+        config = run.folder.config() if run.folder.holds_run else {}
+        records = history(run)
+        timings = run.folder.records("timings.jsonl")[: len(records)]
+        how = condition(run, config, records)
+    except (RunFolderError, OSError, UnicodeDecodeError) as error:
+        how = Condition("failed", f"cannot be read: {error}")
+    return {
+        "id": run.id,
+        "name": run.name,
+        "group": run.group,
+        "seed": run.seed if run.seed is not None else config.get("seed"),
+        "condition": how.kind,
+        "text": how.text,
+        "since": _last_sign(run) if how.kind == "running" else None,
+        "length": run.rounds or config.get("rounds"),
+        "rounds": [r.get("round", i + 1) for i, r in enumerate(records)],
+        "series": _series(records, SERIES) | _series(timings, ["seconds"]),
+        "uplink": _by_kind(records, "uplink"),
+        "downlink": _by_kind(records, "downlink"),
+        "device": ", ".join(sorted({str(t["device"]) for t in timings if "device" in t})),
+        "settings": _settings(config),
+    }
+
+
+def _last_sign(run: Found) -> float | None:
+    """When a running run last wrote a round, or its settings: seconds since 1970."""
+    for name in ("history.jsonl", "config.toml"):
+        with suppress(OSError):
+            return round((run.folder.path / name).stat().st_mtime, 1)
+    return None
+
+
+def _series(records: Sequence[Record], names: Sequence[str]) -> dict[str, list[float | None]]:
+    found = {name: [_number(r.get(name)) for r in records] for name in names}
+    return {name: values for name, values in found.items() if any(v is not None for v in values)}
+
+
+def _number(value: object) -> float | None:
+    """Six digits are more than a screen shows."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if isinstance(value, int) else float(f"{value:.6g}")
+
+
+def _by_kind(records: Sequence[Record], direction: str) -> dict[str, int]:
+    """Bytes of all rounds by kind of message."""
+    total: Counter[str] = Counter()
+    for record in records:
+        total.update(record.get(direction) or {})
+    return dict(total)
+
+
+def _settings(config: Mapping[str, Any], at: str = "") -> dict[str, str]:
+    """Every setting by its dotted name, as text."""
+    flat: dict[str, str] = {}
+    for key, value in config.items():
+        if not at and key in ("shape", "simulation"):
+            continue
+        if isinstance(value, Mapping):
+            flat |= _settings(value, f"{at}{key}.")
+        else:
+            flat[f"{at}{key}"] = _text(value)
+    return flat
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list) and len(value) > 6:
+        return f"{_text(value[0])}, {_text(value[1])} … {_text(value[-1])} ({len(value)})"
+    if isinstance(value, list):
+        return ", ".join(_text(v) for v in value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def files(run: Found) -> dict[str, Path]:
+    """What of a run's folder may be looked at, by name: never its checkpoint, never what lies elsewhere."""
+    names = [*FILES, *(f"{AUDIT}/{p.name}" for p in _pictures(run))]
+    paths = {name: run.folder.path / name for name in names}
+    return {name: path for name, path in paths.items() if path.is_file() and not path.is_symlink()}
+
+
+def audit(run: Found, embed: bool = True) -> dict[str, Any] | None:
+    """An audit's findings and pictures, where the run's folder has one; pictures inside the page with `embed`."""
+    folder = run.folder.path / AUDIT
+    if not folder.is_dir():
+        return None
+    findings: Any = None
+    try:
+        findings = json.loads((folder / "findings.json").read_text())
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        findings = {"findings.json": f"cannot be read: {error}"}
+    pictures, left_out, room = [], [], _LEAST_ROOM
+    for path in _pictures(run):
+        size = path.stat().st_size
+        if embed and (size > _LARGEST_PICTURE or size > room):
+            left_out.append(path.name)
+            continue
+        room -= size
+        source = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}" if embed else None
+        pictures.append({"name": path.name, "source": source})
+    return {"findings": findings, "pictures": pictures, "left_out": left_out}
+
+
+def _pictures(run: Found) -> list[Path]:
+    folder = run.folder.path / AUDIT
+    if not folder.is_dir() or folder.is_symlink():
+        return []
+    return sorted(p for p in folder.glob("*.png") if p.is_file() and not p.is_symlink())

@@ -1,0 +1,196 @@
+"""The command line as a newcomer meets it: help, completion, doctor, terminals and logs."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import click
+import pytest
+from typer.testing import CliRunner
+
+from ntkfl import doctor
+from ntkfl.cli import app, verbs
+from ntkfl.data import NAMES
+from ntkfl.data.partitions import PARTITIONS
+from ntkfl.methods import METHODS
+from ntkfl.models import MODELS
+
+ROOM = {"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
+
+
+def test_help_fits_a_screen_and_needs_no_torch() -> None:
+    program = "import sys; from ntkfl.cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
+    for arguments in (["--help"], ["train", "--help"], ["report", "-h"], ["watch", "--help"], ["--version"]):
+        command = [sys.executable, "-c", program, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **ROOM}, timeout=60)
+        assert done.returncode == 0, done.stderr
+        if arguments == ["--help"]:
+            assert len(done.stdout.splitlines()) <= 24
+        assert all(len(line) <= 80 for line in done.stdout.splitlines())
+
+
+def test_names_known_without_torch_are_the_names_there_are() -> None:
+    assert set(verbs.METHODS) == set(METHODS)
+    assert verbs.METHODS[0] == "ntk-fl"
+    assert tuple(NAMES) == verbs.DATASETS
+    assert set(verbs.PARTITIONS) == set(PARTITIONS)
+    assert set(verbs.MODELS) == set(MODELS)
+
+
+@pytest.mark.parametrize("name", verbs.VERBS)
+def test_every_verb_has_an_example_that_parses(name: str) -> None:
+    command = verbs.load(name)
+    text = command.help or ""
+    assert text.startswith(verbs.VERBS[name].split(",")[0].rstrip(".")[:18])
+    words = text.split("Example: ntkfl ")[1].split("\n")[0].split()
+    assert words[0] == name
+    with click.Context(command) as context:
+        command.parse_args(context, words[1:])
+
+
+def test_everything_that_can_be_given_is_explained() -> None:
+    for name in verbs.VERBS:
+        command = verbs.load(name)
+        inner = list(command.commands.values()) if isinstance(command, click.Group) else [command]
+        for one in inner:
+            assert one.help, f"{name} {one.name}"
+            for parameter in one.params:
+                assert getattr(parameter, "help", None), f"{name} {one.name}: {parameter.name}"
+
+
+def test_completion_of_verbs_options_and_values() -> None:
+    def completed(line: str) -> set[str]:
+        words = line.split(" ")
+        setting = {"_NTKFL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+        outcome = CliRunner().invoke(app, [], env=setting, prog_name="ntkfl")
+        return set(outcome.output.split())
+
+    assert completed("ntkfl tr") == {"train"}
+    assert "--clients-per-round" in completed("ntkfl train --clients")
+    assert completed("ntkfl train --method fed") == {
+        "fedavg",
+        "fednova",
+        "fedprox",
+        "scaffold",
+        "fedadam",
+        "fedcom",
+    } - {"scaffold"}
+    assert completed("ntkfl train --dataset fash") == {"fashion-mnist"}
+
+
+def test_an_unknown_verb_is_told_which_is_near() -> None:
+    outcome = CliRunner().invoke(app, ["trian"])
+    assert outcome.exit_code == 2
+    assert "train" in outcome.output
+
+
+def test_doctor_looks_at_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("NTKFL_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    outcome = CliRunner().invoke(app, ["doctor"], color=True)
+    assert outcome.exit_code == 0, outcome.output
+    assert "\x1b" not in outcome.output
+    for piece in ("Python", "ntkfl", "torch", "extra services", "memory", "disk", "GPU", "digits, built in", "cache"):
+        assert piece in outcome.output
+    assert "ntkfl data fetch cifar10" in outcome.output
+    assert outcome.output.splitlines()[-1] == "Ready."
+
+
+def test_doctor_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor, "requires", lambda _: ["torch>=99", "numpy>=1", "nowhere>=1; extra == 'services'"])
+    monkeypatch.setenv("NTKFL_DATA", str(tmp_path / "none"))
+    outcome = CliRunner().invoke(app, ["doctor"])
+    assert outcome.exit_code == 1
+    said = outcome.output
+    assert "BAD  packages: torch" in said
+    assert "pip install --upgrade ntkfl" in said
+    assert "extra services: nowhere missing" in said
+    assert "pip install 'ntkfl[services]'" in said
+    assert "correct it or unset it" in said
+    assert "Something that is needed is missing" in said
+
+
+def test_event_files_hold_the_history_and_go_on_after_a_resume(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    small = [
+        "--dataset",
+        "digits",
+        "--clients",
+        "10",
+        "--clients-per-round",
+        "2",
+        "--hidden",
+        "4",
+        "--method",
+        "fedavg",
+    ]
+    for extra in (["--rounds", "2"], ["--rounds", "3", "--resume"]):
+        outcome = CliRunner().invoke(app, ["train", *small, "--out", str(tmp_path / "a"), "--tensorboard", *extra])
+        assert outcome.exit_code == 0, outcome.output
+    read = EventAccumulator(str(tmp_path / "a" / "tensorboard"))
+    read.Reload()
+    history = [json.loads(line) for line in (tmp_path / "a" / "history.jsonl").read_text().splitlines()]
+    points = read.Scalars("round/test_accuracy")
+    assert [p.step for p in points] == [1, 2, 3]
+    assert [p.value for p in points] == pytest.approx([r["test_accuracy"] for r in history])
+    assert {"uplink/update", "time/seconds"} <= set(read.Tags()["scalars"])
+
+
+def test_event_files_need_a_folder_and_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = CliRunner().invoke(app, ["train", "--dataset", "digits", "--tensorboard"])
+    assert "needs --out" in str(outcome.exception)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    out = ["--out", str(tmp_path / "a")]
+    outcome = CliRunner().invoke(app, ["train", "--dataset", "digits", "--tensorboard", *out])
+    assert "pip install 'ntkfl[tensorboard]'" in str(outcome.exception)
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_terminal_of_eighty_columns_and_no_colour(tmp_path: Path) -> None:
+    """A real pseudo-terminal: no line is wrapped, and NO_COLOR leaves no colour."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    small = [
+        "--dataset",
+        "digits",
+        "--clients",
+        "10",
+        "--clients-per-round",
+        "2",
+        "--hidden",
+        "4",
+        "--method",
+        "fedavg",
+    ]
+    command = [sys.executable, "-m", "ntkfl", "train", *small, "--rounds", "2"]
+    environment = {k: v for k, v in os.environ.items() if k not in ROOM} | {"NO_COLOR": "1", "TERM": "xterm"}
+    with subprocess.Popen(command, stdout=follower, stderr=follower, env=environment) as training:
+        os.close(follower)
+        seen = b""
+        while True:
+            try:
+                part = os.read(leader, 65536)
+            except OSError:  # the other end is closed
+                break
+            if not part:
+                break
+            seen += part
+        assert training.wait(60) == 0
+    os.close(leader)
+    text = seen.decode()
+    assert not re.search("\x1b\\[[0-9;]*[39][0-7]m", text)  # bold and dim are no colours
+    rounds = [line for line in re.sub("\x1b\\[[0-9;?]*[A-Za-z]|\r", "\n", text).split("\n") if line.strip()]
+    assert all(len(line) <= 80 for line in rounds)
+    assert re.match(r"accuracy \d\d?\.\d\d% after 2 rounds", rounds[-2])

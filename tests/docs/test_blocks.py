@@ -1,0 +1,150 @@
+"""Every code block of the documentation: Python runs, commands parse, TOML and JSON are what they claim."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+import pytest
+from typer.testing import CliRunner
+
+from ntkfl.cli import app, verbs
+from ntkfl.compare.spec import Comparison
+from ntkfl.engine.config import RunConfig
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Blocks that other tests run, with the data or files they need.
+ELSEWHERE = {
+    "README.md": "tests/test_readme.py",
+    "data.md": "tests/data/test_docs.py",
+    "models.md": "tests/test_readme.py",
+}
+
+
+class Block(NamedTuple):
+    page: str
+    language: str
+    text: str
+
+
+BLOCKS = [
+    Block(page.name, language, text)
+    for page in PAGES
+    for language, text in re.findall(r"^```([\w-]*)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+]
+
+
+def test_every_block_is_of_a_kind_that_is_tested() -> None:
+    assert {b.language for b in BLOCKS} <= {"python", "console", "toml", "json", "mermaid", ""}
+    for block in BLOCKS:
+        if block.language == "":  # commands, or a drawing
+            first = block.text.split()[0]
+            assert first in ("make", "ntkfl", ".") or "►" in block.text or "─" in block.text, block.text[:80]
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of every `ntkfl` command in a block of shell, without what surrounds it."""
+    found = []
+    for line in text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line.removeprefix("$ "), comments=True)
+        while words.count("ntkfl"):
+            words = words[words.index("ntkfl") + 1 :]
+            end = next((i for i, w in enumerate(words) if w in ("&", ";", "&&", "|")), len(words))
+            found.append(words[:end])
+    return found
+
+
+def parse(words: list[str]) -> None:
+    """As the command line would, up to the point where it would begin."""
+    command: click.Command = verbs.load(words[0])
+    rest = words[1:]
+    if isinstance(command, click.Group):
+        if not rest or rest[0].startswith("-"):
+            return
+        command, rest = command.commands[rest[0]], rest[1:]
+    command.make_context(words[0], list(rest))
+
+
+SHELL = [(b.page, words) for b in BLOCKS if b.language in ("console", "") for words in commands(b.text)]
+INLINE = [
+    (page.name, shlex.split(text))
+    for page in PAGES
+    for text in re.findall(r"`ntkfl ([a-z][^`]*)`", page.read_text())
+    if not re.search(r"\||…|[A-Z]{3}", text)
+]
+
+
+@pytest.mark.parametrize(("page", "words"), SHELL, ids=lambda v: v if isinstance(v, str) else " ".join(v))
+def test_commands_parse(page: str, words: list[str]) -> None:
+    parse(words)
+
+
+def test_commands_in_the_text_exist() -> None:
+    assert len(INLINE) > 10
+    for page, words in INLINE:
+        assert words[0] in verbs.VERBS, f"{page}: ntkfl {' '.join(words)}"
+        command = verbs.load(words[0])
+        if isinstance(command, click.Group) and len(words) > 1:
+            command = command.commands[words[1]]
+        known = {name for p in command.params for name in (*p.opts, *p.secondary_opts)} | {"--help"}
+        assert {w.split("=")[0] for w in words if w.startswith("--")} <= known, f"{page}: ntkfl {' '.join(words)}"
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        for target in re.findall(r"(?:^|`)make ([a-z]+)", page.read_text(), re.MULTILINE):
+            assert target in targets, f"{page.name}: make {target}"
+
+
+def test_toml_is_a_configuration() -> None:
+    for block in BLOCKS:
+        if block.language == "toml":
+            values = tomllib.loads(block.text)
+            if "methods" in values:
+                Comparison(name="documented", **values)
+            else:
+                RunConfig(**values)
+        if block.language == "json":
+            json.loads(block.text)
+
+
+@pytest.mark.parametrize("page", sorted({b.page for b in BLOCKS if b.language == "python"} - {"deploy.md"}))
+def test_python_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page's blocks one after the other, as a reader would type them."""
+    if page in ELSEWHERE:
+        assert page in (ROOT / ELSEWHERE[page]).read_text() or page == "README.md"
+        return
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for block in BLOCKS:
+        if block.page == page and block.language == "python":
+            exec(compile(block.text, page, "exec"), names)
+    if page == "report.md":
+        assert (tmp_path / "report.html").exists()
+
+
+def test_an_exported_model_is_loaded_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cryptography", reason="needs the extra services")
+    monkeypatch.chdir(tmp_path)
+
+    def ntkfl(*words: str) -> str:
+        outcome = CliRunner().invoke(app, words)
+        assert outcome.exit_code == 0, f"{outcome.output} {outcome.exception}"
+        return outcome.output
+
+    small = "--dataset digits --clients 8 --clients-per-round 2 --hidden 4 --rounds 1 --method cp-ntk-fl"
+    ntkfl("train", *small.split(), "--projected-dim", "16", "--steps", "50,200", "--out", "runs/trial")
+    public = re.search(r"[0-9a-f]{64}", ntkfl("keys", "new", "reader.pem"))
+    assert public is not None
+    ntkfl("export", "runs/trial", "--out", "model", "--to", f"reader={public[0]}")
+    (block,) = (b for b in BLOCKS if b.page == "deploy.md" and b.language == "python")
+    names: dict[str, object] = {}
+    exec(compile(block.text, "deploy.md", "exec"), names)
+    assert callable(names["model"])

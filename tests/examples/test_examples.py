@@ -1,0 +1,79 @@
+"""Every example runs as it is printed."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an example writes stays here."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+
+def run(name: str, capsys: pytest.CaptureFixture[str]) -> str:
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    return capsys.readouterr().out
+
+
+def test_quickstart_is_ten_lines_and_learns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len((EXAMPLES / "quickstart.py").read_text().splitlines()) <= 10
+    accuracies = [float(a) for a in re.findall(r"round \d: ([\d.]+)%", run("quickstart.py", capsys))]
+    assert len(accuracies) == 5
+    assert accuracies[-1] > 90
+
+
+def test_own_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    said = run("own_model.py", capsys)
+    assert float(re.search(r"rounds: ([\d.]+)%", said)[1]) > 60  # type: ignore[index]
+    assert "Jacobian (73, 10, 839)" in said
+    assert (tmp_path / "small.pt").exists()
+
+
+def test_own_data(capsys: pytest.CaptureFixture[str]) -> None:
+    said = run("own_data.py", capsys)
+    accuracy, loss = (json.loads(text) for text in re.findall(r"by round: (\[.*\])", said))
+    assert accuracy[-1] > 0.85
+    assert loss[-1] < 0.1
+
+
+def test_compare_methods(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run("compare_methods.py", capsys).splitlines()
+    last = {line.split()[0]: float(line.split()[-2]) for line in lines[1:-1]}
+    assert last["NTK-FL"] > last["FedAvg"]
+    assert Path(lines[-1].removeprefix("report: ")).stat().st_size > 50_000
+
+
+def test_private_training_plays_all_roles() -> None:
+    pytest.importorskip("fastapi", reason="needs the extra services")
+    command = [sys.executable, str(EXAMPLES / "private_training.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    accuracy = json.loads(re.search(r"evaluator: (\[.*\])", done.stdout)[1])  # type: ignore[index]
+    assert len(accuracy) == 2
+    assert accuracy[-1] > accuracy[0] > 0.1
+    folder = Path(done.stdout.splitlines()[-1].removeprefix("everything is in "))
+    assert "the run has ended" in (folder / "trial" / "clients" / "client-0.log").read_text()
+
+
+def test_the_notebook_runs_cell_by_cell(capsys: pytest.CaptureFixture[str]) -> None:
+    notebook = json.loads((EXAMPLES / "quickstart.ipynb").read_text())
+    assert notebook["nbformat"] == 4
+    names: dict[str, object] = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == []
+            exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
+    ours, averaging = (float(a) for a in re.findall(r"([\d.]+)% after", capsys.readouterr().out))
+    assert ours > averaging

@@ -1,0 +1,146 @@
+"""The live page: a real server on loopback, folders that change under it, and a browser that is never reloaded."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ntkfl.cli.watch import _local
+from ntkfl.engine.folder import RunFolder
+from ntkfl.errors import ConfigError
+from ntkfl.report.live import Server
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def going(runs: Path, tmp_path: Path) -> RunFolder:
+    """A folder with a run of which two rounds of six are done."""
+    folder = RunFolder(tmp_path / "going")
+    folder.path.mkdir()
+    for file in ("config.toml", "history.jsonl", "timings.jsonl"):
+        (folder.path / file).write_bytes((runs / "cut" / file).read_bytes())
+    return folder
+
+
+@pytest.fixture
+def server(runs: Path, going: RunFolder) -> Iterator[Server]:
+    server = Server([runs, going.path.parent], "127.0.0.1", 0, every=0.05)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    yield server
+    server.stop()
+    thread.join(10)
+    server.server_close()
+
+
+def ask(server: Server, path: str, method: str = "GET", host: str | None = None) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
+    connection.putrequest(method, path, skip_host=host is not None)
+    if host is not None:
+        connection.putheader("Host", host)
+    connection.endheaders()
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer.status, body
+
+
+def test_a_round_appears_by_itself_and_a_stop_is_said(
+    server: Server, going: RunFolder, open_page: Open, shoot: Any
+) -> None:
+    name = f"{going.path.parent.name}/going"
+    with going.locked():
+        page = open_page(server.url)
+        row = page.locator(f'tr[data-group="{name}"]')
+        row.locator(".running").wait_for()
+        identity = page.evaluate("n => [...runs.values()].find(r => r.name === n).id", name)
+        curve = page.locator(f'#by-round [data-series="{identity}"].curve')
+        assert curve.get_attribute("data-points") == "2"
+        assert "running: 2 of 6 rounds" in row.inner_text()
+        page.evaluate("window.kept = true")  # a reload would lose this
+        row.locator("input").focus()
+        record = going.records()[-1] | {"round": 3, "test_accuracy": 0.77}
+        going.append("history.jsonl", record)
+        going.append("timings.jsonl", going.records("timings.jsonl")[-1] | {"round": 3})
+        page.wait_for_function("n => [...runs.values()].find(r => r.name === n).series.seconds.length === 3", arg=name)
+        assert curve.get_attribute("data-points") == "3"
+        assert "77.0" in row.inner_text()
+        assert page.evaluate("document.activeElement.getAttribute('aria-label')") == f"show {name}"
+        shoot(page, "live")
+    row.locator(".stopped").wait_for()
+    assert "stopped after 3 of 6 rounds" in row.inner_text()
+    assert page.evaluate("window.kept")
+    assert page.inner_text("#live") == "live"
+    page.wait_for_function(
+        "document.querySelectorAll('#clients .bubble').length > 0"
+    )  # details, asked for on their own
+
+
+def test_a_run_that_begins_later_is_found(server: Server, going: RunFolder, runs: Path, open_page: Open) -> None:
+    page = open_page(server.url)
+    page.locator("tr[data-group]").first.wait_for()
+    before = page.locator("tr[data-group]").count()
+    fresh = going.path.parent / "fresh"
+    fresh.mkdir()
+    (fresh / "config.toml").write_bytes((runs / "cut" / "config.toml").read_bytes())
+    page.locator(f'tr[data-group="{going.path.parent.name}/fresh"]').wait_for()
+    assert page.locator("tr[data-group]").count() == before + 1
+
+
+def test_it_answers_to_its_own_name_and_gives_nothing_else_away(server: Server, runs: Path) -> None:
+    assert ask(server, "/")[0] == 200
+    assert ask(server, "/", host=f"localhost:{server.server_address[1]}")[0] == 200
+    assert ask(server, "/", host="evil.example")[0] == 403
+    assert ask(server, "/", host="")[0] == 403
+    run = next(run for run in server.watched.found.values() if run.name.endswith("whole"))
+    assert ask(server, f"/files/{run.id}/config.toml")[1] == (runs / "whole" / "config.toml").read_bytes()
+    assert ask(server, f"/files/{run.id}/audit/grid.png")[1][:4] == b"\x89PNG"
+    assert json.loads(ask(server, f"/details/{run.id}")[1])["audit"]["pictures"][0]["name"] == "grid.png"
+    for path in (
+        "/../../etc/passwd", f"/files/{run.id}/../cut/config.toml", f"/files/{run.id}/..%2fcut%2fconfig.toml",
+        f"/files/{run.id}/%2fetc%2fpasswd", f"/files/{run.id}/checkpoint/state.safetensors", f"/files/{run.id}/.lock",
+        "/files/none/config.toml", "/details/none", f"/files/{run.id}", "//etc/passwd", "/files/%00/config.toml",
+    ):  # fmt: skip
+        assert ask(server, path)[0] == 404, path
+    for method in ("POST", "PUT", "DELETE"):
+        assert ask(server, "/", method)[0] == 501
+
+
+def test_watching_writes_nothing(server: Server, going: RunFolder) -> None:
+    def state() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in going.path.parent.rglob("*")}
+
+    before = state()
+    for id in server.watched.found:
+        ask(server, f"/details/{id}")
+    assert server.watched.look() is False
+    assert state() == before
+
+
+def test_a_port_in_use_is_one_line(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="choose another --port"):
+        Server([tmp_path], "127.0.0.1", server.server_address[1])
+
+
+def test_the_command_serves_loopback_and_leaves_on_ctrl_c(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ntkfl", "watch", str(tmp_path), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        line = watching.stdout.readline()
+        assert line.startswith("http://127.0.0.1:")
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(20) == 0
+        assert watching.stderr is not None
+        assert watching.stderr.read() == ""
+    assert _local("::1")
+    assert not _local("0.0.0.0")
