@@ -19,8 +19,10 @@ SHUFFLED = {"name": "ntk-fl", "subsample_rate": 0.4, "projected_dim": 24, "shuff
 def test_distances_are_over_what_both_tell() -> None:
     every = torch.ones(1, 3, dtype=torch.bool)
     a = Inputs(torch.tensor([[3.0, 4.0, 0.0]]), torch.tensor([[True, True, False]]))
-    near = Inputs(torch.tensor([[3.0, 4.0, 9.0]]), every)
-    assert distances(a, near).tolist() == [[float("inf")]]  # two coordinates of three are too few
+    near = Inputs(torch.tensor([[3.0, 1.0, 9.0]]), every)
+    assert distances(a, near).item() == pytest.approx(3 / 5)  # the third coordinate is not told by both
+    single = Inputs(torch.tensor([[3.0, 0.0, 0.0]]), torch.tensor([[True, False, False]]))
+    assert distances(single, near).tolist() == [[float("inf")]]  # one coordinate of three is too few
     whole = Inputs(a.x, every)
     assert distances(whole, Inputs(torch.tensor([[3.0, 1.0, 0.0]]), every)).item() == pytest.approx(3 / 5)
 

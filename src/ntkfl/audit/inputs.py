@@ -45,7 +45,7 @@ def distances(a: Inputs, b: Inputs) -> Tensor:
     mine, theirs = a.known.double(), b.known.double()
     size = x.square() @ theirs.T
     square = size - 2 * x @ y.T + mine @ y.square().T
-    few = mine @ theirs.T < min(_ENOUGH, a.x.shape[1] // 2)  # of a short input, half
+    few = mine @ theirs.T < min(_ENOUGH, (a.x.shape[1] + 1) // 2)  # of a short input, half
     ratio = (square.clamp_min(0) / size.clamp_min(1e-12)).sqrt()
     return ratio.masked_fill(few, float("inf"))
 
