@@ -7,9 +7,10 @@ import torch
 
 import ntkfl.models
 from ntkfl.audit.capture import capture
-from ntkfl.audit.membership import Roc, advantage, attack, infer, matched
+from ntkfl.audit.membership import Roc, advantage, attack, infer, matched, on_final_model
 from ntkfl.data import load
 from ntkfl.data.partitions import make
+from ntkfl.engine.config import prepare
 from ntkfl.methods import Task
 from ntkfl.tangent.parameters import flatten
 
@@ -81,3 +82,17 @@ def test_averaging_shows_each_clients_model() -> None:
     found = {f.attack: f for f in attack(capture(config({"name": "fedavg", "local_steps": 5}), 1))}
     assert len(found["membership by loss, each client's model"].values) == 3
     assert "membership by loss, the round's new weights" in found
+
+
+def test_an_outsider_with_an_untrained_model_learns_nothing() -> None:
+    plan = config({"name": "ntk-fl"})
+    heard, fed = capture(plan, 1), prepare(plan).fed
+    found = on_final_model(heard, heard.weights, fed, range(len(fed)))
+    assert {f.role for f in found} == {"outsider"}
+    assert all(abs(f.mean) < 0.1 + 2 * f.spread for f in found)
+
+
+def test_an_outsider_asks_through_the_projection() -> None:
+    plan = config({"name": "ntk-fl", "projected_dim": 24})
+    heard = capture(plan, 1)
+    assert on_final_model(heard, heard.weights, prepare(plan).fed, [0, 1, 2])

@@ -11,6 +11,7 @@ from the other, so that a model that knows nothing scores zero and not the best 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from ntkfl.audit.capture import Capture
 from ntkfl.audit.finding import Finding
 from ntkfl.audit.inputs import Inputs, distances, seen_inputs
 from ntkfl.audit.received import rows_of, sends_rows
+from ntkfl.data import Federated
 from ntkfl.methods import Task
 from ntkfl.methods.fedavg import LocalTraining
 
@@ -155,6 +157,26 @@ def attack(capture: Capture, seed: int = 0, *, members: Records | None = None) -
     elif sends_rows(capture):
         found += _in_rows(capture, own, others, role, seed)
     return found
+
+
+def on_final_model(
+    capture: Capture, final: Tensor, fed: Federated, clients: Sequence[int], seed: int = 0
+) -> list[Finding]:
+    """By an outsider who was given the final model (weights [d], with the projection where there is one): was a record
+    among those of the `clients` that took part in any round?
+    """
+    if capture.public is None:
+        return []
+
+    def asked(x: Tensor) -> Tensor:
+        placed = x.to(capture.weights) if x.is_floating_point() else x
+        return placed if capture.projection is None else capture.projection(placed)
+
+    batches = [fed.client(i) for i in clients]
+    members = asked(torch.cat([x for x, _ in batches])), torch.cat([y for _, y in batches])
+    others = asked(capture.public[0]), capture.public[1]
+    final = final.to(capture.weights)
+    return infer(capture.task, final, members, others, role="outsider", on="the final model", seed=seed)
 
 
 def _new_weights(capture: Capture) -> Tensor | None:

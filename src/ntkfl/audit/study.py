@@ -80,11 +80,15 @@ def study(
     seed: int = 0,
     say: Say | None = None,
     settings: dict[str, Any] | None = None,
+    more: Sequence[Finding] = (),
 ) -> Study:
-    """Run every attack that applies; `reference` is a capture without defences, `say` hears what is being done."""
+    """Run every attack that applies; `reference` is a capture without defences, `say` hears what is being done.
+
+    `more` are findings on something else than the round, the final model say.
+    """
     began = time.perf_counter()
     against = {} if reference is None else _index(_attacks(reference, (), True, seed, _prefixed(say, "undefended: ")))
-    found = _attacks(capture, earlier, quick, seed, say or (lambda line: None))
+    found = [*_attacks(capture, earlier, quick, seed, say or (lambda line: None)), *more]
     judged = [f.against(against[f.attack, f.measure]) if (f.attack, f.measure) in against else f for f in found]
     return Study(
         capture, judged, views(capture), verdicts(capture, judged), time.perf_counter() - began, dict(settings or {})

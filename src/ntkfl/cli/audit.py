@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,6 +14,10 @@ from ntkfl.engine.config import Prepared, RunConfig, prepare
 from ntkfl.engine.folder import Record, RunFolder, write_atomically
 from ntkfl.engine.recording import recorded_rounds
 from ntkfl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ntkfl.audit.capture import Capture
+    from ntkfl.audit.finding import Finding
 
 _QUICK_CLIENTS = 5  # of a cohort whose rows are not mixed: attacks are on each by itself
 
@@ -38,7 +42,7 @@ def audit(
 ) -> None:
     """Attack one round as it goes over the wire, in every role, and say what leaked.
 
-    Example: ntkfl audit --config configs/private.toml --quick --out audit/private
+    Example: ntkfl audit --config configs/cp.toml --quick --out audit/cp
     """
     console = Console(quiet=as_json, highlight=False)
     try:
@@ -61,7 +65,7 @@ def _audit(
     run: Path | None, file: Path | None, round: int | None, out: Path | None, quick: bool, seed: int, earlier: int,
     reference: bool, as_json: bool, console: Console,
 ) -> None:  # fmt: skip
-    from ntkfl.audit.capture import Capture, captures, captures_of_run
+    from ntkfl.audit.capture import captures, captures_of_run
     from ntkfl.audit.study import study, undefended
 
     source = run if run is not None else file
@@ -98,6 +102,7 @@ def _audit(
         else:
             caught = captures(planned, rounds, prepared=ready, on_round=on_round)
         bare = captures(undefended(planned), [1], prepared=ready)[1] if reference else None
+        final = _on_final_model(run, planned, caught[number], ready, seed) if run is not None else []
         settings = {"method": method.name, "dataset": planned.data.dataset, "seed": planned.seed, "quick": quick}
         result = study(
             caught[number],
@@ -107,6 +112,7 @@ def _audit(
             seed=seed,
             say=say,
             settings=settings,
+            more=final,
         )
     title = f"Audit of {source}"
     if as_json:
@@ -124,6 +130,17 @@ def _audit(
             out / "findings.json", (json.dumps({"source": str(source)} | result.dump(), indent=1)).encode()
         )
         console.print(f"written to {out}: index.html, findings.json{', grid.png' if grid else ''}")
+
+
+def _on_final_model(run: Path, plan: RunConfig, capture: Capture, prepared: Prepared, seed: int) -> list[Finding]:
+    """What an outsider learns from the run's model as it is handed out."""
+    from ntkfl.audit.membership import on_final_model
+
+    folder = RunFolder(run)
+    tensors = folder.load_checkpoint()[1]
+    taken = sorted({i for record in folder.records() for i in record["clients"]})
+    fed = prepared.fed.hold_out(plan.hold_out, seed=plan.seed)[0] if plan.hold_out else prepared.fed
+    return on_final_model(capture, tensors["averaged"][: capture.weights.numel()], fed, taken, seed)
 
 
 def _show(result: Any, console: Console) -> None:
