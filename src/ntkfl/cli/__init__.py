@@ -8,6 +8,7 @@ import sys
 import typer
 
 from ntkfl.cli import data as data_commands
+from ntkfl.cli import flower as flower_commands
 from ntkfl.cli import keys as keys_commands
 from ntkfl.cli import serve as serve_commands
 from ntkfl.cli.aggregate import aggregate
@@ -32,6 +33,7 @@ app.command()(export)
 app.command()(join)
 app.command()(aggregate)
 app.add_typer(data_commands.app, name="data")
+app.add_typer(flower_commands.app, name="flower")
 app.add_typer(keys_commands.app, name="keys")
 app.add_typer(serve_commands.app, name="serve")
 
