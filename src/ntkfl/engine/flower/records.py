@@ -11,12 +11,13 @@ from ntkfl.errors import MessageError
 from ntkfl.wire import Message as WireMessage
 
 _RECORD, _NOTES, _STYPE = "ntkfl", "notes", "ntkfl.wire"
+_GRACE = 10.0  # seconds: who waits says that there was no answer, before Flower says that there is no message
 Notes = dict[str, int | str]
 
 
 def to_node(payload: bytes, node: int, seconds: float | None, notes: Notes) -> Message:
-    """The payload for a node, worthless after `seconds`."""
-    return Message(_records(payload, notes), node, MessageType.TRAIN, ttl=seconds)
+    """The payload for a node. Flower forgets it soon after `seconds`, in which a reply is waited for."""
+    return Message(_records(payload, notes), node, MessageType.TRAIN, ttl=None if seconds is None else seconds + _GRACE)
 
 
 def in_reply(payload: bytes, asked: Message) -> Message:

@@ -49,8 +49,6 @@ version = "1.0.0"
 license = "Apache-2.0"
 [tool.flwr.app]
 publisher = "ntkfl"
-fab-format-version = 1
-flwr-version-target = "1.41.0"
 [tool.flwr.app.components]
 serverapp = "ntkfl.engine.flower:installed"
 clientapp = "ntkfl.engine.flower:installed"

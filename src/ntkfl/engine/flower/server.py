@@ -70,7 +70,7 @@ class Deployed:
         smoothing = self.method.label_smoothing
         self.task = Task(self.model, run.outputs, self.method.loss, total_clients=len(nodes), label_smoothing=smoothing)
         self.test = None if test is None else self._checked(test)
-        self.learner = Learner(self.task, self.method)
+        self.learner, self._gathered = Learner(self.task, self.method), False
         self.run_id = self.out.config().get("run_id", "") if self.out.holds_run else token_hex(8)
         self._carrier = GridCarrier(
             grid,
@@ -92,6 +92,9 @@ class Deployed:
 
     def play(self, number: int) -> tuple[Record, Record]:
         """One round, begun anew with others where too few answer: (record, timing)."""
+        if not self._gathered:
+            self._present(self.settings.clients)
+            self._gathered = True
         began = time.perf_counter()
         for attempt in range(self.settings.attempts):
             try:
@@ -124,20 +127,23 @@ class Deployed:
         self.say(f"goes on after round {self.out.load_checkpoint()[0]}")
 
     def _cohort(self, number: int, attempt: int) -> list[int]:
-        """Drawn as a simulation draws it, from those present; before the first, all expected are waited for."""
-        run = self.settings
-        wanted = run.clients if number == 1 and attempt == 0 else run.clients_per_round
-        until = time.monotonic() + run.patience
-        while len(there := self._present()) < wanted:
-            if time.monotonic() > until:
-                raise TooFew(f"{len(there)} of {wanted} clients came within {run.patience:g} seconds")
-            time.sleep(0.2)
-        drawn = draw_cohort(run.seed, len(there), run.clients_per_round, *attempt_labels(number, attempt))
+        """Drawn as a simulation draws it, from those present."""
+        size = self.settings.clients_per_round
+        there = self._present(size)
+        drawn = draw_cohort(self.settings.seed, len(there), size, *attempt_labels(number, attempt))
         return [there[i] for i in drawn]
 
-    def _present(self) -> list[int]:
-        online = set(self.grid.get_node_ids())
-        return [client for client, node in self.nodes.items() if node in online]
+    def _present(self, wanted: int) -> list[int]:
+        """Those connected, as soon as there are enough."""
+        until = time.monotonic() + self.settings.patience
+        while True:
+            online = set(self.grid.get_node_ids())
+            there = [client for client, node in self.nodes.items() if node in online]
+            if len(there) >= wanted:
+                return there
+            if time.monotonic() > until:
+                raise TooFew(f"{len(there)} of {wanted} clients came within {self.settings.patience:g} seconds")
+            time.sleep(0.2)
 
     def _record(self, number: int, attempt: int, cohort: list[int], outcome: Outcome, traffic: Traffic) -> Record:
         score = self._measure(number, cohort, traffic)
