@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -208,6 +209,40 @@ def client(
         serve_node(address, secret, answering, alive, say)
         if process is not None and not ended.is_set():
             raise ConfigError(f"the SuperNode of {about.name} ended: {commands.last_line(log)}; its log is {log}")
+
+
+@app.command("bench")
+def bench(
+    clients: Annotated[str, typer.Option(help="Numbers of clients, separated by commas.")] = "4,16",
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds; the first is not counted.")] = 4,
+    large: Annotated[int, typer.Option(help="Also one message of this many MB; 0: none.")] = 320,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write machine, versions and rows there.")] = None,
+) -> None:
+    """What Flower costs a round: beside one process, in its simulation and deployed on this machine. Minutes."""
+    import flwr
+    import ray
+    from rich.console import Console
+
+    from ntkfl.bench.flower import large as large_message  # needs the extra
+    from ntkfl.bench.flower import overhead
+    from ntkfl.bench.machine import look
+    from ntkfl.bench.rows import Setting
+    from ntkfl.bench.table import document, table, write_json
+    from ntkfl.cli.options import parse_numbers
+
+    waiting = Console(stderr=True)
+    machine = look(Setting(quick=True))
+    rows = [
+        row for count in parse_numbers("clients", clients, int) or () for row in overhead(count, rounds, waiting.print)
+    ]
+    if large:
+        rows.append(large_message(large, waiting.print))
+    Console().print(table("What Flower costs a round", rows, machine), highlight=False)
+    if json_file is not None:
+        content = document(["ntkfl", *sys.argv[1:]], False, machine, {"flower": rows})
+        content["versions"] |= {"flwr": flwr.__version__, "ray": ray.__version__}
+        write_json(json_file, content)
+        typer.echo(f"wrote {json_file}")
 
 
 def _superlink(folder: Path) -> SuperLink:

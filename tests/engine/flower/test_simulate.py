@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
+from flwr.app import Context, Message
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from ntkfl.cli import app
-from ntkfl.engine.config import RunConfig, execute
-from ntkfl.engine.flower.simulate import simulate
-from ntkfl.errors import RunFolderError
+from ntkfl.engine.config import RunConfig, execute, prepare
+from ntkfl.engine.flower.simulate import client_app, serve, simulate
+from ntkfl.errors import RunFolderError, TooFew
 
 from .federations import NTK, distance
+from .local_grid import LocalGrid
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -38,7 +41,7 @@ def test_ntk_fl_from_the_command_line(tmp_path: Path) -> None:
     method = NTK | {"subsample_rate": 0.5, "sparsity": 0.8, "shuffle": True, "projected_dim": 20}
     settings, out = config(method), tmp_path / "run"
     toml = tmp_path / "run.toml"
-    toml.write_text(_toml(settings))
+    toml.write_text(tomli_w.dumps(settings.model_dump(mode="json", exclude_none=True)))
     result = CliRunner().invoke(
         app, ["flower", "simulate", str(toml), "--out", str(out), "--json"], catch_exceptions=False
     )
@@ -51,17 +54,37 @@ def test_ntk_fl_from_the_command_line(tmp_path: Path) -> None:
         execute(settings, out=out, resume=True)
 
 
+def test_fedavg(tmp_path: Path) -> None:
+    settings = config({"name": "fedavg", "local_steps": 5})
+    assert distance(execute(settings).model, simulate(settings).model.state_dict()) < 1e-6
+
+
 def test_clients_keep_their_memory_and_a_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    """Scaffold, whose clients remember, in one go here and in two there."""
-    method = {"name": "scaffold", "local_steps": 3}
-    simulate(config(method, rounds=2), out=tmp_path / "run")
-    again = simulate(config(method), out=tmp_path / "run", resume=True)
-    here = execute(config(method))
+    """Scaffold, whose clients remember, in one go here and in two there; without Ray, which is no part of it."""
+    method, out = {"name": "scaffold", "local_steps": 3}, tmp_path / "run"
+    text = json.dumps(config(method).model_dump(mode="json", exclude_none=True))
+    program = client_app(text, str(out / "clients"), "cpu", 1)
+    grid = LocalGrid({11: program, 12: program, 13: program})
+    ready = prepare(config(method))
+    serve(grid, config(method, rounds=2), ready, out=out)
+    again = serve(grid, config(method), ready, out=out, resume=True)
     assert len(again.history) == 3
-    assert distance(here.model, again.model.state_dict()) < 1e-9
+    assert distance(execute(config(method)).model, again.model.state_dict()) < 1e-9
 
 
-def _toml(settings: RunConfig) -> str:
-    import tomli_w
+def test_a_simulated_client_that_fails_is_named(tmp_path: Path) -> None:
+    settings = config({"name": "fedavg", "local_steps": 1}, rounds=1)
+    text = json.dumps(settings.model_dump(mode="json", exclude_none=True))
+    program = client_app(text, str(tmp_path), "cpu", 1)
 
-    return tomli_w.dumps(settings.model_dump(mode="json", exclude_none=True))
+    def fails(message: Message, context: Context) -> Message:
+        raise ValueError("out of memory")
+
+    run = serve(LocalGrid({11: program, 12: fails, 13: program}), settings, prepare(settings), out=None)
+    cohort = run.history[0]["clients"]
+    assert run.history[0]["failed"] == {f"client {cohort[1]}": "out of memory"}
+    shuffled = config(NTK | {"shuffle": True}, rounds=1)
+    text = json.dumps(shuffled.model_dump(mode="json", exclude_none=True))
+    program = client_app(text, str(tmp_path), "cpu", 1)
+    with pytest.raises(TooFew, match="waits for its whole cohort"):
+        serve(LocalGrid({11: program, 12: fails, 13: program}), shuffled, prepare(shuffled), out=None)

@@ -61,11 +61,7 @@ def simulate(
 
         @server.main()
         def main(grid: Grid, context: Context) -> None:
-            carrier = _Seats(grid, on_start or (lambda line: None))
-            hooks = {"on_start": on_start, "on_round": on_round}
-            finished.append(
-                execute(config, prepared=ready, out=out, resume=resume, carrier=carrier, runtime="flower", **hooks)  # type: ignore[arg-type]
-            )
+            finished.append(serve(grid, config, ready, out=out, resume=resume, on_start=on_start, on_round=on_round))
 
         stack.enter_context(quiet())
         run_simulation(
@@ -75,6 +71,29 @@ def simulate(
             backend_config={"client_resources": {"num_cpus": cpus_per_client, "num_gpus": gpus_per_client}},
         )
     return finished[0]
+
+
+def serve(
+    grid: Grid,
+    config: RunConfig,
+    ready: Prepared,
+    *,
+    out: Path | None,
+    resume: bool = False,
+    on_start: Callable[[str], None] | None = None,
+    on_round: OnRound | None = None,
+) -> Run:
+    """The server's side: training as in one process, with what the grid reaches for clients."""
+    return execute(
+        config,
+        prepared=ready,
+        out=out,
+        resume=resume,
+        on_start=on_start,
+        on_round=on_round,
+        carrier=_Seats(grid, on_start or (lambda line: None)),
+        runtime="flower",
+    )
 
 
 class _Seats(GridCarrier):
