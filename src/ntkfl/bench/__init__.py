@@ -5,9 +5,17 @@ from ntkfl.bench.kernel import kernel
 from ntkfl.bench.networks import networks
 from ntkfl.bench.round import round
 from ntkfl.bench.rows import Row, Setting, Suite
+from ntkfl.bench.scale import scale
 from ntkfl.bench.wire import wire
 
 # A suite's first docstring line is its title.
-SUITES: dict[str, Suite] = {"kernel": kernel, "networks": networks, "round": round, "clients": clients, "wire": wire}
+SUITES: dict[str, Suite] = {
+    "kernel": kernel,
+    "networks": networks,
+    "round": round,
+    "clients": clients,
+    "wire": wire,
+    "scale": scale,
+}
 
 __all__ = ["SUITES", "Row", "Setting", "Suite"]

@@ -142,7 +142,7 @@ def _check(process: subprocess.Popen[bytes], log: Path) -> None:
 
 def _typical(timings: list[Record]) -> float:
     """The median round, the first not counted: it waits for everybody to have started."""
-    return statistics.median(t["seconds"] for t in timings[1:])
+    return float(statistics.median(t["seconds"] for t in timings[1:]))
 
 
 def _payload(history: list[Record]) -> dict[str, float]:

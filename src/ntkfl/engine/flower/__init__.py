@@ -11,6 +11,7 @@ from ntkfl.errors import ConfigError
 # Read by Flower when it is imported: it tells nobody that it runs, and does not ask for newer versions of itself.
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # and Ray leaves GPUs as they are, without a word
 
 try:
     import flwr  # noqa: F401
