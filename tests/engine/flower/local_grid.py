@@ -45,6 +45,8 @@ class LocalGrid(Grid):
         ids = []
         for message in messages:
             message.metadata.__dict__["_message_id"] = f"message-{next(self._ids)}"
+            if message.metadata.dst_node_id not in self.online:
+                continue
             self._pending[message.metadata.message_id] = message
             self.sent.append(message)
             ids.append(message.metadata.message_id)

@@ -89,6 +89,13 @@ def test_replies_are_ordered_by_client_and_counted(tmp_path: Path) -> None:
         carrier.ask(asked, [1], traffic)
 
 
+def test_a_node_that_is_not_connected_is_named(tmp_path: Path) -> None:
+    grid = LocalGrid(dict.fromkeys(NODES, lambda message, context: in_reply(b"yes", message)), online=NODES[1:])
+    carrier, traffic = GridCarrier(grid, dict(enumerate(NODES)), "client-{}".format), Traffic()
+    assert carrier.ask(WireMessage("weights", 1, {}), [0, 1], traffic) == [b"yes"]
+    assert traffic.failed == {"client-0": "its node is not connected"}
+
+
 def test_what_a_client_says_is_one_printable_line() -> None:
     assert one_line("a\nb\x1b[31m\tc") == "a b [31m c"
     assert len(one_line("x" * 10_000)) == 300

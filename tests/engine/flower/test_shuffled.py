@@ -17,10 +17,11 @@ from ntkfl.engine.draws import SeededDraws
 from ntkfl.engine.flower.app import client_app
 from ntkfl.engine.flower.records import payload_of
 from ntkfl.engine.flower.shuffled import FlowerAggregator
+from ntkfl.engine.services.announcement import Announcement
 from ntkfl.engine.services.identity import Identity
 from ntkfl.engine.services.participant import Participant
 from ntkfl.engine.services.receipt import check_receipt, issue_receipt
-from ntkfl.errors import TrustError
+from ntkfl.errors import TooFew, TrustError
 from ntkfl.methods import CPNTKFL
 from ntkfl.privacy.rows import BatchKey
 from ntkfl.privacy.sealing import SigningKey
@@ -76,6 +77,18 @@ def test_rows_go_past_flower_and_the_weights_are_the_simulations(tmp_path: Path)
         rho = Identity.of(roles.folder / "clients" / "client-0").seed().seed.reveal()
         for message in (*grid.sent, *grid.replies):
             assert rho not in payload_of(message)
+
+        # Whose node is not connected is not drawn, however present it is at the shuffler.
+        aggregator = FlowerAggregator(roles.folder / "aggregator", tmp_path / "other", grid, NODES, said.append)
+        grid.online = set(list(NODES.values())[1:])
+        assert aggregator._there("client") == ["client-1", "client-2", "client-3"]
+        # Nobody answers: the batch is cancelled, and nothing is waited for.
+        grid.silent, aggregator._carrier.seconds = set(NODES.values()), 0.5
+        asked = Announcement("exchange", at := BatchKey(9, 0, 0), aggregator._batch(at, ("client-1", "client-2"), 99))
+        with pytest.raises(TooFew, match="0 clients handed in a receipt"):
+            aggregator._announce(asked)
+        assert aggregator.shuffler.status(at).state == "cancelled"
+        grid.silent = set()
 
         # An announcement that comes again is not answered; of the reason, the server learns nothing.
         again = grid._reply(grid.sent[0], grid.sent[0].metadata.dst_node_id)

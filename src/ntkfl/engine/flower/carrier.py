@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from flwr.app import Message
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from ntkfl.engine.conversation import Traffic
@@ -15,6 +16,8 @@ from ntkfl.methods.base import Outgoing
 from ntkfl.wire import Message as WireMessage
 
 _FIRST_LOOK, _LAST_LOOK = 0.02, 0.5  # seconds between two looks for replies: soon at first, then less often
+_ABSENT = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+_GONE = "its node is not connected"
 _LONGEST = 300  # characters of a client's reason that are kept
 
 
@@ -52,9 +55,11 @@ class GridCarrier:
     def send(self, payloads: Mapping[int, bytes], traffic: Traffic) -> dict[int, bytes]:
         """Replies by client; those who fail are noted in the traffic, by name and with the reason."""
         ways = {i: to_node(data, self.nodes[i], self.seconds, self.notes(i)) for i, data in payloads.items()}
-        self.grid.push_messages(list(ways.values()))
+        accepted = set(self.grid.push_messages(list(ways.values())))
         waiting = {message.metadata.message_id: client for client, message in ways.items()}
         del ways
+        for message_id in set(waiting) - accepted:
+            self._fail(waiting.pop(message_id), _GONE, traffic)
         replies: dict[int, bytes] = {}
         until = None if self.seconds is None else time.monotonic() + self.seconds
         pause = _FIRST_LOOK
@@ -72,7 +77,8 @@ class GridCarrier:
     def _take(self, client: int, reply: Message, replies: dict[int, bytes], traffic: Traffic) -> None:
         try:
             if reply.has_error():
-                self._fail(client, one_line(reply.error.reason or f"error {reply.error.code}"), traffic)
+                said = reply.error.reason or f"error {reply.error.code}"
+                self._fail(client, _GONE if reply.error.code in _ABSENT else one_line(said), traffic)
             else:
                 replies[client] = payload_of(reply)
         except MessageError as error:

@@ -18,7 +18,7 @@ from ntkfl.engine.services.aggregator import Aggregator
 from ntkfl.engine.services.announcement import Announcement
 from ntkfl.engine.services.participant import Participant
 from ntkfl.engine.services.receipt import check_receipt
-from ntkfl.errors import MessageError, NTKFLError, TrustError
+from ntkfl.errors import MessageError, NTKFLError, TooFew, TrustError
 
 
 class FlowerAggregator(Aggregator):
@@ -44,27 +44,43 @@ class FlowerAggregator(Aggregator):
         record, timing = super().play(number)
         return record | ({"failed": dict(self._silent)} if self._silent else {}), timing
 
+    def _there(self, role: str) -> list[str]:
+        """Clients are there once the shuffler has heard of them and their nodes are connected."""
+        present = super()._there(role)
+        if role != "client":
+            return present
+        online = set(self._carrier.grid.get_node_ids())
+        return [name for name in present if name in self._numbers and self._node(name) in online]
+
+    def _node(self, name: str) -> int:
+        return self._carrier.nodes[self._numbers[name]]
+
     def _announce(self, said: Announcement) -> int:
-        """Open the batch at the shuffler, and carry the announcement to those it asks."""
+        """Open the batch at the shuffler, and carry the announcement to those it asks.
+
+        Where too few hand in a receipt, the shuffler would wait in vain.
+        """
         signed = said.sign(self.signer, self.pins.federation, self.pins.run)
         self.shuffler.publish(signed)
         if said.batch is not None:
-            for name in set(said.batch.cohort) - set(self._numbers):
-                self._silent[name] = "has no node: its key is not known to this SuperLink"
-            asked = [self._numbers[name] for name in said.batch.cohort if name in self._numbers]
             traffic = Traffic()
+            asked = [self._numbers[name] for name in said.batch.cohort]
             receipts = self._carrier.send(dict.fromkeys(asked, signed), traffic)
             self._silent |= traffic.failed
-            for client, receipt in receipts.items():
-                self._check(self._carrier.names(client), receipt, said)
+            good = sum(self._holds(self._carrier.names(client), receipt, said) for client, receipt in receipts.items())
+            if good < said.batch.min_clients:
+                self.shuffler.cancel(said.key)
+                raise TooFew(f"{good} clients handed in a receipt, too few for the shuffler to release their rows")
         return len(signed)
 
-    def _check(self, name: str, receipt: bytes, said: Announcement) -> None:
+    def _holds(self, name: str, receipt: bytes, said: Announcement) -> bool:
         shuffler = bytes.fromhex(self.pins.shuffler.signing_key)
         try:
             check_receipt(receipt, shuffler, self.pins.federation, self.pins.run, said.key)
         except TrustError:
             self._silent[name] = "handed back something that is no receipt of the shuffler's"
+            return False
+        return True
 
 
 def deliver(participant: Participant, signed: bytes) -> bytes:

@@ -131,7 +131,7 @@ class Aggregator:
         """Wait until those expected are there."""
         for role, wanted in (("client", self.deployment.clients), ("evaluator", self.deployment.evaluators)):
             until = time.monotonic() + self.deployment.patience
-            while len(there := self.shuffler.clients(role)) < wanted:
+            while len(there := self._there(role)) < wanted:
                 if time.monotonic() > until:
                     raise TooFew(f"{len(there)} of {wanted} {role}s came within {self.deployment.patience:g} seconds")
                 time.sleep(0.2)
@@ -159,9 +159,13 @@ class Aggregator:
         own = {"dropped_rows": traffic.dropped, "attempt": attempt, "evaluated_samples": score.samples}
         return record_of(number, score.accuracy, score.loss, outcome, traffic, cohort) | own | outcome.diagnostics
 
+    def _there(self, role: str) -> list[str]:
+        """Names of those that can be asked, sorted."""
+        return self.shuffler.clients(role)
+
     def _cohort(self, number: int, attempt: int) -> tuple[str, ...]:
         """As a simulation draws it, from those present by name; a repeated round asks others."""
-        there = self.shuffler.clients("client")
+        there = self._there("client")
         size = self.deployment.clients_per_round
         if len(there) < size:
             raise TooFew(f"{len(there)} clients are there, fewer than the {size} of a round")
