@@ -213,7 +213,7 @@ def client(
 
 @app.command("bench")
 def bench(
-    clients: Annotated[str, typer.Option(help="Numbers of clients, separated by commas.")] = "4,16",
+    clients: Annotated[str, typer.Option(help="Numbers of clients, separated by commas; '': none.")] = "4,16",
     rounds: Annotated[int, typer.Option(min=2, help="Rounds; the first is not counted.")] = 4,
     large: Annotated[int, typer.Option(help="Also one message of this many MB; 0: none.")] = 320,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write machine, versions and rows there.")] = None,
@@ -233,7 +233,9 @@ def bench(
     waiting = Console(stderr=True)
     machine = look(Setting(quick=True))
     rows = [
-        row for count in parse_numbers("clients", clients, int) or () for row in overhead(count, rounds, waiting.print)
+        row
+        for count in parse_numbers("clients", clients or None, int) or ()
+        for row in overhead(count, rounds, waiting.print)
     ]
     if large:
         rows.append(large_message(large, waiting.print))
