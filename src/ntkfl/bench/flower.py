@@ -72,7 +72,7 @@ def large(megabytes: int, say: Say) -> Row:
         with _world(root, run, files) as (link, relay, names):
             out: list[Record] = []
             began = time.perf_counter()
-            link.run(server_app(names, run, root / "run", test=_none(features), say=say, history=out))
+            link.run(server_app(names, run, root / "run", test=_none(features), say=say, history=out), root / "note")
             seconds = time.perf_counter() - began
         details = _payload(out) | {"measured_uplink": float(relay.up), "measured_downlink": float(relay.down)}
     return Row(f"a message of {megabytes} MB", seconds, note="from each of two clients at once", details=details)
@@ -102,7 +102,8 @@ def _deployed(config: RunConfig, base: float, payload: dict[str, float]) -> Row:
                 marks.append((relay.up, relay.down))
                 timings.append(timing)
 
-            link.run(server_app(names, run, root / "run", test=ready.fed.test, on_round=on_round, say=lambda _: None))
+            app = server_app(names, run, root / "run", test=ready.fed.test, on_round=on_round, say=lambda _: None)
+            link.run(app, root / "note")
         between = len(marks) - 1
         up, down = ((marks[-1][i] - marks[0][i]) / between for i in range(2))
     seconds = _typical(timings)

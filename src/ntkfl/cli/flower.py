@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -151,7 +152,7 @@ def run(
     )
     try:
         with display, quiet():
-            _superlink(folder).run(program)
+            _superlink(folder).run(program, folder / f"run-{sha256(str(out.absolute()).encode()).hexdigest()[:16]}")
     except KeyboardInterrupt:
         typer.echo(f"stopped; the same command goes on after the last whole round in {out}", err=True)
         raise typer.Exit(130) from None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -20,13 +20,19 @@ from flwr.app import Context, Error, Message
 from flwr.cli.build import build_fab_from_files
 from flwr.common.constant import ErrorCode, SubStatus
 from flwr.common.serde import context_from_proto, fab_to_proto, run_from_proto
-from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest
+from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest, StopRunRequest
+from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullAppMessagesRequest, PullTaskInputRequest
 from flwr.serverapp import ServerApp
 from flwr.supercore.constant import TaskType
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_confirm_message_received_fn_protobuf,
+    make_pull_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, pull_and_inflate_object_from_tree
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
@@ -36,12 +42,13 @@ from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
-from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
 
 from ntkfl.errors import NTKFLError, Refused
 
 _ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 _LOOK = 0.1  # seconds between two looks for a task
+_STALLED = 2.0  # seconds without the next piece of a message
 # What Flower wants to see of a run. The components are never loaded from it.
 _APP = b"""[project]
 name = "ntkfl-run"
@@ -84,11 +91,16 @@ class SuperLink:
                 there[key] = int(self._control.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id)
         return {name: there[key] for name, key in keys.items()}
 
-    def run(self, app: ServerApp) -> None:
-        """Start a run and be its ServerApp, here."""
+    def run(self, app: ServerApp, note: Path) -> None:
+        """Start a run and be its ServerApp, here. Its number is kept in `note`; the run whose number is there, killed
+        perhaps, is stopped: Flower would wait for its heartbeat, and nodes for messages it never sent whole.
+        """
+        with suppress(OSError, ValueError, httpx.HTTPError):
+            self._control.StopRun(StopRunRequest(run_id=int(note.read_text())))
         content, _ = build_fab_from_files({"pyproject.toml": _APP})
         fab = fab_to_proto(Fab(sha256(content).hexdigest(), content, {}))
         run_id = self._control.StartRun(StartRunRequest(fab=fab)).run_id
+        note.write_text(str(run_id))
         with _acquired(self.address, self.ca, self.secret, TaskType.SERVER_APP, run_id) as token:
             grid = HttpGrid(self.address, root_certificates=self.ca, token=token)
             try:
@@ -125,13 +137,21 @@ def serve_node(
 
     An error of ours is the reply to what caused it; the next message may be sound.
     """
+    tokens: list[str] = []
+
+    def look() -> bool:
+        """Whether there is a task to take."""
+        with _client(address, None, secret=secret) as executor:
+            found = executor.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])).token
+        if found:
+            tokens.append(found)
+        return bool(tokens)
+
     while alive():
         try:
-            with _client(address, None, secret=secret) as executor:
-                token = executor.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])).token
-            if token:
-                with _client(address, None, token=token) as client:
-                    _answer_one(client, answer, said)
+            if look():
+                with _client(address, None, token=tokens.pop(0)) as client:
+                    _answer_one(client, answer, said, lambda: look() or not alive())
             else:
                 time.sleep(_LOOK)
         except httpx.ConnectError:  # it is about to start, or to end
@@ -141,9 +161,15 @@ def serve_node(
             time.sleep(1)
 
 
-def _answer_one(client: RuntimeHttpClient, answer: Answer, said: Callable[[str], None]) -> None:
+def _answer_one(
+    client: RuntimeHttpClient, answer: Answer, said: Callable[[str], None], given_up: Callable[[], bool]
+) -> None:
     with _heartbeat(client):
-        message, context, _, _ = pull_task_input(client)
+        taken = _take(client, given_up)
+        if taken is None:
+            push_task_output(client, None, SubStatus.FAILED, "the message did not come")
+            return
+        message, context = taken
         status, details = SubStatus.COMPLETED, ""
         try:
             reply = answer(message, context)
@@ -154,6 +180,38 @@ def _answer_one(client: RuntimeHttpClient, answer: Answer, said: Callable[[str],
             status, details = SubStatus.FAILED, reason
         push_message(client, reply, context)
         push_task_output(client, context, status, details)
+
+
+def _take(client: RuntimeHttpClient, given_up: Callable[[], bool]) -> tuple[Message, Context] | None:
+    """The task's message, once all of it is at the SuperNode; None if it never will be.
+
+    A SuperNode makes the task before it has the message, and where the run ends in between it leaves the task behind.
+    It works at one message at a time, so a newer task says that this one was given up.
+    """
+    given = client.PullTaskInput(PullTaskInputRequest())
+    TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
+    TaskIdentity.node_id = given.context.node_id
+    context, node, tree = context_from_proto(given.context), Node(node_id=given.context.node_id), None
+    while True:
+        if tree is None:
+            trees = client.PullMessages(PullAppMessagesRequest()).message_object_trees
+            tree = trees[0] if trees else None
+        if tree is not None:
+            try:
+                message = pull_and_inflate_object_from_tree(
+                    tree,
+                    make_pull_object_fn_protobuf(client.PullObject, node, context.run_id),
+                    make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, context.run_id),
+                    return_type=Message,
+                    max_time=_STALLED,
+                )
+                message.metadata.__dict__["_message_id"] = tree.object_id
+                return message, context
+            except ObjectPullError:
+                pass  # not all of it is there yet
+        if given_up():
+            return None
+        time.sleep(_LOOK)
 
 
 @contextmanager
