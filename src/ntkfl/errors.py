@@ -38,6 +38,10 @@ class TrustError(NTKFLError):
     """A key, seal, signature or credential that does not hold."""
 
 
+class TooFew(NTKFLError):
+    """An exchange that ended without enough clients or good rows."""
+
+
 class Refused(NTKFLError):
     """What a role will not do: `reason` is one word for programs, `status` the HTTP status it travels as."""
 

@@ -150,7 +150,7 @@ def captures_of_run(
 def _engine(config: RunConfig, ready: Prepared) -> Engine:
     """The run's engine, to ask what clients held; it plays nothing."""
     return Engine(
-        build_model(config, ready),
+        build_model(config, ready.fed),
         ready.fed,
         config.build_method(),
         config.clients_per_round,
@@ -163,8 +163,9 @@ def _engine(config: RunConfig, ready: Prepared) -> Engine:
 
 
 def _capture(wire: Wire, engine: Engine) -> Capture:
-    clients = [engine.client(i, wire.round) for i in wire.cohort]
-    raw = [engine.fed.client(i)[0][engine.drawn(i, wire.round)] for i in wire.cohort]
+    people = engine.population
+    clients = [people.client(i, wire.round, {}) for i in wire.cohort]
+    raw = [engine.fed.client(i)[0][people.drawn(i, wire.round)] for i in wire.cohort]
     first, *rest = wire.exchanges
     second = rest[0] if rest else None
     down = sum(len(q) * (len(wire.cohort) if len(e.questions) == 1 else 1) for e in wire.exchanges for q in e.questions)
@@ -185,7 +186,7 @@ def _capture(wire: Wire, engine: Engine) -> Capture:
         bytes_down=down,
         exchanges=wire.exchanges,
         loss_senders=None if second is None or second.senders is None else list(second.senders),
-        projection=engine.projection,
+        projection=people.projection,
         public=engine.fed.test,
         pixels=(rows.mean, rows.std) if rows.mean else None,
     )

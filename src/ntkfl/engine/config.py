@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ntkfl.data import NAMES, Federated, load
 from ntkfl.data.partition import Partition
 from ntkfl.data.partitions import PARTITIONS, make
+from ntkfl.engine.conversation import Carrier
 from ntkfl.engine.folder import Record
 from ntkfl.engine.recording import Wire
 from ntkfl.engine.run import Run
@@ -132,7 +133,7 @@ class RunConfig(Options):
             raise ConfigError(
                 f"{path} is of a run made from Python: its model and data have no names to rebuild them by"
             )
-        for noted in ("ntkfl", "shape"):
+        for noted in ("ntkfl", "shape", "runtime"):
             values.pop(noted, None)
         return RunConfig(**values)
 
@@ -183,14 +184,6 @@ def prepare(config: RunConfig) -> Prepared:
     return Prepared(dataset.partition(config.data.how(), seed=config.seed), shared)
 
 
-def build_model(config: RunConfig, ready: Prepared) -> nn.Module:
-    """The network a run begins with."""
-    method = config.build_method()
-    network = config.model.suited(method)
-    model = network.build(method.model_input_shape(ready.fed.input_shape), ready.fed.output_dim, config.seed)
-    return model.to(getattr(torch, config.precision))
-
-
 def execute(
     config: RunConfig,
     *,
@@ -202,11 +195,13 @@ def execute(
     on_wire: Callable[[Wire], None] | None = None,
     on_start: Callable[[str], None] | None = None,
     on_round: Callable[[Record, Record], None] | None = None,
+    carrier: Carrier | None = None,
+    runtime: str | None = None,
 ) -> Run:
-    """Train what the configuration says."""
+    """Train what the configuration says; with a `carrier`, the `runtime` it belongs to is written down with it."""
     ready = prepared or prepare(config)
     return train(
-        build_model(config, ready),
+        build_model(config, ready.fed),
         ready.fed,
         config.build_method(),
         rounds=config.rounds,
@@ -218,12 +213,21 @@ def execute(
         out=out,
         resume=resume,
         device=device,
-        config=config.dump(),
+        config=config.dump() | ({} if runtime is None else {"runtime": runtime}),
         record_wire=record_wire,
         on_wire=on_wire,
         on_start=on_start,
         on_round=on_round,
+        carrier=carrier,
     )
+
+
+def build_model(config: RunConfig, fed: Federated) -> nn.Module:
+    """The network for these clients, with its first weights."""
+    method = config.build_method()
+    shape = method.model_input_shape(fed.input_shape)
+    model = config.model.suited(method).build(shape, fed.output_dim, config.seed)
+    return model.to(getattr(torch, config.precision))
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def test_signed_nonsense_is_one_line(head: str) -> None:
 def test_a_thousand_clients_wait_without_a_thread_each(tmp_path: Path) -> None:
     deployment = Deployment(tmp_path)
     shuffler, bell = Shuffler(), Bell()
-    app = client_app(shuffler, deployment.pins, bell)
+    app = client_app(shuffler, deployment.pins, bell, SigningKey.generate())
     ada, path = deployment.client("ada"), f"{PREFIX}/announcement?after=0"
     headers = sign_request(ada.credential, ada.key, "GET", path, b"")
 
@@ -122,7 +122,7 @@ def test_a_thousand_clients_wait_without_a_thread_each(tmp_path: Path) -> None:
 
 def test_a_wait_ends_without_an_announcement(tmp_path: Path) -> None:
     deployment = Deployment(tmp_path)
-    app = client_app(Shuffler(), deployment.pins, Bell(), wait_s=0.2)
+    app = client_app(Shuffler(), deployment.pins, Bell(), SigningKey.generate(), wait_s=0.2)
     ada, path = deployment.client("ada"), f"{PREFIX}/announcement?after=0"
     headers = sign_request(ada.credential, ada.key, "GET", path, b"")
 

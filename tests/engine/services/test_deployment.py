@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from typer.testing import CliRunner
@@ -144,7 +145,10 @@ def test_no_key_of_the_shuffler_opens_a_row(tmp_path: Path) -> None:
         for path in (roles.folder / "shuffler").glob("*.pem"):
             if b"PRIVATE" in path.read_bytes():
                 key = load_pem_private_key(path.read_bytes(), None)
-                value = key.private_numbers().private_value.to_bytes(32, "big")  # type: ignore[union-attr]
+                if isinstance(key, Ed25519PrivateKey):
+                    value = key.private_bytes_raw()
+                else:
+                    value = key.private_numbers().private_value.to_bytes(32, "big")  # type: ignore[union-attr]
                 keys.append(SealingKey(X25519PrivateKey.from_private_bytes(value)))
         assert keys
         for key in keys:

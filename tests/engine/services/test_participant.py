@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from ntkfl.engine.draws import SystemDraws
 from ntkfl.engine.services.announcement import EVALUATION, Announcement
-from ntkfl.engine.services.participant import Participant, SystemDraws, _check_data, _read_seen, _sequence
+from ntkfl.engine.services.participant import Participant, _read_seen, _sequence, check_data
 from ntkfl.engine.services.trial import Trial, init
 from ntkfl.errors import ConfigError, DataError, NTKFLError, TrustError
 from ntkfl.methods import NTKFL
@@ -42,7 +43,7 @@ def batch(key: BatchKey, **changes: Any) -> Batch:
 def hear(client: tuple[Participant, SigningKey], kind: Any, key: BatchKey, **changes: Any) -> Announcement | None:
     own, signer = client
     said = Announcement(kind, key, batch(key, **changes))
-    return own._heed(said.sign(signer, own.pins.federation, own.pins.run))
+    return own.heed(said.sign(signer, own.pins.federation, own.pins.run))
 
 
 def test_a_fair_question_is_heeded_once(client: tuple[Participant, SigningKey]) -> None:
@@ -115,7 +116,7 @@ def test_a_client_draws_from_its_operating_system() -> None:
 )
 def test_data_that_are_not_the_terms_are_refused(x: torch.Tensor, y: torch.Tensor) -> None:
     with pytest.raises(DataError) as caught:
-        _check_data(x, y, (4,), 2)
+        check_data(x, y, (4,), 2)
     assert isinstance(caught.value, NTKFLError)
 
 

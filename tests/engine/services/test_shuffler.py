@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import ssl
 import time
 from collections import Counter
@@ -14,6 +15,7 @@ import httpx
 import pytest
 
 from ntkfl.engine.services.announcement import Announcement
+from ntkfl.engine.services.receipt import check_receipt
 from ntkfl.privacy.identity import CREDENTIAL_HEADER, SIGNATURE_HEADER, sign_request
 from ntkfl.privacy.rows import BatchKey, open_row, pack_rows, unpack_rows
 from ntkfl.privacy.sealing import SigningKey, bind
@@ -60,11 +62,16 @@ def test_an_exchange_from_announcement_to_released_rows(deployment: Deployment, 
     assert {answer.headers["ntkfl-sequence"] for answer in answers} == {str(before + 1)}
     assert aggregator.ask("GET", "/latest").json() == {"sequence": before + 1, "batch": list(batch.key)}
 
+    receipts: set[bytes] = set()
     for i, client in enumerate(clients):
         assert refused(aggregator.on(batch.key, "POST", "/release")) == (425, "not-ready")
         receipt = client.submit(batch.key, count=i + 1)
-        assert receipt.content == b'{"status":"received"}'
+        assert set(receipt.json()) == {"status", "receipt"}
+        receipts.add(receipt.content)
         assert not {"date", "content-type", "content-length", "cache-control"} ^ set(receipt.headers)
+    (content,) = receipts  # of however many rows: a receipt says nothing of them, nor of whose they are
+    shuffler = bytes.fromhex(deployment.pins.shuffler.signing_key)
+    check_receipt(bytes.fromhex(json.loads(content)["receipt"]), shuffler, "trial", "run-0", batch.key)
     assert refused(clients[0].submit(batch.key)) == (409, "replayed")
     status = aggregator.on(batch.key, "GET").json()
     assert status == {"state": "ready", "clients": 3, "rows": None, "seconds": None}

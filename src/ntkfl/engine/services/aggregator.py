@@ -11,27 +11,25 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from pydantic import Field
 
-from ntkfl.engine.averaging import RunningAverage
 from ntkfl.engine.config import read_toml
 from ntkfl.engine.conversation import Traffic
 from ntkfl.engine.crowd import Received, Template, receive
 from ntkfl.engine.folder import Record, RunFolder
-from ntkfl.engine.seeds import derive
+from ntkfl.engine.learner import Learner, attempt_labels, draw_cohort
+from ntkfl.engine.rounds import OnRound, play_rounds, record_of
 from ntkfl.engine.services.announcement import EVALUATION, MOST_ATTEMPTS, Announcement
 from ntkfl.engine.services.evaluation import MOST_SAMPLES, Score, add_up, question, score_rows
 from ntkfl.engine.services.pins import Federation, Terms
 from ntkfl.engine.services.shuffler_peer import ShufflerPeer
-from ntkfl.errors import ConfigError, MessageError, NTKFLError, NumericalError, RunFolderError, TrustError
-from ntkfl.methods import Client, Outcome, Task
+from ntkfl.errors import ConfigError, MessageError, NumericalError, RunFolderError, TooFew, TrustError
+from ntkfl.methods import Client, Outcome, State, Task
 from ntkfl.methods.statistics import statistics
 from ntkfl.privacy.rows import FRAME_BYTES, BatchKey, open_row
 from ntkfl.privacy.sealing import SEAL_BYTES, SealingKey, SigningKey
 from ntkfl.privacy.shuffling import Batch
-from ntkfl.tangent.parameters import load_flat
 from ntkfl.version import __version__
 from ntkfl.wire import Message
 
@@ -53,10 +51,6 @@ class Deployment(Terms):
     @staticmethod
     def read(path: Path) -> Deployment:
         return Deployment(**read_toml(path))
-
-
-class TooFew(NTKFLError):
-    """An exchange that ended without enough clients or good rows."""
 
 
 class Aggregator:
@@ -90,47 +84,32 @@ class Aggregator:
         )
         if self.method.trains_locally and statistics(self.model):
             raise ConfigError("batch normalisation is not averaged behind a shuffler: use group normalisation")
-        self.state = self.method.start(self.task, self.task.like)
-        self.average = RunningAverage(self.task.like, self.method.average)
+        self.learner, self._gathered = Learner(self.task, self.method), False
 
-    def run(self, on_round: Callable[[Record, Record], None] | None = None) -> list[Record]:
+    def run(self, on_round: OnRound | None = None) -> list[Record]:
         """Train until the rounds are done; the history."""
         with self.out.locked():
-            history = self._open()
-            self._gather()
-            for number in range(len(history) + 1, self.deployment.rounds + 1):
-                began = time.perf_counter()
-                record = self._round(number)
-                timing = {"round": number, "seconds": time.perf_counter() - began, "device": "cpu"}
-                history.append(record)
-                self.out.append("history.jsonl", record)
-                self.out.append("timings.jsonl", timing)
-                tensors = {f"state/{name}": t for name, t in self.state.items()}
-                average = {"averaged": self.average.value, "averages": torch.tensor(self.average.count)}
-                self.out.save_checkpoint(number, tensors | average)
-                if on_round:
-                    on_round(record, timing)
-            load_flat(self.model, self.average.value)
-            self.out.save_model(self.model.state_dict())
+            if (self.out.path / "model.safetensors").exists():
+                raise RunFolderError(f"{self.out.path} holds a run that has ended: a new one needs a new ρ, a new run")
+            history, _ = play_rounds(self, self.out, self._settings(), resume=True, on_round=on_round)
+            self.out.save_model(self.learner.trained(self.model).state_dict())
             self._announce(Announcement("end", BatchKey(self.deployment.rounds + 1, 0, 0)))
         return history
 
-    def _open(self) -> list[Record]:
-        """Begin the run folder, or go on from its checkpoint."""
-        settings = self._settings()
-        if not self.out.holds_run:
-            self.out.create(settings)
-            return []
-        self.out.check_config(settings)
-        done, tensors = self.out.load_checkpoint()
-        if (self.out.path / "model.safetensors").exists():
-            raise RunFolderError(f"{self.out.path} holds a run that has ended: a new one needs a new ρ, a new run")
-        if done:
-            self.average.value, self.average.count = tensors.pop("averaged"), int(tensors.pop("averages"))
-            self.state = {name.removeprefix("state/"): t for name, t in tensors.items()}
-            self.say(f"goes on after round {done}")
-        self.out.truncate("timings.jsonl", done)
-        return self.out.truncate("history.jsonl", done)
+    def play(self, number: int) -> tuple[Record, Record]:
+        """One round: (record, timing)."""
+        if not self._gathered:
+            self._gather()
+        began = time.perf_counter()
+        record = self._round(number)
+        return record, {"round": number, "seconds": time.perf_counter() - began, "device": "cpu"}
+
+    def checkpoint(self) -> State:
+        return self.learner.checkpoint()
+
+    def restore(self, tensors: State) -> None:
+        self.learner.restore(tensors)
+        self.say(f"goes on after round {self.out.load_checkpoint()[0]}")
 
     def _settings(self) -> Mapping[str, Any]:
         method = self.method.model_dump(mode="json")
@@ -152,10 +131,11 @@ class Aggregator:
         """Wait until those expected are there."""
         for role, wanted in (("client", self.deployment.clients), ("evaluator", self.deployment.evaluators)):
             until = time.monotonic() + self.deployment.patience
-            while len(there := self.shuffler.clients(role)) < wanted:
+            while len(there := self._there(role)) < wanted:
                 if time.monotonic() > until:
                     raise TooFew(f"{len(there)} of {wanted} {role}s came within {self.deployment.patience:g} seconds")
                 time.sleep(0.2)
+        self._gathered = True
 
     def _round(self, number: int) -> Record:
         newest = self.shuffler.newest()
@@ -170,42 +150,30 @@ class Aggregator:
                 self.say(f"round {number}, attempt {attempt}: {error}")
         else:
             raise TooFew(f"round {number} failed {self.deployment.attempts} times; start again to go on from the last")
-        self.state = outcome.state
-        for weights in (*outcome.passed, self.state["weights"]):
-            self.average.add(weights)
+        self.learner.advance(outcome)
         try:
             score = self._evaluate(number, attempt, cohort)
         except TooFew as error:  # a round that nobody measures is still a round
             self.say(f"round {number} was not evaluated: {error}")
             score = Score(None, None, 0)
-        return {
-            "round": number,
-            "test_accuracy": score.accuracy,
-            "test_loss": score.loss,
-            "train_loss": outcome.train_loss,
-            "steps": outcome.steps,
-            "uplink_bytes": traffic.uplink.total(),
-            "downlink_bytes": traffic.downlink.total(),
-            "clients": list(cohort),
-            "uplink": dict(traffic.uplink),
-            "downlink": dict(traffic.downlink),
-            "dropped_rows": traffic.dropped,
-            "attempt": attempt,
-            "evaluated_samples": score.samples,
-        } | outcome.diagnostics
+        own = {"dropped_rows": traffic.dropped, "attempt": attempt, "evaluated_samples": score.samples}
+        return record_of(number, score.accuracy, score.loss, outcome, traffic, cohort) | own | outcome.diagnostics
+
+    def _there(self, role: str) -> list[str]:
+        """Names of those that can be asked, sorted."""
+        return self.shuffler.clients(role)
 
     def _cohort(self, number: int, attempt: int) -> tuple[str, ...]:
         """As a simulation draws it, from those present by name; a repeated round asks others."""
-        there = self.shuffler.clients("client")
-        labels = (number,) if attempt == 0 else (number, attempt)
-        rng = np.random.Generator(np.random.PCG64(derive(self.deployment.seed, "cohort", *labels)))
+        there = self._there("client")
         size = self.deployment.clients_per_round
         if len(there) < size:
             raise TooFew(f"{len(there)} clients are there, fewer than the {size} of a round")
-        return tuple(there[i] for i in sorted(rng.choice(len(there), size, replace=False)))
+        drawn = draw_cohort(self.deployment.seed, len(there), size, *attempt_labels(number, attempt))
+        return tuple(there[i] for i in drawn)
 
     def _converse(self, number: int, attempt: int, cohort: tuple[str, ...], traffic: Traffic) -> Outcome:
-        conversation = self.method.round(self.task, self.state, number, range(len(cohort)))
+        conversation = self.method.round(self.task, self.learner.state, number, range(len(cohort)))
         outgoing = next(conversation)
         nobody = Client(0, *self._made_up_sample(), seed=0)  # shows what replies look like
         for exchange in range(EVALUATION):
@@ -254,7 +222,7 @@ class Aggregator:
     def _evaluate(self, number: int, attempt: int, cohort: tuple[str, ...]) -> Score:
         """The averaged model's score, as evaluators or else the round's clients count it."""
         key = BatchKey(number, attempt, EVALUATION)
-        asked = question(number, self.average.value)
+        asked = question(number, self.learner.average.value)
         if self.deployment.evaluators:
             self._announce(Announcement("evaluate", key, None, asked))
             sealed = self._await_reports(key)

@@ -6,15 +6,14 @@ announcement asks for less of a crowd, or comes twice, it is not answered.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ntkfl.engine.crowd import send
+from ntkfl.engine.draws import Draws, SystemDraws
 from ntkfl.engine.folder import write_atomically
 from ntkfl.engine.services.announcement import EVALUATION, MOST_ATTEMPTS, MOST_EXCHANGES, Announcement
 from ntkfl.engine.services.evaluation import counts, score_rows
@@ -25,24 +24,6 @@ from ntkfl.errors import ConfigError, DataError, MessageError, NTKFLError, Refus
 from ntkfl.methods import Client, State, Task
 from ntkfl.privacy.rows import BatchKey, pack_rows, seal_rows
 from ntkfl.privacy.subsample import subsample
-
-
-class Draws(Protocol):
-    """A client's own randomness in a round."""
-
-    def subsampling(self, round: int) -> random.Random: ...
-
-    def training(self, round: int) -> int: ...
-
-
-class SystemDraws:
-    """From the operating system: nobody else can know, or make, this client's choices."""
-
-    def subsampling(self, round: int) -> random.Random:
-        return random.SystemRandom()
-
-    def training(self, round: int) -> int:
-        return random.SystemRandom().getrandbits(63)
 
 
 class Participant:
@@ -60,7 +41,7 @@ class Participant:
     ) -> None:
         self.pins, self.draws, self.say = Federation.read(folder), draws or SystemDraws(), say
         terms = self.pins.terms
-        _check_data(x, y, terms.inputs, terms.outputs)
+        check_data(x, y, terms.inputs, terms.outputs)
         self.identity = Identity(folder, self.pins, patience)
         self.shuffler = Peer(self.pins.shuffler.url, folder / "ca.pem", patience=patience)
         self.shuffler.identify(self.identity.credential, self.identity.signing)
@@ -84,7 +65,7 @@ class Participant:
 
     def run(self) -> int:
         """Take part until the aggregator ends the run; the number of exchanges answered."""
-        self.shuffler.ask("POST", f"{self._path}/hello")
+        self.hello()
         self.say(f"{self.name} is enrolled as {self.role} and waits for {self.pins.federation}/{self.pins.run}")
         sequence, answered = 0, 0
         while True:
@@ -93,13 +74,13 @@ class Participant:
                 continue
             sequence = _sequence(response.headers.get("ntkfl-sequence", ""), sequence)
             try:
-                said = self._heed(response.content)
+                said = self.heed(response.content)
                 if said is None:
                     continue
                 if said.kind == "end":
                     self.say(f"{self.name}: the run has ended")
                     return answered
-                answered += self._answer(said)
+                answered += self.answer(said) is not None
             except Refused as refusal:
                 if refusal.reason == "revoked":
                     raise
@@ -109,7 +90,11 @@ class Participant:
             except Exception as error:  # whatever an announcement does to this client, the next may be sound
                 self.say(f"{self.name}: not answered: {type(error).__name__}")
 
-    def _heed(self, signed: bytes) -> Announcement | None:
+    def hello(self) -> None:
+        """Tell the shuffler that this client is there."""
+        self.shuffler.ask("POST", f"{self._path}/hello")
+
+    def heed(self, signed: bytes) -> Announcement | None:
         """An announcement the aggregator signed and that is newer than the last; older ones are left alone."""
         said = Announcement.check(
             signed, bytes.fromhex(self.pins.aggregator.signing_key), self.pins.federation, self.pins.run
@@ -129,29 +114,34 @@ class Participant:
             raise TrustError(f"round {key.round} mixes up training and evaluation")
         return said
 
-    def _answer(self, said: Announcement) -> bool:
-        """Whether it was for this client, and was answered."""
+    def answer(self, said: Announcement) -> bytes | None:
+        """Send what was asked for: the shuffler's receipt (empty for a report); None if this client was not asked."""
         asked = said.batch is not None and self.name in said.batch.cohort
         if said.message is None:
-            return False
+            return None
         if said.kind == "evaluate":
             if self.role != "evaluator" and not asked:
-                return False
+                return None
             if self.role == "evaluator":
                 rows, kind = [counts(self.task, said.message, self.x, self.y)], "reports"
             else:  # on the round's samples alone: no more of this client shows than in training
                 client = self.method.private(self.task, self._sampled(said.key, 0))
                 rows, kind = score_rows(self.task, said.message, client.x, client.y), "rows"
             sealed = seal_rows([row.encode() for row in rows], *self._to_aggregator(), said.key)
-            self.shuffler.ask("POST", f"{self._path}/{kind}", pack_rows(said.key, sealed))
-            return True
+            return self._send(kind, pack_rows(said.key, sealed))
         if not asked or said.batch is None or self.role != "client":
-            return False
+            return None
         client = self._sampled(said.key, said.batch.max_rows)
         reply = self.method.answer(self.task, said.message, [client])[0]
         self._memory = client.memory
-        self.shuffler.ask("POST", f"{self._path}/rows", send(self.method, reply, *self._to_aggregator(), said.key))
-        return True
+        return self._send("rows", send(self.method, reply, *self._to_aggregator(), said.key))
+
+    def _send(self, kind: str, framed: bytes) -> bytes:
+        answer = self.shuffler.ask("POST", f"{self._path}/{kind}", framed).json()
+        try:
+            return bytes.fromhex(answer.get("receipt", ""))
+        except (ValueError, TypeError, AttributeError):
+            raise MessageError("the shuffler's answer holds no receipt that can be read") from None
 
     def _sampled(self, key: BatchKey, max_rows: int) -> Client:
         """This round's client, with the samples drawn at its first exchange; attempts at a round get the same ones."""
@@ -184,7 +174,7 @@ def _read_seen(path: Path) -> BatchKey | None:
         return None
 
 
-def _check_data(x: Tensor, y: Tensor, inputs: tuple[int, ...], outputs: int) -> None:
+def check_data(x: Tensor, y: Tensor, inputs: tuple[int, ...], outputs: int) -> None:
     if len(x) == 0 or len(x) != len(y):
         raise DataError(f"{len(x)} inputs and {len(y)} labels: at least one, and as many of one as of the other")
     if tuple(x.shape[1:]) != inputs:

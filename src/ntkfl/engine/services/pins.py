@@ -31,6 +31,7 @@ class KeyServerPin(Options):
 class ShufflerPin(Options):
     url: str = Field(pattern="^https://", description="for clients")
     aggregator_url: str = Field(pattern="^https://", description="for the aggregator alone, with mutual TLS")
+    signing_key: str = Field(pattern=HEX_KEY, description="of its receipts")
     min_clients: int = Field(2, ge=2, description="distinct clients below which no batch is released, ever")
 
 
@@ -45,6 +46,9 @@ class Terms(Options):
     inputs: tuple[int, ...] = Field(min_length=1, description="shape of one input, before any projection")
     outputs: int = Field(ge=1)
     real_targets: bool = Field(False, description="regression: targets are `outputs` real numbers, not a class")
+    mean: tuple[float, ...] = Field((), description="of byte images, a number a channel: x = (bytes/255 - mean)/std")
+    std: tuple[float, ...] = Field((), description="of byte images, a number a channel, above 0")
+    class_names: tuple[str, ...] = Field((), description="in order, where folders of pictures are called by name")
     precision: str = Field("float32", pattern="^float(32|64)$")
     model: ModelConfig = ModelConfig()
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "cp-ntk-fl"})

@@ -22,15 +22,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ntkfl.engine.services.announcement import Announcement
 from ntkfl.engine.services.bell import Bell
 from ntkfl.engine.services.pins import Federation
+from ntkfl.engine.services.receipt import issue_receipt
 from ntkfl.engine.services.revocations import Revocations
 from ntkfl.engine.services.web import Listener, log, serve, service_app
 from ntkfl.errors import MessageError, NTKFLError, Refused, TrustError
 from ntkfl.privacy.identity import CREDENTIAL_HEADER, ROLES, Credential, check_request
 from ntkfl.privacy.noticeboard import REPORT_BYTES
 from ntkfl.privacy.rows import FRAME_BYTES, BatchKey, pack_rows, unpack_rows
+from ntkfl.privacy.sealing import SigningKey
 from ntkfl.privacy.shuffling import Shuffler
 
-STATE = "state.sqlite"
+STATE, SIGNING_KEY = "state.sqlite", "signing-key.pem"
 MAX_BODY = 256 << 20  # of a submission or an announcement
 MAX_HELD = 512 << 20  # of all submissions under way
 WAIT_S = 20.0  # a client is kept waiting for an announcement
@@ -46,6 +48,9 @@ def serve_shuffler(folder: Path, at: tuple[str, int], aggregator_at: tuple[str, 
     run = f"{pins.federation}/{pins.run}"
     shuffler = Shuffler(folder / STATE, floor=pins.shuffler.min_clients, run=run)
     bell, stop = Bell(), threading.Event()
+    signer = SigningKey.load(folder / SIGNING_KEY)
+    if signer.public.hex() != pins.shuffler.signing_key:
+        raise TrustError(f"the key in {folder} is not the one that others have pinned")
     revocations = Revocations(shuffler, pins, folder / "ca.pem")
 
     @contextlib.asynccontextmanager
@@ -57,7 +62,7 @@ def serve_shuffler(folder: Path, at: tuple[str, int], aggregator_at: tuple[str, 
 
     _allow_connections()
     tls = folder / "tls.pem", folder / "tls-key.pem"
-    clients = client_app(shuffler, pins, bell, lifespan=lifespan)
+    clients = client_app(shuffler, pins, bell, signer, lifespan=lifespan)
     aggregator = aggregator_app(shuffler, pins, bell, revocations.refresh)
     try:
         serve(
@@ -78,6 +83,7 @@ def client_app(
     shuffler: Shuffler,
     pins: Federation,
     bell: Bell,
+    signer: SigningKey,
     *,
     max_body: int = MAX_BODY,
     wait_s: float = WAIT_S,
@@ -117,15 +123,15 @@ def client_app(
         except MessageError as error:
             raise Refused(422, "malformed", str(error)) from None
 
-    signer, rows_of = Depends(who), Depends(frame)
+    signed_by, rows_of = Depends(who), Depends(frame)
 
     @app.post("/v1/runs/{run}/hello")
-    def hello(credential: Credential = signer) -> dict[str, str]:
+    def hello(credential: Credential = signed_by) -> dict[str, str]:
         shuffler.present(credential.client, credential.role)
         return {"status": "present"}
 
     @app.get("/v1/runs/{run}/announcement")
-    async def announcement(after: After = 0, credential: Credential = signer) -> Response:
+    async def announcement(after: After = 0, credential: Credential = signed_by) -> Response:
         await asyncio.to_thread(shuffler.refuse_revoked, credential.client)
         found = shuffler.announcement(after)
         if found is None and await bell.wait(wait_s):
@@ -136,12 +142,12 @@ def client_app(
         return Response(found[1], media_type=_BINARY, headers=headers)
 
     @app.post("/v1/runs/{run}/rows")
-    def rows(credential: Credential = signer, framed: tuple[BatchKey, list[bytes]] = rows_of) -> dict[str, str]:
+    def rows(credential: Credential = signed_by, framed: tuple[BatchKey, list[bytes]] = rows_of) -> dict[str, str]:
         shuffler.submit(credential.client, *framed)
-        return {"status": "received"}
+        return {"status": "received", "receipt": issue_receipt(signer, pins.federation, pins.run, framed[0]).hex()}
 
     @app.post("/v1/runs/{run}/reports")
-    def reports(credential: Credential = signer, framed: tuple[BatchKey, list[bytes]] = rows_of) -> dict[str, str]:
+    def reports(credential: Credential = signed_by, framed: tuple[BatchKey, list[bytes]] = rows_of) -> dict[str, str]:
         if credential.role != "evaluator":
             raise Refused(403, "not-evaluator", "only evaluators report")
         key, sealed = framed

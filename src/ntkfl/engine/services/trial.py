@@ -2,7 +2,7 @@
 
 ```
 DIR/key-server     federation.toml ca.pem tls.pem tls-key.pem signing-key.pem state.sqlite
-DIR/shuffler       federation.toml ca.pem tls.pem tls-key.pem aggregator-ca.pem
+DIR/shuffler       federation.toml ca.pem tls.pem tls-key.pem aggregator-ca.pem signing-key.pem
 DIR/aggregator     federation.toml ca.pem tls.pem tls-key.pem sealing-key.pem signing-key.pem run.toml
 DIR/clients/NAME   federation.toml ca.pem token
 ```
@@ -67,7 +67,8 @@ def init(folder: Path, config: Path, trial: Trial) -> Federation:
     callers = Authority(f"{trial.federation} aggregator")
     certificates = {role: authority.server(role, trial.host) for role in ("key-server", "shuffler")}
     certificates["aggregator"] = callers.client("aggregator")
-    server_key, aggregator_key, aggregator_seal = SigningKey.generate(), SigningKey.generate(), SealingKey.generate()
+    server_key, shuffler_key, aggregator_key = (SigningKey.generate() for _ in range(3))
+    aggregator_seal = SealingKey.generate()
     pins = Federation(
         federation=trial.federation,
         run=trial.run,
@@ -75,6 +76,7 @@ def init(folder: Path, config: Path, trial: Trial) -> Federation:
         shuffler=ShufflerPin(
             url=trial.url(trial.shuffler_port),
             aggregator_url=trial.url(trial.aggregator_port),
+            signing_key=shuffler_key.public.hex(),
             min_clients=trial.min_clients,
         ),
         aggregator=AggregatorPin(
@@ -90,6 +92,7 @@ def init(folder: Path, config: Path, trial: Trial) -> Federation:
         (folder / role / TLS_CERT).write_bytes(certificate)
         write_private(folder / role / TLS_KEY, key)
     server_key.save(folder / "key-server" / SIGNING_KEY)
+    shuffler_key.save(folder / "shuffler" / SIGNING_KEY)
     (folder / "shuffler" / AGGREGATOR_CA).write_bytes(callers.pem)
     aggregator_key.save(folder / "aggregator" / SIGNING_KEY)
     aggregator_seal.save(folder / "aggregator" / SEALING_KEY)

@@ -1,0 +1,281 @@
+"""`ntkfl flower`: clients on other machines, or in Flower's simulation."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ntkfl.cli.progress import RoundDisplay
+from ntkfl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ntkfl.engine.flower.runtime import SuperLink
+
+app = typer.Typer(help="Clients on other machines, or many on this one, with Flower.", no_args_is_help=True)
+
+ServerFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The server's folder, see `ntkfl flower init`.")]
+Print = Annotated[bool, typer.Option("--print", help="Print the commands instead of running them.")]
+
+
+@app.command("simulate")
+def simulate(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML of settings, as for `ntkfl train`.")],
+    out: Annotated[Path | None, typer.Option(help="The run's folder.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    cpus_per_client: Annotated[float, typer.Option(help="Cores a client computes on.")] = 1,
+    gpus_per_client: Annotated[float, typer.Option(help="Part of a GPU a client computes on; 0: none.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a round on stdout, nothing else.")] = False,
+) -> None:
+    """Train with a round's clients spread over cores and GPUs.
+
+    Example: ntkfl flower simulate configs/flower/simulate.toml --out runs/a
+    """
+    from ntkfl.engine.config import RunConfig
+    from ntkfl.engine.flower.simulate import simulate as run_simulation  # needs the extra
+
+    settings = RunConfig.read(config)
+    display = RoundDisplay(str(settings.method["name"]), settings.rounds, quiet=as_json)
+    show = (lambda record, timing: typer.echo(json.dumps(record))) if as_json else display.show
+    with display:
+        run = run_simulation(
+            settings,
+            out=out,
+            resume=resume,
+            cpus_per_client=cpus_per_client,
+            gpus_per_client=gpus_per_client,
+            on_start=display.note,
+            on_round=show,
+        )
+    if not as_json:
+        display.summary(run.history, run.timings, out)
+
+
+@app.command("init")
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
+    config: Annotated[Path, typer.Option(help="The run: inputs, outputs, clients, [model], [method], …")],
+    clients: Annotated[int, typer.Option(min=2, help="Clients to make a folder and a key for.")] = 4,
+    host: Annotated[str, typer.Option(help="Name or address under which the server is reached.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The server's port.")] = 8000,
+) -> None:
+    """Make the folders of a deployment: the server's and each client's, with keys and certificates."""
+    from ntkfl.engine.flower import folders
+
+    run = folders.init(folder, config, clients, host, port)
+    typer.echo(f"{run.method['name']} with {clients} clients, SuperLink at {host}:{port}")
+    typer.echo(f"  {folder / 'server'}     stays here: ntkfl flower server {folder / 'server'}")
+    typer.echo(f"  {folder / 'clients'}    one folder a client: hand it over, delete it here")
+
+
+@app.command("server")
+def server(
+    folder: ServerFolder,
+    host: Annotated[str | None, typer.Option(help="Where to listen; this machine alone if not given.")] = None,
+    database: Annotated[Path | None, typer.Option(help="Keep Flower's state in this file, not in memory.")] = None,
+    print_only: Print = False,
+) -> None:
+    """Start the SuperLink, which clients connect to, and admit the keys in DIR/clients.
+
+    TLS and node authentication are on, telemetry and installation at run time off; it listens on this machine alone
+    unless told otherwise.
+    """
+    from ntkfl.engine.flower import commands
+
+    command = commands.superlink(folder, host, database)
+    if print_only:
+        typer.echo(str(command))
+        typer.echo(f"ntkfl flower register {folder}")
+        return
+    if not _is_loopback(host or commands.LOOPBACK):
+        typer.echo(f"listens on {host}: other machines can connect; docs/flower.md says what they can ask")
+    log = folder / "superlink.log"
+    with _ended_by_signals() as ended, commands.running(command, log) as process:
+        _superlink(folder).wait(60, lambda: process.poll() is None and not ended.is_set())
+        typer.echo(f"SuperLink is up, {len(_admit(folder))} keys are known; its log is {log}")
+        while not ended.wait(0.2):
+            if process.poll() is not None:
+                raise ConfigError(f"the SuperLink ended: {commands.last_line(log)}; its log is {log}")
+
+
+@app.command("register")
+def register(folder: ServerFolder) -> None:
+    """Admit the keys in DIR/clients at the SuperLink that runs; those it knows stay."""
+    typer.echo(f"known: {', '.join(_admit(folder))}")
+
+
+@app.command("run")
+def run(
+    folder: ServerFolder,
+    out: Annotated[Path, typer.Option(help="The run's folder; a run that was stopped goes on from it.")],
+    test: Annotated[str | None, typer.Option(help="Measure on these data; if not given, clients count.")] = None,
+    federation: Annotated[
+        Path | None, typer.Option(help="An aggregator's folder of `ntkfl keys init`: shuffled methods.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a round on stdout, nothing else.")] = False,
+) -> None:
+    """Train with the clients that are connected to the SuperLink.
+
+    Example: ntkfl flower run fl/server --out runs/a
+    """
+    from ntkfl.data.client import Images, read_own
+    from ntkfl.engine.config import find_factory
+    from ntkfl.engine.flower.app import server_app
+    from ntkfl.engine.flower.quiet import quiet
+    from ntkfl.engine.flower.server import FlowerRun
+    from ntkfl.engine.folder import Record, RunFolder
+
+    settings = FlowerRun.read(folder / "run.toml")
+    images = Images(settings.inputs, settings.mean, settings.std, settings.class_names)
+    batch = None if test is None else read_own(test, images, find_factory)
+    display = RoundDisplay(str(settings.method["name"]), settings.rounds, quiet=as_json)
+    show = (lambda record, timing: typer.echo(json.dumps(record))) if as_json else display.show
+    history: list[Record] = []
+    program = server_app(
+        _admit(folder),
+        settings,
+        out,
+        test=batch,
+        federation=federation,
+        on_round=show,
+        say=lambda line: typer.echo(line, err=True),
+        history=history,
+    )
+    try:
+        with display, quiet():
+            _superlink(folder).run(program, folder / f"run-{sha256(str(out.absolute()).encode()).hexdigest()[:16]}")
+    except KeyboardInterrupt:
+        typer.echo(f"stopped; the same command goes on after the last whole round in {out}", err=True)
+        raise typer.Exit(130) from None
+    if not as_json:
+        display.summary(history, RunFolder(out).records("timings.jsonl"), out)
+
+
+@app.command("client")
+def client(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The client's folder, see `ntkfl flower init`.")],
+    data: Annotated[str, typer.Option(help="FILE.npz, a folder (idx files or pictures), or package.module:function.")],
+    federation: Annotated[
+        Path | None, typer.Option(help="A client's folder of `ntkfl keys init`: shuffled methods.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Draw as a simulation with this seed does: repeats, and hides nothing.")
+    ] = None,
+    attach: Annotated[str | None, typer.Option(help="Answer for the SuperNode at this address; start none.")] = None,
+    print_only: Print = False,
+) -> None:
+    """Take part with your own data: start a SuperNode, and answer what it brings.
+
+    Example: ntkfl flower client fl/clients/client-0 --data mine.npz
+    """
+    from ntkfl.engine.flower import commands
+    from ntkfl.engine.flower.app import join
+    from ntkfl.engine.flower.folders import ClientFile, read_secret
+    from ntkfl.engine.flower.quiet import quiet
+    from ntkfl.engine.flower.runtime import serve_node
+
+    about, secret = ClientFile.read(folder), read_secret(folder)
+    port = commands.free_port()
+    address = attach or f"{commands.LOOPBACK}:{port}"
+    if not _is_loopback(address.rpartition(":")[0]):
+        raise ConfigError(f"{address} is not on this machine: what a SuperNode brings crosses no network unsealed")
+    if print_only:
+        typer.echo(str(commands.supernode(folder, port)))
+        typer.echo(f"ntkfl flower client {folder} --data {data} --attach {address}")
+        return
+
+    def say(line: str) -> None:
+        typer.echo(f"{about.name}: {line}", err=True)
+
+    answering = join(about, folder, data, federation=federation, seed=seed, say=say)
+    with ExitStack() as stack:
+        ended = stack.enter_context(_ended_by_signals())
+        stack.enter_context(quiet())
+        log = folder / "supernode.log"
+        process = None if attach else stack.enter_context(commands.running(commands.supernode(folder, port), log))
+        typer.echo(f"{about.name} answers {about.superlink}" + ("" if attach else f"; the SuperNode's log is {log}"))
+
+        def alive() -> bool:
+            return not ended.is_set() and (process is None or process.poll() is None)
+
+        serve_node(address, secret, answering, alive, say)
+        if process is not None and not ended.is_set():
+            raise ConfigError(f"the SuperNode of {about.name} ended: {commands.last_line(log)}; its log is {log}")
+
+
+@app.command("bench")
+def bench(
+    clients: Annotated[str, typer.Option(help="Numbers of clients, separated by commas; '': none.")] = "4,16",
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds; the first is not counted.")] = 4,
+    large: Annotated[int, typer.Option(help="Also one message of this many MB; 0: none.")] = 320,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write machine, versions and rows there.")] = None,
+) -> None:
+    """What Flower costs a round: beside one process, in its simulation and deployed on this machine. Minutes."""
+    import flwr
+    import ray
+    from rich.console import Console
+
+    from ntkfl.bench.flower import large as large_message  # needs the extra
+    from ntkfl.bench.flower import overhead
+    from ntkfl.bench.machine import look
+    from ntkfl.bench.rows import Setting
+    from ntkfl.bench.table import document, table, write_json
+    from ntkfl.cli.options import parse_numbers
+
+    waiting = Console(stderr=True)
+    machine = look(Setting(quick=True))
+    rows = [
+        row
+        for count in parse_numbers("clients", clients or None, int) or ()
+        for row in overhead(count, rounds, waiting.print)
+    ]
+    if large:
+        rows.append(large_message(large, waiting.print))
+    Console().print(table("What Flower costs a round", rows, machine), highlight=False)
+    if json_file is not None:
+        content = document(["ntkfl", *sys.argv[1:]], False, machine, {"flower": rows})
+        content["versions"] |= {"flwr": flwr.__version__, "ray": ray.__version__}
+        write_json(json_file, content)
+        typer.echo(f"wrote {json_file}")
+
+
+def _superlink(folder: Path) -> SuperLink:
+    from ntkfl.engine.flower.folders import CA, ServerFile, read_secret
+    from ntkfl.engine.flower.runtime import SuperLink
+
+    return SuperLink(ServerFile.read(folder).superlink, folder / CA, read_secret(folder))
+
+
+def _admit(folder: Path) -> dict[str, int]:
+    """Node ids of the clients whose keys are in the folder, by name."""
+    from ntkfl.engine.flower.folders import known_keys
+
+    return _superlink(folder).admit(known_keys(folder))
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[threading.Event]:
+    """Set on Ctrl-C or `kill`, in place of dying with a child left behind."""
+    ended = threading.Event()
+    before = {number: signal.signal(number, lambda *_: ended.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield ended
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,19 @@
+"""Clients on other machines, or many on one: the methods' conversations, carried by Flower.
+
+No algorithm is here. The ServerApp holds `Method.round`, the ClientApp gives `Method.answer`, and what crosses is a
+`wire.Message` in a Flower record.
+"""
+
+import os
+
+from ntkfl.errors import ConfigError
+
+# Read by Flower when it is imported: it tells nobody that it runs, and does not ask for newer versions of itself.
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # and Ray leaves GPUs as they are, without a word
+
+try:
+    import flwr  # noqa: F401
+except ImportError as error:
+    raise ConfigError("Flower is the extra 'flower': pip install 'ntkfl[flower]'") from error

@@ -1,0 +1,133 @@
+"""The exact commands of Flower that a deployment consists of, and running one of them beside this process."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ntkfl.engine.flower.folders import CA, NODE_KEY, SECRET, TLS_CERT, TLS_KEY, ClientFile, ServerFile
+from ntkfl.errors import ConfigError
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to run, and the environment variables it needs beside those there are."""
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+
+    def __str__(self) -> str:
+        words = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        return " ".join([*words, shlex.join(self.arguments)])
+
+
+def superlink(folder: Path, host: str | None = None, database: Path | None = None) -> Command:
+    """TLS, nodes admitted by their keys, nothing run or installed by it; on loopback unless told otherwise."""
+    options = {
+        "--host": host or LOOPBACK,
+        "--port": str(ServerFile.read(folder).port),
+        "--ssl-ca-certfile": _file(folder, CA),
+        "--ssl-certfile": _file(folder, TLS_CERT),
+        "--ssl-keyfile": _file(folder, TLS_KEY),
+        "--isolation": "process",
+        "--superexec-auth-secret-file": _file(folder, SECRET),
+    }
+    if database is not None:
+        options["--database"] = str(database.absolute())
+    switches = ("--enable-supernode-auth", "--disable-runtime-dependency-installation")
+    return _command("flower-superlink", folder, options, *switches)
+
+
+def supernode(folder: Path, port: int) -> Command:
+    """Its own interface, for the process that answers, is on loopback always."""
+    options = {
+        "--superlink": ClientFile.read(folder).superlink,
+        "--root-certificates": _file(folder, CA),
+        "--auth-supernode-private-key": _file(folder, NODE_KEY),
+        "--isolation": "process",
+        "--superexec-auth-secret-file": _file(folder, SECRET),
+        "--host": LOOPBACK,
+        "--port": str(port),
+    }
+    return _command("flower-supernode", folder, options)
+
+
+def free_port() -> int:
+    with socket.create_server((LOOPBACK, 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+@contextmanager
+def running(command: Command, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The command as a process that ends with this one; what it says goes to `log`."""
+    with open(log, "ab") as sink:
+        process = subprocess.Popen(
+            command.arguments,
+            env=os.environ | dict(command.environment),
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            preexec_fn=_end_with_parent,
+        )
+    try:
+        yield process
+    finally:
+        stop(process)
+
+
+def stop(process: subprocess.Popen[bytes], seconds: float = 8) -> None:
+    """Ask it to end; after `seconds`, make it."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def last_line(log: Path) -> str:
+    """The last thing that was said there, for an error message."""
+    try:
+        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        lines = []
+    return lines[-1] if lines else "it said nothing"
+
+
+def _command(name: str, folder: Path, options: Mapping[str, str], *switches: str) -> Command:
+    program = Path(sys.executable).parent / name
+    if not program.exists():
+        raise ConfigError(f"no {name} beside {sys.executable}: pip install 'ntkfl[flower]'")
+    environment = {
+        "FLWR_HOME": str((folder / ".flwr").absolute()),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    }
+    words = [word for pair in options.items() for word in pair]
+    return Command((str(program), *words, *switches), environment)
+
+
+def _file(folder: Path, name: str) -> str:
+    path = folder / name
+    if not path.is_file():
+        raise ConfigError(f"no {name} in {folder}: is it a folder of `ntkfl flower init`?")
+    return str(path.absolute())
+
+
+def _end_with_parent() -> None:
+    """Linux: be told to end when the parent dies, however it dies."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

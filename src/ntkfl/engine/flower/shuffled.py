@@ -1,0 +1,99 @@
+"""CP-NTK-FL on Flower: the questions travel through Flower, the rows do not.
+
+A client takes what the aggregator signed, gives its sealed rows to the shuffler, and hands the shuffler's receipt back
+through Flower. The aggregator, in its ServerApp, fetches the released rows from the shuffler, as without Flower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from flwr.serverapp import Grid
+
+from ntkfl.engine.conversation import Traffic
+from ntkfl.engine.flower.carrier import GridCarrier
+from ntkfl.engine.folder import Record
+from ntkfl.engine.services.aggregator import Aggregator
+from ntkfl.engine.services.announcement import Announcement
+from ntkfl.engine.services.participant import Participant
+from ntkfl.engine.services.receipt import check_receipt
+from ntkfl.errors import MessageError, NTKFLError, TooFew, TrustError
+
+
+class FlowerAggregator(Aggregator):
+    """The aggregator of the federation in `folder`, with `nodes` (node ids by client name) to carry what it says."""
+
+    def __init__(
+        self, folder: Path, out: Path, grid: Grid, nodes: Mapping[str, int], say: Callable[[str], None] = print
+    ) -> None:
+        super().__init__(folder, out, say)
+        self._numbers = {name: number for number, name in enumerate(nodes)}
+        names = list(nodes)
+        self._carrier = GridCarrier(
+            grid,
+            dict(enumerate(nodes.values())),
+            names.__getitem__,
+            seconds=self.deployment.round_seconds,
+            say=say,
+        )
+        self._silent: dict[str, str] = {}
+
+    def play(self, number: int) -> tuple[Record, Record]:
+        self._silent = {}
+        record, timing = super().play(number)
+        return record | ({"failed": dict(self._silent)} if self._silent else {}), timing
+
+    def _there(self, role: str) -> list[str]:
+        """Clients are there once the shuffler has heard of them and their nodes are connected."""
+        present = super()._there(role)
+        if role != "client":
+            return present
+        online = set(self._carrier.grid.get_node_ids())
+        return [name for name in present if name in self._numbers and self._node(name) in online]
+
+    def _node(self, name: str) -> int:
+        return self._carrier.nodes[self._numbers[name]]
+
+    def _announce(self, said: Announcement) -> int:
+        """Open the batch at the shuffler, and carry the announcement to those it asks.
+
+        Where too few hand in a receipt, the shuffler would wait in vain.
+        """
+        signed = said.sign(self.signer, self.pins.federation, self.pins.run)
+        self.shuffler.publish(signed)
+        if said.batch is not None:
+            traffic = Traffic()
+            asked = [self._numbers[name] for name in said.batch.cohort]
+            receipts = self._carrier.send(dict.fromkeys(asked, signed), traffic)
+            self._silent |= traffic.failed
+            good = sum(self._holds(self._carrier.names(client), receipt, said) for client, receipt in receipts.items())
+            if good < said.batch.min_clients:
+                self.shuffler.cancel(said.key)
+                raise TooFew(f"{good} clients handed in a receipt, too few for the shuffler to release their rows")
+        return len(signed)
+
+    def _holds(self, name: str, receipt: bytes, said: Announcement) -> bool:
+        shuffler = bytes.fromhex(self.pins.shuffler.signing_key)
+        try:
+            check_receipt(receipt, shuffler, self.pins.federation, self.pins.run, said.key)
+        except TrustError:
+            self._silent[name] = "handed back something that is no receipt of the shuffler's"
+            return False
+        return True
+
+
+def deliver(participant: Participant, signed: bytes) -> bytes:
+    """A client's answer to an announcement that came through Flower: the shuffler's receipt.
+
+    Through Flower goes nothing else of it: of an error, its kind alone.
+    """
+    try:
+        said = participant.heed(signed)
+        receipt = None if said is None else participant.answer(said)
+    except NTKFLError as error:
+        participant.say(f"{participant.name}: not answered: {error}")
+        raise MessageError(type(error).__name__) from None
+    if not receipt:
+        raise MessageError("not a question for this client")
+    return receipt

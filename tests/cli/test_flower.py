@@ -1,0 +1,129 @@
+"""`ntkfl flower` as its users type it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tomli_w
+from typer.testing import CliRunner
+
+from ntkfl.cli import app
+from ntkfl.engine.flower.folders import ClientFile, known_keys
+from ntkfl.errors import ConfigError, NTKFLError
+
+RUN = {"inputs": [1, 8, 8], "outputs": 10, "clients": 3, "clients_per_round": 2, "method": {"name": "fedavg"}}
+
+
+def invoke(*arguments: str | Path) -> str:
+    return CliRunner().invoke(app, ["flower", *map(str, arguments)], catch_exceptions=False).output
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "run.toml").write_text(tomli_w.dumps(RUN))
+    invoke("init", tmp_path / "fl", "--config", tmp_path / "run.toml", "--clients", 12, "--port", 8123)
+    return tmp_path / "fl"
+
+
+def test_each_role_gets_what_it_may_hold(folder: Path) -> None:
+    server = {path.name for path in (folder / "server").iterdir()}
+    assert server == {"server.toml", "run.toml", "ca.pem", "tls.pem", "tls-key.pem", "executor-secret", "clients"}
+    own = folder / "clients" / "client-7"
+    assert {path.name for path in own.iterdir()} == {
+        "client.toml", "ca.pem", "node-key", "node-key.pub", "executor-secret",
+    }  # fmt: skip
+    private = [
+        folder / "server" / "tls-key.pem",
+        own / "node-key",
+        own / "executor-secret",
+        folder / "server" / "executor-secret",
+    ]
+    assert {path.stat().st_mode & 0o777 for path in private} == {0o600}
+    assert len({(path / "executor-secret").read_bytes() for path in (folder / "clients").iterdir()}) == 12
+    about = ClientFile.read(own)
+    assert (about.name, about.number, about.clients, about.superlink) == ("client-7", 7, 12, "127.0.0.1:8123")
+    assert about.terms.method["name"] == "fedavg"
+    assert list(known_keys(folder / "server"))[-3:] == ["client-9", "client-10", "client-11"]  # as they are numbered
+
+
+def test_the_commands_printed_are_safe_ones(folder: Path) -> None:
+    superlink, register = invoke("server", folder / "server", "--print").splitlines()
+    for part in (
+        "FLWR_TELEMETRY_ENABLED=0", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1", "--host 127.0.0.1", "--port 8123",
+        f"--ssl-certfile {folder}/server/tls.pem", "--enable-supernode-auth", "--isolation process",
+        "--disable-runtime-dependency-installation", "--superexec-auth-secret-file",
+    ):  # fmt: skip
+        assert part in superlink
+    assert "--insecure" not in superlink
+    assert register == f"ntkfl flower register {folder}/server"
+    assert "--host 0.0.0.0" in invoke("server", folder / "server", "--host", "0.0.0.0", "--print")
+    own = folder / "clients" / "client-0"
+    supernode, answering = invoke("client", own, "--data", "mine.npz", "--print").splitlines()
+    for part in (
+        "FLWR_TELEMETRY_ENABLED=0", "--superlink 127.0.0.1:8123", f"--root-certificates {own}/ca.pem",
+        f"--auth-supernode-private-key {own}/node-key", "--isolation process", "--host 127.0.0.1",
+    ):  # fmt: skip
+        assert part in supernode
+    assert "--insecure" not in supernode
+    assert "--allow-runtime" not in supernode
+    port = supernode.rsplit(" ", 1)[1]
+    assert answering == f"ntkfl flower client {own} --data mine.npz --attach 127.0.0.1:{port}"
+
+
+def test_flower_takes_the_commands_as_printed(folder: Path) -> None:
+    """Its own parsers, on our words."""
+    from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
+    from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
+
+    from ntkfl.engine.flower import commands
+
+    superlink = _parse_args_run_superlink().parse_args(commands.superlink(folder / "server").arguments[1:])
+    assert superlink.enable_supernode_auth
+    assert not superlink.runtime_dependency_install
+    assert not superlink.insecure
+    supernode = _parse_args_run_supernode().parse_args(commands.supernode(folder / "clients/client-0", 9).arguments[1:])
+    assert (supernode.isolation, supernode.insecure, supernode.runtime_dependency_install) == ("process", False, False)
+
+
+def test_what_goes_wrong_is_one_line(folder: Path, tmp_path: Path) -> None:
+    own = folder / "clients" / "client-0"
+    cases: list[tuple[str, list[str | Path]]] = [
+        ("is there already", ["init", folder, "--config", tmp_path / "run.toml"]),
+        ("waits for 3 clients", ["init", tmp_path / "new", "--config", tmp_path / "run.toml", "--clients", "2"]),
+        ("no such file", ["server", tmp_path]),
+        ("no such file", ["client", tmp_path, "--data", "x.npz"]),
+        ("is not on this machine", ["client", own, "--data", "x.npz", "--attach", "10.0.0.1:9"]),
+    ]
+    for reason, arguments in cases:
+        with pytest.raises(NTKFLError, match=reason):
+            invoke(*arguments)
+    assert not (tmp_path / "new").exists()
+    (folder / "server" / "clients" / "client-0.pub").write_text("ssh-ed25519 nonsense")
+    with pytest.raises(ConfigError, match="ssh-keygen -t ecdsa -b 384"):
+        known_keys(folder / "server")
+    (own / "ca.pem").unlink()
+    with pytest.raises(ConfigError, match=r"no ca\.pem"):
+        invoke("client", own, "--data", "x.npz", "--print")
+
+
+WITHOUT = """
+import sys
+sys.modules["flwr"] = None
+import ntkfl, ntkfl.cli
+from ntkfl.cli import main
+for line in ("simulate x.toml", "server x", "client x --data y", "init x --config y"):
+    sys.argv = ["ntkfl", "flower", *line.split()]
+    try:
+        main()
+    except SystemExit as end:
+        print(end.code)
+"""
+
+
+def test_without_flower_asking_for_it_says_how_to_install_it() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["2"] * 4, done.stderr
+    assert done.stderr.splitlines() == ["ntkfl: Flower is the extra 'flower': pip install 'ntkfl[flower]'"] * 4

@@ -1,0 +1,64 @@
+"""Small deployments of digits for tests: terms, members in this process, and the same run without Flower."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import ntkfl
+from ntkfl.engine.config import build_method
+from ntkfl.engine.draws import SeededDraws
+from ntkfl.engine.flower.app import client_app
+from ntkfl.engine.flower.member import Member
+from ntkfl.engine.flower.server import Deployed, FlowerRun
+from ntkfl.engine.services.pins import Terms
+
+from .local_grid import App, LocalGrid
+
+NODES = [1001, 1002, 1003, 1004]
+NTK = {"name": "ntk-fl", "steps": [50.0, 200.0, 800.0]}
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def digits(clients: int = 4) -> ntkfl.data.Federated:
+    return ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=clients, alpha=1.0), seed=0)
+
+
+def settings(method: dict[str, Any], **others: Any) -> FlowerRun:
+    values: dict[str, Any] = {
+        "inputs": [1, 8, 8], "outputs": 10, "precision": "float64", "rounds": 3, "clients": 4, "clients_per_round": 3,
+        "seed": 7, "round_seconds": 1.0, "patience": 0.5, "model": {"hidden": [12]}, "method": method,
+    }  # fmt: skip
+    return FlowerRun(**(values | others))
+
+
+def member(run: FlowerRun, folder: Path, number: int, read: Callable[[], Batch] | None = None, **others: Any) -> Member:
+    fed = digits()
+    terms = Terms(**run.model_dump(include=set(Terms.model_fields)))
+    source = read or (lambda: fed.client(number))
+    draws = SeededDraws(run.seed, number)
+    return Member(terms, folder / f"client-{number}", source, number=number, clients=4, draws=draws, **others)
+
+
+def apps(run: FlowerRun, folder: Path, **others: Any) -> dict[int, App]:
+    return {node: client_app(member(run, folder, i, **others)) for i, node in enumerate(NODES)}
+
+
+def deployed(grid: LocalGrid, run: FlowerRun, out: Path, say: Callable[[str], None] = lambda line: None) -> Deployed:
+    nodes = {f"client-{i}": node for i, node in enumerate(NODES)}
+    return Deployed(grid, nodes, run, out, test=digits().test, say=say)
+
+
+def simulated(run: FlowerRun, **others: Any) -> ntkfl.Run:
+    """The same run in one process."""
+    fed = digits()
+    method = build_method(run.method)
+    options = {"rounds": run.rounds, "clients_per_round": run.clients_per_round, "seed": run.seed}
+    return ntkfl.train(run.build_model(run.seed), fed, method, **(options | others))
+
+
+def distance(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> float:
+    return max(float((value - weights[name]).abs().max()) for name, value in model.state_dict().items())
