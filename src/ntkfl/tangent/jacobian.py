@@ -48,7 +48,7 @@ class Block(ABC):
         """This block's share of the full kernel's product, J_block J_blockᵀ R: [N, d2] -> [N, d2]."""
 
     def room(self, rows: int) -> tuple[Tensor, ...]:
-        """Tensors for `rows` rows of this layout, in the order of memory that products like best."""
+        """Tensors for `rows` rows of this layout."""
         return tuple(t.new_empty((rows, *t.shape[1:])) for t in self.tensors())
 
     @abstractmethod

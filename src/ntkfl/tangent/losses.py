@@ -40,10 +40,18 @@ def targets(y: Tensor, outputs: int, loss: str, dtype: torch.dtype = torch.float
     return y.to(dtype)
 
 
+def _softmax(f: Tensor) -> Tensor:
+    """By hand on a CPU, where PyTorch's own takes three times as long for rows as short as classes are."""
+    if f.device.type != "cpu":
+        return f.softmax(dim=-1)
+    powers = (f - f.amax(dim=-1, keepdim=True)).exp_()
+    return powers.div_(powers.sum(dim=-1, keepdim=True))
+
+
 def residual(loss: str, f: Tensor, Y: Tensor) -> Tensor:
     """r = −∂ℓ/∂f, [..., N, d2]."""
     if loss == "ce":
-        return Y - f.softmax(dim=-1)
+        return Y - _softmax(f)
     return (Y - f) / f.shape[-1]
 
 
