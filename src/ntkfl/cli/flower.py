@@ -21,7 +21,12 @@ from ntkfl.errors import ConfigError
 if TYPE_CHECKING:
     from ntkfl.engine.flower.runtime import SuperLink
 
-app = typer.Typer(help="Clients on other machines, or many on this one, with Flower.", no_args_is_help=True)
+app = typer.Typer(
+    help="Clients on other machines, or many on this one, with Flower.\n\n"
+    "Example: ntkfl flower simulate configs/flower/simulate.toml --out runs/a",
+    no_args_is_help=True,
+    add_completion=False,
+)
 
 ServerFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The server's folder, see `ntkfl flower init`.")]
 Print = Annotated[bool, typer.Option("--print", help="Print the commands instead of running them.")]

@@ -27,7 +27,7 @@ VERBS = {
     "keys": "Keys, tokens and certificates of a federation.",
     "serve": "Run a federation's key server or shuffler.",
     "aggregate": "Run the server that trains, behind the shuffler.",
-    "flower": "Across machines, on Flower.",
+    "flower": "Clients on other machines, with Flower.",
     "join": "Take part in a run, with data of your own.",
 }
 
