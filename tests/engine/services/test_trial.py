@@ -34,7 +34,7 @@ lr = 0.02
 """
 ROLES = {
     "key-server": {"signing-key.pem", "tls.pem", "tls-key.pem", "state.sqlite"},
-    "shuffler": {"tls.pem", "tls-key.pem", "aggregator-ca.pem"},
+    "shuffler": {"tls.pem", "tls-key.pem", "aggregator-ca.pem", "signing-key.pem"},
     "aggregator": {"signing-key.pem", "sealing-key.pem", "tls.pem", "tls-key.pem", "run.toml"},
     **{f"clients/{name}": {"token"} for name in ("client-0", "client-1", "client-2", "evaluator-0", "evaluator-1")},
 }
@@ -107,6 +107,7 @@ def test_all_pin_the_same_and_it_is_true(made: Path) -> None:
     assert pins.key_server.url == "https://127.0.0.1:8441"
     assert (pins.shuffler.url, pins.shuffler.aggregator_url) == ("https://127.0.0.1:8442", "https://127.0.0.1:8443")
     assert pins.key_server.signing_key == SigningKey.load(made / "key-server" / "signing-key.pem").public.hex()
+    assert pins.shuffler.signing_key == SigningKey.load(made / "shuffler" / "signing-key.pem").public.hex()
     assert pins.aggregator.signing_key == SigningKey.load(made / "aggregator" / "signing-key.pem").public.hex()
     assert pins.aggregator.sealing_key == SealingKey.load(made / "aggregator" / "sealing-key.pem").public.hex()
     assert (pins.terms.inputs, pins.terms.outputs, pins.terms.precision) == ((8, 8), 10, "float64")
@@ -128,7 +129,7 @@ def test_the_authorities_keys_are_nowhere(made: Path) -> None:
         return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)  # type: ignore[attr-defined]
 
     held = {public(load_pem_private_key(path.read_bytes(), None).public_key()) for path in made.rglob("*key.pem")}
-    assert len(held) == 6
+    assert len(held) == 7  # three signing, two of TLS, the aggregator's for the shuffler, and the sealing key
     authorities = [made / "shuffler" / "ca.pem", made / "shuffler" / "aggregator-ca.pem"]
     trusted = {public(x509.load_pem_x509_certificate(path.read_bytes()).public_key()) for path in authorities}
     assert len(trusted) == 2
