@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,10 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
     toml = tmp_path / "plan.toml"
     toml.write_text('[data]\ndataset = "digits"\nclients = 20\n[method]\nname = "ntk-fl"\n')
     command = [sys.executable, "-m", "ntkfl", "audit", "--config", str(toml), "--out", str(tmp_path / "out")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    # Where the suite itself runs in the background, interrupts are ignored, and a child would inherit that.
+    listening = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, **pipes, text=True, preexec_fn=listening) as process:
         assert process.stdout is not None
         assert "listening" in process.stdout.readline()
         process.send_signal(signal.SIGINT)

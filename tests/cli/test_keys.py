@@ -108,7 +108,9 @@ def test_show_tells_public_keys_alone(made: Path) -> None:
     sealing = SealingKey.load(made / "aggregator" / "sealing-key.pem").public.hex()
     signing = SigningKey.load(made / "aggregator" / "signing-key.pem").public.hex()
     assert lines == {"sealing-key.pem": f"X25519 {sealing}", "signing-key.pem": f"Ed25519 {signing}"}
-    assert "no sealing or signing key" in fault("keys", "show", made / "shuffler")
+    own = SigningKey.load(made / "shuffler" / "signing-key.pem").public.hex()
+    assert said("keys", "show", made / "shuffler") == [f"signing-key.pem Ed25519 {own}"]
+    assert "no sealing or signing key" in fault("keys", "show", made / "clients" / "client-0")
     assert "no sealing or signing key" in fault("keys", "show", made / "absent")
 
 
@@ -124,7 +126,8 @@ def test_new_makes_a_private_key_once(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_no_key_server_s_is_one_line(made: Path, tmp_path: Path) -> None:
     assert "no such file" in fault("serve", "key-server", tmp_path / "absent")
-    assert "no key at" in fault("serve", "key-server", made / "shuffler")
+    assert "no key at" in fault("serve", "key-server", made / "clients" / "client-0")
+    assert "not the key that federation.toml pins" in fault("serve", "key-server", made / "shuffler")
     assert "not the key that federation.toml pins" in fault("keys", "list", made / "aggregator")
     state = made / "key-server" / "state.sqlite"
     for path in (made / "key-server" / "signing-key.pem", state):
