@@ -24,7 +24,7 @@ run: $(STAMP)
 	$(PY) -m ntkfl compare configs/quickstart.toml
 
 test: $(STAMP)
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist loadfile  # real processes wait much: two files at a time take two thirds of the time
 
 lint: $(STAMP)
 	$(PY) -m ruff check .
