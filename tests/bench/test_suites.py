@@ -82,8 +82,11 @@ def test_clients() -> None:
 
 
 def test_scaling() -> None:
-    rows = scaling(Setting(quick=True))
+    *rows, one, parts = scaling(Setting(quick=True))
     assert [row.what for row in rows] == ["N = 60", "N = 240"]
+    assert one.ratio == 1.0
+    assert parts.difference is not None
+    assert parts.difference < 1e-4
     assert all(row.seconds > 0 and row.details["products"] > 10 and row.details["peak"] > 1e7 for row in rows)
     assert "slopes" in rows[-1].note
 

@@ -25,6 +25,7 @@ from ntkfl.methods import METHODS
 from ntkfl.models import MODELS
 
 ROOM = {"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
+SMALL = ["--dataset", "digits", "--clients", "10", "--clients-per-round", "2", "--hidden", "4", "--method", "fedavg"]
 
 
 def test_help_fits_a_screen_and_needs_no_torch() -> None:
@@ -124,20 +125,8 @@ def test_event_files_hold_the_history_and_go_on_after_a_resume(tmp_path: Path) -
     pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    small = [
-        "--dataset",
-        "digits",
-        "--clients",
-        "10",
-        "--clients-per-round",
-        "2",
-        "--hidden",
-        "4",
-        "--method",
-        "fedavg",
-    ]
     for extra in (["--rounds", "2"], ["--rounds", "3", "--resume"]):
-        outcome = CliRunner().invoke(app, ["train", *small, "--out", str(tmp_path / "a"), "--tensorboard", *extra])
+        outcome = CliRunner().invoke(app, ["train", *SMALL, "--out", str(tmp_path / "a"), "--tensorboard", *extra])
         assert outcome.exit_code == 0, outcome.output
     read = EventAccumulator(str(tmp_path / "a" / "tensorboard"))
     read.Reload()
@@ -162,19 +151,7 @@ def test_a_terminal_of_eighty_columns_and_no_colour(tmp_path: Path) -> None:
     """A real pseudo-terminal: no line is wrapped, and NO_COLOR leaves no colour."""
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    small = [
-        "--dataset",
-        "digits",
-        "--clients",
-        "10",
-        "--clients-per-round",
-        "2",
-        "--hidden",
-        "4",
-        "--method",
-        "fedavg",
-    ]
-    command = [sys.executable, "-m", "ntkfl", "train", *small, "--rounds", "2"]
+    command = [sys.executable, "-m", "ntkfl", "train", *SMALL, "--rounds", "2"]
     environment = {k: v for k, v in os.environ.items() if k not in ROOM} | {"NO_COLOR": "1", "TERM": "xterm"}
     with subprocess.Popen(command, stdout=follower, stderr=follower, env=environment) as training:
         os.close(follower)

@@ -141,20 +141,13 @@ def match_gradient(
     [B, d2], where `sent` [d] (everywhere).
     """
     parameters = {name: p.detach() for name, p in trainable(model).items()}
-    where = torch.ones_like(gradient) if sent is None else sent.to(gradient)
-    size = (gradient * where).square().sum().clamp_min(torch.finfo(gradient.dtype).tiny)
     each = grad(_mean_loss(model, kind))
 
     def one(batch: Tensor) -> Tensor:
         g = each(parameters, batch.view(len(Y), *shape), Y)
-        flat = torch.cat([p.reshape(-1) for p in g.values()])
-        return ((flat - gradient) * where).square().sum() / size
+        return torch.cat([p.reshape(-1) for p in g.values()])
 
-    def loss(x: Tensor) -> Tensor:
-        with evaluating(model):
-            return torch.stack([one(batch) for batch in x])
-
-    return loss
+    return _apart(model, one, gradient, sent)
 
 
 def match_update(
@@ -173,8 +166,6 @@ def match_update(
     The last B·d2 numbers are the dummies' labels before a softmax: nobody sent any. Local training is unrolled.
     """
     start = {name: p.detach() for name, p in trainable(model).items()}
-    where = torch.ones_like(change) if sent is None else sent.to(change)
-    size = (change * where).square().sum().clamp_min(torch.finfo(change.dtype).tiny)
     each = grad(_mean_loss(model, kind))
 
     def one(dummy: Tensor) -> Tensor:
@@ -184,12 +175,19 @@ def match_update(
         for _ in range(steps):
             g = each(w, x, Y)
             w = {name: p - lr * g[name] for name, p in w.items()}
-        flat = torch.cat([(w[name] - start[name]).reshape(-1) for name in start])
-        return ((flat - change) * where).square().sum() / size
+        return torch.cat([(w[name] - start[name]).reshape(-1) for name in start])
+
+    return _apart(model, one, change, sent)
+
+
+def _apart(model: nn.Module, one: Callable[[Tensor], Tensor], target: Tensor, sent: Tensor | None) -> Loss:
+    """‖v̂ − v‖²/‖v‖² of the vector [d] that `one` makes of each dummy, where it was sent (everywhere)."""
+    where = torch.ones_like(target) if sent is None else sent.to(target)
+    size = (target * where).square().sum().clamp_min(torch.finfo(target.dtype).tiny)
 
     def loss(x: Tensor) -> Tensor:
         with evaluating(model):
-            return torch.stack([one(dummy) for dummy in x])
+            return torch.stack([((one(dummy) - target) * where).square().sum() / size for dummy in x])
 
     return loss
 

@@ -6,7 +6,6 @@ from ntkfl.bench.kernel import kernel
 from ntkfl.bench.networks import networks
 from ntkfl.bench.round import round
 from ntkfl.bench.rows import Row, Setting, Suite
-from ntkfl.bench.scale import scale
 from ntkfl.bench.scaling import scaling
 from ntkfl.bench.wire import wire
 
@@ -17,7 +16,6 @@ SUITES: dict[str, Suite] = {
     "round": round,
     "clients": clients,
     "wire": wire,
-    "scale": scale,
     "scaling": scaling,
     "accuracy": accuracy,
 }

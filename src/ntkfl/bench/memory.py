@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,13 +30,6 @@ def update_peak(samples: int, side: int, hidden: int, device: torch.device) -> d
     done = subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True, text=True)
     answer: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return answer
-
-
-def added_bytes(device: torch.device, work: Callable[[], object]) -> float:
-    """Bytes that `work` needs at its peak beside those in use before."""
-    before = _reset(device)
-    work()
-    return max(0.0, _peak(device) - before)
 
 
 def _main() -> None:

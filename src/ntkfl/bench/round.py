@@ -42,10 +42,12 @@ class _Case:
         self.task = Task(self.model, 10, "ce")
         self.clients = [Client(i, x, y, seed=i) for i, (x, y) in enumerate(zip(*parts, strict=True))]
 
-    def update(self, kernel: str = "full", geometric: bool = False) -> tuple[Evolution, Tensor]:
+    def update(
+        self, kernel: str = "full", geometric: bool = False, tolerance: float | None = None
+    ) -> tuple[Evolution, Tensor]:
         """All candidate changes of the weights, [S, d]."""
-        steps = None if geometric else self.steps
-        evolution = evolve(self.J, self.f0, self.y, _LR, steps, kernel=kernel, rtol=self.method().tolerance)
+        steps, rtol = None if geometric else self.steps, tolerance or self.method().tolerance
+        evolution = evolve(self.J, self.f0, self.y, _LR, steps, kernel=kernel, rtol=rtol)
         return evolution, evolution.deltas()
 
     def method(self, kernel: str = "full") -> NTKFL:
@@ -122,6 +124,7 @@ def round(setting: Setting) -> list[Row]:
             apart,
         ),
         _variant("flow, full kernel, geometric grid", timed["geometric"].result[0], seconds["geometric"], seconds),
+        _tight(setting, case, changes, seconds["flow"]),
         _variant("flow, trace kernel", timed["trace"].result[0], seconds["trace"], seconds),
         *(_reduced_precision(setting, case, changes, seconds["flow"]) if setting.device.type == "cuda" else ()),
         Row(
@@ -147,6 +150,25 @@ def round(setting: Setting) -> list[Row]:
 def _variant(what: str, evolution: Evolution, own: float, seconds: dict[str, float]) -> Row:
     note = f"{len(evolution.steps)} steps, {evolution.statistics.evaluations} products"
     return Row(what, own, own / seconds["flow"], note=note, ours=True)
+
+
+def _tight(setting: Setting, case: _Case, changes: Tensor, ours: float) -> Row:
+    """The flow at a tenth of the tolerance; and how far both are from one at a thousandth."""
+    finer = race({"flow": lambda: case.update(tolerance=case.method().tolerance / 10)}, turns=2, setting=setting)[
+        "flow"
+    ]
+    evolution, found = finer.result
+    exact = case.update(tolerance=case.method().tolerance / 1000)[1]
+    off, left = relative(changes, exact), relative(found, exact)
+    note = f"{evolution.statistics.evaluations} products; off by {left:.1e}, ours by {off:.1e}"
+    return Row(
+        "flow, a tenth of the tolerance",
+        finer.seconds,
+        finer.seconds / ours,
+        difference=relative(found, changes),
+        note=note,
+        details={"error": left, "our_error": off},
+    )
 
 
 def _reduced_precision(setting: Setting, case: _Case, changes: Tensor, ours: float) -> list[Row]:

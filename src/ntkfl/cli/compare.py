@@ -16,10 +16,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from ntkfl.compare.carry import carry_out
 from ntkfl.compare.cells import Cell, Workers
-from ntkfl.compare.plan import planned_cells, write_plan
-from ntkfl.compare.results import Row, columns, search_lines, setting_text, summarise, write
-from ntkfl.compare.search import describe, search
+from ntkfl.compare.results import Row, columns, search_lines, setting_text, write
 from ntkfl.compare.spec import Comparison
 
 
@@ -42,28 +41,17 @@ def compare(
     folder = out or Path("runs") / comparison.name
     watcher = _Watcher(console)
     began = time.perf_counter()
+
+    def planned(waiting: int) -> None:
+        if waiting:
+            console.print(f"{waiting} runs to do; to see them go: ntkfl watch {folder}", soft_wrap=True)
+
     try:
-        with Workers(workers or min(os.cpu_count() or 1, 16), device) as pool:
-
-            def run(cells: Sequence[Cell]) -> None:
-                with watcher:
-                    pool.run(cells, watcher.watch)
-
-            chosen = search(comparison, comparison.methods, folder / "search", run)
-            cells = planned_cells(comparison, chosen, folder / "cells")
-            every = [cell for own in cells.values() for cell in own]
-            write_plan(folder, comparison, every)
-            if waiting := len({cell.key for cell in every if not cell.finished}):
-                console.print(f"{waiting} runs to do; to see them go: ntkfl watch {folder}", soft_wrap=True)
-            run(every)
+        with Workers(workers or min(os.cpu_count() or 1, 16), device) as pool, watcher:
+            rows, searches = carry_out(comparison, folder, pool, watcher.watch, planned)
     except KeyboardInterrupt:
         console.print(f"stopped; finished runs are kept, continue with: ntkfl compare {config}", soft_wrap=True)
         raise typer.Exit(130) from None
-    searches = {entry.label: describe(chosen[entry.label], entry) for entry in comparison.methods}
-    rows = [
-        summarise(comparison, label, {**searches[label]["fixed"], **searches[label]["chosen"]}, own)
-        for label, own in cells.items()
-    ]
     from ntkfl.report.curves import plot_curves  # plotting is slow to import, and workers need none of it
     from ntkfl.report.page import write_report
 

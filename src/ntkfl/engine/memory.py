@@ -12,6 +12,7 @@ from ntkfl.errors import ConfigError
 from ntkfl.methods import NTKFL, Method, Task
 from ntkfl.privacy.sparsify import kept
 from ntkfl.tangent import jacobian_numbers, working_numbers
+from ntkfl.tangent.evolution import KERNEL_BYTES
 from ntkfl.tangent.tracing import FORMS
 
 _BASE = 300 << 20  # the interpreter, torch, and a few weights
@@ -40,7 +41,7 @@ def predicted_bytes(task: Task, method: Method, sizes: Sequence[int], clients_pe
     )
     total += 8 * rows * d2 * (2 * steps + 16) + 3 * item * steps * d
     if method.kernel == "trace":
-        total += 2 * item * rows * rows
+        total += 2 * min(item * rows * rows, KERNEL_BYTES)
     return _BASE + total
 
 

@@ -29,6 +29,7 @@ from ntkfl.tangent.solvers import Statistics, integrate
 KERNELS = ("full", "trace")
 SCHEMES = ("flow", "descent", "paper")
 PAPER_STEPS = tuple(range(100, 2001, 100))
+KERNEL_BYTES = 2**33  # a trace kernel up to this size is kept: 46,000 samples in float32; a larger one goes by blocks
 _PASS_NUMBERS = 2**24  # numbers of a layer's outputs, over all rows and changes, alive while changes are made
 
 
@@ -83,7 +84,8 @@ def evolve(
 
     `steps` is an increasing list of positive numbers of gradient steps of size `lr` (default: `geometric_steps`);
     `descent` and `paper` need whole ones. `flow` costs in proportion to the square root of the stiffness, `descent` in
-    proportion to the largest step; both hold a few N×d2 arrays beside J, `trace` an N×N kernel.
+    proportion to the largest step; both hold a few N×d2 arrays beside J, `trace` an N×N kernel up to 8 GiB, and above
+    that makes it anew by blocks in every product.
     """
     check_loss(loss)
     if kernel not in KERNELS:
@@ -103,10 +105,12 @@ def evolve(
 
     if scheme == "paper" and (loss, kernel) != ("mse", "trace"):
         raise ConfigError("scheme 'paper' is the closed form for loss 'mse' and kernel 'trace'; use 'flow' for others")
-    if (loss, kernel) == ("mse", "trace") and scheme != "descent":
+    # The closed form needs the whole kernel; a flow too large for it is integrated like any other.
+    fits = N * N * f0.element_size() <= KERNEL_BYTES
+    if (loss, kernel) == ("mse", "trace") and (scheme == "paper" or (scheme == "flow" and fits)):
         residuals, trajectory, stats = _spectral(J, f0, Y, lr, wanted, scheme)
     else:
-        theta = _kernel_product(J, kernel)
+        theta = _kernel_product(J, kernel, fits)
         solve = _flow if scheme == "flow" else _descent
         residuals, trajectory, stats = solve(theta, f0, Y, lr, wanted, loss, rtol)
     return Evolution(J, lr, wanted, _finite(residuals).to(J.dtype), trajectory, stats)
@@ -137,10 +141,12 @@ def _check_steps(steps: Sequence[float], lr: float, scheme: str) -> tuple[float,
     return wanted
 
 
-def _kernel_product(J: Jacobian, kernel: str) -> _Product:
-    """R ↦ Θ R, [N, d2] -> [N, d2], in the Jacobian's precision."""
+def _kernel_product(J: Jacobian, kernel: str, fits: bool) -> _Product:
+    """R ↦ Θ R, [N, d2] -> [N, d2], in the Jacobian's precision; a trace kernel that does not fit is never whole."""
     if kernel == "full":
         return J.product
+    if not fits:
+        return J.kernel_product
     H = J.kernel()
     return lambda R: (R.to(H.dtype).T.contiguous() @ H).T  # H is symmetric; this way is the faster
 

@@ -8,7 +8,7 @@ columns, one per layer, each in the smallest exact form known for that layer (`f
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Self
 
 import torch
@@ -46,10 +46,6 @@ class Block(ABC):
     @abstractmethod
     def product(self, cotangent: Tensor) -> Tensor:
         """This block's share of the full kernel's product, J_block J_blockᵀ R: [N, d2] -> [N, d2]."""
-
-    def room(self, rows: int) -> tuple[Tensor, ...]:
-        """Tensors for `rows` rows of this layout."""
-        return tuple(t.new_empty((rows, *t.shape[1:])) for t in self.tensors())
 
     @abstractmethod
     def gram(self, other: Self) -> Tensor:
@@ -98,19 +94,34 @@ class Jacobian(ABC):
 
         Computed by blocks of the upper triangle: half the products, and blocks that stay in a CPU's cache.
         """
-        N, size = len(self), 512 if self.device.type == "cpu" else 8192
-        parts = [self[i : i + size] for i in range(0, N, size)]
-        H = torch.empty(N, N, dtype=self.dtype, device=self.device)
+        H = torch.empty(len(self), len(self), dtype=self.dtype, device=self.device)
+        for rows, columns, block in self._upper_triangle():
+            H[rows, columns] = block
+            H[columns, rows] = block.T
+        return H
+
+    def kernel_product(self, R: Tensor) -> Tensor:
+        """H R with the trace kernel, [N, k] -> [N, k]: every block is made anew and let go, so no N×N memory is held.
+
+        For kernels too large to keep: a product costs what the kernel does.
+        """
+        R = R.to(device=self.device, dtype=self.dtype)
+        out = torch.zeros_like(R)
+        for rows, columns, block in self._upper_triangle():
+            out[rows] += block @ R[columns]
+            if rows != columns:
+                out[columns] += block.T @ R[rows]
+        return out
+
+    def _upper_triangle(self) -> Iterator[tuple[slice, slice, Tensor]]:
+        """The trace kernel's blocks on and above the diagonal, with their rows and columns."""
+        size = 512 if self.device.type == "cpu" else 8192
+        at = [slice(i, min(i + size, len(self))) for i in range(0, len(self), size)]
+        parts = [self[rows] for rows in at]
         for i, left in enumerate(parts):
             for j, right in enumerate(parts[i:], start=i):
                 block = left.gram(right)
-                rows, columns = slice(i * size, i * size + len(left)), slice(j * size, j * size + len(right))
-                if i == j:
-                    H[rows, columns] = (block + block.T) / 2
-                else:
-                    H[rows, columns] = block
-                    H[columns, rows] = block.T
-        return H
+                yield at[i], at[j], (block + block.T) / 2 if i == j else block
 
     @property
     def dtype(self) -> torch.dtype:

@@ -60,7 +60,7 @@ class _Run:
     def __init__(self, first: BlockJacobian, rows: int) -> None:
         empty = [b.with_tensors(tuple(t.new_empty((0, *t.shape[1:])) for t in b.tensors())) for b in first.blocks]
         self.first = BlockJacobian(empty, *first.shape[1:])  # the layout alone: no row is held
-        self.room = [block.room(rows) for block in first.blocks]
+        self.room = [tuple(t.new_empty((rows, *t.shape[1:])) for t in block.tensors()) for block in first.blocks]
         self.filled = 0
 
     def add(self, J: BlockJacobian) -> None:

@@ -10,7 +10,6 @@ The certificate authority's key is never written. A client that does not want it
 
 from __future__ import annotations
 
-import os
 import secrets
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from ntkfl.engine.config import read_toml
 from ntkfl.engine.flower.server import FlowerRun
 from ntkfl.engine.services.certificates import Authority
 from ntkfl.engine.services.pins import Terms
+from ntkfl.engine.services.trial import new_folder
 from ntkfl.errors import ConfigError
 from ntkfl.options import Options
 from ntkfl.privacy.identity import NAME_PATTERN
@@ -82,18 +82,18 @@ def init(folder: Path, config: Path, clients: int, host: str = "127.0.0.1", port
     server = ServerFile(superlink=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     authority = Authority("ntkfl flower")
     certificate, key = authority.server("superlink", host)
-    _make(folder)
-    _make(folder / "server")
+    new_folder(folder)
+    new_folder(folder / "server")
     _write(folder / "server" / "server.toml", server.model_dump())
     (folder / "server" / "run.toml").write_bytes(config.read_bytes())
     (folder / "server" / TLS_CERT).write_bytes(certificate)
     write_private(folder / "server" / TLS_KEY, key)
-    _make(folder / "server" / "clients")
-    _make(folder / "clients")
+    new_folder(folder / "server" / "clients")
+    new_folder(folder / "clients")
     terms = run.model_dump(mode="json", include=set(Terms.model_fields), exclude_none=True)
     for number in range(clients):
         own = folder / "clients" / f"client-{number}"
-        _make(own)
+        new_folder(own)
         about = {"name": own.name, "number": number, "clients": clients, "superlink": server.superlink}
         _write(own / "client.toml", about | {"max_message_mb": run.max_message_mb, "terms": terms})
         private = ec.generate_private_key(ec.SECP384R1())
@@ -128,15 +128,6 @@ def _public_key(path: Path) -> bytes:
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise ConfigError(f"{path} must be an ECDSA key (ssh-keygen -t ecdsa -b 384)")
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-
-
-def _make(folder: Path) -> None:
-    try:
-        os.mkdir(folder, 0o700)
-    except FileExistsError:
-        raise ConfigError(f"{folder} is there already; keys are never overwritten: give a new folder") from None
-    except OSError as error:
-        raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from None
 
 
 def _write(path: Path, values: dict[str, Any]) -> None:

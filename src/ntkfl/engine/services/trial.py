@@ -86,7 +86,7 @@ def init(folder: Path, config: Path, trial: Trial) -> Federation:
         terms=terms,
     )
 
-    _new_folder(folder, may_be_empty=True)
+    new_folder(folder, may_be_empty=True)
     for role, (certificate, key) in certificates.items():
         _role_folder(folder / role, pins, authority.pem)
         (folder / role / TLS_CERT).write_bytes(certificate)
@@ -100,7 +100,7 @@ def init(folder: Path, config: Path, trial: Trial) -> Federation:
 
     server = KeyServer.create(folder / "key-server" / STATE, trial.federation, server_key)
     server.add_run(trial.run)
-    _new_folder(folder / "clients")
+    new_folder(folder / "clients")
     for role, count in (("client", trial.clients), ("evaluator", trial.evaluators)):
         for number in range(count):
             name = f"{role}-{number}"
@@ -115,12 +115,12 @@ def client_folder(folder: Path, key_server: Path, token: str) -> None:
 
 
 def _role_folder(folder: Path, pins: Federation, ca: bytes) -> None:
-    _new_folder(folder)
+    new_folder(folder)
     pins.write(folder)
     (folder / CA).write_bytes(ca)
 
 
-def _new_folder(folder: Path, *, may_be_empty: bool = False) -> None:
+def new_folder(folder: Path, *, may_be_empty: bool = False) -> None:
     """Made for its owner alone; never one in which there is something."""
     try:
         if may_be_empty and folder.is_dir() and not any(folder.iterdir()):

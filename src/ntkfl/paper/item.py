@@ -1,0 +1,129 @@
+"""One figure, table or statement of the paper: how it is worked out, and what comes of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from matplotlib.figure import Figure
+
+from ntkfl.compare.carry import Searches, carry_out
+from ntkfl.compare.cells import Cell, Workers
+from ntkfl.compare.results import Row
+from ntkfl.compare.spec import Comparison
+from ntkfl.engine.folder import write_atomically
+
+Scale = Literal["quick", "full"]
+SCALES: tuple[Scale, ...] = ("quick", "full")
+
+
+class Show(Protocol):
+    """Where progress is told: a terminal, a log, or nowhere."""
+
+    def bar(self, what: str, total: int) -> Callable[[], None]:
+        """Begin `total` pieces of work; call the result after each."""
+
+    def runs(self, cells: Sequence[Cell]) -> None:
+        """How far runs of a comparison are."""
+
+    def line(self, text: str) -> None:
+        """Something worth a line of its own."""
+
+
+class Silent:
+    """Progress nobody looks at."""
+
+    def bar(self, what: str, total: int) -> Callable[[], None]:
+        return lambda: None
+
+    def runs(self, cells: Sequence[Cell]) -> None:
+        pass
+
+    def line(self, text: str) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Context:
+    """How an item is to be worked out. `folder` keeps what is finished, so that nothing is computed twice."""
+
+    scale: Scale
+    folder: Path
+    device: str | None = None
+    workers: int = 1
+    show: Show = field(default_factory=Silent)
+
+    @property
+    def quick(self) -> bool:
+        return self.scale == "quick"
+
+    def cells(
+        self, what: str, keys: Sequence[Mapping[str, Any]], compute: Callable[[Mapping[str, Any]], Any]
+    ) -> list[Any]:
+        """compute(key) for each key, in order; answers (JSON values) of an earlier call are read, not computed.
+
+        A key must hold everything its answer depends on: sizes, seeds, data.
+        """
+        done = self.show.bar(what, len(keys))
+        found = []
+        for key in keys:
+            found.append(self._kept(what, key, compute))
+            done()
+        return found
+
+    def _kept(self, what: str, key: Mapping[str, Any], compute: Callable[[Mapping[str, Any]], Any]) -> Any:
+        name = hashlib.sha256(json.dumps([what, key], sort_keys=True).encode()).hexdigest()[:16]
+        path = self.folder / "answers" / f"{name}.json"
+        if path.exists():
+            return json.loads(path.read_text())["answer"]
+        answer = json.loads(json.dumps(compute(key)))  # what is read later is what is used now
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps({"what": what, "key": key, "answer": answer}).encode())
+        return answer
+
+    @contextmanager
+    def pool(self) -> Iterator[Workers]:
+        """Processes for runs of comparisons, shared by all comparisons of an item."""
+        with Workers(self.workers, self.device) as pool:
+            yield pool
+
+    def compare(self, comparison: Comparison, pool: Workers) -> tuple[list[Row], Searches]:
+        """A comparison's rows; its finished runs are kept under its name."""
+        return carry_out(comparison, self.folder / comparison.name, pool, self.show.runs)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One claim of the paper beside what was measured; `agrees` is None where nothing can be said."""
+
+    claim: str
+    paper: str
+    ours: str
+    agrees: bool | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an item's work gave. `choices` lists what the paper leaves open and we chose."""
+
+    settings: dict[str, Any]
+    seeds: list[int]
+    data: dict[str, Any]
+    findings: list[Finding]
+    figure: Figure
+    choices: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Item:
+    """A name people type, what it is in the paper, and the work."""
+
+    name: str
+    title: str
+    run: Callable[[Context], Outcome]
