@@ -4,7 +4,7 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.complete
 
-.PHONY: venv run test lint bench docs wheel clean
+.PHONY: venv run test lint bench docs tables wheel clean
 
 venv: $(STAMP)
 
@@ -37,6 +37,10 @@ bench: $(STAMP)
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
 	@echo build/site/index.html
+
+# Tables of README.md and docs/ from the files in results/.
+tables: $(STAMP)
+	$(PY) docs/tables.py
 
 # A wheel, installed with the core alone into an empty environment, trains and reports there.
 wheel: $(STAMP)

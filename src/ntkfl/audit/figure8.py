@@ -163,11 +163,17 @@ def dump(curve: Curve) -> dict[str, Any]:
 
 
 def draw(curve: Curve, path: Path) -> Path:
-    """Two pictures by sparsity and attack, and the curves with the paper's."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure(curve).savefig(path)
+    return path
+
+
+def figure(curve: Curve) -> Figure:
+    """One picture by sparsity and attack, and the curves with the paper's."""
     sparsities = curve.sparsities
-    figure = Figure(figsize=(12.5, 5.2), layout="constrained", dpi=110)
-    FigureCanvasAgg(figure)
-    halves: Any = figure.subfigures(1, 2, width_ratios=(1.25, 1))
+    drawn = Figure(figsize=(12.5, 5.2), layout="constrained", dpi=110)
+    FigureCanvasAgg(drawn)
+    halves: Any = drawn.subfigures(1, 2, width_ratios=(1.25, 1))
     left, right = halves
     grid = left.subplots(len(ATTACKS), 1 + len(sparsities))
     for r, attack in enumerate(ATTACKS):
@@ -196,6 +202,4 @@ def draw(curve: Curve, path: Path) -> Path:
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, fontsize=8.5, loc="lower left")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    return path
+    return drawn

@@ -39,7 +39,7 @@ def compare(
     if note:
         console.print(f"[yellow]{note}[/yellow]", soft_wrap=True)
     folder = out or Path("runs") / comparison.name
-    watcher = _Watcher(console)
+    watcher = Watcher(console)
     began = time.perf_counter()
 
     def planned(waiting: int) -> None:
@@ -109,7 +109,7 @@ def _tables(comparison: Comparison, rows: Sequence[Row]) -> list[tuple[str, Tabl
     return [*tables, ("Settings, and seconds a round", settings)]
 
 
-class _Watcher:
+class Watcher:
     """Shows how far every unfinished run is: a live table in a terminal, a line per finished run in a log."""
 
     def __init__(self, console: Console) -> None:

@@ -17,6 +17,7 @@ from typer.utils import get_params_from_function
 VERBS = {
     "train": "Train one model over many clients.",
     "compare": "Compare methods on equal terms.",
+    "reproduce": "The paper's figures, tables and theorems.",
     "audit": "Attack one round as it goes over the wire.",
     "report": "Show what runs did on one page.",
     "watch": "Watch runs while they go on.",

@@ -43,6 +43,7 @@ class Row:
     reached_unaveraged: list[Reached]
     failed: list[str]
     devices: list[str]  # where the seconds were measured
+    steps: list[list[float | None]]  # t that NTK-FL chose
 
 
 def summarise(comparison: Comparison, label: str, setting: dict[str, Any], cells: Sequence[Cell]) -> Row:
@@ -65,6 +66,7 @@ def summarise(comparison: Comparison, label: str, setting: dict[str, Any], cells
         [_reached(t, last, uplink) for t in comparison.targets],
         [cell.failed for cell in cells],
         sorted({t["device"] for seconds in times for t in seconds}),
+        [[r["steps"] for r in h] for h in histories],
     )
 
 

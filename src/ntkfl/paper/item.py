@@ -93,8 +93,8 @@ class Context:
             yield pool
 
     def compare(self, comparison: Comparison, pool: Workers) -> tuple[list[Row], Searches]:
-        """A comparison's rows; its finished runs are kept under its name."""
-        return carry_out(comparison, self.folder / comparison.name, pool, self.show.runs)
+        """A comparison's rows; its finished runs are kept under its name, for all items that use that name."""
+        return carry_out(comparison, self.folder.parent / comparison.name, pool, self.show.runs)
 
 
 @dataclass(frozen=True)

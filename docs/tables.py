@@ -1,0 +1,127 @@
+"""Tables of README.md and docs/, made from the files in results/: `make tables` writes them, a test finds them stale.
+
+A table stands between two comments, `<!-- table: NAME -->` and `<!-- end -->`; what is between them is replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+PAPER = ROOT / "results" / "paper"
+ORDER = (
+    "fig3", "fig4a", "fig4b", "fig4c", "fig5", "fig6", "table1", "fig7", "fig8", "fig9", "theorem1", "theorem2",
+    "lemma1", "lemma2", "lemma3", "lemma4", "claims",
+)  # fmt: skip
+FILES = ("README.md", "docs/results.md")
+BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def headline() -> str:
+    """Rounds to 85 % and accuracies, of the comparison of all methods."""
+    shown = {
+        "NTK-FL, averaged": "NTK-FL, averaged weights (default)",
+        "NTK-FL": "NTK-FL, not averaged",
+        "NTK-FL (paper)": "NTK-FL as in the paper (`--kernel trace --average 0`)",
+        "FedAdam, averaged": "FedAdam, averaged",
+        "FedAvg, averaged": "FedAvg, averaged",
+        "FedAvg": "FedAvg",
+    }
+    rows = {row["label"]: row for row in json.loads((ROOT / "results/baselines/results.json").read_text())["rows"]}
+    body = [[name, _rounds(rows[label]), *_accuracies(rows[label])] for label, name in shown.items()]
+    body[0][1] = f"**{body[0][1]}**"
+    return _table(["method", "rounds to 85 %", "round 1", "round 10", "round 50"], body)
+
+
+def _rounds(row: dict[str, Any]) -> str:
+    reached = next(r for r in row["reached"] if r["target"] == 0.85)["rounds"]
+    mean = statistics.mean(reached)
+    return f"{mean:.1f}" if mean < 10 else f"{mean:.0f}"
+
+
+def _accuracies(row: dict[str, Any]) -> list[str]:
+    return [f"{100 * statistics.mean(curve[r - 1] for curve in row['accuracy']):.1f}" for r in (1, 10, 50)]
+
+
+def table1() -> str:
+    """The paper's Table 1 beside ours."""
+    table = _result("table1")["data"]["table"]
+    body = []
+    for label, row in table.items():
+        paper = row["paper"] or ["", ""]
+        met = [r for r in row["rounds"] if r is not None]
+        here = (
+            f"{statistics.mean(met):.1f}"
+            if len(met) == len(row["rounds"])
+            else f"{len(met)} of {len(row['rounds'])} seeds"
+        )
+        sent = [m for m in row["uplink_mib"] if m is not None]
+        mib = f"{statistics.mean(sent):.0f}" if len(met) == len(row["rounds"]) else ""
+        body.append([label, str(paper[0]), here, f"{paper[1]:.0f}" if paper[1] else "", mib])
+    return _table(["to 85 %", "rounds, the paper", "rounds, here", "MB, the paper", "MiB, here"], body)
+
+
+def paper() -> str:
+    """Every item's claims: the paper's word, ours, and whether they agree."""
+    body = []
+    for name in ORDER:
+        if not (PAPER / name / "result.json").exists():
+            continue
+        for i, f in enumerate(_result(name)["findings"]):
+            item = f"[{name}](../results/paper/{name}/findings.md)" if i == 0 else ""
+            note = f"; {f['note']}" if f["note"] else ""
+            verdict = {True: "agrees", False: "**differs**", None: "–"}[f["agrees"]]
+            body.append([item, f["claim"], f["paper"], f["ours"] + note, verdict])
+    return _table(["item", "claim", "the paper", "here", ""], body)
+
+
+def tally() -> str:
+    """How many claims were checked and hold."""
+    verdicts = [
+        f["agrees"] for name in ORDER if (PAPER / name / "result.json").exists() for f in _result(name)["findings"]
+    ]
+    judged = [v for v in verdicts if v is not None]
+    return (
+        f"Of {len(judged)} claims of the paper that can be judged, {sum(judged)} hold here and "
+        f"{len(judged) - sum(judged)} do not "
+        "([each with its numbers](docs/results.md#the-paper-item-by-item); `ntkfl reproduce`).\n"
+    )
+
+
+def _result(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((PAPER / name / "result.json").read_text())
+    return found
+
+
+def _table(headers: list[str], body: list[list[str]]) -> str:
+    lines = [headers, ["---"] * len(headers), *body]
+    return "".join(f"| {' | '.join(cell.replace('|', '∣') for cell in line)} |\n" for line in lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {"headline": headline, "table1": table1, "paper": paper, "tally": tally}
+
+
+def filled(text: str) -> str:
+    """`text` with every table made anew."""
+    return BLOCK.sub(lambda found: found[1] + TABLES[found[2]]() + found[3], text)
+
+
+def main() -> None:
+    stale = []
+    for name in FILES:
+        path = ROOT / name
+        text = path.read_text()
+        if (new := filled(text)) != text:
+            stale.append(name)
+            path.write_text(new)
+    sys.stdout.write(f"rewrote {', '.join(stale)}\n" if stale else "every table is as its results say\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""`ntkfl reproduce`: the paper's figures, tables and statements, one command each."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ntkfl.cli.compare import Watcher
+from ntkfl.compare.cells import Cell
+from ntkfl.errors import unknown
+from ntkfl.paper import ITEMS
+from ntkfl.paper.item import SCALES, Context, Finding, Item, Outcome, Scale
+from ntkfl.paper.record import VERDICTS, folder_of, write
+
+
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help=f"all, or one of {', '.join(ITEMS)}")] = None,
+    scale: Annotated[str, typer.Option(help="quick: minutes on two cores; full: the paper's setting")] = "quick",
+    device: Annotated[str | None, typer.Option(help="cpu or cuda")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="runs at a time (default one a core)")] = None,
+    out: Annotated[Path, typer.Option(help="folder of results")] = Path("results/paper"),
+    runs: Annotated[Path, typer.Option(help="folder that keeps finished work")] = Path("runs/paper"),
+) -> None:
+    """Work out a figure, table or theorem of the paper, and say where it agrees.
+
+    Finished runs are kept and never repeated; an interrupted call continues when called again.
+
+    Example: ntkfl reproduce fig4c --scale full --device cuda
+    """
+    console = Console(highlight=False)
+    if name is None:
+        for item in ITEMS.values():
+            typer.echo(f"{item.name:10} {item.title}")
+        return
+    if scale not in SCALES:
+        raise unknown("scale", scale, SCALES)
+    if name != "all" and name not in ITEMS:
+        raise unknown("item", name, (*ITEMS, "all"))
+    chosen: Scale = "full" if scale == "full" else "quick"
+    for item in ITEMS.values() if name == "all" else [ITEMS[name]]:
+        try:
+            with _display(console) as show:
+                context = Context(
+                    chosen, runs / chosen / item.name, device, workers or min(os.cpu_count() or 1, 16), show
+                )
+                began = time.perf_counter()
+                show.line(f"{item.name}: {item.title}")
+                outcome = item.run(context)
+            _finish(item, outcome, context, out, time.perf_counter() - began, console)
+        except KeyboardInterrupt:
+            again = shlex.join(["ntkfl", *sys.argv[1:]])
+            console.print(f"stopped; finished work is kept, continue with: {again}", soft_wrap=True)
+            raise typer.Exit(130) from None
+
+
+def _finish(item: Item, outcome: Outcome, context: Context, out: Path, seconds: float, console: Console) -> None:
+    command = f"ntkfl reproduce {item.name} --scale {context.scale}"
+    folder = folder_of(out, item.name, context.scale)
+    figure = write(folder, item, outcome, context.scale, command, seconds)
+    console.print(_table(outcome.findings))
+    console.print(f"figure:  {figure}\nresults: {folder / 'result.json'}, {folder / 'findings.md'}", soft_wrap=True)
+    console.print(f"{seconds:.0f} s\n")
+
+
+def _table(findings: Sequence[Finding]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("claim", "the paper", "here", ""):
+        table.add_column(heading, overflow="fold")
+    for f in findings:
+        table.add_row(f.claim, f.paper, f"{f.ours}; {f.note}" if f.note else f.ours, VERDICTS[f.agrees])
+    return table
+
+
+class _Display:
+    """Progress of an item: a bar with the time left, or the runs of a comparison; plain lines in a log."""
+
+    def __init__(self, console: Console) -> None:
+        self.console, self.watcher, self.progress = console, Watcher(console), None
+
+    progress: Progress | None
+
+    def bar(self, what: str, total: int) -> Callable[[], None]:
+        self.stop()
+        if not self.console.is_terminal:
+            return self._lines(what, total)
+        self.progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("left"),
+            TimeRemainingColumn(), console=self.console, transient=True,
+        )  # fmt: skip
+        task = self.progress.add_task(what, total=total)
+        self.progress.start()
+        running = self.progress
+        return lambda: running.advance(task)
+
+    def _lines(self, what: str, total: int) -> Callable[[], None]:
+        count = iter(range(1, total + 1))
+        return lambda: self.console.print(f"{what}: {next(count)} of {total}")
+
+    def runs(self, cells: Sequence[Cell]) -> None:
+        if self.watcher.live is None:
+            self.watcher.__enter__()
+        self.watcher.watch(cells)
+
+    def line(self, text: str) -> None:
+        self.console.print(text, soft_wrap=True)
+
+    def stop(self) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+            self.progress = None
+        self.watcher.__exit__()
+
+
+@contextmanager
+def _display(console: Console) -> Iterator[_Display]:
+    show = _Display(console)
+    try:
+        yield show
+    finally:
+        show.stop()

@@ -1,0 +1,42 @@
+"""README.md and docs/results.md say what the files in results/ say."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def tables() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+TABLES = tables()
+
+
+@pytest.mark.parametrize("name", TABLES.FILES)
+def test_a_table_is_as_its_results_say(name: str) -> None:
+    text = (ROOT / name).read_text()
+    assert TABLES.BLOCK.search(text), f"{name} has no generated table"
+    assert TABLES.filled(text) == text, "stale: make tables"
+
+
+def test_a_changed_number_is_noticed() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert TABLES.filled(text.replace("| FedAvg | 94 |", "| FedAvg | 95 |")) == TABLES.filled(text)
+    assert "| FedAvg | 94 |" in TABLES.filled(text)
+
+
+def test_every_item_with_results_is_in_the_table() -> None:
+    from ntkfl.paper import ITEMS
+
+    assert set(TABLES.ORDER) == set(ITEMS)
