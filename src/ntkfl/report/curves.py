@@ -53,14 +53,14 @@ def _label_ticks(axis: Axes) -> None:
     """As many labels as fit side by side: three a decade on a short axis, one on a long one."""
     low, high = axis.get_xlim()
     decades = math.log10(high / low)
-    within = (1.0, 2.0, 5.0) if decades < 2.7 else (1.0, 3.0) if decades < 4.2 else (1.0,)
+    within = (1.0, 2.0, 5.0) if decades < 3 else (1.0, 3.0) if decades < 4.2 else (1.0,)
     axis.xaxis.set_major_locator(LogLocator(subs=within))
     axis.xaxis.set_major_formatter(FuncFormatter(_tick))
     axis.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _tick(value: float, _: object) -> str:
-    if 1e-3 < value < 1e6:
+    if 0.9e-3 < value < 0.9e5:
         return f"{value:g}"
     power = math.floor(math.log10(value) + 1e-9)
     times = round(value / 10**power)
