@@ -24,7 +24,7 @@ _CODE = "from ntkfl.bench.servers import _main; _main()"
 
 def servers(setting: Setting) -> list[Row]:
     """A server update whose rows several servers hold, beside one that holds all; a thread each."""
-    samples, side, hidden = (240, 14, 16) if setting.quick else (16_000, 28, 100)
+    samples, side, hidden = (240, 14, 16) if setting.quick else (4_000, 28, 100)
     alone, changes = _update(1, samples, side, hidden)
     rows = [Row(f"N = {samples:,} at one server", alone["seconds"], 1.0, note=f"{alone['products']:.0f} products")]
     for count in (2,) if setting.quick else (2, 4, 8):
