@@ -27,7 +27,7 @@ def servers(setting: Setting) -> list[Row]:
     samples, side, hidden = (240, 14, 16) if setting.quick else (4_000, 28, 100)
     alone, changes = _update(1, samples, side, hidden)
     rows = [Row(f"N = {samples:,} at one server", alone["seconds"], 1.0, note=f"{alone['products']:.0f} products")]
-    for count in (2,) if setting.quick else (2, 4, 8):
+    for count in (2,) if setting.quick else (2, 4):
         one, found = _update(count, samples, side, hidden)
         # In every product each server puts in its Jᵀr, [d], and is given the sum.
         details = one | {"summed_bytes": one["products"] * changes.shape[1] * changes.element_size()}
