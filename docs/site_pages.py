@@ -20,7 +20,7 @@ def on_files(files: Files, config: Any) -> Files:
             name = path.relative_to(ROOT).as_posix()
             files.append(File.generated(config, name, content=path.read_bytes()))
     for path in sorted((ROOT / "examples").rglob("*")):
-        if path.is_file() and path.suffix in (".py", ".ipynb"):
+        if path.is_file() and path.suffix in (".py", ".ipynb", ".md"):
             files.append(File.generated(config, path.relative_to(ROOT).as_posix(), content=path.read_bytes()))
     files.append(File.generated(config, "commands.md", content=commands()))
     return files

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 PROGRAM = """
 import sys
@@ -22,6 +23,41 @@ try:
 except ConfigError as error:
     print(error)
 """
+
+
+WITHOUT_FLOWER = """
+import sys
+for name in ("flwr", "ray"):
+    sys.modules[name] = None
+import importlib, pkgutil
+import ntkfl
+from ntkfl.cli import main
+for found in pkgutil.walk_packages(ntkfl.__path__, "ntkfl.", onerror=lambda name: None):
+    if found.name not in ("ntkfl.__main__", "ntkfl.bench.flower") and not found.name.startswith("ntkfl.engine.flower"):
+        importlib.import_module(found.name)
+for line in ("doctor", "train --dataset digits --clients 8 --clients-per-round 3 --method cp-ntk-fl --projected-dim 20 "
+             "--hidden 8 --rounds 1 --out run", "report run", "flower --help", "flower run x --out y", "flower bench"):
+    sys.argv = ["ntkfl", *line.split()]
+    try:
+        main()
+    except SystemExit as end:
+        print(f"{line.split()[0]} ended with {end.code}", flush=True)
+"""
+
+
+def test_everything_but_flower_works_without_it(tmp_path: Path) -> None:
+    """Key server and shuffler too: every other module is imported, a shuffled round trains, a report is written."""
+    command = [sys.executable, "-c", WITHOUT_FLOWER]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    ends = [line for line in done.stdout.splitlines() if " ended with " in line]
+    assert ends == [
+        "doctor ended with 0", "train ended with 0", "report ended with 0", "flower ended with 0",
+        "flower ended with 2", "flower ended with 2",
+    ], done.stdout + done.stderr  # fmt: skip
+    assert (tmp_path / "report.html").exists()
+    how = [line for line in done.stderr.splitlines() if "pip install" in line]
+    assert how == ["ntkfl: Flower is the extra 'flower': pip install 'ntkfl[flower]'"] * 2, done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_everything_but_sealing_works_without_the_services_extra() -> None:

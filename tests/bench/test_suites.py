@@ -15,6 +15,7 @@ from ntkfl.bench.kernel import kernel
 from ntkfl.bench.networks import networks
 from ntkfl.bench.round import round as round_suite
 from ntkfl.bench.scaling import scaling, slope
+from ntkfl.bench.servers import servers
 from ntkfl.bench.wire import wire
 
 
@@ -82,13 +83,19 @@ def test_clients() -> None:
 
 
 def test_scaling() -> None:
-    *rows, one, parts = scaling(Setting(quick=True))
+    rows = scaling(Setting(quick=True))
     assert [row.what for row in rows] == ["N = 60", "N = 240"]
-    assert one.ratio == 1.0
-    assert parts.difference is not None
-    assert parts.difference < 1e-4
     assert all(row.seconds > 0 and row.details["products"] > 10 and row.details["peak"] > 1e7 for row in rows)
     assert "slopes" in rows[-1].note
+
+
+def test_servers() -> None:
+    one, two = rows = servers(Setting(quick=True))
+    _check(rows)
+    assert one.what == "N = 240 at one server"
+    assert two.difference is not None
+    assert two.difference < 1e-4
+    assert two.details["summed_bytes"] == two.details["products"] * 4 * (196 * 16 + 16 + 16 * 10 + 10)
 
 
 def test_the_slope_of_a_power_law_is_its_exponent() -> None:

@@ -67,6 +67,38 @@ def test_private_training_plays_all_roles() -> None:
     assert "the run has ended" in (folder / "trial" / "clients" / "client-0.log").read_text()
 
 
+def test_flower() -> None:
+    """A simulation and a deployment, side by side: both mostly wait."""
+    pytest.importorskip("flwr", reason="needs the extra flower")
+    commands = [[sys.executable, str(EXAMPLES / "flower" / name)] for name in ("simulation.py", "deployment.py")]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    running = [subprocess.Popen(command, **pipes, text=True) for command in commands]  # type: ignore[call-overload]
+    try:
+        (simulated, why), (deployed, reason) = (process.communicate(timeout=200) for process in running)
+    finally:
+        for process in running:
+            process.kill()
+    assert running[0].returncode == 0, why
+    accuracy = json.loads(re.search(r"by round: (\[.*\])", simulated)[1])  # type: ignore[index]
+    assert len(accuracy) == 3
+    assert accuracy[-1] > 0.85
+    assert float(re.search(r"of all weights: (\S+)", simulated)[1]) < 1e-5  # type: ignore[index]
+    assert running[1].returncode == 0, reason + deployed
+    folder = Path(deployed.splitlines()[-1].removeprefix("everything is in "))
+    history = [json.loads(line) for line in (folder / "run" / "history.jsonl").read_text().splitlines()]
+    assert [record["clients"] for record in history] == [["client-0", "client-1"]] * 2
+    assert history[-1]["test_accuracy"] > 0.75
+
+
+def test_all_are_listed() -> None:
+    index = (EXAMPLES / "README.md").read_text()
+    for path in EXAMPLES.rglob("*"):
+        if path.suffix in (".py", ".ipynb"):
+            assert f"({path.relative_to(EXAMPLES)})" in index, path
+    for target in re.findall(r"\]\(([^)]+)\)", index):
+        assert (EXAMPLES / target).exists(), target
+
+
 def test_the_notebook_runs_cell_by_cell(capsys: pytest.CaptureFixture[str]) -> None:
     notebook = json.loads((EXAMPLES / "quickstart.ipynb").read_text())
     assert notebook["nbformat"] == 4

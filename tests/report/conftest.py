@@ -61,7 +61,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     audit.mkdir()
     attack = {"attack": "analytic inversion", "role": "aggregator", "recovers": "the input x", "measure": "SSIM"}
     attack |= {"mean": 0.913, "spread": 0.02, "guess": 0.01, "verdict": "reduced", "says": "Inputs can be recognised."}
-    found = {"round": 1, "verdicts": {"aggregator": "learns labels and inputs"}, "findings": [attack]}
+    found = {"round": 1, "clients": 3, "verdicts": {"aggregator": "learns labels and inputs"}, "findings": [attack]}
     (audit / "findings.json").write_text(json.dumps(found))
     (audit / "grid.png").write_bytes(_png())
     return root

@@ -41,6 +41,13 @@ def test_runs_and_comparisons_are_found_by_name(runs: Path) -> None:
     assert len({run.id for run in found}) == 6
 
 
+def test_numbered_runs_are_in_the_order_of_their_numbers(runs: Path, tmp_path: Path) -> None:
+    for name in ("run-10", "run-9", "7", "run-1b", "run-1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").write_bytes((runs / "whole" / "config.toml").read_bytes())
+    assert [run.name for run in find([tmp_path])[0]] == ["7", "run-1", "run-1b", "run-9", "run-10"]
+
+
 def test_a_run_says_how_it_is_getting_on(runs: Path) -> None:
     assert view(named(runs, "whole"))["text"] == "finished: 4 rounds"
     cut = named(runs, "cut")

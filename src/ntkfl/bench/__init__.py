@@ -7,6 +7,7 @@ from ntkfl.bench.networks import networks
 from ntkfl.bench.round import round
 from ntkfl.bench.rows import Row, Setting, Suite
 from ntkfl.bench.scaling import scaling
+from ntkfl.bench.servers import servers
 from ntkfl.bench.wire import wire
 
 # A suite's first docstring line is its title.
@@ -17,6 +18,7 @@ SUITES: dict[str, Suite] = {
     "clients": clients,
     "wire": wire,
     "scaling": scaling,
+    "servers": servers,
     "accuracy": accuracy,
 }
 

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from ntkfl.engine.folder import Record
 from ntkfl.errors import ConfigError
 
 METHODS: dict[str, dict[str, Any]] = {"NTK-FL": {"name": "ntk-fl"}, "FedAvg": {"name": "fedavg"}}
+VERSIONS = {name: version(name) for name in ("flwr", "ray")}
 Say = Callable[[str], None]
 
 

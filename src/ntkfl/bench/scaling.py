@@ -6,20 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-from torch import Tensor
-
-from ntkfl.bench.inputs import synthetic
 from ntkfl.bench.memory import update_peak
-from ntkfl.bench.race import race, relative
 from ntkfl.bench.rows import Row, Setting
-from ntkfl.models import mlp
-from ntkfl.tangent import PAPER_STEPS, Evolution, evolve, jacobian
-from ntkfl.tangent.jacobian import BlockJacobian, Jacobian
-from ntkfl.tangent.stacking import StackedJacobian
 
 _SAMPLES: tuple[int, ...] = (1_000, 4_000, 16_000, 64_000, 100_000)
-_PARTS = 8
 _QUICK: tuple[int, ...] = (60, 240)
 
 
@@ -41,41 +31,7 @@ def scaling(setting: Setting) -> list[Row]:
     told = f"log-log slopes from N = {large[0]:,}: time {growth['seconds']:.2f}, memory {growth['added']:.2f}"
     details = rows[-1].details | {f"slope_{name}": value for name, value in growth.items()}
     rows[-1] = replace(rows[-1], note=f"{rows[-1].note}; {told}", details=details)
-    return [*rows, *_in_parts(sizes[1], side, hidden, setting)]
-
-
-def _in_parts(samples: int, side: int, hidden: int, setting: Setting) -> list[Row]:
-    """One server, against several that each keep a part of the rows and add up Jᵀr, a vector [d] a product."""
-    x, y = (part.to(setting.device) for part in synthetic(samples, side))
-    torch.manual_seed(0)
-    model = mlp(side * side, hidden, 10).to(setting.device)
-    with torch.no_grad():
-        f0 = model(x)
-    J = jacobian(model, x)
-    assert isinstance(J, BlockJacobian)
-    shards = StackedJacobian([J[i : i + samples // _PARTS] for i in range(0, samples, samples // _PARTS)])
-
-    def update(of: Jacobian) -> tuple[Evolution, Tensor]:
-        evolution = evolve(of, f0, y, 0.01, PAPER_STEPS)
-        return evolution, evolution.deltas()
-
-    timed = race({"one": lambda: update(J), "parts": lambda: update(shards)}, 2, setting)
-    (whole, changes), (apart, found) = timed["one"].result, timed["parts"].result
-    seconds = {name: timing.seconds for name, timing in timed.items()}
-    # In every product the parts' sums [d] are added up and given back.
-    exchanged = 2.0 * J.dtype.itemsize * J.shape[2] * apart.statistics.evaluations
-    return [
-        Row(f"N = {samples:,} at one server", seconds["one"], 1.0, note=f"{whole.statistics.evaluations} products"),
-        Row(
-            f"the same in {_PARTS} parts, in turn",
-            seconds["parts"],
-            seconds["parts"] / seconds["one"],
-            difference=relative(found, changes),
-            note=f"each would send and receive {exchanged / 1e6:,.3g} MB",
-            details={"exchanged_bytes_a_part": exchanged},
-            ours=True,
-        ),
-    ]
+    return rows
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:

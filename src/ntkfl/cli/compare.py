@@ -80,6 +80,8 @@ def _title(comparison: Comparison) -> str:
     data = comparison.data
     split = f"Dirichlet α = {data.alpha:g}" if data.partition == "dirichlet" else data.partition
     seeds = f"{len(comparison.seeds)} seeds" if len(comparison.seeds) > 1 else f"seed {comparison.seeds[0]}"
+    if data.own:
+        return f"{data.dataset}, {comparison.clients_per_round} clients a round, {seeds}"
     return f"{data.dataset}, {data.clients} clients ({split}), {comparison.clients_per_round} a round, {seeds}"
 
 

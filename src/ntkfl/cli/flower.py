@@ -225,12 +225,10 @@ def bench(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write machine, versions and rows there.")] = None,
 ) -> None:
     """What Flower costs a round: beside one process, in its simulation and deployed on this machine. Minutes."""
-    import flwr
-    import ray
     from rich.console import Console
 
-    from ntkfl.bench.flower import large as large_message  # needs the extra
-    from ntkfl.bench.flower import overhead
+    from ntkfl.bench.flower import VERSIONS, overhead  # needs the extra
+    from ntkfl.bench.flower import large as large_message
     from ntkfl.bench.machine import look
     from ntkfl.bench.rows import Setting
     from ntkfl.bench.table import document, table, write_json
@@ -248,7 +246,7 @@ def bench(
     Console().print(table("What Flower costs a round", rows, machine), highlight=False)
     if json_file is not None:
         content = document(["ntkfl", *sys.argv[1:]], False, machine, {"flower": rows})
-        content["versions"] |= {"flwr": flwr.__version__, "ray": ray.__version__}
+        content["versions"] |= VERSIONS
         write_json(json_file, content)
         typer.echo(f"wrote {json_file}")
 

@@ -27,7 +27,7 @@ def train(
     dataset: Annotated[
         Text,
         typer.Option(
-            help=f"{', '.join(DATASETS)} (default {DATASETS[0]})",
+            help=f"{', '.join(DATASETS)} (default {DATASETS[0]}), or package.module:function",
             rich_help_panel=_DATA,
             autocompletion=one_of(DATASETS),
         ),

@@ -74,6 +74,8 @@ class Comparison(Options):
 
     def with_available_data(self) -> tuple[Comparison, str]:
         """This comparison on data that can be had, and a line on why where those are not the ones it names."""
+        if self.data.own:
+            return self, ""
         try:
             load(self.data.dataset)
         except DataError as error:

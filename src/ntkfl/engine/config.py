@@ -34,7 +34,7 @@ from ntkfl.version import __version__
 class DataConfig(Options):
     """Which data, and how they are dealt to clients."""
 
-    dataset: str = "fashion-mnist"
+    dataset: str = Field("fashion-mnist", description="a name, or package.module:function that gives the clients")
     partition: str = Field("dirichlet", description="dirichlet, writer, iid or shards")
     clients: int = Field(300, ge=1)
     alpha: float = Field(0.1, gt=0, description="Dirichlet concentration: smaller is more heterogeneous")
@@ -44,10 +44,15 @@ class DataConfig(Options):
     min_samples: int = Field(16, ge=1, description="writers with fewer training samples are left out")
 
     def model_post_init(self, _: object) -> None:
-        if self.dataset not in NAMES:
-            raise unknown("dataset", self.dataset, NAMES)
+        if not self.own and self.dataset not in NAMES:
+            raise unknown("dataset", self.dataset, (*NAMES, "package.module:function"))
         if self.partition not in PARTITIONS:
             raise unknown("partition", self.partition, PARTITIONS)
+
+    @property
+    def own(self) -> bool:
+        """Whether the clients come dealt, from a user's function."""
+        return ":" in self.dataset
 
     def how(self) -> Partition:
         """The partition, given those of these options that it takes."""
@@ -143,10 +148,13 @@ class RunConfig(Options):
     def dump(self) -> dict[str, Any]:
         """What config.toml holds: every setting, defaults included."""
         method = self.build_method()
+        values = self.model_dump(mode="json", exclude={"method", "model"})
+        if self.data.own:  # the rest says how others are dealt
+            values["data"] = {"dataset": self.data.dataset}
         return {
             "ntkfl": __version__,
             "simulation": True,
-            **self.model_dump(mode="json", exclude={"method", "model"}),
+            **values,
             "model": self.model.suited(method).model_dump(mode="json"),
             "method": {"name": method.name} | method.model_dump(mode="json"),
         }
@@ -174,14 +182,25 @@ def prepare(config: RunConfig) -> Prepared:
     A method with a `shared_fraction` gets its global set out of the training rows before they are dealt, so that all
     methods see the same number of samples in all.
     """
-    dataset = load(config.data.dataset)
     fraction = float(getattr(config.build_method(), "shared_fraction", 0.0))
+    if config.data.own:
+        return Prepared(_own_clients(config.data.dataset, fraction), None)
+    dataset = load(config.data.dataset)
     shared = None
     if fraction > 0:
         # The fraction is of what clients hold, so of all rows it is fraction / (1 + fraction).
         dataset, *taken = dataset.without(fraction / (1 + fraction), seed=config.seed)
         shared = (taken[0], taken[1])
     return Prepared(dataset.partition(config.data.how(), seed=config.seed), shared)
+
+
+def _own_clients(name: str, shared_fraction: float) -> Federated:
+    fed = find_factory(name)()
+    if not isinstance(fed, Federated):
+        raise ConfigError(f"{name!r} must give clients (ntkfl.data.from_clients), not {type(fed).__name__}")
+    if shared_fraction > 0:
+        raise ConfigError("a shared_fraction is taken out before clients are dealt theirs, and these come dealt")
+    return fed
 
 
 def execute(

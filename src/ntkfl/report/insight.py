@@ -82,8 +82,9 @@ def _rebuildable(folder: RunFolder) -> RunConfig:
     if not folder.config().get("simulation"):
         raise RunFolderError("a deployment's data are its clients' own")
     config = RunConfig.read(folder.path / "config.toml")
-    if ":" in config.model.name:
-        raise RunFolderError(f"the network {config.model.name} is code of its user's, which a report does not run")
+    for what, name in (("network", config.model.name), ("dataset", config.data.dataset)):
+        if ":" in name:
+            raise RunFolderError(f"the {what} {name} is code of its user's, which a report does not run")
     if locate(config.data.dataset) is None:
         name = config.data.dataset
         raise RunFolderError(f"{name} is not on this machine; with `ntkfl data fetch {name}` the next report has it")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,13 +92,17 @@ def _comparison(path: Path, name: str) -> Iterator[tuple[Found, tuple[float, ...
 
 
 def _folders(path: Path) -> list[Path]:
-    """Folders inside, in the order of their names; links are not followed, so that nothing outside is shown."""
+    """Folders inside, run-9 before run-10; links are not followed, so that nothing outside is shown."""
     try:
         with os.scandir(path) as entries:
             inside = [e.name for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith(".")]
     except OSError:
         return []
-    return [path / name for name in sorted(inside)]
+    return [path / name for name in sorted(inside, key=_in_order)]
+
+
+def _in_order(name: str) -> list[str | int]:
+    return [int(part) if i % 2 else part for i, part in enumerate(re.split("([0-9]+)", name))]
 
 
 def history(run: Found) -> list[Record]:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ntkfl.errors import ConfigError, DataError, NumericalError, unknown
-from ntkfl.tangent.jacobian import Jacobian
+from ntkfl.tangent.jacobian import Jacobian, Part
 from ntkfl.tangent.losses import check_loss, curvature_product, per_sample, residual, targets
 from ntkfl.tangent.solvers import Statistics, integrate
 
@@ -51,14 +51,14 @@ class Evolution:
 
     def delta(self, i: int) -> Tensor:
         """w^(k,t_i) − w^(k) = (η/N) Jᵀ R(t_i): [d]."""
-        return self.jacobian.vjp(self.residuals[i]).mul_(self.lr / len(self.jacobian))
+        return self.jacobian.vjp(self.residuals[i]).mul_(self.lr / self.jacobian.part.samples)
 
     def deltas(self) -> Tensor:
         """All weight changes: [S, d], as many in one pass as fit beside a Jacobian."""
         numbers = sum(t.numel() for t in self.jacobian.tensors())
         few = max(1, _PASS_NUMBERS * self.jacobian.shape[1] // numbers)
         changes = [self.jacobian.vjp(some) for some in torch.split(self.residuals, few)]
-        return torch.cat(changes).mul_(self.lr / len(self.jacobian))
+        return torch.cat(changes).mul_(self.lr / self.jacobian.part.samples)
 
 
 def geometric_steps(lr: float, longest: float = 40.0, shortest: float = 0.1, ratio: float = 1.5) -> tuple[float, ...]:
@@ -105,6 +105,8 @@ def evolve(
 
     if scheme == "paper" and (loss, kernel) != ("mse", "trace"):
         raise ConfigError("scheme 'paper' is the closed form for loss 'mse' and kernel 'trace'; use 'flow' for others")
+    if J.part.add_up is not None and (kernel, scheme) != ("full", "flow"):
+        raise ConfigError("rows that servers share evolve by kernel 'full' and scheme 'flow'")
     # The closed form needs the whole kernel; a flow too large for it is integrated like any other.
     fits = N * N * f0.element_size() <= KERNEL_BYTES
     if (loss, kernel) == ("mse", "trace") and (scheme == "paper" or (scheme == "flow" and fits)):
@@ -112,7 +114,7 @@ def evolve(
     else:
         theta = _kernel_product(J, kernel, fits)
         solve = _flow if scheme == "flow" else _descent
-        residuals, trajectory, stats = solve(theta, f0, Y, lr, wanted, loss, rtol)
+        residuals, trajectory, stats = solve(theta, f0, Y, lr, wanted, loss, rtol, J.part)
     return Evolution(J, lr, wanted, _finite(residuals).to(J.dtype), trajectory, stats)
 
 
@@ -152,10 +154,10 @@ def _kernel_product(J: Jacobian, kernel: str, fits: bool) -> _Product:
 
 
 def _flow(
-    theta: _Product, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], loss: str, rtol: float
+    theta: _Product, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], loss: str, rtol: float, part: Part
 ) -> _Solution:
     """R' = r(f0 + (η/N) Θ R), R(0) = 0, by Runge–Kutta–Chebyshev."""
-    rate = lr / f0.shape[0]
+    rate = lr / part.samples
     Y = Y.to(f0.dtype)
 
     # Outputs are no better than the products they come from, so they stay in that precision; the state does not.
@@ -170,16 +172,16 @@ def _flow(
         f = outputs(R)
         return lambda v: curvature_product(loss, f, rate * theta(v)).double()
 
-    states, stats = integrate(slope, torch.zeros_like(f0, dtype=torch.float64), steps, stiffness, rtol)
+    states, stats = integrate(slope, torch.zeros_like(f0, dtype=torch.float64), steps, stiffness, rtol, part)
     residuals = torch.stack(states)
     return residuals, lambda: torch.stack([outputs(R) for R in residuals]), stats
 
 
 def _descent(
-    theta: _Product, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], loss: str, rtol: float
+    theta: _Product, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], loss: str, rtol: float, part: Part
 ) -> _Solution:
     """Explicit gradient descent on the linearised model; the plain reference."""
-    del rtol  # explicit steps have no tolerance
+    del rtol, part  # explicit steps have no tolerance
     rate = lr / f0.shape[0]
     start = f0.double()
     before = float(per_sample(loss, start, Y).mean())

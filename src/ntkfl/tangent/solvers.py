@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ntkfl.errors import NumericalError
 from ntkfl.tangent.chebyshev import MOST_STAGES, Stepper, stepper
+from ntkfl.tangent.jacobian import Part
 
 _MOST_STEPS = 10_000
 _RADIUS_EVERY = 25  # steps between two estimates of the spectral radius; it falls as outputs sharpen
@@ -37,8 +38,9 @@ def integrate(
     times: Sequence[float],
     stiffness: Callable[[Tensor], Callable[[Tensor], Tensor]],
     rtol: float,
+    part: Part,
 ) -> tuple[list[Tensor], Statistics]:
-    """States at the increasing `times`, from `start` at time 0.
+    """States at the increasing `times`, from `start` at time 0; of a state that is shared, this `part`.
 
     `stiffness(y)` is F's Jacobian at y, times −1, as a product with vectors. Each step's error, relative to the size of
     the state, is held below `rtol`; output times inside a step are interpolated by the cubic through both ends
@@ -48,12 +50,12 @@ def integrate(
     """
     stats = Statistics()
     y = start.double()
-    with_field = stepper(rhs, y)
+    with_field = stepper(rhs, y) if part.add_up is None else Stepper(rhs)  # no graph holds a sum between servers
     slope = with_field.evaluate(y)
-    radius = _Radius(stiffness, slope)
+    radius = _Radius(stiffness, slope, part)
     t, out, pending = 0.0, [], list(times)
     rho = radius(y)
-    h = _first_step(with_field, y, slope, rho, times[-1], rtol)
+    h = _first_step(with_field, y, slope, rho, times[-1], rtol, part)
     previous_h, previous_error, since_radius = 0.0, 1.0, 0
     while pending:
         if stats.accepted + stats.rejected >= _MOST_STEPS:
@@ -68,7 +70,7 @@ def integrate(
             h = (stages**2 - 1) / (1.54 * rho)
         new = with_field.step(y, slope, h, stages)
         new_slope = with_field.evaluate(new)
-        error = _error(y, new, slope, new_slope, h, rtol)
+        error = _error(y, new, slope, new_slope, h, rtol, part)
         if not math.isfinite(error) or error > 1.0:
             stats.rejected += 1
             h *= 0.1 if not math.isfinite(error) else max(0.1, 0.8 / error ** (1 / 3))
@@ -95,31 +97,34 @@ def integrate(
     return out, stats
 
 
-def _first_step(field: Stepper, y: Tensor, slope: Tensor, rho: float, end: float, rtol: float) -> float:
+def _first_step(field: Stepper, y: Tensor, slope: Tensor, rho: float, end: float, rtol: float, part: Part) -> float:
     """A first step from the second derivative met by one Euler step, as the reference implementation does."""
     h = min(end, 1.0 / rho) if rho > 0 else end
     trial = y + h * slope
-    change = float((field.evaluate(trial) - slope).norm()) * h
-    size = max(float(trial.norm()), 1e-300) * rtol
+    change = float(part.norms((field.evaluate(trial) - slope).norm())) * h
+    size = max(float(part.norms(trial.norm())), 1e-300) * rtol
     return min(end, h / math.sqrt(max(change / size, 1e-6)) * 0.1)
 
 
-def _error(y: Tensor, new: Tensor, slope: Tensor, new_slope: Tensor, h: float, rtol: float) -> float:
+def _error(y: Tensor, new: Tensor, slope: Tensor, new_slope: Tensor, h: float, rtol: float, part: Part) -> float:
     """The method's estimate of a step's error, 0.8 (y − ŷ) + 0.4 h (F(y) + F(ŷ)), over what is allowed."""
     estimate = torch.sub(y, new).add_(slope, alpha=0.5 * h).add_(new_slope, alpha=0.5 * h)
     # Three numbers cross from a GPU together, once a step: the only time that it is waited for.
-    error, old, fresh = torch.stack([estimate, y, new]).flatten(1).norm(dim=1).tolist()
+    error, old, fresh = part.norms(torch.stack([estimate, y, new]).flatten(1).norm(dim=1)).tolist()
     return float(0.8 * error / (rtol * max(old, fresh, 1e-300)))
 
 
 class _Radius:
     """Upper estimates of the spectral radius of F's Jacobian, each begun from the last one's eigenvector."""
 
-    def __init__(self, stiffness: Callable[[Tensor], Callable[[Tensor], Tensor]], slope: Tensor) -> None:
-        self.stiffness, self.products = stiffness, 0
+    def __init__(self, stiffness: Callable[[Tensor], Callable[[Tensor], Tensor]], slope: Tensor, part: Part) -> None:
+        self.stiffness, self.products, self.part = stiffness, 0, part
         # The first change of the state points along the stiffest directions, nearly; an irregular part has the others.
-        wave = torch.arange(slope.numel(), dtype=slope.dtype, device=slope.device).mul_(math.sqrt(7)).square_().cos_()
-        self.vector = slope + 0.1 * slope.norm() / wave.norm() * wave.view(slope.shape)
+        first = part.before * math.prod(slope.shape[1:])
+        wave = torch.arange(first, first + slope.numel(), dtype=slope.dtype, device=slope.device)
+        wave = wave.mul_(math.sqrt(7)).square_().cos_()
+        size = 0.1 * part.norms(slope.norm()) / part.norms(wave.norm())
+        self.vector = slope + size * wave.view(slope.shape)
 
     def __call__(self, y: Tensor) -> float:
         product = self.stiffness(y)
@@ -129,7 +134,7 @@ class _Radius:
             self.products += 1
             return product(v)
 
-        value, self.vector = largest_eigenvalue(counted, self.vector)
+        value, self.vector = largest_eigenvalue(counted, self.vector, self.part)
         if not math.isfinite(value):
             raise NumericalError("the kernel's largest eigenvalue is not finite: look for extreme rows in the Jacobian")
         return 1.2 * value
@@ -146,17 +151,17 @@ def _hermite(s: float, h: float, y0: Tensor, f0: Tensor, y1: Tensor, f1: Tensor)
 
 
 def largest_eigenvalue(
-    product: Callable[[Tensor], Tensor], start: Tensor, iterations: int = 20, tolerance: float = 0.05
+    product: Callable[[Tensor], Tensor], start: Tensor, part: Part, iterations: int = 20, tolerance: float = 0.05
 ) -> tuple[float, Tensor]:
     """Power iteration for an operator with real nonnegative spectrum: (estimate from below, its vector).
 
     A start close to the answer, the vector of an earlier call, ends it after two products.
     """
-    v = start / start.norm().clamp_min(1e-300)
+    v = start / part.norms(start.norm()).clamp_min(1e-300)
     value = 0.0
     for _ in range(iterations):
         image = product(v)
-        norm = float(image.norm())
+        norm = float(part.norms(image.norm()))
         if not norm > 0 or not math.isfinite(norm):
             return norm, v
         v = image / norm

@@ -181,6 +181,19 @@ def test_other_hosts(tmp_path: Path, host: str, url: str) -> None:
     handshake(serving(tmp_path / "made" / "key-server"), calling(tmp_path / "made" / "clients" / "client-0"), host)
 
 
+def test_services_on_machines_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text(RUN)
+    apart = Trial(key_server_host="127.0.0.2", shuffler_host="127.0.0.3", key_server_port=8442)  # ports may be equal
+    pins = init(tmp_path / "made", tmp_path / "my.toml", apart)
+    assert (pins.key_server.url, pins.shuffler.url) == ("https://127.0.0.2:8442", "https://127.0.0.3:8442")
+    assert pins.shuffler.aggregator_url == "https://127.0.0.3:8443"
+    client = calling(tmp_path / "made" / "clients" / "client-0")
+    handshake(serving(tmp_path / "made" / "key-server"), client, "127.0.0.2")
+    handshake(serving(tmp_path / "made" / "shuffler"), client, "127.0.0.3")
+    with pytest.raises(ssl.SSLCertVerificationError, match="IP address mismatch"):
+        handshake(serving(tmp_path / "made" / "shuffler"), client, "127.0.0.2")
+
+
 def test_a_folder_in_which_there_is_something_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "my.toml").write_text(RUN)
     full = tmp_path / "full"

@@ -40,6 +40,8 @@ class Trial(Options):
     evaluators: int = Field(1, ge=0, le=100)
     min_clients: int = Field(2, ge=2)
     host: str = "127.0.0.1"
+    key_server_host: str | None = Field(None, description="where it is not on `host`")
+    shuffler_host: str | None = Field(None, description="where it is not on `host`")
     key_server_port: int = Field(8441, ge=1, le=65535)
     shuffler_port: int = Field(8442, ge=1, le=65535)
     aggregator_port: int = Field(8443, ge=1, le=65535, description="the shuffler's, for the aggregator")
@@ -47,15 +49,31 @@ class Trial(Options):
     def model_post_init(self, _: object) -> None:
         if self.min_clients > self.clients:
             raise ConfigError(f"{self.clients} clients can never make a batch of {self.min_clients} distinct ones")
-        if len({self.key_server_port, self.shuffler_port, self.aggregator_port}) < 3:
+        if len(set(self.urls)) < 3:
             raise ConfigError("the three ports must differ")
 
-    def url(self, port: int) -> str:
-        try:
-            bracketed = ipaddress.ip_address(self.host).version == 6
-        except ValueError:
-            bracketed = False
-        return f"https://[{self.host}]:{port}" if bracketed else f"https://{self.host}:{port}"
+    @property
+    def hosts(self) -> dict[str, str]:
+        """Under which name or address each service is reached."""
+        return {"key-server": self.key_server_host or self.host, "shuffler": self.shuffler_host or self.host}
+
+    @property
+    def urls(self) -> tuple[str, str, str]:
+        """The key server's, the shuffler's for clients, and the shuffler's for the aggregator."""
+        server, shuffler = self.hosts.values()
+        return (
+            _url(server, self.key_server_port),
+            _url(shuffler, self.shuffler_port),
+            _url(shuffler, self.aggregator_port),
+        )
+
+
+def _url(host: str, port: int) -> str:
+    try:
+        bracketed = ipaddress.ip_address(host).version == 6
+    except ValueError:
+        bracketed = False
+    return f"https://[{host}]:{port}" if bracketed else f"https://{host}:{port}"
 
 
 def init(folder: Path, config: Path, trial: Trial) -> Federation:
@@ -65,17 +83,18 @@ def init(folder: Path, config: Path, trial: Trial) -> Federation:
     terms.build_method()
     authority = Authority(f"{trial.federation} services")
     callers = Authority(f"{trial.federation} aggregator")
-    certificates = {role: authority.server(role, trial.host) for role in ("key-server", "shuffler")}
+    certificates = {role: authority.server(role, host) for role, host in trial.hosts.items()}
     certificates["aggregator"] = callers.client("aggregator")
     server_key, shuffler_key, aggregator_key = (SigningKey.generate() for _ in range(3))
     aggregator_seal = SealingKey.generate()
+    key_server, shuffler, for_aggregator = trial.urls
     pins = Federation(
         federation=trial.federation,
         run=trial.run,
-        key_server=KeyServerPin(url=trial.url(trial.key_server_port), signing_key=server_key.public.hex()),
+        key_server=KeyServerPin(url=key_server, signing_key=server_key.public.hex()),
         shuffler=ShufflerPin(
-            url=trial.url(trial.shuffler_port),
-            aggregator_url=trial.url(trial.aggregator_port),
+            url=shuffler,
+            aggregator_url=for_aggregator,
             signing_key=shuffler_key.public.hex(),
             min_clients=trial.min_clients,
         ),

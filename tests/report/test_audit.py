@@ -1,0 +1,59 @@
+"""A real audit of a real run, on the page: recorded, attacked, reported, looked at."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Open
+
+Shoot = Any
+TRAIN = (
+    "train --dataset digits --clients 8 --clients-per-round 3 --hidden 8 --rounds 2 --method cp-ntk-fl --steps 50,400 "
+    "--projected-dim 24 --subsample-rate 0.2 --sparsity 0.8 --record-wire 2 --out runs/private"
+)
+AUDIT = "audit runs/private --quick --no-reference --out runs/private/audit"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """After the commands that docs/audit.md gives, typed one after the other."""
+    pytest.importorskip("torchmetrics", reason="needs the extra audit")
+    root = tmp_path_factory.mktemp("audited")
+    program = "import sys; from typer.testing import CliRunner; from ntkfl.cli import app\n"
+    program += "for line in sys.argv[1:]: CliRunner().invoke(app, line.split(), catch_exceptions=False)"
+    command = [sys.executable, "-c", program, TRAIN, AUDIT, "report runs --out report.html"]
+    subprocess.run(command, cwd=root, check=True, timeout=200, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    return root
+
+
+@pytest.mark.parametrize(("name", "width", "scheme"), [("wide", 1400, "light"), ("phone", 360, "dark")])
+def test_the_page_says_what_leaked(
+    folder: Path, open_page: Open, shoot: Shoot, name: str, width: int, scheme: str
+) -> None:
+    found = json.loads((folder / "runs/private/audit/findings.json").read_text())
+    assert found["round"] == 2
+    page: Any = open_page((folder / "report.html").as_uri(), width=width, scheme=scheme)
+    said = page.inner_text("#audit")
+    assert "Round 2, 3 clients; a quick audit" in said
+    assert "aggregator and key server" in said
+    for line in found["verdicts"].values():
+        assert line in said
+    page.click("#audit summary")
+    # A row an attack; what a client and the key server do alike with the aggregator is one.
+    distinct = {(f["attack"], f["measure"], f["mean"], f["says"]) for f in found["findings"]}
+    assert page.locator("#audit tbody tr").count() == len(distinct) < len(found["findings"])
+    own = next(f for f in found["findings"] if f["attack"] == "labels of rows")
+    row = page.inner_text("#audit tbody tr:has-text('labels of rows')")
+    assert f"accuracy {own['mean']:g}" in row
+    assert own["says"] in row
+    assert page.eval_on_selector("#audit img", "img => img.complete && img.naturalWidth") > 300
+    assert page.eval_on_selector("#audit img", "img => img.getBoundingClientRect().width") > 500  # a phone scrolls
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    shoot(page, f"audit-{name}-{scheme}")
