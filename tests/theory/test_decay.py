@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ntkfl.errors import ConfigError
 from ntkfl.theory import (
     descent_factor,
     fedavg_factor,
@@ -21,6 +22,8 @@ from ntkfl.theory import (
 
 def test_by_hand() -> None:
     assert descent_factor(1.0, 0.5, 5, 2) == pytest.approx(0.95**2)
+    with pytest.raises(ConfigError, match="ηλ < 2N"):
+        descent_factor(20.0, 0.5, 5, 1)
     assert fedavg_factor(1.0, 0.5, 5, 3, clients=2) == pytest.approx(1 - 3 * 0.05 / 2)
     assert fedavg_factor(1.0, 0.5, 5, 3) == pytest.approx(1 - 3 * 0.05)
     assert flow_factor(1.0, 0.5, 5, 2) == pytest.approx(math.exp(-0.4))

@@ -83,7 +83,7 @@ def run(context: Context) -> Outcome:
         for r in radii
     ]
     # A radius for which one flip of one neuron, √(N/8)/n in norm, exceeds the printed bound.
-    many = [50, 400] if quick else [50, 200, 800]
+    many = [50, 300] if quick else [50, 200, 500]
     breaking = [
         {"dataset": "alike", "samples": s, "width": w, "draws": 200 if quick else 400,
          "radius": 0.7 * math.sqrt(s / 8) / w * DELTA * ALPHA / (2 * FLIP * s)}

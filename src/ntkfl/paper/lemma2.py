@@ -16,7 +16,7 @@ from ntkfl.theory import residual_gap, weight_gap, weight_gap_certain, weight_ga
 
 def run(context: Context) -> Outcome:
     name, quick = available("fashion-mnist"), context.quick
-    samples, steps, seeds = (40, grid(200), range(10)) if quick else (100, grid(1000), range(10))
+    samples, steps, seeds = (40, grid(100), range(4)) if quick else (100, grid(500), range(10))
     widths = [64, 256, 1024] if quick else [64, 256, 1024, 4096]
     keys = [
         {"dataset": name, "samples": samples, "width": w, "seed": s, "lr": 1.0, "steps": steps, "every": True}

@@ -8,12 +8,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ntkfl.errors import ConfigError
 from ntkfl.theory.bounds import FLIP
 
 
 def descent_factor(lr: float, smallest: float, samples: int, steps: float) -> float:
     """Theorem 1: ‖f^(k+1) − y‖² ≤ (1 − ηλ/(2N))^t ‖f^(k) − y‖²."""
-    return math.exp(steps * math.log1p(-lr * smallest / (2 * samples)))
+    share = lr * smallest / (2 * samples)
+    if not 0 <= share < 1:
+        raise ConfigError(f"the bound needs 0 ≤ ηλ < 2N: got η = {lr:g}, λ = {smallest:g}, N = {samples}")
+    return math.exp(steps * math.log1p(-share))
 
 
 def fedavg_factor(lr: float, smallest: float, samples: int, local_steps: int, clients: int = 1) -> float:
