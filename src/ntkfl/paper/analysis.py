@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -59,7 +60,20 @@ def work(
     context: Context, what: str, keys: Sequence[Mapping[str, Any]], compute: Callable[[Mapping[str, Any]], Any]
 ) -> list[Cell]:
     """Every key with its answer, which wins where both have a name."""
-    return [{**key, **answer} for key, answer in zip(keys, context.cells(what, keys, compute), strict=True)]
+    with _one_thread():
+        answers = context.cells(what, keys, compute)
+    return [{**key, **answer} for key, answer in zip(keys, answers, strict=True)]
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Small matrices and many steps: a second thread costs more than it gives, on a busy machine tenfold."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def finite(value: float) -> float | None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from ntkfl.report.curves import COLOURS
 
@@ -16,23 +17,28 @@ BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, BLACK = COLOURS[:7]
 
 def panels(count: int, title: str) -> tuple[Figure, list[Axes]]:
     """A figure with `count` panels side by side."""
-    figure = Figure(figsize=(5.3 * count, 4.6), layout="constrained")
+    figure = Figure(figsize=(5.3 * count, 5.2), layout="constrained")
     figure.suptitle(title)
     return figure, list(figure.subplots(1, count, squeeze=False)[0])
 
 
 def finish(axis: Axes, title: str, x: str, y: str, logx: bool = True, logy: bool = True) -> None:
-    """Labels, grid, legend."""
+    """Labels, grid, and the legend below, where no curve is."""
     axis.set_title(title, fontsize=10)
     axis.set_xlabel(x)
     axis.set_ylabel(y)
     if logx:
         axis.set_xscale("log")
+        low, high = axis.get_xlim()
+        if high < 200 * low:  # a short axis has too few powers of ten
+            axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.xaxis.set_minor_formatter(NullFormatter())
     if logy:
         axis.set_yscale("log")
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False, fontsize=8.5)
+    axis.legend(frameon=False, fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.15))
 
 
 def band(axis: Axes, x: Sequence[float], runs: Sequence[Sequence[float]], colour: str, label: str) -> None:

@@ -32,7 +32,7 @@ def one(key: Mapping[str, Any]) -> Cell:
 
 def run(context: Context) -> Outcome:
     names = list(dict.fromkeys(available(name) for name in ("fashion-mnist", "femnist")))
-    samples, steps, seeds = (100, grid(100), range(2)) if context.quick else (200, grid(1000), range(3))
+    samples, steps, seeds = (100, grid(200), range(2)) if context.quick else (400, grid(2000), range(3))
     common = {"samples": samples, "steps": steps, "width": 100}
     keys: list[Cell] = []
     for name in names:

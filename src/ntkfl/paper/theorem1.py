@@ -87,14 +87,14 @@ def sampling_error(key: Mapping[str, Any]) -> dict[str, float]:
 
 def run(context: Context) -> Outcome:
     name, quick = available("fashion-mnist"), context.quick
-    small, draws = ([2, 4], 15) if quick else ([2, 4, 8], 40)
+    small, draws = ([2, 4], 30) if quick else ([2, 4, 8], 200)
     as_asked = {"dataset": name, "pictures": 0, "width": None, "lr": None, "steps": None}
     asked = [
-        {**as_asked, "samples": n, "seed": s, "descend_to": 300} for n in small for s in range(draws if n <= 4 else 10)
+        {**as_asked, "samples": n, "seed": s, "descend_to": 1000} for n in small for s in range(draws if n <= 4 else 10)
     ]
     steps = [1, 3, 10, 30, 100, 300] if quick else [1, 3, 10, 30, 100, 300, 1000]
     sizes, widths, seeds = ([50], [64, 512, 2048], 2) if quick else ([50, 100, 200], [64, 256, 1024, 4096], 3)
-    common = {"dataset": name, "steps": steps, "descend_to": 300}
+    common = {"dataset": name, "steps": steps, "descend_to": 1000}
     draw_each = [{"pictures": s, "seed": s} for s in range(seeds)]
     practical = [
         {**common, **each, "samples": n, "width": w, "lr": 1.0} for n in sizes for w in widths for each in draw_each
@@ -165,7 +165,7 @@ def _as_asked(asked: list[Cell]) -> list[Finding]:
         Finding(
             "the same for gradient descent on the network, what the proof follows",
             f"with probability at least {1 - DELTA:.0%}",
-            f"in {statistics.fmean(held['descent']):.0%} of draws, as far as it was run (300 steps)",
+            f"in {statistics.fmean(held['descent']):.0%} of draws, as far as it was run (1,000 steps)",
             statistics.fmean(held["descent"]) >= 1 - DELTA,
         ),
         Finding(
@@ -222,7 +222,7 @@ def _elsewhere(data: Mapping[str, list[Cell]]) -> list[Finding]:
             "convergence at the learning rate asked for",
             "linear",
             f"promises a fall by {min(drops):.0e} to {max(drops):.0e} in 2,000 steps at N = {promised[0]['samples']}",
-            min(drops) > 0.01,
+            None,
             f"η = λ/(2N) is {promised[0]['lr']:.0e} and the width asked for {promised[0]['asked_width']:.0e}: the "
             "promise "
             "is of order tλ²/N², true and without practical content.",
@@ -274,8 +274,8 @@ def picture(data: Mapping[str, list[Cell]]) -> Figure:
     one = data["rates"][0]
     at = len(one["descent"]) - 1  # the last step that gradient descent was taken to
     for kind, colour, label in [*names, ("descent", YELLOW, "gradient descent"), ("bound", BLACK, "bound")]:
-        values = [[c[kind][at] for c in data["rates"] if c["lr"] == r and c[kind][at] is not None] for r in rates]
-        points = [(r, statistics.median(v)) for r, v in zip(rates, values, strict=True) if v]
+        found = [[c[kind][at] for c in data["rates"] if c["lr"] == r and c[kind][at] is not None] for r in rates]
+        points = [(r, statistics.median(v)) for r, v in zip(rates, found, strict=True) if v]
         axes[2].plot(
             *zip(*points, strict=True), "--" if kind == "bound" else "-o", color=colour, label=label, markersize=4
         )

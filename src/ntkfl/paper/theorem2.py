@@ -89,9 +89,9 @@ def many_rounds(key: Mapping[str, Any]) -> Cell:
 
 def run(context: Context) -> Outcome:
     name, quick = available("fashion-mnist"), context.quick
-    samples, width, seeds = (40, 256, range(2)) if quick else (100, 512, range(3))
+    samples, width, seeds = (40, 256, range(2)) if quick else (200, 1024, range(3))
     cohorts = [2, 4, 10] if quick else [2, 5, 10, 20]
-    locals_ = [1, 10, 50]
+    locals_ = [1, 10, 50] if quick else [1, 5, 10, 50, 100]
     common = {"dataset": name, "samples": samples, "width": width}
     grid = [
         {**common, "clients": m, "local_steps": tau, "split": split, "lr": lr, "seed": s}
@@ -111,7 +111,7 @@ def run(context: Context) -> Outcome:
             "seed": s,
             "method": m,
             "steps": t,
-            "rounds": 5 if quick else 20,
+            "rounds": 10 if quick else 20,
         }
         for m, t in methods
         for s in seeds
