@@ -17,7 +17,7 @@ BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, BLACK = COLOURS[:7]
 
 def panels(count: int, title: str) -> tuple[Figure, list[Axes]]:
     """A figure with `count` panels side by side."""
-    figure = Figure(figsize=(5.3 * count, 5.2), layout="constrained")
+    figure = Figure(figsize=(6 * count, 5.2), layout="constrained")
     figure.suptitle(title)
     return figure, list(figure.subplots(1, count, squeeze=False)[0])
 
