@@ -119,9 +119,9 @@ def findings(data: Mapping[str, list[Cell]]) -> list[Finding]:
     flown = [c for c in trained if c["flipped"] > c["printed"]]
     return [
         Finding(
-            "P(|v·x_i| ≤ R) ≤ √(2/π) R/α",
+            "a neuron is within R of flipping at x_i with probability at most √(2/π) R/α",
             "for every input",
-            f"mean |S_i| within {max(off):.1%} of n·erf(R/√2α)",
+            f"the mean size of S_i is within {max(off):.1%} of n·erf(R/√2α)",
             all(c["expected"] <= c["width"] * flip_probability(c["radius"], ALPHA) * (1 + 1e-12) for c in cells),
         ),
         Finding(
@@ -130,7 +130,7 @@ def findings(data: Mapping[str, list[Cell]]) -> list[Finding]:
             f"{tightest:.1%} of {sum(c['draws'] for c in tight):,} draws where it is tightest, "
             f"{min(c['one'] for c in grid):.1%} elsewhere",
             tightest >= 1 - DELTA - noise,
-            f"Elsewhere it is {min(loose):.0f} to {max(loose):.0f} times the mean |S_i|: Markov's 1/δ.",
+            f"Elsewhere it is {min(loose):.0f} to {max(loose):.0f} times the mean size of S_i: Markov's 1/δ.",
         ),
         Finding(
             "the bound holds for all i at once with probability 1 − δ",

@@ -84,9 +84,9 @@ def findings(curves: list[Cell]) -> list[Finding]:
             f"holds at {sum(held('gap', 'printed'))} of {points} points, {room('gap', 'printed'):.0f} times the gap "
             "(median)",
             all(held("gap", "printed")) and all(held("lemma", "printed")),
-            f"At {sum(trivial)} of {len(trivial)} points it is above √(n d1) η Σγ, which holds with certainty if no "
-            "more is known than "
-            "|S_i| ≤ n: as printed, the lemma's probability and its flips do no work.",
+            f"At {sum(trivial)} of {len(trivial)} points it is above √(n d1) η Σγ, which holds with certainty, since "
+            "no more "
+            "than n neurons flip: as printed, the lemma's probability does no work.",
         ),
         Finding(
             "the proof's last step: Lemma 1's bound put in",
@@ -95,7 +95,7 @@ def findings(curves: list[Cell]) -> list[Finding]:
             f"{room('lemma', 'within'):.0f} times the gap of shared residuals (median) and holds in "
             f"{statistics.fmean(all_draws):.0%} of {len(all_draws)} draws",
             all(0.95 < radius < 1.05 for radius in radii),
-            "Lemma 1 bounds |S_i| by √(2/π) n R/(δα); the R is missing from the lemma and from Figure 9.",
+            "Lemma 1 bounds the flips by √(2/π) n R/(δα); the R is missing from the lemma and from Figure 9.",
         ),
         Finding(
             "the bound's growth with the width",

@@ -87,7 +87,7 @@ def sampling_error(key: Mapping[str, Any]) -> dict[str, float]:
 
 def run(context: Context) -> Outcome:
     name, quick = available("fashion-mnist"), context.quick
-    small, draws = ([2, 4], 30) if quick else ([2, 4, 8], 200)
+    small, draws = ([2, 4], 30) if quick else ([2, 4, 8], 100)
     as_asked = {"dataset": name, "pictures": 0, "width": None, "lr": None, "steps": None}
     asked = [
         {**as_asked, "samples": n, "seed": s, "descend_to": 1000} for n in small for s in range(draws if n <= 4 else 10)
