@@ -1,10 +1,29 @@
 """The paper's figures, tables and statements, each worked out by one command."""
 
-from ntkfl.paper import attack, claims, heterogeneity, learning, private
+from ntkfl.paper import (
+    attack,
+    claims,
+    figure9,
+    flips,
+    heterogeneity,
+    kernel_drift,
+    kernel_limit,
+    learning,
+    lemma2,
+    private,
+    theorem1,
+    theorem2,
+)
 from ntkfl.paper.item import Context, Finding, Item, Outcome
 
-_ROOMS = (learning, heterogeneity, private, attack, claims)
-_ORDER = ("fig3", "fig4a", "fig4b", "fig4c", "fig5", "fig6", "table1", "fig7", "fig8", "claims")
+_ROOMS = (
+    learning, heterogeneity, private, attack, figure9, theorem1, theorem2, flips, lemma2, kernel_drift, kernel_limit,
+    claims,
+)  # fmt: skip
+_ORDER = (
+    "fig3", "fig4a", "fig4b", "fig4c", "fig5", "fig6", "table1", "fig7", "fig8", "fig9", "theorem1", "theorem2", "lemma1",
+    "lemma2", "lemma3", "lemma4", "claims",
+)  # fmt: skip
 _FOUND = {item.name: item for room in _ROOMS for item in room.ITEMS}
 ITEMS: dict[str, Item] = {name: _FOUND[name] for name in _ORDER}
 
