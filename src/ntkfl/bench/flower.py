@@ -30,6 +30,7 @@ from ntkfl.engine.folder import Record
 from ntkfl.errors import ConfigError
 
 METHODS: dict[str, dict[str, Any]] = {"NTK-FL": {"name": "ntk-fl"}, "FedAvg": {"name": "fedavg"}}
+WAYS = 3 * len(METHODS)  # that `overhead` tries
 Say = Callable[[str], None]
 
 

@@ -1,0 +1,74 @@
+"""Ctrl-C: one line, exit code 130, within a second, wherever the computation is at that moment.
+
+Python tells a program of an interrupt between two of its own steps, and one step may be a matrix product of a minute.
+So a second thread hears of it too, and ends the process where the first does not answer. Nothing is lost by that:
+whatever this package writes is whole or not there, since it may be killed at any time.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import typer
+
+_GRACE_S = 0.6  # for the computation to take notice
+_hints: list[Callable[[], str]] = []
+
+
+@contextmanager
+def stoppable(hint: Callable[[], str] = lambda: "stopped") -> Iterator[None]:
+    """Where the block is interrupted, `hint` is the one line that is said: what is kept, and how to go on."""
+    _hints.append(hint)
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(hint(), err=True)
+        raise typer.Exit(130) from None
+    finally:
+        _hints.pop()
+
+
+def hear_interrupts() -> None:
+    """Of this process, from now on; not where its parent has them ignored, as `nohup` and background jobs do."""
+    if sys.platform == "win32" or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return
+    noticed = [0.0]
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        noticed[0] = time.monotonic()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+    def watch() -> None:
+        while signals := os.read(reader, 64):
+            if signal.SIGINT not in signals:
+                continue
+            came = time.monotonic()
+            while noticed[0] < came - _GRACE_S and time.monotonic() < came + _GRACE_S:
+                time.sleep(0.02)
+            if noticed[0] < came - _GRACE_S and signal.getsignal(signal.SIGINT) is interrupt:
+                _end()
+
+    threading.Thread(target=watch, daemon=True, name="interrupts").start()
+
+
+def _end() -> None:
+    for child in multiprocessing.active_children():
+        child.kill()
+    if sys.stdout.isatty():
+        os.write(1, b"\x1b[?25h\r\n")  # a progress display had hidden the cursor
+    line = _hints[-1]() if _hints else "stopped"
+    os.write(2, f"{line}\n".encode())
+    os._exit(130)
