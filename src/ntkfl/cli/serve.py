@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import typer
 
 from ntkfl.cli.steps import span
-from ntkfl.cli.stopping import stoppable
+from ntkfl.cli.stopping import left_to_asyncio, stoppable
 from ntkfl.errors import ConfigError
 
 app = typer.Typer(
@@ -96,7 +96,7 @@ def load(
         typer.echo(f"{line}  ({span(left)} left)", err=True)
 
     wanted = Load(clients, at_once, rows, row_bytes, weights, seconds, hostile)
-    with stoppable(lambda: "stopped; nothing was written"), TemporaryDirectory() as folder:
+    with stoppable(lambda: "stopped; nothing was written"), TemporaryDirectory() as folder, left_to_asyncio():
         document = run(wanted, Path(folder), say)
     for line in summary(document):
         typer.echo(line)

@@ -64,6 +64,18 @@ def hear_interrupts() -> None:
     threading.Thread(target=watch, daemon=True, name="interrupts").start()
 
 
+@contextmanager
+def left_to_asyncio() -> Iterator[None]:
+    """In this block an interrupt is an event loop's to handle, which ends its tasks in order."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _end() -> None:
     for child in multiprocessing.active_children():
         child.kill()

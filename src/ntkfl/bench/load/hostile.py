@@ -74,7 +74,7 @@ class Hostile:
 
     async def _stranger(self) -> str:
         streams = await self._connect()
-        self._ask(streams, "POST", "/rows", 10**6, signed=False)
+        self._ask(streams, "POST", "/rows", 10**5, signed=False)
         streams[1].write(bytes(10**5))
         return await self._ending(streams)
 
@@ -86,21 +86,25 @@ class Hostile:
     async def _never_ends(self) -> str:
         streams = await self._connect()
         self._ask(streams, "POST", "/rows", 10**4)
-        ending = asyncio.create_task(self._ending(streams))
-        while not ending.done():
-            streams[1].write(b"x")
-            await asyncio.wait([ending], timeout=1)
+        async with asyncio.TaskGroup() as tasks:
+            ending = tasks.create_task(self._ending(streams))
+            while not ending.done():
+                streams[1].write(b"x")
+                await asyncio.wait([ending], timeout=1)
         return ending.result()
 
     async def _does_not_read(self) -> str:
         """Asks for announcements, over and over, and takes none; until the connection is cut from the other side."""
         streams = await self._connect()
         streams[1].transport.pause_reading()  # type: ignore[attr-defined]
-        while True:
-            self._ask(streams, "GET", "/announcement?after=0", 0)
-            async with asyncio.timeout(_PATIENCE_S):
+        try:
+            while not streams[1].transport.is_closing():
+                self._ask(streams, "GET", "/announcement?after=0", 0)
                 await streams[1].drain()
-            await asyncio.sleep(1)
+                await asyncio.sleep(1)
+        finally:
+            streams[1].transport.abort()
+        return "closed"
 
     def _ask(self, streams: Streams, method: str, path: str, length: int, signed: bool = True) -> None:
         client, target = self._insider, self._path + path

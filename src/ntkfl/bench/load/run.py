@@ -90,7 +90,7 @@ class Loading:
         for task in bad:
             task.cancel()
         await asyncio.gather(*bad, return_exceptions=True)
-        span = began, watch.now
+        totals = self._totals((began, watch.now))
         under_pressure = await self._pressure(number)
         for client in self.clients.values():
             await client.close()
@@ -98,14 +98,14 @@ class Loading:
             "settings": asdict(load),
             "enrolment": enrolment,
             "rounds": self.rounds,
-            "totals": self._totals(span),
+            "totals": totals,
             "pressure": under_pressure,
             "hostile": {f"{what}: {how}": n for (what, how), n in sorted(self.hostile.met.items())},
             "memory": {
                 "seconds": watch.seconds,
                 "resident_mib": watch.memory,
                 "open_files": watch.files,
-                "load_from_to": [round(t, 1) for t in span],
+                "load_from_to": [round(began, 1), round(began + totals["seconds"], 1)],
             },
         }
 
@@ -158,7 +158,8 @@ class Loading:
                 raise MessageError(f"{client.name}'s rows were refused: {status}")
             sent.append(time.perf_counter())
             if again:
-                self.duplicates_refused += await client.upload(Tally(), frames[client.name]) == 409
+                status = await client.upload(Tally(), frames[client.name])
+                self.duplicates_refused += status == 409
 
         asked = dict.fromkeys(cohort[:: load.repeat])
         listening = [asyncio.create_task(one(c, c.name in asked)) for c in self.clients.values()]
@@ -171,6 +172,7 @@ class Loading:
         lost, doubled = await asyncio.to_thread(self._compare, rows, key, cohort)
         window = max(sent) - published
         return {
+            "number": number,
             "phase": phase,
             "at": round(self.world.watch.now, 1),
             "rows": len(rows),
@@ -206,7 +208,7 @@ class Loading:
         what = "" if done["phase"] == "load" else ", little memory"
         upload = done["upload"]
         self.say(
-            f"round {len(self.rounds)}{what}: {done['rows']:,} rows, {done['rows_per_second']:,.0f} a second, p99 "
+            f"round {done['number']}{what}: {done['rows']:,} rows, {done['rows_per_second']:,.0f} a second, p99 "
             f"{upload['p99_ms']:,.0f} ms, turned away {upload['turned_away']}",
             left,
         )

@@ -235,7 +235,7 @@ def _replay(body: _Body, receive: Receive) -> Receive:
 async def _drain(receive: Receive) -> None:
     """Read on for a moment: a connection closed on somebody who is still sending takes the answer with it."""
     seen = 0
-    with contextlib.suppress(TimeoutError):
+    with contextlib.suppress(TimeoutError, Refused):  # refused once more, where a stricter bound is asked too
         async with asyncio.timeout(5):
             while seen < _DRAIN:
                 message = await receive()
