@@ -4,7 +4,7 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.complete
 
-.PHONY: venv run test lint bench docs wheel clean
+.PHONY: venv run test lint bench docs audit-deps wheel clean
 
 venv: $(STAMP)
 
@@ -37,6 +37,12 @@ bench: $(STAMP)
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
 	@echo build/site/index.html
+
+# Known vulnerabilities of what is pinned, from PyPI's own list; what cannot be looked up there is a failure too.
+audit-deps:
+	$(PYTHON) -m venv build/audit
+	build/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1
+	build/audit/bin/pip-audit -r constraints.txt --no-deps --disable-pip --strict --progress-spinner off
 
 # A wheel, installed with the core alone into an empty environment, trains and reports there.
 wheel: $(STAMP)

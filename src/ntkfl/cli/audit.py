@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ntkfl.audit.capture import Capture
     from ntkfl.audit.finding import Finding
 
+_ROUND = 4  # the part of the time that a round takes, in the measure of `STAGES`
 _QUICK_CLIENTS = 5  # of a cohort whose rows are not mixed: attacks are on each by itself
 
 
@@ -82,19 +83,19 @@ def _audit(
     before = [n for n in range(max(1, number - earlier), number) if method.shuffle and not quick]
     if run is not None and number in recorded:  # what is recorded needs no replay
         before = [n for n in before if n in recorded]
-    stages = {name: weights[0 if quick else 1] for name, weights in STAGES.items()}
+    stages = {name: weights[1 if quick else 2] for name, weights in STAGES.items()}
     stages |= {f"undefended: {name}": weights[0] for name, weights in STAGES.items() if reference}
-    with Steps(1 + number + sum(stages.values()), quiet=as_json) as steps:
+    with Steps(1 + _ROUND * number + sum(stages.values()), quiet=as_json) as steps:
 
         def say(line: str) -> None:
             steps.begin(line, stages.get(line, 0))
 
         def on_round(record: Record, timing: Record) -> None:
-            steps.end(f"round {record['round']} of {number} played")
+            steps.end(f"round {record['round']} of {number} played", _ROUND)
 
         steps.begin("loading the data")
         ready: Prepared = prepare(planned)
-        steps.begin(f"round {number}: listening")
+        steps.begin(f"round {number}: listening", _ROUND)
         rounds = [*before, number]
         caught: dict[int, Capture]
         if run is not None:

@@ -54,7 +54,7 @@ def simulate(
     display = RoundDisplay(str(settings.method["name"]), settings.rounds, quiet=as_json)
     show = (lambda record, timing: typer.echo(json.dumps(record))) if as_json else display.show
     again = f"go on with: ntkfl flower simulate {config} --resume --out {out}" if out else "nothing was kept"
-    with stoppable(lambda: f"stopped; {again}"), display:
+    with stoppable(lambda: f"stopped; {again}", abrupt=True), display:  # Flower waits for the last round
         run = run_simulation(
             settings,
             out=out,

@@ -64,9 +64,9 @@ class Steps:
         if not self.console.is_terminal:
             self._print(what)
 
-    def end(self, line: str = "") -> None:
-        """What was begun last is done, or else one piece. `line` is for people; without it a log seldom hears."""
-        self._count(self._under_way or 1)
+    def end(self, line: str = "", pieces: float = 1) -> None:
+        """What was begun last is done, or else `pieces`. `line` is for people; without it a log seldom hears."""
+        self._count(self._under_way or pieces)
         self._under_way = 0.0
         if self.console.is_terminal:
             if line:

@@ -7,26 +7,31 @@ whatever this package writes is whole or not there, since it may be killed at an
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 
 import typer
 
-_GRACE_S = 0.6  # for the computation to take notice
+_GRACE_S = 0.4  # for the computation to take notice
 _hints: list[Callable[[], str]] = []
+_abrupt: list[bool] = []
 
 
 @contextmanager
-def stoppable(hint: Callable[[], str] = lambda: "stopped") -> Iterator[None]:
-    """Where the block is interrupted, `hint` is the one line that is said: what is kept, and how to go on."""
+def stoppable(hint: Callable[[], str] = lambda: "stopped", *, abrupt: bool = False) -> Iterator[None]:
+    """Where the block is interrupted, `hint` is the one line that is said: what is kept, and how to go on.
+
+    `abrupt` is for a block that belongs to a library which would first finish: the process ends where it is.
+    """
     _hints.append(hint)
+    _abrupt.append(abrupt)
     try:
         yield
     except KeyboardInterrupt:
@@ -34,6 +39,7 @@ def stoppable(hint: Callable[[], str] = lambda: "stopped") -> Iterator[None]:
         raise typer.Exit(130) from None
     finally:
         _hints.pop()
+        _abrupt.pop()
 
 
 def hear_interrupts() -> None:
@@ -44,6 +50,8 @@ def hear_interrupts() -> None:
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         noticed[0] = time.monotonic()
+        if _abrupt and _abrupt[-1]:
+            _end()
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, interrupt)
@@ -77,10 +85,25 @@ def left_to_asyncio() -> Iterator[None]:
 
 
 def _end() -> None:
-    for child in multiprocessing.active_children():
-        child.kill()
+    """Here and now, with all that this process has started, and all that those have."""
+    for child in _descendants(os.getpid()):
+        with suppress(OSError):
+            os.kill(child, signal.SIGKILL)
     if sys.stdout.isatty():
         os.write(1, b"\x1b[?25h\r\n")  # a progress display had hidden the cursor
     line = _hints[-1]() if _hints else "stopped"
     os.write(2, f"{line}\n".encode())
     os._exit(130)
+
+
+def _descendants(pid: int) -> list[int]:
+    """Children first, theirs after them; on systems with /proc."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError, IndexError):
+            parent = int(entry.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(entry.parent.name))
+    found = list(children.get(pid, ()))
+    for child in found:
+        found += children.get(child, ())
+    return found
