@@ -89,10 +89,9 @@ def _end() -> None:
     for child in _descendants(os.getpid()):
         with suppress(OSError):
             os.kill(child, signal.SIGKILL)
-    if sys.stdout.isatty():
-        os.write(1, b"\x1b[?25h\r\n")  # a progress display had hidden the cursor
     line = _hints[-1]() if _hints else "stopped"
-    os.write(2, f"{line}\n".encode())
+    show_cursor = "\x1b[?25h\r\n" if sys.stderr.isatty() else ""  # a progress display had hidden it
+    os.write(2, f"{show_cursor}{line}\n".encode())
     os._exit(130)
 
 
