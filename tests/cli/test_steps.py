@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ntkfl.cli.steps import Steps, span
+from ntkfl.cli.steps import Steps, clock, span
 
 
 class Clock:
@@ -58,3 +58,8 @@ def test_quiet_is_quiet(capfd: pytest.CaptureFixture[str]) -> None:
 )
 def test_spans(seconds: float, text: str) -> None:
     assert span(seconds) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.2, "0:00"), (65, "1:05"), (3599, "59:59"), (3720, "1h02")])
+def test_clocks(seconds: float, text: str) -> None:
+    assert clock(seconds) == text

@@ -11,7 +11,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ntkfl.cli.steps import span
+from ntkfl.cli.steps import clock
 from ntkfl.engine.folder import Record
 
 
@@ -51,11 +51,11 @@ class RoundDisplay:
     def show(self, record: Record, timing: Record) -> None:
         number = record["round"]
         if not self.begun:
-            self.console.print(HEADER + ("" if self.live else "       left"), style="dim", soft_wrap=True)
+            self.console.print(HEADER + ("" if self.live else "   left"), style="dim", soft_wrap=True)
             self.begun = True
             self.first = number - 1, time.monotonic() - timing["seconds"]
         pace = (time.monotonic() - self.first[1]) / (number - self.first[0])
-        left = "" if self.live else f"  {span(pace * (self.rounds - number)):>9}"
+        left = "" if self.live else f"  {clock(pace * (self.rounds - number)):>5}"
         self.console.print(round_line(record, timing) + left, soft_wrap=True)
         accuracy = record["test_accuracy"]
         loss = record["test_loss"]

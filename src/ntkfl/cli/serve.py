@@ -73,7 +73,7 @@ def shuffler(
 
 @app.command("load")
 def load(
-    out: Annotated[Path, typer.Option(help="Folder for load.json and load.png.")] = Path("results/load"),
+    out: Annotated[Path, typer.Option(help="Folder for load.json, table.md and load.png.")] = Path("results/load"),
     clients: Annotated[int, typer.Option(min=2, help="Clients that enrol and listen.")] = 1000,
     at_once: Annotated[int, typer.Option(min=2, help="Clients that upload at the same time.")] = 200,
     rows: Annotated[int, typer.Option(min=1, help="Rows of an upload.")] = 60,
@@ -90,7 +90,7 @@ def load(
     Example: ntkfl serve load --seconds 180 --out results/load
     """
     from ntkfl.bench.load.run import Load, run
-    from ntkfl.bench.load.write import summary, write
+    from ntkfl.bench.load.write import figures, write
 
     def say(line: str, left: float) -> None:
         typer.echo(f"{line}  ({span(left)} left)", err=True)
@@ -98,8 +98,8 @@ def load(
     wanted = Load(clients, at_once, rows, row_bytes, weights, seconds, hostile)
     with stoppable(lambda: "stopped; nothing was written"), TemporaryDirectory() as folder, left_to_asyncio():
         document = run(wanted, Path(folder), say)
-    for line in summary(document):
-        typer.echo(line)
+    for what, found in figures(document).items():
+        typer.echo(f"{what}: {found}")
     for path in write(document, out, ["ntkfl", *sys.argv[1:]]):
         typer.echo(f"wrote {path}")
 

@@ -104,3 +104,9 @@ def span(seconds: float) -> str:
         return f"{whole} s"
     minutes = whole // 60
     return f"{minutes}:{whole % 60:02d} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d} h"
+
+
+def clock(seconds: float) -> str:
+    """0:05, 12:05, 1h02: for a column of five characters."""
+    whole = round(seconds)
+    return f"{whole // 60}:{whole % 60:02d}" if whole < 3600 else f"{whole // 3600}h{whole // 60 % 60:02d}"

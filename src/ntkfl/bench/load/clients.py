@@ -26,7 +26,7 @@ from ntkfl.privacy.sealing import SEAL_BYTES, SealingKey, SigningKey
 
 @dataclass
 class Tally:
-    """What requests met: seconds of those that were served, and how many were turned away or cut."""
+    """What requests met: seconds until they were served, waiting included, and how often they were turned away."""
 
     seconds: list[float] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
@@ -65,13 +65,12 @@ class LoadClient:
         self.sequence = 0
 
     async def ask(self, tally: Tally, method: str, url: str, body: bytes = b"", json: object = None) -> httpx.Response:
-        pause = 0.1
+        pause, began = 0.1, time.perf_counter()
         while True:
             request = self._http.build_request(method, url, content=body or None, json=json)
             if self.credential:
                 target = request.url.raw_path.decode()
                 request.headers.update(sign_request(self.credential, self.signing, method, target, request.content))
-            began = time.perf_counter()
             later = 0.0
             try:
                 response = await self._http.send(request)

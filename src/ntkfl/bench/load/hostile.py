@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -13,6 +14,7 @@ from ntkfl.engine.services.pins import Federation
 from ntkfl.privacy.identity import sign_request
 
 _PATIENCE_S = 150  # longer than any bound of the services
+_DEAF_S = 100  # longer than an answer waits for its reader
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -94,16 +96,20 @@ class Hostile:
         return ending.result()
 
     async def _does_not_read(self) -> str:
-        """Asks for announcements, over and over, and takes none; until the connection is cut from the other side."""
-        streams = await self._connect()
-        streams[1].transport.pause_reading()  # type: ignore[attr-defined]
+        """Asks for forty announcements in one breath and takes none, for longer than anybody should wait for it."""
+        small = socket.create_connection((self._host, self._port))
+        small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reader, writer = await asyncio.open_connection(sock=small, ssl=self._context, server_hostname=self._host)
         try:
-            while not streams[1].transport.is_closing():
-                self._ask(streams, "GET", "/announcement?after=0", 0)
-                await streams[1].drain()
-                await asyncio.sleep(1)
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            for _ in range(40):
+                self._ask((reader, writer), "GET", "/announcement?after=0", 0)
+            await asyncio.sleep(_DEAF_S)
+            writer.transport.resume_reading()  # type: ignore[attr-defined]
+            while await reader.read(1 << 20):
+                pass
         finally:
-            streams[1].transport.abort()
+            writer.transport.abort()
         return "closed"
 
     def _ask(self, streams: Streams, method: str, path: str, length: int, signed: bool = True) -> None:

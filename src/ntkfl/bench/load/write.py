@@ -18,38 +18,43 @@ _COLOURS = {"shuffler": "#1b6ca8", "key-server": "#c8553d"}
 _LOAD, _PRESSURE = "#1b6ca8", "#E69F00"
 
 
-def summary(document: dict[str, Any]) -> list[str]:
-    totals, enrolled = document["totals"], document["enrolment"]["key_server"]
-    lines = [
-        f"key server: {enrolled['per_second']:,.0f} requests a second, p50 {enrolled['p50_ms']:,.0f} ms, "
-        f"p99 {enrolled['p99_ms']:,.0f} ms",
-        f"shuffler: {totals['rows_per_second']:,.0f} rows a second ({totals['mib_per_second']:.1f} MiB), an upload "
-        f"p50 {totals['p50_ms'] / 1e3:.2f} s, p99 {totals['p99_ms'] / 1e3:.2f} s",
-        f"{totals['rows']:,} rows in {totals['rounds']} rounds: {totals['lost']} lost, {totals['duplicated']} "
-        f"duplicated, all compared byte for byte; {totals['sent_twice_and_refused']} sent twice and refused",
-    ]
-    lines += [
-        f"memory of the {service}: {m['second_quarter_mib']:.0f} MiB in the second quarter of the time, "
-        f"{m['last_quarter_mib']:.0f} in the last, {m['peak_mib']:.0f} at most"
-        for service, m in totals["memory"].items()
-    ]
-    pressure = document["pressure"]
-    lines.append(f"with memory for {pressure['held_mib']} MiB of uploads: {pressure['turned_away']} told to come back")
-    lines += [f"hostile: {what}, {count} times" for what, count in document["hostile"].items()]
-    return lines
+def figures(document: dict[str, Any]) -> dict[str, str]:
+    """What was measured, in words, and the figures."""
+    totals, enrolled, pressure = document["totals"], document["enrolment"]["key_server"], document["pressure"]
+    found = {
+        "key server, enrolments and seeds": f"{enrolled['per_second']:,.0f} requests a second, "
+        f"p50 {enrolled['p50_ms']:,.0f} ms, p99 {enrolled['p99_ms']:,.0f} ms",
+        "shuffler, uploads": f"{totals['rows_per_second']:,.0f} rows a second ({totals['mib_per_second']:.1f} MiB), "
+        f"an upload p50 {totals['p50_ms'] / 1e3:.2f} s, p99 {totals['p99_ms'] / 1e3:.2f} s",
+        "rows at the aggregator's end": f"{totals['rows']:,} in {totals['rounds']} rounds, {totals['seconds']:.0f} s: "
+        f"{totals['lost']} lost, {totals['duplicated']} duplicated, every byte compared",
+        "uploads sent twice": f"{totals['sent_twice_and_refused']} refused",
+        f"with room for {pressure['held_mib']} MiB of uploads": f"told {pressure['turned_away']} times to come back; "
+        f"{sum(r['lost'] for r in document['rounds'] if r['phase'] == 'pressure')} rows lost",
+    }
+    for service, m in totals["memory"].items():
+        found[f"memory of the {service}"] = (
+            f"{m['second_quarter_mib']:.0f} MiB in the second quarter of the time, {m['last_quarter_mib']:.0f} in the "
+            f"last, {m['peak_mib']:.0f} at most"
+        )
+    met = ", ".join(f"{what} ({count})" for what, count in document["hostile"].items())
+    return found | {"hostile connections": met or "none"}
 
 
 def write(document: dict[str, Any], folder: Path, command: Sequence[str]) -> list[Path]:
-    """load.json and load.png."""
+    """load.json, table.md and load.png."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot write to {folder}: {error.strerror}") from None
     machine = look(Setting(quick=True))
     about = {"command": shlex.join(command), "processor": machine.processor, "cores": machine.cores}
+    about["load_average_after"] = machine.load
     write_json(folder / "load.json", about | {"versions": versions()} | document)
+    lines = ["| | |", "| --- | --- |", *(f"| {what} | {found} |" for what, found in figures(document).items())]
+    (folder / "table.md").write_text("\n".join(lines) + "\n")
     draw(document, folder / "load.png")
-    return [folder / "load.json", folder / "load.png"]
+    return [folder / name for name in ("load.json", "table.md", "load.png")]
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
@@ -62,12 +67,18 @@ def draw(document: dict[str, Any], path: Path) -> None:
     ):
         chosen = [r for r in rounds if r["phase"] == phase]
         at = [r["at"] for r in chosen]
+        half = "half of 100" if phase == "load" else None
         speed.plot(at, [r["rows_per_second"] for r in chosen], "o", color=colour, label=label, markersize=5)
         delay.plot(
-            at, [r["upload"]["p99_ms"] / 1e3 for r in chosen], "o", color=colour, markersize=5, label="99 of 100"
+            at,
+            [r["upload"]["p99_ms"] / 1e3 for r in chosen],
+            "o",
+            color=colour,
+            markersize=5,
+            label=half and "99 of 100",
         )
         delay.plot(
-            at, [r["upload"]["p50_ms"] / 1e3 for r in chosen], "o", color=colour, markersize=5, mfc="none", label="half"
+            at, [r["upload"]["p50_ms"] / 1e3 for r in chosen], "o", color=colour, markersize=5, mfc="none", label=half
         )
     for service, values in memory["resident_mib"].items():
         padded = [0.0] * (len(memory["seconds"]) - len(values)) + values
@@ -88,7 +99,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
         fontsize=10,
     )
     speed.set_ylabel("rows a second")
-    delay.set_ylabel("an upload takes, s")
+    delay.set_ylabel("an upload takes,\nwaiting included, s")
     resident.set_ylabel("resident memory, MiB")
     resident.set_xlabel("seconds")
     figure.savefig(path, dpi=130)

@@ -14,6 +14,7 @@ import signal
 import socket
 import ssl
 import threading
+from asyncio import sslproto
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,7 @@ RETRY_AFTER_S = 1  # until who is turned away for now may ask again
 _BACKLOG = 512
 _TURNED_AWAY = 128  # connections beyond the limit that are told so; more are cut
 _OWN_FILES = 128  # that a service has open besides connections
-_WRITE_BUFFER = 64 << 10  # bytes that wait in memory for one reader
+_BUFFER = 64 << 10  # bytes that wait in memory for one reader, and that one read takes
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ def serve(listeners: Sequence[Listener], stop: threading.Event | None = None) ->
     Prints `listening https://HOST:PORT service=NAME`, a line a listener, once all of them answer.
     """
     contexts = [_tls(listener) for listener in listeners]
+    sslproto.SSLProtocol.max_size = _BUFFER  # asyncio's own are 256 KiB a connection, a gigabyte for 4,096 that wait
     share = _allow_files(sum(listener.connections for listener in listeners))
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(_bind(listener)) for listener in listeners]
@@ -137,7 +139,7 @@ class _Protocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=_WRITE_BUFFER)
+        transport.set_write_buffer_limits(high=_BUFFER)
         self.loop.call_later(HEADERS_S, self._give_up, None)
         over = len(self.connections) - self.most
         if over > 0 and self.silent:
