@@ -15,7 +15,10 @@ import termios
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from ntkfl.engine.services.trial import Trial, init
 
 SMALL = ["--dataset", "digits", "--clients", "10", "--clients-per-round", "2", "--hidden", "4", "--method", "fedavg"]
 COMPARISON = """
@@ -171,26 +174,22 @@ def test_folders_of_a_large_federation(tmp_path: Path) -> None:
     stop(command, "stopped; begin anew: rm -r")
 
 
-def test_who_waits_for_others_can_be_stopped(tmp_path: Path) -> None:
-    """A client whose key server is not there, and a load that has begun."""
-    from ntkfl.engine.services.trial import Trial, init
-
+def test_a_client_whose_key_server_is_not_there(tmp_path: Path) -> None:
+    folder = tmp_path / "t" / "clients" / "client-0"
     (tmp_path / "run.toml").write_text('inputs = [64]\noutputs = 10\n[method]\nname = "ntk-fl"\n')
     init(tmp_path / "t", tmp_path / "run.toml", Trial(key_server_port=1, shuffler_port=2, aggregator_port=3))
-    data = tmp_path / "x.npz"
-    import numpy as np
+    np.savez(tmp_path / "x.npz", x=np.zeros((3, 64), np.float32), y=np.zeros(3, np.int64))
+    command = Command("join", folder, "--data", tmp_path / "x.npz", "--patience", "600")
+    while not (folder / "signing-key.pem").exists():  # from then on it asks
+        time.sleep(0.1)
+    stop(command, "stopped; the same command takes part again: ntkfl join")
 
-    np.savez(data, x=np.zeros((3, 64), np.float32), y=np.zeros(3, np.int64))
-    command = Command("join", tmp_path / "t" / "clients" / "client-0", "--data", data)
-    time.sleep(0.5)
+
+def test_a_load_ends_with_the_services_it_started(tmp_path: Path) -> None:
     load = Command("serve", "load", "--clients", "20", "--at-once", "5", "--rows", "2", "--out", tmp_path / "load")
     load.until("round 1: .* left\\)")
     stop(load, "stopped; nothing was written")
     assert not (tmp_path / "load").exists()
-    until_key = tmp_path / "t" / "clients" / "client-0" / "signing-key.pem"
-    while not until_key.exists():
-        time.sleep(0.1)
-    stop(command, "the same command takes part again")
 
 
 def test_a_computation_that_does_not_listen_is_ended_all_the_same() -> None:
