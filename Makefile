@@ -4,7 +4,7 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.complete
 
-.PHONY: venv run test lint bench docs tables wheel clean
+.PHONY: venv run test lint bench docs tables audit-deps wheel clean
 
 venv: $(STAMP)
 
@@ -41,6 +41,12 @@ docs: $(STAMP)
 # Tables of README.md and docs/ from the files in results/.
 tables: $(STAMP)
 	$(PY) docs/tables.py
+
+# Known vulnerabilities of what is pinned, from PyPI's own list; what cannot be looked up there is a failure too.
+audit-deps:
+	$(PYTHON) -m venv build/audit
+	build/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1
+	build/audit/bin/pip-audit -r constraints.txt --no-deps --disable-pip --strict --progress-spinner off
 
 # A wheel, installed with the core alone into an empty environment, trains and reports there.
 wheel: $(STAMP)

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 def on_files(files: Files, config: Any) -> Files:
     files.append(File.generated(config, "index.md", content=(ROOT / "README.md").read_text()))
-    for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
+    for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"):
         files.append(File.generated(config, name, content=(ROOT / name).read_text()))
     for path in sorted((ROOT / "results").rglob("*")):
         if path.suffix in (".png", ".svg", ".json", ".md"):

@@ -171,3 +171,9 @@ def test_a_terminal_of_eighty_columns_and_no_colour(tmp_path: Path) -> None:
     rounds = [line for line in re.sub("\x1b\\[[0-9;?]*[A-Za-z]|\r", "\n", text).split("\n") if line.strip()]
     assert all(len(line) <= 80 for line in rounds)
     assert re.match(r"accuracy \d\d?\.\d\d% after 2 rounds", rounds[-2])
+
+
+def test_a_page_for_other_machines_is_served_plainly_only_when_told_so(tmp_path: Path) -> None:
+    for host in ("0.0.0.0", "::", "192.0.2.1", "some.name"):
+        outcome = CliRunner().invoke(app, ["watch", str(tmp_path), "--host", host])
+        assert "--plain-http" in str(outcome.exception), host

@@ -217,3 +217,14 @@ def test_public_keys_as_people_write_them() -> None:
     for wrong in ("", key.hex()[:-2], key.hex() + "00", "zz" * 32, 5):
         with pytest.raises(ConfigError, match="it must be a public key: 64"):
             parse_key(wrong, "it")  # type: ignore[arg-type]
+
+
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    for kind in (SealingKey, SigningKey):
+        path = tmp_path / f"{kind.__name__}.pem"
+        kind.generate().save(path)
+        kind.load(path)
+        for mode in (0o640, 0o604, 0o620):
+            path.chmod(mode)
+            with pytest.raises(ConfigError, match="chmod 600"):
+                kind.load(path)

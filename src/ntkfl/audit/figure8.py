@@ -34,6 +34,7 @@ from ntkfl.wire import Message
 PAPER = {0.5: 0.65, 0.6: 0.47, 0.7: 0.35, 0.8: 0.23, 0.9: 0.06}
 BEYOND = (0.97, 0.99)  # the sparsities CP-NTK-FL runs at
 ATTACKS = ("zeros", "sent", "analytic")
+POINTS = len(ATTACKS) * len((*PAPER, *BEYOND))
 NAMES = {
     "zeros": "deep leakage, the rest taken for zeros",
     "sent": "deep leakage on what was sent",

@@ -9,12 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import multiprocessing
 import platform
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +26,7 @@ from ntkfl.audit import labels, linkage, membership, projection, reconstruction
 from ntkfl.audit.capture import Capture, captures
 from ntkfl.audit.finding import Finding
 from ntkfl.compare.spec import Comparison, Entry
+from ntkfl.engine.children import Pool
 from ntkfl.engine.config import Prepared, RunConfig, prepare
 from ntkfl.engine.folder import Record, write_atomically
 from ntkfl.methods.ntk_fl import NTKFL
@@ -111,9 +111,15 @@ def guarantees_of(capture: Capture, history: Sequence[Record], config: RunConfig
     return client_guarantees(method.noise, cohort=cohort, clients=clients, rounds=len(history), times=times)
 
 
-def run(comparison: Comparison, cache: Path, say: Callable[[str], None] = print, workers: int = 1) -> list[Row]:
+def run(
+    comparison: Comparison,
+    cache: Path,
+    say: Callable[[str], None] = print,
+    workers: int = 1,
+    planned: Callable[[int], None] = lambda _: None,
+) -> list[Row]:
     """Every cell of the table, kept in `cache` as it is finished; rows in the order of the file. With `workers`, so
-    many cells at a time, each in a process of its own with one thread.
+    many cells at a time, each in a process of its own. `planned` hears how many there are to do, `say` of each.
     """
     cells = [
         (entry, seed, comparison.run(entry, seed, {})) for seed in comparison.seeds for entry in comparison.methods
@@ -121,17 +127,22 @@ def run(comparison: Comparison, cache: Path, say: Callable[[str], None] = print,
     missing = [
         (f"{entry.label}, seed {seed}", config) for entry, seed, config in cells if not _path(cache, config).exists()
     ]
+    planned(len(missing))
     if workers == 1:
         for label, config in missing:
             _work(config, cache)
             say(label)
     elif missing:
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(workers, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        pool = Pool(workers)
+        try:
             waiting = {pool.submit(_work, config, cache): label for label, config in missing}
             for done in as_completed(waiting):
                 done.result()
                 say(waiting[done])
+        except BaseException:  # a cell is written whole or not at all
+            pool.close(at_once=True)
+            raise
+        pool.close()
     found = {(entry.label, seed): json.loads(_path(cache, config).read_text()) for entry, seed, config in cells}
     seeds = comparison.seeds
     return [_row(entry, seeds, [found[entry.label, seed] for seed in seeds]) for entry in comparison.methods]

@@ -21,5 +21,15 @@ SUITES: dict[str, Suite] = {
     "servers": servers,
     "accuracy": accuracy,
 }
+# What each takes on two cores, about: for the time left.
+SECONDS: dict[str, float] = {
+    "kernel": 30,
+    "networks": 20,
+    "round": 120,
+    "clients": 10,
+    "wire": 10,
+    "scaling": 200,
+    "accuracy": 55,
+}
 
-__all__ = ["SUITES", "Row", "Setting", "Suite"]
+__all__ = ["SECONDS", "SUITES", "Row", "Setting", "Suite"]

@@ -32,6 +32,7 @@ from ntkfl.errors import ConfigError
 
 METHODS: dict[str, dict[str, Any]] = {"NTK-FL": {"name": "ntk-fl"}, "FedAvg": {"name": "fedavg"}}
 VERSIONS = {name: version(name) for name in ("flwr", "ray")}
+WAYS = 3 * len(METHODS)  # that `overhead` tries
 Say = Callable[[str], None]
 
 

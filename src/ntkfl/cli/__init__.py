@@ -7,6 +7,7 @@ import sys
 
 import typer
 
+from ntkfl.cli.stopping import hear_interrupts
 from ntkfl.cli.verbs import Verbs, coloured
 from ntkfl.errors import NTKFLError
 from ntkfl.version import __version__
@@ -29,7 +30,10 @@ def top(version: bool = typer.Option(False, "--version", help="Print the version
 
 
 def main() -> None:
-    """Run the command line: an error a user can cause is one line and exit code 2, never a traceback."""
+    """Run the command line: an error a user can cause is one line and exit code 2, Ctrl-C one line and 130, and neither
+    a traceback.
+    """
+    hear_interrupts()
     try:
         app(prog_name="ntkfl")
     except NTKFLError as error:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ntkfl.cli.stopping import stoppable
+
 
 def aggregate(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The aggregator's folder, see `ntkfl keys init`.")],
@@ -25,10 +27,6 @@ def aggregate(
     rounds = aggregator.deployment.rounds
     display = RoundDisplay(aggregator.method.name, rounds, quiet=False)
     typer.echo(f"waits for {aggregator.deployment.clients} clients at {aggregator.pins.shuffler.aggregator_url}")
-    try:
-        with display:
-            history = aggregator.run(on_round=display.show)
-    except KeyboardInterrupt:
-        typer.echo(f"stopped; go on with: ntkfl aggregate {folder} --out {out}", err=True)
-        raise typer.Exit(130) from None
+    with stoppable(lambda: f"stopped; go on with: ntkfl aggregate {folder} --out {out}"), display:
+        history = aggregator.run(on_round=display.show)
     display.summary(history, aggregator.out.records("timings.jsonl"), out)

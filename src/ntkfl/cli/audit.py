@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ntkfl.cli.steps import Steps
+from ntkfl.cli.stopping import stoppable
 from ntkfl.engine.config import Prepared, RunConfig, prepare
 from ntkfl.engine.folder import Record, RunFolder, write_atomically
 from ntkfl.engine.recording import recorded_rounds
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from ntkfl.audit.capture import Capture
     from ntkfl.audit.finding import Finding
 
+_ROUND = 4  # the part of the time that a round takes, in the measure of `STAGES`
 _QUICK_CLIENTS = 5  # of a cohort whose rows are not mixed: attacks are on each by itself
 
 
@@ -45,7 +48,8 @@ def audit(
     Example: ntkfl audit --config configs/cp.toml --quick --out audit/cp
     """
     console = Console(quiet=as_json, highlight=False)
-    try:
+    kept = "finished cells are kept, the same command goes on" if tradeoff is not None else "nothing was written"
+    with stoppable(lambda: f"stopped; {kept}"):
         if figure8 is not None:
             _figure8(figure8, console)
             return
@@ -55,10 +59,6 @@ def audit(
         if (run is None) == (config is None):
             raise ConfigError("give either the folder of a run, or --config and a TOML of a planned one")
         _audit(run, config, round, out, quick, seed, earlier, reference, as_json, console)
-    except KeyboardInterrupt:
-        kept = "finished cells are kept" if tradeoff is not None else "nothing was written"
-        typer.echo(f"stopped; {kept}", err=True)
-        raise typer.Exit(130) from None
 
 
 def _audit(
@@ -66,7 +66,7 @@ def _audit(
     reference: bool, as_json: bool, console: Console,
 ) -> None:  # fmt: skip
     from ntkfl.audit.capture import captures, captures_of_run
-    from ntkfl.audit.study import study, undefended
+    from ntkfl.audit.study import STAGES, study, undefended
 
     source = run if run is not None else file
     assert source is not None
@@ -83,18 +83,19 @@ def _audit(
     before = [n for n in range(max(1, number - earlier), number) if method.shuffle and not quick]
     if run is not None and number in recorded:  # what is recorded needs no replay
         before = [n for n in before if n in recorded]
-    with console.status("loading the data") as status:
+    stages = {name: weights[1 if quick else 2] for name, weights in STAGES.items()}
+    stages |= {f"undefended: {name}": weights[0] for name, weights in STAGES.items() if reference}
+    with Steps(1 + _ROUND * number + sum(stages.values()), quiet=as_json) as steps:
 
         def say(line: str) -> None:
-            status.update(line)
-            if not console.is_terminal:
-                console.print(line)
+            steps.begin(line, stages.get(line, 0))
 
         def on_round(record: Record, timing: Record) -> None:
-            say(f"round {record['round']} of {number} played")
+            steps.end(f"round {record['round']} of {number} played", _ROUND)
 
+        steps.begin("loading the data")
         ready: Prepared = prepare(planned)
-        say(f"round {number}: listening")
+        steps.begin(f"round {number}: listening", _ROUND)
         rounds = [*before, number]
         caught: dict[int, Capture]
         if run is not None:
@@ -171,14 +172,8 @@ def _figure8(out: Path, console: Console) -> None:
     from ntkfl.audit import figure8
     from ntkfl.version import __version__
 
-    with console.status("the paper's Figure 8") as status:
-
-        def say(line: str) -> None:
-            status.update(line)
-            if not console.is_terminal:
-                console.print(line)
-
-        curve = figure8.run(say=say)
+    with Steps(figure8.POINTS) as steps:
+        curve = figure8.run(say=steps.begin)
     _make(out)
     made = {
         "command": f"ntkfl audit --figure8 {out}",
@@ -198,7 +193,8 @@ def _tradeoff(file: Path, out: Path, workers: int, console: Console) -> None:
 
     comparison = Comparison.read(file)
     _make(out / "cells")
-    rows = tradeoff.run(comparison, out / "cells", lambda line: console.print(f"✓ {line}"), workers)
+    with Steps(0, "cells") as steps:
+        rows = tradeoff.run(comparison, out / "cells", lambda line: steps.end(f"✓ {line}"), workers, steps.plan)
     tradeoff.write(out, comparison, rows, f"ntkfl audit --tradeoff {file}")
     console.print(tradeoff.markdown(rows), soft_wrap=True)
     console.print(f"written to {out}: results.json, table.md, tradeoff.png")

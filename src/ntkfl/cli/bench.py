@@ -9,12 +9,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ntkfl.bench import SUITES, Row, Setting
+from ntkfl.bench import SECONDS, SUITES, Row, Setting
 from ntkfl.bench.chart import chart
 from ntkfl.bench.machine import device as device_called
 from ntkfl.bench.machine import look, matrix_gflops
 from ntkfl.bench.table import document, table, write_json
+from ntkfl.cli.steps import Steps
+from ntkfl.cli.stopping import stoppable
 from ntkfl.errors import ConfigError, unknown
+
+_LOOKING = 3  # seconds, about
 
 
 def bench(
@@ -36,20 +40,24 @@ def bench(
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(f"cannot write {path}: there is no folder {path.absolute().parent}")
     setting = Setting(quick, device_called(device))
-    console, waiting = Console(), Console(stderr=True)
-    with waiting.status("measuring the machine"):
-        machine = look(setting)
-    for line in machine.lines:
-        console.print(line, highlight=False)
+    console = Console()
     done: dict[str, list[Row]] = {}
-    for name in names:
-        with waiting.status(f"{name} (minutes)" if not quick else name):
+    with (
+        stoppable(lambda: "stopped; nothing was written"),
+        Steps(_LOOKING + sum(SECONDS[name] for name in names)) as steps,
+    ):
+        steps.begin("measuring the machine", _LOOKING)
+        machine = look(setting)
+        for line in machine.lines:
+            console.print(line, highlight=False)
+        for name in names:
+            steps.begin(name, SECONDS[name])
             done[name] = SUITES[name](setting)
             # The peak again: a machine with other work shows its best only now and then.
             machine = machine.at_least(matrix_gflops(setting))
-        title = (SUITES[name].__doc__ or name).splitlines()[0]
-        console.print()
-        console.print(table(f"{name}: {title}", done[name], machine), highlight=False)
+            title = (SUITES[name].__doc__ or name).splitlines()[0]
+            console.print()
+            console.print(table(f"{name}: {title}", done[name], machine), highlight=False)
     if json is not None:
         write_json(json, document(["ntkfl", *sys.argv[1:]], quick, machine, done))
         typer.echo(f"wrote {json}")

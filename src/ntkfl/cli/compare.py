@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,10 +16,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from ntkfl.cli.steps import span
+from ntkfl.cli.stopping import stoppable
 from ntkfl.compare.carry import carry_out
 from ntkfl.compare.cells import Cell, Workers
 from ntkfl.compare.results import Row, columns, search_lines, setting_text, write
 from ntkfl.compare.spec import Comparison
+from ntkfl.engine.folder import Record
 
 
 def compare(
@@ -46,12 +49,11 @@ def compare(
         if waiting:
             console.print(f"{waiting} runs to do; to see them go: ntkfl watch {folder}", soft_wrap=True)
 
-    try:
-        with Workers(workers or min(os.cpu_count() or 1, 16), device) as pool, watcher:
-            rows, searches = carry_out(comparison, folder, pool, watcher.watch, planned)
-    except KeyboardInterrupt:
-        console.print(f"stopped; finished runs are kept, continue with: ntkfl compare {config}", soft_wrap=True)
-        raise typer.Exit(130) from None
+    again = f"ntkfl compare {config}{f' --out {out}' if out else ''}"
+    hint = f"stopped; finished runs are kept, continue with: {again}"
+    pool = Workers(workers or min(os.cpu_count() or 1, 16), device)
+    with stoppable(lambda: hint), pool, watcher:
+        rows, searches = carry_out(comparison, folder, pool, watcher.watch, planned)
     from ntkfl.report.curves import plot_curves  # plotting is slow to import, and workers need none of it
     from ntkfl.report.page import write_report
 
@@ -112,12 +114,15 @@ def _tables(comparison: Comparison, rows: Sequence[Row]) -> list[tuple[str, Tabl
 
 
 class Watcher:
-    """Shows how far every unfinished run is: a live table in a terminal, a line per finished run in a log."""
+    """Shows how far every unfinished run is, and the time left: a live table in a terminal, in a log a line a finished
+    run. A search and what follows it are two stages, the second of which is planned when the first has ended.
+    """
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self.live: Live | None = None
         self.announced: set[tuple[str, int]] = set()
+        self.stage: tuple[frozenset[str], int, float] = frozenset(), 0, 0.0  # its runs, rounds it began with, and when
 
     def __enter__(self) -> None:
         if self.console.is_terminal:
@@ -131,18 +136,22 @@ class Watcher:
 
     def watch(self, cells: Sequence[Cell]) -> None:
         unique = {cell.key: cell for cell in cells}
+        histories = {key: cell.history() for key, cell in unique.items()}
+        left = self._left(unique, histories)
+        done = sum(cell.finished for cell in unique.values())
+        how_far = f"{done} of {len(unique)} runs finished{left and f', {left}'}"
         going = []
         for key, cell in unique.items():
-            history = cell.history()
+            history = histories[key]
             if cell.finished:
                 if (key, cell.config.rounds) not in self.announced:  # a search goes on with the same run, for longer
                     self.announced.add((key, cell.config.rounds))
-                    self.console.print(_line(cell), soft_wrap=True)
+                    note = "" if self.live else f"  ({how_far})"
+                    self.console.print(_line(cell) + note, soft_wrap=True)
             elif history:
                 going.append((cell, history))
         if self.live:
-            done = sum(cell.finished for cell in unique.values())
-            table = Table(box=None, title=f"{done} of {len(unique)} runs finished", title_justify="left")
+            table = Table(box=None, title=how_far, title_justify="left")
             for cell, history in going:
                 bar = "━" * round(24 * len(history) / cell.config.rounds)
                 table.add_row(
@@ -153,6 +162,18 @@ class Watcher:
                     f"{history[-1]['test_accuracy']:.1%}",
                 )
             self.live.update(table)
+
+    def _left(self, cells: Mapping[str, Cell], histories: Mapping[str, Sequence[Record]]) -> str:
+        """The time left of a stage, from the rounds played since it began."""
+        planned = {key: len(histories[key]) if cell.finished else cell.config.rounds for key, cell in cells.items()}
+        played = sum(map(len, histories.values()))
+        if self.stage[0] != frozenset(cells):
+            self.stage = frozenset(cells), played, time.monotonic()
+        _, before, began = self.stage
+        if played == before:
+            return ""
+        pace = (time.monotonic() - began) / (played - before)
+        return f"{span(pace * (sum(planned.values()) - played))} left"
 
 
 def _line(cell: Cell) -> str:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from ntkfl.cli.stopping import stoppable
 from ntkfl.data.catalog import CATALOG, NAMES, fetch, load, locate
 from ntkfl.data.federated import Federated
 from ntkfl.data.npz import deal
@@ -56,12 +57,13 @@ def fetch_datasets(names: Annotated[list[str], typer.Argument(help="Datasets, se
     for name in names:
         if name not in CATALOG:
             raise unknown("dataset", name, NAMES)
-    for name in names:
-        if locate(name) is None:
-            fetch(name)
-        dataset = load(name)
-        rows = f"{len(dataset):,} training and {len(dataset.test_labels):,} test rows"
-        typer.echo(f"{name}: {rows}, checked, {dataset.source}")
+    with stoppable(lambda: f"stopped; what is here is kept, go on with: ntkfl data fetch {' '.join(names)}"):
+        for name in names:
+            if locate(name) is None:
+                fetch(name)
+            dataset = load(name)
+            rows = f"{len(dataset):,} training and {len(dataset.test_labels):,} test rows"
+            typer.echo(f"{name}: {rows}, checked, {dataset.source}")
 
 
 @app.command("show")

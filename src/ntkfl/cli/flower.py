@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ntkfl.cli.progress import RoundDisplay
+from ntkfl.cli.steps import Steps
+from ntkfl.cli.stopping import stoppable
 from ntkfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,7 +53,8 @@ def simulate(
     settings = RunConfig.read(config)
     display = RoundDisplay(str(settings.method["name"]), settings.rounds, quiet=as_json)
     show = (lambda record, timing: typer.echo(json.dumps(record))) if as_json else display.show
-    with display:
+    again = f"go on with: ntkfl flower simulate {config} --resume --out {out}" if out else "nothing was kept"
+    with stoppable(lambda: f"stopped; {again}", abrupt=True), display:  # Flower waits for the last round
         run = run_simulation(
             settings,
             out=out,
@@ -155,12 +158,9 @@ def run(
         say=lambda line: typer.echo(line, err=True),
         history=history,
     )
-    try:
-        with display, quiet():
-            _superlink(folder).run(program, folder / f"run-{sha256(str(out.absolute()).encode()).hexdigest()[:16]}")
-    except KeyboardInterrupt:
-        typer.echo(f"stopped; the same command goes on after the last whole round in {out}", err=True)
-        raise typer.Exit(130) from None
+    hint = f"stopped; the same command goes on after the last whole round in {out}"
+    with stoppable(lambda: hint), display, quiet():
+        _superlink(folder).run(program, folder / f"run-{sha256(str(out.absolute()).encode()).hexdigest()[:16]}")
     if not as_json:
         display.summary(history, RunFolder(out).records("timings.jsonl"), out)
 
@@ -227,22 +227,20 @@ def bench(
     """What Flower costs a round: beside one process, in its simulation and deployed on this machine. Minutes."""
     from rich.console import Console
 
-    from ntkfl.bench.flower import VERSIONS, overhead  # needs the extra
+    from ntkfl.bench.flower import VERSIONS, WAYS, overhead  # needs the extra
     from ntkfl.bench.flower import large as large_message
     from ntkfl.bench.machine import look
     from ntkfl.bench.rows import Setting
     from ntkfl.bench.table import document, table, write_json
     from ntkfl.cli.options import parse_numbers
 
-    waiting = Console(stderr=True)
     machine = look(Setting(quick=True))
-    rows = [
-        row
-        for count in parse_numbers("clients", clients or None, int) or ()
-        for row in overhead(count, rounds, waiting.print)
-    ]
-    if large:
-        rows.append(large_message(large, waiting.print))
+    counts = parse_numbers("clients", clients or None, int) or ()
+    pieces = WAYS * len(counts) + bool(large)
+    with stoppable(lambda: "stopped; nothing was written"), Steps(pieces) as steps:
+        rows = [row for count in counts for row in overhead(count, rounds, steps.begin)]
+        if large:
+            rows.append(large_message(large, steps.begin))
     Console().print(table("What Flower costs a round", rows, machine), highlight=False)
     if json_file is not None:
         content = document(["ntkfl", *sys.argv[1:]], False, machine, {"flower": rows})

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ntkfl.cli.stopping import stoppable
+
 
 def join(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The client's folder, see `ntkfl keys init`.")],
@@ -23,4 +25,5 @@ def join(
     from ntkfl.engine.services.participant import Participant  # needs the extra
 
     x, y = read_client(data)
-    Participant(folder, x, y, patience=patience, say=typer.echo).run()
+    with stoppable(lambda: f"stopped; the same command takes part again: ntkfl join {folder} --data {data}"):
+        Participant(folder, x, y, patience=patience, say=typer.echo).run()

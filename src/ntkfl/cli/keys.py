@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ntkfl.cli.steps import Steps
+from ntkfl.cli.stopping import stoppable
 from ntkfl.errors import ConfigError, TrustError
 
 app = typer.Typer(
@@ -51,7 +53,11 @@ def init(
         shuffler_port=shuffler_port,
         aggregator_port=aggregator_port,
     )
-    pins = trial.init(folder, config, names)
+    with (
+        stoppable(lambda: f"stopped; begin anew: rm -r {folder}"),
+        Steps(clients + evaluators, "folders of clients") as steps,
+    ):
+        pins = trial.init(folder, config, names, on_client=steps.end)
     typer.echo(f"federation {pins.federation}, run {pins.run}: {clients} clients, {evaluators} evaluators")
     typer.echo(
         f"  {folder / 'key-server'}    gives ρ to enrolled clients: ntkfl serve key-server {folder / 'key-server'}"

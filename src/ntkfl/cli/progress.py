@@ -1,7 +1,8 @@
-"""A round's numbers as people watch them: a live line in a terminal, plain lines in a log."""
+"""A round's numbers as people watch them: a live line in a terminal, plain lines in a log, the time left in both."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -10,6 +11,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ntkfl.cli.steps import clock
 from ntkfl.engine.folder import Record
 
 
@@ -19,7 +21,8 @@ class RoundDisplay:
     def __init__(self, title: str, rounds: int, quiet: bool = False) -> None:
         self.console = Console(quiet=quiet, highlight=False)
         self.live = self.console.is_terminal and not quiet
-        self.begun = False
+        self.rounds, self.begun = rounds, False
+        self.first: tuple[int, float] = 0, time.monotonic()  # a round, and when it had ended
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -46,14 +49,18 @@ class RoundDisplay:
         self.console.print(line, style="dim")
 
     def show(self, record: Record, timing: Record) -> None:
+        number = record["round"]
         if not self.begun:
-            self.console.print(HEADER, style="dim")
+            self.console.print(HEADER + ("" if self.live else "   left"), style="dim", soft_wrap=True)
             self.begun = True
-        self.console.print(round_line(record, timing))
+            self.first = number - 1, time.monotonic() - timing["seconds"]
+        pace = (time.monotonic() - self.first[1]) / (number - self.first[0])
+        left = "" if self.live else f"  {clock(pace * (self.rounds - number)):>5}"
+        self.console.print(round_line(record, timing) + left, soft_wrap=True)
         accuracy = record["test_accuracy"]
         loss = record["test_loss"]
         text = f"{accuracy:.1%}" if accuracy is not None else "" if loss is None else f"loss {loss:.4f}"
-        self.progress.update(self.bar, completed=record["round"], accuracy=text)
+        self.progress.update(self.bar, completed=number, accuracy=text)
 
     def summary(self, history: Sequence[Record], timings: Sequence[Record], out: Path | None) -> None:
         if not history:

@@ -14,10 +14,11 @@ from typing import Annotated
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ntkfl.cli.compare import Watcher
+from ntkfl.cli.steps import Steps
+from ntkfl.cli.stopping import stoppable
 from ntkfl.compare.cells import Cell
 from ntkfl.errors import unknown
 from ntkfl.paper import ITEMS
@@ -49,20 +50,14 @@ def reproduce(
     if name != "all" and name not in ITEMS:
         raise unknown("item", name, (*ITEMS, "all"))
     chosen: Scale = "full" if scale == "full" else "quick"
+    hint = f"stopped; finished work is kept, continue with: {shlex.join(['ntkfl', *sys.argv[1:]])}"
     for item in ITEMS.values() if name == "all" else [ITEMS[name]]:
-        try:
-            with _display(console) as show:
-                context = Context(
-                    chosen, runs / chosen / item.name, device, workers or min(os.cpu_count() or 1, 16), show
-                )
-                began = time.perf_counter()
-                show.line(f"{item.name}: {item.title}")
-                outcome = item.run(context)
-            _finish(item, outcome, context, out, time.perf_counter() - began, console)
-        except KeyboardInterrupt:
-            again = shlex.join(["ntkfl", *sys.argv[1:]])
-            console.print(f"stopped; finished work is kept, continue with: {again}", soft_wrap=True)
-            raise typer.Exit(130) from None
+        with stoppable(lambda: hint), _display(console) as show:
+            context = Context(chosen, runs / chosen / item.name, device, workers or min(os.cpu_count() or 1, 16), show)
+            began = time.perf_counter()
+            show.line(f"{item.name}: {item.title}")
+            outcome = item.run(context)
+        _finish(item, outcome, context, out, time.perf_counter() - began, console)
 
 
 def _finish(item: Item, outcome: Outcome, context: Context, out: Path, seconds: float, console: Console) -> None:
@@ -84,29 +79,17 @@ def _table(findings: Sequence[Finding]) -> Table:
 
 
 class _Display:
-    """Progress of an item: a bar with the time left, or the runs of a comparison; plain lines in a log."""
+    """Progress of an item: pieces of work with the time left, or the runs of a comparison; plain lines in a log."""
 
     def __init__(self, console: Console) -> None:
-        self.console, self.watcher, self.progress = console, Watcher(console), None
-
-    progress: Progress | None
+        self.console, self.watcher = console, Watcher(console)
+        self.steps: Steps | None = None
 
     def bar(self, what: str, total: int) -> Callable[[], None]:
         self.stop()
-        if not self.console.is_terminal:
-            return self._lines(what, total)
-        self.progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("left"),
-            TimeRemainingColumn(), console=self.console, transient=True,
-        )  # fmt: skip
-        task = self.progress.add_task(what, total=total)
-        self.progress.start()
-        running = self.progress
-        return lambda: running.advance(task)
-
-    def _lines(self, what: str, total: int) -> Callable[[], None]:
-        count = iter(range(1, total + 1))
-        return lambda: self.console.print(f"{what}: {next(count)} of {total}")
+        self.steps = running = Steps(total, what)
+        running.__enter__()
+        return running.end
 
     def runs(self, cells: Sequence[Cell]) -> None:
         if self.watcher.live is None:
@@ -117,9 +100,9 @@ class _Display:
         self.console.print(text, soft_wrap=True)
 
     def stop(self) -> None:
-        if self.progress is not None:
-            self.progress.stop()
-            self.progress = None
+        if self.steps is not None:
+            self.steps.__exit__(None, None, None)
+            self.steps = None
         self.watcher.__exit__()
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from ntkfl.cli.stopping import stoppable
 from ntkfl.cli.verbs import DATASETS, METHODS, MODELS, PARTITIONS, one_of
 from ntkfl.errors import ConfigError
 
@@ -157,15 +158,11 @@ def train(
         if events:
             events.write(record, timing)
 
-    try:
-        with display:
-            run = execute(
-                run_config, out=out, resume=resume, device=device, record_wire=record_wire or (),
-                on_start=display.note, on_round=on_round,
-            )  # fmt: skip
-    except KeyboardInterrupt:
-        typer.echo(_stopped(out), err=True)
-        raise typer.Exit(130) from None
+    with stoppable(lambda: _stopped(out)), display:
+        run = execute(
+            run_config, out=out, resume=resume, device=device, record_wire=record_wire or (),
+            on_start=display.note, on_round=on_round,
+        )  # fmt: skip
     if events:
         events.close()
     if not as_json:

@@ -13,6 +13,8 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.utils import get_params_from_function
 
+from ntkfl.cli.stopping import stoppable
+
 # What `ntkfl --help` says of each verb, in that order. A verb `x` is the function `x` of `ntkfl.cli.x`, or its `app`.
 VERBS = {
     "train": "Train one model over many clients.",
@@ -60,6 +62,11 @@ class Verbs(TyperGroup):
         if cmd_name in VERBS:
             return TyperCommand(cmd_name, help=VERBS[cmd_name])
         return super().get_command(ctx, cmd_name)
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Whatever a verb does not handle itself: an interrupt is one line and exit code 130."""
+        with stoppable():
+            return super().invoke(ctx)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

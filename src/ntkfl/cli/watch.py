@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ntkfl.errors import RunFolderError
+from ntkfl.errors import ConfigError, RunFolderError
 
 
 def watch(
@@ -19,12 +19,15 @@ def watch(
     ],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any that is free.")] = 8440,
+    plain: Annotated[
+        bool, typer.Option("--plain-http", help="Let other machines connect, although nothing is encrypted.")
+    ] = False,
     browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Watch runs while they go on.
 
     Serves the report's page: rounds appear as they end, stopped runs say so.
-    Writes nothing; only this machine can connect unless --host says otherwise.
+    Writes nothing; only this machine can connect unless --host and --plain-http say otherwise.
 
     Example: ntkfl watch runs
     """
@@ -33,6 +36,11 @@ def watch(
     for folder in folders:
         if not folder.is_dir():
             raise RunFolderError(f"no such folder: {folder}")
+    if not _local(host) and not plain:
+        raise ConfigError(
+            f"{host} is open to other machines and this page is not encrypted: say --plain-http too, or stay on "
+            f"127.0.0.1 and forward the port (ssh -L {port}:127.0.0.1:{port} HERE)"
+        )
     server = Server(folders, host, port)
     try:
         typer.echo(f"{server.url}  (Ctrl-C ends it)")

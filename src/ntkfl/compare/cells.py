@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
-import os
-import signal
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
-import torch
-
+from ntkfl.engine.children import Pool
 from ntkfl.engine.config import Prepared, RunConfig, execute, prepare
 from ntkfl.engine.folder import Record, RunFolder
 from ntkfl.errors import NTKFLError, NumericalError
@@ -73,18 +68,14 @@ class Workers:
 
     def __init__(self, count: int, device: str | None) -> None:
         self.count, self.device = count, device
-        self._pool: ProcessPoolExecutor | None = None
+        self._pool: Pool | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._pool is None:
-            return
-        if kind is not None:  # a cell's folder is whole after every round, so nothing is lost
-            for process in list((self._pool._processes or {}).values()):
-                process.terminate()
-        self._pool.shutdown(wait=kind is None, cancel_futures=True)
+        if self._pool is not None:  # a cell's folder is whole after every round, so nothing is lost
+            self._pool.close(at_once=kind is not None)
 
     def run(self, cells: Sequence[Cell], watch: Callable[[Sequence[Cell]], None]) -> None:
         """Finish all cells, several at a time; `watch` is called about twice a second."""
@@ -100,20 +91,10 @@ class Workers:
             future.result()
         watch(cells)
 
-    def _started(self) -> ProcessPoolExecutor:
+    def _started(self) -> Pool:
         if self._pool is None:
-            # Small matrix products gain little from a second thread, so whole runs side by side use the cores better.
-            threads = max(1, (os.cpu_count() or 1) // self.count)
-            context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(
-                self.count, mp_context=context, initializer=_start_worker, initargs=(threads,)
-            )
+            self._pool = Pool(self.count)
         return self._pool
-
-
-def _start_worker(threads: int) -> None:
-    torch.set_num_threads(threads)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
 
 
 def _work(cell: Cell, device: str | None) -> None:

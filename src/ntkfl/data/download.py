@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from ntkfl.errors import DataError
 
@@ -26,6 +26,7 @@ if sys.platform != "win32":
     import fcntl
 
 _CHUNK = 1 << 16
+_LOG_S = 10.0  # between two lines of a log
 
 
 @dataclass(frozen=True)
@@ -189,9 +190,34 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def progress(remotes: tuple[Remote, ...]) -> Iterator[Callable[[Remote, int], None]]:
-    """A bar a file on standard error where that is a terminal; call what is yielded with a file and its bytes."""
-    console = Console(stderr=True)
+    """On standard error a bar a file, with the time left, where that is a terminal, and a line now and then where it is
+    a log; call what is yielded with a file and its bytes.
+    """
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield _Lines(console, sum(remote.bytes for remote in remotes))
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+    with Progress(*columns, TimeRemainingColumn(), console=console) as bars:
         tasks = {remote: bars.add_task(remote.name, total=remote.bytes) for remote in remotes}
         yield lambda remote, done: bars.update(tasks[remote], completed=done)
+
+
+class _Lines:
+    """How far all files are, for a log."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self._console, self._total, self._done = console, total, dict[Remote, int]()
+        self._began = self._said = time.monotonic()
+        self._first = 0
+
+    def __call__(self, remote: Remote, done: int) -> None:
+        if remote not in self._done:
+            self._first += done  # here already, from a download that was cut
+        self._done[remote] = done
+        now, here = time.monotonic(), sum(self._done.values())
+        if now - self._said > _LOG_S and here > self._first:
+            self._said = now
+            left = (now - self._began) / (here - self._first) * (self._total - here)
+            sizes = f"{here / 1e6:.0f} of {self._total / 1e6:.0f} MB"
+            self._console.print(f"{remote.name}: {sizes}, {left:.0f} s left", soft_wrap=True)

@@ -131,8 +131,11 @@ def parse_key(text: str, what: str) -> bytes:
 
 def _load(path: Path) -> object:
     try:
-        return load_pem_private_key(path.read_bytes(), password=None)
+        key = load_pem_private_key(path.read_bytes(), password=None)
     except FileNotFoundError:
         raise TrustError(f"no key at {path}") from None
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm):
         raise TrustError(f"{path} holds no private key that can be read") from None
+    if os.name == "posix" and path.stat().st_mode & 0o077:
+        raise ConfigError(f"{path} holds a secret and others can read it: chmod 600 {path}")
+    return key

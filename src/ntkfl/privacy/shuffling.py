@@ -14,6 +14,7 @@ two counts would be the size of one client's share.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import math
 import os
@@ -212,7 +213,7 @@ class Shuffler(Noticeboard):
             raise Refused(403, "below-floor", f"no batch here has fewer than {self._floor} clients")
         known = db.execute("SELECT salt, terms FROM batches WHERE number = ?", (number,)).fetchone()
         if known is not None:
-            if batch.digest(known[0]) != known[1]:
+            if not hmac.compare_digest(batch.digest(known[0]), known[1]):
                 raise Refused(409, "other-terms", f"batch {tuple(batch.key)} was opened on other terms")
             return
         if db.execute("SELECT 1 FROM batches WHERE number > ?", (number,)).fetchone():

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from importlib.resources import files as resources
 from pathlib import Path
@@ -25,8 +25,10 @@ _ROUNDS = 40_000  # of all runs together, some 3 MB; longer ones are thinned
 _SCRIPTS = ("format.js", "chart.js", "pictures.js", "tables.js", "page.js")
 
 
-def write_report(paths: Sequence[Path], out: Path) -> Path:
-    """Write the report of the runs in `paths` to `out`."""
+def write_report(
+    paths: Sequence[Path], out: Path, on_run: Callable[[str, int], None] = lambda name, total: None
+) -> Path:
+    """Write the report of the runs in `paths` to `out`; `on_run` hears which of how many runs is looked at."""
     if out.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"a report is written as .html, not {out.name}")
     if not out.absolute().parent.is_dir():
@@ -34,13 +36,19 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
     runs, targets = require(paths)
     first = {run.group: run.id for run in reversed(runs)}  # one seed of each curve stands for the others
     most = max(100, _ROUNDS // len(runs))
+    views, known = [], {}
+    for run in runs:
+        on_run(run.name, len(runs))
+        views.append(thin(view(run), most) | {"links": _links(run, out)})
+        if first[run.group] == run.id:
+            known[run.id] = details(run)
     document = {
         "title": title(paths),
         "version": __version__,
         "live": False,
         "targets": targets,
-        "runs": [thin(view(run), most) | {"links": _links(run, out)} for run in runs],
-        "details": {run.id: details(run) for run in runs if first[run.group] == run.id},
+        "runs": views,
+        "details": known,
     }
     try:
         write_atomically(out, render(document).encode())

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shlex
-import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ntkfl.engine.children import end_with_parent
 from ntkfl.engine.flower.folders import CA, NODE_KEY, SECRET, TLS_CERT, TLS_KEY, ClientFile, ServerFile
 from ntkfl.errors import ConfigError
 
@@ -78,7 +77,7 @@ def running(command: Command, log: Path) -> Iterator[subprocess.Popen[bytes]]:
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=subprocess.STDOUT,
-            preexec_fn=_end_with_parent,
+            preexec_fn=end_with_parent,
         )
     try:
         yield process
@@ -125,9 +124,3 @@ def _file(folder: Path, name: str) -> str:
     if not path.is_file():
         raise ConfigError(f"no {name} in {folder}: is it a folder of `ntkfl flower init`?")
     return str(path.absolute())
-
-
-def _end_with_parent() -> None:
-    """Linux: be told to end when the parent dies, however it dies."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

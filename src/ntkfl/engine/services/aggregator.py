@@ -130,8 +130,12 @@ class Aggregator:
     def _gather(self) -> None:
         """Wait until those expected are there."""
         for role, wanted in (("client", self.deployment.clients), ("evaluator", self.deployment.evaluators)):
-            until = time.monotonic() + self.deployment.patience
+            until, told = time.monotonic() + self.deployment.patience, -1
             while len(there := self._there(role)) < wanted:
+                if len(there) != told:
+                    told = len(there)
+                    left = max(0.0, until - time.monotonic())
+                    self.say(f"{told} of {wanted} {role}s are there; waits {left:.0f} seconds more at most")
                 if time.monotonic() > until:
                     raise TooFew(f"{len(there)} of {wanted} {role}s came within {self.deployment.patience:g} seconds")
                 time.sleep(0.2)

@@ -16,7 +16,8 @@ import re
 import secrets
 import sqlite3
 import stat
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ from ntkfl.privacy.identity import NAME_PATTERN, ROLES, Credential
 from ntkfl.privacy.sealing import Secret, SigningKey, parse_key, write_private
 
 STATE, SIGNING_KEY = "state.sqlite", "signing-key.pem"
+_PATIENCE_S = 20  # for the state, which operator commands use too
 _SCHEMA = """
 CREATE TABLE federation (name TEXT NOT NULL, revoked_serial INTEGER NOT NULL);
 CREATE TABLE runs (name TEXT PRIMARY KEY, seed BLOB);
@@ -59,6 +61,7 @@ class KeyServer:
     def __init__(self, state: Path, federation: str, key: SigningKey) -> None:
         """On a state file made by `create`."""
         self._state, self.federation, self._key = state, federation, key
+        self._turn = threading.Lock()
         self.public = key.public
         if not state.is_file():
             raise ConfigError(f"no state at {state}; a lost state is a lost ρ: begin a new federation")
@@ -101,19 +104,25 @@ class KeyServer:
 
     def make_token(self, client: str, role: str) -> str:
         """A one-time token: the client's name, a dot, 256 random bits. It takes the place of an earlier, unused one."""
-        _check_name("client", client)
-        if role not in ROLES:
-            raise unknown("role", role, ROLES)
-        token = f"{client}.{secrets.token_urlsafe(32)}"
+        return self.make_tokens({client: role})[client]
+
+    def make_tokens(self, roles: Mapping[str, str]) -> dict[str, str]:
+        """Of many clients by name, with their roles: all of them, or none."""
+        tokens = {}
+        for client, role in roles.items():
+            _check_name("client", client)
+            if role not in ROLES:
+                raise unknown("role", role, ROLES)
+            tokens[client] = f"{client}.{secrets.token_urlsafe(32)}"
         with self._transaction() as db:
-            row = db.execute("SELECT signing_key, revoked FROM clients WHERE name = ?", (client,)).fetchone()
-            if row is not None and (row[0] is not None or row[1]):
-                what = "revoked" if row[1] else "enrolled"
-                raise Refused(409, f"already-{what}", f"client {client!r} is {what}: choose another name")
-            db.execute(
-                "INSERT OR REPLACE INTO clients (name, role, token_hash) VALUES (?, ?, ?)", (client, role, _hash(token))
-            )
-        return token
+            for client, token in tokens.items():
+                row = db.execute("SELECT signing_key, revoked FROM clients WHERE name = ?", (client,)).fetchone()
+                if row is not None and (row[0] is not None or row[1]):
+                    what = "revoked" if row[1] else "enrolled"
+                    raise Refused(409, f"already-{what}", f"client {client!r} is {what}: choose another name")
+                values = (client, roles[client], _hash(token))
+                db.execute("INSERT OR REPLACE INTO clients (name, role, token_hash) VALUES (?, ?, ?)", values)
+        return tokens
 
     def revoke(self, client: str) -> None:
         """No seed and no enrolment for this name any more; the list of revoked clients gets a new serial number."""
@@ -195,8 +204,12 @@ class KeyServer:
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """A connection of its own, so that no two threads share one: all of what is done with it, or nothing."""
         address = f"file:{quote(str(self._state.absolute()))}?mode=rw"  # never makes a file
+        if not self._turn.acquire(
+            timeout=_PATIENCE_S
+        ):  # threads queue here: SQLite would have each try again and again
+            raise Refused(503, "busy", "too many requests at once; try again soon")
         try:
-            with closing(sqlite3.connect(address, uri=True, timeout=20, isolation_level=None)) as db:
+            with closing(sqlite3.connect(address, uri=True, timeout=_PATIENCE_S, isolation_level=None)) as db:
                 db.execute("PRAGMA synchronous = FULL")
                 db.execute("BEGIN IMMEDIATE")
                 try:
@@ -207,6 +220,8 @@ class KeyServer:
                         db.execute("ROLLBACK")
         except sqlite3.Error:
             raise Refused(503, "no-state", "the key server's state cannot be read or written now") from None
+        finally:
+            self._turn.release()
 
 
 class _Enrolment(BaseModel):

@@ -1,13 +1,20 @@
-"""Serving applications over TLS: one process and one event loop, however many listeners, and a clean stop."""
+"""Serving applications over TLS: one process and one event loop, however many listeners, and a clean stop.
+
+Connections are a limited good. One that asks nothing, or does not finish its handshake, is closed after a while; where
+all are taken, the one that has been silent longest makes room for the next, and where all are at work the next is told
+when to come back. So a flood of connections costs those who ask something no more than a delay.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import signal
 import socket
 import ssl
 import threading
+from asyncio import sslproto
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +25,18 @@ from ntkfl.errors import ConfigError
 try:
     import uvicorn
     from fastapi import FastAPI
+    from starlette.responses import JSONResponse
     from uvicorn.protocols.http.h11_impl import H11Protocol
 except ImportError as error:  # the core works without; this room does not
     raise ConfigError("services need the extra 'services': pip install 'ntkfl[services]'") from error
 
-HEADERS_S = 15  # for a connection to say what it wants, and to stay without asking for more
+HEADERS_S = 15  # for a connection to shake hands, to say what it wants, and to stay without asking for more
 STOP_S = 10  # for requests under way to end once a stop is asked for
+RETRY_AFTER_S = 1  # until who is turned away for now may ask again
 _BACKLOG = 512
+_TURNED_AWAY = 128  # connections beyond the limit that are told so; more are cut
+_OWN_FILES = 128  # that a service has open besides connections
+_BUFFER = 64 << 10  # bytes that wait in memory for one reader, and that one read takes
 
 
 @dataclass(frozen=True)
@@ -37,7 +49,7 @@ class Listener:
     cert: Path
     key: Path
     client_ca: Path | None = None
-    connections: int = 512  # open at once; more are told 503
+    connections: int = 512  # at work at once, or fewer where the system allows fewer files; more are told 503
 
 
 def serve(listeners: Sequence[Listener], stop: threading.Event | None = None) -> None:
@@ -46,9 +58,14 @@ def serve(listeners: Sequence[Listener], stop: threading.Event | None = None) ->
     Prints `listening https://HOST:PORT service=NAME`, a line a listener, once all of them answer.
     """
     contexts = [_tls(listener) for listener in listeners]
+    sslproto.SSLProtocol.max_size = _BUFFER  # asyncio's own are 256 KiB a connection, a gigabyte for 4,096 that wait
+    share = _allow_files(sum(listener.connections for listener in listeners))
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(_bind(listener)) for listener in listeners]
-        servers = [_Server(_config(*pair)) for pair in zip(listeners, contexts, strict=True)]
+        servers = [
+            _Server(_config(listener, context), max(1, int(share * listener.connections)))
+            for listener, context in zip(listeners, contexts, strict=True)
+        ]
         asyncio.run(_run(listeners, servers, sockets, stop or threading.Event()))
 
 
@@ -82,6 +99,32 @@ async def _run(
 
 
 class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, connections: int) -> None:
+        super().__init__(config)
+        self._connections = connections
+        self._silent: dict[_Protocol, None] = {}  # those that ask nothing at the moment, the longest silent first
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn's, with a bound on handshakes and a protocol that knows how many others there are."""
+        await self.lifespan.startup()
+        self.should_exit = self.lifespan.should_exit
+        if self.should_exit:
+            return
+
+        def protocol() -> _Protocol:
+            made = _Protocol(self.config, self.server_state, self.lifespan.state)
+            made.most, made.silent = self._connections, self._silent
+            return made
+
+        loop = asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(
+                protocol, sock=sock, ssl=self.config.ssl, backlog=_BACKLOG, ssl_handshake_timeout=HEADERS_S
+            )
+            for sock in sockets or ()
+        ]
+        self.started = True
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals are for all servers of the process: `_run` takes them."""
@@ -89,16 +132,41 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(H11Protocol):
-    """uvicorn's, which waits for ever for a request's headers, made to give up: idle connections are a limited good."""
+    """uvicorn's, which waits for ever for a request's headers, made to give up, and to make room where it is scarce."""
+
+    most: int
+    silent: dict[_Protocol, None]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=_BUFFER)
         self.loop.call_later(HEADERS_S, self._give_up, None)
+        over = len(self.connections) - self.most
+        if over > 0 and self.silent:
+            oldest = next(iter(self.silent))
+            del self.silent[oldest]
+            oldest.transport.abort()
+        elif over > _TURNED_AWAY:
+            transport.abort()
+        elif over > 0:
+            self.app = _come_back
+        self.silent[self] = None
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None:
+            self.silent.pop(self, None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.silent.pop(self, None)
+        super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
         done = self.cycle  # the next may begin at once, where it was sent ahead
         super().on_response_complete()
         self.loop.call_later(HEADERS_S, self._give_up, done)
+        if self.cycle is done and self in self.connections:
+            self.silent[self] = None
 
     def shutdown(self) -> None:
         super().shutdown()
@@ -114,6 +182,13 @@ class _Protocol(H11Protocol):
             self.transport.close()
 
 
+_come_back = JSONResponse(
+    {"error": "busy", "message": "too many connections; try again soon"},
+    503,
+    {"retry-after": str(RETRY_AFTER_S), "connection": "close"},
+)
+
+
 def _config(listener: Listener, context: ssl.SSLContext) -> uvicorn.Config:
     config = uvicorn.Config(
         listener.app,
@@ -124,8 +199,6 @@ def _config(listener: Listener, context: ssl.SSLContext) -> uvicorn.Config:
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=listener.connections,
-        backlog=_BACKLOG,
         timeout_keep_alive=HEADERS_S,
         timeout_graceful_shutdown=STOP_S,
     )
@@ -158,3 +231,18 @@ def _bind(listener: Listener) -> socket.socket:
     except (OSError, OverflowError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or "no such address"
         raise ConfigError(f"cannot listen on {listener.host}:{listener.port}: {why}") from None
+
+
+def _allow_files(connections: int) -> float:
+    """Ask the system for a file a connection (most give a process 1,024 unless it asks): the share of them it allows.
+
+    Without files for itself a service could not answer those whose connections it has.
+    """
+    want = connections + _TURNED_AWAY + _OWN_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < want:
+        soft = want if hard == resource.RLIM_INFINITY else min(want, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= want:
+        return 1.0
+    return max(0, soft - _OWN_FILES) / (connections + _TURNED_AWAY)

@@ -80,7 +80,10 @@ class Participant:
                 if said.kind == "end":
                     self.say(f"{self.name}: the run has ended")
                     return answered
-                answered += self.answer(said) is not None
+                if self.answer(said) is not None:
+                    answered += 1
+                    what = "evaluation" if said.kind == "evaluate" else f"exchange {said.key.exchange + 1}"
+                    self.say(f"{self.name}: answered round {said.key.round}, {what}")
             except Refused as refusal:
                 if refusal.reason == "revoked":
                     raise

@@ -1,7 +1,10 @@
-"""Asking a service over TLS, with patience: a service that restarts is asked again, one that refuses is believed."""
+"""Asking a service over TLS, with patience: a service that restarts is asked again, one that refuses is believed, and
+one that is too busy is asked when it says.
+"""
 
 from __future__ import annotations
 
+import random
 import ssl
 import time
 from pathlib import Path
@@ -16,7 +19,8 @@ try:
 except ImportError as error:
     raise ConfigError("services need the extra 'services': pip install 'ntkfl[services]'") from error
 
-_AGAIN = (502, 503, 504)
+AGAIN = (429, 502, 503, 504)
+_LONGEST_S = 60.0  # that a service is believed when it says to come back later
 
 
 class Peer:
@@ -50,6 +54,7 @@ class Peer:
                 issued, key = self._credential
                 target = request.url.raw_path.decode()
                 request.headers.update(sign_request(issued, key, method, target, request.content))
+            later = 0.0
             try:
                 response = self._http.send(request)
             except httpx.TransportError as error:
@@ -57,13 +62,20 @@ class Peer:
                     reason = str(error) or type(error).__name__
                     raise Refused(503, "unreachable", f"{self.url} cannot be reached: {reason}") from None
             else:
-                if response.status_code not in _AGAIN or time.monotonic() > until:
+                if response.status_code not in AGAIN or time.monotonic() > until:
                     return _accept(response)
-            time.sleep(pause)
+                later = retry_after(response)
+            time.sleep(max(pause, later) * random.uniform(1, 1.5))  # who was turned away together comes back apart
             pause = min(2.0, 2 * pause)
 
     def close(self) -> None:
         self._http.close()
+
+
+def retry_after(response: httpx.Response) -> float:
+    """Seconds after which the service wants to be asked again; 0 where it does not say."""
+    said = response.headers.get("retry-after", "")
+    return min(float(said), _LONGEST_S) if said.isdecimal() and said.isascii() else 0.0
 
 
 def _accept(response: httpx.Response) -> httpx.Response:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import resource
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict
@@ -17,10 +16,11 @@ from pathlib import Path
 from typing import Annotated
 
 from fastapi import Depends, FastAPI, Query, Request, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from ntkfl.engine.services.announcement import Announcement
 from ntkfl.engine.services.bell import Bell
+from ntkfl.engine.services.door import Door
 from ntkfl.engine.services.pins import Federation
 from ntkfl.engine.services.receipt import issue_receipt
 from ntkfl.engine.services.revocations import Revocations
@@ -34,7 +34,7 @@ from ntkfl.privacy.shuffling import Shuffler
 
 STATE, SIGNING_KEY = "state.sqlite", "signing-key.pem"
 MAX_BODY = 256 << 20  # of a submission or an announcement
-MAX_HELD = 512 << 20  # of all submissions under way
+MAX_HELD = 512 << 20  # of all submissions under way, unless its operator says otherwise
 WAIT_S = 20.0  # a client is kept waiting for an announcement
 CONNECTIONS = 4096  # of clients, most of which wait
 SEQUENCE_HEADER, NEWEST_HEADER = "ntkfl-sequence", "ntkfl-newest"
@@ -42,8 +42,8 @@ After = Annotated[int, Query(ge=0, lt=1 << 63)]
 _BINARY = "application/octet-stream"
 
 
-def serve_shuffler(folder: Path, at: tuple[str, int], aggregator_at: tuple[str, int]) -> None:
-    """Serve both listeners on the state in `folder` until told to stop."""
+def serve_shuffler(folder: Path, at: tuple[str, int], aggregator_at: tuple[str, int], max_held: int = MAX_HELD) -> None:
+    """Serve both listeners on the state in `folder` until told to stop. At most `max_held` bytes of bodies wait."""
     pins = Federation.read(folder)
     run = f"{pins.federation}/{pins.run}"
     shuffler = Shuffler(folder / STATE, floor=pins.shuffler.min_clients, run=run)
@@ -60,10 +60,9 @@ def serve_shuffler(folder: Path, at: tuple[str, int], aggregator_at: tuple[str, 
         for task in tasks:
             task.cancel()
 
-    _allow_connections()
     tls = folder / "tls.pem", folder / "tls-key.pem"
-    clients = client_app(shuffler, pins, bell, signer, lifespan=lifespan)
-    aggregator = aggregator_app(shuffler, pins, bell, revocations.refresh)
+    clients = client_app(shuffler, pins, bell, signer, max_held=max_held, lifespan=lifespan)
+    aggregator = aggregator_app(shuffler, pins, bell, revocations.refresh, most=min(MAX_BODY, max_held))
     try:
         serve(
             [
@@ -85,18 +84,18 @@ def client_app(
     bell: Bell,
     signer: SigningKey,
     *,
-    max_body: int = MAX_BODY,
+    max_held: int = MAX_HELD,
     wait_s: float = WAIT_S,
     lifespan: Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]] | None = None,
 ) -> FastAPI:
     """Under `/v1/runs/{run}`: `POST /hello`, `GET /announcement?after=`, `POST /rows`, `POST /reports`, all signed."""
-    app = service_app("shuffler", max_body=max_body, max_held=max(max_body, MAX_HELD), lifespan=lifespan)
+    app = service_app("shuffler", max_body=min(MAX_BODY, max_held), max_held=max_held, lifespan=lifespan)
     key_server = bytes.fromhex(pins.key_server.signing_key)
 
-    def limit(scope: Scope) -> int:
-        """How many bytes this request's body may have; refused before a byte of it is read if a stranger asks."""
+    def limit(scope: Scope) -> tuple[str, int]:
+        """Who asks, and how many bytes the body may have; refused before a byte of it is read if a stranger asks."""
         if scope["path"] == "/health":
-            return 0
+            return "", 0
         issued = dict(scope["headers"]).get(CREDENTIAL_HEADER.encode(), b"").decode("latin-1")
         try:
             client = Credential.check(issued, key_server, pins.federation).client
@@ -104,9 +103,9 @@ def client_app(
             raise Refused(401, "unauthenticated", "no credential of this federation's key server") from None
         shuffler.refuse_revoked(client)
         rows = shuffler.submission_limit() if scope["path"].endswith("/rows") else 0
-        return FRAME_BYTES + max(rows, REPORT_BYTES)
+        return client, FRAME_BYTES + max(rows, REPORT_BYTES)
 
-    app.add_middleware(_Door, limit=limit)
+    app.add_middleware(Door, limit=limit)
 
     async def who(request: Request, run: str) -> Credential:
         body = await request.body()
@@ -160,54 +159,17 @@ def client_app(
     return app
 
 
-class _Door:
-    """Before a body is read: nothing of a stranger's, and no more than an open batch allows."""
-
-    def __init__(self, app: ASGIApp, limit: Callable[[Scope], int]) -> None:
-        self._app, self._limit = app, limit
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            receive = self._bounded(scope, receive)
-        await self._app(scope, receive, send)
-
-    def _bounded(self, scope: Scope, receive: Receive) -> Receive:
-        left: int | None = None
-        refused = False  # once: what is read after that is thrown away
-
-        async def bounded() -> Message:
-            nonlocal left, refused
-            if refused:
-                return await receive()
-            try:
-                if left is None:
-                    left = await asyncio.to_thread(self._limit, scope)
-                    declared = dict(scope["headers"]).get(b"content-length", b"0")
-                    _check_size(int(declared[:18]), left)
-                message = await receive()
-                left = _check_size(len(message.get("body", b"")), left)
-            except Refused:
-                refused = True
-                raise
-            return message
-
-        return bounded
-
-
-def _check_size(size: int, left: int) -> int:
-    if size > left:
-        raise Refused(413, "too-large", "the body is larger than what this asks for can be")
-    return left - size
-
-
 # -- For the aggregator -----------------------------------------------------------------------------------------------
 
 
 def aggregator_app(
-    shuffler: Shuffler, pins: Federation, bell: Bell, refresh: Callable[[], Awaitable[None]], max_body: int = MAX_BODY
+    shuffler: Shuffler, pins: Federation, bell: Bell, refresh: Callable[[], Awaitable[None]], most: int = MAX_BODY
 ) -> FastAPI:
-    """Under `/v1/runs/{run}`: clients, announcements, batches and reports. Its listener admits the aggregator alone."""
-    app = service_app("shuffler-aggregator", max_body=max_body)
+    """Under `/v1/runs/{run}`: clients, announcements, batches and reports. Its listener admits the aggregator alone.
+
+    `most`: bytes of a submission; no batch is opened that asks a client for more.
+    """
+    app = service_app("shuffler-aggregator", max_body=MAX_BODY)
     signer = bytes.fromhex(pins.aggregator.signing_key)
 
     def known(run: str) -> None:
@@ -243,8 +205,8 @@ def aggregator_app(
         except MessageError as error:
             raise Refused(422, "malformed", str(error)) from None
         if asked is not None:
-            if FRAME_BYTES + asked.max_rows * asked.row_bytes > max_body:
-                raise Refused(422, "terms", f"a client's rows may have at most {max_body} bytes in all")
+            if FRAME_BYTES + asked.max_rows * asked.row_bytes > most:
+                raise Refused(422, "terms", f"a client's rows may have at most {most} bytes in all")
             await refresh()
         sequence = await asyncio.to_thread(shuffler.publish, signed, asked)
         bell.ring()
@@ -279,11 +241,3 @@ def aggregator_app(
 def _check_run(run: str, pins: Federation) -> None:
     if run != pins.run:
         raise Refused(404, "unknown-run", "this shuffler serves another run")
-
-
-def _allow_connections() -> None:
-    """Most systems give a process 1,024 files unless it asks for more."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    want = 2 * CONNECTIONS if hard == resource.RLIM_INFINITY else min(2 * CONNECTIONS, hard)
-    if soft != resource.RLIM_INFINITY and soft < want:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (want, hard))

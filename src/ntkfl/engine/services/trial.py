@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import Field
@@ -76,8 +77,11 @@ def _url(host: str, port: int) -> str:
     return f"https://[{host}]:{port}" if bracketed else f"https://{host}:{port}"
 
 
-def init(folder: Path, config: Path, trial: Trial) -> Federation:
-    """Make the folders of all roles in `folder`, which must be new or empty; `config` is the aggregator's run.toml."""
+def init(folder: Path, config: Path, trial: Trial, on_client: Callable[[], None] = lambda: None) -> Federation:
+    """Make the folders of all roles in `folder`, which must be new or empty; `config` is the aggregator's run.toml.
+
+    `on_client` hears of each client's.
+    """
     values = read_toml(config)
     terms = Terms(**{name: values[name] for name in Terms.model_fields if name in values})
     terms.build_method()
@@ -120,16 +124,21 @@ def init(folder: Path, config: Path, trial: Trial) -> Federation:
     server = KeyServer.create(folder / "key-server" / STATE, trial.federation, server_key)
     server.add_run(trial.run)
     new_folder(folder / "clients")
-    for role, count in (("client", trial.clients), ("evaluator", trial.evaluators)):
-        for number in range(count):
-            name = f"{role}-{number}"
-            client_folder(folder / "clients" / name, folder / "key-server", server.make_token(name, role))
+    counts = (("client", trial.clients), ("evaluator", trial.evaluators))
+    roles = {f"{role}-{number}": role for role, count in counts for number in range(count)}
+    for name, token in server.make_tokens(roles).items():
+        _client_folder(folder / "clients" / name, pins, authority.pem, token)
+        on_client()
     return pins
 
 
 def client_folder(folder: Path, key_server: Path, token: str) -> None:
     """A new folder for a client: what it pins, copied from the key server's folder, and its token."""
-    _role_folder(folder, Federation.read(key_server), _read(key_server / CA))
+    _client_folder(folder, Federation.read(key_server), _read(key_server / CA), token)
+
+
+def _client_folder(folder: Path, pins: Federation, ca: bytes, token: str) -> None:
+    _role_folder(folder, pins, ca)
     write_private(folder / TOKEN, token.encode() + b"\n")
 
 

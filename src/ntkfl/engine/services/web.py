@@ -8,10 +8,11 @@ import http
 import logging
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ntkfl.engine.services.listen import Listener, serve
+from ntkfl.engine.services.listen import RETRY_AFTER_S, Listener, serve
 from ntkfl.engine.services.log import configure_logging, log
 from ntkfl.errors import ConfigError, Refused
 from ntkfl.privacy.identity import Credential, check_request
@@ -40,6 +41,8 @@ __all__ = [
 ]
 
 RECEIVE_S = 60.0  # for one body to arrive
+SEND_S = 60.0  # for a reader to take one piece of an answer
+_PIECE = 64 << 10  # of a long answer: what a slow reader has not taken waits as one object for all, not as a copy each
 _DRAIN = 32 << 20  # bytes of a refused body that are read and thrown away, so that its sender gets to read the answer
 
 
@@ -48,18 +51,20 @@ def service_app(
     *,
     max_body: int,
     receive_s: float = RECEIVE_S,
+    send_s: float = SEND_S,
     max_held: int | None = None,
     lifespan: Lifespan[FastAPI] | None = None,
 ) -> FastAPI:
     """An application with `GET /health`, errors as `{"error": reason, "message": line}`, and bounded requests.
 
     A handler raises `Refused`; bodies above `max_body` bytes (413) or slower than `receive_s` seconds (408) never reach
-    it. All bodies together hold at most `max_held` bytes (16 bodies, or 64 MiB if that is more): beyond that, 503.
+    it. All bodies together hold at most `max_held` bytes (16 bodies, or 64 MiB if that is more): beyond that, 503. Who
+    gets a 429 or 503 is told when to ask again. Answers go out in pieces, each within `send_s`, as they are read.
     Where a handler knows who asks it says so with `request.state.client = name`, for the log.
     """
     held = max(16 * max_body, 64 << 20) if max_held is None else max_held
     app = FastAPI(title=title, docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    app.add_middleware(_Guard, service=title, max_body=max_body, max_held=held, receive_s=receive_s)
+    app.add_middleware(_Guard, service=title, max_body=max_body, max_held=held, receive_s=receive_s, send_s=send_s)
 
     @app.exception_handler(Refused)
     async def refused(_: Request, error: Refused) -> JSONResponse:
@@ -92,6 +97,8 @@ async def who_asks(request: Request, key_server: bytes, federation: str) -> Cred
 
 
 def _error(status: int, reason: str, message: str, headers: Any = None) -> JSONResponse:
+    if status in (429, 503):
+        headers = {"retry-after": str(RETRY_AFTER_S), **(headers or {})}
     return JSONResponse({"error": reason, "message": " ".join(message.split())}, status, headers)
 
 
@@ -104,6 +111,10 @@ def _what_is_invalid(error: RequestValidationError) -> str:
 
 class _Gone(Exception):
     """The one who asked has left."""
+
+
+class _Stuck(Exception):
+    """The one who asked does not read the answer."""
 
 
 @dataclass
@@ -122,9 +133,12 @@ class _Guard:
     A body is received whole before the application sees the request.
     """
 
-    def __init__(self, app: ASGIApp, service: str, max_body: int, max_held: int, receive_s: float) -> None:
+    def __init__(
+        self, app: ASGIApp, service: str, max_body: int, max_held: int, receive_s: float, send_s: float
+    ) -> None:
         self._app, self._service = app, service
-        self._max_body, self._max_held, self._receive_s = max_body, max_held, receive_s
+        self._max_body, self._max_held = max_body, max_held
+        self._receive_s, self._send_s = receive_s, send_s
         self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -137,7 +151,12 @@ class _Guard:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], (b"cache-control", b"no-store")]
-            await send(message)
+            for piece in _pieces(message):
+                try:
+                    async with asyncio.timeout(self._send_s):  # of a piece: the whole takes as long as it takes
+                        await send(piece)
+                except TimeoutError:
+                    raise _Stuck from None
 
         try:
             await self._receive(scope, receive, body)
@@ -148,6 +167,8 @@ class _Guard:
             await _error(error.status, error.reason, str(error), {"connection": "close"})(scope, receive, answer)
         except _Gone:
             pass
+        except _Stuck:
+            log("reader-too-slow", level=logging.WARNING, service=self._service)  # the server cuts the connection
         except Exception as error:
             log("internal-error", level=logging.ERROR, failed=error, service=self._service)
             if status:
@@ -190,6 +211,15 @@ class _Guard:
             raise Refused(408, "too-slow", f"a body must arrive within {self._receive_s:g} seconds") from None
 
 
+def _pieces(message: Message) -> Iterator[Message]:
+    """A part of an answer in parts that are not too long: the server waits between two until its buffer has room."""
+    body = memoryview(message.get("body", b""))
+    while len(body) > _PIECE:
+        yield {"type": message["type"], "body": bytes(body[:_PIECE]), "more_body": True}
+        body = body[_PIECE:]
+    yield {**message, "body": bytes(body)} if "body" in message else message
+
+
 def _replay(body: _Body, receive: Receive) -> Receive:
     """`receive` as the application sees it: the body that is here already, then whatever comes."""
 
@@ -205,7 +235,7 @@ def _replay(body: _Body, receive: Receive) -> Receive:
 async def _drain(receive: Receive) -> None:
     """Read on for a moment: a connection closed on somebody who is still sending takes the answer with it."""
     seen = 0
-    with contextlib.suppress(TimeoutError):
+    with contextlib.suppress(TimeoutError, Refused):  # refused once more, where a stricter bound is asked too
         async with asyncio.timeout(5):
             while seen < _DRAIN:
                 message = await receive()

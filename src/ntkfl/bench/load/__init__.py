@@ -1,0 +1,1 @@
+"""The two services under load: many clients in a second process, some of them hostile, and what it costs."""

@@ -1,0 +1,108 @@
+"""Ctrl-C: one line, exit code 130, within a second, wherever the computation is at that moment.
+
+Python tells a program of an interrupt between two of its own steps, and one step may be a matrix product of a minute.
+So a second thread hears of it too, and ends the process where the first does not answer. Nothing is lost by that:
+whatever this package writes is whole or not there, since it may be killed at any time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+import typer
+
+_GRACE_S = 0.4  # for the computation to take notice
+_hints: list[Callable[[], str]] = []
+_abrupt: list[bool] = []
+
+
+@contextmanager
+def stoppable(hint: Callable[[], str] = lambda: "stopped", *, abrupt: bool = False) -> Iterator[None]:
+    """Where the block is interrupted, `hint` is the one line that is said: what is kept, and how to go on.
+
+    `abrupt` is for a block that belongs to a library which would first finish: the process ends where it is.
+    """
+    _hints.append(hint)
+    _abrupt.append(abrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(hint(), err=True)
+        raise typer.Exit(130) from None
+    finally:
+        _hints.pop()
+        _abrupt.pop()
+
+
+def hear_interrupts() -> None:
+    """Of this process, from now on; not where its parent has them ignored, as `nohup` and background jobs do."""
+    if sys.platform == "win32" or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return
+    noticed = [0.0]
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        noticed[0] = time.monotonic()
+        if _abrupt and _abrupt[-1]:
+            _end()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+    def watch() -> None:
+        while signals := os.read(reader, 64):
+            if signal.SIGINT not in signals:
+                continue
+            came = time.monotonic()
+            while noticed[0] < came - _GRACE_S and time.monotonic() < came + _GRACE_S:
+                time.sleep(0.02)
+            if noticed[0] < came - _GRACE_S and signal.getsignal(signal.SIGINT) is interrupt:
+                _end()
+
+    threading.Thread(target=watch, daemon=True, name="interrupts").start()
+
+
+@contextmanager
+def left_to_asyncio() -> Iterator[None]:
+    """In this block an interrupt is an event loop's to handle, which ends its tasks in order."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _end() -> None:
+    """Here and now, with all that this process has started, and all that those have."""
+    for child in _descendants(os.getpid()):
+        with suppress(OSError):
+            os.kill(child, signal.SIGKILL)
+    line = _hints[-1]() if _hints else "stopped"
+    show_cursor = "\x1b[?25h\r\n" if sys.stderr.isatty() else ""  # a progress display had hidden it
+    os.write(2, f"{show_cursor}{line}\n".encode())
+    os._exit(130)
+
+
+def _descendants(pid: int) -> list[int]:
+    """Children first, theirs after them; on systems with /proc."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError, IndexError):
+            parent = int(entry.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(entry.parent.name))
+    found = list(children.get(pid, ()))
+    for child in found:
+        found += children.get(child, ())
+    return found

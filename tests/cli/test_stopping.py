@@ -1,0 +1,219 @@
+"""Ctrl-C in real processes, in a terminal and in a log: one line, 130, no traceback, nobody left behind."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ntkfl.engine.services.trial import Trial, init
+
+SMALL = ["--dataset", "digits", "--clients", "10", "--clients-per-round", "2", "--hidden", "4", "--method", "fedavg"]
+COMPARISON = """
+name = "stopped"
+rounds = 100000
+clients_per_round = 3
+seeds = [0, 1]
+data = {dataset = "digits", clients = 10, alpha = 1.0}
+model = {hidden = [4]}
+[[methods]]
+label = "FedAvg"
+method = {name = "fedavg"}
+[[methods]]
+label = "NTK-FL"
+method = {name = "ntk-fl"}
+"""
+
+
+class Command:
+    """`ntkfl ARGUMENTS` in a session of its own, on a terminal of 80 columns or into a pipe."""
+
+    def __init__(self, *arguments: str | Path, terminal: bool = False, program: str = "") -> None:
+        words = [sys.executable, *(["-c", program] if program else ["-m", "ntkfl"]), *map(str, arguments)]
+        self.leader, follower = pty.openpty() if terminal else os.pipe()
+        if terminal:
+            fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self.terminal, self.seen = terminal, b""
+        env = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
+        env |= {"TERM": "xterm", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            words, stdin=follower if terminal else subprocess.DEVNULL, stdout=follower, stderr=follower, env=env,
+            start_new_session=True, preexec_fn=self._begin,
+        )  # fmt: skip
+        os.close(follower)
+
+    def _begin(self) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # which a suite in the background has ignored
+        if self.terminal:
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    def until(self, pattern: str, seconds: float = 120) -> str:
+        """All it said, once the pattern is in it."""
+        end = time.monotonic() + seconds
+        while not re.search(pattern, self.text):
+            assert time.monotonic() < end, f"waited for {pattern!r}: {self.text[-2000:]}"
+            assert self._read(0.2), f"it ended without {pattern!r}: {self.text[-2000:]}"
+        return self.text
+
+    def interrupt(self) -> int:
+        """As a terminal does it, or `kill -INT`; the exit code. What is left to do would take far longer than this."""
+        if self.terminal:
+            os.write(self.leader, b"\x03")
+        else:
+            self.process.send_signal(signal.SIGINT)
+        end = time.monotonic() + 15
+        while self._read(0.2) and time.monotonic() < end:
+            pass
+        return self.process.wait(1)
+
+    @property
+    def text(self) -> str:
+        return re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", self.seen.decode(errors="replace")).replace("\r", "\n")
+
+    def left_behind(self) -> list[str]:
+        """Processes of its session that still run."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal():
+                try:
+                    fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                    if int(fields[3]) == self.process.pid and fields[0] != "Z":
+                        found.append((entry / "cmdline").read_text().replace("\0", " "))
+                except OSError:
+                    continue
+        return found
+
+    def _read(self, seconds: float) -> bool:
+        """Whether there may be more."""
+        ready, _, _ = select.select([self.leader], [], [], seconds)
+        if ready:
+            try:
+                part = os.read(self.leader, 65536)
+            except OSError:  # the other end of a terminal is closed
+                return False
+            self.seen += part
+            return bool(part)
+        return True
+
+
+def stop(command: Command, line: str, code: int = 130) -> str:
+    """Interrupt it: it ends with one line that says so, and nothing is left of it."""
+    before = len(command.text)
+    assert command.interrupt() == code, command.text[-2000:]
+    said = command.text[before:]
+    assert re.search(line, said), command.text[-2000:]
+    assert said.count("stopped") == 1
+    for unwanted in ("Traceback", "KeyboardInterrupt", "Aborted", "leaked", "Exception"):
+        assert unwanted not in command.text, command.text[-2000:]
+    assert not wait_until_gone(command)
+    return said
+
+
+def wait_until_gone(command: Command) -> list[str]:
+    for _ in range(50):
+        left = command.left_behind()
+        if not left:
+            return []
+        time.sleep(0.1)
+    return left
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_training_shows_the_time_left_and_says_how_to_go_on(tmp_path: Path, terminal: bool) -> None:
+    out = tmp_path / "run"
+    command = Command("train", *SMALL, "--rounds", "100000", "--out", out, terminal=terminal)
+    command.until("left.*\\d:\\d\\d:\\d\\d" if terminal else "\n +3 .* \\d+[:h]\\d\\d\n")
+    stop(command, f"stopped after \\d+ whole rounds; continue with: ntkfl train --resume --out\\s+{out}")
+
+
+def test_a_comparison_ends_with_its_workers(tmp_path: Path) -> None:
+    """From a terminal, which interrupts the workers too; while they work, and while they are being started."""
+    (tmp_path / "c.toml").write_text(COMPARISON)
+    words = ("compare", tmp_path / "c.toml", "--out", tmp_path / "out", "--workers", "2")
+    command = Command(*words, terminal=True)
+    command.until("runs to do")
+    stop(command, "continue with: ntkfl compare .*c.toml --out")
+    command = Command(*words, terminal=True)
+    command.until(r"0 of 4 runs finished, [\d:]+ (s|min|h) left")
+    stop(command, "finished runs are kept, continue with")
+
+
+def test_an_audit_of_many_configurations_ends_with_its_workers(tmp_path: Path) -> None:
+    (tmp_path / "t.toml").write_text(COMPARISON)
+    words = ("audit", "--tradeoff", tmp_path / "t.toml", "--out", tmp_path / "out", "--workers", "2")
+    command = Command(*words, terminal=True)
+    command.until("cells")
+    time.sleep(3)  # the workers are at work, or about to be
+    stop(command, "finished cells are kept")
+
+
+def test_what_is_measured_can_be_stopped_in_a_log() -> None:
+    command = Command("bench", "round", "kernel")
+    command.until("round  \\(\\d+ %, .* left\\)")
+    stop(command, "stopped; nothing was written")
+
+
+def test_folders_of_a_large_federation(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('inputs = [4]\noutputs = 2\n[method]\nname = "ntk-fl"\n')
+    command = Command(
+        "keys", "init", tmp_path / "t", "--config", tmp_path / "run.toml", "--clients", "10000", terminal=True
+    )
+    command.until("folders of clients.*left")
+    stop(command, "stopped; begin anew: rm -r")
+
+
+def test_a_client_whose_key_server_is_not_there(tmp_path: Path) -> None:
+    folder = tmp_path / "t" / "clients" / "client-0"
+    (tmp_path / "run.toml").write_text('inputs = [64]\noutputs = 10\n[method]\nname = "ntk-fl"\n')
+    init(tmp_path / "t", tmp_path / "run.toml", Trial(key_server_port=1, shuffler_port=2, aggregator_port=3))
+    np.savez(tmp_path / "x.npz", x=np.zeros((3, 64), np.float32), y=np.zeros(3, np.int64))
+    command = Command("join", folder, "--data", tmp_path / "x.npz", "--patience", "600")
+    while not (folder / "signing-key.pem").exists():  # from then on it asks
+        time.sleep(0.1)
+    stop(command, "stopped; the same command takes part again: ntkfl join")
+
+
+def test_a_load_ends_with_the_services_it_started(tmp_path: Path) -> None:
+    load = Command("serve", "load", "--clients", "20", "--at-once", "5", "--rows", "2", "--out", tmp_path / "load")
+    load.until("round 1: .* left\\)")
+    stop(load, "stopped; nothing was written")
+    assert not (tmp_path / "load").exists()
+
+
+def test_a_computation_that_does_not_listen_is_ended_all_the_same() -> None:
+    """One call into C that takes hours and gives Python no moment to notice anything."""
+    program = """
+import hashlib
+from ntkfl.cli.stopping import hear_interrupts, stoppable
+hear_interrupts()
+with stoppable(lambda: "stopped; as it was told"):
+    print("begun", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+"""
+    command = Command(program=program)
+    command.until("begun")
+    time.sleep(0.5)  # it is inside the call
+    stop(command, "stopped; as it was told")
+
+
+def test_where_interrupts_are_ignored_they_stay_ignored() -> None:
+    program = """
+import signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+from ntkfl.cli.stopping import hear_interrupts
+hear_interrupts()
+assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
