@@ -67,6 +67,7 @@ def test_private_training_plays_all_roles() -> None:
     assert "the run has ended" in (folder / "trial" / "clients" / "client-0.log").read_text()
 
 
+@pytest.mark.timeout(600)
 def test_flower() -> None:
     """A simulation and a deployment, side by side: both mostly wait."""
     pytest.importorskip("flwr", reason="needs the extra flower")
@@ -74,7 +75,7 @@ def test_flower() -> None:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     running = [subprocess.Popen(command, **pipes, text=True) for command in commands]  # type: ignore[call-overload]
     try:
-        (simulated, why), (deployed, reason) = (process.communicate(timeout=200) for process in running)
+        (simulated, why), (deployed, reason) = (process.communicate(timeout=500) for process in running)
     finally:
         for process in running:
             process.kill()
