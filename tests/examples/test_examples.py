@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import runpy
 import subprocess
@@ -67,14 +68,20 @@ def test_private_training_plays_all_roles() -> None:
     assert "the run has ended" in (folder / "trial" / "clients" / "client-0.log").read_text()
 
 
+@pytest.mark.timeout(600)
 def test_flower() -> None:
     """A simulation and a deployment, side by side: both mostly wait."""
     pytest.importorskip("flwr", reason="needs the extra flower")
     commands = [[sys.executable, str(EXAMPLES / "flower" / name)] for name in ("simulation.py", "deployment.py")]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    running = [subprocess.Popen(command, **pipes, text=True) for command in commands]  # type: ignore[call-overload]
+    # Ray's sockets lie in TMPDIR, and a socket's path has room for a hundred characters.
+    plain = {name: value for name, value in os.environ.items() if name != "TMPDIR"}
+    running = [
+        subprocess.Popen(command, **pipes, text=True, env=environment)  # type: ignore[call-overload]
+        for command, environment in zip(commands, (plain, None), strict=True)
+    ]
     try:
-        (simulated, why), (deployed, reason) = (process.communicate(timeout=200) for process in running)
+        (simulated, why), (deployed, reason) = (process.communicate(timeout=500) for process in running)
     finally:
         for process in running:
             process.kill()
