@@ -22,6 +22,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from ntkfl.atomic import replacing
 from ntkfl.audit.analytic import gaussian_prior, invert
 from ntkfl.audit.deep_leakage import Settings, match_jacobian, reconstruct
 from ntkfl.audit.measures import guesses, psnr, ssim
@@ -197,5 +198,6 @@ def draw(curve: Curve, path: Path) -> Path:
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, fontsize=8.5, loc="lower left")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    with replacing(path) as file:
+        figure.savefig(file, format=path.suffix[1:] or "png")
     return path

@@ -20,6 +20,7 @@ from ntkfl.compare.carry import carry_out
 from ntkfl.compare.cells import Cell, Workers
 from ntkfl.compare.results import Row, columns, search_lines, setting_text, write
 from ntkfl.compare.spec import Comparison
+from ntkfl.engine.folder import RunFolder
 
 
 def compare(
@@ -47,7 +48,8 @@ def compare(
             console.print(f"{waiting} runs to do; to see them go: ntkfl watch {folder}", soft_wrap=True)
 
     try:
-        with Workers(workers or min(os.cpu_count() or 1, 16), device) as pool, watcher:
+        # Held by one: another comparison here would meet this one's runs half done.
+        with RunFolder(folder).locked(), Workers(workers or min(os.cpu_count() or 1, 16), device) as pool, watcher:
             rows, searches = carry_out(comparison, folder, pool, watcher.watch, planned)
     except KeyboardInterrupt:
         console.print(f"stopped; finished runs are kept, continue with: ntkfl compare {config}", soft_wrap=True)

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -17,6 +18,7 @@ from typing import Self
 
 import torch
 
+from ntkfl.atomic import write_atomically
 from ntkfl.engine.config import Prepared, RunConfig, execute, prepare
 from ntkfl.engine.folder import Record, RunFolder
 from ntkfl.errors import NTKFLError, NumericalError
@@ -56,7 +58,7 @@ class Cell:
     def failed(self) -> str:
         """Why the run could not be finished, where it diverged; such a cell is not tried again."""
         note = self.root / self.key / "failed.txt"
-        return note.read_text() if note.exists() else ""
+        return note.read_text(errors="replace") if note.exists() else ""
 
     @property
     def finished(self) -> bool:
@@ -114,6 +116,15 @@ class Workers:
 def _start_worker(threads: int) -> None:
     torch.set_num_threads(threads)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A worker whose comparison was killed would hold its cell's folder and wait for more for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)  # a cell's folder is whole at every moment
 
 
 def _work(cell: Cell, device: str | None) -> None:
@@ -121,7 +132,7 @@ def _work(cell: Cell, device: str | None) -> None:
         prepared = _prepared(cell.config.model_copy(update={"method": _data_options(cell.config)}).model_dump_json())
         execute(cell.config, prepared=prepared, out=cell.folder.path, resume=True, device=device)
     except NumericalError as error:  # a setting that diverges is a result, not a failure of the comparison
-        (cell.folder.path / "failed.txt").write_text(str(error))
+        write_atomically(cell.folder.path / "failed.txt", str(error).encode())
     except NTKFLError as error:
         raise type(error)(f"{cell.label}: {error}") from None
 

@@ -83,8 +83,9 @@ class ModelConfig(Options):
             torch.manual_seed(derive(seed, "model"))
             try:
                 model = builder(tuple(input_shape), outputs, **options)
-            except TypeError as error:
-                raise ConfigError(f"model {self.name!r} cannot be built: {error}") from None
+            except (TypeError, ValueError, OverflowError, MemoryError, RuntimeError) as error:
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                raise ConfigError(f"model {self.name!r} cannot be built: {reason}") from error
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model {self.name!r} must give an nn.Module, not {type(model).__name__}")
         return model
@@ -129,7 +130,8 @@ class RunConfig(Options):
     def read(path: Path) -> RunConfig:
         """From a TOML file, such as the config.toml of a run."""
         values = read_toml(path)
-        if values.pop("simulation", None) and "start" in values.get("model", {}):
+        named = values.get("model")
+        if values.pop("simulation", None) and isinstance(named, dict) and "start" in named:
             raise ConfigError(
                 f"{path} is of a run made from Python: its model and data have no names to rebuild them by"
             )
@@ -155,7 +157,7 @@ class RunConfig(Options):
 def build_method(options: Mapping[str, Any]) -> Method:
     """A method from its name and options."""
     name = options.get("name")
-    if name not in METHODS:
+    if not isinstance(name, str) or name not in METHODS:
         raise unknown("method", name, METHODS)
     return METHODS[name](**{k: v for k, v in options.items() if k != "name"})
 
@@ -238,5 +240,5 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"no such file: {path}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # besides wrong TOML: numbers and nesting beyond what can be read
         raise ConfigError(f"{path} is not valid TOML: {error}") from None

@@ -13,6 +13,7 @@ from typing import Any
 
 from ntkfl.engine.services.listen import Listener, serve
 from ntkfl.engine.services.log import configure_logging, log
+from ntkfl.engine.services.openapi import Health, refusals
 from ntkfl.errors import ConfigError, Refused
 from ntkfl.privacy.identity import Credential, check_request
 from ntkfl.version import __version__
@@ -51,14 +52,14 @@ def service_app(
     max_held: int | None = None,
     lifespan: Lifespan[FastAPI] | None = None,
 ) -> FastAPI:
-    """An application with `GET /health`, errors as `{"error": reason, "message": line}`, and bounded requests.
+    """An application with `GET /health` and `GET /openapi.json`, errors as `{"error": reason, "message": line}`, and bounded requests.
 
     A handler raises `Refused`; bodies above `max_body` bytes (413) or slower than `receive_s` seconds (408) never reach
     it. All bodies together hold at most `max_held` bytes (16 bodies, or 64 MiB if that is more): beyond that, 503.
     Where a handler knows who asks it says so with `request.state.client = name`, for the log.
     """
     held = max(16 * max_body, 64 << 20) if max_held is None else max_held
-    app = FastAPI(title=title, docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    app = FastAPI(title=title, version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.add_middleware(_Guard, service=title, max_body=max_body, max_held=held, receive_s=receive_s)
 
     @app.exception_handler(Refused)
@@ -74,7 +75,7 @@ def service_app(
         reason = re.sub("[^a-z]+", "-", http.HTTPStatus(error.status_code).phrase.lower())
         return _error(error.status_code, reason, str(error.detail), error.headers)
 
-    @app.get("/health")
+    @app.get("/health", response_model=Health, responses=refusals())
     async def health() -> dict[str, str]:
         return {"status": "ok", "service": title, "version": __version__}
 
