@@ -14,6 +14,7 @@ from random import Random
 
 from .comparison import compare_through_kills
 from .nursery import preload
+from .steps import at_every_step
 from .storm import METHODS, calm, storm
 
 
@@ -21,6 +22,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--kills", type=int, default=50, help="of every run, one after another (default 50)")
     parser.add_argument("--comparison-kills", type=int, default=5, help="of a comparison (default 5)")
+    parser.add_argument("--every-step", action="store_true", help="kills at each touch of a file, and no others")
     parser.add_argument("--only", default="", help=f"of {', '.join(METHODS)}, compare")
     parser.add_argument("--seed", type=int, default=None, help="of the moments; default: the time, and printed")
     given = parser.parse_args()
@@ -29,9 +31,9 @@ def main() -> int:
     preload()
     failed = 0
     for method in METHODS:
-        if given.only in method:
-            failed |= _train(method, given.kills, Random(f"{seed}/{method}"))
-    if given.only in "compare":
+        if given.only in ("", method):
+            failed |= _every_step(method) if given.every_step else _train(method, given.kills, Random(f"{seed}/{method}"))
+    if given.only in ("", "compare") and not given.every_step:
         with tempfile.TemporaryDirectory(prefix="ntkfl-chaos-") as folder:
             rng = Random(f"{seed}/compare")
             wrong = compare_through_kills(Path(folder), given.comparison_kills, rng, _say)
@@ -54,6 +56,13 @@ def _train(method: str, kills: int, rng: Random) -> int:
         flush=True,
     )
     return bool(different)
+
+
+def _every_step(method: str) -> int:
+    with tempfile.TemporaryDirectory(prefix="ntkfl-chaos-") as name:
+        steps, wrong = at_every_step(method, Path(name), _say)
+    print(f"{method}: killed at each of {steps} steps; {wrong or 'always equal to the undisturbed run'}", flush=True)
+    return bool(wrong)
 
 
 def _say(line: str) -> None:

@@ -56,9 +56,13 @@ def preload() -> None:
     import torch
 
     torch.set_num_threads(1)
+    import sklearn.datasets
+    import torch._dynamo  # what torch.func loads on its first use
+
     import ntkfl.cli.train
     import ntkfl.engine.config
-    import ntkfl.engine.crowd  # noqa: F401
+    import ntkfl.engine.crowd
+    import ntkfl.report.view  # noqa: F401
 
 
 def _run(arguments: list[str], log: Path, before: Callable[[], object]) -> None:

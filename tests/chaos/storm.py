@@ -56,7 +56,13 @@ def look(folder: Path) -> int:
 
 
 def storm(
-    method: str, rounds: int, kills: int, folder: Path, log: Path, rng: Random, say: Callable[[str], None] = lambda _: None
+    method: str,
+    rounds: int,
+    kills: int,
+    folder: Path,
+    log: Path,
+    rng: Random,
+    say: Callable[[str], None] = lambda _: None,
 ) -> tuple[dict[str, bytes], list[int]]:
     """Kill the run `kills` times, each time somewhere in the next few rounds: what it ends with, and the rounds that
     were done at each kill.

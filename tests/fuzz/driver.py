@@ -61,7 +61,9 @@ def shares(targets: list[Target], cases: int) -> dict[str, int]:
 # -- The worker's side -----------------------------------------------------------------------------------------------
 
 
-def work(targets: list[Target], cases: int, seed: int, current: mmap.mmap, say: Callable[[dict[str, object]], None]) -> None:
+def work(
+    targets: list[Target], cases: int, seed: int, current: mmap.mmap, say: Callable[[dict[str, object]], None]
+) -> None:
     """Try all cases, one target after another; `say` is told what was done and what failed."""
     confine()
     for target in targets:

@@ -6,13 +6,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from ntkfl.compare.cells import Cell
 from ntkfl.compare.search import Chosen
 from ntkfl.compare.spec import Comparison
-from ntkfl.engine.folder import parse_json, write_atomically
+from ntkfl.engine.folder import write_atomically
+from ntkfl.engine.reading import parse_json
 from ntkfl.errors import RunFolderError
 
 PLAN = "plan.json"
@@ -24,7 +26,7 @@ class Planned:
 
     label: str
     seed: int
-    folder: str  # relative to the comparison's
+    folder: Annotated[str, Field(max_length=200)]  # relative to the comparison's
     rounds: int
     stop_at: float | None
 

@@ -40,7 +40,9 @@ def read_npz(path: Path, wanted: Mapping[str, tuple[str, int | None]]) -> dict[s
             for name, (kind, dims) in wanted.items():
                 member = archive.getinfo(f"{name}.npy")
                 if member.file_size > _EXPANSION * min(member.compress_size, size) + 64:
-                    raise DataError(f"{path}: array {name!r} claims {member.file_size} bytes, more than the file can hold")
+                    raise DataError(
+                        f"{path}: array {name!r} claims {member.file_size} bytes, more than the file can hold"
+                    )
                 with archive.open(member) as stream:
                     shape, dtype, data_bytes = _header(stream, member.file_size)
                 if dtype.kind not in kind or dims not in (None, len(shape)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +83,8 @@ def _read_pictures(folder: Path, images: Images) -> tuple[Tensor, Tensor]:
         label = _label(group.name, images.classes, folder)
         for file in sorted(p for p in group.iterdir() if p.suffix.lower() in _PICTURES):
             try:
-                with Image.open(file) as picture:
+                # A picture that claims to be huge is refused below, by its size: no warning is needed.
+                with warnings.catch_warnings(action="ignore"), Image.open(file) as picture:
                     if math.prod(picture.size) != math.prod(images.shape[1:]):  # before anything is decoded
                         raise DataError(f"{file} is {picture.size[1]}×{picture.size[0]}, not {images.shape[1:]}")
                     pixels = np.asarray(picture.convert(mode))

@@ -114,7 +114,9 @@ def export(
             write_private(out / "projection.safetensors", save_tensors({"matrix": projection.matrix}))
         write_atomically(out / "model.safetensors", content)
         # Last: what can be found is whole.
-        write_atomically(out / "export.toml", tomli_w.dumps(described.model_dump(mode="json", exclude_none=True)).encode())
+        write_atomically(
+            out / "export.toml", tomli_w.dumps(described.model_dump(mode="json", exclude_none=True)).encode()
+        )
     except OSError as error:
         for name in ("projection.safetensors", "model.safetensors"):  # so that the folder can be used again
             (out / name).unlink(missing_ok=True)

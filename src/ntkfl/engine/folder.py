@@ -13,10 +13,8 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import math
 import os
 import time
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +28,7 @@ from torch import Tensor
 
 from ntkfl.atomic import PART
 from ntkfl.atomic import write_atomically as write_atomically
+from ntkfl.engine.reading import parse_json, parse_toml
 from ntkfl.errors import RunFolderError
 
 Record = dict[str, Any]
@@ -120,8 +119,8 @@ class RunFolder:
         if not self.holds_run:
             raise RunFolderError(f"{self.path} holds no run: there is no config.toml in it")
         try:
-            return tomllib.loads((self.path / "config.toml").read_text())
-        except (OSError, ValueError, RecursionError) as error:
+            return parse_toml((self.path / "config.toml").read_text())
+        except (OSError, ValueError) as error:
             raise RunFolderError(f"{self.path / 'config.toml'} is broken: {error}") from None
 
     def check_config(self, config: Mapping[str, Any]) -> None:
@@ -198,26 +197,6 @@ class RunFolder:
 
     def _failed(self, name: str, error: OSError) -> RunFolderError:
         return RunFolderError(f"could not write {self.path / name}: {error.strerror}; what was there before is intact")
-
-
-def parse_json(text: str) -> Any:
-    """JSON as this package writes it; `ValueError` for all else: NaN, numbers beyond a float, nesting without end, halves
-    of characters. What was read can be written again.
-    """
-    try:
-        value = json.loads(text, parse_float=_finite, parse_constant=_finite)
-        if "\\u" in text:  # the only way to half a character
-            json.dumps(value, ensure_ascii=False).encode()
-    except RecursionError:
-        raise ValueError("it is nested too deep") from None
-    return value
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text[:20]} is not finite")
-    return value
 
 
 def _record(line: str) -> Record:

@@ -65,7 +65,9 @@ class Learner:
     def restore(self, tensors: State) -> None:
         """Go on from a checkpoint; `RunFolderError` for one that is of something else."""
         placed = {name: t.to(self.task.like.device) for name, t in tensors.items()}
-        own = {name: t.shape for name, t in self.checkpoint().items() if name in ("averaged", "averages", "state/weights")}
+        own = {
+            name: t.shape for name, t in self.checkpoint().items() if name in ("averaged", "averages", "state/weights")
+        }
         if any(name not in placed or placed[name].shape != shape for name, shape in own.items()):
             raise RunFolderError("the checkpoint is not of this model: it cannot be resumed from")
         self.average.value, self.average.count = placed["averaged"], int(placed["averages"])

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from ntkfl.engine.folder import RunFolder, parse_json
+from ntkfl.engine.folder import RunFolder
+from ntkfl.engine.reading import parse_json
 from ntkfl.errors import MessageError, RunFolderError
 from ntkfl.methods import Method
 from ntkfl.methods.base import Outgoing

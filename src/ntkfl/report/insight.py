@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from ntkfl.data.catalog import locate
 from ntkfl.engine.config import Prepared, RunConfig, prepare
-from ntkfl.engine.folder import RunFolder, parse_json, write_atomically
+from ntkfl.engine.folder import RunFolder, write_atomically
+from ntkfl.engine.reading import parse_json
 from ntkfl.engine.seeds import derive
 from ntkfl.errors import NTKFLError, RunFolderError
 from ntkfl.methods.statistics import NAME, load_statistics

@@ -10,7 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ntkfl.engine.folder import Record, parse_json
+from ntkfl.engine.folder import Record
+from ntkfl.engine.reading import parse_json
 from ntkfl.errors import RunFolderError
 from ntkfl.report.runs import Condition, Found, condition, history
 

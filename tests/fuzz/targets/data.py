@@ -20,7 +20,18 @@ from ntkfl.data.npz import read_client
 
 from ..target import Target
 
-_LEAF_WORDS = (b'"user_data"', b'"users"', b'"x"', b'"y"', b"[]", b"{}", b"null", b"1e999", b"NaN", b"9223372036854775808")
+_LEAF_WORDS = (
+    b'"user_data"',
+    b'"users"',
+    b'"x"',
+    b'"y"',
+    b"[]",
+    b"{}",
+    b"null",
+    b"1e999",
+    b"NaN",
+    b"9223372036854775808",
+)
 
 
 def targets(scratch: Path) -> list[Target]:
@@ -58,7 +69,11 @@ def _idx(scratch: Path) -> list[Target]:
     return [
         Target("idx", (images, labels), whole),
         Target("idx folder", (images, gzip.compress(images)), _file(own / "images-idx3", folder)),
-        Target("idx compressed", (gzip.compress(images), gzip.compress(bytes(5000))[:0] + images), _file(scratch / "idx.gz", packed)),
+        Target(
+            "idx compressed",
+            (gzip.compress(images), gzip.compress(bytes(5000))[:0] + images),
+            _file(scratch / "idx.gz", packed),
+        ),
     ]
 
 
@@ -75,7 +90,16 @@ def _npz(scratch: Path) -> list[Target]:
         _saved(np.savez_compressed, x=x.astype(">f8"), y=x),
         _saved(np.savez, x=np.asfortranarray(x.astype(np.float16)), y=y.astype(np.uint8)),
     )
-    words = (b"'descr': '<f8'", b"'descr': '|O'", b"(3, 4)", b"(-3, -4)", b"(0,)", b"'fortran_order': True", b"x.npy", b"y.npy")
+    words = (
+        b"'descr': '<f8'",
+        b"'descr': '|O'",
+        b"(3, 4)",
+        b"(-3, -4)",
+        b"(0,)",
+        b"'fortran_order': True",
+        b"x.npy",
+        b"y.npy",
+    )
 
     def client(path: Path) -> None:
         x, y = read_client(path)
@@ -110,8 +134,16 @@ def _zip_checksums(data: bytes) -> bytes:
     out = bytearray(data)
     for member in members:
         at = member.header_offset
-        start = at + 30 + int.from_bytes(data[at + 26 : at + 28], "little") + int.from_bytes(data[at + 28 : at + 30], "little")
-        old, new = member.CRC.to_bytes(4, "little"), zlib.crc32(data[start : start + member.file_size]).to_bytes(4, "little")
+        start = (
+            at
+            + 30
+            + int.from_bytes(data[at + 26 : at + 28], "little")
+            + int.from_bytes(data[at + 28 : at + 30], "little")
+        )
+        old, new = (
+            member.CRC.to_bytes(4, "little"),
+            zlib.crc32(data[start : start + member.file_size]).to_bytes(4, "little"),
+        )
         out = out.replace(old, new) if member.CRC else out
     return bytes(out)
 
@@ -130,7 +162,22 @@ def _leaf(scratch: Path) -> list[Target]:
                  (document["user_data"]["a"], "x"), (document["user_data"]["a"], "y")]
             )  # fmt: skip
             holder[key] = rng.choice(
-                [3, None, "a", [], {}, [[]], [[1] * 784], [5, 6], 2**63, [2**63], [1.5], ["a"], [["b"] * 784], [[3] * 784] * 2]
+                [
+                    3,
+                    None,
+                    "a",
+                    [],
+                    {},
+                    [[]],
+                    [[1] * 784],
+                    [5, 6],
+                    2**63,
+                    [2**63],
+                    [1.5],
+                    ["a"],
+                    [["b"] * 784],
+                    [[3] * 784] * 2,
+                ]
             )
             return json.dumps(document).encode()
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -183,7 +230,14 @@ def _pictures(scratch: Path) -> list[Target]:
 
     found = []
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (8, 8, 3), dtype=np.uint8))
-    for suffix, kind in (("png", "PNG"), ("jpg", "JPEG"), ("gif", "GIF"), ("bmp", "BMP"), ("webp", "WEBP"), ("ppm", "PPM")):
+    for suffix, kind in (
+        ("png", "PNG"),
+        ("jpg", "JPEG"),
+        ("gif", "GIF"),
+        ("bmp", "BMP"),
+        ("webp", "WEBP"),
+        ("ppm", "PPM"),
+    ):
         stream = io.BytesIO()
         noise.save(stream, kind)
 
@@ -193,7 +247,15 @@ def _pictures(scratch: Path) -> list[Target]:
             assert bool((x >= 0).all()) and bool((x <= 1).all())
 
         path = scratch / suffix / "1" / f"picture.{suffix}"
-        found.append(Target(f"picture {suffix}", (stream.getvalue(),), _file(path, read), repair=_png if suffix == "png" else None, share=0.5))
+        found.append(
+            Target(
+                f"picture {suffix}",
+                (stream.getvalue(),),
+                _file(path, read),
+                repair=_png if suffix == "png" else None,
+                share=0.5,
+            )
+        )
     return found
 
 

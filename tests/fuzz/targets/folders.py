@@ -76,7 +76,9 @@ def _run_files(scratch: Path, run: Path) -> list[Target]:
     folder = RunFolder(run)
     expected = folder.load_checkpoint()
 
-    def target(name: str, read: Callable[[], object], words: tuple[bytes, ...] = _JSON_WORDS, share: float = 1.0) -> Target:
+    def target(
+        name: str, read: Callable[[], object], words: tuple[bytes, ...] = _JSON_WORDS, share: float = 1.0
+    ) -> Target:
         path = run / name
         twist = {".toml": twisted_toml, ".safetensors": None}.get(path.suffix, twisted_json)
         return Target(f"run {name}", (path.read_bytes(),), _changed(path, read), None, twist, words, share)
@@ -154,7 +156,11 @@ def _tensors(scratch: Path, run: Path) -> list[Target]:
     words = (b"F32", b"BF16", b"F8_E8M0", b"I64", b'"shape":[', b"data_offsets", b"__metadata__", b"[0,4]")
     return [
         Target("exported weights", (model.read_bytes(),), _changed(model, exported), words=words),
-        Target("exported weights headed", (model.read_bytes(),), _changed(model, exported), header, words=words, share=0.5),
-        Target("export.toml", (described.read_bytes(),), _changed(described, exported), None, twisted_toml, TOML_WORDS, 0.5),
+        Target(
+            "exported weights headed", (model.read_bytes(),), _changed(model, exported), header, words=words, share=0.5
+        ),
+        Target(
+            "export.toml", (described.read_bytes(),), _changed(described, exported), None, twisted_toml, TOML_WORDS, 0.5
+        ),
         Target("client memory", (kept.read_bytes(),), _changed(kept, lambda: memory.before(2)), header, words=words),
     ]

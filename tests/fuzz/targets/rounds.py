@@ -37,9 +37,7 @@ def targets(scratch: Path) -> list[Target]:
     task = _task()
     x, y = torch.randn(6, 5), torch.randint(0, 3, (6,))
     said = counts(task, question(1, task.like), x, y)
-    found.append(
-        Target("counts", (said.encode(),), lambda data: _score(Message.decode(data)), sealed_again, twisted)
-    )
+    found.append(Target("counts", (said.encode(),), lambda data: _score(Message.decode(data)), sealed_again, twisted))
     return found
 
 
@@ -75,7 +73,9 @@ def _of(method: Method) -> list[Target]:
 
     def server(number: int, data: bytes) -> None:
         forged = Message.decode(data)
-        replies = iter([[forged if i == number and k == 0 else m for k, m in enumerate(own)] for i, own in enumerate(told)])
+        replies = iter(
+            [[forged if i == number and k == 0 else m for k, m in enumerate(own)] for i, own in enumerate(told)]
+        )
         outcome: Outcome = hold(converse(method, task, state, 1, [0, 1]), lambda _: next(replies))
         assert all(bool(t.isfinite().all()) for t in outcome.state.values() if t.is_floating_point())
         assert {k: t.shape for k, t in outcome.state.items()} == {k: t.shape for k, t in state.items()}

@@ -91,8 +91,15 @@ def _flower(scratch: Path) -> list[Target]:
     def record(data: bytes) -> None:
         """The first byte says what is wrong with the record, the rest is its payload."""
         how, payload = (data[0], data[1:]) if data else (255, b"")
-        array = Array("uint8" if how & 1 else "object", (len(payload) if how & 2 else 2**40,), "ntkfl.wire" if how & 4 else "numpy", payload)
-        held = ArrayRecord({"message" if how & 8 else "other": array}) if how & 16 else ConfigRecord({"message": payload})
+        array = Array(
+            "uint8" if how & 1 else "object",
+            (len(payload) if how & 2 else 2**40,),
+            "ntkfl.wire" if how & 4 else "numpy",
+            payload,
+        )
+        held = (
+            ArrayRecord({"message" if how & 8 else "other": array}) if how & 16 else ConfigRecord({"message": payload})
+        )
         notes = ConfigRecord({"run": payload.hex(), "blob": payload, "number": 1.5})
         message = Message(RecordDict({"ntkfl" if how & 32 else "x": held, "notes": notes}), 1, "train")
         assert set(notes_of(message)) <= {"run"}

@@ -93,10 +93,14 @@ def targets(scratch: Path) -> list[Target]:
         toml("run.toml", _RUN, _run, "run.toml"),
         toml("comparison.toml", _COMPARISON, _comparison, "comparison.toml"),
         toml("deployment.toml", _DEPLOYED, lambda path: FlowerRun.read(path).build_method(), "run.toml"),
-        toml("federation.toml", pinned, lambda path: Federation.read(path.parent).terms.build_model(0), "federation.toml"),
+        toml(
+            "federation.toml", pinned, lambda path: Federation.read(path.parent).terms.build_model(0), "federation.toml"
+        ),
         toml("client.toml", client, lambda path: ClientFile.read(path.parent).terms.build_model(0), "client.toml"),
         toml("server.toml", b'superlink = "[::1]:80"\n', lambda path: ServerFile.read(path.parent).port, "server.toml"),
-        Target("option steps", (b"100:2000:100", b"1,2,3.5", b"paper"), _steps, words=(b":", b",", b"e9", b"nan", b"inf")),
+        Target(
+            "option steps", (b"100:2000:100", b"1,2,3.5", b"paper"), _steps, words=(b":", b",", b"e9", b"nan", b"inf")
+        ),
         Target("option hidden", (b"200,100", b"5"), lambda data: parse_numbers("hidden", _text(data), int)),
         Target("option set", (b"lr=0.1", b"steps=[1, 2]", b"name=word"), lambda data: parse_setting(_text(data))),
     ]

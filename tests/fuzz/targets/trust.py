@@ -26,7 +26,7 @@ NAMES = ("federation-0", "run-0")
 KEY = BatchKey(3, 1, 0)
 SIGNER = SigningKey(Ed25519PrivateKey.from_private_bytes(b"s" * 32))  # fixed, so that an input can be tried again
 OPENER = SealingKey(X25519PrivateKey.from_private_bytes(b"o" * 32))
-_WORDS = (b'"kind":"end"', b'"batch":null', b"evaluate", b"exchange", b'"seconds":', b"-1", b'\\ud800', b"null", b'"')
+_WORDS = (b'"kind":"end"', b'"batch":null', b"evaluate", b"exchange", b'"seconds":', b"-1", b"\\ud800", b"null", b'"')
 
 
 def targets(scratch: Path) -> list[Target]:

@@ -101,7 +101,9 @@ _REASONS = {
 
 def refusals(*statuses: int) -> Responses:
     """These, and those that any request can meet."""
-    return {status: {"model": Problem, "description": _REASONS[status]} for status in sorted({*statuses, 408, 413, 503})}
+    return {
+        status: {"model": Problem, "description": _REASONS[status]} for status in sorted({*statuses, 408, 413, 503})
+    }
 
 
 def signed() -> dict[str, Any]:
