@@ -1,4 +1,4 @@
-"""`python -m tests.chaos`: runs killed with SIGKILL at random moments, resumed, and held to the undisturbed run's bytes.
+"""`python -m tests.chaos`: runs killed with SIGKILL at random moments, resumed, and compared with undisturbed ones.
 
 See docs/robustness.md.
 """
@@ -32,7 +32,9 @@ def main() -> int:
     failed = 0
     for method in METHODS:
         if given.only in ("", method):
-            failed |= _every_step(method) if given.every_step else _train(method, given.kills, Random(f"{seed}/{method}"))
+            failed |= (
+                _every_step(method) if given.every_step else _train(method, given.kills, Random(f"{seed}/{method}"))
+            )
     if given.only in ("", "compare") and not given.every_step:
         with tempfile.TemporaryDirectory(prefix="ntkfl-chaos-") as folder:
             rng = Random(f"{seed}/compare")

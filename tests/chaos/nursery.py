@@ -56,7 +56,6 @@ def preload() -> None:
     import torch
 
     torch.set_num_threads(1)
-    import sklearn.datasets
     import torch._dynamo  # what torch.func loads on its first use
 
     import ntkfl.cli.train

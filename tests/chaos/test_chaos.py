@@ -29,7 +29,3 @@ def test_a_run_killed_at_every_step_of_its_writing_goes_on() -> None:
     said = chaos("--every-step", "--only", "scaffold")
     assert "scaffold: killed at each of" in said
     assert int(said.split("at each of ")[1].split()[0]) >= 12  # the lock, the settings, and four steps a round
-
-
-def test_a_comparison_killed_leaves_no_worker_behind_and_goes_on() -> None:
-    assert "every run and table as undisturbed" in chaos("--comparison-kills", "1", "--only", "compare")

@@ -19,7 +19,8 @@ import pytest
 import ntkfl
 from ntkfl.atomic import replacing, write_private
 from ntkfl.bench.table import write_json
-from ntkfl.compare.results import write
+from ntkfl.compare.cells import Cell
+from ntkfl.compare.results import summarise, write
 from ntkfl.compare.spec import Comparison
 from ntkfl.data.npz import deal
 from ntkfl.engine.config import RunConfig, execute
@@ -29,10 +30,7 @@ from ntkfl.errors import NTKFLError
 from ntkfl.report.clients import bubble_plot
 from ntkfl.report.page import write_report
 
-from .storm import DATA
-
 TRAIN = [sys.executable, "-m", "ntkfl", "train"]
-ARGUMENTS = [*DATA, "--steps", "10,100", "--rounds", "12"]
 
 
 @contextmanager
@@ -78,12 +76,21 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_last_one(run: Path) -> None:
     assert folder.load_checkpoint()[0] == done
 
 
-def _compared(folder: Path) -> None:
+def _compared(run: Path, out: Path) -> None:
+    """A comparison's results and curves, of one method with one run."""
     comparison = Comparison(name="c", methods=[{"label": "a", "method": {"name": "ntk-fl"}}])  # type: ignore[list-item]
-    write(folder, comparison, [], {}, "x" * 1000)
+    cell = Cell("a", RunConfig.read(run / "config.toml"), out.parent)
+    record = {"test_accuracy": 0.5, "last_accuracy": 0.5, "uplink_bytes": 1}
+    if not (cell.folder.path).exists():
+        cell.folder.path.mkdir()
+        for number in (1, 2):
+            cell.folder.append("history.jsonl", record | {"round": number})
+            cell.folder.append("timings.jsonl", {"round": number, "seconds": 1.0, "device": "cpu"})
+    write(out.parent, comparison, [summarise(comparison, "a", {}, [cell])], {}, "x" * 1000)
 
 
 WRITERS: dict[str, tuple[str, Callable[[Path, Path], object]]] = {
+    "compare": ("results.json", _compared),
     "report": ("report.html", lambda run, out: write_report([run], out)),
     "bench": ("bench.json", lambda run, out: write_json(out, {"rows": ["x" * 1000]})),
     "plot": ("plot.png", lambda run, out: bubble_plot(np.ones((3, 3), np.int64), out, "title")),
@@ -100,16 +107,10 @@ def test_nothing_half_written_takes_the_place_of_something_good(what: str, run: 
     name, make = WRITERS[what]
     out = tmp_path / name
     make(run, out)
-    good = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    good = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
     with files_of_at_most(600), pytest.raises((NTKFLError, OSError), match="File too large"):
         make(run, out)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == good
-
-
-def test_results_of_a_comparison_are_replaced_whole(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="empty"):  # no rows make no table; what is written before it counts here
-        _compared(tmp_path)
-    assert not [path for path in tmp_path.iterdir() if path.name.endswith(".part")]
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == good
 
 
 def test_an_export_that_did_not_fit_leaves_the_folder_free(run: Path, tmp_path: Path) -> None:
@@ -121,27 +122,43 @@ def test_an_export_that_did_not_fit_leaves_the_folder_free(run: Path, tmp_path: 
     load_exported(out)
 
 
-def test_a_training_without_room_says_so_and_goes_on_once_there_is(tmp_path: Path) -> None:
-    out, calm = tmp_path / "run", tmp_path / "calm"
-    subprocess.run([*TRAIN, *ARGUMENTS, "--out", calm], check=True, capture_output=True, timeout=120)
-    most = (calm / "history.jsonl").stat().st_size // 2  # the history outgrows it half way
-    assert most < (calm / "checkpoint/state.safetensors").stat().st_size or True
-    limit = max(most, (calm / "checkpoint/state.safetensors").stat().st_size + 100)
-    _ = limit
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run undisturbed, and its settings in settings.toml."""
+    folder = tmp_path_factory.mktemp("calm") / "run"
+    execute(_settings(12), out=folder)
+    (folder / "settings.toml").write_bytes((folder / "config.toml").read_bytes())
+    return folder
+
+
+def _settings(rounds: int) -> RunConfig:
+    return RunConfig(
+        rounds=rounds,
+        clients_per_round=3,
+        data={"dataset": "digits", "clients": 12},  # type: ignore[arg-type]
+        model={"hidden": (16,)},  # type: ignore[arg-type]
+        method={"name": "ntk-fl", "steps": [10.0, 100.0]},
+    )
+
+
+def test_a_training_without_room_says_so_and_goes_on_once_there_is(calm: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    most = (calm / "history.jsonl").stat().st_size // 2
+    if (calm / "checkpoint/state.safetensors").stat().st_size < most:  # the history outgrows it half way
+        most = max(most, (calm / "checkpoint/state.safetensors").stat().st_size)
 
     def confined() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 
-    done = subprocess.run(
-        [*TRAIN, *ARGUMENTS, "--out", out], capture_output=True, text=True, timeout=120, preexec_fn=confined
-    )
+    command = [*TRAIN, "--config", calm / "settings.toml", "--out", out]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, preexec_fn=confined)
     _check_refusal(done, "File too large")
-    subprocess.run([*TRAIN, "--resume", "--out", out], check=True, capture_output=True, timeout=120)
+    execute(RunConfig.read(out / "config.toml"), out=out, resume=True)
     _same(calm, out)
 
 
-def test_a_disk_that_is_full(tmp_path: Path) -> None:
-    disk, calm = tmp_path / "disk", tmp_path / "calm"
+def test_a_disk_that_is_full(calm: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True, text=True, timeout=20
@@ -149,29 +166,33 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
     if mounted.returncode != 0:
         pytest.skip(f"mounting a small disk is not permitted here: {mounted.stderr.strip()}")
     try:
-        subprocess.run([*TRAIN, *ARGUMENTS, "--out", calm], check=True, capture_output=True, timeout=120)
-        begun = [*TRAIN, *ARGUMENTS[:-1], "5", "--out", disk / "run"]
-        subprocess.run(begun, check=True, capture_output=True, timeout=120)
-        good = (disk / "run/checkpoint/state.safetensors").read_bytes()
+        run = disk / "run"
+        execute(_settings(5), out=run)
+        good = (run / "checkpoint/state.safetensors").read_bytes()
         filler = disk / "filler"
-        with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
-            while True:
-                file.write(bytes(512))
-        resumed = [*TRAIN, "--resume", "--rounds", "12", "--out", disk / "run"]
-        done = subprocess.run(resumed, capture_output=True, text=True, timeout=120)
-        _check_refusal(done, "No space left on device")
-        assert (disk / "run/checkpoint/state.safetensors").read_bytes() == good
+        with pytest.raises(OSError, match="No space left"):
+            _fill(filler)
+        command = [*TRAIN, "--resume", "--rounds", "12", "--out", run]
+        _check_refusal(subprocess.run(command, capture_output=True, text=True, timeout=200), "No space left on device")
+        assert (run / "checkpoint/state.safetensors").read_bytes() == good
         filler.unlink()
-        subprocess.run(resumed, check=True, capture_output=True, timeout=120)
-        _same(calm, disk / "run")
+        execute(_settings(12), out=run, resume=True)
+        _same(calm, run)
     finally:
         subprocess.run(["umount", disk], check=True, timeout=20)
+
+
+def _fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(512))
 
 
 def _check_refusal(done: subprocess.CompletedProcess[str], reason: str) -> None:
     assert done.returncode == 2, done.stderr
     line = [line for line in done.stderr.splitlines() if line.startswith("ntkfl: ")]
-    assert len(line) == 1 and reason in line[0], done.stderr
+    assert len(line) == 1, done.stderr
+    assert reason in line[0]
     assert "Traceback" not in done.stderr
 
 

@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from .comparison import command
+from ntkfl.engine.folder import RunFolder
+
+from .comparison import CONFIG, command
 from .storm import DATA
 
 TRAIN = [sys.executable, "-m", "ntkfl", "train", *DATA, "--steps", "10,100"]
@@ -45,12 +47,20 @@ def test_a_second_training_on_a_runs_folder_is_refused(tmp_path: Path) -> None:
             first.send_signal(signal.SIGKILL)
 
 
-def test_a_second_comparison_in_a_folder_is_refused(tmp_path: Path) -> None:
+def test_a_second_comparison_in_a_folder_is_refused_and_a_killed_one_leaves_nobody_behind(tmp_path: Path) -> None:
     run = command(tmp_path, tmp_path / "out")
-    with subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as first:
+    (tmp_path / "storm.toml").write_text(CONFIG.replace("rounds = 25", "rounds = 100000"))
+    with subprocess.Popen(run, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as first:
         try:
             until(lambda: any(tmp_path.glob("out/cells/*/history.jsonl")), first)
             assert "is in use by another process" in refused(run)
             assert first.poll() is None
         finally:
             first.send_signal(signal.SIGKILL)
+    cells = [RunFolder(path.parent) for path in tmp_path.glob("out/cells/*/config.toml")]
+    assert cells
+    for _ in range(500):  # its workers see that it is gone, and let go of their runs
+        if not any(cell.in_use for cell in cells):
+            return
+        time.sleep(0.02)
+    raise AssertionError("a worker goes on without its comparison")

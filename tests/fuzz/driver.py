@@ -151,7 +151,8 @@ def drive(
         worker = subprocess.Popen(
             [*command, "--only", only], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
         )
-        assert worker.stdout is not None and worker.stderr is not None
+        assert worker.stdout is not None
+        assert worker.stderr is not None
         with note.open("r+b") as file, mmap.mmap(file.fileno(), 0) as current:
             try:
                 _listen(worker, outcome, keep, cases, show)

@@ -35,11 +35,11 @@ def read_npz(path: Path, wanted: Mapping[str, tuple[str, int | None]]) -> dict[s
     """
     arrays = {}
     try:
-        size = path.stat().st_size
+        held = path.stat().st_size
         with zipfile.ZipFile(path) as archive:
             for name, (kind, dims) in wanted.items():
                 member = archive.getinfo(f"{name}.npy")
-                if member.file_size > _EXPANSION * min(member.compress_size, size) + 64:
+                if member.file_size > _EXPANSION * min(member.compress_size, held) + 64:
                     raise DataError(
                         f"{path}: array {name!r} claims {member.file_size} bytes, more than the file can hold"
                     )

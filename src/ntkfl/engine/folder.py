@@ -108,7 +108,7 @@ class RunFolder:
         return self.truncate("history.jsonl", done), self.truncate("timings.jsonl", done), tensors
 
     def _sweep(self) -> None:
-        """Remove what a process that was killed here left half written. The caller holds the lock: nobody writes now."""
+        """Remove what a killed process left half written. The caller holds the lock: nobody else writes here now."""
         for left in [*self.path.glob(f"*{PART}"), *self.path.glob(f"checkpoint/*{PART}")]:
             left.unlink(missing_ok=True)
 
@@ -175,9 +175,10 @@ class RunFolder:
         if not path.exists():
             return 0, {}
         try:
-            tensors = load_tensors(path.read_bytes())
-            with safetensors.safe_open(path, "pt") as file:
-                note = parse_json((file.metadata() or {})["ntkfl"])
+            content = path.read_bytes()  # once: the run may be going on, and put another in its place
+            tensors = load_tensors(content)
+            end = 8 + int.from_bytes(content[:8], "little")  # where the format's header ends, which holds the note
+            note = parse_json(parse_json(content[8:end].decode())["__metadata__"]["ntkfl"])
             round, expected = note["round"], note["digest"]
             found = _digest(round, tensors)
         except (safetensors.SafetensorError, OSError, KeyError, ValueError, TypeError, RuntimeError):

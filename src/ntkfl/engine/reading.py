@@ -13,8 +13,8 @@ _DEEP_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+
 
 
 def parse_json(text: str) -> Any:
-    """JSON as this package writes it; `ValueError` for all else: NaN, numbers beyond a float, nesting without end, halves
-    of characters.
+    """JSON as this package writes it; `ValueError` for all else: NaN, numbers beyond a float, nesting without end, half
+    characters.
     """
     try:
         value = json.loads(text, parse_float=_finite, parse_constant=_finite)

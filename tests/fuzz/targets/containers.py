@@ -119,7 +119,7 @@ def _joined(rows: tuple[bytes, ...]) -> Callable[[bytes], None]:
 
     def check(data: bytes) -> None:
         joined = join_rows([honest[0], Message.decode(data), honest[1]])
-        assert [row.encode() for row in split_rows(joined)][0] == rows[0]
+        assert next(row.encode() for row in split_rows(joined)) == rows[0]
 
     return check
 

@@ -61,7 +61,8 @@ def _idx(scratch: Path) -> list[Target]:
 
     def folder(path: Path) -> None:
         x, y = read_own(str(own), Images((1, 4, 4)), lambda name: dict)
-        assert x.shape == (2, 1, 4, 4) and y.tolist() == [1, 0]
+        assert x.shape == (2, 1, 4, 4)
+        assert y.tolist() == [1, 0]
 
     def packed(path: Path) -> None:
         parse(read_content(path, 1 << 20), "input")
@@ -185,8 +186,10 @@ def _leaf(scratch: Path) -> list[Target]:
 
     def read(path: Path) -> None:
         images, labels, writers = femnist._read_leaf([path])
-        assert images.shape == (len(labels), 1, 28, 28) and len(writers) == len(labels)
-        assert labels.min() >= 0 and labels.max() < 10
+        assert images.shape == (len(labels), 1, 28, 28)
+        assert len(writers) == len(labels)
+        assert labels.min() >= 0
+        assert labels.max() < 10
 
     return [Target("leaf", (seed,), _file(scratch / "leaf.json", read), twist=twist, words=_LEAF_WORDS)]
 
@@ -219,7 +222,7 @@ def _cifar(scratch: Path) -> list[Target]:
         Target("cifar archive", (stream.getvalue(),), _file(scratch / "cifar.tar.gz", tar), share=0.5),
         Target(
             "cifar tar", (plain,), lambda data: recompressed(recompress(data)), share=0.5,
-            words=(b"ustar", b"data_batch_1.bin", b"\x80\0\0\0\0\0\0\0\x7f\xff\xff\xff", b"S", b"x", b"L", b"00000000100"),
+            words=(b"ustar", b"data_batch_1.bin", b"\x80\0\0\0\0\0\0\0\x7f\xff\xff\xff", b"S", b"x", b"L"),
         ),
         Target("cifar npz", (arrays,), _file(scratch / "cifar.npz", npz), share=0.5),
     ]  # fmt: skip
@@ -243,8 +246,10 @@ def _pictures(scratch: Path) -> list[Target]:
 
         def read(path: Path) -> None:
             x, y = read_own(str(path.parent.parent), Images((3, 8, 8)), lambda name: dict)
-            assert x.shape == (1, 3, 8, 8) and y.tolist() == [1]
-            assert bool((x >= 0).all()) and bool((x <= 1).all())
+            assert x.shape == (1, 3, 8, 8)
+            assert y.tolist() == [1]
+            assert bool((x >= 0).all())
+            assert bool((x <= 1).all())
 
         path = scratch / suffix / "1" / f"picture.{suffix}"
         found.append(

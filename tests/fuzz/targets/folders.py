@@ -29,7 +29,8 @@ from .twists import twisted_json, twisted_toml
 
 _JSON_WORDS = (
     b'"round": 1', b'"test_accuracy": ', b"null", b"NaN", b"{}", b"[]", b'"uplink": {"upload": 1}', b'"\\ud800"', b"\n",
-    b'"cells"', b'"folder": "../.."', b'"folder": "\\u0000"', b'"clients": [3]', b'"stop_at": 0.5', b'"exchanges"', b"1e999",
+    b'"cells"', b'"folder": "../.."', b'"folder": "\\u0000"', b'"clients": [3]', b'"stop_at": 0.5',
+    b'"exchanges"', b"1e999",
 )  # fmt: skip
 _SETTINGS = {
     "rounds": 2,
@@ -105,7 +106,8 @@ def _run_files(scratch: Path, run: Path) -> list[Target]:
 
     def recording() -> None:
         wire = Wire.read(folder, 1)
-        assert isinstance(wire.cohort, tuple) and all(isinstance(e.questions, tuple) for e in wire.exchanges)
+        assert isinstance(wire.cohort, tuple)
+        assert all(isinstance(e.questions, tuple) for e in wire.exchanges)
 
     def details() -> None:
         found = insight(find([run])[0][0], keep=False)

@@ -52,8 +52,10 @@ def _clients() -> list[Client]:
 
 def _score(message: Message) -> None:
     score = add_up([message], real_targets=False)
-    assert score.accuracy is not None and 0 <= score.accuracy <= 1
-    assert score.loss is not None and 0 <= score.loss <= 1e6
+    assert score.accuracy is not None
+    assert 0 <= score.accuracy <= 1
+    assert score.loss is not None
+    assert 0 <= score.loss <= 1e6
 
 
 def _of(method: Method) -> list[Target]:

@@ -114,7 +114,8 @@ def _flower(scratch: Path) -> list[Target]:
 
 def _line(said: str) -> None:
     line = one_line(said)
-    assert len(line) <= 300 and line.isprintable()
+    assert len(line) <= 300
+    assert line.isprintable()
 
 
 def _watch(scratch: Path) -> Target:

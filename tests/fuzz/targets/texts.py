@@ -18,11 +18,12 @@ from ..target import Target
 from .twists import twisted_toml
 
 TOML_WORDS = (
-    b"[data]\n", b"[model]\n", b"[method]\n", b"[[methods]]\n", b"self = 1\n", b"name = []\n", b"name = {}\n", b"= true\n",
-    b"\nseed = 1e400\n", b"nan", b"inf", b'"""', b"'''", b"hidden = [-1]\n", b"hidden = [1000000000]\n", b"options = {x = 1}\n",
-    b"1979-05-27T07:32:00Z", b"\nsimulation = true\n", b"\nmodel = 3\n", b"\nmethod = 3\n", b"start = 1\n", b"\xff", b"\0",
-    b"clients = 99999999999999999999\n", b"lr = -1\n", b"steps = []\n", b"grid = {lr = []}\n", b"grid = {lr = [1e300]}\n",
-    b"projected_dim = 0\n", b"mean = [1.0]\n", b"std = [0.0]\n", b"inputs = []\n", b"inputs = [-1]\n", b"outputs = 0\n",
+    b'[data]\n', b'[model]\n', b'[method]\n', b'[[methods]]\n', b'self = 1\n', b'name = []\n', b'name = {}\n',
+    b'= true\n', b'\nseed = 1e400\n', b'nan', b'inf', b'"""', b"'''", b'hidden = [-1]\n', b'hidden = [1000000000]\n',
+    b'options = {x = 1}\n', b'1979-05-27T07:32:00Z', b'\nsimulation = true\n', b'\nmodel = 3\n', b'\nmethod = 3\n',
+    b'start = 1\n', b'\xff', b'\x00', b'clients = 99999999999999999999\n', b'lr = -1\n', b'steps = []\n',
+    b'grid = {lr = []}\n', b'grid = {lr = [1e300]}\n', b'projected_dim = 0\n', b'mean = [1.0]\n', b'std = [0.0]\n',
+    b'inputs = []\n', b'inputs = [-1]\n', b'outputs = 0\n',
 )  # fmt: skip
 _RUN = b"""rounds = 3
 clients_per_round = 5
@@ -73,7 +74,8 @@ def targets(scratch: Path) -> list[Target]:
     federation = Federation(
         federation="f", run="r", key_server={"url": "https://a", "signing_key": key},  # type: ignore[arg-type]
         shuffler={"url": "https://b", "aggregator_url": "https://c", "signing_key": key},  # type: ignore[arg-type]
-        aggregator={"sealing_key": key, "signing_key": key}, terms=Terms(inputs=(4,), outputs=2, method={"name": "cp-ntk-fl", "projected_dim": 2}),  # type: ignore[arg-type]
+        aggregator={"sealing_key": key, "signing_key": key},  # type: ignore[arg-type]
+        terms=Terms(inputs=(4,), outputs=2, method={"name": "cp-ntk-fl", "projected_dim": 2}),
     )  # fmt: skip
     terms = tomli_w.dumps({"terms": {"inputs": [4], "outputs": 2, "method": {"name": "fedavg"}}}).encode()
     client = b'name = "a"\nnumber = 0\nclients = 2\nsuperlink = "127.0.0.1:80"\n' + terms
@@ -128,4 +130,5 @@ def _comparison(path: Path) -> None:
 
 def _steps(data: bytes) -> None:
     steps = parse_steps(_text(data))
-    assert steps is not None and len(steps) <= 100_000
+    assert steps is not None
+    assert len(steps) <= 100_000

@@ -6,9 +6,9 @@ import base64
 import json
 from pathlib import Path
 
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-import torch
 
 from ntkfl.engine.services.announcement import Announcement
 from ntkfl.engine.services.receipt import check_receipt, issue_receipt

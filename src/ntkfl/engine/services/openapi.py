@@ -1,8 +1,11 @@
-"""What the services' `GET /openapi.json` says besides the routes: answers, refusals, and what travels as bytes."""
+"""What the services' OpenAPI documents say besides the routes: answers, refusals, and what travels as bytes.
+
+No service serves its own: `key_server_app(...).openapi()` and the like give it.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -66,7 +69,9 @@ class Clients(_Answer):
 
 class Latest(_Answer):
     sequence: int = Field(ge=0, description="of the newest announcement; 0: none yet")
-    batch: tuple[int, int, int] | None = Field(description="round, attempt and exchange of the newest batch")
+    batch: Annotated[list[int], Field(min_length=3, max_length=3)] | None = Field(
+        description="round, attempt and exchange of the newest batch"
+    )
 
 
 class Sequence(_Answer):
@@ -141,7 +146,7 @@ def _bytes_route(answers: Responses, *statuses: int, **extra: Any) -> dict[str, 
 
 # What FastAPI is told of every route, by the service and the name of the handler.
 _ROWS, _REPORT = "rows in their frame, each sealed to the aggregator", "one row in its frame, sealed to the aggregator"
-_ANNOUNCED = {
+_ANNOUNCED: Responses = {
     200: gives_bytes("what the aggregator announced and signed", ("ntkfl-sequence", "ntkfl-newest")),
     204: {"description": "nothing newer yet; ask again"},
 }

@@ -15,7 +15,6 @@ from ntkfl.errors import MessageError
 from ntkfl.privacy.rows import BatchKey, unpack_rows
 from ntkfl.privacy.shuffling import Status
 
-
 _NAMES, _KEY, _STATUS = TypeAdapter(list[str]), TypeAdapter(BatchKey), TypeAdapter(Status)
 
 

@@ -52,14 +52,14 @@ def service_app(
     max_held: int | None = None,
     lifespan: Lifespan[FastAPI] | None = None,
 ) -> FastAPI:
-    """An application with `GET /health` and `GET /openapi.json`, errors as `{"error": reason, "message": line}`, and bounded requests.
+    """An application with `GET /health`, errors as `{"error": reason, "message": line}`, and bounded requests.
 
     A handler raises `Refused`; bodies above `max_body` bytes (413) or slower than `receive_s` seconds (408) never reach
     it. All bodies together hold at most `max_held` bytes (16 bodies, or 64 MiB if that is more): beyond that, 503.
     Where a handler knows who asks it says so with `request.state.client = name`, for the log.
     """
     held = max(16 * max_body, 64 << 20) if max_held is None else max_held
-    app = FastAPI(title=title, version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app = FastAPI(title=title, version=__version__, docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.add_middleware(_Guard, service=title, max_body=max_body, max_held=held, receive_s=receive_s)
 
     @app.exception_handler(Refused)
