@@ -111,7 +111,9 @@ def test_a_full_disk_leaves_what_was_there(folder: RunFolder) -> None:
     assert (folder.path / "checkpoint/state.safetensors").read_bytes() == whole
 
 
-def test_a_checkpoint_replaced_while_it_is_read_is_still_whole(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_replaced_while_it_is_read_is_still_whole(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run goes on while others look at it: the reader gets the checkpoint it opened, and not half of the next."""
     read = Path.read_bytes
 

@@ -82,6 +82,6 @@ def _users(path: Path) -> list[tuple[str, NDArray[np.float64], NDArray[np.int64]
 def _whole(labels: Any) -> NDArray[np.int64]:
     """Labels [n] as written: whole numbers, not what is left of others."""
     found = np.array(labels)
-    if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
+    if found.ndim != 1 or (len(found) and found.dtype.kind != "i"):
         raise ValueError("labels must be a list of whole numbers")
     return found.astype(np.int64)
