@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-DEADLINE_S = 240  # for one command: a child that hangs is a failure, not a wait
+DEADLINE_S = 1200  # for one command: a child that hangs is a failure, not a wait
 
 
 class Child:

@@ -18,6 +18,7 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=200_000, help="in all (default 200,000)")
     parser.add_argument("--seed", type=int, default=None, help="of the changes; default: the time, and printed")
     parser.add_argument("--only", default="", help="targets whose name holds this")
+    parser.add_argument("--without", default="(none)", help="no targets whose name holds this")
     parser.add_argument("--keep", type=Path, default=Path("build/fuzz"), help="folder for inputs that fail")
     parser.add_argument("--replay", type=Path, help="try one input again, with --only its target's name")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
@@ -38,7 +39,7 @@ def main() -> int:
         left = (shown[0] - began) * (cases - done) / max(1, done)
         print(f"{done:>9,} of {cases:,} cases, {len(outcome.failures)} failed, about {left:.0f} s left", flush=True)
 
-    outcome = drive(given.cases, seed, given.only, given.keep, show)
+    outcome = drive(given.cases, seed, given.only, given.keep, show, given.without)
     width = max(map(len, outcome.tallies), default=0)
     for name, tally in outcome.tallies.items():
         print(f"{name:<{width}} {tally.cases:>8,} cases {tally.accepted:>7,} accepted")
@@ -57,7 +58,8 @@ def _work(scratch: Path, given: argparse.Namespace) -> int:
 
     out, sys.stdout = sys.stdout, sys.stderr  # what the code under test prints is none of the parent's business
     with (scratch / "case").open("r+b") as file, mmap.mmap(file.fileno(), 0) as current:
-        work(make(scratch, given.only), given.cases, given.seed, current, say)
+        targets = [target for target in make(scratch, given.only) if given.without not in target.name]
+        work(targets, given.cases, given.seed, current, say)
     return 0
 
 

@@ -30,7 +30,7 @@ from .target import Target
 
 ROOM = 512 << 20  # bytes that a case may ask for beyond what the process has
 CPU_S = 10  # of one case: an honest one takes milliseconds
-SILENCE_S = 120  # without a word from the worker: it hangs where Python cannot interrupt it
+SILENCE_S = 600  # without a word from the worker: it hangs where Python cannot interrupt it
 ROOT = Path(__file__).parents[2]
 
 
@@ -139,7 +139,12 @@ def _noted(current: mmap.mmap) -> tuple[str, bytes]:
 
 
 def drive(
-    cases: int, seed: int, only: str, keep: Path, show: Callable[[Outcome, int], None] = lambda *_: None
+    cases: int,
+    seed: int,
+    only: str,
+    keep: Path,
+    show: Callable[[Outcome, int], None] = lambda *_: None,
+    without: str = "(none)",
 ) -> Outcome:
     """Fuzz in a worker process; failing inputs are kept in the folder `keep`. `show` is called about once a second."""
     outcome = Outcome()
@@ -149,7 +154,11 @@ def drive(
         command = [sys.executable, "-m", "tests.fuzz", "--worker", scratch, "--cases", str(cases), "--seed", str(seed)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
         worker = subprocess.Popen(
-            [*command, "--only", only], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+            [*command, "--only", only, f"--without={without}"],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
         )
         assert worker.stdout is not None
         assert worker.stderr is not None

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -44,9 +47,11 @@ def _states(scratch: Path) -> list[Target]:
     KeyServer(keys, "f", SIGNER).make_token("a", "client")
 
     def shuffled(data: bytes) -> None:
-        path.write_bytes(data)
-        path.with_name(path.name + "-journal").unlink(missing_ok=True)
-        state = Shuffler(path, run="f/r")
+        with _alone(path, data) as file:
+            _use(file)
+
+    def _use(file: Path) -> None:
+        state = Shuffler(file, run="f/r")
         try:
             state.clients("client")
             state.latest()
@@ -58,18 +63,30 @@ def _states(scratch: Path) -> list[Target]:
             state.close()
 
     def served(data: bytes) -> None:
-        keys.write_bytes(data)
-        keys.with_name(keys.name + "-journal").unlink(missing_ok=True)
-        server = KeyServer(keys, "f", SIGNER)
-        server.clients()
-        server.runs()
-        server.revoked()
-        server.make_token("b", "client")
+        with _alone(keys, data) as file:
+            server = KeyServer(file, "f", SIGNER)
+            server.clients()
+            server.runs()
+            server.revoked()
+            server.make_token("b", "client")
 
     return [
         Target("shuffler state", (path.read_bytes(),), shuffled, share=0.4),
         Target("key server state", (keys.read_bytes(),), served, share=0.4),
     ]
+
+
+@contextmanager
+def _alone(path: Path, data: bytes) -> Iterator[Path]:
+    """A file that nobody used before: a connection that a failure left behind keeps its lock until it is collected."""
+    file = path.with_name(f"{path.stem}-{time.monotonic_ns()}")
+    file.touch(0o600)
+    file.write_bytes(data)
+    try:
+        yield file
+    finally:
+        for left in path.parent.glob(f"{file.name}*"):
+            left.unlink()
 
 
 def _flower(scratch: Path) -> list[Target]:
