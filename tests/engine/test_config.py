@@ -49,5 +49,5 @@ def test_a_file_that_is_no_run_is_one_line(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("hidden", [(-1,), (10**12,), (10**30,)])
 def test_a_network_that_cannot_be_is_refused_before_there_is_any_of_it(hidden: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigError, match="model 'mlp'|perceptron needs"):
+    with pytest.raises(ConfigError, match=r"model 'mlp'|perceptron needs"):
         ModelConfig(hidden=hidden).build((64,), 10, seed=0)

@@ -152,14 +152,9 @@ def drive(
         note = Path(scratch) / "case"
         note.write_bytes(bytes(256 + 2 * LARGEST))
         command = [sys.executable, "-m", "tests.fuzz", "--worker", scratch, "--cases", str(cases), "--seed", str(seed)]
+        command += ["--only", only, "--without", without]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
-        worker = subprocess.Popen(
-            [*command, "--only", only, f"--without={without}"],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-        )
+        worker = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
         assert worker.stdout is not None
         assert worker.stderr is not None
         with note.open("r+b") as file, mmap.mmap(file.fileno(), 0) as current:
