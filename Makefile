@@ -4,7 +4,7 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.complete
 
-.PHONY: venv run test lint bench docs tables audit-deps wheel clean
+.PHONY: venv run test fuzz chaos lint bench docs tables audit-deps wheel clean
 
 venv: $(STAMP)
 
@@ -25,6 +25,15 @@ run: $(STAMP)
 
 test: $(STAMP)
 	$(PY) -m pytest -n 2 --dist loadfile  # real processes wait much: two files at a time take two thirds of the time
+
+# Longer than the slices in `make test`: minutes. What fails is kept in build/fuzz, and said how to try again.
+fuzz: $(STAMP)
+	$(PY) -m tests.fuzz --cases 200000
+
+# Runs killed 50 times in a row, and at every step of their writing; resumed, they end with the same bytes.
+chaos: $(STAMP)
+	$(PY) -m tests.chaos --kills 50
+	$(PY) -m tests.chaos --every-step
 
 lint: $(STAMP)
 	$(PY) -m ruff check .

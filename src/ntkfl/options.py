@@ -15,7 +15,7 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, /, **values: Any) -> None:  # an option may be called self
         try:
             super().__init__(**values)
         except ValidationError as error:

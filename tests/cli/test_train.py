@@ -221,3 +221,22 @@ class TestParsing:
     def test_bad_setting(self) -> None:
         with pytest.raises(ConfigError):
             parse_setting("=3")
+
+
+@pytest.mark.parametrize("text", ["0:1e18:1", "0:inf:1", "nan:1:1", "1:2:nan"])
+def test_a_range_of_steps_without_end_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--steps"):
+        parse_steps(text)
+
+
+def test_a_value_that_no_parser_survives_is_a_word() -> None:
+    assert parse_setting("a=" + "[" * 100_000) == ("a", "[" * 100_000)
+    assert parse_setting("a=" + "9" * 5000) == ("a", "9" * 5000)
+
+
+def test_a_file_the_system_refuses_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    done = ntkfl("bench", "wire", "--quick", "--json", tmp_path / "folder")
+    assert done.returncode == 2
+    assert "Is a directory" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ntkfl.data import IID, ByWriter, Dirichlet, Shards
-from ntkfl.engine.config import DataConfig, RunConfig, execute, prepare
+from ntkfl.engine.config import DataConfig, ModelConfig, RunConfig, execute, prepare
 from ntkfl.errors import ConfigError
 from ntkfl.report.insight import insight
 from ntkfl.report.runs import find
@@ -63,3 +63,29 @@ def test_clients_of_ones_own_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ):
         with pytest.raises(ConfigError, match=message):
             prepare(RunConfig(data={"dataset": dataset}, method={"name": method}, **common))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "self = 1",
+        "[method]\nname = []",
+        '[method]\nname = "fedavg"\nself = 1',
+        "simulation = true\nmodel = 3",
+        "a = " + "[" * 10_000,
+        "a." * 20_000 + "a = 1",
+        '"a" . ' * 20_000 + "a = 1",
+        "seed = " + "9" * 5000,
+    ],
+)
+def test_a_file_that_is_no_run_is_one_line(text: str, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.read(tmp_path / "run.toml").build_method()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("hidden", [(-1,), (10**12,), (10**30,)])
+def test_a_network_that_cannot_be_is_refused_before_there_is_any_of_it(hidden: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"model 'mlp'|perceptron needs"):
+        ModelConfig(hidden=hidden).build((64,), 10, seed=0)

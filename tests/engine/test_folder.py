@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -103,7 +104,58 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 def test_a_full_disk_leaves_what_was_there(folder: RunFolder) -> None:
     whole = (folder.path / "checkpoint/state.safetensors").read_bytes()
-    (folder.path / "checkpoint/state.safetensors.part").symlink_to("/dev/full")
+    beside = f"state.safetensors.{os.getpid()}-{threading.get_ident()}.part"  # where it is written first
+    (folder.path / "checkpoint" / beside).symlink_to("/dev/full")
     with pytest.raises(RunFolderError, match=r"No space left on device; what was there before is intact"):
         folder.save_checkpoint(3, {"state/weights": torch.arange(6.0)})
     assert (folder.path / "checkpoint/state.safetensors").read_bytes() == whole
+
+
+def test_a_checkpoint_replaced_while_it_is_read_is_still_whole(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run goes on while others look at it: the reader gets the checkpoint it opened, and not half of the next."""
+    read = Path.read_bytes
+
+    def replaced(path: Path) -> bytes:
+        content = read(path)
+        if path.name == "state.safetensors":
+            folder.save_checkpoint(3, {"state/weights": torch.arange(6.0)})
+        return content
+
+    monkeypatch.setattr(Path, "read_bytes", replaced)
+    done, tensors = folder.load_checkpoint()
+    assert (done, len(tensors["state/weights"])) == (2, 5)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["3", "[]", '{"round": NaN}', '{"test_accuracy": 1e999}', '{"test_accuracy": "x"}', '{"uplink": [1]}',
+     '{"uplink": {"a": "b"}}', "[" * 10_000, '{"a": "\\ud800"}', '{"a": ' + "9" * 5000 + "}"],
+)  # fmt: skip
+def test_a_record_that_is_none_of_ours_is_refused(folder: RunFolder, line: str) -> None:
+    (folder.path / "history.jsonl").write_text(line + "\n")
+    with pytest.raises(RunFolderError, match=r"history\.jsonl is broken"):
+        folder.records()
+
+
+def test_a_history_that_is_no_text_is_refused(folder: RunFolder) -> None:
+    (folder.path / "history.jsonl").write_bytes(b"\xff\xfe\n")
+    with pytest.raises(RunFolderError, match=r"history\.jsonl is broken"):
+        folder.records()
+
+
+def test_a_configuration_nested_without_end_is_refused(folder: RunFolder) -> None:
+    for text in ("a = " + "[" * 10_000, "a." * 20_000 + "a = 1", "a = " + "9" * 5000):
+        (folder.path / "config.toml").write_text(text)
+        with pytest.raises(RunFolderError, match=r"config\.toml is broken"):
+            folder.config()
+
+
+def test_what_a_killed_process_left_half_written_is_swept_away(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    with folder.locked():
+        (folder.path / "config.toml.1-2.part").write_text("half")
+        folder.create({"seed": 1})
+    assert folder.holds_run
+    assert not list(folder.path.glob("*.part"))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ntkfl.errors import NumericalError
 from ntkfl.methods import FedAdam, FedAvg
+from ntkfl.wire import Message
 
 from .conversation import one_weight, play, scalar_client, small_clients, small_task
 
@@ -42,3 +44,15 @@ def test_the_papers_two_rounds_by_hand() -> None:
         w = w - 0.01 * m / (v**0.5 + 1e-3)
         state = play(method, task, clients, state, number)[0].state
         assert float(state["weights"]) == pytest.approx(w, abs=1e-12)
+
+
+def test_an_update_whose_square_overflows_is_refused() -> None:
+    """It would hold the second moment at infinity, and every later step at zero, in silence."""
+    task, clients = small_task(dtype=torch.float32), small_clients(3, 4, dtype=torch.float32)
+    method = FedAdam()
+    conversation = method.round(task, method.start(task, task.like), 1, [0, 1])
+    replies = method.answer(task, next(conversation), clients)
+    weights = replies[0].arrays["weights"].clone()
+    weights[0] = 1e30
+    with pytest.raises(NumericalError, match="squared updates"):
+        conversation.send([Message("update", 1, {**replies[0].arrays, "weights": weights}), replies[1]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -173,3 +174,15 @@ def test_state_survives_a_restart(tmp_path: Path) -> None:
     with refusal(403, "revoked"):
         shuffler.submit("bob", KEY, rows_of("bob"))
     shuffler.close()
+
+
+def test_a_record_that_the_disk_changed_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    shuffler = Shuffler(path)
+    shuffler.open(batch())
+    shuffler.close()
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE batches SET state = 'x'")
+    db.close()
+    with refusal(503, "storage"):
+        Shuffler(path).status(KEY)

@@ -204,3 +204,16 @@ def test_an_audit_is_shown_where_there_is_one(runs: Path) -> None:
     assert found is not None
     assert found["pictures"][0]["source"].startswith("data:image/png;base64,")
     assert found["findings"]["findings"][0]["mean"] == 0.913
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"folder": 5}, {"folder": "a\0b"}, {"folder": "a" * 5000}, {"rounds": "x"}, {"seed": {}}, {"stop_at": "x"}],
+)
+def test_a_plan_with_a_value_of_another_kind_is_broken(change: dict[str, object], runs: Path, tmp_path: Path) -> None:
+    plan = json.loads((runs / "small" / "plan.json").read_text())
+    plan["cells"][0] |= change
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    with pytest.raises(RunFolderError, match=r"plan\.json is broken") as caught:
+        read_plan(tmp_path)
+    assert "\n" not in str(caught.value)

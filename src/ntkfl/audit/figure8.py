@@ -22,6 +22,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from ntkfl.atomic import replacing
 from ntkfl.audit.analytic import gaussian_prior, invert
 from ntkfl.audit.deep_leakage import Settings, match_jacobian, reconstruct
 from ntkfl.audit.measures import guesses, psnr, ssim
@@ -165,7 +166,8 @@ def dump(curve: Curve) -> dict[str, Any]:
 
 def draw(curve: Curve, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure(curve).savefig(path)
+    with replacing(path) as file:
+        figure(curve).savefig(file, format=path.suffix[1:] or "png")
     return path
 
 

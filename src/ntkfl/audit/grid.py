@@ -8,6 +8,7 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from ntkfl.atomic import replacing
 from ntkfl.audit.finding import ROLES, Finding
 from ntkfl.audit.measures import ssim
 
@@ -40,7 +41,8 @@ def draw_grid(findings: Sequence[Finding], path: Path, columns: int = 6) -> Path
         words = f"{finding.attack},\n{ROLES[finding.role]}"
         axes[2 * i + 1][0].set_ylabel(words, fontsize=8, rotation=0, ha="right", va="center")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    with replacing(path) as file:
+        figure.savefig(file, format=path.suffix[1:] or "png")
     return path
 
 

@@ -6,6 +6,7 @@ import base64
 from html import escape
 from pathlib import Path
 
+from ntkfl.atomic import write_atomically
 from ntkfl.audit.finding import ROLES, Finding
 from ntkfl.audit.study import Study
 
@@ -29,7 +30,7 @@ font-variant-numeric:tabular-nums}.bad{color:var(--bad)}.some{color:var(--some)}
 def write_page(study: Study, title: str, path: Path, grid: Path | None) -> Path:
     """Write the page to `path`; `grid` is a PNG to put into it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render(study, title, grid.read_bytes() if grid else None))
+    write_atomically(path, render(study, title, grid.read_bytes() if grid else None).encode())
     return path
 
 

@@ -22,13 +22,14 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
+from ntkfl.atomic import replacing, write_atomically
 from ntkfl.audit import labels, linkage, membership, projection, reconstruction
 from ntkfl.audit.capture import Capture, captures
 from ntkfl.audit.finding import Finding
 from ntkfl.compare.spec import Comparison, Entry
 from ntkfl.engine.children import Pool
 from ntkfl.engine.config import Prepared, RunConfig, prepare
-from ntkfl.engine.folder import Record, write_atomically
+from ntkfl.engine.folder import Record
 from ntkfl.methods.ntk_fl import NTKFL
 from ntkfl.privacy.accounting import Guarantee, client_guarantees, record_guarantees
 from ntkfl.version import __version__
@@ -203,10 +204,10 @@ def write(folder: Path, comparison: Comparison, rows: Sequence[Row], command: st
         "delta": 1e-5,
         "rows": [_plain(row, rows) for row in rows],
     }
-    (folder / "results.json").write_text(json.dumps(document, indent=1) + "\n")
+    write_atomically(folder / "results.json", (json.dumps(document, indent=1) + "\n").encode())
     seeds = ", ".join(map(str, comparison.seeds))
     about = f"`{command}`; {comparison.data.dataset}, round {comparison.rounds}, seeds {seeds}; ± is over seeds.\n\n"
-    (folder / "table.md").write_text(about + markdown(rows))
+    write_atomically(folder / "table.md", (about + markdown(rows)).encode())
     plot(rows, folder / "tradeoff.png", f"{comparison.data.dataset}, round {comparison.rounds}")
 
 
@@ -230,7 +231,8 @@ def plot(rows: Sequence[Row], path: Path, title: str) -> None:
     key = "\n".join(f"{i}  {row.label}" for i, row in enumerate(rows, 1))
     figure.suptitle(title)
     figure.text(1.01, 0.5, key, va="center", fontsize=9)
-    figure.savefig(path, dpi=110, bbox_inches="tight")
+    with replacing(path) as file:
+        figure.savefig(file, format=path.suffix[1:] or "png", dpi=110, bbox_inches="tight")
 
 
 def _row(entry: Entry, seeds: Sequence[int], cells: Sequence[Mapping[str, Any]]) -> Row:

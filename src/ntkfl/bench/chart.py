@@ -7,6 +7,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from ntkfl.atomic import replacing
 from ntkfl.bench.rows import Row
 from ntkfl.bench.table import duration, times
 
@@ -34,7 +35,8 @@ def chart(path: Path, suites: Mapping[str, Sequence[Row]]) -> None:
         panel.set_title(name, loc="left", fontsize=10, fontweight="bold")
         panel.spines[["top", "right"]].set_visible(False)
     panels[-1].set_xlabel("seconds")
-    figure.savefig(path, dpi=150)
+    with replacing(path) as file:
+        figure.savefig(file, format=path.suffix[1:] or "png", dpi=150)
 
 
 def _label(row: Row) -> str:

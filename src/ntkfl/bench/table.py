@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.table import Table
 
+from ntkfl.atomic import write_atomically
 from ntkfl.bench.machine import Machine, versions
 from ntkfl.bench.rows import Row
 
@@ -55,7 +56,8 @@ def document(
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    write_atomically(path, text.encode())
 
 
 def fraction_of_peak(row: Row, machine: Machine) -> float | None:

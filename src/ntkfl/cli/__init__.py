@@ -42,3 +42,7 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:  # a disk that is full, a file that is not there: nothing a traceback would explain
+        where = f"{error.filename}: " if error.filename else ""
+        typer.echo(coloured(f"ntkfl: {where}{error.strerror or error}", typer.colors.RED), err=True)
+        sys.exit(2)

@@ -9,6 +9,8 @@ from typing import Any
 from ntkfl.errors import ConfigError
 from ntkfl.tangent import PAPER_STEPS
 
+_MOST_STEPS = 10_000
+
 
 def parse_steps(text: str | None) -> tuple[float, ...] | None:
     """'paper', 'a,b,c' or 'first:last:stride' (last included)."""
@@ -22,6 +24,8 @@ def parse_steps(text: str | None) -> tuple[float, ...] | None:
     if len(parts) != 3 or parts[2] <= 0 or parts[1] < parts[0]:
         raise ConfigError(f"--steps {text!r}: a range is first:last:stride, for example 100:2000:100")
     first, last, stride = parts
+    if not (last - first) / stride < _MOST_STEPS:  # nor where one of them is no number
+        raise ConfigError(f"--steps {text!r}: a range gives at most {_MOST_STEPS:,} steps")
     return tuple(first + i * stride for i in range(int((last - first) / stride + 1e-9) + 1))
 
 
@@ -42,5 +46,5 @@ def parse_setting(text: str) -> tuple[str, Any]:
         raise ConfigError(f"--set {text!r}: expected OPTION=VALUE")
     try:
         return name.replace("-", "_"), json.loads(value)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return name.replace("-", "_"), value

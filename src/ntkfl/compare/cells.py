@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
+from ntkfl.atomic import write_atomically
 from ntkfl.engine.children import Pool
 from ntkfl.engine.config import Prepared, RunConfig, execute, prepare
 from ntkfl.engine.folder import Record, RunFolder
@@ -51,7 +52,7 @@ class Cell:
     def failed(self) -> str:
         """Why the run could not be finished, where it diverged; such a cell is not tried again."""
         note = self.root / self.key / "failed.txt"
-        return note.read_text() if note.exists() else ""
+        return note.read_text(errors="replace") if note.exists() else ""
 
     @property
     def finished(self) -> bool:
@@ -102,7 +103,7 @@ def _work(cell: Cell, device: str | None) -> None:
         prepared = _prepared(cell.config.model_copy(update={"method": _data_options(cell.config)}).model_dump_json())
         execute(cell.config, prepared=prepared, out=cell.folder.path, resume=True, device=device)
     except NumericalError as error:  # a setting that diverges is a result, not a failure of the comparison
-        (cell.folder.path / "failed.txt").write_text(str(error))
+        write_atomically(cell.folder.path / "failed.txt", str(error).encode())
     except NTKFLError as error:
         raise type(error)(f"{cell.label}: {error}") from None
 

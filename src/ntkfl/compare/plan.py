@@ -6,11 +6,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter
 
 from ntkfl.compare.cells import Cell
 from ntkfl.compare.search import Chosen
 from ntkfl.compare.spec import Comparison
 from ntkfl.engine.folder import write_atomically
+from ntkfl.engine.reading import parse_json
 from ntkfl.errors import RunFolderError
 
 PLAN = "plan.json"
@@ -22,7 +26,7 @@ class Planned:
 
     label: str
     seed: int
-    folder: str  # relative to the comparison's
+    folder: Annotated[str, Field(max_length=200)]  # relative to the comparison's
     rounds: int
     stop_at: float | None
 
@@ -34,6 +38,9 @@ class Plan:
     name: str
     targets: tuple[float, ...]
     cells: tuple[Planned, ...]
+
+
+_PLAN = TypeAdapter(Plan)
 
 
 def write_plan(folder: Path, comparison: Comparison, cells: Sequence[Cell]) -> None:
@@ -56,14 +63,14 @@ def read_plan(folder: Path) -> Plan | None:
     """The plan in `folder`; None where it holds no comparison. A folder's name in it never leads outside."""
     path = folder / PLAN
     try:
-        values = json.loads(path.read_text())
-        cells = tuple(Planned(**cell) for cell in values["cells"])
-        plan = Plan(str(values["name"]), tuple(float(t) for t in values["targets"]), cells)
+        plan = _PLAN.validate_python(parse_json(path.read_text()))
+        inside = all((folder / cell.folder).resolve().is_relative_to(folder.resolve()) for cell in plan.cells)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunFolderError(f"{path} is broken ({error}): run the comparison again, it writes it anew") from None
-    if any(not (folder / cell.folder).resolve().is_relative_to(folder.resolve()) for cell in cells):
+    except (OSError, ValueError) as error:  # of pydantic too
+        reason = " ".join(str(error).split())
+        raise RunFolderError(f"{path} is broken ({reason}): run the comparison again, it writes it anew") from None
+    if not inside:
         raise RunFolderError(f"{path} names folders outside {folder}: it is no plan of a comparison there")
     return plan
 

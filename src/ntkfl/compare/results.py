@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import platform
 import statistics
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ntkfl.atomic import write_atomically
 from ntkfl.compare.cells import Cell
 from ntkfl.compare.spec import Comparison
 from ntkfl.version import __version__
@@ -178,16 +180,17 @@ def write(
         "searches": dict(searches),
         "rows": [_rounded(asdict(row)) for row in rows],
     }
-    (folder / "results.json").write_text(json.dumps(document) + "\n")
-    (folder / "table.md").write_text(markdown(comparison, rows, searches))
-    with open(folder / "results.csv", "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["method", "seed", "round", "accuracy", "accuracy_unaveraged", "uplink_mib", "seconds"])
-        for row in rows:
-            curves = zip(row.seeds, row.accuracy, row.last_accuracy, row.uplink_mib, row.seconds, strict=True)
-            for seed, *series in curves:
-                for i, values in enumerate(zip(*series, strict=True)):
-                    writer.writerow([row.label, seed, i + 1, *(f"{v:.5g}" for v in values)])
+    lines = io.StringIO(newline="")
+    writer = csv.writer(lines)
+    writer.writerow(["method", "seed", "round", "accuracy", "accuracy_unaveraged", "uplink_mib", "seconds"])
+    for row in rows:
+        curves = zip(row.seeds, row.accuracy, row.last_accuracy, row.uplink_mib, row.seconds, strict=True)
+        for seed, *series in curves:
+            for i, values in enumerate(zip(*series, strict=True)):
+                writer.writerow([row.label, seed, i + 1, *(f"{v:.5g}" for v in values)])
+    write_atomically(folder / "results.json", (json.dumps(document) + "\n").encode())
+    write_atomically(folder / "table.md", markdown(comparison, rows, searches).encode())
+    write_atomically(folder / "results.csv", lines.getvalue().encode())
 
 
 def _rounded(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,7 @@ def _read_idx(folder: Path, files: Sequence[Path], images: Images) -> tuple[Tens
 
 
 def _read_pictures(folder: Path, images: Images) -> tuple[Tensor, Tensor]:
-    from PIL import Image, UnidentifiedImageError  # only this way of keeping data needs it
+    from PIL import Image  # only this way of keeping data needs it
 
     channels = images.shape[0] if len(images.shape) == 3 else 0
     mode = {1: "L", 3: "RGB"}.get(channels)
@@ -82,11 +83,14 @@ def _read_pictures(folder: Path, images: Images) -> tuple[Tensor, Tensor]:
         label = _label(group.name, images.classes, folder)
         for file in sorted(p for p in group.iterdir() if p.suffix.lower() in _PICTURES):
             try:
-                with Image.open(file) as picture:
+                # A picture that claims to be huge is refused below, by its size: no warning is needed.
+                with warnings.catch_warnings(action="ignore"), Image.open(file) as picture:
                     if math.prod(picture.size) != math.prod(images.shape[1:]):  # before anything is decoded
                         raise DataError(f"{file} is {picture.size[1]}×{picture.size[0]}, not {images.shape[1:]}")
                     pixels = np.asarray(picture.convert(mode))
-            except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError):
+            except DataError:
+                raise
+            except Exception:  # broken pictures raise whatever their readers come across
                 raise DataError(f"{file} is no picture that can be read") from None
             arrays.append(pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0))
             labels.append(label)
@@ -98,7 +102,7 @@ def _read_pictures(folder: Path, images: Images) -> tuple[Tensor, Tensor]:
 def _label(name: str, classes: Sequence[str], folder: Path) -> int:
     if name in classes:
         return classes.index(name)
-    if not classes and name.isdecimal():
+    if not classes and name.isdecimal() and len(name) < 10:
         return int(name)
     expected = f"one of {', '.join(classes)}" if classes else "a class's number (or give the run's classes by name)"
     raise DataError(f"{folder}: a folder called {name!r}, expected {expected}")

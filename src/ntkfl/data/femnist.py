@@ -68,12 +68,20 @@ def _users(path: Path) -> list[tuple[str, NDArray[np.float64], NDArray[np.int64]
     try:
         content: Any = json.loads(path.read_bytes())
         users = [(str(name), content["user_data"][name]) for name in content["users"]]
-        arrays = [(name, np.array(data["x"], np.float64), np.array(data["y"], np.int64)) for name, data in users]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        arrays = [(name, np.array(data["x"], np.float64), _whole(data["y"])) for name, data in users]
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise DataError(f"{path}: not a LEAF file with users and user_data: {type(error).__name__} {error}") from None
     filled = [(name, x, y) for name, x, y in arrays if len(y)]
     for name, x, y in filled:
         # Written so that NaN fails.
-        if y.ndim != 1 or x.shape != (len(y), _PIXELS) or not (x.min() >= 0 and x.max() <= 1):
+        if x.shape != (len(y), _PIXELS) or not (x.min() >= 0 and x.max() <= 1):
             raise DataError(f"{path}: user {name!r} must have {_PIXELS} pixels in 0..1 for each of its labels")
     return filled
+
+
+def _whole(labels: Any) -> NDArray[np.int64]:
+    """Labels [n] as written: whole numbers, not what is left of others."""
+    found = np.array(labels)
+    if found.ndim != 1 or (len(found) and found.dtype.kind != "i"):
+        raise ValueError("labels must be a list of whole numbers")
+    return found.astype(np.int64)

@@ -16,6 +16,7 @@ from ntkfl.errors import DataError
 
 _UNSIGNED_BYTE = 0x08
 _GZIP_MAGIC = b"\x1f\x8b"
+_PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,14 @@ def read_content(path: Path, limit: int) -> bytes:
         with path.open("rb") as file:
             compressed = file.read(2) == _GZIP_MAGIC
             file.seek(0)
-            # One byte beyond the limit: a longer file shows, and gzip compares its CRC only on meeting the end.
-            raw = gzip.GzipFile(fileobj=file).read(limit + 1) if compressed else file.read(limit + 1)
+            stream = gzip.GzipFile(fileobj=file) if compressed else file
+            # In pieces: asked for all at once, room for the limit would be made first. One byte beyond the limit: a
+            # longer file shows, and gzip compares its CRC only on meeting the end.
+            parts, left = [], limit + 1
+            while left and (part := stream.read(min(left, _PIECE))):
+                parts.append(part)
+                left -= len(part)
+        raw = b"".join(parts)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read, {error}: delete it and fetch it again") from None
     if len(raw) > limit:
@@ -73,4 +80,7 @@ def parse(raw: bytes, where: str) -> Bytes:
     # Before anything is made of it: a forged header must not decide how much memory is asked for.
     if len(raw) - start != math.prod(shape):
         raise DataError(f"{where}: announces {list(shape)} = {math.prod(shape)} bytes but holds {len(raw) - start}")
-    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
+    try:
+        return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
+    except ValueError:  # no bytes, in a shape too large to be one
+        raise DataError(f"{where}: an array cannot have the shape {list(shape)}") from None

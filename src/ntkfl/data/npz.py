@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from ntkfl.atomic import replacing
 from ntkfl.data.arrays import read_npz
 from ntkfl.data.federated import Federated
 from ntkfl.data.own import checked_pair
@@ -27,7 +28,8 @@ def deal(federated: Federated, folder: Path) -> list[Path]:
         paths = []
         for name, (x, y) in named:
             paths.append(folder / f"{name}.npz")
-            np.savez(paths[-1], x=x.numpy(), y=y.numpy())
+            with replacing(paths[-1]) as file:
+                np.savez(file, x=x.numpy(), y=y.numpy())
         return paths
     except OSError as error:
         raise DataError(f"cannot write into {folder}: {error.strerror}") from None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import tomllib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -20,6 +19,8 @@ from ntkfl.data.partition import Partition
 from ntkfl.data.partitions import PARTITIONS, make
 from ntkfl.engine.conversation import Carrier
 from ntkfl.engine.folder import Record
+from ntkfl.engine.memory import available_bytes
+from ntkfl.engine.reading import parse_toml
 from ntkfl.engine.recording import Wire
 from ntkfl.engine.run import Run
 from ntkfl.engine.seeds import derive
@@ -87,9 +88,14 @@ class ModelConfig(Options):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(seed, "model"))
             try:
+                if self.name in MODELS:  # its weights are counted before there are any
+                    with torch.device("meta"):
+                        _check_room(self.name, builder(tuple(input_shape), outputs, **options))
+                    torch.manual_seed(derive(seed, "model"))
                 model = builder(tuple(input_shape), outputs, **options)
-            except TypeError as error:
-                raise ConfigError(f"model {self.name!r} cannot be built: {error}") from None
+            except (TypeError, ValueError, OverflowError, MemoryError, RuntimeError) as error:
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                raise ConfigError(f"model {self.name!r} cannot be built: {reason}") from error
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model {self.name!r} must give an nn.Module, not {type(model).__name__}")
         return model
@@ -100,6 +106,16 @@ class ModelConfig(Options):
             return self
         given = self.model_dump(exclude_none=True)
         return ModelConfig(**{"hidden": (100,), "gain": 1.0, "bias": 0.0, **method.model_defaults, **given})
+
+
+def _check_room(name: str, model: nn.Module) -> None:
+    """`ConfigError` where a model's weights alone are more than there is room for."""
+    needed = sum(t.numel() * t.element_size() for t in model.state_dict().values())
+    room = available_bytes(torch.device("cpu"))
+    if room is not None and needed > room:
+        raise ConfigError(
+            f"model {name!r} has weights of {needed / 2**30:,.1f} GiB, and {room / 2**30:.1f} GiB are free"
+        )
 
 
 def find_factory(name: str) -> Callable[..., Any]:
@@ -134,7 +150,8 @@ class RunConfig(Options):
     def read(path: Path) -> RunConfig:
         """From a TOML file, such as the config.toml of a run."""
         values = read_toml(path)
-        if values.pop("simulation", None) and "start" in values.get("model", {}):
+        named = values.get("model")
+        if values.pop("simulation", None) and isinstance(named, dict) and "start" in named:
             raise ConfigError(
                 f"{path} is of a run made from Python: its model and data have no names to rebuild them by"
             )
@@ -163,7 +180,7 @@ class RunConfig(Options):
 def build_method(options: Mapping[str, Any]) -> Method:
     """A method from its name and options."""
     name = options.get("name")
-    if name not in METHODS:
+    if not isinstance(name, str) or name not in METHODS:
         raise unknown("method", name, METHODS)
     return METHODS[name](**{k: v for k, v in options.items() if k != "name"})
 
@@ -252,10 +269,10 @@ def build_model(config: RunConfig, fed: Federated) -> nn.Module:
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file's values, or one line on why not."""
     try:
-        return tomllib.loads(path.read_text())
+        return parse_toml(path.read_text())
     except FileNotFoundError:
         raise ConfigError(f"no such file: {path}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None

@@ -12,7 +12,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
+from ntkfl.atomic import write_atomically, write_private
 from ntkfl.engine.config import ModelConfig, read_toml
 from ntkfl.engine.folder import RunFolder
 from ntkfl.errors import ConfigError, ModelError, RunFolderError, TrustError
@@ -41,7 +41,7 @@ WARNING = (
 class ProjectionNote(Options):
     """What the projection is, but for its seed."""
 
-    features: int
+    features: int = Field(ge=1)
     kind: str
     scaled: bool
     standardize: bool
@@ -56,8 +56,8 @@ class Export(Options):
 
     ntkfl: str
     inputs: tuple[int, ...]
-    outputs: int
-    precision: str = "float32"
+    outputs: int = Field(ge=1)
+    precision: str = Field("float32", pattern="^float(32|64)$")
     model: ModelConfig | None = None
     projection: ProjectionNote | None = None
 
@@ -93,7 +93,10 @@ def export(
     if "shape" not in config:
         raise RunFolderError(f"{run} was made by an older version, which did not note the inputs' shape")
     content = weights.read_bytes()
-    note, projection = _note(config, content, recipients, secret)
+    try:
+        note, projection = _note(config, content, recipients, secret)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RunFolderError(f"{run / 'config.toml'} does not say what an export needs: {error}") from None
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"{out} is not empty: choose another folder")
     named = config.get("model", {}).get("name")
@@ -107,13 +110,16 @@ def export(
     )
     try:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "model.safetensors").write_bytes(content)
-        (out / "export.toml").write_text(tomli_w.dumps(described.model_dump(mode="json", exclude_none=True)))
         if plain and projection is not None:
-            handle = os.open(out / "projection.safetensors", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(handle, "wb") as file:
-                file.write(save_tensors({"matrix": projection.matrix}))
+            write_private(out / "projection.safetensors", save_tensors({"matrix": projection.matrix}))
+        write_atomically(out / "model.safetensors", content)
+        # Last: what can be found is whole.
+        write_atomically(
+            out / "export.toml", tomli_w.dumps(described.model_dump(mode="json", exclude_none=True)).encode()
+        )
     except OSError as error:
+        for name in ("projection.safetensors", "model.safetensors"):  # so that the folder can be used again
+            (out / name).unlink(missing_ok=True)
         raise ConfigError(f"cannot write {out}: {error.strerror}") from None
     return out
 
@@ -185,7 +191,10 @@ def _projection(
 ) -> Projection:
     plain = folder / "projection.safetensors"
     if plain.exists():
-        matrix = load_tensors(plain.read_bytes())["matrix"]
+        try:
+            matrix = load_tensors(plain.read_bytes())["matrix"]
+        except Exception as error:
+            raise ModelError(f"{plain} holds no projection: {str(error).splitlines()[0]}") from None
         scale = math.prod(described.inputs) ** -0.5 if note.kind == "gaussian" and note.scaled else 1.0
         return Projection(matrix, scale, note.standardize)
     if key is None:

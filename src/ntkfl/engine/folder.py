@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 import time
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,9 +26,14 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from ntkfl.atomic import PART
+from ntkfl.atomic import write_atomically as write_atomically
+from ntkfl.engine.reading import parse_json, parse_toml
 from ntkfl.errors import RunFolderError
 
 Record = dict[str, Any]
+_NUMBERS = frozenset({"round", "test_accuracy", "last_accuracy", "validation_accuracy", "uplink_bytes", "seconds"})
+_COUNTS = frozenset({"uplink", "downlink"})
 
 
 class RunFolder:
@@ -84,6 +88,7 @@ class RunFolder:
             raise RunFolderError(
                 f"{self.path} already holds a run: continue it with --resume (in Python resume=True), or choose another"
             )
+        self._sweep()
         others = [p.name for p in self.path.iterdir() if p.name != ".lock"] if self.path.exists() else []
         if others:
             raise RunFolderError(f"{self.path} is not empty and holds no run ({others[0]} …): choose another folder")
@@ -94,12 +99,18 @@ class RunFolder:
         if not (resume and self.holds_run):
             self.create(config)
             return [], [], {}
+        self._sweep()
         self.check_config(config)
         done, tensors = self.load_checkpoint()
         if config["rounds"] < done:
             raise RunFolderError(f"{self.path} already holds {done} rounds, more than the {config['rounds']} asked for")
         self.write_config(config)  # rounds may have been raised: the folder repeats the run as it will be
         return self.truncate("history.jsonl", done), self.truncate("timings.jsonl", done), tensors
+
+    def _sweep(self) -> None:
+        """Remove what a killed process left half written. The caller holds the lock: nobody else writes here now."""
+        for left in [*self.path.glob(f"*{PART}"), *self.path.glob(f"checkpoint/*{PART}")]:
+            left.unlink(missing_ok=True)
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         self.write("config.toml", tomli_w.dumps(_plain(config)).encode())
@@ -108,8 +119,8 @@ class RunFolder:
         if not self.holds_run:
             raise RunFolderError(f"{self.path} holds no run: there is no config.toml in it")
         try:
-            return tomllib.loads((self.path / "config.toml").read_text())
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            return parse_toml((self.path / "config.toml").read_text())
+        except (OSError, ValueError) as error:
             raise RunFolderError(f"{self.path / 'config.toml'} is broken: {error}") from None
 
     def check_config(self, config: Mapping[str, Any]) -> None:
@@ -137,11 +148,10 @@ class RunFolder:
         path = self.path / name
         if not path.exists():
             return []
-        lines = path.read_text().split("\n")[:-1]
         try:
-            return [json.loads(line) for line in lines]
-        except json.JSONDecodeError:
-            raise RunFolderError(f"{path} is broken: a line in it is no JSON") from None
+            return [_record(line) for line in path.read_text().split("\n")[:-1]]
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"{path} is broken: a line in it is no JSON of ours, {error}") from None
 
     def truncate(self, name: str, rounds: int) -> list[Record]:
         """Keep the first `rounds` records: those the checkpoint counts."""
@@ -165,13 +175,15 @@ class RunFolder:
         if not path.exists():
             return 0, {}
         try:
-            tensors = load_tensors(path.read_bytes())
-            with safetensors.safe_open(path, "pt") as file:
-                note = json.loads((file.metadata() or {})["ntkfl"])
-            round = int(note["round"])
-        except (safetensors.SafetensorError, KeyError, ValueError, TypeError):
+            content = path.read_bytes()  # once: the run may be going on, and put another in its place
+            tensors = load_tensors(content)
+            end = 8 + int.from_bytes(content[:8], "little")  # where the format's header ends, which holds the note
+            note = parse_json(parse_json(content[8:end].decode())["__metadata__"]["ntkfl"])
+            round, expected = note["round"], note["digest"]
+            found = _digest(round, tensors)
+        except (safetensors.SafetensorError, OSError, KeyError, ValueError, TypeError, RuntimeError):
             raise RunFolderError(f"{path} is cut short or damaged: it cannot be resumed from") from None
-        if note.get("digest") != _digest(round, tensors):
+        if type(round) is not int or expected != found:
             raise RunFolderError(f"{path} is damaged: its contents do not match their checksum")
         return round, tensors
 
@@ -188,18 +200,17 @@ class RunFolder:
         return RunFolderError(f"could not write {self.path / name}: {error.strerror}; what was there before is intact")
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write beside the file's place, flush to disk, move there: whoever reads it finds all of it, or the old one."""
-    temporary = path.with_name(path.name + ".part")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+def _record(line: str) -> Record:
+    """One line of history.jsonl or timings.jsonl: an object, in which what everybody reads has its type."""
+    record = parse_json(line)
+    if not isinstance(record, dict):
+        raise ValueError("a record is an object")
+    for name, value in record.items():
+        if name in _NUMBERS and not (value is None or type(value) in (int, float)):
+            raise ValueError(f"{name} is a number, not {str(value)[:20]!r}")
+        if name in _COUNTS and not (isinstance(value, dict) and all(type(n) is int for n in value.values())):
+            raise ValueError(f"{name} has a number for each kind of message")
+    return record
 
 
 def _digest(round: int, tensors: Mapping[str, Tensor]) -> str:

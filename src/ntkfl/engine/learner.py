@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ntkfl.engine.averaging import RunningAverage
 from ntkfl.engine.seeds import derive
+from ntkfl.errors import RunFolderError
 from ntkfl.methods import Method, Outcome, State, Task
 from ntkfl.methods.statistics import NAME, load_statistics, start
 from ntkfl.tangent.parameters import load_flat
@@ -62,7 +63,13 @@ class Learner:
         }
 
     def restore(self, tensors: State) -> None:
+        """Go on from a checkpoint; `RunFolderError` for one that is of something else."""
         placed = {name: t.to(self.task.like.device) for name, t in tensors.items()}
+        own = {
+            name: t.shape for name, t in self.checkpoint().items() if name in ("averaged", "averages", "state/weights")
+        }
+        if any(name not in placed or placed[name].shape != shape for name, shape in own.items()):
+            raise RunFolderError("the checkpoint is not of this model: it cannot be resumed from")
         self.average.value, self.average.count = placed["averaged"], int(placed["averages"])
         self.state = {k.removeprefix("state/"): t for k, t in placed.items() if k.startswith("state/")}
 

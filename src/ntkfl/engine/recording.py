@@ -15,9 +15,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from ntkfl.engine.folder import RunFolder
+from ntkfl.engine.reading import parse_json
 from ntkfl.errors import MessageError, RunFolderError
 from ntkfl.methods import Method
 from ntkfl.methods.base import Outgoing
@@ -64,23 +66,24 @@ class Wire:
         """`RunFolderError` where the round was not recorded, or not whole."""
         path = folder.path / _place(round)
         try:
-            note = json.loads((path / "wire.json").read_text())
-            exchanges = []
+            note = parse_json((path / "wire.json").read_text())
             for e, values in enumerate(note["exchanges"]):
                 for way, name in (("down", "questions"), ("up", "replies")):
-                    values[name] = tuple((path / f"{e}-{way}-{k}").read_bytes() for k in range(values[name]))
-                lists: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-                exchanges.append(Exchange(**lists))
-            return Wire(int(note["round"]), tuple(note["cohort"]), tuple(exchanges))
+                    values[name] = [(path / f"{e}-{way}-{k}").read_bytes() for k in range(values[name])]
+            return _WIRE.validate_python(note)
         except FileNotFoundError:
             raise RunFolderError(f"{folder.path} holds no whole recording of round {round}") from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunFolderError(f"{path} cannot be read: {error}") from None
+        except (OSError, ValueError, KeyError, TypeError) as error:  # of pydantic too
+            raise RunFolderError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+
+
+_WIRE = TypeAdapter(Wire)
 
 
 def recorded_rounds(folder: Path) -> list[int]:
     """The rounds a run's folder has recordings of."""
-    return sorted(int(p.parent.name.removeprefix("round-")) for p in folder.glob("wire/round-*/wire.json"))
+    names = (p.parent.name.removeprefix("round-") for p in folder.glob("wire/round-*/wire.json"))
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 class Recorder:

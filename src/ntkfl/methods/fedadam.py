@@ -48,6 +48,7 @@ class FedAdam(FedAvg):
 
         m = self.beta1 * state["m"] + (1 - self.beta1) * delta
         v = self.beta2 * state["v"] + (1 - self.beta2) * delta**2
+        check_finite(v, "the mean of squared updates")  # it would hold every later step at zero
         updates = state["updates"] + 1
         m_hat, v_hat = m, v
         if self.bias_correction:

@@ -140,6 +140,8 @@ class NTKFL(Method):
         clients = [self.private(task, client) for client in clients]
         if message.kind == "candidates":
             candidates = message.take("weights", (None, d), task.like)
+            if not len(candidates):
+                raise MessageError("the server asks which candidate is best, and sends none")
             groups = in_groups(clients, _SCORED)
             return [losses for some in groups for losses in self._scores(task, message.round, candidates, some)]
         w = message.of_kind("weights").take("weights", (d,), task.like)

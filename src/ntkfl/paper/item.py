@@ -12,11 +12,11 @@ from typing import Any, Literal, Protocol
 
 from matplotlib.figure import Figure
 
+from ntkfl.atomic import write_atomically
 from ntkfl.compare.carry import Searches, carry_out
 from ntkfl.compare.cells import Cell, Workers
 from ntkfl.compare.results import Row
 from ntkfl.compare.spec import Comparison
-from ntkfl.engine.folder import write_atomically
 
 Scale = Literal["quick", "full"]
 SCALES: tuple[Scale, ...] = ("quick", "full")

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ntkfl.engine.folder import write_atomically
+from ntkfl.atomic import write_atomically
 from ntkfl.errors import ConfigError
 from ntkfl.paper.item import Finding, Item, Outcome, Scale
 from ntkfl.version import __version__

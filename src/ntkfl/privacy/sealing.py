@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import Self
 
+from ntkfl.atomic import write_private as write_private
 from ntkfl.errors import ConfigError, TrustError
 from ntkfl.privacy.binding import Secret as Secret
 from ntkfl.privacy.binding import bind as bind
@@ -104,18 +105,6 @@ def verify(public: bytes, signature: bytes, payload: bytes, context: bytes) -> N
         key.verify(signature, bind("ntkfl signature v1", context, payload))
     except (InvalidSignature, ValueError):
         raise TrustError("a signature does not hold: another key, another context, or changed on the way") from None
-
-
-def write_private(path: Path, data: bytes) -> None:
-    """Write a file that only its owner can read, from its first moment on; never over one that is there."""
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        raise ConfigError(f"{path} is there already; a key is never overwritten") from None
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
 
 
 def parse_key(text: str, what: str) -> bytes:

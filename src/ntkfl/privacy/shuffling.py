@@ -261,7 +261,11 @@ class _Record:
         found: Any = db.execute(f"SELECT {_COLUMNS} FROM batches WHERE number = ?", (key.number,)).fetchone()
         if found is None:
             raise Refused(404, "unknown-batch", f"no batch {tuple(key)} was opened")
-        return cls(*found)
+        record = cls(*found)
+        numbers = (record.max_rows, record.row_bytes, record.min_clients, record.clients)
+        if record.state not in ("open", *_CLOSED) or not all(isinstance(n, int) for n in numbers):
+            raise Refused(503, "storage", f"the shuffler's record of batch {tuple(key)} is damaged")
+        return record
 
     @property
     def cohort(self) -> str:

@@ -10,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from ntkfl.atomic import replacing
 from ntkfl.errors import ConfigError
 
 _CELL = 0.27  # inches between neighbouring clients and between neighbouring classes
@@ -40,7 +41,8 @@ def bubble_plot(counts: NDArray[np.int64], path: str | Path, title: str, shown: 
     axes.set_xlabel(note, fontsize=9.5, labelpad=5)
     axes.set_ylabel("class", fontsize=9.5)
     try:
-        figure.savefig(path)
+        with replacing(path) as file:
+            figure.savefig(file, format=path.suffix[1:].lower())
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None
     return path

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
+from ntkfl.atomic import replacing
 from ntkfl.compare.results import Row
 
 # Distinguishable with any common colour blindness, in print and on screen (Okabe and Ito's set).
@@ -45,7 +46,8 @@ def plot_curves(rows: Sequence[Row], title: str, targets: Sequence[float], path:
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(5, max(1, len(rows))), frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    with replacing(path) as file:
+        figure.savefig(file, format=path.suffix[1:] or "png", dpi=130)
     return path
 
 

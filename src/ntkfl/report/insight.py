@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ntkfl.data.catalog import locate
 from ntkfl.engine.config import Prepared, RunConfig, prepare
 from ntkfl.engine.folder import RunFolder, write_atomically
+from ntkfl.engine.reading import parse_json
 from ntkfl.engine.seeds import derive
 from ntkfl.errors import NTKFLError, RunFolderError
 from ntkfl.methods.statistics import NAME, load_statistics
@@ -46,10 +47,11 @@ def insight(run: Found, keep: bool = True) -> dict[str, Any]:
         found["clients"] = _clients(config, ready)
         with _one_thread():
             found["spectra"] = _spectra(run, config, ready)
-    except NTKFLError as error:
+    except Exception as error:  # records may name clients or rounds that there are not: the page goes on without these
+        reason = str(error) if isinstance(error, NTKFLError) else f"the run's files do not fit together ({error})"
         for name in ("clients", "spectra"):
             if name not in found:
-                found[f"{name}_missing"] = str(error)
+                found[f"{name}_missing"] = reason
     if keep and "spectra" in found:
         with suppress(OSError):  # somebody else's folder: it is computed again next time
             write_atomically(run.folder.path / KEPT, (json.dumps(found) + "\n").encode())
@@ -69,7 +71,7 @@ def _one_thread() -> Iterator[None]:
 
 def _read(folder: RunFolder) -> dict[str, Any] | None:
     try:
-        kept = json.loads((folder.path / KEPT).read_text())
+        kept = parse_json((folder.path / KEPT).read_text())
     except (OSError, ValueError):
         return None
     return kept if isinstance(kept, dict) else None

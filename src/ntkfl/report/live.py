@@ -108,9 +108,13 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = f"ntkfl/{__version__}", ""
 
     def do_GET(self) -> None:
-        if not self._welcome():
+        try:
+            welcome = self._welcome()
+            parts = [unquote(part) for part in urlsplit(self.path).path.split("/")[1:]]
+        except ValueError:  # half an address in brackets
+            return self._answer(HTTPStatus.BAD_REQUEST, b"this is no address\n")
+        if not welcome:
             return self._answer(HTTPStatus.FORBIDDEN, b"this server answers to its own address only\n")
-        parts = [unquote(part) for part in urlsplit(self.path).path.split("/")[1:]]
         watched = self.server.watched
         match parts:
             case [""]:

@@ -118,7 +118,7 @@ def condition(run: Found, config: Mapping[str, Any], records: Sequence[Record]) 
     """Whether the run goes on, has ended, or was left unfinished: known by the lock its process holds."""
     note = run.folder.path / "failed.txt"
     if note.exists():
-        return Condition("failed", f"failed: {note.read_text().strip()}")
+        return Condition("failed", f"failed: {note.read_text(errors='replace').strip()}")
     if not config:
         return Condition("waiting", "not begun")
     wanted = int(run.rounds or config.get("rounds") or 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ntkfl.engine.folder import Record
+from ntkfl.engine.reading import parse_json
 from ntkfl.errors import RunFolderError
 from ntkfl.report.runs import Condition, Found, condition, history
 
@@ -35,17 +36,17 @@ def view(run: Found) -> dict[str, Any]:
         records = history(run)
         timings = run.folder.records("timings.jsonl")[: len(records)]
         how = condition(run, config, records)
-    except (RunFolderError, OSError, UnicodeDecodeError) as error:
+    except (RunFolderError, OSError, ValueError, TypeError) as error:
         how = Condition("failed", f"cannot be read: {error}")
     return {
         "id": run.id,
         "name": run.name,
         "group": run.group,
-        "seed": run.seed if run.seed is not None else config.get("seed"),
+        "seed": run.seed if run.seed is not None else _number(config.get("seed")),
         "condition": how.kind,
         "text": how.text,
         "since": _last_sign(run) if how.kind == "running" else None,
-        "length": run.rounds or config.get("rounds"),
+        "length": run.rounds or _number(config.get("rounds")),
         "rounds": [r.get("round", i + 1) for i, r in enumerate(records)],
         "series": _series(records, SERIES) | _series(timings, ["seconds"]),
         "uplink": _by_kind(records, "uplink"),
@@ -72,7 +73,9 @@ def _number(value: object) -> float | None:
     """Six digits are more than a screen shows."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value if isinstance(value, int) else float(f"{value:.6g}")
+    if isinstance(value, int):
+        return value
+    return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def _by_kind(records: Sequence[Record], direction: str) -> dict[str, int]:
@@ -120,7 +123,7 @@ def audit(run: Found, embed: bool = True) -> dict[str, Any] | None:
         return None
     findings: Any = None
     try:
-        findings = json.loads((folder / "findings.json").read_text())
+        findings = parse_json((folder / "findings.json").read_text())
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:

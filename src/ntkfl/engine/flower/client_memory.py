@@ -32,7 +32,7 @@ class ClientMemory:
         path = self._path(max(past))
         try:
             return load(path.read_bytes())
-        except (OSError, safetensors.SafetensorError):
+        except (OSError, safetensors.SafetensorError, KeyError, TypeError, ValueError, RuntimeError):
             raise RunFolderError(f"{path} is damaged: this client's memory of the run is lost; delete it") from None
 
     def keep(self, round: int, memory: State) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ntkfl.engine.services.peer import Peer
 from ntkfl.engine.services.pins import Federation
@@ -11,6 +12,9 @@ from ntkfl.errors import ConfigError, TrustError
 from ntkfl.privacy.identity import Credential
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.privacy.sealing import SealingKey, SigningKey, write_private
+
+if TYPE_CHECKING:
+    import httpx
 
 
 class Identity:
@@ -27,8 +31,10 @@ class Identity:
         self.sealing, self.signing = SealingKey.load(paths[0]), SigningKey.load(paths[1])
         if not paths[2].exists():
             body = enrolment(_token(folder), pins.federation, self.sealing, self.signing)
-            answer = self._key_server.ask("POST", "/v1/enrol", json=body).json()
-            write_private(paths[2], str(answer["credential"]).encode())
+            answer = self._key_server.ask("POST", "/v1/enrol", json=body)
+            issued = str(_values(answer).get("credential", ""))
+            Credential.check(issued, bytes.fromhex(pins.key_server.signing_key), pins.federation)  # before it is kept
+            write_private(paths[2], issued.encode())
         self.credential = paths[2].read_text()
         self.known = Credential.check(self.credential, bytes.fromhex(pins.key_server.signing_key), pins.federation)
         if self.known.signing_key != self.signing.public.hex():
@@ -43,10 +49,21 @@ class Identity:
         """ρ of the run, from the key server; kept in memory alone."""
         pins = self._pins
         self._key_server.identify(self.credential, self.signing)
-        answer = self._key_server.ask("POST", f"/v1/runs/{pins.run}/seed").json()
+        answer = _values(self._key_server.ask("POST", f"/v1/runs/{pins.run}/seed"))
         signer = bytes.fromhex(pins.key_server.signing_key)
         seed = open_seed(answer, self.sealing, signer, pins.federation, pins.run, self.known.client)
         return RunSecret(seed, pins.federation, pins.run)
+
+
+def _values(answer: httpx.Response) -> dict[str, object]:
+    """What the key server said: an object, or there is nothing in it to believe."""
+    try:
+        values = answer.json()
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        raise TrustError("an answer of the key server's that cannot be read")
+    return values
 
 
 def _token(folder: Path) -> str:

@@ -26,6 +26,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ntkfl.engine.services.openapi import KEY_SERVER
 from ntkfl.engine.services.pins import HEX_KEY, Federation
 from ntkfl.engine.services.seed import check_enrolment, seal_seed, sign_revoked
 from ntkfl.engine.services.web import FastAPI, Request, log, run_in_threadpool, service_app, who_asks
@@ -238,19 +239,19 @@ def key_server_app(server: KeyServer) -> FastAPI:
     """`POST /v1/enrol`, `POST /v1/runs/{run}/seed` (signed, empty body) and `GET /v1/revoked`."""
     app = service_app("key-server", max_body=16 << 10)
 
-    @app.post("/v1/enrol")
+    @app.post("/v1/enrol", **KEY_SERVER["enrol"])
     def enrol(request: Request, body: _Enrolment) -> dict[str, str]:
         issued = server.enrol(body.token, body.client, body.sealing_key, body.signing_key, body.proof)
         request.state.client = body.client
         log("enrolled", client=body.client)
         return {"credential": issued}
 
-    @app.post("/v1/runs/{run}/seed")
+    @app.post("/v1/runs/{run}/seed", **KEY_SERVER["seed"])
     async def seed(request: Request, run: str) -> dict[str, str]:
         credential = await who_asks(request, server.public, server.federation)
         return await run_in_threadpool(server.seed, credential, run)
 
-    @app.get("/v1/revoked")
+    @app.get("/v1/revoked", **KEY_SERVER["revoked"])
     def revoked() -> dict[str, object]:
         return server.revoked()
 

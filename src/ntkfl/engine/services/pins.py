@@ -13,6 +13,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import nn
 
+from ntkfl.atomic import write_atomically
 from ntkfl.engine.config import ModelConfig, build_method, read_toml
 from ntkfl.errors import ConfigError
 from ntkfl.methods import Method
@@ -88,6 +89,6 @@ class Federation(Options):
     def write(self, folder: Path) -> None:
         path = folder / FILE
         try:
-            path.write_text(tomli_w.dumps(self.model_dump(mode="json", exclude_none=True)))
+            write_atomically(path, tomli_w.dumps(self.model_dump(mode="json", exclude_none=True)).encode())
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {error.strerror}") from None

@@ -108,7 +108,8 @@ def check_revoked(
 
     An older list is as well signed as a newer one: keep the one with the greatest serial number.
     """
-    serial, clients, signature = answer.get("serial"), answer.get("clients"), _bytes(answer, "signature")
+    signature = _bytes(answer, "signature")  # which also says whether the answer is one at all
+    serial, clients = answer.get("serial"), answer.get("clients")
     if type(serial) is not int or not 0 <= serial < 1 << 63 or not isinstance(clients, list):
         raise TrustError("not a list of revoked clients")
     if not all(isinstance(name, str) and name.isascii() for name in clients):

@@ -21,6 +21,7 @@ from starlette.types import Scope
 from ntkfl.engine.services.announcement import Announcement
 from ntkfl.engine.services.bell import Bell
 from ntkfl.engine.services.door import Door
+from ntkfl.engine.services.openapi import AGGREGATOR, BINARY, SHUFFLER
 from ntkfl.engine.services.pins import Federation
 from ntkfl.engine.services.receipt import issue_receipt
 from ntkfl.engine.services.revocations import Revocations
@@ -39,7 +40,6 @@ WAIT_S = 20.0  # a client is kept waiting for an announcement
 CONNECTIONS = 4096  # of clients, most of which wait
 SEQUENCE_HEADER, NEWEST_HEADER = "ntkfl-sequence", "ntkfl-newest"
 After = Annotated[int, Query(ge=0, lt=1 << 63)]
-_BINARY = "application/octet-stream"
 
 
 def serve_shuffler(folder: Path, at: tuple[str, int], aggregator_at: tuple[str, int], max_held: int = MAX_HELD) -> None:
@@ -124,12 +124,12 @@ def client_app(
 
     signed_by, rows_of = Depends(who), Depends(frame)
 
-    @app.post("/v1/runs/{run}/hello")
+    @app.post("/v1/runs/{run}/hello", **SHUFFLER["hello"])
     def hello(credential: Credential = signed_by) -> dict[str, str]:
         shuffler.present(credential.client, credential.role)
         return {"status": "present"}
 
-    @app.get("/v1/runs/{run}/announcement")
+    @app.get("/v1/runs/{run}/announcement", **SHUFFLER["announcement"])
     async def announcement(after: After = 0, credential: Credential = signed_by) -> Response:
         await asyncio.to_thread(shuffler.refuse_revoked, credential.client)
         found = shuffler.announcement(after)
@@ -138,14 +138,14 @@ def client_app(
         if found is None:
             return Response(status_code=204, headers={"connection": "close"} if bell.closed else None)
         headers = {SEQUENCE_HEADER: str(found[0]), NEWEST_HEADER: str(shuffler.newest)}
-        return Response(found[1], media_type=_BINARY, headers=headers)
+        return Response(found[1], media_type=BINARY, headers=headers)
 
-    @app.post("/v1/runs/{run}/rows")
+    @app.post("/v1/runs/{run}/rows", **SHUFFLER["rows"])
     def rows(credential: Credential = signed_by, framed: tuple[BatchKey, list[bytes]] = rows_of) -> dict[str, str]:
         shuffler.submit(credential.client, *framed)
         return {"status": "received", "receipt": issue_receipt(signer, pins.federation, pins.run, framed[0]).hex()}
 
-    @app.post("/v1/runs/{run}/reports")
+    @app.post("/v1/runs/{run}/reports", **SHUFFLER["reports"])
     def reports(credential: Credential = signed_by, framed: tuple[BatchKey, list[bytes]] = rows_of) -> dict[str, str]:
         if credential.role != "evaluator":
             raise Refused(403, "not-evaluator", "only evaluators report")
@@ -184,18 +184,18 @@ def aggregator_app(
     keyed, checked = Depends(batch_key), [Depends(known)]
     run, batch = "/v1/runs/{run}", "/v1/runs/{run}/batches/{round}/{attempt}/{exchange}"
 
-    @app.get(f"{run}/clients", dependencies=checked)
+    @app.get(f"{run}/clients", dependencies=checked, **AGGREGATOR["clients"])
     def clients(role: str = "client") -> dict[str, list[str]]:
         if role not in ROLES:
             raise Refused(422, "invalid", f"a role is one of {', '.join(ROLES)}")
         return {"clients": shuffler.clients(role)}
 
-    @app.get(f"{run}/latest", dependencies=checked)
+    @app.get(f"{run}/latest", dependencies=checked, **AGGREGATOR["latest"])
     def latest() -> dict[str, object]:
         sequence, key = shuffler.latest()
         return {"sequence": sequence, "batch": key}
 
-    @app.post(f"{run}/announcements", dependencies=checked)
+    @app.post(f"{run}/announcements", dependencies=checked, **AGGREGATOR["announcements"])
     async def announcements(request: Request) -> dict[str, int]:
         signed = await request.body()
         try:  # what clients will see is what is opened here: nobody is asked behind their backs
@@ -213,25 +213,25 @@ def aggregator_app(
         log("published", sequence=sequence, batch=asked and asked.key)
         return {"sequence": sequence}
 
-    @app.get(batch, dependencies=checked)
+    @app.get(batch, dependencies=checked, **AGGREGATOR["status"])
     def status(key: BatchKey = keyed) -> dict[str, object]:
         return asdict(shuffler.status(key))
 
-    @app.post(f"{batch}/release", dependencies=checked)
+    @app.post(f"{batch}/release", dependencies=checked, **AGGREGATOR["release"])
     def release(key: BatchKey = keyed) -> Response:
-        return Response(pack_rows(key, shuffler.release(key)), media_type=_BINARY)
+        return Response(pack_rows(key, shuffler.release(key)), media_type=BINARY)
 
-    @app.post(f"{batch}/cancel", dependencies=checked)
+    @app.post(f"{batch}/cancel", dependencies=checked, **AGGREGATOR["cancel"])
     def cancel(key: BatchKey = keyed) -> dict[str, str]:
         shuffler.cancel(key)
         return {"status": "cancelled"}
 
-    @app.delete(batch, dependencies=checked)
+    @app.delete(batch, dependencies=checked, **AGGREGATOR["forget"])
     def forget(key: BatchKey = keyed) -> dict[str, str]:
         shuffler.forget(key)
         return {"status": "forgotten"}
 
-    @app.get(f"{batch}/reports", dependencies=checked)
+    @app.get(f"{batch}/reports", dependencies=checked, **AGGREGATOR["batch_reports"])
     def reports(key: BatchKey = keyed) -> dict[str, list[str]]:
         return {"reports": [base64.b64encode(sealed).decode() for sealed in shuffler.reports(key)]}
 

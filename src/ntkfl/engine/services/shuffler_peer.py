@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from ntkfl.engine.services.peer import Peer
 from ntkfl.engine.services.pins import Federation
 from ntkfl.errors import MessageError
 from ntkfl.privacy.rows import BatchKey, unpack_rows
 from ntkfl.privacy.shuffling import Status
+
+_NAMES, _KEY, _STATUS = TypeAdapter(list[str]), TypeAdapter(BatchKey), TypeAdapter(Status)
 
 
 class ShufflerPeer:
@@ -22,18 +28,21 @@ class ShufflerPeer:
 
     def clients(self, role: str) -> list[str]:
         """Names of those present in that role, sorted."""
-        return list(self._peer.ask("GET", f"{self._run}/clients?role={role}").json()["clients"])
+        with _reading():
+            return _NAMES.validate_python(self._peer.ask("GET", f"{self._run}/clients?role={role}").json()["clients"])
 
     def newest(self) -> BatchKey | None:
         """The newest batch ever opened."""
-        key = self._peer.ask("GET", f"{self._run}/latest").json()["batch"]
-        return None if key is None else BatchKey(*key)
+        with _reading():
+            key = self._peer.ask("GET", f"{self._run}/latest").json()["batch"]
+            return None if key is None else _KEY.validate_python(key).check()
 
     def publish(self, signed: bytes) -> None:
         self._peer.ask("POST", f"{self._run}/announcements", signed)
 
     def status(self, key: BatchKey) -> Status:
-        return Status(**self._peer.ask("GET", self._batch(key)).json())
+        with _reading():
+            return _STATUS.validate_python(self._peer.ask("GET", self._batch(key)).json())
 
     def release(self, key: BatchKey) -> list[bytes]:
         found, rows = unpack_rows(self._peer.ask("POST", f"{self._batch(key)}/release").content)
@@ -48,8 +57,18 @@ class ShufflerPeer:
         self._peer.ask("POST", f"{self._batch(key)}/cancel")
 
     def reports(self, key: BatchKey) -> list[bytes]:
-        answer = self._peer.ask("GET", f"{self._batch(key)}/reports").json()
-        return [base64.b64decode(sealed) for sealed in answer["reports"]]
+        with _reading():
+            answer = self._peer.ask("GET", f"{self._batch(key)}/reports").json()
+            return [base64.b64decode(sealed) for sealed in answer["reports"]]
 
     def _batch(self, key: BatchKey) -> str:
         return f"{self._run}/batches/{key.round}/{key.attempt}/{key.exchange}"
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """`MessageError` where an answer is not what this role was promised."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError):  # of pydantic and of JSON too
+        raise MessageError("an answer of the shuffler's that cannot be read") from None

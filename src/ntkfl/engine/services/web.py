@@ -14,6 +14,7 @@ from typing import Any
 
 from ntkfl.engine.services.listen import RETRY_AFTER_S, Listener, serve
 from ntkfl.engine.services.log import configure_logging, log
+from ntkfl.engine.services.openapi import Health, refusals
 from ntkfl.errors import ConfigError, Refused
 from ntkfl.privacy.identity import Credential, check_request
 from ntkfl.version import __version__
@@ -63,7 +64,7 @@ def service_app(
     Where a handler knows who asks it says so with `request.state.client = name`, for the log.
     """
     held = max(16 * max_body, 64 << 20) if max_held is None else max_held
-    app = FastAPI(title=title, docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    app = FastAPI(title=title, version=__version__, docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.add_middleware(_Guard, service=title, max_body=max_body, max_held=held, receive_s=receive_s, send_s=send_s)
 
     @app.exception_handler(Refused)
@@ -79,7 +80,7 @@ def service_app(
         reason = re.sub("[^a-z]+", "-", http.HTTPStatus(error.status_code).phrase.lower())
         return _error(error.status_code, reason, str(error.detail), error.headers)
 
-    @app.get("/health")
+    @app.get("/health", response_model=Health, responses=refusals())
     async def health() -> dict[str, str]:
         return {"status": "ok", "service": title, "version": __version__}
 

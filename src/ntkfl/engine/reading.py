@@ -1,0 +1,42 @@
+"""JSON and TOML out of files that anybody may have changed: what is read can be used and written again."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from typing import Any
+
+# Each part of a dotted key costs a TOML parser a copy of all before it: forty kilobytes of dots fill a gigabyte.
+_DEEP_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){64}""")
+
+
+def parse_json(text: str) -> Any:
+    """JSON as this package writes it; `ValueError` for all else: NaN, numbers beyond a float, nesting without end, half
+    characters.
+    """
+    try:
+        value = json.loads(text, parse_float=_finite, parse_constant=_finite)
+        if "\\u" in text:  # the only way to half a character
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    return value
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """A TOML document; `ValueError` for anything that is none, or is nested without end."""
+    if _DEEP_KEY.search(text):
+        raise ValueError("a key in it has more than 64 parts")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is not finite")
+    return value

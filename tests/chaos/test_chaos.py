@@ -1,0 +1,31 @@
+"""A slice of `make chaos`: a few kills at random moments, and one at every step at which a run touches its folder."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def chaos(*arguments: str) -> str:
+    command = [sys.executable, "-m", "tests.chaos", "--seed", "1", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("method", ["ntk-fl", "scaffold", "cp-ntk-fl"])
+def test_a_run_killed_and_resumed_ends_with_the_undisturbed_runs_bytes(method: str) -> None:
+    said = chaos("--kills", "3", "--only", method)
+    assert f"{method}: 19 rounds, killed 3 times" in said
+    assert "equal to the last byte" in said
+
+
+def test_a_run_killed_at_every_step_of_its_writing_goes_on() -> None:
+    said = chaos("--every-step", "--only", "scaffold")
+    assert "scaffold: killed at each of" in said
+    assert int(said.split("at each of ")[1].split()[0]) >= 12  # the lock, the settings, and four steps a round

@@ -1,0 +1,66 @@
+"""Two processes that want one folder: the second is told, and the first goes on."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ntkfl.engine.folder import RunFolder
+
+from .comparison import CONFIG, command
+from .storm import DATA
+
+TRAIN = [sys.executable, "-m", "ntkfl", "train", *DATA, "--steps", "10,100"]
+
+
+def until(there: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    for _ in range(6000):
+        if there():
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    raise AssertionError("did not begin")
+
+
+def refused(arguments: list[str]) -> str:
+    second = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
+    assert second.returncode == 2, second
+    assert len(second.stderr.splitlines()) == 1
+    return second.stderr
+
+
+def test_a_second_training_on_a_runs_folder_is_refused(tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path / "run")]
+    with subprocess.Popen(
+        [*TRAIN, "--rounds", "100000", *out], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as first:
+        try:
+            until((tmp_path / "run/checkpoint/state.safetensors").exists, first)
+            assert "is in use by another process" in refused([*TRAIN[:4], "--resume", *out])
+            assert "is in use by another process" in refused([*TRAIN, "--rounds", "2", *out])
+            assert first.poll() is None
+        finally:
+            first.send_signal(signal.SIGKILL)
+
+
+def test_a_second_comparison_in_a_folder_is_refused_and_a_killed_one_leaves_nobody_behind(tmp_path: Path) -> None:
+    run = command(tmp_path, tmp_path / "out")
+    (tmp_path / "storm.toml").write_text(CONFIG.replace("rounds = 25", "rounds = 100000"))
+    with subprocess.Popen(run, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as first:
+        try:
+            until(lambda: any(tmp_path.glob("out/cells/*/history.jsonl")), first)
+            assert "is in use by another process" in refused(run)
+            assert first.poll() is None
+        finally:
+            first.send_signal(signal.SIGKILL)
+    cells = [RunFolder(path.parent) for path in tmp_path.glob("out/cells/*/config.toml")]
+    assert cells
+    for _ in range(500):  # its workers see that it is gone, and let go of their runs
+        if not any(cell.in_use for cell in cells):
+            return
+        time.sleep(0.02)
+    raise AssertionError("a worker goes on without its comparison")

@@ -1,0 +1,280 @@
+"""`data/`: files of datasets and of a client's own data."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import torch
+
+from ntkfl.data import cifar, femnist
+from ntkfl.data.client import Images, read_own
+from ntkfl.data.idx import parse, read_content
+from ntkfl.data.npz import read_client
+
+from ..target import Target
+
+_LEAF_WORDS = (
+    b'"user_data"',
+    b'"users"',
+    b'"x"',
+    b'"y"',
+    b"[]",
+    b"{}",
+    b"null",
+    b"1e999",
+    b"NaN",
+    b"9223372036854775808",
+)
+
+
+def targets(scratch: Path) -> list[Target]:
+    return [*_idx(scratch), *_npz(scratch), *_leaf(scratch), *_cifar(scratch), *_pictures(scratch)]
+
+
+def _file(path: Path, read: Callable[[Path], object]) -> Callable[[bytes], None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+    def check(data: bytes) -> None:
+        path.write_bytes(data)
+        read(path)
+
+    return check
+
+
+def _idx(scratch: Path) -> list[Target]:
+    images = b"\0\0\x08\x03" + b"".join(n.to_bytes(4, "big") for n in (2, 4, 4)) + bytes(range(32))
+    labels = b"\0\0\x08\x01" + (2).to_bytes(4, "big") + bytes([1, 0])
+    own = scratch / "idx"
+    own.mkdir()
+    (own / "labels-idx1").write_bytes(labels)
+
+    def whole(data: bytes) -> None:
+        array = parse(data, "input")
+        assert 4 + 4 * array.ndim + array.nbytes == len(data)
+
+    def folder(path: Path) -> None:
+        x, y = read_own(str(own), Images((1, 4, 4)), lambda name: dict)
+        assert x.shape == (2, 1, 4, 4)
+        assert y.tolist() == [1, 0]
+
+    def packed(path: Path) -> None:
+        parse(read_content(path, 1 << 20), "input")
+
+    return [
+        Target("idx", (images, labels), whole),
+        Target("idx folder", (images, gzip.compress(images)), _file(own / "images-idx3", folder)),
+        Target(
+            "idx compressed",
+            (gzip.compress(images), gzip.compress(bytes(5000))[:0] + images),
+            _file(scratch / "idx.gz", packed),
+        ),
+    ]
+
+
+def _saved(save: Callable[..., None], **arrays: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    save(stream, **arrays)
+    return stream.getvalue()
+
+
+def _npz(scratch: Path) -> list[Target]:
+    x, y = np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4), np.array([0, 1, 2])
+    seeds = (
+        _saved(np.savez, x=x, y=y),
+        _saved(np.savez_compressed, x=x.astype(">f8"), y=x),
+        _saved(np.savez, x=np.asfortranarray(x.astype(np.float16)), y=y.astype(np.uint8)),
+    )
+    words = (
+        b"'descr': '<f8'",
+        b"'descr': '|O'",
+        b"(3, 4)",
+        b"(-3, -4)",
+        b"(0,)",
+        b"'fortran_order': True",
+        b"x.npy",
+        b"y.npy",
+    )
+
+    def client(path: Path) -> None:
+        x, y = read_client(path)
+        assert len(x) == len(y) > 0
+        assert bool(x.isfinite().all())
+
+    digits = _saved(
+        np.savez, images=np.zeros((3, 28, 28), np.uint8), labels=np.array([1, 2, 3], np.uint8),
+        writer=np.array([5, 5, 6]), split=np.array([0, 0, 1], np.uint8),
+    )  # fmt: skip
+
+    def written(path: Path) -> None:
+        arrays = femnist.read_digits(path)
+        assert len(arrays.images) == len(arrays.labels) == len(arrays.writers)  # type: ignore[arg-type]
+
+    return [
+        Target("npz", seeds, _file(scratch / "client.npz", client), repair=_zip_checksums, words=words, share=2),
+        Target("npz digits", (digits,), _file(scratch / "digits.npz", written), repair=_zip_checksums, words=words),
+    ]
+
+
+def _zip_checksums(data: bytes) -> bytes:
+    """With the CRC-32 of stored members made right in both places, so that a change gets past it."""
+    import zipfile
+    import zlib
+
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            members = [m for m in archive.infolist() if m.compress_type == zipfile.ZIP_STORED]
+    except Exception:
+        return data
+    out = bytearray(data)
+    for member in members:
+        at = member.header_offset
+        start = (
+            at
+            + 30
+            + int.from_bytes(data[at + 26 : at + 28], "little")
+            + int.from_bytes(data[at + 28 : at + 30], "little")
+        )
+        old, new = (
+            member.CRC.to_bytes(4, "little"),
+            zlib.crc32(data[start : start + member.file_size]).to_bytes(4, "little"),
+        )
+        out = out.replace(old, new) if member.CRC else out
+    return bytes(out)
+
+
+def _leaf(scratch: Path) -> list[Target]:
+    pixels = [0.5] * 784
+    content = {"users": ["a", "b"], "user_data": {"a": {"x": [pixels], "y": [3]}, "b": {"x": [], "y": []}}}
+    seed = json.dumps(content).encode()
+
+    def twist(rng: Random, data: bytes) -> bytes:
+        """Something in the document replaced, which stays a document."""
+        try:
+            document = json.loads(data)
+            holder, key = rng.choice(
+                [(document, "users"), (document, "user_data"), (document["user_data"], "a"),
+                 (document["user_data"]["a"], "x"), (document["user_data"]["a"], "y")]
+            )  # fmt: skip
+            holder[key] = rng.choice(
+                [
+                    3,
+                    None,
+                    "a",
+                    [],
+                    {},
+                    [[]],
+                    [[1] * 784],
+                    [5, 6],
+                    2**63,
+                    [2**63],
+                    [1.5],
+                    ["a"],
+                    [["b"] * 784],
+                    [[3] * 784] * 2,
+                ]
+            )
+            return json.dumps(document).encode()
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return data
+
+    def read(path: Path) -> None:
+        images, labels, writers = femnist._read_leaf([path])
+        assert images.shape == (len(labels), 1, 28, 28)
+        assert len(writers) == len(labels)
+        assert labels.min() >= 0
+        assert labels.max() < 10
+
+    return [Target("leaf", (seed,), _file(scratch / "leaf.json", read), twist=twist, words=_LEAF_WORDS)]
+
+
+def _cifar(scratch: Path) -> list[Target]:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as archive:
+        for name in cifar.BATCHES:
+            info = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+            info.size = 3073
+            archive.addfile(info, io.BytesIO(bytes(3073)))
+    x, y = np.zeros((5, 32, 32, 3), np.uint8), np.arange(5, dtype=np.uint8)
+    arrays = _saved(np.savez_compressed, x_train=x, y_train=y, x_test=x[:1], y_test=y[:1])
+
+    def tar(path: Path) -> None:
+        assert [batch.shape for batch in cifar.read_archive(path, rows=1)] == [(1, 3073)] * 6
+
+    def npz(path: Path) -> None:
+        assert [batch.shape for batch in cifar.read_npz_batches(path, rows=1)] == [(1, 3073)] * 6
+
+    def recompress(data: bytes) -> bytes:
+        """Changes are made to the tar inside."""
+        return gzip.compress(data, 1)
+
+    def recompressed(data: bytes) -> None:
+        _file(scratch / "inside.tar.gz", tar)(data)
+
+    plain = gzip.decompress(stream.getvalue())
+    return [
+        Target("cifar archive", (stream.getvalue(),), _file(scratch / "cifar.tar.gz", tar), share=0.5),
+        Target(
+            "cifar tar", (plain,), lambda data: recompressed(recompress(data)), share=0.5,
+            words=(b"ustar", b"data_batch_1.bin", b"\x80\0\0\0\0\0\0\0\x7f\xff\xff\xff", b"S", b"x", b"L"),
+        ),
+        Target("cifar npz", (arrays,), _file(scratch / "cifar.npz", npz), share=0.5),
+    ]  # fmt: skip
+
+
+def _pictures(scratch: Path) -> list[Target]:
+    from PIL import Image
+
+    found = []
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (8, 8, 3), dtype=np.uint8))
+    for suffix, kind in (
+        ("png", "PNG"),
+        ("jpg", "JPEG"),
+        ("gif", "GIF"),
+        ("bmp", "BMP"),
+        ("webp", "WEBP"),
+        ("ppm", "PPM"),
+    ):
+        stream = io.BytesIO()
+        noise.save(stream, kind)
+
+        def read(path: Path) -> None:
+            x, y = read_own(str(path.parent.parent), Images((3, 8, 8)), lambda name: dict)
+            assert x.shape == (1, 3, 8, 8)
+            assert y.tolist() == [1]
+            assert bool((x >= 0).all())
+            assert bool((x <= 1).all())
+
+        path = scratch / suffix / "1" / f"picture.{suffix}"
+        found.append(
+            Target(
+                f"picture {suffix}",
+                (stream.getvalue(),),
+                _file(path, read),
+                repair=_png if suffix == "png" else None,
+                share=0.5,
+            )
+        )
+    return found
+
+
+def _png(data: bytes) -> bytes:
+    """With every chunk's CRC-32 made right."""
+    import zlib
+
+    out, at = bytearray(data[:8]), 8
+    while at + 12 <= len(data):
+        size = int.from_bytes(data[at : at + 4], "big")
+        body = data[at + 4 : at + 8 + size]
+        out += data[at : at + 4] + body + zlib.crc32(body).to_bytes(4, "big")
+        at += 12 + size
+    return bytes(out) + data[at:]
+
+
+_ = torch

@@ -1,0 +1,96 @@
+"""`methods/`: a round in which one client, or the server, says something else than it should."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from ntkfl.engine.conversation import hold
+from ntkfl.engine.services.evaluation import add_up, counts, question
+from ntkfl.methods import METHODS, Client, Method, Outcome, Task
+from ntkfl.methods.base import Outgoing
+from ntkfl.methods.statistics import answer, converse
+from ntkfl.wire import Message
+
+from ..target import Target
+from .twists import sealed_again, twisted
+
+_OPTIONS: dict[str, dict[str, object]] = {
+    "ntk-fl": {"steps": (5.0, 50.0)},
+    "fedavg": {"local_steps": 2, "sparsity": 0.5},
+    "scaffold": {"local_steps": 2},
+    "fednova": {"local_steps": 2},
+    "fedadam": {"local_steps": 2},
+    "fedcom": {"local_steps": 2},
+    "qsgd": {},
+}
+
+
+def targets(scratch: Path) -> list[Target]:
+    found = []
+    for name, options in _OPTIONS.items():
+        method = METHODS[name](**options)
+        found += _of(method)
+    task = _task()
+    x, y = torch.randn(6, 5), torch.randint(0, 3, (6,))
+    said = counts(task, question(1, task.like), x, y)
+    found.append(Target("counts", (said.encode(),), lambda data: _score(Message.decode(data)), sealed_again, twisted))
+    return found
+
+
+def _task() -> Task:
+    model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3))
+    return Task(model, 3, "ce", total_clients=4)
+
+
+def _clients() -> list[Client]:
+    return [Client(i, torch.randn(3 + i, 5), torch.randint(0, 3, (3 + i,)), seed=i) for i in range(2)]
+
+
+def _score(message: Message) -> None:
+    score = add_up([message], real_targets=False)
+    assert score.accuracy is not None
+    assert 0 <= score.accuracy <= 1
+    assert score.loss is not None
+    assert 0 <= score.loss <= 1e6
+
+
+def _of(method: Method) -> list[Target]:
+    """A target for every message of the method's round, either way."""
+    task, clients = _task(), _clients()
+    state = method.start(task, task.like)
+    asked: list[Message] = []
+    told: list[list[Message]] = []
+
+    def exchange(outgoing: Outgoing) -> list[Message]:
+        each = [outgoing if isinstance(outgoing, Message) else outgoing[client.id] for client in clients]
+        asked.append(each[0])
+        told.append([answer(method, task, m, [c])[0] for m, c in zip(each, clients, strict=True)])
+        return list(told[-1])  # a round may let go of replies as it reads them
+
+    hold(converse(method, task, state, 1, [0, 1]), exchange)
+
+    def server(number: int, data: bytes) -> None:
+        forged = Message.decode(data)
+        replies = iter(
+            [[forged if i == number and k == 0 else m for k, m in enumerate(own)] for i, own in enumerate(told)]
+        )
+        outcome: Outcome = hold(converse(method, task, state, 1, [0, 1]), lambda _: next(replies))
+        assert all(bool(t.isfinite().all()) for t in outcome.state.values() if t.is_floating_point())
+        assert {k: t.shape for k, t in outcome.state.items()} == {k: t.shape for k, t in state.items()}
+
+    def client(data: bytes) -> None:
+        for reply in answer(method, task, Message.decode(data), [clients[0]]):
+            reply.encode()
+
+    found = []
+    for number, (question_, replies) in enumerate(zip(asked, told, strict=True)):
+        check: Callable[[bytes], None] = partial(server, number)
+        name = f"{method.name} {replies[0].kind}"
+        found.append(Target(f"server {name}", (replies[0].encode(),), check, sealed_again, twisted, share=0.25))
+        name = f"{method.name} {question_.kind}"
+        found.append(Target(f"client {name}", (question_.encode(),), client, sealed_again, twisted, share=0.25))
+    return found

@@ -1,0 +1,172 @@
+"""What reaches the running parts: their state files, Flower's records, requests to `ntkfl watch`, peers' answers."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from ntkfl.engine.flower.carrier import one_line
+from ntkfl.engine.flower.member import Member
+from ntkfl.engine.flower.records import notes_of, payload_of
+from ntkfl.engine.services.key_server import KeyServer
+from ntkfl.engine.services.participant import _read_seen, _sequence
+from ntkfl.engine.services.pins import Terms
+from ntkfl.privacy.rows import BatchKey
+from ntkfl.privacy.shuffling import Batch, Shuffler
+from ntkfl.report.live import Server, _Handler
+from ntkfl.wire import Message as WireMessage
+
+from ..target import Target
+from .trust import SIGNER
+from .twists import sealed_again, twisted
+
+KEY = BatchKey(1, 0, 0)
+
+
+def targets(scratch: Path) -> list[Target]:
+    return [*_states(scratch), *_flower(scratch), _watch(scratch), _seen(scratch)]
+
+
+def _states(scratch: Path) -> list[Target]:
+    """A disk that gives back other bytes than it got: the state is refused, or what is asked of it is."""
+    path = scratch / "shuffler.sqlite"
+    shuffler = Shuffler(path, run="f/r")
+    shuffler.present("a", "client")
+    shuffler.publish(b"signed", Batch(KEY, ("a", "b"), 2, 4, 2, None))
+    shuffler.submit("a", KEY, [b"abcd"])
+    shuffler.close()
+    keys = scratch / "keys.sqlite"
+    KeyServer.create(keys, "f", SIGNER).add_run("r")
+    KeyServer(keys, "f", SIGNER).make_token("a", "client")
+
+    def shuffled(data: bytes) -> None:
+        with _alone(path, data) as file:
+            _use(file)
+
+    def _use(file: Path) -> None:
+        state = Shuffler(file, run="f/r")
+        try:
+            state.clients("client")
+            state.latest()
+            state.submission_limit()
+            state.status(KEY)
+            state.submit("b", KEY, [b"efgh"])
+            assert sorted(state.release(KEY)) == [b"abcd", b"efgh"]
+        finally:
+            state.close()
+
+    def served(data: bytes) -> None:
+        with _alone(keys, data) as file:
+            server = KeyServer(file, "f", SIGNER)
+            server.clients()
+            server.runs()
+            server.revoked()
+            server.make_token("b", "client")
+
+    return [
+        Target("shuffler state", (path.read_bytes(),), shuffled, share=0.4),
+        Target("key server state", (keys.read_bytes(),), served, share=0.4),
+    ]
+
+
+@contextmanager
+def _alone(path: Path, data: bytes) -> Iterator[Path]:
+    """A file that nobody used before: a connection that a failure left behind keeps its lock until it is collected."""
+    file = path.with_name(f"{path.stem}-{time.monotonic_ns()}")
+    file.touch(0o600)
+    file.write_bytes(data)
+    try:
+        yield file
+    finally:
+        for left in path.parent.glob(f"{file.name}*"):
+            left.unlink()
+
+
+def _flower(scratch: Path) -> list[Target]:
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # Flower makes no message without
+    terms = Terms(inputs=(4,), outputs=3, method={"name": "scaffold", "local_steps": 1})
+    x, y = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
+    member = Member(terms, scratch / "member", lambda: (x, y))
+    weights = WireMessage("weights", 1, {"weights": member.task.like, "control": torch.zeros_like(member.task.like)})
+    seeds = [WireMessage("evaluate", 1, {"weights": member.task.like}).encode()]
+    try:
+        member.answer(weights.encode(), "0" * 16)
+        seeds.append(weights.encode())
+    except Exception:  # the method's own names of arrays are in its own target
+        pass
+
+    def answered(data: bytes) -> None:
+        WireMessage.decode(member.answer(data, "0" * 16))
+
+    def record(data: bytes) -> None:
+        """The first byte says what is wrong with the record, the rest is its payload."""
+        how, payload = (data[0], data[1:]) if data else (255, b"")
+        array = Array(
+            "uint8" if how & 1 else "object",
+            (len(payload) if how & 2 else 2**40,),
+            "ntkfl.wire" if how & 4 else "numpy",
+            payload,
+        )
+        held = (
+            ArrayRecord({"message" if how & 8 else "other": array}) if how & 16 else ConfigRecord({"message": payload})
+        )
+        notes = ConfigRecord({"run": payload.hex(), "blob": payload, "number": 1.5})
+        message = Message(RecordDict({"ntkfl" if how & 32 else "x": held, "notes": notes}), 1, "train")
+        assert set(notes_of(message)) <= {"run"}
+        WireMessage.decode(payload_of(message))
+
+    return [
+        Target("flower member", tuple(seeds), answered, sealed_again, twisted, share=0.25),
+        Target("flower record", (bytes([63]) + seeds[0],), record, share=0.5),
+        Target("flower reason", (b"no answer within 3 seconds",), lambda data: _line(data.decode("latin-1"))),
+    ]
+
+
+def _line(said: str) -> None:
+    line = one_line(said)
+    assert len(line) <= 300
+    assert line.isprintable()
+
+
+def _watch(scratch: Path) -> Target:
+    (scratch / "runs").mkdir()
+    server = Server([scratch / "runs"], "127.0.0.1", 0)
+    server.closing.set()  # a stream of events ends at once
+    head = b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    paths = (b"/", b"/events", b"/details/0123456789ab", b"/files/0123456789ab/config.toml")
+
+    def check(data: bytes) -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.settimeout(5)
+            theirs.settimeout(5)
+            ours.sendall(data[:60_000])
+            ours.shutdown(socket.SHUT_WR)
+            _Handler(theirs, ("127.0.0.1", 1), server)
+            theirs.shutdown(socket.SHUT_WR)
+            answer = b""
+            while part := ours.recv(1 << 16):
+                answer += part
+        assert b" 500 " not in answer[:20]
+
+    words = (b"Host: ", b"HEAD ", b"POST ", b"%00", b"%2e%2e/", b"[::", b"Content-Length: 9999999999\r\n", b"\r\n")
+    return Target("watch request", tuple(b"GET " + path + head for path in paths), check, words=words, share=0.5)
+
+
+def _seen(scratch: Path) -> Target:
+    path = scratch / "seen"
+
+    def check(data: bytes) -> None:
+        path.write_bytes(data)
+        found = _read_seen(path)
+        assert found is None or found == found.check()
+        assert 4 <= _sequence(data.decode("latin-1"), 3) < 1 << 63
+
+    return Target("participant seen", (b"3 0 1", b"12"), check, share=0.3)

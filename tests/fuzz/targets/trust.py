@@ -1,0 +1,158 @@
+"""`privacy/` and what the roles sign and seal for one another."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from ntkfl.engine.services.announcement import Announcement
+from ntkfl.engine.services.receipt import check_receipt, issue_receipt
+from ntkfl.engine.services.seed import check_revoked, open_seed, seal_seed, sign_revoked
+from ntkfl.privacy.identity import Credential, check_request, sign_request
+from ntkfl.privacy.rows import BatchKey, open_row, pack_rows, seal_rows, unpack_rows
+from ntkfl.privacy.sealing import SealingKey, Secret, SigningKey, bind
+from ntkfl.privacy.shuffling import Batch
+from ntkfl.wire import Message
+
+from ..target import Target, unforgeable
+from .twists import sealed_again, twisted_json
+
+NAMES = ("federation-0", "run-0")
+KEY = BatchKey(3, 1, 0)
+SIGNER = SigningKey(Ed25519PrivateKey.from_private_bytes(b"s" * 32))  # fixed, so that an input can be tried again
+OPENER = SealingKey(X25519PrivateKey.from_private_bytes(b"o" * 32))
+_WORDS = (b'"kind":"end"', b'"batch":null', b"evaluate", b"exchange", b'"seconds":', b"-1", b"\\ud800", b"null", b'"')
+
+
+def targets(scratch: Path) -> list[Target]:
+    frames = pack_rows(KEY, [b"abcd", b"efgh"]), pack_rows(BatchKey(2**32 - 1, 65535, 255), [bytes(90)])
+    sealed = tuple(seal_rows([b"", b"row", bytes(200)], OPENER.public, *NAMES, KEY))
+    receipt = issue_receipt(SIGNER, *NAMES, KEY)
+    return [
+        unforgeable("rows damaged", frames, unpack_rows),
+        Target("rows forged", frames, _rows, sealed_again),
+        unforgeable("sealed row", sealed, lambda data: open_row(OPENER, data, *NAMES, KEY)),
+        unforgeable("receipt", (receipt,), lambda data: check_receipt(data, SIGNER.public, *NAMES, KEY)),
+        *_announcements(),
+        *_credentials(),
+        *_answers(),
+        *_keys(scratch),
+    ]
+
+
+def _rows(data: bytes) -> None:
+    key, rows = unpack_rows(data)
+    assert pack_rows(key, rows) == data
+    assert BatchKey.of(key.number) == key
+
+
+def _announcements() -> list[Target]:
+    batch = Batch(KEY, ("a", "b", "c"), 10, 120, 2, 30.0)
+    weights = Message("weights", 3, {"weights": torch.randn(4)})
+    signed = tuple(
+        said.sign(SIGNER, *NAMES)
+        for said in (
+            Announcement("exchange", KEY, batch, weights),
+            Announcement("evaluate", BatchKey(3, 1, 255), None, weights),
+            Announcement("end", BatchKey(4, 0, 0)),
+        )
+    )
+
+    def sign_again(data: bytes) -> bytes:
+        return SIGNER.sign(data[64:], bind("ntkfl announcement v1", *NAMES)) + data[64:]
+
+    def read(data: bytes) -> Announcement:
+        return Announcement.check(data, SIGNER.public, *NAMES)
+
+    def check(data: bytes) -> None:
+        said = read(data)
+        said.key.check()
+        if said.batch is not None:
+            said.batch.check().digest(b"salt")
+        assert read(said.sign(SIGNER, *NAMES)).key == said.key
+
+    return [
+        unforgeable("announcement unsigned", signed, read),
+        Target("announcement signed", signed, check, sign_again, words=_WORDS),
+    ]
+
+
+def _credentials() -> list[Target]:
+    credential = Credential(NAMES[0], "client-0", "client", OPENER.public.hex(), SIGNER.public.hex())
+    issued = credential.issue(SIGNER)
+    path = "/v1/runs/run-0/rows"
+    request = json.dumps(sign_request(issued, SIGNER, "POST", path, b"body")).encode()
+
+    def read(data: bytes) -> object:
+        return Credential.check(data.decode("latin-1"), SIGNER.public, NAMES[0])
+
+    def sign_again(data: bytes) -> bytes:
+        try:
+            payload = base64.b64decode(data)[64:]
+        except ValueError:
+            return data
+        return base64.b64encode(SIGNER.sign(payload, bind("ntkfl credential v1", NAMES[0])) + payload)
+
+    def payload(data: bytes) -> object:
+        """The payload itself is changed, and then signed."""
+        signature = SIGNER.sign(data, bind("ntkfl credential v1", NAMES[0]))
+        found = Credential.check(base64.b64encode(signature + data).decode(), SIGNER.public, NAMES[0])
+        assert found.payload() == data
+        return found
+
+    def asked(data: bytes) -> None:
+        try:
+            headers = {str(k).lower(): str(v) for k, v in json.loads(data).items()}
+        except (ValueError, AttributeError, RecursionError):
+            headers = {"ntkfl-credential": data.decode("latin-1"), "ntkfl-signature": data.decode("latin-1")}
+        assert check_request(headers, SIGNER.public, NAMES[0], "POST", path, b"body") == credential
+
+    return [
+        Target("credential", (issued.encode(),), read, sign_again),
+        Target("credential payload", (credential.payload(),), payload, None, twisted_json, _WORDS),
+        Target("signed request", (request,), asked),
+    ]
+
+
+def _answers() -> list[Target]:
+    """The key server's answers, as those who ask it read them."""
+    seed = json.dumps(seal_seed(Secret(bytes(32)), OPENER.public, SIGNER, *NAMES, "client-0")).encode()
+    revoked = json.dumps(sign_revoked(3, ["a", "b"], SIGNER, NAMES[0])).encode()
+
+    def values(data: bytes) -> object:
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError):
+            return {"serial": data.decode("latin-1"), "signature": data.hex()}
+
+    def opened(data: bytes) -> None:
+        secret = open_seed(values(data), OPENER, SIGNER.public, *NAMES, "client-0")  # type: ignore[arg-type]
+        assert secret.reveal() == bytes(32)
+
+    def listed(data: bytes) -> None:
+        assert check_revoked(values(data), SIGNER.public, NAMES[0]) == (3, frozenset("ab"))  # type: ignore[arg-type]
+
+    return [
+        Target("sealed seed", (seed,), opened, twist=twisted_json),
+        Target("revoked clients", (revoked,), listed, twist=twisted_json),
+    ]
+
+
+def _keys(scratch: Path) -> list[Target]:
+    signing, sealing, tried = scratch / "signing.pem", scratch / "sealing.pem", scratch / "tried.pem"
+    SIGNER.save(signing)
+    OPENER.save(sealing)
+
+    def load(data: bytes) -> None:
+        tried.write_bytes(data)
+        try:
+            SigningKey.load(tried).sign(b"", b"")
+        except Exception:
+            SealingKey.load(tried)
+
+    return [Target("private key", (signing.read_bytes(), sealing.read_bytes()), load, share=0.5)]
