@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ntkfl.paper import analysis, figure9, flips, kernel_drift, kernel_limit, lemma2, theorem1, theorem2, weight_gap
+from ntkfl.paper import analysis, figure9, lemma1, lemma2, lemma3, lemma4, theorem1, theorem2, weight_gap
 from ntkfl.paper.axes import slope
 from ntkfl.paper.item import Context, Finding
 from ntkfl.theory import draw, in_span
@@ -138,38 +138,38 @@ class TestTheorem2:
 
 class TestLemmas:
     def test_flips_are_counted_and_the_union_is_needed(self) -> None:
-        radius = 0.99 * analysis.DELTA / (flips.FLIP * 16)
+        radius = 0.99 * analysis.DELTA / (lemma1.FLIP * 16)
         key = {"dataset": "orthonormal", "samples": 40, "pictures": 0, "width": 16, "radius": radius, "draws": 100}
-        cell = flips.count(key)
+        cell = lemma1.count(key)
         assert cell["mean"] == pytest.approx(cell["expected"], rel=0.1)
         assert cell["one"] >= 0.8
         assert cell["all"]["printed"] < 0.2  # 0.9^40 = 0.015 is expected
         assert cell["all"]["everywhere"] == cell["all"]["concentrated"] == 1
-        trained = flips.train({"dataset": "digits", "samples": 10, "width": 64, "pictures": 0, "lr": 1.0, "steps": 20})
+        trained = lemma1.train({"dataset": "digits", "samples": 10, "width": 64, "pictures": 0, "lr": 1.0, "steps": 20})
         assert 0 < trained["flipped"] <= trained["reachable"]
         more = {**key, "samples": 1}
         pictures = {**key, "dataset": "digits"}
         data = {
-            "grid": [{**pictures, "radius": 0.1, **flips.count({**pictures, "radius": 0.1})}],
-            "tight": [{**k, **flips.count(k)} for k in (key, more, pictures)],
+            "grid": [{**pictures, "radius": 0.1, **lemma1.count({**pictures, "radius": 0.1})}],
+            "tight": [{**k, **lemma1.count(k)} for k in (key, more, pictures)],
             "trained": [{"width": 64, **trained}],
         }
-        found = by_claim(flips.findings(data))
+        found = by_claim(lemma1.findings(data))
         assert found["the bound holds for one input with probability 1 − δ"].agrees is True
         assert found["the bound holds for all i at once with probability 1 − δ"].agrees is False
         assert (
-            len(flips.picture({**data, "tight": [{**c, "width": w} for c in data["tight"] for w in (1, 2)]}).axes) == 2
+            len(lemma1.picture({**data, "tight": [{**c, "width": w} for c in data["tight"] for w in (1, 2)]}).axes) == 2
         )
 
     def test_drift_is_bounded_in_training_and_not_always_by_an_adversary(self) -> None:
         key = {"dataset": "digits", "samples": 10, "width": 64, "seed": 0, "lr": 1.0, "steps": [1, 20]}
-        cell = kernel_drift.train(key)
+        cell = lemma3.train(key)
         assert cell["radius"] == sorted(cell["radius"])
         for drift, radius in zip(cell["drift"], cell["radius"], strict=True):
-            assert drift <= kernel_drift.bounds(64, 10, radius)["printed"]
-        x = kernel_drift.alike(5)
+            assert drift <= lemma3.bounds(64, 10, radius)["printed"]
+        x = lemma3.alike(5)
         torch.testing.assert_close(x @ x.T, torch.full((5, 5), 0.5) + 0.5 * torch.eye(5), check_dtype=False)
-        held = kernel_drift.attack({"dataset": "alike", "samples": 5, "width": 50, "radius": 0.1, "draws": 5})
+        held = lemma3.attack({"dataset": "alike", "samples": 5, "width": 50, "radius": 0.1, "draws": 5})
         assert held["held"]["summed"] == 1
         assert held["largest"] > 0
 
@@ -192,10 +192,10 @@ class TestLemmas:
         key = {"dataset": "digits", "samples": 8, "pictures": 0, "draws": 20}
         for covariance in ("isotropic", "uneven"):
             near, far = (
-                kernel_limit.deviate({**key, "width": w, "covariance": covariance})["deviations"] for w in (1600, 100)
+                lemma4.deviate({**key, "width": w, "covariance": covariance})["deviations"] for w in (1600, 100)
             )
             assert sum(far) / sum(near) == pytest.approx(4, rel=0.35)
-        drawn = kernel_limit.later({"dataset": "digits", "samples": 8, "seed": 0, "width": 4, "lr": 1.0, "steps": 3})
+        drawn = lemma4.later({"dataset": "digits", "samples": 8, "seed": 0, "width": 4, "lr": 1.0, "steps": 3})
         assert drawn["alpha"] == pytest.approx(0, abs=1e-7)  # four neurons span no eight dimensions
 
 

@@ -4,12 +4,12 @@ from ntkfl.paper import (
     attack,
     claims,
     figure9,
-    flips,
     heterogeneity,
-    kernel_drift,
-    kernel_limit,
     learning,
+    lemma1,
     lemma2,
+    lemma3,
+    lemma4,
     private,
     theorem1,
     theorem2,
@@ -17,7 +17,7 @@ from ntkfl.paper import (
 from ntkfl.paper.item import Context, Finding, Item, Outcome
 
 _ROOMS = (
-    learning, heterogeneity, private, attack, figure9, theorem1, theorem2, flips, lemma2, kernel_drift, kernel_limit,
+    learning, heterogeneity, private, attack, figure9, theorem1, theorem2, lemma1, lemma2, lemma3, lemma4,
     claims,
 )  # fmt: skip
 _ORDER = (
