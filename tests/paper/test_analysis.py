@@ -173,7 +173,7 @@ class TestLemmas:
         assert held["held"]["summed"] == 1
         assert held["largest"] > 0
 
-    @pytest.mark.parametrize("module", [kernel_drift, kernel_limit])
+    @pytest.mark.parametrize("module", [lemma3, lemma4])
     def test_whole_items_on_digits(self, module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A second call reads what the first one kept, and finds the same."""
         monkeypatch.setattr(module, "available", lambda name: "digits")
@@ -183,7 +183,7 @@ class TestLemmas:
         assert outcome.settings["dataset"] == "digits"
         monkeypatch.setattr(module, "unit_inputs", None)  # nothing is computed any more
         assert module.run(context).findings == outcome.findings
-        if module is kernel_drift:
+        if module is lemma3:
             assert found["the bound holds with probability 1 − δ for all inputs of unit length"].agrees is False
         else:
             assert found["the distance falls like 1/√n"].agrees is True
@@ -253,6 +253,6 @@ class TestWeightGap:
 
 
 def test_every_item_has_its_name() -> None:
-    modules = (figure9, flips, kernel_drift, kernel_limit, lemma2, theorem1, theorem2)
+    modules = (figure9, lemma1, lemma2, lemma3, lemma4, theorem1, theorem2)
     names = [item.name for module in modules for item in module.ITEMS]
     assert sorted(names) == ["fig9", "lemma1", "lemma2", "lemma3", "lemma4", "theorem1", "theorem2"]
