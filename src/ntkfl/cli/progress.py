@@ -50,6 +50,8 @@ class RoundDisplay:
             self.console.print(HEADER, style="dim")
             self.begun = True
         self.console.print(round_line(record, timing))
+        for line in remarks(record):
+            self.console.print(f"       {line}", style="dim")
         accuracy = record["test_accuracy"]
         loss = record["test_loss"]
         text = f"{accuracy:.1%}" if accuracy is not None else "" if loss is None else f"loss {loss:.4f}"
@@ -74,6 +76,16 @@ class RoundDisplay:
         self.console.print(f"{uplink:.1f} MiB up, {downlink:.1f} MiB down, {seconds:.1f} s")
         if out is not None:
             self.console.print(f"run folder: {out}", soft_wrap=True)
+
+
+def remarks(record: Record) -> list[str]:
+    """What a round had to leave out, or to do otherwise than meant."""
+    said = []
+    if record.get("rejected"):
+        said.append("rejected: " + ", ".join(f"{count} {reason}" for reason, count in record["rejected"].items()))
+    if record.get("solver_fallback"):
+        said.append(f"solver: {record['solver_fallback']}")
+    return said
 
 
 HEADER = "round  accuracy  test loss  train loss   steps  MiB up  MiB down  seconds"

@@ -20,6 +20,7 @@ from ntkfl.data.partition import Partition
 from ntkfl.data.partitions import PARTITIONS, make
 from ntkfl.engine.conversation import Carrier
 from ntkfl.engine.folder import Record
+from ntkfl.engine.poison import Poison
 from ntkfl.engine.recording import Wire
 from ntkfl.engine.run import Run
 from ntkfl.engine.seeds import derive
@@ -124,6 +125,7 @@ class RunConfig(Options):
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "ntk-fl"})
+    poison: Poison | None = Field(None, description="clients that lie: simulations alone")
 
     @staticmethod
     def read(path: Path) -> RunConfig:
@@ -146,7 +148,8 @@ class RunConfig(Options):
         return {
             "ntkfl": __version__,
             "simulation": True,
-            **self.model_dump(mode="json", exclude={"method", "model"}),
+            **self.model_dump(mode="json", exclude={"method", "model", "poison"}),
+            **({} if self.poison is None else {"poison": self.poison.model_dump(mode="json")}),
             "model": self.model.suited(method).model_dump(mode="json"),
             "method": {"name": method.name} | method.model_dump(mode="json"),
         }
@@ -219,6 +222,7 @@ def execute(
         on_start=on_start,
         on_round=on_round,
         carrier=carrier,
+        poison=config.poison,
     )
 
 

@@ -61,16 +61,25 @@ def record_of(
     traffic: Traffic,
     clients: Sequence[int] | Sequence[str],
 ) -> Record:
-    """What every record says of its round; `failed` only where a client did, by name and with the reason."""
-    return {
-        "round": number,
-        "test_accuracy": accuracy,
-        "test_loss": loss,
-        "train_loss": outcome.train_loss,
-        "steps": outcome.steps,
-        "uplink_bytes": traffic.uplink.total(),
-        "downlink_bytes": traffic.downlink.total(),
-        "clients": list(clients),
-        "uplink": dict(traffic.uplink),
-        "downlink": dict(traffic.downlink),
-    } | ({"failed": dict(traffic.failed)} if traffic.failed else {})
+    """What every record says of its round; `failed` only where a client did, by name and with the reason, `rejected`
+    only where rows or updates were, by why.
+    """
+    rejected: Record = {"rejected": dict(traffic.rejected)} if traffic.rejected else {}
+    if traffic.rejected_clients:
+        rejected["rejected_clients"] = traffic.rejected_clients
+    return (
+        {
+            "round": number,
+            "test_accuracy": accuracy,
+            "test_loss": loss,
+            "train_loss": outcome.train_loss,
+            "steps": outcome.steps,
+            "uplink_bytes": traffic.uplink.total(),
+            "downlink_bytes": traffic.downlink.total(),
+            "clients": list(clients),
+            "uplink": dict(traffic.uplink),
+            "downlink": dict(traffic.downlink),
+        }
+        | rejected
+        | ({"failed": dict(traffic.failed)} if traffic.failed else {})
+    )
