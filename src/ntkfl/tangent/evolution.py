@@ -190,6 +190,7 @@ def _flow(
     """R' = r(f0 + (η/N) Θ R), R(0) = 0, by Runge–Kutta–Chebyshev."""
     rate = lr / f0.shape[0]
     Y = Y.to(f0.dtype)
+    rounding = 0.0 if f0.dtype == torch.float64 else torch.finfo(f0.dtype).eps
 
     # Outputs are no better than the products they come from, so they stay in that precision; the state does not.
     def outputs(R: Tensor) -> Tensor:
@@ -203,7 +204,7 @@ def _flow(
         f = outputs(R)
         return lambda v: curvature_product(loss, f, rate * theta(v)).double()
 
-    states, stats = integrate(slope, torch.zeros_like(f0, dtype=torch.float64), steps, stiffness, rtol)
+    states, stats = integrate(slope, torch.zeros_like(f0, dtype=torch.float64), steps, stiffness, rtol, rounding)
     residuals = torch.stack(states) if states else f0.new_empty((0, *f0.shape))
     return residuals, lambda: torch.stack([outputs(R) for R in residuals]), stats
 

@@ -18,6 +18,7 @@ from ntkfl.tangent.chebyshev import MOST_STAGES, Stepper, stepper
 
 _MOST_STEPS = 10_000
 _MOST_PRODUCTS = 50_000  # rounds met so far need hundreds to a few thousand
+_DOUBT = 0.05  # a slope this wrong, relative to the step's, and the state is not trusted
 _RADIUS_EVERY = 25  # steps between two estimates of the spectral radius; it falls as outputs sharpen
 
 
@@ -31,6 +32,7 @@ class Statistics:
     accepted: int = 0
     rejected: int = 0
     worst_error: float = 0.0
+    landed: int = 0  # outputs that could not be interpolated
     stopped: str = ""
     exhausted: bool = False  # stopped for its cost alone: more precision would not help
     fallback: str = ""
@@ -42,6 +44,7 @@ def integrate(
     times: Sequence[float],
     stiffness: Callable[[Tensor], Callable[[Tensor], Tensor]],
     rtol: float,
+    rounding: float = 0.0,
 ) -> tuple[list[Tensor], Statistics]:
     """States at the increasing `times`, from `start` at time 0; fewer, and `Statistics.stopped` says why, where the
     error cannot be held (values that are not finite, steps that shrink to nothing) or the cost has no end.
@@ -51,6 +54,7 @@ def integrate(
     (of higher order than the step itself), so that many outputs cost no more than one.
 
     The state is float64 whatever precision `rhs` computes in: the recursion amplifies rounding of its state by s².
+    `rounding` is that precision: slopes carry it, times the stiffness, into what is interpolated from them (`_between`).
     """
     stats = Statistics()
     y = start.double()
@@ -70,7 +74,7 @@ def integrate(
             stats.stopped, stats.exhausted = f"{cost} reached only time {t:.3g} of {times[-1]:.3g}", True
             break
         h = min(h, times[-1] - t)
-        stages = max(2, 1 + math.isqrt(int(1.54 * h * rho + 1)))
+        stages = _stages(h, rho)
         if stages > MOST_STAGES:
             stages = MOST_STAGES
             h = (stages**2 - 1) / (1.54 * rho)
@@ -86,7 +90,10 @@ def integrate(
                 break
             continue
         while pending and pending[0] <= t + h * (1 + 1e-12):
-            out.append(_hermite((pending.pop(0) - t) / h, h, y, slope, new, new_slope))
+            ends = (y, slope, new, new_slope)
+            state, landed = _between(with_field, pending.pop(0) - t, h, ends, rho, rounding)
+            out.append(state)
+            stats.landed += landed
         # Predictive controller of the reference implementation: the trend of the error over the last two steps.
         factor = 0.8 / max(error, 1e-10) ** (1 / 3)
         if previous_h:
@@ -140,6 +147,32 @@ class _Radius:
 
         value, self.vector = largest_eigenvalue(counted, self.vector)
         return 1.2 * value
+
+
+def _stages(h: float, rho: float) -> int:
+    """Enough for a stable step of size h."""
+    return max(2, 1 + math.isqrt(int(1.54 * h * rho + 1)))
+
+
+def _between(
+    field: Stepper, at: float, h: float, ends: tuple[Tensor, Tensor, Tensor, Tensor], rho: float, rounding: float
+) -> tuple[Tensor, bool]:
+    """The state at time `at` into a step of size h, interpolated; or, and then True, by a step of its own to there.
+
+    A step damps the rounding of its slopes; interpolation adds up to h/7 of it to the state, and the stiffest
+    directions multiply it by ρ again: in float32 the outputs between two ends can be wrong where both ends are right.
+    Where that might be, F is asked whether the cubic's slope is its own.
+    """
+    y, slope, new, new_slope = ends
+    s = at / h
+    state = _hermite(s, h, y, slope, new, new_slope)
+    size = max(float(slope.norm()), float(new_slope.norm()))
+    if s > 1 - 1e-9 or rho * rho * h * rounding / 7 * float(new.norm()) <= _DOUBT * size:
+        return state, False
+    cubic = (new - y) * (6 * s * (1 - s) / h) + slope * ((1 - s) * (1 - 3 * s)) + new_slope * (s * (3 * s - 2))
+    if float((field.evaluate(state) - cubic).norm()) <= _DOUBT * size:
+        return state, False
+    return field.step(y, slope, at, _stages(at, rho)), True
 
 
 def _hermite(s: float, h: float, y0: Tensor, f0: Tensor, y1: Tensor, f1: Tensor) -> Tensor:
