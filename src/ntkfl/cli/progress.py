@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ntkfl.engine.folder import Record
+from ntkfl.engine.rounds import remarks
 
 
 class RoundDisplay:
@@ -76,16 +77,6 @@ class RoundDisplay:
         self.console.print(f"{uplink:.1f} MiB up, {downlink:.1f} MiB down, {seconds:.1f} s")
         if out is not None:
             self.console.print(f"run folder: {out}", soft_wrap=True)
-
-
-def remarks(record: Record) -> list[str]:
-    """What a round had to leave out, or to do otherwise than meant."""
-    said = []
-    if record.get("rejected"):
-        said.append("rejected: " + ", ".join(f"{count} {reason}" for reason, count in record["rejected"].items()))
-    if record.get("solver_fallback"):
-        said.append(f"solver: {record['solver_fallback']}")
-    return said
 
 
 HEADER = "round  accuracy  test loss  train loss   steps  MiB up  MiB down  seconds"

@@ -48,6 +48,8 @@ Answer = Callable[[Method, Task, Message, Sequence[Client]], list[Message]]
 class Carrier(Protocol):
     """Takes messages to the clients of a round, wherever they are, and brings their replies."""
 
+    quorum: int  # clients without whose replies a round is not built
+
     def ask(self, outgoing: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[bytes]:
         """Encoded replies, ordered by client; counts what it sends and who fails."""
 
@@ -102,7 +104,7 @@ def carry_round(
         replies = carrier.ask(outgoing, cohort, traffic)
         traffic.client_seconds += time.perf_counter() - began
         if not crowd:
-            return _usable(task, method, _received(replies, traffic), traffic)
+            return _usable(task, method, _received(replies, traffic), traffic, carrier.quorum)
         if len(replies) < len(cohort):
             raise TooFew(f"a simulated shuffler waits for its whole cohort; failed: {traffic.failed}")
         return _mixed(task, method, [Message.decode(reply) for reply in replies], crowd, traffic)
@@ -152,13 +154,16 @@ def _received(replies: list[bytes], traffic: Traffic) -> list[Message]:
     return received
 
 
-def _usable(task: Task, method: Method, replies: list[Message], traffic: Traffic) -> list[Message]:
+def _usable(task: Task, method: Method, replies: list[Message], traffic: Traffic, least: int = 1) -> list[Message]:
     """The replies without the rows, or without the clients, that a round cannot be built from."""
     sifted = sift(method, task, replies)
     traffic.rejected += sifted.rejected
     traffic.rejected_clients += sifted.touched
     if not sifted.replies:
         raise TooFew(f"nothing that clients sent could be used: {why_rejected(traffic.rejected)}")
+    if len(sifted.replies) < least:
+        why = why_rejected(traffic.rejected)
+        raise TooFew(f"{len(sifted.replies)} replies could be used, below the quorum of {least}: {why}")
     return sifted.replies
 
 

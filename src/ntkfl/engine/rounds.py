@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from ntkfl.engine.conversation import Traffic
+from ntkfl.engine.conversation import Traffic, why_rejected
 from ntkfl.engine.folder import Record, RunFolder
 from ntkfl.methods import Outcome, State
 
@@ -83,3 +83,13 @@ def record_of(
         | rejected
         | ({"failed": dict(traffic.failed)} if traffic.failed else {})
     )
+
+
+def remarks(record: Record) -> list[str]:
+    """What a round had to leave out, or to do otherwise than meant, as lines for a log."""
+    said = []
+    if record.get("rejected"):
+        said.append(f"rejected: {why_rejected(record['rejected'])}")
+    if record.get("solver_fallback"):
+        said.append(f"solver: {record['solver_fallback']}")
+    return said

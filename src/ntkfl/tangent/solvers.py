@@ -54,7 +54,7 @@ def integrate(
     (of higher order than the step itself), so that many outputs cost no more than one.
 
     The state is float64 whatever precision `rhs` computes in: the recursion amplifies rounding of its state by s².
-    `rounding` is that precision: slopes carry it, times the stiffness, into what is interpolated from them (`_between`).
+    `rounding` is that precision: slopes carry it, times the stiffness, into what is interpolated (`_between`).
     """
     stats = Statistics()
     y = start.double()

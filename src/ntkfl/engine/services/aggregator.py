@@ -19,7 +19,7 @@ from ntkfl.engine.conversation import Traffic
 from ntkfl.engine.crowd import Received, Template, receive
 from ntkfl.engine.folder import Record, RunFolder
 from ntkfl.engine.learner import Learner, attempt_labels, draw_cohort
-from ntkfl.engine.rounds import OnRound, play_rounds, record_of
+from ntkfl.engine.rounds import OnRound, play_rounds, record_of, remarks
 from ntkfl.engine.services.announcement import EVALUATION, MOST_ATTEMPTS, Announcement
 from ntkfl.engine.services.evaluation import MOST_SAMPLES, Score, add_up, question, score_rows
 from ntkfl.engine.services.pins import Federation, Terms
@@ -157,7 +157,10 @@ class Aggregator:
             self.say(f"round {number} was not evaluated: {error}")
             score = Score(None, None, 0)
         own = {"dropped_rows": traffic.dropped, "attempt": attempt, "evaluated_samples": score.samples}
-        return record_of(number, score.accuracy, score.loss, outcome, traffic, cohort) | own | outcome.diagnostics
+        record = record_of(number, score.accuracy, score.loss, outcome, traffic, cohort) | own | outcome.diagnostics
+        for line in remarks(record):
+            self.say(f"round {number}: {line}")
+        return record
 
     def _there(self, role: str) -> list[str]:
         """Names of those that can be asked, sorted."""
