@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -99,7 +101,7 @@ def test_long_rows_are_scaled_to_the_bound() -> None:
     assert clip_rows(J, 100.0) == (J, 0)
 
 
-def two_classes(wrong: list[int], turned: list[int]) -> ntkfl.Evolution:
+def two_classes(wrong: list[int], turned: list[int], **options: Any) -> ntkfl.Evolution:
     """Forty rows of two clear classes; some have the other's label, some their Jacobian turned round."""
     torch.manual_seed(0)
     model = torch.nn.Linear(2, 2).double()
@@ -108,7 +110,7 @@ def two_classes(wrong: list[int], turned: list[int]) -> ntkfl.Evolution:
     y[wrong] = 1 - y[wrong]
     factors = torch.ones(40)
     factors[turned] = -1
-    return ntkfl.evolve(ntkfl.jacobian(model, x).scaled(factors), model(x).detach(), y, steps=(1e3, 4e3, 2e4))
+    return ntkfl.evolve(ntkfl.jacobian(model, x).scaled(factors), model(x).detach(), y, **options)
 
 
 def test_rows_at_odds_with_the_others_are_left_out_and_no_others() -> None:
@@ -121,10 +123,11 @@ def test_rows_at_odds_with_the_others_are_left_out_and_no_others() -> None:
 def test_a_client_at_odds_with_the_others_is_left_out_whole() -> None:
     senders = torch.arange(40) // 8
     wrong = list(range(8, 16))  # all of client 1
-    kept = agreeing(two_classes(wrong, []), 0.2, senders)
+    evolution = two_classes(wrong, [], steps=(1e3, 4e3, 2e4))
+    kept = agreeing(evolution, 0.2, senders)
     assert torch.equal(senders[kept].unique(), torch.tensor([0, 2, 3, 4]))
     assert len(kept) == 32
-    assert len(agreeing(two_classes(wrong, []), 0.1, senders)) == 40  # a tenth of five is nobody
+    assert len(agreeing(evolution, 0.1, senders)) == 40  # a tenth of five is nobody
 
 
 def test_rows_that_the_network_does_not_give_are_told_from_true_ones() -> None:
