@@ -145,7 +145,7 @@ def _change(kind: str, scale: float, seed: int) -> _Change:
 
 def _random(rows: Tensor, draws: torch.Generator) -> Tensor:
     noise: Tensor = torch.randn(rows.shape, generator=draws).to(rows)
-    lengths = rows.flatten(1).norm(dim=1) / noise.flatten(1).norm(dim=1)
+    lengths: Tensor = rows.flatten(1).norm(dim=1) / noise.flatten(1).norm(dim=1)
     return noise * lengths.view(-1, *[1] * (rows.ndim - 1))
 
 

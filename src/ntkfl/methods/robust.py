@@ -36,7 +36,7 @@ def combine(how: str, updates: Iterable[Tensor], trim: float) -> Tensor:
         return middle(stacked)
     if how == "trimmed":
         return trimmed_mean(stacked, trim)
-    lengths = stacked.norm(dim=1)
+    lengths: Tensor = stacked.norm(dim=1)
     factors = (middle(lengths) / lengths.clamp_min(1e-30)).clamp(max=1)
     return (stacked * factors.unsqueeze(1)).mean(0)
 
@@ -73,7 +73,7 @@ def agreeing(evolution: Evolution, trim: float, senders: Tensor | None) -> Tenso
     resistance = _resistance(evolution)
     if senders is None:
         senders = torch.arange(len(resistance), device=resistance.device)
-    clients, of = senders.unique(return_inverse=True)
+    clients, of = torch.unique(senders, return_inverse=True)
     sums = resistance.new_zeros(len(clients)).index_add_(0, of, resistance)
     means = sums / torch.bincount(of)
     order = means.argsort(descending=True, stable=True)[: int(trim * len(clients))]
@@ -88,7 +88,8 @@ def _resistance(evolution: Evolution) -> Tensor:
     with its sign turned. Short times say what the model thought before the round, long ones what the cohort thinks.
     """
     times = torch.tensor(evolution.steps, device=evolution.residuals.device)
-    return (evolution.residuals.norm(dim=2) / times.unsqueeze(1)).mean(0)
+    averages: Tensor = evolution.residuals.norm(dim=2) / times.unsqueeze(1)
+    return averages.mean(0)
 
 
 def true_rows(task: Task, weights: Tensor, J: Jacobian, f0: Tensor) -> Tensor:

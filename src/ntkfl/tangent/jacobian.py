@@ -233,7 +233,7 @@ class BlockJacobian(Jacobian):
         return out
 
     def norms(self) -> Tensor:
-        return torch.stack([block.norms() for block in self.blocks]).norm(dim=0)
+        return torch.stack([block.norms() for block in self.blocks]).square().sum(0).sqrt()
 
     def scaled(self, factors: Tensor) -> BlockJacobian:
         factors = self._check("factors", factors, self.shape[:1])
@@ -270,7 +270,8 @@ def check_same_network(jacobians: Sequence[Jacobian]) -> None:
 
 def row_norms(rows: Tensor) -> Tensor:
     """2-norm of each of rows [N, ...], float64 [N]: squares of large float32 numbers do not overflow."""
-    return rows.flatten(1).norm(dim=1, dtype=torch.float64)
+    norms: Tensor = rows.flatten(1).norm(dim=1, dtype=torch.float64)
+    return norms
 
 
 def row_index(index: RowIndex, length: int, device: torch.device) -> Tensor:
