@@ -152,3 +152,40 @@ def accuracy(fed: ntkfl.data.Federated, method: Method, poison: Poison | None, r
     model = ntkfl.models.mlp(method.projected_dim or 64, 24, 10, **method.model_defaults)
     run = ntkfl.train(model, fed, method, rounds=rounds, clients_per_round=10, poison=poison)
     return float(run.history[-1]["test_accuracy"])
+
+
+def test_boosted_updates_ruin_a_mean_and_are_clipped(digits: ntkfl.data.Federated) -> None:
+    poison = Poison(kind="sign-flip", fraction=0.2, scale=5.0)
+    options: dict[str, Any] = {"local_steps": 20}
+    assert accuracy(digits, FedAvg(**options), poison, 12) < 0.4
+    assert accuracy(digits, FedAvg(robust="clip", **options), poison, 12) > 0.75
+
+
+def test_rows_that_were_made_up_are_found_to_the_last(digits: ntkfl.data.Federated) -> None:
+    for kind in ("sign-flip", "random"):
+        torch.manual_seed(0)
+        model, poison = ntkfl.models.mlp(64, 24, 10), Poison(kind=kind, fraction=0.2)
+        method = NTKFL(verify=True)
+        run = ntkfl.train(model, digits, method, rounds=2, clients_per_round=10, poison=poison)
+        for record in run.history:
+            assert record["poisoned"]
+            assert record["made_up_rows"] == sum(digits.sizes[i] for i in record["poisoned"])
+
+
+def test_clients_that_call_everything_by_a_wrong_name_are_left_out() -> None:
+    """Two cells of configs/poisoning/digits.toml, cut short."""
+    poison = {"kind": "wrong-labels", "fraction": 0.2}
+    data = {"dataset": "digits", "clients": 60, "alpha": 0.3}
+    own = {"rounds": 5, "clients_per_round": 15, "data": data, "model": {"hidden": (48,)}, "poison": poison}
+    plain, trimmed = (
+        execute(config(**own, method={"name": "ntk-fl", "trim": trim})).history[-1] for trim in (0.0, 0.3)
+    )
+    assert trimmed["test_accuracy"] > plain["test_accuracy"] + 0.05
+    assert trimmed["trimmed_rows"] > 0
+
+
+def test_lies_about_losses_lose_their_veto(digits: ntkfl.data.Federated) -> None:
+    poison, options = Poison(kind="false-losses", fraction=0.2), {"projected_dim": 30, "sparsity": 0.9}
+    plain = accuracy(digits, METHODS["cp-ntk-fl"](**options), poison, 3)
+    trimmed = accuracy(digits, METHODS["cp-ntk-fl"](trim_losses=0.3, **options), poison, 3)
+    assert trimmed > plain + 0.1

@@ -250,7 +250,8 @@ class NTKFL(Method):
                 f0.append(f)
                 y.append(labels)
         if not f0:
-            raise TooFew(f"not one of the round's {made_up} rows is what this network gives at the input it holds")
+            needs = "verify needs a network that begins with a linear layer"
+            raise TooFew(f"none of {made_up} rows is what the network gives at the input it holds; {needs}")
         senders = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)).to(f0[0].device)
         notes: dict[str, float | str] = {"made_up_rows": made_up} if self.verify else {}
         return stack.whole(), torch.cat(f0), torch.cat(y), senders, notes
