@@ -2,8 +2,8 @@
 
 Not finite is plain. Extreme is what measures a thousand times the median, in any of the ways a method measures its rows
 (`Method.check`): numbers can be finite and still drown every other row, or stall the integration. Honest rows of
-images, tokens or standardised columns lie within a factor of ten of one another, so none comes near; and the median
-moves only when half of all rows are lies.
+images lie within a factor of two of one another, so none comes near; and the median moves only when half of all rows
+are lies.
 """
 
 from __future__ import annotations
