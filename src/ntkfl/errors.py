@@ -30,6 +30,10 @@ class MessageError(NTKFLError):
     """Bytes from a peer that are no valid message."""
 
 
+class NotFinite(MessageError):
+    """A message with values that are not finite."""
+
+
 class RunFolderError(NTKFLError):
     """A run folder or checkpoint that cannot be used."""
 

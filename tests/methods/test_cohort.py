@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from ntkfl.methods import NTKFL, Client, Task
+from ntkfl.methods.choosing import scores
 from ntkfl.methods.cohort import in_groups, joined
 
 
@@ -36,7 +37,10 @@ def test_clients_together_send_what_each_sends_alone(method: NTKFL) -> None:
     candidates = torch.stack([w, w + 0.1, w - 0.2])
     for together, alone in (
         (method._uploads(task, 1, w, some), [method._uploads(task, 1, w, [c])[0] for c in some]),
-        (method._scores(task, 1, candidates, some), [method._scores(task, 1, candidates, [c])[0] for c in some]),
+        (
+            scores(task, 1, candidates, some, method.shuffle),
+            [scores(task, 1, candidates, [c], method.shuffle)[0] for c in some],
+        ),
     ):
         for ours, theirs in zip(together, alone, strict=True):
             assert list(ours.arrays) == list(theirs.arrays)

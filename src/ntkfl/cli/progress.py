@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ntkfl.cli.steps import clock
 from ntkfl.engine.folder import Record
+from ntkfl.engine.rounds import remarks
 
 
 class RoundDisplay:
@@ -57,6 +58,8 @@ class RoundDisplay:
         pace = (time.monotonic() - self.first[1]) / (number - self.first[0])
         left = "" if self.live else f"  {clock(pace * (self.rounds - number)):>5}"
         self.console.print(round_line(record, timing) + left, soft_wrap=True)
+        for line in remarks(record):
+            self.console.print(f"       {line}", style="dim")
         accuracy = record["test_accuracy"]
         loss = record["test_loss"]
         text = f"{accuracy:.1%}" if accuracy is not None else "" if loss is None else f"loss {loss:.4f}"

@@ -109,6 +109,12 @@ def train(
     hold_out: Annotated[Whole, typer.Option(help="clients set aside as a validation set")] = None,
     stop_at: Annotated[Real, typer.Option(help="end once the test accuracy is this")] = None,
     seed: Annotated[Whole, typer.Option(help="root of everything random (default 0)")] = None,
+    poison: Annotated[
+        Text,
+        typer.Option(
+            metavar="KIND:FRACTION[:SCALE]", help="clients that lie, e.g. sign-flip:0.2:5 (docs/robustness.md)"
+        ),
+    ] = None,
     precision: Annotated[Text, typer.Option(help="float32 (default) or float64")] = None,
     device: Annotated[Text, typer.Option(help="cpu or cuda")] = None,
     config: Annotated[Path | None, typer.Option(help="a TOML of settings; options given here win")] = None,
@@ -127,13 +133,18 @@ def train(
 
     Example: ntkfl train --dataset fashion-mnist --alpha 0.1 --rounds 10 --out runs/a
     """
-    from ntkfl.cli.options import parse_numbers, parse_setting, parse_steps  # slow to import, as all below the verbs is
+    from ntkfl.cli.options import (
+        parse_numbers,
+        parse_poison,
+        parse_setting,
+        parse_steps,
+    )  # slow to import, as all below the verbs is
     from ntkfl.cli.progress import RoundDisplay
     from ntkfl.engine.config import execute
 
     given: dict[str, Any] = {
         "rounds": rounds, "clients_per_round": clients_per_round, "hold_out": hold_out, "stop_at": stop_at,
-        "seed": seed, "precision": precision,
+        "seed": seed, "precision": precision, "poison": parse_poison(poison),
         "data": {"dataset": dataset, "partition": partition, "alpha": alpha, "clients": clients, "reading": reading,
                  "overlap": overlap},
         "model": {"name": model, "hidden": parse_numbers("hidden", hidden, int),

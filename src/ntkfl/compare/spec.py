@@ -10,6 +10,7 @@ from pydantic import Field
 
 from ntkfl.data import load
 from ntkfl.engine.config import DataConfig, ModelConfig, RunConfig, build_method, read_toml
+from ntkfl.engine.poison import Poison
 from ntkfl.errors import ConfigError, DataError, unknown
 from ntkfl.options import Options
 
@@ -34,12 +35,15 @@ class Entry(Options):
     grid: dict[str, tuple[float, ...]] = Field(default_factory=dict)
     rounds: int | None = Field(None, ge=1, description="if other than the comparison's")
     stop_at: float | None = Field(None, gt=0, le=1)
+    poison: Poison | None = Field(None, description="clients that lie in this curve's runs, though not in its search")
 
     def model_post_init(self, _: object) -> None:
         probe = {name: values[0] for name, values in self.grid.items() if values}
         if len(probe) != len(self.grid):
             raise ConfigError(f"{self.label}: a grid needs at least one value for each option")
-        build_method({**self.method, **whole(probe)})  # a wrong name or value is said before anything runs
+        method = build_method({**self.method, **whole(probe)})  # a wrong name or value is said before anything runs
+        if self.poison is not None:
+            self.poison.check(method)
 
 
 class Comparison(Options):
@@ -95,6 +99,7 @@ class Comparison(Options):
             "data": self.data.model_dump(),
             "model": self.model.model_dump(),
             "method": {**entry.method, **whole(options)},
+            "poison": entry.poison,
         }
         return RunConfig(**(values | changes))
 

@@ -20,6 +20,7 @@ from ntkfl.data.partitions import PARTITIONS, make
 from ntkfl.engine.conversation import Carrier
 from ntkfl.engine.folder import Record
 from ntkfl.engine.memory import available_bytes
+from ntkfl.engine.poison import Poison
 from ntkfl.engine.reading import parse_toml
 from ntkfl.engine.recording import Wire
 from ntkfl.engine.run import Run
@@ -145,6 +146,7 @@ class RunConfig(Options):
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "ntk-fl"})
+    poison: Poison | None = Field(None, description="clients that lie: simulations alone")
 
     @staticmethod
     def read(path: Path) -> RunConfig:
@@ -165,13 +167,14 @@ class RunConfig(Options):
     def dump(self) -> dict[str, Any]:
         """What config.toml holds: every setting, defaults included."""
         method = self.build_method()
-        values = self.model_dump(mode="json", exclude={"method", "model"})
+        values = self.model_dump(mode="json", exclude={"method", "model", "poison"})
         if self.data.own:  # the rest says how others are dealt
             values["data"] = {"dataset": self.data.dataset}
         return {
             "ntkfl": __version__,
             "simulation": True,
             **values,
+            **({} if self.poison is None else {"poison": self.poison.model_dump(mode="json")}),
             "model": self.model.suited(method).model_dump(mode="json"),
             "method": {"name": method.name} | method.model_dump(mode="json"),
         }
@@ -255,6 +258,7 @@ def execute(
         on_start=on_start,
         on_round=on_round,
         carrier=carrier,
+        poison=config.poison,
     )
 
 

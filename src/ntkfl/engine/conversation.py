@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from ntkfl.engine.sifting import MALFORMED, sift
 from ntkfl.errors import MessageError, TooFew
 from ntkfl.methods import Client, Method, Outcome, State, Task
 from ntkfl.methods.base import Outgoing
@@ -24,19 +25,30 @@ if TYPE_CHECKING:
 
 @dataclass
 class Traffic:
-    """Bytes of a round by direction and kind of message, rows dropped as bad, the seconds the clients took, and which
-    clients failed, with the reason.
+    """Bytes of a round by direction and kind of message, rows (of averaging methods, replies) that were rejected by
+    why, replies that lost some where their senders are known, the seconds the clients took, and which clients failed,
+    with the reason.
     """
 
     uplink: Counter[str] = field(default_factory=Counter)
     downlink: Counter[str] = field(default_factory=Counter)
-    dropped: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    rejected_clients: int = 0
     client_seconds: float = 0.0
     failed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def dropped(self) -> int:
+        return self.rejected.total()
+
+
+Answer = Callable[[Method, Task, Message, Sequence[Client]], list[Message]]
 
 
 class Carrier(Protocol):
     """Takes messages to the clients of a round, wherever they are, and brings their replies."""
+
+    quorum: int  # clients without whose replies a round is not built
 
     def ask(self, outgoing: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[bytes]:
         """Encoded replies, ordered by client; counts what it sends and who fails."""
@@ -49,22 +61,26 @@ def play_round(
     number: int,
     clients: Sequence[Client],
     recorder: Recorder | None = None,
+    answer: Answer = answer,
 ) -> tuple[Outcome, Traffic]:
-    """Run the method's conversation with `clients` (ordered by id) to its end; `recorder` hears all of it."""
+    """Run the method's conversation with `clients` (ordered by id) to its end; `recorder` hears all of it.
+
+    `answer` is how clients do, where some of them lie.
+    """
     traffic = Traffic()
     crowd = _crowd(number, [client.id for client in clients]) if method.shuffle else None
 
     def exchange(outgoing: Outgoing) -> list[Message]:
         began = time.perf_counter()
         if isinstance(outgoing, Message):
-            answers = _ask(task, method, outgoing, clients, traffic)
+            answers = _ask(task, method, outgoing, clients, traffic, answer)
         else:
             each = [(outgoing[client.id], client) for client in clients]
-            answers = [reply for m, client in each for reply in _ask(task, method, m, [client], traffic)]
+            answers = [reply for m, client in each for reply in _ask(task, method, m, [client], traffic, answer)]
         traffic.client_seconds += time.perf_counter() - began
         if recorder:
             recorder.asked(method, outgoing, answers)
-        replies = _mixed(task, method, answers, crowd, traffic) if crowd else _plain(answers, traffic)
+        replies = _mixed(task, method, answers, crowd, traffic) if crowd else _plain(task, method, answers, traffic)
         if recorder:
             recorder.answered(method, replies)
         return replies
@@ -88,7 +104,7 @@ def carry_round(
         replies = carrier.ask(outgoing, cohort, traffic)
         traffic.client_seconds += time.perf_counter() - began
         if not crowd:
-            return _received(replies, traffic)
+            return _usable(task, method, _received(replies, traffic), traffic, carrier.quorum)
         if len(replies) < len(cohort):
             raise TooFew(f"a simulated shuffler waits for its whole cohort; failed: {traffic.failed}")
         return _mixed(task, method, [Message.decode(reply) for reply in replies], crowd, traffic)
@@ -109,35 +125,59 @@ def hold(
             return outcome
 
 
-def _ask(task: Task, method: Method, message: Message, clients: Sequence[Client], traffic: Traffic) -> list[Message]:
+def _ask(
+    task: Task, method: Method, message: Message, clients: Sequence[Client], traffic: Traffic, answer: Answer
+) -> list[Message]:
     payload = message.encode()
     traffic.downlink[message.kind] += len(payload) * len(clients)
     # All clients receive the same bytes, so decoding them once stands for each client's own decoding.
     return answer(method, task, Message.decode(payload), clients)
 
 
-def _plain(answers: list[Message], traffic: Traffic) -> list[Message]:
+def _plain(task: Task, method: Method, answers: list[Message], traffic: Traffic) -> list[Message]:
     received = []
     while answers:  # each answer is let go as it is sent: uploads are large
         received += _received([answers.pop(0).encode()], traffic)
-    return received
+    return _usable(task, method, received, traffic)
 
 
 def _received(replies: list[bytes], traffic: Traffic) -> list[Message]:
     received = []
     while replies:
         reply = replies.pop(0)
-        received.append(Message.decode(reply))
-        traffic.uplink[received[-1].kind] += len(reply)
+        try:
+            received.append(Message.decode(reply))
+            traffic.uplink[received[-1].kind] += len(reply)
+        except MessageError:
+            traffic.rejected[MALFORMED] += 1
+            traffic.rejected_clients += 1
     return received
+
+
+def _usable(task: Task, method: Method, replies: list[Message], traffic: Traffic, least: int = 1) -> list[Message]:
+    """The replies without the rows, or without the clients, that a round cannot be built from."""
+    sifted = sift(method, task, replies)
+    traffic.rejected += sifted.rejected
+    traffic.rejected_clients += sifted.touched
+    if not sifted.replies:
+        raise TooFew(f"nothing that clients sent could be used: {why_rejected(traffic.rejected)}")
+    if len(sifted.replies) < least:
+        why = why_rejected(traffic.rejected)
+        raise TooFew(f"{len(sifted.replies)} replies could be used, below the quorum of {least}: {why}")
+    return sifted.replies
+
+
+def why_rejected(rejected: Mapping[str, int]) -> str:
+    """Counts by reason in words."""
+    return ", ".join(f"{count} {reason}" for reason, count in sorted(rejected.items())) or "nothing came"
 
 
 def _mixed(task: Task, method: Method, answers: Sequence[Message], crowd: Crowd, traffic: Traffic) -> list[Message]:
     received, sent = crowd.exchange(method, task, answers)
     traffic.uplink[answers[0].kind] += sent
-    traffic.dropped += received.dropped
+    traffic.rejected += received.rejected
     if not received.replies:
-        raise MessageError(f"none of the {received.dropped} rows of the round could be used")
+        raise TooFew(f"nothing that clients sent could be used: {why_rejected(traffic.rejected)}")
     return received.replies
 
 

@@ -6,13 +6,12 @@ with the shuffler's own code, so that simulated bytes are real bytes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
-import torch
-
-from ntkfl.errors import ConfigError, MessageError, NTKFLError, TrustError
+from ntkfl.engine.sifting import MALFORMED, Sifted, sift
+from ntkfl.errors import ConfigError, MessageError, TrustError
 from ntkfl.methods import Method, Task
 from ntkfl.privacy.rows import BatchKey, open_row, pack_rows, seal_rows, unpack_rows
 from ntkfl.privacy.sealing import SEAL_BYTES, SealingKey
@@ -20,16 +19,18 @@ from ntkfl.privacy.shuffling import Batch, Shuffler
 from ntkfl.wire import Message
 from ntkfl.wire.message import describes
 
-_EXTREME = 1e3
-
 
 @dataclass(frozen=True)
 class Received:
-    """What an exchange gave: replies the method's round can use, how many rows they are, and rows dropped as bad."""
+    """What an exchange gave: replies the method's round can use, how many rows they are, and rows dropped, by why."""
 
     replies: list[Message]
     rows: int
-    dropped: int
+    rejected: Counter[str]
+
+    @property
+    def dropped(self) -> int:
+        return self.rejected.total()
 
 
 def send(method: Method, reply: Message, aggregator: bytes, federation: str, run: str, key: BatchKey) -> bytes:
@@ -66,57 +67,32 @@ def receive(
     The others are counted and dropped. What is left is put in the order of its bytes, so that the result does not
     depend on the shuffler's.
     """
+    rejected: Counter[str] = Counter()
     opened = []
     for row in set(sealed):  # honest seals are all different: a row that comes twice was copied
-        with suppress(TrustError):
+        try:
             opened.append(open_row(opener, row, federation, run, key))
+        except TrustError:
+            rejected["not for this batch"] += 1
+    rejected["copied"] = len(sealed) - len(set(sealed))
     rows = []
     for plain in sorted(opened):
         try:
             message = Message.decode(plain)
         except MessageError:
-            continue
-        if message.round == key.round and _form(message) == template.form:
+            message = None
+        if message is not None and message.round == key.round and _form(message) == template.form:
             rows.append(message)
-    good = _without_extremes(_sift(method, task, rows)) if method.rows_are_samples else _sift(method, task, rows)
-    return Received(method.join(good) if good else [], len(good), len(sealed) - len(good))
+        else:
+            rejected[MALFORMED] += 1
+    sifted = sift(method, task, method.join(rows)) if rows else Sifted()
+    return Received(sifted.replies, sifted.rows, +(rejected + sifted.rejected))
 
 
 def _form(row: Message) -> Hashable:
     described = ((a.numpy().tobytes() if describes(name) else b"") for name, a in row.arrays.items())
     arrays = tuple((name, a.dtype, tuple(a.shape)) for name, a in row.arrays.items())
     return (row.kind, arrays, tuple(described))
-
-
-def _without_extremes(rows: list[Message]) -> list[Message]:
-    """Uploaded rows none of whose arrays is a thousand times larger than the same array is in the median row.
-
-    Numbers can be finite and still drown every other row, or stall the integration. Losses are left alone: candidates
-    that overflow have large ones.
-    """
-    if not rows or rows[0].kind != "upload":
-        return rows
-    keep = torch.ones(len(rows), dtype=torch.bool)
-    for name, array in rows[0].arrays.items():
-        if array.is_floating_point() and array.numel() and not describes(name):
-            largest = torch.stack([row.arrays[name].abs().max().double() for row in rows])
-            keep &= largest <= _EXTREME * largest.median().clamp_min(torch.finfo(torch.float32).tiny)
-    return [row for row, kept in zip(rows, keep.tolist(), strict=True) if kept]
-
-
-def _sift(method: Method, task: Task, rows: list[Message]) -> list[Message]:
-    """The rows that pass the method's checks: all at once where all do, else by halves."""
-    if not rows:
-        return []
-    try:
-        for reply in method.join(rows):
-            method.check(task, reply)
-        return rows
-    except NTKFLError:
-        if len(rows) == 1:
-            return []
-    middle = len(rows) // 2
-    return _sift(method, task, rows[:middle]) + _sift(method, task, rows[middle:])
 
 
 class Crowd:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from ntkfl.engine.conversation import Traffic
+from ntkfl.engine.conversation import Traffic, why_rejected
 from ntkfl.engine.folder import Record, RunFolder
 from ntkfl.methods import Outcome, State
 
@@ -61,16 +61,35 @@ def record_of(
     traffic: Traffic,
     clients: Sequence[int] | Sequence[str],
 ) -> Record:
-    """What every record says of its round; `failed` only where a client did, by name and with the reason."""
-    return {
-        "round": number,
-        "test_accuracy": accuracy,
-        "test_loss": loss,
-        "train_loss": outcome.train_loss,
-        "steps": outcome.steps,
-        "uplink_bytes": traffic.uplink.total(),
-        "downlink_bytes": traffic.downlink.total(),
-        "clients": list(clients),
-        "uplink": dict(traffic.uplink),
-        "downlink": dict(traffic.downlink),
-    } | ({"failed": dict(traffic.failed)} if traffic.failed else {})
+    """What every record says of its round; `failed` only where a client did, by name and with the reason, `rejected`
+    only where rows or updates were, by why.
+    """
+    rejected: Record = {"rejected": dict(traffic.rejected)} if traffic.rejected else {}
+    if traffic.rejected_clients:
+        rejected["rejected_clients"] = traffic.rejected_clients
+    return (
+        {
+            "round": number,
+            "test_accuracy": accuracy,
+            "test_loss": loss,
+            "train_loss": outcome.train_loss,
+            "steps": outcome.steps,
+            "uplink_bytes": traffic.uplink.total(),
+            "downlink_bytes": traffic.downlink.total(),
+            "clients": list(clients),
+            "uplink": dict(traffic.uplink),
+            "downlink": dict(traffic.downlink),
+        }
+        | rejected
+        | ({"failed": dict(traffic.failed)} if traffic.failed else {})
+    )
+
+
+def remarks(record: Record) -> list[str]:
+    """What a round had to leave out, or to do otherwise than meant, as lines for a log."""
+    said = []
+    if record.get("rejected"):
+        said.append(f"rejected: {why_rejected(record['rejected'])}")
+    if record.get("solver_fallback"):
+        said.append(f"solver: {record['solver_fallback']}")
+    return said

@@ -18,12 +18,14 @@ from ntkfl.engine.conversation import Carrier, Traffic, carry_round, play_round
 from ntkfl.engine.folder import Record, RunFolder
 from ntkfl.engine.learner import Batch, Learner, draw_cohort
 from ntkfl.engine.memory import available_bytes, check_memory, predicted_bytes
+from ntkfl.engine.poison import Liars, Poison
 from ntkfl.engine.population import Population
 from ntkfl.engine.recording import Recorder, Wire
 from ntkfl.engine.rounds import OnRound, play_rounds, record_of
 from ntkfl.engine.run import Run, describe
 from ntkfl.errors import ConfigError, ModelError, NumericalError
 from ntkfl.methods import Method, Outcome, State, Task
+from ntkfl.methods.statistics import answer
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.tangent.parameters import flatten
 
@@ -49,6 +51,7 @@ def train(
     on_start: Callable[[str], None] | None = None,
     on_round: OnRound | None = None,
     carrier: Carrier | None = None,
+    poison: Poison | None = None,
 ) -> Run:
     """Train `model` over the clients of `fed` with `method`; the model given keeps its weights, `run.model` is trained.
 
@@ -61,7 +64,7 @@ def train(
     (where that is more than is free, it does not begin), and `on_round(record, timing)` is called after each round.
     `config` overrides what is written as the run's settings. Of the rounds in `record_wire` every message is kept in
     the folder and told to `on_wire`: what `ntkfl audit` attacks. With a `carrier`, clients are elsewhere: it takes the
-    method's messages to them, and `fed` says how many there are and is measured on.
+    method's messages to them, and `fed` says how many there are and is measured on. With `poison`, some clients lie.
     """
     if not isinstance(method, Method):
         raise ConfigError(f"method must be an instance such as ntkfl.methods.NTKFL(), not {method!r}")
@@ -71,12 +74,14 @@ def train(
         raise ConfigError(f"cannot record rounds {sorted(record_wire)}: the run has rounds 1 to {rounds}")
     if record_wire and carrier is not None:
         raise ConfigError("messages are recorded where clients are in this process, not where they are carried")
-    engine = Engine(model, fed, method, clients_per_round, seed, hold_out, shared, device, secret, carrier)
+    engine = Engine(model, fed, method, clients_per_round, seed, hold_out, shared, device, secret, carrier, poison)
     note = engine.check_memory()
     if on_start:
         on_start(note)
     settings = dict(config) if config is not None else describe(model, fed, method, clients_per_round, seed, hold_out)
     settings |= {"rounds": rounds, "stop_at": stop_at, "shape": engine.shape()}
+    if poison is not None:
+        settings |= {"poison": poison.model_dump(mode="json")}
     folder = RunFolder(out) if out is not None else None
     with folder.locked() if folder else nullcontext():
 
@@ -109,6 +114,7 @@ class Engine:
         device: str | torch.device | None,
         secret: RunSecret | None,
         carrier: Carrier | None = None,
+        poison: Poison | None = None,
     ) -> None:
         self.fed, held = fed.hold_out(hold_out, seed=seed) if hold_out else (fed, None)
         if not isinstance(clients_per_round, int) or not 1 <= clients_per_round <= len(self.fed):
@@ -137,6 +143,7 @@ class Engine:
         self.test = self.population.place(fed.test)
         self._check_model()
         self.learner, self.carrier = Learner(self.task, method), carrier
+        self.liars = Liars.of(poison, method, seed, len(self.fed))
         self.memories: dict[int, State] = {}
         self._recorded: frozenset[int] = frozenset()
         self._heard: Callable[[Wire], None] = lambda wire: None
@@ -180,7 +187,8 @@ class Engine:
             return carry_round(self.task, self.method, self.learner.state, number, cohort, self.carrier)
         clients = [self.population.client(i, number, self.memories.get(i, {})) for i in cohort]
         recorder = Recorder(number, cohort) if number in self._recorded else None
-        result = play_round(self.task, self.method, self.learner.state, number, clients, recorder)
+        answers = answer if self.liars is None else self.liars.answer
+        result = play_round(self.task, self.method, self.learner.state, number, clients, recorder, answers)
         if recorder:
             self._heard(recorder.wire())
         self.memories |= {client.id: client.memory for client in clients if client.memory}
@@ -213,6 +221,8 @@ class Engine:
             record |= {"validation_accuracy": held[0], "validation_loss": held[1]}
         if self.method.shuffle:
             record["dropped_rows"] = traffic.dropped
+        if self.liars is not None:
+            record["poisoned"] = self.liars.among(cohort)
         return record | outcome.diagnostics
 
     def _check_model(self) -> None:

@@ -57,7 +57,7 @@ class Outcome:
     state: State
     train_loss: float | None
     steps: float | None = None
-    diagnostics: dict[str, float] = field(default_factory=dict)
+    diagnostics: dict[str, float | str] = field(default_factory=dict)
     passed: tuple[Tensor, ...] = ()
 
 
@@ -179,10 +179,15 @@ class Method(Stages):
         """Rows of many clients, in any order, as replies for `round`."""
         return rows
 
-    def check(self, task: Task, reply: Message) -> None:
-        """`MessageError` for a reply that `round` could not use."""
+    def check(self, task: Task, reply: Message) -> Tensor | None:
+        """`MessageError` for a reply that `round` could not use.
+
+        Else how large each of its rows is, in one or more ways, [rows, k]: one far beyond the others is no honest one.
+        None where size says nothing.
+        """
         for name in reply.arrays:
             reply.take(name)
+        return None
 
 
 def take_labels(message: Message, name: str, like: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ntkfl.methods.base import Outcome, Outgoing, State, Task, check_finite
-from ntkfl.methods.fedavg import FedAvg, mean_loss, weighted_sum
+from ntkfl.methods.fedavg import FedAvg, mean_loss
 from ntkfl.wire import Message
 
 
@@ -44,7 +44,7 @@ class FedAdam(FedAvg):
         w = state["weights"]
         replies = yield Message("weights", round, {"weights": w})
         p = self.client_weights(replies, w)
-        delta = weighted_sum((w - self.take(reply, "weights", w, w) for reply in replies), p)
+        delta = self.combine((w - self.take(reply, "weights", w, w) for reply in replies), p)
 
         m = self.beta1 * state["m"] + (1 - self.beta1) * delta
         v = self.beta2 * state["v"] + (1 - self.beta2) * delta**2

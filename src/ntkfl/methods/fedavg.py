@@ -12,10 +12,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ntkfl.errors import ConfigError, MessageError
+from ntkfl.errors import ConfigError, MessageError, unknown
 from ntkfl.methods.base import Client, Method, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.local import train_locally
 from ntkfl.methods.modes import Adjustment, LocalResult
+from ntkfl.methods.robust import COMBINATIONS, combine
 from ntkfl.privacy.noise import noisy_rows
 from ntkfl.privacy.sparsify import kept, top_k
 from ntkfl.wire import Message
@@ -39,8 +40,13 @@ class LocalTraining(Method):
     batch_size: int = Field(200, ge=1, description="samples in a local step; a smaller client uses all it has")
     weighting: str = Field("uniform", description="clients count equally (the paper's objective) or by their samples")
 
+    robust: str = Field("mean", description="how updates are combined: mean, or against liars median, trimmed or clip")
+    trim: float = Field(0.2, ge=0, lt=0.5, description="share of clients that `trimmed` leaves out at both ends")
+
     def model_post_init(self, context: object) -> None:
         super().model_post_init(context)
+        if self.robust not in COMBINATIONS:
+            raise unknown("combination", self.robust, COMBINATIONS)
         if self.weighting not in WEIGHTINGS:
             raise ConfigError(f"unknown weighting {self.weighting!r}: valid are {', '.join(WEIGHTINGS)}")
 
@@ -68,11 +74,21 @@ class LocalTraining(Method):
         p = samples if self.weighting == "samples" else torch.ones_like(samples)
         return p / p.sum()
 
-    def check(self, task: Task, reply: Message) -> None:
+    def check(self, task: Task, reply: Message) -> Tensor | None:
+        """The largest norm of its vectors, or that of the network's first weights where none is larger."""
         super().check(task, reply)
         self.client_weights([reply], task.like)
-        for name in self.vectors:
-            self.take(reply, name, task.like)
+        like = task.like.cpu()
+        norms = [self.take(reply, name, like).double().norm() for name in self.vectors]
+        return torch.stack([like.double().norm(), *norms]).amax().reshape(1, 1)
+
+    def combine(self, vectors: Iterable[Tensor], p: Tensor, base: Tensor | None = None) -> Tensor:
+        """Σ_m p_m v_m, or its robust form: of the changes v_m − base, where clients all count the same."""
+        if self.robust == "mean":
+            return weighted_sum(vectors, p)
+        if base is None:
+            return combine(self.robust, vectors, self.trim)
+        return base + combine(self.robust, (v - base for v in vectors), self.trim)
 
     def pack(self, name: str, vector: Tensor, base: Tensor | None = None) -> dict[str, Tensor]:
         """A client's vector [d] as arrays of its reply; with `sparsity`, the largest of its changes from `base`."""
@@ -115,7 +131,7 @@ class FedAvg(LocalTraining):
         w = state["weights"]
         replies = yield Message("weights", round, {"weights": w})
         p = self.client_weights(replies, w)
-        new = weighted_sum((self.take(reply, "weights", w, w) for reply in replies), p)
+        new = self.combine((self.take(reply, "weights", w, w) for reply in replies), p, w)
         return Outcome({"weights": check_finite(new, "the averaged model")}, mean_loss(replies, p))
 
     def answer(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:

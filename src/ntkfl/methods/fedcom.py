@@ -15,7 +15,7 @@ from pydantic import Field
 
 from ntkfl.errors import ConfigError, MessageError
 from ntkfl.methods.base import Client, Outcome, Outgoing, State, Task, check_finite
-from ntkfl.methods.fedavg import mean_loss, report, take_vector, weighted_sum
+from ntkfl.methods.fedavg import mean_loss, report, take_vector
 from ntkfl.methods.qsgd import Compression
 from ntkfl.wire import Message
 
@@ -50,7 +50,7 @@ class FedCOM(Compression):
         w = state["weights"]
         replies = yield Message("weights", round, {"weights": w})
         p = self.client_weights(replies, w)
-        delta = weighted_sum((self.decompress(reply.of_kind("update"), w) for reply in replies), p)
+        delta = self.combine((self.decompress(reply.of_kind("update"), w) for reply in replies), p)
         new = check_finite(w - self.lr * self.server_lr * delta, "the model")
         if self.tracking:
             yield Message("update", round, {"average": delta})

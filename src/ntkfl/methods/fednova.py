@@ -11,10 +11,12 @@ from collections.abc import Generator, Sequence
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from ntkfl.errors import MessageError
 from ntkfl.methods.base import Client, Outcome, Outgoing, State, Task, check_finite
-from ntkfl.methods.fedavg import LocalTraining, mean_loss, report, take_vector, weighted_sum
+from ntkfl.methods.fedavg import LocalTraining, mean_loss, report, take_vector
+from ntkfl.methods.robust import middle
 from ntkfl.wire import Message
 
 
@@ -37,15 +39,15 @@ class FedNova(LocalTraining):
         tau = torch.stack([r.take("steps", ()) for r in replies]).to(w)
         if bool((tau < 1).any()):
             raise MessageError("a client reports an update of no local steps")
-        d = weighted_sum((self.take(reply, "direction", w) for reply in replies), p)
-        tau_eff = (p * tau).sum()
+        d = self.combine((self.take(reply, "direction", w) for reply in replies), p)
+        tau_eff = (p * tau).sum() if self.robust == "mean" else middle(tau)  # counts can be lies too
         new = check_finite(w - self.lr * tau_eff * d, "the averaged model")
         return Outcome({"weights": new}, mean_loss(replies, p), diagnostics={"effective_steps": float(tau_eff)})
 
-    def check(self, task: Task, reply: Message) -> None:
-        super().check(task, reply)
+    def check(self, task: Task, reply: Message) -> Tensor | None:
         if int(reply.take("steps", ())) < 1:
             raise MessageError("a client reports an update of no local steps")
+        return super().check(task, reply)
 
     def answer(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
         w = take_vector(message, "weights", "weights", task.like)

@@ -14,10 +14,12 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from ntkfl.errors import ConfigError, MessageError, NumericalError, unknown
+from ntkfl.errors import ConfigError, MessageError, TooFew, unknown
 from ntkfl.methods.base import Client, Method, Outcome, Outgoing, State, Task, check_finite, take_labels
+from ntkfl.methods.choosing import CHOICES, check_scores, least, mean_losses, scores, validate
 from ntkfl.methods.cohort import in_groups, joined
 from ntkfl.methods.replay import INPUTS, LABELS, balanced, recover, remember
+from ntkfl.methods.robust import agreeing, clip_rows, true_rows
 from ntkfl.privacy.noise import flip_labels, noisy_rows
 from ntkfl.privacy.sparsify import kept, sparsify
 from ntkfl.tangent import Evolution, Jacobian, Stack, evolve, geometric_steps
@@ -26,9 +28,7 @@ from ntkfl.tangent.tracing import FORMS
 from ntkfl.wire import Message, join_rows, pack_jacobian, pack_labels, split_rows, unpack_jacobian
 from ntkfl.wire.topk import pack_topk, unpack_topk
 
-CHOICES = ("cohort", "validation")
 _RARE = 1e-3  # added to a class's share: one that is missing is not infinitely rare
-_OVERFLOW = 1e30  # the loss of a candidate that overflows
 _TOGETHER = 2**27  # numbers of clients' Jacobians made at once on an accelerator: 512 MiB in float32
 _SCORED = 4096  # rows of clients scored together
 CODECS = ("auto", "factored", "dense", "topk")
@@ -70,6 +70,18 @@ class NTKFL(Method):
     label_flip: float = Field(
         0.0, ge=0, le=1, description="chance that a label is drawn anew from all classes; by default 0.2 with noise"
     )
+    row_clip: float | None = Field(
+        None,
+        gt=0,
+        description="most that a row's Jacobian may measure, in units of the median row's; default: no bound",
+    )
+    trim: float = Field(
+        0.0, ge=0, lt=0.5, description="most of a round's clients (shuffled: rows) left out for resisting all others"
+    )
+    trim_losses: float = Field(
+        0.0, ge=0, lt=0.5, description="share of the reports on each candidate's loss left out at both ends"
+    )
+    verify: bool = Field(False, description="the server computes factored rows again and leaves out those made up")
     replay: bool = Field(False, description="the server keeps projected inputs and goes on training on them each round")
     replay_evolutions: int = Field(4, ge=1, description="evolutions on kept inputs after each round's own")
     replay_per_class: int = Field(120, ge=1, description="kept inputs of each class in such an evolution")
@@ -108,6 +120,8 @@ class NTKFL(Method):
             raise ConfigError("codec 'topk' and a sparsity above 0 go together: sparsified rows have no other form")
         if self.replay and self.codec != "factored":
             raise ConfigError("replay needs the inputs, which factored uploads alone hold: codec 'factored'")
+        if self.verify and (self.sparsity or self.codec == "dense"):
+            raise ConfigError("verify computes rows again from the inputs that factored uploads alone hold")
         if self.scheme != "flow" and self.steps is None:
             raise ConfigError(f"scheme {self.scheme!r} takes whole steps: give them, for example 100, 200 … 2000")
 
@@ -116,22 +130,32 @@ class NTKFL(Method):
     ) -> Generator[Outgoing, list[Message], Outcome]:
         w = state["weights"]
         uploads = yield Message("weights", round, {"weights": w})
-        J, f0, y = self._gather(task, uploads)
+        J, f0, y, senders, notes = self._gather(task, w, uploads)
+        if self.row_clip is not None:
+            J, notes["clipped_rows"] = clip_rows(J, self.row_clip)
         evolution = self._evolve(task, J, f0, y)
+        if self.trim:
+            keep = agreeing(evolution, self.trim, None if self.shuffle else senders)
+            notes["trimmed_rows"] = len(y) - len(keep)
+            if len(keep) < len(y):
+                J, f0, y = J[keep], f0[keep], y[keep]
+                evolution = self._evolve(task, J, f0, y)
         candidates = w + evolution.deltas()  # w^(k,t_1) … w^(k,t_Ψ)
 
         if self.choose == "cohort":
             replies = yield Message("candidates", round, {"weights": candidates})
-            losses = self._mean_losses(replies, len(candidates))
+            losses = mean_losses(replies, len(candidates), self.shuffle, self.trim_losses)
         else:
-            losses = self._validate(task, candidates)
-        best = _least(losses)
+            losses = validate(task, candidates)
+        best = least(losses)
         stats = evolution.statistics
         outcome = Outcome(
             {"weights": check_finite(candidates[best].clone(), "the chosen model")},
             float(losses[best]),
             evolution.steps[best],
-            {"samples": len(J), "kernel_products": stats.evaluations, "solver_error": stats.worst_error},
+            {"samples": len(J), "kernel_products": stats.evaluations, "solver_error": stats.worst_error}
+            | notes
+            | ({"solver_fallback": stats.fallback} if stats.fallback else {}),
         )
         return self._replay(task, state, round, outcome, recover(task, w, J, f0, y)) if self.replay else outcome
 
@@ -143,7 +167,7 @@ class NTKFL(Method):
             if not len(candidates):
                 raise MessageError("the server asks which candidate is best, and sends none")
             groups = in_groups(clients, _SCORED)
-            return [losses for some in groups for losses in self._scores(task, message.round, candidates, some)]
+            return [losses for some in groups for losses in scores(task, message.round, candidates, some, self.shuffle)]
         w = message.of_kind("weights").take("weights", (d,), task.like)
         return [
             upload for some in self._groups(task, clients) for upload in self._uploads(task, message.round, w, some)
@@ -176,7 +200,7 @@ class NTKFL(Method):
             candidates = w + evolution.deltas()
             losses = task.candidate_losses(candidates, z, y).mean(1)
             passed.append(w)
-            w = check_finite(candidates[_least(losses)].clone(), "the chosen model")
+            w = check_finite(candidates[least(losses)].clone(), "the chosen model")
         diagnostics = outcome.diagnostics | {"kept_samples": len(kept[LABELS])}
         return Outcome({"weights": w} | kept, outcome.train_loss, outcome.steps, diagnostics, tuple(passed))
 
@@ -203,29 +227,47 @@ class NTKFL(Method):
     def _form(self) -> str:
         return self.codec if self.codec in FORMS else "auto"
 
-    def _gather(self, task: Task, uploads: list[Message]) -> tuple[Jacobian, Tensor, Tensor]:
-        """(J, f0, y) of the whole round. Uploads are let go one by one: a round's Jacobian is never there twice."""
-        if len(uploads) == 1:
-            return self.read(task, uploads.pop())
+    def _gather(
+        self, task: Task, w: Tensor, uploads: list[Message]
+    ) -> tuple[Jacobian, Tensor, Tensor, Tensor, dict[str, float | str]]:
+        """(J, f0, y) of the whole round, the upload each row is from, and how many rows were made up, where that is
+        looked at.
+
+        Uploads are let go one by one: a round's Jacobian is never there twice.
+        """
+        if len(uploads) == 1 and not self.verify:
+            J, f, labels = self.read(task, uploads.pop())
+            return J, f, labels, torch.zeros(len(J), dtype=torch.int64, device=f.device), {}
         stack = Stack(sum(len(upload.take("outputs", (None, task.outputs))) for upload in uploads))
-        f0, y = [], []
+        f0, y, counts, made_up = [], [], [], 0
         while uploads:
             J, f, labels = self.read(task, uploads.pop(0))
-            stack.add(J)
-            f0.append(f)
-            y.append(labels)
-        return stack.whole(), torch.cat(f0), torch.cat(y)
+            if self.verify:
+                true = true_rows(task, w, J, f)
+                made_up += int((~true).sum())
+                J, f, labels = J[true], f[true], labels[true]
+            counts.append(len(J))
+            if len(J):
+                stack.add(J)
+                f0.append(f)
+                y.append(labels)
+        if not f0:
+            needs = "verify needs a network that begins with a linear layer"
+            raise TooFew(f"none of {made_up} rows is what the network gives at the input it holds; {needs}")
+        senders = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)).to(f0[0].device)
+        notes: dict[str, float | str] = {"made_up_rows": made_up} if self.verify else {}
+        return stack.whole(), torch.cat(f0), torch.cat(y), senders, notes
 
-    def read(self, task: Task, upload: Message) -> tuple[Jacobian, Tensor, Tensor]:
-        """(J, f0, y) of an upload, everything checked."""
-        like, outputs = task.like, task.outputs
+    def read(self, task: Task, upload: Message, like: Tensor | None = None) -> tuple[Jacobian, Tensor, Tensor]:
+        """(J, f0, y) of an upload, everything checked; of the type and on the device of `like`, or of the weights."""
+        like, outputs, columns = task.like if like is None else like, task.outputs, task.like.numel()
         upload.of_kind("upload")
         J: Jacobian
         if self.sparsity:
-            k = kept(self.sparsity, outputs * like.numel())
-            J = unpack_topk(upload, outputs, like.numel(), k, self.values, like)
+            k = kept(self.sparsity, outputs * columns)
+            J = unpack_topk(upload, outputs, columns, k, self.values, like)
         else:
-            J = unpack_jacobian(upload, outputs, like.numel(), like)
+            J = unpack_jacobian(upload, outputs, columns, like)
         f0 = upload.take("outputs", (len(J), outputs), like)
         y = upload.take("labels")  # looked at where they are: what came in a message is on the CPU
         if y.ndim not in (1, 2) or len(y) != len(J):
@@ -237,55 +279,18 @@ class NTKFL(Method):
         y = take_labels(upload, "labels", like)
         return J, f0, y
 
-    def _scores(self, task: Task, round: int, candidates: Tensor, clients: Sequence[Client]) -> list[Message]:
-        """The candidates' losses, the paper's criterion with no data moved: one sum each; shuffled, one row a sample.
-
-        A candidate may overflow; a large finite number says so and stays a valid message.
-        """
-        x, y = joined([client.x for client in clients]), joined([client.y for client in clients])
-        losses = task.candidate_losses(candidates, x, y)  # [S, n]
-        counts = [len(client) for client in clients]
-        if self.shuffle:
-            rows = losses.T.nan_to_num(nan=_OVERFLOW, posinf=_OVERFLOW).clamp(max=_OVERFLOW)
-            return [Message("losses", round, {"losses": own}) for own in torch.split(rows, counts)]
-        sums = torch.stack([own.sum(1) for own in torch.split(losses, counts, dim=1)]).double()
-        sums = sums.nan_to_num(nan=1e300, posinf=1e300).cpu()
-        return [
-            Message("losses", round, {"sums": own, "samples": torch.tensor(count, dtype=torch.int32)})
-            for own, count in zip(sums, counts, strict=True)
-        ]
-
-    def _mean_losses(self, replies: list[Message], candidates: int) -> Tensor:
-        """The cohort's mean loss of every candidate, [S]."""
-        if self.shuffle:
-            return torch.cat([r.of_kind("losses").take("losses", (None, candidates)) for r in replies]).double().mean(0)
-        sums = torch.stack([r.of_kind("losses").take("sums", (candidates,)) for r in replies]).sum(0)
-        return sums / sum(int(r.take("samples", ())) for r in replies)
-
     def split(self, reply: Message) -> list[Message]:
         return split_rows(reply)
 
     def join(self, rows: list[Message]) -> list[Message]:
         return [join_rows(rows)]
 
-    def check(self, task: Task, reply: Message) -> None:
-        if reply.kind == "upload":
-            self.read(task, reply)
-        else:
-            losses = reply.of_kind("losses").take("losses", (None, None))
-            if bool(((losses < 0) | (losses > 1.01 * _OVERFLOW)).any()):
-                raise MessageError(f"a loss below zero, or above {_OVERFLOW:g}")
-
-    def _validate(self, task: Task, candidates: Tensor) -> Tensor:
-        if task.validation is None:
-            raise ConfigError("choosing t by validation needs held-out clients: hold some out (--hold-out 10)")
-        x, y = task.validation
-        return task.candidate_losses(candidates, x, y).mean(1)
-
-
-def _least(losses: Tensor) -> int:
-    """The candidate of least loss; `NumericalError` where none has one."""
-    best = int(losses.nan_to_num(nan=float("inf")).argmin())
-    if not bool(losses[best].isfinite()):
-        raise NumericalError("no candidate has a finite loss: the evolution left the range where the network works")
-    return best
+    def check(self, task: Task, reply: Message) -> Tensor | None:
+        """Of an upload's rows, four sizes: the Jacobian's norm, the largest output, target and number stored."""
+        if reply.kind != "upload":
+            check_scores(reply, self.shuffle)
+            return None
+        J, f0, y = self.read(task, reply, task.like.new_empty(0, device="cpu"))
+        largest = [t.flatten(1).abs().amax(1) for t in J.tensors() if t.is_floating_point()]
+        targets = y.abs().flatten(1).amax(1) if y.is_floating_point() else torch.zeros(len(y))
+        return torch.stack([J.norms(), f0.abs().amax(1), targets, torch.stack(largest).amax(0)], dim=1)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError, unknown
 from ntkfl.methods.base import Client, Outcome, Outgoing, State, Task, check_finite
-from ntkfl.methods.fedavg import LocalTraining, mean_loss, report, take_vector, weighted_sum
+from ntkfl.methods.fedavg import LocalTraining, mean_loss, report, take_vector
 from ntkfl.wire import Message
 from ntkfl.wire.quantize import CODINGS, NORMS, decode_levels, dequantize, encode_levels, norm_count, quantize
 
@@ -42,10 +42,12 @@ class Compression(LocalTraining):
         if self.shuffle and self.coding == "elias":
             raise ConfigError("a shuffler mixes replies of one size, and Elias codes differ in length: coding 'fixed'")
 
-    def check(self, task: Task, reply: Message) -> None:
-        if reply.arrays:  # the acknowledgement of a second message has none
-            super().check(task, reply)
-            self.decompress(reply.of_kind("update"), task.like)
+    def check(self, task: Task, reply: Message) -> Tensor | None:
+        if not reply.arrays:  # the acknowledgement of a second message has none
+            return None
+        least = super().check(task, reply)
+        length = self.decompress(reply.of_kind("update"), task.like.cpu()).double().norm()
+        return length.reshape(1, 1) if least is None else torch.maximum(least, length)
 
     def compress(self, vector: Tensor, client: Client) -> dict[str, Tensor]:
         """Q(vector) as arrays of a message, rounded by the client's own draws."""
@@ -82,7 +84,7 @@ class QSGD(Compression):
         w = state["weights"]
         replies = yield Message("weights", round, {"weights": w})
         p = self.client_weights(replies, w)
-        g = weighted_sum((self.decompress(reply.of_kind("update"), w) for reply in replies), p)
+        g = self.combine((self.decompress(reply.of_kind("update"), w) for reply in replies), p)
         return Outcome({"weights": check_finite(w - self.lr * g, "the model")}, mean_loss(replies, p))
 
     def answer(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ntkfl.methods.base import Client, Outcome, Outgoing, State, Task, check_finite
-from ntkfl.methods.fedavg import LocalTraining, mean_loss, report, take_vector, weighted_sum
+from ntkfl.methods.fedavg import LocalTraining, mean_loss, report, take_vector
 from ntkfl.wire import Message
 
 
@@ -40,8 +40,8 @@ class Scaffold(LocalTraining):
         w, c = state["weights"], state["control"]
         replies = yield Message("weights", round, {"weights": w, "control": c})
         p = self.client_weights(replies, w)
-        delta_w = weighted_sum((self.take(reply, "weights", w, w) for reply in replies), p) - w
-        delta_c = weighted_sum((self.take(reply, "control", w) for reply in replies), p)
+        delta_w = self.combine((self.take(reply, "weights", w, w) for reply in replies), p, w) - w
+        delta_c = self.combine((self.take(reply, "control", w) for reply in replies), p)
         new = {
             "weights": check_finite(w + self.server_lr * delta_w, "the averaged model"),
             "control": check_finite(c + len(replies) / task.total_clients * delta_c, "the control variate"),

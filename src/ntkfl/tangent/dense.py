@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
-from ntkfl.tangent.jacobian import Block
+from ntkfl.tangent.jacobian import Block, row_norms
 from ntkfl.tangent.parameters import column_slices, trainable
 
 
@@ -55,6 +55,12 @@ class DenseBlock(Block):
         for s in self.columns:
             out[..., s] = self.values[..., at : at + s.stop - s.start]
             at += s.stop - s.start
+
+    def norms(self) -> Tensor:
+        return row_norms(self.values)
+
+    def scaled(self, factors: Tensor) -> Self:
+        return self.with_tensors((self.values * factors[:, None, None],))
 
 
 def dense_block(model: nn.Module, x: Tensor, names: list[str]) -> DenseBlock:

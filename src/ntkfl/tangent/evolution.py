@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -111,15 +111,48 @@ def evolve(
     fits = N * N * f0.element_size() <= KERNEL_BYTES
     if (loss, kernel) == ("mse", "trace") and (scheme == "paper" or (scheme == "flow" and fits)):
         residuals, trajectory, stats = _spectral(J, f0, Y, lr, wanted, scheme)
+    elif scheme == "descent":
+        residuals, trajectory, stats = _descent(_kernel_product(J, kernel, fits), f0, Y, lr, wanted, loss)
     else:
-        theta = _kernel_product(J, kernel, fits)
-        solve = _flow if scheme == "flow" else _descent
-        residuals, trajectory, stats = solve(theta, f0, Y, lr, wanted, loss, rtol, J.part)
-    return Evolution(J, lr, wanted, _finite(residuals).to(J.dtype), trajectory, stats)
+        residuals, trajectory, stats = _flow_as_far_as_it_goes(J, f0, Y, lr, wanted, loss, kernel, fits, rtol)
+    return Evolution(J, lr, wanted[: len(residuals)], _finite(residuals).to(J.dtype), trajectory, stats)
 
 
 _Product = Callable[[Tensor], Tensor]
 _Solution = tuple[Tensor, Callable[[], Tensor], Statistics]  # residuals [S, N, d2], how to make the outputs, the cost
+
+
+def _flow_as_far_as_it_goes(
+    J: Jacobian,
+    f0: Tensor,
+    Y: Tensor,
+    lr: float,
+    steps: Sequence[float],
+    loss: str,
+    kernel: str,
+    fits: bool,
+    rtol: float,
+) -> _Solution:
+    """The flow; where its error cannot be held, again with products in float64; where that fails too, or the cost has
+    no end, the steps that were reached. `Statistics.fallback` says which; `NumericalError` where not one was.
+    """
+    best = _flow(_kernel_product(J, kernel, fits), f0, Y, lr, steps, loss, rtol, J.part)
+    why = best[2].stopped
+    if not why:
+        return best
+    said = ""
+    if not best[2].exhausted and J.dtype != torch.float64:
+        again = _flow(_kernel_product(J.double(), kernel, fits), f0.double(), Y, lr, steps, loss, rtol, J.part)
+        again[2].evaluations += best[2].evaluations
+        if len(again[0]) >= len(best[0]):
+            best, said = again, "products in float64"
+    residuals, trajectory, stats = best
+    if not len(residuals):
+        raise NumericalError(f"the flow could not be integrated: {why}; look for extreme rows in the Jacobian")
+    if len(residuals) < len(steps):
+        short = f"{len(residuals)} of {len(steps)} candidates"
+        said = f"{said}, {short}" if said else short
+    return residuals, trajectory, replace(stats, fallback=f"{said}: {why}")
 
 
 def _finite(values: Tensor) -> Tensor:
@@ -159,6 +192,7 @@ def _flow(
     """R' = r(f0 + (η/N) Θ R), R(0) = 0, by Runge–Kutta–Chebyshev."""
     rate = lr / part.samples
     Y = Y.to(f0.dtype)
+    rounding = 0.0 if f0.dtype == torch.float64 else torch.finfo(f0.dtype).eps
 
     # Outputs are no better than the products they come from, so they stay in that precision; the state does not.
     def outputs(R: Tensor) -> Tensor:
@@ -172,16 +206,13 @@ def _flow(
         f = outputs(R)
         return lambda v: curvature_product(loss, f, rate * theta(v)).double()
 
-    states, stats = integrate(slope, torch.zeros_like(f0, dtype=torch.float64), steps, stiffness, rtol, part)
-    residuals = torch.stack(states)
+    states, stats = integrate(slope, torch.zeros_like(f0, dtype=torch.float64), steps, stiffness, rtol, part, rounding)
+    residuals = torch.stack(states) if states else f0.new_empty((0, *f0.shape))
     return residuals, lambda: torch.stack([outputs(R) for R in residuals]), stats
 
 
-def _descent(
-    theta: _Product, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], loss: str, rtol: float, part: Part
-) -> _Solution:
+def _descent(theta: _Product, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], loss: str) -> _Solution:
     """Explicit gradient descent on the linearised model; the plain reference."""
-    del rtol, part  # explicit steps have no tolerance
     rate = lr / f0.shape[0]
     start = f0.double()
     before = float(per_sample(loss, start, Y).mean())
@@ -210,7 +241,10 @@ def _spectral(J: Jacobian, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[flo
     Accumulated residuals per eigenvalue: ∫_0^t e^{−hλu} du (`flow`) or Σ_{u<t} e^{−hλu} (`paper`), both t as λ → 0.
     """
     N, d2 = f0.shape
-    eigenvalues, Q = torch.linalg.eigh(J.kernel().double())
+    H, stats = J.kernel().double(), Statistics(evaluations=1)
+    if not bool(H.isfinite().all()) and J.dtype != torch.float64:
+        H, stats = J.double().kernel(), Statistics(evaluations=2, fallback="products in float64: the kernel overflowed")
+    eigenvalues, Q = torch.linalg.eigh(_finite(H))
     decay = eigenvalues.clamp_min(0) * (lr / (N * d2))  # [N]; the kernel is positive semidefinite up to rounding
     t = torch.tensor(steps, dtype=torch.float64, device=f0.device).unsqueeze(1)  # [S, 1]
     per_step = torch.expm1(-decay) if scheme == "paper" else -decay
@@ -218,4 +252,4 @@ def _spectral(J: Jacobian, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[flo
     weight = torch.where(tiny, t, torch.expm1(-decay * t) / torch.where(tiny, 1.0, per_step))  # [S, N]
     start = Q.T @ (Y - f0.double())  # [N, d2]
     residuals = Q @ (weight.unsqueeze(-1) * start) / d2
-    return residuals, lambda: Y - Q @ (torch.exp(-decay * t).unsqueeze(-1) * start), Statistics(evaluations=1)
+    return residuals, lambda: Y - Q @ (torch.exp(-decay * t).unsqueeze(-1) * start), stats

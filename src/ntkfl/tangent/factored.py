@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ntkfl.tangent.dense import DenseBlock
-from ntkfl.tangent.jacobian import Block
+from ntkfl.tangent.jacobian import Block, row_norms
 
 _DENSE_NUMBERS = 2**22  # numbers of a block that a Gram matrix makes dense at a time, on each side
 
@@ -122,6 +122,13 @@ class FactoredBlock(Block):
             out[..., self.weight] = self.weight_values()
         if self.bias is not None:
             out[..., self.bias] = self.bias_values()
+
+    def norms(self) -> Tensor:
+        squares = row_norms(self.a).square() if self.a.is_floating_point() else self.a.shape[1]  # tokens: ones
+        return row_norms(self.g) * (squares + torch.tensor(float(self.bias is not None))).sqrt()
+
+    def scaled(self, factors: Tensor) -> Self:
+        return self.with_tensors((self.a, self.g * factors[:, None, None]))
 
     def densify(self) -> DenseBlock:
         """The same columns, every derivative stored: N·d2·(k + k_b) numbers."""

@@ -55,6 +55,14 @@ class Block(ABC):
     def write_dense(self, out: Tensor) -> None:
         """Fill this block's columns of out [N, d2, d]."""
 
+    @abstractmethod
+    def norms(self) -> Tensor:
+        """‖J_i‖_F over this block's columns, float64 [N]; see `Jacobian.norms`."""
+
+    @abstractmethod
+    def scaled(self, factors: Tensor) -> Self:
+        """Row i times factors[i]."""
+
 
 class Part(NamedTuple):
     """Which of the samples of a round are here: by itself all, where servers share them (`shared.py`) some."""
@@ -138,6 +146,22 @@ class Jacobian(ABC):
             for j, right in enumerate(parts[i:], start=i):
                 block = left.gram(right)
                 yield at[i], at[j], (block + block.T) / 2 if i == j else block
+
+    @abstractmethod
+    def norms(self) -> Tensor:
+        """‖J_i‖_F of each sample's [d2, d] matrix, float64 [N].
+
+        Exact for dense, sparse and linear layers; where a layer is used at several positions of a sample it is the
+        bound ‖g‖ ‖[a, 1]‖, or that up to a factor which is the same for all rows (a convolution's overlaps).
+        """
+
+    @abstractmethod
+    def scaled(self, factors: Tensor) -> Jacobian:
+        """Row i times factors[i], for factors [N]."""
+
+    @abstractmethod
+    def double(self) -> Jacobian:
+        """The same in float64."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -224,6 +248,20 @@ class BlockJacobian(Jacobian):
             block.write_dense(out)
         return out
 
+    def norms(self) -> Tensor:
+        return torch.stack([block.norms() for block in self.blocks]).square().sum(0).sqrt()
+
+    def scaled(self, factors: Tensor) -> BlockJacobian:
+        factors = self._check("factors", factors, self.shape[:1])
+        return BlockJacobian([block.scaled(factors) for block in self.blocks], *self.shape[1:])
+
+    def double(self) -> BlockJacobian:
+        blocks = [
+            block.with_tensors(tuple(t.double() if t.is_floating_point() else t for t in block.tensors()))
+            for block in self.blocks
+        ]
+        return BlockJacobian(blocks, *self.shape[1:])
+
     def __getitem__(self, index: RowIndex) -> BlockJacobian:
         plain = isinstance(index, slice) and index.step in (None, 1)
         rows = index if plain else row_index(index, len(self), self.device)
@@ -244,6 +282,12 @@ def check_same_network(jacobians: Sequence[Jacobian]) -> None:
             raise ModelError(
                 f"Jacobians of different kinds: {first.dtype} on {first.device}, {J.dtype} on {J.device}; move one"
             )
+
+
+def row_norms(rows: Tensor) -> Tensor:
+    """2-norm of each of rows [N, ...], float64 [N]: squares of large float32 numbers do not overflow."""
+    norms: Tensor = rows.flatten(1).norm(dim=1, dtype=torch.float64)
+    return norms
 
 
 def row_index(index: RowIndex, length: int, device: torch.device) -> Tensor:

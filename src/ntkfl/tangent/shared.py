@@ -49,5 +49,14 @@ class SharedJacobian(Jacobian):
     def dense(self) -> Tensor:
         return self.own.dense()
 
+    def norms(self) -> Tensor:
+        return self.own.norms()
+
+    def scaled(self, factors: Tensor) -> SharedJacobian:
+        return SharedJacobian(self.own.scaled(factors), self.group)
+
+    def double(self) -> SharedJacobian:
+        return SharedJacobian(self.own.double(), self.group)
+
     def __getitem__(self, index: RowIndex) -> Jacobian:
         return self.own[index]

@@ -14,22 +14,29 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ntkfl.errors import NumericalError
 from ntkfl.tangent.chebyshev import MOST_STAGES, Stepper, stepper
 from ntkfl.tangent.jacobian import Part
 
 _MOST_STEPS = 10_000
+_MOST_PRODUCTS = 50_000  # rounds met so far need hundreds to a few thousand
+_DOUBT = 0.05  # a slope this wrong, relative to the step's, and the state is not trusted
 _RADIUS_EVERY = 25  # steps between two estimates of the spectral radius; it falls as outputs sharpen
 
 
 @dataclass
 class Statistics:
-    """What it cost: kernel products (evaluations of F, estimates of its stiffness), steps, the largest step error."""
+    """What it cost: kernel products (evaluations of F, estimates of its stiffness), steps, the largest step error;
+    why it ended before the last time, where it did, and what was done about it.
+    """
 
     evaluations: int = 0
     accepted: int = 0
     rejected: int = 0
     worst_error: float = 0.0
+    landed: int = 0  # outputs that could not be interpolated
+    stopped: str = ""
+    exhausted: bool = False  # stopped for its cost alone: more precision would not help
+    fallback: str = ""
 
 
 def integrate(
@@ -39,14 +46,18 @@ def integrate(
     stiffness: Callable[[Tensor], Callable[[Tensor], Tensor]],
     rtol: float,
     part: Part,
+    rounding: float = 0.0,
 ) -> tuple[list[Tensor], Statistics]:
-    """States at the increasing `times`, from `start` at time 0; of a state that is shared, this `part`.
+    """States at the increasing `times`, from `start` at time 0; of a state that is shared, this `part`. Fewer, and
+    `Statistics.stopped` says why, where the error cannot be held (values that are not finite, steps that shrink to
+    nothing) or the cost has no end.
 
     `stiffness(y)` is F's Jacobian at y, times −1, as a product with vectors. Each step's error, relative to the size of
     the state, is held below `rtol`; output times inside a step are interpolated by the cubic through both ends
     (of higher order than the step itself), so that many outputs cost no more than one.
 
     The state is float64 whatever precision `rhs` computes in: the recursion amplifies rounding of its state by s².
+    `rounding` is that precision: slopes carry it, times the stiffness, into what is interpolated (`_between`).
     """
     stats = Statistics()
     y = start.double()
@@ -55,16 +66,18 @@ def integrate(
     radius = _Radius(stiffness, slope, part)
     t, out, pending = 0.0, [], list(times)
     rho = radius(y)
-    h = _first_step(with_field, y, slope, rho, times[-1], rtol, part)
+    h = _first_step(with_field, y, slope, rho, times[-1], rtol, part) if math.isfinite(rho) else 0.0
     previous_h, previous_error, since_radius = 0.0, 1.0, 0
     while pending:
-        if stats.accepted + stats.rejected >= _MOST_STEPS:
-            raise NumericalError(
-                f"the flow could not be integrated: {_MOST_STEPS} steps reached only time {t:.3g} of {times[-1]:.3g} "
-                "(values of very different size in the Jacobian?)"
-            )
+        if not math.isfinite(rho):
+            stats.stopped = f"the kernel's largest eigenvalue is not finite at time {t:.3g} of {times[-1]:.3g}"
+            break
+        if stats.accepted + stats.rejected >= _MOST_STEPS or with_field.evaluations >= _MOST_PRODUCTS:
+            cost = f"{stats.accepted + stats.rejected} steps and {with_field.evaluations} products with the kernel"
+            stats.stopped, stats.exhausted = f"{cost} reached only time {t:.3g} of {times[-1]:.3g}", True
+            break
         h = min(h, times[-1] - t)
-        stages = max(2, 1 + math.isqrt(int(1.54 * h * rho + 1)))
+        stages = _stages(h, rho)
         if stages > MOST_STAGES:
             stages = MOST_STAGES
             h = (stages**2 - 1) / (1.54 * rho)
@@ -76,10 +89,14 @@ def integrate(
             h *= 0.1 if not math.isfinite(error) else max(0.1, 0.8 / error ** (1 / 3))
             rho, since_radius = max(rho, radius(y)), 0  # an unstable step looks like a large error
             if h < 1e-12 * times[-1]:
-                raise NumericalError(f"the flow became too steep to integrate at time {t:.3g} of {times[-1]:.3g}")
+                stats.stopped = f"the flow became too steep to integrate at time {t:.3g} of {times[-1]:.3g}"
+                break
             continue
         while pending and pending[0] <= t + h * (1 + 1e-12):
-            out.append(_hermite((pending.pop(0) - t) / h, h, y, slope, new, new_slope))
+            ends = (y, slope, new, new_slope)
+            state, landed = _between(with_field, pending.pop(0) - t, h, ends, rho, rounding)
+            out.append(state)
+            stats.landed += landed
         # Predictive controller of the reference implementation: the trend of the error over the last two steps.
         factor = 0.8 / max(error, 1e-10) ** (1 / 3)
         if previous_h:
@@ -135,9 +152,33 @@ class _Radius:
             return product(v)
 
         value, self.vector = largest_eigenvalue(counted, self.vector, self.part)
-        if not math.isfinite(value):
-            raise NumericalError("the kernel's largest eigenvalue is not finite: look for extreme rows in the Jacobian")
         return 1.2 * value
+
+
+def _stages(h: float, rho: float) -> int:
+    """Enough for a stable step of size h."""
+    return max(2, 1 + math.isqrt(int(1.54 * h * rho + 1)))
+
+
+def _between(
+    field: Stepper, at: float, h: float, ends: tuple[Tensor, Tensor, Tensor, Tensor], rho: float, rounding: float
+) -> tuple[Tensor, bool]:
+    """The state at time `at` into a step of size h, interpolated; or, and then True, by a step of its own to there.
+
+    A step damps the rounding of its slopes; interpolation adds up to h/7 of it to the state, and the stiffest
+    directions multiply it by ρ again: in float32 the outputs between two ends can be wrong where both ends are right.
+    Where that might be, F is asked whether the cubic's slope is its own.
+    """
+    y, slope, new, new_slope = ends
+    s = at / h
+    state = _hermite(s, h, y, slope, new, new_slope)
+    size = max(float(slope.norm()), float(new_slope.norm()))
+    if s > 1 - 1e-9 or rho * rho * h * rounding / 7 * float(new.norm()) <= _DOUBT * size:
+        return state, False
+    cubic = (new - y) * (6 * s * (1 - s) / h) + slope * ((1 - s) * (1 - 3 * s)) + new_slope * (s * (3 * s - 2))
+    if float((field.evaluate(state) - cubic).norm()) <= _DOUBT * size:
+        return state, False
+    return field.step(y, slope, at, _stages(at, rho)), True
 
 
 def _hermite(s: float, h: float, y0: Tensor, f0: Tensor, y1: Tensor, f1: Tensor) -> Tensor:

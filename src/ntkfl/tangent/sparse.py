@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ntkfl.errors import ModelError
-from ntkfl.tangent.jacobian import Block
+from ntkfl.tangent.jacobian import Block, row_norms
 
 
 class SparseBlock(Block):
@@ -80,6 +80,12 @@ class SparseBlock(Block):
 
     def write_dense(self, out: Tensor) -> None:
         out.zero_().view(len(self.values), -1).scatter_(1, self.positions.long(), self.values)
+
+    def norms(self) -> Tensor:
+        return row_norms(self.values)
+
+    def scaled(self, factors: Tensor) -> Self:
+        return self.with_tensors((self.values * factors[:, None], self.positions))
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles carry what is stored, not what can be built from it.

@@ -106,6 +106,16 @@ class StackedJacobian(Jacobian):
     def dense(self) -> Tensor:
         return torch.cat([part.dense() for part in self.parts])
 
+    def norms(self) -> Tensor:
+        return torch.cat([part.norms() for part in self.parts])
+
+    def scaled(self, factors: Tensor) -> StackedJacobian:
+        pieces = torch.split(self._check("factors", factors, self.shape[:1]), self._lengths)
+        return StackedJacobian([part.scaled(own) for part, own in zip(self.parts, pieces, strict=True)])
+
+    def double(self) -> StackedJacobian:
+        return StackedJacobian([part.double() for part in self.parts])
+
     def __getitem__(self, index: RowIndex) -> Jacobian:
         rows = row_index(index, len(self), torch.device("cpu"))
         starts = torch.tensor([0, *self._lengths[:-1]]).cumsum(0)

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ntkfl.errors import MessageError
+from ntkfl.errors import MessageError, NotFinite
 from ntkfl.wire.container import pack, unpack
 
 # What a message is for; the position is the byte on the wire.
@@ -46,7 +46,7 @@ class Message:
             wanted = ["any" if n is None else n for n in shape]
             raise MessageError(f"{name!r} in a {self.kind!r} message has shape {list(value.shape)}, not {wanted}")
         if not self._finite and value.is_floating_point() and not bool(value.isfinite().all()):
-            raise MessageError(f"{name!r} in a {self.kind!r} message has values that are not finite")
+            raise NotFinite(f"{name!r} in a {self.kind!r} message has values that are not finite")
         return value if like is None else value.to(device=like.device, dtype=like.dtype)
 
     @cached_property

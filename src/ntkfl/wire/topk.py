@@ -37,7 +37,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ntkfl.errors import ConfigError, MessageError, NumericalError, unknown
+from ntkfl.errors import ConfigError, MessageError, NotFinite, NumericalError, unknown
 from ntkfl.tangent.jacobian import BlockJacobian, Jacobian
 from ntkfl.tangent.sparse import SparseBlock
 from ntkfl.wire.message import Message
@@ -102,7 +102,7 @@ def decode_topk(
                 f"{name!r} of top-k rows must be {wanted} [{rows}, {width}], not {array.dtype} {list(array.shape)}"
             )
         if array.is_floating_point() and not bool(array.isfinite().all()):
-            raise MessageError(f"{name!r} of top-k rows has values that are not finite")
+            raise NotFinite(f"{name!r} of top-k rows has values that are not finite")
     where = _read(arrays["positions"].cpu().numpy(), size, k)
     if kind == torch.float32:
         return arrays["values"].to(device="cpu", dtype=dtype), torch.from_numpy(where)

@@ -18,7 +18,7 @@ from ntkfl.engine.conversation import Traffic, carry_round
 from ntkfl.engine.flower.carrier import GridCarrier
 from ntkfl.engine.folder import Record, RunFolder
 from ntkfl.engine.learner import Batch, Learner, attempt_labels, draw_cohort
-from ntkfl.engine.rounds import OnRound, play_rounds, record_of
+from ntkfl.engine.rounds import OnRound, play_rounds, record_of, remarks
 from ntkfl.engine.services.aggregator import Deployment
 from ntkfl.engine.services.evaluation import Score, add_up
 from ntkfl.engine.services.participant import check_data
@@ -151,7 +151,10 @@ class Deployed:
             raise NumericalError(f"the test loss of round {number} is not finite: the training diverged; lower the lr")
         names = [self.names[client] for client in cohort]
         own = {"attempt": attempt, "evaluated_samples": score.samples}
-        return record_of(number, score.accuracy, score.loss, outcome, traffic, names) | own | outcome.diagnostics
+        record = record_of(number, score.accuracy, score.loss, outcome, traffic, names) | own | outcome.diagnostics
+        for line in remarks(record):
+            self.say(f"round {number}: {line}")
+        return record
 
     def _measure(self, number: int, cohort: list[int], traffic: Traffic) -> Score:
         """The averaged model's score; a round that nobody measures is still a round."""

@@ -26,6 +26,7 @@ from ntkfl.engine.flower.carrier import GridCarrier
 from ntkfl.engine.flower.client_memory import ClientMemory
 from ntkfl.engine.flower.quiet import quiet
 from ntkfl.engine.flower.records import in_reply, notes_of, payload_of
+from ntkfl.engine.poison import Liars
 from ntkfl.engine.population import Population
 from ntkfl.engine.rounds import OnRound
 from ntkfl.engine.run import Run
@@ -134,12 +135,14 @@ class _Clients:
         self.task = Task(model, fed.output_dim, self.method.loss, total_clients=len(fed), label_smoothing=smoothing)
         dtype = getattr(torch, config.precision)
         self.population = Population(fed, self.method, config.seed, device, dtype)
+        liars = Liars.of(config.poison, self.method, config.seed, len(fed))
+        self.answers = answer if liars is None else liars.answer
 
     def answer(self, number: int, payload: bytes, kept: Path) -> bytes:
         asked = WireMessage.decode(payload)
         memory = ClientMemory(kept / str(number))
         client = self.population.client(number, asked.round, memory.before(asked.round))
-        reply = answer(self.method, self.task, asked, [client])[0].encode()
+        reply = self.answers(self.method, self.task, asked, [client])[0].encode()
         memory.keep(asked.round, client.memory)
         return reply
 

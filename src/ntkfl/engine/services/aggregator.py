@@ -19,7 +19,7 @@ from ntkfl.engine.conversation import Traffic
 from ntkfl.engine.crowd import Received, Template, receive
 from ntkfl.engine.folder import Record, RunFolder
 from ntkfl.engine.learner import Learner, attempt_labels, draw_cohort
-from ntkfl.engine.rounds import OnRound, play_rounds, record_of
+from ntkfl.engine.rounds import OnRound, play_rounds, record_of, remarks
 from ntkfl.engine.services.announcement import EVALUATION, MOST_ATTEMPTS, Announcement
 from ntkfl.engine.services.evaluation import MOST_SAMPLES, Score, add_up, question, score_rows
 from ntkfl.engine.services.pins import Federation, Terms
@@ -161,7 +161,10 @@ class Aggregator:
             self.say(f"round {number} was not evaluated: {error}")
             score = Score(None, None, 0)
         own = {"dropped_rows": traffic.dropped, "attempt": attempt, "evaluated_samples": score.samples}
-        return record_of(number, score.accuracy, score.loss, outcome, traffic, cohort) | own | outcome.diagnostics
+        record = record_of(number, score.accuracy, score.loss, outcome, traffic, cohort) | own | outcome.diagnostics
+        for line in remarks(record):
+            self.say(f"round {number}: {line}")
+        return record
 
     def _there(self, role: str) -> list[str]:
         """Names of those that can be asked, sorted."""
@@ -192,7 +195,7 @@ class Aggregator:
             pins = self.pins
             received = receive(self.method, self.task, rows, template, self.opener, pins.federation, pins.run, key)
             traffic.uplink[_reply_kind(received, outgoing)] += sum(map(len, rows)) + FRAME_BYTES * clients
-            traffic.dropped += received.dropped
+            traffic.rejected += received.rejected
             if received.rows < self.deployment.quorum:
                 raise TooFew(f"{received.rows} good rows of {len(rows)}, below the quorum of {self.deployment.quorum}")
             try:

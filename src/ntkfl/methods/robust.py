@@ -1,0 +1,119 @@
+"""Robust forms of what a server combines: clients' updates, rows of Jacobians, candidates' losses.
+
+Each bounds what a minority of liars can do; none can tell a liar from an honest client whose data are unlike all
+others', so each also costs something. What they do against which lie, with figures: docs/robustness.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from ntkfl.errors import ConfigError
+from ntkfl.methods.base import Task
+from ntkfl.tangent import Evolution, Jacobian
+from ntkfl.tangent.factored import LinearBlock
+from ntkfl.tangent.jacobian import BlockJacobian
+
+COMBINATIONS = ("mean", "median", "trimmed", "clip")
+# Honest clients of Fashion-MNIST, each with a class or two, resist up to 1.4 times as much as the median one.
+STANDS_OUT = 1.4
+
+
+# Updates, one vector a client.
+
+
+def combine(how: str, updates: Iterable[Tensor], trim: float) -> Tensor:
+    """One vector [d] of clients' updates [d], none counted for more than another.
+
+    `median`: of each coordinate. `trimmed`: the mean of each coordinate without its ⌊trim·M⌋ largest and smallest.
+    `clip`: the mean of the updates, each scaled down to the median length where it is longer.
+    """
+    stacked = torch.stack(list(updates))
+    if how == "median":
+        return middle(stacked)
+    if how == "trimmed":
+        return trimmed_mean(stacked, trim)
+    lengths: Tensor = stacked.norm(dim=1)
+    factors = (middle(lengths) / lengths.clamp_min(1e-30)).clamp(max=1)
+    return (stacked * factors.unsqueeze(1)).mean(0)
+
+
+def middle(values: Tensor) -> Tensor:
+    """The median along the first dimension; of an even number the mean of both in the middle."""
+    ordered = values.sort(dim=0).values
+    n = len(values)
+    return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+
+
+def trimmed_mean(values: Tensor, trim: float) -> Tensor:
+    """The mean along the first dimension [n, ...] without the ⌊trim·n⌋ largest and as many smallest."""
+    n = len(values)
+    cut = min(int(trim * n), (n - 1) // 2)
+    return values.sort(dim=0).values[cut : n - cut].mean(0)
+
+
+# Rows of Jacobians.
+
+
+def clip_rows(J: Jacobian, most: float) -> tuple[Jacobian, int]:
+    """J with every row scaled down to `most` times the median row's norm where it is longer, and how many were."""
+    norms = J.norms()
+    factors = (most * middle(norms) / norms.clamp_min(1e-300)).clamp(max=1)
+    clipped = int((factors < 1).sum())
+    return (J.scaled(factors), clipped) if clipped else (J, 0)
+
+
+def agreeing(evolution: Evolution, trim: float, senders: Tensor | None) -> Tensor:
+    """Indices of the rows to keep: without those of clients, by `senders` [N], that resist far more than the median
+    client, for no more than ⌊trim·M⌋ of them. Where nobody knows whose rows are whose, every row stands for itself.
+    """
+    resistance = _resistance(evolution)
+    if senders is None:
+        senders = torch.arange(len(resistance), device=resistance.device)
+    clients, of = torch.unique(senders, return_inverse=True)
+    sums = resistance.new_zeros(len(clients)).index_add_(0, of, resistance)
+    means = sums / torch.bincount(of)
+    order = means.argsort(descending=True, stable=True)[: int(trim * len(clients))]
+    contrary = order[means[order] > STANDS_OUT * middle(means)]
+    return torch.isin(of, contrary, invert=True).nonzero()[:, 0]
+
+
+def _resistance(evolution: Evolution) -> Tensor:
+    """‖R_i(t)‖/t, the residual of row i averaged over the flow up to t, averaged over the candidates t: [N].
+
+    Small for a row that the others help to fit, large for one that pulls against them: a wrong label, or a Jacobian
+    with its sign turned. Short times say what the model thought before the round, long ones what the cohort thinks.
+    """
+    times = torch.tensor(evolution.steps, device=evolution.residuals.device)
+    averages: Tensor = evolution.residuals.norm(dim=2) / times.unsqueeze(1)
+    return averages.mean(0)
+
+
+def true_rows(task: Task, weights: Tensor, J: Jacobian, f0: Tensor) -> Tensor:
+    """Which rows [N] of a factored upload are what the network gives at the input they hold: all else was made up.
+
+    The first layer's factor is the (projected) input itself; from it the server computes outputs and Jacobian again.
+    """
+    block = J.blocks[0] if isinstance(J, BlockJacobian) else None
+    if not isinstance(block, LinearBlock) or block.T != 1 or not isinstance(J, BlockJacobian):
+        return torch.zeros(len(J), dtype=torch.bool, device=f0.device)
+    z = block.a[:, 0]
+    try:
+        again, outputs = task.jacobian(weights, z), task.predict(weights, z)
+    except RuntimeError:
+        raise ConfigError("verify needs a network whose first linear layer gets the inputs themselves") from None
+    if not isinstance(again, BlockJacobian) or again.layout != J.layout:
+        return torch.zeros(len(J), dtype=torch.bool, device=f0.device)
+    true = _alike(f0, outputs)
+    for mine, theirs in zip(again.tensors(), J.tensors(), strict=True):
+        true &= _alike(theirs, mine)
+    return true
+
+
+def _alike(came: Tensor, made: Tensor) -> Tensor:
+    """Rows that differ by no more than another machine's rounding."""
+    difference = (came - made).flatten(1).abs().amax(1)
+    return difference <= 1e-3 * (1e-3 + made.flatten(1).abs().amax(1))

@@ -1,0 +1,186 @@
+"""Robust combinations against hand-computed cases, and what they promise against any minority."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ntkfl
+from ntkfl.errors import ConfigError
+from ntkfl.methods import METHODS, NTKFL, Client, FedAvg
+from ntkfl.methods.choosing import mean_losses
+from ntkfl.methods.robust import agreeing, clip_rows, combine, middle, trimmed_mean, true_rows
+from ntkfl.wire import Message
+
+from .conversation import one_weight, play, scalar_client, small_clients, small_task
+
+
+def test_by_hand() -> None:
+    updates = [torch.tensor(v) for v in ([1.0, 0.0], [2.0, 0.0], [3.0, 4.0], [100.0, -1.0])]
+    assert combine("median", updates, 0).tolist() == [2.5, 0.0]
+    assert combine("trimmed", updates, 0.25).tolist() == [2.5, 0.0]
+    assert combine("trimmed", updates, 0.2).tolist() == pytest.approx([26.5, 0.75])  # ⌊0.8⌋ = none
+    lengths = [1.0, 2.0, 5.0, 10001**0.5]
+    median = 3.5
+    clipped = sum(u * min(1, median / n) for u, n in zip(updates, lengths, strict=True)) / 4
+    assert torch.allclose(combine("clip", updates, 0), clipped)
+
+
+@given(st.integers(5, 25), st.integers(0, 1000), st.floats(1, 1e20))
+@settings(max_examples=40, deadline=None)
+def test_no_minority_moves_a_coordinate_out_of_the_honest_range(honest: int, seed: int, size: float) -> None:
+    draws = torch.Generator().manual_seed(seed)
+    good = torch.randn(honest, 3, generator=draws, dtype=torch.float64)
+    bad = size * torch.randn((honest - 1) // 4, 3, generator=draws, dtype=torch.float64)
+    everybody = [*good, *bad]
+    for how in ("median", "trimmed"):
+        result = combine(how, everybody, 0.2)
+        assert bool((result <= good.amax(0)).all())
+        assert bool((result >= good.amin(0)).all())
+    longest = good.norm(dim=1).max()
+    assert combine("clip", everybody, 0).norm() <= longest
+
+
+def test_trimming_nothing_is_the_mean_and_half_the_median() -> None:
+    values = torch.randn(7, 2).double()
+    assert torch.allclose(trimmed_mean(values, 0.0), values.mean(0))
+    assert torch.allclose(trimmed_mean(values, 0.49), middle(values))
+    assert float(middle(torch.tensor([4.0, 1.0]))) == 2.5
+
+
+@pytest.mark.parametrize("robust", ["median", "trimmed", "clip"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "fedprox", "fednova", "scaffold", "fedadam", "fedcom", "qsgd", "data-share"]
+)
+def test_equal_clients_are_combined_into_what_each_sent(name: str, robust: str) -> None:
+    """Where all agree there is nothing to trim, so every combination is the mean."""
+    first, second = ([scalar_client(i, 1.0, 3.0) for i in range(4)] for _ in range(2))
+    options = {"loss": "mse", "local_steps": 2, "lr": 0.1} | ({"bits": 16} if name in ("fedcom", "qsgd") else {})
+    plain, _ = play(METHODS[name](**options), one_weight(1.0, total_clients=4), first)
+    other, _ = play(METHODS[name](robust=robust, **options), one_weight(1.0, total_clients=4), second)
+    assert torch.allclose(plain.state["weights"], other.state["weights"], atol=1e-9)
+
+
+def test_one_liar_among_five_decides_a_mean_and_no_robust_combination() -> None:
+    clients = [*(scalar_client(i, 1.0, 3.0) for i in range(4)), scalar_client(4, 1.0, -3e4)]
+    after = {
+        how: float(
+            play(FedAvg(loss="mse", local_steps=1, lr=0.1, robust=how), one_weight(1.0), clients)[0].state["weights"]
+        )
+        for how in ("mean", "median", "trimmed", "clip")
+    }
+    assert after["mean"] < -100
+    assert after["median"] == pytest.approx(1.2)
+    assert after["trimmed"] == pytest.approx(1.2)
+    assert after["clip"] == pytest.approx(1 + (4 * 0.2 - 0.2) / 5)
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(ConfigError, match="unknown combination 'mad'"):
+        FedAvg(robust="mad")
+    with pytest.raises(ConfigError, match="verify computes rows again"):
+        NTKFL(verify=True, sparsity=0.9)
+
+
+# -- Rows -------------------------------------------------------------------------------------------------------------
+
+
+def test_long_rows_are_scaled_to_the_bound() -> None:
+    task, (client,) = small_task(), small_clients(9)
+    J = task.jacobian(task.like, client.x)
+    long = J.scaled(torch.tensor([1.0] * 8 + [50.0]))
+    clipped, count = clip_rows(long, 2.0)
+    assert count == 1
+    norms = clipped.dense().flatten(1).norm(dim=1)
+    assert float(norms[8]) == pytest.approx(2 * float(middle(long.dense().flatten(1).norm(dim=1))))
+    assert torch.allclose(clipped.dense()[8] / norms[8], J.dense()[8] / J.dense()[8].norm())
+    assert clip_rows(J, 100.0) == (J, 0)
+
+
+def two_classes(wrong: list[int], turned: list[int], **options: Any) -> ntkfl.Evolution:
+    """Forty rows of two clear classes; some have the other's label, some their Jacobian turned round."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 2).double()
+    y = torch.arange(40) % 2
+    x = torch.randn(40, 2).double() * 0.2 + torch.where(y == 0, -2.0, 2.0).unsqueeze(1)
+    y[wrong] = 1 - y[wrong]
+    factors = torch.ones(40)
+    factors[turned] = -1
+    return ntkfl.evolve(ntkfl.jacobian(model, x).scaled(factors), model(x).detach(), y, **options)
+
+
+def test_rows_at_odds_with_the_others_are_left_out_and_no_others() -> None:
+    kept = agreeing(two_classes([4, 7], [11]), 0.2, None)
+    assert sorted({*range(40)} - {*kept.tolist()}) == [4, 7, 11]
+    assert len(agreeing(two_classes([4, 7], [11]), 0.05, None)) == 38  # no more than asked for
+    assert len(agreeing(two_classes([], []), 0.2, None)) == 40
+
+
+def test_a_client_at_odds_with_the_others_is_left_out_whole() -> None:
+    senders = torch.arange(40) // 8
+    wrong = list(range(8, 16))  # all of client 1
+    evolution = two_classes(wrong, [], steps=(1e3, 4e3, 2e4))
+    kept = agreeing(evolution, 0.2, senders)
+    assert torch.equal(senders[kept].unique(), torch.tensor([0, 2, 3, 4]))
+    assert len(kept) == 32
+    assert len(agreeing(evolution, 0.1, senders)) == 40  # a tenth of five is nobody
+
+
+def test_rows_that_the_network_does_not_give_are_told_from_true_ones() -> None:
+    task, (client,) = small_task(dtype=torch.float32), small_clients(8, dtype=torch.float32)
+    J, f0 = task.jacobian(task.like, client.x), task.predict(task.like, client.x)
+    assert bool(true_rows(task, task.like, J, f0).all())
+    flipped = J.scaled(torch.tensor([1.0, -1.0] + [1.0] * 6))
+    assert true_rows(task, task.like, flipped, f0).tolist() == [True, False] + [True] * 6
+    other = f0.clone()
+    other[5] += 0.1
+    assert true_rows(task, task.like, J, other).tolist() == [True] * 5 + [False] + [True] * 2
+    assert not bool(true_rows(task, task.like, task.jacobian(task.like, client.x, "dense"), f0).any())
+    assert not bool(true_rows(task, task.like + 0.1, J, f0).any())  # of other weights than those sent
+
+
+def test_verified_rounds_are_the_same_rounds() -> None:
+    task, clients = small_task(), small_clients(8, 5)
+    plain, _ = play(NTKFL(), task, clients)
+    checked, _ = play(NTKFL(verify=True), task, clients)
+    assert torch.equal(plain.state["weights"], checked.state["weights"])
+    assert checked.diagnostics["made_up_rows"] == 0
+
+
+# -- Losses -----------------------------------------------------------------------------------------------------------
+
+
+def reports(*losses: list[float]) -> list[Message]:
+    one = torch.tensor(1, dtype=torch.int32)
+    return [Message("losses", 1, {"sums": torch.tensor(row).double(), "samples": one}) for row in losses]
+
+
+def test_a_liar_has_a_veto_in_a_mean_and_none_in_a_trimmed_one() -> None:
+    said = reports([3.0, 1.0, 2.0], [3.0, 1.0, 2.5], [4.0, 1.5, 2.0], [2.0, 1.0, 2.0], [1e30, 1e30, 0.0])
+    assert int(mean_losses(said, 3, False, 0.0).argmin()) == 2
+    assert int(mean_losses(said, 3, False, 0.2).argmin()) == 1
+    rows = [Message("losses", 1, {"losses": torch.stack([m.arrays["sums"] for m in said])})]
+    assert int(mean_losses(rows, 3, True, 0.0).argmin()) == 2
+    assert int(mean_losses(rows, 3, True, 0.2).argmin()) == 1
+
+
+def test_a_client_that_claims_many_samples_counts_once_where_losses_are_trimmed() -> None:
+    said = reports([3.0, 1.0], [3.0, 1.0], [3.0, 1.0])
+    many = torch.tensor(1_000_000, dtype=torch.int32)
+    liar = Message("losses", 1, {"sums": torch.tensor([0.0, 9e6]).double(), "samples": many})
+    assert int(mean_losses([*said, liar], 2, False, 0.0).argmin()) == 0
+    assert int(mean_losses([*said, liar], 2, False, 0.25).argmin()) == 1
+
+
+def test_a_round_with_every_defence_learns_from_honest_clients() -> None:
+    task = small_task()
+    client = Client(0, torch.randn(60, 5).double(), torch.arange(60) % 3, seed=0)
+    client.x[:, :3] += 3 * torch.eye(3).double()[client.y]
+    outcome, _ = play(NTKFL(row_clip=1.5, trim=0.1, verify=True), task, [client])
+    assert outcome.diagnostics["trimmed_rows"] == outcome.diagnostics["made_up_rows"] == 0
+    f = task.predict(outcome.state["weights"], client.x)
+    assert float((f.argmax(1) == client.y).double().mean()) > 0.9
