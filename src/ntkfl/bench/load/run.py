@@ -7,6 +7,7 @@ byte. Clients seal before the round's clock starts; from the announcement to the
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 import statistics
 import time
@@ -245,6 +246,7 @@ class Loading:
 def run(load: Load, folder: Path, say: Say) -> dict[str, Any]:
     """Load the services of a new federation in `folder` (empty, and of no use afterwards): all figures, for JSON."""
     say(f"making a federation of {load.clients} clients", load.seconds)
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # that hostile connections were cut is no news
     world = World(folder, load.clients, load.at_once)
     with world.running():
         return asyncio.run(Loading(load, world, say).run())
