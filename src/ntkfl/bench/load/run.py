@@ -7,6 +7,7 @@ byte. Clients seal before the round's clock starts; from the announcement to the
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 import statistics
 import time
@@ -70,7 +71,9 @@ class Loading:
         self.shuffler = ShufflerPeer(pins, folder)
         self.opener = SealingKey.load(folder / "sealing-key.pem")
         self.signer = SigningKey.load(folder / "signing-key.pem")
-        self.hostile = Hostile(pins, context, self.clients[names[0]])
+        insider = f"client-{load.clients}"  # has enrolled, and means no good
+        self.insider = LoadClient(insider, world.folder / "clients" / insider, pins, context)
+        self.hostile = Hostile(pins, context, self.insider)
         self.rounds: list[dict[str, Any]] = []
         self.duplicates_refused = 0
         self._signed = b""
@@ -92,7 +95,7 @@ class Loading:
         await asyncio.gather(*bad, return_exceptions=True)
         totals = self._totals((began, watch.now))
         under_pressure = await self._pressure(number)
-        for client in self.clients.values():
+        for client in (*self.clients.values(), self.insider):
             await client.close()
         return {
             "settings": asdict(load),
@@ -121,6 +124,7 @@ class Loading:
         began = time.perf_counter()
         await side_by_side(self.load.at_once, [lambda c=c: one(c) for c in self.clients.values()])  # type: ignore[misc]
         seconds = time.perf_counter() - began
+        seeds[await self.insider.enrol(Tally())] += 1
         if len(seeds) != 1 or len(self.shuffler.clients("client")) != self.load.clients:
             raise MessageError("the key server gave out different seeds, or the shuffler lost a client")
         self.say(f"{self.load.clients} clients enrolled in {seconds:.1f} s", self.load.seconds)
@@ -245,6 +249,7 @@ class Loading:
 def run(load: Load, folder: Path, say: Say) -> dict[str, Any]:
     """Load the services of a new federation in `folder` (empty, and of no use afterwards): all figures, for JSON."""
     say(f"making a federation of {load.clients} clients", load.seconds)
-    world = World(folder, load.clients, load.at_once)
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # that hostile connections were cut is no news
+    world = World(folder, load.clients + 1, load.at_once)
     with world.running():
         return asyncio.run(Loading(load, world, say).run())

@@ -48,10 +48,18 @@ def write(document: dict[str, Any], folder: Path, command: Sequence[str]) -> lis
     except OSError as error:
         raise ConfigError(f"cannot write to {folder}: {error.strerror}") from None
     machine = look(Setting(quick=True))
-    about = {"command": shlex.join(command), "processor": machine.processor, "cores": machine.cores}
+    about: dict[str, Any] = {"command": shlex.join(command), "processor": machine.processor, "cores": machine.cores}
     about["load_average_after"] = machine.load
-    write_json(folder / "load.json", about | {"versions": versions()} | document)
-    lines = ["| | |", "| --- | --- |", *(f"| {what} | {found} |" for what, found in figures(document).items())]
+    whole: dict[str, Any] = about | {"versions": versions()} | document
+    write_json(folder / "load.json", whole)
+    where = f"{whole['processor']}, {whole['cores']} cores, load average {whole['load_average_after']:.1f} at the end"
+    lines = [
+        f"`{whole['command']}`, {where}.",
+        "",
+        "| | |",
+        "| --- | --- |",
+        *(f"| {what} | {found} |" for what, found in figures(document).items()),
+    ]
     (folder / "table.md").write_text("\n".join(lines) + "\n")
     draw(document, folder / "load.png")
     return [folder / name for name in ("load.json", "table.md", "load.png")]
