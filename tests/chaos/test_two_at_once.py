@@ -9,11 +9,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from ntkfl.engine.folder import RunFolder
 
 from .comparison import CONFIG, command
 from .storm import DATA
 
+pytestmark = pytest.mark.timeout(900)  # four commands, each of which imports torch, beside whatever else runs
 TRAIN = [sys.executable, "-m", "ntkfl", "train", *DATA, "--steps", "10,100"]
 
 
@@ -27,7 +30,7 @@ def until(there: Callable[[], bool], process: subprocess.Popen[str]) -> None:
 
 
 def refused(arguments: list[str]) -> str:
-    second = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
+    second = subprocess.run(arguments, capture_output=True, text=True, timeout=240)
     assert second.returncode == 2, second
     assert len(second.stderr.splitlines()) == 1
     return second.stderr

@@ -74,6 +74,7 @@ def work(
     spoken = time.monotonic()
     for name, count in shares(targets, cases).items():
         target = next(t for t in targets if t.name == name)
+        confine()  # anew: what earlier targets left in memory is none of this one's
         accepted = before = 0
         for number in range(count):
             data = mutated(Random(f"{seed}/{name}/{number}"), target)

@@ -148,4 +148,3 @@ def test_the_command_serves_loopback_and_leaves_on_ctrl_c(tmp_path: Path) -> Non
 
 def test_half_an_address_is_no_address(server: Server) -> None:
     assert ask(server, "/", host="[::")[0] == 400
-    assert ask(server, "//[x")[0] == 400

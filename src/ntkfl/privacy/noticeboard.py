@@ -19,6 +19,7 @@ from ntkfl.privacy.rows import BatchKey
 ANNOUNCEMENTS = 4  # kept for clients that are behind
 REPORTS = 8  # kept of an evaluator
 REPORT_BYTES = 1 << 16
+BROKEN = (sqlite3.Error, UnicodeDecodeError)  # of a damaged file: SQLite quotes it in what it says
 _SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE announcements (sequence INTEGER PRIMARY KEY, signed BLOB);
@@ -118,7 +119,7 @@ class Noticeboard:
             except BaseException as error:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
-                if isinstance(error, sqlite3.Error):
+                if isinstance(error, BROKEN):
                     raise Refused(503, "storage", f"the shuffler's state cannot be used: {error}") from None
                 raise
 
@@ -149,7 +150,7 @@ def _connect(path: Path | None, run: str) -> sqlite3.Connection:
             db.execute("INSERT INTO facts VALUES ('run', ?)", (run,))
         owner = None if version > 1 else db.execute("SELECT value FROM facts WHERE name = 'run'").fetchone()
         db.execute("COMMIT")
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, *BROKEN) as error:
         raise ConfigError(f"cannot use the shuffler's state {path}, maybe another process does: {error}") from None
     if owner != (run,):
         db.close()

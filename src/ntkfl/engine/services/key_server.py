@@ -219,7 +219,7 @@ class KeyServer:
                 finally:
                     if db.in_transaction:
                         db.execute("ROLLBACK")
-        except sqlite3.Error:
+        except (sqlite3.Error, UnicodeDecodeError):  # SQLite quotes a damaged file in what it says
             raise Refused(503, "no-state", "the key server's state cannot be read or written now") from None
         finally:
             self._turn.release()
