@@ -69,7 +69,7 @@ def _users(path: Path) -> list[tuple[str, NDArray[np.float64], NDArray[np.int64]
         content: Any = json.loads(path.read_bytes())
         users = [(str(name), content["user_data"][name]) for name in content["users"]]
         arrays = [(name, np.array(data["x"], np.float64), _whole(data["y"])) for name, data in users]
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
         raise DataError(f"{path}: not a LEAF file with users and user_data: {type(error).__name__} {error}") from None
     filled = [(name, x, y) for name, x, y in arrays if len(y)]
     for name, x, y in filled:

@@ -65,7 +65,7 @@ def twisted(rng: Random, data: bytes) -> bytes:
             round, kind = rng.choice((0, 1, 2, 2**32 - 1, round)), rng.choice((0, 1, 3, 4, 7, kind, kind))
     try:
         return pack(kind, round, arrays)
-    except ValueError:  # a shape that even nothing cannot have
+    except (ValueError, struct.error):  # a shape that even nothing cannot have
         return data
 
 
