@@ -29,6 +29,7 @@ SECONDS: dict[str, float] = {
     "clients": 10,
     "wire": 10,
     "scaling": 200,
+    "servers": 40,
     "accuracy": 55,
 }
 

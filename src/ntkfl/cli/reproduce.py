@@ -34,7 +34,7 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="folder of results")] = Path("results/paper"),
     runs: Annotated[Path, typer.Option(help="folder that keeps finished work")] = Path("runs/paper"),
 ) -> None:
-    """Work out a figure, table or theorem of the paper, and say where it agrees.
+    """The paper's figures, tables and theorems: work one out, and say where it agrees.
 
     Finished runs are kept and never repeated; an interrupted call continues when called again.
 

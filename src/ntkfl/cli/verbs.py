@@ -47,11 +47,11 @@ class Verbs(TyperGroup):
     """A group whose commands are imported when one is called, not when they are listed."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """`--show-completion` is for those who know of it: two lines less on the first screen."""
+        """Options of completion are for those who read of them: lines less on the first screen."""
         found = super().get_params(ctx)
         for parameter in found:
-            if isinstance(parameter, click.Option) and "--show-completion" in parameter.opts:
-                parameter.hidden = True
+            if {"--show-completion", "--install-completion"} & {*parameter.opts}:
+                parameter.hidden = True  # type: ignore[attr-defined]
         return found
 
     def list_commands(self, ctx: click.Context) -> list[str]:

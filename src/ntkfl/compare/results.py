@@ -68,7 +68,7 @@ def summarise(comparison: Comparison, label: str, setting: dict[str, Any], cells
         [_reached(t, last, uplink) for t in comparison.targets],
         [cell.failed for cell in cells],
         sorted({t["device"] for seconds in times for t in seconds}),
-        [[r["steps"] for r in h] for h in histories],
+        [[r.get("steps") for r in h] for h in histories],
     )
 
 

@@ -99,13 +99,14 @@ def test_a_thousand_clients_wait_without_a_thread_each(tmp_path: Path) -> None:
     deployment = Deployment(tmp_path)
     shuffler, bell = Shuffler(), Bell()
     app = client_app(shuffler, deployment.pins, bell, SigningKey.generate())
-    ada, path = deployment.client("ada"), f"{PREFIX}/announcement?after=0"
-    headers = sign_request(ada.credential, ada.key, "GET", path, b"")
+    path = f"{PREFIX}/announcement?after=0"
+    clients = [deployment.client(f"client-{i}") for i in range(125)]  # one may have eight requests under way
+    signed = [sign_request(client.credential, client.key, "GET", path, b"") for client in clients for _ in range(8)]
 
     async def scenario() -> None:
         limits, transport = httpx.Limits(max_connections=None), httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="https://shuffler", limits=limits) as http:
-            waiting = [asyncio.create_task(http.get(path, headers=headers, timeout=60)) for _ in range(1000)]
+            waiting = [asyncio.create_task(http.get(path, headers=headers, timeout=60)) for headers in signed]
             while len(bell) < 1000:
                 await asyncio.sleep(0.05)
             assert threading.active_count() < 60

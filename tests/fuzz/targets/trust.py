@@ -148,6 +148,8 @@ def _keys(scratch: Path) -> list[Target]:
     SIGNER.save(signing)
     OPENER.save(sealing)
 
+    tried.touch(mode=0o600)  # one that others can read is refused before it is looked at
+
     def load(data: bytes) -> None:
         tried.write_bytes(data)
         try:

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from ntkfl.errors import ConfigError
 from ntkfl.privacy.identity import CREDENTIAL_HEADER, SIGNATURE_HEADER
+
+try:
+    from fastapi import Response
+except ImportError as error:  # the core works without; this room does not
+    raise ConfigError("services need the extra 'services': pip install 'ntkfl[services]'") from error
 
 BINARY = "application/octet-stream"
 Responses = dict[int | str, dict[str, Any]]
