@@ -24,7 +24,7 @@ run: $(STAMP)
 	$(PY) -m ntkfl compare configs/quickstart.toml
 
 test: $(STAMP)
-	$(PY) -m pytest -n 3 --dist loadfile  # real processes wait much, so that three files at a time share two cores well
+	$(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder  # real processes wait much: three files at a time on two cores, the slow ones first
 
 # Longer than the slices in `make test`: minutes. What fails is kept in build/fuzz, and said how to try again.
 fuzz: $(STAMP)

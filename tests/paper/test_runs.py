@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from ntkfl.engine.config import DataConfig
-from ntkfl.paper import heterogeneity, private
+from ntkfl.paper import heterogeneity
 from ntkfl.paper.item import Context
 from ntkfl.paper.learning import five_methods
 from ntkfl.paper.settings import CENTRAL, FEDAVG, LABELLED, NOVA, OURS, PAPER, SHARE
@@ -32,20 +30,6 @@ def test_five_methods_on_one_federation(tmp_path: Path) -> None:
     before = stamps(tmp_path)
     again = five_methods(context, "digits", "digits", DIGITS, [])
     assert (again.data, stamps(tmp_path)) == (outcome.data, before)
-
-
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private, "fashion", lambda alpha: ("digits", DIGITS))
-
-
-def test_the_table_counts_rounds_and_bytes_of_real_messages(tmp_path: Path, small: None) -> None:
-    outcome = private.table1(Context("quick", tmp_path / "table1", workers=2))
-    table = outcome.data["table"]
-    assert list(table) == ["CP-NTK-FL", "CP-NTK-FL (paper)", "FedCOM", "QSGD, 4 bit", FEDAVG]
-    assert table["CP-NTK-FL"]["paper"] == (26, 386.0)
-    sent = {curve["label"]: curve["uplink_mib"][0] / len(curve["accuracy"][0]) for curve in outcome.data["curves"]}
-    assert sent["QSGD, 4 bit"] < sent["FedCOM"] < sent[FEDAVG]
 
 
 def test_a_drop_at_small_alpha_is_judged_by_the_means() -> None:
