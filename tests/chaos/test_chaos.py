@@ -1,4 +1,4 @@
-"""A slice of `make chaos`: a few kills at random moments, and one at every step at which a run touches its folder."""
+"""A slice of `make chaos`: a few kills at random moments. The sweep over every step of writing is `make chaos` alone."""
 
 from __future__ import annotations
 
@@ -23,9 +23,3 @@ def test_a_run_killed_and_resumed_ends_with_the_undisturbed_runs_bytes(method: s
     said = chaos("--kills", "3", "--only", method)
     assert f"{method}: 19 rounds, killed 3 times" in said
     assert "equal to the last byte" in said
-
-
-def test_a_run_killed_at_every_step_of_its_writing_goes_on() -> None:
-    said = chaos("--every-step", "--only", "scaffold")
-    assert "scaffold: killed at each of" in said
-    assert int(said.split("at each of ")[1].split()[0]) >= 12  # the lock, the settings, and four steps a round
