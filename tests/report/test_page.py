@@ -121,7 +121,9 @@ def test_conditions_files_spectrum_and_audit(report: str, open_page: Open, runs:
     assert "SSIM 0.913 ± 0.02" in said
     assert page.evaluate("nested({a: [{b: 1, c: [2, 3]}], d: 'text'}).textContent") == "abc1[2,3]dtext"  # of any form
     page.locator("#by-round summary").click()
-    assert page.locator("#by-round details tbody tr").count() == 2 + 3 + 4 + 5
+    rows = page.locator("#by-round details tbody tr")
+    rows.nth(2 + 3 + 4 + 5 - 1).wait_for(state="attached")  # they are made when it opens
+    assert rows.count() == 2 + 3 + 4 + 5
 
 
 def test_names_are_text_and_never_markup(report: str, open_page: Open) -> None:
