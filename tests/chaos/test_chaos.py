@@ -1,4 +1,4 @@
-"""A slice of `make chaos`: a few kills at random moments. The sweep over every step of writing is `make chaos` alone."""
+"""A slice of `make chaos`: a few kills at random moments. The sweep over every step of writing is left to it."""
 
 from __future__ import annotations
 
