@@ -36,7 +36,6 @@ def audit(
     seed: Annotated[int, typer.Option(help="of the attacks' own draws", min=0)] = 0,
     earlier: Annotated[int, typer.Option(help="rounds before it whose rows are compared with it", min=0)] = 2,
     reference: Annotated[bool, typer.Option(help="attack the undefended configuration too")] = True,
-    figure8: Annotated[Path | None, typer.Option(help="make the paper's Figure 8 here, and nothing else")] = None,
     tradeoff: Annotated[
         Path | None, typer.Option(help="a TOML of configurations: accuracy against leakage of each, and nothing else")
     ] = None,
@@ -50,9 +49,6 @@ def audit(
     console = Console(quiet=as_json, highlight=False)
     kept = "finished cells are kept, the same command goes on" if tradeoff is not None else "nothing was written"
     with stoppable(lambda: f"stopped; {kept}"):
-        if figure8 is not None:
-            _figure8(figure8, console)
-            return
         if tradeoff is not None:
             _tradeoff(tradeoff, out or Path("runs/audit"), workers, console)
             return
@@ -162,29 +158,6 @@ def _show(result: Any, console: Console) -> None:
     console.print()
     for role, name in ROLES.items():
         console.print(f"[bold]{name}[/bold]: {result.verdicts[role]}", width=min(console.width, 80))
-
-
-def _figure8(out: Path, console: Console) -> None:
-    import platform
-
-    import torch
-
-    from ntkfl.audit import figure8
-    from ntkfl.version import __version__
-
-    with Steps(figure8.POINTS) as steps:
-        curve = figure8.run(say=steps.begin)
-    _make(out)
-    made = {
-        "command": f"ntkfl audit --figure8 {out}",
-        "machine": f"{torch.get_num_threads()} CPU cores, {platform.machine()}",
-        "versions": {"ntkfl": __version__, "torch": torch.__version__, "python": platform.python_version()},
-    }
-    write_atomically(out / "figure8.json", json.dumps(made | figure8.dump(curve), indent=1).encode())
-    write_atomically(out / "table.md", figure8.table(curve).encode())
-    figure8.draw(curve, out / "figure8.png")
-    console.print(figure8.table(curve))
-    console.print(f"written to {out}: figure8.json, figure8.png, table.md")
 
 
 def _tradeoff(file: Path, out: Path, workers: int, console: Console) -> None:

@@ -1,8 +1,8 @@
 """The paper's figures, tables and statements, each worked out by one command."""
 
 from ntkfl.paper import (
-    attack,
     claims,
+    figure8,
     figure9,
     heterogeneity,
     learning,
@@ -17,7 +17,7 @@ from ntkfl.paper import (
 from ntkfl.paper.item import Context, Finding, Item, Outcome
 
 _ROOMS = (
-    learning, heterogeneity, private, attack, figure9, theorem1, theorem2, lemma1, lemma2, lemma3, lemma4,
+    learning, heterogeneity, private, figure8, figure9, theorem1, theorem2, lemma1, lemma2, lemma3, lemma4,
     claims,
 )  # fmt: skip
 _ORDER = (

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -15,6 +14,7 @@ from ntkfl.data import Dataset, load
 from ntkfl.data.catalog import locate
 from ntkfl.paper.item import Context
 from ntkfl.theory import unit
+from ntkfl.threads import one_thread
 
 Cell = dict[str, Any]
 
@@ -60,20 +60,9 @@ def work(
     context: Context, what: str, keys: Sequence[Mapping[str, Any]], compute: Callable[[Mapping[str, Any]], Any]
 ) -> list[Cell]:
     """Every key with its answer, which wins where both have a name."""
-    with _one_thread():
+    with one_thread():
         answers = context.cells(what, keys, compute)
     return [{**key, **answer} for key, answer in zip(keys, answers, strict=True)]
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Small matrices and many steps: a second thread costs more than it gives, on a busy machine tenfold."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def finite(value: float) -> float | None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -86,11 +85,9 @@ class Context:
         write_atomically(path, json.dumps({"what": what, "key": key, "answer": answer}).encode())
         return answer
 
-    @contextmanager
-    def pool(self) -> Iterator[Workers]:
+    def pool(self) -> Workers:
         """Processes for runs of comparisons, shared by all comparisons of an item."""
-        with Workers(self.workers, self.device) as pool:
-            yield pool
+        return Workers(self.workers, self.device)
 
     def compare(self, comparison: Comparison, pool: Workers) -> tuple[list[Row], Searches]:
         """A comparison's rows; its finished runs are kept under its name, for all items that use that name."""

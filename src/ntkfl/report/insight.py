@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -28,6 +27,7 @@ from ntkfl.privacy.subsample import subsample
 from ntkfl.report.runs import Found, history
 from ntkfl.tangent import jacobian, jacobian_numbers
 from ntkfl.tangent.parameters import load_flat
+from ntkfl.threads import one_thread
 
 KEPT = "insight.json"
 ROWS = 256  # samples of a spectrum: its head is settled by then, and it takes a moment
@@ -45,7 +45,7 @@ def insight(run: Found, keep: bool = True) -> dict[str, Any]:
         config = _rebuildable(run.folder)
         ready = _prepared(config.model_copy(update={"method": _data_options(config)}).model_dump_json())
         found["clients"] = _clients(config, ready)
-        with _one_thread():
+        with one_thread():
             found["spectra"] = _spectra(run, config, ready)
     except Exception as error:  # records may name clients or rounds that there are not: the page goes on without these
         reason = str(error) if isinstance(error, NTKFLError) else f"the run's files do not fit together ({error})"
@@ -56,17 +56,6 @@ def insight(run: Found, keep: bool = True) -> dict[str, Any]:
         with suppress(OSError):  # somebody else's folder: it is computed again next time
             write_atomically(run.folder.path / KEPT, (json.dumps(found) + "\n").encode())
     return found
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """These matrices are small: beside a training run, a second thread costs several times what it gives."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _read(folder: RunFolder) -> dict[str, Any] | None:

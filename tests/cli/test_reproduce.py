@@ -1,0 +1,49 @@
+"""`ntkfl reproduce` as people call it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+
+def ntkfl(*arguments: str, where: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ntkfl", "reproduce", *arguments]
+    return subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=280)
+
+
+def test_without_a_name_it_lists_all(tmp_path: Path) -> None:
+    done = ntkfl(where=tmp_path)
+    names = [line.split()[0] for line in done.stdout.splitlines()]
+    assert (done.returncode, len(names)) == (0, 17)
+    assert names[0] == "fig3"
+    assert "lemma4" in names
+
+
+def test_wrong_names_are_one_line(tmp_path: Path) -> None:
+    for arguments, message in ((("fig4d",), "unknown item 'fig4d'"), (("fig3", "--scale", "half"), "unknown scale")):
+        done = ntkfl(*arguments, where=tmp_path)
+        assert done.returncode == 2
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+    assert not any(tmp_path.iterdir())
+
+
+def test_an_item_leaves_its_files_and_is_not_worked_out_twice(tmp_path: Path) -> None:
+    first = ntkfl("lemma3", where=tmp_path)
+    assert first.returncode == 0, first.stderr
+    folder = tmp_path / "results" / "paper" / "lemma3" / "quick"
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["name"], result["scale"], result["command"]) == (
+        "lemma3",
+        "quick",
+        "ntkfl reproduce lemma3 --scale quick",
+    )
+    assert {f["agrees"] for f in result["findings"]} <= {True, False, None}
+    answers = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json")}
+    assert answers
+    again = ntkfl("lemma3", where=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json")} == answers
+    assert json.loads((folder / "result.json").read_text())["data"] == result["data"]
