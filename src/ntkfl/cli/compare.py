@@ -22,7 +22,7 @@ from ntkfl.compare.carry import carry_out
 from ntkfl.compare.cells import Cell, Workers
 from ntkfl.compare.results import Row, columns, search_lines, setting_text, write
 from ntkfl.compare.spec import Comparison
-from ntkfl.engine.folder import Record, RunFolder
+from ntkfl.engine.folder import Record
 
 
 def compare(
@@ -52,8 +52,7 @@ def compare(
     again = f"ntkfl compare {config}{f' --out {out}' if out else ''}"
     hint = f"stopped; finished runs are kept, continue with: {again}"
     pool = Workers(workers or min(os.cpu_count() or 1, 16), device)
-    # Held by one: another comparison here would meet this one's runs half done.
-    with stoppable(lambda: hint), RunFolder(folder).locked(), pool, watcher:
+    with stoppable(lambda: hint), pool, watcher:
         rows, searches = carry_out(comparison, folder, pool, watcher.watch, planned)
     from ntkfl.report.curves import plot_curves  # plotting is slow to import, and workers need none of it
     from ntkfl.report.page import write_report

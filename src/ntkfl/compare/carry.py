@@ -11,6 +11,7 @@ from ntkfl.compare.plan import planned_cells, write_plan
 from ntkfl.compare.results import Row, summarise
 from ntkfl.compare.search import describe, search
 from ntkfl.compare.spec import Comparison
+from ntkfl.engine.folder import RunFolder
 
 Searches = dict[str, dict[str, Any]]
 
@@ -30,12 +31,14 @@ def carry_out(
     def run(cells: Sequence[Cell]) -> None:
         pool.run(cells, watch)
 
-    chosen = search(comparison, comparison.methods, folder / "search", run)
-    cells = planned_cells(comparison, chosen, folder / "cells")
-    every = [cell for own in cells.values() for cell in own]
-    write_plan(folder, comparison, every)
-    planned(len({cell.key for cell in every if not cell.finished}))
-    run(every)
+    # Held by one: another comparison here would meet this one's runs half done.
+    with RunFolder(folder).locked():
+        chosen = search(comparison, comparison.methods, folder / "search", run)
+        cells = planned_cells(comparison, chosen, folder / "cells")
+        every = [cell for own in cells.values() for cell in own]
+        write_plan(folder, comparison, every)
+        planned(len({cell.key for cell in every if not cell.finished}))
+        run(every)
     searches = {entry.label: describe(chosen[entry.label], entry) for entry in comparison.methods}
     rows = [
         summarise(comparison, label, {**searches[label]["fixed"], **searches[label]["chosen"]}, own)
