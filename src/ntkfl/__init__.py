@@ -8,8 +8,9 @@ from ntkfl.version import __version__
 
 if TYPE_CHECKING:
     from ntkfl import data, methods, models, tangent
-    from ntkfl.engine import Run, train
     from ntkfl.engine.export import load_exported
+    from ntkfl.engine.run import Run
+    from ntkfl.engine.simulation import train
     from ntkfl.tangent import Evolution, Jacobian, concatenate, evolve, geometric_steps, jacobian
 
 __all__ = [
@@ -33,8 +34,8 @@ __all__ = [
 # Imported when first used: the command line answers `--help` without waiting seconds for torch.
 _ROOMS = ("data", "methods", "models", "tangent")
 _HOMES = {
-    "Run": "ntkfl.engine",
-    "train": "ntkfl.engine",
+    "Run": "ntkfl.engine.run",
+    "train": "ntkfl.engine.simulation",
     "load_exported": "ntkfl.engine.export",
     **dict.fromkeys(("Evolution", "Jacobian", "concatenate", "evolve", "geometric_steps", "jacobian"), "ntkfl.tangent"),
 }

@@ -33,10 +33,10 @@ def key_server(
 ) -> None:
     """The key server: enrols clients by one-time tokens, and gives them the run's secret seed ρ, sealed to each."""
     from ntkfl.engine.services.key_server import STATE, KeyServer, key_server_app  # needs the extra
-    from ntkfl.engine.services.pins import Federation
+    from ntkfl.engine.services.pins import Pins
     from ntkfl.engine.services.web import Listener, configure_logging, serve
 
-    pins = Federation.read(folder)
+    pins = Pins.read(folder)
     server = KeyServer.open(folder)
     at = address(pins.key_server.url, host, port)
     typer.echo(f"key server of federation {pins.federation}")
@@ -58,11 +58,11 @@ def shuffler(
 
     Clients that together send more than it may hold are told to come back a moment later, and do.
     """
-    from ntkfl.engine.services.pins import Federation  # needs the extra
+    from ntkfl.engine.services.pins import Pins  # needs the extra
     from ntkfl.engine.services.shuffler import STATE, serve_shuffler
     from ntkfl.engine.services.web import configure_logging
 
-    pins = Federation.read(folder)
+    pins = Pins.read(folder)
     at = address(pins.shuffler.url, host, port), address(pins.shuffler.aggregator_url, host, aggregator_port)
     typer.echo(f"shuffler of federation {pins.federation}, run {pins.run}")
     typer.echo(f"holds rows it cannot read, and until a batch is released who sent them, in {folder / STATE}")

@@ -9,8 +9,9 @@ from typing import Any
 from pydantic import Field
 
 from ntkfl.data import load
-from ntkfl.engine.config import DataConfig, ModelConfig, RunConfig, build_method, read_toml
+from ntkfl.engine.config import DataConfig, ModelConfig, RunConfig, build_method
 from ntkfl.engine.poison import Poison
+from ntkfl.engine.reading import read_toml
 from ntkfl.errors import ConfigError, DataError, unknown
 from ntkfl.options import Options
 

@@ -21,7 +21,7 @@ from ntkfl.engine.conversation import Carrier
 from ntkfl.engine.folder import Record
 from ntkfl.engine.memory import available_bytes
 from ntkfl.engine.poison import Poison
-from ntkfl.engine.reading import parse_toml
+from ntkfl.engine.reading import read_toml
 from ntkfl.engine.recording import Wire
 from ntkfl.engine.run import Run
 from ntkfl.engine.seeds import derive
@@ -268,15 +268,3 @@ def build_model(config: RunConfig, fed: Federated) -> nn.Module:
     shape = method.model_input_shape(fed.input_shape)
     model = config.model.suited(method).build(shape, fed.output_dim, config.seed)
     return model.to(getattr(torch, config.precision))
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file's values, or one line on why not."""
-    try:
-        return parse_toml(path.read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"no such file: {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None

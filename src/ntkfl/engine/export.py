@@ -24,8 +24,9 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from ntkfl.atomic import write_atomically, write_private
-from ntkfl.engine.config import ModelConfig, read_toml
+from ntkfl.engine.config import ModelConfig
 from ntkfl.engine.folder import RunFolder
+from ntkfl.engine.reading import read_toml
 from ntkfl.errors import ConfigError, ModelError, RunFolderError, TrustError
 from ntkfl.options import Options
 from ntkfl.privacy.binding import Secret, bind

@@ -6,7 +6,10 @@ import json
 import math
 import re
 import tomllib
+from pathlib import Path
 from typing import Any
+
+from ntkfl.errors import ConfigError
 
 # Each part of a dotted key costs a TOML parser a copy of all before it: forty kilobytes of dots fill a gigabyte.
 _DEEP_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){64}""")
@@ -33,6 +36,18 @@ def parse_toml(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file's values, or one line on why not."""
+    try:
+        return parse_toml(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"no such file: {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
 def _finite(text: str) -> float:

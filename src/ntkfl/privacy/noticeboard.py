@@ -73,7 +73,7 @@ class Noticeboard:
         with self._transaction() as db:
             refuse_revoked(db, client)
 
-    def report(self, evaluator: str, key: BatchKey, sealed: bytes) -> None:
+    def report(self, evaluator: str, key: BatchKey, sealed: bytes | memoryview) -> None:
         """Keep an evaluator's sealed reply, one a key: it speaks for data of its own and needs no crowd."""
         with self._transaction() as db:
             refuse_revoked(db, evaluator)

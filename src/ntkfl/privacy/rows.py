@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 from ntkfl.errors import MessageError
 from ntkfl.privacy.binding import bind
@@ -23,6 +23,7 @@ VERSION = 1
 _HEADER = struct.Struct("<4sBIHBII")
 _CRC = struct.Struct("<I")
 FRAME_BYTES = _HEADER.size + _CRC.size  # what framing adds to the rows
+Buffer = TypeVar("Buffer", bytes, memoryview)
 
 
 class BatchKey(NamedTuple):
@@ -54,14 +55,27 @@ def pack_rows(key: BatchKey, rows: Sequence[bytes]) -> bytes:
     sizes = {len(row) for row in rows}
     if len(sizes) != 1 or 0 in sizes:
         raise MessageError(f"rows must be at least one and of one size, got {len(rows)} of sizes {sorted(sizes)[:4]}")
-    body = b"".join((_HEADER.pack(MAGIC, VERSION, *key.check(), len(rows), *sizes), *rows))
-    return body + _CRC.pack(zlib.crc32(body))
+    return b"".join(frame_rows(key, len(rows), sizes.pop(), rows))
+
+
+def frame_rows(key: BatchKey, count: int, size: int, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """A frame of `count` rows of `size` bytes, piece by piece, so that nobody need hold it whole."""
+    header = _HEADER.pack(MAGIC, VERSION, *key.check(), count, size)
+    crc = zlib.crc32(header)
+    yield header
+    for piece in pieces:
+        crc = zlib.crc32(piece, crc)
+        yield piece
+    yield _CRC.pack(crc)
 
 
 def unpack_rows(
-    body: bytes, *, max_rows: int | None = None, row_bytes: int | None = None
-) -> tuple[BatchKey, list[bytes]]:
-    """The batch and the rows of a frame; `MessageError` for anything that is not exactly one, or breaks the bounds."""
+    body: Buffer, *, max_rows: int | None = None, row_bytes: int | None = None
+) -> tuple[BatchKey, list[Buffer]]:
+    """The batch and the rows of a frame; `MessageError` for anything that is not exactly one, or breaks the bounds.
+
+    Of a view of the frame, the rows are views: nothing is copied.
+    """
     if len(body) < FRAME_BYTES:
         raise MessageError(f"a frame of {len(body)} bytes is shorter than any frame")
     magic, version, round, attempt, exchange, count, size = _HEADER.unpack_from(body)

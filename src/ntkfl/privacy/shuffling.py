@@ -113,7 +113,7 @@ class Shuffler(Noticeboard):
             number = db.execute("SELECT MAX(number) FROM batches").fetchone()[0]
             return self.newest, None if number is None else BatchKey.of(number)
 
-    def submit(self, client: str, key: BatchKey, rows: Sequence[bytes]) -> None:
+    def submit(self, client: str, key: BatchKey, rows: Sequence[bytes | memoryview]) -> None:
         """Take all of a client's rows, once, or `Refused`. On return they are on the disk."""
         with self._transaction() as db:
             refuse_revoked(db, client)
@@ -146,6 +146,14 @@ class Shuffler(Noticeboard):
 
         Asked again it gives the same rows in the same order, until `forget`.
         """
+        count, _ = self.permute(key)
+        return self.released(key, 0, count)
+
+    def permute(self, key: BatchKey) -> tuple[int, int]:
+        """Permute a ready batch and delete who sent what of it: how many rows it has, and bytes of each.
+
+        Rows are copied inside the file in a random order; none of them passes through this process's memory for long.
+        """
         with self._transaction() as db:
             batch = _Record.find(db, key)
             status = self._status(db, batch)
@@ -155,15 +163,22 @@ class Shuffler(Noticeboard):
                 need = f"at least {batch.min_clients} and the deadline or the whole cohort"
                 raise Refused(425, "not-ready", f"{status.clients} clients have sent rows; release needs {need}")
             if status.state == "released":
-                if not db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (batch.released,)).fetchone():
-                    raise Refused(410, "forgotten", "this batch was released, and then deleted")
-                return [row for (row,) in db.execute(f"SELECT row FROM {batch.released} ORDER BY position")]
-            rows = [row for (row,) in db.execute(f"SELECT row FROM {batch.pending}")]
-            self._random.shuffle(rows)
+                batch.find_released(db)
+                return int(status.rows or 0), batch.row_bytes
+            order = [number for (number,) in db.execute(f"SELECT rowid FROM {batch.pending} ORDER BY rowid")]
+            self._random.shuffle(order)
             db.execute(f"CREATE TABLE {batch.released} (position INTEGER PRIMARY KEY, row BLOB)")
-            db.executemany(f"INSERT INTO {batch.released} VALUES (?, ?)", enumerate(rows))
-            batch.close(db, "released", status.clients, len(rows))
-            return rows
+            copy = f"INSERT INTO {batch.released} SELECT ?, row FROM {batch.pending} WHERE rowid = ?"
+            db.executemany(copy, enumerate(order))
+            batch.close(db, "released", status.clients, len(order))
+            return len(order), batch.row_bytes
+
+    def released(self, key: BatchKey, first: int, count: int) -> list[bytes]:
+        """`count` rows of a released batch, from the permutation's position `first` on; `Refused` once forgotten."""
+        with self._transaction() as db:
+            table = _Record.find(db, key).find_released(db)
+            some = f"SELECT row FROM {table} WHERE position >= ? ORDER BY position LIMIT ?"
+            return [row for (row,) in db.execute(some, (first, count))]
 
     def forget(self, key: BatchKey) -> None:
         """Delete a batch's released rows and reports: the aggregator has them. Harmless where there are none."""
@@ -278,6 +293,12 @@ class _Record:
     @property
     def released(self) -> str:
         return f"released_{self.number}"
+
+    def find_released(self, db: sqlite3.Connection) -> str:
+        """The table of released rows; `Refused` if it is not there any more."""
+        if not db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (self.released,)).fetchone():
+            raise Refused(410, "forgotten", "this batch was released, and then deleted")
+        return self.released
 
     def close(self, db: sqlite3.Connection, state: str, clients: int, rows: int | None) -> None:
         db.execute(f"DROP TABLE IF EXISTS {self.cohort}")

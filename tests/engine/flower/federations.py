@@ -14,7 +14,7 @@ from ntkfl.engine.draws import SeededDraws
 from ntkfl.engine.flower.app import client_app
 from ntkfl.engine.flower.member import Member
 from ntkfl.engine.flower.server import Deployed, FlowerRun
-from ntkfl.engine.services.pins import Terms
+from ntkfl.engine.services.terms import Terms
 
 from .local_grid import App, LocalGrid
 

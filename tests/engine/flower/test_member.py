@@ -10,7 +10,7 @@ from safetensors.torch import save
 
 from ntkfl.engine.flower.client_memory import ClientMemory
 from ntkfl.engine.flower.member import Member
-from ntkfl.engine.services.pins import Terms
+from ntkfl.engine.services.terms import Terms
 from ntkfl.errors import ConfigError, DataError, MessageError, RunFolderError
 from ntkfl.wire import Message
 

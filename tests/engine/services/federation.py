@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 
 from ntkfl.engine.services.announcement import Announcement
-from ntkfl.engine.services.pins import Federation
+from ntkfl.engine.services.terms import Federation
 from ntkfl.engine.services.trial import Trial, init
 from ntkfl.privacy.identity import Credential, sign_request
 from ntkfl.privacy.rows import BatchKey, pack_rows, seal_rows

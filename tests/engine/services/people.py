@@ -8,8 +8,8 @@ from pathlib import Path
 
 import httpx
 
-from ntkfl.engine.services.pins import Federation
 from ntkfl.engine.services.seed import enrolment, open_seed, token_client
+from ntkfl.engine.services.terms import Federation
 from ntkfl.privacy.identity import sign_request
 from ntkfl.privacy.sealing import SealingKey, SigningKey
 

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 from ntkfl.engine.services.key_server import KeyServer
 from ntkfl.engine.services.listen import Listener, _tls
-from ntkfl.engine.services.pins import Federation
 from ntkfl.engine.services.seed import token_client
+from ntkfl.engine.services.terms import Federation
 from ntkfl.engine.services.trial import Trial, client_folder, init
 from ntkfl.engine.services.web import service_app
 from ntkfl.errors import ConfigError

@@ -17,7 +17,7 @@ from ntkfl.engine.flower.member import Member
 from ntkfl.engine.flower.records import notes_of, payload_of
 from ntkfl.engine.services.key_server import KeyServer
 from ntkfl.engine.services.participant import _read_seen, _sequence
-from ntkfl.engine.services.pins import Terms
+from ntkfl.engine.services.terms import Terms
 from ntkfl.privacy.rows import BatchKey
 from ntkfl.privacy.shuffling import Batch, Shuffler
 from ntkfl.report.live import Server, _Handler

@@ -12,7 +12,7 @@ from ntkfl.compare.spec import Comparison
 from ntkfl.engine.config import RunConfig
 from ntkfl.engine.flower.folders import ClientFile, ServerFile
 from ntkfl.engine.flower.server import FlowerRun
-from ntkfl.engine.services.pins import Federation, Terms
+from ntkfl.engine.services.terms import Federation, Terms
 
 from ..target import Target
 from .twists import twisted_toml

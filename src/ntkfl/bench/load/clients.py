@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 
 from ntkfl.engine.services.peer import AGAIN, retry_after
-from ntkfl.engine.services.pins import Federation
+from ntkfl.engine.services.pins import Pins
 from ntkfl.engine.services.seed import enrolment, open_seed
 from ntkfl.engine.services.shuffler import SEQUENCE_HEADER
 from ntkfl.errors import MessageError
@@ -56,7 +56,7 @@ class Tally:
 class LoadClient:
     """One client. What it asks is tried again as `Peer` does: when the service says, and where a connection broke."""
 
-    def __init__(self, name: str, folder: Path, pins: Federation, context: ssl.SSLContext) -> None:
+    def __init__(self, name: str, folder: Path, pins: Pins, context: ssl.SSLContext) -> None:
         self.name, self._pins = name, pins
         self._token = (folder / "token").read_text()
         self._sealing, self.signing = SealingKey.generate(), SigningKey.generate()
@@ -133,7 +133,7 @@ def row(client: str, number: int, index: int, size: int) -> bytes:
     return (head + hashlib.shake_128(head).digest(size))[:size]
 
 
-def frame(client: str, key: BatchKey, rows: int, row_bytes: int, aggregator: bytes, pins: Federation) -> bytes:
+def frame(client: str, key: BatchKey, rows: int, row_bytes: int, aggregator: bytes, pins: Pins) -> bytes:
     """A whole submission: `rows` sealed rows of `row_bytes` each."""
     plain = [row(client, key.round, i, row_bytes - SEAL_BYTES) for i in range(rows)]
     return pack_rows(key, seal_rows(plain, aggregator, pins.federation, pins.run, key))

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
 from ntkfl.bench.load.clients import LoadClient
-from ntkfl.engine.services.pins import Federation
+from ntkfl.engine.services.pins import Pins
 from ntkfl.privacy.identity import sign_request
 
 _PATIENCE_S = 150  # longer than any bound of the services
@@ -21,7 +21,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Hostile:
     """`count` connections at a time that misuse the shuffler; `met` counts (what was tried, how it ended)."""
 
-    def __init__(self, pins: Federation, context: ssl.SSLContext, insider: LoadClient) -> None:
+    def __init__(self, pins: Pins, context: ssl.SSLContext, insider: LoadClient) -> None:
         parts = urlsplit(pins.shuffler.url)
         self._host, self._port, self._context = parts.hostname or "", parts.port or 443, context
         self._path, self._insider = f"/v1/runs/{pins.run}", insider

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ntkfl.engine.children import deaf_to_interrupts, end_with_parent
-from ntkfl.engine.services.pins import Federation
+from ntkfl.engine.services.pins import Pins
 from ntkfl.engine.services.trial import Trial, init
 from ntkfl.errors import ConfigError
 
@@ -41,7 +41,7 @@ class World:
         config = folder / "run.toml"
         config.write_text(_TERMS)
         self.folder = folder / "federation"
-        self.pins: Federation = init(self.folder, config, names)
+        self.pins: Pins = init(self.folder, config, names)
         self.watch = Watch()
         self._log = folder / "services.log"
         self._running: dict[str, subprocess.Popen[str]] = {}

@@ -21,7 +21,7 @@ from ntkfl.engine.folder import Record
 from ntkfl.engine.learner import Batch
 from ntkfl.engine.rounds import OnRound
 from ntkfl.engine.services.participant import Participant
-from ntkfl.engine.services.pins import Federation
+from ntkfl.engine.services.terms import Federation
 from ntkfl.errors import ConfigError, NTKFLError
 
 Say = Callable[[str], None]

@@ -26,10 +26,10 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from pydantic import Field
 
-from ntkfl.engine.config import read_toml
 from ntkfl.engine.flower.server import FlowerRun
+from ntkfl.engine.reading import read_toml
 from ntkfl.engine.services.certificates import Authority
-from ntkfl.engine.services.pins import Terms
+from ntkfl.engine.services.terms import Terms
 from ntkfl.engine.services.trial import new_folder
 from ntkfl.errors import ConfigError
 from ntkfl.options import Options

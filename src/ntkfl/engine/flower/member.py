@@ -15,7 +15,7 @@ from ntkfl.engine.flower.client_memory import ClientMemory
 from ntkfl.engine.flower.records import check_size
 from ntkfl.engine.services.evaluation import counts
 from ntkfl.engine.services.participant import check_data
-from ntkfl.engine.services.pins import Terms
+from ntkfl.engine.services.terms import Terms
 from ntkfl.errors import ConfigError, DataError, MessageError
 from ntkfl.methods import Client, Task
 from ntkfl.methods.statistics import NAME, answer, load_statistics, statistics

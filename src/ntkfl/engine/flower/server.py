@@ -13,11 +13,11 @@ import torch
 from flwr.serverapp import Grid
 from pydantic import Field
 
-from ntkfl.engine.config import read_toml
 from ntkfl.engine.conversation import Traffic, carry_round
 from ntkfl.engine.flower.carrier import GridCarrier
 from ntkfl.engine.folder import Record, RunFolder
 from ntkfl.engine.learner import Batch, Learner, attempt_labels, draw_cohort
+from ntkfl.engine.reading import read_toml
 from ntkfl.engine.rounds import OnRound, play_rounds, record_of, remarks
 from ntkfl.engine.services.aggregator import Deployment
 from ntkfl.engine.services.evaluation import Score, add_up

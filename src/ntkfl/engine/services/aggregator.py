@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from pydantic import Field
 
-from ntkfl.engine.config import read_toml
 from ntkfl.engine.conversation import Traffic
 from ntkfl.engine.crowd import Received, Template, receive
 from ntkfl.engine.folder import Record, RunFolder
 from ntkfl.engine.learner import Learner, attempt_labels, draw_cohort
+from ntkfl.engine.reading import read_toml
 from ntkfl.engine.rounds import OnRound, play_rounds, record_of, remarks
 from ntkfl.engine.services.announcement import EVALUATION, MOST_ATTEMPTS, Announcement
 from ntkfl.engine.services.evaluation import MOST_SAMPLES, Score, add_up, question, score_rows
-from ntkfl.engine.services.pins import Federation, Terms
 from ntkfl.engine.services.shuffler_peer import ShufflerPeer
+from ntkfl.engine.services.terms import Federation, Terms
 from ntkfl.errors import ConfigError, MessageError, NumericalError, RunFolderError, TooFew, TrustError
 from ntkfl.methods import Client, Outcome, State, Task
 from ntkfl.methods.statistics import statistics

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -18,12 +18,43 @@ from ntkfl.errors import MessageError, NTKFLError
 from ntkfl.privacy.rows import BatchKey
 from ntkfl.privacy.sealing import SigningKey, bind, verify
 from ntkfl.privacy.shuffling import Batch
-from ntkfl.wire import Message
+
+if TYPE_CHECKING:  # torch comes with it, and the shuffler, which reads heads alone, does without
+    from ntkfl.wire import Message
 
 Kind = Literal["exchange", "evaluate", "end"]
 EVALUATION = 255  # the exchange number under which a round's model is evaluated
 MOST_ATTEMPTS, MOST_EXCHANGES = 8, 4  # of a round, of an attempt: what a client answers
 _LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True)
+class Head:
+    """What the shuffler reads of an announcement: which step it is, and the batch that it opens."""
+
+    kind: Kind
+    key: BatchKey
+    batch: Batch | None
+
+    @staticmethod
+    def check(signed: bytes, aggregator: bytes, federation: str, run: str) -> tuple[Head, bytes]:
+        """The head and the encoded message, if the aggregator signed it; `TrustError` or `MessageError` otherwise."""
+        signature, body = signed[:64], signed[64:]
+        verify(aggregator, signature, body, _context(federation, run))
+        try:
+            (length,) = _LENGTH.unpack_from(body)
+            head = _HEAD.validate_json(body[_LENGTH.size : _LENGTH.size + length], strict=True)
+            head.key.check()
+            if head.batch is not None and (head.batch.check().key != head.key or head.kind == "end"):
+                raise MessageError("it asks for a batch that is not its own")
+            return head, body[_LENGTH.size + length :]
+        except (ValidationError, struct.error):
+            raise MessageError("an announcement that cannot be read") from None
+        except NTKFLError as error:
+            raise MessageError(f"an announcement that cannot be read: {error}") from None
+
+
+_HEAD = TypeAdapter(Head)
 
 
 @dataclass(frozen=True)
@@ -38,37 +69,21 @@ class Announcement:
     message: Message | None = None
 
     def sign(self, signer: SigningKey, federation: str, run: str) -> bytes:
-        text = _HEAD.dump_json(_Head(self.kind, self.key, self.batch))
+        text = _HEAD.dump_json(Head(self.kind, self.key, self.batch))
         body = _LENGTH.pack(len(text)) + text + (b"" if self.message is None else self.message.encode())
         return signer.sign(body, _context(federation, run)) + body
 
     @staticmethod
     def check(signed: bytes, aggregator: bytes, federation: str, run: str) -> Announcement:
         """What was announced, if the aggregator signed it; `TrustError` or `MessageError` otherwise."""
-        signature, body = signed[:64], signed[64:]
-        verify(aggregator, signature, body, _context(federation, run))
+        from ntkfl.wire import Message
+
+        head, payload = Head.check(signed, aggregator, federation, run)
         try:
-            (length,) = _LENGTH.unpack_from(body)
-            head = _HEAD.validate_json(body[_LENGTH.size : _LENGTH.size + length], strict=True)
-            payload = body[_LENGTH.size + length :]
-            head.key.check()
-            if head.batch is not None and (head.batch.check().key != head.key or head.kind == "end"):
-                raise MessageError("it asks for a batch that is not its own")
-            return Announcement(head.kind, head.key, head.batch, Message.decode(payload) if payload else None)
-        except (ValidationError, struct.error):
-            raise MessageError("an announcement that cannot be read") from None
+            message = Message.decode(payload) if payload else None
         except NTKFLError as error:
             raise MessageError(f"an announcement that cannot be read: {error}") from None
-
-
-@dataclass(frozen=True)
-class _Head:
-    kind: Kind
-    key: BatchKey
-    batch: Batch | None
-
-
-_HEAD = TypeAdapter(_Head)
+        return Announcement(head.kind, head.key, head.batch, message)
 
 
 def _context(federation: str, run: str) -> bytes:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ntkfl.engine.services.peer import Peer
-from ntkfl.engine.services.pins import Federation
+from ntkfl.engine.services.pins import Pins
 from ntkfl.engine.services.seed import enrolment, open_seed, token_client
 from ntkfl.errors import ConfigError, TrustError
 from ntkfl.privacy.identity import Credential
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Identity:
     """A client's keys and credential: made at its first start, kept in its folder, the private ones never sent."""
 
-    def __init__(self, folder: Path, pins: Federation, patience: float) -> None:
+    def __init__(self, folder: Path, pins: Pins, patience: float) -> None:
         self._pins = pins
         self._key_server = Peer(pins.key_server.url, folder / "ca.pem", patience=patience)
         paths = folder / "sealing-key.pem", folder / "signing-key.pem", folder / "credential"
@@ -43,7 +43,7 @@ class Identity:
     @staticmethod
     def of(folder: Path, patience: float = 60) -> Identity:
         """Of a client's folder."""
-        return Identity(folder, Federation.read(folder), patience)
+        return Identity(folder, Pins.read(folder), patience)
 
     def seed(self) -> RunSecret:
         """ρ of the run, from the key server; kept in memory alone."""

@@ -27,7 +27,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, ConfigDict, Field
 
 from ntkfl.engine.services.openapi import KEY_SERVER
-from ntkfl.engine.services.pins import HEX_KEY, Federation
+from ntkfl.engine.services.pins import HEX_KEY, Pins
 from ntkfl.engine.services.seed import check_enrolment, seal_seed, sign_revoked
 from ntkfl.engine.services.web import FastAPI, Request, log, run_in_threadpool, service_app, who_asks
 from ntkfl.errors import ConfigError, Refused, TrustError, unknown
@@ -86,7 +86,7 @@ class KeyServer:
     @classmethod
     def open(cls, folder: Path) -> Self:
         """Of a key server's folder."""
-        pins = Federation.read(folder)
+        pins = Pins.read(folder)
         key = SigningKey.load(folder / SIGNING_KEY)
         if key.public.hex() != pins.key_server.signing_key:
             raise ConfigError(f"{folder / SIGNING_KEY} is not the key that federation.toml pins")

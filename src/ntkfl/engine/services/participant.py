@@ -19,7 +19,7 @@ from ntkfl.engine.services.announcement import EVALUATION, MOST_ATTEMPTS, MOST_E
 from ntkfl.engine.services.evaluation import counts, score_rows
 from ntkfl.engine.services.identity import Identity
 from ntkfl.engine.services.peer import Peer
-from ntkfl.engine.services.pins import Federation
+from ntkfl.engine.services.terms import Federation
 from ntkfl.errors import ConfigError, DataError, MessageError, NTKFLError, Refused, TrustError
 from ntkfl.methods import Client, State, Task
 from ntkfl.privacy.rows import BatchKey, pack_rows, seal_rows

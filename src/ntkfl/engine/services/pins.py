@@ -1,22 +1,16 @@
 """`federation.toml`: what every role knows of the others before it talks to them, handed over out of band.
 
-A client that pins the terms of the run cannot be talked into weaker ones: announcements carry weights, never options.
+The key server and the shuffler read no more of it than who is who: they know nothing of models, and do without torch.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Self
 
-import tomli_w
-import torch
-from pydantic import Field, field_validator
-from torch import nn
+from pydantic import Field
 
-from ntkfl.atomic import write_atomically
-from ntkfl.engine.config import ModelConfig, build_method, read_toml
-from ntkfl.errors import ConfigError
-from ntkfl.methods import Method
+from ntkfl.engine.reading import read_toml
 from ntkfl.options import Options
 from ntkfl.privacy.identity import NAME_PATTERN
 
@@ -41,54 +35,18 @@ class AggregatorPin(Options):
     signing_key: str = Field(pattern=HEX_KEY)
 
 
-class Terms(Options):
-    """What is trained, and how: all that decides what a client gives away."""
-
-    inputs: tuple[int, ...] = Field(min_length=1, description="shape of one input, before any projection")
-    outputs: int = Field(ge=1)
-    real_targets: bool = Field(False, description="regression: targets are `outputs` real numbers, not a class")
-    mean: tuple[float, ...] = Field((), description="of byte images, a number a channel: x = (bytes/255 - mean)/std")
-    std: tuple[float, ...] = Field((), description="of byte images, a number a channel, above 0")
-    class_names: tuple[str, ...] = Field((), description="in order, where folders of pictures are called by name")
-    precision: str = Field("float32", pattern="^float(32|64)$")
-    model: ModelConfig = ModelConfig()
-    method: dict[str, Any] = Field(default_factory=lambda: {"name": "cp-ntk-fl"})
-
-    @field_validator("method")
-    @classmethod
-    def _spell_out(cls, method: dict[str, Any]) -> dict[str, Any]:
-        """Every option with its value: defaults are not part of an agreement."""
-        built = build_method(method)
-        return {"name": built.name} | built.model_dump(mode="json", exclude_none=True)
-
-    def build_method(self) -> Method:
-        return build_method(self.method)
-
-    def build_model(self, seed: int) -> nn.Module:
-        """The network, for inputs as it gets them; first weights drawn from `seed`."""
-        method = self.build_method()
-        shape = method.model_input_shape(self.inputs)
-        model = self.model.suited(method).build(shape, self.outputs, seed)
-        return model.to(getattr(torch, self.precision))
-
-
-class Federation(Options):
-    """The whole file."""
+class Pins(Options):
+    """Who is who in the federation, and which run it is about."""
 
     federation: str = Field(pattern=NAME_PATTERN)
     run: str = Field(pattern=NAME_PATTERN)
     key_server: KeyServerPin
     shuffler: ShufflerPin
     aggregator: AggregatorPin
-    terms: Terms
 
-    @staticmethod
-    def read(folder: Path) -> Federation:
-        return Federation(**read_toml(folder / FILE))
-
-    def write(self, folder: Path) -> None:
-        path = folder / FILE
-        try:
-            write_atomically(path, tomli_w.dumps(self.model_dump(mode="json", exclude_none=True)).encode())
-        except OSError as error:
-            raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Of a role's folder; what this role does not look at may be there."""
+        values = read_toml(folder / FILE)
+        unread = {"terms"} - set(cls.model_fields)
+        return cls(**{name: value for name, value in values.items() if name not in unread})

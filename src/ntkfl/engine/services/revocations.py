@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 
 from ntkfl.engine.services.log import log
-from ntkfl.engine.services.pins import Federation
+from ntkfl.engine.services.pins import Pins
 from ntkfl.engine.services.seed import check_revoked
 from ntkfl.errors import ConfigError, NTKFLError, Refused
 from ntkfl.privacy.shuffling import Shuffler
@@ -21,7 +21,7 @@ REFRESH_S = 10.0  # between two looks
 class Revocations:
     """The key server's list of revoked clients. While it cannot be had, the last one stays in force."""
 
-    def __init__(self, shuffler: Shuffler, pins: Federation, ca: Path) -> None:
+    def __init__(self, shuffler: Shuffler, pins: Pins, ca: Path) -> None:
         self._shuffler, self._pins, self._failing = shuffler, pins, False
         try:
             self._tls = ssl.create_default_context(cafile=ca)

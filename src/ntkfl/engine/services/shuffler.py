@@ -16,35 +16,38 @@ from pathlib import Path
 from typing import Annotated
 
 from fastapi import Depends, FastAPI, Query, Request, Response
+from starlette.responses import StreamingResponse
 from starlette.types import Scope
 
-from ntkfl.engine.services.announcement import Announcement
+from ntkfl.engine.services.announcement import Head
 from ntkfl.engine.services.bell import Bell
 from ntkfl.engine.services.door import Door
 from ntkfl.engine.services.openapi import AGGREGATOR, BINARY, SHUFFLER
-from ntkfl.engine.services.pins import Federation
+from ntkfl.engine.services.pins import Pins
 from ntkfl.engine.services.receipt import issue_receipt
 from ntkfl.engine.services.revocations import Revocations
 from ntkfl.engine.services.web import Listener, log, serve, service_app
 from ntkfl.errors import MessageError, NTKFLError, Refused, TrustError
 from ntkfl.privacy.identity import CREDENTIAL_HEADER, ROLES, Credential, check_request
 from ntkfl.privacy.noticeboard import REPORT_BYTES
-from ntkfl.privacy.rows import FRAME_BYTES, BatchKey, pack_rows, unpack_rows
+from ntkfl.privacy.rows import FRAME_BYTES, BatchKey, frame_rows, unpack_rows
 from ntkfl.privacy.sealing import SigningKey
 from ntkfl.privacy.shuffling import Shuffler
 
 STATE, SIGNING_KEY = "state.sqlite", "signing-key.pem"
 MAX_BODY = 256 << 20  # of a submission or an announcement
 MAX_HELD = 512 << 20  # of all submissions under way, unless its operator says otherwise
+PIECE = 1 << 20  # bytes of a released batch that are read at once
 WAIT_S = 20.0  # a client is kept waiting for an announcement
 CONNECTIONS = 4096  # of clients, most of which wait
 SEQUENCE_HEADER, NEWEST_HEADER = "ntkfl-sequence", "ntkfl-newest"
+Framed = tuple[BatchKey, list[memoryview]]  # rows are views of the body they came in
 After = Annotated[int, Query(ge=0, lt=1 << 63)]
 
 
 def serve_shuffler(folder: Path, at: tuple[str, int], aggregator_at: tuple[str, int], max_held: int = MAX_HELD) -> None:
     """Serve both listeners on the state in `folder` until told to stop. At most `max_held` bytes of bodies wait."""
-    pins = Federation.read(folder)
+    pins = Pins.read(folder)
     run = f"{pins.federation}/{pins.run}"
     shuffler = Shuffler(folder / STATE, floor=pins.shuffler.min_clients, run=run)
     bell, stop = Bell(), threading.Event()
@@ -80,7 +83,7 @@ def serve_shuffler(folder: Path, at: tuple[str, int], aggregator_at: tuple[str, 
 
 def client_app(
     shuffler: Shuffler,
-    pins: Federation,
+    pins: Pins,
     bell: Bell,
     signer: SigningKey,
     *,
@@ -116,9 +119,9 @@ def client_app(
         _check_run(run, pins)
         return credential
 
-    async def frame(request: Request) -> tuple[BatchKey, list[bytes]]:
+    async def frame(request: Request) -> Framed:
         try:
-            return await asyncio.to_thread(unpack_rows, await request.body())
+            return await asyncio.to_thread(unpack_rows, memoryview(await request.body()))
         except MessageError as error:
             raise Refused(422, "malformed", str(error)) from None
 
@@ -141,12 +144,12 @@ def client_app(
         return Response(found[1], media_type=BINARY, headers=headers)
 
     @app.post("/v1/runs/{run}/rows", **SHUFFLER["rows"])
-    def rows(credential: Credential = signed_by, framed: tuple[BatchKey, list[bytes]] = rows_of) -> dict[str, str]:
+    def rows(credential: Credential = signed_by, framed: Framed = rows_of) -> dict[str, str]:
         shuffler.submit(credential.client, *framed)
         return {"status": "received", "receipt": issue_receipt(signer, pins.federation, pins.run, framed[0]).hex()}
 
     @app.post("/v1/runs/{run}/reports", **SHUFFLER["reports"])
-    def reports(credential: Credential = signed_by, framed: tuple[BatchKey, list[bytes]] = rows_of) -> dict[str, str]:
+    def reports(credential: Credential = signed_by, framed: Framed = rows_of) -> dict[str, str]:
         if credential.role != "evaluator":
             raise Refused(403, "not-evaluator", "only evaluators report")
         key, sealed = framed
@@ -163,7 +166,7 @@ def client_app(
 
 
 def aggregator_app(
-    shuffler: Shuffler, pins: Federation, bell: Bell, refresh: Callable[[], Awaitable[None]], most: int = MAX_BODY
+    shuffler: Shuffler, pins: Pins, bell: Bell, refresh: Callable[[], Awaitable[None]], most: int = MAX_BODY
 ) -> FastAPI:
     """Under `/v1/runs/{run}`: clients, announcements, batches and reports. Its listener admits the aggregator alone.
 
@@ -199,7 +202,7 @@ def aggregator_app(
     async def announcements(request: Request) -> dict[str, int]:
         signed = await request.body()
         try:  # what clients will see is what is opened here: nobody is asked behind their backs
-            asked = Announcement.check(signed, signer, pins.federation, pins.run).batch
+            asked = Head.check(signed, signer, pins.federation, pins.run)[0].batch
         except TrustError as error:
             raise Refused(403, "unsigned", f"not the aggregator's announcement: {error}") from None
         except MessageError as error:
@@ -219,7 +222,11 @@ def aggregator_app(
 
     @app.post(f"{batch}/release", dependencies=checked, **AGGREGATOR["release"])
     def release(key: BatchKey = keyed) -> Response:
-        return Response(pack_rows(key, shuffler.release(key)), media_type=BINARY)
+        count, size = shuffler.permute(key)
+        some = max(1, PIECE // size)  # rows that are in memory at once, however many there are
+        pieces = (b"".join(shuffler.released(key, first, some)) for first in range(0, count, some))
+        length = {"content-length": str(FRAME_BYTES + count * size)}
+        return StreamingResponse(frame_rows(key, count, size, pieces), media_type=BINARY, headers=length)
 
     @app.post(f"{batch}/cancel", dependencies=checked, **AGGREGATOR["cancel"])
     def cancel(key: BatchKey = keyed) -> dict[str, str]:
@@ -238,6 +245,6 @@ def aggregator_app(
     return app
 
 
-def _check_run(run: str, pins: Federation) -> None:
+def _check_run(run: str, pins: Pins) -> None:
     if run != pins.run:
         raise Refused(404, "unknown-run", "this shuffler serves another run")

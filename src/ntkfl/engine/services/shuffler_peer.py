@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from ntkfl.engine.services.peer import Peer
-from ntkfl.engine.services.pins import Federation
+from ntkfl.engine.services.pins import Pins
 from ntkfl.errors import MessageError
 from ntkfl.privacy.rows import BatchKey, unpack_rows
 from ntkfl.privacy.shuffling import Status
@@ -21,7 +21,7 @@ _NAMES, _KEY, _STATUS = TypeAdapter(list[str]), TypeAdapter(BatchKey), TypeAdapt
 class ShufflerPeer:
     """Every method is one request, safe to repeat: a shuffler that restarts in between loses nothing."""
 
-    def __init__(self, pins: Federation, folder: Path) -> None:
+    def __init__(self, pins: Pins, folder: Path) -> None:
         certificate = folder / "tls.pem", folder / "tls-key.pem"
         self._peer = Peer(pins.shuffler.aggregator_url, folder / "ca.pem", certificate)
         self._run = f"/v1/runs/{pins.run}"

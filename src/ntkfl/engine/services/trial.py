@@ -19,10 +19,11 @@ from pathlib import Path
 
 from pydantic import Field
 
-from ntkfl.engine.config import read_toml
+from ntkfl.engine.reading import read_toml
 from ntkfl.engine.services.certificates import Authority
 from ntkfl.engine.services.key_server import SIGNING_KEY, STATE, KeyServer
-from ntkfl.engine.services.pins import AggregatorPin, Federation, KeyServerPin, ShufflerPin, Terms
+from ntkfl.engine.services.pins import AggregatorPin, KeyServerPin, ShufflerPin
+from ntkfl.engine.services.terms import Federation, Terms
 from ntkfl.errors import ConfigError
 from ntkfl.options import Options
 from ntkfl.privacy.identity import NAME_PATTERN

@@ -1,0 +1,65 @@
+"""What the federation trains, and how, as agreed in `federation.toml` before anybody takes part.
+
+A client that pins the terms of the run cannot be talked into weaker ones: announcements carry weights, never options.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+from pydantic import Field, field_validator
+from torch import nn
+
+from ntkfl.atomic import write_atomically
+from ntkfl.engine.config import ModelConfig, build_method
+from ntkfl.engine.services.pins import FILE, Pins
+from ntkfl.errors import ConfigError
+from ntkfl.methods import Method
+from ntkfl.options import Options
+
+
+class Terms(Options):
+    """What is trained, and how: all that decides what a client gives away."""
+
+    inputs: tuple[int, ...] = Field(min_length=1, description="shape of one input, before any projection")
+    outputs: int = Field(ge=1)
+    real_targets: bool = Field(False, description="regression: targets are `outputs` real numbers, not a class")
+    mean: tuple[float, ...] = Field((), description="of byte images, a number a channel: x = (bytes/255 - mean)/std")
+    std: tuple[float, ...] = Field((), description="of byte images, a number a channel, above 0")
+    class_names: tuple[str, ...] = Field((), description="in order, where folders of pictures are called by name")
+    precision: str = Field("float32", pattern="^float(32|64)$")
+    model: ModelConfig = ModelConfig()
+    method: dict[str, Any] = Field(default_factory=lambda: {"name": "cp-ntk-fl"})
+
+    @field_validator("method")
+    @classmethod
+    def _spell_out(cls, method: dict[str, Any]) -> dict[str, Any]:
+        """Every option with its value: defaults are not part of an agreement."""
+        built = build_method(method)
+        return {"name": built.name} | built.model_dump(mode="json", exclude_none=True)
+
+    def build_method(self) -> Method:
+        return build_method(self.method)
+
+    def build_model(self, seed: int) -> nn.Module:
+        """The network, for inputs as it gets them; first weights drawn from `seed`."""
+        method = self.build_method()
+        shape = method.model_input_shape(self.inputs)
+        model = self.model.suited(method).build(shape, self.outputs, seed)
+        return model.to(getattr(torch, self.precision))
+
+
+class Federation(Pins):
+    """The whole file."""
+
+    terms: Terms
+
+    def write(self, folder: Path) -> None:
+        path = folder / FILE
+        try:
+            write_atomically(path, tomli_w.dumps(self.model_dump(mode="json", exclude_none=True)).encode())
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror}") from None
