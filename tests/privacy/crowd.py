@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from ntkfl.errors import Refused
+from ntkfl.privacy.batches import Batch
 from ntkfl.privacy.rows import BatchKey
-from ntkfl.privacy.shuffling import Batch, Shuffler
+from ntkfl.privacy.shuffling import Shuffler
 
 KEY = BatchKey(1, 0, 0)
 NAMES = ("ada", "bob", "cyd", "dan")

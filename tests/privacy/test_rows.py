@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntkfl.errors import MessageError, TrustError
-from ntkfl.privacy.rows import FRAME_BYTES, BatchKey, open_row, pack_rows, seal_rows, unpack_rows
+from ntkfl.privacy.rows import FRAME_BYTES, BatchKey, frame_rows, open_row, pack_rows, seal_rows, unpack_rows
 from ntkfl.privacy.sealing import SEAL_BYTES, SealingKey
 
 KEY = BatchKey(3, 1, 2)
@@ -26,6 +26,13 @@ def test_what_is_packed_is_unpacked(key: BatchKey, rows: list[bytes]) -> None:
     body = pack_rows(key, rows)
     assert len(body) == FRAME_BYTES + sum(map(len, rows))
     assert unpack_rows(body) == (key, rows)
+    assert unpack_rows(memoryview(body)) == (key, rows)
+
+
+@given(keys, rows_of_one_size, st.integers(1, 9))
+def test_a_frame_in_pieces_is_the_same_frame(key: BatchKey, rows: list[bytes], some: int) -> None:
+    pieces = (b"".join(rows[first : first + some]) for first in range(0, len(rows), some))
+    assert b"".join(frame_rows(key, len(rows), len(rows[0]), pieces)) == pack_rows(key, rows)
 
 
 def test_the_bytes_are_those_of_the_specification() -> None:

@@ -168,6 +168,22 @@ def test_release_repeats_itself_until_the_batch_is_forgotten() -> None:
     shuffler.forget(BatchKey(9, 0, 0))  # of which there is nothing
 
 
+def test_a_released_batch_is_read_in_pieces_of_any_size() -> None:
+    shuffler = Shuffler()
+    shuffler.open(batch())
+    with refusal(425, "not-ready"):
+        shuffler.released(KEY, 0, 1)
+    sent = submit_all(shuffler)
+    count, size = shuffler.permute(KEY)
+    assert (count, size) == (len(sent), len(sent[0]))
+    whole = shuffler.release(KEY)
+    for some in (1, 3, count, count + 5):
+        assert [row for first in range(0, count, some) for row in shuffler.released(KEY, first, some)] == whole
+    shuffler.forget(KEY)
+    with refusal(410, "forgotten"):
+        shuffler.released(KEY, 0, 1)
+
+
 def test_every_order_is_as_likely_as_any_other() -> None:
     shuffler, seen, trials = Shuffler(random=Random(7)), Counter[tuple[bytes, ...]](), 2400
     names = NAMES[:2]

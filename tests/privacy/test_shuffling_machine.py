@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ntkfl.errors import Refused
+from ntkfl.privacy.batches import Batch
 from ntkfl.privacy.rows import BatchKey
-from ntkfl.privacy.shuffling import Batch, Shuffler
+from ntkfl.privacy.shuffling import Shuffler
 
 from .crowd import Clock
 

@@ -13,9 +13,10 @@ from ntkfl.wire.topk import decode_topk, encode_topk, topk_bytes
 
 def wire(setting: Setting) -> list[Row]:
     """Coding, sealing and shuffling a round of top-k rows."""
+    from ntkfl.privacy.batches import Batch
     from ntkfl.privacy.rows import BatchKey, open_row, seal_rows  # sealing is an extra
     from ntkfl.privacy.sealing import SealingKey
-    from ntkfl.privacy.shuffling import Batch, Shuffler
+    from ntkfl.privacy.shuffling import Shuffler
 
     key = BatchKey(1, 0, 0)
     N, n, k = (20, 2_111, 63) if setting.quick else (1200, 211_100, 6_333)

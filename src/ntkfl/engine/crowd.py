@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from ntkfl.engine.sifting import MALFORMED, Sifted, sift
 from ntkfl.errors import ConfigError, MessageError, TrustError
 from ntkfl.methods import Method, Task
+from ntkfl.privacy.batches import Batch
 from ntkfl.privacy.rows import BatchKey, open_row, pack_rows, seal_rows, unpack_rows
 from ntkfl.privacy.sealing import SEAL_BYTES, SealingKey
-from ntkfl.privacy.shuffling import Batch, Shuffler
+from ntkfl.privacy.shuffling import Shuffler
 from ntkfl.wire import Message
 from ntkfl.wire.message import describes
 

@@ -15,64 +15,19 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
-import math
 import os
-import re
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random, SystemRandom
-from typing import Any
 
 from ntkfl.errors import Refused
-from ntkfl.privacy.identity import NAME_PATTERN
+from ntkfl.privacy.batches import CLOSED, COLUMNS, Batch, Record, Status
 from ntkfl.privacy.noticeboard import Noticeboard, refuse_revoked
 from ntkfl.privacy.rows import BatchKey
 
 _GENERATOR = SystemRandom()  # the operating system's
-_COLUMNS = "number, salt, terms, state, max_rows, row_bytes, min_clients, deadline, clients, rows"
-
-
-@dataclass(frozen=True)
-class Batch:
-    """What the aggregator asks for: whom, how much of each, and for how long."""
-
-    key: BatchKey
-    cohort: tuple[str, ...]  # names of the clients asked
-    max_rows: int  # of each client
-    row_bytes: int  # of every sealed row, exactly
-    min_clients: int  # distinct clients below which nothing is released, ever
-    seconds: float | None = None  # until the deadline; None: wait for the whole cohort
-
-    def check(self) -> Batch:
-        """Itself; `Refused` if no batch can be made of it."""
-        named = all(re.fullmatch(NAME_PATTERN, name) for name in self.cohort)
-        timed = self.seconds is None or (math.isfinite(self.seconds) and self.seconds >= 0)
-        sized = 1 <= self.max_rows < 1 << 32 and 1 <= self.row_bytes < 1 << 32
-        if not (named and timed and sized and len(set(self.cohort)) == len(self.cohort)):
-            raise Refused(422, "terms", "a batch asks distinct clients, for at least one row of at least one byte")
-        if self.min_clients > len(self.cohort):
-            raise Refused(422, "terms", f"{len(self.cohort)} clients can never be {self.min_clients} distinct ones")
-        self.key.check()
-        return self
-
-    def digest(self, salt: bytes) -> bytes:
-        """What tells two batches apart when the cohort is no longer there to compare."""
-        terms = json.dumps(asdict(self) | {"cohort": sorted(self.cohort)}, sort_keys=True).encode()
-        return hashlib.blake2b(terms, key=salt, digest_size=32).digest()
-
-
-@dataclass(frozen=True)
-class Status:
-    """Of a batch, in numbers: "open", "ready", "released" or "cancelled"; `rows` only once released."""
-
-    state: str
-    clients: int
-    rows: int | None
-    seconds: float | None  # left until the deadline, while there is one to wait for
 
 
 class Shuffler(Noticeboard):
@@ -117,9 +72,9 @@ class Shuffler(Noticeboard):
         """Take all of a client's rows, once, or `Refused`. On return they are on the disk."""
         with self._transaction() as db:
             refuse_revoked(db, client)
-            batch = _Record.find(db, key)
+            batch = Record.find(db, key)
             if batch.state != "open":
-                raise Refused(410, *_CLOSED[batch.state])
+                raise Refused(410, *CLOSED[batch.state])
             asked = db.execute(f"SELECT sent FROM {batch.cohort} WHERE client = ?", (client,)).fetchone()
             if asked is None:
                 raise Refused(403, "not-asked", "this batch does not ask this client")
@@ -139,7 +94,7 @@ class Shuffler(Noticeboard):
     def status(self, key: BatchKey) -> Status:
         """Ready is a batch of at least `min_clients` when all of its cohort have sent or its deadline has passed."""
         with self._transaction() as db:
-            return self._status(db, _Record.find(db, key))
+            return self._status(db, Record.find(db, key))
 
     def release(self, key: BatchKey) -> list[bytes]:
         """The rows of a ready batch, permuted; from then on nobody can say who sent which.
@@ -155,10 +110,10 @@ class Shuffler(Noticeboard):
         Rows are copied inside the file in a random order; none of them passes through this process's memory for long.
         """
         with self._transaction() as db:
-            batch = _Record.find(db, key)
+            batch = Record.find(db, key)
             status = self._status(db, batch)
             if status.state == "cancelled":
-                raise Refused(410, *_CLOSED["cancelled"])
+                raise Refused(410, *CLOSED["cancelled"])
             if status.state == "open":
                 need = f"at least {batch.min_clients} and the deadline or the whole cohort"
                 raise Refused(425, "not-ready", f"{status.clients} clients have sent rows; release needs {need}")
@@ -174,9 +129,9 @@ class Shuffler(Noticeboard):
             return len(order), batch.row_bytes
 
     def released(self, key: BatchKey, first: int, count: int) -> list[bytes]:
-        """`count` rows of a released batch, from the permutation's position `first` on; `Refused` once forgotten."""
+        """`count` rows of a released batch, from the permutation's position `first` on; `Refused` before and after."""
         with self._transaction() as db:
-            table = _Record.find(db, key).find_released(db)
+            table = Record.find(db, key).find_released(db)
             some = f"SELECT row FROM {table} WHERE position >= ? ORDER BY position LIMIT ?"
             return [row for (row,) in db.execute(some, (first, count))]
 
@@ -192,7 +147,7 @@ class Shuffler(Noticeboard):
     def cancel(self, key: BatchKey) -> None:
         """Delete everything of a batch, and take no more for it."""
         with self._transaction() as db:
-            batch = _Record.find(db, key)
+            batch = Record.find(db, key)
             batch.close(db, "cancelled", 0, None)
             db.execute(f"DROP TABLE IF EXISTS {batch.released}")
             db.execute("DELETE FROM reports WHERE number = ?", (batch.number,))
@@ -235,12 +190,12 @@ class Shuffler(Noticeboard):
             raise Refused(409, "backwards", f"batch {tuple(batch.key)} is older than one opened before")
         salt, deadline = os.urandom(32), None if batch.seconds is None else self._clock() + batch.seconds
         terms = (batch.digest(salt), "open", batch.max_rows, batch.row_bytes, batch.min_clients, deadline, 0, None)
-        db.execute(f"INSERT INTO batches ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (number, salt, *terms))
+        db.execute(f"INSERT INTO batches ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (number, salt, *terms))
         db.execute(f"CREATE TABLE cohort_{number} (client TEXT PRIMARY KEY, sent INTEGER) WITHOUT ROWID")
         db.execute(f"CREATE TABLE pending_{number} (client TEXT, digest BLOB UNIQUE, row BLOB)")
         db.executemany(f"INSERT INTO cohort_{number} VALUES (?, NULL)", ((name,) for name in sorted(batch.cohort)))
 
-    def _status(self, db: sqlite3.Connection, batch: _Record) -> Status:
+    def _status(self, db: sqlite3.Connection, batch: Record) -> Status:
         if batch.state != "open":
             return Status(batch.state, batch.clients, batch.rows, None)
         missing = "SUM(sent IS NULL AND client NOT IN (SELECT client FROM revoked))"
@@ -248,63 +203,6 @@ class Shuffler(Noticeboard):
         left = None if batch.deadline is None else max(0.0, batch.deadline - self._clock())
         ready = sent >= batch.min_clients and (not waited_for or left == 0)
         return Status("ready" if ready else "open", sent, None, left)
-
-
-_CLOSED = {
-    "released": ("late", "this batch was released already"),
-    "cancelled": ("cancelled", "this batch was cancelled; wait for the next announcement"),
-}
-
-
-@dataclass(frozen=True)
-class _Record:
-    """A batch as it is stored, and the tables that are its own."""
-
-    number: int
-    salt: bytes
-    terms: bytes
-    state: str
-    max_rows: int
-    row_bytes: int
-    min_clients: int
-    deadline: float | None
-    clients: int
-    rows: int | None
-
-    @classmethod
-    def find(cls, db: sqlite3.Connection, key: BatchKey) -> _Record:
-        found: Any = db.execute(f"SELECT {_COLUMNS} FROM batches WHERE number = ?", (key.number,)).fetchone()
-        if found is None:
-            raise Refused(404, "unknown-batch", f"no batch {tuple(key)} was opened")
-        record = cls(*found)
-        numbers = (record.max_rows, record.row_bytes, record.min_clients, record.clients)
-        if record.state not in ("open", *_CLOSED) or not all(isinstance(n, int) for n in numbers):
-            raise Refused(503, "storage", f"the shuffler's record of batch {tuple(key)} is damaged")
-        return record
-
-    @property
-    def cohort(self) -> str:
-        return f"cohort_{self.number}"
-
-    @property
-    def pending(self) -> str:
-        return f"pending_{self.number}"
-
-    @property
-    def released(self) -> str:
-        return f"released_{self.number}"
-
-    def find_released(self, db: sqlite3.Connection) -> str:
-        """The table of released rows; `Refused` if it is not there any more."""
-        if not db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (self.released,)).fetchone():
-            raise Refused(410, "forgotten", "this batch was released, and then deleted")
-        return self.released
-
-    def close(self, db: sqlite3.Connection, state: str, clients: int, rows: int | None) -> None:
-        db.execute(f"DROP TABLE IF EXISTS {self.cohort}")
-        db.execute(f"DROP TABLE IF EXISTS {self.pending}")
-        sql = "UPDATE batches SET state = ?, clients = ?, rows = ? WHERE number = ?"
-        db.execute(sql, (state, clients, rows, self.number))
 
 
 def _drop(db: sqlite3.Connection, client: str) -> None:

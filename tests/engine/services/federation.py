@@ -12,10 +12,10 @@ import httpx
 from ntkfl.engine.services.announcement import Announcement
 from ntkfl.engine.services.terms import Federation
 from ntkfl.engine.services.trial import Trial, init
+from ntkfl.privacy.batches import Batch
 from ntkfl.privacy.identity import Credential, sign_request
 from ntkfl.privacy.rows import BatchKey, pack_rows, seal_rows
 from ntkfl.privacy.sealing import SEAL_BYTES, SealingKey, SigningKey
-from ntkfl.privacy.shuffling import Batch
 
 from .processes import Process
 

@@ -18,10 +18,11 @@ from ntkfl.engine.services.announcement import Announcement
 from ntkfl.engine.services.bell import Bell
 from ntkfl.engine.services.shuffler import client_app
 from ntkfl.errors import MessageError, TrustError
+from ntkfl.privacy.batches import Batch
 from ntkfl.privacy.identity import NAME_PATTERN, sign_request
 from ntkfl.privacy.rows import BatchKey
 from ntkfl.privacy.sealing import SigningKey, bind
-from ntkfl.privacy.shuffling import Batch, Shuffler
+from ntkfl.privacy.shuffling import Shuffler
 from ntkfl.wire import Message
 
 from .federation import PREFIX, Deployment

@@ -15,9 +15,9 @@ from ntkfl.engine.services.participant import Participant, _read_seen, _sequence
 from ntkfl.engine.services.trial import Trial, init
 from ntkfl.errors import ConfigError, DataError, NTKFLError, TrustError
 from ntkfl.methods import NTKFL
+from ntkfl.privacy.batches import Batch
 from ntkfl.privacy.rows import BatchKey
 from ntkfl.privacy.sealing import SigningKey
-from ntkfl.privacy.shuffling import Batch
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import ssl
 import time
 from collections import Counter
@@ -16,8 +17,9 @@ import pytest
 
 from ntkfl.engine.services.announcement import Announcement
 from ntkfl.engine.services.receipt import check_receipt
+from ntkfl.engine.services.shuffler import PIECE
 from ntkfl.privacy.identity import CREDENTIAL_HEADER, SIGNATURE_HEADER, sign_request
-from ntkfl.privacy.rows import BatchKey, open_row, pack_rows, unpack_rows
+from ntkfl.privacy.rows import FRAME_BYTES, BatchKey, open_row, pack_rows, unpack_rows
 from ntkfl.privacy.sealing import SigningKey, bind
 
 from .federation import PREFIX, ROW_BYTES, Client, Deployment, refused
@@ -217,3 +219,19 @@ def test_only_the_aggregators_certificate_opens_its_door(deployment: Deployment,
         assert ada.ask("GET", path).status_code == 404
     assert ada.ask("POST", "/announcements", b"\0\0\0\0mine").status_code == 404
     assert deployment.aggregator().ask("GET", "/latest").status_code == 200
+
+
+def test_a_batch_that_is_larger_than_a_piece_arrives_whole(deployment: Deployment, process: Process) -> None:
+    """The last test, as the bound on bodies follows the batches there were."""
+    aggregator, size = deployment.aggregator(), 2 * PIECE // 5  # two rows a piece, one left over
+    batch = deployment.batch("ada", "bob", row_bytes=size)
+    assert aggregator.publish(batch).status_code == 200
+    sent = []
+    for name, count in (("ada", 2), ("bob", 3)):
+        rows = [os.urandom(size) for _ in range(count)]
+        assert deployment.client(name).ask("POST", "/rows", pack_rows(batch.key, rows)).status_code == 200
+        sent += rows
+    released = aggregator.on(batch.key, "POST", "/release")
+    assert int(released.headers["content-length"]) == FRAME_BYTES + 5 * size
+    assert Counter(unpack_rows(released.content, row_bytes=size)[1]) == Counter(sent)
+    assert aggregator.on(batch.key, "DELETE").status_code == 200

@@ -18,8 +18,9 @@ from ntkfl.engine.flower.records import notes_of, payload_of
 from ntkfl.engine.services.key_server import KeyServer
 from ntkfl.engine.services.participant import _read_seen, _sequence
 from ntkfl.engine.services.terms import Terms
+from ntkfl.privacy.batches import Batch
 from ntkfl.privacy.rows import BatchKey
-from ntkfl.privacy.shuffling import Batch, Shuffler
+from ntkfl.privacy.shuffling import Shuffler
 from ntkfl.report.live import Server, _Handler
 from ntkfl.wire import Message as WireMessage
 

@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from ntkfl.engine.services.announcement import Announcement
 from ntkfl.engine.services.receipt import check_receipt, issue_receipt
 from ntkfl.engine.services.seed import check_revoked, open_seed, seal_seed, sign_revoked
+from ntkfl.privacy.batches import Batch
 from ntkfl.privacy.identity import Credential, check_request, sign_request
 from ntkfl.privacy.rows import BatchKey, open_row, pack_rows, seal_rows, unpack_rows
 from ntkfl.privacy.sealing import SealingKey, Secret, SigningKey, bind
-from ntkfl.privacy.shuffling import Batch
 from ntkfl.wire import Message
 
 from ..target import Target, unforgeable

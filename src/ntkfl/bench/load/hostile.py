@@ -105,6 +105,8 @@ class Hostile:
             for _ in range(40):
                 self._ask((reader, writer), "GET", "/announcement?after=0", 0)
             await asyncio.sleep(_DEAF_S)
+            wide = writer.get_extra_info("socket")  # what is left in the system's buffers takes its time otherwise
+            wide.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
             writer.transport.resume_reading()  # type: ignore[attr-defined]
             while await reader.read(1 << 20):
                 pass

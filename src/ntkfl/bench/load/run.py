@@ -26,9 +26,9 @@ from ntkfl.bench.load.world import World
 from ntkfl.engine.services.announcement import Announcement
 from ntkfl.engine.services.shuffler_peer import ShufflerPeer
 from ntkfl.errors import ConfigError, MessageError
+from ntkfl.privacy.batches import Batch
 from ntkfl.privacy.rows import BatchKey, open_row
 from ntkfl.privacy.sealing import SEAL_BYTES, SealingKey, SigningKey
-from ntkfl.privacy.shuffling import Batch
 from ntkfl.wire import Message
 
 Say = Callable[[str, float], None]  # a line, and the seconds that are left

@@ -27,9 +27,9 @@ from ntkfl.engine.services.terms import Federation, Terms
 from ntkfl.errors import ConfigError, MessageError, NumericalError, RunFolderError, TooFew, TrustError
 from ntkfl.methods import Client, Outcome, State, Task
 from ntkfl.methods.statistics import statistics
+from ntkfl.privacy.batches import Batch
 from ntkfl.privacy.rows import FRAME_BYTES, BatchKey, open_row
 from ntkfl.privacy.sealing import SEAL_BYTES, SealingKey, SigningKey
-from ntkfl.privacy.shuffling import Batch
 from ntkfl.version import __version__
 from ntkfl.wire import Message
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from ntkfl.errors import MessageError, NTKFLError
+from ntkfl.privacy.batches import Batch
 from ntkfl.privacy.rows import BatchKey
 from ntkfl.privacy.sealing import SigningKey, bind, verify
-from ntkfl.privacy.shuffling import Batch
 
 if TYPE_CHECKING:  # torch comes with it, and the shuffler, which reads heads alone, does without
     from ntkfl.wire import Message

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ntkfl.engine.services.log import log
-from ntkfl.engine.services.memory import give_back_what_is_freed
+from ntkfl.engine.services.memory import keep_heaps_small
 from ntkfl.errors import ConfigError
 
 try:
@@ -58,7 +58,7 @@ def serve(listeners: Sequence[Listener], stop: threading.Event | None = None) ->
 
     Prints `listening https://HOST:PORT service=NAME`, a line a listener, once all of them answer.
     """
-    give_back_what_is_freed()
+    keep_heaps_small()
     contexts = [_tls(listener) for listener in listeners]
     sslproto.SSLProtocol.max_size = _BUFFER  # asyncio's own are 256 KiB a connection, a gigabyte for 4,096 that wait
     share = _allow_files(sum(listener.connections for listener in listeners))

@@ -22,6 +22,7 @@ from starlette.types import Scope
 from ntkfl.engine.services.announcement import Head
 from ntkfl.engine.services.bell import Bell
 from ntkfl.engine.services.door import Door
+from ntkfl.engine.services.memory import give_back
 from ntkfl.engine.services.openapi import AGGREGATOR, BINARY, SHUFFLER
 from ntkfl.engine.services.pins import Pins
 from ntkfl.engine.services.receipt import issue_receipt
@@ -236,6 +237,7 @@ def aggregator_app(
     @app.delete(batch, dependencies=checked, **AGGREGATOR["forget"])
     def forget(key: BatchKey = keyed) -> dict[str, str]:
         shuffler.forget(key)
+        give_back()  # what its rows took
         return {"status": "forgotten"}
 
     @app.get(f"{batch}/reports", dependencies=checked, **AGGREGATOR["batch_reports"])

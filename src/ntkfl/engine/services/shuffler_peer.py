@@ -12,8 +12,8 @@ from pydantic import TypeAdapter
 from ntkfl.engine.services.peer import Peer
 from ntkfl.engine.services.pins import Pins
 from ntkfl.errors import MessageError
+from ntkfl.privacy.batches import Status
 from ntkfl.privacy.rows import BatchKey, unpack_rows
-from ntkfl.privacy.shuffling import Status
 
 _NAMES, _KEY, _STATUS = TypeAdapter(list[str]), TypeAdapter(BatchKey), TypeAdapter(Status)
 
