@@ -24,7 +24,7 @@ run: $(STAMP)
 	$(PY) -m ntkfl compare configs/quickstart.toml
 
 test: $(STAMP)
-	$(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder  # real processes wait much: three files at a time on two cores, the slow ones first
+	$(PY) -m pytest -n 3 --no-loadscope-reorder  # real processes wait much: three files at a time on two cores, in the order of tests/conftest.py
 
 # Longer than the slices in `make test`: minutes. What fails is kept in build/fuzz, and said how to try again.
 fuzz: $(STAMP)

@@ -7,12 +7,41 @@ import os
 # The tests' matrices are small: a second thread costs more than it gives, here and in the processes tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from typing import Any
+
 import pytest
 import torch
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
+# Each of these starts a dozen processes: one after the other on one worker, beside which the other workers do the rest.
+CROWDS = (
+    "tests/engine/flower/test_deployment.py",
+    "tests/engine/flower/test_private_deployment.py",
+    "tests/engine/flower/test_simulate.py",
+    "tests/engine/flower/test_shuffled.py",
+    "tests/engine/services/test_deployment.py",
+    "tests/examples/test_examples.py",
+)
+
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first."""
+    items.sort(key=lambda item: not item.nodeid.startswith(CROWDS))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        """A file's tests on one worker, and those of all crowds."""
+
+        def _split_scope(self, nodeid: str) -> str:
+            return "crowds" if nodeid.startswith(CROWDS) else nodeid.split("::", 1)[0]
+
+    return ByFile(config, log)

@@ -16,7 +16,7 @@ from ntkfl.engine.flower import commands, folders
 from .federations import NTK, distance, simulated
 from .world import World, free_port, until
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 SEED = 56  # of the second run: draws five of six clients without client 3 in its rounds 2 and 3
 
 
@@ -58,7 +58,7 @@ def test_fedavg_goes_on_after_its_server_is_killed_and_without_clients_that_fail
 
 
 def faults(world: World, port: int) -> None:
-    changed = {"clients": 5, "clients_per_round": 5, "round_seconds": 12.0, "seed": SEED}
+    changed = {"clients": 5, "clients_per_round": 5, "round_seconds": 20.0, "seed": SEED}
     world.write_run(world.fl / "server" / "run.toml", **changed)
     os.kill(world.answering_pid("members", 3), signal.SIGSTOP)  # so that it is inside the round when its node dies
     received = world.supernode_log(3).count("Received successfully")
@@ -70,7 +70,7 @@ def faults(world: World, port: int) -> None:
     history = world.records("second")
     failed = history[0]["failed"]
     assert failed["client-4"] == "labels must be whole numbers from 0 to 9, one a sample"
-    assert failed["client-3"] == "no answer within 12 seconds"
+    assert failed["client-3"] == "no answer within 20 seconds"
     assert "client-4: labels must be" in second.output()
     assert any("client-5" in r["clients"] and "client-5" not in r.get("failed", {}) for r in history[1:])
     assert "client-5" not in history[0]["clients"]
@@ -107,7 +107,7 @@ def stranger(world: World) -> None:
     ]
     try:
         for process in refused:
-            said, _ = process.communicate(timeout=60)
+            said, _ = process.communicate(timeout=200)
             assert process.returncode != 0, said
             assert b"Failed to initialize the connection" in said
     finally:

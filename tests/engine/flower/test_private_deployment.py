@@ -22,7 +22,7 @@ from .world import HERE, Process, free_port, until
 SEED, ROUNDS, COHORT = 7, 1, 3
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_rows_go_past_flower_and_the_weights_are_the_simulations(tmp_path: Path) -> None:
     started: dict[str, Process] = {}
 

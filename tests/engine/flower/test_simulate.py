@@ -20,7 +20,7 @@ from ntkfl.errors import RunFolderError, TooFew
 from .federations import NTK, distance
 from .local_grid import LocalGrid
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 
 def config(method: dict[str, Any], **others: Any) -> RunConfig:

@@ -31,7 +31,7 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def until(condition: Callable[[], object], what: str, timeout: float = 90) -> None:
+def until(condition: Callable[[], object], what: str, timeout: float = 200) -> None:
     end = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < end, f"waited too long for {what}"
@@ -55,7 +55,7 @@ class Process:
     def output(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def wait(self, timeout: float = 120) -> int:
+    def wait(self, timeout: float = 250) -> int:
         return self.process.wait(timeout)
 
     def signal(self, number: int) -> None:
@@ -73,7 +73,7 @@ class World:
 
     def __init__(self, folder: Path, method: dict[str, Any], clients: int = 4, **others: Any) -> None:
         self.folder, self.clients = folder, clients
-        self.run_settings = settings(method, **({"round_seconds": 60.0, "patience": 60.0} | others))
+        self.run_settings = settings(method, **({"round_seconds": 200.0, "patience": 200.0} | others))
         self.data, self.fl, self.out = folder / "data", folder / "fl", folder / "run"
         deal(digits(), self.data)
         self.write_run(folder / "run.toml")

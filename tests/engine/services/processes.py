@@ -33,7 +33,7 @@ class Process:
         for reader in self._readers:
             reader.start()
         with self._changed:
-            ready = self._changed.wait_for(lambda: len(self.urls) == listeners or self._process.poll() is not None, 60)
+            ready = self._changed.wait_for(lambda: len(self.urls) == listeners or self._process.poll() is not None, 200)
         if not ready or len(self.urls) < listeners:
             self.kill()
             raise AssertionError(f"{command} does not listen:\n{self.output()}")

@@ -48,7 +48,7 @@ class Roles:
         self.data, self.out = folder / "data", folder / "run"
         config = {
             "inputs": [1, 8, 8], "outputs": 10, "precision": "float64", "rounds": 3, "clients": clients,
-            "clients_per_round": 3, "evaluators": evaluators, "round_seconds": 60.0, "patience": 60.0,
+            "clients_per_round": 3, "evaluators": evaluators, "round_seconds": 200.0, "patience": 200.0,
             "model": {"hidden": [12]}, "method": METHOD,
         } | settings  # fmt: skip
         (folder / "run.toml").write_text(tomli_w.dumps(config))

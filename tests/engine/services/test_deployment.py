@@ -29,14 +29,14 @@ from ntkfl.privacy.sealing import SealingKey
 from .processes import Process
 from .roles import METHOD, Roles
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 
-def wait(process: Process, timeout: float = 120) -> int:
+def wait(process: Process, timeout: float = 250) -> int:
     return process._process.wait(timeout)
 
 
-def until(condition: Callable[[], bool], timeout: float = 90) -> None:
+def until(condition: Callable[[], bool], timeout: float = 200) -> None:
     end = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < end, "waited too long"
@@ -56,7 +56,7 @@ def test_three_rounds_end_with_the_simulations_weights(tmp_path: Path) -> None:
         aggregator = roles.aggregator()
         assert wait(aggregator) == 0, aggregator.output()
         for member in members:
-            assert wait(member, 20) == 0, member.output()
+            assert wait(member, 60) == 0, member.output()
         simulated = simulation(roles, seed=7, clients_per_round=3)
         deployed = roles.weights()
         for name, tensor in simulated.model.state_dict().items():
@@ -189,7 +189,7 @@ def test_a_client_that_vanishes_and_one_that_comes_late(tmp_path: Path) -> None:
         history = rounds(roles)
         assert len(history) == 4
         assert "client-4" in {name for record in history for name in record["clients"]}  # type: ignore[attr-defined]
-        assert wait(late, 20) == 0, late.output()
+        assert wait(late, 60) == 0, late.output()
         assert all(record["evaluated_samples"] > 0 for record in history)  # type: ignore[operator]
 
 
@@ -219,7 +219,7 @@ def test_restarts_change_nothing(tmp_path: Path) -> None:
         for name, tensor in simulated.model.state_dict().items():
             assert (tensor - roles.weights()[name]).abs().max() < 1e-6
         for member in members:
-            assert wait(member, 20) == 0
+            assert wait(member, 60) == 0
         third = roles.aggregator()
         assert wait(third) == 2
         assert "has ended" in third.output()
