@@ -66,3 +66,15 @@ def test_everything_but_sealing_works_without_the_services_extra() -> None:
     accuracy, refusal = done.stdout.splitlines()
     assert 0 <= float(accuracy) <= 1
     assert "pip install 'ntkfl[services]'" in refusal
+
+
+def test_training_on_digits_imports_neither_scikit_learn_nor_torchs_compiler() -> None:
+    """Either takes as long as torch itself, every time a command starts."""
+    program = (
+        "import sys, torch; from ntkfl.engine.config import RunConfig, execute; "
+        "execute(RunConfig(rounds=1, clients_per_round=2, data={'dataset': 'digits', 'clients': 4}, "
+        "model={'hidden': [4]}, method={'name': 'ntk-fl'})); "
+        "print([name for name in ('sklearn', 'scipy', 'torch._dynamo', 'matplotlib') if name in sys.modules])"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines()[-1] == "[]"

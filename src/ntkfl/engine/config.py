@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ntkfl.data import NAMES, Federated, load
 from ntkfl.data.partition import Partition
@@ -90,7 +91,7 @@ class ModelConfig(Options):
             torch.manual_seed(derive(seed, "model"))
             try:
                 if self.name in MODELS:  # its weights are counted before there are any
-                    with torch.device("meta"):
+                    with torch.device("meta"), _Undrawn():
                         _check_room(self.name, builder(tuple(input_shape), outputs, **options))
                     torch.manual_seed(derive(seed, "model"))
                 model = builder(tuple(input_shape), outputs, **options)
@@ -107,6 +108,15 @@ class ModelConfig(Options):
             return self
         given = self.model_dump(exclude_none=True)
         return ModelConfig(**{"hidden": (100,), "gain": 1.0, "bias": 0.0, **method.model_defaults, **given})
+
+
+class _Undrawn(TorchFunctionMode):
+    """Weights that are only counted are not drawn: on no device that would import torch's compiler, for seconds."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return args[0] if func is torch.Tensor.normal_ else func(*args, **(kwargs or {}))
 
 
 def _check_room(name: str, model: nn.Module) -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,6 +20,7 @@ from safetensors.torch import load_file
 from ntkfl.data.npz import deal
 from ntkfl.engine.flower import commands, folders
 
+from ...nursery import Child
 from .federations import digits, settings
 
 HERE = Path(__file__).parent
@@ -45,12 +45,15 @@ class Process:
         self.log = log
         environment = os.environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
         environment |= dict(command.environment) if command else {}
+        self.process: subprocess.Popen[bytes] | Child
         with open(log, "wb") as sink:
-            self.process = subprocess.Popen(
-                command.arguments if command else [sys.executable, *map(str, arguments)],
-                stdout=sink, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment,
-                start_new_session=True,
-            )  # fmt: skip
+            if command is None:  # ours: it needs torch, and is forked from a process that has it
+                self.process = Child(arguments, sink.fileno(), sink.fileno(), environment)
+            else:
+                self.process = subprocess.Popen(
+                    command.arguments, stdout=sink, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment,
+                    start_new_session=True,
+                )  # fmt: skip
 
     def output(self) -> str:
         return self.log.read_text(errors="replace")

@@ -57,7 +57,8 @@ class Roles:
         self.processes: list[Process] = []
 
     def start(self, *arguments: str | Path, listeners: int = 0) -> Process:
-        self.processes.append(Process(*arguments, listeners=listeners))
+        """A service as it is; the others, which need torch, forked from a process that has it."""
+        self.processes.append(Process(*arguments, listeners=listeners, forked=not listeners))
         return self.processes[-1]
 
     def key_server(self) -> Process:
