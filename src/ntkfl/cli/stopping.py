@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 import typer
 
+STOPPED = 130  # the exit code
 _GRACE_S = 0.4  # for the computation to take notice
 _hints: list[Callable[[], str]] = []
 _abrupt: list[bool] = []
@@ -36,7 +38,7 @@ def stoppable(hint: Callable[[], str] = lambda: "stopped", *, abrupt: bool = Fal
         yield
     except KeyboardInterrupt:
         typer.echo(hint(), err=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(STOPPED) from None
     finally:
         _hints.pop()
         _abrupt.pop()
@@ -84,15 +86,28 @@ def left_to_asyncio() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _end() -> None:
+def leave(code: int) -> NoReturn:
+    """Without what an interpreter does at its end, which takes torch's a second: all that matters has been said."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # its reader has left
+            stream.flush()
+    _end_children()
+    os._exit(code)
+
+
+def _end() -> NoReturn:
     """Here and now, with all that this process has started, and all that those have."""
-    for child in _descendants(os.getpid()):
-        with suppress(OSError):
-            os.kill(child, signal.SIGKILL)
+    _end_children()
     line = _hints[-1]() if _hints else "stopped"
     show_cursor = "\x1b[?25h\r\n" if sys.stderr.isatty() else ""  # a progress display had hidden it
     os.write(2, f"{show_cursor}{line}\n".encode())
-    os._exit(130)
+    os._exit(STOPPED)
+
+
+def _end_children() -> None:
+    for child in _descendants(os.getpid()):
+        with suppress(OSError):
+            os.kill(child, signal.SIGKILL)
 
 
 def _descendants(pid: int) -> list[int]:
