@@ -35,6 +35,7 @@ class Case:
     nowhere: Path | None = None
     before: Callable[[], object] = lambda: None
     env: Mapping[str, str] = field(default_factory=dict)
+    program: str = ""  # to start instead of `python -m ntkfl`
 
 
 @dataclass
@@ -67,7 +68,7 @@ def attempts(case: Case, times: int, rng: Random) -> Found:
     have = 0
     for number in range(times + (case.kept is not None)):
         case.before()
-        command = Command(*words, env=case.env)
+        command = Command(*words, env=case.env, program=case.program)
         try:
             _begin(case, command, have)
             if number < times:
