@@ -131,8 +131,8 @@ def export(folder: Path, _: ExitStack) -> Case:
     out = folder / "model"
     words = ("export", folder / "run", "--out", out, "--plain-projection")
     line = "stopped; no model was written, begin anew: ntkfl export"
-    begun = lambda: any(out.glob("model.safetensors*"))  # noqa: E731
-    return Case("export", words, begun=begun, within=0.3, line=line, nowhere=out / "export.toml")
+    begun = lambda: any(out.glob("model.safetensors.*"))  # noqa: E731
+    return Case("export", words, begun=begun, within=0.5, line=line, nowhere=out / "export.toml")
 
 
 def keys_init(folder: Path, _: ExitStack) -> Case:
