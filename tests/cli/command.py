@@ -91,7 +91,8 @@ class Command:
         os.killpg(self.process.pid, signal.SIGINT)
         while self.process.poll() is None:
             assert time.monotonic() < began + seconds, f"does not end: {self.text[-2000:]}"
-            self._read(0.005)
+            if not self._read(0.005):
+                time.sleep(0.005)
         took = time.monotonic() - began
         while select.select([self.leader], [], [], 0.3)[0] and self._read(0):
             pass

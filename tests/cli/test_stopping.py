@@ -123,6 +123,25 @@ with stoppable(lambda: "stopped; as it was told"):
     stop(command, "stopped; as it was told")
 
 
+def test_an_interrupt_that_gets_lost_ends_the_command_all_the_same() -> None:
+    """As in a library in C that clears whatever error it meets."""
+    program = """
+import time
+from ntkfl.cli.stopping import hear_interrupts, stoppable
+hear_interrupts()
+with stoppable(lambda: "stopped; as it was told"):
+    print("begun", flush=True)
+    while True:
+        try:
+            time.sleep(0.1)
+        except KeyboardInterrupt:
+            pass
+"""
+    command = Command(program=program)
+    command.until("begun")
+    stop(command, "stopped; as it was told")
+
+
 def test_where_interrupts_are_ignored_they_stay_ignored() -> None:
     program = """
 import signal

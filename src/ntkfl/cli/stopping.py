@@ -1,8 +1,9 @@
 """Ctrl-C: one line, exit code 130, within a second, wherever the computation is at that moment.
 
 Python tells a program of an interrupt between two of its own steps, and one step may be a matrix product of a minute.
-So a second thread hears of it too, and ends the process where the first does not answer. Nothing is lost by that:
-whatever this package writes is whole or not there, since it may be killed at any time.
+What it raises then may also get lost: libraries written in C clear errors that they take for others. So a second thread
+hears of it too, and ends the process where the first does not. Nothing is lost by that: whatever this package writes
+is whole or not there, since it may be killed at any time.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import typer
 
 STOPPED = 130  # the exit code
 _GRACE_S = 0.4  # for the computation to take notice
+_TIDY_S = 3.0  # from there to the line that is said: workers are ended, temporary folders removed
+_answered = threading.Event()
 _hints: list[Callable[[], str]] = []
 _abrupt: list[bool] = []
 
@@ -37,11 +40,17 @@ def stoppable(hint: Callable[[], str] = lambda: "stopped", *, abrupt: bool = Fal
     try:
         yield
     except KeyboardInterrupt:
+        answered()
         typer.echo(hint(), err=True)
         raise typer.Exit(STOPPED) from None
     finally:
         _hints.pop()
         _abrupt.pop()
+
+
+def answered() -> None:
+    """The interrupt has come to where it belongs: nothing more needs to be done about it."""
+    _answered.set()
 
 
 def hear_interrupts() -> None:
@@ -68,7 +77,8 @@ def hear_interrupts() -> None:
             came = time.monotonic()
             while noticed[0] < came - _GRACE_S and time.monotonic() < came + _GRACE_S:
                 time.sleep(0.02)
-            if noticed[0] < came - _GRACE_S and signal.getsignal(signal.SIGINT) is interrupt:
+            in_time = noticed[0] >= came - _GRACE_S and _answered.wait(_TIDY_S)
+            if not in_time and signal.getsignal(signal.SIGINT) is interrupt:
                 _end()
 
     threading.Thread(target=watch, daemon=True, name="interrupts").start()

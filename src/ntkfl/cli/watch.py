@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from ntkfl.cli.stopping import answered
 from ntkfl.errors import ConfigError, RunFolderError
 
 
@@ -50,6 +51,7 @@ def watch(
             webbrowser.open(server.url)
         server.run()
     except KeyboardInterrupt:
+        answered()
         server.closing.set()
 
 

@@ -17,7 +17,8 @@ ORDINARY = "(?!)"  # the end of a verb that runs until it is stopped needs no li
 
 @dataclass(frozen=True)
 class Case:
-    """`ntkfl WORDS`, interrupted up to `within` seconds after `begun`: a pattern in what it says, or a condition.
+    """`ntkfl WORDS`, interrupted up to `within` seconds after `begun`: a pattern in what it says, or a condition; None:
+    once there is more of what is kept.
 
     `line` is a pattern of the one line that says how to go on. Where that promises that work is kept, `kept` counts it
     (and raises where it is not whole): the count never falls, and grows when `again` (or the same command) is started.
@@ -26,7 +27,7 @@ class Case:
 
     verb: str
     words: Words
-    begun: str | Callable[[], bool] = ""
+    begun: str | Callable[[], bool] | None = None
     within: float = 3.0
     line: str = ORDINARY
     code: int = 130
@@ -68,7 +69,9 @@ def attempts(case: Case, times: int, rng: Random) -> Found:
     have = 0
     for number in range(times + (case.kept is not None)):
         case.before()
-        command = Command(*words, env=case.env, program=case.program)
+        # Every second time in a terminal, where displays are other ones; patterns are of what a log is told.
+        terminal = number % 2 == 1 and not isinstance(case.begun, str)
+        command = Command(*words, env=case.env, program=case.program, terminal=terminal)
         try:
             _begin(case, command, have)
             if number < times:
@@ -76,7 +79,7 @@ def attempts(case: Case, times: int, rng: Random) -> Found:
                 _interrupt(case, command, found)
                 words = case.again or case.words
         except AssertionError as error:
-            found.note(_short(error))
+            found.note(short(error))
             break
         finally:
             command.kill()
@@ -102,7 +105,7 @@ def _begin(case: Case, command: Command, have: int) -> None:
 
 def _interrupt(case: Case, command: Command, found: Found) -> None:
     if command.process.poll() is not None:
-        raise AssertionError(f"ended before it was interrupted: {command.text[-300:]}")
+        raise AssertionError(f"ended before it was interrupted: {command.text[-2000:]}")
     said = len(command.text)
     found.seconds.append(command.ctrl_c())
     found.codes.append(command.process.returncode)
@@ -130,5 +133,6 @@ def _count(kept: Callable[[], int], found: Found) -> int:
         return 0
 
 
-def _short(error: AssertionError) -> str:
-    return " ".join(str(error).split())[-300:]
+def short(error: AssertionError) -> str:
+    said = " ".join(str(error).split())
+    return said if len(said) < 300 else f"{said[:100]} … {said[-200:]}"

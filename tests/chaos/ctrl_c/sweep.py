@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from . import alone, together
-from .case import ORDINARY, Case, Found, attempts
+from .case import ORDINARY, Case, Found, attempts, short
 
 VERBS: dict[str, Callable[[Path, ExitStack], Case]] = {
     "train": alone.train,
@@ -85,5 +85,5 @@ def _one(verb: str, make: Callable[[Path, ExitStack], Case], times: int, rng: Ra
         try:
             case = make(Path(folder), stack)
         except AssertionError as error:  # somebody it needs did not start
-            return Found(verb, wrong=[f"could not begin: {' '.join(str(error).split())[-300:]}"]), True
+            return Found(verb, wrong=[f"could not begin: {short(error)}"]), True
         return attempts(case, times, rng), case.line == ORDINARY
