@@ -6,7 +6,6 @@ import ipaddress
 import json
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from hashlib import sha256
@@ -17,7 +16,7 @@ import typer
 
 from ntkfl.cli.progress import RoundDisplay
 from ntkfl.cli.steps import Steps
-from ntkfl.cli.stopping import stoppable
+from ntkfl.cli.stopping import answered, leave, stoppable
 from ntkfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -107,12 +106,11 @@ def server(
     if not _is_loopback(host or commands.LOOPBACK):
         typer.echo(f"listens on {host}: other machines can connect; docs/flower.md says what they can ask")
     log = folder / "superlink.log"
-    with _ended_by_signals() as ended, commands.running(command, log) as process:
-        _superlink(folder).wait(60, lambda: process.poll() is None and not ended.is_set())
+    with _until_interrupted(), commands.running(command, log) as process:
+        _superlink(folder).wait(60, lambda: process.poll() is None)
         typer.echo(f"SuperLink is up, {len(_admit(folder))} keys are known; its log is {log}")
-        while not ended.wait(0.2):
-            if process.poll() is not None:
-                raise ConfigError(f"the SuperLink ended: {commands.last_line(log)}; its log is {log}")
+        process.wait()
+        raise ConfigError(f"the SuperLink ended: {commands.last_line(log)}; its log is {log}")
 
 
 @app.command("register")
@@ -202,18 +200,13 @@ def client(
         typer.echo(f"{about.name}: {line}", err=True)
 
     answering = join(about, folder, data, federation=federation, seed=seed, say=say)
-    with ExitStack() as stack:
-        ended = stack.enter_context(_ended_by_signals())
+    with _until_interrupted(), ExitStack() as stack:
         stack.enter_context(quiet())
         log = folder / "supernode.log"
         process = None if attach else stack.enter_context(commands.running(commands.supernode(folder, port), log))
         typer.echo(f"{about.name} answers {about.superlink}" + ("" if attach else f"; the SuperNode's log is {log}"))
-
-        def alive() -> bool:
-            return not ended.is_set() and (process is None or process.poll() is None)
-
-        serve_node(address, secret, answering, alive, say)
-        if process is not None and not ended.is_set():
+        serve_node(address, secret, answering, lambda: process is None or process.poll() is None, say)
+        if process is not None:
             raise ConfigError(f"the SuperNode of {about.name} ended: {commands.last_line(log)}; its log is {log}")
 
 
@@ -264,15 +257,20 @@ def _admit(folder: Path) -> dict[str, int]:
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[threading.Event]:
-    """Set on Ctrl-C or `kill`, in place of dying with a child left behind."""
-    ended = threading.Event()
-    before = {number: signal.signal(number, lambda *_: ended.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+def _until_interrupted() -> Iterator[None]:
+    """For what runs until it is stopped: Ctrl-C or `kill` is its ordinary end, in the middle of whatever it does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        yield ended
+        yield
+    except KeyboardInterrupt:
+        answered()
+        leave(0)
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signal.signal(signal.SIGTERM, before)
 
 
 def _is_loopback(host: str) -> bool:

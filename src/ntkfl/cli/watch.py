@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ntkfl.cli.stopping import answered
+from ntkfl.cli.stopping import answered, leave
 from ntkfl.errors import ConfigError, RunFolderError
 
 
@@ -53,6 +53,7 @@ def watch(
     except KeyboardInterrupt:
         answered()
         server.closing.set()
+        leave(0)
 
 
 def _local(host: str) -> bool:
