@@ -6,6 +6,7 @@ import ipaddress
 import json
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from hashlib import sha256
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 
 ServerFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The server's folder, see `ntkfl flower init`.")]
+_SUPERLINK_S = 0.7  # to end: it waits for connections that others keep open, and all it keeps is in memory or whole
 Print = Annotated[bool, typer.Option("--print", help="Print the commands instead of running them.")]
 
 
@@ -106,7 +108,7 @@ def server(
     if not _is_loopback(host or commands.LOOPBACK):
         typer.echo(f"listens on {host}: other machines can connect; docs/flower.md says what they can ask")
     log = folder / "superlink.log"
-    with _until_interrupted(), commands.running(command, log) as process:
+    with _until_interrupted(), commands.running(command, log, _SUPERLINK_S) as process:
         _superlink(folder).wait(60, lambda: process.poll() is None)
         typer.echo(f"SuperLink is up, {len(_admit(folder))} keys are known; its log is {log}")
         process.wait()
@@ -200,13 +202,18 @@ def client(
         typer.echo(f"{about.name}: {line}", err=True)
 
     answering = join(about, folder, data, federation=federation, seed=seed, say=say)
-    with _until_interrupted(), ExitStack() as stack:
+    with ExitStack() as stack:
+        ended = stack.enter_context(_ended_by_signals())
         stack.enter_context(quiet())
         log = folder / "supernode.log"
         process = None if attach else stack.enter_context(commands.running(commands.supernode(folder, port), log))
         typer.echo(f"{about.name} answers {about.superlink}" + ("" if attach else f"; the SuperNode's log is {log}"))
-        serve_node(address, secret, answering, lambda: process is None or process.poll() is None, say)
-        if process is not None:
+
+        def alive() -> bool:
+            return not ended.is_set() and (process is None or process.poll() is None)
+
+        serve_node(address, secret, answering, alive, say)
+        if process is not None and not ended.is_set():
             raise ConfigError(f"the SuperNode of {about.name} ended: {commands.last_line(log)}; its log is {log}")
 
 
@@ -271,6 +278,18 @@ def _until_interrupted() -> Iterator[None]:
         leave(0)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[threading.Event]:
+    """Set on Ctrl-C or `kill`, in place of dying with a child left behind."""
+    ended = threading.Event()
+    before = {number: signal.signal(number, lambda *_: ended.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield ended
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _is_loopback(host: str) -> bool:
