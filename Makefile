@@ -30,10 +30,11 @@ test: $(STAMP)
 fuzz: $(STAMP)
 	$(PY) -m tests.fuzz --cases 200000
 
-# Runs killed 50 times in a row, and at every step of their writing; resumed, they end with the same bytes.
+# Runs killed 50 times in a row, and at every step of their writing; resumed, they end with the same bytes. Then Ctrl-C in every long verb.
 chaos: $(STAMP)
 	$(PY) -m tests.chaos --kills 50
 	$(PY) -m tests.chaos --every-step
+	$(PY) -m tests.chaos --ctrl-c
 
 lint: $(STAMP)
 	$(PY) -m ruff check .

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -12,6 +12,7 @@ from typing import BinaryIO
 from ntkfl.errors import ConfigError
 
 PART = ".part"  # the end of a name under which a file is being written
+_PIECE = 1 << 25  # bytes
 
 
 @contextmanager
@@ -33,10 +34,19 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Give `path` this content, all of it or none."""
+def write_atomically(path: Path, content: bytes, on_bytes: Callable[[int], None] = lambda count: None) -> None:
+    """Give `path` this content, all of it or none; `on_bytes` hears how many more of them are on the disk.
+
+    Flushed piece by piece: nothing can end a process that waits for a disk to take a gigabyte.
+    """
     with replacing(path) as file:
-        file.write(content)
+        for start in range(0, len(content), _PIECE):
+            piece = memoryview(content)[start : start + _PIECE]
+            file.write(piece)
+            if len(content) > _PIECE:
+                file.flush()
+                os.fsync(file.fileno())
+            on_bytes(len(piece))
 
 
 def write_private(path: Path, data: bytes) -> None:

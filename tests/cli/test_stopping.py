@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
 import re
-import select
-import signal
-import struct
 import subprocess
 import sys
-import termios
 import time
 from pathlib import Path
 
@@ -19,6 +12,8 @@ import numpy as np
 import pytest
 
 from ntkfl.engine.services.trial import Trial, init
+
+from .command import UNWANTED, Command, wait_until_gone
 
 SMALL = ["--dataset", "digits", "--clients", "10", "--clients-per-round", "2", "--hidden", "4", "--method", "fedavg"]
 COMPARISON = """
@@ -37,77 +32,6 @@ method = {name = "ntk-fl"}
 """
 
 
-class Command:
-    """`ntkfl ARGUMENTS` in a session of its own, on a terminal of 80 columns or into a pipe."""
-
-    def __init__(self, *arguments: str | Path, terminal: bool = False, program: str = "") -> None:
-        words = [sys.executable, *(["-c", program] if program else ["-m", "ntkfl"]), *map(str, arguments)]
-        self.leader, follower = pty.openpty() if terminal else os.pipe()
-        if terminal:
-            fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        self.terminal, self.seen = terminal, b""
-        env = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
-        env |= {"TERM": "xterm", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            words, stdin=follower if terminal else subprocess.DEVNULL, stdout=follower, stderr=follower, env=env,
-            start_new_session=True, preexec_fn=self._begin,
-        )  # fmt: skip
-        os.close(follower)
-
-    def _begin(self) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # which a suite in the background has ignored
-        if self.terminal:
-            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-    def until(self, pattern: str, seconds: float = 120) -> str:
-        """All it said, once the pattern is in it."""
-        end = time.monotonic() + seconds
-        while not re.search(pattern, self.text):
-            assert time.monotonic() < end, f"waited for {pattern!r}: {self.text[-2000:]}"
-            assert self._read(0.2), f"it ended without {pattern!r}: {self.text[-2000:]}"
-        return self.text
-
-    def interrupt(self) -> int:
-        """As a terminal does it, or `kill -INT`; the exit code. What is left to do would take far longer than this."""
-        if self.terminal:
-            os.write(self.leader, b"\x03")
-        else:
-            self.process.send_signal(signal.SIGINT)
-        end = time.monotonic() + 15
-        while self._read(0.2) and time.monotonic() < end:
-            pass
-        return self.process.wait(1)
-
-    @property
-    def text(self) -> str:
-        return re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", self.seen.decode(errors="replace")).replace("\r", "\n")
-
-    def left_behind(self) -> list[str]:
-        """Processes of its session that still run."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdecimal():
-                try:
-                    fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                    if int(fields[3]) == self.process.pid and fields[0] != "Z":
-                        found.append((entry / "cmdline").read_text().replace("\0", " "))
-                except OSError:
-                    continue
-        return found
-
-    def _read(self, seconds: float) -> bool:
-        """Whether there may be more."""
-        ready, _, _ = select.select([self.leader], [], [], seconds)
-        if ready:
-            try:
-                part = os.read(self.leader, 65536)
-            except OSError:  # the other end of a terminal is closed
-                return False
-            self.seen += part
-            return bool(part)
-        return True
-
-
 def stop(command: Command, line: str, code: int = 130) -> str:
     """Interrupt it: it ends with one line that says so, and nothing is left of it."""
     before = len(command.text)
@@ -115,19 +39,10 @@ def stop(command: Command, line: str, code: int = 130) -> str:
     said = command.text[before:]
     assert re.search(line, said), command.text[-2000:]
     assert said.count("stopped") == 1
-    for unwanted in ("Traceback", "KeyboardInterrupt", "Aborted", "leaked", "Exception"):
+    for unwanted in UNWANTED:
         assert unwanted not in command.text, command.text[-2000:]
     assert not wait_until_gone(command)
     return said
-
-
-def wait_until_gone(command: Command) -> list[str]:
-    for _ in range(50):
-        left = command.left_behind()
-        if not left:
-            return []
-        time.sleep(0.1)
-    return left
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -205,6 +120,25 @@ with stoppable(lambda: "stopped; as it was told"):
     command = Command(program=program)
     command.until("begun")
     time.sleep(0.5)  # it is inside the call
+    stop(command, "stopped; as it was told")
+
+
+def test_an_interrupt_that_gets_lost_ends_the_command_all_the_same() -> None:
+    """As in a library in C that clears whatever error it meets."""
+    program = """
+import time
+from ntkfl.cli.stopping import hear_interrupts, stoppable
+hear_interrupts()
+with stoppable(lambda: "stopped; as it was told"):
+    print("begun", flush=True)
+    while True:
+        try:
+            time.sleep(0.1)
+        except KeyboardInterrupt:
+            pass
+"""
+    command = Command(program=program)
+    command.until("begun")
     stop(command, "stopped; as it was told")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
@@ -11,6 +13,8 @@ from typing import Any
 import pytest
 
 from ntkfl.report.page import write_report
+
+from .conftest import HOSTILE
 
 Open = Callable[..., Any]
 Shoot = Callable[[Any, str], None]
@@ -124,6 +128,38 @@ def test_conditions_files_spectrum_and_audit(report: str, open_page: Open, runs:
     rows = page.locator("#by-round details tbody tr")
     rows.nth(2 + 3 + 4 + 5 - 1).wait_for(state="attached")  # they are made when it opens
     assert rows.count() == 2 + 3 + 4 + 5
+
+
+def test_what_was_rejected(report: str, open_page: Open, runs: Path, tmp_path: Path, shoot: Shoot) -> None:
+    assert open_page(report).is_hidden("#rejections")  # nothing was
+    for name in ("whole", "lied"):
+        shutil.copytree(runs / "whole", tmp_path / name)
+    history = tmp_path / "lied" / "history.jsonl"
+    records = [json.loads(line) for line in history.read_text().splitlines()]
+    records[1] |= {"rejected": {"not finite": 30}, "rejected_clients": 1, "poisoned": [7]}
+    records[3] |= {"rejected": {"not finite": 12, HOSTILE: 1}, "failed": {"client-1": "no answer"}}
+    history.write_text("".join(json.dumps(record) + "\n" for record in records))
+    page = open_page(write_report([tmp_path], tmp_path / "report.html").as_uri(), width=360, scheme="dark")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    rows = page.eval_on_selector_all(
+        "#rejected-table tbody tr", "all => all.map(r => [...r.cells].map(c => c.textContent))"
+    )
+    assert rows == [
+        ["lied", "rejected: not finite", "42", "2", "2"],
+        ["lied", f"rejected: {HOSTILE}", "1", "1", "4"],
+        ["lied", "clients with something rejected", "1", "1", "2"],
+        ["lied", "clients that lied", "1", "1", "2"],
+        ["lied", "clients that failed: no answer", "1", "1", "4"],
+    ]
+    assert list(points(page, "rejected-rows").values()) == [4, 4]
+    assert list(points(page, "rejected-clients").values()) == [4, 4, 4]
+    page.focus("#rejected-rows svg")
+    page.keyboard.press("End")
+    assert page.inner_text("#tip").splitlines() == ["lied", "rejected: not finite", "round 4", "rows 12"]
+    page.keyboard.press("Escape")
+    shoot(page, "report-rejected-phone-dark")
+    page.get_by_label("show lied", exact=True).uncheck()
+    assert page.is_hidden("#rejections")
 
 
 def test_names_are_text_and_never_markup(report: str, open_page: Open) -> None:

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from ntkfl.cli.stopping import hear_interrupts
+from ntkfl.cli.stopping import STOPPED, hear_interrupts, leave
 from ntkfl.cli.verbs import Verbs, coloured
 from ntkfl.errors import NTKFLError
 from ntkfl.version import __version__
@@ -36,6 +36,10 @@ def main() -> None:
     hear_interrupts()
     try:
         app(prog_name="ntkfl")
+    except SystemExit as end:
+        if end.code == STOPPED:
+            leave(STOPPED)
+        raise
     except NTKFLError as error:
         typer.echo(coloured(f"ntkfl: {error}", typer.colors.RED), err=True)
         sys.exit(2)

@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from ntkfl.cli.steps import span
+from ntkfl.cli.steps import LOG_S, span
 from ntkfl.cli.stopping import stoppable
 from ntkfl.compare.carry import carry_out
 from ntkfl.compare.cells import Cell, Workers
@@ -115,11 +115,13 @@ def _tables(comparison: Comparison, rows: Sequence[Row]) -> list[tuple[str, Tabl
 
 class Watcher:
     """Shows how far every unfinished run is, and the time left: a live table in a terminal, in a log a line a finished
-    run. A search and what follows it are two stages, the second of which is planned when the first has ended.
+    run, and one now and then. A search and what follows it are two stages, the second of which is planned when the
+    first has ended.
     """
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self.console, self.clock = console, clock
+        self.said = clock()
         self.live: Live | None = None
         self.announced: set[tuple[str, int]] = set()
         self.stage: tuple[frozenset[str], int, float] = frozenset(), 0, 0.0  # its runs, rounds it began with, and when
@@ -137,7 +139,8 @@ class Watcher:
     def watch(self, cells: Sequence[Cell]) -> None:
         unique = {cell.key: cell for cell in cells}
         histories = {key: cell.history() for key, cell in unique.items()}
-        left = self._left(unique, histories)
+        planned = {key: len(histories[key]) if cell.finished else cell.config.rounds for key, cell in unique.items()}
+        left = self._left(planned, histories)
         done = sum(cell.finished for cell in unique.values())
         how_far = f"{done} of {len(unique)} runs finished{left and f', {left}'}"
         going = []
@@ -147,7 +150,7 @@ class Watcher:
                 if (key, cell.config.rounds) not in self.announced:  # a search goes on with the same run, for longer
                     self.announced.add((key, cell.config.rounds))
                     note = "" if self.live else f"  ({how_far})"
-                    self.console.print(_line(cell) + note, soft_wrap=True)
+                    self._print(_line(cell) + note)
             elif history:
                 going.append((cell, history))
         if self.live:
@@ -162,17 +165,22 @@ class Watcher:
                     f"{history[-1]['test_accuracy']:.1%}",
                 )
             self.live.update(table)
+        elif done < len(unique) and self.clock() - self.said > LOG_S:
+            self._print(f"{sum(map(len, histories.values()))} of {sum(planned.values())} rounds  ({how_far})")
 
-    def _left(self, cells: Mapping[str, Cell], histories: Mapping[str, Sequence[Record]]) -> str:
+    def _print(self, line: str) -> None:
+        self.said = self.clock()
+        self.console.print(line, soft_wrap=True)
+
+    def _left(self, planned: Mapping[str, int], histories: Mapping[str, Sequence[Record]]) -> str:
         """The time left of a stage, from the rounds played since it began."""
-        planned = {key: len(histories[key]) if cell.finished else cell.config.rounds for key, cell in cells.items()}
         played = sum(map(len, histories.values()))
-        if self.stage[0] != frozenset(cells):
-            self.stage = frozenset(cells), played, time.monotonic()
+        if self.stage[0] != frozenset(planned):
+            self.stage = frozenset(planned), played, self.clock()
         _, before, began = self.stage
         if played == before:
             return ""
-        pace = (time.monotonic() - began) / (played - before)
+        pace = (self.clock() - began) / (played - before)
         return f"{span(pace * (sum(planned.values()) - played))} left"
 
 

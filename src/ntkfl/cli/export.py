@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ntkfl.cli.steps import Steps
+from ntkfl.cli.stopping import stoppable
 from ntkfl.errors import ConfigError
 
 
@@ -31,12 +35,19 @@ def export(
     from ntkfl.engine import export as exporting
 
     recipients = dict(_recipient(text) for text in to or [])
-    secret = None
-    if client is not None:
-        from ntkfl.engine.services.identity import Identity
+    hint = f"stopped; no model was written, begin anew: {shlex.join(['ntkfl', *sys.argv[1:]])}"
+    with stoppable(lambda: hint), Steps(0, "bytes of the model") as steps:
+        secret = None
+        if client is not None:
+            from ntkfl.engine.services.identity import Identity
 
-        secret = Identity.of(client).seed()
-    path = exporting.export(run, out, recipients, secret=secret, plain=plain_projection)
+            secret = Identity.of(client).seed()
+
+        def written(count: int, total: int) -> None:
+            steps.plan(total)
+            steps.end(pieces=count)
+
+        path = exporting.export(run, out, recipients, secret=secret, plain=plain_projection, on_bytes=written)
     note = exporting.Export.read(path).projection
     if plain_projection and note is not None:
         typer.secho(f"warning: {exporting.WARNING}", err=True, fg=typer.colors.YELLOW)

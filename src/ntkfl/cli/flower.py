@@ -17,7 +17,7 @@ import typer
 
 from ntkfl.cli.progress import RoundDisplay
 from ntkfl.cli.steps import Steps
-from ntkfl.cli.stopping import stoppable
+from ntkfl.cli.stopping import answered, leave, stoppable
 from ntkfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ app = typer.Typer(
 )
 
 ServerFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The server's folder, see `ntkfl flower init`.")]
+_SUPERLINK_S = 0.7  # to end: it waits for connections that others keep open, and all it keeps is in memory or whole
 Print = Annotated[bool, typer.Option("--print", help="Print the commands instead of running them.")]
 
 
@@ -107,12 +108,11 @@ def server(
     if not _is_loopback(host or commands.LOOPBACK):
         typer.echo(f"listens on {host}: other machines can connect; docs/flower.md says what they can ask")
     log = folder / "superlink.log"
-    with _ended_by_signals() as ended, commands.running(command, log) as process:
-        _superlink(folder).wait(60, lambda: process.poll() is None and not ended.is_set())
+    with _until_interrupted(), commands.running(command, log, _SUPERLINK_S) as process:
+        _superlink(folder).wait(60, lambda: process.poll() is None)
         typer.echo(f"SuperLink is up, {len(_admit(folder))} keys are known; its log is {log}")
-        while not ended.wait(0.2):
-            if process.poll() is not None:
-                raise ConfigError(f"the SuperLink ended: {commands.last_line(log)}; its log is {log}")
+        process.wait()
+        raise ConfigError(f"the SuperLink ended: {commands.last_line(log)}; its log is {log}")
 
 
 @app.command("register")
@@ -261,6 +261,23 @@ def _admit(folder: Path) -> dict[str, int]:
     from ntkfl.engine.flower.folders import known_keys
 
     return _superlink(folder).admit(known_keys(folder))
+
+
+@contextmanager
+def _until_interrupted() -> Iterator[None]:
+    """For what runs until it is stopped: Ctrl-C or `kill` is its ordinary end, in the middle of whatever it does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        answered()
+        leave(0)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import typer
 
 from ntkfl.cli.steps import span
-from ntkfl.cli.stopping import left_to_asyncio, stoppable
+from ntkfl.cli.stopping import leave, left_to_asyncio, stoppable
 from ntkfl.errors import ConfigError
 
 app = typer.Typer(
@@ -44,6 +44,7 @@ def key_server(
     typer.echo("sees no data, no rows, no model; whoever reads that folder can attack every row of the run")
     configure_logging("key-server")
     serve([Listener(key_server_app(server), *at, cert=folder / "tls.pem", key=folder / "tls-key.pem")])
+    leave(0)
 
 
 @app.command("shuffler")
@@ -69,6 +70,7 @@ def shuffler(
     typer.echo(f"releases no batch of fewer than {pins.shuffler.min_clients} clients; logs no names")
     configure_logging("shuffler")
     serve_shuffler(folder, *at, max_held=held << 20)
+    leave(0)
 
 
 @app.command("load")

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
-_LOG_S = 10.0  # between two lines of a log that only say how far it is
+LOG_S = 10.0  # between two lines of a log that only say how far it is
 
 
 class Steps:
@@ -71,7 +71,7 @@ class Steps:
         if self.console.is_terminal:
             if line:
                 self.console.print(line, soft_wrap=True)
-        elif line or self._clock() - self._said > _LOG_S:
+        elif line or self._clock() - self._said > LOG_S:
             self._print(line or self._bar.tasks[0].description)
 
     def _count(self, pieces: float) -> None:

@@ -1,8 +1,9 @@
 """Ctrl-C: one line, exit code 130, within a second, wherever the computation is at that moment.
 
 Python tells a program of an interrupt between two of its own steps, and one step may be a matrix product of a minute.
-So a second thread hears of it too, and ends the process where the first does not answer. Nothing is lost by that:
-whatever this package writes is whole or not there, since it may be killed at any time.
+What it raises then may also get lost: libraries written in C clear errors that they take for others. So a second thread
+hears of it too, and ends the process where the first does not. Nothing is lost by that: whatever this package writes
+is whole or not there, since it may be killed at any time.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 import typer
 
+STOPPED = 130  # the exit code
 _GRACE_S = 0.4  # for the computation to take notice
+_TIDY_S = 3.0  # from there to the line that is said: workers are ended, temporary folders removed
+_answered = threading.Event()
 _hints: list[Callable[[], str]] = []
 _abrupt: list[bool] = []
 
@@ -35,11 +40,17 @@ def stoppable(hint: Callable[[], str] = lambda: "stopped", *, abrupt: bool = Fal
     try:
         yield
     except KeyboardInterrupt:
+        answered()
         typer.echo(hint(), err=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(STOPPED) from None
     finally:
         _hints.pop()
         _abrupt.pop()
+
+
+def answered() -> None:
+    """The interrupt has come to where it belongs: nothing more needs to be done about it."""
+    _answered.set()
 
 
 def hear_interrupts() -> None:
@@ -66,7 +77,8 @@ def hear_interrupts() -> None:
             came = time.monotonic()
             while noticed[0] < came - _GRACE_S and time.monotonic() < came + _GRACE_S:
                 time.sleep(0.02)
-            if noticed[0] < came - _GRACE_S and signal.getsignal(signal.SIGINT) is interrupt:
+            in_time = noticed[0] >= came - _GRACE_S and _answered.wait(_TIDY_S)
+            if not in_time and signal.getsignal(signal.SIGINT) is interrupt:
                 _end()
 
     threading.Thread(target=watch, daemon=True, name="interrupts").start()
@@ -84,15 +96,28 @@ def left_to_asyncio() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _end() -> None:
+def leave(code: int) -> NoReturn:
+    """Without what an interpreter does at its end, which takes torch's a second: all that matters has been said."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # its reader has left
+            stream.flush()
+    _end_children()
+    os._exit(code)
+
+
+def _end() -> NoReturn:
     """Here and now, with all that this process has started, and all that those have."""
-    for child in _descendants(os.getpid()):
-        with suppress(OSError):
-            os.kill(child, signal.SIGKILL)
+    _end_children()
     line = _hints[-1]() if _hints else "stopped"
     show_cursor = "\x1b[?25h\r\n" if sys.stderr.isatty() else ""  # a progress display had hidden it
     os.write(2, f"{show_cursor}{line}\n".encode())
-    os._exit(130)
+    os._exit(STOPPED)
+
+
+def _end_children() -> None:
+    for child in _descendants(os.getpid()):
+        with suppress(OSError):
+            os.kill(child, signal.SIGKILL)
 
 
 def _descendants(pid: int) -> list[int]:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from ntkfl.cli.stopping import answered, leave
 from ntkfl.errors import ConfigError, RunFolderError
 
 
@@ -50,7 +51,9 @@ def watch(
             webbrowser.open(server.url)
         server.run()
     except KeyboardInterrupt:
+        answered()
         server.closing.set()
+        leave(0)
 
 
 def _local(host: str) -> bool:

@@ -267,6 +267,7 @@ def execute(
         on_wire=on_wire,
         on_start=on_start,
         on_round=on_round,
+        progress=False,
         carrier=carrier,
         poison=config.poison,
     )

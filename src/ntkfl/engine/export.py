@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from ntkfl.atomic import write_atomically, write_private
+from ntkfl.atomic import PART, write_atomically, write_private
 from ntkfl.engine.config import ModelConfig
 from ntkfl.engine.folder import RunFolder
 from ntkfl.engine.reading import read_toml
@@ -33,6 +33,7 @@ from ntkfl.privacy.binding import Secret, bind
 from ntkfl.privacy.projection import Projection, RunSecret, make_projection
 from ntkfl.version import __version__
 
+_BEFORE_LAST = ("projection.safetensors", "model.safetensors")  # and then export.toml
 WARNING = (
     "the projection is written in plain: whoever reads it can attack every row recorded in this run, "
     "its own and everybody else's"
@@ -80,11 +81,18 @@ class ExportedModel(nn.Module):
 
 
 def export(
-    run: Path, out: Path, recipients: Mapping[str, bytes], *, secret: RunSecret | None = None, plain: bool = False
+    run: Path,
+    out: Path,
+    recipients: Mapping[str, bytes],
+    *,
+    secret: RunSecret | None = None,
+    plain: bool = False,
+    on_bytes: Callable[[int, int], None] = lambda count, total: None,
 ) -> Path:
-    """Write the model of a finished run to the new folder `out`.
+    """Write the model of a finished run to the new folder `out`; one of an export that was cut short will do.
 
     `recipients` are public sealing keys by name. `secret` is the run's; a simulation's is derived from its seed.
+    `on_bytes(count, total)` hears of `count` more of the weights' bytes that are written.
     """
     folder = RunFolder(run)
     config = folder.config()
@@ -98,6 +106,7 @@ def export(
         note, projection = _note(config, content, recipients, secret)
     except (KeyError, TypeError, AttributeError) as error:
         raise RunFolderError(f"{run / 'config.toml'} does not say what an export needs: {error}") from None
+    _clear(out)
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"{out} is not empty: choose another folder")
     named = config.get("model", {}).get("name")
@@ -113,16 +122,23 @@ def export(
         out.mkdir(parents=True, exist_ok=True)
         if plain and projection is not None:
             write_private(out / "projection.safetensors", save_tensors({"matrix": projection.matrix}))
-        write_atomically(out / "model.safetensors", content)
+        write_atomically(out / "model.safetensors", content, lambda count: on_bytes(count, len(content)))
         # Last: what can be found is whole.
         write_atomically(
             out / "export.toml", tomli_w.dumps(described.model_dump(mode="json", exclude_none=True)).encode()
         )
     except OSError as error:
-        for name in ("projection.safetensors", "model.safetensors"):  # so that the folder can be used again
-            (out / name).unlink(missing_ok=True)
+        _clear(out)  # so that the folder can be used again
         raise ConfigError(f"cannot write {out}: {error.strerror}") from None
     return out
+
+
+def _clear(out: Path) -> None:
+    """Remove what an export left that was killed before its last file; nothing else, and nothing of a whole one."""
+    ours = [path for name in _BEFORE_LAST for path in (*out.glob(name), *out.glob(f"{name}.*{PART}"))]
+    if out.is_dir() and {*out.iterdir()} <= {*ours, *out.glob(f"export.toml.*{PART}")}:
+        for path in out.iterdir():
+            path.unlink()
 
 
 def load_exported(folder: Path | str, key: Path | str | None = None, model: nn.Module | None = None) -> ExportedModel:

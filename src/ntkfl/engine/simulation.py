@@ -23,6 +23,7 @@ from ntkfl.engine.population import Population
 from ntkfl.engine.recording import Recorder, Wire
 from ntkfl.engine.rounds import OnRound, play_rounds, record_of
 from ntkfl.engine.run import Run, describe
+from ntkfl.engine.watching import RoundLine
 from ntkfl.errors import ConfigError, ModelError, NumericalError
 from ntkfl.methods import Method, Outcome, State, Task
 from ntkfl.methods.statistics import answer
@@ -50,6 +51,7 @@ def train(
     on_wire: Callable[[Wire], None] | None = None,
     on_start: Callable[[str], None] | None = None,
     on_round: OnRound | None = None,
+    progress: bool | None = None,
     carrier: Carrier | None = None,
     poison: Poison | None = None,
 ) -> Run:
@@ -62,6 +64,8 @@ def train(
     With a projection, the model takes the method's `projected_dim` features; `secret` is its seed, by default derived
     from `seed`, which is no secret. `on_start(line)` is told what memory the run expects to need
     (where that is more than is free, it does not begin), and `on_round(record, timing)` is called after each round.
+    `progress` shows rounds, accuracy and the time left as one line on standard error: True anywhere, in a log as a line
+    every ten seconds or so; False nowhere; if not given, in a terminal or notebook, unless `on_round` looks after it.
     `config` overrides what is written as the run's settings. Of the rounds in `record_wire` every message is kept in
     the folder and told to `on_wire`: what `ntkfl audit` attacks. With a `carrier`, clients are elsewhere: it takes the
     method's messages to them, and `fed` says how many there are and is measured on. With `poison`, some clients lie.
@@ -92,7 +96,14 @@ def train(
                 on_wire(wire)
 
         engine.listen(record_wire, heard)
-        history, timings = play_rounds(engine, folder, settings, resume=resume, on_round=on_round)
+        with RoundLine(rounds, False if progress is None and on_round else progress) as line:
+
+            def played(record: Record, timing: Record) -> None:
+                line.show(record, timing)
+                if on_round:
+                    on_round(record, timing)
+
+            history, timings = play_rounds(engine, folder, settings, resume=resume, on_round=played)
         trained = engine.learner.trained(model)
         if folder:
             folder.save_model(trained.state_dict())

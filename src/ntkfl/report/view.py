@@ -13,6 +13,7 @@ from typing import Any
 from ntkfl.engine.folder import Record
 from ntkfl.engine.reading import parse_json
 from ntkfl.errors import RunFolderError
+from ntkfl.report.rejected import rejections
 from ntkfl.report.runs import Condition, Found, condition, history
 
 # What is drawn, one number a round. Those a method does not have are left out.
@@ -38,6 +39,7 @@ def view(run: Found) -> dict[str, Any]:
         how = condition(run, config, records)
     except (RunFolderError, OSError, ValueError, TypeError) as error:
         how = Condition("failed", f"cannot be read: {error}")
+    rejected, counted = rejections(records)
     return {
         "id": run.id,
         "name": run.name,
@@ -48,7 +50,8 @@ def view(run: Found) -> dict[str, Any]:
         "since": _last_sign(run) if how.kind == "running" else None,
         "length": run.rounds or _number(config.get("rounds")),
         "rounds": [r.get("round", i + 1) for i, r in enumerate(records)],
-        "series": _series(records, SERIES) | _series(timings, ["seconds"]),
+        "series": _series(records, SERIES) | _series(timings, ["seconds"]) | counted,
+        "rejected": rejected,
         "uplink": _by_kind(records, "uplink"),
         "downlink": _by_kind(records, "downlink"),
         "device": ", ".join(sorted({str(t["device"]) for t in timings if "device" in t})),

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ntkfl.engine.children import end_with_parent
+from ntkfl.engine.children import deaf_to_interrupts, end_with_parent
 from ntkfl.engine.flower.folders import CA, NODE_KEY, SECRET, TLS_CERT, TLS_KEY, ClientFile, ServerFile
 from ntkfl.errors import ConfigError
 
@@ -68,9 +68,13 @@ def free_port() -> int:
 
 
 @contextmanager
-def running(command: Command, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The command as a process that ends with this one; what it says goes to `log`."""
-    with open(log, "ab") as sink:
+def running(command: Command, log: Path, patience: float = 8) -> Iterator[subprocess.Popen[bytes]]:
+    """The command as a process that ends with this one, within `patience`; what it says goes to `log`.
+
+    A SuperNode signs off at the SuperLink, which takes seconds; one that could not is refused for a while afterwards.
+    """
+    # Deaf to the Ctrl-C that a terminal sends to all: a second signal, after the one below, would cut its end short.
+    with open(log, "ab") as sink, deaf_to_interrupts():
         process = subprocess.Popen(
             command.arguments,
             env=os.environ | dict(command.environment),
@@ -82,10 +86,10 @@ def running(command: Command, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield process
     finally:
-        stop(process)
+        stop(process, patience)
 
 
-def stop(process: subprocess.Popen[bytes], seconds: float = 8) -> None:
+def stop(process: subprocess.Popen[bytes], seconds: float) -> None:
     """Ask it to end; after `seconds`, make it."""
     if process.poll() is None:
         process.terminate()

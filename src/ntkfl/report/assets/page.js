@@ -11,7 +11,7 @@ const details = new Map(Object.entries(page.details ?? {}));
 const looks = new Map(); // group → its colour and dash, kept for as long as the page is open
 const hidden = new Set();
 const touched = new Set(); // controls whose defaults no longer follow the data
-const charts = ["by-round", "by-bytes", "by-seconds", "steps", "products", "error", "spectrum"].map(byId);
+const charts = ["by-round", "by-bytes", "by-seconds", "steps", "products", "error", "rejected-rows", "rejected-clients", "spectrum"].map(byId);
 
 function allGroups() {
   const groups = new Map();
@@ -79,6 +79,11 @@ function drawServer() {
   };
   const drawn = [panel("steps", "steps", "steps t chosen", true), panel("products", "kernel_products", "products with the kernel", false), panel("error", "solver_error", "largest solver error", true)];
   byId("rounds").hidden = !drawn.some(Boolean);
+}
+
+function drawRejections() {
+  const figures = [["rows", byId("rejected-rows"), "rows or updates in each round"], ["clients", byId("rejected-clients"), "clients in each round"]];
+  byId("rejections").hidden = !rejections(figures, byId("rejected-table"), shownGroups(), byId("seeds").checked);
 }
 
 function drawBytes() {
@@ -153,6 +158,7 @@ function drawSelection() {
   drawRuns();
   drawCurves();
   drawServer();
+  drawRejections();
   drawBytes();
   settingTable(byId("setting-table"), shownGroups(), byId("differences").checked);
   drawDetails();

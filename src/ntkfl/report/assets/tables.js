@@ -18,8 +18,8 @@ function spread(values, fixed = null) {
   return there.length < values.length ? `${text} (${there.length} of ${values.length})` : text;
 }
 
-function swatch(look) {
-  const line = shape("line", { x1: 0, x2: 30, y1: 6, y2: 6, stroke: "currentColor", "stroke-width": 3, "stroke-dasharray": DASHES[Math.floor(look / 10) % DASHES.length] });
+function swatch(look, dash = DASHES[Math.floor(look / 10) % DASHES.length]) {
+  const line = shape("line", { x1: 0, x2: 30, y1: 6, y2: 6, stroke: "currentColor", "stroke-width": 3, "stroke-dasharray": dash });
   return shape("svg", { class: `swatch s${look % 10}`, viewBox: "0 0 30 12", "aria-hidden": "true" }, line);
 }
 

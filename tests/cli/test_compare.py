@@ -1,0 +1,51 @@
+"""What a log of a comparison gets to read while its runs go on."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from ntkfl.cli.compare import Watcher
+from ntkfl.compare.cells import Cell
+from ntkfl.engine.config import RunConfig
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_log_hears_of_rounds_now_and_then_and_of_every_run_that_ends(tmp_path: Path) -> None:
+    clock, text = Clock(), io.StringIO()
+    watcher = Watcher(Console(file=text, width=40), clock)
+    cells = [
+        Cell("FedAvg", RunConfig(rounds=rounds, seed=seed, method={"name": "fedavg"}), tmp_path)
+        for seed, rounds in enumerate((20, 80))
+    ]
+    for cell in cells:
+        cell.folder.create(cell.config.dump())
+
+    def play(cell: Cell, rounds: int) -> None:
+        for number in range(len(cell.folder.records()) + 1, rounds + 1):
+            cell.folder.append("history.jsonl", {"round": number, "test_accuracy": 0.5})
+            cell.folder.append("timings.jsonl", {"round": number, "seconds": 0.5})
+
+    with watcher:
+        for second in range(61):  # a round of each in two seconds, and the first of them ends after forty
+            clock.now = 100.0 + second
+            play(cells[0], min(20, second // 2))
+            play(cells[1], second // 2)
+            watcher.watch(cells)
+    assert text.getvalue().splitlines() == [
+        "10 of 100 rounds  (0 of 2 runs finished, 1:39 min left)",
+        "22 of 100 rounds  (0 of 2 runs finished, 1:18 min left)",
+        "32 of 100 rounds  (0 of 2 runs finished, 1:10 min left)",
+        "✓ FedAvg, seed 0: 0.5000 after 20 rounds, 10.0 s  (1 of 2 runs finished, 1:00 min left)",
+        "45 of 100 rounds  (1 of 2 runs finished, 1:02 min left)",
+    ]
+    assert "\x1b" not in text.getvalue()
+    assert "\r" not in text.getvalue()
