@@ -7,8 +7,8 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -202,19 +202,17 @@ def client(
         typer.echo(f"{about.name}: {line}", err=True)
 
     answering = join(about, folder, data, federation=federation, seed=seed, say=say)
-    with ExitStack() as stack:
-        ended = stack.enter_context(_ended_by_signals())
-        stack.enter_context(quiet())
-        log = folder / "supernode.log"
-        process = None if attach else stack.enter_context(commands.running(commands.supernode(folder, port), log))
+    log = folder / "supernode.log"
+    with _ended_by_signals(lambda: None if attach else say("signs off; Ctrl-C once more does not")) as ended, quiet():
         typer.echo(f"{about.name} answers {about.superlink}" + ("" if attach else f"; the SuperNode's log is {log}"))
 
-        def alive() -> bool:
-            return not ended.is_set() and (process is None or process.poll() is None)
+        def attend(alive: Callable[[], bool]) -> None:
+            serve_node(address, secret, answering, alive, say)
 
-        serve_node(address, secret, answering, alive, say)
-        if process is not None and not ended.is_set():
-            raise ConfigError(f"the SuperNode of {about.name} ended: {commands.last_line(log)}; its log is {log}")
+        if attach:
+            attend(lambda: not ended.is_set())
+        else:
+            commands.keep_supernode(commands.supernode(folder, port), log, attend, ended, say)
 
 
 @app.command("bench")
@@ -281,10 +279,17 @@ def _until_interrupted() -> Iterator[None]:
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[threading.Event]:
-    """Set on Ctrl-C or `kill`, in place of dying with a child left behind."""
+def _ended_by_signals(said: Callable[[], None]) -> Iterator[threading.Event]:
+    """Set on Ctrl-C or `kill`, in place of dying with a child left behind; the second time all end at once."""
     ended = threading.Event()
-    before = {number: signal.signal(number, lambda *_: ended.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def end(*_: object) -> None:
+        if ended.is_set():
+            leave(0)
+        ended.set()
+        said()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield ended
     finally:

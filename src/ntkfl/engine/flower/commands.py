@@ -7,10 +7,12 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 
 from ntkfl.engine.children import deaf_to_interrupts, end_with_parent
 from ntkfl.engine.flower.folders import CA, NODE_KEY, SECRET, TLS_CERT, TLS_KEY, ClientFile, ServerFile
@@ -67,6 +69,10 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
+_NOT_TAKEN = b"Failed to activate SuperNode"  # in the log of one that the SuperLink does not take
+_MISSED_S, _AGAIN_S = 120.0, 5.0
+
+
 @contextmanager
 def running(command: Command, log: Path, patience: float = 8) -> Iterator[subprocess.Popen[bytes]]:
     """The command as a process that ends with this one, within `patience`; what it says goes to `log`.
@@ -98,6 +104,30 @@ def stop(process: subprocess.Popen[bytes], seconds: float) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def keep_supernode(
+    command: Command, log: Path, attend: Callable[[Callable[[], bool]], None], ended: Event, say: Callable[[str], None]
+) -> None:
+    """Run a SuperNode and `attend` to it (for as long as what it is given says so) until `ended`.
+
+    A SuperLink takes no second SuperNode of a client before it has missed the first for a minute, and none whose key
+    it does not know. So after a crash, or before the key is admitted, it is started again until it is taken.
+    """
+    until = time.monotonic() + _MISSED_S
+    while True:
+        before = log.stat().st_size if log.exists() else 0
+        with running(command, log) as process:
+            attend(lambda: not ended.is_set() and process.poll() is None)
+        if ended.is_set():
+            return
+        with open(log, "rb") as lines:
+            lines.seek(before)
+            taken = _NOT_TAKEN not in lines.read()
+        if taken or time.monotonic() > until:
+            raise ConfigError(f"the SuperNode ended: {last_line(log)}; its log is {log}")
+        say("the SuperLink does not take it: the key is not known there yet, or the last SuperNode not missed; again")
+        ended.wait(_AGAIN_S)
 
 
 def last_line(log: Path) -> str:
