@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import hashlib
 import hmac
@@ -206,7 +207,10 @@ def test_what_is_no_key_of_the_kind_is_refused_in_one_line(tmp_path: Path) -> No
         SigningKey.load(tmp_path / "sealing.pem")
     with pytest.raises(TrustError, match="no key at"):
         SigningKey.load(tmp_path / "absent.pem")
-    for name in ("noise.pem", "other.pem"):
+    # Of another curve by its label, and of this one's length: OpenSSL does not say what is wrong with it.
+    mixed = base64.b64encode(bytes.fromhex("302e020100300506032b656f04220420") + bytes(32)).decode()
+    write_private(tmp_path / "mixed.pem", f"-----BEGIN PRIVATE KEY-----\n{mixed}\n-----END PRIVATE KEY-----\n".encode())
+    for name in ("noise.pem", "other.pem", "mixed.pem"):
         with pytest.raises(TrustError, match="no private key that can be read"):
             SealingKey.load(tmp_path / name)
 

@@ -128,6 +128,14 @@ def test_a_broken_run_is_said_in_its_own_line(runs: Path, tmp_path: Path) -> Non
     assert write_report([tmp_path], tmp_path / "report.html").exists()
 
 
+def test_a_run_of_endless_rounds_is_said_in_its_own_line(runs: Path, tmp_path: Path) -> None:
+    text = (runs / "whole" / "config.toml").read_text()
+    (tmp_path / "config.toml").write_text(re.sub("(?m)^rounds = .*$", "rounds = inf", text))
+    (run,) = find([tmp_path])[0]
+    assert view(run)["condition"] == "failed"
+    assert "infinity" in view(run)["text"]
+
+
 def test_links_to_elsewhere_are_not_followed(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "outside").symlink_to(runs / "whole")
     (tmp_path / "own").mkdir()

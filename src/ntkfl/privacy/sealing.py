@@ -16,7 +16,7 @@ from ntkfl.privacy.binding import Secret as Secret
 from ntkfl.privacy.binding import bind as bind
 
 try:
-    from cryptography.exceptions import InvalidSignature, InvalidTag, UnsupportedAlgorithm
+    from cryptography.exceptions import InternalError, InvalidSignature, InvalidTag, UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
     from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
@@ -123,7 +123,7 @@ def _load(path: Path) -> object:
         key = load_pem_private_key(path.read_bytes(), password=None)
     except FileNotFoundError:
         raise TrustError(f"no key at {path}") from None
-    except (OSError, ValueError, TypeError, UnsupportedAlgorithm):
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm, InternalError):
         raise TrustError(f"{path} holds no private key that can be read") from None
     if os.name == "posix" and path.stat().st_mode & 0o077:
         raise ConfigError(f"{path} holds a secret and others can read it: chmod 600 {path}")

@@ -37,7 +37,7 @@ def view(run: Found) -> dict[str, Any]:
         records = history(run)
         timings = run.folder.records("timings.jsonl")[: len(records)]
         how = condition(run, config, records)
-    except (RunFolderError, OSError, ValueError, TypeError) as error:
+    except (RunFolderError, OSError, ValueError, TypeError, OverflowError) as error:
         how = Condition("failed", f"cannot be read: {error}")
     rejected, counted = rejections(records)
     return {

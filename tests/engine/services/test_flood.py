@@ -132,6 +132,7 @@ def test_a_reader_who_does_not_read_is_cut_and_costs_no_memory(folder: Path) -> 
             assert time.monotonic() < until
             time.sleep(0.1)
         assert most - before < 60
+        assert 100_000 < unread(process.urls["front"]) < 1_000_000  # nor in the system's memory, for each of them
         with caller(process.urls["front"], folder) as client:
             assert len(client.get("/big").content) == 8 << 20  # who reads gets all of it
         assert "Traceback" not in process.output()
@@ -141,6 +142,13 @@ def resident(pid: int) -> float:
     """MiB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
+
+
+def unread(url: str) -> int:
+    """Bytes that the system holds for the slowest reader of what is served there."""
+    port = f":{httpx.URL(url).port:04X}"
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return max(int(row[4].partition(":")[0], 16) for row in rows if row[1].endswith(port))
 
 
 def test_more_connections_than_the_system_has_files_for(folder: Path) -> None:

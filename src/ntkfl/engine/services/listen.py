@@ -32,12 +32,16 @@ except ImportError as error:  # the core works without; this room does not
     raise ConfigError("services need the extra 'services': pip install 'ntkfl[services]'") from error
 
 HEADERS_S = 15  # for a connection to shake hands, to say what it wants, and to stay without asking for more
+_SHUTDOWN_S = 5  # for a connection that is being closed to take what was on its way
 STOP_S = 10  # for requests under way to end once a stop is asked for
 RETRY_AFTER_S = 1  # until who is turned away for now may ask again
 _BACKLOG = 512
 _TURNED_AWAY = 128  # connections beyond the limit that are told so; more are cut
 _OWN_FILES = 128  # that a service has open besides connections
 _BUFFER = 64 << 10  # bytes that wait in memory for one reader, and that one read takes
+_SYSTEM_BUFFER = (
+    256 << 10
+)  # bytes that wait in the system's memory for a reader anybody may be; by itself it takes 4 MB
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ def serve(listeners: Sequence[Listener], stop: threading.Event | None = None) ->
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(_bind(listener)) for listener in listeners]
         servers = [
-            _Server(_config(listener, context), max(1, int(share * listener.connections)))
+            _Server(_config(listener, context), max(1, int(share * listener.connections)), listener.client_ca is None)
             for listener, context in zip(listeners, contexts, strict=True)
         ]
         asyncio.run(_run(listeners, servers, sockets, stop or threading.Event()))
@@ -101,9 +105,9 @@ async def _run(
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, connections: int) -> None:
+    def __init__(self, config: uvicorn.Config, connections: int, for_anybody: bool) -> None:
         super().__init__(config)
-        self._connections = connections
+        self._connections, self._for_anybody = connections, for_anybody
         self._silent: dict[_Protocol, None] = {}  # those that ask nothing at the moment, the longest silent first
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -115,13 +119,18 @@ class _Server(uvicorn.Server):
 
         def protocol() -> _Protocol:
             made = _Protocol(self.config, self.server_state, self.lifespan.state)
-            made.most, made.silent = self._connections, self._silent
+            made.most, made.silent, made.for_anybody = self._connections, self._silent, self._for_anybody
             return made
 
         loop = asyncio.get_running_loop()
         self.servers = [
             await loop.create_server(
-                protocol, sock=sock, ssl=self.config.ssl, backlog=_BACKLOG, ssl_handshake_timeout=HEADERS_S
+                protocol,
+                sock=sock,
+                ssl=self.config.ssl,
+                backlog=_BACKLOG,
+                ssl_handshake_timeout=HEADERS_S,
+                ssl_shutdown_timeout=_SHUTDOWN_S,
             )
             for sock in sockets or ()
         ]
@@ -138,10 +147,13 @@ class _Protocol(H11Protocol):
 
     most: int
     silent: dict[_Protocol, None]
+    for_anybody: bool
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=_BUFFER)
+        if self.for_anybody:
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SYSTEM_BUFFER)
         self.loop.call_later(HEADERS_S, self._give_up, None)
         over = len(self.connections) - self.most
         if over > 0 and self.silent:
