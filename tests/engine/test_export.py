@@ -133,15 +133,25 @@ def test_an_export_that_was_cut_short_is_begun_anew(run: Path, tmp_path: Path, m
     (out / "mine").write_text("somebody's")
     with pytest.raises(ConfigError, match="is not empty"):
         export(run, out, {}, plain=True)
-    assert len(list(out.iterdir())) == 3
+    assert [path.name for path in out.iterdir()] == ["mine"]
     (out / "mine").unlink()
     heard.clear()
     export(run, out, {}, plain=True, on_bytes=lambda count, total: heard.append(count))
     assert sum(heard) == size
     assert {path.name for path in out.iterdir()} == {"export.toml", "model.safetensors", "projection.safetensors"}
     assert (out / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
+    (out / "export.begun").touch()  # as one leaves that was killed at the very end
     with pytest.raises(ConfigError, match="is not empty"):  # a whole one is never touched
         export(run, out, {}, plain=True)
+    assert load_exported(out)
+
+
+def test_files_of_others_are_left_alone(run: Path, tmp_path: Path) -> None:
+    """Many tools write a model.safetensors."""
+    (tmp_path / "model.safetensors").write_bytes(b"somebody's")
+    with pytest.raises(ConfigError, match="is not empty"):
+        export(run, tmp_path, {}, plain=True)
+    assert (tmp_path / "model.safetensors").read_bytes() == b"somebody's"
 
 
 def test_what_cannot_be_exported(run: Path, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from ntkfl.privacy.binding import Secret, bind
 from ntkfl.privacy.projection import Projection, RunSecret, make_projection
 from ntkfl.version import __version__
 
-_BEFORE_LAST = ("projection.safetensors", "model.safetensors")  # and then export.toml
+_BEGUN = "export.begun"  # in a folder that an export is being written to
 WARNING = (
     "the projection is written in plain: whoever reads it can attack every row recorded in this run, "
     "its own and everybody else's"
@@ -120,6 +120,7 @@ def export(
     )
     try:
         out.mkdir(parents=True, exist_ok=True)
+        (out / _BEGUN).touch()
         if plain and projection is not None:
             write_private(out / "projection.safetensors", save_tensors({"matrix": projection.matrix}))
         write_atomically(out / "model.safetensors", content, lambda count: on_bytes(count, len(content)))
@@ -127,6 +128,7 @@ def export(
         write_atomically(
             out / "export.toml", tomli_w.dumps(described.model_dump(mode="json", exclude_none=True)).encode()
         )
+        (out / _BEGUN).unlink()
     except OSError as error:
         _clear(out)  # so that the folder can be used again
         raise ConfigError(f"cannot write {out}: {error.strerror}") from None
@@ -134,11 +136,14 @@ def export(
 
 
 def _clear(out: Path) -> None:
-    """Remove what an export left that was killed before its last file; nothing else, and nothing of a whole one."""
-    ours = [path for name in _BEFORE_LAST for path in (*out.glob(name), *out.glob(f"{name}.*{PART}"))]
-    if out.is_dir() and {*out.iterdir()} <= {*ours, *out.glob(f"export.toml.*{PART}")}:
-        for path in out.iterdir():
+    """Remove what an export left that was killed before its end, known by its mark; nothing of anybody else's."""
+    if not (out / _BEGUN).exists():
+        return
+    if not (out / "export.toml").exists():  # else it is whole, but for the mark
+        ours = ("projection.safetensors", "model.safetensors", "export.toml")
+        for path in [path for name in ours for path in (*out.glob(name), *out.glob(f"{name}.*{PART}"))]:
             path.unlink()
+    (out / _BEGUN).unlink()  # last: killed before, the next one clears the rest
 
 
 def load_exported(folder: Path | str, key: Path | str | None = None, model: nn.Module | None = None) -> ExportedModel:

@@ -51,7 +51,7 @@ def sweep(times: int, seed: int, only: str = "") -> int:
     table = Table(box=box.SIMPLE_HEAD)
     for heading in HEADINGS:
         table.add_column(heading, justify="right" if heading.endswith(" s") or heading == "times" else "left")
-    failed, left_out = False, dict[str, str]()
+    failed, left_out, slow = False, dict[str, str](), list[str]()
     for verb, make in VERBS.items():
         if not verb.startswith(only):
             continue
@@ -63,8 +63,10 @@ def sweep(times: int, seed: int, only: str = "") -> int:
         found, ordinary = _one(verb, make, times, Random(f"{seed}/{verb}"))
         table.add_row(*found.cells(ordinary))
         failed |= bool(found.wrong)
+        slow += [verb] if max(found.seconds, default=0) > 1 else []
         print(f"{verb}: {'; '.join(found.wrong) or 'as promised'} ({time.monotonic() - began:.0f} s)", flush=True)
     Console(width=150, highlight=False).print(table)
+    print(f"ended within a second: all but {', '.join(slow) or 'none'}")
     for verb, why in left_out.items():
         print(f"{verb}: left out, {why}")
     return int(failed)

@@ -127,7 +127,8 @@ def keep_supernode(
         if taken or time.monotonic() > until:
             raise ConfigError(f"the SuperNode ended: {last_line(log)}; its log is {log}")
         say("the SuperLink does not take it: the key is not known there yet, or the last SuperNode not missed; again")
-        ended.wait(_AGAIN_S)
+        if ended.wait(_AGAIN_S):
+            return
 
 
 def last_line(log: Path) -> str:
