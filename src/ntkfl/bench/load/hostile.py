@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -97,16 +96,12 @@ class Hostile:
 
     async def _does_not_read(self) -> str:
         """Asks for forty announcements in one breath and takes none, for longer than anybody should wait for it."""
-        small = socket.create_connection((self._host, self._port))
-        small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        reader, writer = await asyncio.open_connection(sock=small, ssl=self._context, server_hostname=self._host)
+        reader, writer = await self._connect()
         try:
             writer.transport.pause_reading()  # type: ignore[attr-defined]
             for _ in range(40):
                 self._ask((reader, writer), "GET", "/announcement?after=0", 0)
             await asyncio.sleep(_DEAF_S)
-            wide = writer.get_extra_info("socket")  # what is left in the system's buffers takes its time otherwise
-            wide.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
             writer.transport.resume_reading()  # type: ignore[attr-defined]
             while await reader.read(1 << 20):
                 pass
