@@ -152,7 +152,7 @@ def test_what_cannot_work_is_refused_before_anything_is_sent(tmp_path: Path) -> 
 @pytest.mark.parametrize("method", [NTK, {"name": "fedavg", "local_steps": 3}])
 def test_what_one_client_sends_that_is_not_finite_is_left_out(method: dict[str, Any], tmp_path: Path) -> None:
     """A row of it, or all of its update; the record and the log say so, and the training goes on without."""
-    run, said = settings(method, rounds=2, clients_per_round=4), list[str]()
+    run, said = settings(method, rounds=1, clients_per_round=4), list[str]()
     liar = member(run, tmp_path, 2)
     honest = liar.answer
 
@@ -165,11 +165,11 @@ def test_what_one_client_sends_that_is_not_finite_is_left_out(method: dict[str, 
 
     liar.answer = lie  # type: ignore[method-assign]
     grid = LocalGrid(apps(run, tmp_path) | {NODES[2]: client_app(liar)})
-    history = deployed(grid, run, tmp_path / "run", said.append).run()
-    for record in history:
-        assert record["rejected"] == {"not finite": 1}
-        assert record["rejected_clients"] == 1
+    (record,) = deployed(grid, run, tmp_path / "run", said.append).run()
+    assert record["rejected"] == {"not finite": 1}
+    assert record["rejected_clients"] == 1
     assert said.count("round 1: rejected: 1 not finite") == 1
     weights = load_file(tmp_path / "run" / "model.safetensors")
     assert all(bool(value.isfinite().all()) for value in weights.values())
-    assert history[-1]["test_accuracy"] > 0.15
+    before = dict(run.build_model(run.seed).named_parameters())
+    assert not any(torch.equal(value, before[name]) for name, value in weights.items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import tomli_w
 import torch
 
@@ -12,6 +13,7 @@ from ntkfl.engine.services.aggregator import Aggregator
 from ntkfl.engine.services.announcement import Announcement
 from ntkfl.engine.services.evaluation import score_rows
 from ntkfl.engine.services.trial import Trial, init
+from ntkfl.errors import ConfigError
 from ntkfl.methods import Client
 from ntkfl.privacy.batches import Status
 from ntkfl.privacy.rows import BatchKey, seal_rows, unpack_rows
@@ -70,11 +72,16 @@ class Here:
         self.shuffler.cancel(key)
 
 
-def test_a_sealed_row_that_is_not_finite_is_left_out_and_counted(tmp_path: Path) -> None:
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
     (tmp_path / "run.toml").write_text(tomli_w.dumps(SETTINGS))
     init(tmp_path / "trial", tmp_path / "run.toml", Trial(clients=3, evaluators=0))
+    return tmp_path / "trial" / "aggregator"
+
+
+def test_a_sealed_row_that_is_not_finite_is_left_out_and_counted(folder: Path, tmp_path: Path) -> None:
     said: list[str] = []
-    aggregator = Aggregator(tmp_path / "trial" / "aggregator", tmp_path / "run", said.append)
+    aggregator = Aggregator(folder, tmp_path / "run", said.append)
     before = aggregator.learner.state["weights"].clone()
     aggregator.shuffler = Here(aggregator)  # type: ignore[assignment]
     (record,) = aggregator.run()
@@ -85,3 +92,9 @@ def test_a_sealed_row_that_is_not_finite_is_left_out_and_counted(tmp_path: Path)
     weights = aggregator.learner.state["weights"]
     assert bool(weights.isfinite().all())
     assert not torch.equal(weights, before)
+
+
+def test_its_tls_key_is_for_its_owner(folder: Path, tmp_path: Path) -> None:
+    (folder / "tls-key.pem").chmod(0o640)
+    with pytest.raises(ConfigError, match=r"tls-key\.pem holds a secret and others can read it: chmod 600"):
+        Aggregator(folder, tmp_path / "run")
