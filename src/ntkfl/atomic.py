@@ -65,3 +65,9 @@ def write_private(path: Path, data: bytes) -> None:
     except OSError as error:
         path.unlink(missing_ok=True)  # half a key would be in the way of a whole one
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+
+
+def check_private(path: Path) -> None:
+    """`ConfigError` where others than its owner can read, or change, a file that holds a secret."""
+    if os.name == "posix" and path.stat().st_mode & 0o077:
+        raise ConfigError(f"{path} holds a secret and others can read it: chmod 600 {path}")

@@ -1,4 +1,4 @@
-"""`ntkfl data` list, fetch and show."""
+"""`ntkfl data` list, fetch, show and deal."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner, Result
 
 from ntkfl.cli.data import app
+from ntkfl.cli.steps import Steps
 from ntkfl.data import Dirichlet, catalog, load
 from ntkfl.errors import ConfigError, DataError
 from ntkfl.report.clients import bubble_plot, draw_bubbles
@@ -128,3 +129,21 @@ def test_a_bubbles_area_is_in_proportion_to_its_count() -> None:
     bubbles = axes.collections[0]
     assert bubbles.get_offsets().tolist() == [[0, 0], [0, 2], [1, 1]]  # client, class
     np.testing.assert_allclose(bubbles.get_sizes() / bubbles.get_sizes().max(), [1, 1 / 4, 1 / 2])
+
+
+def test_deal_shows_how_far_it_is_and_stops_with_a_hint(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[float] = []
+
+    def end(steps: Steps) -> None:
+        ended.append(steps.total)
+        if len(ended) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Steps, "end", end)
+    words = ("deal", "digits", "--clients", "4", "--out", "dealt")
+    stopped = run(*words)
+    assert (stopped.exit_code, ended) == (130, [5.0, 5.0])
+    assert stopped.output == "stopped; what is in dealt is whole, and the same command writes all of it anew\n"
+    assert sorted(path.name for path in (bare / "dealt").iterdir()) == ["client-0.npz", "client-1.npz"]
+    assert run(*words).exit_code == 0
+    assert len(list((bare / "dealt").iterdir())) == 5

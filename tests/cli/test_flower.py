@@ -11,6 +11,7 @@ import tomli_w
 from typer.testing import CliRunner
 
 from ntkfl.cli import app
+from ntkfl.cli.steps import Steps
 from ntkfl.engine.flower.folders import ClientFile, known_keys
 from ntkfl.errors import ConfigError, NTKFLError
 
@@ -107,6 +108,43 @@ def test_what_goes_wrong_is_one_line(folder: Path, tmp_path: Path) -> None:
     (own / "ca.pem").unlink()
     with pytest.raises(ConfigError, match=r"no ca\.pem"):
         invoke("client", own, "--data", "x.npz", "--print")
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("server/tls-key.pem", ["server", "server", "--print"]),
+        ("server/executor-secret", ["server", "server", "--print"]),
+        ("server/executor-secret", ["register", "server"]),
+        ("clients/client-0/node-key", ["client", "clients/client-0", "--data", "x.npz", "--print"]),
+        ("clients/client-0/executor-secret", ["client", "clients/client-0", "--data", "x.npz", "--attach", "[::1]:9"]),
+    ],
+)
+def test_a_secret_that_others_can_read_is_refused(folder: Path, file: str, words: list[str]) -> None:
+    (folder / file).chmod(0o640)
+    with pytest.raises(ConfigError, match=f"{file} holds a secret and others can read it: chmod 600"):
+        invoke(words[0], folder / words[1], *words[2:])
+
+
+def test_making_folders_shows_how_far_it_is_and_stops_with_a_hint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run.toml").write_text(tomli_w.dumps(RUN))
+    ended: list[float] = []
+
+    def end(steps: Steps) -> None:
+        ended.append(steps.total)
+        if len(ended) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Steps, "end", end)
+    words = ["flower", "init", str(tmp_path / "fl"), "--config", str(tmp_path / "run.toml"), "--clients"]
+    stopped = CliRunner().invoke(app, [*words, "5"])
+    assert (stopped.exit_code, ended) == (130, [5.0] * 4)
+    assert stopped.output == f"stopped; begin anew: rm -r {tmp_path / 'fl'}\n"
+    words[2] = str(tmp_path / "other")
+    assert CliRunner().invoke(app, [*words, "3"]).exit_code == 0
+    assert len(ended) == 4 + 3
 
 
 WITHOUT = """

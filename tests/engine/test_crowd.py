@@ -9,8 +9,10 @@ import pytest
 import torch
 
 import ntkfl
+from ntkfl.engine.conversation import play_round
 from ntkfl.engine.crowd import Crowd, Template, receive, send
-from ntkfl.errors import ConfigError, MessageError
+from ntkfl.engine.poison import Liars, Poison
+from ntkfl.errors import ConfigError, MessageError, TooFew
 from ntkfl.methods import METHODS, NTKFL, Client, Method, Task
 from ntkfl.privacy.rows import BatchKey, seal_rows, unpack_rows
 from ntkfl.privacy.sealing import SEAL_BYTES, SealingKey
@@ -215,3 +217,43 @@ def test_updates_that_a_round_could_not_use_are_dropped(name: str, bad: dict[str
     sealed = seal_rows([row.encode() for row in rows], opener.public, *WHERE)
     received = receive(method, task, sealed, Template.of(method, replies[0]), opener, *WHERE)
     assert (received.rows, received.dropped) == (2, 1)
+
+
+def scaled_labels(clients: int, liars: set[int]) -> tuple[Task, Method, list[Client], Liars]:
+    """Labels ten times what they are have another type than labels: such rows have another length."""
+    torch.manual_seed(0)
+    method = METHODS["cp-ntk-fl"](steps=(50,))  # one candidate: whose losses count for it changes nothing
+    task = Task(ntkfl.models.mlp(5, 4, 3).double(), 3, "ce")
+    people = [Client(i, torch.randn(4 + i, 5).double(), torch.arange(4 + i) % 3, seed=i) for i in range(clients)]
+    return task, method, people, Liars(Poison(kind="scaled-labels", scale=10.0), frozenset(liars))
+
+
+@pytest.mark.parametrize("liars", [{0}, {3}, {0, 1}])
+def test_whose_rows_the_shuffler_refuses_is_as_if_absent(liars: set[int]) -> None:
+    """Also where the lie is as common as the truth, and comes first."""
+    task, method, people, lying = scaled_labels(4, liars)
+    start = method.start(task, task.like)
+    outcome, traffic = play_round(task, method, start, 1, people, answer=lying.answer)
+    assert traffic.rejected == {"malformed": sum(len(people[i]) for i in liars)}
+    honest = [person for person in people if person.id not in liars]
+    alone, none = play_round(task, method, start, 1, honest)
+    assert torch.equal(outcome.state["weights"], alone.state["weights"])
+    assert not none.rejected
+    assert not torch.equal(outcome.state["weights"], start["weights"])
+
+
+def test_one_honest_client_is_no_crowd() -> None:
+    task, method, people, lying = scaled_labels(3, {0, 2})
+    with pytest.raises(TooFew, match=r"1 clients' rows were taken, too few .* 10 rows were malformed"):
+        play_round(task, method, method.start(task, task.like), 1, people, answer=lying.answer)
+
+
+def test_a_run_with_scaled_labels_goes_on(digits: ntkfl.data.Federated) -> None:
+    poison = Poison(kind="scaled-labels", fraction=0.3, scale=10.0)
+    torch.manual_seed(0)
+    method = METHODS["cp-ntk-fl"](projected_dim=16, steps=(10, 100))
+    run = ntkfl.train(ntkfl.models.mlp(16, 8, 10), digits, method, rounds=2, clients_per_round=6, poison=poison)
+    for record in run.history:
+        rows = sum(max(1, int(method.subsample_rate * digits.sizes[i] + 0.5)) for i in record["poisoned"])
+        assert rows
+        assert record["rejected"]["malformed"] == record["dropped_rows"] == rows

@@ -154,11 +154,34 @@ def accuracy(fed: ntkfl.data.Federated, method: Method, poison: Poison | None, r
     return float(run.history[-1]["test_accuracy"])
 
 
-def test_boosted_updates_ruin_a_mean_and_are_clipped(digits: ntkfl.data.Federated) -> None:
-    poison = Poison(kind="sign-flip", fraction=0.2, scale=5.0)
-    options: dict[str, Any] = {"local_steps": 20}
-    assert accuracy(digits, FedAvg(**options), poison, 12) < 0.4
-    assert accuracy(digits, FedAvg(robust="clip", **options), poison, 12) > 0.75
+BOOSTED = Poison(kind="sign-flip", fraction=0.2, scale=5.0)
+
+
+@pytest.fixture(scope="module")
+def ruined(digits: ntkfl.data.Federated) -> float:
+    return accuracy(digits, FedAvg(local_steps=20), BOOSTED, 12)
+
+
+@pytest.mark.parametrize("robust", ["clip", "median", "trimmed"])
+def test_boosted_updates_ruin_a_mean_and_no_robust_one(
+    robust: str, digits: ntkfl.data.Federated, ruined: float
+) -> None:
+    assert ruined < 0.4
+    assert accuracy(digits, FedAvg(robust=robust, local_steps=20), BOOSTED, 12) > 0.75
+
+
+def test_rows_that_are_longer_than_others_are_cut_to_length(digits: ntkfl.data.Federated) -> None:
+    """Honest rows lie within a factor of four of the median, ten times random ones do not; short rows cost less."""
+    first = []
+    for clip in (None, 4.0):
+        torch.manual_seed(0)
+        model, poison = ntkfl.models.mlp(64, 24, 10), Poison(kind="random", fraction=0.2, scale=10.0)
+        run = ntkfl.train(model, digits, NTKFL(row_clip=clip), rounds=1, clients_per_round=10, poison=poison)
+        first.append(run.history[0])
+    plain, clipped = first
+    assert clipped["poisoned"]
+    assert clipped["clipped_rows"] == sum(digits.sizes[i] for i in clipped["poisoned"])
+    assert clipped["kernel_products"] < plain["kernel_products"]
 
 
 def test_rows_that_were_made_up_are_found_to_the_last(digits: ntkfl.data.Federated) -> None:

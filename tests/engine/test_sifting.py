@@ -11,7 +11,7 @@ import torch
 
 import ntkfl
 from ntkfl.engine.conversation import play_round
-from ntkfl.engine.poison import Poison
+from ntkfl.engine.poison import Liars, Poison
 from ntkfl.engine.sifting import sift
 from ntkfl.errors import TooFew
 from ntkfl.methods import METHODS, NTKFL, Client, FedAvg, Method, Task
@@ -151,8 +151,24 @@ def test_when_everything_is_rejected_the_round_is_not_built(method: Method) -> N
 
 @pytest.mark.parametrize("name", ["ntk-fl", "cp-ntk-fl", "fedavg", "qsgd"])
 @pytest.mark.parametrize("kind", ["not-finite", "extreme"])
-def test_a_run_goes_on_as_if_they_had_not_sent_anything(name: str, kind: str) -> None:
-    """The trained weights are those of a cohort without the liars, and the record says who was left out and why."""
+def test_a_round_ends_as_if_they_had_not_sent_anything(name: str, kind: str) -> None:
+    """The weights are those of a cohort without the liars; of one candidate, as finite losses of liars do count."""
+    method = METHODS[name](**({"steps": (50,)} if name in ("ntk-fl", "cp-ntk-fl") else {"local_steps": 5}))
+    task, people, _ = federation(method)
+    start = method.start(task, task.like)
+    liars = Liars(Poison(kind=kind), frozenset({0, 3}))
+    outcome, traffic = play_round(task, method, start, 1, people, answer=liars.answer)
+    honest, _ = play_round(task, method, start, 1, [person for person in people if person.id not in liars.ids])
+    assert outcome.state.keys() == honest.state.keys()
+    assert all(torch.equal(value, honest.state[key]) for key, value in outcome.state.items())
+    assert not torch.equal(outcome.state["weights"], start["weights"])
+    above_most = {"malformed"} if (name, kind) == ("cp-ntk-fl", "extreme") else set()  # losses that no sample has
+    assert set(traffic.rejected) == {"not finite" if kind == "not-finite" else "extreme"} | above_most
+
+
+@pytest.mark.parametrize("name", ["ntk-fl", "cp-ntk-fl", "fedavg", "qsgd"])
+@pytest.mark.parametrize("kind", ["not-finite", "extreme"])
+def test_a_run_goes_on_and_says_what_was_left_out(name: str, kind: str) -> None:
     fed = ntkfl.data.load("digits").partition(ntkfl.data.IID(clients=20), seed=0)
     small = {"projected_dim": 20} if name == "cp-ntk-fl" else {} if name == "ntk-fl" else {"local_steps": 5}
     method = METHODS[name](**small)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import ntkfl
+from ntkfl.cli.progress import RoundDisplay
 from ntkfl.engine.folder import RunFolder
 from ntkfl.errors import ConfigError, DataError, ModelError, NumericalError, RunFolderError
 from ntkfl.methods import METHODS, NTKFL, FedAvg
@@ -60,6 +61,20 @@ def test_a_record_a_round(digits: ntkfl.data.Federated) -> None:
     assert 4 * d < weights < 4 * d + 64
     candidates = finished.history[0]["downlink"]["candidates"] / 5  # two candidates went to each of the cohort
     assert 8 * d < candidates < 8 * d + 64
+
+
+def test_a_round_whose_solver_gives_up_goes_on_and_says_so(
+    digits: ntkfl.data.Federated, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ntkfl.tangent.solvers._MOST_PRODUCTS", 200)
+    display = RoundDisplay("ntk-fl", 1)
+    (record,) = run(digits, NTKFL(steps=(1.0, 1e7)), rounds=1, on_round=display.show).history
+    assert record["steps"] == 1.0
+    assert record["solver_fallback"].startswith("1 of 2 candidates: ")
+    said = " ".join(capsys.readouterr().out.split())  # a console wraps lines
+    assert f"solver: {record['solver_fallback']}" in said
+    monkeypatch.undo()
+    assert "solver_fallback" not in run(digits, NTKFL(steps=(1.0,)), rounds=1).history[0]
 
 
 def test_the_same_seed_gives_the_same_bits(digits: ntkfl.data.Federated) -> None:

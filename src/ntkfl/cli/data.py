@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from ntkfl.cli.steps import Steps
 from ntkfl.cli.stopping import stoppable
 from ntkfl.data.catalog import CATALOG, NAMES, fetch, load, locate
 from ntkfl.data.federated import Federated
@@ -116,7 +117,9 @@ def deal_clients(
     Example: ntkfl data deal digits --clients 4 --out trial-data
     """
     how = make("dirichlet", {"clients": clients, "alpha": alpha})
-    paths = deal(load(name).partition(how, seed=seed), out)
+    hint = f"stopped; what is in {out} is whole, and the same command writes all of it anew"
+    with stoppable(lambda: hint), Steps(clients + 1, "files") as steps:
+        paths = deal(load(name).partition(how, seed=seed), out, on_file=steps.end)
     typer.echo(f"wrote {len(paths) - 1} clients and a test set to {out}")
 
 

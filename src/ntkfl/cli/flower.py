@@ -80,7 +80,11 @@ def init(
     """Make the folders of a deployment: the server's and each client's, with keys and certificates."""
     from ntkfl.engine.flower import folders
 
-    run = folders.init(folder, config, clients, host, port)
+    with (
+        stoppable(lambda: f"stopped; begin anew: rm -r {folder}"),
+        Steps(clients, "folders of clients") as steps,
+    ):
+        run = folders.init(folder, config, clients, host, port, on_client=steps.end)
     typer.echo(f"{run.method['name']} with {clients} clients, SuperLink at {host}:{port}")
     typer.echo(f"  {folder / 'server'}     stays here: ntkfl flower server {folder / 'server'}")
     typer.echo(f"  {folder / 'clients'}    one folder a client: hand it over, delete it here")

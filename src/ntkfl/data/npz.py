@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,16 +21,17 @@ def read_client(path: Path) -> tuple[Tensor, Tensor]:
     return checked_pair(str(path), (arrays["x"], arrays["y"]))
 
 
-def deal(federated: Federated, folder: Path) -> list[Path]:
-    """Every client's data, and the test set, as files of their own: client-0.npz …, test.npz."""
+def deal(federated: Federated, folder: Path, on_file: Callable[[], None] = lambda: None) -> list[Path]:
+    """Every client's data, and the test set, as files: client-0.npz …, test.npz. `on_file` hears of each."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        named = [(f"client-{i}", federated.client(i)) for i in range(len(federated))] + [("test", federated.test)]
         paths = []
-        for name, (x, y) in named:
+        for i in range(len(federated) + 1):
+            name, (x, y) = (f"client-{i}", federated.client(i)) if i < len(federated) else ("test", federated.test)
             paths.append(folder / f"{name}.npz")
             with replacing(paths[-1]) as file:
                 np.savez(file, x=x.numpy(), y=y.numpy())
+            on_file()
         return paths
     except OSError as error:
         raise DataError(f"cannot write into {folder}: {error.strerror}") from None

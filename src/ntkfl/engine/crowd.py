@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ntkfl.engine.sifting import MALFORMED, Sifted, sift
-from ntkfl.errors import ConfigError, MessageError, TrustError
+from ntkfl.errors import ConfigError, MessageError, NTKFLError, Refused, TooFew, TrustError
 from ntkfl.methods import Method, Task
 from ntkfl.privacy.batches import Batch
 from ntkfl.privacy.rows import BatchKey, open_row, pack_rows, seal_rows, unpack_rows
@@ -19,6 +19,8 @@ from ntkfl.privacy.sealing import SEAL_BYTES, SealingKey
 from ntkfl.privacy.shuffling import Shuffler
 from ntkfl.wire import Message
 from ntkfl.wire.message import describes
+
+LEAST_CLIENTS = 2  # without whose rows a simulated batch is not released: a deployed shuffler's least
 
 
 @dataclass(frozen=True)
@@ -100,25 +102,54 @@ class Crowd:
     """The shuffled exchanges of a simulated round."""
 
     def __init__(self, round: int, clients: Sequence[int]) -> None:
-        if len(clients) < 2:
-            raise ConfigError("a shuffler needs a crowd: at least 2 clients a round")
+        if len(clients) < LEAST_CLIENTS:
+            raise ConfigError(f"a shuffler needs a crowd: at least {LEAST_CLIENTS} clients a round")
         self.names = tuple(f"client-{i}" for i in clients)
         self.round, self.exchanges = round, 0
         self.federation, self.run = "simulation", "simulation"
         self.opener = SealingKey.generate()
-        self.shuffler = Shuffler()
+        self.shuffler = Shuffler(floor=LEAST_CLIENTS, clock=lambda: 0.0)  # a batch is due when all have had their turn
 
     def exchange(self, method: Method, task: Task, answers: Sequence[Message]) -> tuple[Received, int]:
-        """(what the aggregator receives, the bytes clients sent)."""
+        """(what the aggregator receives, the bytes clients sent). Who sends rows that the shuffler refuses loses them,
+        and is not waited for.
+        """
         key = BatchKey(self.round, 0, self.exchanges)
         self.exchanges += 1
-        template = Template.of(method, answers[0])
+        template = _template(method, task, answers)
         bodies = [send(method, answer, self.opener.public, self.federation, self.run, key) for answer in answers]
         rows = [unpack_rows(body)[1] for body in bodies]
-        self.shuffler.open(Batch(key, self.names, max(map(len, rows)), template.sealed_bytes, len(self.names), None))
+        most = max(map(len, rows))
+        self.shuffler.open(Batch(key, self.names, most, template.sealed_bytes, LEAST_CLIENTS, seconds=0))
+        refused: Counter[str] = Counter()
         for name, own in zip(self.names, rows, strict=True):
-            self.shuffler.submit(name, key, own)
+            try:
+                self.shuffler.submit(name, key, own)
+            except Refused:
+                refused[MALFORMED] += len(own)
+        if (there := self.shuffler.status(key).clients) < LEAST_CLIENTS:
+            self.shuffler.cancel(key)
+            why = f"{refused[MALFORMED]} rows were {MALFORMED}"
+            raise TooFew(f"{there} clients' rows were taken, too few for the shuffler to release them: {why}")
         sealed = self.shuffler.release(key)
         self.shuffler.forget(key)
         received = receive(method, task, sealed, template, self.opener, self.federation, self.run, key)
-        return received, sum(map(len, bodies))
+        return replace(received, rejected=received.rejected + refused), sum(map(len, bodies))
+
+
+def _template(method: Method, task: Task, answers: Sequence[Message]) -> Template:
+    """The honest one, without the samples an aggregator makes up for it: the commonest that the method can read."""
+    seen = [(Template.of(method, answer), answer) for answer in answers]
+    templates = [template for template, _ in Counter(template for template, _ in seen).most_common()]
+    for template in templates if len(templates) > 1 else ():
+        if any(_readable(method, task, answer) for own, answer in seen if own == template):
+            return template
+    return templates[0]
+
+
+def _readable(method: Method, task: Task, answer: Message) -> bool:
+    try:
+        method.check(task, answer)
+    except NTKFLError:
+        return False
+    return True

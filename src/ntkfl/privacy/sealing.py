@@ -6,10 +6,10 @@ checked, under another context fails, so nothing can be carried from one federat
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Self
 
+from ntkfl.atomic import check_private as check_private
 from ntkfl.atomic import write_private as write_private
 from ntkfl.errors import ConfigError, TrustError
 from ntkfl.privacy.binding import Secret as Secret
@@ -125,6 +125,5 @@ def _load(path: Path) -> object:
         raise TrustError(f"no key at {path}") from None
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm, InternalError):
         raise TrustError(f"{path} holds no private key that can be read") from None
-    if os.name == "posix" and path.stat().st_mode & 0o077:
-        raise ConfigError(f"{path} holds a secret and others can read it: chmod 600 {path}")
+    check_private(path)
     return key

@@ -15,6 +15,7 @@ from ntkfl.engine.flower.app import client_app
 from ntkfl.engine.flower.server import Deployed
 from ntkfl.errors import ConfigError, NTKFLError, TooFew
 from ntkfl.methods import METHODS
+from ntkfl.wire import Message
 
 from .federations import NODES, NTK, apps, deployed, digits, distance, member, settings, simulated
 from .local_grid import LocalGrid
@@ -146,3 +147,29 @@ def test_what_cannot_work_is_refused_before_anything_is_sent(tmp_path: Path) -> 
     nodes = dict(zip("abcd", NODES, strict=True))
     with pytest.raises(NTKFLError, match="inputs of shape"):
         Deployed(grid, nodes, settings(NTK), tmp_path / "run", (x[..., :4], y))
+
+
+@pytest.mark.parametrize("method", [NTK, {"name": "fedavg", "local_steps": 3}])
+def test_what_one_client_sends_that_is_not_finite_is_left_out(method: dict[str, Any], tmp_path: Path) -> None:
+    """A row of it, or all of its update; the record and the log say so, and the training goes on without."""
+    run, said = settings(method, rounds=1, clients_per_round=4), list[str]()
+    liar = member(run, tmp_path, 2)
+    honest = liar.answer
+
+    def lie(payload: bytes, name: str) -> bytes:
+        reply = Message.decode(honest(payload, name))
+        for array in ("outputs", "weights"):
+            if array in reply.arrays:
+                reply.arrays[array][0] = float("nan")
+        return reply.encode()
+
+    liar.answer = lie  # type: ignore[method-assign]
+    grid = LocalGrid(apps(run, tmp_path) | {NODES[2]: client_app(liar)})
+    (record,) = deployed(grid, run, tmp_path / "run", said.append).run()
+    assert record["rejected"] == {"not finite": 1}
+    assert record["rejected_clients"] == 1
+    assert said.count("round 1: rejected: 1 not finite") == 1
+    weights = load_file(tmp_path / "run" / "model.safetensors")
+    assert all(bool(value.isfinite().all()) for value in weights.values())
+    before = dict(run.build_model(run.seed).named_parameters())
+    assert not any(torch.equal(value, before[name]) for name, value in weights.items())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 
+from ntkfl.atomic import write_private
 from ntkfl.engine.services.certificates import Authority
 
 from .processes import Process
@@ -67,7 +68,7 @@ def make(folder: Path) -> Path:
     files["other.pem"] = b"".join(others.client("caller"))
     files["server.pem"] = b"".join(callers.server("caller", "127.0.0.1"))  # the right authority, the wrong purpose
     for name, data in files.items():
-        (folder / name).write_bytes(data)
+        write_private(folder / name, data)
     (folder / "program.py").write_text(PROGRAM)
     return folder
 

@@ -121,6 +121,16 @@ def test_tls_is_new_enough(folder: Path) -> None:
     assert _tls(listener(folder, client_ca=folder / "callers.pem")).verify_mode == ssl.CERT_REQUIRED
 
 
+def test_a_key_that_others_can_read_is_refused(folder: Path, tmp_path: Path) -> None:
+    key = tmp_path / "key.pem"
+    key.write_bytes((folder / "key.pem").read_bytes())
+    key.chmod(0o604)
+    with pytest.raises(ConfigError, match=r"key\.pem holds a secret and others can read it: chmod 600"):
+        _tls(replace(listener(folder), key=key))
+    key.chmod(0o400)
+    _tls(replace(listener(folder), key=key))
+
+
 def test_what_cannot_be_served_is_one_line(folder: Path) -> None:
     in_use = pytest.raises(ConfigError, match=r"cannot listen on 127.0.0.1:\d+: Address already in use")
     with socket.create_server(("127.0.0.1", 0)) as taken, in_use:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
+from ntkfl.atomic import check_private
 from ntkfl.engine.children import deaf_to_interrupts, end_with_parent
 from ntkfl.engine.flower.folders import CA, NODE_KEY, SECRET, TLS_CERT, TLS_KEY, ClientFile, ServerFile
 from ntkfl.errors import ConfigError
@@ -40,9 +41,9 @@ def superlink(folder: Path, host: str | None = None, database: Path | None = Non
         "--port": str(ServerFile.read(folder).port),
         "--ssl-ca-certfile": _file(folder, CA),
         "--ssl-certfile": _file(folder, TLS_CERT),
-        "--ssl-keyfile": _file(folder, TLS_KEY),
+        "--ssl-keyfile": _secret(folder, TLS_KEY),
         "--isolation": "process",
-        "--superexec-auth-secret-file": _file(folder, SECRET),
+        "--superexec-auth-secret-file": _secret(folder, SECRET),
     }
     if database is not None:
         options["--database"] = str(database.absolute())
@@ -55,9 +56,9 @@ def supernode(folder: Path, port: int) -> Command:
     options = {
         "--superlink": ClientFile.read(folder).superlink,
         "--root-certificates": _file(folder, CA),
-        "--auth-supernode-private-key": _file(folder, NODE_KEY),
+        "--auth-supernode-private-key": _secret(folder, NODE_KEY),
         "--isolation": "process",
-        "--superexec-auth-secret-file": _file(folder, SECRET),
+        "--superexec-auth-secret-file": _secret(folder, SECRET),
         "--host": LOOPBACK,
         "--port": str(port),
     }
@@ -159,3 +160,9 @@ def _file(folder: Path, name: str) -> str:
     if not path.is_file():
         raise ConfigError(f"no {name} in {folder}: is it a folder of `ntkfl flower init`?")
     return str(path.absolute())
+
+
+def _secret(folder: Path, name: str) -> str:
+    path = _file(folder, name)
+    check_private(Path(path))
+    return path

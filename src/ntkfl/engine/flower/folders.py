@@ -11,6 +11,7 @@ The certificate authority's key is never written. A client that does not want it
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from ntkfl.engine.services.trial import new_folder
 from ntkfl.errors import ConfigError
 from ntkfl.options import Options
 from ntkfl.privacy.identity import NAME_PATTERN
-from ntkfl.privacy.sealing import write_private
+from ntkfl.privacy.sealing import check_private, write_private
 
 CA, TLS_CERT, TLS_KEY, SECRET, NODE_KEY = "ca.pem", "tls.pem", "tls-key.pem", "executor-secret", "node-key"
 ADDRESS = r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"
@@ -73,8 +74,18 @@ class ClientFile(Options):
         return ClientFile(**read_toml(folder / "client.toml"))
 
 
-def init(folder: Path, config: Path, clients: int, host: str = "127.0.0.1", port: int = 8000) -> FlowerRun:
-    """Make the folders in `folder`, which must be new; `config` becomes the server's run.toml."""
+def init(
+    folder: Path,
+    config: Path,
+    clients: int,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    on_client: Callable[[], None] = lambda: None,
+) -> FlowerRun:
+    """Make the folders in `folder`, which must be new; `config` becomes the server's run.toml.
+
+    `on_client` hears of each client whose folder is made.
+    """
     run = FlowerRun.read(config)
     run.build_method()
     if clients < run.clients:
@@ -91,6 +102,7 @@ def init(folder: Path, config: Path, clients: int, host: str = "127.0.0.1", port
     new_folder(folder / "server" / "clients")
     new_folder(folder / "clients")
     terms = run.model_dump(mode="json", include=set(Terms.model_fields), exclude_none=True)
+    _add_common(folder / "server", authority)
     for number in range(clients):
         own = folder / "clients" / f"client-{number}"
         new_folder(own)
@@ -101,9 +113,8 @@ def init(folder: Path, config: Path, clients: int, host: str = "127.0.0.1", port
         public = private.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
         for path in (own / f"{NODE_KEY}.pub", folder / "server" / "clients" / f"{own.name}.pub"):
             path.write_bytes(public)
-    for role in (folder / "server", *(folder / "clients").iterdir()):
-        (role / CA).write_bytes(authority.pem)
-        write_private(role / SECRET, secrets.token_bytes(32))
+        _add_common(own, authority)
+        on_client()
     return run
 
 
@@ -115,9 +126,11 @@ def known_keys(server: Path) -> dict[str, bytes]:
 
 def read_secret(folder: Path) -> bytes:
     try:
-        return (folder / SECRET).read_bytes()
+        secret = (folder / SECRET).read_bytes()
     except OSError:
         raise ConfigError(f"no {SECRET} in {folder}: is it a folder of `ntkfl flower init`?") from None
+    check_private(folder / SECRET)
+    return secret
 
 
 def _public_key(path: Path) -> bytes:
@@ -128,6 +141,11 @@ def _public_key(path: Path) -> bytes:
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise ConfigError(f"{path} must be an ECDSA key (ssh-keygen -t ecdsa -b 384)")
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def _add_common(role: Path, authority: Authority) -> None:
+    (role / CA).write_bytes(authority.pem)
+    write_private(role / SECRET, secrets.token_bytes(32))
 
 
 def _write(path: Path, values: dict[str, Any]) -> None:

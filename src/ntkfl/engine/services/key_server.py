@@ -15,7 +15,6 @@ import os
 import re
 import secrets
 import sqlite3
-import stat
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -32,7 +31,7 @@ from ntkfl.engine.services.seed import check_enrolment, seal_seed, sign_revoked
 from ntkfl.engine.services.web import FastAPI, Request, log, run_in_threadpool, service_app, who_asks
 from ntkfl.errors import ConfigError, Refused, TrustError, unknown
 from ntkfl.privacy.identity import NAME_PATTERN, ROLES, Credential
-from ntkfl.privacy.sealing import Secret, SigningKey, parse_key, write_private
+from ntkfl.privacy.sealing import Secret, SigningKey, check_private, parse_key, write_private
 
 STATE, SIGNING_KEY = "state.sqlite", "signing-key.pem"
 _PATIENCE_S = 20  # for the state, which operator commands use too
@@ -66,7 +65,7 @@ class KeyServer:
         self.public = key.public
         if not state.is_file():
             raise ConfigError(f"no state at {state}; a lost state is a lost ρ: begin a new federation")
-        _check_private(state)
+        check_private(state)
         with self._transaction() as db:
             (name,) = db.execute("SELECT name FROM federation").fetchone()
         if name != federation:
@@ -90,7 +89,7 @@ class KeyServer:
         key = SigningKey.load(folder / SIGNING_KEY)
         if key.public.hex() != pins.key_server.signing_key:
             raise ConfigError(f"{folder / SIGNING_KEY} is not the key that federation.toml pins")
-        _check_private(folder / SIGNING_KEY)
+        check_private(folder / SIGNING_KEY)
         return cls(folder / STATE, pins.federation, key)
 
     # -- The operator's side
@@ -260,11 +259,6 @@ def key_server_app(server: KeyServer) -> FastAPI:
 
 def _hash(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
-
-
-def _check_private(path: Path) -> None:
-    if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ConfigError(f"{path} holds a secret and others can read it: chmod 600 {path}")
 
 
 def _check_name(what: str, name: str) -> None:

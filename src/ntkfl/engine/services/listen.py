@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ntkfl.atomic import check_private
 from ntkfl.engine.services.log import log
 from ntkfl.engine.services.memory import keep_heaps_small
 from ntkfl.errors import ConfigError
@@ -229,6 +230,7 @@ def _tls(listener: Listener) -> ssl.SSLContext:
         context.load_cert_chain(listener.cert, listener.key, password=lambda: "")  # never ask at the terminal
     except (OSError, ValueError):
         raise ConfigError(f"no certificate and key to serve with in {listener.cert} and {listener.key}") from None
+    check_private(listener.key)
     if listener.client_ca is not None:
         context.verify_mode = ssl.CERT_REQUIRED
         try:

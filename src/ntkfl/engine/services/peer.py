@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Self
 
+from ntkfl.atomic import check_private
 from ntkfl.errors import ConfigError, Refused, TrustError
 from ntkfl.privacy.identity import sign_request
 from ntkfl.privacy.sealing import SigningKey
@@ -36,6 +37,8 @@ class Peer:
                 context.load_cert_chain(*map(str, certificate))
         except (OSError, ssl.SSLError) as error:
             raise TrustError(f"cannot use the certificates beside {ca}: {error}") from None
+        if certificate is not None:
+            check_private(certificate[1])
         self.url, self.patience = url.rstrip("/"), patience
         self._http = httpx.Client(base_url=self.url, verify=context, timeout=httpx.Timeout(60, connect=5))
         self._credential: tuple[str, SigningKey] | None = None
