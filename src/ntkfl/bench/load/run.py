@@ -1,8 +1,8 @@
 """A load and its figures: enrolment, rounds of uploads for as long as asked, and two rounds with too little memory.
 
 Every round, rows are opened at the aggregator's end and compared with what was sent: all of them, each once, byte for
-byte. Clients seal before the round's clock starts; from the announcement to the last acknowledgement is the services'. Who has
-uploaded asks the key server for ρ again, as one that was started anew would, so that both services are at work.
+byte. Clients seal before the round's clock starts; from the announcement to the last acknowledgement is the services'.
+Who has uploaded asks the key server for ρ again, as one that was started anew would: both services are at work.
 """
 
 from __future__ import annotations
