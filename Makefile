@@ -29,6 +29,7 @@ test: $(STAMP)
 # Longer than the slices in `make test`: minutes. What fails is kept in build/fuzz, and said how to try again.
 fuzz: $(STAMP)
 	$(PY) -m tests.fuzz --cases 200000
+	NTKFL_OPENAPI_REQUESTS=250 $(PY) -m pytest -q tests/engine/services/test_openapi.py
 
 # Runs killed 50 times in a row, and at every step of their writing; resumed, they end with the same bytes. Then Ctrl-C in every long verb.
 chaos: $(STAMP)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import mmap
 import os
 import resource
@@ -53,9 +54,9 @@ class _TooLong(BaseException):
 
 
 def shares(targets: list[Target], cases: int) -> dict[str, int]:
-    """How many of all cases each target gets; at least one."""
+    """How many cases each target gets: at least one, and together no fewer than asked for."""
     total = sum(target.share for target in targets)
-    return {target.name: max(1, round(cases * target.share / total)) for target in targets}
+    return {target.name: math.ceil(cases * target.share / total) for target in targets}
 
 
 # -- The worker's side -----------------------------------------------------------------------------------------------
@@ -155,22 +156,22 @@ def drive(
         command = [sys.executable, "-m", "tests.fuzz", "--worker", scratch, "--cases", str(cases), "--seed", str(seed)]
         command += ["--only", only, "--without", without]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
-        worker = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
-        assert worker.stdout is not None
-        assert worker.stderr is not None
+        said = Path(scratch) / "said"  # a file: a pipe that nobody reads would stall the worker once it is full
+        with said.open("wb") as sink:
+            worker = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=sink, env=environment)
         with note.open("r+b") as file, mmap.mmap(file.fileno(), 0) as current:
             try:
                 _listen(worker, outcome, keep, cases, show)
             finally:
                 worker.kill()
-                code, said = worker.wait(), worker.stderr.read().decode(errors="replace").strip()
+                code = worker.wait()
             if code != 0:
                 try:
                     name, data = _noted(current)
                 except ValueError:
                     name, data = "start", b""
                 why = f"hung for {SILENCE_S} s or" if code == -signal.SIGKILL else ""
-                last = said.splitlines()[-1] if said else "without a word"
+                last = (said.read_text(errors="replace").strip() or "without a word").splitlines()[-1]
                 _fail(outcome, keep, name, f"{name}: the process {why} ended with {code}: {last}", data)
     return outcome
 

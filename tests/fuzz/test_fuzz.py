@@ -11,6 +11,7 @@ import pytest
 
 from ntkfl.errors import MessageError
 
+from . import driver
 from .driver import ROOT, attempt, drive, shares
 from .mutation import LARGEST, mutated
 from .target import Target, unforgeable
@@ -21,7 +22,7 @@ CASES = 8000
 def test_no_decoder_or_parser_fails_otherwise_than_it_should(tmp_path: Path) -> None:
     outcome = drive(CASES, seed=0, only="", keep=tmp_path)
     assert outcome.failures == []
-    assert sum(tally.cases for tally in outcome.tallies.values()) >= CASES - len(outcome.tallies)
+    assert sum(tally.cases for tally in outcome.tallies.values()) >= CASES
     assert len(outcome.tallies) >= 80
     untouched = {name for name, tally in outcome.tallies.items() if tally.cases > 50 and tally.accepted == tally.cases}
     assert untouched <= {
@@ -98,3 +99,26 @@ def test_cases_repeat_from_their_seed_and_stay_small() -> None:
 def test_every_target_gets_cases() -> None:
     targets = [Target(f"t{n}", (b"",), len, share=0.01 if n else 5) for n in range(4)]
     assert min(shares(targets, 100).values()) == 1
+    for cases in (1, 7, 100, 1001):
+        equal = shares([Target(f"t{n}", (b"",), len) for n in range(3)], cases)
+        assert cases <= sum(equal.values()) < cases + 3
+
+
+TALKING = """
+import sys
+sys.stderr.write("a warning\\n" * 50_000)
+print('{"target": "t", "cases": 5, "accepted": 2}', flush=True)
+sys.exit("the end")
+"""
+
+
+def test_a_worker_that_talks_much_is_not_stalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parent's side, with a worker that warns of more than a pipe holds, and ends badly."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "fuzz.py").write_text(TALKING)
+    monkeypatch.setattr(driver, "ROOT", tmp_path)
+    monkeypatch.setattr(driver, "SILENCE_S", 20)
+    outcome = drive(5, seed=0, only="", keep=tmp_path / "kept")
+    assert outcome.tallies["t"].cases == 5
+    assert len(outcome.failures) == 1
+    assert "ended with 1: the end" in outcome.failures[0]

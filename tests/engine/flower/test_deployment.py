@@ -13,6 +13,7 @@ import pytest
 
 from ntkfl.engine.flower import commands, folders
 
+from ...spellings import private_bytes, spellings
 from .federations import NTK, distance, simulated
 from .world import World, free_port, until
 
@@ -55,6 +56,7 @@ def test_fedavg_goes_on_after_its_server_is_killed_and_without_clients_that_fail
         until(lambda: "SuperNode ID" in world.supernode_log(4), "the client's node")
         faults(world, port)
         assert members.process.poll() is None
+        tells_no_secret(world)
 
 
 def faults(world: World, port: int) -> None:
@@ -88,6 +90,24 @@ def test_three_rounds_of_ntk_fl_end_with_the_weights_of_one_process(ntk_fl: Worl
         assert (there["uplink"], there["downlink"]) == (record["uplink"], record["downlink"])
         assert there["test_accuracy"] == pytest.approx(record["test_accuracy"])
         assert "failed" not in there
+    tells_no_secret(world)
+
+
+def tells_no_secret(world: World) -> None:
+    """No key and no secret is in a log, an output or any other file but its own."""
+    files = {path: path.read_bytes() for path in world.folder.rglob("*") if path.is_file()}
+    logs = {path.name for path, text in files.items() if path.suffix == ".log" and text}
+    assert {"superlink.log", "supernode.log", "server.log", "members.log", "run.log"} <= logs
+    homes = [p for p in files if p.name in (folders.TLS_KEY, folders.NODE_KEY, folders.SECRET)]
+    assert len(homes) >= 2 + 2 * world.clients
+    for home in homes:
+        text = files[home]
+        body = b"".join(text.splitlines()[1:-1])
+        for value in (text,) if home.name == folders.SECRET else (private_bytes(text), body):
+            found = spellings(value)
+            assert any(spelling in where for spelling in found for where in (text, body)), "looked for in vain"
+            leaks = [path for path, said in files.items() if path != home and any(s in said for s in found)]
+            assert not leaks, f"{home.name} of {home.parent.name} is in {leaks}"
 
 
 def stranger(world: World) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import ssl
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -121,7 +122,7 @@ def test_where_all_connections_are_at_work_the_next_is_told_when_to_come_back(pr
 def test_a_reader_who_does_not_read_is_cut_and_costs_no_memory(folder: Path) -> None:
     """Thirty ask for 8 MiB each and take none of it: 240 MiB, if each waited in memory."""
     with start(folder, connections=100) as process, ExitStack() as stack:
-        before = resident(process.pid)
+        before, idle = resident(process.pid), sockets(process.pid)
         deaf = [stack.enter_context(connection(process.urls["front"], folder)) for _ in range(30)]
         for raw in deaf:
             raw.sendall(b"GET /big HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -135,6 +136,10 @@ def test_a_reader_who_does_not_read_is_cut_and_costs_no_memory(folder: Path) -> 
         assert 100_000 < unread(process.urls["front"]) < 1_000_000  # nor in the system's memory, for each of them
         with caller(process.urls["front"], folder) as client:
             assert len(client.get("/big").content) == 8 << 20  # who reads gets all of it
+        until = time.monotonic() + 20
+        while sockets(process.pid) > idle:  # they are really closed, though their peers never take a byte
+            assert time.monotonic() < until, f"{sockets(process.pid) - idle} connections of deaf readers are still open"
+            time.sleep(0.1)
         assert "Traceback" not in process.output()
 
 
@@ -142,6 +147,15 @@ def resident(pid: int) -> float:
     """MiB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
+
+
+def sockets(pid: int) -> int:
+    """That the process has open."""
+    found = 0
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            found += os.readlink(path).startswith("socket:")
+    return found
 
 
 def unread(url: str) -> int:

@@ -8,26 +8,14 @@ import stat
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from ntkfl.engine.services.identity import Identity
 
+from ...spellings import private_bytes, spellings
 from .processes import Process
 from .roles import HERE, Roles
 
 pytestmark = pytest.mark.timeout(240)
-
-
-def spellings(secret: bytes) -> list[bytes]:
-    """As it is, and as programs write bytes: hexadecimal, base64 at each of its three phases, repr, numbers."""
-    found = [secret, secret.hex().encode(), secret.hex().upper().encode(), repr(secret)[2:-1].encode()]
-    found.append(", ".join(map(str, secret)).encode())
-    for phase in range(3):
-        whole = len(secret) - (len(secret) + phase) % 3  # ends where a group of three does
-        coded = base64.b64encode(bytes(phase) + secret[:whole])[4 if phase else 0 :]
-        found += [coded, coded.replace(b"+", b"-").replace(b"/", b"_")]
-    return found
 
 
 def test_the_search_finds_what_is_there() -> None:
@@ -45,20 +33,13 @@ def test_the_search_finds_what_is_there() -> None:
     assert not any(spelling in secret[:-1] + b"!" for spelling in spellings(secret))
 
 
-def private_bytes(path: Path) -> bytes:
-    key = load_pem_private_key(path.read_bytes(), None)
-    if isinstance(key, ec.EllipticCurvePrivateKey):
-        return key.private_numbers().private_value.to_bytes(32, "big")
-    return key.private_bytes_raw()  # type: ignore[union-attr]
-
-
 def secrets_of(roles: Roles) -> dict[Path, list[bytes]]:
     """The file each secret belongs in, and the secrets."""
     found: dict[Path, list[bytes]] = {}
     for path in roles.folder.rglob("*.pem"):
         text = path.read_bytes()
         if b"PRIVATE" in text:
-            found[path] = [private_bytes(path), b"".join(text.splitlines()[1:-1])]
+            found[path] = [private_bytes(text), b"".join(text.splitlines()[1:-1])]
     for path in roles.folder.rglob("token"):
         found[path] = [path.read_bytes().strip(), path.read_bytes().strip().rpartition(b".")[2]]
     rho = Identity.of(roles.folder / "clients" / "client-0").seed().seed.reveal()

@@ -12,6 +12,7 @@ from ntkfl.compare.spec import Comparison
 from ntkfl.engine.config import RunConfig
 from ntkfl.engine.flower.folders import ClientFile, ServerFile
 from ntkfl.engine.flower.server import FlowerRun
+from ntkfl.engine.services.pins import Pins
 from ntkfl.engine.services.terms import Federation, Terms
 
 from ..target import Target
@@ -98,6 +99,7 @@ def targets(scratch: Path) -> list[Target]:
         toml(
             "federation.toml", pinned, lambda path: Federation.read(path.parent).terms.build_model(0), "federation.toml"
         ),
+        toml("federation.toml of services", pinned, lambda path: Pins.read(path.parent), "federation.toml"),
         toml("client.toml", client, lambda path: ClientFile.read(path.parent).terms.build_model(0), "client.toml"),
         toml("server.toml", b'superlink = "[::1]:80"\n', lambda path: ServerFile.read(path.parent).port, "server.toml"),
         Target(

@@ -91,6 +91,11 @@ class LoadClient:
         body = enrolment(self._token, pins.federation, self._sealing, self.signing)
         answer = (await self.ask(tally, "POST", f"{pins.key_server.url}/v1/enrol", json=body)).json()
         self.credential = str(answer["credential"])
+        return await self.seed(tally)
+
+    async def seed(self, tally: Tally) -> bytes:
+        """ρ, asked for and opened."""
+        pins = self._pins
         answer = (await self.ask(tally, "POST", f"{pins.key_server.url}/v1/runs/{pins.run}/seed")).json()
         signer = bytes.fromhex(pins.key_server.signing_key)
         return open_seed(answer, self._sealing, signer, pins.federation, pins.run, self.name).reveal()

@@ -2,6 +2,7 @@
 
 Every round, rows are opened at the aggregator's end and compared with what was sent: all of them, each once, byte for
 byte. Clients seal before the round's clock starts; from the announcement to the last acknowledgement is the services'.
+Who has uploaded asks the key server for ρ again, as one that was started anew would: both services are at work.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class Loading:
         self.hostile = Hostile(pins, context, self.insider)
         self.rounds: list[dict[str, Any]] = []
         self.duplicates_refused = 0
+        self._rho, self._seeds = b"", Tally()
         self._signed = b""
 
     async def run(self) -> dict[str, Any]:
@@ -127,6 +129,7 @@ class Loading:
         seeds[await self.insider.enrol(Tally())] += 1
         if len(seeds) != 1 or len(self.shuffler.clients("client")) != self.load.clients:
             raise MessageError("the key server gave out different seeds, or the shuffler lost a client")
+        (self._rho,) = seeds
         self.say(f"{self.load.clients} clients enrolled in {seconds:.1f} s", self.load.seconds)
         return {
             "seconds": round(seconds, 2),
@@ -161,6 +164,8 @@ class Loading:
             if status != 200 and not (status == 409 and uploads.cut):  # here already: only its answer was lost
                 raise MessageError(f"{client.name}'s rows were refused: {status}")
             sent.append(time.perf_counter())
+            if await client.seed(self._seeds) != self._rho:
+                raise MessageError(f"the key server gave {client.name} another seed than before")
             if again:
                 status = await client.upload(Tally(), frames[client.name])
                 self.duplicates_refused += status == 409
@@ -201,12 +206,18 @@ class Loading:
         held = max(1, -(-2 * self.load.submission // 2**20), self.load.submission * self.load.at_once // 8 // 2**20)
         self.world.stop("shuffler")
         self.world.start("shuffler", "--held", str(held))
+        idle = self.world.peak("shuffler")
         rounds = []
         for i in (1, 2):
             rounds.append(await self._round(number + i, "pressure"))
             self._said(rounds[-1], (2 - i) * rounds[-1]["seconds"])
         self.rounds += rounds
-        return {"held_mib": held, "turned_away": sum(r["upload"]["turned_away"] for r in rounds)}
+        return {
+            "held_mib": held,
+            "turned_away": sum(r["upload"]["turned_away"] for r in rounds),
+            "sent_at_once_mib": round(self.load.submission * self.load.at_once / 2**20, 1),
+            "memory": {"idle_mib": idle, "peak_mib": self.world.peak("shuffler")},
+        }
 
     def _said(self, done: dict[str, Any], left: float) -> None:
         what = "" if done["phase"] == "load" else ", little memory"
@@ -242,6 +253,8 @@ class Loading:
             "mib_per_second": round(statistics.median(r["mib_per_second"] for r in rounds), 1),
             "p50_ms": statistics.median(r["upload"]["p50_ms"] for r in rounds),
             "p99_ms": max(r["upload"]["p99_ms"] for r in rounds),
+            "key_server": self._seeds.figures()
+            | {"per_second": round(len(self._seeds.seconds) / (span[1] - span[0]), 1)},
             "memory": memory,
         }
 

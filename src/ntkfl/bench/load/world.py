@@ -76,6 +76,10 @@ class World:
         if process.stdout is not None:
             process.stdout.close()
 
+    def peak(self, service: str) -> float:
+        """The most memory (MiB resident) it has had since it was started, as the system has seen it."""
+        return _resident(self._running[service].pid, "VmHWM")
+
     def log(self) -> str:
         return self._log.read_text()
 
@@ -141,10 +145,10 @@ class Watch:
         return [m for s, m in zip(self.seconds, self.memory.get(service, ()), strict=False) if first <= s <= last and m]
 
 
-def _resident(pid: int | None) -> float:
+def _resident(pid: int | None, which: str = "VmRSS") -> float:
     try:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
+            if line.startswith(f"{which}:"):
                 return round(int(line.split()[1]) / 1024, 1)
     except OSError:
         pass  # it is not there now

@@ -21,16 +21,22 @@ _LOAD, _PRESSURE = "#1b6ca8", "#E69F00"
 def figures(document: dict[str, Any]) -> dict[str, str]:
     """What was measured, in words, and the figures."""
     totals, enrolled, pressure = document["totals"], document["enrolment"]["key_server"], document["pressure"]
+    again, little = totals["key_server"], pressure["memory"]
     found = {
         "key server, enrolments and seeds": f"{enrolled['per_second']:,.0f} requests a second, "
         f"p50 {enrolled['p50_ms']:,.0f} ms, p99 {enrolled['p99_ms']:,.0f} ms",
+        "key server, ρ asked for again by all who upload": f"{again['requests']:,} requests, "
+        f"{again['per_second']:,.0f} a second over the whole time, p50 {again['p50_ms']:,.0f} ms, "
+        f"p99 {again['p99_ms']:,.0f} ms",
         "shuffler, uploads": f"{totals['rows_per_second']:,.0f} rows a second ({totals['mib_per_second']:.1f} MiB), "
         f"an upload p50 {totals['p50_ms'] / 1e3:.2f} s, p99 {totals['p99_ms'] / 1e3:.2f} s",
         "rows at the aggregator's end": f"{totals['rows']:,} in {totals['rounds']} rounds, {totals['seconds']:.0f} s: "
         f"{totals['lost']} lost, {totals['duplicated']} duplicated, every byte compared",
         "uploads sent twice": f"{totals['sent_twice_and_refused']} refused",
         f"with room for {pressure['held_mib']} MiB of uploads": f"told {pressure['turned_away']} times to come back; "
-        f"{sum(r['lost'] for r in document['rounds'] if r['phase'] == 'pressure')} rows lost",
+        f"{sum(r['lost'] for r in document['rounds'] if r['phase'] == 'pressure')} rows lost; with "
+        f"{pressure['sent_at_once_mib']:.0f} MiB sent at once, the shuffler's memory went from "
+        f"{little['idle_mib']:.0f} to {little['peak_mib']:.0f} MiB at most",
     }
     for service, m in totals["memory"].items():
         found[f"memory of the {service}"] = (
