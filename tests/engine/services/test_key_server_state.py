@@ -97,6 +97,10 @@ def test_the_state_is_private_and_never_made_anew(tmp_path: Path) -> None:
         KeyServer.create(path, "f", key)
     with pytest.raises(ConfigError, match="is of federation 'f', not 'g'"):
         KeyServer(path, "g", key)
+    with sqlite3.connect(path) as db:
+        db.execute("DELETE FROM federation")
+    with pytest.raises(ConfigError, match="does not say of which federation it is"):
+        KeyServer(path, "f", key)
     path.chmod(0o640)
     with pytest.raises(ConfigError, match="others can read it: chmod 600"):
         KeyServer(path, "f", key)

@@ -67,9 +67,11 @@ class KeyServer:
             raise ConfigError(f"no state at {state}; a lost state is a lost ρ: begin a new federation")
         check_private(state)
         with self._transaction() as db:
-            (name,) = db.execute("SELECT name FROM federation").fetchone()
-        if name != federation:
-            raise ConfigError(f"{state} is of federation {name!r}, not {federation!r}")
+            found = db.execute("SELECT name FROM federation").fetchone()
+        if found is None:
+            raise ConfigError(f"{state} is damaged: it does not say of which federation it is")
+        if found != (federation,):
+            raise ConfigError(f"{state} is of federation {found[0]!r}, not {federation!r}")
 
     @classmethod
     def create(cls, state: Path, federation: str, key: SigningKey) -> Self:
