@@ -130,10 +130,10 @@ import time
 from ntkfl.cli.stopping import hear_interrupts, stoppable
 hear_interrupts()
 with stoppable(lambda: "stopped; as it was told"):
-    print("begun", flush=True)
     while True:
         try:
-            time.sleep(0.1)
+            print("begun", flush=True)
+            time.sleep(100)
         except KeyboardInterrupt:
             pass
 """
