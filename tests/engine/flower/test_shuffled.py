@@ -128,7 +128,7 @@ def test_a_receipt_is_for_one_exchange_of_one_run() -> None:
         (receipt, key.public, "another", "run", at),
         (receipt, key.public, "federation", "another", at),
         (receipt, key.public, "federation", "run", BatchKey(3, 0, 0)),
-        (receipt[:-1] + b"\0", key.public, "federation", "run", at),
+        (bytes([receipt[0] ^ 1]) + receipt[1:], key.public, "federation", "run", at),
         (b"", key.public, "federation", "run", at),
     ):
         with pytest.raises(TrustError):
