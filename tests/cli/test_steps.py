@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ntkfl.cli.steps import Steps, clock, span
+from ntkfl.cli.steps import Steps, clock
+from ntkfl.engine.watching import span
 
 
 class Clock:

@@ -16,13 +16,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from ntkfl.cli.steps import LOG_S, span
 from ntkfl.cli.stopping import stoppable
 from ntkfl.compare.carry import carry_out
 from ntkfl.compare.cells import Cell, Workers
 from ntkfl.compare.results import Row, columns, search_lines, setting_text, write
 from ntkfl.compare.spec import Comparison
 from ntkfl.engine.folder import Record
+from ntkfl.engine.watching import LOG_S, span
 
 
 def compare(

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 import typer
 
-from ntkfl.cli.steps import span
 from ntkfl.cli.stopping import leave, left_to_asyncio, stoppable
+from ntkfl.engine.watching import span
 from ntkfl.errors import ConfigError
 
 app = typer.Typer(

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
-LOG_S = 10.0  # between two lines of a log that only say how far it is
+from ntkfl.engine.watching import LOG_S, span
 
 
 class Steps:
@@ -95,15 +95,6 @@ class _Left(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         return Text(self._steps.how_far(), style="cyan")
-
-
-def span(seconds: float) -> str:
-    """5 s, 2:05 min, 1:02 h: as exact as a guess can be."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes = whole // 60
-    return f"{minutes}:{whole % 60:02d} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d} h"
 
 
 def clock(seconds: float) -> str:

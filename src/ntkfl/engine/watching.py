@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from ntkfl.engine.folder import Record
+if TYPE_CHECKING:  # torch comes with it, and the command line answers `--help` without
+    from ntkfl.engine.folder import Record
 
-_LOG_S = 10.0  # between two lines of a log
+LOG_S = 10.0  # between two lines of a log that only say how far it is
 
 
 class RoundLine:
@@ -49,10 +50,10 @@ class RoundLine:
         accuracy, loss = record["test_accuracy"], record["test_loss"]
         reached = f", test loss {loss:.4g}" if accuracy is None else f", test accuracy {accuracy:.1%}"
         left = (now - self._first[1]) / (number - self._first[0]) * (self.rounds - number)
-        self._line = f"round {number} of {self.rounds}{reached}, {_span(now - self._began)}"
-        if self._over or (now - self._said > _LOG_S and number < self.rounds):
+        self._line = f"round {number} of {self.rounds}{reached}, {span(now - self._began)}"
+        if self._over or (now - self._said > LOG_S and number < self.rounds):
             self._said = now
-            self._write(f"{self._line}, {_span(left)} left")
+            self._write(f"{self._line}, {span(left)} left")
 
     def _write(self, line: str, end: str = "") -> None:
         if self._shown and self._over:
@@ -62,6 +63,10 @@ class RoundLine:
             print(line, file=sys.stderr, flush=True)
 
 
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
+    """5 s, 2:05 min, 1:02 h: as exact as a guess can be."""
     whole = round(seconds)
-    return f"{whole} s" if whole < 60 else f"{whole // 60}:{whole % 60:02d} min"
+    if whole < 60:
+        return f"{whole} s"
+    minutes = whole // 60
+    return f"{minutes}:{whole % 60:02d} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d} h"

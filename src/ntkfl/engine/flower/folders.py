@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from pydantic import Field
 
+from ntkfl.atomic import check_private, write_private
 from ntkfl.engine.flower.server import FlowerRun
 from ntkfl.engine.reading import read_toml
 from ntkfl.engine.services.certificates import Authority
@@ -35,7 +36,6 @@ from ntkfl.engine.services.trial import new_folder
 from ntkfl.errors import ConfigError
 from ntkfl.options import Options
 from ntkfl.privacy.identity import NAME_PATTERN
-from ntkfl.privacy.sealing import check_private, write_private
 
 CA, TLS_CERT, TLS_KEY, SECRET, NODE_KEY = "ca.pem", "tls.pem", "tls-key.pem", "executor-secret", "node-key"
 ADDRESS = r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"

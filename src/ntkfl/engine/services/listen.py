@@ -40,9 +40,7 @@ _BACKLOG = 512
 _TURNED_AWAY = 128  # connections beyond the limit that are told so; more are cut
 _OWN_FILES = 128  # that a service has open besides connections
 _BUFFER = 64 << 10  # bytes that wait in memory for one reader, and that one read takes
-_SYSTEM_BUFFER = (
-    256 << 10
-)  # bytes that wait in the system's memory for a reader anybody may be; by itself it takes 4 MB
+_SYSTEM_BUFFER = 256 << 10  # bytes that wait in the system's memory for one reader; left to itself it takes 4 MB
 
 
 @dataclass(frozen=True)
