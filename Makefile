@@ -1,71 +1,111 @@
-# One pinned environment for everything; every target builds what it needs.
+# Every target installs what it needs and nothing else, from the locked files in requirements/ with their hashes checked.
 PYTHON ?= python3
-VENV   := .venv
+VENV   ?= .venv
 PY     := $(VENV)/bin/python
-STAMP  := $(VENV)/.complete
+PIP    := $(PY) -m pip --disable-pip-version-check install --quiet
+LOCKED := $(PIP) --no-deps --require-hashes -r
 
-.PHONY: venv run test fuzz chaos lint bench docs tables audit-deps wheel clean
+.PHONY: venv run test test-long test-browser fuzz chaos lint bench docs tables audit-deps lock try wheel clean
 
-venv: $(STAMP)
+# -- Environments: a stamp each, written last, so that an interrupted installation is repeated and a complete one is not --
 
-# The stamp is written last: an interrupted installation is repeated, a complete one is not.
-$(STAMP): pyproject.toml constraints.txt
+$(VENV)/.made:
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11, or say make PYTHON=/path/to/python3.11"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "ntkfl needs Python 3.11 or newer; $(PYTHON) is older. Say make PYTHON=/path/to/python3.11"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "$(PYTHON) lacks venv: apt-get install python3-venv"; exit 1; }
-	@echo "building $(VENV): some minutes, most of them for torch"
 	$(PYTHON) -m venv --clear $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools wheel
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev]'
 	@touch $@
 
-run: $(STAMP)
+$(VENV)/.run: $(VENV)/.made requirements/run.txt requirements/torch.txt pyproject.toml
+	@echo "installing what running needs into $(VENV): about a minute, most of it for torch"
+	$(LOCKED) requirements/run.txt
+	$(PIP) -r requirements/torch.txt
+	$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.%: requirements/%.txt $(VENV)/.run
+	$(LOCKED) $<
+	@touch $@
+
+.PRECIOUS: $(VENV)/.%
+
+venv: $(VENV)/.run $(VENV)/.test $(VENV)/.lint
+
+# -- What people call -----------------------------------------------------------------------------------------------------
+
+run: $(VENV)/.run
 	$(PY) -m ntkfl compare configs/quickstart.toml
 
-test: $(STAMP)
-	$(PY) -m pytest -n 3 --no-loadscope-reorder  # real processes wait much: three files at a time on two cores, in the order of tests/conftest.py
+# Real processes wait much: three files at a time on two cores, in the order of tests/conftest.py.
+test: $(VENV)/.test
+	$(PY) -m pytest -n 3 --no-loadscope-reorder
 
-# Longer than the slices in `make test`: minutes. What fails is kept in build/fuzz, and said how to try again.
-fuzz: $(STAMP)
+# The long sweeps of which `make test` has a slice: whole deployments, load, interrupts, kills, fuzzing. About an hour.
+test-long: $(VENV)/.test
+	$(PY) -m pytest -n 2 --no-loadscope-reorder -m long
+	$(MAKE) chaos fuzz
+
+# Pages in headless Chromium, which the system's package manager has.
+test-browser: $(VENV)/.test $(VENV)/.browser
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || { echo "Chromium not found: apt-get install chromium"; exit 1; }
+	$(PY) -m pytest tests/report -m browser
+
+# Inputs changed at random for every decoder and parser, and made-up requests for the services. What fails is kept in build/fuzz.
+fuzz: $(VENV)/.test $(VENV)/.fuzz
 	$(PY) -m tests.fuzz --cases 200000
 	NTKFL_OPENAPI_REQUESTS=250 $(PY) -m pytest -q tests/engine/services/test_openapi.py
 
 # Runs killed 50 times in a row, and at every step of their writing; resumed, they end with the same bytes. Then Ctrl-C in every long verb.
-chaos: $(STAMP)
+chaos: $(VENV)/.test
 	$(PY) -m tests.chaos --kills 50
 	$(PY) -m tests.chaos --every-step
 	$(PY) -m tests.chaos --ctrl-c
 
-lint: $(STAMP)
+lint: $(VENV)/.lint
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-bench: $(STAMP)
+bench: $(VENV)/.test
 	$(PY) -m ntkfl bench
 
-docs: $(STAMP)
+docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
 	@echo build/site/index.html
 
 # Tables of README.md and docs/ from the files in results/.
-tables: $(STAMP)
+tables: $(VENV)/.run
 	$(PY) docs/tables.py
+
+# -- What releases are made of --------------------------------------------------------------------------------------------
+
+# Resolve all requirements anew; make lock UPGRADE=--upgrade takes newer releases too.
+lock:
+	$(PYTHON) -m venv build/uv
+	build/uv/bin/python -m pip --disable-pip-version-check install --quiet uv==0.12.24
+	sh requirements/lock.sh build/uv/bin/uv $(UPGRADE)
+
+# A fresh environment of $(PYTHON) trains: nothing that was installed by hand can hide a missing step.
+try:
+	rm -rf build/try
+	$(MAKE) --no-print-directory VENV=build/try/venv build/try/venv/.run
+	cd build/try && NTKFL_DATA= venv/bin/ntkfl doctor && venv/bin/ntkfl train --dataset digits --clients 20 \
+	  --clients-per-round 4 --rounds 3 --out run && venv/bin/ntkfl report run
 
 # Known vulnerabilities of what is pinned, from PyPI's own list; what cannot be looked up there is a failure too.
 audit-deps:
 	$(PYTHON) -m venv build/audit
-	build/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1
-	build/audit/bin/pip-audit -r constraints.txt --no-deps --disable-pip --strict --progress-spinner off
+	build/audit/bin/python -m pip --disable-pip-version-check install --quiet pip-audit==2.10.1
+	for part in run test lint docs browser fuzz; do \
+	  build/audit/bin/pip-audit -r requirements/$$part.txt --no-deps --disable-pip --strict --progress-spinner off || exit 1; done
 
 # A wheel, installed with the core alone into an empty environment, trains and reports there.
-wheel: $(STAMP)
+wheel: $(VENV)/.run
 	rm -rf build/wheel build/core
 	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w build/wheel .
 	$(PYTHON) -m venv build/core
-	build/core/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	build/core/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt build/wheel/*.whl
+	build/core/bin/python -m pip --disable-pip-version-check install --quiet -r requirements/torch.txt
+	build/core/bin/python -m pip --disable-pip-version-check install --quiet build/wheel/*.whl
 	cd build/core && bin/python -m ntkfl doctor && bin/ntkfl train --dataset digits --clients 20 --clients-per-round 4 \
 	  --rounds 2 --out run && bin/ntkfl report run
 	@ls -l build/wheel/*.whl

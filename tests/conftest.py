@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from ntkfl.bench.machine import processor
+
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 # Each of these starts a dozen processes: one after the other on one worker, beside which the other workers do the rest.
@@ -25,13 +27,21 @@ CROWDS = (
 )
 
 
+def pytest_report_header() -> str:
+    """What a numerical bound may have met: a failure on another processor is then told from one in the code."""
+    return f"{processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first."""
+    """The longest first; tests that open a page are marked as such."""
+    for item in items:
+        if {"browser", "open_page"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker("browser")
     items.sort(key=lambda item: not item.nodeid.startswith(CROWDS))
 
 

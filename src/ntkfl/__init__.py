@@ -1,5 +1,6 @@
 """Federated learning by neural tangent kernels: NTK-FL, CP-NTK-FL, and the baselines they are measured against."""
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,12 @@ __all__ = [
     "tangent",
     "train",
 ]
+
+# OpenMP's threads spin for milliseconds while they wait for work, on cores that something else may need: with other
+# programs running, a round of many small products took up to a hundred times as long. Asleep they cost next to nothing
+# on quiet cores too (docs/results.md, "Speed"). OpenMP reads this once, when torch is loaded.
+if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}:
+    os.environ["OMP_WAIT_POLICY"] = "passive"
 
 # Imported when first used: the command line answers `--help` without waiting seconds for torch.
 _ROOMS = ("data", "methods", "models", "tangent")

@@ -128,7 +128,7 @@ def _datasets() -> Iterator[Finding]:
             yield Finding("good", "data", f"{name}, {found.where}")
         elif CATALOG[name].downloads:
             yield Finding(
-                "note", "data", f"{name} is not here", f"it is got when first used, or now: ntkfl data fetch {name}"
+                "note", "data", f"{name} is not here", f"downloaded on first use, or now: ntkfl data fetch {name}"
             )
         else:
             yield Finding("note", "data", f"{name} is not here", f"ntkfl data fetch {name} says how to make it")

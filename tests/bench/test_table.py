@@ -8,9 +8,8 @@ import pytest
 from rich.console import Console
 
 from ntkfl.bench import Row
-from ntkfl.bench.machine import Machine, device
+from ntkfl.bench.machine import Machine
 from ntkfl.bench.table import document, duration, fraction_of_peak, table, times
-from ntkfl.errors import ConfigError
 
 MACHINE = Machine("A processor", 2, 2, "cpu", load=0.1, gflops=100.0, bandwidth=10.0)
 ROWS = [
@@ -70,8 +69,3 @@ def test_a_busy_machine_says_so() -> None:
     assert any("busy" in line for line in busy.lines)
     assert busy.at_least(200.0).gflops == 200.0
     assert busy.at_least(50.0).gflops == 100.0
-
-
-def test_absent_device() -> None:
-    with pytest.raises(ConfigError, match="no device 'nonsense'"):
-        device("nonsense")

@@ -251,3 +251,13 @@ def test_classes_must_fit() -> None:
         from_clients([(X, Y)], test=TEST, classes=1)
     with pytest.raises(ConfigError, match="regression targets"):
         from_clients([(X, Y * 1.0)], test=(X, Y * 1.0), classes=3)
+
+
+def test_printing_a_federation_prints_none_of_its_data() -> None:
+    secret = 123.456
+    clients = [(torch.full((2, 3), secret), torch.tensor([0, 1])), (torch.full((1, 3), secret), torch.tensor([1]))]
+    fed = from_clients(clients, test=clients[0])
+    for shown in (repr(fed), repr(fed.rows), f"{fed}"):
+        assert "123" not in shown
+        assert "\n" not in shown
+    assert repr(fed) == "Federated('own': 2 clients of 1 to 2 samples, inputs [3], 2 classes, 2 test samples)"

@@ -85,7 +85,7 @@ def find_chromium() -> str | None:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[object]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'ntkfl[dev]'")
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: make test-browser")
     chromium = find_chromium()
     if chromium is None:
         pytest.skip("needs Chromium: apt-get install chromium")

@@ -13,7 +13,6 @@ import torch
 
 from ntkfl.bench.race import race
 from ntkfl.bench.rows import Setting
-from ntkfl.errors import ConfigError
 from ntkfl.version import __version__
 
 
@@ -50,7 +49,7 @@ class Machine:
 def look(setting: Setting) -> Machine:
     """Name and measure this machine."""
     return Machine(
-        processor=_processor(),
+        processor=processor(),
         cores=os.cpu_count() or 1,
         threads=torch.get_num_threads(),
         device=_device_name(setting.device),
@@ -68,16 +67,6 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
     }
-
-
-def device(name: str) -> torch.device:
-    """The device called `name`, if it is here."""
-    try:
-        found = torch.device(name)
-        torch.zeros(1, device=found)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"no device {name!r} on this machine: {str(error).splitlines()[0]}") from None
-    return found
 
 
 def matrix_gflops(setting: Setting) -> float:
@@ -100,8 +89,8 @@ def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def _processor() -> str:
-    """`platform.processor()` says only the architecture on Linux."""
+def processor() -> str:
+    """Its name: `platform.processor()` says only the architecture on Linux."""
     info = Path("/proc/cpuinfo")
     if sys.platform == "linux" and info.exists():
         for line in info.read_text().splitlines():

@@ -11,11 +11,11 @@ from rich.console import Console
 
 from ntkfl.bench import SECONDS, SUITES, Row, Setting
 from ntkfl.bench.chart import chart
-from ntkfl.bench.machine import device as device_called
 from ntkfl.bench.machine import look, matrix_gflops
 from ntkfl.bench.table import document, table, write_json
 from ntkfl.cli.steps import Steps
 from ntkfl.cli.stopping import stoppable
+from ntkfl.devices import find_device
 from ntkfl.errors import ConfigError, unknown
 
 _LOOKING = 3  # seconds, about
@@ -39,7 +39,7 @@ def bench(
     for path in (json, plot):
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(f"cannot write {path}: there is no folder {path.absolute().parent}")
-    setting = Setting(quick, device_called(device))
+    setting = Setting(quick, find_device(device))
     console = Console()
     done: dict[str, list[Row]] = {}
     with (

@@ -20,6 +20,7 @@ from ntkfl.cli.compare import Watcher
 from ntkfl.cli.steps import Steps
 from ntkfl.cli.stopping import stoppable
 from ntkfl.compare.cells import Cell
+from ntkfl.devices import find_device
 from ntkfl.errors import unknown
 from ntkfl.paper import ITEMS
 from ntkfl.paper.item import SCALES, Context, Finding, Item, Outcome, Scale
@@ -49,6 +50,8 @@ def reproduce(
         raise unknown("scale", scale, SCALES)
     if name != "all" and name not in ITEMS:
         raise unknown("item", name, (*ITEMS, "all"))
+    if device is not None:
+        find_device(device)
     chosen: Scale = "full" if scale == "full" else "quick"
     hint = f"stopped; finished work is kept, continue with: {shlex.join(['ntkfl', *sys.argv[1:]])}"
     for item in ITEMS.values() if name == "all" else [ITEMS[name]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from ntkfl.atomic import write_atomically
+from ntkfl.devices import find_device
 from ntkfl.engine.children import Pool
 from ntkfl.engine.config import Prepared, RunConfig, execute, prepare
 from ntkfl.engine.folder import Record, RunFolder
@@ -68,6 +69,8 @@ class Workers:
     """Processes that finish cells, started when first needed and kept for the whole comparison."""
 
     def __init__(self, count: int, device: str | None) -> None:
+        if device is not None:
+            find_device(device)  # before any worker is started
         self.count, self.device = count, device
         self._pool: Pool | None = None
 

@@ -1,4 +1,4 @@
-"""The datasets there are, where each is looked for, and how it is got."""
+"""The datasets there are, where each is looked for, and how it is downloaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ntkfl.errors import DataError, unknown
 
 # Where distributions put datasets, e.g. Debian's dataset-fashion-mnist.
 SYSTEM_FOLDERS = (Path("/usr/share/datasets"), Path("/usr/local/share/datasets"))
-BUILT_IN = "built in (scikit-learn)"
+BUILT_IN = "built in"
 
 
 @dataclass(frozen=True)

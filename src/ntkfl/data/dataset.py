@@ -15,7 +15,7 @@ from ntkfl.data.seeds import generator
 from ntkfl.errors import ConfigError, DataError
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """Images with labels, split into train and test.
 
@@ -59,6 +59,10 @@ class Dataset:
             raise DataError(f"{self.name}: mean and std must hold {channels} numbers each, std above 0")
         if self.writers is not None and self.writers.shape != self.labels.shape:
             raise DataError(f"{self.name}: {len(self.writers)} writers for {len(self.labels)} training rows")
+
+    def __repr__(self) -> str:
+        shape, test = list(self.images.shape[1:]), len(self.test_labels)
+        return f"Dataset({self.name!r}: {len(self)} training and {test} test images {shape}, {self.classes} classes)"
 
     def __len__(self) -> int:
         """Training rows."""

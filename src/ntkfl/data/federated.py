@@ -18,7 +18,7 @@ from ntkfl.data.seeds import generator
 from ntkfl.errors import ConfigError, DataError
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Federated:
     """Clients as index sets over one store of rows, so that clients sharing rows cost no copies.
 
@@ -40,6 +40,16 @@ class Federated:
                 raise DataError(f"{self.name}: client {number} has no samples")
             if index.min() < 0 or index.max() >= len(self.rows):
                 raise DataError(f"{self.name}: client {number} has a row outside 0..{len(self.rows) - 1}")
+
+    def __repr__(self) -> str:
+        """Sizes alone: whoever prints a federation does not print people's rows."""
+        kind = "real targets" if self.classes is None else f"{self.classes} classes"
+        least, most = min(self.sizes), max(self.sizes)
+        each = f"{least}" if least == most else f"{least} to {most}"
+        return (
+            f"Federated({self.name!r}: {len(self)} clients of {each} samples, inputs {list(self.input_shape)}, {kind}, "
+            f"{len(self.test_rows)} test samples)"
+        )
 
     def __len__(self) -> int:
         """Clients."""

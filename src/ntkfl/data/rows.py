@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hashlib import _Hash
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Rows:
     """Inputs x (uint8 [N, C, H, W], or float32 [N, ...] ready for use) and targets y (int64 [N], or float32 [N, d2]).
 
@@ -24,6 +24,9 @@ class Rows:
     y: Tensor
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Rows(x {list(self.x.shape)}, y {list(self.y.shape)})"
 
     def __len__(self) -> int:
         return len(self.y)

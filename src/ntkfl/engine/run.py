@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,24 @@ from ntkfl.tangent.parameters import flatten
 from ntkfl.version import __version__
 
 
-@dataclass
+@dataclass(repr=False)
 class Run:
     """A run: `history` has a record a round, `model` the weights to use (averaged, where the method averages)."""
 
     model: nn.Module
     history: list[Record]
-    timings: list[Record] = field(repr=False)
-    config: Mapping[str, Any] = field(repr=False)
-    checkpoint: State = field(repr=False)
+    timings: list[Record]
+    config: Mapping[str, Any]
+    checkpoint: State
+
+    def __repr__(self) -> str:
+        """One line: the history has a record per round, and each lists clients."""
+        last = self.history[-1] if self.history else {}
+        found = [f"{len(self.history)} rounds"]
+        for name in ("test_accuracy", "test_loss"):
+            if (value := last.get(name)) is not None:
+                found.append(f"{name} {value:.4f}")
+        return f"Run({self.config['method']['name']}: {', '.join(found)})"
 
     def save(self, path: Path | str) -> Path:
         """Write the run's folder, as training with `out=path` would have."""

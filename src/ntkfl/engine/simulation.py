@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ntkfl.data import Federated
+from ntkfl.devices import find_device
 from ntkfl.engine.conversation import Carrier, Traffic, carry_round, play_round
 from ntkfl.engine.folder import Record, RunFolder
 from ntkfl.engine.learner import Batch, Learner, draw_cohort
@@ -136,7 +137,7 @@ class Engine:
             raise ConfigError("loss 'ce' needs class labels, but the targets are real-valued: use loss 'mse'")
         self.method, self.clients_per_round, self.seed = method, clients_per_round, seed
         weights = flatten(model)
-        self.device, self.dtype = torch.device(device) if device is not None else weights.device, weights.dtype
+        self.device, self.dtype = find_device(device) if device is not None else weights.device, weights.dtype
         self.task = Task(
             copy.deepcopy(model).to(self.device),
             fed.output_dim,

@@ -1,0 +1,24 @@
+"""Where to compute: a device by name, checked before anything is moved there."""
+
+from __future__ import annotations
+
+import torch
+
+from ntkfl.errors import ConfigError
+
+
+def find_device(name: str | torch.device) -> torch.device:
+    """The device called `name` ("cpu", "cuda", "cuda:1", "mps"); `ConfigError` where it is none of this machine's."""
+    try:
+        found = torch.device(name)
+        torch.zeros(1, device=found).add_(1)
+    except (RuntimeError, AssertionError, NotImplementedError):  # torch says each of these where a device is missing
+        here = ", ".join(devices_here())
+        raise ConfigError(f"no device {str(name)!r} can be used on this machine: there is {here}") from None
+    return found
+
+
+def devices_here() -> list[str]:
+    """Names of the devices this machine has."""
+    cuda = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    return ["cpu", *cuda, *(["mps"] if torch.backends.mps.is_available() else [])]

@@ -1,0 +1,52 @@
+"""A device that is not there is one clear line, whoever asks for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import ntkfl
+from ntkfl.devices import devices_here, find_device
+from ntkfl.errors import ConfigError
+
+ABSENT = ["gpu", "cuda:99", *([] if torch.cuda.is_available() else ["cuda"])]
+
+
+@pytest.mark.parametrize("name", ABSENT)
+def test_a_device_that_is_not_there_names_those_that_are(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"no device '{name}' can be used on this machine: there is cpu"):
+        find_device(name)
+
+
+def test_every_device_that_is_named_can_be_used() -> None:
+    assert [find_device(name).type for name in devices_here()] == [name.split(":")[0] for name in devices_here()]
+
+
+def test_training_from_python_says_so_too() -> None:
+    fed = ntkfl.data.load("digits").partition(ntkfl.data.IID(clients=2), seed=0)
+    with pytest.raises(ConfigError, match="no device 'gpu'"):
+        ntkfl.train(
+            ntkfl.models.mlp(64, 8, 10), fed, ntkfl.methods.FedAvg(), rounds=1, clients_per_round=2, device="gpu"
+        )
+
+
+@pytest.mark.parametrize("verb", [["train", "--dataset", "digits"], ["compare", "configs/quickstart.toml"], ["bench"]])
+def test_commands_end_with_one_line(verb: list[str], tmp_path: Path) -> None:
+    asked = [
+        sys.executable,
+        "-m",
+        "ntkfl",
+        *verb,
+        "--device",
+        "gpu",
+        *(["--out", tmp_path / "out"] if verb[0] != "bench" else []),
+    ]
+    ended = subprocess.run(asked, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[1])
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert "no device 'gpu'" in ended.stderr
