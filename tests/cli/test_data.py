@@ -50,7 +50,7 @@ def test_list_says_what_is_there_and_how_to_get_the_rest(bare: Path) -> None:
 
 def test_fetch_of_what_is_there_checks_it() -> None:
     result = run("fetch", "digits")
-    assert result.stdout == "digits: 1,442 training and 355 test rows, checked, built in (scikit-learn)\n"
+    assert result.stdout == "digits: 1,442 training and 355 test rows, checked, built in\n"
 
 
 def test_fetch_names_what_cannot_be_had() -> None:

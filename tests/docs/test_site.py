@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    pytest.importorskip("mkdocs", reason="needs the extra docs")
-    pytest.importorskip("mkdocstrings", reason="needs the extra docs")
+    pytest.importorskip("mkdocs", reason="needs mkdocs: make docs")
+    pytest.importorskip("mkdocstrings", reason="needs mkdocs: make docs")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=200)

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
+schemathesis = pytest.importorskip("schemathesis", reason="needs schemathesis: make fuzz")
+
 import requests
-import schemathesis
 from fastapi import FastAPI
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
