@@ -29,7 +29,8 @@ CROWDS = (
 
 def pytest_report_header() -> str:
     """What a numerical bound may have met: a failure on another processor is then told from one in the code."""
-    return f"{processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+    instructions = torch.backends.cpu.get_cpu_capability()
+    return f"{processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, {instructions}"
 
 
 @pytest.fixture(autouse=True)
