@@ -16,11 +16,11 @@ $(VENV)/.made:
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
-$(VENV)/.run: $(VENV)/.made requirements/run.txt requirements/torch.txt pyproject.toml
+$(VENV)/.run: $(VENV)/.made requirements/run.txt requirements/torch.txt pyproject.toml experiments/pyproject.toml
 	@echo "installing what running needs into $(VENV): about a minute, most of it for torch"
 	$(LOCKED) requirements/run.txt
 	$(PIP) -r requirements/torch.txt
-	$(PIP) --no-deps --no-build-isolation -e .
+	$(PIP) --no-deps --no-build-isolation -e . -e experiments
 	@touch $@
 
 $(VENV)/.%: requirements/%.txt $(VENV)/.run

@@ -35,10 +35,10 @@ def commands() -> str:
     """Every verb's help, as the command line prints it."""
     import click
 
-    from ntkfl.cli.verbs import VERBS, load
+    from ntkfl.cli.verbs import listed, load
 
     parts = ["# Commands\n\nEvery verb, as `ntkfl VERB --help` says it.\n"]
-    for name in VERBS:
+    for name in listed():
         command = load(name)
         parts.append(f"\n## ntkfl {name}\n\n{_help(command)}\n")
         if isinstance(command, click.Group):

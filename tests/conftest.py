@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from ntkfl.bench.machine import processor
+from ntkfl.devices import processor_name
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
@@ -30,7 +30,7 @@ CROWDS = (
 def pytest_report_header() -> str:
     """What a numerical bound may have met: a failure on another processor is then told from one in the code."""
     instructions = torch.backends.cpu.get_cpu_capability()
-    return f"{processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, {instructions}"
+    return f"{processor_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, {instructions}"
 
 
 @pytest.fixture(autouse=True)

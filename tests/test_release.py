@@ -18,6 +18,8 @@ def test_the_version_is_in_one_place() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert "version" in project["dynamic"]
     assert version("ntkfl") == ntkfl.__version__
+    experiments = tomllib.loads((ROOT / "experiments" / "pyproject.toml").read_text())["project"]
+    assert experiments["version"] == ntkfl.__version__
     assert f"\nversion: {ntkfl.__version__}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"## {ntkfl.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
@@ -41,8 +43,8 @@ def test_the_wheel_has_types_pages_and_no_tests(tmp_path: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     source = {p.relative_to(ROOT / "src").as_posix() for p in (ROOT / "src/ntkfl").rglob("*") if p.suffix != ".pyc"}
     assert {n for n in source if "." in Path(n).name and "__pycache__" not in n} <= names
-    assert {"ntkfl/py.typed", "ntkfl/report/assets/page.html"} <= names
-    assert not [n for n in names if n.startswith(("tests/", "docs/", "examples/"))]
+    assert {"ntkfl/py.typed", "ntkfl/report/assets/page.html", "ntkfl/data/digits.npz"} <= names
+    assert not [n for n in names if n.startswith(("tests/", "docs/", "examples/", "ntkfl_experiments/"))]
 
 
 def test_the_core_needs_no_extra() -> None:

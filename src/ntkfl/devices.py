@@ -1,6 +1,10 @@
-"""Where to compute: a device by name, checked before anything is moved there."""
+"""Where to compute: a device by name, checked before anything is moved there, and what the processor is called."""
 
 from __future__ import annotations
+
+import platform
+import sys
+from pathlib import Path
 
 import torch
 
@@ -22,3 +26,13 @@ def devices_here() -> list[str]:
     """Names of the devices this machine has."""
     cuda = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     return ["cpu", *cuda, *(["mps"] if torch.backends.mps.is_available() else [])]
+
+
+def processor_name() -> str:
+    """As its maker calls it: `platform.processor()` says only the architecture on Linux."""
+    info = Path("/proc/cpuinfo")
+    if sys.platform == "linux" and info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

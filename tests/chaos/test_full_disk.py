@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ntkfl_experiments.bench.table import write_json
 
 import ntkfl
 from ntkfl.atomic import replacing, write_private
-from ntkfl.bench.table import write_json
 from ntkfl.compare.cells import Cell
 from ntkfl.compare.results import summarise, write
 from ntkfl.compare.spec import Comparison

@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-
-from ntkfl.paper import ITEMS
+from ntkfl_experiments.paper import ITEMS
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "paper-map.md").read_text()
@@ -16,7 +15,10 @@ TEXT = (ROOT / "docs" / "paper-map.md").read_text()
 @pytest.mark.parametrize("place", sorted(set(re.findall(r"`([\w/]+\.py:\w+)`", TEXT))))
 def test_a_name_is_where_the_map_says(place: str) -> None:
     path, name = place.split(":")
-    source = (ROOT / "src" / "ntkfl" / path).read_text()
+    package = ROOT / "src" / "ntkfl"
+    if path.startswith("experiments/"):
+        path, package = path.removeprefix("experiments/"), ROOT / "experiments" / "src" / "ntkfl_experiments"
+    source = (package / path).read_text()
     assert re.search(rf"^(def|class) {name}\b|^{name}\b.*=", source, re.MULTILINE), f"{path} has no {name}"
 
 

@@ -37,6 +37,6 @@ def test_a_changed_number_is_noticed() -> None:
 
 
 def test_every_item_with_results_is_in_the_table() -> None:
-    from ntkfl.paper import ITEMS
+    from ntkfl_experiments.paper import ITEMS
 
     assert set(TABLES.ORDER) == set(ITEMS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import json
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -217,38 +216,6 @@ def client(
             attend(lambda: not ended.is_set())
         else:
             commands.keep_supernode(commands.supernode(folder, port), log, attend, ended, say)
-
-
-@app.command("bench")
-def bench(
-    clients: Annotated[str, typer.Option(help="Numbers of clients, separated by commas; '': none.")] = "4,16",
-    rounds: Annotated[int, typer.Option(min=2, help="Rounds; the first is not counted.")] = 4,
-    large: Annotated[int, typer.Option(help="Also one message of this many MB; 0: none.")] = 320,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write machine, versions and rows there.")] = None,
-) -> None:
-    """What Flower costs a round: beside one process, in its simulation and deployed on this machine. Minutes."""
-    from rich.console import Console
-
-    from ntkfl.bench.flower import VERSIONS, WAYS, overhead  # needs the extra
-    from ntkfl.bench.flower import large as large_message
-    from ntkfl.bench.machine import look
-    from ntkfl.bench.rows import Setting
-    from ntkfl.bench.table import document, table, write_json
-    from ntkfl.cli.options import parse_numbers
-
-    machine = look(Setting(quick=True))
-    counts = parse_numbers("clients", clients or None, int) or ()
-    pieces = WAYS * len(counts) + bool(large)
-    with stoppable(lambda: "stopped; nothing was written"), Steps(pieces) as steps:
-        rows = [row for count in counts for row in overhead(count, rounds, steps.begin)]
-        if large:
-            rows.append(large_message(large, steps.begin))
-    Console().print(table("What Flower costs a round", rows, machine), highlight=False)
-    if json_file is not None:
-        content = document(["ntkfl", *sys.argv[1:]], False, machine, {"flower": rows})
-        content["versions"] |= VERSIONS
-        write_json(json_file, content)
-        typer.echo(f"wrote {json_file}")
 
 
 def _superlink(folder: Path) -> SuperLink:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import ipaddress
-import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated
 from urllib.parse import urlsplit
 
 import typer
 
-from ntkfl.cli.stopping import leave, left_to_asyncio, stoppable
-from ntkfl.engine.watching import span
+from ntkfl.cli.stopping import leave
 from ntkfl.errors import ConfigError
 
 app = typer.Typer(
-    help="Run a federation's key server or shuffler, or load both.\n\nExample: ntkfl serve key-server trial/key-server",
+    help="Run a federation's key server or shuffler.\n\nExample: ntkfl serve key-server trial/key-server",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -71,39 +68,6 @@ def shuffler(
     configure_logging("shuffler")
     serve_shuffler(folder, *at, max_held=held << 20)
     leave(0)
-
-
-@app.command("load")
-def load(
-    out: Annotated[Path, typer.Option(help="Folder for load.json, table.md and load.png.")] = Path("results/load"),
-    clients: Annotated[int, typer.Option(min=2, help="Clients that enrol and listen.")] = 1000,
-    at_once: Annotated[int, typer.Option(min=2, help="Clients that upload at the same time.")] = 200,
-    rows: Annotated[int, typer.Option(min=1, help="Rows of an upload.")] = 60,
-    row_bytes: Annotated[int, typer.Option(min=200, help="Bytes of a sealed row.")] = 12_151,
-    weights: Annotated[int, typer.Option(min=1, help="Weights in each announcement.")] = 79_510,
-    seconds: Annotated[float, typer.Option(min=1, help="How long.")] = 180,
-    hostile: Annotated[int, typer.Option(min=0, help="Connections that mean no good, all the while.")] = 28,
-) -> None:
-    """Load a key server and a shuffler on this machine from a second process: speed, delays, memory.
-
-    Makes a federation of its own in a temporary folder. Every row is opened and compared at the aggregator's end.
-    The time left counts the two rounds with little memory that follow.
-
-    Example: ntkfl serve load --seconds 180 --out results/load
-    """
-    from ntkfl.bench.load.run import Load, run
-    from ntkfl.bench.load.write import figures, write
-
-    def say(line: str, left: float) -> None:
-        typer.echo(f"{line}  ({span(left)} left)", err=True)
-
-    wanted = Load(clients, at_once, rows, row_bytes, weights, seconds, hostile)
-    with stoppable(lambda: "stopped; nothing was written"), TemporaryDirectory() as folder, left_to_asyncio():
-        document = run(wanted, Path(folder), say)
-    for what, found in figures(document).items():
-        typer.echo(f"{what}: {found}")
-    for path in write(document, out, ["ntkfl", *sys.argv[1:]]):
-        typer.echo(f"wrote {path}")
 
 
 def address(url: str, host: str | None, port: int | None) -> tuple[str, int]:

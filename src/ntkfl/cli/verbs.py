@@ -6,7 +6,9 @@ import difflib
 import inspect
 import os
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib import import_module
+from importlib.metadata import entry_points
 
 import click
 import typer
@@ -16,15 +18,14 @@ from typer.utils import get_params_from_function
 from ntkfl.cli.stopping import stoppable
 
 # What `ntkfl --help` says of each verb, in that order. A verb `x` is the function `x` of `ntkfl.cli.x`, or its `app`.
+# Other packages add theirs: see `added`.
 VERBS = {
     "train": "Train one model over many clients.",
     "compare": "Compare methods on equal terms.",
-    "reproduce": "The paper's figures, tables and theorems.",
     "audit": "Attack one round as it goes over the wire.",
     "report": "Show what runs did on one page.",
     "watch": "Watch runs while they go on.",
     "data": "Datasets, and how they are dealt to clients.",
-    "bench": "Time this package beside the alternatives.",
     "doctor": "Check this machine, and say what to do.",
     "export": "Write a run's model with its projection sealed.",
     "keys": "Keys, tokens and certificates of a federation.",
@@ -43,6 +44,21 @@ PARTITIONS = ("dirichlet", "writer", "iid", "shards")
 MODELS = ("mlp", "cnn", "resnet", "gru", "transformer")
 
 
+@cache
+def added() -> dict[str, tuple[str, str]]:
+    """Verbs of other installed packages: name → (its line of help, "module:function").
+
+    A package names such a mapping as an entry point of the group `ntkfl.verbs`, in a module that imports nothing. A
+    name of two words is a command of one of the verbs here.
+    """
+    return {name: verb for point in entry_points(group="ntkfl.verbs") for name, verb in point.load().items()}
+
+
+def listed() -> dict[str, str]:
+    """All verbs with their lines of help."""
+    return VERBS | {name: line for name, (line, _) in added().items() if " " not in name}
+
+
 class Verbs(TyperGroup):
     """A group whose commands are imported when one is called, not when they are listed."""
 
@@ -55,12 +71,12 @@ class Verbs(TyperGroup):
         return found
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*VERBS, *(name for name in super().list_commands(ctx) if name not in VERBS)]
+        return [*listed(), *(name for name in super().list_commands(ctx) if name not in VERBS)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """For lists: the verb's name and its line."""
-        if cmd_name in VERBS:
-            return TyperCommand(cmd_name, help=VERBS[cmd_name])
+        if cmd_name in listed():
+            return TyperCommand(cmd_name, help=listed()[cmd_name])
         return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> object:
@@ -76,19 +92,35 @@ class Verbs(TyperGroup):
             near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
             ctx.fail(f"no verb {args[0]!r}{f': did you mean {near[0]!r}?' if near else ''}")
         name, command, rest = super().resolve_command(ctx, args)
-        return name, load(name) if name in VERBS else command, rest
+        return name, load(name) if name in listed() else command, rest
 
 
+@cache
 def load(name: str) -> click.Command:
     """The verb's command, with its options."""
-    module = import_module(f"ntkfl.cli.{name}")
-    app = getattr(module, "app", None)
-    if app is None:
-        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        app.command(name)(getattr(module, name))
+    if name in VERBS:
+        module = import_module(f"ntkfl.cli.{name}")
+        app = getattr(module, "app", None) or _alone(name, getattr(module, name))
+    else:
+        app = _alone(name, _function(name))
+    for own in added():
+        if own.startswith(f"{name} "):
+            app.command(own.removeprefix(f"{name} "))(_function(own))
     command = typer.main.get_command(app)
     _restore_argument_help(command)
     return command
+
+
+def _alone(name: str, function: Callable[..., object]) -> typer.Typer:
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(name)(function)
+    return app
+
+
+def _function(name: str) -> Callable[..., object]:
+    module, function = added()[name][1].split(":")
+    found: Callable[..., object] = getattr(import_module(module), function)
+    return found
 
 
 def _restore_argument_help(command: click.Command) -> None:

@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
+from ntkfl_experiments.bench.relay import Relay
 
 import ntkfl
-from ntkfl.bench.relay import Relay
 from ntkfl.engine.config import ModelConfig
 from ntkfl.engine.flower import folders
 from ntkfl.engine.services.identity import Identity

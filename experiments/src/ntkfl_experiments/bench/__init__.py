@@ -1,0 +1,33 @@
+"""Measurements of this package beside the alternatives, in one process at one moment."""
+
+from ntkfl_experiments.bench.accuracy import accuracy
+from ntkfl_experiments.bench.clients import clients
+from ntkfl_experiments.bench.kernel import kernel
+from ntkfl_experiments.bench.networks import networks
+from ntkfl_experiments.bench.round import round
+from ntkfl_experiments.bench.rows import Row, Setting, Suite
+from ntkfl_experiments.bench.scaling import scaling
+from ntkfl_experiments.bench.wire import wire
+
+# A suite's first docstring line is its title.
+SUITES: dict[str, Suite] = {
+    "kernel": kernel,
+    "networks": networks,
+    "round": round,
+    "clients": clients,
+    "wire": wire,
+    "scaling": scaling,
+    "accuracy": accuracy,
+}
+# What each takes on two cores, about: for the time left.
+SECONDS: dict[str, float] = {
+    "kernel": 30,
+    "networks": 20,
+    "round": 120,
+    "clients": 10,
+    "wire": 10,
+    "scaling": 200,
+    "accuracy": 55,
+}
+
+__all__ = ["SECONDS", "SUITES", "Row", "Setting", "Suite"]

@@ -1,0 +1,41 @@
+"""How time and memory of a server update grow with the samples of a round: full kernel, matrix-free."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ntkfl_experiments.bench.memory import update_peak
+from ntkfl_experiments.bench.rows import Row, Setting
+
+_SAMPLES: tuple[int, ...] = (1_000, 4_000, 16_000, 64_000, 100_000)
+_QUICK: tuple[int, ...] = (60, 240)
+
+
+def scaling(setting: Setting) -> list[Row]:
+    """A server update against the samples of a round, each size in a process of its own."""
+    side, hidden = (14, 16) if setting.quick else (28, 100)
+    sizes = _QUICK if setting.quick else _SAMPLES
+    met = [update_peak(N, side, hidden, setting.device) for N in sizes]
+    rows = []
+    for N, one in zip(sizes, met, strict=True):
+        product = 4.0 * N * (side * side * hidden + hidden * 10)
+        note = f"{one['products']:.0f} products; {one['added'] / 1e9:.2f} GB beside the data"
+        rows.append(
+            Row(f"N = {N:,}", one["seconds"], flop=product * one["products"], note=note, details=one, ours=True)
+        )
+    # What does not grow, some megabytes and milliseconds, hides the slope at the smallest.
+    large, last = sizes[-4:], met[-4:]
+    growth = {name: slope(large, [one[name] for one in last]) for name in ("seconds", "added", "per_product")}
+    told = f"log-log slopes from N = {large[0]:,}: time {growth['seconds']:.2f}, memory {growth['added']:.2f}"
+    details = rows[-1].details | {f"slope_{name}": value for name, value in growth.items()}
+    rows[-1] = replace(rows[-1], note=f"{rows[-1].note}; {told}", details=details)
+    return rows
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> float:
+    """The exponent p of the power law y = c·xᵖ that fits best, by least squares of the logarithms."""
+    u, v = [math.log(a) for a in x], [math.log(max(b, 1e-300)) for b in y]
+    mean_u, mean_v = sum(u) / len(u), sum(v) / len(v)
+    return sum((a - mean_u) * (b - mean_v) for a, b in zip(u, v, strict=True)) / sum((a - mean_u) ** 2 for a in u)

@@ -1,0 +1,1 @@
+"""`ntkfl reproduce`, `ntkfl bench`, `ntkfl serve load` and `ntkfl flower bench`."""

@@ -1,0 +1,118 @@
+"""`ntkfl reproduce`: the paper's figures, tables and statements, one command each."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ntkfl.cli.compare import Watcher
+from ntkfl.cli.steps import Steps
+from ntkfl.cli.stopping import stoppable
+from ntkfl.compare.cells import Cell
+from ntkfl.devices import find_device
+from ntkfl.errors import unknown
+from ntkfl_experiments.paper import ITEMS
+from ntkfl_experiments.paper.item import SCALES, Context, Finding, Item, Outcome, Scale
+from ntkfl_experiments.paper.record import VERDICTS, folder_of, write
+
+
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help=f"all, or one of {', '.join(ITEMS)}")] = None,
+    scale: Annotated[str, typer.Option(help="quick: minutes on two cores; full: the paper's setting")] = "quick",
+    device: Annotated[str | None, typer.Option(help="cpu or cuda")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="runs at a time (default one a core)")] = None,
+    out: Annotated[Path, typer.Option(help="folder of results")] = Path("results/paper"),
+    runs: Annotated[Path, typer.Option(help="folder that keeps finished work")] = Path("runs/paper"),
+) -> None:
+    """The paper's figures, tables and theorems: work one out, and say where it agrees.
+
+    Finished runs are kept and never repeated; an interrupted call continues when called again.
+
+    Example: ntkfl reproduce fig4c --scale full --device cuda
+    """
+    console = Console(highlight=False)
+    if name is None:
+        for item in ITEMS.values():
+            typer.echo(f"{item.name:10} {item.title}")
+        return
+    if scale not in SCALES:
+        raise unknown("scale", scale, SCALES)
+    if name != "all" and name not in ITEMS:
+        raise unknown("item", name, (*ITEMS, "all"))
+    if device is not None:
+        find_device(device)
+    chosen: Scale = "full" if scale == "full" else "quick"
+    hint = f"stopped; finished work is kept, continue with: {shlex.join(['ntkfl', *sys.argv[1:]])}"
+    for item in ITEMS.values() if name == "all" else [ITEMS[name]]:
+        with stoppable(lambda: hint), _display(console) as show:
+            context = Context(chosen, runs / chosen / item.name, device, workers or min(os.cpu_count() or 1, 16), show)
+            began = time.perf_counter()
+            show.line(f"{item.name}: {item.title}")
+            outcome = item.run(context)
+        _finish(item, outcome, context, out, time.perf_counter() - began, console)
+
+
+def _finish(item: Item, outcome: Outcome, context: Context, out: Path, seconds: float, console: Console) -> None:
+    command = f"ntkfl reproduce {item.name} --scale {context.scale}"
+    folder = folder_of(out, item.name, context.scale)
+    figure = write(folder, item, outcome, context.scale, command, seconds)
+    console.print(_table(outcome.findings))
+    console.print(f"figure:  {figure}\nresults: {folder / 'result.json'}, {folder / 'findings.md'}", soft_wrap=True)
+    console.print(f"{seconds:.0f} s\n")
+
+
+def _table(findings: Sequence[Finding]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("claim", "the paper", "here", ""):
+        table.add_column(heading, overflow="fold")
+    for f in findings:
+        table.add_row(f.claim, f.paper, f"{f.ours}; {f.note}" if f.note else f.ours, VERDICTS[f.agrees])
+    return table
+
+
+class _Display:
+    """Progress of an item: pieces of work with the time left, or the runs of a comparison; plain lines in a log."""
+
+    def __init__(self, console: Console) -> None:
+        self.console, self.watcher = console, Watcher(console)
+        self.steps: Steps | None = None
+
+    def bar(self, what: str, total: int) -> Callable[[], None]:
+        self.stop()
+        self.steps = running = Steps(total, what)
+        running.__enter__()
+        return running.end
+
+    def runs(self, cells: Sequence[Cell]) -> None:
+        if self.watcher.live is None:
+            self.watcher.__enter__()
+        self.watcher.watch(cells)
+
+    def line(self, text: str) -> None:
+        self.console.print(text, soft_wrap=True)
+
+    def stop(self) -> None:
+        if self.steps is not None:
+            self.steps.__exit__(None, None, None)
+            self.steps = None
+        self.watcher.__exit__()
+
+
+@contextmanager
+def _display(console: Console) -> Iterator[_Display]:
+    show = _Display(console)
+    try:
+        yield show
+    finally:
+        show.stop()

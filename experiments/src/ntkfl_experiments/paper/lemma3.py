@@ -1,0 +1,207 @@
+"""Lemma 3: how far the kernel drifts when every neuron's weights move by at most R."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from ntkfl_experiments.paper.analysis import ALPHA, CHOICES, DELTA, Cell, available, settings, unit_inputs, work
+from ntkfl_experiments.paper.axes import BLACK, BLUE, GREEN, ORANGE, PINK, finish, panels
+from ntkfl_experiments.paper.item import Context, Finding, Item, Outcome
+from ntkfl_experiments.theory import (
+    draw,
+    in_span,
+    kernel_drift,
+    kernel_drift_moment,
+    kernel_drift_summed,
+    spectral_norm,
+)
+from ntkfl_experiments.theory.bounds import FLIP
+from ntkfl_experiments.theory.dynamics import descend, flip_nearest, furthest_move
+
+
+def bounds(width: int, samples: int, radius: float) -> dict[str, float]:
+    """As printed, by the second moment, and by Markov on the sum of all entries."""
+    return {
+        "printed": kernel_drift(samples, radius, ALPHA, DELTA),
+        "moment": kernel_drift_moment(width, samples, radius, ALPHA, DELTA),
+        "summed": kernel_drift_summed(samples, radius, ALPHA, DELTA),
+    }
+
+
+def train(key: Mapping[str, Any]) -> Cell:
+    """‖H(t) − H‖₂ along gradient descent, with the distance the furthest neuron went."""
+    x, y = unit_inputs(key["dataset"], key["samples"], key["seed"])
+    z = in_span(x)
+    network = draw(key["width"], z.shape[1], key["seed"])
+    kernel = network.kernel(z)
+    drifts, radii = [], []
+    for state in descend(network, z, y, key["lr"], key["steps"][-1]):
+        if state.step in key["steps"]:
+            drifts.append(spectral_norm(state.network.kernel(z) - kernel))
+            radii.append(furthest_move(state.network, network))
+    return {"drift": drifts, "radius": radii, "norm": spectral_norm(kernel)}
+
+
+def alike(samples: int) -> Tensor:
+    """`samples` unit vectors with all products 1/2, in samples + 1 dimensions."""
+    own = torch.eye(samples, dtype=torch.float64)
+    return torch.cat([torch.ones(samples, 1, dtype=torch.float64), own], dim=1) / math.sqrt(2)
+
+
+def attack(key: Mapping[str, Any]) -> Cell:
+    """‖H' − H‖₂ when every neuron flips the input nearest to its boundary, over many draws: how often bounds hold."""
+    if key["dataset"] == "alike":
+        x = alike(key["samples"])
+    else:
+        x = in_span(unit_inputs(key["dataset"], key["samples"], 0)[0])
+    limits = bounds(key["width"], len(x), key["radius"])
+    drifts = []
+    for seed in range(key["draws"]):
+        network = draw(key["width"], x.shape[1], seed)
+        after = flip_nearest(network, x, key["radius"])
+        assert furthest_move(after, network) <= key["radius"] * (1 + 1e-9)
+        stays = bool((after.v == network.v).all())
+        drifts.append(0.0 if stays else spectral_norm(after.kernel(x) - network.kernel(x)))
+    held = {name: statistics.fmean(d <= limit for d in drifts) for name, limit in limits.items()}
+    return {"drift": statistics.fmean(drifts), "largest": max(drifts), "bounds": limits, "held": held}
+
+
+def run(context: Context) -> Outcome:
+    name, quick = available("fashion-mnist"), context.quick
+    samples, seeds = (50, range(2)) if quick else (100, range(5))
+    widths = [64, 512] if quick else [64, 256, 1024, 4096]
+    steps = [1, 10, 100] if quick else [1, 10, 100, 300]
+    trained = [
+        {"dataset": name, "samples": samples, "width": w, "seed": s, "lr": 1.0, "steps": steps}
+        for w in widths
+        for s in seeds
+    ]
+    radii = [1e-4, 1e-3, 1e-2, 1e-1]
+    reached = [
+        {"dataset": name, "samples": samples, "width": w, "radius": r, "draws": 20 if quick else 50}
+        for w in widths
+        for r in radii
+    ]
+    # A radius for which one flip of one neuron, √(N/8)/n in norm, exceeds the printed bound.
+    many = [50, 300] if quick else [50, 200, 500]
+    breaking = [
+        {"dataset": "alike", "samples": s, "width": w, "draws": 200 if quick else 400,
+         "radius": 0.7 * math.sqrt(s / 8) / w * DELTA * ALPHA / (2 * FLIP * s)}
+        for w in (1, 16)
+        for s in many
+    ]  # fmt: skip
+    data = {
+        "trained": work(context, "drift in training", trained, train),
+        "reached": work(context, "drift by an adversary", reached, attack),
+        "breaking": work(context, "drift against the printed bound", breaking, attack),
+    }
+    return Outcome(
+        settings(dataset=name, alpha=ALPHA, samples=samples, widths=widths, steps=steps, lr=1.0, radii=radii),
+        list(seeds),
+        data,
+        findings(data),
+        picture(data),
+        [
+            *CHOICES,
+            "the adversary moves every neuron just across the boundary of its nearest input, if that is within R",
+            "the counterexample has inputs whose products are all 1/2",
+        ],
+    )
+
+
+def findings(data: Mapping[str, list[Cell]]) -> list[Finding]:
+    trained, reached, breaking = data["trained"], data["reached"], data["breaking"]
+    noise = 3 * math.sqrt(DELTA * (1 - DELTA) / breaking[0]["draws"])
+    pairs = [
+        (d, kernel_drift(c["samples"], r, ALPHA, DELTA), c["norm"])
+        for c in trained
+        for d, r in zip(c["drift"], c["radius"], strict=True)
+    ]
+    useful = [(d, b) for d, b, norm in pairs if b < norm]
+    room = [b / d for d, b, _ in pairs if d > 0]
+    worst = min(breaking, key=lambda c: c["held"]["printed"])
+    return [
+        Finding(
+            "‖H(t) − H‖₂ ≤ 2√2 N R/(√π δ α) in training",
+            "an upper bound",
+            f"holds at {sum(d <= b for d, b, _ in pairs)} of {len(pairs)} points, {min(room):.0f} to {max(room):,.0f} "
+            "times "
+            "the drift",
+            all(d <= b for d, b, _ in pairs),
+            f"At {len(pairs) - len(useful)} of {len(pairs)} points it is above ‖H‖₂ itself: it keeps no eigenvalue "
+            "above 0.",
+        ),
+        Finding(
+            "the same for an adversary who moves every neuron by at most R, on pictures",
+            f"at least {1 - DELTA:.0%} of draws",
+            f"{min(c['held']['printed'] for c in reached):.0%} at worst; at most "
+            f"{max(c['largest'] / c['bounds']['printed'] for c in reached):.2f} of the bound",
+            min(c["held"]["printed"] for c in reached) >= 1 - DELTA,
+        ),
+        Finding(
+            "the bound holds with probability 1 − δ for all inputs of unit length",
+            f"at least {1 - DELTA:.0%} of draws",
+            f"{worst['held']['printed']:.0%} (N = {worst['samples']} inputs with products 1/2, n = {worst['width']}, "
+            f"R = {worst['radius']:.0e})",
+            all(c["held"]["printed"] >= 1 - DELTA - noise for c in breaking),
+            "The proof bounds each 0/1 variable (i, j, r) with probability 1 − δ, then all n N² of them at once, "
+            "without a "
+            "union.",
+        ),
+        Finding(
+            "by the second moment: ‖H(t) − H‖_F ≤ N √((p² + p/n)/δ), p = 2√(2/π) R/α",
+            "not in the paper",
+            f"{min(c['held']['moment'] for c in [*reached, *breaking]):.0%} of draws at worst; at most the printed "
+            "bound once "
+            "n p ≥ δ/(1 − δ)",
+            None,
+            "So the printed bound is right except for very small n R, where hardly any neuron flips.",
+        ),
+    ]
+
+
+def picture(data: Mapping[str, list[Cell]]) -> Figure:
+    figure, axes = panels(2, "Lemma 3: the kernel's drift")
+    cells = data["trained"]
+    for width, colour in zip(sorted({c["width"] for c in cells}), (BLUE, GREEN, PINK, ORANGE), strict=False):
+        chosen = [c for c in cells if c["width"] == width]
+        points = [(r, d) for c in chosen for r, d in zip(c["radius"], c["drift"], strict=True) if d > 0]
+        axes[0].plot(*zip(*points, strict=True), "o", color=colour, label=f"training, n = {width:,}", markersize=4)
+    width = max(c["width"] for c in data["reached"])
+    reached = [c for c in data["reached"] if c["width"] == width and c["drift"] > 0]
+    radii = [c["radius"] for c in reached]
+    axes[0].plot(
+        radii, [c["drift"] for c in reached], "-s", color="#555555", label=f"adversary, n = {width:,}", markersize=4
+    )
+    for kind, style, label in (
+        ("printed", "--", "printed"),
+        ("moment", "-.", "second moment"),
+        ("summed", ":", "sum of entries"),
+    ):
+        axes[0].plot(radii, [c["bounds"][kind] for c in reached], style, color=BLACK, label=f"bound, {label}")
+    axes[0].axhline(statistics.median(c["norm"] for c in cells), color="#999999", linewidth=0.8, label="‖H‖₂")
+    finish(axes[0], f"N = {cells[0]['samples']} pictures", "R = max ‖v_r(t) − v_r‖", "‖H(t) − H‖₂")
+    for width, style in zip(sorted({c["width"] for c in data["breaking"]}), ("-o", "--s"), strict=True):
+        chosen = [c for c in data["breaking"] if c["width"] == width]
+        for kind, colour, label in (("printed", ORANGE, "printed"), ("moment", BLUE, "second moment")):
+            axes[1].plot(
+                [c["samples"] for c in chosen],
+                [1 - c["held"][kind] for c in chosen],
+                style,
+                color=colour,
+                label=f"{label}, n = {width}",
+            )
+    axes[1].axhline(DELTA, color=BLACK, linestyle=":", label="δ")
+    axes[1].set_ylim(-0.02, 0.52)
+    finish(axes[1], "inputs with products 1/2, small R", "inputs N", "draws that break the bound", logy=False)
+    return figure
+
+
+ITEMS = (Item("lemma3", "Lemma 3: how far the kernel drifts", run),)

@@ -1,0 +1,103 @@
+"""What an item leaves behind: result.json with everything, figure.png, and findings.md for people."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ntkfl.atomic import write_atomically
+from ntkfl.errors import ConfigError
+from ntkfl.version import __version__
+from ntkfl_experiments.paper.item import Finding, Item, Outcome, Scale
+
+VERDICTS = {True: "agrees", False: "differs", None: "no verdict"}
+
+
+def folder_of(root: Path, name: str, scale: Scale) -> Path:
+    """The paper's setting in NAME/, a quick look in NAME/quick/: a look never replaces a result."""
+    return root / name if scale == "full" else root / name / "quick"
+
+
+def write(folder: Path, item: Item, outcome: Outcome, scale: Scale, command: str, seconds: float) -> Path:
+    """Everything into `folder`; returns the figure's path. `seconds` are of this call: kept runs say their own."""
+    document = {
+        "name": item.name,
+        "title": item.title,
+        "scale": scale,
+        "command": command,
+        "commit": commit(),
+        "machine": machine(),
+        "devices_of_runs": devices(outcome.data),
+        "versions": {"ntkfl": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "seconds": round(seconds, 1),
+        "seeds": outcome.seeds,
+        "settings": outcome.settings,
+        "choices": outcome.choices,
+        "findings": [asdict(finding) for finding in outcome.findings],
+        "data": outcome.data,
+    }
+    picture = io.BytesIO()
+    outcome.figure.savefig(picture, format="png", dpi=120)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / "result.json", (json.dumps(document, ensure_ascii=False) + "\n").encode())
+        write_atomically(folder / "findings.md", markdown(item, outcome, command).encode())
+        write_atomically(folder / "figure.png", picture.getvalue())
+    except OSError as error:
+        raise ConfigError(f"cannot write to {folder}: {error.strerror}; finished runs are kept") from None
+    return folder / "figure.png"
+
+
+def markdown(item: Item, outcome: Outcome, command: str) -> str:
+    choices = "".join(f"- {choice}\n" for choice in outcome.choices)
+    head = f"# {item.name}: {item.title}\n\n`{command}`\n\n![figure](figure.png)\n\n"
+    return (
+        head
+        + finding_table(outcome.findings)
+        + (f"\nWhat the paper leaves open, and we chose:\n{choices}" if choices else "")
+    )
+
+
+def finding_table(findings: Sequence[Finding]) -> str:
+    lines = ["| claim | the paper | here | |", "| --- | --- | --- | --- |"]
+    for f in findings:
+        note = f"; {f.note}" if f.note else ""
+        lines.append(f"| {f.claim} | {f.paper} | {f.ours}{note} | {VERDICTS[f.agrees]} |")
+    return "\n".join(lines) + "\n"
+
+
+def commit() -> str | None:
+    """The commit of the source this runs from, with '+' where it was changed since; None outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        asked = {"cwd": here, "capture_output": True, "text": True, "timeout": 10}
+        found = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], **asked)  # type: ignore[call-overload]
+        changed = subprocess.run(["git", "status", "--porcelain", "--", str(here.parent)], **asked)  # type: ignore[call-overload]
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return None if found.returncode else found.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def machine() -> str:
+    return f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}"
+
+
+def devices(data: Any) -> list[str]:
+    """Where the runs in these data were made, as they noted it: kept runs may come from another machine."""
+    if isinstance(data, dict):
+        own = data.get("devices")
+        if isinstance(own, list):
+            return sorted(set(own))
+        return sorted({name for value in data.values() for name in devices(value)})
+    if isinstance(data, list):
+        return sorted({name for value in data for name in devices(value)})
+    return []

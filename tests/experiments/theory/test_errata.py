@@ -1,0 +1,181 @@
+"""What docs/errata.md says of the paper, as far as it is pure mathematics: each statement shown by numbers."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from ntkfl_experiments.theory import (
+    draw,
+    flips,
+    kernel_drift,
+    limit_kernel,
+    requirements,
+    smallest_eigenvalue,
+    spectral_norm,
+    unit,
+)
+from ntkfl_experiments.theory.bounds import FLIP, weight_gap, weight_gap_certain
+from ntkfl_experiments.theory.dynamics import descended, federated_round, flip_nearest, furthest_move, within_reach
+from torch import nn
+
+import ntkfl
+from ntkfl.models import mlp
+
+DOUBLE = torch.float64
+
+
+def linear_problem() -> tuple[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A model linear in its weights, three outputs: the trace kernel is exact, so nothing else is approximated."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 8, generator=generator, dtype=DOUBLE)
+    y = torch.randn(5, 3, generator=generator, dtype=DOUBLE)
+    model = nn.Linear(8, 3, bias=False).double()
+    with torch.no_grad():
+        model.weight.normal_(generator=generator)
+    return model, x, y, ntkfl.jacobian(model, x).kernel()
+
+
+def test_outputs_decay_by_the_number_of_outputs_more_slowly_than_printed() -> None:
+    model, x, y, H = linear_problem()
+    f0, W = model(x).detach(), model.weight.detach().clone().requires_grad_()
+    lr, steps = 0.01, 600
+    for _ in range(steps):  # gradient descent on the paper's own loss, the halved mean square over samples and outputs
+        (slope,) = torch.autograd.grad(0.5 * (x @ W.T - y).square().mean(), W)
+        W = (W - lr * slope).detach().requires_grad_()
+
+    def evolution(divisor: float) -> torch.Tensor:
+        return y + torch.matrix_exp(-lr * steps / divisor * H) @ (f0 - y)
+
+    found = (x @ W.T).detach()
+    assert float((evolution(5 * 3) - found).norm() / (f0 - y).norm()) < 5e-3
+    assert float((evolution(5) - found).norm() / (f0 - y).norm()) > 0.1  # as printed
+
+
+def test_the_printed_solution_does_not_solve_the_printed_equation() -> None:
+    model, x, y, H = linear_problem()
+    f0, lr, t, h = model(x).detach(), 0.1, 3.0, 1e-5
+
+    def solution(time: float) -> torch.Tensor:
+        return y + torch.matrix_exp(-lr * time / len(x) * H) @ (f0 - y)
+
+    slope = (solution(t + h) - solution(t - h)) / (2 * h)
+    printed = -lr * H @ (solution(t) - y)
+    torch.testing.assert_close(slope, printed / len(x), rtol=1e-6, atol=1e-9)
+    assert float((slope - printed).norm()) > float(slope.norm())
+
+
+def test_the_papers_weights_miss_the_labels_its_outputs_reach() -> None:
+    model, x, y, H = linear_problem()
+    lr, f0 = 20.0, model(x).detach()
+    e = ntkfl.evolve(ntkfl.jacobian(model, x), f0, y, lr, [100_000], "mse", "trace", "paper")
+    torch.testing.assert_close(e.outputs[0], y, atol=1e-9, rtol=0)  # the function evolution
+    with torch.no_grad():
+        model.weight += e.delta(0).view_as(model.weight)
+    values, Q = torch.linalg.eigh(H)
+    a = lr * values / (5 * 3)
+    missed = Q.T @ (model(x).detach() - y)
+    start = Q.T @ (y - f0)
+    torch.testing.assert_close(missed, (a / -torch.expm1(-a) - 1).unsqueeze(1) * start)
+    assert float(missed.norm()) > 0.5 * float(start.norm())
+
+
+def test_a_dense_jacobian_with_bias_is_the_input() -> None:
+    model = mlp(6, 10, 3).double()
+    x = torch.randn(4, 6, dtype=DOUBLE)
+    J = ntkfl.jacobian(model, x).dense()
+    by_weight, by_bias = J[:, :, :60].view(4, 3, 10, 6), J[:, :, 60:70]
+    active = by_bias.abs() > 1e-12
+    rows = (by_weight / by_bias.unsqueeze(-1))[active]
+    assert bool(active.flatten(1).any(dim=1).all())
+    torch.testing.assert_close(rows, x[:, None, None].expand(4, 3, 10, 6)[active])
+
+
+def test_one_local_step_of_fedavg_is_the_central_step_so_theorem_2_has_no_clients_in_it() -> None:
+    x = torch.eye(8, dtype=DOUBLE)
+    y = torch.ones(8, dtype=DOUBLE)
+    network = draw(300, 8, seed=0)
+    shares = list(torch.arange(8).view(4, 2))
+    central = descended(network, x, y, 0.5, 1).v
+    torch.testing.assert_close(federated_round(network, x, y, shares, 0.5, 1).v, central, rtol=0, atol=1e-14)
+    unequal = [torch.arange(6), torch.tensor([6]), torch.tensor([7])]  # the paper's F weighs clients, NTK-FL samples
+    assert float((federated_round(network, x, y, unequal, 0.5, 1).v - central).abs().max()) > 1e-3
+
+
+def test_the_one_norm_is_not_below_the_two_norm() -> None:
+    a = torch.tensor([1.0, 1.0])
+    assert float(a.norm(p=1)) > float(a.norm(p=2))
+
+
+@given(st.lists(st.lists(st.floats(-10, 10), min_size=1, max_size=6), min_size=1, max_size=6))
+def test_the_step_that_cites_it_holds_by_another_way(clients: list[list[float]]) -> None:
+    # Σ_m Σ_j |a_mj| ≤ Σ_m √N_m ‖a_m‖₂ ≤ √N ‖a‖₂; the printed Σ_m N_m ‖a_m‖₁ ≤ √N ‖a‖₂ loses a factor N_m.
+    N = sum(map(len, clients))
+    norm = math.sqrt(sum(v * v for a in clients for v in a))
+    summed = sum(abs(v) for a in clients for v in a)
+    between = sum(math.sqrt(len(a)) * math.sqrt(sum(v * v for v in a)) for a in clients)
+    assert summed <= between * (1 + 1e-12) + 1e-100
+    assert between <= math.sqrt(N) * norm * (1 + 1e-12) + 1e-100
+
+
+def test_the_step_as_printed_is_false() -> None:
+    clients = [[1.0, 1.0], [1.0, 1.0]]
+    printed = sum(len(a) * sum(map(abs, a)) for a in clients)
+    assert printed > math.sqrt(4) * math.sqrt(4)
+
+
+def test_lemma_1_is_for_one_input_and_not_for_all() -> None:
+    delta, width, samples, draws = 0.1, 32, 40, 200
+    radius = 0.99 * delta / (FLIP * width)
+    bound = flips(width, radius, 1.0, delta)
+    assert bound < 1
+    x = torch.eye(samples, dtype=DOUBLE)
+    sizes = torch.stack([within_reach(draw(width, samples, seed), x, radius) for seed in range(draws)])  # [draws, N]
+    broken = sizes > bound
+    each = broken.double().mean(dim=0)
+    assert float(each.mean()) <= delta  # for each i, as Markov says
+    assert float(broken.any(dim=1).double().mean()) > 0.9  # 1 − (1 − 0.096)^40 = 0.98 for some i
+
+
+def test_lemma_2_as_printed_is_above_what_is_certain() -> None:
+    for alpha, delta in ((1.0, 0.1), (0.05, 0.1), (1.0, 0.79)):
+        assert weight_gap(100, 784, 0.1, alpha, delta, [1.0]) > weight_gap_certain(100, 784, 0.1, [1.0])
+    assert weight_gap(100, 784, 0.1, 1.0, 0.81, [1.0]) < weight_gap_certain(100, 784, 0.1, [1.0])
+
+
+def test_lemma_3_fails_for_inputs_alike_and_a_small_radius() -> None:
+    delta, samples, width, draws = 0.1, 400, 4, 150
+    radius = 0.7 * math.sqrt(samples / 8) / width * delta / (2 * FLIP * samples)
+    bound = kernel_drift(samples, radius, 1.0, delta)
+    x = torch.cat([torch.ones(samples, 1, dtype=DOUBLE), torch.eye(samples, dtype=DOUBLE)], dim=1) / math.sqrt(2)
+    broken = 0
+    for seed in range(draws):
+        network = draw(width, samples + 1, seed)
+        after = flip_nearest(network, x, radius)
+        if furthest_move(after, network) > 0:
+            assert furthest_move(after, network) <= radius
+            broken += spectral_norm(after.kernel(x) - network.kernel(x)) > bound
+    # δ = 0.1 would allow 15 of 150, and 27 or more with probability 0.002.
+    assert broken >= 27
+
+
+def test_lemma_4_needs_the_range_1() -> None:
+    # A summand x_i·x_j 1_i 1_j lies in [0, x_i·x_j]: a range of 1, for which Hoeffding gives the printed √(ln(2/δ)/2n).
+    x = unit(torch.randn(20, 6, dtype=DOUBLE))
+    summands = (x @ x.T).unsqueeze(-1) * draw(500, 6, 0).active(x).unsqueeze(0) * draw(500, 6, 0).active(x).unsqueeze(1)
+    ranges = summands.amax(dim=-1) - summands.amin(dim=-1)
+    assert float(ranges.max()) <= 1 + 1e-12
+    assert float(summands.min()) < 0 < float(summands.max())  # over all entries they do fill more than [0, 1]
+
+
+def test_the_width_of_theorem_1_does_not_keep_weights_where_its_proof_needs_them() -> None:
+    x = unit(torch.randn(4, 6, dtype=DOUBLE, generator=torch.Generator().manual_seed(1)))
+    y = torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=DOUBLE)
+    smallest = smallest_eigenvalue(limit_kernel(x))
+    asked = requirements(4, smallest, 1.0, 0.1)
+    network = draw(math.ceil(asked.width), 6, seed=0)
+    after = descended(network, x, y, asked.lr, 200)
+    assert furthest_move(after, network) > 2 * asked.radius
+    assert asked.width_to_stay > 1e4 * asked.width
