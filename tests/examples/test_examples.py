@@ -56,6 +56,7 @@ def test_compare_methods(capsys: pytest.CaptureFixture[str]) -> None:
     assert Path(lines[-1].removeprefix("report: ")).stat().st_size > 50_000
 
 
+@pytest.mark.long
 def test_private_training_plays_all_roles() -> None:
     pytest.importorskip("fastapi", reason="needs the extra services")
     command = [sys.executable, str(EXAMPLES / "private_training.py")]
@@ -69,6 +70,7 @@ def test_private_training_plays_all_roles() -> None:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_flower() -> None:
     """A simulation and a deployment, side by side: both mostly wait."""
     pytest.importorskip("flwr", reason="needs the extra flower")

@@ -31,6 +31,7 @@ def ntk_fl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield world
 
 
+@pytest.mark.long
 def test_fedavg_goes_on_after_its_server_is_killed_and_without_clients_that_fail(ntk_fl: World, tmp_path: Path) -> None:
     """First run: the ServerApp is killed after a round and started again; the weights are those of one process.
     Second run, same SuperLink: a SuperNode is killed inside a round, one client's data are bad, one comes late.

@@ -23,6 +23,7 @@ SEED, ROUNDS, COHORT = 7, 1, 3
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_rows_go_past_flower_and_the_weights_are_the_simulations(tmp_path: Path) -> None:
     started: dict[str, Process] = {}
 

@@ -54,6 +54,7 @@ def test_ntk_fl_from_the_command_line(tmp_path: Path) -> None:
         execute(settings, out=out, resume=True)
 
 
+@pytest.mark.long
 def test_fedavg(tmp_path: Path) -> None:
     settings = config({"name": "fedavg", "local_steps": 5})
     assert distance(execute(settings).model, simulate(settings).model.state_dict()) < 1e-6

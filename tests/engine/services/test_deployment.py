@@ -178,6 +178,7 @@ def pending_rows(state: Path) -> list[bytes]:
         return [row for table in tables for (row,) in db.execute(f"SELECT row FROM {table}")]
 
 
+@pytest.mark.long
 def test_a_client_that_vanishes_and_one_that_comes_late(tmp_path: Path) -> None:
     """The round completes with the rest after its deadline; a client that comes later takes part from then on."""
     with Roles(tmp_path, clients=5, clients_per_round=4, round_seconds=4.0, rounds=4, evaluators=0) as roles:
@@ -199,6 +200,7 @@ def test_a_client_that_vanishes_and_one_that_comes_late(tmp_path: Path) -> None:
         assert all(record["evaluated_samples"] > 0 for record in history)  # type: ignore[operator]
 
 
+@pytest.mark.long
 def test_restarts_change_nothing(tmp_path: Path) -> None:
     """The shuffler killed with rows of some clients in it, the aggregator after a round: the weights of a run in which
     neither happened. Nothing is lost, nothing is counted twice, and a round not finished leaves no trace.
