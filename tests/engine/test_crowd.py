@@ -18,7 +18,7 @@ from ntkfl.privacy.rows import BatchKey, seal_rows, unpack_rows
 from ntkfl.privacy.sealing import SEAL_BYTES, SealingKey
 from ntkfl.wire import Message, join_rows, split_rows
 
-KEY = BatchKey(1, 0, 0)
+KEY = BatchKey(1, 0)
 DESCENT: dict[str, Any] = {"scheme": "descent", "steps": (5, 20), "lr": 0.01}
 WHERE = ("federation", "run", KEY)
 
@@ -135,7 +135,7 @@ def test_bad_rows_are_dropped_and_counted(options: dict[str, Any]) -> None:
             bad.append(changed(first, **{name: torch.full_like(first.arrays[name], 255)}))
     sealed = seal_rows([row.encode() for row in (*bad[:3], *good, *bad[3:])], opener.public, *WHERE)
     sealed += [bytes(len(sealed[0])), sealed[0][:-1], b""]
-    other_round = seal_rows([first.encode()], opener.public, "federation", "run", BatchKey(2, 0, 0))
+    other_round = seal_rows([first.encode()], opener.public, "federation", "run", BatchKey(2, 0))
     other_reader = seal_rows([first.encode()], SealingKey.generate().public, *WHERE)
     received = receive(method, task, [*sealed, *other_round, *other_reader], template, opener, *WHERE)
     assert received.rows == 8

@@ -84,7 +84,7 @@ def test_rows_go_past_flower_and_the_weights_are_the_simulations(tmp_path: Path)
         assert aggregator._there("client") == ["client-1", "client-2", "client-3"]
         # Nobody answers: the batch is cancelled, and nothing is waited for.
         grid.silent, aggregator._carrier.seconds = set(NODES.values()), 0.5
-        asked = Announcement("exchange", at := BatchKey(9, 0, 0), aggregator._batch(at, ("client-1", "client-2"), 99))
+        asked = Announcement("exchange", at := BatchKey(9, 0), aggregator._batch(at, ("client-1", "client-2"), 99))
         with pytest.raises(TooFew, match="0 clients handed in a receipt"):
             aggregator._announce(asked)
         assert aggregator.shuffler.status(at).state == "cancelled"
@@ -119,7 +119,7 @@ def simulation(roles: Roles) -> ntkfl.Run:
 
 def test_a_receipt_is_for_one_exchange_of_one_run() -> None:
     key, other = SigningKey.generate(), SigningKey.generate()
-    at = BatchKey(3, 0, 1)
+    at = BatchKey(3, 1)
     receipt = issue_receipt(key, "federation", "run", at)
     check_receipt(receipt, key.public, "federation", "run", at)
     assert receipt == issue_receipt(key, "federation", "run", at)
@@ -127,7 +127,7 @@ def test_a_receipt_is_for_one_exchange_of_one_run() -> None:
         (receipt, other.public, "federation", "run", at),
         (receipt, key.public, "another", "run", at),
         (receipt, key.public, "federation", "another", at),
-        (receipt, key.public, "federation", "run", BatchKey(3, 0, 0)),
+        (receipt, key.public, "federation", "run", BatchKey(3, 0)),
         (bytes([receipt[0] ^ 1]) + receipt[1:], key.public, "federation", "run", at),
         (b"", key.public, "federation", "run", at),
     ):

@@ -139,7 +139,7 @@ def test_no_key_of_the_shuffler_opens_a_row(tmp_path: Path) -> None:
         rows = pending_rows(state)
         assert rows
         opener = SealingKey.load(roles.folder / "aggregator" / "sealing-key.pem")
-        where = (roles.pins.federation, roles.pins.run, BatchKey(1, 0, 0))
+        where = (roles.pins.federation, roles.pins.run, BatchKey(1, 0))
         assert all(open_row(opener, row, *where)[:4] == b"NTKF" for row in rows)
         keys = []
         for path in (roles.folder / "shuffler").glob("*.pem"):

@@ -47,12 +47,12 @@ def hear(client: tuple[Participant, SigningKey], kind: Any, key: BatchKey, **cha
 
 
 def test_a_fair_question_is_heeded_once(client: tuple[Participant, SigningKey]) -> None:
-    key = BatchKey(3, 0, 0)
+    key = BatchKey(3, 0)
     assert hear(client, "exchange", key) is not None
     assert hear(client, "exchange", key) is None
-    assert hear(client, "exchange", BatchKey(2, 5, 1)) is None  # older
-    assert hear(client, "exchange", BatchKey(3, 0, 1)) is not None
-    assert _read_seen(client[0]._seen_file) == BatchKey(3, 0, 1)  # also after a restart
+    assert hear(client, "exchange", BatchKey(2, 1)) is None  # older
+    assert hear(client, "exchange", BatchKey(3, 1)) is not None
+    assert _read_seen(client[0]._seen_file) == BatchKey(3, 1)  # also after a restart
     (client[0]._seen_file).write_text("rubbish")
     assert _read_seen(client[0]._seen_file) is None
 
@@ -60,13 +60,13 @@ def test_a_fair_question_is_heeded_once(client: tuple[Participant, SigningKey]) 
 @pytest.mark.parametrize(
     ("kind", "key", "changes"),
     [
-        ("exchange", BatchKey(1, 0, 0), {"min_clients": 2}),
-        ("exchange", BatchKey(1, 0, 0), {"cohort": ("client-0", "client-1"), "min_clients": 2}),
-        ("exchange", BatchKey(1, 0, 0), {"seconds": 0.0}),
-        ("exchange", BatchKey(1, 8, 0), {}),
-        ("exchange", BatchKey(1, 0, 4), {}),
-        ("exchange", BatchKey(1, 0, EVALUATION), {}),
-        ("evaluate", BatchKey(1, 0, 1), {}),
+        ("exchange", BatchKey(1, 0), {"min_clients": 2}),
+        ("exchange", BatchKey(1, 0), {"cohort": ("client-0", "client-1"), "min_clients": 2}),
+        ("exchange", BatchKey(1, 0), {"seconds": 0.0}),
+        ("exchange", BatchKey(1, 0), {}),
+        ("exchange", BatchKey(1, 4), {}),
+        ("exchange", BatchKey(1, EVALUATION), {}),
+        ("evaluate", BatchKey(1, 1), {}),
     ],
 )
 def test_an_unfair_one_is_not(
@@ -78,22 +78,22 @@ def test_an_unfair_one_is_not(
 
 def test_another_signer_is_not_heard(client: tuple[Participant, SigningKey]) -> None:
     with pytest.raises(TrustError):
-        hear((client[0], SigningKey.generate()), "exchange", BatchKey(1, 0, 0))
+        hear((client[0], SigningKey.generate()), "exchange", BatchKey(1, 0))
 
 
 def test_attempts_at_a_round_see_the_same_samples(client: tuple[Participant, SigningKey]) -> None:
     own = client[0]
-    first = own._sampled(BatchKey(1, 0, 0), 100)
+    first = own._sampled(BatchKey(1, 0), 100)
     assert len(first) == 20
     for attempt in range(8):
-        assert own._sampled(BatchKey(1, attempt, 0), 100) is first
-    assert own._sampled(BatchKey(1, 0, EVALUATION), 0) is first
-    second = own._sampled(BatchKey(2, 0, 0), 100)
+        assert own._sampled(BatchKey(1, 0), 100) is first
+    assert own._sampled(BatchKey(1, EVALUATION), 0) is first
+    second = own._sampled(BatchKey(2, 0), 100)
     assert second is not first
     assert not torch.equal(second.x, first.x)
-    assert len(own._sampled(BatchKey(3, 0, 0), 7)) == 7  # no more than was agreed
+    assert len(own._sampled(BatchKey(3, 0), 7)) == 7  # no more than was agreed
     with pytest.raises(ConfigError, match="not there at its beginning"):
-        own._sampled(BatchKey(4, 0, 1), 100)
+        own._sampled(BatchKey(4, 1), 100)
 
 
 def test_a_client_draws_from_its_operating_system() -> None:

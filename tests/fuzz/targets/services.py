@@ -28,7 +28,7 @@ from ..target import Target
 from .trust import SIGNER
 from .twists import sealed_again, twisted
 
-KEY = BatchKey(1, 0, 0)
+KEY = BatchKey(1, 0)
 
 
 def targets(scratch: Path) -> list[Target]:

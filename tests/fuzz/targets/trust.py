@@ -23,14 +23,14 @@ from ..target import Target, unforgeable
 from .twists import sealed_again, twisted_json
 
 NAMES = ("federation-0", "run-0")
-KEY = BatchKey(3, 1, 0)
+KEY = BatchKey(3, 0)
 SIGNER = SigningKey(Ed25519PrivateKey.from_private_bytes(b"s" * 32))  # fixed, so that an input can be tried again
 OPENER = SealingKey(X25519PrivateKey.from_private_bytes(b"o" * 32))
 _WORDS = (b'"kind":"end"', b'"batch":null', b"evaluate", b"exchange", b'"seconds":', b"-1", b"\\ud800", b"null", b'"')
 
 
 def targets(scratch: Path) -> list[Target]:
-    frames = pack_rows(KEY, [b"abcd", b"efgh"]), pack_rows(BatchKey(2**32 - 1, 65535, 255), [bytes(90)])
+    frames = pack_rows(KEY, [b"abcd", b"efgh"]), pack_rows(BatchKey(2**32 - 1, 255), [bytes(90)])
     sealed = tuple(seal_rows([b"", b"row", bytes(200)], OPENER.public, *NAMES, KEY))
     receipt = issue_receipt(SIGNER, *NAMES, KEY)
     return [
@@ -58,8 +58,8 @@ def _announcements() -> list[Target]:
         said.sign(SIGNER, *NAMES)
         for said in (
             Announcement("exchange", KEY, batch, weights),
-            Announcement("evaluate", BatchKey(3, 1, 255), None, weights),
-            Announcement("end", BatchKey(4, 0, 0)),
+            Announcement("evaluate", BatchKey(3, 255), None, weights),
+            Announcement("end", BatchKey(4, 0)),
         )
     )
 
