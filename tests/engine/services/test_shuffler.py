@@ -212,14 +212,20 @@ def test_damaged_and_oversized_submissions_are_refused_and_leave_nothing(
     aggregator = deployment.aggregator()
     assert aggregator.publish(batch).status_code == 200
     ada = deployment.client("ada")
-    frame = ada.frame(batch.key)
+    frame, said = ada.frame(batch.key), deployment.announced[batch.key]
     flipped = bytearray(frame)
     flipped[len(frame) // 2] ^= 16
     for body in (frame[:-1], frame[:10], bytes(flipped), frame + b"\0", b"NTKR"):
         assert refused(ada.ask("POST", "/rows", body)) == (422, "malformed")
     assert refused(ada.submit(batch.key, count=4)) == (413, "too-many-rows")
-    assert refused(ada.ask("POST", "/rows", pack_rows(deployment.announced[batch.key], [bytes(8)]))) == (422, "row-size")
-    assert refused(ada.ask("POST", "/rows", pack_rows(deployment.announced[batch.key], [bytes(8)] * 4))) == (413, "too-many-rows")
+    assert refused(ada.ask("POST", "/rows", pack_rows(said, [bytes(8)]))) == (
+        422,
+        "row-size",
+    )
+    assert refused(ada.ask("POST", "/rows", pack_rows(said, [bytes(8)] * 4))) == (
+        413,
+        "too-many-rows",
+    )
     assert refused(ada.submit(batch.key, count=1100)) == (413, "too-large")
     assert refused(ada.ask("POST", "/rows", bytes(20 << 20))) == (413, "too-large")
     assert refused(ada.ask("POST", "/hello", bytes(1 << 17))) == (413, "too-large")
@@ -258,10 +264,10 @@ def test_a_batch_that_is_larger_than_a_piece_arrives_whole(deployment: Deploymen
     aggregator, size = deployment.aggregator(), 2 * PIECE // 5  # two rows a piece, one left over
     batch = deployment.batch("ada", "bob", row_bytes=size)
     assert aggregator.publish(batch).status_code == 200
-    sent = []
+    said, sent = deployment.announced[batch.key], []
     for name, count in (("ada", 2), ("bob", 3)):
         rows = [os.urandom(size) for _ in range(count)]
-        assert deployment.client(name).ask("POST", "/rows", pack_rows(deployment.announced[batch.key], rows)).status_code == 200
+        assert deployment.client(name).ask("POST", "/rows", pack_rows(said, rows)).status_code == 200
         sent += rows
     released = aggregator.on(batch.key, "POST", "/release")
     assert int(released.headers["content-length"]) == FRAME_BYTES + 5 * size
