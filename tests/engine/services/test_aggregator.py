@@ -20,7 +20,7 @@ from ntkfl.engine.services.aggregator import Aggregator
 from ntkfl.engine.services.announcement import Announcement
 from ntkfl.engine.services.evaluation import score_rows
 from ntkfl.engine.services.trial import Trial, init
-from ntkfl.errors import ConfigError, Refused, TooFew, TrustError
+from ntkfl.errors import ConfigError, Refused, RunFolderError, TooFew, TrustError
 from ntkfl.methods import Client
 from ntkfl.privacy.batches import Status
 from ntkfl.privacy.rows import Announced, BatchKey, open_row, seal_rows, unpack_rows
@@ -177,6 +177,13 @@ def test_a_federation_of_the_first_version_says_so(folder: Path, tmp_path: Path)
     (folder / "federation.toml").write_text(pinned.replace("protocol = 2\n", ""))
     with pytest.raises(ConfigError, match="written by protocol version 1, this is 2: make the folders anew"):
         Aggregator(folder, tmp_path / "run")
+
+
+def test_a_run_folder_of_the_first_version_says_so(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text("rounds = 1\n")
+    with pytest.raises(RunFolderError, match="written by protocol version 1, this is 2: begin a new run"):
+        Aggregator(folder, tmp_path / "run", lambda line: None).run()
 
 
 def test_its_tls_key_is_for_its_owner(folder: Path, tmp_path: Path) -> None:

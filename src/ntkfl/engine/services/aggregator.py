@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,11 @@ from ntkfl.engine.services.announcement import EVALUATION, Announcement
 from ntkfl.engine.services.evaluation import MOST_SAMPLES, Score, add_up, question, score_rows
 from ntkfl.engine.services.shuffler_peer import ShufflerPeer
 from ntkfl.engine.services.terms import Contract, Federation
-from ntkfl.errors import ConfigError, MessageError, NumericalError, RunFolderError, TooFew, TrustError
+from ntkfl.errors import ConfigError, MessageError, NumericalError, Refused, RunFolderError, TooFew, TrustError
 from ntkfl.methods import Client, Outcome, State, Task
 from ntkfl.methods.statistics import statistics
 from ntkfl.privacy.batches import Batch
-from ntkfl.privacy.rows import FRAME_BYTES, Announced, BatchKey, open_row
+from ntkfl.privacy.rows import FRAME_BYTES, VERSION, Announced, BatchKey, open_row
 from ntkfl.privacy.sealing import SEAL_BYTES, SealingKey, SigningKey
 from ntkfl.version import __version__
 from ntkfl.wire import Message
@@ -94,6 +95,11 @@ class Aggregator:
         with self.out.locked():
             if (self.out.path / "model.safetensors").exists():
                 raise RunFolderError(f"{self.out.path} holds a run that has ended: a new one needs a new ρ, a new run")
+            written = self.out.config().get("protocol", 1) if self.out.holds_run else VERSION
+            if written != VERSION:
+                raise RunFolderError(
+                    f"{self.out.path} was written by protocol version {written}, this is {VERSION}: begin a new run"
+                )
             history, _ = play_rounds(self, self.out, self._settings(), resume=True, on_round=on_round)
             self.out.save_model(self.learner.trained(self.model).state_dict())
             self._announce(Announcement("end", BatchKey(self._next_number(), 0)))
@@ -118,6 +124,7 @@ class Aggregator:
         method = self.method.model_dump(mode="json")
         return {
             "ntkfl": __version__,
+            "protocol": VERSION,
             "simulation": False,
             "federation": self.pins.federation,
             "run": self.pins.run,
@@ -131,7 +138,12 @@ class Aggregator:
         }
 
     def _gather(self) -> None:
-        """Wait until those expected are there."""
+        """Wait until those expected are there. Rows of a round that a restart interrupted are deleted, as no key opens
+        them any more.
+        """
+        if (newest := self.shuffler.newest()) is not None:
+            with suppress(Refused):  # of an evaluation by evaluators there is no batch
+                self.shuffler.cancel(newest)
         for role, wanted in (("client", self.deployment.clients), ("evaluator", self.deployment.evaluators)):
             until, told = time.monotonic() + self.deployment.patience, -1
             while len(there := self._there(role)) < wanted:
@@ -154,14 +166,14 @@ class Aggregator:
             cohort = self._cohort(number, attempt)
             self.opener = SealingKey.generate()
             try:
-                return self._play(number, turn, cohort)
+                return self._try(number, turn, cohort)
             except TooFew as error:
                 self.say(f"round {number}, attempt {attempt}: {error}")
             finally:
                 self.opener = SealingKey.generate()  # nothing opens the round's rows any more
         raise TooFew(f"round {number} failed {self.deployment.attempts} times; start again to go on from the last")
 
-    def _play(self, number: int, turn: int, cohort: tuple[str, ...]) -> Record:
+    def _try(self, number: int, turn: int, cohort: tuple[str, ...]) -> Record:
         traffic = Traffic()
         outcome = self._converse(number, turn, cohort, traffic)
         self.learner.advance(outcome)
