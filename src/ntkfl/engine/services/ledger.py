@@ -7,12 +7,13 @@ has used up the question.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from pathlib import Path
 
 from ntkfl.atomic import write_atomically
-from ntkfl.errors import ConfigError, MessageError
+from ntkfl.errors import ConfigError, MessageError, TrustError
 from ntkfl.privacy.rows import BatchKey
 
 
@@ -20,39 +21,43 @@ class Ledger:
     """Of one run, in the client's folder: the newest question heeded, and the digest of its round's cohort."""
 
     def __init__(self, folder: Path, run: str) -> None:
-        self._path = folder / f"answered-{run}.json"
-        self.newest: BatchKey | None = None
-        self.cohort = ""
+        self._folder, self._path = folder, folder / f"answered-{run}.json"
+        self.read()
+
+    def read(self) -> tuple[BatchKey, str] | None:
+        """The newest question and its round's cohort (empty: none was named); None before the first."""
         try:
             text = self._path.read_text()
         except FileNotFoundError:
-            return  # nothing was answered yet
+            return None
         except (OSError, UnicodeDecodeError):
             text = ""
         try:
-            round, exchange, self.cohort = json.loads(text)
-            if not isinstance(self.cohort, str) or type(round) is not int or type(exchange) is not int:
+            round, exchange, cohort = json.loads(text)
+            if not isinstance(cohort, str) or type(round) is not int or type(exchange) is not int:
                 raise ValueError
-            self.newest = BatchKey(round, exchange).check()
+            return BatchKey(round, exchange).check(), cohort
         except (ValueError, TypeError, RecursionError, MessageError):
             raise ConfigError(
                 f"{self._path} cannot be read: which rounds were answered is not known, and no more will be in this run"
             ) from None
 
-    def is_new(self, key: BatchKey) -> bool:
-        return self.newest is None or key > self.newest
-
-    def cohort_of(self, round: int) -> str:
-        """The digest of the round's cohort; empty if none was heard of."""
-        return self.cohort if self.newest is not None and self.newest.round == round else ""
-
-    def record(self, key: BatchKey, cohort: str) -> None:
-        """On return it is on the disk, also through a loss of power."""
-        cohort = cohort or self.cohort_of(key.round)
-        write_atomically(self._path, json.dumps([*key, cohort]).encode())
-        folder = os.open(self._path.parent, os.O_RDONLY)
+    def take(self, key: BatchKey, cohort: str) -> bool:
+        """Whether this question is newer than all before; then it is on the disk when this returns, also through a loss
+        of power. `TrustError` if its round began with another cohort.
+        """
+        folder = os.open(self._folder, os.O_RDONLY)
         try:
+            fcntl.flock(folder, fcntl.LOCK_EX)  # two processes of one client answer a question once
+            newest, known = self.read() or (None, "")
+            if newest is not None and key <= newest:
+                return False
+            if newest is None or newest.round != key.round:
+                known = ""
+            if cohort and known and cohort != known:
+                raise TrustError(f"round {key.round} goes on with another cohort than it began with")
+            write_atomically(self._path, json.dumps([*key, cohort or known]).encode())
             os.fsync(folder)
+            return True
         finally:
             os.close(folder)
-        self.newest, self.cohort = key, cohort

@@ -106,15 +106,10 @@ class Participant:
         said = Announcement.check(
             signed, bytes.fromhex(self.pins.aggregator.signing_key), self.pins.federation, self.pins.run
         )
-        if not self.ledger.is_new(said.key):
-            return None
         if said.kind != "end":
             self._check_contract(said)
         cohort = "" if said.batch is None else said.batch.cohort_digest().hex()
-        if cohort and self.ledger.cohort_of(said.key.round) not in ("", cohort):
-            raise TrustError(f"round {said.key.round} goes on with another cohort than it began with")
-        self.ledger.record(said.key, cohort)
-        return said
+        return said if self.ledger.take(said.key, cohort) else None
 
     def _check_contract(self, said: Announcement) -> None:
         """`TrustError` where an announcement asks for something else than the run's contract says."""
