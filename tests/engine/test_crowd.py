@@ -243,6 +243,19 @@ def test_whose_rows_the_shuffler_refuses_is_as_if_absent(liars: set[int]) -> Non
     assert not torch.equal(outcome.state["weights"], start["weights"])
 
 
+def test_rows_that_the_shuffler_refuses_in_a_later_exchange_end_the_round() -> None:
+    """As where clients are elsewhere: a crowd that lacks one client of the first exchange is never released."""
+    task, method, people, _ = scaled_labels(3, set())
+    asked = Message("weights", 1, {"weights": task.like})
+    crowd = Crowd(1, [person.id for person in people])
+    received, _ = crowd.exchange(method, task, method.answer(task, asked, people))
+    assert received.rows == sum(map(len, people))
+    losses = [Message("losses", 1, {"losses": torch.ones(len(person), 2)}) for person in people]
+    losses[1] = Message("losses", 1, {"losses": torch.ones(len(people[1]), 2).double()})
+    with pytest.raises(TooFew, match="2 clients' rows were taken, too few"):
+        crowd.exchange(method, task, losses)
+
+
 def test_one_honest_client_is_no_crowd() -> None:
     task, method, people, lying = scaled_labels(3, {0, 2})
     with pytest.raises(TooFew, match=r"1 clients' rows were taken, too few .* 10 rows were malformed"):
