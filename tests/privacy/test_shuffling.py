@@ -291,6 +291,17 @@ def test_a_later_exchange_needs_a_first_one_that_was_released() -> None:
         shuffler.open(batch(LATER), DIGEST)
 
 
+def test_an_old_announcement_that_comes_again_does_not_end_the_round() -> None:
+    shuffler = Shuffler()
+    for number in (1, 2):
+        shuffler.publish(f"round {number}".encode(), key := BatchKey(number, 0), batch(key))
+        for name in NAMES:
+            shuffler.submit(name, shuffler.announced(key), rows_of(name))
+        shuffler.release(key)
+    assert shuffler.publish(b"round 1", KEY, batch()) == 1
+    shuffler.open(batch(BatchKey(2, 1)), DIGEST)
+
+
 def test_a_client_revoked_between_two_exchanges_ends_the_round() -> None:
     shuffler = begun(Clock())
     shuffler.open(batch(LATER, seconds=10.0), DIGEST)

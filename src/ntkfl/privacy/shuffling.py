@@ -244,10 +244,11 @@ def _remember_answers(db: sqlite3.Connection, batch: Record) -> None:
 
 
 def _forget_answers(db: sqlite3.Connection, round: int) -> None:
-    """Of all rounds but this one."""
+    """Of all rounds before this one."""
     for (name,) in db.execute("SELECT name FROM sqlite_master WHERE name GLOB 'answered_[0-9]*'").fetchall():
-        if name != f"answered_{round}":
-            db.execute(f'DROP TABLE "{name}"')
+        number = name.removeprefix("answered_")
+        if number.isdecimal() and int(number) < round:
+            db.execute(f"DROP TABLE answered_{int(number)}")
 
 
 def _find_round(db: sqlite3.Connection, round: int) -> tuple[bytes, bytes]:
