@@ -15,12 +15,13 @@ import torch
 
 from ntkfl.engine.draws import SystemDraws
 from ntkfl.engine.services.announcement import EVALUATION, Announcement
+from ntkfl.engine.services.evaluation import counts, question
 from ntkfl.engine.services.ledger import Ledger
 from ntkfl.engine.services.participant import Participant, _sequence, check_data
 from ntkfl.engine.services.receipt import issue_receipt
 from ntkfl.engine.services.trial import Trial, init
 from ntkfl.errors import ConfigError, DataError, NTKFLError, TrustError
-from ntkfl.methods import NTKFL
+from ntkfl.methods import NTKFL, Task
 from ntkfl.privacy.batches import Batch
 from ntkfl.privacy.rows import Announced, BatchKey
 from ntkfl.privacy.sealing import SigningKey
@@ -108,6 +109,23 @@ def test_a_round_has_one_cohort_before_and_after_a_restart(
         hear(client, "evaluate", BatchKey(1, EVALUATION), cohort=others)
     assert hear(client, "exchange", BatchKey(1, 1), cohort=("client-2", "client-1", "client-0")) is not None
     assert hear(client, "exchange", BatchKey(2, 0), cohort=others) is not None
+
+
+def test_an_evaluator_is_no_more_exact_than_the_contract_says(client: tuple[Participant, SigningKey]) -> None:
+    own, terms = client[0], client[0].pins.terms
+    own.task = Task(terms.build_model(0), terms.outputs, "ce")
+    asked = question(1, own.task.like)
+
+    def under(**changes: Any) -> dict[str, torch.Tensor]:
+        own.pins = own.pins.model_copy(update={"terms": terms.model_copy(update=changes)})
+        return dict(own._counts(asked).arrays)
+
+    exact = counts(own.task, asked, own.x, own.y).arrays
+    assert all(torch.equal(exact[name], found) for name, found in under().items())
+    assert all(float(found) % 16 == 0 for found in under(count_multiple=16).values())
+    for option in ({"clip": 1.0}, {"label_flip": 0.2}):
+        found = [under(method=terms.method | option)["samples"].item() for _ in range(20)]
+        assert len(set(found)) > 1  # noise of scale 3, no value of which is likelier than 1/6
 
 
 def test_two_processes_of_one_client_answer_once(client: tuple[Participant, SigningKey], tmp_path: Path) -> None:
