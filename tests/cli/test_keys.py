@@ -17,7 +17,7 @@ from ntkfl.engine.services.seed import enrolment
 from ntkfl.errors import ConfigError, NTKFLError
 from ntkfl.privacy.sealing import SealingKey, SigningKey
 
-RUN = "inputs = [64]\noutputs = 10\nrounds = 3\n[method]\nname = 'ntk-fl'\n"
+RUN = "inputs = [64]\noutputs = 10\nrounds = 3\nclients_per_round = 2\n[method]\nname = 'ntk-fl'\n"
 
 
 def run(*arguments: str | Path) -> Result:
@@ -105,9 +105,11 @@ def test_run_registers_a_further_one_once(made: Path) -> None:
 
 def test_show_tells_public_keys_alone(made: Path) -> None:
     lines = dict(line.split(" ", 1) for line in said("keys", "show", made / "aggregator"))
-    sealing = SealingKey.load(made / "aggregator" / "sealing-key.pem").public.hex()
     signing = SigningKey.load(made / "aggregator" / "signing-key.pem").public.hex()
-    assert lines == {"sealing-key.pem": f"X25519 {sealing}", "signing-key.pem": f"Ed25519 {signing}"}
+    assert lines == {"signing-key.pem": f"Ed25519 {signing}"}
+    recipient = SealingKey.generate()
+    recipient.save(made / "reader.pem")
+    assert said("keys", "show", made / "reader.pem") == [f"reader.pem X25519 {recipient.public.hex()}"]
     own = SigningKey.load(made / "shuffler" / "signing-key.pem").public.hex()
     assert said("keys", "show", made / "shuffler") == [f"signing-key.pem Ed25519 {own}"]
     assert "no sealing or signing key" in fault("keys", "show", made / "clients" / "client-0")

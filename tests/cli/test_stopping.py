@@ -15,6 +15,8 @@ from ntkfl.engine.services.trial import Trial, init
 
 from .command import UNWANTED, Command, wait_until_gone
 
+TERMS = 'inputs = [64]\noutputs = 10\nclients_per_round = 2\n[method]\nname = "ntk-fl"\n'
+
 SMALL = ["--dataset", "digits", "--clients", "10", "--clients-per-round", "2", "--hidden", "4", "--method", "fedavg"]
 COMPARISON = """
 name = "stopped"
@@ -81,7 +83,7 @@ def test_what_is_measured_can_be_stopped_in_a_log() -> None:
 
 
 def test_folders_of_a_large_federation(tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text('inputs = [4]\noutputs = 2\n[method]\nname = "ntk-fl"\n')
+    (tmp_path / "run.toml").write_text(TERMS.replace("64", "4"))
     command = Command(
         "keys", "init", tmp_path / "t", "--config", tmp_path / "run.toml", "--clients", "10000", terminal=True
     )
@@ -91,7 +93,7 @@ def test_folders_of_a_large_federation(tmp_path: Path) -> None:
 
 def test_a_client_whose_key_server_is_not_there(tmp_path: Path) -> None:
     folder = tmp_path / "t" / "clients" / "client-0"
-    (tmp_path / "run.toml").write_text('inputs = [64]\noutputs = 10\n[method]\nname = "ntk-fl"\n')
+    (tmp_path / "run.toml").write_text(TERMS)
     init(tmp_path / "t", tmp_path / "run.toml", Trial(key_server_port=1, shuffler_port=2, aggregator_port=3))
     np.savez(tmp_path / "x.npz", x=np.zeros((3, 64), np.float32), y=np.zeros(3, np.int64))
     command = Command("join", folder, "--data", tmp_path / "x.npz", "--patience", "600")

@@ -14,13 +14,13 @@ from ntkfl.engine.crowd import Crowd, Template, receive, send
 from ntkfl.engine.poison import Liars, Poison
 from ntkfl.errors import ConfigError, MessageError, TooFew
 from ntkfl.methods import METHODS, NTKFL, Client, Method, Task
-from ntkfl.privacy.rows import BatchKey, seal_rows, unpack_rows
+from ntkfl.privacy.rows import Announced, BatchKey, seal_rows, unpack_rows
 from ntkfl.privacy.sealing import SEAL_BYTES, SealingKey
 from ntkfl.wire import Message, join_rows, split_rows
 
-KEY = BatchKey(1, 0, 0)
+SAID = Announced.of(BatchKey(1, 0), b"announced")
 DESCENT: dict[str, Any] = {"scheme": "descent", "steps": (5, 20), "lr": 0.01}
-WHERE = ("federation", "run", KEY)
+WHERE = ("federation", "run", SAID)
 
 
 @pytest.fixture(scope="module")
@@ -135,11 +135,12 @@ def test_bad_rows_are_dropped_and_counted(options: dict[str, Any]) -> None:
             bad.append(changed(first, **{name: torch.full_like(first.arrays[name], 255)}))
     sealed = seal_rows([row.encode() for row in (*bad[:3], *good, *bad[3:])], opener.public, *WHERE)
     sealed += [bytes(len(sealed[0])), sealed[0][:-1], b""]
-    other_round = seal_rows([first.encode()], opener.public, "federation", "run", BatchKey(2, 0, 0))
+    other_round = seal_rows([first.encode()], opener.public, *WHERE[:2], Announced(BatchKey(2, 0), SAID.digest))
+    other_round += seal_rows([first.encode()], opener.public, *WHERE[:2], Announced.of(SAID.key, b"other weights"))
     other_reader = seal_rows([first.encode()], SealingKey.generate().public, *WHERE)
     received = receive(method, task, [*sealed, *other_round, *other_reader], template, opener, *WHERE)
     assert received.rows == 8
-    assert received.dropped == len(bad) + 5
+    assert received.dropped == len(bad) + 6
     (joined,) = received.replies
     expected = sorted(row.encode() for row in good)
     assert [row.encode() for row in method.split(joined)] == expected
@@ -158,8 +159,8 @@ def test_what_a_client_sends() -> None:
     method, task, reply = make()
     opener = SealingKey.generate()
     body = send(method, reply, opener.public, *WHERE)
-    key, rows = unpack_rows(body)
-    assert key == KEY
+    said, rows = unpack_rows(body)
+    assert said == SAID
     assert {len(row) for row in rows} == {Template.of(method, reply).sealed_bytes}
     assert len(rows[0]) == len(method.split(reply)[0].encode()) + SEAL_BYTES
     assert receive(method, task, rows, Template.of(method, reply), opener, *WHERE).rows == 6
@@ -240,6 +241,19 @@ def test_whose_rows_the_shuffler_refuses_is_as_if_absent(liars: set[int]) -> Non
     assert torch.equal(outcome.state["weights"], alone.state["weights"])
     assert not none.rejected
     assert not torch.equal(outcome.state["weights"], start["weights"])
+
+
+def test_rows_that_the_shuffler_refuses_in_a_later_exchange_end_the_round() -> None:
+    """As where clients are elsewhere: a crowd that lacks one client of the first exchange is never released."""
+    task, method, people, _ = scaled_labels(3, set())
+    asked = Message("weights", 1, {"weights": task.like})
+    crowd = Crowd(1, [person.id for person in people])
+    received, _ = crowd.exchange(method, task, method.answer(task, asked, people))
+    assert received.rows == sum(map(len, people))
+    losses = [Message("losses", 1, {"losses": torch.ones(len(person), 2)}) for person in people]
+    losses[1] = Message("losses", 1, {"losses": torch.ones(len(people[1]), 2).double()})
+    with pytest.raises(TooFew, match="2 clients' rows were taken, too few"):
+        crowd.exchange(method, task, losses)
 
 
 def test_one_honest_client_is_no_crowd() -> None:

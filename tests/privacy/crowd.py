@@ -10,16 +10,22 @@ import pytest
 
 from ntkfl.errors import Refused
 from ntkfl.privacy.batches import Batch
-from ntkfl.privacy.rows import BatchKey
+from ntkfl.privacy.rows import Announced, BatchKey
 from ntkfl.privacy.shuffling import Shuffler
 
-KEY = BatchKey(1, 0, 0)
+KEY = BatchKey(1, 0)
+DIGEST = bytes(range(32))  # of an announcement
 NAMES = ("ada", "bob", "cyd", "dan")
 
 
 def batch(key: BatchKey = KEY, cohort: tuple[str, ...] = NAMES, **terms: object) -> Batch:
     values = {"max_rows": 3, "row_bytes": 8, "min_clients": 2, "seconds": None} | terms
     return Batch(key, cohort, **values)  # type: ignore[arg-type]
+
+
+def said(key: BatchKey = KEY) -> Announced:
+    """What rows for the batch answer."""
+    return Announced(key, DIGEST)
 
 
 def rows_of(client: str, count: int = 2, size: int = 8) -> list[bytes]:
@@ -29,14 +35,14 @@ def rows_of(client: str, count: int = 2, size: int = 8) -> list[bytes]:
 
 def submit_all(shuffler: Shuffler, key: BatchKey = KEY, names: tuple[str, ...] = NAMES) -> list[bytes]:
     for name in names:
-        shuffler.submit(name, key, rows_of(name))
+        shuffler.submit(name, said(key), rows_of(name))
     return [row for name in names for row in rows_of(name)]
 
 
 def taken(shuffler: Shuffler, client: str, key: BatchKey, rows: list[bytes]) -> bool:
     """Whether the rows were accepted; False if they were there already."""
     try:
-        shuffler.submit(client, key, rows)
+        shuffler.submit(client, said(key), rows)
     except Refused as refused:
         if refused.reason != "replayed":
             raise

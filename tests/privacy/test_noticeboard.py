@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ntkfl.privacy.rows import BatchKey
+from ntkfl.privacy.rows import Announced, BatchKey
 from ntkfl.privacy.shuffling import Shuffler
 
 from .crowd import KEY, batch, refusal
@@ -14,8 +14,9 @@ def test_announcements_come_in_order_and_the_last_four_are_kept() -> None:
     shuffler = Shuffler()
     assert (shuffler.announcement(0), shuffler.newest) == (None, 0)
     for number in range(1, 7):
-        assert shuffler.publish(f"say {number}".encode()) == number
-    assert shuffler.publish(b"say 6") == 6  # its answer was lost, say
+        assert shuffler.publish(f"say {number}".encode(), BatchKey(number, 0)) == number
+    for number in (6, 1):  # its answer was lost, say
+        assert shuffler.publish(f"say {number}".encode(), BatchKey(number, 0)) == number
     heard, after = [], 0
     while (found := shuffler.announcement(after)) is not None:
         after, signed = found
@@ -26,10 +27,10 @@ def test_announcements_come_in_order_and_the_last_four_are_kept() -> None:
 def test_an_announcement_and_its_batch_are_one(tmp_path: Path) -> None:
     shuffler = Shuffler(tmp_path / "state.sqlite", floor=3)
     with refusal(403, "below-floor"):
-        shuffler.publish(b"too few", batch(min_clients=2))
+        shuffler.publish(b"too few", KEY, batch(min_clients=2))
     assert (shuffler.announcement(0), shuffler.latest()) == (None, (0, None))
-    assert shuffler.publish(b"enough", batch(min_clients=3)) == 1
-    assert shuffler.publish(b"enough", batch(min_clients=3)) == 1
+    assert shuffler.publish(b"enough", KEY, batch(min_clients=3)) == 1
+    assert shuffler.publish(b"enough", KEY, batch(min_clients=3)) == 1
     assert shuffler.latest() == (1, KEY)
     shuffler.close()
     again = Shuffler(tmp_path / "state.sqlite", floor=3)
@@ -37,29 +38,59 @@ def test_an_announcement_and_its_batch_are_one(tmp_path: Path) -> None:
     again.close()
 
 
+def test_there_is_one_announcement_per_key() -> None:
+    shuffler = Shuffler()
+    for asked in (batch(), None):
+        key = KEY if asked else BatchKey(1, 255)
+        assert shuffler.publish(b"these weights", key, asked) > 0
+        for other in (asked, None):
+            with refusal(409, "other-announcement"):
+                shuffler.publish(b"other weights", key, other)
+    with refusal(409, "backwards"):
+        shuffler.publish(b"earlier", BatchKey(1, 1))
+    assert shuffler.newest == 2
+    assert shuffler.latest() == (2, BatchKey(1, 255))
+    assert shuffler.announced(KEY) == Announced.of(KEY, b"these weights")
+    with refusal(404, "unknown-batch"):
+        shuffler.announced(BatchKey(1, 1))
+
+
 def test_reports_are_evaluators_and_bounded() -> None:
     shuffler = Shuffler()
+
+    def asked(number: int) -> Announced:
+        """The question of a round, which is announced."""
+        key, signed = BatchKey(number, 255), f"evaluate {number}".encode()
+        shuffler.publish(signed, key)
+        return Announced.of(key, signed)
+
+    first = asked(1)
     shuffler.present("ada", "client")
     for name in ("eva", "evi"):
         shuffler.present(name, "evaluator")
     for name in ("ada", "stranger"):
         with refusal(403, "not-evaluator"):
-            shuffler.report(name, KEY, b"counts")
+            shuffler.report(name, first, b"counts")
     for size in (0, (1 << 16) + 1):
         with refusal(413, "too-large"):
-            shuffler.report("eva", KEY, bytes(size))
-    shuffler.report("eva", KEY, b"second")
-    shuffler.report("evi", KEY, b"first")
+            shuffler.report("eva", first, bytes(size))
+    with refusal(404, "unknown-batch"):
+        shuffler.report("eva", Announced.of(BatchKey(2, 255), b"evaluate 2"), b"counts")
+    with refusal(409, "other-announcement"):
+        shuffler.report("eva", Announced.of(first.key, b"other weights"), b"counts")
+    shuffler.report("eva", first, b"second")
+    shuffler.report("evi", first, b"first")
     with refusal(409, "replayed"):
-        shuffler.report("eva", KEY, b"third")
-    assert shuffler.reports(KEY) == [b"first", b"second"]
-    shuffler.forget(KEY)
-    assert shuffler.reports(KEY) == []
-    for number in range(20):
-        shuffler.report("eva", BatchKey(2, number, 0), b"again")
-    assert sum(len(shuffler.reports(BatchKey(2, number, 0))) for number in range(20)) == 8
-    assert shuffler.reports(BatchKey(2, 19, 0)) == [b"again"]
+        shuffler.report("eva", first, b"third")
+    assert shuffler.reports(first.key) == [b"first", b"second"]
+    shuffler.forget(first.key)
+    assert shuffler.reports(first.key) == []
+    rounds = [asked(number) for number in range(2, 22)]
+    for announced in rounds:
+        shuffler.report("eva", announced, b"again")
+    assert sum(len(shuffler.reports(announced.key)) for announced in rounds) == 8
+    assert shuffler.reports(rounds[-1].key) == [b"again"]
     shuffler.drop("eva")
     with refusal(403, "revoked"):
-        shuffler.report("eva", BatchKey(3, 0, 0), b"counts")
-    assert shuffler.reports(BatchKey(2, 19, 0)) == []
+        shuffler.report("eva", rounds[-1], b"counts")
+    assert shuffler.reports(rounds[-1].key) == []

@@ -16,10 +16,10 @@ from random import Random
 import pytest
 
 from ntkfl.errors import ConfigError
-from ntkfl.privacy.rows import BatchKey
+from ntkfl.privacy.rows import Announced, BatchKey
 from ntkfl.privacy.shuffling import Shuffler
 
-from .crowd import KEY, Clock, batch, on_disk, refusal, rows_of, taken
+from .crowd import DIGEST, KEY, Clock, batch, on_disk, refusal, rows_of, said, taken
 
 
 @pytest.mark.parametrize("another_is_open", [False, True])
@@ -30,14 +30,14 @@ def test_nothing_in_the_file_says_who_sent_what_after_release(tmp_path: Path, an
     shuffler = Shuffler(path)
     cohorts = {
         key: tuple(f"client-{key.round}-{i}-{'x' * rng.randrange(40)}" for i in range(150))
-        for key in (KEY, BatchKey(2, 0, 0))
+        for key in (KEY, BatchKey(2, 0))
     }
     order: list[bytes] = []
     for key, cohort in cohorts.items() if another_is_open else [(KEY, cohorts[KEY])]:
-        shuffler.open(batch(key, cohort, max_rows=20, row_bytes=300))
+        shuffler.open(batch(key, cohort, max_rows=20, row_bytes=300), DIGEST)
         for name in rng.sample(cohort, len(cohort)):
             rows = [rng.randbytes(300) for _ in range(rng.randrange(1, 20))]
-            shuffler.submit(name, key, rows)
+            shuffler.submit(name, said(key), rows)
             order += rows if key == KEY else []
     assert cohorts[KEY][0].encode() in on_disk(path)  # the search would find it
     shuffler.drop(cohorts[KEY][5])
@@ -67,8 +67,8 @@ def rank_correlation(first: list[bytes], second: list[bytes]) -> float:
 def test_cancelling_deletes_rows_and_names(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite"
     shuffler = Shuffler(path)
-    shuffler.open(batch(cohort=("adelheid", "bartholomew")))
-    shuffler.submit("adelheid", KEY, [b"sealed-1"])
+    shuffler.open(batch(cohort=("adelheid", "bartholomew")), DIGEST)
+    shuffler.submit("adelheid", said(KEY), [b"sealed-1"])
     assert b"sealed-1" in on_disk(path)
     shuffler.cancel(KEY)
     content = on_disk(path)
@@ -76,14 +76,14 @@ def test_cancelling_deletes_rows_and_names(tmp_path: Path) -> None:
     with refusal(410, "cancelled"):
         shuffler.release(KEY)
     with refusal(404, "unknown-batch"):
-        shuffler.cancel(BatchKey(9, 0, 0))
+        shuffler.cancel(BatchKey(9, 0))
 
 
 def test_the_file_is_its_owners_alone_and_of_one_process_and_run(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite"
     path.touch(0o644)
     shuffler = Shuffler(path, run="federation/run-1")
-    shuffler.open(batch())
+    shuffler.open(batch(), DIGEST)
     assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o600}
     with pytest.raises(ConfigError, match="another process"):
         Shuffler(path, run="federation/run-1")
@@ -101,13 +101,13 @@ def test_the_file_is_its_owners_alone_and_of_one_process_and_run(tmp_path: Path)
 CHILD = """
 import sys
 from pathlib import Path
-from ntkfl.privacy.rows import BatchKey
+from ntkfl.privacy.rows import Announced, BatchKey
 from ntkfl.privacy.shuffling import Shuffler
 shuffler = Shuffler(Path(sys.argv[1]))
 print("begun", flush=True)
 for client in range(int(sys.argv[2]), 200):
     rows = [f"{client:04d}-{i:03d}".encode().ljust(2000, b".") for i in range(5)]
-    shuffler.submit(f"client-{client}", BatchKey(1, 0, 0), rows)
+    shuffler.submit(f"client-{client}", Announced(BatchKey(1, 0), bytes(range(32))), rows)
     print(client, flush=True)
 """
 
@@ -115,7 +115,7 @@ for client in range(int(sys.argv[2]), 200):
 def test_a_process_killed_in_a_round_has_lost_nothing_and_takes_nothing_twice(tmp_path: Path) -> None:
     path, names = tmp_path / "state.sqlite", tuple(f"client-{i}" for i in range(200))
     opened = Shuffler(path)
-    opened.open(batch(cohort=names, max_rows=5, row_bytes=2000))
+    opened.open(batch(cohort=names, max_rows=5, row_bytes=2000), DIGEST)
     opened.close()
     acknowledged: set[int] = set()
     rng = Random(0)
@@ -155,11 +155,12 @@ def test_a_process_killed_in_a_round_has_lost_nothing_and_takes_nothing_twice(tm
 def test_state_survives_a_restart(tmp_path: Path) -> None:
     path, clock = tmp_path / "state.sqlite", Clock()
     shuffler = Shuffler(path, clock=clock)
-    assert shuffler.publish(b"first", batch(seconds=10.0)) == 1
-    shuffler.submit("ada", KEY, rows_of("ada"))
+    announced = Announced.of(KEY, b"first")
+    assert shuffler.publish(b"first", KEY, batch(seconds=10.0)) == 1
+    shuffler.submit("ada", announced, rows_of("ada"))
     shuffler.present("ada", "client")
     shuffler.present("eva", "evaluator")
-    shuffler.report("eva", KEY, b"counts")
+    shuffler.report("eva", announced, b"counts")
     shuffler.set_revoked(frozenset({"bob"}), serial=4)
     shuffler.close()
     clock.now += 4
@@ -172,14 +173,52 @@ def test_state_survives_a_restart(tmp_path: Path) -> None:
     assert shuffler.reports(KEY) == [b"counts"]
     assert not shuffler.set_revoked(frozenset(), serial=3)  # an old list, played back
     with refusal(403, "revoked"):
-        shuffler.submit("bob", KEY, rows_of("bob"))
+        shuffler.submit("bob", announced, rows_of("bob"))
+    with refusal(409, "other-announcement"):
+        shuffler.publish(b"second", KEY, batch(seconds=10.0))
     shuffler.close()
+
+
+def test_who_answered_is_remembered_over_a_restart_and_named_nowhere(tmp_path: Path) -> None:
+    """Later exchanges need the clients of the first; the file has hashes of their names, until the next round."""
+    path, later = tmp_path / "state.sqlite", BatchKey(1, 1)
+    shuffler = Shuffler(path)
+    names = ("adelheid", "bartholomew", "cunegonde")
+    shuffler.open(batch(cohort=names, seconds=0.0), DIGEST)
+    for name in names[:2]:
+        shuffler.submit(name, said(), [f"first-{name[0]}".encode().ljust(8)])
+    shuffler.release(KEY)
+    shuffler.close()
+    assert not any(name.encode() in on_disk(path) for name in names)
+    shuffler = Shuffler(path)
+    shuffler.open(batch(later, names, seconds=0.0), DIGEST)
+    with refusal(403, "not-asked"):
+        shuffler.submit("cunegonde", said(later), [b"second-c"])
+    for name in names[:2]:
+        shuffler.submit(name, said(later), [f"second-{name[0]}".encode()])
+    assert len(shuffler.release(later)) == 2
+    shuffler.publish(b"the end", BatchKey(2, 0))
+    shuffler.close()
+    with sqlite3.connect(path) as db:
+        tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master")]
+    db.close()
+    assert not [name for name in tables if name.startswith(("answered_", "cohort_", "pending_"))]
+
+
+def test_a_file_of_the_first_version_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    Shuffler(path).close()
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 1")
+    db.close()
+    with pytest.raises(ConfigError, match="written by protocol version 1, this is 2"):
+        Shuffler(path)
 
 
 def test_a_record_that_the_disk_changed_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite"
     shuffler = Shuffler(path)
-    shuffler.open(batch())
+    shuffler.open(batch(), DIGEST)
     shuffler.close()
     with sqlite3.connect(path) as db:
         db.execute("UPDATE batches SET state = 'x'")

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from ntkfl.errors import Refused
 from ntkfl.privacy.batches import Batch
-from ntkfl.privacy.rows import BatchKey
+from ntkfl.privacy.rows import Announced, BatchKey
 from ntkfl.privacy.shuffling import Shuffler
 
 from .crowd import Clock
@@ -29,10 +29,20 @@ odd_rows = st.lists(row | st.just(b"odd"), max_size=4)
 class Model:
     """A batch as it should be."""
 
-    def __init__(self, batch: Batch, deadline: float | None) -> None:
-        self.batch, self.deadline, self.state = batch, deadline, "open"
+    def __init__(self, batch: Batch, deadline: float | None, asked: set[str]) -> None:
+        self.batch, self.deadline, self.asked, self.state = batch, deadline, asked, "open"
         self.rows: dict[str, list[bytes]] = {}
         self.released: list[bytes] = []
+        self.answered: set[str] | None = None  # once it is released
+
+    @property
+    def announced(self) -> Announced:
+        return announced(self.batch)
+
+
+def announced(batch: Batch) -> Announced:
+    """The same for the same batch."""
+    return Announced.of(batch.key, repr(batch).encode())
 
 
 class Machine(RuleBasedStateMachine):
@@ -62,27 +72,42 @@ class Machine(RuleBasedStateMachine):
 
     @rule(
         round=st.integers(0, 3),
-        cohort=st.lists(st.sampled_from(NAMES), unique=True, min_size=1),
+        cohort=st.lists(st.sampled_from(NAMES), unique=True, min_size=1).map(sorted),
         least=st.integers(1, 3),
         seconds=st.sampled_from([None, 0.0, 5.0]),
     )
     def open(self, round: int, cohort: list[str], least: int, seconds: float | None) -> None:
-        key = BatchKey(round, 0, 0)
+        self._open(BatchKey(round, 0), cohort, least, seconds)
+
+    @rule(which=numbers, exchange=st.integers(1, 2), other=seldom, seconds=st.sampled_from([None, 0.0, 5.0]))
+    def go_on(self, which: int, exchange: int, other: bool, seconds: float | None) -> None:
+        """A later exchange of a round that was opened, mostly with its own cohort."""
+        key, model = self.pick(which)
+        cohort = list(model.batch.cohort)
+        self._open(BatchKey(key.round, exchange), cohort[1:] if other else cohort, 2, seconds)
+
+    def _open(self, key: BatchKey, cohort: list[str], least: int, seconds: float | None) -> None:
         batch = Batch(key, tuple(cohort), 3, 4, least, seconds)
-        _, reason = self.ask("open", batch)
+        _, reason = self.ask("open", batch, announced(batch).digest)
+        first = self.models.get(BatchKey(key.round, 0))
         if least > len(cohort):
             assert reason == "terms"
-        elif least < FLOOR:
-            assert reason == "below-floor"
         elif key in self.models:
-            known = self.models[key].batch
-            same = (set(known.cohort), known.min_clients, known.seconds) == (set(cohort), least, seconds)
-            assert reason == (None if same else "other-terms")
+            same = self.models[key].batch == batch
+            assert reason == ("other-announcement" if not same else None)
         elif any(other > key for other in self.models):
             assert reason == "backwards"
+        elif least < FLOOR:
+            assert reason == "below-floor"
+        elif key.exchange and (first is None or first.answered is None):
+            assert reason == "not-begun"
+        elif first is not None and set(first.batch.cohort) != set(cohort):
+            assert reason == "other-cohort"
         else:
             assert reason is None
-            self.models[key] = Model(batch, None if seconds is None else self.clock.now + seconds)
+            asked = set(cohort) if first is None else first.answered
+            assert asked is not None
+            self.models[key] = Model(batch, None if seconds is None else self.clock.now + seconds, asked)
 
     @initialize(size=st.integers(2, 5), seconds=st.sampled_from([None, 5.0]))
     def begin(self, size: int, seconds: float | None) -> None:
@@ -94,19 +119,19 @@ class Machine(RuleBasedStateMachine):
 
     @rule(which=numbers, first=row)
     def submit_the_rest(self, which: int, first: bytes) -> None:
-        for i, client in enumerate(self.pick(which)[1].batch.cohort):
+        for i, client in enumerate(sorted(self.pick(which)[1].asked)):
             self.submit(which, client, [first if i == 2 else b"%03d%c" % (i, 65 + which)])
 
     @rule(which=numbers, client=st.sampled_from([*NAMES, "stranger"]), rows=odd_rows)
     def submit(self, which: int, client: str, rows: list[bytes]) -> None:
-        key, model = self.pick(which)
-        _, reason = self.ask("submit", client, key, rows)
+        _, model = self.pick(which)
+        _, reason = self.ask("submit", client, model.announced, rows)
         there = {row for sent in model.rows.values() for row in sent}
         if client in self.revoked:
             assert reason == "revoked"
         elif model.state != "open":
             assert reason == {"released": "late", "forgotten": "late"}.get(model.state, model.state)
-        elif client not in model.batch.cohort:
+        elif client not in model.asked:
             assert reason == "not-asked"
         elif client in model.rows:
             assert reason == "replayed"
@@ -120,6 +145,13 @@ class Machine(RuleBasedStateMachine):
             assert reason is None
             model.rows[client] = rows
 
+    @rule(which=numbers, client=st.sampled_from(NAMES), rows=odd_rows)
+    def answer_another(self, which: int, client: str, rows: list[bytes]) -> None:
+        """Whoever heard another announcement under the same key."""
+        other = Announced(self.pick(which)[0], bytes(32))
+        expected = "revoked" if client in self.revoked else "other-announcement"
+        assert self.ask("submit", client, other, rows) == (None, expected)
+
     @rule(which=numbers)
     def release(self, which: int) -> None:
         key, model = self.pick(which)
@@ -129,6 +161,8 @@ class Machine(RuleBasedStateMachine):
             assert len(model.rows) >= model.batch.min_clients >= FLOOR
             assert Counter(answer) == Counter(row for sent in model.rows.values() for row in sent)
             model.state, model.released = "released", answer
+            if not any(other.round > key.round for other in self.models):
+                model.answered = set(model.rows)
         elif model.state == "released":
             assert answer == model.released
         else:
@@ -182,7 +216,9 @@ class Machine(RuleBasedStateMachine):
                 assert (status.state, status.rows) == ("released", len(model.released))
 
     def is_ready(self, model: Model) -> bool:
-        missing = set(model.batch.cohort) - set(model.rows) - self.revoked
+        if model.batch.key.exchange:  # with exactly those of the first exchange, or not at all
+            return set(model.rows) == model.asked and len(model.rows) >= model.batch.min_clients
+        missing = model.asked - set(model.rows) - self.revoked
         passed = model.deadline is not None and self.clock.now >= model.deadline
         return len(model.rows) >= model.batch.min_clients and (not missing or passed)
 

@@ -14,7 +14,8 @@ from ntkfl.engine.sifting import MALFORMED, Sifted, sift
 from ntkfl.errors import ConfigError, MessageError, NTKFLError, Refused, TooFew, TrustError
 from ntkfl.methods import Method, Task
 from ntkfl.privacy.batches import Batch
-from ntkfl.privacy.rows import BatchKey, open_row, pack_rows, seal_rows, unpack_rows
+from ntkfl.privacy.binding import bind
+from ntkfl.privacy.rows import Announced, BatchKey, open_row, pack_rows, seal_rows, unpack_rows
 from ntkfl.privacy.sealing import SEAL_BYTES, SealingKey
 from ntkfl.privacy.shuffling import Shuffler
 from ntkfl.wire import Message
@@ -36,15 +37,17 @@ class Received:
         return self.rejected.total()
 
 
-def send(method: Method, reply: Message, aggregator: bytes, federation: str, run: str, key: BatchKey) -> bytes:
+def send(method: Method, reply: Message, aggregator: bytes, federation: str, run: str, announced: Announced) -> bytes:
     """A client's submission to the shuffler: its rows, each sealed to the aggregator."""
     rows = [row.encode() for row in method.split(reply)]
-    return pack_rows(key, seal_rows(rows, aggregator, federation, run, key))
+    return pack_rows(announced, seal_rows(rows, aggregator, federation, run, announced))
 
 
 @dataclass(frozen=True)
 class Template:
-    """What every row of an exchange looks like: its arrays' names, types and shapes, and what describes the network."""
+    """What every row of an exchange looks like: the round, its arrays' names, types and shapes, and what describes the
+    network.
+    """
 
     form: Hashable
     sealed_bytes: int
@@ -64,7 +67,7 @@ def receive(
     opener: SealingKey,
     federation: str,
     run: str,
-    key: BatchKey,
+    announced: Announced,
 ) -> Received:
     """The aggregator's side: rows that open, decode, have the right form, pass the method's checks and are not extreme.
     The others are counted and dropped. What is left is put in the order of its bytes, so that the result does not
@@ -74,7 +77,7 @@ def receive(
     opened = []
     for row in set(sealed):  # honest seals are all different: a row that comes twice was copied
         try:
-            opened.append(open_row(opener, row, federation, run, key))
+            opened.append(open_row(opener, row, federation, run, announced))
         except TrustError:
             rejected["not for this batch"] += 1
     rejected["copied"] = len(sealed) - len(set(sealed))
@@ -84,7 +87,7 @@ def receive(
             message = Message.decode(plain)
         except MessageError:
             message = None
-        if message is not None and message.round == key.round and _form(message) == template.form:
+        if message is not None and _form(message) == template.form:
             rows.append(message)
         else:
             rejected[MALFORMED] += 1
@@ -95,7 +98,7 @@ def receive(
 def _form(row: Message) -> Hashable:
     described = ((a.numpy().tobytes() if describes(name) else b"") for name, a in row.arrays.items())
     arrays = tuple((name, a.dtype, tuple(a.shape)) for name, a in row.arrays.items())
-    return (row.kind, arrays, tuple(described))
+    return (row.kind, row.round, arrays, tuple(described))
 
 
 class Crowd:
@@ -108,33 +111,41 @@ class Crowd:
         self.round, self.exchanges = round, 0
         self.federation, self.run = "simulation", "simulation"
         self.opener = SealingKey.generate()
+        self.there = frozenset(self.names)  # whose rows the shuffler took in the first exchange
         self.shuffler = Shuffler(floor=LEAST_CLIENTS, clock=lambda: 0.0)  # a batch is due when all have had their turn
 
     def exchange(self, method: Method, task: Task, answers: Sequence[Message]) -> tuple[Received, int]:
-        """(what the aggregator receives, the bytes clients sent). Who sends rows that the shuffler refuses loses them,
-        and is not waited for.
+        """(what the aggregator receives, the bytes clients sent). Who sends rows that the shuffler refuses in the first
+        exchange loses them, and is as if absent; in a later one the round fails, as a shuffler then releases nothing.
         """
-        key = BatchKey(self.round, 0, self.exchanges)
+        key = BatchKey(self.round, self.exchanges)
+        announced = Announced.of(key, bind("simulation", *key))  # in the place of an announcement's digest
         self.exchanges += 1
-        template = _template(method, task, answers)
-        bodies = [send(method, answer, self.opener.public, self.federation, self.run, key) for answer in answers]
-        rows = [unpack_rows(body)[1] for body in bodies]
-        most = max(map(len, rows))
-        self.shuffler.open(Batch(key, self.names, most, template.sealed_bytes, LEAST_CLIENTS, seconds=0))
+        own = {name: answer for name, answer in zip(self.names, answers, strict=True) if name in self.there}
+        template = _template(method, task, list(own.values()))
+        where = (self.opener.public, self.federation, self.run, announced)
+        bodies = {name: send(method, answer, *where) for name, answer in own.items()}
+        rows = {name: unpack_rows(body)[1] for name, body in bodies.items()}
+        most = max(map(len, rows.values()))
+        batch = Batch(key, self.names, most, template.sealed_bytes, LEAST_CLIENTS, seconds=0)
+        self.shuffler.open(batch, announced.digest)
         refused: Counter[str] = Counter()
-        for name, own in zip(self.names, rows, strict=True):
+        taken = set()
+        for name, sent in rows.items():
             try:
-                self.shuffler.submit(name, key, own)
+                self.shuffler.submit(name, announced, sent)
+                taken.add(name)
             except Refused:
-                refused[MALFORMED] += len(own)
-        if (there := self.shuffler.status(key).clients) < LEAST_CLIENTS:
+                refused[MALFORMED] += len(sent)
+        self.there = frozenset(taken) if key.exchange == 0 else self.there
+        if len(taken) < LEAST_CLIENTS or taken != self.there:
             self.shuffler.cancel(key)
             why = f"{refused[MALFORMED]} rows were {MALFORMED}"
-            raise TooFew(f"{there} clients' rows were taken, too few for the shuffler to release them: {why}")
+            raise TooFew(f"{len(taken)} clients' rows were taken, too few for the shuffler to release them: {why}")
         sealed = self.shuffler.release(key)
         self.shuffler.forget(key)
-        received = receive(method, task, sealed, template, self.opener, self.federation, self.run, key)
-        return replace(received, rejected=received.rejected + refused), sum(map(len, bodies))
+        received = receive(method, task, sealed, template, self.opener, self.federation, self.run, announced)
+        return replace(received, rejected=received.rejected + refused), sum(map(len, bodies.values()))
 
 
 def _template(method: Method, task: Task, answers: Sequence[Message]) -> Template:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 import sqlite3
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ntkfl.errors import Refused
+from ntkfl.privacy.binding import bind
 from ntkfl.privacy.identity import NAME_PATTERN
 from ntkfl.privacy.rows import BatchKey
 
-COLUMNS = "number, salt, terms, state, max_rows, row_bytes, min_clients, deadline, clients, rows"
+COLUMNS = "number, salt, state, max_rows, row_bytes, min_clients, deadline, clients, rows"
 
 
 @dataclass(frozen=True)
@@ -40,20 +40,24 @@ class Batch:
         self.key.check()
         return self
 
-    def digest(self, salt: bytes) -> bytes:
-        """What tells two batches apart when the cohort is no longer there to compare."""
-        terms = json.dumps(asdict(self) | {"cohort": sorted(self.cohort)}, sort_keys=True).encode()
-        return hashlib.blake2b(terms, key=salt, digest_size=32).digest()
+    def cohort_digest(self, salt: bytes = b"") -> bytes:
+        """What tells two cohorts apart where their names are not kept; in whatever order they are named."""
+        return hashlib.blake2b(bind("ntkfl cohort v2", *sorted(self.cohort)), key=salt, digest_size=32).digest()
 
 
 @dataclass(frozen=True)
 class Status:
-    """Of a batch, in numbers: "open", "ready", "released" or "cancelled"; `rows` only once released."""
+    """Of a batch, in numbers: "open", "ready", "released" or "cancelled"; `rows` only once released.
+
+    `missing` names those whose answers a later exchange of a round still needs when its deadline has passed: the round
+    has failed, and another cohort may do without them.
+    """
 
     state: str
     clients: int
     rows: int | None
     seconds: float | None  # left until the deadline, while there is one to wait for
+    missing: tuple[str, ...] = ()
 
 
 CLOSED = {
@@ -68,7 +72,6 @@ class Record:
 
     number: int
     salt: bytes
-    terms: bytes
     state: str
     max_rows: int
     row_bytes: int
@@ -84,9 +87,14 @@ class Record:
             raise Refused(404, "unknown-batch", f"no batch {tuple(key)} was opened")
         record = cls(*found)
         numbers = (record.max_rows, record.row_bytes, record.min_clients, record.clients)
-        if record.state not in ("open", *CLOSED) or not all(isinstance(n, int) for n in numbers):
+        sound = isinstance(record.salt, bytes) and all(isinstance(n, int) for n in numbers)
+        if record.state not in ("open", *CLOSED) or not sound:
             raise Refused(503, "storage", f"the shuffler's record of batch {tuple(key)} is damaged")
         return record
+
+    @property
+    def key(self) -> BatchKey:
+        return BatchKey.of(self.number)
 
     @property
     def cohort(self) -> str:

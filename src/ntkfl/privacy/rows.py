@@ -1,14 +1,16 @@
 """Rows on their way: one a sample, all of one size, each sealed to the aggregator for one batch of one run.
 
-    magic "NTKR" | version u8 | round u32 | attempt u16 | exchange u8 | rows u32 | bytes per row u32
-    the rows | CRC-32 of all before it, u32
+    magic "NTKR" | version u8 | round u32 | exchange u8 | SHA-256 of the announcement, 32 bytes
+    rows u32 | bytes per row u32 | the rows | CRC-32 of all before it, u32
 
-Integers are little-endian. A client submits its rows so, and the shuffler releases a batch so. Nothing is trusted:
-sizes are checked against the bytes that are there before anything is allocated.
+Integers are little-endian. A client submits its rows so, and the shuffler releases a batch so. Both name the
+announcement that the rows answer, so that no two clients can be asked different things under one key. Nothing is
+trusted: sizes are checked against the bytes that are there before anything is allocated.
 """
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,48 +21,67 @@ from ntkfl.privacy.binding import bind
 from ntkfl.privacy.sealing import SealingKey, seal
 
 MAGIC = b"NTKR"
-VERSION = 1
-_HEADER = struct.Struct("<4sBIHBII")
+VERSION = 2  # of frames, and of the protocol between the roles
+DIGEST_BYTES = 32
+_HEADER = struct.Struct(f"<4sBIB{DIGEST_BYTES}sII")
 _CRC = struct.Struct("<I")
 FRAME_BYTES = _HEADER.size + _CRC.size  # what framing adds to the rows
 Buffer = TypeVar("Buffer", bytes, memoryview)
 
 
 class BatchKey(NamedTuple):
-    """Which rows belong together: one exchange (upload, scoring, …) of one attempt at a round. Ordered as time is."""
+    """Which rows belong together: one exchange (upload, scoring, …) of one round. Ordered as time is."""
 
     round: int
-    attempt: int
     exchange: int
 
     def check(self) -> BatchKey:
         """Itself; `MessageError` if a part does not fit its field."""
-        if not (0 <= self.round < 1 << 32 and 0 <= self.attempt < 1 << 16 and 0 <= self.exchange < 1 << 8):
-            raise MessageError(f"round, attempt and exchange must fit 32, 16 and 8 bits, got {tuple(self)}")
+        if not (0 <= self.round < 1 << 32 and 0 <= self.exchange < 1 << 8):
+            raise MessageError(f"round and exchange must fit 32 and 8 bits, got {tuple(self)}")
         return self
 
     @property
     def number(self) -> int:
-        """The key as one number of 56 bits, in the same order."""
-        round, attempt, exchange = self.check()
-        return round << 24 | attempt << 8 | exchange
+        """The key as one number of 40 bits, in the same order."""
+        round, exchange = self.check()
+        return round << 8 | exchange
 
     @classmethod
     def of(cls, number: int) -> BatchKey:
-        return cls(number >> 24, number >> 8 & 0xFFFF, number & 0xFF)
+        return cls(number >> 8, number & 0xFF)
 
 
-def pack_rows(key: BatchKey, rows: Sequence[bytes]) -> bytes:
+class Announced(NamedTuple):
+    """What rows answer: the key of an announcement, and the SHA-256 of all its signed bytes."""
+
+    key: BatchKey
+    digest: bytes
+
+    @classmethod
+    def of(cls, key: BatchKey, signed: bytes) -> Announced:
+        return cls(key, hashlib.sha256(signed).digest())
+
+    def check(self) -> Announced:
+        """Itself; `MessageError` if a part does not fit its field."""
+        self.key.check()
+        if len(self.digest) != DIGEST_BYTES:
+            raise MessageError(f"an announcement's digest has {DIGEST_BYTES} bytes, got {len(self.digest)}")
+        return self
+
+
+def pack_rows(announced: Announced, rows: Sequence[bytes]) -> bytes:
     """The rows in their frame: at least one, all of one size."""
     sizes = {len(row) for row in rows}
     if len(sizes) != 1 or 0 in sizes:
         raise MessageError(f"rows must be at least one and of one size, got {len(rows)} of sizes {sorted(sizes)[:4]}")
-    return b"".join(frame_rows(key, len(rows), sizes.pop(), rows))
+    return b"".join(frame_rows(announced, len(rows), sizes.pop(), rows))
 
 
-def frame_rows(key: BatchKey, count: int, size: int, pieces: Iterable[bytes]) -> Iterator[bytes]:
+def frame_rows(announced: Announced, count: int, size: int, pieces: Iterable[bytes]) -> Iterator[bytes]:
     """A frame of `count` rows of `size` bytes, piece by piece, so that nobody need hold it whole."""
-    header = _HEADER.pack(MAGIC, VERSION, *key.check(), count, size)
+    key, digest = announced.check()
+    header = _HEADER.pack(MAGIC, VERSION, *key, digest, count, size)
     crc = zlib.crc32(header)
     yield header
     for piece in pieces:
@@ -71,14 +92,15 @@ def frame_rows(key: BatchKey, count: int, size: int, pieces: Iterable[bytes]) ->
 
 def unpack_rows(
     body: Buffer, *, max_rows: int | None = None, row_bytes: int | None = None
-) -> tuple[BatchKey, list[Buffer]]:
-    """The batch and the rows of a frame; `MessageError` for anything that is not exactly one, or breaks the bounds.
+) -> tuple[Announced, list[Buffer]]:
+    """What the rows of a frame answer, and the rows; `MessageError` for anything that is not exactly one frame, or
+    breaks the bounds.
 
     Of a view of the frame, the rows are views: nothing is copied.
     """
     if len(body) < FRAME_BYTES:
         raise MessageError(f"a frame of {len(body)} bytes is shorter than any frame")
-    magic, version, round, attempt, exchange, count, size = _HEADER.unpack_from(body)
+    magic, version, round, exchange, digest, count, size = _HEADER.unpack_from(body)
     if magic != MAGIC:
         raise MessageError("not a frame of rows: it does not begin with the mark of one")
     if version != VERSION:
@@ -91,19 +113,22 @@ def unpack_rows(
     if zlib.crc32(memoryview(body)[:end]) != _CRC.unpack_from(body, end)[0]:
         raise MessageError("the rows were damaged on their way: the checksum does not match")
     rows = [body[at : at + size] for at in range(_HEADER.size, end, size)]
-    return BatchKey(round, attempt, exchange), rows
+    return Announced(BatchKey(round, exchange), digest), rows
 
 
-def seal_rows(rows: Sequence[bytes], aggregator_public: bytes, federation: str, run: str, key: BatchKey) -> list[bytes]:
+def seal_rows(
+    rows: Sequence[bytes], aggregator_public: bytes, federation: str, run: str, announced: Announced
+) -> list[bytes]:
     """Each row sealed on its own to the aggregator, so that nothing but the shuffler's memory holds them together."""
-    context = _context(federation, run, key)
+    context = _context(federation, run, announced)
     return [seal(aggregator_public, row, context) for row in rows]
 
 
-def open_row(sealing_key: SealingKey, sealed: bytes, federation: str, run: str, key: BatchKey) -> bytes:
-    """The row; `TrustError` if it was sealed to another key or for another batch, or was changed."""
-    return sealing_key.open(sealed, _context(federation, run, key))
+def open_row(sealing_key: SealingKey, sealed: bytes, federation: str, run: str, announced: Announced) -> bytes:
+    """The row; `TrustError` if it was sealed to another key or for another announcement, or was changed."""
+    return sealing_key.open(sealed, _context(federation, run, announced))
 
 
-def _context(federation: str, run: str, key: BatchKey) -> bytes:
-    return bind("ntkfl row v1", federation, run, *key.check())
+def _context(federation: str, run: str, announced: Announced) -> bytes:
+    key, digest = announced.check()
+    return bind("ntkfl row v2", federation, run, *key, digest)

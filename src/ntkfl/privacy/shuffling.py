@@ -6,6 +6,11 @@ tables of its own batch, which are dropped whole: SQLite then overwrites all the
 Single records deleted from a table that lives on can leave copies behind in its pages. What the file system or the
 disk keep of overwritten and truncated files is beyond this module.
 
+A round has one cohort. Its first exchange is released with whoever of them answered in time; every later one with
+exactly the same clients, or not at all. The aggregator can match a later row to an earlier one of the same sample (it
+can predict losses), so a client that answered only one of the two would be the owner of the rows without a match. Who
+answered the first exchange is kept as keyed hashes of names until the next round begins.
+
 A submission is one transaction and is accepted once it is committed, so a process killed at any moment has lost
 nothing it said it had. What the aggregator may count while a batch is open is clients, never rows: the difference of
 two counts would be the size of one client's share.
@@ -18,14 +23,14 @@ import hmac
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from random import Random, SystemRandom
 
 from ntkfl.errors import Refused
 from ntkfl.privacy.batches import CLOSED, COLUMNS, Batch, Record, Status
-from ntkfl.privacy.noticeboard import Noticeboard, refuse_revoked
-from ntkfl.privacy.rows import BatchKey
+from ntkfl.privacy.noticeboard import Noticeboard, admit, refuse_other, refuse_revoked
+from ntkfl.privacy.rows import Announced, BatchKey
 
 _GENERATOR = SystemRandom()  # the operating system's
 
@@ -47,32 +52,32 @@ class Shuffler(Noticeboard):
         super().__init__(path, run)
         self._floor, self._clock, self._random = floor, clock, random
 
-    def open(self, batch: Batch) -> None:
-        """Accept rows for the batch from now on. Asking again for the same one is harmless."""
+    def open(self, batch: Batch, digest: bytes) -> None:
+        """Accept rows for the batch from now on, in answer to the announcement with this SHA-256. Asking again for the
+        same one is harmless.
+        """
         with self._transaction() as db:
+            admit(db, Announced(batch.check().key, digest), 0)
+            _forget_answers(db, batch.key.round)
             self._open(db, batch)
 
-    def publish(self, signed: bytes, batch: Batch | None = None) -> int:
+    def publish(self, signed: bytes, key: BatchKey, batch: Batch | None = None) -> int:
         """Relay an announcement and open the batch it asks for, both or neither: the announcement's sequence number.
 
-        Publishing the newest announcement again gives its number again.
+        Publishing an announcement again gives its number again; another one under its key is refused.
         """
-        with self._publishing(signed) as (db, sequence):
+        with self._publishing(signed, key) as (db, sequence):
+            _forget_answers(db, key.round)
             if batch is not None:
                 self._open(db, batch)
         return sequence
 
-    def latest(self) -> tuple[int, BatchKey | None]:
-        """The newest announcement's sequence number (0: none yet) and the newest batch ever opened."""
-        with self._transaction() as db:
-            number = db.execute("SELECT MAX(number) FROM batches").fetchone()[0]
-            return self.newest, None if number is None else BatchKey.of(number)
-
-    def submit(self, client: str, key: BatchKey, rows: Sequence[bytes | memoryview]) -> None:
+    def submit(self, client: str, announced: Announced, rows: Sequence[bytes | memoryview]) -> None:
         """Take all of a client's rows, once, or `Refused`. On return they are on the disk."""
         with self._transaction() as db:
             refuse_revoked(db, client)
-            batch = Record.find(db, key)
+            refuse_other(db, announced)
+            batch = Record.find(db, announced.key)
             if batch.state != "open":
                 raise Refused(410, *CLOSED[batch.state])
             asked = db.execute(f"SELECT sent FROM {batch.cohort} WHERE client = ?", (client,)).fetchone()
@@ -92,7 +97,9 @@ class Shuffler(Noticeboard):
             db.execute(f"UPDATE {batch.cohort} SET sent = ? WHERE client = ?", (len(rows), client))
 
     def status(self, key: BatchKey) -> Status:
-        """Ready is a batch of at least `min_clients` when all of its cohort have sent or its deadline has passed."""
+        """Ready is a batch of at least `min_clients` when all of its cohort have sent or its deadline has passed; in a
+        later exchange of a round, only when all have sent who sent in the first.
+        """
         with self._transaction() as db:
             return self._status(db, Record.find(db, key))
 
@@ -123,6 +130,8 @@ class Shuffler(Noticeboard):
             order = [number for (number,) in db.execute(f"SELECT rowid FROM {batch.pending} ORDER BY rowid")]
             self._random.shuffle(order)
             db.execute(f"CREATE TABLE {batch.released} (position INTEGER PRIMARY KEY, row BLOB)")
+            if batch.key.exchange == 0:
+                _remember_answers(db, batch)
             copy = f"INSERT INTO {batch.released} SELECT ?, row FROM {batch.pending} WHERE rowid = ?"
             db.executemany(copy, enumerate(order))
             batch.close(db, "released", status.clients, len(order))
@@ -181,28 +190,77 @@ class Shuffler(Noticeboard):
         number = batch.check().key.number
         if batch.min_clients < self._floor:
             raise Refused(403, "below-floor", f"no batch here has fewer than {self._floor} clients")
-        known = db.execute("SELECT salt, terms FROM batches WHERE number = ?", (number,)).fetchone()
-        if known is not None:
-            if not hmac.compare_digest(batch.digest(known[0]), known[1]):
-                raise Refused(409, "other-terms", f"batch {tuple(batch.key)} was opened on other terms")
-            return
-        if db.execute("SELECT 1 FROM batches WHERE number > ?", (number,)).fetchone():
-            raise Refused(409, "backwards", f"batch {tuple(batch.key)} is older than one opened before")
+        if db.execute("SELECT 1 FROM batches WHERE number = ?", (number,)).fetchone():
+            return  # by the same announcement, or it would not have been admitted
+        asked = _members(db, batch)
         salt, deadline = os.urandom(32), None if batch.seconds is None else self._clock() + batch.seconds
-        terms = (batch.digest(salt), "open", batch.max_rows, batch.row_bytes, batch.min_clients, deadline, 0, None)
-        db.execute(f"INSERT INTO batches ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (number, salt, *terms))
+        terms = (salt, "open", batch.max_rows, batch.row_bytes, batch.min_clients, deadline, 0, None)
+        db.execute(f"INSERT INTO batches ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (number, *terms))
         db.execute(f"CREATE TABLE cohort_{number} (client TEXT PRIMARY KEY, sent INTEGER) WITHOUT ROWID")
         db.execute(f"CREATE TABLE pending_{number} (client TEXT, digest BLOB UNIQUE, row BLOB)")
-        db.executemany(f"INSERT INTO cohort_{number} VALUES (?, NULL)", ((name,) for name in sorted(batch.cohort)))
+        db.executemany(f"INSERT INTO cohort_{number} VALUES (?, NULL)", ((name,) for name in sorted(asked)))
 
     def _status(self, db: sqlite3.Connection, batch: Record) -> Status:
         if batch.state != "open":
             return Status(batch.state, batch.clients, batch.rows, None)
-        missing = "SUM(sent IS NULL AND client NOT IN (SELECT client FROM revoked))"
-        sent, waited_for = db.execute(f"SELECT COUNT(sent), {missing} FROM {batch.cohort}").fetchone()
+        gone = "SUM(sent IS NULL AND client IN (SELECT client FROM revoked))"
+        sent, asked, revoked = db.execute(f"SELECT COUNT(sent), COUNT(*), {gone} FROM {batch.cohort}").fetchone()
+        missing: tuple[str, ...] = ()
         left = None if batch.deadline is None else max(0.0, batch.deadline - self._clock())
-        ready = sent >= batch.min_clients and (not waited_for or left == 0)
-        return Status("ready" if ready else "open", sent, None, left)
+        if batch.key.exchange == 0:
+            ready = sent == asked - (revoked or 0) or left == 0
+        else:  # a revoked one too: the others' rows alone would point at its own of the first exchange
+            ready, absent = sent == asked, f"SELECT client FROM {batch.cohort} WHERE sent IS NULL ORDER BY client"
+            missing = tuple(name for (name,) in db.execute(absent)) if left == 0 else ()
+        ready = ready and sent >= batch.min_clients
+        return Status("ready" if ready else "open", sent, None, left, missing)
+
+
+def _members(db: sqlite3.Connection, batch: Batch) -> Iterable[str]:
+    """Whom a batch waits for: in a round's first exchange its cohort, later those who answered the first one."""
+    round, exchange = batch.key
+    if exchange == 0:
+        salt = os.urandom(32)
+        db.execute("INSERT INTO rounds VALUES (?, ?, ?)", (round, salt, batch.cohort_digest(salt)))
+        return batch.cohort
+    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (f"answered_{round}",)).fetchone():
+        raise Refused(409, "not-begun", f"the first exchange of round {round} was not released")
+    salt, cohort = _find_round(db, round)
+    if not hmac.compare_digest(batch.cohort_digest(salt), cohort):
+        raise Refused(409, "other-cohort", f"the cohort of round {round} cannot change: take the next round")
+    answered = {tag for (tag,) in db.execute(f"SELECT tag FROM answered_{round}")}
+    return [name for name in batch.cohort if _tag(salt, name) in answered]
+
+
+def _remember_answers(db: sqlite3.Connection, batch: Record) -> None:
+    """Keep who answered a round's first exchange, unless another round has begun: then nothing more will be asked."""
+    round = batch.key.round
+    if db.execute("SELECT 1 FROM announced WHERE number > ?", (BatchKey(round, 255).number,)).fetchone():
+        return
+    salt, _ = _find_round(db, round)
+    sent = db.execute(f"SELECT client FROM {batch.cohort} WHERE sent IS NOT NULL").fetchall()
+    db.execute(f"CREATE TABLE answered_{round} (tag BLOB PRIMARY KEY) WITHOUT ROWID")
+    db.executemany(f"INSERT INTO answered_{round} VALUES (?)", ((_tag(salt, name),) for (name,) in sent))
+
+
+def _forget_answers(db: sqlite3.Connection, round: int) -> None:
+    """Of all rounds before this one."""
+    for (name,) in db.execute("SELECT name FROM sqlite_master WHERE name GLOB 'answered_[0-9]*'").fetchall():
+        number = name.removeprefix("answered_")
+        if number.isdecimal() and int(number) < round:
+            db.execute(f"DROP TABLE answered_{int(number)}")
+
+
+def _find_round(db: sqlite3.Connection, round: int) -> tuple[bytes, bytes]:
+    """The salt of a round's hashes, and its cohort's."""
+    found = db.execute("SELECT salt, cohort FROM rounds WHERE round = ?", (round,)).fetchone()
+    if found is None or not all(isinstance(value, bytes) and len(value) == 32 for value in found):
+        raise Refused(503, "storage", f"the shuffler's record of round {round} is damaged")
+    return found[0], found[1]
+
+
+def _tag(salt: bytes, name: str) -> bytes:
+    return hashlib.blake2b(name.encode(), key=salt, digest_size=16).digest()
 
 
 def _drop(db: sqlite3.Connection, client: str) -> None:

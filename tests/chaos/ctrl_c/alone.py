@@ -136,7 +136,7 @@ def export(folder: Path, _: ExitStack) -> Case:
 
 
 def keys_init(folder: Path, _: ExitStack) -> Case:
-    (folder / "run.toml").write_text('inputs = [4]\noutputs = 2\n[method]\nname = "ntk-fl"\n')
+    (folder / "run.toml").write_text('inputs = [4]\noutputs = 2\nclients_per_round = 2\n[method]\nname = "ntk-fl"\n')
     made = folder / "made"
     words = ("keys", "init", made, "--config", folder / "run.toml", "--clients", "10000")
     return Case(

@@ -23,7 +23,7 @@ from ntkfl.engine.services.participant import Participant
 from ntkfl.engine.services.receipt import check_receipt, issue_receipt
 from ntkfl.errors import TooFew, TrustError
 from ntkfl.methods import CPNTKFL
-from ntkfl.privacy.rows import BatchKey
+from ntkfl.privacy.rows import Announced, BatchKey
 from ntkfl.privacy.sealing import SigningKey
 
 from ..services.roles import METHOD, Roles
@@ -84,7 +84,8 @@ def test_rows_go_past_flower_and_the_weights_are_the_simulations(tmp_path: Path)
         assert aggregator._there("client") == ["client-1", "client-2", "client-3"]
         # Nobody answers: the batch is cancelled, and nothing is waited for.
         grid.silent, aggregator._carrier.seconds = set(NODES.values()), 0.5
-        asked = Announcement("exchange", at := BatchKey(9, 0, 0), aggregator._batch(at, ("client-1", "client-2"), 99))
+        batch = aggregator._batch(at := BatchKey(9, 0), ("client-1", "client-2"), 99)
+        asked = Announcement("exchange", at, batch, sealing_key=aggregator.opener.public)
         with pytest.raises(TooFew, match="0 clients handed in a receipt"):
             aggregator._announce(asked)
         assert aggregator.shuffler.status(at).state == "cancelled"
@@ -106,7 +107,7 @@ def test_rows_go_past_flower_and_the_weights_are_the_simulations(tmp_path: Path)
 def participant_without_shuffler(roles: Roles) -> Participant:
     """A client that was asked and, as it had seen nothing yet, would answer."""
     folder = roles.folder / "clients" / "client-0"
-    (folder / "seen").unlink(missing_ok=True)
+    (folder / "answered-run-0.json").unlink(missing_ok=True)
     return Participant(folder, *read_client(roles.data / "client-0.npz"), patience=0.1, say=lambda line: None)
 
 
@@ -117,9 +118,9 @@ def simulation(roles: Roles) -> ntkfl.Run:
     return ntkfl.train(model, roles.fed, method, rounds=3, clients_per_round=3, seed=7, secret=secret)
 
 
-def test_a_receipt_is_for_one_exchange_of_one_run() -> None:
+def test_a_receipt_is_for_one_announcement_of_one_run() -> None:
     key, other = SigningKey.generate(), SigningKey.generate()
-    at = BatchKey(3, 0, 1)
+    at = Announced.of(BatchKey(3, 1), b"these weights")
     receipt = issue_receipt(key, "federation", "run", at)
     check_receipt(receipt, key.public, "federation", "run", at)
     assert receipt == issue_receipt(key, "federation", "run", at)
@@ -127,7 +128,8 @@ def test_a_receipt_is_for_one_exchange_of_one_run() -> None:
         (receipt, other.public, "federation", "run", at),
         (receipt, key.public, "another", "run", at),
         (receipt, key.public, "federation", "another", at),
-        (receipt, key.public, "federation", "run", BatchKey(3, 0, 0)),
+        (receipt, key.public, "federation", "run", Announced(BatchKey(3, 0), at.digest)),
+        (receipt, key.public, "federation", "run", Announced.of(at.key, b"other weights")),
         (bytes([receipt[0] ^ 1]) + receipt[1:], key.public, "federation", "run", at),
         (b"", key.public, "federation", "run", at),
     ):

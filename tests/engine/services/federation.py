@@ -14,12 +14,13 @@ from ntkfl.engine.services.terms import Federation
 from ntkfl.engine.services.trial import Trial, init
 from ntkfl.privacy.batches import Batch
 from ntkfl.privacy.identity import Credential, sign_request
-from ntkfl.privacy.rows import BatchKey, pack_rows, seal_rows
+from ntkfl.privacy.rows import Announced, BatchKey, pack_rows, seal_rows
 from ntkfl.privacy.sealing import SEAL_BYTES, SealingKey, SigningKey
+from ntkfl.wire import Message
 
 from .processes import Process
 
-TERMS = 'inputs = [4]\noutputs = 2\n[method]\nname = "ntk-fl"\n'
+TERMS = 'inputs = [4]\noutputs = 2\nclients_per_round = 2\n[method]\nname = "ntk-fl"\n'
 PREFIX = "/v1/runs/run-0"
 ROW_BYTES = 16 + SEAL_BYTES
 
@@ -37,7 +38,8 @@ class Deployment:
         self.folder = folder / "trial"
         self.pins = init(self.folder, folder / "run.toml", Trial(key_server_port=free_port()))
         self.signer = SigningKey.load(self.folder / "key-server" / "signing-key.pem")
-        self.opener = SealingKey.load(self.folder / "aggregator" / "sealing-key.pem")
+        self.opener = SealingKey.generate()  # of all rounds, for once
+        self.announced: dict[BatchKey, Announced] = {}  # the last that the aggregator signed under a key
         self._rounds = itertools.count(1)
         self.urls: dict[str, str] = {}
         self._connections: list[httpx.Client] = []
@@ -52,7 +54,7 @@ class Deployment:
         return Process("-m", "ntkfl", "serve", "key-server", self.folder / "key-server")
 
     def next_key(self) -> BatchKey:
-        return BatchKey(next(self._rounds), 0, 0)
+        return BatchKey(next(self._rounds), 0)
 
     def client(self, name: str, role: str = "client") -> Client:
         return Client(self, name, role, self.pins, self.signer)
@@ -101,8 +103,9 @@ class Client:
         """Rows that say whose they are, to whoever can open them."""
         rows = [f"{self.name}/{i}".encode().ljust(16) for i in range(count)]
         pins = self.deployment.pins
-        sealed = seal_rows(rows, self.deployment.opener.public, pins.federation, pins.run, key)
-        return pack_rows(key, sealed)
+        said = self.deployment.announced.get(key, Announced(key, bytes(32)))
+        sealed = seal_rows(rows, self.deployment.opener.public, pins.federation, pins.run, said)
+        return pack_rows(said, sealed)
 
     def submit(self, key: BatchKey, count: int = 2) -> httpx.Response:
         return self.ask("POST", "/rows", self.frame(key, count))
@@ -114,20 +117,24 @@ class Aggregator:
         context = deployment.tls((folder / "tls.pem", folder / "tls-key.pem"))
         self.signer = SigningKey.load(folder / "signing-key.pem")
         self.names = deployment.pins.federation, deployment.pins.run
+        self.deployment = deployment
         self.url, self.http = deployment.urls["shuffler-aggregator"], deployment.connection(context)
 
     def ask(self, method: str, path: str, body: bytes = b"", prefix: str = PREFIX) -> httpx.Response:
         return self.http.request(method, self.url + prefix + path, content=body or None, timeout=30)
 
-    def signed(self, batch: Batch) -> bytes:
+    def signed(self, batch: Batch, message: Message | None = None) -> bytes:
         """The announcement that asks for a batch: the same bytes for the same one."""
-        return Announcement("exchange", batch.key, batch).sign(self.signer, *self.names)
+        asked = Announcement("exchange", batch.key, batch, message, self.deployment.opener.public)
+        signed = asked.sign(self.signer, *self.names)
+        self.deployment.announced[batch.key] = Announced.of(batch.key, signed)
+        return signed
 
     def publish(self, batch: Batch) -> httpx.Response:
         return self.ask("POST", "/announcements", self.signed(batch))
 
     def on(self, key: BatchKey, method: str, action: str = "") -> httpx.Response:
-        return self.ask(method, f"/batches/{key.round}/{key.attempt}/{key.exchange}{action}")
+        return self.ask(method, f"/batches/{key.round}/{key.exchange}{action}")
 
 
 def refused(response: httpx.Response) -> tuple[int, str]:

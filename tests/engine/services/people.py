@@ -19,6 +19,7 @@ RUN = """
 inputs = [64]
 outputs = 10
 rounds = 3
+clients_per_round = 2
 [method]
 name = "ntk-fl"
 """

@@ -20,7 +20,7 @@ from ntkfl.engine.services.shuffler import client_app
 from ntkfl.errors import MessageError, TrustError
 from ntkfl.privacy.batches import Batch
 from ntkfl.privacy.identity import NAME_PATTERN, sign_request
-from ntkfl.privacy.rows import BatchKey
+from ntkfl.privacy.rows import Announced, BatchKey
 from ntkfl.privacy.sealing import SigningKey, bind
 from ntkfl.privacy.shuffling import Shuffler
 from ntkfl.wire import Message
@@ -29,7 +29,7 @@ from .federation import PREFIX, Deployment
 
 batches = st.builds(
     Batch,
-    st.builds(BatchKey, st.integers(0, 2**32 - 1), st.integers(0, 2**16 - 1), st.integers(0, 255)),
+    st.builds(BatchKey, st.integers(0, 2**32 - 1), st.integers(0, 255)),
     st.lists(st.from_regex(NAME_PATTERN, fullmatch=True), min_size=2, max_size=4, unique=True).map(tuple),
     st.integers(1, 2**32 - 1),
     st.integers(1, 2**32 - 1),
@@ -49,16 +49,17 @@ def check(signed: bytes) -> Announcement:
 
 @given(batches)
 def test_what_is_signed_is_read(batch: Batch) -> None:
-    said = Announcement("exchange", batch.key, batch, MESSAGE)
-    heard = check(said.sign(SIGNER, *WHERE))
-    assert (heard.kind, heard.key, heard.batch) == ("exchange", batch.key, batch)
+    signed = Announcement("exchange", batch.key, batch, MESSAGE, b"k" * 32).sign(SIGNER, *WHERE)
+    heard = check(signed)
+    assert (heard.kind, heard.key, heard.batch, heard.sealing_key) == ("exchange", batch.key, batch, b"k" * 32)
+    assert heard.announced == Announced.of(batch.key, signed)  # all its bytes, the signature included
     assert heard.message is not None
     assert torch.equal(heard.message.arrays["weights"], torch.arange(3.0))
 
 
 @given(st.data())
 def test_a_changed_bit_is_noticed(data: st.DataObject) -> None:
-    signed = bytearray(Announcement("end", BatchKey(3, 0, 0)).sign(SIGNER, *WHERE))
+    signed = bytearray(Announcement("end", BatchKey(3, 0)).sign(SIGNER, *WHERE))
     at = data.draw(st.integers(0, 8 * len(signed) - 1))
     signed[at // 8] ^= 1 << at % 8
     with pytest.raises(TrustError):
@@ -68,32 +69,52 @@ def test_a_changed_bit_is_noticed(data: st.DataObject) -> None:
 @given(st.binary(max_size=60))
 def test_whatever_the_aggregator_signs_is_read_or_refused(body: bytes) -> None:
     with contextlib.suppress(MessageError):
-        check(SIGNER.sign(body, bind("ntkfl announcement v1", *WHERE)) + body)
+        check(SIGNER.sign(body, bind("ntkfl announcement v2", *WHERE)) + body)
 
 
-BATCH = '{"key":[1,0,0],"cohort":["a","b"],"max_rows":1,"row_bytes":1,"min_clients":2,"seconds":null}'
+BATCH = '{"key":[1,0],"cohort":["a","b"],"max_rows":1,"row_bytes":1,"min_clients":2,"seconds":null}'
+SOUND = '{"kind":"exchange","key":[1,0],"batch":' + BATCH + ',"sealing_key":"' + "ab" * 32 + '"}'
+
+
+def nonsense(changed: str, to: str) -> str:
+    assert changed in SOUND
+    return SOUND.replace(changed, to)
+
+
+def sign_head(head: str) -> bytes:
+    body = len(head).to_bytes(4, "little") + head.encode()
+    return SIGNER.sign(body, bind("ntkfl announcement v2", *WHERE)) + body
+
+
+def test_the_head_of_the_specification_is_read() -> None:
+    assert check(sign_head(SOUND)).batch == Batch(BatchKey(1, 0), ("a", "b"), 1, 1, 2, None)
 
 
 @pytest.mark.parametrize(
     "head",
     [
         "null",
-        '{"kind":"exchange","key":[1,0,0]}',
-        '{"kind":"dance","key":[1,0,0],"batch":null}',
-        '{"kind":"exchange","key":[1.0,0,0],"batch":null}',
-        '{"kind":"exchange","key":[1,0,256],"batch":null}',
-        '{"kind":"exchange","key":[1,0,1],"batch":' + BATCH + "}",  # not its own
-        '{"kind":"end","key":[1,0,0],"batch":' + BATCH + "}",
-        '{"kind":"exchange","key":[1,0,0],"batch":' + BATCH.replace('"min_clients":2', '"min_clients":NaN') + "}",
-        '{"kind":"exchange","key":[1,0,0],"batch":' + BATCH.replace('"max_rows":1', '"max_rows":1.5') + "}",
-        '{"kind":"exchange","key":[1,0,0],"batch":' + BATCH.replace("null", "9" * 400) + "}",
-        '{"kind":"exchange","key":[1,0,0],"batch":' + BATCH.replace('"a","b"', '"a","a"') + "}",
+        nonsense(f'"batch":{BATCH},', ""),
+        nonsense("exchange", "dance"),
+        nonsense('"key":[1,0]', '"key":[1.0,0]'),
+        nonsense('"key":[1,0]', '"key":[1,256]'),
+        nonsense('"key":[1,0]', '"key":[1,0,0]'),  # as the first version of the protocol had it
+        nonsense('"key":[1,0],"batch"', '"key":[1,1],"batch"'),  # not its own
+        nonsense('"exchange"', '"end"'),
+        nonsense('"min_clients":2', '"min_clients":NaN'),
+        nonsense('"max_rows":1', '"max_rows":1.5'),
+        nonsense('"seconds":null', '"seconds":' + "9" * 400),
+        nonsense('"a","b"', '"a","a"'),
+        nonsense(',"sealing_key":"' + "ab" * 32 + '"', ""),
+        nonsense('"' + "ab" * 32 + '"', "null"),
+        nonsense("ab" * 32, "ab" * 31),
+        nonsense("ab" * 32, "AB" * 32),
+        '{"kind":"end","key":[1,0],"batch":null,"sealing_key":"' + "ab" * 32 + '"}',
     ],
 )
 def test_signed_nonsense_is_one_line(head: str) -> None:
-    body = len(head).to_bytes(4, "little") + head.encode()
     with pytest.raises(MessageError, match="cannot be read"):
-        check(SIGNER.sign(body, bind("ntkfl announcement v1", *WHERE)) + body)
+        check(sign_head(head))
 
 
 def test_a_thousand_clients_wait_without_a_thread_each(tmp_path: Path) -> None:
@@ -114,7 +135,7 @@ def test_a_thousand_clients_wait_without_a_thread_each(tmp_path: Path) -> None:
             begun = time.perf_counter()
             assert (await http.get("/health")).status_code == 200
             assert time.perf_counter() - begun < 1
-            await asyncio.to_thread(shuffler.publish, b"here it is")
+            await asyncio.to_thread(shuffler.publish, b"here it is", BatchKey(1, 0))
             bell.ring()
             answers = await asyncio.gather(*waiting)
         assert {(answer.status_code, answer.content) for answer in answers} == {(200, b"here it is")}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,11 +21,12 @@ import ntkfl
 from ntkfl.cli import app
 from ntkfl.engine.config import ModelConfig
 from ntkfl.engine.export import load_exported
+from ntkfl.engine.services.aggregator import Aggregator
 from ntkfl.engine.services.identity import Identity
 from ntkfl.engine.services.peer import Peer
-from ntkfl.errors import TrustError
+from ntkfl.errors import NTKFLError, TrustError
 from ntkfl.methods import CPNTKFL
-from ntkfl.privacy.rows import BatchKey, open_row
+from ntkfl.privacy.rows import Announced, BatchKey, open_row
 from ntkfl.privacy.sealing import SealingKey
 
 from .processes import Process
@@ -85,8 +88,8 @@ def nothing_secret_outside(
         assert not path.is_file() or not any(text in path.read_bytes() for text in spellings), path
     for process in (key_server, shuffler, aggregator):
         assert rho.hex() not in process.output()
-    openers = [raw(roles.folder / "aggregator" / "sealing-key.pem")]
-    openers += [raw(folder / "sealing-key.pem") for folder in (roles.folder / "clients").iterdir()]
+    openers = [raw(folder / "sealing-key.pem") for folder in (roles.folder / "clients").iterdir()]
+    assert not (roles.folder / "aggregator" / "sealing-key.pem").exists()  # rounds have keys, and keep them nowhere
     for secret in (rho, *openers):
         assert not in_memory(shuffler.pid, secret), "the shuffler holds a key it must not have"
     assert not in_memory(key_server.pid, openers[0])
@@ -132,14 +135,20 @@ def test_no_key_of_the_shuffler_opens_a_row(tmp_path: Path) -> None:
         for i in range(3):
             roles.client(i)
         greet(roles, "client-3")  # and it never answers: the batch stays open, with rows in it
-        roles.aggregator()
+        aggregator = Aggregator(roles.folder / "aggregator", roles.out, lambda line: None)
+        running = threading.Thread(target=run_until_it_fails, args=(aggregator,), daemon=True)
+        running.start()
         state = roles.folder / "shuffler" / "state.sqlite"
         until(lambda: holds_rows(state))
+        opener, aggregator.shuffler._peer.patience = aggregator.opener, 0.1
         shuffler.kill()
+        running.join(60)
         rows = pending_rows(state)
         assert rows
-        opener = SealingKey.load(roles.folder / "aggregator" / "sealing-key.pem")
-        where = (roles.pins.federation, roles.pins.run, BatchKey(1, 0, 0))
+        with sqlite3.connect(state) as db:
+            ((signed,),) = db.execute("SELECT signed FROM announcements").fetchall()
+        db.close()
+        where = (roles.pins.federation, roles.pins.run, Announced.of(BatchKey(1, 0), signed))
         assert all(open_row(opener, row, *where)[:4] == b"NTKF" for row in rows)
         keys = []
         for path in (roles.folder / "shuffler").glob("*.pem"):
@@ -155,6 +164,11 @@ def test_no_key_of_the_shuffler_opens_a_row(tmp_path: Path) -> None:
             for row in rows:
                 with pytest.raises(TrustError):
                     open_row(key, row, *where)
+
+
+def run_until_it_fails(aggregator: Aggregator) -> None:
+    with suppress(NTKFLError):
+        aggregator.run()
 
 
 def holds_rows(state: Path) -> bool:
@@ -197,7 +211,8 @@ def test_a_client_that_vanishes_and_one_that_comes_late(tmp_path: Path) -> None:
         assert len(history) == 4
         assert "client-4" in {name for record in history for name in record["clients"]}  # type: ignore[attr-defined]
         assert wait(late, 60) == 0, late.output()
-        assert all(record["evaluated_samples"] > 0 for record in history)  # type: ignore[operator]
+        # Whoever vanishes between a round and its evaluation leaves that one round without a score.
+        assert sum(record["evaluated_samples"] == 0 for record in history) <= 1
 
 
 @pytest.mark.long

@@ -162,7 +162,7 @@ def test_the_shuffler_for_the_aggregator(deployment: Deployment, shuffler: Proce
     met = fuzz(app, shuffler.urls["shuffler-aggregator"], session(deployment, certificate=True))
     assert len(met) == 9  # its eight operations, and its health
     assert met["GET /health"] == {200}
-    assert 404 in met["GET /v1/runs/{run}/batches/{round}/{attempt}/{exchange}"]
+    assert 404 in met["GET /v1/runs/{run}/batches/{round}/{exchange}"]
     assert shuffler.stop() == 0
     assert "internal-error" not in shuffler.output()
 

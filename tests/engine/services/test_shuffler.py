@@ -14,13 +14,15 @@ from dataclasses import replace
 
 import httpx
 import pytest
+import torch
 
 from ntkfl.engine.services.announcement import Announcement
 from ntkfl.engine.services.receipt import check_receipt
 from ntkfl.engine.services.shuffler import PIECE
 from ntkfl.privacy.identity import CREDENTIAL_HEADER, SIGNATURE_HEADER, sign_request
-from ntkfl.privacy.rows import FRAME_BYTES, BatchKey, open_row, pack_rows, unpack_rows
+from ntkfl.privacy.rows import FRAME_BYTES, Announced, BatchKey, open_row, pack_rows, unpack_rows
 from ntkfl.privacy.sealing import SigningKey, bind
+from ntkfl.wire import Message
 
 from .federation import PREFIX, ROW_BYTES, Client, Deployment, refused
 from .processes import Process
@@ -62,7 +64,7 @@ def test_an_exchange_from_announcement_to_released_rows(deployment: Deployment, 
         assert time.perf_counter() - published < 5
     assert {answer.content for answer in answers} == {aggregator.signed(batch)}
     assert {answer.headers["ntkfl-sequence"] for answer in answers} == {str(before + 1)}
-    assert aggregator.ask("GET", "/latest").json() == {"sequence": before + 1, "batch": list(batch.key)}
+    assert aggregator.ask("GET", "/latest").json() == {"sequence": before + 1, "key": list(batch.key)}
 
     receipts: set[bytes] = set()
     for i, client in enumerate(clients):
@@ -73,14 +75,15 @@ def test_an_exchange_from_announcement_to_released_rows(deployment: Deployment, 
         assert not {"date", "content-type", "content-length", "cache-control"} ^ set(receipt.headers)
     (content,) = receipts  # of however many rows: a receipt says nothing of them, nor of whose they are
     shuffler = bytes.fromhex(deployment.pins.shuffler.signing_key)
-    check_receipt(bytes.fromhex(json.loads(content)["receipt"]), shuffler, "trial", "run-0", batch.key)
+    said = Announced.of(batch.key, aggregator.signed(batch))
+    check_receipt(bytes.fromhex(json.loads(content)["receipt"]), shuffler, "trial", "run-0", said)
     assert refused(clients[0].submit(batch.key)) == (409, "replayed")
     status = aggregator.on(batch.key, "GET").json()
-    assert status == {"state": "ready", "clients": 3, "rows": None, "seconds": None}
+    assert status == {"state": "ready", "clients": 3, "rows": None, "seconds": None, "missing": []}
     released = aggregator.on(batch.key, "POST", "/release")
-    key, rows = unpack_rows(released.content, row_bytes=ROW_BYTES)
-    assert key == batch.key
-    opened = [open_row(deployment.opener, row, "trial", "run-0", key).decode().strip() for row in rows]
+    answered, rows = unpack_rows(released.content, row_bytes=ROW_BYTES)
+    assert answered == said
+    opened = [open_row(deployment.opener, row, "trial", "run-0", said).decode().strip() for row in rows]
     assert Counter(opened) == Counter(["ada/0", "bob/0", "bob/1", "cyd/0", "cyd/1", "cyd/2"])
     assert aggregator.on(batch.key, "POST", "/release").content == released.content
     assert aggregator.on(batch.key, "DELETE").json() == {"status": "forgotten"}
@@ -97,14 +100,15 @@ def test_what_the_aggregator_asks_wrongly_is_refused(deployment: Deployment, pro
     assert refused(aggregator.publish(replace(batch, max_rows=1 << 20, row_bytes=1 << 20))) == (422, "terms")
     assert refused(aggregator.ask("POST", "/announcements")) == (403, "unsigned")
     assert refused(aggregator.ask("POST", "/announcements", b"not even signed" * 20)) == (403, "unsigned")
-    other = Announcement("exchange", batch.key, batch).sign(SigningKey.generate(), *aggregator.names)
+    asked = Announcement("exchange", batch.key, batch, None, deployment.opener.public)
+    other = asked.sign(SigningKey.generate(), *aggregator.names)
     assert refused(aggregator.ask("POST", "/announcements", other)) == (403, "unsigned")
-    elsewhere = Announcement("exchange", batch.key, batch).sign(aggregator.signer, "trial", "run-1")
+    elsewhere = asked.sign(aggregator.signer, "trial", "run-1")
     assert refused(aggregator.ask("POST", "/announcements", elsewhere)) == (403, "unsigned")
-    nonsense = aggregator.signer.sign(b"nonsense", bind("ntkfl announcement v1", *aggregator.names)) + b"nonsense"
+    nonsense = aggregator.signer.sign(b"nonsense", bind("ntkfl announcement v2", *aggregator.names)) + b"nonsense"
     assert refused(aggregator.ask("POST", "/announcements", nonsense)) == (422, "malformed")
-    assert refused(aggregator.on(BatchKey(1 << 30, 0, 0), "GET")) == (404, "unknown-batch")
-    assert refused(aggregator.on(BatchKey(0, 1 << 16, 0), "GET")) == (422, "malformed")
+    assert refused(aggregator.on(BatchKey(1 << 30, 0), "GET")) == (404, "unknown-batch")
+    assert refused(aggregator.on(BatchKey(0, 256), "GET")) == (422, "malformed")
     assert refused(aggregator.ask("GET", "/latest", prefix="/v1/runs/run-1")) == (404, "unknown-run")
     assert aggregator.ask("GET", "/latest").json() == before  # a refused batch's announcement is not relayed
 
@@ -115,16 +119,44 @@ def test_what_the_aggregator_asks_wrongly_is_refused(deployment: Deployment, pro
     assert refused(aggregator.on(batch.key, "POST", "/release")) == (410, "cancelled")
 
 
+def test_another_announcement_for_the_same_batch_is_refused(deployment: Deployment, process: Process) -> None:
+    """Different weights per client would mark every row with its sender: there is one announcement per key."""
+    aggregator, batch = deployment.aggregator(), deployment.batch("ada", "bob")
+    one, other = (Message("weights", 1, {"weights": torch.tensor([value])}) for value in (1.0, 2.0))
+    signed = aggregator.signed(batch, one)
+    assert aggregator.ask("POST", "/announcements", signed).status_code == 200
+    assert deployment.client("ada").submit(batch.key).status_code == 200
+    assert refused(aggregator.ask("POST", "/announcements", aggregator.signed(batch, other))) == (
+        409,
+        "other-announcement",
+    )
+    # Bob was given the other one on another way: his rows say so, and are refused.
+    assert refused(deployment.client("bob").submit(batch.key)) == (409, "other-announcement")
+    assert refused(aggregator.on(batch.key, "POST", "/release")) == (425, "not-ready")
+    again = aggregator.ask("POST", "/announcements", signed)
+    assert again.json() == {"sequence": aggregator.ask("GET", "/latest").json()["sequence"]}
+
+
 def test_reports_reach_the_aggregator(deployment: Deployment, process: Process) -> None:
-    key = deployment.next_key()
     aggregator = deployment.aggregator()
     evaluator = deployment.client("evi", "evaluator")
-    assert evaluator.ask("POST", "/reports", pack_rows(key, [b"counts"])).json() == {"status": "received"}
-    assert refused(evaluator.ask("POST", "/reports", pack_rows(key, [b"counts"]))) == (409, "replayed")
-    assert refused(evaluator.ask("POST", "/reports", pack_rows(key, [b"two", b"row"]))) == (422, "malformed")
+    key = deployment.next_key()
+    signed = Announcement("evaluate", key, sealing_key=deployment.opener.public).sign(
+        aggregator.signer, *aggregator.names
+    )
+    said = Announced.of(key, signed)
+    assert refused(evaluator.ask("POST", "/reports", pack_rows(said, [b"counts"]))) == (404, "unknown-batch")
+    assert aggregator.ask("POST", "/announcements", signed).status_code == 200
+    other = Announced(key, bytes(32))
+    assert refused(evaluator.ask("POST", "/reports", pack_rows(other, [b"counts"]))) == (409, "other-announcement")
+    receipt = evaluator.ask("POST", "/reports", pack_rows(said, [b"counts"])).json()["receipt"]
+    shuffler = bytes.fromhex(deployment.pins.shuffler.signing_key)
+    check_receipt(bytes.fromhex(receipt), shuffler, "trial", "run-0", said)
+    assert refused(evaluator.ask("POST", "/reports", pack_rows(said, [b"counts"]))) == (409, "replayed")
+    assert refused(evaluator.ask("POST", "/reports", pack_rows(said, [b"two", b"row"]))) == (422, "malformed")
     assert refused(evaluator.ask("POST", "/reports", bytes(1 << 17))) == (413, "too-large")
     client = deployment.client("ada")
-    assert refused(client.ask("POST", "/reports", pack_rows(key, [b"counts"]))) == (403, "not-evaluator")
+    assert refused(client.ask("POST", "/reports", pack_rows(said, [b"counts"]))) == (403, "not-evaluator")
     answer = aggregator.on(key, "GET", "/reports").json()
     assert [base64.b64decode(report) for report in answer["reports"]] == [b"counts"]
     assert aggregator.on(key, "DELETE").status_code == 200
@@ -180,14 +212,20 @@ def test_damaged_and_oversized_submissions_are_refused_and_leave_nothing(
     aggregator = deployment.aggregator()
     assert aggregator.publish(batch).status_code == 200
     ada = deployment.client("ada")
-    frame = ada.frame(batch.key)
+    frame, said = ada.frame(batch.key), deployment.announced[batch.key]
     flipped = bytearray(frame)
     flipped[len(frame) // 2] ^= 16
     for body in (frame[:-1], frame[:10], bytes(flipped), frame + b"\0", b"NTKR"):
         assert refused(ada.ask("POST", "/rows", body)) == (422, "malformed")
     assert refused(ada.submit(batch.key, count=4)) == (413, "too-many-rows")
-    assert refused(ada.ask("POST", "/rows", pack_rows(batch.key, [bytes(8)]))) == (422, "row-size")
-    assert refused(ada.ask("POST", "/rows", pack_rows(batch.key, [bytes(8)] * 4))) == (413, "too-many-rows")
+    assert refused(ada.ask("POST", "/rows", pack_rows(said, [bytes(8)]))) == (
+        422,
+        "row-size",
+    )
+    assert refused(ada.ask("POST", "/rows", pack_rows(said, [bytes(8)] * 4))) == (
+        413,
+        "too-many-rows",
+    )
     assert refused(ada.submit(batch.key, count=1100)) == (413, "too-large")
     assert refused(ada.ask("POST", "/rows", bytes(20 << 20))) == (413, "too-large")
     assert refused(ada.ask("POST", "/hello", bytes(1 << 17))) == (413, "too-large")
@@ -215,7 +253,7 @@ def test_only_the_aggregators_certificate_opens_its_door(deployment: Deployment,
         ):
             http.get(f"{url}{PREFIX}/latest")
     ada = deployment.client("ada")
-    for path in ("/latest", "/clients", "/batches/1/0/0"):  # nor is it behind the clients' door
+    for path in ("/latest", "/clients", "/batches/1/0"):  # nor is it behind the clients' door
         assert ada.ask("GET", path).status_code == 404
     assert ada.ask("POST", "/announcements", b"\0\0\0\0mine").status_code == 404
     assert deployment.aggregator().ask("GET", "/latest").status_code == 200
@@ -226,10 +264,10 @@ def test_a_batch_that_is_larger_than_a_piece_arrives_whole(deployment: Deploymen
     aggregator, size = deployment.aggregator(), 2 * PIECE // 5  # two rows a piece, one left over
     batch = deployment.batch("ada", "bob", row_bytes=size)
     assert aggregator.publish(batch).status_code == 200
-    sent = []
+    said, sent = deployment.announced[batch.key], []
     for name, count in (("ada", 2), ("bob", 3)):
         rows = [os.urandom(size) for _ in range(count)]
-        assert deployment.client(name).ask("POST", "/rows", pack_rows(batch.key, rows)).status_code == 200
+        assert deployment.client(name).ask("POST", "/rows", pack_rows(said, rows)).status_code == 200
         sent += rows
     released = aggregator.on(batch.key, "POST", "/release")
     assert int(released.headers["content-length"]) == FRAME_BYTES + 5 * size

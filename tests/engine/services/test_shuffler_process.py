@@ -30,8 +30,8 @@ def test_a_killed_shuffler_goes_on_where_it_was(tmp_path: Path) -> None:
         assert refused(deployment.client("bob").submit(batch.key)) == (409, "replayed")
         for name in names[2:]:
             assert deployment.client(name).submit(batch.key).status_code == 200
-        _, rows = unpack_rows(aggregator.on(batch.key, "POST", "/release").content)
-        opened = [open_row(deployment.opener, row, "trial", "run-0", batch.key).decode().strip() for row in rows]
+        said, rows = unpack_rows(aggregator.on(batch.key, "POST", "/release").content)
+        opened = [open_row(deployment.opener, row, "trial", "run-0", said).decode().strip() for row in rows]
         assert Counter(opened) == Counter(f"{name}/{i}" for name in names for i in range(2))
 
         deployment.hang_up()

@@ -18,13 +18,13 @@ from ntkfl.engine.services.terms import Federation
 from ntkfl.engine.services.trial import Trial, client_folder, init
 from ntkfl.engine.services.web import service_app
 from ntkfl.errors import ConfigError
-from ntkfl.privacy.sealing import SealingKey, SigningKey
+from ntkfl.privacy.sealing import SigningKey
 
 RUN = """
 inputs = [8, 8]
 outputs = 10
 precision = "float64"
-rounds = 3          # the aggregator's, as all that is no term
+rounds = 3
 clients_per_round = 3
 [model]
 hidden = [20]
@@ -35,10 +35,10 @@ lr = 0.02
 ROLES = {
     "key-server": {"signing-key.pem", "tls.pem", "tls-key.pem", "state.sqlite"},
     "shuffler": {"tls.pem", "tls-key.pem", "aggregator-ca.pem", "signing-key.pem"},
-    "aggregator": {"signing-key.pem", "sealing-key.pem", "tls.pem", "tls-key.pem", "run.toml"},
+    "aggregator": {"signing-key.pem", "tls.pem", "tls-key.pem", "run.toml"},
     **{f"clients/{name}": {"token"} for name in ("client-0", "client-1", "client-2", "evaluator-0", "evaluator-1")},
 }
-PRIVATE = {"signing-key.pem", "sealing-key.pem", "tls-key.pem", "state.sqlite", "token"}
+PRIVATE = {"signing-key.pem", "tls-key.pem", "state.sqlite", "token"}
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +109,10 @@ def test_all_pin_the_same_and_it_is_true(made: Path) -> None:
     assert pins.key_server.signing_key == SigningKey.load(made / "key-server" / "signing-key.pem").public.hex()
     assert pins.shuffler.signing_key == SigningKey.load(made / "shuffler" / "signing-key.pem").public.hex()
     assert pins.aggregator.signing_key == SigningKey.load(made / "aggregator" / "signing-key.pem").public.hex()
-    assert pins.aggregator.sealing_key == SealingKey.load(made / "aggregator" / "sealing-key.pem").public.hex()
+    assert set(pins.aggregator.model_dump()) == {"signing_key"}  # sealing keys are made round by round
     assert (pins.terms.inputs, pins.terms.outputs, pins.terms.precision) == ((8, 8), 10, "float64")
     assert (pins.terms.model.hidden, pins.terms.method["lr"]) == ((20,), 0.02)
+    assert (pins.terms.rounds, pins.terms.most_rounds, pins.terms.clients_per_round) == (3, 13, 3)
     assert (made / "aggregator" / "run.toml").read_text() == RUN
 
 
@@ -129,7 +130,7 @@ def test_the_authorities_keys_are_nowhere(made: Path) -> None:
         return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)  # type: ignore[attr-defined]
 
     held = {public(load_pem_private_key(path.read_bytes(), None).public_key()) for path in made.rglob("*key.pem")}
-    assert len(held) == 7  # three signing, two of TLS, the aggregator's for the shuffler, and the sealing key
+    assert len(held) == 6  # three signing, two of TLS, and the aggregator's for the shuffler
     authorities = [made / "shuffler" / "ca.pem", made / "shuffler" / "aggregator-ca.pem"]
     trusted = {public(x509.load_pem_x509_certificate(path.read_bytes()).public_key()) for path in authorities}
     assert len(trusted) == 2
@@ -215,6 +216,7 @@ def test_a_folder_in_which_there_is_something_is_left_alone(tmp_path: Path) -> N
     ("run", "options", "message"),
     [
         ("outputs = 10", {}, "option 'inputs': field required"),
+        ("inputs = [64]\noutputs = 10", {}, "option 'clients_per_round': field required"),
         ("inputs = [64]\noutputs = 10\n[method]\nname = 'ntk-f'", {}, "did you mean 'ntk-fl'"),
         ("inputs = [64]\noutputs = 10\n[model]\nname = 'x'", {}, "unknown model 'x'"),
         ("inputs = ", {}, "is not valid TOML"),

@@ -16,10 +16,11 @@ from ntkfl.engine.flower.carrier import one_line
 from ntkfl.engine.flower.member import Member
 from ntkfl.engine.flower.records import notes_of, payload_of
 from ntkfl.engine.services.key_server import KeyServer
-from ntkfl.engine.services.participant import _read_seen, _sequence
+from ntkfl.engine.services.ledger import Ledger
+from ntkfl.engine.services.participant import _sequence
 from ntkfl.engine.services.terms import Terms
 from ntkfl.privacy.batches import Batch
-from ntkfl.privacy.rows import BatchKey
+from ntkfl.privacy.rows import Announced, BatchKey
 from ntkfl.privacy.shuffling import Shuffler
 from ntkfl.report.live import Server, _Handler
 from ntkfl.wire import Message as WireMessage
@@ -28,11 +29,12 @@ from ..target import Target
 from .trust import SIGNER
 from .twists import sealed_again, twisted
 
-KEY = BatchKey(1, 0, 0)
+KEY = BatchKey(1, 0)
+SAID = Announced.of(KEY, b"signed")
 
 
 def targets(scratch: Path) -> list[Target]:
-    return [*_states(scratch), *_flower(scratch), _watch(scratch), _seen(scratch)]
+    return [*_states(scratch), *_flower(scratch), _watch(scratch), *_answered(scratch)]
 
 
 def _states(scratch: Path) -> list[Target]:
@@ -40,8 +42,8 @@ def _states(scratch: Path) -> list[Target]:
     path = scratch / "shuffler.sqlite"
     shuffler = Shuffler(path, run="f/r")
     shuffler.present("a", "client")
-    shuffler.publish(b"signed", Batch(KEY, ("a", "b"), 2, 4, 2, None))
-    shuffler.submit("a", KEY, [b"abcd"])
+    shuffler.publish(b"signed", KEY, Batch(KEY, ("a", "b"), 2, 4, 2, None))
+    shuffler.submit("a", SAID, [b"abcd"])
     shuffler.close()
     keys = scratch / "keys.sqlite"
     KeyServer.create(keys, "f", SIGNER).add_run("r")
@@ -58,7 +60,7 @@ def _states(scratch: Path) -> list[Target]:
             state.latest()
             state.submission_limit()
             state.status(KEY)
-            state.submit("b", KEY, [b"efgh"])
+            state.submit("b", SAID, [b"efgh"])
             assert sorted(state.release(KEY)) == [b"abcd", b"efgh"]
         finally:
             state.close()
@@ -161,13 +163,20 @@ def _watch(scratch: Path) -> Target:
     return Target("watch request", tuple(b"GET " + path + head for path in paths), check, words=words, share=0.5)
 
 
-def _seen(scratch: Path) -> Target:
-    path = scratch / "seen"
+def _answered(scratch: Path) -> list[Target]:
+    path = scratch / "answered-r.json"
 
-    def check(data: bytes) -> None:
+    def ledger(data: bytes) -> None:
         path.write_bytes(data)
-        found = _read_seen(path)
-        assert found is None or found == found.check()
+        found = Ledger(scratch, "r").read()
+        assert found is not None
+        assert found[0] == found[0].check()
+
+    def sequence(data: bytes) -> None:
         assert 4 <= _sequence(data.decode("latin-1"), 3) < 1 << 63
 
-    return Target("participant seen", (b"3 0 1", b"12"), check, share=0.3)
+    words = (b"null", b"-1", b"1e3", b"[", b"true", b'"')
+    return [
+        Target("participant ledger", (b'[3, 1, "ab"]', b'[12, 255, ""]'), ledger, words=words, share=0.3),
+        Target("announcement sequence", (b"12",), sequence, share=0.3),
+    ]

@@ -13,7 +13,7 @@ from ntkfl.engine.config import RunConfig
 from ntkfl.engine.flower.folders import ClientFile, ServerFile
 from ntkfl.engine.flower.server import FlowerRun
 from ntkfl.engine.services.pins import Pins
-from ntkfl.engine.services.terms import Federation, Terms
+from ntkfl.engine.services.terms import Contract, Federation
 
 from ..target import Target
 from .twists import twisted_toml
@@ -75,8 +75,8 @@ def targets(scratch: Path) -> list[Target]:
     federation = Federation(
         federation="f", run="r", key_server={"url": "https://a", "signing_key": key},  # type: ignore[arg-type]
         shuffler={"url": "https://b", "aggregator_url": "https://c", "signing_key": key},  # type: ignore[arg-type]
-        aggregator={"sealing_key": key, "signing_key": key},  # type: ignore[arg-type]
-        terms=Terms(inputs=(4,), outputs=2, method={"name": "cp-ntk-fl", "projected_dim": 2}),
+        aggregator={"signing_key": key},  # type: ignore[arg-type]
+        terms=Contract(inputs=(4,), outputs=2, clients_per_round=2, method={"name": "cp-ntk-fl", "projected_dim": 2}),
     )  # fmt: skip
     terms = tomli_w.dumps({"terms": {"inputs": [4], "outputs": 2, "method": {"name": "fedavg"}}}).encode()
     client = b'name = "a"\nnumber = 0\nclients = 2\nsuperlink = "127.0.0.1:80"\n' + terms

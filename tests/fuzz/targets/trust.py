@@ -15,7 +15,7 @@ from ntkfl.engine.services.receipt import check_receipt, issue_receipt
 from ntkfl.engine.services.seed import check_revoked, open_seed, seal_seed, sign_revoked
 from ntkfl.privacy.batches import Batch
 from ntkfl.privacy.identity import Credential, check_request, sign_request
-from ntkfl.privacy.rows import BatchKey, open_row, pack_rows, seal_rows, unpack_rows
+from ntkfl.privacy.rows import Announced, BatchKey, open_row, pack_rows, seal_rows, unpack_rows
 from ntkfl.privacy.sealing import SealingKey, Secret, SigningKey, bind
 from ntkfl.wire import Message
 
@@ -23,21 +23,23 @@ from ..target import Target, unforgeable
 from .twists import sealed_again, twisted_json
 
 NAMES = ("federation-0", "run-0")
-KEY = BatchKey(3, 1, 0)
+KEY = BatchKey(3, 0)
+SAID = Announced(KEY, bytes(range(32)))
 SIGNER = SigningKey(Ed25519PrivateKey.from_private_bytes(b"s" * 32))  # fixed, so that an input can be tried again
 OPENER = SealingKey(X25519PrivateKey.from_private_bytes(b"o" * 32))
 _WORDS = (b'"kind":"end"', b'"batch":null', b"evaluate", b"exchange", b'"seconds":', b"-1", b"\\ud800", b"null", b'"')
 
 
 def targets(scratch: Path) -> list[Target]:
-    frames = pack_rows(KEY, [b"abcd", b"efgh"]), pack_rows(BatchKey(2**32 - 1, 65535, 255), [bytes(90)])
-    sealed = tuple(seal_rows([b"", b"row", bytes(200)], OPENER.public, *NAMES, KEY))
-    receipt = issue_receipt(SIGNER, *NAMES, KEY)
+    largest = Announced(BatchKey(2**32 - 1, 255), b"\xff" * 32)
+    frames = pack_rows(SAID, [b"abcd", b"efgh"]), pack_rows(largest, [bytes(90)])
+    sealed = tuple(seal_rows([b"", b"row", bytes(200)], OPENER.public, *NAMES, SAID))
+    receipt = issue_receipt(SIGNER, *NAMES, SAID)
     return [
         unforgeable("rows damaged", frames, unpack_rows),
         Target("rows forged", frames, _rows, sealed_again),
-        unforgeable("sealed row", sealed, lambda data: open_row(OPENER, data, *NAMES, KEY)),
-        unforgeable("receipt", (receipt,), lambda data: check_receipt(data, SIGNER.public, *NAMES, KEY)),
+        unforgeable("sealed row", sealed, lambda data: open_row(OPENER, data, *NAMES, SAID)),
+        unforgeable("receipt", (receipt,), lambda data: check_receipt(data, SIGNER.public, *NAMES, SAID)),
         *_announcements(),
         *_credentials(),
         *_answers(),
@@ -46,9 +48,9 @@ def targets(scratch: Path) -> list[Target]:
 
 
 def _rows(data: bytes) -> None:
-    key, rows = unpack_rows(data)
-    assert pack_rows(key, rows) == data
-    assert BatchKey.of(key.number) == key
+    said, rows = unpack_rows(data)
+    assert pack_rows(said, rows) == data
+    assert BatchKey.of(said.key.number) == said.key
 
 
 def _announcements() -> list[Target]:
@@ -57,14 +59,14 @@ def _announcements() -> list[Target]:
     signed = tuple(
         said.sign(SIGNER, *NAMES)
         for said in (
-            Announcement("exchange", KEY, batch, weights),
-            Announcement("evaluate", BatchKey(3, 1, 255), None, weights),
-            Announcement("end", BatchKey(4, 0, 0)),
+            Announcement("exchange", KEY, batch, weights, OPENER.public),
+            Announcement("evaluate", BatchKey(3, 255), None, weights, OPENER.public),
+            Announcement("end", BatchKey(4, 0)),
         )
     )
 
     def sign_again(data: bytes) -> bytes:
-        return SIGNER.sign(data[64:], bind("ntkfl announcement v1", *NAMES)) + data[64:]
+        return SIGNER.sign(data[64:], bind("ntkfl announcement v2", *NAMES)) + data[64:]
 
     def read(data: bytes) -> Announcement:
         return Announcement.check(data, SIGNER.public, *NAMES)
@@ -73,8 +75,10 @@ def _announcements() -> list[Target]:
         said = read(data)
         said.key.check()
         if said.batch is not None:
-            said.batch.check().digest(b"salt")
-        assert read(said.sign(SIGNER, *NAMES)).key == said.key
+            said.batch.check().cohort_digest(b"salt")
+        assert said.announced == Announced.of(said.key, data)
+        again = read(said.sign(SIGNER, *NAMES))
+        assert (again.key, again.batch, again.sealing_key) == (said.key, said.batch, said.sealing_key)
 
     return [
         unforgeable("announcement unsigned", signed, read),

@@ -14,34 +14,34 @@ from ntkfl_experiments.bench.rows import Row, Setting
 def wire(setting: Setting) -> list[Row]:
     """Coding, sealing and shuffling a round of top-k rows."""
     from ntkfl.privacy.batches import Batch
-    from ntkfl.privacy.rows import BatchKey, open_row, seal_rows  # sealing is an extra
+    from ntkfl.privacy.rows import Announced, BatchKey, open_row, seal_rows  # sealing is an extra
     from ntkfl.privacy.sealing import SealingKey
     from ntkfl.privacy.shuffling import Shuffler
 
-    key = BatchKey(1, 0, 0)
+    announced = Announced.of(key := BatchKey(1, 0), b"bench")
     N, n, k = (20, 2_111, 63) if setting.quick else (1200, 211_100, 6_333)
     positions = torch.arange(k).mul(n // k).repeat(N, 1)
     values = torch.randn(N, k, generator=torch.Generator().manual_seed(0))
     coded = encode_topk(values, positions, n)
     size, opener = topk_bytes(n, k), SealingKey.generate()
     plain = [os.urandom(size) for _ in range(N)]
-    sealed = seal_rows(plain, opener.public, "bench", "bench", key)
+    sealed = seal_rows(plain, opener.public, "bench", "bench", announced)
     names = tuple(f"client-{i}" for i in range(20))
 
     def shuffle() -> list[bytes]:
         shuffler, own = Shuffler(), N // len(names)
-        shuffler.open(Batch(key, names, own, len(sealed[0]), len(names)))
+        shuffler.open(Batch(key, names, own, len(sealed[0]), len(names)), announced.digest)
         for i, name in enumerate(names):
-            shuffler.submit(name, key, sealed[i * own : (i + 1) * own])
+            shuffler.submit(name, announced, sealed[i * own : (i + 1) * own])
         return shuffler.release(key)
 
     timed = race(
         {
             "encode": lambda: encode_topk(values, positions, n),
             "decode": lambda: decode_topk(coded, n, k),
-            "seal": lambda: seal_rows(plain, opener.public, "bench", "bench", key),
+            "seal": lambda: seal_rows(plain, opener.public, "bench", "bench", announced),
             "shuffle in memory": shuffle,
-            "open": lambda: [open_row(opener, row, "bench", "bench", key) for row in sealed],
+            "open": lambda: [open_row(opener, row, "bench", "bench", announced) for row in sealed],
         },
         turns=3,
         setting=setting,

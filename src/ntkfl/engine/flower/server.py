@@ -28,6 +28,8 @@ from ntkfl.methods.statistics import NAME
 from ntkfl.version import __version__
 from ntkfl.wire import Message
 
+_SHUFFLED = {"retries", "count_multiple", "count_epsilon"}  # settings that mean something behind a shuffler alone
+
 
 class FlowerRun(Deployment):
     """run.toml of a deployment on Flower. `quorum` counts clients that answer; a shuffled run's counts good rows."""
@@ -184,7 +186,7 @@ class Deployed:
             "simulation": False,
             "runtime": "flower",
             "run_id": self.run_id,
-            **self.settings.model_dump(mode="json"),
+            **self.settings.model_dump(mode="json", exclude=_SHUFFLED),
             "method": {"name": self.method.name} | method,
             "shape": shape | {"precision": self.settings.precision},
         }

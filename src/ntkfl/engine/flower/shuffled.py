@@ -19,6 +19,7 @@ from ntkfl.engine.services.announcement import Announcement
 from ntkfl.engine.services.participant import Participant
 from ntkfl.engine.services.receipt import check_receipt
 from ntkfl.errors import MessageError, NTKFLError, TooFew, TrustError
+from ntkfl.privacy.rows import Announced
 
 
 class FlowerAggregator(Aggregator):
@@ -55,7 +56,7 @@ class FlowerAggregator(Aggregator):
     def _node(self, name: str) -> int:
         return self._carrier.nodes[self._numbers[name]]
 
-    def _announce(self, said: Announcement) -> int:
+    def _announce(self, said: Announcement) -> bytes:
         """Open the batch at the shuffler, and carry the announcement to those it asks.
 
         Where too few hand in a receipt, the shuffler would wait in vain.
@@ -67,16 +68,20 @@ class FlowerAggregator(Aggregator):
             asked = [self._numbers[name] for name in said.batch.cohort]
             receipts = self._carrier.send(dict.fromkeys(asked, signed), traffic)
             self._silent |= traffic.failed
-            good = sum(self._holds(self._carrier.names(client), receipt, said) for client, receipt in receipts.items())
-            if good < said.batch.min_clients:
+            announced = Announced.of(said.key, signed)
+            found = {self._carrier.names(client): receipt for client, receipt in receipts.items()}
+            good = {name for name, receipt in found.items() if self._holds(name, receipt, announced)}
+            if len(good) < (said.batch.min_clients if said.key.exchange == 0 else self._answered):
                 self.shuffler.cancel(said.key)
-                raise TooFew(f"{good} clients handed in a receipt, too few for the shuffler to release their rows")
-        return len(signed)
+                self._dropped |= set(said.batch.cohort) - good
+                raise TooFew(f"{len(good)} clients handed in a receipt, too few for the shuffler to release their rows")
+        return signed
 
-    def _holds(self, name: str, receipt: bytes, said: Announcement) -> bool:
+    def _holds(self, name: str, receipt: bytes, announced: Announced) -> bool:
+        """Whether it is the shuffler's word that it holds rows of a client that heard this very announcement."""
         shuffler = bytes.fromhex(self.pins.shuffler.signing_key)
         try:
-            check_receipt(receipt, shuffler, self.pins.federation, self.pins.run, said.key)
+            check_receipt(receipt, shuffler, self.pins.federation, self.pins.run, announced)
         except TrustError:
             self._silent[name] = "handed back something that is no receipt of the shuffler's"
             return False

@@ -2,12 +2,17 @@
 
 It never holds ρ, never talks to a client, and sees rows without senders. Rounds are kept in a run folder like a
 simulation's, and a run that was stopped goes on from it.
+
+A round of training that fails is tried again under the next round number of the protocol: clients draw fresh samples,
+and nothing is asked twice. Rows are sealed to a key that is made for one such round, held in memory, and dropped with
+it: a round that a restart interrupts has failed.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,33 +25,30 @@ from ntkfl.engine.folder import Record, RunFolder
 from ntkfl.engine.learner import Learner, attempt_labels, draw_cohort
 from ntkfl.engine.reading import read_toml
 from ntkfl.engine.rounds import OnRound, play_rounds, record_of, remarks
-from ntkfl.engine.services.announcement import EVALUATION, MOST_ATTEMPTS, Announcement
+from ntkfl.engine.services.announcement import EVALUATION, Announcement
 from ntkfl.engine.services.evaluation import MOST_SAMPLES, Score, add_up, question, score_rows
 from ntkfl.engine.services.shuffler_peer import ShufflerPeer
-from ntkfl.engine.services.terms import Federation, Terms
-from ntkfl.errors import ConfigError, MessageError, NumericalError, RunFolderError, TooFew, TrustError
+from ntkfl.engine.services.terms import Contract, Federation
+from ntkfl.errors import ConfigError, MessageError, NumericalError, Refused, RunFolderError, TooFew, TrustError
 from ntkfl.methods import Client, Outcome, State, Task
 from ntkfl.methods.statistics import statistics
 from ntkfl.privacy.batches import Batch
-from ntkfl.privacy.rows import FRAME_BYTES, BatchKey, open_row
+from ntkfl.privacy.rows import FRAME_BYTES, VERSION, Announced, BatchKey, open_row
 from ntkfl.privacy.sealing import SEAL_BYTES, SealingKey, SigningKey
 from ntkfl.version import __version__
 from ntkfl.wire import Message
 
 
-class Deployment(Terms):
-    """run.toml: the terms, and what only the aggregator decides."""
+class Deployment(Contract):
+    """run.toml: the contract, and what only the aggregator decides."""
 
-    rounds: int = Field(10, ge=1)
     clients: int = Field(ge=2, description="clients to wait for before the first round")
-    clients_per_round: int = Field(ge=2)
     evaluators: int = Field(0, ge=0, description="evaluators to wait for; without any, each round's clients count")
     seed: int = Field(0, ge=0, description="of the first weights and the choice of clients")
-    max_rows: int = Field(1000, ge=1, description="most rows a client may send in an exchange")
     quorum: int = Field(1, ge=1, description="good rows below which a round is not built")
     round_seconds: float = Field(120, ge=1, description="until an exchange goes on without those who have not answered")
-    patience: float = Field(600, gt=0, description="seconds to wait for enough clients before a round is begun anew")
-    attempts: int = Field(3, ge=1, le=MOST_ATTEMPTS, description="beginnings of a round before the run stops")
+    patience: float = Field(600, gt=0, description="seconds to wait for enough clients before a round has failed")
+    attempts: int = Field(3, ge=1, description="times in a row that a round may fail before the run stops")
 
     @staticmethod
     def read(path: Path) -> Deployment:
@@ -59,17 +61,17 @@ class Aggregator:
     def __init__(self, folder: Path, out: Path, say: Callable[[str], None] = print) -> None:
         self.pins, self.deployment = Federation.read(folder), Deployment.read(folder / "run.toml")
         terms, settings = self.pins.terms, self.deployment
-        if settings.model_dump(include=set(Terms.model_fields)) != terms.model_dump():
+        if settings.model_dump(include=set(Contract.model_fields)) != terms.model_dump():
             raise ConfigError("run.toml and federation.toml disagree about the terms that clients have pinned")
         if not self.pins.shuffler.min_clients <= settings.clients_per_round <= settings.clients:
             raise ConfigError(
                 f"clients_per_round must be from {self.pins.shuffler.min_clients} (the shuffler's least crowd) to the "
                 f"{settings.clients} clients, got {settings.clients_per_round}"
             )
-        self.opener = SealingKey.load(folder / "sealing-key.pem")
+        self.opener = SealingKey.generate()  # of the round, which makes its own
         self.signer = SigningKey.load(folder / "signing-key.pem")
-        if (self.opener.public.hex(), self.signer.public.hex()) != tuple(self.pins.aggregator.model_dump().values()):
-            raise TrustError(f"the keys in {folder} are not those that clients have pinned")
+        if self.signer.public.hex() != self.pins.aggregator.signing_key:
+            raise TrustError(f"the key in {folder} is not the one that clients have pinned")
         self.shuffler = ShufflerPeer(self.pins, folder)
         self.out, self.say = RunFolder(out), say
         out.mkdir(mode=0o700, parents=True, exist_ok=True)  # what it will hold is for its owner
@@ -85,15 +87,22 @@ class Aggregator:
         if self.method.trains_locally and statistics(self.model):
             raise ConfigError("batch normalisation is not averaged behind a shuffler: use group normalisation")
         self.learner, self._gathered = Learner(self.task, self.method), False
+        self._answered = 0  # clients whose rows the round's first exchange released: later ones need exactly them
+        self._dropped: set[str] = set()  # clients that answered a round's first exchange and not its next
 
     def run(self, on_round: OnRound | None = None) -> list[Record]:
         """Train until the rounds are done; the history."""
         with self.out.locked():
             if (self.out.path / "model.safetensors").exists():
                 raise RunFolderError(f"{self.out.path} holds a run that has ended: a new one needs a new ρ, a new run")
+            written = self.out.config().get("protocol", 1) if self.out.holds_run else VERSION
+            if written != VERSION:
+                raise RunFolderError(
+                    f"{self.out.path} was written by protocol version {written}, this is {VERSION}: begin a new run"
+                )
             history, _ = play_rounds(self, self.out, self._settings(), resume=True, on_round=on_round)
             self.out.save_model(self.learner.trained(self.model).state_dict())
-            self._announce(Announcement("end", BatchKey(self.deployment.rounds + 1, 0, 0)))
+            self._announce(Announcement("end", BatchKey(self._next_number(), 0)))
         return history
 
     def play(self, number: int) -> tuple[Record, Record]:
@@ -115,6 +124,7 @@ class Aggregator:
         method = self.method.model_dump(mode="json")
         return {
             "ntkfl": __version__,
+            "protocol": VERSION,
             "simulation": False,
             "federation": self.pins.federation,
             "run": self.pins.run,
@@ -128,7 +138,12 @@ class Aggregator:
         }
 
     def _gather(self) -> None:
-        """Wait until those expected are there."""
+        """Wait until those expected are there. Rows of a round that a restart interrupted are deleted, as no key opens
+        them any more.
+        """
+        if (newest := self.shuffler.newest()) is not None:
+            with suppress(Refused):  # of an evaluation by evaluators there is no batch
+                self.shuffler.cancel(newest)
         for role, wanted in (("client", self.deployment.clients), ("evaluator", self.deployment.evaluators)):
             until, told = time.monotonic() + self.deployment.patience, -1
             while len(there := self._there(role)) < wanted:
@@ -142,44 +157,60 @@ class Aggregator:
         self._gathered = True
 
     def _round(self, number: int) -> Record:
-        newest = self.shuffler.newest()
-        first = newest.attempt + 1 if newest is not None and newest.round == number else 0
-        for attempt in range(first, first + self.deployment.attempts):
+        """Round `number` of training, under the next round number of the protocol; where that fails, the next again."""
+        for attempt in range(self.deployment.attempts):
+            turn = self._next_number()
+            if turn > self.deployment.most_rounds:
+                most = self.deployment.most_rounds
+                raise TooFew(f"all {most} rounds that the contract allows are used up, failed ones included")
             cohort = self._cohort(number, attempt)
-            traffic = Traffic()
+            self.opener = SealingKey.generate()
             try:
-                outcome = self._converse(number, attempt, cohort, traffic)
-                break
+                return self._try(number, turn, cohort)
             except TooFew as error:
                 self.say(f"round {number}, attempt {attempt}: {error}")
-        else:
-            raise TooFew(f"round {number} failed {self.deployment.attempts} times; start again to go on from the last")
+            finally:
+                self.opener = SealingKey.generate()  # nothing opens the round's rows any more
+        raise TooFew(f"round {number} failed {self.deployment.attempts} times; start again to go on from the last")
+
+    def _try(self, number: int, turn: int, cohort: tuple[str, ...]) -> Record:
+        traffic = Traffic()
+        outcome = self._converse(number, turn, cohort, traffic)
         self.learner.advance(outcome)
         try:
-            score = self._evaluate(number, attempt, cohort)
+            score = self._evaluate(number, turn, cohort)
         except TooFew as error:  # a round that nobody measures is still a round
             self.say(f"round {number} was not evaluated: {error}")
             score = Score(None, None, 0)
-        own = {"dropped_rows": traffic.dropped, "attempt": attempt, "evaluated_samples": score.samples}
+        own = {"dropped_rows": traffic.dropped, "protocol_round": turn, "evaluated_samples": score.samples}
         record = record_of(number, score.accuracy, score.loss, outcome, traffic, cohort) | own | outcome.diagnostics
         for line in remarks(record):
             self.say(f"round {number}: {line}")
         return record
+
+    def _next_number(self) -> int:
+        """The first round number of the protocol under which nothing was ever announced, before a restart too."""
+        newest = self.shuffler.newest()
+        return 1 if newest is None else newest.round + 1
 
     def _there(self, role: str) -> list[str]:
         """Names of those that can be asked, sorted."""
         return self.shuffler.clients(role)
 
     def _cohort(self, number: int, attempt: int) -> tuple[str, ...]:
-        """As a simulation draws it, from those present by name; a repeated round asks others."""
-        there = self._there("client")
-        size = self.deployment.clients_per_round
+        """As a simulation draws it, from those present by name; a repeated round asks others, and first of all others
+        than those that made a round fail.
+        """
+        present, size = self._there("client"), self.deployment.clients_per_round
+        there = [name for name in present if name not in self._dropped]
+        if len(there) < size:
+            there, self._dropped = present, set()
         if len(there) < size:
             raise TooFew(f"{len(there)} clients are there, fewer than the {size} of a round")
         drawn = draw_cohort(self.deployment.seed, len(there), size, *attempt_labels(number, attempt))
         return tuple(there[i] for i in drawn)
 
-    def _converse(self, number: int, attempt: int, cohort: tuple[str, ...], traffic: Traffic) -> Outcome:
+    def _converse(self, number: int, turn: int, cohort: tuple[str, ...], traffic: Traffic) -> Outcome:
         conversation = self.method.round(self.task, self.learner.state, number, range(len(cohort)))
         outgoing = next(conversation)
         nobody = Client(0, *self._made_up_sample(), seed=0)  # shows what replies look like
@@ -187,13 +218,15 @@ class Aggregator:
             if not isinstance(outgoing, Message):
                 raise ConfigError(f"{self.method.name} tells clients apart, which the shuffler is there to prevent")
             template = Template.of(self.method, self.method.answer(self.task, outgoing, [nobody])[0])
-            key = BatchKey(number, attempt, exchange)
-            asked = Announcement("exchange", key, self._batch(key, cohort, template.sealed_bytes), outgoing)
-            sent = self._announce(asked)
-            traffic.downlink[outgoing.kind] += sent * len(cohort)
-            rows, clients = self._collect(key)
-            pins = self.pins
-            received = receive(self.method, self.task, rows, template, self.opener, pins.federation, pins.run, key)
+            key = BatchKey(turn, exchange)
+            batch = self._batch(key, cohort, template.sealed_bytes)
+            signed = self._announce(Announcement("exchange", key, batch, outgoing, self.opener.public))
+            traffic.downlink[outgoing.kind] += len(signed) * len(cohort)
+            announced, pins = Announced.of(key, signed), self.pins
+            rows, clients = self._collect(announced)
+            received = receive(
+                self.method, self.task, rows, template, self.opener, pins.federation, pins.run, announced
+            )
             traffic.uplink[_reply_kind(received, outgoing)] += sum(map(len, rows)) + FRAME_BYTES * clients
             traffic.rejected += received.rejected
             if received.rows < self.deployment.quorum:
@@ -212,36 +245,42 @@ class Aggregator:
         least = self.pins.shuffler.min_clients
         return Batch(key, cohort, settings.max_rows, row_bytes, least, settings.round_seconds)
 
-    def _collect(self, key: BatchKey) -> tuple[list[bytes], int]:
-        """The released rows of a batch and the number of clients they are from, as soon as the shuffler gives them."""
-        until = time.monotonic() + self.deployment.round_seconds + self.deployment.patience
+    def _collect(self, announced: Announced) -> tuple[list[bytes], int]:
+        """The released rows of a batch and the number of clients they are from, as soon as the shuffler gives them.
+
+        Past its deadline, a round's first exchange goes on without those that have not answered, and waits for a crowd
+        as long as `patience` says; a later one can only be released whole, so the round has failed.
+        """
+        key, until = announced.key, time.monotonic() + self.deployment.round_seconds + self.deployment.patience
         while True:
             status = self.shuffler.status(key)
             if status.state in ("ready", "released"):
-                rows = self.shuffler.release(key)
+                rows = self.shuffler.release(announced)
                 self.shuffler.forget(key)
+                self._answered = status.clients if key.exchange == 0 else self._answered
                 return rows, status.clients
-            if status.state == "cancelled" or time.monotonic() > until:
+            late = time.monotonic() > until or (key.exchange > 0 and status.seconds == 0)
+            if status.state == "cancelled" or late:
                 self.shuffler.cancel(key)
-                raise TooFew(f"{status.clients} clients answered, too few for the shuffler to release their rows")
+                self._dropped |= set(status.missing)
+                whom = f" of the {self._answered} that began the round" if key.exchange else ""
+                raise TooFew(f"{status.clients} clients{whom} answered, too few for the shuffler to release their rows")
             time.sleep(0.05)
 
-    def _evaluate(self, number: int, attempt: int, cohort: tuple[str, ...]) -> Score:
+    def _evaluate(self, number: int, turn: int, cohort: tuple[str, ...]) -> Score:
         """The averaged model's score, as evaluators or else the round's clients count it."""
-        key = BatchKey(number, attempt, EVALUATION)
+        key = BatchKey(turn, EVALUATION)
         asked = question(number, self.learner.average.value)
-        if self.deployment.evaluators:
-            self._announce(Announcement("evaluate", key, None, asked))
-            sealed = self._await_reports(key)
-        else:
-            size = len(score_rows(self.task, asked, *self._made_up_sample())[0].encode()) + SEAL_BYTES
-            self._announce(Announcement("evaluate", key, self._batch(key, cohort, size), asked))
-            sealed, _ = self._collect(key)
+        size = len(score_rows(self.task, asked, *self._made_up_sample())[0].encode()) + SEAL_BYTES
+        batch = None if self.deployment.evaluators else self._batch(key, cohort, size)
+        signed = self._announce(Announcement("evaluate", key, batch, asked, self.opener.public))
+        announced = Announced.of(key, signed)
+        sealed = self._collect(announced)[0] if batch is not None else self._await_reports(key)
         real, most = self.pins.terms.real_targets, MOST_SAMPLES if self.deployment.evaluators else 1
         answers = []
         for row in set(sealed):
             try:
-                answer = Message.decode(open_row(self.opener, row, self.pins.federation, self.pins.run, key))
+                answer = Message.decode(open_row(self.opener, row, self.pins.federation, self.pins.run, announced))
                 add_up([answer], real, most)
                 answers.append(answer)
             except (MessageError, TrustError) as error:
@@ -259,11 +298,11 @@ class Aggregator:
                 raise TooFew(f"no evaluator answered in round {key.round}")
             time.sleep(0.05)
 
-    def _announce(self, said: Announcement) -> int:
+    def _announce(self, said: Announcement) -> bytes:
         """Publish; the bytes every client gets."""
         signed = said.sign(self.signer, self.pins.federation, self.pins.run)
         self.shuffler.publish(signed)
-        return len(signed)
+        return signed
 
     def _made_up_sample(self) -> tuple[torch.Tensor, torch.Tensor]:
         x = torch.zeros(1, *self._inputs, dtype=self.task.like.dtype)

@@ -1,21 +1,27 @@
 """Measuring a model where the data and ρ are. Evaluators return counts over data of their own; without any, the round's
 clients return one anonymous row a sample of the round, so that nobody's size shows and nobody's vote weighs more.
+
+An evaluator answers one question per round. Where the method adds noise, its counts get some too, since the aggregator
+chooses the weights that are asked about and could learn a record from exact counts of two models.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 from torch import Tensor
 
 from ntkfl.errors import MessageError
 from ntkfl.methods import Task
+from ntkfl.privacy.discrete_laplace import discrete_laplace
 from ntkfl.wire import Message, split_rows
 
 MOST_SAMPLES = 1 << 31  # of one report
 MOST_LOSS = 1e6  # of one sample: larger is said as this
+NOISY_LOSS, LOSS_UNITS = 10, 1000  # where counts get noise: the most that one sample adds, and units per 1 of it
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,36 @@ def counts(task: Task, message: Message, x: Tensor, y: Tensor) -> Message:
     if y.is_floating_point():
         total["correct"] = torch.tensor([-1])
     return Message("counts", message.round, total)
+
+
+def noisy_counts(task: Task, message: Message, x: Tensor, y: Tensor, epsilon: float) -> Message:
+    """The same, ε-differentially private in each sample: a third of ε for each of the three numbers.
+
+    One sample more or less changes the first two by 1 and the sum of losses, each cut at `NOISY_LOSS` and rounded to
+    1/`LOSS_UNITS`, by at most `NOISY_LOSS`.
+    """
+    rows = score_rows(task, message, x, y)
+    share = Fraction(epsilon) / 3
+    units = sum(round(min(float(row.arrays["loss"]), NOISY_LOSS) * LOSS_UNITS) for row in rows)
+    samples = max(1, len(rows) + discrete_laplace(1 / share))
+    correct = sum(int(row.arrays["correct"]) for row in rows) + discrete_laplace(1 / share)
+    units += discrete_laplace(NOISY_LOSS * LOSS_UNITS / share)
+    loss = min(max(0, units), samples * NOISY_LOSS * LOSS_UNITS) / LOSS_UNITS
+    right = -1 if y.is_floating_point() else min(max(0, correct), samples)
+    return _counts(message.round, right, samples, loss)
+
+
+def rounded(answer: Message, multiple: int) -> Message:
+    """All three numbers to the nearest multiple; at least one multiple of samples."""
+    right, samples = int(answer.arrays["correct"]), int(answer.arrays["samples"])
+    near = [multiple * ((2 * n + multiple) // (2 * multiple)) for n in (right, samples)]
+    loss = float(multiple * round(float(answer.arrays["loss"]) / multiple))
+    return _counts(answer.round, -1 if right == -1 else near[0], max(multiple, near[1]), loss)
+
+
+def _counts(round: int, correct: int, samples: int, loss: float) -> Message:
+    arrays = {"correct": torch.tensor([correct]), "samples": torch.tensor([samples])}
+    return Message("counts", round, arrays | {"loss": torch.tensor([loss], dtype=torch.float64)})
 
 
 def add_up(answers: Sequence[Message], real_targets: bool, most: int = MOST_SAMPLES) -> Score:

@@ -74,9 +74,7 @@ class Clients(_Answer):
 
 class Latest(_Answer):
     sequence: int = Field(ge=0, description="of the newest announcement; 0: none yet")
-    batch: Annotated[list[int], Field(min_length=3, max_length=3)] | None = Field(
-        description="round, attempt and exchange of the newest batch"
-    )
+    key: Annotated[list[int], Field(min_length=2, max_length=2)] | None = Field(description="its round and exchange")
 
 
 class Sequence(_Answer):
@@ -88,6 +86,7 @@ class BatchStatus(_Answer):
     clients: int = Field(ge=0)
     rows: int | None = Field(description="once it is released")
     seconds: float | None = Field(description="until the deadline, while there is one to wait for")
+    missing: list[str] = Field(description="who keeps a later exchange from its release, after its deadline")
 
 
 class Reports(_Answer):
@@ -100,7 +99,7 @@ _REASONS = {
     403: "not for the one who asks: revoked, not asked, not in that role, or a crowd too small",
     404: "no such run or batch here",
     408: "the body came too slowly",
-    409: "here already, or on other terms",
+    409: "here already, or against what was announced",
     410: "over: released, cancelled or deleted",
     413: "larger than what this asks for can be",
     422: "not what was expected; the message says where",
@@ -164,7 +163,7 @@ SHUFFLER = {
     "hello": _route(Said, 401, 403, 404, 422, **signed()),
     "announcement": _bytes_route(_ANNOUNCED, 401, 403, 404, 422, **signed()),
     "rows": _route(Receipt, 401, 403, 404, 409, 410, 422, **signed(), **takes_bytes(_ROWS)),
-    "reports": _route(Said, 401, 403, 404, 409, 422, **signed(), **takes_bytes(_REPORT)),
+    "reports": _route(Receipt, 401, 403, 404, 409, 422, **signed(), **takes_bytes(_REPORT)),
 }
 AGGREGATOR = {
     "clients": _route(Clients, 404, 422),

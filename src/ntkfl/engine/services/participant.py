@@ -1,7 +1,8 @@
 """A client of a federation: enrols, and answers what the aggregator announces, with data that stay here.
 
-All its talk is with the key server (once) and the shuffler. What it gives away is fixed by the terms it pins; where an
-announcement asks for less of a crowd, or comes twice, it is not answered.
+All its talk is with the key server (once) and the shuffler. What it gives away, in how many rounds and in how large a
+crowd is fixed by the contract it pins; an announcement that asks for anything else, comes twice, or changes a round's
+cohort is not answered. What was answered is counted on the disk.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ from torch import Tensor
 
 from ntkfl.engine.crowd import send
 from ntkfl.engine.draws import Draws, SystemDraws
-from ntkfl.engine.folder import write_atomically
-from ntkfl.engine.services.announcement import EVALUATION, MOST_ATTEMPTS, MOST_EXCHANGES, Announcement
-from ntkfl.engine.services.evaluation import counts, score_rows
+from ntkfl.engine.services.announcement import EVALUATION, MOST_EXCHANGES, Announcement
+from ntkfl.engine.services.evaluation import counts, noisy_counts, rounded, score_rows
 from ntkfl.engine.services.identity import Identity
+from ntkfl.engine.services.ledger import Ledger
 from ntkfl.engine.services.peer import Peer
+from ntkfl.engine.services.receipt import check_receipt
 from ntkfl.engine.services.terms import Federation
 from ntkfl.errors import ConfigError, DataError, MessageError, NTKFLError, Refused, TrustError
 from ntkfl.methods import Client, State, Task
-from ntkfl.privacy.rows import BatchKey, pack_rows, seal_rows
+from ntkfl.privacy.rows import Announced, BatchKey, pack_rows, seal_rows
 from ntkfl.privacy.subsample import subsample
+from ntkfl.wire import Message
 
 
 class Participant:
@@ -57,8 +60,7 @@ class Participant:
         self.task = Task(
             terms.build_model(seed=0), terms.outputs, self.method.loss, label_smoothing=self.method.label_smoothing
         )
-        self._seen_file = folder / "seen"
-        self.seen = _read_seen(self._seen_file)
+        self.ledger = Ledger(folder, self.pins.run)
         self._client: tuple[int, Client] | None = None
         self._memory: State = {}
         self._path = f"/v1/runs/{self.pins.run}"
@@ -98,83 +100,100 @@ class Participant:
         self.shuffler.ask("POST", f"{self._path}/hello")
 
     def heed(self, signed: bytes) -> Announcement | None:
-        """An announcement the aggregator signed and that is newer than the last; older ones are left alone."""
+        """An announcement the aggregator signed, that is newer than the last and keeps to the contract; older ones are
+        left alone. On return it is in the ledger: it is answered now or never.
+        """
         said = Announcement.check(
             signed, bytes.fromhex(self.pins.aggregator.signing_key), self.pins.federation, self.pins.run
         )
-        if self.seen is not None and said.key <= self.seen:
-            return None
-        self.seen = said.key
-        write_atomically(self._seen_file, " ".join(map(str, said.key)).encode())
-        batch, key = said.batch, said.key
-        if batch is not None and min(len(batch.cohort), batch.min_clients) < self.pins.shuffler.min_clients:
-            raise TrustError(f"round {key.round} asks for a crowd below {self.pins.shuffler.min_clients} clients")
-        if batch is not None and batch.seconds is not None and batch.seconds < 1:
-            raise TrustError(f"round {key.round} would be released before a crowd could come")
-        if key.attempt >= MOST_ATTEMPTS or MOST_EXCHANGES <= key.exchange < EVALUATION:
-            raise TrustError(f"round {key.round} asks more often than a round needs to")
-        if (said.kind == "evaluate") != (key.exchange == EVALUATION):
-            raise TrustError(f"round {key.round} mixes up training and evaluation")
-        return said
+        if said.kind != "end":
+            self._check_contract(said)
+        cohort = "" if said.batch is None else said.batch.cohort_digest().hex()
+        return said if self.ledger.take(said.key, cohort) else None
+
+    def _check_contract(self, said: Announcement) -> None:
+        """`TrustError` where an announcement asks for something else than the run's contract says."""
+        terms, (round, exchange), batch = self.pins.terms, said.key, said.batch
+        if not 1 <= round <= terms.most_rounds:
+            raise TrustError(f"round {round} is none of the {terms.most_rounds} that the contract allows")
+        if MOST_EXCHANGES <= exchange < EVALUATION:
+            raise TrustError(f"round {round} asks more often than a round needs to")
+        if (said.kind == "evaluate") != (exchange == EVALUATION):
+            raise TrustError(f"round {round} mixes up training and evaluation")
+        if batch is None:
+            return
+        if batch.min_clients < self.pins.shuffler.min_clients:
+            raise TrustError(f"round {round} asks for a crowd below {self.pins.shuffler.min_clients} clients")
+        if len(batch.cohort) != terms.clients_per_round:
+            raise TrustError(f"round {round} asks {len(batch.cohort)} clients, not {terms.clients_per_round}")
+        if batch.max_rows != terms.max_rows:
+            raise TrustError(f"round {round} asks for {batch.max_rows} rows, the contract for {terms.max_rows}")
+        if batch.seconds is not None and batch.seconds < 1:
+            raise TrustError(f"round {round} would be released before a crowd could come")
 
     def answer(self, said: Announcement) -> bytes | None:
-        """Send what was asked for: the shuffler's receipt (empty for a report); None if this client was not asked."""
+        """Send what was asked for: the shuffler's receipt; None if this client was not asked."""
         asked = said.batch is not None and self.name in said.batch.cohort
-        if said.message is None:
+        if said.message is None or said.announced is None or said.sealing_key is None:
             return None
+        where = (said.sealing_key, self.pins.federation, self.pins.run, said.announced)
         if said.kind == "evaluate":
             if self.role != "evaluator" and not asked:
                 return None
             if self.role == "evaluator":
-                rows, kind = [counts(self.task, said.message, self.x, self.y)], "reports"
+                rows, kind = [self._counts(said.message)], "reports"
             else:  # on the round's samples alone: no more of this client shows than in training
-                client = self.method.private(self.task, self._sampled(said.key, 0))
+                client = self.method.private(self.task, self._sampled(said.key, said.message.round, 0))
                 rows, kind = score_rows(self.task, said.message, client.x, client.y), "rows"
-            sealed = seal_rows([row.encode() for row in rows], *self._to_aggregator(), said.key)
-            return self._send(kind, pack_rows(said.key, sealed))
+            sealed = seal_rows([row.encode() for row in rows], *where)
+            return self._send(kind, said.announced, pack_rows(said.announced, sealed))
         if not asked or said.batch is None or self.role != "client":
             return None
-        client = self._sampled(said.key, said.batch.max_rows)
+        client = self._sampled(said.key, said.message.round, said.batch.max_rows)
         reply = self.method.answer(self.task, said.message, [client])[0]
         self._memory = client.memory
-        return self._send("rows", send(self.method, reply, *self._to_aggregator(), said.key))
+        return self._send("rows", said.announced, send(self.method, reply, *where))
 
-    def _send(self, kind: str, framed: bytes) -> bytes:
+    def _counts(self, message: Message) -> Message:
+        """An evaluator's answer, no more exact than the contract says."""
+        terms = self.pins.terms
+        if terms.private:
+            answer = noisy_counts(self.task, message, self.x, self.y, terms.count_epsilon)
+        else:
+            answer = counts(self.task, message, self.x, self.y)
+        return rounded(answer, terms.count_multiple) if terms.count_multiple > 1 else answer
+
+    def _send(self, kind: str, announced: Announced, framed: bytes) -> bytes:
+        """The shuffler's receipt, which says that it holds the rows for the announcement that this client heard."""
         answer = self.shuffler.ask("POST", f"{self._path}/{kind}", framed).json()
         try:
-            return bytes.fromhex(answer.get("receipt", ""))
+            receipt = bytes.fromhex(answer.get("receipt", ""))
         except (ValueError, TypeError, AttributeError):
             raise MessageError("the shuffler's answer holds no receipt that can be read") from None
+        shuffler = bytes.fromhex(self.pins.shuffler.signing_key)
+        check_receipt(receipt, shuffler, self.pins.federation, self.pins.run, announced)
+        return receipt
 
-    def _sampled(self, key: BatchKey, max_rows: int) -> Client:
-        """This round's client, with the samples drawn at its first exchange; attempts at a round get the same ones."""
-        if key.exchange == 0 and (self._client is None or self._client[0] != key.round):
-            draw = self.draws.subsampling(key.round)
+    def _sampled(self, key: BatchKey, number: int, max_rows: int) -> Client:
+        """This round's client, with the samples drawn at its first exchange. A round that is tried again has another
+        key, and gets other samples; `number` is that of training, which only seeded draws look at.
+        """
+        if key.exchange == 0:
+            draw = self.draws.subsampling(number)
             rows = subsample(len(self.y), self.method.subsample_rate, draw)
             if len(rows) > max_rows:
                 rows = torch.tensor(sorted(draw.sample(rows.tolist(), max_rows)))
-            seed = self.draws.training(key.round)
+            seed = self.draws.training(number)
             client = Client(0, self.x[rows], self.y[rows], seed, dict(self._memory))
             self._client = (key.round, client)
         if self._client is None or self._client[0] != key.round:
             raise ConfigError(f"round {key.round} goes on, but this client was not there at its beginning")
         return self._client[1]
 
-    def _to_aggregator(self) -> tuple[bytes, str, str]:
-        return bytes.fromhex(self.pins.aggregator.sealing_key), self.pins.federation, self.pins.run
-
 
 def _sequence(said: str, before: int) -> int:
     """The number of the announcement just received; the next one, if the shuffler does not say."""
     return max(before + 1, int(said)) if said.isdecimal() and len(said) < 19 else before + 1
-
-
-def _read_seen(path: Path) -> BatchKey | None:
-    """The newest announcement heeded before a restart: what came before it is not answered again."""
-    try:
-        return BatchKey(*map(int, path.read_text().split())).check()
-    except (OSError, ValueError, TypeError, MessageError):
-        return None
 
 
 def check_data(x: Tensor, y: Tensor, inputs: tuple[int, ...], outputs: int) -> None:

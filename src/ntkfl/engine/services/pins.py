@@ -11,8 +11,10 @@ from typing import Self
 from pydantic import Field
 
 from ntkfl.engine.reading import read_toml
+from ntkfl.errors import ConfigError
 from ntkfl.options import Options
 from ntkfl.privacy.identity import NAME_PATTERN
+from ntkfl.privacy.rows import VERSION
 
 FILE = "federation.toml"
 HEX_KEY = "^[0-9a-f]{64}$"
@@ -31,13 +33,13 @@ class ShufflerPin(Options):
 
 
 class AggregatorPin(Options):
-    sealing_key: str = Field(pattern=HEX_KEY)
-    signing_key: str = Field(pattern=HEX_KEY)
+    signing_key: str = Field(pattern=HEX_KEY, description="of announcements, which bring a sealing key per round")
 
 
 class Pins(Options):
     """Who is who in the federation, and which run it is about."""
 
+    protocol: int = VERSION
     federation: str = Field(pattern=NAME_PATTERN)
     run: str = Field(pattern=NAME_PATTERN)
     key_server: KeyServerPin
@@ -48,5 +50,10 @@ class Pins(Options):
     def read(cls, folder: Path) -> Self:
         """Of a role's folder; what this role does not look at may be there."""
         values = read_toml(folder / FILE)
+        written = values.get("protocol", 1)  # the first version did not say
+        if written != VERSION:
+            raise ConfigError(
+                f"{folder / FILE} was written by protocol version {written}, this is {VERSION}: make the folders anew"
+            )
         unread = {"terms"} - set(cls.model_fields)
         return cls(**{name: value for name, value in values.items() if name not in unread})

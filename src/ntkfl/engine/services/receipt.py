@@ -1,21 +1,27 @@
-"""A receipt: the shuffler's word that a client's rows for one exchange are with it. 64 bytes, a signature.
+"""A receipt: the shuffler's word that a client's rows for one announcement are with it. 64 bytes, a signature.
 
-It names the federation, the run and the exchange, and nothing of the rows: no count, no time, no hash, not even the
-client. All receipts of an exchange are the same bytes, so that whoever carries them learns only that there was one.
+It names the federation, the run, the exchange and the announcement's digest, and nothing of the rows: no count, no
+time, no hash, not even the client. All receipts of an exchange are the same bytes, so that whoever carries them learns
+only that there was one.
 """
 
 from __future__ import annotations
 
-from ntkfl.privacy.rows import BatchKey
+from ntkfl.privacy.rows import Announced
 from ntkfl.privacy.sealing import SigningKey, bind, verify
 
-_RECEIPT = "ntkfl receipt v1"
+_RECEIPT = "ntkfl receipt v2"
 
 
-def issue_receipt(signer: SigningKey, federation: str, run: str, key: BatchKey) -> bytes:
-    return signer.sign(bind(_RECEIPT, *key.check()), bind(_RECEIPT, federation, run))
+def issue_receipt(signer: SigningKey, federation: str, run: str, announced: Announced) -> bytes:
+    return signer.sign(_payload(announced), bind(_RECEIPT, federation, run))
 
 
-def check_receipt(receipt: bytes, shuffler: bytes, federation: str, run: str, key: BatchKey) -> None:
-    """`TrustError` unless the shuffler issued it for this exchange."""
-    verify(shuffler, receipt, bind(_RECEIPT, *key.check()), bind(_RECEIPT, federation, run))
+def check_receipt(receipt: bytes, shuffler: bytes, federation: str, run: str, announced: Announced) -> None:
+    """`TrustError` unless the shuffler issued it for this announcement."""
+    verify(shuffler, receipt, _payload(announced), bind(_RECEIPT, federation, run))
+
+
+def _payload(announced: Announced) -> bytes:
+    key, digest = announced.check()
+    return bind(_RECEIPT, *key, digest)

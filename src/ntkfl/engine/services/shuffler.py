@@ -31,7 +31,7 @@ from ntkfl.engine.services.web import Listener, log, serve, service_app
 from ntkfl.errors import MessageError, NTKFLError, Refused, TrustError
 from ntkfl.privacy.identity import CREDENTIAL_HEADER, ROLES, Credential, check_request
 from ntkfl.privacy.noticeboard import REPORT_BYTES
-from ntkfl.privacy.rows import FRAME_BYTES, BatchKey, frame_rows, unpack_rows
+from ntkfl.privacy.rows import FRAME_BYTES, Announced, BatchKey, frame_rows, unpack_rows
 from ntkfl.privacy.sealing import SigningKey
 from ntkfl.privacy.shuffling import Shuffler
 
@@ -42,7 +42,7 @@ PIECE = 1 << 20  # bytes of a released batch that are read at once
 WAIT_S = 20.0  # a client is kept waiting for an announcement
 CONNECTIONS = 4096  # of clients, most of which wait
 SEQUENCE_HEADER, NEWEST_HEADER = "ntkfl-sequence", "ntkfl-newest"
-Framed = tuple[BatchKey, list[memoryview]]  # rows are views of the body they came in
+Framed = tuple[Announced, list[memoryview]]  # rows are views of the body they came in
 After = Annotated[int, Query(ge=0, lt=1 << 63)]
 
 
@@ -126,6 +126,9 @@ def client_app(
         except MessageError as error:
             raise Refused(422, "malformed", str(error)) from None
 
+    def receipt(announced: Announced) -> dict[str, str]:
+        return {"status": "received", "receipt": issue_receipt(signer, pins.federation, pins.run, announced).hex()}
+
     signed_by, rows_of = Depends(who), Depends(frame)
 
     @app.post("/v1/runs/{run}/hello", **SHUFFLER["hello"])
@@ -147,18 +150,18 @@ def client_app(
     @app.post("/v1/runs/{run}/rows", **SHUFFLER["rows"])
     def rows(credential: Credential = signed_by, framed: Framed = rows_of) -> dict[str, str]:
         shuffler.submit(credential.client, *framed)
-        return {"status": "received", "receipt": issue_receipt(signer, pins.federation, pins.run, framed[0]).hex()}
+        return receipt(framed[0])
 
     @app.post("/v1/runs/{run}/reports", **SHUFFLER["reports"])
     def reports(credential: Credential = signed_by, framed: Framed = rows_of) -> dict[str, str]:
         if credential.role != "evaluator":
             raise Refused(403, "not-evaluator", "only evaluators report")
-        key, sealed = framed
+        announced, sealed = framed
         if len(sealed) != 1:
             raise Refused(422, "malformed", f"a report is one row, got {len(sealed)}")
         shuffler.present(credential.client, credential.role)
-        shuffler.report(credential.client, key, sealed[0])
-        return {"status": "received"}
+        shuffler.report(credential.client, announced, sealed[0])
+        return receipt(announced)
 
     return app
 
@@ -179,14 +182,14 @@ def aggregator_app(
     def known(run: str) -> None:
         _check_run(run, pins)
 
-    def batch_key(round: int, attempt: int, exchange: int) -> BatchKey:
+    def batch_key(round: int, exchange: int) -> BatchKey:
         try:
-            return BatchKey(round, attempt, exchange).check()
+            return BatchKey(round, exchange).check()
         except MessageError as error:
             raise Refused(422, "malformed", str(error)) from None
 
     keyed, checked = Depends(batch_key), [Depends(known)]
-    run, batch = "/v1/runs/{run}", "/v1/runs/{run}/batches/{round}/{attempt}/{exchange}"
+    run, batch = "/v1/runs/{run}", "/v1/runs/{run}/batches/{round}/{exchange}"
 
     @app.get(f"{run}/clients", dependencies=checked, **AGGREGATOR["clients"])
     def clients(role: str = "client") -> dict[str, list[str]]:
@@ -197,24 +200,25 @@ def aggregator_app(
     @app.get(f"{run}/latest", dependencies=checked, **AGGREGATOR["latest"])
     def latest() -> dict[str, object]:
         sequence, key = shuffler.latest()
-        return {"sequence": sequence, "batch": key}
+        return {"sequence": sequence, "key": key}
 
     @app.post(f"{run}/announcements", dependencies=checked, **AGGREGATOR["announcements"])
     async def announcements(request: Request) -> dict[str, int]:
         signed = await request.body()
         try:  # what clients will see is what is opened here: nobody is asked behind their backs
-            asked = Head.check(signed, signer, pins.federation, pins.run)[0].batch
+            head, _ = Head.check(signed, signer, pins.federation, pins.run)
         except TrustError as error:
             raise Refused(403, "unsigned", f"not the aggregator's announcement: {error}") from None
         except MessageError as error:
             raise Refused(422, "malformed", str(error)) from None
+        asked = head.batch
         if asked is not None:
             if FRAME_BYTES + asked.max_rows * asked.row_bytes > most:
                 raise Refused(422, "terms", f"a client's rows may have at most {most} bytes in all")
             await refresh()
-        sequence = await asyncio.to_thread(shuffler.publish, signed, asked)
+        sequence = await asyncio.to_thread(shuffler.publish, signed, head.key, asked)
         bell.ring()
-        log("published", sequence=sequence, batch=asked and asked.key)
+        log("published", sequence=sequence, batch=head.key)
         return {"sequence": sequence}
 
     @app.get(batch, dependencies=checked, **AGGREGATOR["status"])
@@ -223,11 +227,11 @@ def aggregator_app(
 
     @app.post(f"{batch}/release", dependencies=checked, **AGGREGATOR["release"])
     def release(key: BatchKey = keyed) -> Response:
-        count, size = shuffler.permute(key)
+        announced, (count, size) = shuffler.announced(key), shuffler.permute(key)
         some = max(1, PIECE // size)  # rows that are in memory at once, however many there are
         pieces = (b"".join(shuffler.released(key, first, some)) for first in range(0, count, some))
         length = {"content-length": str(FRAME_BYTES + count * size)}
-        return StreamingResponse(frame_rows(key, count, size, pieces), media_type=BINARY, headers=length)
+        return StreamingResponse(frame_rows(announced, count, size, pieces), media_type=BINARY, headers=length)
 
     @app.post(f"{batch}/cancel", dependencies=checked, **AGGREGATOR["cancel"])
     def cancel(key: BatchKey = keyed) -> dict[str, str]:

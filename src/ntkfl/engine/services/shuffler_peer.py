@@ -13,7 +13,7 @@ from ntkfl.engine.services.peer import Peer
 from ntkfl.engine.services.pins import Pins
 from ntkfl.errors import MessageError
 from ntkfl.privacy.batches import Status
-from ntkfl.privacy.rows import BatchKey, unpack_rows
+from ntkfl.privacy.rows import Announced, BatchKey, unpack_rows
 
 _NAMES, _KEY, _STATUS = TypeAdapter(list[str]), TypeAdapter(BatchKey), TypeAdapter(Status)
 
@@ -32,9 +32,9 @@ class ShufflerPeer:
             return _NAMES.validate_python(self._peer.ask("GET", f"{self._run}/clients?role={role}").json()["clients"])
 
     def newest(self) -> BatchKey | None:
-        """The newest batch ever opened."""
+        """The key of the newest announcement."""
         with _reading():
-            key = self._peer.ask("GET", f"{self._run}/latest").json()["batch"]
+            key = self._peer.ask("GET", f"{self._run}/latest").json()["key"]
             return None if key is None else _KEY.validate_python(key).check()
 
     def publish(self, signed: bytes) -> None:
@@ -44,10 +44,10 @@ class ShufflerPeer:
         with _reading():
             return _STATUS.validate_python(self._peer.ask("GET", self._batch(key)).json())
 
-    def release(self, key: BatchKey) -> list[bytes]:
-        found, rows = unpack_rows(self._peer.ask("POST", f"{self._batch(key)}/release").content)
-        if found != key:
-            raise MessageError("the shuffler released another batch than the one asked for")
+    def release(self, announced: Announced) -> list[bytes]:
+        found, rows = unpack_rows(self._peer.ask("POST", f"{self._batch(announced.key)}/release").content)
+        if found != announced:
+            raise MessageError("the shuffler released rows that answer another announcement")
         return rows
 
     def forget(self, key: BatchKey) -> None:
@@ -62,7 +62,7 @@ class ShufflerPeer:
             return [base64.b64decode(sealed) for sealed in answer["reports"]]
 
     def _batch(self, key: BatchKey) -> str:
-        return f"{self._run}/batches/{key.round}/{key.attempt}/{key.exchange}"
+        return f"{self._run}/batches/{key.round}/{key.exchange}"
 
 
 @contextmanager

@@ -52,10 +52,31 @@ class Terms(Options):
         return model.to(getattr(torch, self.precision))
 
 
+class Contract(Terms):
+    """Terms of a run behind a shuffler: also how often, for how much and in how large a crowd a client is asked."""
+
+    rounds: int = Field(10, ge=1)
+    retries: int = Field(10, ge=0, description="rounds of the whole run that may fail; each uses up a round number")
+    clients_per_round: int = Field(ge=2, description="clients asked in a round, exactly")
+    max_rows: int = Field(1000, ge=1, description="most rows a client may send in an exchange")
+    count_multiple: int = Field(1, ge=1, description="evaluators round their counts to multiples of it")
+    count_epsilon: float = Field(1.0, gt=0, description="ε of an evaluator's answer, where the method adds noise")
+
+    @property
+    def most_rounds(self) -> int:
+        """Round numbers that clients answer under, failed rounds included."""
+        return self.rounds + self.retries
+
+    @property
+    def private(self) -> bool:
+        """Whether the method bounds and noises what clients send."""
+        return self.method.get("clip") is not None or bool(self.method.get("label_flip"))
+
+
 class Federation(Pins):
     """The whole file."""
 
-    terms: Terms
+    terms: Contract
 
     def write(self, folder: Path) -> None:
         path = folder / FILE

@@ -3,7 +3,7 @@
 ```
 DIR/key-server     federation.toml ca.pem tls.pem tls-key.pem signing-key.pem state.sqlite
 DIR/shuffler       federation.toml ca.pem tls.pem tls-key.pem aggregator-ca.pem signing-key.pem
-DIR/aggregator     federation.toml ca.pem tls.pem tls-key.pem sealing-key.pem signing-key.pem run.toml
+DIR/aggregator     federation.toml ca.pem tls.pem tls-key.pem signing-key.pem run.toml
 DIR/clients/NAME   federation.toml ca.pem token
 ```
 Certificates come from two authorities whose keys are never written: one for who is called, one for the aggregator as
@@ -23,14 +23,14 @@ from ntkfl.engine.reading import read_toml
 from ntkfl.engine.services.certificates import Authority
 from ntkfl.engine.services.key_server import SIGNING_KEY, STATE, KeyServer
 from ntkfl.engine.services.pins import AggregatorPin, KeyServerPin, ShufflerPin
-from ntkfl.engine.services.terms import Federation, Terms
+from ntkfl.engine.services.terms import Contract, Federation
 from ntkfl.errors import ConfigError
 from ntkfl.options import Options
 from ntkfl.privacy.identity import NAME_PATTERN
-from ntkfl.privacy.sealing import SealingKey, SigningKey, write_private
+from ntkfl.privacy.sealing import SigningKey, write_private
 
 CA, TLS_CERT, TLS_KEY, AGGREGATOR_CA = "ca.pem", "tls.pem", "tls-key.pem", "aggregator-ca.pem"
-SEALING_KEY, TOKEN, RUN = "sealing-key.pem", "token", "run.toml"
+TOKEN, RUN = "token", "run.toml"
 
 
 class Trial(Options):
@@ -84,14 +84,13 @@ def init(folder: Path, config: Path, trial: Trial, on_client: Callable[[], None]
     `on_client` hears of each client's.
     """
     values = read_toml(config)
-    terms = Terms(**{name: values[name] for name in Terms.model_fields if name in values})
+    terms = Contract(**{name: values[name] for name in Contract.model_fields if name in values})
     terms.build_method()
     authority = Authority(f"{trial.federation} services")
     callers = Authority(f"{trial.federation} aggregator")
     certificates = {role: authority.server(role, host) for role, host in trial.hosts.items()}
     certificates["aggregator"] = callers.client("aggregator")
     server_key, shuffler_key, aggregator_key = (SigningKey.generate() for _ in range(3))
-    aggregator_seal = SealingKey.generate()
     key_server, shuffler, for_aggregator = trial.urls
     pins = Federation(
         federation=trial.federation,
@@ -103,10 +102,7 @@ def init(folder: Path, config: Path, trial: Trial, on_client: Callable[[], None]
             signing_key=shuffler_key.public.hex(),
             min_clients=trial.min_clients,
         ),
-        aggregator=AggregatorPin(
-            sealing_key=aggregator_seal.public.hex(),
-            signing_key=aggregator_key.public.hex(),
-        ),
+        aggregator=AggregatorPin(signing_key=aggregator_key.public.hex()),
         terms=terms,
     )
 
@@ -119,7 +115,6 @@ def init(folder: Path, config: Path, trial: Trial, on_client: Callable[[], None]
     shuffler_key.save(folder / "shuffler" / SIGNING_KEY)
     (folder / "shuffler" / AGGREGATOR_CA).write_bytes(callers.pem)
     aggregator_key.save(folder / "aggregator" / SIGNING_KEY)
-    aggregator_seal.save(folder / "aggregator" / SEALING_KEY)
     (folder / "aggregator" / RUN).write_bytes(config.read_bytes())
 
     server = KeyServer.create(folder / "key-server" / STATE, trial.federation, server_key)

@@ -20,7 +20,7 @@ from ntkfl.engine.services.seed import enrolment, open_seed
 from ntkfl.engine.services.shuffler import SEQUENCE_HEADER
 from ntkfl.errors import MessageError
 from ntkfl.privacy.identity import sign_request
-from ntkfl.privacy.rows import BatchKey, pack_rows, seal_rows
+from ntkfl.privacy.rows import Announced, pack_rows, seal_rows
 from ntkfl.privacy.sealing import SEAL_BYTES, SealingKey, SigningKey
 
 
@@ -138,10 +138,10 @@ def row(client: str, number: int, index: int, size: int) -> bytes:
     return (head + hashlib.shake_128(head).digest(size))[:size]
 
 
-def frame(client: str, key: BatchKey, rows: int, row_bytes: int, aggregator: bytes, pins: Pins) -> bytes:
+def frame(client: str, announced: Announced, rows: int, row_bytes: int, aggregator: bytes, pins: Pins) -> bytes:
     """A whole submission: `rows` sealed rows of `row_bytes` each."""
-    plain = [row(client, key.round, i, row_bytes - SEAL_BYTES) for i in range(rows)]
-    return pack_rows(key, seal_rows(plain, aggregator, pins.federation, pins.run, key))
+    plain = [row(client, announced.key.round, i, row_bytes - SEAL_BYTES) for i in range(rows)]
+    return pack_rows(announced, seal_rows(plain, aggregator, pins.federation, pins.run, announced))
 
 
 def owner(plain: bytes) -> tuple[str, int, int]:

@@ -25,7 +25,7 @@ from ntkfl.engine.services.announcement import Announcement
 from ntkfl.engine.services.shuffler_peer import ShufflerPeer
 from ntkfl.errors import ConfigError, MessageError
 from ntkfl.privacy.batches import Batch
-from ntkfl.privacy.rows import BatchKey, open_row
+from ntkfl.privacy.rows import Announced, BatchKey, open_row
 from ntkfl.privacy.sealing import SEAL_BYTES, SealingKey, SigningKey
 from ntkfl.wire import Message
 from ntkfl_experiments.bench.load.clients import LoadClient, Tally, frame, owner, side_by_side
@@ -70,7 +70,7 @@ class Loading:
         self.clients = {name: LoadClient(name, world.folder / "clients" / name, pins, context) for name in names}
         folder = world.folder / "aggregator"
         self.shuffler = ShufflerPeer(pins, folder)
-        self.opener = SealingKey.load(folder / "sealing-key.pem")
+        self.opener = SealingKey.generate()
         self.signer = SigningKey.load(folder / "signing-key.pem")
         insider = f"client-{load.clients}"  # has enrolled, and means no good
         self.insider = LoadClient(insider, world.folder / "clients" / insider, pins, context)
@@ -139,17 +139,20 @@ class Loading:
 
     async def _round(self, number: int, phase: str) -> dict[str, Any]:
         """One batch: announced to all clients, answered by `at_once` of them at the same time, released, compared."""
-        load, pins, key = self.load, self.world.pins, BatchKey(number, 0, 0)
+        load, pins, key = self.load, self.world.pins, BatchKey(number, 0)
         names = list(self.clients)
         first = (number - 1) * load.at_once % load.clients
         cohort = tuple((names + names)[first : first + load.at_once])
-        frames = {
-            name: await asyncio.to_thread(frame, name, key, load.rows, load.row_bytes, self.opener.public, pins)
-            for name in cohort
-        }
         batch = Batch(key, cohort, load.rows, load.row_bytes, load.at_once, 600)
         weights = Message("weights", number, {"weights": torch.zeros(load.weights)})
-        self._signed = Announcement("exchange", key, batch, weights).sign(self.signer, pins.federation, pins.run)
+        self._signed = Announcement("exchange", key, batch, weights, self.opener.public).sign(
+            self.signer, pins.federation, pins.run
+        )
+        announced = Announced.of(key, self._signed)
+        frames = {
+            name: await asyncio.to_thread(frame, name, announced, load.rows, load.row_bytes, self.opener.public, pins)
+            for name in cohort
+        }
         uploads, polls = Tally(), Tally()
         heard: list[float] = []
         sent: list[float] = []
@@ -176,9 +179,9 @@ class Loading:
         published = time.perf_counter()
         await asyncio.to_thread(self.shuffler.publish, self._signed)
         await asyncio.gather(*listening)
-        rows = await asyncio.to_thread(self.shuffler.release, key)
+        rows = await asyncio.to_thread(self.shuffler.release, announced)
         await asyncio.to_thread(self.shuffler.forget, key)
-        lost, doubled = await asyncio.to_thread(self._compare, rows, key, cohort)
+        lost, doubled = await asyncio.to_thread(self._compare, rows, announced, cohort)
         window = max(sent) - published
         return {
             "number": number,
@@ -194,11 +197,11 @@ class Loading:
             "upload": uploads.figures(),
         }
 
-    def _compare(self, rows: list[bytes], key: BatchKey, cohort: tuple[str, ...]) -> tuple[int, int]:
+    def _compare(self, rows: list[bytes], announced: Announced, cohort: tuple[str, ...]) -> tuple[int, int]:
         """Rows missing, and rows too many, among those released; every byte is checked."""
         pins = self.world.pins
-        seen = Counter(owner(open_row(self.opener, row, pins.federation, pins.run, key)) for row in rows)
-        expected = Counter((name, key.round, i) for name in cohort for i in range(self.load.rows))
+        seen = Counter(owner(open_row(self.opener, row, pins.federation, pins.run, announced)) for row in rows)
+        expected = Counter((name, announced.key.round, i) for name in cohort for i in range(self.load.rows))
         return (expected - seen).total(), (seen - expected).total()
 
     async def _pressure(self, number: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from ntkfl.engine.services.pins import Pins
 from ntkfl.engine.services.trial import Trial, init
 from ntkfl.errors import ConfigError
 
-_TERMS = 'inputs = [784]\noutputs = 10\n[method]\nname = "ntk-fl"\n'
+_TERMS = 'inputs = [784]\noutputs = 10\nclients_per_round = 2\n[method]\nname = "ntk-fl"\n'
 _START_S = 60
 
 
