@@ -14,6 +14,7 @@ from ntkfl.engine.crowd import Crowd, Template, receive, send
 from ntkfl.engine.poison import Liars, Poison
 from ntkfl.errors import ConfigError, MessageError, TooFew
 from ntkfl.methods import METHODS, NTKFL, Client, Method, Task
+from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.rows import BatchKey, seal_rows, unpack_rows
 from ntkfl.privacy.sealing import SEAL_BYTES, SealingKey
 from ntkfl.wire import Message, join_rows, split_rows
@@ -71,7 +72,7 @@ def make(n: int = 6, **options: Any) -> tuple[NTKFL, Task, Message]:
     torch.manual_seed(0)
     method = NTKFL(shuffle=True, **options)
     task = Task(ntkfl.models.mlp(5, 4, 3), 3, "ce")
-    client = Client(0, torch.randn(n, 5), torch.arange(n) % 3, seed=0)
+    client = Client(0, torch.randn(n, 5), torch.arange(n) % 3, Randomness.simulated(0))
     reply = method.answer(task, Message("weights", 1, {"weights": task.like}), [client])[0]
     return method, task, reply
 
@@ -208,7 +209,7 @@ def test_a_row_that_comes_twice_counts_once() -> None:
 def test_updates_that_a_round_could_not_use_are_dropped(name: str, bad: dict[str, torch.Tensor]) -> None:
     sparse = {"sparsity": 0.5} if "weights.positions" in bad else {}
     method, task = METHODS[name](shuffle=True, local_steps=1, **sparse), Task(ntkfl.models.mlp(5, 4, 3), 3, "ce")
-    clients = [Client(i, torch.randn(6, 5), torch.arange(6) % 3, seed=i) for i in range(3)]
+    clients = [Client(i, torch.randn(6, 5), torch.arange(6) % 3, Randomness.simulated(i)) for i in range(3)]
     replies = method.answer(task, Message("weights", 1, {"weights": task.like}), clients)
     if "weights.positions" in bad:
         bad = {"weights.positions": torch.full_like(replies[0].arrays["weights.positions"], 255)}
@@ -224,7 +225,10 @@ def scaled_labels(clients: int, liars: set[int]) -> tuple[Task, Method, list[Cli
     torch.manual_seed(0)
     method = METHODS["cp-ntk-fl"](steps=(50,))  # one candidate: whose losses count for it changes nothing
     task = Task(ntkfl.models.mlp(5, 4, 3).double(), 3, "ce")
-    people = [Client(i, torch.randn(4 + i, 5).double(), torch.arange(4 + i) % 3, seed=i) for i in range(clients)]
+    people = [
+        Client(i, torch.randn(4 + i, 5).double(), torch.arange(4 + i) % 3, Randomness.simulated(i))
+        for i in range(clients)
+    ]
     return task, method, people, Liars(Poison(kind="scaled-labels", scale=10.0), frozenset(liars))
 
 

@@ -16,6 +16,7 @@ from ntkfl.engine.services.trial import Trial, init
 from ntkfl.errors import ConfigError
 from ntkfl.methods import Client
 from ntkfl.privacy.batches import Status
+from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.rows import BatchKey, seal_rows, unpack_rows
 from ntkfl.privacy.shuffling import Shuffler
 
@@ -32,7 +33,9 @@ class Here:
     def __init__(self, aggregator: Aggregator) -> None:
         self.own, self.shuffler = aggregator, Shuffler()
         torch.manual_seed(0)
-        self.people = [Client(i, torch.randn(6, 5).double(), torch.arange(6) % 3, seed=i) for i in range(3)]
+        self.people = [
+            Client(i, torch.randn(6, 5).double(), torch.arange(6) % 3, Randomness.simulated(i)) for i in range(3)
+        ]
 
     def clients(self, role: str) -> list[str]:
         return NAMES if role == "client" else []

@@ -99,7 +99,7 @@ def test_attempts_at_a_round_see_the_same_samples(client: tuple[Participant, Sig
 def test_a_client_draws_from_its_operating_system() -> None:
     draws = SystemDraws()
     assert isinstance(draws.subsampling(1), random.SystemRandom)
-    assert draws.training(1) != draws.training(1)
+    assert draws.randomness(1).seed("batches") != draws.randomness(1).seed("batches")
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ class Member:
         if self._client is None or self._round != (run, asked.round):
             x, y = self.data()
             rows = subsample(len(y), self.method.subsample_rate, self.draws.subsampling(asked.round))
-            self._client = Client(self.number, x[rows], y[rows], self.draws.training(asked.round))
+            self._client = Client(self.number, x[rows], y[rows], self.draws.randomness(asked.round))
             self._round, self._asked = (run, asked.round), set()
         if not self._asked or asked.kind in self._asked:
             self._client = replace(self._client, memory=memory.before(asked.round), statistics=None)

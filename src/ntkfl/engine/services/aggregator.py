@@ -28,6 +28,7 @@ from ntkfl.errors import ConfigError, MessageError, NumericalError, RunFolderErr
 from ntkfl.methods import Client, Outcome, State, Task
 from ntkfl.methods.statistics import statistics
 from ntkfl.privacy.batches import Batch
+from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.rows import FRAME_BYTES, BatchKey, open_row
 from ntkfl.privacy.sealing import SEAL_BYTES, SealingKey, SigningKey
 from ntkfl.version import __version__
@@ -182,7 +183,7 @@ class Aggregator:
     def _converse(self, number: int, attempt: int, cohort: tuple[str, ...], traffic: Traffic) -> Outcome:
         conversation = self.method.round(self.task, self.learner.state, number, range(len(cohort)))
         outgoing = next(conversation)
-        nobody = Client(0, *self._made_up_sample(), seed=0)  # shows what replies look like
+        nobody = Client(0, *self._made_up_sample(), Randomness.simulated(0))  # shows what replies look like
         for exchange in range(EVALUATION):
             if not isinstance(outgoing, Message):
                 raise ConfigError(f"{self.method.name} tells clients apart, which the shuffler is there to prevent")

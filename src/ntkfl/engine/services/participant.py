@@ -153,8 +153,8 @@ class Participant:
             rows = subsample(len(self.y), self.method.subsample_rate, draw)
             if len(rows) > max_rows:
                 rows = torch.tensor(sorted(draw.sample(rows.tolist(), max_rows)))
-            seed = self.draws.training(key.round)
-            client = Client(0, self.x[rows], self.y[rows], seed, dict(self._memory))
+            own = self.draws.randomness(key.round)
+            client = Client(0, self.x[rows], self.y[rows], own, dict(self._memory))
             self._client = (key.round, client)
         if self._client is None or self._client[0] != key.round:
             raise ConfigError(f"round {key.round} goes on, but this client was not there at its beginning")
