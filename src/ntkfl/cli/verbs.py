@@ -7,6 +7,7 @@ import inspect
 import os
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from typing import Annotated
 
 import click
 import typer
@@ -41,6 +42,9 @@ METHODS = (
 DATASETS = ("fashion-mnist", "mnist", "femnist", "cifar10", "digits")
 PARTITIONS = ("dirichlet", "writer", "iid", "shards")
 MODELS = ("mlp", "cnn", "resnet", "gru", "transformer")
+AllowCode = Annotated[
+    bool, typer.Option("--allow-code", help="run code that the folder names (package.module:factory): trust its maker")
+]
 
 
 class Verbs(TyperGroup):

@@ -42,6 +42,7 @@ class Member:
         clients: int = 1,
         draws: Draws | None = None,
         limit: int = 1 << 40,
+        allow_code: bool = False,
     ) -> None:
         self.terms, self.folder, self.read, self.number, self.limit = terms, folder, read, number, limit
         self.draws: Draws = draws or SystemDraws()
@@ -49,7 +50,7 @@ class Member:
         if self.method.shuffle or self.method.projected_dim is not None:
             raise ConfigError("a shuffled or projected method needs a key server and a shuffler: give --federation")
         smoothing = self.method.label_smoothing
-        model = terms.build_model(seed=0)
+        model = terms.build_model(seed=0, allow_code=allow_code)
         self.task = Task(model, terms.outputs, self.method.loss, total_clients=clients, label_smoothing=smoothing)
         self._data: tuple[Tensor, Tensor] | None = None
         self._round: tuple[str, int] | None = None  # the run and round that `_client` is of

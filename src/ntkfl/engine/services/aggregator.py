@@ -57,7 +57,9 @@ class Deployment(Terms):
 class Aggregator:
     """The aggregator of the federation whose folder this is; the run's folder is `out`."""
 
-    def __init__(self, folder: Path, out: Path, say: Callable[[str], None] = print) -> None:
+    def __init__(
+        self, folder: Path, out: Path, say: Callable[[str], None] = print, *, allow_code: bool = False
+    ) -> None:
         self.pins, self.deployment = Federation.read(folder), Deployment.read(folder / "run.toml")
         terms, settings = self.pins.terms, self.deployment
         if settings.model_dump(include=set(Terms.model_fields)) != terms.model_dump():
@@ -78,7 +80,7 @@ class Aggregator:
         if not self.method.shuffle:
             raise ConfigError("clients send through the shuffler here: the terms need shuffle = true")
         self._inputs = self.method.model_input_shape(terms.inputs)
-        self.model = terms.build_model(settings.seed)
+        self.model = terms.build_model(settings.seed, allow_code=allow_code)
         smoothing = self.method.label_smoothing
         self.task = Task(
             self.model, terms.outputs, self.method.loss, total_clients=settings.clients, label_smoothing=smoothing

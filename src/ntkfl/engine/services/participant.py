@@ -38,10 +38,12 @@ class Participant:
         draws: Draws | None = None,
         patience: float = 60,
         say: Callable[[str], None] = print,
+        allow_code: bool = False,
     ) -> None:
         self.pins, self.draws, self.say = Federation.read(folder), draws or SystemDraws(), say
         terms = self.pins.terms
         check_data(x, y, terms.inputs, terms.outputs)
+        model = terms.build_model(seed=0, allow_code=allow_code)  # before anybody hears of this client
         self.identity = Identity(folder, self.pins, patience)
         self.shuffler = Peer(self.pins.shuffler.url, folder / "ca.pem", patience=patience)
         self.shuffler.identify(self.identity.credential, self.identity.signing)
@@ -54,9 +56,7 @@ class Participant:
             assert projection is not None
             x = projection(x)
         self.x, self.y = x, y.to(dtype) if y.is_floating_point() else y.long()
-        self.task = Task(
-            terms.build_model(seed=0), terms.outputs, self.method.loss, label_smoothing=self.method.label_smoothing
-        )
+        self.task = Task(model, terms.outputs, self.method.loss, label_smoothing=self.method.label_smoothing)
         self._seen_file = folder / "seen"
         self.seen = _read_seen(self._seen_file)
         self._client: tuple[int, Client] | None = None
