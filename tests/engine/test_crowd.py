@@ -261,3 +261,54 @@ def test_a_run_with_scaled_labels_goes_on(digits: ntkfl.data.Federated) -> None:
         rows = sum(max(1, int(method.subsample_rate * digits.sizes[i] + 0.5)) for i in record["poisoned"])
         assert rows
         assert record["rejected"]["malformed"] == record["dropped_rows"] == rows
+
+
+def test_a_row_sealed_twice_counts_once() -> None:
+    """A client that seals one row a hundred times would give one sample a hundred samples' weight."""
+    method, task, reply = make()
+    opener, rows = SealingKey.generate(), [row.encode() for row in method.split(reply)]
+    sealed = seal_rows([*rows, *[rows[0]] * 99], opener.public, *WHERE)
+    received = receive(method, task, sealed, Template.of(method, reply), opener, *WHERE)
+    assert (received.rows, received.rejected) == (6, {"copied": 99})
+    (joined,) = received.replies
+    assert [row.encode() for row in method.split(joined)] == sorted(rows)
+
+
+def test_data_that_repeat_a_record_may_say_so() -> None:
+    method, task, reply = make(repeated_records=True)
+    opener, rows = SealingKey.generate(), [row.encode() for row in method.split(reply)]
+    sealed = seal_rows([*rows, rows[0], rows[0]], opener.public, *WHERE)
+    received = receive(method, task, [*sealed, sealed[0]], Template.of(method, reply), opener, *WHERE)
+    assert (received.rows, received.rejected) == (8, {"copied": 1})  # a seal that comes twice is copied all the same
+
+
+def test_equal_losses_of_different_samples_all_count() -> None:
+    """Samples that the network has learnt have a loss of exactly 0 under many candidates."""
+    method, task, _ = make()
+    opener, row = SealingKey.generate(), Message("losses", 1, {"losses": torch.zeros(1, 2)})
+    sealed = seal_rows([row.encode()] * 5, opener.public, *WHERE)
+    received = receive(method, task, sealed, Template.of(method, row), opener, *WHERE)
+    assert (received.rows, received.dropped) == (5, 0)
+
+
+def test_no_array_is_made_of_a_row_that_does_not_look_as_it_should(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of the right size, filled with empty arrays, took 290 times as long to decode as honest ones."""
+    method, task, reply = make()
+    opener, template = SealingKey.generate(), Template.of(method, reply)
+    good = [row.encode() for row in method.split(reply)]
+    empty = {f"{i:02x}": torch.zeros(0, dtype=torch.uint8) for i in range(20)}
+    rest = len(good[0]) - len(Message("upload", 1, empty | {"rest": empty["00"]}).encode())
+    hollow = Message("upload", 1, empty | {"rest": torch.zeros(rest, dtype=torch.uint8)}).encode()
+    assert len(hollow) == len(good[0])
+    made, real = [], Message.decode
+
+    def decode(plain: bytes) -> Message:
+        made.append(plain)
+        return real(plain)
+
+    monkeypatch.setattr(Message, "decode", decode)
+    sealed = seal_rows([*good, *[hollow] * 20], opener.public, *WHERE)
+    received = receive(method, task, sealed, template, opener, *WHERE)
+    assert received.rows == len(made) == 6
+    assert received.rejected.keys() <= {"copied", "malformed"}
+    assert received.dropped == 20
