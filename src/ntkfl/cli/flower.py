@@ -204,7 +204,8 @@ def client(
         raise ConfigError(f"{address} is not on this machine: what a SuperNode brings crosses no network unsealed")
     if print_only:
         typer.echo(str(commands.supernode(folder, port)))
-        typer.echo(f"ntkfl flower client {folder} --data {data} --attach {address}")
+        allowed = " --allow-code" if allow_code else ""
+        typer.echo(f"ntkfl flower client {folder} --data {data} --attach {address}{allowed}")
         return
 
     def say(line: str) -> None:
