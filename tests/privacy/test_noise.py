@@ -153,6 +153,7 @@ def test_the_last_bits_of_a_noisy_number_say_nothing_of_what_it_hides(
 def test_two_questions_of_a_round_do_not_get_the_same_noise_on_two_updates() -> None:
     """Else their difference is the updates' own, in plain. A question that comes again gets the same answer."""
     task, client = _task(), _client()
+    client.randomness = Randomness.fresh()
     method = FedAvg(clip=0.01, noise=50.0, lr=1.0)
     plain = FedAvg(clip=0.01, lr=1.0)
     asked = [Message("weights", 1, {"weights": w}) for w in (task.like, 0.5 * task.like)]

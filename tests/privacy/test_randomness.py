@@ -69,8 +69,11 @@ def test_streams_are_independent() -> None:
     for purpose in PURPOSES[1:]:
         u, v = (own.uniforms(p, N) for p in (PURPOSES[0], purpose))
         assert abs(np.corrcoef(u, v)[0, 1]) < 6 / N**0.5
-    others = [Randomness.simulated(0, 1), Randomness.simulated(1), own.for_question(b""), own.for_question(b"a")]
-    assert len({r.seed("noise") for r in (own, *others)}) == 5
+    fresh = Randomness(bytes(32))
+    others = [Randomness.simulated(0, 1), Randomness.simulated(1), fresh.for_question(b""), fresh.for_question(b"a")]
+    assert len({r.seed("noise") for r in (own, fresh, *others)}) == 6
+    assert fresh.for_question(b"a").seed("noise") == others[-1].seed("noise")
+    assert own.for_question(b"a") is own
 
 
 def test_a_stream_begins_the_same_however_much_of_it_is_drawn() -> None:

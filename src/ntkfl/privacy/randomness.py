@@ -33,12 +33,12 @@ class Randomness:
     Deployed clients make theirs with `fresh`, from the operating system; `simulated` repeats, and hides nothing.
     """
 
-    __slots__ = ("_key",)
+    __slots__ = ("_key", "_repeats")
 
     def __init__(self, key: bytes) -> None:
         if len(key) != KEY_BYTES:
             raise ConfigError(f"a client's randomness is {KEY_BYTES} bytes, got {len(key)}")
-        self._key = Secret(key)
+        self._key, self._repeats = Secret(key), False
 
     @classmethod
     def fresh(cls) -> Self:
@@ -48,10 +48,18 @@ class Randomness:
     @classmethod
     def simulated(cls, seed: int, *labels: str | int) -> Self:
         """Of a simulation: a function of its root seed and the labels (such as client and round), and so no secret."""
-        return cls(hashlib.sha256(bind("ntkfl simulated randomness v1", str(seed), *map(str, labels))).digest())
+        own = cls(hashlib.sha256(bind("ntkfl simulated randomness v1", str(seed), *map(str, labels))).digest())
+        own._repeats = True
+        return own
 
     def for_question(self, question: bytes) -> Randomness:
-        """Other randomness for every other question: noise that two answers share would cancel in their difference."""
+        """Other randomness for every other question: noise that two answers share would cancel in their difference.
+
+        A simulation's stays as it is: nothing is hidden there, and weights that differ in their last bits, as between
+        one process and many, are to be answered with the same noise.
+        """
+        if self._repeats:
+            return self
         bound = bind("ntkfl randomness of a question v1", self._key.reveal(), question)
         return Randomness(hashlib.sha256(bound).digest())
 

@@ -23,6 +23,8 @@ from .local_grid import LocalGrid
 CASES: dict[str, dict[str, Any]] = {name: {"name": name} for name in METHODS if name != "cp-ntk-fl"} | {
     "ntk-fl": NTK,
     "ntk-fl, subsampled and sparsified": NTK | {"subsample_rate": 0.5, "sparsity": 0.8, "values": "8bit"},
+    "ntk-fl, with noise": NTK | {"clip": 1.0, "noise": 0.5},
+    "fedavg, with noise": {"name": "fedavg", "local_steps": 3, "clip": 1.0, "noise": 0.1},
 }
 
 

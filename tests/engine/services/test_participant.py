@@ -90,6 +90,7 @@ def test_attempts_at_a_round_see_the_same_samples(client: tuple[Participant, Sig
     assert own._sampled(BatchKey(1, 0, EVALUATION), 0) is first
     second = own._sampled(BatchKey(2, 0, 0), 100)
     assert second is not first
+    assert second.randomness.seed("noise") != first.randomness.seed("noise")  # a round's noise is its own
     assert not torch.equal(second.x, first.x)
     assert len(own._sampled(BatchKey(3, 0, 0), 7)) == 7  # no more than was agreed
     with pytest.raises(ConfigError, match="not there at its beginning"):
