@@ -263,23 +263,34 @@ def test_a_run_with_scaled_labels_goes_on(digits: ntkfl.data.Federated) -> None:
         assert record["rejected"]["malformed"] == record["dropped_rows"] == rows
 
 
-def test_a_row_sealed_twice_counts_once() -> None:
+@pytest.mark.parametrize("distinct", [True, False])
+def test_rows_sealed_twice_are_counted_and_where_rows_are_distinct_dropped(distinct: bool) -> None:
     """A client that seals one row a hundred times would give one sample a hundred samples' weight."""
-    method, task, reply = make()
+    method, task, reply = make(distinct_rows=distinct)
     opener, rows = SealingKey.generate(), [row.encode() for row in method.split(reply)]
     sealed = seal_rows([*rows, *[rows[0]] * 99], opener.public, *WHERE)
-    received = receive(method, task, sealed, Template.of(method, reply), opener, *WHERE)
-    assert (received.rows, received.rejected) == (6, {"copied": 99})
-    (joined,) = received.replies
-    assert [row.encode() for row in method.split(joined)] == sorted(rows)
-
-
-def test_data_that_repeat_a_record_may_say_so() -> None:
-    method, task, reply = make(repeated_records=True)
-    opener, rows = SealingKey.generate(), [row.encode() for row in method.split(reply)]
-    sealed = seal_rows([*rows, rows[0], rows[0]], opener.public, *WHERE)
     received = receive(method, task, [*sealed, sealed[0]], Template.of(method, reply), opener, *WHERE)
-    assert (received.rows, received.rejected) == (8, {"copied": 1})  # a seal that comes twice is copied all the same
+    kept = sorted(rows if distinct else [*rows, *[rows[0]] * 99])
+    assert received.rejected == {"copied": 100 if distinct else 1}  # a seal that comes twice is copied in any case
+    assert (received.rows, received.repeated) == (len(kept), 0 if distinct else 99)
+    (joined,) = received.replies
+    assert [row.encode() for row in method.split(joined)] == kept
+
+
+def test_samples_that_a_dead_network_cannot_tell_apart_all_count() -> None:
+    """Honest rows may be equal: where no hidden unit is on, a sparsified row holds the label and nothing of the input.
+    Dropping them by default would take most of a small network's samples.
+    """
+    task = Task(ntkfl.models.mlp(5, 4, 3), 3, "ce")
+    with torch.no_grad():
+        dead = torch.cat([torch.full((24,), -1.0), task.like[24:]])
+    people = [Client(i, torch.rand(6, 5), torch.zeros(6).long(), Randomness.simulated(i)) for i in range(2)]
+    for distinct, rows in ((False, 12), (True, 1)):
+        method = NTKFL(shuffle=True, sparsity=0.5, distinct_rows=distinct, steps=(5.0,))
+        replies = method.answer(task, Message("weights", 1, {"weights": dead}), people)
+        received, _ = Crowd(1, [0, 1]).exchange(method, task, replies)
+        assert (received.rows, received.dropped) == (rows, 12 - rows)
+        assert received.repeated == (0 if distinct else 11)
 
 
 def test_equal_losses_of_different_samples_all_count() -> None:

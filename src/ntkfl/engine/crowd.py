@@ -20,17 +20,20 @@ from ntkfl.privacy.shuffling import Shuffler
 from ntkfl.wire import Message
 from ntkfl.wire.message import describes
 
-_OF_SAMPLES = ("upload", "data")  # kinds of rows that hold a sample: two samples do not give the same one
+_OF_SAMPLES = ("upload", "data")  # kinds of rows that hold a sample; losses of different samples are often equal
 LEAST_CLIENTS = 2  # without whose rows a simulated batch is not released: a deployed shuffler's least
 
 
 @dataclass(frozen=True)
 class Received:
-    """What an exchange gave: replies the method's round can use, how many rows they are, and rows dropped, by why."""
+    """What an exchange gave: replies the method's round can use, how many rows they are, and rows dropped, by why.
+    `repeated` of the rows of samples equal others and are kept all the same.
+    """
 
     replies: list[Message]
     rows: int
     rejected: Counter[str]
+    repeated: int = 0
 
     @property
     def dropped(self) -> int:
@@ -87,9 +90,9 @@ def receive(
     The others are counted and dropped. What is left is put in the order of its bytes, so that the result does not
     depend on the shuffler's.
 
-    Honest seals are all different: one that comes twice was copied. A sample's row that comes twice under two seals was
-    sealed twice by its client, or is of a record that the data hold twice; it counts once, unless the method says that
-    records repeat. Losses and counts of different samples may well be equal, and all count.
+    Honest seals are all different: one that comes twice was copied. Equal rows of samples under different seals are a
+    client's that sealed one twice, or honest: records that repeat, and samples for which all units of a small network
+    are dead. Nothing tells them apart, so they are counted, and dropped where the method says that rows are distinct.
     """
     rejected: Counter[str] = Counter()
     opened = []
@@ -98,16 +101,19 @@ def receive(
             opened.append(open_row(opener, row, federation, run, key))
         except TrustError:
             rejected["not for this batch"] += 1
-    distinct = set(opened) if template.kind in _OF_SAMPLES and not method.repeated_records else opened
-    rejected["copied"] = len(sealed) - len(set(sealed)) + len(opened) - len(distinct)
+    rejected["copied"] = len(sealed) - len(set(sealed))
+    repeated = len(opened) - len(set(opened)) if template.kind in _OF_SAMPLES else 0
+    if repeated and method.distinct_rows:
+        rejected["copied"] += repeated
+        opened, repeated = list(set(opened)), 0
     rows = []
-    for plain in sorted(distinct):
+    for plain in sorted(opened):
         if (message := template.read(plain)) is not None:
             rows.append(message)
         else:
             rejected[MALFORMED] += 1
     sifted = sift(method, task, method.join(rows)) if rows else Sifted()
-    return Received(sifted.replies, sifted.rows, +(rejected + sifted.rejected))
+    return Received(sifted.replies, sifted.rows, +(rejected + sifted.rejected), repeated)
 
 
 def _described(row: Message) -> bytes:

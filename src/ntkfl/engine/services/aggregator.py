@@ -199,6 +199,7 @@ class Aggregator:
             received = receive(self.method, self.task, rows, template, self.opener, pins.federation, pins.run, key)
             traffic.uplink[_reply_kind(received, outgoing)] += sum(map(len, rows)) + FRAME_BYTES * clients
             traffic.rejected += received.rejected
+            traffic.repeated += received.repeated
             if received.rows < self.deployment.quorum:
                 raise TooFew(f"{received.rows} good rows of {len(rows)}, below the quorum of {self.deployment.quorum}")
             try:
