@@ -64,8 +64,8 @@ class Template:
         return Template(row.kind, row.header(), _described(row), len(row.encode()) + SEAL_BYTES)
 
     def read(self, plain: bytes) -> Message | None:
-        """The row, if it looks as it should. Headers are compared as bytes before any array is made: 1,234 empty ones
-        fit where a row of ten does, and take a hundred times as long.
+        """The row, if it looks as it should. Headers are compared as bytes before any array is made: hundreds of empty
+        arrays fit where an honest row has ten, and each takes as long to make.
         """
         if not plain.startswith(self.header):
             return None

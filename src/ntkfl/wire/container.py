@@ -51,7 +51,7 @@ def pack(kind: int, round: int, arrays: Mapping[str, Tensor]) -> bytes:
         parts.append(values.reshape(-1).view(np.uint8).data)
     size = sum(map(len, parts)) + _CRC.size
     if len(arrays) > most_arrays(size):
-        raise MessageError(f"{len(arrays)} arrays in {size} bytes are more than a message may have: codec 'dense'")
+        raise MessageError(f"{len(arrays)} arrays in {size} bytes are more than a message may have: use codec 'dense'")
     crc = 0
     for part in parts:
         crc = zlib.crc32(part, crc)
