@@ -62,8 +62,9 @@ def main() -> None:
         wait_for("SuperLink is up", root / "server.log", started[0])
         for number, name in enumerate(("east", "west")):
             folder = f"fl/clients/client-{number}"
-            started.append(ntkfl(f"flower client {folder} --data workshops:{name}", root, f"{name}.log"))
-        training = ntkfl("flower run fl/server --out run --test workshops:test", root)
+            # The folder names the network, workshops:network: whoever takes part says that this code may run.
+            started.append(ntkfl(f"flower client {folder} --data workshops:{name} --allow-code", root, f"{name}.log"))
+        training = ntkfl("flower run fl/server --out run --test workshops:test --allow-code", root)
         if training.wait() != 0:
             sys.exit(training.returncode)
     finally:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from ntkfl.audit.capture import capture
+from ntkfl.audit.finding import Finding
 from ntkfl.audit.labels import attack, infer_mix, mix, overlap
 
 from .scenes import config
@@ -38,15 +40,20 @@ def test_flipped_labels_are_right_as_often_as_they_are_kept() -> None:
 
 
 def test_an_update_tells_the_class_mix_the_less_the_more_noise() -> None:
-    found = {}
-    for noise in (0.0, 0.02, 1.0):
+    def attacked(noise: float, seed: int = 1) -> Finding:
         hidden = {"clip": 1.0, "noise": noise} if noise else {}
-        heard = capture(config({"name": "fedavg", "lr": 0.05, "local_steps": 5} | hidden, data=SKEWED, seed=1), 1)
+        heard = capture(config({"name": "fedavg", "lr": 0.05, "local_steps": 5} | hidden, data=SKEWED, seed=seed), 1)
         shares = infer_mix(heard)
         assert shares is not None
         torch.testing.assert_close(shares.sum(1), torch.ones(3, dtype=torch.float64))
-        (found[noise],) = attack(heard)
-    assert found[0.0].mean > 0.85
-    assert found[0.0].guess < 0.4
-    assert found[0.02].against(found[0.0]).verdict == "reduced"
-    assert found[1.0].against(found[0.0]).verdict == "stopped"
+        (found,) = attack(heard)
+        return found
+
+    plain = attacked(0.0)
+    assert plain.mean > 0.85
+    assert plain.guess < 0.4
+    assert attacked(0.02).against(plain).verdict == "reduced"
+    # Shares made of noise overlap with the truth by chance: no more than a guess, over many clients.
+    drowned = [attacked(1.0, seed) for seed in range(4)]
+    values = np.array([value - found.guess for found in drowned for value in found.values])
+    assert values.mean() < 3 * values.std() / len(values) ** 0.5

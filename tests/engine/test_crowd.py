@@ -14,6 +14,7 @@ from ntkfl.engine.crowd import Crowd, Template, receive, send
 from ntkfl.engine.poison import Liars, Poison
 from ntkfl.errors import ConfigError, MessageError, TooFew
 from ntkfl.methods import METHODS, NTKFL, Client, Method, Task
+from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.rows import Announced, BatchKey, seal_rows, unpack_rows
 from ntkfl.privacy.sealing import SEAL_BYTES, SealingKey
 from ntkfl.wire import Message, join_rows, split_rows
@@ -71,7 +72,7 @@ def make(n: int = 6, **options: Any) -> tuple[NTKFL, Task, Message]:
     torch.manual_seed(0)
     method = NTKFL(shuffle=True, **options)
     task = Task(ntkfl.models.mlp(5, 4, 3), 3, "ce")
-    client = Client(0, torch.randn(n, 5), torch.arange(n) % 3, seed=0)
+    client = Client(0, torch.randn(n, 5), torch.arange(n) % 3, Randomness.simulated(0))
     reply = method.answer(task, Message("weights", 1, {"weights": task.like}), [client])[0]
     return method, task, reply
 
@@ -209,7 +210,7 @@ def test_a_row_that_comes_twice_counts_once() -> None:
 def test_updates_that_a_round_could_not_use_are_dropped(name: str, bad: dict[str, torch.Tensor]) -> None:
     sparse = {"sparsity": 0.5} if "weights.positions" in bad else {}
     method, task = METHODS[name](shuffle=True, local_steps=1, **sparse), Task(ntkfl.models.mlp(5, 4, 3), 3, "ce")
-    clients = [Client(i, torch.randn(6, 5), torch.arange(6) % 3, seed=i) for i in range(3)]
+    clients = [Client(i, torch.randn(6, 5), torch.arange(6) % 3, Randomness.simulated(i)) for i in range(3)]
     replies = method.answer(task, Message("weights", 1, {"weights": task.like}), clients)
     if "weights.positions" in bad:
         bad = {"weights.positions": torch.full_like(replies[0].arrays["weights.positions"], 255)}
@@ -225,7 +226,10 @@ def scaled_labels(clients: int, liars: set[int]) -> tuple[Task, Method, list[Cli
     torch.manual_seed(0)
     method = METHODS["cp-ntk-fl"](steps=(50,))  # one candidate: whose losses count for it changes nothing
     task = Task(ntkfl.models.mlp(5, 4, 3).double(), 3, "ce")
-    people = [Client(i, torch.randn(4 + i, 5).double(), torch.arange(4 + i) % 3, seed=i) for i in range(clients)]
+    people = [
+        Client(i, torch.randn(4 + i, 5).double(), torch.arange(4 + i) % 3, Randomness.simulated(i))
+        for i in range(clients)
+    ]
     return task, method, people, Liars(Poison(kind="scaled-labels", scale=10.0), frozenset(liars))
 
 
@@ -271,3 +275,65 @@ def test_a_run_with_scaled_labels_goes_on(digits: ntkfl.data.Federated) -> None:
         rows = sum(max(1, int(method.subsample_rate * digits.sizes[i] + 0.5)) for i in record["poisoned"])
         assert rows
         assert record["rejected"]["malformed"] == record["dropped_rows"] == rows
+
+
+@pytest.mark.parametrize("distinct", [True, False])
+def test_rows_sealed_twice_are_counted_and_where_rows_are_distinct_dropped(distinct: bool) -> None:
+    """A client that seals one row a hundred times would give one sample a hundred samples' weight."""
+    method, task, reply = make(distinct_rows=distinct)
+    opener, rows = SealingKey.generate(), [row.encode() for row in method.split(reply)]
+    sealed = seal_rows([*rows, *[rows[0]] * 99], opener.public, *WHERE)
+    received = receive(method, task, [*sealed, sealed[0]], Template.of(method, reply), opener, *WHERE)
+    kept = sorted(rows if distinct else [*rows, *[rows[0]] * 99])
+    assert received.rejected == {"copied": 100 if distinct else 1}  # a seal that comes twice is copied in any case
+    assert (received.rows, received.repeated) == (len(kept), 0 if distinct else 99)
+    (joined,) = received.replies
+    assert [row.encode() for row in method.split(joined)] == kept
+
+
+def test_samples_that_a_dead_network_cannot_tell_apart_all_count() -> None:
+    """Honest rows may be equal: where no hidden unit is on, a sparsified row holds the label and nothing of the input.
+    Dropping them by default would take most of a small network's samples.
+    """
+    task = Task(ntkfl.models.mlp(5, 4, 3), 3, "ce")
+    with torch.no_grad():
+        dead = torch.cat([torch.full((24,), -1.0), task.like[24:]])
+    people = [Client(i, torch.rand(6, 5), torch.zeros(6).long(), Randomness.simulated(i)) for i in range(2)]
+    for distinct, rows in ((False, 12), (True, 1)):
+        method = NTKFL(shuffle=True, sparsity=0.5, distinct_rows=distinct, steps=(5.0,))
+        replies = method.answer(task, Message("weights", 1, {"weights": dead}), people)
+        received, _ = Crowd(1, [0, 1]).exchange(method, task, replies)
+        assert (received.rows, received.dropped) == (rows, 12 - rows)
+        assert received.repeated == (0 if distinct else 11)
+
+
+def test_equal_losses_of_different_samples_all_count() -> None:
+    """Samples that the network has learnt have a loss of exactly 0 under many candidates."""
+    method, task, _ = make()
+    opener, row = SealingKey.generate(), Message("losses", 1, {"losses": torch.zeros(1, 2)})
+    sealed = seal_rows([row.encode()] * 5, opener.public, *WHERE)
+    received = receive(method, task, sealed, Template.of(method, row), opener, *WHERE)
+    assert (received.rows, received.dropped) == (5, 0)
+
+
+def test_no_array_is_made_of_a_row_that_does_not_look_as_it_should(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of the right size, filled with empty arrays, took 290 times as long to decode as honest ones."""
+    method, task, reply = make()
+    opener, template = SealingKey.generate(), Template.of(method, reply)
+    good = [row.encode() for row in method.split(reply)]
+    empty = {f"{i:02x}": torch.zeros(0, dtype=torch.uint8) for i in range(20)}
+    rest = len(good[0]) - len(Message("upload", 1, empty | {"rest": empty["00"]}).encode())
+    hollow = Message("upload", 1, empty | {"rest": torch.zeros(rest, dtype=torch.uint8)}).encode()
+    assert len(hollow) == len(good[0])
+    made, real = [], Message.decode
+
+    def decode(plain: bytes) -> Message:
+        made.append(plain)
+        return real(plain)
+
+    monkeypatch.setattr(Message, "decode", decode)
+    sealed = seal_rows([*good, *[hollow] * 20], opener.public, *WHERE)
+    received = receive(method, task, sealed, template, opener, *WHERE)
+    assert received.rows == len(made) == 6
+    assert received.rejected.keys() <= {"copied", "malformed"}
+    assert received.dropped == 20

@@ -14,6 +14,7 @@ from ntkfl.engine.folder import RunFolder
 from ntkfl.engine.poison import Liars, Poison
 from ntkfl.errors import ConfigError
 from ntkfl.methods import METHODS, NTKFL, Client, FedAvg, Method, Task
+from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
 
 
@@ -21,7 +22,7 @@ def answers(method: Method, kind: str, scale: float = 1.0) -> tuple[Task, list[M
     """What three clients send, honest, and what they send where the second lies."""
     torch.manual_seed(0)
     task = Task(ntkfl.models.mlp(5, 4, 3).double(), 3, "ce")
-    clients = [Client(i, torch.randn(6, 5).double(), torch.arange(6) % 3, seed=i) for i in range(3)]
+    clients = [Client(i, torch.randn(6, 5).double(), torch.arange(6) % 3, Randomness.simulated(i)) for i in range(3)]
     liars = Liars(Poison(kind=kind, scale=scale), frozenset({1}))
     asked = Message("weights", 1, {"weights": task.like})
     return task, method.answer(task, asked, clients), liars.answer(method, task, asked, clients)
@@ -66,7 +67,7 @@ def test_updates_turned_round(name: str) -> None:
     liars = Liars(Poison(kind="sign-flip", scale=3.0), frozenset({0}))
     steps = []
     for answer in (method.answer, liars.answer):
-        client = Client(0, x, torch.arange(6) % 3, seed=0)
+        client = Client(0, x, torch.arange(6) % 3, Randomness.simulated(0))
         conversation = method.round(task, method.start(task, task.like), 1, [0])
         asked = next(conversation)
         assert isinstance(asked, Message)
@@ -95,7 +96,7 @@ def test_labels() -> None:
 def test_lies_about_losses_speak_for_the_worst_candidate() -> None:
     torch.manual_seed(0)
     task = Task(ntkfl.models.mlp(5, 4, 3), 3, "ce")
-    client = Client(1, torch.randn(6, 5), torch.arange(6) % 3, seed=0)
+    client = Client(1, torch.randn(6, 5), torch.arange(6) % 3, Randomness.simulated(0))
     liars = Liars(Poison(kind="false-losses"), frozenset({1}))
     asked = Message("candidates", 1, {"weights": torch.stack([task.like, 30 * task.like, task.like])})
     for method in (NTKFL(), NTKFL(shuffle=True)):

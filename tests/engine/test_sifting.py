@@ -15,6 +15,7 @@ from ntkfl.engine.poison import Liars, Poison
 from ntkfl.engine.sifting import sift
 from ntkfl.errors import TooFew
 from ntkfl.methods import METHODS, NTKFL, Client, FedAvg, Method, Task
+from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
 
 METHODS_OF_UPDATES = ("fedavg", "fednova", "scaffold", "fedcom", "qsgd", "fedadam")
@@ -23,7 +24,7 @@ METHODS_OF_UPDATES = ("fedavg", "fednova", "scaffold", "fedcom", "qsgd", "fedada
 def federation(method: Method, clients: int = 5, rows: int = 6) -> tuple[Task, list[Client], list[Message]]:
     torch.manual_seed(0)
     task = Task(ntkfl.models.mlp(5, 4, 3), 3, "ce")
-    people = [Client(i, torch.randn(rows, 5), torch.arange(rows) % 3, seed=i) for i in range(clients)]
+    people = [Client(i, torch.randn(rows, 5), torch.arange(rows) % 3, Randomness.simulated(i)) for i in range(clients)]
     arrays = {"weights": task.like} | ({"control": torch.zeros_like(task.like)} if method.name == "scaffold" else {})
     return task, people, method.answer(task, Message("weights", 1, arrays), people)
 

@@ -313,3 +313,15 @@ class TestRefusals:
     def test_training_that_diverges(self, digits: ntkfl.data.Federated) -> None:
         with pytest.raises(ntkfl.NTKFLError, match=r"not finite|diverged"):
             run(digits, FedAvg(lr=1e30, local_steps=5))
+
+
+def test_a_run_with_noise_says_that_its_noise_is_a_simulations() -> None:
+    fed = ntkfl.data.from_clients(
+        [(torch.randn(6, 4), torch.arange(6) % 3) for _ in range(2)], test=(torch.randn(6, 4), torch.arange(6) % 3)
+    )
+    for options in ({}, {"clip": 1.0, "noise": 1.0}):
+        lines: list[str] = []
+        method = ntkfl.methods.FedAvg(local_steps=1, **options)
+        run = ntkfl.train(ntkfl.models.mlp(4, 3, 3), fed, method, rounds=1, clients_per_round=2, on_start=lines.append)
+        assert any("a simulation's" in line for line in lines) is bool(options)
+        assert run.config["simulation"] is True

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ntkfl.methods import Client, Method, Outcome, State, Task
+from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent.parameters import unflatten
 from ntkfl.wire import Message
 
@@ -82,7 +83,7 @@ def small_clients(*sizes: int, dtype: torch.dtype = torch.float64, seed: int = 0
         shift = torch.randn(1, DIMENSIONS[0], generator=generator, dtype=torch.float64)
         x = torch.randn(n, DIMENSIONS[0], generator=generator, dtype=torch.float64) + shift
         y = torch.randint(0, DIMENSIONS[1] - i % 2, (n,), generator=generator)
-        clients.append(Client(i, x.to(dtype), y, seed=1000 * seed + i))
+        clients.append(Client(i, x.to(dtype), y, Randomness.simulated(1000 * seed + i)))
     return clients
 
 
@@ -103,7 +104,12 @@ def one_weight(w: float, **more: object) -> Task:
 
 def scalar_client(id: int, x: float, y: float, n: int = 1) -> Client:
     """n times the sample (x, y)."""
-    return Client(id, torch.full((n, 1), x, dtype=torch.float64), torch.full((n, 1), y, dtype=torch.float64), seed=id)
+    return Client(
+        id,
+        torch.full((n, 1), x, dtype=torch.float64),
+        torch.full((n, 1), y, dtype=torch.float64),
+        Randomness.simulated(id),
+    )
 
 
 def gradient(task: Task, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ntkfl.methods import METHODS, Client, Method, Task
+from ntkfl.privacy.randomness import Randomness
 
 from .conversation import DIMENSIONS, Sent, play, small_clients, small_task
 
@@ -79,7 +80,9 @@ def test_real_targets(name: str, options: dict[str, object]) -> None:
 @every_method
 def test_convolutions(name: str, options: dict[str, object]) -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(2 * 9, 3))
-    clients = [Client(i, torch.randn(6 + i, 1, 5, 5), torch.arange(6 + i) % 3, seed=i) for i in range(2)]
+    clients = [
+        Client(i, torch.randn(6 + i, 1, 5, 5), torch.arange(6 + i) % 3, Randomness.simulated(i)) for i in range(2)
+    ]
     task = Task(model, 3, "ce", shared=(clients[0].x[:2], clients[0].y[:2]), total_clients=2)
     outcome, _ = play(build(name, options), task, clients)
     assert outcome.state["weights"].shape == task.like.shape

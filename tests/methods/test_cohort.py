@@ -9,11 +9,15 @@ from torch import nn
 from ntkfl.methods import NTKFL, Client, Task
 from ntkfl.methods.choosing import scores
 from ntkfl.methods.cohort import in_groups, joined
+from ntkfl.privacy.randomness import Randomness
 
 
 def clients(*sizes: int) -> list[Client]:
     torch.manual_seed(0)
-    return [Client(i, torch.randn(n, 6, dtype=torch.float64), torch.randint(3, (n,)), i) for i, n in enumerate(sizes)]
+    return [
+        Client(i, torch.randn(n, 6, dtype=torch.float64), torch.randint(3, (n,)), Randomness.simulated(i))
+        for i, n in enumerate(sizes)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 
 import pytest
@@ -83,10 +82,9 @@ def test_each_client_is_sent_the_set_once() -> None:
 
 def test_a_portion_is_each_clients_own() -> None:
     shared = shared_set(40)
-    task, clients = small_task(shared=shared), small_clients(10, 25)
+    task, near, far = small_task(shared=shared), small_clients(10, 25), small_clients(10, 25)
     elsewhere = Task(task.model, task.outputs, task.loss)
     method = DataShare(shared_portion=0.25, **OPTIONS)
-    near, far = copy.deepcopy(clients), copy.deepcopy(clients)
     state, first = method.start(task, task.like), None
     other = method.start(task, task.like)
     for number in (1, 2):

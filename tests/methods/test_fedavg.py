@@ -9,6 +9,7 @@ import ntkfl.models
 from ntkfl.errors import ConfigError, MessageError, NumericalError
 from ntkfl.methods import Centralized, Client, FedAvg, Task
 from ntkfl.methods.fedavg import report
+from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
 
 from .conversation import gradient, one_weight, play, play_rounds, scalar_client, small_clients, small_task
@@ -58,7 +59,7 @@ def test_local_epochs_count_steps_by_samples() -> None:
 def test_upload_of_the_papers_network() -> None:
     model = ntkfl.models.mlp(784, 100, 10)
     task = Task(model, 10, "ce")
-    clients = [Client(i, torch.randn(4, 784), torch.arange(4), seed=i) for i in range(2)]
+    clients = [Client(i, torch.randn(4, 784), torch.arange(4), Randomness.simulated(i)) for i in range(2)]
     _, log = play(FedAvg(local_steps=1), task, clients)
     ups, downs = ([s for s in log if s.way == way] for way in ("up", "down"))
     assert [s.kind for s in ups] == ["update"] * 2
@@ -72,7 +73,7 @@ def test_bits_follow_from_seeds() -> None:
     clients = small_clients(20, 30, dtype=torch.float32)
     first, again = (play(method, task, clients)[0].state["weights"] for _ in range(2))
     assert torch.equal(first, again)
-    clients[1].seed += 1
+    clients[1].randomness = Randomness.simulated(1000)
     assert not torch.equal(first, play(method, task, clients)[0].state["weights"])
 
 

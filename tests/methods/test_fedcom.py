@@ -7,6 +7,7 @@ import torch
 
 from ntkfl.errors import ConfigError, MessageError
 from ntkfl.methods import Client, FedAvg, FedCOM
+from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
 
 from .conversation import one_weight, play, play_rounds, scalar_client, small_clients, small_task
@@ -58,7 +59,9 @@ def disagreeing_clients() -> list[Client]:
     """Four least-squares problems in three weights, of which no two agree."""
     generator = torch.Generator().manual_seed(3)
     return [
-        Client(i, *(torch.randn(6, n, generator=generator, dtype=torch.float64) for n in (3, 1)), seed=i)
+        Client(
+            i, *(torch.randn(6, n, generator=generator, dtype=torch.float64) for n in (3, 1)), Randomness.simulated(i)
+        )
         for i in range(4)
     ]
 

@@ -9,6 +9,7 @@ import torch
 
 from ntkfl.methods.local import train_locally
 from ntkfl.methods.modes import batch_order
+from ntkfl.privacy.randomness import Randomness
 
 from .conversation import gradient, small_clients, small_task
 
@@ -77,7 +78,7 @@ def test_epochs_draw_without_replacement_and_from_the_seed() -> None:
     assert not torch.equal(order[:4], order[4:8])
     assert torch.equal(order, batch_order(client, 12, 5))
     assert torch.equal(order[:7], batch_order(client, 7, 5))
-    client.seed += 1
+    client.randomness = Randomness.simulated(1000)
     assert not torch.equal(order, batch_order(client, 12, 5))
 
 

@@ -14,6 +14,7 @@ from ntkfl.errors import ConfigError
 from ntkfl.methods import METHODS, NTKFL, Client, FedAvg
 from ntkfl.methods.choosing import mean_losses
 from ntkfl.methods.robust import agreeing, clip_rows, combine, middle, trimmed_mean, true_rows
+from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
 
 from .conversation import one_weight, play, scalar_client, small_clients, small_task
@@ -178,7 +179,7 @@ def test_a_client_that_claims_many_samples_counts_once_where_losses_are_trimmed(
 
 def test_a_round_with_every_defence_learns_from_honest_clients() -> None:
     task = small_task()
-    client = Client(0, torch.randn(60, 5).double(), torch.arange(60) % 3, seed=0)
+    client = Client(0, torch.randn(60, 5).double(), torch.arange(60) % 3, Randomness.simulated(0))
     client.x[:, :3] += 3 * torch.eye(3).double()[client.y]
     outcome, _ = play(NTKFL(row_clip=1.5, trim=0.1, verify=True), task, [client])
     assert outcome.diagnostics["trimmed_rows"] == outcome.diagnostics["made_up_rows"] == 0

@@ -10,6 +10,7 @@ import ntkfl
 from ntkfl.methods import Client, Task
 from ntkfl.methods.local import train_locally
 from ntkfl.methods.span import first_layer, pays
+from ntkfl.privacy.randomness import Randomness
 
 from .conversation import gradient
 
@@ -17,7 +18,7 @@ from .conversation import gradient
 def wide_clients(*sizes: int, dtype: torch.dtype = torch.float64) -> list[Client]:
     """More inputs than samples, where the span pays; with a mean far from zero, as images have."""
     return [
-        Client(i, (torch.randn(n, 60) + 3).to(dtype).view(n, 6, 10), torch.randint(0, 4, (n,)), seed=i)
+        Client(i, (torch.randn(n, 60) + 3).to(dtype).view(n, 6, 10), torch.randint(0, 4, (n,)), Randomness.simulated(i))
         for i, n in enumerate(sizes)
     ]
 
@@ -75,7 +76,7 @@ def test_float32_stays_as_close_as_the_loop_does() -> None:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Flatten(), nn.Linear(60, 16), nn.Tanh(), nn.Linear(16, 4))
     clients = wide_clients(8, 8, dtype=torch.float32)
-    exact = [Client(c.id, c.x.double(), c.y, c.seed) for c in clients]
+    exact = [Client(c.id, c.x.double(), c.y, c.randomness) for c in clients]
     truth_task = Task(model.double(), 4, "ce")
     truth = train_locally(truth_task, truth_task.like, exact, 40, 0.05, 100).weights
     task = Task(model.float(), 4, "ce")

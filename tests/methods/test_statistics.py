@@ -14,6 +14,7 @@ from ntkfl.errors import ModelError
 from ntkfl.methods import METHODS, NTKFL, Client, FedAvg, Task
 from ntkfl.methods.local import train_locally
 from ntkfl.methods.statistics import NAME, answer, converse, flat_statistics, load_statistics, start, statistics
+from ntkfl.privacy.randomness import Randomness
 
 
 def normalised() -> nn.Module:
@@ -25,7 +26,7 @@ def normalised() -> nn.Module:
 def client(id: int = 0, n: int = 20, seed: int = 0) -> Client:
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(n, 5, generator=g, dtype=torch.float64) + id
-    return Client(id, x, torch.randint(0, 3, (n,), generator=g), seed=seed)
+    return Client(id, x, torch.randint(0, 3, (n,), generator=g), Randomness.simulated(seed))
 
 
 def test_one_client_trains_as_plain_pytorch_does() -> None:
@@ -104,7 +105,7 @@ def test_dropout_is_on_in_local_training_and_repeats() -> None:
     a, b = (train_locally(task, task.like, [client()], 3, 0.1, 100).weights for _ in range(2))
     assert torch.equal(a, b)
     other = client()
-    other.seed = 5
+    other.randomness = Randomness.simulated(5)
     assert not torch.equal(train_locally(task, task.like, [other], 3, 0.1, 100).weights, a)
     assert not model.training or all(m.training for m in model.modules())
     assert statistics(model) == {}

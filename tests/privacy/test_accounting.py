@@ -10,6 +10,7 @@ from scipy.stats import norm
 
 from ntkfl.errors import ConfigError
 from ntkfl.privacy.accounting import (
+    SIMULATED,
     client_guarantees,
     composed,
     gaussian_epsilon,
@@ -82,6 +83,20 @@ def test_a_records_guarantees_say_what_they_assume() -> None:
     assert "label_flip" in none.assumptions[0]
     assert "no finite ε" in str(none)
     assert record_guarantees(0.0, 0.2, 10, times=3, rate=1.0, rows=10, shuffle=True) == []
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+def test_a_simulations_guarantees_say_that_they_are(simulated: bool) -> None:
+    """Its noise follows from a seed that everybody may know: the numbers are a deployment's, which it is not."""
+    found = [
+        *record_guarantees(24.0, 0.9, 10, times=3, rate=0.3, rows=1200, shuffle=True, simulated=simulated),
+        *client_guarantees(2.0, cohort=20, clients=300, rounds=10, times=4, simulated=simulated),
+    ]
+    for guarantee in found:
+        assert guarantee.simulated is simulated
+        assert ("(simulated)" in str(guarantee)) is simulated
+        assert (SIMULATED in guarantee.assumptions) is simulated
+        assert any("operating system" in text for text in guarantee.assumptions) is not simulated
 
 
 def test_a_clients_guarantees() -> None:

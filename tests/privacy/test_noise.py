@@ -12,7 +12,8 @@ from ntkfl.errors import ConfigError
 from ntkfl.methods import Client, FedAvg, Method, Scaffold, Task
 from ntkfl.methods.cp_ntk_fl import CPNTKFL
 from ntkfl.methods.ntk_fl import NTKFL
-from ntkfl.privacy.noise import clip_rows, flip_labels, noisy_rows
+from ntkfl.privacy.noise import clip_rows, flip_labels, grain, noisy_rows
+from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
 
 
@@ -22,7 +23,8 @@ def _draws(seed: int = 0) -> torch.Generator:
 
 def _client(n: int = 12, seed: int = 3) -> Client:
     draws = _draws(7)
-    return Client(0, 4 * torch.randn(n, 6, generator=draws), torch.randint(3, (n,), generator=draws), seed)
+    x, y = 4 * torch.randn(n, 6, generator=draws), torch.randint(3, (n,), generator=draws)
+    return Client(0, x, y, Randomness.simulated(seed))
 
 
 def _task() -> Task:
@@ -43,23 +45,25 @@ def test_clipping_bounds_the_norm_and_leaves_short_rows_alone(bound: float, seed
 
 def test_noise_has_the_size_it_says() -> None:
     x = torch.ones(400, 50)
-    noisy = noisy_rows(x, clip=2.0, noise=0.5, generator=_draws())
+    own = Randomness.simulated(0)
+    noisy = noisy_rows(x, 2.0, 0.5, own)
     assert float((noisy - clip_rows(x, 2.0)).std()) == pytest.approx(1.0, rel=0.02)
-    assert torch.equal(noisy, noisy_rows(x, 2.0, 0.5, _draws()))
-    assert torch.equal(noisy_rows(x, 2.0, 0.0, _draws()), clip_rows(x, 2.0))
+    assert torch.equal(noisy, noisy_rows(x, 2.0, 0.5, own))
+    assert torch.equal(noisy_rows(x, 2.0, 0.0, own), clip_rows(x, 2.0))
     with pytest.raises(ConfigError, match="tokens"):
-        noisy_rows(torch.ones(2, 3, dtype=torch.int64), 1.0, 1.0, _draws())
+        noisy_rows(torch.ones(2, 3, dtype=torch.int64), 1.0, 1.0, own)
 
 
 def test_labels_are_replaced_as_often_as_randomised_response_says() -> None:
     y = torch.full((20000,), 3)
-    flipped = flip_labels(y, 10, 0.4, _draws())
+    own = Randomness.simulated(0)
+    flipped = flip_labels(y, 10, 0.4, own)
     assert float((flipped == 3).double().mean()) == pytest.approx(0.64, abs=0.01)  # 1 − p + p/k
     others = torch.bincount(flipped, minlength=10)[[i for i in range(10) if i != 3]].double() / len(y)
     assert others.tolist() == pytest.approx([0.04] * 9, abs=0.006)
-    assert flip_labels(y, 10, 0.0, _draws()) is y
+    assert flip_labels(y, 10, 0.0, own) is y
     with pytest.raises(ConfigError, match="numbers rather than classes"):
-        flip_labels(y.double(), 10, 0.1, _draws())
+        flip_labels(y.double(), 10, 0.1, own)
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -123,3 +127,42 @@ def test_what_cannot_be_is_said_in_one_line(kind: type[Method], options: dict[st
     with pytest.raises(ConfigError, match=says) as error:
         kind(**options)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("clip", "noise"), [(1.0, 0.1), (3.7, 1.3), (1.0, 24.0)])
+def test_the_last_bits_of_a_noisy_number_say_nothing_of_what_it_hides(
+    dtype: torch.dtype, clip: float, noise: float
+) -> None:
+    """Mironov's attack: floating-point noise reaches other numbers from 0 than from 1/3, so that one number tells which
+    of the two it hides. Here both reach multiples of the grain and nothing else, and all of those near their middle.
+    """
+    step = grain(noise * clip)
+    assert noise * clip / 512 < step <= noise * clip / 256
+    for value in (0.0, clip / 3):
+        rows = torch.full((20_000, 1), value, dtype=dtype)
+        noisy = noisy_rows(rows, clip, noise, Randomness.simulated(5)).double()
+        multiples = noisy / step
+        assert torch.equal(multiples, multiples.round())
+        assert float((noisy - value).std()) == pytest.approx(noise * clip, rel=0.03)
+        near = multiples[((noisy - value).abs() < 0.1 * noise * clip)]
+        # Each of them is expected 15 times at least: one that is missing has a chance of 1e-4 in all.
+        assert len(near.unique()) >= int(0.2 * noise * clip / step)
+
+
+def test_two_questions_of_a_round_do_not_get_the_same_noise_on_two_updates() -> None:
+    """Else their difference is the updates' own, in plain. A question that comes again gets the same answer."""
+    task, client = _task(), _client()
+    client.randomness = Randomness.fresh()
+    method = FedAvg(clip=0.01, noise=50.0, lr=1.0)
+    plain = FedAvg(clip=0.01, lr=1.0)
+    asked = [Message("weights", 1, {"weights": w}) for w in (task.like, 0.5 * task.like)]
+    (one,), (other,), (again,) = (method.answer(task, question, [client]) for question in (*asked, asked[0]))
+    assert one.encode() == again.encode()
+    noises = []
+    for reply, question in ((one, asked[0]), (other, asked[1])):
+        (true,) = plain.answer(task, question, [client])
+        noises.append((reply.arrays["weights"] - true.arrays["weights"]).double())
+    size = float(noises[0].norm())
+    assert size == pytest.approx(0.5 * task.like.numel() ** 0.5, rel=0.3)
+    assert float((noises[0] - noises[1]).norm()) > 0.5 * size

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ntkfl.errors import MessageError
-from ntkfl.wire.container import pack, unpack
+from ntkfl.wire.container import pack, pack_header, unpack
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 
@@ -124,3 +124,37 @@ def test_shapes_no_array_can_have_are_refused(shape: tuple[int, ...]) -> None:
     body = head + (b"" if 0 in shape else bytes(4))
     with pytest.raises(MessageError):
         unpack(body + struct.pack("<I", zlib.crc32(body)))
+
+
+def hollow(count: int, padding: int = 0) -> bytes:
+    """A message of so many empty arrays, as `pack` will not make it, and of one that fills it up."""
+    names = [f"{i:04x}" for i in range(count - 1)]
+    heads = b"".join(struct.pack("<B4sBBI", 4, name.encode(), 3, 1, 0) for name in names)
+    heads += struct.pack("<B4sBBI", 4, b"rest", 3, 1, padding)
+    return resealed(b"NTKF" + struct.pack("<BBIH", 1, 1, 1, count) + heads + bytes(padding))
+
+
+@pytest.mark.parametrize(("count", "padding"), [(65, 0), (1234, 0), (65535, 0), (1234, 1 << 20)])
+def test_more_arrays_than_its_size_explains_are_refused_before_one_is_made(
+    count: int, padding: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    real = torch.from_numpy
+    monkeypatch.setattr("torch.from_numpy", lambda values: made.append(1) or real(values))
+    with pytest.raises(MessageError, match=f"{count} arrays .* more than a message may have"):
+        unpack(hollow(count, padding))
+    assert not made
+
+
+def test_a_deep_network_has_the_arrays_it_needs() -> None:
+    """64 of any size, and one more for every 4 KiB: what `pack` makes, `unpack` takes."""
+    assert len(unpack(hollow(64))[2]) == 64
+    layers = {f"{i}.g": torch.zeros(1, 2048) for i in range(200)}
+    assert len(unpack(pack(1, 1, layers))[2]) == 200
+    with pytest.raises(MessageError, match="codec 'dense'"):
+        pack(1, 1, {f"{i}.g": torch.zeros(1, 4) for i in range(65)})
+
+
+def test_a_header_is_what_stands_before_the_values() -> None:
+    arrays = {"weights": torch.arange(6.0).view(2, 3), "labels": torch.tensor([1, 2], dtype=torch.uint8)}
+    assert example() == resealed(pack_header(3, 7, arrays) + b"".join(a.numpy().tobytes() for a in arrays.values()))

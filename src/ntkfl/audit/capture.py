@@ -101,24 +101,33 @@ def captures(
     return {wire.round: _capture(wire, engine) for wire in heard}
 
 
-def read_capture(folder: Path | str, round: int, *, prepared: Prepared | None = None) -> Capture:
-    """A round that was recorded. Truth, for scoring, comes from the run's settings and data."""
+def read_capture(
+    folder: Path | str, round: int, *, prepared: Prepared | None = None, allow_code: bool = False
+) -> Capture:
+    """A round that was recorded. Truth, for scoring, comes from the run's settings and data; code that they name is run
+    only with `allow_code`.
+    """
     run = RunFolder(folder)
     wire = Wire.read(run, round)
-    config = RunConfig.read(run.path / "config.toml")
+    config = RunConfig.read(run.path / "config.toml", allow_code=allow_code)
     return _capture(wire, _engine(config, prepared or prepare(config)))
 
 
 def captures_of_run(
-    folder: Path | str, rounds: Collection[int], *, prepared: Prepared | None = None, on_round: OnRound | None = None
+    folder: Path | str,
+    rounds: Collection[int],
+    *,
+    prepared: Prepared | None = None,
+    on_round: OnRound | None = None,
+    allow_code: bool = False,
 ) -> dict[int, Capture]:
     """Rounds of a finished run: recorded ones as they are, the others by replaying it from its first round.
 
     The one checkpoint of a run is that after its last round, so an earlier round has to be reached again. The replay is
-    exact or refused: its records must equal the run's.
+    exact or refused: its records must equal the run's. Code that its settings name is run only with `allow_code`.
     """
     run = RunFolder(folder)
-    config = RunConfig.read(run.path / "config.toml") if run.holds_run else None
+    config = RunConfig.read(run.path / "config.toml", allow_code=allow_code) if run.holds_run else None
     history = run.records()
     if config is None or not history:
         raise RunFolderError(f"{run.path} holds no run with a finished round")
@@ -127,7 +136,7 @@ def captures_of_run(
             raise ConfigError(f"{run.path} has rounds 1 to {len(history)}, not {number}")
     ready = prepared or prepare(config)
     have = set(recorded_rounds(run.path)) & set(rounds)
-    found = {number: read_capture(folder, number, prepared=ready) for number in have}
+    found = {number: read_capture(folder, number, prepared=ready, allow_code=allow_code) for number in have}
     missing = set(rounds) - have
 
     def compare(record: Record, timing: Record) -> None:

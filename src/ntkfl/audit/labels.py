@@ -18,6 +18,7 @@ from ntkfl.audit.received import rows_of, sends_rows
 from ntkfl.methods import Client
 from ntkfl.methods.fedavg import LocalTraining
 from ntkfl.methods.local import train_locally
+from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent.parameters import column_slices, trainable
 
 _CORRECTIONS = 8
@@ -80,7 +81,7 @@ def _client(i: int, shares: Tensor, pools: list[Tensor], x: Tensor, labels: Tens
     if not sum(counts):
         counts[int(shares.argmax())] = 1
     rows = torch.cat([pool[:n] for pool, n in zip(pools, counts, strict=True)])
-    return Client(i, x[rows], labels[rows], seed=i)
+    return Client(i, x[rows], labels[rows], Randomness.simulated(i))
 
 
 def _from_rows(capture: Capture, truth: Tensor, even: Tensor) -> list[Finding]:

@@ -106,10 +106,10 @@ def guarantees_of(capture: Capture, history: Sequence[Record], config: RunConfig
         rows = int(min(record["samples"] for record in history))
         return record_guarantees(
             method.noise, method.label_flip, capture.task.outputs, times=times, rate=method.subsample_rate, rows=rows,
-            shuffle=method.shuffle,
+            shuffle=method.shuffle, simulated=True,
         )  # fmt: skip
-    cohort = config.clients_per_round
-    return client_guarantees(method.noise, cohort=cohort, clients=clients, rounds=len(history), times=times)
+    numbers = {"cohort": config.clients_per_round, "clients": clients, "rounds": len(history), "times": times}
+    return client_guarantees(method.noise, **numbers, simulated=True)
 
 
 def run(
@@ -179,7 +179,7 @@ def verdict(row: Row, rows: Sequence[Row], column: str) -> str:
 
 def markdown(rows: Sequence[Row]) -> str:
     """The table for people: means over seeds, each leak with its verdict."""
-    header = ["configuration", "accuracy", "MiB up", "ε", *COLUMNS]
+    header = ["configuration", "accuracy", "MiB up", "ε (simulated)", *COLUMNS]
     lines = [header, ["---"] * len(header)]
     for row in rows:
         cells = [row.label, _percent(row.accuracy), f"{statistics.fmean(row.uplink_mib):.0f}", _epsilon(row)]
@@ -206,7 +206,8 @@ def write(folder: Path, comparison: Comparison, rows: Sequence[Row], command: st
     }
     write_atomically(folder / "results.json", (json.dumps(document, indent=1) + "\n").encode())
     seeds = ", ".join(map(str, comparison.seeds))
-    about = f"`{command}`; {comparison.data.dataset}, round {comparison.rounds}, seeds {seeds}; ± is over seeds.\n\n"
+    about = f"`{command}`; {comparison.data.dataset}, round {comparison.rounds}, seeds {seeds}; ± is over seeds; "
+    about += "ε are of simulations, whose noise follows from a seed.\n\n"
     write_atomically(folder / "table.md", (about + markdown(rows)).encode())
     plot(rows, folder / "tradeoff.png", f"{comparison.data.dataset}, round {comparison.rounds}")
 

@@ -8,11 +8,13 @@ from typing import Annotated
 import typer
 
 from ntkfl.cli.stopping import stoppable
+from ntkfl.cli.verbs import AllowCode
 
 
 def aggregate(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The aggregator's folder, see `ntkfl keys init`.")],
     out: Annotated[Path, typer.Option(help="The run's folder; a run that was stopped goes on from it.")],
+    allow_code: AllowCode = False,
 ) -> None:
     """Run the server that trains, behind the shuffler.
 
@@ -23,10 +25,11 @@ def aggregate(
     from ntkfl.cli.progress import RoundDisplay
     from ntkfl.engine.services.aggregator import Aggregator  # needs the extra
 
-    aggregator = Aggregator(folder, out, say=lambda line: typer.echo(line, err=True))
+    aggregator = Aggregator(folder, out, say=lambda line: typer.echo(line, err=True), allow_code=allow_code)
     rounds = aggregator.deployment.rounds
     display = RoundDisplay(aggregator.method.name, rounds, quiet=False)
     typer.echo(f"waits for {aggregator.deployment.clients} clients at {aggregator.pins.shuffler.aggregator_url}")
-    with stoppable(lambda: f"stopped; go on with: ntkfl aggregate {folder} --out {out}"), display:
+    allowed = " --allow-code" if allow_code else ""
+    with stoppable(lambda: f"stopped; go on with: ntkfl aggregate {folder} --out {out}{allowed}"), display:
         history = aggregator.run(on_round=display.show)
     display.summary(history, aggregator.out.records("timings.jsonl"), out)

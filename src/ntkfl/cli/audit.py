@@ -12,6 +12,7 @@ from rich.table import Table
 
 from ntkfl.cli.steps import Steps
 from ntkfl.cli.stopping import stoppable
+from ntkfl.cli.verbs import AllowCode
 from ntkfl.engine.config import Prepared, RunConfig, prepare
 from ntkfl.engine.folder import Record, RunFolder, write_atomically
 from ntkfl.engine.recording import recorded_rounds
@@ -40,6 +41,7 @@ def audit(
         Path | None, typer.Option(help="a TOML of configurations: accuracy against leakage of each, and nothing else")
     ] = None,
     workers: Annotated[int, typer.Option(help="with --tradeoff: cells at a time, a process each", min=1)] = 1,
+    allow_code: AllowCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="the findings as JSON on stdout, nothing else")] = False,
 ) -> None:
     """Attack one round as it goes over the wire, in every role, and say what leaked.
@@ -54,12 +56,12 @@ def audit(
             return
         if (run is None) == (config is None):
             raise ConfigError("give either the folder of a run, or --config and a TOML of a planned one")
-        _audit(run, config, round, out, quick, seed, earlier, reference, as_json, console)
+        _audit(run, config, round, out, quick, seed, earlier, reference, allow_code, as_json, console)
 
 
 def _audit(
     run: Path | None, file: Path | None, round: int | None, out: Path | None, quick: bool, seed: int, earlier: int,
-    reference: bool, as_json: bool, console: Console,
+    reference: bool, allow_code: bool, as_json: bool, console: Console,
 ) -> None:  # fmt: skip
     from ntkfl.audit.capture import captures, captures_of_run
     from ntkfl.audit.study import STAGES, study, undefended
@@ -68,7 +70,10 @@ def _audit(
     assert source is not None
     if run is not None:
         RunFolder(run).config()  # says so where there is no run
-    planned = RunConfig.read(run / "config.toml" if run is not None else source)
+    if run is None:  # its user's own file, written for this
+        planned = RunConfig.read(source, allow_code=True)
+    else:
+        planned = RunConfig.read(run / "config.toml", allow_code=allow_code)
     recorded = recorded_rounds(run) if run is not None else []
     number = round if round is not None else (recorded[-1] if recorded else 1)
     if run is None and number > planned.rounds:
@@ -95,7 +100,7 @@ def _audit(
         rounds = [*before, number]
         caught: dict[int, Capture]
         if run is not None:
-            caught = captures_of_run(run, rounds, prepared=ready, on_round=on_round)
+            caught = captures_of_run(run, rounds, prepared=ready, on_round=on_round, allow_code=allow_code)
         else:
             caught = captures(planned, rounds, prepared=ready, on_round=on_round)
         bare = captures(undefended(planned), [1], prepared=ready)[1] if reference else None

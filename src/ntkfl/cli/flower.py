@@ -17,6 +17,7 @@ import typer
 from ntkfl.cli.progress import RoundDisplay
 from ntkfl.cli.steps import Steps
 from ntkfl.cli.stopping import answered, leave, stoppable
+from ntkfl.cli.verbs import AllowCode
 from ntkfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def simulate(
     from ntkfl.engine.config import RunConfig
     from ntkfl.engine.flower.simulate import simulate as run_simulation  # needs the extra
 
-    settings = RunConfig.read(config)
+    settings = RunConfig.read(config, allow_code=True)
     display = RoundDisplay(str(settings.method["name"]), settings.rounds, quiet=as_json)
     show = (lambda record, timing: typer.echo(json.dumps(record))) if as_json else display.show
     again = f"go on with: ntkfl flower simulate {config} --resume --out {out}" if out else "nothing was kept"
@@ -132,6 +133,7 @@ def run(
     federation: Annotated[
         Path | None, typer.Option(help="An aggregator's folder of `ntkfl keys init`: shuffled methods.")
     ] = None,
+    allow_code: AllowCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a round on stdout, nothing else.")] = False,
 ) -> None:
     """Train with the clients that are connected to the SuperLink.
@@ -146,6 +148,7 @@ def run(
     from ntkfl.engine.folder import Record, RunFolder
 
     settings = FlowerRun.read(folder / "run.toml")
+    settings.check_code(allow_code)  # before anybody is asked
     images = Images(settings.inputs, settings.mean, settings.std, settings.class_names)
     batch = None if test is None else read_own(test, images, find_factory)
     display = RoundDisplay(str(settings.method["name"]), settings.rounds, quiet=as_json)
@@ -160,6 +163,7 @@ def run(
         on_round=show,
         say=lambda line: typer.echo(line, err=True),
         history=history,
+        allow_code=allow_code,
     )
     hint = f"stopped; the same command goes on after the last whole round in {out}"
     with stoppable(lambda: hint), display, quiet():
@@ -179,6 +183,7 @@ def client(
         int | None, typer.Option(help="Draw as a simulation with this seed does: repeats, and hides nothing.")
     ] = None,
     attach: Annotated[str | None, typer.Option(help="Answer for the SuperNode at this address; start none.")] = None,
+    allow_code: AllowCode = False,
     print_only: Print = False,
 ) -> None:
     """Take part with your own data: start a SuperNode, and answer what it brings.
@@ -198,13 +203,14 @@ def client(
         raise ConfigError(f"{address} is not on this machine: what a SuperNode brings crosses no network unsealed")
     if print_only:
         typer.echo(str(commands.supernode(folder, port)))
-        typer.echo(f"ntkfl flower client {folder} --data {data} --attach {address}")
+        allowed = " --allow-code" if allow_code else ""
+        typer.echo(f"ntkfl flower client {folder} --data {data} --attach {address}{allowed}")
         return
 
     def say(line: str) -> None:
         typer.echo(f"{about.name}: {line}", err=True)
 
-    answering = join(about, folder, data, federation=federation, seed=seed, say=say)
+    answering = join(about, folder, data, federation=federation, seed=seed, say=say, allow_code=allow_code)
     log = folder / "supernode.log"
     with _ended_by_signals(lambda: None if attach else say("signs off; Ctrl-C once more does not")) as ended, quiet():
         typer.echo(f"{about.name} answers {about.superlink}" + ("" if attach else f"; the SuperNode's log is {log}"))

@@ -8,12 +8,14 @@ from typing import Annotated
 import typer
 
 from ntkfl.cli.stopping import stoppable
+from ntkfl.cli.verbs import AllowCode
 
 
 def join(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The client's folder, see `ntkfl keys init`.")],
     data: Annotated[Path, typer.Option(help="Its data: an .npz file with x [n, …] and y [n].")],
     patience: Annotated[float, typer.Option(help="Seconds to keep asking a service that cannot be reached.")] = 60,
+    allow_code: AllowCode = False,
 ) -> None:
     """Take part in a run, with data of your own.
 
@@ -25,5 +27,6 @@ def join(
     from ntkfl.engine.services.participant import Participant  # needs the extra
 
     x, y = read_client(data)
-    with stoppable(lambda: f"stopped; the same command takes part again: ntkfl join {folder} --data {data}"):
-        Participant(folder, x, y, patience=patience, say=typer.echo).run()
+    allowed = " --allow-code" if allow_code else ""
+    with stoppable(lambda: f"stopped; the same command takes part again: ntkfl join {folder} --data {data}{allowed}"):
+        Participant(folder, x, y, patience=patience, say=typer.echo, allow_code=allow_code).run()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from ntkfl.cli.stopping import stoppable
-from ntkfl.cli.verbs import DATASETS, METHODS, MODELS, PARTITIONS, one_of
+from ntkfl.cli.verbs import DATASETS, METHODS, MODELS, PARTITIONS, AllowCode, one_of
 from ntkfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -120,6 +120,7 @@ def train(
     config: Annotated[Path | None, typer.Option(help="a TOML of settings; options given here win")] = None,
     out: Annotated[Path | None, typer.Option(help="the run's folder")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue the run in --out")] = False,
+    allow_code: AllowCode = False,
     record_wire: Annotated[
         list[int] | None,
         typer.Option(metavar="ROUND", help="keep this round's messages in --out, for ntkfl audit; may be repeated"),
@@ -157,7 +158,7 @@ def train(
     }  # fmt: skip
     if record_wire and out is None:
         raise ConfigError("--record-wire needs --out, the folder that keeps the messages")
-    run_config = _config(given, config, out, resume)
+    run_config = _config(given, config, out, resume, allow_code)
     display = RoundDisplay(run_config.method["name"], run_config.rounds, quiet=as_json)
     events = _events(out) if tensorboard else None
 
@@ -169,7 +170,7 @@ def train(
         if events:
             events.write(record, timing)
 
-    with stoppable(lambda: _stopped(out)), display:
+    with stoppable(lambda: _stopped(out, bool(run_config.code))), display:
         run = execute(
             run_config, out=out, resume=resume, device=device, record_wire=record_wire or (),
             on_start=display.note, on_round=on_round,
@@ -188,8 +189,11 @@ def _events(out: Path | None) -> EventFiles:
     return EventFiles(out)
 
 
-def _config(given: dict[str, Any], file: Path | None, out: Path | None, resume: bool) -> RunConfig:
-    """Settings from the file (or, when resuming, from the run's own), with those of the command line on top."""
+def _config(given: dict[str, Any], file: Path | None, out: Path | None, resume: bool, allow_code: bool) -> RunConfig:
+    """Settings from the file (or, when resuming, from the run's own), with those of the command line on top.
+
+    The file is the user's own and may name code; a run's folder may be somebody else's.
+    """
     from ntkfl.engine.config import RunConfig
     from ntkfl.engine.folder import RunFolder
 
@@ -198,8 +202,9 @@ def _config(given: dict[str, Any], file: Path | None, out: Path | None, resume: 
     if file is None and resume and out is not None:
         folder = RunFolder(out)
         folder.config()  # says so where there is no run
-        file = out / "config.toml"
-    base: dict[str, Any] = RunConfig.read(file).model_dump(mode="json", exclude_unset=True) if file else {}
+        base = _values(out / "config.toml", allow_code)
+    else:
+        base = _values(file, True) if file else {}
     for key, value in given.items():
         if isinstance(value, dict):
             inner = {k: v for k, v in value.items() if v is not None}
@@ -213,10 +218,16 @@ def _config(given: dict[str, Any], file: Path | None, out: Path | None, resume: 
     return RunConfig(**base)
 
 
-def _stopped(out: Path | None) -> str:
+def _values(file: Path, allow_code: bool) -> dict[str, Any]:
+    from ntkfl.engine.config import RunConfig
+
+    return RunConfig.read(file, allow_code=allow_code).model_dump(mode="json", exclude_unset=True)
+
+
+def _stopped(out: Path | None, code: bool) -> str:
     if out is None:
         return "stopped; nothing was kept, as no --out was given"
     from ntkfl.engine.folder import RunFolder
 
     done = len(RunFolder(out).records())
-    return f"stopped after {done} whole rounds; continue with: ntkfl train --resume --out {out}"
+    return f"stopped after {done} whole rounds; continue with: ntkfl train --resume --out {out}{' --allow-code' * code}"

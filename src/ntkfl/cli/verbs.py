@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
+from typing import Annotated
 
 import click
 import typer
@@ -42,6 +43,9 @@ METHODS = (
 DATASETS = ("fashion-mnist", "mnist", "femnist", "cifar10", "digits")
 PARTITIONS = ("dirichlet", "writer", "iid", "shards")
 MODELS = ("mlp", "cnn", "resnet", "gru", "transformer")
+AllowCode = Annotated[
+    bool, typer.Option("--allow-code", help="run code that the folder names (package.module:factory): trust its maker")
+]
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +27,7 @@ from ntkfl.engine.recording import Wire
 from ntkfl.engine.run import Run
 from ntkfl.engine.seeds import derive
 from ntkfl.engine.simulation import train
-from ntkfl.errors import ConfigError, unknown
+from ntkfl.errors import ConfigError, TrustError, unknown
 from ntkfl.methods import METHODS, Method
 from ntkfl.models import MODELS
 from ntkfl.options import Options
@@ -74,7 +74,7 @@ class ModelConfig(Options):
     options: dict[str, Any] = Field(default_factory=dict, description="anything else the builder takes")
 
     def model_post_init(self, _: object) -> None:
-        if ":" not in self.name and self.name not in MODELS:
+        if not self.own and self.name not in MODELS:
             raise unknown("model", self.name, (*MODELS, "package.module:factory"))
         if self.name != "mlp" and any(own is not None for own in (self.hidden, self.gain, self.bias)):
             raise ConfigError(f"hidden, gain and bias are of an mlp; give {self.name} its own as options")
@@ -101,6 +101,11 @@ class ModelConfig(Options):
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model {self.name!r} must give an nn.Module, not {type(model).__name__}")
         return model
+
+    @property
+    def own(self) -> bool:
+        """Whether a user's code builds it."""
+        return ":" in self.name
 
     def suited(self, method: Method) -> ModelConfig:
         """With what suits the method, and defaults spelled out, where nothing was said."""
@@ -144,6 +149,15 @@ def find_factory(name: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]  # whatever it is, it can be called
 
 
+def refuse_code(named: Sequence[str], source: str) -> None:
+    """`TrustError` if `source`, a file that may be somebody else's, names code: building from it would run that."""
+    if named:
+        raise TrustError(
+            f"{source} names code that would be imported and run here: {', '.join(named)}; "
+            "if you trust whoever wrote it, allow it with --allow-code (in Python: allow_code=True)"
+        )
+
+
 class RunConfig(Options):
     """One training run."""
 
@@ -159,8 +173,10 @@ class RunConfig(Options):
     poison: Poison | None = Field(None, description="clients that lie: simulations alone")
 
     @staticmethod
-    def read(path: Path) -> RunConfig:
-        """From a TOML file, such as the config.toml of a run."""
+    def read(path: Path, *, allow_code: bool = False) -> RunConfig:
+        """From a TOML file, such as the config.toml of a run. One that names code is refused, unless that is allowed:
+        a file that its user wrote for the purpose may, one that came in a folder may not.
+        """
         values = read_toml(path)
         named = values.get("model")
         if values.pop("simulation", None) and isinstance(named, dict) and "start" in named:
@@ -169,7 +185,16 @@ class RunConfig(Options):
             )
         for noted in ("ntkfl", "shape", "runtime"):
             values.pop(noted, None)
-        return RunConfig(**values)
+        config = RunConfig(**values)
+        if not allow_code:
+            refuse_code(config.code, str(path))
+        return config
+
+    @property
+    def code(self) -> list[str]:
+        """Names of a user's own code in it, which `prepare` and `build_model` import and call."""
+        model, data = self.model, self.data
+        return [name for name, own in ((model.name, model.own), (data.dataset, data.own)) if own]
 
     def build_method(self) -> Method:
         return build_method(self.method)

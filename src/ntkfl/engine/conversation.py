@@ -26,14 +26,15 @@ if TYPE_CHECKING:
 @dataclass
 class Traffic:
     """Bytes of a round by direction and kind of message, rows (of averaging methods, replies) that were rejected by
-    why, replies that lost some where their senders are known, the seconds the clients took, and which clients failed,
-    with the reason.
+    why, replies that lost some where their senders are known, shuffled rows that equal others, the seconds the clients
+    took, and which clients failed, with the reason.
     """
 
     uplink: Counter[str] = field(default_factory=Counter)
     downlink: Counter[str] = field(default_factory=Counter)
     rejected: Counter[str] = field(default_factory=Counter)
     rejected_clients: int = 0
+    repeated: int = 0
     client_seconds: float = 0.0
     failed: dict[str, str] = field(default_factory=dict)
 
@@ -176,6 +177,7 @@ def _mixed(task: Task, method: Method, answers: Sequence[Message], crowd: Crowd,
     received, sent = crowd.exchange(method, task, answers)
     traffic.uplink[answers[0].kind] += sent
     traffic.rejected += received.rejected
+    traffic.repeated += received.repeated
     if not received.replies:
         raise TooFew(f"nothing that clients sent could be used: {why_rejected(traffic.rejected)}")
     return received.replies

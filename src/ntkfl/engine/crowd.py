@@ -7,7 +7,7 @@ with the shuffler's own code, so that simulated bytes are real bytes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ntkfl.engine.sifting import MALFORMED, Sifted, sift
@@ -21,16 +21,20 @@ from ntkfl.privacy.shuffling import Shuffler
 from ntkfl.wire import Message
 from ntkfl.wire.message import describes
 
+_OF_SAMPLES = ("upload", "data")  # kinds of rows that hold a sample; losses of different samples are often equal
 LEAST_CLIENTS = 2  # without whose rows a simulated batch is not released: a deployed shuffler's least
 
 
 @dataclass(frozen=True)
 class Received:
-    """What an exchange gave: replies the method's round can use, how many rows they are, and rows dropped, by why."""
+    """What an exchange gave: replies the method's round can use, how many rows they are, and rows dropped, by why.
+    `repeated` of the rows of samples equal others and are kept all the same.
+    """
 
     replies: list[Message]
     rows: int
     rejected: Counter[str]
+    repeated: int = 0
 
     @property
     def dropped(self) -> int:
@@ -45,18 +49,32 @@ def send(method: Method, reply: Message, aggregator: bytes, federation: str, run
 
 @dataclass(frozen=True)
 class Template:
-    """What every row of an exchange looks like: the round, its arrays' names, types and shapes, and what describes the
-    network.
+    """What every row of an exchange looks like: its header (kind, round; names, types and shapes of its arrays), and
+    the bytes of those arrays that describe the network.
     """
 
-    form: Hashable
+    kind: str
+    header: bytes
+    described: bytes
     sealed_bytes: int
 
     @staticmethod
     def of(method: Method, reply: Message) -> Template:
         """From any honest reply, such as one to made-up data."""
         row = method.split(reply)[0]
-        return Template(_form(row), len(row.encode()) + SEAL_BYTES)
+        return Template(row.kind, row.header(), _described(row), len(row.encode()) + SEAL_BYTES)
+
+    def read(self, plain: bytes) -> Message | None:
+        """The row, if it looks as it should. Headers are compared as bytes before any array is made: hundreds of empty
+        arrays fit where an honest row has ten, and each takes as long to make.
+        """
+        if not plain.startswith(self.header):
+            return None
+        try:
+            row = Message.decode(plain)
+        except MessageError:
+            return None
+        return row if _described(row) == self.described else None
 
 
 def receive(
@@ -72,33 +90,36 @@ def receive(
     """The aggregator's side: rows that open, decode, have the right form, pass the method's checks and are not extreme.
     The others are counted and dropped. What is left is put in the order of its bytes, so that the result does not
     depend on the shuffler's.
+
+    Honest seals are all different: one that comes twice was copied. Equal rows of samples under different seals are a
+    client's that sealed one twice, or honest: records that repeat, and samples for which all units of a small network
+    are dead. Nothing tells them apart, so they are counted, and dropped where the method says that rows are distinct.
     """
     rejected: Counter[str] = Counter()
     opened = []
-    for row in set(sealed):  # honest seals are all different: a row that comes twice was copied
+    for row in set(sealed):
         try:
             opened.append(open_row(opener, row, federation, run, announced))
         except TrustError:
             rejected["not for this batch"] += 1
     rejected["copied"] = len(sealed) - len(set(sealed))
+    repeated = len(opened) - len(set(opened)) if template.kind in _OF_SAMPLES else 0
+    if repeated and method.distinct_rows:
+        rejected["copied"] += repeated
+        opened, repeated = list(set(opened)), 0
     rows = []
     for plain in sorted(opened):
-        try:
-            message = Message.decode(plain)
-        except MessageError:
-            message = None
-        if message is not None and _form(message) == template.form:
+        if (message := template.read(plain)) is not None:
             rows.append(message)
         else:
             rejected[MALFORMED] += 1
     sifted = sift(method, task, method.join(rows)) if rows else Sifted()
-    return Received(sifted.replies, sifted.rows, +(rejected + sifted.rejected))
+    return Received(sifted.replies, sifted.rows, +(rejected + sifted.rejected), repeated)
 
 
-def _form(row: Message) -> Hashable:
-    described = ((a.numpy().tobytes() if describes(name) else b"") for name, a in row.arrays.items())
-    arrays = tuple((name, a.dtype, tuple(a.shape)) for name, a in row.arrays.items())
-    return (row.kind, row.round, arrays, tuple(described))
+def _described(row: Message) -> bytes:
+    """Of rows with one header, these bytes are of one length: equal ones mean equal arrays."""
+    return b"".join(a.numpy().tobytes() for name, a in row.arrays.items() if describes(name))
 
 
 class Crowd:

@@ -1,4 +1,4 @@
-"""A client's own randomness: which samples it uses in a round, and in which order it trains on them."""
+"""Where a client's randomness comes from: which samples it uses in a round, and all it draws with them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 from typing import Protocol
 
 from ntkfl.engine.seeds import derive
+from ntkfl.privacy.randomness import Randomness
 
 
 class Draws(Protocol):
@@ -13,7 +14,8 @@ class Draws(Protocol):
 
     def subsampling(self, round: int) -> random.Random: ...
 
-    def training(self, round: int) -> int: ...
+    def randomness(self, round: int) -> Randomness:
+        """For all of the round: ask once, and keep it until the round ends."""
 
 
 class SystemDraws:
@@ -22,8 +24,8 @@ class SystemDraws:
     def subsampling(self, round: int) -> random.Random:
         return random.SystemRandom()
 
-    def training(self, round: int) -> int:
-        return random.SystemRandom().getrandbits(63)
+    def randomness(self, round: int) -> Randomness:
+        return Randomness.fresh()
 
 
 class SeededDraws:
@@ -35,5 +37,5 @@ class SeededDraws:
     def subsampling(self, round: int) -> random.Random:
         return random.Random(derive(self.seed, "subsample", self.client, round))
 
-    def training(self, round: int) -> int:
-        return derive(self.seed, "client", self.client, round)
+    def randomness(self, round: int) -> Randomness:
+        return Randomness.simulated(self.seed, "client", self.client, round)

@@ -24,7 +24,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from ntkfl.atomic import PART, write_atomically, write_private
-from ntkfl.engine.config import ModelConfig
+from ntkfl.engine.config import ModelConfig, refuse_code
 from ntkfl.engine.folder import RunFolder
 from ntkfl.engine.reading import read_toml
 from ntkfl.errors import ConfigError, ModelError, RunFolderError, TrustError
@@ -146,11 +146,18 @@ def _clear(out: Path) -> None:
     (out / _BEGUN).unlink()  # last: killed before, the next one clears the rest
 
 
-def load_exported(folder: Path | str, key: Path | str | None = None, model: nn.Module | None = None) -> ExportedModel:
+def load_exported(
+    folder: Path | str,
+    key: Path | str | None = None,
+    model: nn.Module | None = None,
+    *,
+    allow_code: bool = False,
+) -> ExportedModel:
     """The exported model, ready to use: inputs [n, …] as the data have them -> outputs [n, d2].
 
     `key` is the recipient's private sealing key, where the model has a projection. `model` is a network of the same
-    architecture, for runs made from Python with a network of their own.
+    architecture, for runs made from Python with a network of their own. An export may name code that builds its
+    network: with `allow_code` it is imported and called.
     """
     folder = Path(folder)
     described = Export.read(folder)
@@ -163,6 +170,8 @@ def load_exported(folder: Path | str, key: Path | str | None = None, model: nn.M
     if model is None:
         if described.model is None:
             raise ModelError("this model was made from Python and has no name: give a network like it as model=")
+        if described.model.own and not allow_code:
+            refuse_code([described.model.name], str(folder / "export.toml"))
         model = described.model.build(shape, described.outputs, seed=0).to(getattr(torch, described.precision))
     try:
         model.load_state_dict(load_tensors(content))

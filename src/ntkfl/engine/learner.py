@@ -75,7 +75,11 @@ class Learner:
 
 
 def draw_cohort(seed: int, count: int, size: int, *labels: int) -> list[int]:
-    """`size` of `count` clients, ascending, drawn for the round (and attempt) that the labels name."""
+    """`size` of `count` clients, ascending, drawn for the round (and attempt) that the labels name.
+
+    The server tells the cohort to all who take part. It is a secret, if anybody's, towards those who see models alone,
+    and then as good a one as the server's seed (63 bits of a hash of it).
+    """
     rng = np.random.Generator(np.random.PCG64(derive(seed, "cohort", *labels)))
     return sorted(int(i) for i in rng.choice(count, size, replace=False))
 

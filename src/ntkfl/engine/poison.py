@@ -114,6 +114,7 @@ class Liars:
 
     def _lie(self, method: Method, task: Task, asked: Message, reply: Message, client: Client) -> Message:
         kind, scale = self.poison.kind, self.poison.scale
+        seed = client.randomness.seed("lies")  # nothing secret rests on what a simulated liar makes up
         if kind in ("not-finite", "extreme"):
             return _with_numbers(reply, lambda a: a * 1e30 if kind == "extreme" else a * float("nan"))
         if isinstance(method, NTKFL):
@@ -125,10 +126,10 @@ class Liars:
                 labels = torch.nn.functional.one_hot(client.y.cpu(), task.outputs) if client.y.ndim == 1 else client.y
                 return replace(reply, arrays={**reply.arrays, "labels": scale * labels.to(task.like.dtype)})
             if kind in ("random", "sign-flip"):
-                draws = torch.Generator().manual_seed(client.seed + 1) if kind == "random" else None
-                return _with_jacobian(method, task, reply, _change(kind, scale, client.seed), draws)
+                draws = torch.Generator().manual_seed(seed + 1) if kind == "random" else None
+                return _with_jacobian(method, task, reply, _change(kind, scale, seed), draws)
         elif isinstance(method, LocalTraining) and kind in ("random", "sign-flip") and reply.arrays:
-            return _with_update(method, task, asked, reply, client, _change(kind, scale, client.seed))
+            return _with_update(method, task, asked, reply, client, _change(kind, scale, seed))
         return reply
 
 

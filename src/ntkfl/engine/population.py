@@ -39,7 +39,7 @@ class Population:
         rows = self.drawn(i, number)
         if len(rows) < len(y):
             x, y = x[rows.to(x.device)], y[rows.to(y.device)]
-        return Client(i, x, y, SeededDraws(self.seed, i).training(number), dict(memory))
+        return Client(i, x, y, SeededDraws(self.seed, i).randomness(number), dict(memory))
 
     def drawn(self, i: int, number: int) -> Tensor:
         """Which of its samples client i uses in round `number`, int64 [n].

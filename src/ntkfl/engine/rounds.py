@@ -62,9 +62,11 @@ def record_of(
     clients: Sequence[int] | Sequence[str],
 ) -> Record:
     """What every record says of its round; `failed` only where a client did, by name and with the reason, `rejected`
-    only where rows or updates were, by why.
+    only where rows or updates were, by why, and `repeated_rows` only where there were some.
     """
     rejected: Record = {"rejected": dict(traffic.rejected)} if traffic.rejected else {}
+    if traffic.repeated:
+        rejected["repeated_rows"] = traffic.repeated
     if traffic.rejected_clients:
         rejected["rejected_clients"] = traffic.rejected_clients
     return (

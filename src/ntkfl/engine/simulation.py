@@ -83,6 +83,8 @@ def train(
     note = engine.check_memory()
     if on_start:
         on_start(note)
+        if method.noise:
+            on_start("noise follows from the seed and hides nothing: an ε of this run is a simulation's")
     settings = dict(config) if config is not None else describe(model, fed, method, clients_per_round, seed, hold_out)
     settings |= {"rounds": rounds, "stop_at": stop_at, "shape": engine.shape()}
     if poison is not None:

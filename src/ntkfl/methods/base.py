@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from ntkfl.errors import ConfigError, NumericalError
+from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.stages import Stages
 from ntkfl.tangent import Jacobian, jacobian, plan_jacobian
 from ntkfl.tangent.losses import LOSSES, per_sample, targets
@@ -31,14 +32,14 @@ State = dict[str, Tensor]  # what the server keeps between rounds; "weights" [d]
 Outgoing = Message | Mapping[int, Message]  # one message for all clients, or one for each by client id
 
 
-@dataclass
+@dataclass(slots=True)
 class Client:
-    """One client's data, its own random seed for the round, and what it keeps between rounds."""
+    """One client's data, its own randomness for the round, and what it keeps between rounds."""
 
     id: int
     x: Tensor
     y: Tensor
-    seed: int
+    randomness: Randomness
     memory: State = field(default_factory=dict)
     statistics: Tensor | None = None  # of batch normalisation, after local training
 

@@ -109,5 +109,6 @@ class DataShare(FedAvg):
         x, y = task.shared
         if self.shared_portion == 1:
             return x, y
+        # Which of the server's own samples a client is given is no secret of the client's.
         rows = torch.randperm(len(y), generator=torch.Generator().manual_seed(client))[: self._size(task)]
         return x[rows], y[rows]

@@ -137,20 +137,25 @@ class FedAvg(LocalTraining):
     def answer(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
         w = take_vector(message, "weights", "weights", task.like)
         result = self.train(task, w, clients)
+        question = b"" if self.clip is None else message.encode()
         replies = []
         for client, w_m, loss in zip(clients, *result, strict=True):
-            arrays = self.pack("weights", self._hidden(client, w_m, w), w) | self._told(client, loss)
+            arrays = self.pack("weights", self._hidden(client, w_m, w, question), w) | self._told(client, loss)
             replies.append(Message("update", message.round, arrays))
         return replies
 
-    def _hidden(self, client: Client, w_m: Tensor, w: Tensor) -> Tensor:
-        """w + clip(w_m − w) + noise, where there is to be noise; w_m otherwise."""
+    def _hidden(self, client: Client, w_m: Tensor, w: Tensor, question: bytes) -> Tensor:
+        """w + clip(w_m − w) + noise, where there is to be noise; w_m otherwise.
+
+        The noise is of the question: a server that sends other weights within the round must not get the same noise on
+        another update, and the first update's difference from it in plain.
+        """
         if self.clip is None:
             return w_m
         if client.statistics is not None:
             raise ConfigError("statistics of batch normalisation travel without noise: use a network without them")
-        draws = torch.Generator().manual_seed(client.seed)
-        return w + noisy_rows((w_m - w).unsqueeze(0), self.clip, self.noise, draws)[0]
+        own = client.randomness.for_question(question)
+        return w + noisy_rows((w_m - w).unsqueeze(0), self.clip, self.noise, own)[0]
 
     def _told(self, client: Client, loss: Tensor) -> dict[str, Tensor]:
         """Beside a noisy update, nothing of the client's own: no loss, and no number of samples."""

@@ -30,9 +30,9 @@ def train_locally(
 ) -> LocalResult:
     """`steps` steps of stochastic gradient descent by each client from `start` [d] (or its own start, [M, d]).
 
-    Batches are drawn without replacement, epoch after epoch, from each client's own seed; a client with no more samples
-    than `batch_size` uses all of them at each step. Where `steps` differ between clients, one that is done stays where
-    it is. `adjust` changes gradients before the step (FedProx, SCAFFOLD).
+    Batches are drawn without replacement, epoch after epoch, from each client's own randomness; a client with no more
+    samples than `batch_size` uses all of them at each step. Where `steps` differ between clients, one that is done
+    stays where it is. `adjust` changes gradients before the step (FedProx, SCAFFOLD).
     `batched=False` runs the same numbers a client at a time: the reference, and the way for models vmap cannot batch.
     """
     counts = [steps] * len(clients) if isinstance(steps, int) else list(steps)

@@ -45,7 +45,7 @@ def train_in_training_mode(
 ) -> LocalResult:
     """As `train_locally`, in training mode. Each client's running statistics end up in `client.statistics`.
 
-    What is dropped out follows the client's own seed.
+    What is dropped out follows the client's randomness through torch's generator: it repeats, and is no secret.
     """
     flags = [(module, module.training) for module in task.model.modules()]
     weights, losses = start.expand(len(clients), -1).clone(), start.new_zeros(len(clients))
@@ -54,7 +54,7 @@ def train_in_training_mode(
         for i, client in enumerate(clients):
             devices = [start.device] if start.device.type == "cuda" else []
             with torch.random.fork_rng(devices=devices):
-                torch.manual_seed(client.seed)
+                torch.manual_seed(client.randomness.seed("dropout"))
                 alone = None if adjust is None else _share(adjust, i, weights)
                 losses[i] = _descend(task, weights[i], client, steps[i], lr, batch_size, alone)
     finally:
@@ -100,10 +100,6 @@ def _share(adjust: Adjustment, i: int, weights: Tensor) -> Callable[[Tensor], Te
 def batch_order(client: Client, steps: int, batch_size: int) -> Tensor:
     """Rows for each step, [steps, b], epoch after epoch of the client's own permutations."""
     n, b = len(client), min(len(client), batch_size)
-    generator = torch.Generator().manual_seed(client.seed)
     per_epoch = n // b
-    epochs = [
-        torch.randperm(n, generator=generator)[: per_epoch * b].view(per_epoch, b)
-        for _ in range(-(-steps // per_epoch))
-    ]
-    return torch.cat(epochs)[:steps] if epochs else torch.empty(0, b, dtype=torch.int64)
+    orders = torch.from_numpy(client.randomness.orders("batches", -(-steps // per_epoch), n))
+    return orders[:, : per_epoch * b].reshape(-1, b)[:steps]

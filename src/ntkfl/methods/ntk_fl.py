@@ -174,12 +174,12 @@ class NTKFL(Method):
         ]
 
     def private(self, task: Task, client: Client) -> Client:
-        """With its noisy copy in place of its samples: the same one at every exchange of a round, by its seed."""
+        """With its noisy copy in place of its samples: the same one at every exchange of a round."""
         if self.clip is None and not self.label_flip:
             return client
-        draws = torch.Generator().manual_seed(client.seed)
-        x = client.x if self.clip is None else noisy_rows(client.x, self.clip, self.noise, draws)
-        return replace(client, x=x, y=flip_labels(client.y, task.outputs, self.label_flip, draws))
+        own = client.randomness
+        x = client.x if self.clip is None else noisy_rows(client.x, self.clip, self.noise, own)
+        return replace(client, x=x, y=flip_labels(client.y, task.outputs, self.label_flip, own))
 
     def _evolve(self, task: Task, J: Jacobian, f0: Tensor, y: Tensor) -> Evolution:
         if self.logit_adjustment and not y.is_floating_point():

@@ -6,9 +6,9 @@ Clients send their gradient with every value rounded at random, and without bias
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from functools import partial
 from typing import ClassVar
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -18,8 +18,6 @@ from ntkfl.methods.base import Client, Outcome, Outgoing, State, Task, check_fin
 from ntkfl.methods.fedavg import LocalTraining, mean_loss, report, take_vector
 from ntkfl.wire import Message
 from ntkfl.wire.quantize import CODINGS, NORMS, decode_levels, dequantize, encode_levels, norm_count, quantize
-
-_DITHER = 1  # tells the draws of the quantiser from those of the batches, which have the same seed
 
 
 class Compression(LocalTraining):
@@ -51,8 +49,8 @@ class Compression(LocalTraining):
 
     def compress(self, vector: Tensor, client: Client) -> dict[str, Tensor]:
         """Q(vector) as arrays of a message, rounded by the client's own draws."""
-        draws = np.random.default_rng([client.seed, _DITHER])
-        levels, norms = quantize(vector, self.bits, draws, self.norm, self.bucket)
+        uniform = partial(client.randomness.uniforms, "quantisation")
+        levels, norms = quantize(vector, self.bits, uniform, self.norm, self.bucket)
         codes = encode_levels(levels, self.bits, self.coding)
         return {"codes": torch.from_numpy(codes), "norms": torch.from_numpy(norms)}
 

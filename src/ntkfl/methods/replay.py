@@ -45,7 +45,7 @@ def balanced(y: Tensor, per_class: int, outputs: int, *seed: int) -> Tensor:
     """Indices of `per_class` rows of every class there is, repeated where a class has fewer; of as many rows in all
     where targets are real-valued.
     """
-    draws = np.random.default_rng(seed)
+    draws = np.random.default_rng(seed)  # the server's own choice among rows it keeps: no secret
     if y.is_floating_point():
         wanted = per_class * outputs
         rows = draws.choice(len(y), wanted, replace=len(y) < wanted)

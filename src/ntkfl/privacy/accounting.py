@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -18,7 +18,8 @@ from ntkfl.errors import ConfigError
 
 _GRID = 1e-3  # of privacy losses; rounded so that ε is never too small
 _LARGE = 40.0  # beyond, ε are added up: no guarantee worth a finer one
-_WHOLE = "noise is drawn from the client's own randomness and never shown (a simulation derives it from its seed)"
+_DEPLOYED = "each client's noise in a round comes from 32 bytes of its operating system's randomness, never shown"
+SIMULATED = "simulated: the noise follows from the run's seed and hides nothing; ε is what a deployment would have"
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,12 @@ class Guarantee:
     unit: str
     against: str
     assumptions: tuple[str, ...]
+    simulated: bool = False
 
     def __str__(self) -> str:
         size = "no finite ε" if math.isinf(self.epsilon) else f"ε = {self.epsilon:.3g}"
-        return f"{size} at δ = {self.delta:.0e} for a {self.unit}, against {self.against}"
+        of = " (simulated)" if self.simulated else ""
+        return f"{size}{of} at δ = {self.delta:.0e} for a {self.unit}, against {self.against}"
 
 
 def row_epsilon(noise: float, flip: float, classes: int, delta: float, times: int = 1) -> float:
@@ -94,19 +97,31 @@ def composed(epsilon: float, delta: float, times: int, target: float) -> float:
 
 
 def record_guarantees(
-    noise: float, flip: float, classes: int, *, times: int, rate: float, rows: int, shuffle: bool, delta: float = 1e-5
+    noise: float,
+    flip: float,
+    classes: int,
+    *,
+    times: int,
+    rate: float,
+    rows: int,
+    shuffle: bool,
+    delta: float = 1e-5,
+    simulated: bool = False,
 ) -> list[Guarantee]:
     """Of NTK-FL with noise: a record against the aggregator, in one round it is drawn in, then over a run.
 
     `times` is how many rounds the record's client takes part in, `rate` the part β of its samples drawn in each,
-    `rows` the least number of rows that a round's shuffler mixes.
+    `rows` the least number of rows that a round's shuffler mixes. A `simulated` run's noise follows from its seed.
     """
     if noise == 0:
         return []
-    whole = (_WHOLE, "inputs, outputs, Jacobian, label and candidate losses all come from one noisy copy a round")
+    whole = (
+        SIMULATED if simulated else _DEPLOYED,
+        "inputs, outputs, Jacobian, label and candidate losses all come from one noisy copy a round",
+    )
     if flip == 0:
         why = "labels are sent as they are, and with them part of every record: set label_flip"
-        return [Guarantee(math.inf, delta, "record", "the aggregator", (why,))]
+        return [Guarantee(math.inf, delta, "record", "the aggregator", (why,), simulated)]
     one = row_epsilon(noise, flip, classes, delta)
     many = row_epsilon(noise, flip, classes, delta, times)
     drawn = "the record is drawn in every round its client takes part in" if rate < 1 else "every sample is used"
@@ -121,11 +136,11 @@ def record_guarantees(
         found.append(Guarantee(epsilon, delta, "record", f"the aggregator, {times} rounds, sampled", (*whole, secret)))
     if shuffle:
         found += _behind_shuffler(noise, flip, classes, times, rate, rows, delta, whole)
-    return found
+    return [replace(guarantee, simulated=simulated) for guarantee in found]
 
 
 def client_guarantees(
-    noise: float, *, cohort: int, clients: int, rounds: int, times: int, delta: float = 1e-5
+    noise: float, *, cohort: int, clients: int, rounds: int, times: int, delta: float = 1e-5, simulated: bool = False
 ) -> list[Guarantee]:
     """Of an averaging method with noise on updates: a client against the aggregator, and against who sees models alone.
 
@@ -140,12 +155,13 @@ def client_guarantees(
     event: Any = accounting.SampledWithoutReplacementDpEvent(clients, cohort, total)
     accountant.compose(event, rounds)
     outside = float(accountant.get_epsilon(delta))
-    sampled = "cohorts are drawn uniformly without replacement and kept from the adversary"
+    whole = SIMULATED if simulated else _DEPLOYED
+    sampled = "cohorts are drawn uniformly without replacement and kept from the adversary, as is the server's seed"
     honest = "all of a cohort add their noise, and the aggregator shows averages alone"
     return [
-        Guarantee(one, delta, "client", "the aggregator, one round", (_WHOLE,)),
-        Guarantee(many, delta, "client", f"the aggregator, {times} rounds", (_WHOLE,)),
-        Guarantee(outside, delta, "client", f"who sees all {rounds} models", (_WHOLE, honest, sampled)),
+        Guarantee(one, delta, "client", "the aggregator, one round", (whole,), simulated),
+        Guarantee(many, delta, "client", f"the aggregator, {times} rounds", (whole,), simulated),
+        Guarantee(outside, delta, "client", f"who sees all {rounds} models", (whole, honest, sampled), simulated),
     ]
 
 

@@ -26,6 +26,9 @@ class Stages(Options):
     sparsity: float = Field(0.0, ge=0, lt=1, description="part of an upload's smallest values that is left out")
     values: str = Field("float32", description="how the values kept by sparsification travel: float32, float16 or 8bit")
     shuffle: bool = Field(False, description="send replies sealed and in random order through a shuffler")
+    distinct_rows: bool = Field(
+        False, description="shuffled: of equal rows of samples, one counts; costs data whose records repeat"
+    )
     clip: float | None = Field(
         None, gt=0, description="bound on the 2-norm of what noise hides: a sample's input, or a client's update"
     )

@@ -7,7 +7,6 @@ report of the same run need not compute them again. Where something is missing, 
 from __future__ import annotations
 
 import json
-import random
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -17,9 +16,9 @@ from torch import Tensor, nn
 
 from ntkfl.data.catalog import locate
 from ntkfl.engine.config import Prepared, RunConfig, prepare
+from ntkfl.engine.draws import SeededDraws
 from ntkfl.engine.folder import RunFolder, write_atomically
 from ntkfl.engine.reading import parse_json
-from ntkfl.engine.seeds import derive
 from ntkfl.errors import NTKFLError, RunFolderError
 from ntkfl.methods.statistics import NAME, load_statistics
 from ntkfl.privacy.projection import RunSecret
@@ -72,10 +71,9 @@ def _rebuildable(folder: RunFolder) -> RunConfig:
         raise RunFolderError("the run has not begun")
     if not folder.config().get("simulation"):
         raise RunFolderError("a deployment's data are its clients' own")
-    config = RunConfig.read(folder.path / "config.toml")
-    for what, name in (("network", config.model.name), ("dataset", config.data.dataset)):
-        if ":" in name:
-            raise RunFolderError(f"the {what} {name} is code of its user's, which a report does not run")
+    config = RunConfig.read(folder.path / "config.toml", allow_code=True)  # read, and refused below
+    if config.code:
+        raise RunFolderError(f"{' and '.join(config.code)} is code of its user's, which a report does not run")
     if locate(config.data.dataset) is None:
         name = config.data.dataset
         raise RunFolderError(f"{name} is not on this machine; with `ntkfl data fetch {name}` the next report has it")
@@ -126,8 +124,7 @@ def _rows(config: RunConfig, ready: Prepared, round: int, clients: list[int]) ->
     parts = []
     for i in clients:
         x, y = fed.client(i)
-        draw = random.Random(derive(config.seed, "subsample", i, round))
-        parts.append(x[subsample(len(y), method.subsample_rate, draw)])
+        parts.append(x[subsample(len(y), method.subsample_rate, SeededDraws(config.seed, i).subsampling(round))])
     x = torch.cat(parts)
     x = x[:: -(-len(x) // ROWS)]
     if x.is_floating_point():

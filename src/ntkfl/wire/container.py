@@ -5,7 +5,8 @@
     the arrays' bytes, little-endian, in that order | CRC-32 of all before it, u32
 
 Integers are little-endian. Nothing is trusted: every size is checked against the bytes that are there before anything
-is allocated, and a message that does not end exactly where it should is refused.
+is allocated, and a message that does not end exactly where it should is refused. An array costs time to make however
+empty it is, so a message has at most 64 of them, and one more for every 4 KiB: what a byte costs to read is bounded.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from ntkfl.errors import MessageError
 MAGIC = b"NTKF"
 VERSION = 1
 MOST_DIMENSIONS = 8
+MOST_ARRAYS = 64  # of a small message
+_ARRAY_BYTES = 4096  # of a large one, for each more
 _HEADER = struct.Struct("<4sBBIH")
 _CRC = struct.Struct("<I")
 _DTYPES = (
@@ -41,21 +44,35 @@ _CODE = {dtype: i for i, (dtype, _) in enumerate(_DTYPES)}
 
 def pack(kind: int, round: int, arrays: Mapping[str, Tensor]) -> bytes:
     """The container's bytes. Arrays may live on any device and have any strides."""
-    parts: list[bytes | memoryview] = [_HEADER.pack(MAGIC, VERSION, kind, round, len(arrays))]
-    data: list[memoryview] = []
+    parts: list[bytes | memoryview] = [pack_header(kind, round, arrays)]
+    for tensor in arrays.values():
+        dtype = _DTYPES[_CODE[tensor.dtype]][1]
+        values = np.ascontiguousarray(tensor.detach().cpu().numpy().astype(dtype, copy=False))
+        parts.append(values.reshape(-1).view(np.uint8).data)
+    size = sum(map(len, parts)) + _CRC.size
+    if len(arrays) > most_arrays(size):
+        raise MessageError(f"{len(arrays)} arrays in {size} bytes are more than a message may have: use codec 'dense'")
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    return b"".join((*parts, _CRC.pack(crc)))
+
+
+def pack_header(kind: int, round: int, arrays: Mapping[str, Tensor]) -> bytes:
+    """What stands before the arrays' own bytes: kind and round, and each array's name, type and shape."""
+    parts = [_HEADER.pack(MAGIC, VERSION, kind, round, len(arrays))]
     for name, tensor in arrays.items():
         label = name.encode("ascii")
         if tensor.dtype not in _CODE:
             raise MessageError(f"array {name!r} has type {tensor.dtype}, which messages do not carry")
-        code = _CODE[tensor.dtype]
-        values = np.ascontiguousarray(tensor.detach().cpu().numpy().astype(_DTYPES[code][1], copy=False))
-        parts.append(struct.pack(f"<B{len(label)}sBB", len(label), label, code, tensor.ndim))
+        parts.append(struct.pack(f"<B{len(label)}sBB", len(label), label, _CODE[tensor.dtype], tensor.ndim))
         parts.append(struct.pack(f"<{tensor.ndim}I", *tensor.shape))
-        data.append(values.reshape(-1).view(np.uint8).data)
-    crc = 0
-    for part in (*parts, *data):
-        crc = zlib.crc32(part, crc)
-    return b"".join((*parts, *data, _CRC.pack(crc)))
+    return b"".join(parts)
+
+
+def most_arrays(size: int) -> int:
+    """That a message of `size` bytes may have."""
+    return MOST_ARRAYS + size // _ARRAY_BYTES
 
 
 def unpack(payload: bytes) -> tuple[int, int, dict[str, Tensor]]:
@@ -67,6 +84,8 @@ def unpack(payload: bytes) -> tuple[int, int, dict[str, Tensor]]:
         raise MessageError("not a message: it does not begin with the mark of one")
     if version != VERSION:
         raise MessageError(f"message version {version}; this side speaks version {VERSION}")
+    if count > most_arrays(len(payload)):
+        raise MessageError(f"{count} arrays in {len(payload)} bytes are more than a message may have")
     body = memoryview(payload)[: -_CRC.size]
     if zlib.crc32(body) != _CRC.unpack_from(payload, len(body))[0]:
         raise MessageError("the message was damaged on its way: its checksum does not match")

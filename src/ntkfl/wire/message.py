@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ntkfl.errors import MessageError, NotFinite
-from ntkfl.wire.container import pack, unpack
+from ntkfl.wire.container import pack, pack_header, unpack
 
 # What a message is for; the position is the byte on the wire.
 KINDS = ("weights", "upload", "candidates", "losses", "update", "data", "evaluate", "counts")
@@ -26,6 +26,10 @@ class Message:
 
     def encode(self) -> bytes:
         return pack(KINDS.index(self.kind), self.round, self.arrays)
+
+    def header(self) -> bytes:
+        """What its encoding begins with: kind, round, and the names, types and shapes of its arrays."""
+        return pack_header(KINDS.index(self.kind), self.round, self.arrays)
 
     @staticmethod
     def decode(payload: bytes) -> Message:

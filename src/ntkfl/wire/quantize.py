@@ -14,6 +14,7 @@ there, and then follows which of them really do.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ NORMS = ("l2", "max")
 CODINGS = ("fixed", "elias")
 
 Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Levels = NDArray[np.int32]
 Norms = NDArray[np.float32]
@@ -43,9 +45,12 @@ def norm_count(n: int, bucket: int | None) -> int:
 
 
 def quantize(
-    vector: Tensor, bits: int, generator: np.random.Generator, norm: str = "l2", bucket: int | None = None
+    vector: Tensor, bits: int, uniform: Callable[[int], Floats], norm: str = "l2", bucket: int | None = None
 ) -> tuple[Levels, Norms]:
-    """Levels [n] and norms [buckets] of a vector [n]. Norms are rounded up to float32, so that no level exceeds s."""
+    """Levels [n] and norms [buckets] of a vector [n]. Norms are rounded up to float32, so that no level exceeds s.
+
+    `uniform(count)` draws numbers in [0, 1), [count].
+    """
     values = vector.detach().cpu().double().numpy()
     if not np.isfinite(values).all():
         raise NumericalError("a vector to quantise has values that are not finite: the training diverged")
@@ -62,7 +67,7 @@ def quantize(
         raise NumericalError("a vector to quantise is too large for float32: the training diverged")
     wanted = top_level(bits) * (rows / np.where(norms > 0, norms, 1.0).astype(np.float64)[:, None])
     levels = np.floor(wanted)
-    levels += generator.random(rows.shape) < wanted - levels
+    levels += uniform(rows.size).reshape(rows.shape) < wanted - levels
     return np.copysign(levels.reshape(-1)[:n], values).astype(np.int32), norms
 
 

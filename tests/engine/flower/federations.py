@@ -40,7 +40,9 @@ def member(run: FlowerRun, folder: Path, number: int, read: Callable[[], Batch] 
     terms = Terms(**run.model_dump(include=set(Terms.model_fields)))
     source = read or (lambda: fed.client(number))
     draws = SeededDraws(run.seed, number)
-    return Member(terms, folder / f"client-{number}", source, number=number, clients=4, draws=draws, **others)
+    return Member(
+        terms, folder / f"client-{number}", source, number=number, clients=4, draws=draws, allow_code=True, **others
+    )
 
 
 def apps(run: FlowerRun, folder: Path, **others: Any) -> dict[int, App]:
@@ -49,7 +51,7 @@ def apps(run: FlowerRun, folder: Path, **others: Any) -> dict[int, App]:
 
 def deployed(grid: LocalGrid, run: FlowerRun, out: Path, say: Callable[[str], None] = lambda line: None) -> Deployed:
     nodes = {f"client-{i}": node for i, node in enumerate(NODES)}
-    return Deployed(grid, nodes, run, out, test=digits().test, say=say)
+    return Deployed(grid, nodes, run, out, test=digits().test, say=say, allow_code=True)
 
 
 def simulated(run: FlowerRun, **others: Any) -> ntkfl.Run:
@@ -57,7 +59,7 @@ def simulated(run: FlowerRun, **others: Any) -> ntkfl.Run:
     fed = digits()
     method = build_method(run.method)
     options = {"rounds": run.rounds, "clients_per_round": run.clients_per_round, "seed": run.seed}
-    return ntkfl.train(run.build_model(run.seed), fed, method, **(options | others))
+    return ntkfl.train(run.build_model(run.seed, allow_code=True), fed, method, **(options | others))
 
 
 def distance(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> float:

@@ -23,6 +23,8 @@ from .local_grid import LocalGrid
 CASES: dict[str, dict[str, Any]] = {name: {"name": name} for name in METHODS if name != "cp-ntk-fl"} | {
     "ntk-fl": NTK,
     "ntk-fl, subsampled and sparsified": NTK | {"subsample_rate": 0.5, "sparsity": 0.8, "values": "8bit"},
+    "ntk-fl, with noise": NTK | {"clip": 1.0, "noise": 0.5},
+    "fedavg, with noise": {"name": "fedavg", "local_steps": 3, "clip": 1.0, "noise": 0.1},
 }
 
 
@@ -51,7 +53,8 @@ def test_batch_normalisation_travels_with_the_weights(tmp_path: Path) -> None:
         here = simulated(run)
         assert distance(here.model, load_file(tmp_path / "run" / "model.safetensors")) < 1e-6
         # Without a test set the round's clients count: the averaged weights with their own statistics.
-        counted = Deployed(server.grid, dict(zip(server.names, NODES, strict=True)), run, tmp_path / "counted")
+        nodes = dict(zip(server.names, NODES, strict=True))
+        counted = Deployed(server.grid, nodes, run, tmp_path / "counted", allow_code=True)
         record = counted.run()[-1]
     fed, seen = digits(), [int(name[-1]) for name in record["clients"]]
     x, y = (torch.cat(part) for part in zip(*(fed.client(i) for i in seen), strict=True))

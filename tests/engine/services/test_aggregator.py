@@ -23,6 +23,7 @@ from ntkfl.engine.services.trial import Trial, init
 from ntkfl.errors import ConfigError, Refused, RunFolderError, TooFew, TrustError
 from ntkfl.methods import Client
 from ntkfl.privacy.batches import Status
+from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.rows import Announced, BatchKey, open_row, seal_rows, unpack_rows
 from ntkfl.privacy.sealing import SealingKey
 from ntkfl.privacy.shuffling import Shuffler
@@ -44,7 +45,10 @@ class Here:
         self.shuffler = Shuffler(clock=lambda: float(next(ticks)))
         self.recorded: list[tuple[Announced, list[bytes]]] = []
         torch.manual_seed(0)
-        self.people = [Client(i, torch.randn(6, 5).double(), torch.arange(6) % 3, seed=i) for i in range(len(names))]
+        self.people = [
+            Client(i, torch.randn(6, 5).double(), torch.arange(6) % 3, Randomness.simulated(i))
+            for i in range(len(names))
+        ]
 
     def clients(self, role: str) -> list[str]:
         return self.names if role == "client" else []

@@ -25,6 +25,7 @@ from ntkfl.engine.services.evaluation import question
 from ntkfl.engine.services.participant import Participant
 from ntkfl.errors import NTKFLError, Refused
 from ntkfl.methods import Client
+from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.rows import Announced, BatchKey
 from ntkfl.wire import Message
 
@@ -48,7 +49,7 @@ class Cheat(FlowerAggregator):
 
     def ask(self, key: BatchKey, cohort: tuple[str, ...] = COHORT, message: Message | None = None) -> Announcement:
         message = self.weights() if message is None else message
-        nobody = Client(0, *self._made_up_sample(), seed=0)
+        nobody = Client(0, *self._made_up_sample(), Randomness.simulated(0))
         template = Template.of(self.method, self.method.answer(self.task, message, [nobody])[0])
         return Announcement(
             "exchange", key, self._batch(key, cohort, template.sealed_bytes), message, self.opener.public

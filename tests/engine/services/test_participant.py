@@ -191,6 +191,7 @@ def test_a_round_that_is_tried_again_sees_other_samples(client: tuple[Participan
     assert own._sampled(BatchKey(1, EVALUATION), 1, 0) is first
     second = own._sampled(BatchKey(2, 0), 1, 100)  # the same round of training
     assert second is not first
+    assert second.randomness.seed("noise") != first.randomness.seed("noise")  # a round's noise is its own
     assert not torch.equal(second.x, first.x)
     with pytest.raises(ConfigError, match="not there at its beginning"):
         own._sampled(BatchKey(1, 1), 1, 100)
@@ -202,7 +203,7 @@ def test_a_round_that_is_tried_again_sees_other_samples(client: tuple[Participan
 def test_a_client_draws_from_its_operating_system() -> None:
     draws = SystemDraws()
     assert isinstance(draws.subsampling(1), random.SystemRandom)
-    assert draws.training(1) != draws.training(1)
+    assert draws.randomness(1).seed("batches") != draws.randomness(1).seed("batches")
 
 
 @pytest.mark.parametrize(

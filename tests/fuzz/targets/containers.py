@@ -127,7 +127,7 @@ def _joined(rows: tuple[bytes, ...]) -> Callable[[bytes], None]:
 def _levels(coding: str, bits: int) -> Target:
     sizes = (1, 33, 300)
     vectors = [torch.randn(n) * (torch.rand(n) < 0.3) for n in sizes]
-    levels = [quantize(v, bits, np.random.default_rng(0))[0] for v in vectors]
+    levels = [quantize(v, bits, np.random.default_rng(0).random)[0] for v in vectors]
     seeds = tuple(bytes([i]) + encode_levels(own, bits, coding).tobytes() for i, own in enumerate(levels))
 
     def check(data: bytes) -> None:

@@ -13,6 +13,7 @@ from ntkfl.engine.services.evaluation import add_up, counts, question
 from ntkfl.methods import METHODS, Client, Method, Outcome, Task
 from ntkfl.methods.base import Outgoing
 from ntkfl.methods.statistics import answer, converse
+from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
 
 from ..target import Target
@@ -47,7 +48,7 @@ def _task() -> Task:
 
 
 def _clients() -> list[Client]:
-    return [Client(i, torch.randn(3 + i, 5), torch.randint(0, 3, (3 + i,)), seed=i) for i in range(2)]
+    return [Client(i, torch.randn(3 + i, 5), torch.randint(0, 3, (3 + i,)), Randomness.simulated(i)) for i in range(2)]
 
 
 def _score(message: Message) -> None:

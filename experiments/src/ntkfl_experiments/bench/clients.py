@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ntkfl.methods.base import Client, Task
 from ntkfl.methods.local import train_locally
 from ntkfl.models import mlp
+from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent.parameters import flatten
 from ntkfl_experiments.bench.inputs import fashion, synthetic
 from ntkfl_experiments.bench.race import race
@@ -27,7 +28,7 @@ def clients(setting: Setting) -> list[Row]:
     torch.manual_seed(0)
     model = mlp(side * side, hidden, 10).to(setting.device)
     x, y = x.to(setting.device), y.to(setting.device)
-    cohort = [Client(i, x[i * n : (i + 1) * n], y[i * n : (i + 1) * n], seed=i) for i in range(M)]
+    cohort = [Client(i, x[i * n : (i + 1) * n], y[i * n : (i + 1) * n], Randomness.simulated(i)) for i in range(M)]
     task, start = Task(model, 10, "ce"), flatten(model)
     timed = race(
         {
@@ -99,7 +100,7 @@ def _loop(model: nn.Module, cohort: list[Client], epochs: int, batch: int | None
 def _float64_difference(model: nn.Module, cohort: list[Client], steps: int) -> float:
     """Batched against the loop in float64, where rounding hardly ever meets a kink: the same algorithm?"""
     exact = copy.deepcopy(model).double()
-    doubled = [Client(c.id, c.x.double(), c.y, c.seed) for c in cohort]
+    doubled = [Client(c.id, c.x.double(), c.y, c.randomness) for c in cohort]
     start, theirs = flatten(exact), _loop(exact, doubled, steps)
     ours = train_locally(Task(exact, 10, "ce"), start, doubled, steps, _LR, len(cohort[0])).weights
     return float((ours - theirs).norm() / (theirs - start).norm())

@@ -8,6 +8,7 @@ from torch import Tensor
 from ntkfl.engine.conversation import play_round
 from ntkfl.methods import NTKFL, Client, Task
 from ntkfl.models import mlp
+from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent import PAPER_STEPS, Evolution, concatenate, evolve, jacobian
 from ntkfl.tangent.losses import targets
 from ntkfl.wire import Message
@@ -40,7 +41,7 @@ class _Case:
         parts = torch.split(self.x, self.N // _CLIENTS), torch.split(self.y, self.N // _CLIENTS)
         self.J = concatenate([jacobian(self.model, x) for x in parts[0]])
         self.task = Task(self.model, 10, "ce")
-        self.clients = [Client(i, x, y, seed=i) for i, (x, y) in enumerate(zip(*parts, strict=True))]
+        self.clients = [Client(i, x, y, Randomness.simulated(i)) for i, (x, y) in enumerate(zip(*parts, strict=True))]
 
     def update(
         self, kernel: str = "full", geometric: bool = False, tolerance: float | None = None

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ntkfl.methods import NTKFL, FedAvg
 from ntkfl.methods.base import Client, Method, Task
 from ntkfl.models import cnn, mlp
+from ntkfl.privacy.randomness import Randomness
 from ntkfl.report.curves import COLOURS
 from ntkfl.tangent import evolve, jacobian
 from ntkfl.tangent.parameters import flatten
@@ -137,7 +138,7 @@ def upload_bytes(key: Mapping[str, Any]) -> dict[str, int]:
 
 def _sent(method: Method, task: Task, x: Tensor, y: Tensor) -> int:
     question = Message("weights", 1, {"weights": task.like})
-    (answer,) = method.answer(task, question, [Client(0, x, y, 0)])
+    (answer,) = method.answer(task, question, [Client(0, x, y, Randomness.simulated(0))])
     return len(answer.encode())
 
 

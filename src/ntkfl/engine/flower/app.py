@@ -37,6 +37,7 @@ def server_app(
     on_round: OnRound | None = None,
     say: Say = print,
     history: list[Record] | None = None,
+    allow_code: bool = False,
 ) -> ServerApp:
     """Trains with the clients at `nodes`; with `federation`, an aggregator's folder, behind its shuffler."""
     app = ServerApp()
@@ -44,9 +45,9 @@ def server_app(
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         server = (
-            FlowerAggregator(federation, out, grid, nodes, say)
+            FlowerAggregator(federation, out, grid, nodes, say, allow_code=allow_code)
             if federation is not None
-            else Deployed(grid, nodes, run, out, test, say)
+            else Deployed(grid, nodes, run, out, test, say, allow_code=allow_code)
         )
         records = server.run(on_round)
         if history is not None:
@@ -56,7 +57,14 @@ def server_app(
 
 
 def join(
-    about: ClientFile, folder: Path, data: str, *, federation: Path | None, seed: int | None, say: Say
+    about: ClientFile,
+    folder: Path,
+    data: str,
+    *,
+    federation: Path | None,
+    seed: int | None,
+    say: Say,
+    allow_code: bool = False,
 ) -> ClientApp:
     """The ClientApp of the client whose folder this is; with `federation`, its folder there, behind a shuffler."""
     terms = about.terms if federation is None else Federation.read(federation).terms
@@ -67,13 +75,13 @@ def join(
         return read_own(data, images, find_factory)
 
     if federation is not None:
-        participant = Participant(federation, *read(), draws=draws, say=say)
+        participant = Participant(federation, *read(), draws=draws, say=say, allow_code=allow_code)
         if participant.name != about.name:
             raise ConfigError(f"{federation} is {participant.name}'s folder, {folder} is {about.name}'s")
         participant.hello()
         return client_app(participant)
     numbers = {"number": about.number, "clients": about.clients, "limit": int(about.max_message_mb * 1e6)}
-    member = Member(terms, folder, read, draws=draws, **numbers)
+    member = Member(terms, folder, read, draws=draws, allow_code=allow_code, **numbers)
     try:
         member.data()
     except NTKFLError as error:  # said here now, and to the server whenever it asks

@@ -42,6 +42,7 @@ class Member:
         clients: int = 1,
         draws: Draws | None = None,
         limit: int = 1 << 40,
+        allow_code: bool = False,
     ) -> None:
         self.terms, self.folder, self.read, self.number, self.limit = terms, folder, read, number, limit
         self.draws: Draws = draws or SystemDraws()
@@ -49,7 +50,7 @@ class Member:
         if self.method.shuffle or self.method.projected_dim is not None:
             raise ConfigError("a shuffled or projected method needs a key server and a shuffler: give --federation")
         smoothing = self.method.label_smoothing
-        model = terms.build_model(seed=0)
+        model = terms.build_model(seed=0, allow_code=allow_code)
         self.task = Task(model, terms.outputs, self.method.loss, total_clients=clients, label_smoothing=smoothing)
         self._data: tuple[Tensor, Tensor] | None = None
         self._round: tuple[str, int] | None = None  # the run and round that `_client` is of
@@ -78,7 +79,7 @@ class Member:
         if self._client is None or self._round != (run, asked.round):
             x, y = self.data()
             rows = subsample(len(y), self.method.subsample_rate, self.draws.subsampling(asked.round))
-            self._client = Client(self.number, x[rows], y[rows], self.draws.training(asked.round))
+            self._client = Client(self.number, x[rows], y[rows], self.draws.randomness(asked.round))
             self._round, self._asked = (run, asked.round), set()
         if not self._asked or asked.kind in self._asked:
             self._client = replace(self._client, memory=memory.before(asked.round), statistics=None)

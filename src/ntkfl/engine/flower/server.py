@@ -58,6 +58,8 @@ class Deployed:
         out: Path,
         test: Batch | None = None,
         say: Callable[[str], None] = print,
+        *,
+        allow_code: bool = False,
     ) -> None:
         self.grid, self.settings, self.out, self.say = grid, run, RunFolder(out), say
         self.names, self.nodes = list(nodes), dict(enumerate(nodes.values()))
@@ -68,7 +70,7 @@ class Deployed:
             raise ConfigError(
                 f"{run.clients_per_round} clients a round of {run.clients} to wait for, and {len(nodes)} keys are known"
             )
-        self.model = run.build_model(run.seed)
+        self.model = run.build_model(run.seed, allow_code=allow_code)
         smoothing = self.method.label_smoothing
         self.task = Task(self.model, run.outputs, self.method.loss, total_clients=len(nodes), label_smoothing=smoothing)
         self.test = None if test is None else self._checked(test)

@@ -26,9 +26,16 @@ class FlowerAggregator(Aggregator):
     """The aggregator of the federation in `folder`, with `nodes` (node ids by client name) to carry what it says."""
 
     def __init__(
-        self, folder: Path, out: Path, grid: Grid, nodes: Mapping[str, int], say: Callable[[str], None] = print
+        self,
+        folder: Path,
+        out: Path,
+        grid: Grid,
+        nodes: Mapping[str, int],
+        say: Callable[[str], None] = print,
+        *,
+        allow_code: bool = False,
     ) -> None:
-        super().__init__(folder, out, say)
+        super().__init__(folder, out, say, allow_code=allow_code)
         self._numbers = {name: number for number, name in enumerate(nodes)}
         names = list(nodes)
         self._carrier = GridCarrier(

@@ -33,6 +33,7 @@ from ntkfl.errors import ConfigError, MessageError, NumericalError, Refused, Run
 from ntkfl.methods import Client, Outcome, State, Task
 from ntkfl.methods.statistics import statistics
 from ntkfl.privacy.batches import Batch
+from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.rows import FRAME_BYTES, VERSION, Announced, BatchKey, open_row
 from ntkfl.privacy.sealing import SEAL_BYTES, SealingKey, SigningKey
 from ntkfl.version import __version__
@@ -58,7 +59,9 @@ class Deployment(Contract):
 class Aggregator:
     """The aggregator of the federation whose folder this is; the run's folder is `out`."""
 
-    def __init__(self, folder: Path, out: Path, say: Callable[[str], None] = print) -> None:
+    def __init__(
+        self, folder: Path, out: Path, say: Callable[[str], None] = print, *, allow_code: bool = False
+    ) -> None:
         self.pins, self.deployment = Federation.read(folder), Deployment.read(folder / "run.toml")
         terms, settings = self.pins.terms, self.deployment
         if settings.model_dump(include=set(Contract.model_fields)) != terms.model_dump():
@@ -79,7 +82,7 @@ class Aggregator:
         if not self.method.shuffle:
             raise ConfigError("clients send through the shuffler here: the terms need shuffle = true")
         self._inputs = self.method.model_input_shape(terms.inputs)
-        self.model = terms.build_model(settings.seed)
+        self.model = terms.build_model(settings.seed, allow_code=allow_code)
         smoothing = self.method.label_smoothing
         self.task = Task(
             self.model, terms.outputs, self.method.loss, total_clients=settings.clients, label_smoothing=smoothing
@@ -213,7 +216,7 @@ class Aggregator:
     def _converse(self, number: int, turn: int, cohort: tuple[str, ...], traffic: Traffic) -> Outcome:
         conversation = self.method.round(self.task, self.learner.state, number, range(len(cohort)))
         outgoing = next(conversation)
-        nobody = Client(0, *self._made_up_sample(), seed=0)  # shows what replies look like
+        nobody = Client(0, *self._made_up_sample(), Randomness.simulated(0))  # shows what replies look like
         for exchange in range(EVALUATION):
             if not isinstance(outgoing, Message):
                 raise ConfigError(f"{self.method.name} tells clients apart, which the shuffler is there to prevent")
@@ -229,6 +232,7 @@ class Aggregator:
             )
             traffic.uplink[_reply_kind(received, outgoing)] += sum(map(len, rows)) + FRAME_BYTES * clients
             traffic.rejected += received.rejected
+            traffic.repeated += received.repeated
             if received.rows < self.deployment.quorum:
                 raise TooFew(f"{received.rows} good rows of {len(rows)}, below the quorum of {self.deployment.quorum}")
             try:

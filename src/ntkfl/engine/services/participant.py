@@ -41,10 +41,12 @@ class Participant:
         draws: Draws | None = None,
         patience: float = 60,
         say: Callable[[str], None] = print,
+        allow_code: bool = False,
     ) -> None:
         self.pins, self.draws, self.say = Federation.read(folder), draws or SystemDraws(), say
         terms = self.pins.terms
         check_data(x, y, terms.inputs, terms.outputs)
+        model = terms.build_model(seed=0, allow_code=allow_code)  # before anybody hears of this client
         self.identity = Identity(folder, self.pins, patience)
         self.shuffler = Peer(self.pins.shuffler.url, folder / "ca.pem", patience=patience)
         self.shuffler.identify(self.identity.credential, self.identity.signing)
@@ -57,9 +59,7 @@ class Participant:
             assert projection is not None
             x = projection(x)
         self.x, self.y = x, y.to(dtype) if y.is_floating_point() else y.long()
-        self.task = Task(
-            terms.build_model(seed=0), terms.outputs, self.method.loss, label_smoothing=self.method.label_smoothing
-        )
+        self.task = Task(model, terms.outputs, self.method.loss, label_smoothing=self.method.label_smoothing)
         self.ledger = Ledger(folder, self.pins.run)
         self._client: tuple[int, Client] | None = None
         self._memory: State = {}
@@ -183,8 +183,8 @@ class Participant:
             rows = subsample(len(self.y), self.method.subsample_rate, draw)
             if len(rows) > max_rows:
                 rows = torch.tensor(sorted(draw.sample(rows.tolist(), max_rows)))
-            seed = self.draws.training(number)
-            client = Client(0, self.x[rows], self.y[rows], seed, dict(self._memory))
+            own = self.draws.randomness(number)
+            client = Client(0, self.x[rows], self.y[rows], own, dict(self._memory))
             self._client = (key.round, client)
         if self._client is None or self._client[0] != key.round:
             raise ConfigError(f"round {key.round} goes on, but this client was not there at its beginning")

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator
 from torch import nn
 
 from ntkfl.atomic import write_atomically
-from ntkfl.engine.config import ModelConfig, build_method
+from ntkfl.engine.config import ModelConfig, build_method, refuse_code
 from ntkfl.engine.services.pins import FILE, Pins
 from ntkfl.errors import ConfigError
 from ntkfl.methods import Method
@@ -44,8 +44,14 @@ class Terms(Options):
     def build_method(self) -> Method:
         return build_method(self.method)
 
-    def build_model(self, seed: int) -> nn.Module:
+    def check_code(self, allowed: bool) -> None:
+        """Terms come in folders that others made: code that they name is run where that is allowed, nowhere else."""
+        if self.model.own and not allowed:
+            refuse_code([self.model.name], "the run's [model]")
+
+    def build_model(self, seed: int, *, allow_code: bool = False) -> nn.Module:
         """The network, for inputs as it gets them; first weights drawn from `seed`."""
+        self.check_code(allow_code)
         method = self.build_method()
         shape = method.model_input_shape(self.inputs)
         model = self.model.suited(method).build(shape, self.outputs, seed)

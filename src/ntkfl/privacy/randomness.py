@@ -1,0 +1,111 @@
+"""A client's randomness for one round: a key of 32 bytes, and from it one independent stream for each purpose.
+
+A stream is SHAKE-256 of (a label, the key, the purpose, the number of a block), so nothing that one stream gives away
+says anything about another, or about the key. The generators of torch and numpy are not made for this: torch's on the
+CPU keeps 32 bits of its seed, and whoever tries all of them finds the noise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ntkfl.errors import ConfigError
+from ntkfl.privacy.binding import Secret, bind
+from ntkfl.privacy.gaussian import fine_gaussians
+
+Purpose = Literal["noise", "flips", "labels", "batches", "quantisation", "dropout", "lies"]
+Words = NDArray[np.uint64]
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+KEY_BYTES = 32
+_BLOCK = 1 << 16  # words of a stream made at once: what a stream needs beside its result does not grow with it
+
+
+class Randomness:
+    """All that one client draws in one round. The same key gives the same draws; it never shows and is never written.
+
+    Deployed clients make theirs with `fresh`, from the operating system; `simulated` repeats, and hides nothing.
+    """
+
+    __slots__ = ("_key", "_repeats")
+
+    def __init__(self, key: bytes) -> None:
+        if len(key) != KEY_BYTES:
+            raise ConfigError(f"a client's randomness is {KEY_BYTES} bytes, got {len(key)}")
+        self._key, self._repeats = Secret(key), False
+
+    @classmethod
+    def fresh(cls) -> Self:
+        """From the operating system's generator."""
+        return cls(os.urandom(KEY_BYTES))
+
+    @classmethod
+    def simulated(cls, seed: int, *labels: str | int) -> Self:
+        """Of a simulation: a function of its root seed and the labels (such as client and round), and so no secret."""
+        own = cls(hashlib.sha256(bind("ntkfl simulated randomness v1", str(seed), *map(str, labels))).digest())
+        own._repeats = True
+        return own
+
+    def for_question(self, question: bytes) -> Randomness:
+        """Other randomness for every other question: noise that two answers share would cancel in their difference.
+
+        A simulation's stays as it is: nothing is hidden there, and weights that differ in their last bits, as between
+        one process and many, are to be answered with the same noise.
+        """
+        if self._repeats:
+            return self
+        bound = bind("ntkfl randomness of a question v1", self._key.reveal(), question)
+        return Randomness(hashlib.sha256(bound).digest())
+
+    def words(self, purpose: Purpose, count: int, part: int = 0) -> Words:
+        """The first `count` 64-bit words of a stream, uint64 [count]; other parts are other streams."""
+        sizes = [min(_BLOCK, count - start) for start in range(0, count, _BLOCK)]
+        blocks = [self._block(purpose, part, i, size) for i, size in enumerate(sizes)]
+        return np.frombuffer(b"".join(blocks), dtype="<u8").astype(np.uint64)
+
+    def uniforms(self, purpose: Purpose, count: int) -> Floats:
+        """Multiples of 2^-53 in [0, 1), float64 [count]. So u < p holds at least as often as p says."""
+        return (self.words(purpose, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def gaussians(self, purpose: Purpose, count: int) -> Floats:
+        """Standard Gaussians, float64 [count]."""
+        words = self.words(purpose, count)
+        out = np.empty(count)
+        for start in range(0, count, _BLOCK):
+            out[start : start + _BLOCK] = fine_gaussians(words[start : start + _BLOCK])
+        return out
+
+    def integers(self, purpose: Purpose, count: int, below: int) -> Integers:
+        """Uniform in 0 … below − 1, int64 [count]: words beyond the last multiple of `below` are drawn again."""
+        if not 1 <= below <= 1 << 63:
+            raise ConfigError(f"integers are drawn below a number from 1 to 2^63, got {below}")
+        words = self.words(purpose, count)
+        last = np.uint64((1 << 64) // below * below - 1)
+        part = 0
+        while len(again := np.flatnonzero(words > last)):
+            part += 1
+            words[again] = self.words(purpose, len(again), part)
+        return (words % np.uint64(below)).astype(np.int64)
+
+    def orders(self, purpose: Purpose, times: int, count: int) -> Integers:
+        """Permutations of 0 … count − 1, int64 [times, count]: the order of as many words, two of which are equal with
+        a chance below count² / 2^65.
+        """
+        return np.argsort(self.words(purpose, times * count).reshape(times, count), axis=1, kind="stable")
+
+    def seed(self, purpose: Purpose) -> int:
+        """63 bits for a library's own generator: for draws that are no secret, and say nothing of the others."""
+        return int(self.words(purpose, 1)[0] >> np.uint64(1))
+
+    def _block(self, purpose: Purpose, part: int, number: int, words: int) -> bytes:
+        bound = bind("ntkfl client randomness v1", self._key.reveal(), purpose, part, number)
+        return hashlib.shake_256(bound).digest(8 * words)
+
+    def __repr__(self) -> str:
+        return "<randomness>"

@@ -1,0 +1,153 @@
+"""Folders from elsewhere name code: no command, and no function that reads one, runs it unless its user says so."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tomli_w
+import torch
+from safetensors.torch import save_file
+from typer.testing import CliRunner, Result
+
+import ntkfl
+from ntkfl.audit.capture import captures_of_run, read_capture
+from ntkfl.cli import app
+from ntkfl.engine.config import RunConfig, execute
+from ntkfl.engine.export import export
+from ntkfl.engine.reading import read_toml
+from ntkfl.errors import NTKFLError, TrustError
+
+PLANTED = """
+from pathlib import Path
+import ntkfl
+Path(__file__).with_name("taken-over").touch()
+def factory(shape, outputs):
+    return ntkfl.models.mlp(64, 4, outputs)
+def clients():
+    return ntkfl.data.load("digits").partition(ntkfl.data.IID(clients=4), seed=0)
+"""
+MODEL, DATA = "planted_by_a_stranger:factory", "planted_by_a_stranger:clients"
+TRAINED = {"rounds": 1, "clients_per_round": 2, "method": {"name": "fedavg", "local_steps": 1}}
+DIGITS = {"dataset": "digits", "partition": "iid", "clients": 4}
+REFUSED = "names code that would be imported and run here: planted_by_a_stranger:.*--allow-code.*allow_code=True"
+
+
+@pytest.fixture
+def taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file that the planted code writes when it is imported, from where a user of the folder stands."""
+    (tmp_path / "planted_by_a_stranger.py").write_text(PLANTED)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path / "taken-over"
+    sys.modules.pop("planted_by_a_stranger", None)
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def refuses(taken_over: Path, *arguments: str | Path) -> None:
+    error = run(*arguments).exception
+    assert isinstance(error, TrustError), error
+    assert error.args[0].count("\n") == 0
+    with pytest.raises(TrustError, match=REFUSED):
+        raise error
+    assert not taken_over.exists()
+
+
+def a_run(folder: Path, **changes: object) -> Path:
+    """A finished run whose settings were changed to name the planted code."""
+    execute(RunConfig(data=DIGITS, model={"hidden": [4]}, **TRAINED), out=folder, record_wire=[1])
+    values = read_toml(folder / "config.toml")
+    (folder / "config.toml").write_bytes(tomli_w.dumps(values | changes).encode())
+    return folder
+
+
+@pytest.mark.parametrize("changes", [{"model": {"name": MODEL}}, {"data": {"dataset": DATA}}])
+def test_a_runs_folder(changes: dict[str, object], tmp_path: Path, taken_over: Path) -> None:
+    folder = a_run(tmp_path / "run", **changes)
+    refuses(taken_over, "audit", folder, "--quick")
+    refuses(taken_over, "train", "--resume", "--out", folder, "--rounds", "2")
+    for read in (lambda: captures_of_run(folder, [1]), lambda: read_capture(folder, 1)):
+        with pytest.raises(TrustError, match=REFUSED):
+            read()
+    for arguments in (["report", folder, "--out", tmp_path / "page.html"], ["export", folder, "--out", tmp_path / "m"]):
+        run(*arguments)
+        assert not taken_over.exists()
+    read_capture(folder, 1, allow_code=True)
+    assert taken_over.exists()  # the attack is real
+
+
+def test_an_export(tmp_path: Path, taken_over: Path) -> None:
+    folder = export(a_run(tmp_path / "run", model={"name": MODEL}), tmp_path / "model", {})
+    with pytest.raises(TrustError, match=REFUSED):
+        ntkfl.load_exported(folder)
+    assert not taken_over.exists()
+    own = ntkfl.load_exported(folder, model=ntkfl.models.mlp(64, 4, 10))  # who brings the network needs none of theirs
+    assert not taken_over.exists()
+    x = torch.randn(3, 1, 8, 8)
+    assert torch.equal(ntkfl.load_exported(folder, allow_code=True)(x), own(x))
+    assert taken_over.exists()
+
+
+def deployment(path: Path, method: str) -> Path:
+    values = {"inputs": [64], "outputs": 10, "clients": 2, "clients_per_round": 2, "rounds": 1}
+    path.write_text(tomli_w.dumps(values | {"model": {"name": MODEL}, "method": {"name": method}}))
+    return path
+
+
+@pytest.fixture
+def own_data(tmp_path: Path) -> Path:
+    np.savez(tmp_path / "own.npz", x=np.zeros((4, 64), np.float32), y=np.arange(4))
+    return tmp_path / "own.npz"
+
+
+def test_the_folders_of_a_federation(tmp_path: Path, taken_over: Path, own_data: Path) -> None:
+    config = deployment(tmp_path / "run.toml", "cp-ntk-fl")
+    config.write_text(config.read_text() + "projected_dim = 8\n")
+    assert run("keys", "init", tmp_path / "made", "--config", config, "--clients", "2").exit_code == 0
+    client, aggregator = tmp_path / "made/clients/client-0", tmp_path / "made/aggregator"
+    refuses(taken_over, "join", client, "--data", own_data, "--patience", "0.1")
+    refuses(taken_over, "aggregate", aggregator, "--out", tmp_path / "out")
+    # Allowed, the code is run; then nobody is there to talk to.
+    allowed = run("join", client, "--data", own_data, "--patience", "0.1", "--allow-code")
+    assert isinstance(allowed.exception, NTKFLError)
+    assert not isinstance(allowed.exception, TrustError)
+    assert taken_over.exists()
+
+
+def test_the_folders_of_a_deployment_on_flower(tmp_path: Path, taken_over: Path, own_data: Path) -> None:
+    pytest.importorskip("flwr")
+    config = deployment(tmp_path / "run.toml", "fedavg")
+    assert run("flower", "init", tmp_path / "fl", "--config", config, "--clients", "2").exit_code == 0
+    refuses(taken_over, "flower", "client", tmp_path / "fl/clients/client-0", "--data", own_data)
+    refuses(taken_over, "flower", "run", tmp_path / "fl/server", "--out", tmp_path / "out")
+
+
+def test_what_its_user_names_is_run(tmp_path: Path, taken_over: Path) -> None:
+    """Typed on the command line, or written into the user's own --config."""
+    small = ["--rounds", "1", "--clients-per-round", "2", "--method", "fedavg", "--local-steps", "1"]
+    assert run("train", "--dataset", DATA, "--model", MODEL, *small).exit_code == 0
+    assert taken_over.exists()
+    taken_over.unlink()
+    sys.modules.pop("planted_by_a_stranger")
+    (tmp_path / "own.toml").write_text(tomli_w.dumps(TRAINED | {"data": DIGITS, "model": {"name": MODEL}}))
+    assert run("train", "--config", tmp_path / "own.toml", "--out", tmp_path / "kept").exit_code == 0
+    assert taken_over.exists()
+    refuses_again = run("train", "--resume", "--out", tmp_path / "kept", "--rounds", "2")
+    assert isinstance(refuses_again.exception, TrustError)
+    assert run("train", "--resume", "--out", tmp_path / "kept", "--rounds", "2", "--allow-code").exit_code == 0
+
+
+def test_nothing_is_hidden_in_weights(tmp_path: Path, taken_over: Path) -> None:
+    """An export without code loads without being asked."""
+    execute(RunConfig(data=DIGITS, model={"hidden": [4]}, **TRAINED), out=tmp_path / "run")
+    folder = export(tmp_path / "run", tmp_path / "model", {})
+    ntkfl.load_exported(folder)
+    save_file({"evil": torch.zeros(1)}, folder / "model.safetensors")
+    with pytest.raises(NTKFLError, match="do not fit"):
+        ntkfl.load_exported(folder)

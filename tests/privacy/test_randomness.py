@@ -1,0 +1,159 @@
+"""A client's randomness: keyed by all of its 32 bytes, out of reach of a search over seeds, and of the right law."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from scipy.special import ndtri
+
+import ntkfl.models
+from ntkfl.engine.draws import SeededDraws, SystemDraws
+from ntkfl.errors import ConfigError
+from ntkfl.methods import Client, FedAvg, Method, Task
+from ntkfl.methods.modes import batch_order
+from ntkfl.methods.ntk_fl import NTKFL
+from ntkfl.privacy.gaussian import fine_gaussians
+from ntkfl.privacy.noise import clip_rows
+from ntkfl.privacy.randomness import Purpose, Randomness
+from ntkfl.wire import Message
+
+PURPOSES: tuple[Purpose, ...] = ("noise", "flips", "labels", "batches", "quantisation", "dropout", "lies")
+N = 1 << 17
+
+
+@pytest.mark.parametrize("bit", [32, 64, 191, 255])
+@pytest.mark.parametrize("method", [NTKFL(clip=1.0, noise=24.0, label_flip=0.9), FedAvg(clip=1.0, noise=24.0)])
+def test_keys_that_differ_in_one_high_bit_draw_other_noise(bit: int, method: Method) -> None:
+    """The generator of torch keeps 32 bits of its seed: seeds 1 and 1 + 2^32 gave equal noise, labels and batches."""
+    task = Task(ntkfl.models.mlp(6, 5, 3), 3, "ce")
+    x, y = torch.randn(40, 6), torch.arange(40) % 3
+    keys = [Randomness((1 | high).to_bytes(32, "little")) for high in (0, 1 << bit)]
+    clients = [Client(0, x, y, own) for own in keys]
+    one, other = (method.answer(task, Message("weights", 1, {"weights": task.like}), [c])[0] for c in clients)
+    for name in ("0.a", "labels", "weights"):
+        if name in one.arrays:
+            assert not torch.equal(one.arrays[name], other.arrays[name])
+    assert not torch.equal(*(batch_order(client, 10, 8) for client in clients))
+
+
+@pytest.mark.parametrize("draws", [SystemDraws(), SeededDraws(1, 0)])
+def test_a_search_over_seeds_finds_no_noise(draws: SystemDraws | SeededDraws) -> None:
+    """The attack, for a client whose seed lies in the searched range: noise by torch's generator is found at once."""
+    client = Client(0, torch.randn(20, 6), torch.arange(20) % 3, draws.randomness(1))
+    method, task = NTKFL(clip=1.0, noise=24.0, label_flip=0.9), Task(ntkfl.models.mlp(6, 5, 3), 3, "ce")
+    seen = method.private(task, client).x
+
+    def found(observed: torch.Tensor) -> list[int]:
+        """Seeds whose noise leaves rows of norm at most the clip, as the true one does."""
+        drawn = (torch.randn(20, 6, generator=torch.Generator().manual_seed(seed)) for seed in range(2000))
+        left = (observed - 24.0 * noise for noise in drawn)
+        return [seed for seed, rows in enumerate(left) if float(rows.norm(dim=1).max()) <= 1.01]
+
+    weak = clip_rows(client.x, 1.0) + 24.0 * torch.randn(20, 6, generator=torch.Generator().manual_seed(1234))
+    assert found(weak) == [1234]
+    assert found(seen) == []
+
+
+def test_streams_are_independent() -> None:
+    """One word each of many streams are all different; the noise says nothing of the labels."""
+    own = Randomness.simulated(0)
+    words = {purpose: own.words(purpose, 1000) for purpose in PURPOSES}
+    assert len({word for stream in words.values() for word in stream.tolist()}) == 1000 * len(PURPOSES)
+    for purpose in PURPOSES[1:]:
+        u, v = (own.uniforms(p, N) for p in (PURPOSES[0], purpose))
+        assert abs(np.corrcoef(u, v)[0, 1]) < 6 / N**0.5
+    fresh = Randomness(bytes(32))
+    others = [Randomness.simulated(0, 1), Randomness.simulated(1), fresh.for_question(b""), fresh.for_question(b"a")]
+    assert len({r.seed("noise") for r in (own, fresh, *others)}) == 6
+    assert fresh.for_question(b"a").seed("noise") == others[-1].seed("noise")
+    assert own.for_question(b"a") is own
+
+
+def test_a_stream_begins_the_same_however_much_of_it_is_drawn() -> None:
+    own = Randomness.simulated(7)
+    long = own.words("noise", (1 << 17) + 5)
+    for count in (0, 1, 1 << 16, (1 << 16) + 1):
+        assert np.array_equal(own.words("noise", count), long[:count])
+    assert np.array_equal(own.gaussians("noise", 1 << 17), fine_gaussians(long[: 1 << 17]))
+
+
+def test_gaussians_have_the_moments_and_the_law_they_should() -> None:
+    """Six standard errors; Kolmogorov–Smirnov at a level that one correct generator in 10^9 misses."""
+    g = Randomness.simulated(11).gaussians("noise", N)
+    for power, moment in ((1, 0.0), (2, 1.0), (3, 0.0), (4, 3.0)):
+        spread = float(np.std(g**power)) / N**0.5
+        assert abs(float(np.mean(g**power)) - moment) < 6 * spread
+    assert stats.kstest(g, "norm").pvalue > 1e-9
+    assert abs(np.corrcoef(g[:-1], g[1:])[0, 1]) < 6 / N**0.5
+
+
+def test_gaussians_are_the_quantiles_of_their_words() -> None:
+    """Against an independent implementation in float64, to the error that the noise's analysis counts on."""
+    exponents = np.arange(63, dtype=np.uint64)
+    words = np.concatenate(
+        [np.array([0], dtype=np.uint64), np.uint64(1) << exponents, (np.uint64(1) << exponents) * 2 - 1]
+    )
+    tail = (words.astype(np.float64) + 0.5) * 2.0**-64
+    positive, negative = fine_gaussians(words), fine_gaussians(words | np.uint64(1 << 63))
+    assert np.array_equal(positive, -negative)
+    assert float(np.abs(positive + ndtri(tail)).max()) < 2e-14
+    assert 9.1 < float(positive.max()) < 9.2
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 1 << 63), st.integers(0, 50))
+def test_integers_are_below_their_bound(below: int, seed: int) -> None:
+    drawn = Randomness.simulated(seed).integers("labels", 50, below)
+    assert drawn.dtype == np.int64
+    assert 0 <= int(drawn.min()) <= int(drawn.max()) < below
+
+
+def test_integers_are_uniform() -> None:
+    counts = np.bincount(Randomness.simulated(2).integers("labels", N, 10), minlength=10)
+    assert stats.chisquare(counts).pvalue > 1e-9
+    # Remainders alone would give the lower third of this range 3/8 of all: 2^64 holds it two times and two thirds.
+    below = 3 << 61
+    low = np.mean(Randomness.simulated(2).integers("labels", N, below) < below // 3)
+    assert abs(low - 1 / 3) < 6 * (2 / 9 / N) ** 0.5
+    with pytest.raises(ConfigError, match="below a number"):
+        Randomness.simulated(2).integers("labels", 1, 0)
+
+
+def test_orders_are_permutations_and_uniform() -> None:
+    orders = Randomness.simulated(3).orders("batches", 24_000, 4)
+    assert np.array_equal(np.sort(orders, axis=1), np.broadcast_to(np.arange(4), orders.shape))
+    _, counts = np.unique(orders, axis=0, return_counts=True)
+    assert len(counts) == 24
+    assert stats.chisquare(counts).pvalue > 1e-9
+
+
+def test_every_epoch_uses_every_sample_once() -> None:
+    client = Client(0, torch.zeros(20, 1), torch.zeros(20), Randomness.simulated(0))
+    order = batch_order(client, 10, 5)
+    assert order.shape == (10, 5)
+    for epoch in (order[:4], order[4:8]):
+        assert sorted(epoch.flatten().tolist()) == list(range(20))
+    assert batch_order(client, 0, 5).shape == (0, 5)
+    assert not torch.equal(order[:4], order[4:8])
+
+
+def test_the_key_does_not_show_and_is_never_written() -> None:
+    own = Randomness(bytes(range(32)))
+    client = Client(0, torch.zeros(1, 1), torch.zeros(1), own)
+    assert "000102" not in repr(client) + str(own) + repr(own)
+    assert "\\x01" not in repr(client)
+    for write in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(TypeError, match="not to be pickled"):
+            write(own)
+    with pytest.raises(ConfigError, match="32 bytes"):
+        Randomness(bytes(8))
+    assert SystemDraws().randomness(1).seed("noise") != SystemDraws().randomness(1).seed("noise")
+    again = SeededDraws(0, 1)
+    assert again.randomness(2).seed("noise") == again.randomness(2).seed("noise") != again.randomness(3).seed("noise")
