@@ -19,7 +19,8 @@ from .test_simulate import config
 ATTACK = """
 import sys, ray
 ray.init(address=sys.argv[1], log_to_driver=False)
-print(ray.get(ray.remote(lambda: "a stranger's task ran").remote(), timeout=30))
+task = ray.remote(num_cpus=0)(lambda: "a stranger's task ran")
+print(ray.get(task.remote(), timeout=30))
 """
 FEDAVG = {"name": "fedavg", "local_steps": 1}
 
