@@ -19,7 +19,7 @@ from ntkfl.privacy.sealing import SigningKey, bind, parse_key, verify
 ROLES = ("client", "evaluator")
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # of a federation, a run or a client
 _CREDENTIAL, _REQUEST = "ntkfl credential v1", "ntkfl request v1"
-CREDENTIAL_HEADER, SIGNATURE_HEADER = "ntkfl-credential", "ntkfl-signature"
+CREDENTIAL_HEADER, DIGEST_HEADER, SIGNATURE_HEADER = "ntkfl-credential", "ntkfl-digest", "ntkfl-signature"
 
 
 @dataclass(frozen=True)
@@ -60,29 +60,49 @@ class Credential:
 
 
 def sign_request(issued: str, key: SigningKey, method: str, path: str, body: bytes) -> dict[str, str]:
-    """Headers that prove who asks: the credential, and a signature over method, path and body."""
-    signature = key.sign(_request_payload(method, path, body), bind(_REQUEST))
-    return {CREDENTIAL_HEADER: issued, SIGNATURE_HEADER: base64.b64encode(signature).decode()}
+    """Headers that prove who asks: the credential, the body's SHA-256, and a signature over method, path and digest."""
+    digest = hashlib.sha256(body).digest()
+    signature = key.sign(_request_payload(method, path, digest), bind(_REQUEST))
+    return {
+        CREDENTIAL_HEADER: issued,
+        DIGEST_HEADER: digest.hex(),
+        SIGNATURE_HEADER: base64.b64encode(signature).decode(),
+    }
+
+
+def check_headers(
+    headers: Mapping[str, str], key_server: bytes, federation: str, method: str, path: str
+) -> tuple[Credential, bytes]:
+    """Who asks, and the SHA-256 that the body must have, before a byte of it is read; `Refused` with 401 if that cannot
+    be believed. `path` includes the query; `headers` are in lower case.
+    """
+    given = [headers.get(name) for name in (CREDENTIAL_HEADER, DIGEST_HEADER, SIGNATURE_HEADER)]
+    if None in given:
+        needed = f"{CREDENTIAL_HEADER}, {DIGEST_HEADER} or {SIGNATURE_HEADER}"
+        raise Refused(401, "unsigned", f"the request lacks {needed}")
+    issued, digest, signature = map(str, given)
+    try:
+        credential = Credential.check(issued, key_server, federation)
+        expected = parse_key(digest, DIGEST_HEADER)
+        raw = base64.b64decode(signature, validate=True)
+        verify(bytes.fromhex(credential.signing_key), raw, _request_payload(method, path, expected), bind(_REQUEST))
+    except (NTKFLError, ValueError) as error:
+        raise Refused(401, "unauthenticated", f"the request cannot be believed: {error}") from None
+    return credential, expected
 
 
 def check_request(
     headers: Mapping[str, str], key_server: bytes, federation: str, method: str, path: str, body: bytes
 ) -> Credential:
-    """Who asks; `Refused` with 401 if that cannot be believed. `path` includes the query; `headers` are in lower case.
+    """Who asks, as `check_headers` has it, if the body is the one that was signed; `Refused` with 401 otherwise.
 
     A request may be repeated by whoever recorded it, so what it asks for must be safe to repeat.
     """
-    issued, signature = headers.get(CREDENTIAL_HEADER), headers.get(SIGNATURE_HEADER)
-    if issued is None or signature is None:
-        raise Refused(401, "unsigned", f"the request lacks {CREDENTIAL_HEADER} or {SIGNATURE_HEADER}")
-    try:
-        credential = Credential.check(issued, key_server, federation)
-        raw = base64.b64decode(signature, validate=True)
-        verify(bytes.fromhex(credential.signing_key), raw, _request_payload(method, path, body), bind(_REQUEST))
-    except (NTKFLError, ValueError) as error:
-        raise Refused(401, "unauthenticated", f"the request cannot be believed: {error}") from None
+    credential, digest = check_headers(headers, key_server, federation, method, path)
+    if hashlib.sha256(body).digest() != digest:
+        raise Refused(401, "unauthenticated", "the request cannot be believed: its body is not the one that was signed")
     return credential
 
 
-def _request_payload(method: str, path: str, body: bytes) -> bytes:
-    return bind(method.upper(), path, hashlib.sha256(body).digest())
+def _request_payload(method: str, path: str, digest: bytes) -> bytes:
+    return bind(method.upper(), path, digest)

@@ -72,9 +72,7 @@ def test_a_stranger_cannot_run_a_task_in_a_simulation_s_cluster(
             clean["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # or Ray would try the machine's other address
         for environment in ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}):
             command = [sys.executable, "-c", ATTACK, at]
-            tried.append(
-                subprocess.run(command, env=clean | environment, capture_output=True, text=True, timeout=120)
-            )
+            tried.append(subprocess.run(command, env=clean | environment, capture_output=True, text=True, timeout=120))
         addresses.update(listening(descendants(os.getpid())))
 
     simulate.simulate(config(FEDAVG, rounds=1), on_round=attack)

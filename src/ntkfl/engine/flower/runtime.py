@@ -120,7 +120,6 @@ class SuperLink:
             finally:
                 grid.close()
 
-
     @contextmanager
     def _asking(self) -> Iterator[None]:
         """One line where nobody answers there, or the one who does is not ours."""

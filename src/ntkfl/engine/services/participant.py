@@ -18,7 +18,7 @@ from ntkfl.engine.folder import write_atomically
 from ntkfl.engine.services.announcement import EVALUATION, MOST_ATTEMPTS, MOST_EXCHANGES, Announcement
 from ntkfl.engine.services.evaluation import counts, score_rows
 from ntkfl.engine.services.identity import Identity
-from ntkfl.engine.services.peer import Peer
+from ntkfl.engine.services.peer import ANNOUNCED, Peer
 from ntkfl.engine.services.terms import Federation
 from ntkfl.errors import ConfigError, DataError, MessageError, NTKFLError, Refused, TrustError
 from ntkfl.methods import Client, State, Task
@@ -69,7 +69,7 @@ class Participant:
         self.say(f"{self.name} is enrolled as {self.role} and waits for {self.pins.federation}/{self.pins.run}")
         sequence, answered = 0, 0
         while True:
-            response = self.shuffler.ask("GET", f"{self._path}/announcement?after={sequence}")
+            response = self.shuffler.ask("GET", f"{self._path}/announcement?after={sequence}", most=ANNOUNCED)
             if response.status_code == 204:
                 continue
             sequence = _sequence(response.headers.get("ntkfl-sequence", ""), sequence)
