@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -116,10 +116,8 @@ def test_a_client_that_its_operator_unregistered_is_named_and_the_way_back_works
     keys = folders.known_keys(server)
     with started(server) as ours:
         node = ours.admit(keys)["client-1"]
-        try:
+        with suppress(httpx.HTTPStatusError):  # Flower 1.41 fails at a node that never came, after it did the deed
             ours._control.UnregisterNode(UnregisterNodeRequest(node_id=node))
-        except httpx.HTTPStatusError as error:  # Flower 1.41 fails at a node that never came, after it did the deed
-            assert error.response.status_code == 500
         with pytest.raises(ConfigError, match=r"unregistered at the SuperLink: client-1\. It takes no key twice"):
             ours.admit(keys)
     with started(server) as ours:  # what that line says to do
