@@ -83,7 +83,7 @@ def _announcements() -> list[Target]:
 
 
 def _credentials() -> list[Target]:
-    credential = Credential(NAMES[0], "client-0", "client", OPENER.public.hex(), SIGNER.public.hex())
+    credential = Credential(NAMES[0], "client-0", "client", OPENER.public.hex(), SIGNER.public.hex(), 0, 1 << 40)
     issued = credential.issue(SIGNER)
     path = "/v1/runs/run-0/rows"
     request = json.dumps(sign_request(issued, SIGNER, "POST", path, b"body")).encode()

@@ -11,6 +11,10 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+from flwr.app import ConfigRecordValues
 
 from ntkfl.errors import ConfigError
 
@@ -25,7 +29,7 @@ _SETTINGS = {
 
 
 @contextmanager
-def private_cluster(say: Callable[[str], None] = lambda line: None) -> Iterator[dict[str, str | bool]]:
+def private_cluster(say: Callable[[str], None] = lambda line: None) -> Iterator[dict[str, ConfigRecordValues]]:
     """Arguments of `ray.init` for a new cluster that is this simulation's alone, for as long as the block lasts.
 
     Its token (256 bits) is in the environment of this process and of those it starts, nowhere else; its files and
@@ -42,13 +46,12 @@ def private_cluster(say: Callable[[str], None] = lambda line: None) -> Iterator[
         return
     if "ray" not in sys.modules:
         os.environ.update(_SETTINGS)
-    from ray._raylet import AuthenticationMode, AuthenticationTokenLoader, get_authentication_mode
-
-    if get_authentication_mode() != AuthenticationMode.TOKEN:
+    core: Any = import_module("ray._raylet")  # compiled, and without a word about its types
+    if core.get_authentication_mode() != core.AuthenticationMode.TOKEN:
         raise ConfigError("Ray was imported without authentication: set RAY_AUTH_MODE=token before it is imported")
     before = os.environ.get(_TOKEN)
     os.environ[_TOKEN] = secrets.token_hex(32)
-    loaded = AuthenticationTokenLoader.instance()
+    loaded = core.AuthenticationTokenLoader.instance()
     loaded.reset_cache()
     try:
         with tempfile.TemporaryDirectory(prefix="ntkfl-", ignore_cleanup_errors=True) as folder:

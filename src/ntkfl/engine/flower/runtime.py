@@ -38,6 +38,7 @@ from flwr.supercore.interceptors import (
     RuntimeVersionHttpInterceptor,
     SuperExecAuthHttpInterceptor,
 )
+from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
@@ -69,7 +70,10 @@ class SuperLink:
 
     def __init__(self, address: str, ca: Path, secret: bytes) -> None:
         self.address, self.ca, self.secret = address, ca.read_bytes(), secret
-        before = [RuntimeVersionHttpInterceptor(component_name="flwr CLI"), ControlToken(secret)]
+        before: list[ProtobufClientInterceptor] = [
+            RuntimeVersionHttpInterceptor(component_name="flwr CLI"),
+            ControlToken(secret),
+        ]
         self._control = ControlHttpClient.from_server_address(address, False, self.ca, before)
 
     def wait(self, seconds: float, alive: Callable[[], bool] = lambda: True) -> None:

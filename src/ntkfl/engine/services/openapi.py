@@ -159,6 +159,7 @@ _ANNOUNCED: Responses = {
 }
 KEY_SERVER = {
     "enrol": _route(Issued, 400, 403, 409, 422),
+    "renew": _route(Issued, 401, 403, **signed()),
     "seed": _route(SealedSeed, 401, 403, 404, 422, **signed()),
     "revoked": _route(Revoked),
 }

@@ -44,7 +44,7 @@ class Participant:
         check_data(x, y, terms.inputs, terms.outputs)
         self.identity = Identity(folder, self.pins, patience)
         self.shuffler = Peer(self.pins.shuffler.url, folder / "ca.pem", patience=patience)
-        self.shuffler.identify(self.identity.credential, self.identity.signing)
+        self.shuffler.identify(self.identity.current, self.identity.signing)
         self.name, self.role = self.identity.known.client, self.identity.known.role
         self.method = terms.build_method()
         dtype = getattr(torch, terms.precision)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 import ssl
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -45,9 +46,10 @@ class Peer:
             check_private(certificate[1])
         self.url, self.patience = url.rstrip("/"), patience
         self._http = httpx.Client(base_url=self.url, verify=context, timeout=httpx.Timeout(60, connect=5))
-        self._credential: tuple[str, SigningKey] | None = None
+        self._credential: tuple[str | Callable[[], str], SigningKey] | None = None
 
-    def identify(self, credential: str, key: SigningKey) -> Self:
+    def identify(self, credential: str | Callable[[], str], key: SigningKey) -> Self:
+        """Sign what is asked from now on; a credential that is renewed is asked for each time."""
         self._credential = (credential, key)
         return self
 
@@ -60,7 +62,8 @@ class Peer:
         while True:
             request = self._http.build_request(method, path, content=body or None, json=json, headers=_AS_IT_IS)
             if self._credential is not None:
-                issued, key = self._credential
+                credential, key = self._credential
+                issued = credential if isinstance(credential, str) else credential()
                 target = request.url.raw_path.decode()
                 request.headers.update(sign_request(issued, key, method, target, request.content))
             later = 0.0

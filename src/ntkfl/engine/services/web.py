@@ -98,15 +98,17 @@ def service_app(
 
 def target(scope: Scope) -> str:
     """The path and query as they were asked for, which is what is signed."""
-    path, query = scope["raw_path"], scope["query_string"]
-    return (path + (b"?" + query if query else b"")).decode("latin-1")
+    path, query = str(scope["raw_path"], "latin-1"), str(scope["query_string"], "latin-1")
+    return f"{path}?{query}" if query else path
 
 
-async def who_asks(request: Request, key_server: bytes, federation: str) -> Credential:
-    """Who signed this request, with a credential of the federation's key server; `Refused` with 401 if nobody did."""
+async def who_asks(request: Request, key_server: bytes, federation: str, *, ended_too: bool = False) -> Credential:
+    """Who signed this request, with a credential of the federation's key server; `Refused` with 401 if nobody did, or
+    the credential has ended (and that matters).
+    """
     body = await request.body()
     asked = request.method, target(request.scope), body
-    credential = check_request(request.headers, key_server, federation, *asked)
+    credential = check_request(request.headers, key_server, federation, *asked, ended_too=ended_too)
     request.state.client = credential.client
     return credential
 
