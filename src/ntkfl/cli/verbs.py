@@ -88,7 +88,21 @@ def load(name: str) -> click.Command:
         app.command(name)(getattr(module, name))
     command = typer.main.get_command(app)
     _restore_argument_help(command)
+    _escape_markup(command)
     return command
+
+
+def _escape_markup(command: click.Command) -> None:
+    """Help is plain text: where it says [model], it means that, and not a style of rich's which it would take it for."""
+    from rich.markup import escape
+
+    for described in (command, *command.params):
+        text = getattr(described, "help", None)
+        if text:
+            described.help = escape(text)  # type: ignore[union-attr]
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            _escape_markup(inner)
 
 
 def _restore_argument_help(command: click.Command) -> None:
