@@ -93,7 +93,7 @@ def load(name: str) -> click.Command:
 
 
 def _escape_markup(command: click.Command) -> None:
-    """Help is plain text: where it says [model], it means that, and not a style of rich's which it would take it for."""
+    """Help is plain text: where it says [model] it means that, and not a style, as which rich would leave it out."""
     from rich.markup import escape
 
     for described in (command, *command.params):

@@ -20,6 +20,7 @@ from ntkfl.privacy.sealing import SigningKey, bind, parse_key, verify
 ROLES = ("client", "evaluator")
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # of a federation, a run or a client
 _CREDENTIAL, _REQUEST = "ntkfl credential v2", "ntkfl request v1"
+_LAST = 1 << 40  # seconds since 1970; later than that is no date
 CREDENTIAL_HEADER, DIGEST_HEADER, SIGNATURE_HEADER = "ntkfl-credential", "ntkfl-digest", "ntkfl-signature"
 
 
@@ -70,7 +71,7 @@ class Credential:
             raise TrustError("a credential of another federation or role")
         parse_key(credential.sealing_key, "the credential's sealing key")
         parse_key(credential.signing_key, "the credential's signing key")
-        if type(credential.issued) is not int or type(credential.ends) is not int:
+        if not all(type(moment) is int and 0 <= moment <= _LAST for moment in (credential.issued, credential.ends)):
             raise TrustError("a credential without an end")
         if not ended_too and time.time() >= credential.ends:
             raise Ended(f"the credential of {credential.client!r} ended at {as_date(credential.ends)}")
@@ -99,7 +100,8 @@ def check_headers(
     """Who asks, and the SHA-256 that the body must have, before a byte of it is read; `Refused` with 401 if that cannot
     be believed, or the credential has ended. `path` includes the query; `headers` are in lower case.
     """
-    given = [headers.get(name) for name in (CREDENTIAL_HEADER, DIGEST_HEADER, SIGNATURE_HEADER)]
+    given = [headers.get(name) for name in (_LAST = 1 << 40  # seconds since 1970; later than that is no date
+CREDENTIAL_HEADER, DIGEST_HEADER, SIGNATURE_HEADER)]
     if None in given:
         needed = f"{CREDENTIAL_HEADER}, {DIGEST_HEADER} or {SIGNATURE_HEADER}"
         raise Refused(401, "unsigned", f"the request lacks {needed}")

@@ -96,11 +96,11 @@ def _credentials() -> list[Target]:
             payload = base64.b64decode(data)[64:]
         except ValueError:
             return data
-        return base64.b64encode(SIGNER.sign(payload, bind("ntkfl credential v1", NAMES[0])) + payload)
+        return base64.b64encode(SIGNER.sign(payload, bind("ntkfl credential v2", NAMES[0])) + payload)
 
     def payload(data: bytes) -> object:
         """The payload itself is changed, and then signed."""
-        signature = SIGNER.sign(data, bind("ntkfl credential v1", NAMES[0]))
+        signature = SIGNER.sign(data, bind("ntkfl credential v2", NAMES[0]))
         found = Credential.check(base64.b64encode(signature + data).decode(), SIGNER.public, NAMES[0])
         assert found.payload() == data
         return found
@@ -109,7 +109,8 @@ def _credentials() -> list[Target]:
         try:
             headers = {str(k).lower(): str(v) for k, v in json.loads(data).items()}
         except (ValueError, AttributeError, RecursionError):
-            headers = {"ntkfl-credential": data.decode("latin-1"), "ntkfl-signature": data.decode("latin-1")}
+            names = ("ntkfl-credential", "ntkfl-digest", "ntkfl-signature")
+            headers = dict.fromkeys(names, data.decode("latin-1"))
         assert check_request(headers, SIGNER.public, NAMES[0], "POST", path, b"body") == credential
 
     return [
