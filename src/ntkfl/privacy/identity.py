@@ -100,8 +100,7 @@ def check_headers(
     """Who asks, and the SHA-256 that the body must have, before a byte of it is read; `Refused` with 401 if that cannot
     be believed, or the credential has ended. `path` includes the query; `headers` are in lower case.
     """
-    given = [headers.get(name) for name in (_LAST = 1 << 40  # seconds since 1970; later than that is no date
-CREDENTIAL_HEADER, DIGEST_HEADER, SIGNATURE_HEADER)]
+    given = [headers.get(name) for name in (CREDENTIAL_HEADER, DIGEST_HEADER, SIGNATURE_HEADER)]
     if None in given:
         needed = f"{CREDENTIAL_HEADER}, {DIGEST_HEADER} or {SIGNATURE_HEADER}"
         raise Refused(401, "unsigned", f"the request lacks {needed}")
