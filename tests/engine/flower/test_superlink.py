@@ -62,7 +62,7 @@ def test_without_a_superlink_one_line_says_where_and_what_to_do(server: Path, tm
 def started(server: Path) -> Iterator[SuperLink]:
     ours = superlink(server)
     with commands.running(commands.superlink(server), server / "superlink.log", 1) as process:
-        ours.wait(100, lambda: process.poll() is None)
+        assert ours.wait(100, lambda: process.poll() is None)
         yield ours
 
 
@@ -111,6 +111,7 @@ def test_every_route_of_the_control_interface_asks_for_the_token(server: Path, r
         assert http.post("/v1/control/unregister-node", headers=host).status_code in (400, 401)
 
 
+@pytest.mark.long
 def test_a_client_that_its_operator_unregistered_is_named_and_the_way_back_works(tmp_path: Path) -> None:
     server = made(tmp_path)
     keys = folders.known_keys(server)
@@ -122,3 +123,12 @@ def test_a_client_that_its_operator_unregistered_is_named_and_the_way_back_works
             ours.admit(keys)
     with started(server) as ours:  # what that line says to do
         assert set(ours.admit(keys)) == {"client-0", "client-1"}
+
+
+@pytest.mark.long
+def test_a_superlink_that_cannot_start_says_why(tmp_path: Path) -> None:
+    server = made(tmp_path)
+    error = CliRunner().invoke(app, ["flower", "server", str(server), "--host", "203.0.113.7"]).exception
+    assert isinstance(error, ConfigError)
+    assert str(error).startswith("the SuperLink ended: ")
+    assert str(error).endswith(f"its log is {server / 'superlink.log'}")

@@ -54,10 +54,15 @@ def private_cluster(say: Callable[[str], None] = lambda line: None) -> Iterator[
     loaded = core.AuthenticationTokenLoader.instance()
     loaded.reset_cache()
     try:
-        with tempfile.TemporaryDirectory(prefix="ntkfl-", ignore_cleanup_errors=True) as folder:
+        with tempfile.TemporaryDirectory(prefix="ntkfl-", dir=_temporary(), ignore_cleanup_errors=True) as folder:
             yield {"address": "local", "include_dashboard": False, "_temp_dir": os.path.join(folder, "ray")}
     finally:
         del os.environ[_TOKEN]
         if before is not None:
             os.environ[_TOKEN] = before
         loaded.reset_cache()
+
+
+def _temporary() -> str | None:
+    """Where Ray would put its files. Names of sockets must be short, and a Mac's own temporary folders are not."""
+    return os.environ.get("RAY_TMPDIR") or ("/tmp" if sys.platform == "darwin" else None)

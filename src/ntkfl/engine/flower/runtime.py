@@ -76,16 +76,18 @@ class SuperLink:
         ]
         self._control = ControlHttpClient.from_server_address(address, False, self.ca, before)
 
-    def wait(self, seconds: float, alive: Callable[[], bool] = lambda: True) -> None:
-        """Until it answers."""
+    def wait(self, seconds: float, alive: Callable[[], bool] = lambda: True) -> bool:
+        """Until it answers; False where it is no longer `alive`, `Refused` after so many seconds."""
         until = time.monotonic() + seconds
         while True:
             try:
                 with self._asking():
                     self._control.ListNodes(ListNodesRequest())
-                return
+                return True
             except Refused:
-                if time.monotonic() > until or not alive():
+                if not alive():
+                    return False
+                if time.monotonic() > until:
                     raise
                 time.sleep(0.1)
 
