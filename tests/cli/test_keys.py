@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -209,3 +210,16 @@ def test_without_the_extra_it_says_how_to_get_it(missing: str, made: Path) -> No
     assert result.returncode == 2
     assert len(result.stderr.splitlines()) == 1
     assert "pip install 'ntkfl[services]'" in result.stderr
+
+
+def test_how_long_credentials_are_good_for_is_the_operator_s_to_say(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(RUN)
+    words = ("keys", "init", tmp_path / "made", "--config", tmp_path / "run.toml", "--credential-days")
+    assert run(*words, "0.001").exit_code == 2  # a client that waits for an announcement could not renew in time
+    assert run(*words, "4000").exit_code == 2
+    said(*words, "2")
+    server = KeyServer.open(tmp_path / "made" / "key-server")
+    token = (tmp_path / "made" / "clients" / "client-0" / "token").read_text()
+    server.enrol(**enrolment(token, "trial", SealingKey.generate(), SigningKey.generate()))
+    (ends,) = [client.ends for client in server.clients() if client.ends is not None]
+    assert 0 <= time.time() + 2 * 86_400 - ends < 60

@@ -37,7 +37,9 @@ def init(
     shuffler_port: Annotated[int, typer.Option(help="The shuffler's port for clients.")] = 8442,
     aggregator_port: Annotated[int, typer.Option(help="The shuffler's port for the aggregator.")] = 8443,
     min_clients: Annotated[int, typer.Option(help="Distinct clients without whom no batch is released.")] = 2,
-    credential_days: Annotated[float, typer.Option(help="Days until a client's credential ends; it is renewed.")] = 30,
+    credential_days: Annotated[
+        float, typer.Option(min=0.01, max=3650, help="Days until a client's credential ends; it is renewed.")
+    ] = 30,
 ) -> None:
     """Make a whole federation to try out: one folder a role, each with just what that role may hold."""
     from ntkfl.engine.services import trial  # needs the extra

@@ -31,7 +31,7 @@ def key_server(
     host: Host = None,
     port: Port = None,
     credential_days: Annotated[
-        float | None, typer.Option(min=0.001, max=3650, help="Days that credentials issued from now on are good for.")
+        float | None, typer.Option(min=0.01, max=3650, help="Days that credentials issued from now on are good for.")
     ] = None,
 ) -> None:
     """The key server: enrols clients by one-time tokens, and gives them the run's secret seed ρ, sealed to each."""

@@ -7,6 +7,7 @@ import inspect
 import os
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from typing import Any
 
 import click
 import typer
@@ -96,10 +97,10 @@ def _escape_markup(command: click.Command) -> None:
     """Help is plain text: where it says [model] it means that, and not a style, as which rich would leave it out."""
     from rich.markup import escape
 
-    for described in (command, *command.params):
-        text = getattr(described, "help", None)
-        if text:
-            described.help = escape(text)  # type: ignore[union-attr]
+    described: list[Any] = [command, *command.params]
+    for one in described:
+        if getattr(one, "help", None):
+            one.help = escape(one.help)
     if isinstance(command, click.Group):
         for inner in command.commands.values():
             _escape_markup(inner)
