@@ -46,7 +46,10 @@ def private_cluster(say: Callable[[str], None] = lambda line: None) -> Iterator[
         return
     if "ray" not in sys.modules:
         os.environ.update(_SETTINGS)
-    core: Any = import_module("ray._raylet")  # compiled, and without a word about its types
+    try:
+        core: Any = import_module("ray._raylet")  # compiled, and without a word about its types
+    except ImportError:
+        raise ConfigError("Flower's simulation needs Ray: pip install 'ntkfl[flower]'") from None
     if core.get_authentication_mode() != core.AuthenticationMode.TOKEN:
         raise ConfigError("Ray was imported without authentication: set RAY_AUTH_MODE=token before it is imported")
     before = os.environ.get(_TOKEN)
