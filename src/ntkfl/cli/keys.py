@@ -155,7 +155,7 @@ def renew(
     from ntkfl.engine.services import certificates  # needs the extra
 
     for done in certificates.renew(authority, folders):
-        typer.echo(f"{done.folder}: ended {done.before:%Y-%m-%d}, now ends {done.ends:%Y-%m-%d}; start it again")
+        typer.echo(f"{done.folder}: good until {done.ends:%Y-%m-%d} (was {done.before:%Y-%m-%d}); start it again")
 
 
 @app.command("show")

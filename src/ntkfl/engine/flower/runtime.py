@@ -1,4 +1,4 @@
-"""Flower's runtime interface, as its own executors use it: the one file that knows it, and why its version is pinned.
+"""Flower's runtime interface, as its own executors use it. With `superlink.py`, why Flower's version is pinned.
 
 A SuperLink or SuperNode started with `--isolation process` hands its tasks to whoever asks with the shared secret. Its
 usual executor (`flower-superexec`) starts a new process for every message and runs the program that came with the run:
