@@ -81,7 +81,10 @@ def test_flower_takes_the_commands_as_printed(folder: Path) -> None:
 
     from ntkfl.engine.flower import commands
 
-    superlink = _parse_args_run_superlink().parse_args(commands.superlink(folder / "server").arguments[1:])
+    arguments = commands.superlink(folder / "server").arguments
+    program, words = arguments[:3], arguments[3:]
+    assert program == (sys.executable, "-m", "ntkfl.engine.flower.superlink")  # Flower's, with its control locked
+    superlink = _parse_args_run_superlink().parse_args(words)
     assert superlink.enable_supernode_auth
     assert not superlink.runtime_dependency_install
     assert not superlink.insecure

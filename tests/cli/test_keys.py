@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -65,7 +67,7 @@ def test_init_makes_what_it_is_told(tmp_path: Path) -> None:
 
 def test_token_enrol_list_revoke(made: Path) -> None:
     assert listed(made) == {
-        "client": ["role", "enrolled", "revoked"],
+        "client": ["role", "enrolled", "revoked", "credential", "ends"],
         "client-0": ["client", "no", "no"],
         "client-1": ["client", "no", "no"],
         "evaluator-0": ["evaluator", "no", "no"],
@@ -75,9 +77,12 @@ def test_token_enrol_list_revoke(made: Path) -> None:
     assert re.fullmatch(r"late\.[A-Za-z0-9_-]{43}", token)
     server = KeyServer.open(made / "key-server")
     server.enrol(**enrolment(token, "trial", SealingKey.generate(), SigningKey.generate()))
-    assert listed(made)["late"] == ["evaluator", "yes", "no"]
+    *late, date, clock = listed(made)["late"]
+    assert late == ["evaluator", "yes", "no"]
+    ends = parsed(f"{date} {clock}")
+    assert timedelta(days=29.9) < ends - datetime.now(UTC) <= timedelta(days=30)
     assert "if it held ρ" in said("keys", "revoke", made / "key-server", "late")[0]
-    assert listed(made)["late"] == ["evaluator", "yes", "yes"]
+    assert listed(made)["late"][:3] == ["evaluator", "yes", "yes"]
     assert "no client 'nobody'" in fault("keys", "revoke", made / "key-server", "nobody")
     assert "unknown role" in fault("keys", "token", made / "key-server", "--client", "x", "--role", "y")
 
@@ -103,17 +108,64 @@ def test_run_registers_a_further_one_once(made: Path) -> None:
     assert "for ever" in fault("keys", "run", made / "key-server", "run-1")
 
 
-def test_show_tells_public_keys_alone(made: Path) -> None:
+def test_show_tells_public_keys_and_what_ends_when(made: Path) -> None:
     lines = dict(line.split(" ", 1) for line in said("keys", "show", made / "aggregator"))
     signing = SigningKey.load(made / "aggregator" / "signing-key.pem").public.hex()
-    assert lines == {"signing-key.pem": f"Ed25519 {signing}"}
+    assert lines["signing-key.pem"] == f"Ed25519 {signing}"
+    ends = {name: parsed(line.removeprefix("ends ")) for name, line in lines.items() if line.startswith("ends ")}
+    assert set(ends) == {"ca.pem", "tls.pem"} == set(lines) - {"signing-key.pem"}
+    assert timedelta(days=364) < ends["tls.pem"] - datetime.now(UTC) <= timedelta(days=365)
+    assert timedelta(days=3649) < ends["ca.pem"] - datetime.now(UTC) <= timedelta(days=3650)
     recipient = SealingKey.generate()
     recipient.save(made / "reader.pem")
     assert said("keys", "show", made / "reader.pem") == [f"reader.pem X25519 {recipient.public.hex()}"]
     own = SigningKey.load(made / "shuffler" / "signing-key.pem").public.hex()
-    assert said("keys", "show", made / "shuffler") == [f"signing-key.pem Ed25519 {own}"]
-    assert "no sealing or signing key" in fault("keys", "show", made / "clients" / "client-0")
-    assert "no sealing or signing key" in fault("keys", "show", made / "absent")
+    assert f"signing-key.pem Ed25519 {own}" in said("keys", "show", made / "shuffler")
+    assert not any("key" in line for line in said("keys", "show", made / "clients" / "client-0"))
+    assert "no key, certificate or credential" in fault("keys", "show", made / "absent")
+
+
+def parsed(moment: str) -> datetime:
+    return datetime.strptime(moment, "%Y-%m-%d %H:%M:%SZ").replace(tzinfo=UTC)
+
+
+def test_show_tells_when_a_client_s_credential_ends(made: Path) -> None:
+    own = made / "clients" / "client-0"
+    sealing, signing = SealingKey.generate(), SigningKey.generate()
+    server = KeyServer.open(made / "key-server")
+    issued = server.enrol(**enrolment((own / "token").read_text(), "trial", sealing, signing))
+    (own / "credential").write_text(issued)
+    (line,) = [line for line in said("keys", "show", own) if line.startswith("credential ends ")]
+    assert timedelta(days=29.9) < parsed(line.removeprefix("credential ends ")) - datetime.now(UTC)
+
+
+def test_renew_says_what_it_did_and_what_it_cannot(made: Path, tmp_path: Path) -> None:
+    roles = [made / name for name in ("key-server", "shuffler", "aggregator")]
+    before = [(role / "tls.pem").read_bytes() for role in roles]
+    lines = said("keys", "renew", made / "authority", *roles)
+    assert [line.split(":")[0] for line in lines] == [str(role) for role in roles]
+    assert all(line.endswith("; start it again") for line in lines)
+    assert all((role / "tls.pem").read_bytes() != old for role, old in zip(roles, before, strict=True))
+    assert "no certificate authority's key" in fault("keys", "renew", made / "shuffler" / "absent", roles[0])
+    assert "no certificate that can be read" in fault("keys", "renew", made / "authority", made / "clients")
+    (tmp_path / "run.toml").write_text(RUN)
+    said("keys", "init", tmp_path / "other", "--config", tmp_path / "run.toml", "--clients", "2")
+    kept = (roles[0] / "tls.pem").read_bytes()
+    assert "signed by no authority in" in fault("keys", "renew", tmp_path / "other" / "authority", *roles)
+    key = made / "authority" / "services-key.pem"
+    key.chmod(0o644)
+    assert f"chmod 600 {key}" in fault("keys", "renew", made / "authority", *roles)
+    assert (roles[0] / "tls.pem").read_bytes() == kept
+
+
+def test_a_client_is_let_in_again_by_the_operator(made: Path) -> None:
+    assert "no client 'client-0' has enrolled" in fault("keys", "readmit", made / "key-server", "client-0")
+    server = KeyServer.open(made / "key-server")
+    token = (made / "clients" / "client-0" / "token").read_text()
+    server.enrol(**enrolment(token, "trial", SealingKey.generate(), SigningKey.generate()))
+    assert said("keys", "readmit", made / "key-server", "client-0")[0].startswith("client-0 can renew its credential")
+    said("keys", "revoke", made / "key-server", "client-0")
+    assert "which is for ever" in fault("keys", "readmit", made / "key-server", "client-0")
 
 
 def test_new_makes_a_private_key_once(tmp_path: Path) -> None:
@@ -159,3 +211,16 @@ def test_without_the_extra_it_says_how_to_get_it(missing: str, made: Path) -> No
     assert result.returncode == 2
     assert len(result.stderr.splitlines()) == 1
     assert "pip install 'ntkfl[services]'" in result.stderr
+
+
+def test_how_long_credentials_are_good_for_is_the_operator_s_to_say(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(RUN)
+    words = ("keys", "init", tmp_path / "made", "--config", tmp_path / "run.toml", "--credential-days")
+    assert run(*words, "0.001").exit_code == 2  # a client that waits for an announcement could not renew in time
+    assert run(*words, "4000").exit_code == 2
+    said(*words, "2")
+    server = KeyServer.open(tmp_path / "made" / "key-server")
+    token = (tmp_path / "made" / "clients" / "client-0" / "token").read_text()
+    server.enrol(**enrolment(token, "trial", SealingKey.generate(), SigningKey.generate()))
+    (ends,) = [client.ends for client in server.clients() if client.ends is not None]
+    assert 0 <= time.time() + 2 * 86_400 - ends < 60

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 
 import pytest
 
 from ntkfl.errors import Refused, TrustError
+from ntkfl.privacy import identity
 from ntkfl.privacy.identity import (
     CREDENTIAL_HEADER,
+    DIGEST_HEADER,
     SIGNATURE_HEADER,
     Credential,
+    check_headers,
     check_request,
     sign_request,
 )
@@ -21,10 +25,10 @@ SERVER, CLIENT, SEALING = SigningKey.generate(), SigningKey.generate(), SealingK
 ASK = ("POST", "/v1/runs/a/seed?x=1", b"body")
 
 
-def credential(**changes: str) -> Credential:
-    values = {"federation": "f", "client": "c", "role": "client"}
+def credential(**changes: object) -> Credential:
+    values = {"federation": "f", "client": "c", "role": "client", "issued": 1000, "ends": 1 << 40}
     keys = {"sealing_key": SEALING.public.hex(), "signing_key": CLIENT.public.hex()}
-    return Credential(**(values | keys | changes))
+    return Credential(**(values | keys | changes))  # type: ignore[arg-type]
 
 
 ISSUED = credential().issue(SERVER)
@@ -32,7 +36,7 @@ ISSUED = credential().issue(SERVER)
 
 def signed(payload: bytes, federation: str = "f") -> str:
     """Any payload, with the key server's true signature."""
-    return base64.b64encode(SERVER.sign(payload, bind("ntkfl credential v1", federation)) + payload).decode()
+    return base64.b64encode(SERVER.sign(payload, bind("ntkfl credential v2", federation)) + payload).decode()
 
 
 def test_a_credential_comes_back_as_it_was_issued() -> None:
@@ -106,7 +110,7 @@ def test_another_s_credential_is_of_no_use() -> None:
         check_request(sign_request(ISSUED, SigningKey.generate(), *ASK), SERVER.public, "f", *ASK)
 
 
-@pytest.mark.parametrize("missing", [CREDENTIAL_HEADER, SIGNATURE_HEADER])
+@pytest.mark.parametrize("missing", [CREDENTIAL_HEADER, DIGEST_HEADER, SIGNATURE_HEADER])
 def test_an_unsigned_request_is_told_what_it_lacks(missing: str) -> None:
     headers = sign_request(ISSUED, CLIENT, *ASK)
     del headers[missing]
@@ -120,3 +124,48 @@ def test_a_signature_that_is_none_is_refused(signature: str) -> None:
     headers = sign_request(ISSUED, CLIENT, *ASK) | {SIGNATURE_HEADER: signature}
     with pytest.raises(Refused, match="cannot be believed"):
         check_request(headers, SERVER.public, "f", *ASK)
+
+
+def test_who_asks_is_known_before_the_body_is_there() -> None:
+    headers = sign_request(ISSUED, CLIENT, *ASK)
+    asked, digest = check_headers(headers, SERVER.public, "f", *ASK[:2])
+    assert (asked, digest) == (credential(), hashlib.sha256(ASK[2]).digest())
+
+
+@pytest.mark.parametrize("digest", ["", "00", "zz" * 32, hashlib.sha256(b"bodz").hexdigest()])
+def test_another_digest_than_the_one_that_was_signed_is_refused(digest: str) -> None:
+    headers = sign_request(ISSUED, CLIENT, *ASK) | {DIGEST_HEADER: digest}
+    with pytest.raises(Refused, match="cannot be believed"):
+        check_headers(headers, SERVER.public, "f", *ASK[:2])
+
+
+def test_a_credential_is_good_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    issued = credential(issued=1000, ends=4000).issue(SERVER)
+    headers = sign_request(issued, CLIENT, *ASK)
+    for now, good in ((0.0, True), (3999.9, True), (4000.0, False), (1e12, False)):
+        monkeypatch.setattr(identity.time, "time", lambda now=now: now)
+        if good:
+            assert check_request(headers, SERVER.public, "f", *ASK) == Credential.check(issued, SERVER.public, "f")
+            continue
+        with pytest.raises(TrustError, match="ended at 1970-01-01 01:06:40Z"):
+            Credential.check(issued, SERVER.public, "f")
+        with pytest.raises(Refused) as refused:
+            check_request(headers, SERVER.public, "f", *ASK)
+        assert (refused.value.status, refused.value.reason) == (401, "ended")
+        assert check_request(headers, SERVER.public, "f", *ASK, ended_too=True).ends == 4000
+    assert credential(issued=1000, ends=4000).renew_from == 3000
+
+
+@pytest.mark.parametrize("ends", [None, "never", 1e300, True, [1], -1, 1 << 41])
+def test_a_credential_without_an_end_is_none(ends: object) -> None:
+    with pytest.raises(TrustError):
+        Credential.check(signed(credential(ends=ends).payload()), SERVER.public, "f")
+
+
+def test_a_credential_of_the_version_without_an_end_is_none() -> None:
+    old = {key: value for key, value in json.loads(credential().payload()).items() if key not in ("issued", "ends")}
+    payload = json.dumps(old, sort_keys=True, separators=(",", ":")).encode()
+    for label in ("ntkfl credential v1", "ntkfl credential v2"):
+        issued = base64.b64encode(SERVER.sign(payload, bind(label, "f")) + payload).decode()
+        with pytest.raises(TrustError):
+            Credential.check(issued, SERVER.public, "f")

@@ -88,6 +88,7 @@ def init(
     typer.echo(f"{run.method['name']} with {clients} clients, SuperLink at {host}:{port}")
     typer.echo(f"  {folder / 'server'}     stays here: ntkfl flower server {folder / 'server'}")
     typer.echo(f"  {folder / 'clients'}    one folder a client: hand it over, delete it here")
+    typer.echo(f"  {folder / 'authority'}  renews the server's certificate (ntkfl keys renew): keep it apart")
 
 
 @app.command("server")
@@ -113,9 +114,9 @@ def server(
         typer.echo(f"listens on {host}: other machines can connect; docs/flower.md says what they can ask")
     log = folder / "superlink.log"
     with _until_interrupted(), commands.running(command, log, _SUPERLINK_S) as process:
-        _superlink(folder).wait(60, lambda: process.poll() is None)
-        typer.echo(f"SuperLink is up, {len(_admit(folder))} keys are known; its log is {log}")
-        process.wait()
+        if _superlink(folder).wait(60, lambda: process.poll() is None):
+            typer.echo(f"SuperLink is up, {len(_admit(folder))} keys are known; its log is {log}")
+            process.wait()
         raise ConfigError(f"the SuperLink ended: {commands.last_line(log)}; its log is {log}")
 
 

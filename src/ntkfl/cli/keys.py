@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -36,6 +37,9 @@ def init(
     shuffler_port: Annotated[int, typer.Option(help="The shuffler's port for clients.")] = 8442,
     aggregator_port: Annotated[int, typer.Option(help="The shuffler's port for the aggregator.")] = 8443,
     min_clients: Annotated[int, typer.Option(help="Distinct clients without whom no batch is released.")] = 2,
+    credential_days: Annotated[
+        float, typer.Option(min=0.01, max=3650, help="Days until a client's credential ends; it is renewed.")
+    ] = 30,
 ) -> None:
     """Make a whole federation to try out: one folder a role, each with just what that role may hold."""
     from ntkfl.engine.services import trial  # needs the extra
@@ -52,6 +56,7 @@ def init(
         key_server_port=key_server_port,
         shuffler_port=shuffler_port,
         aggregator_port=aggregator_port,
+        credential_days=credential_days,
     )
     with (
         stoppable(lambda: f"stopped; begin anew: rm -r {folder}"),
@@ -65,6 +70,7 @@ def init(
     typer.echo(f"  {folder / 'shuffler'}      mixes sealed rows: ntkfl serve shuffler {folder / 'shuffler'}")
     typer.echo(f"  {folder / 'aggregator'}    trains, without ρ")
     typer.echo(f"  {folder / 'clients'}       one folder a client: what it pins, and a one-time token")
+    typer.echo(f"  {folder / 'authority'}     renews certificates (ntkfl keys renew): keep it apart from all roles")
     typer.echo("All keys were made here, on one machine: to try it out. In earnest, no machine sees two roles' keys.")
 
 
@@ -109,28 +115,53 @@ def add_run(folder: KeyServerFolder, name: Annotated[str, typer.Argument(help="T
 
 @app.command("list")
 def list_clients(folder: KeyServerFolder) -> None:
-    """Every client: its role, whether it enrolled, whether it is revoked."""
+    """Every client: its role, whether it enrolled, whether it is revoked, when its credential ends."""
     from rich.console import Console
     from rich.table import Table
 
     from ntkfl.engine.services.key_server import KeyServer
+    from ntkfl.privacy.identity import as_date
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("client", "role", "enrolled", "revoked"):
+    for column in ("client", "role", "enrolled", "revoked", "credential ends"):
         table.add_column(column, no_wrap=True)
     server = KeyServer.open(folder)
     for client in server.clients():
-        table.add_row(
-            client.name, client.role, *("yes" if is_so else "no" for is_so in (client.enrolled, client.revoked))
-        )
+        said = ("yes" if is_so else "no" for is_so in (client.enrolled, client.revoked))
+        table.add_row(client.name, client.role, *said, "" if client.ends is None else as_date(client.ends))
     console = Console()
     (console if console.is_terminal else Console(width=200)).print(table)
     typer.echo(f"runs: {', '.join(server.runs())}")
 
 
+@app.command("readmit")
+def readmit(folder: KeyServerFolder, name: Annotated[str, typer.Argument(help="The client.")]) -> None:
+    """Let a client go on that was away for so long that its credential ended. A revoked one stays out."""
+    from ntkfl.engine.services.key_server import KeyServer
+
+    KeyServer.open(folder).readmit(name)
+    typer.echo(f"{name} can renew its credential: it does so when it is started")
+
+
+@app.command("renew")
+def renew(
+    authority: Annotated[Path, typer.Argument(metavar="AUTHORITY_DIR", help="The authority's folder.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of roles, with tls.pem in each.")],
+) -> None:
+    """Renew TLS certificates for a year, with new keys. Those who pin the authority notice nothing.
+
+    Example: ntkfl keys renew trial/authority trial/key-server trial/shuffler trial/aggregator
+    """
+    from ntkfl.engine.services import certificates  # needs the extra
+
+    for done in certificates.renew(authority, folders):
+        typer.echo(f"{done.folder}: good until {done.ends:%Y-%m-%d} (was {done.before:%Y-%m-%d}); start it again")
+
+
 @app.command("show")
 def show(folder: Annotated[Path, typer.Argument(help="A role's folder, or one key file.")]) -> None:
-    """The public keys, in hexadecimal, of the private keys in a folder."""
+    """The public keys, in hexadecimal, of the private keys in a folder, and when its certificates end."""
+    from ntkfl.engine.services.certificates import read_certificate
     from ntkfl.privacy.sealing import SealingKey, SigningKey
 
     found = 0
@@ -142,8 +173,26 @@ def show(folder: Annotated[Path, typer.Argument(help="A role's folder, or one ke
                 continue
             typer.echo(f"{path.name} {'X25519' if kind is SealingKey else 'Ed25519'} {public}")
             found += 1
+        with suppress(ConfigError):  # a key
+            typer.echo(f"{path.name} ends {read_certificate(path).not_valid_after_utc:%Y-%m-%d %H:%M:%SZ}")
+            found += 1
+    if (end := _credential_end(folder / "credential")) is not None:
+        typer.echo(f"credential ends {end}")
+        found += 1
     if not found:
-        raise ConfigError(f"no sealing or signing key in {folder}")
+        raise ConfigError(f"no key, certificate or credential in {folder}")
+
+
+def _credential_end(path: Path) -> str | None:
+    """When a client's credential ends; None where there is none of its key server's."""
+    from ntkfl.engine.services.pins import Pins
+    from ntkfl.privacy.identity import Credential, as_date
+
+    if not path.is_file():
+        return None
+    pins = Pins.read(path.parent)
+    key_server = bytes.fromhex(pins.key_server.signing_key)
+    return as_date(Credential.check(path.read_text(), key_server, pins.federation, ended_too=True).ends)
 
 
 @app.command("new")

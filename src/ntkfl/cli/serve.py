@@ -27,14 +27,20 @@ def key_server(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The key server's folder, see `ntkfl keys init`.")],
     host: Host = None,
     port: Port = None,
+    credential_days: Annotated[
+        float | None, typer.Option(min=0.01, max=3650, help="Days that credentials issued from now on are good for.")
+    ] = None,
 ) -> None:
     """The key server: enrols clients by one-time tokens, and gives them the run's secret seed ρ, sealed to each."""
     from ntkfl.engine.services.key_server import STATE, KeyServer, key_server_app  # needs the extra
+    from ntkfl.engine.services.key_server_state import DAY
     from ntkfl.engine.services.pins import Pins
     from ntkfl.engine.services.web import Listener, configure_logging, serve
 
     pins = Pins.read(folder)
     server = KeyServer.open(folder)
+    if credential_days is not None:
+        server.set_lifetime(round(credential_days * DAY))
     at = address(pins.key_server.url, host, port)
     typer.echo(f"key server of federation {pins.federation}")
     typer.echo(f"holds ρ, enrolments and the hashes of tokens in {folder / STATE}, and its own keys in {folder}")

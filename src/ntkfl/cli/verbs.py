@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Annotated
+from typing import Annotated, Any
 
 import click
 import typer
@@ -112,6 +112,7 @@ def load(name: str) -> click.Command:
             app.command(own.removeprefix(f"{name} "))(_function(own))
     command = typer.main.get_command(app)
     _restore_argument_help(command)
+    _escape_markup(command)
     return command
 
 
@@ -125,6 +126,19 @@ def _function(name: str) -> Callable[..., object]:
     module, function = added()[name][1].split(":")
     found: Callable[..., object] = getattr(import_module(module), function)
     return found
+
+
+def _escape_markup(command: click.Command) -> None:
+    """Help is plain text: where it says [model] it means that, and not a style, as which rich would leave it out."""
+    from rich.markup import escape
+
+    described: list[Any] = [command, *command.params]
+    for one in described:
+        if getattr(one, "help", None):
+            one.help = escape(one.help)
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            _escape_markup(inner)
 
 
 def _restore_argument_help(command: click.Command) -> None:

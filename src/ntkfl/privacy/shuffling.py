@@ -45,12 +45,12 @@ class Shuffler(Noticeboard):
         self,
         path: Path | None = None,
         floor: int = 2,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         random: Random = _GENERATOR,
         run: str = "",
     ) -> None:
         super().__init__(path, run)
-        self._floor, self._clock, self._random = floor, clock, random
+        self._floor, self._clock, self._random = floor, clock or self._steady_clock(), random
 
     def open(self, batch: Batch, digest: bytes) -> None:
         """Accept rows for the batch from now on, in answer to the announcement with this SHA-256. Asking again for the
@@ -196,9 +196,20 @@ class Shuffler(Noticeboard):
         salt, deadline = os.urandom(32), None if batch.seconds is None else self._clock() + batch.seconds
         terms = (salt, "open", batch.max_rows, batch.row_bytes, batch.min_clients, deadline, 0, None)
         db.execute(f"INSERT INTO batches ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (number, *terms))
+        db.execute("INSERT OR REPLACE INTO facts VALUES ('clock', ?)", (self._clock(),))
         db.execute(f"CREATE TABLE cohort_{number} (client TEXT PRIMARY KEY, sent INTEGER) WITHOUT ROWID")
         db.execute(f"CREATE TABLE pending_{number} (client TEXT, digest BLOB UNIQUE, row BLOB)")
         db.executemany(f"INSERT INTO cohort_{number} VALUES (?, NULL)", ((name,) for name in sorted(asked)))
+
+    def _steady_clock(self) -> Callable[[], float]:
+        """Wall-clock time when this process began, and then what has passed by a clock that nobody sets. It begins no
+        earlier than the last batch was opened, so that a restart cannot give a batch more time than it was opened with.
+        """
+        with self._transaction() as db:
+            known = db.execute("SELECT value FROM facts WHERE name = 'clock'").fetchone()
+        last = known[0] if known and isinstance(known[0], float) else 0.0
+        offset = max(time.time(), last) - time.monotonic()
+        return lambda: offset + time.monotonic()
 
     def _status(self, db: sqlite3.Connection, batch: Record) -> Status:
         if batch.state != "open":

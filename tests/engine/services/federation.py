@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import socket
 import ssl
+import time
 from pathlib import Path
 
 import httpx
@@ -23,6 +24,12 @@ from .processes import Process
 TERMS = 'inputs = [4]\noutputs = 2\nclients_per_round = 2\n[method]\nname = "ntk-fl"\n'
 PREFIX = "/v1/runs/run-0"
 ROW_BYTES = 16 + SEAL_BYTES
+
+
+def valid(seconds: int = 3600) -> tuple[int, int]:
+    """When a credential begins and ends that ends in that many seconds."""
+    now = int(time.time())
+    return now - 7200, now + seconds
 
 
 def free_port() -> int:
@@ -88,7 +95,7 @@ class Client:
     def __init__(self, deployment: Deployment, name: str, role: str, pins: Federation, issuer: SigningKey) -> None:
         self.name, self.deployment, self.key = name, deployment, SigningKey.generate()
         keys = SealingKey.generate().public.hex(), self.key.public.hex()
-        self.credential = Credential(pins.federation, name, role, *keys).issue(issuer)
+        self.credential = Credential(pins.federation, name, role, *keys, *valid()).issue(issuer)
         self.http = deployment.connection(deployment.tls())
 
     def ask(

@@ -18,6 +18,8 @@ import pytest
 from ntkfl.engine.services import peer as asking
 from ntkfl.engine.services.door import UNDER_WAY
 from ntkfl.engine.services.peer import Peer, retry_after
+from ntkfl.privacy.identity import sign_request
+from ntkfl.privacy.sealing import SigningKey
 
 from .federation import PREFIX, Deployment, refused
 from .front import caller, connection, make
@@ -214,3 +216,23 @@ def test_one_client_cannot_crowd_out_the_others(tmp_path: Path) -> None:
         assert process.stop() == 0
         statuses = [json.loads(line)["status"] for line in process.err if f"{PREFIX}/hello" in line]
         assert statuses == [429, 200, 200]
+
+
+def test_a_stranger_cannot_use_up_a_client_s_requests_with_its_credential(tmp_path: Path) -> None:
+    """The credential is no secret: the key server and the shuffler see it. Requests that carry it without a signature
+    of its owner's are refused before their bodies, which never come, and do not count.
+    """
+    deployment = Deployment(tmp_path)
+    with deployment.start() as process, ExitStack() as stack:
+        victim, thief = deployment.client("victim"), SigningKey.generate()
+        stolen = sign_request(victim.credential, thief, "POST", f"{PREFIX}/rows", b"x" * 100)
+        stolen |= {"host": "x", "content-length": "100"}
+        lines = [f"POST {PREFIX}/rows HTTP/1.1", *(f"{name}: {value}" for name, value in stolen.items()), "", ""]
+        at = httpx.URL(process.urls["shuffler"])
+        for _ in range(2 * UNDER_WAY):
+            raw = socket.create_connection((at.host, at.port), 10)
+            held = stack.enter_context(deployment.tls().wrap_socket(raw, server_hostname=at.host))
+            held.sendall("\r\n".join(lines).encode())
+        time.sleep(1)
+        assert victim.ask("POST", "/hello").status_code == 200
+        deployment.hang_up()

@@ -17,6 +17,7 @@ from ntkfl.errors import Refused, TrustError
 from ntkfl.privacy.identity import CREDENTIAL_HEADER, Credential, sign_request
 from ntkfl.privacy.sealing import SealingKey, SigningKey, bind, seal
 
+from .federation import valid
 from .people import RUN, SEED_PATH, Person, refused, start
 from .processes import Process
 
@@ -178,7 +179,7 @@ def test_other_runs_and_federations_get_nothing(people: Iterator[Person], folder
     person.enrol()
     assert refused(person.ask("/v1/runs/run-9/seed")) == (404, "unknown-run")
     key = SigningKey.load(folder / "key-server" / "signing-key.pem")
-    names = (person.name, "client", person.sealing.public.hex(), person.signing.public.hex())
+    names = (person.name, "client", person.sealing.public.hex(), person.signing.public.hex(), *valid())
     assert refused(person.ask(credential=Credential("other", *names).issue(key))) == (401, "unauthenticated")
     stranger = Credential("trial", *names).issue(SigningKey.generate())
     assert refused(person.ask(credential=stranger)) == (401, "unauthenticated")

@@ -146,3 +146,27 @@ def test_a_transaction_is_all_or_nothing_and_waits_for_another_process(tmp_path:
     release.join()
     other.close()
     assert server.runs() == ["waited"]
+
+
+def test_the_state_of_another_version_is_left_alone(tmp_path: Path) -> None:
+    """Of one without ends of credentials, for example: nobody could tell which of them are over."""
+    key = SigningKey.generate()
+    KeyServer.create(tmp_path / "state", "f", key)
+    with sqlite3.connect(tmp_path / "state") as db:
+        db.execute("PRAGMA user_version = 0")
+    before = (tmp_path / "state").read_bytes()
+    with pytest.raises(ConfigError, match="written by another version of ntkfl: begin a new federation"):
+        KeyServer(tmp_path / "state", "f", key)
+    assert (tmp_path / "state").read_bytes() == before
+
+
+@pytest.mark.parametrize("damage", ["UPDATE clients SET ends = 'soon'", "UPDATE federation SET lifetime = 'long'"])
+def test_damaged_times_give_nobody_a_credential(tmp_path: Path, damage: str) -> None:
+    server = KeyServer.create(tmp_path / "state", "f", SigningKey.generate())
+    asked = enrolment(server.make_token("c", "client"), "f", SealingKey.generate(), SigningKey.generate())
+    if "clients" in damage:
+        server.enrol(**asked)
+    with sqlite3.connect(tmp_path / "state") as db:
+        db.execute(damage)
+    with pytest.raises(Refused, match="the key server's state is damaged"):
+        server.enrol(**asked)

@@ -132,7 +132,9 @@ def test_the_key_server(deployment: Deployment, key_server: Process) -> None:
 
     app = key_server_app(KeyServer.open(deployment.folder / "key-server"))
     met = fuzz(app, key_server.urls["key-server"], session(deployment), sign)
-    assert set(met) == {"GET /health", "POST /v1/enrol", "POST /v1/runs/{run}/seed", "GET /v1/revoked"}
+    asked = {"GET /health", "POST /v1/enrol", "POST /v1/renew", "POST /v1/runs/{run}/seed", "GET /v1/revoked"}
+    assert set(met) == asked
+    assert {200, 401} <= met["POST /v1/renew"]
     assert {200, 401} <= met["POST /v1/runs/{run}/seed"]
     assert 422 in met["POST /v1/enrol"]
     assert key_server.stop() == 0
@@ -176,6 +178,6 @@ def test_the_documents_name_every_refusal_with_one_shape(deployment: Deployment)
     for path in document["paths"].values():
         for operation in path.values():
             refusals = {s: r for s, r in operation["responses"].items() if int(s) >= 400}
-            assert {"408", "413", "503"} <= set(refusals)
+            assert {"400", "408", "413", "503"} <= set(refusals)
             shapes = {r["content"]["application/json"]["schema"]["$ref"] for r in refusals.values()}
             assert shapes == {"#/components/schemas/Problem"}

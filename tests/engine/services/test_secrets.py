@@ -73,7 +73,8 @@ def test_a_federation_that_tells_all_it_can_tells_no_secret(tmp_path: Path, monk
             written = {str(p): p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     finally:
         os.umask(before)
-    assert len(secrets) == 2 * 3 + 6 + 1  # two keys and a token of each client, six keys of the others, and ρ
+    # Two keys and a token of each client, six keys of the other roles, those of the two authorities, and ρ.
+    assert len(secrets) == 2 * 3 + 6 + 2 + 1
     for home, values in secrets.items():
         for value in values:
             for spelling in spellings(value):

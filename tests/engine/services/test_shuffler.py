@@ -238,7 +238,7 @@ def test_damaged_and_oversized_submissions_are_refused_and_leave_nothing(
     headers = sign_request(ada.credential, ada.key, "POST", f"{PREFIX}/rows", b"")
     url = deployment.urls["shuffler"] + f"{PREFIX}/rows"
     assert refused(ada.http.post(url, content=endless(), headers=headers)) == (413, "too-large")  # its size not told
-    assert refused(ada.http.post(url, content=bytes(20 << 20))) == (401, "unauthenticated")  # before it is read
+    assert refused(ada.http.post(url, content=bytes(20 << 20))) == (401, "unsigned")  # before it is read
     assert aggregator.on(batch.key, "GET").json()["clients"] == 0
     assert ada.ask("POST", "/rows", frame).status_code == 200
 

@@ -39,6 +39,7 @@ ROLES = {
     **{f"clients/{name}": {"token"} for name in ("client-0", "client-1", "client-2", "evaluator-0", "evaluator-1")},
 }
 PRIVATE = {"signing-key.pem", "tls-key.pem", "state.sqlite", "token"}
+AUTHORITIES = {"services-key.pem", "aggregator-key.pem"}
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,8 @@ def calling(folder: Path) -> ssl.SSLContext:
 
 
 def test_each_folder_holds_what_its_role_may_hold(made: Path) -> None:
-    assert {path.name for path in made.iterdir()} == {"key-server", "shuffler", "aggregator", "clients"}
+    assert {path.name for path in made.iterdir()} == {"key-server", "shuffler", "aggregator", "clients", "authority"}
+    assert {path.name for path in (made / "authority").iterdir()} == AUTHORITIES | {"services.pem", "aggregator.pem"}
     assert {f"clients/{path.name}" for path in (made / "clients").iterdir()} == {n for n in ROLES if "clients/" in n}
     for role, files in ROLES.items():
         assert {path.name for path in (made / role).iterdir()} == files | {"federation.toml", "ca.pem"}
@@ -91,12 +93,12 @@ def test_private_files_are_their_owner_s_alone_and_no_two_roles_share_one(made: 
         mode = stat.S_IMODE(path.stat().st_mode)
         if path.is_dir():
             assert mode == 0o700, path
-        elif path.name in PRIVATE:
+        elif path.name in PRIVATE | AUTHORITIES:
             assert mode == 0o600, path
             contents.append(path.read_bytes())
         else:
             assert b"PRIVATE" not in path.read_bytes(), path
-    assert len(contents) == len(set(contents)) == sum(len(files & PRIVATE) for files in ROLES.values())
+    assert len(contents) == len(set(contents)) == 2 + sum(len(files & PRIVATE) for files in ROLES.values())
     assert stat.S_IMODE(made.stat().st_mode) == 0o700
 
 
@@ -125,16 +127,19 @@ def test_the_key_server_knows_the_run_and_whom_tokens_are_for(made: Path) -> Non
         assert token_client((path / "token").read_text()) == path.name
 
 
-def test_the_authorities_keys_are_nowhere(made: Path) -> None:
+def test_the_authorities_keys_are_in_a_folder_of_their_own(made: Path) -> None:
     def public(key: object) -> bytes:
         return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)  # type: ignore[attr-defined]
 
-    held = {public(load_pem_private_key(path.read_bytes(), None).public_key()) for path in made.rglob("*key.pem")}
+    files = [path for path in made.rglob("*key.pem") if path.parent.name != "authority"]
+    held = {public(load_pem_private_key(path.read_bytes(), None).public_key()) for path in files}
     assert len(held) == 6  # three signing, two of TLS, and the aggregator's for the shuffler
     authorities = [made / "shuffler" / "ca.pem", made / "shuffler" / "aggregator-ca.pem"]
     trusted = {public(x509.load_pem_x509_certificate(path.read_bytes()).public_key()) for path in authorities}
     assert len(trusted) == 2
     assert not held & trusted
+    kept = [load_pem_private_key((made / "authority" / name).read_bytes(), None) for name in AUTHORITIES]
+    assert {public(key.public_key()) for key in kept} == trusted
 
 
 def test_certificates_are_for_a_year_and_one_purpose(made: Path) -> None:

@@ -117,6 +117,32 @@ def test_a_huge_size_is_refused_before_a_byte_is_sent(process: Process, folder: 
         assert raw.recv(1000).startswith((b"HTTP/1.1 413", b"HTTP/1.1 400"))
 
 
+@pytest.mark.parametrize(
+    "first", [b"content-length: 4\r\ntransfer-encoding: chunked", b"transfer-encoding: chunked\r\ncontent-length: 4"]
+)
+def test_a_body_with_two_lengths_is_refused_and_its_connection_closed(
+    process: Process, folder: Path, first: bytes
+) -> None:
+    """Where such a body ends is for each reader to guess: what one takes for it, the next takes for another request."""
+    smuggled = b"0\r\n\r\nGET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+    with connection(process.urls["front"], folder) as raw:
+        raw.sendall(b"POST /size HTTP/1.1\r\nhost: x\r\n" + first + b"\r\n\r\n" + smuggled)
+        answer = b""
+        while piece := raw.recv(4096):
+            answer += piece
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b'"error":"two-lengths"' in answer
+    assert answer.count(b"HTTP/1.1") == 1
+
+
+def test_nobody_is_sent_to_another_host(client: httpx.Client) -> None:
+    for path in ("/size/", "/health/", "//health", "/body/?x=1"):
+        response = client.post(path, headers={"host": "attacker.example"})
+        assert error(response) == (404, "not-found"), path
+        assert "location" not in response.headers
+        assert "attacker.example" not in response.text
+
+
 def test_who_sends_it_all_before_reading_still_reads_the_refusal(process: Process, folder: Path) -> None:
     for _ in range(10):
         with connection(process.urls["front"], folder) as raw:

@@ -87,7 +87,7 @@ def _announcements() -> list[Target]:
 
 
 def _credentials() -> list[Target]:
-    credential = Credential(NAMES[0], "client-0", "client", OPENER.public.hex(), SIGNER.public.hex())
+    credential = Credential(NAMES[0], "client-0", "client", OPENER.public.hex(), SIGNER.public.hex(), 0, 1 << 40)
     issued = credential.issue(SIGNER)
     path = "/v1/runs/run-0/rows"
     request = json.dumps(sign_request(issued, SIGNER, "POST", path, b"body")).encode()
@@ -100,11 +100,11 @@ def _credentials() -> list[Target]:
             payload = base64.b64decode(data)[64:]
         except ValueError:
             return data
-        return base64.b64encode(SIGNER.sign(payload, bind("ntkfl credential v1", NAMES[0])) + payload)
+        return base64.b64encode(SIGNER.sign(payload, bind("ntkfl credential v2", NAMES[0])) + payload)
 
     def payload(data: bytes) -> object:
         """The payload itself is changed, and then signed."""
-        signature = SIGNER.sign(data, bind("ntkfl credential v1", NAMES[0]))
+        signature = SIGNER.sign(data, bind("ntkfl credential v2", NAMES[0]))
         found = Credential.check(base64.b64encode(signature + data).decode(), SIGNER.public, NAMES[0])
         assert found.payload() == data
         return found
@@ -113,7 +113,8 @@ def _credentials() -> list[Target]:
         try:
             headers = {str(k).lower(): str(v) for k, v in json.loads(data).items()}
         except (ValueError, AttributeError, RecursionError):
-            headers = {"ntkfl-credential": data.decode("latin-1"), "ntkfl-signature": data.decode("latin-1")}
+            names = ("ntkfl-credential", "ntkfl-digest", "ntkfl-signature")
+            headers = dict.fromkeys(names, data.decode("latin-1"))
         assert check_request(headers, SIGNER.public, NAMES[0], "POST", path, b"body") == credential
 
     return [

@@ -17,6 +17,7 @@ from threading import Event
 from ntkfl.atomic import check_private
 from ntkfl.engine.children import deaf_to_interrupts, end_with_parent
 from ntkfl.engine.flower.folders import CA, NODE_KEY, SECRET, TLS_CERT, TLS_KEY, ClientFile, ServerFile
+from ntkfl.engine.flower.superlink import SECRET_OPTION
 from ntkfl.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
@@ -35,7 +36,9 @@ class Command:
 
 
 def superlink(folder: Path, host: str | None = None, database: Path | None = None) -> Command:
-    """TLS, nodes admitted by their keys, nothing run or installed by it; on loopback unless told otherwise."""
+    """TLS, nodes admitted by their keys, control by a token, nothing run or installed by it; on loopback unless told
+    otherwise.
+    """
     options = {
         "--host": host or LOOPBACK,
         "--port": str(ServerFile.read(folder).port),
@@ -43,12 +46,12 @@ def superlink(folder: Path, host: str | None = None, database: Path | None = Non
         "--ssl-certfile": _file(folder, TLS_CERT),
         "--ssl-keyfile": _secret(folder, TLS_KEY),
         "--isolation": "process",
-        "--superexec-auth-secret-file": _secret(folder, SECRET),
+        SECRET_OPTION: _secret(folder, SECRET),
     }
     if database is not None:
         options["--database"] = str(database.absolute())
     switches = ("--enable-supernode-auth", "--disable-runtime-dependency-installation")
-    return _command("flower-superlink", folder, options, *switches)
+    return _command((sys.executable, "-m", "ntkfl.engine.flower.superlink"), folder, options, *switches)
 
 
 def supernode(folder: Path, port: int) -> Command:
@@ -58,11 +61,14 @@ def supernode(folder: Path, port: int) -> Command:
         "--root-certificates": _file(folder, CA),
         "--auth-supernode-private-key": _secret(folder, NODE_KEY),
         "--isolation": "process",
-        "--superexec-auth-secret-file": _secret(folder, SECRET),
+        SECRET_OPTION: _secret(folder, SECRET),
         "--host": LOOPBACK,
         "--port": str(port),
     }
-    return _command("flower-supernode", folder, options)
+    program = Path(sys.executable).parent / "flower-supernode"
+    if not program.exists():
+        raise ConfigError(f"no {program.name} beside {sys.executable}: pip install 'ntkfl[flower]'")
+    return _command((str(program),), folder, options)
 
 
 def free_port() -> int:
@@ -141,10 +147,7 @@ def last_line(log: Path) -> str:
     return lines[-1] if lines else "it said nothing"
 
 
-def _command(name: str, folder: Path, options: Mapping[str, str], *switches: str) -> Command:
-    program = Path(sys.executable).parent / name
-    if not program.exists():
-        raise ConfigError(f"no {name} beside {sys.executable}: pip install 'ntkfl[flower]'")
+def _command(program: tuple[str, ...], folder: Path, options: Mapping[str, str], *switches: str) -> Command:
     environment = {
         "FLWR_HOME": str((folder / ".flwr").absolute()),
         "FLWR_TELEMETRY_ENABLED": "0",
@@ -152,7 +155,7 @@ def _command(name: str, folder: Path, options: Mapping[str, str], *switches: str
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     }
     words = [word for pair in options.items() for word in pair]
-    return Command((str(program), *words, *switches), environment)
+    return Command((*program, *words, *switches), environment)
 
 
 def _file(folder: Path, name: str) -> str:

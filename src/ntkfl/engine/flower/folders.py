@@ -3,9 +3,10 @@
 ```
 DIR/server          server.toml run.toml ca.pem tls.pem tls-key.pem executor-secret clients/NAME.pub
 DIR/clients/NAME    client.toml ca.pem node-key node-key.pub executor-secret
+DIR/authority       services.pem services-key.pem
 ```
-The certificate authority's key is never written. A client that does not want its key made elsewhere makes one
-(`ssh-keygen -t ecdsa -b 384`) and gives the public half to the server's operator.
+The certificate authority's key is for renewing the server's certificate alone. A client that does not want its key made
+elsewhere makes one (`ssh-keygen -t ecdsa -b 384`) and gives the public half to the server's operator.
 """
 
 from __future__ import annotations
@@ -30,14 +31,16 @@ from pydantic import Field
 from ntkfl.atomic import check_private, write_private
 from ntkfl.engine.flower.server import FlowerRun
 from ntkfl.engine.reading import read_toml
+from ntkfl.engine.services.certificates import TLS_CERT as TLS_CERT
+from ntkfl.engine.services.certificates import TLS_KEY as TLS_KEY
 from ntkfl.engine.services.certificates import Authority
 from ntkfl.engine.services.terms import Terms
-from ntkfl.engine.services.trial import new_folder
+from ntkfl.engine.services.trial import AUTHORITY, new_folder
 from ntkfl.errors import ConfigError
 from ntkfl.options import Options
 from ntkfl.privacy.identity import NAME_PATTERN
 
-CA, TLS_CERT, TLS_KEY, SECRET, NODE_KEY = "ca.pem", "tls.pem", "tls-key.pem", "executor-secret", "node-key"
+CA, SECRET, NODE_KEY = "ca.pem", "executor-secret", "node-key"
 ADDRESS = r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"
 
 
@@ -94,6 +97,8 @@ def init(
     authority = Authority("ntkfl flower")
     certificate, key = authority.server("superlink", host)
     new_folder(folder)
+    new_folder(folder / AUTHORITY)
+    authority.save(folder / AUTHORITY, "services")
     new_folder(folder / "server")
     _write(folder / "server" / "server.toml", server.model_dump())
     (folder / "server" / "run.toml").write_bytes(config.read_bytes())

@@ -1,4 +1,4 @@
-"""Flower's runtime interface, as its own executors use it: the one file that knows it, and why its version is pinned.
+"""Flower's runtime interface, as its own executors use it. With `superlink.py`, why Flower's version is pinned.
 
 A SuperLink or SuperNode started with `--isolation process` hands its tasks to whoever asks with the shared secret. Its
 usual executor (`flower-superexec`) starts a new process for every message and runs the program that came with the run:
@@ -24,7 +24,7 @@ from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartR
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullAppMessagesRequest, PullTaskInputRequest
 from flwr.serverapp import ServerApp
-from flwr.supercore.constant import TaskType
+from flwr.supercore.constant import NodeStatus, TaskType
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
@@ -38,13 +38,16 @@ from flwr.supercore.interceptors import (
     RuntimeVersionHttpInterceptor,
     SuperExecAuthHttpInterceptor,
 )
+from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
 
-from ntkfl.errors import NTKFLError, Refused
+from ntkfl.engine.flower.folders import SECRET
+from ntkfl.engine.flower.superlink import ControlToken
+from ntkfl.errors import ConfigError, NTKFLError, Refused, TrustError
 
 _ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 _LOOK = 0.1  # seconds between two looks for a task
@@ -67,28 +70,42 @@ class SuperLink:
 
     def __init__(self, address: str, ca: Path, secret: bytes) -> None:
         self.address, self.ca, self.secret = address, ca.read_bytes(), secret
-        version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
-        self._control = ControlHttpClient.from_server_address(address, False, self.ca, [version])
+        before: list[ProtobufClientInterceptor] = [
+            RuntimeVersionHttpInterceptor(component_name="flwr CLI"),
+            ControlToken(secret),
+        ]
+        self._control = ControlHttpClient.from_server_address(address, False, self.ca, before)
 
-    def wait(self, seconds: float, alive: Callable[[], bool] = lambda: True) -> None:
-        """Until it answers."""
+    def wait(self, seconds: float, alive: Callable[[], bool] = lambda: True) -> bool:
+        """Until it answers; False where it is no longer `alive`, `Refused` after so many seconds."""
         until = time.monotonic() + seconds
         while True:
             try:
-                self._control.ListNodes(ListNodesRequest())
-                return
-            except (httpx.TransportError, ssl.SSLError) as error:
-                if time.monotonic() > until or not alive():
-                    raise Refused(503, "unreachable", f"no SuperLink answers at {self.address}: {error}") from None
+                with self._asking():
+                    self._control.ListNodes(ListNodesRequest())
+                return True
+            except Refused:
+                if not alive():
+                    return False
+                if time.monotonic() > until:
+                    raise
                 time.sleep(0.1)
 
     def admit(self, keys: Mapping[str, bytes]) -> dict[str, int]:
         """Node ids of the holders of these public keys (PEM), by name; those not known yet are registered."""
-        listed = self._control.ListNodes(ListNodesRequest()).nodes_info
-        there = {info.public_key: int(info.node_id) for info in listed}
-        for name, key in keys.items():
-            if key not in there:
-                there[key] = int(self._control.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id)
+        with self._asking():
+            listed = {info.public_key: info for info in self._control.ListNodes(ListNodesRequest()).nodes_info}
+            gone = [n for n, key in keys.items() if key in listed and listed[key].status == NodeStatus.UNREGISTERED]
+            if gone:
+                raise ConfigError(
+                    f"unregistered at the SuperLink: {', '.join(gone)}. It takes no key twice: start it again (with "
+                    "--database: on a new file), or give the client a new key"
+                )
+            there = {key: int(info.node_id) for key, info in listed.items()}
+            for name, key in keys.items():
+                if key not in there:
+                    asked = RegisterNodeRequest(public_key=key, name=name)
+                    there[key] = int(self._control.RegisterNode(asked).node_id)
         return {name: there[key] for name, key in keys.items()}
 
     def run(self, app: ServerApp, note: Path) -> None:
@@ -99,7 +116,8 @@ class SuperLink:
             self._control.StopRun(StopRunRequest(run_id=int(note.read_text())))
         content, _ = build_fab_from_files({"pyproject.toml": _APP})
         fab = fab_to_proto(Fab(sha256(content).hexdigest(), content, {}))
-        run_id = self._control.StartRun(StartRunRequest(fab=fab)).run_id
+        with self._asking():
+            run_id = self._control.StartRun(StartRunRequest(fab=fab)).run_id
         note.write_text(str(run_id))
         with _acquired(self.address, self.ca, self.secret, TaskType.SERVER_APP, run_id) as token:
             grid = HttpGrid(self.address, root_certificates=self.ca, token=token)
@@ -107,6 +125,20 @@ class SuperLink:
                 _serve(grid, app)
             finally:
                 grid.close()
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """One line where nobody answers there, or the one who does is not ours."""
+        try:
+            yield
+        except (httpx.TransportError, ssl.SSLError) as error:
+            line = f"no SuperLink answers at {self.address} ({error}); start one: ntkfl flower server DIR"
+            raise Refused(503, "unreachable", line) from None
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code != 401:
+                raise
+            line = f"the SuperLink at {self.address} does not take this folder's {SECRET}: is it another folder's?"
+            raise TrustError(line) from None
 
 
 def _serve(grid: HttpGrid, app: ServerApp) -> None:

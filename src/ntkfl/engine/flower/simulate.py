@@ -25,6 +25,7 @@ from ntkfl.engine.conversation import Traffic
 from ntkfl.engine.flower.carrier import GridCarrier
 from ntkfl.engine.flower.client_memory import ClientMemory
 from ntkfl.engine.flower.quiet import quiet
+from ntkfl.engine.flower.ray_cluster import private_cluster
 from ntkfl.engine.flower.records import in_reply, notes_of, payload_of
 from ntkfl.engine.poison import Liars
 from ntkfl.engine.population import Population
@@ -65,13 +66,15 @@ def simulate(
             finished.append(serve(grid, config, ready, out=out, resume=resume, on_start=on_start, on_round=on_round))
 
         stack.enter_context(quiet())
+        cluster = stack.enter_context(private_cluster(on_start or (lambda line: None)))
         run_simulation(
             server_app=server,
             client_app=client_app(settings, str(kept.absolute()), device, threads),
             num_supernodes=config.clients_per_round,
             backend_config={
                 "client_resources": {"num_cpus": cpus_per_client, "num_gpus": gpus_per_client},
-                "init_args": {"log_to_driver": False},  # what fails is said by the carrier, with the client's name
+                # What fails is said by the carrier, with the client's name.
+                "init_args": cluster | {"log_to_driver": False},
             },
         )
     return finished[0]

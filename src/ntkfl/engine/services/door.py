@@ -15,7 +15,9 @@ UNDER_WAY = 8  # requests of one client at once
 
 class Door:
     """Nothing of a stranger's, no more than an open batch allows, and few requests of one client at once, so that
-    nobody's crowd out the others'. `limit` says who asks ("" for anybody) and how many bytes the body may have.
+    nobody's crowd out the others'. `limit` says who asks ("" for anybody) and how many bytes the body may have, or
+    refuses. It must have checked the signature: a client's requests are counted against it, so others must not be able
+    to make any in its name.
     """
 
     def __init__(self, app: ASGIApp, limit: Callable[[Scope], tuple[str, int]]) -> None:

@@ -1,8 +1,9 @@
 """The key server: enrols clients, and gives each of them the seed ρ of a training run, sealed to it.
 
-The operator hands out one-time tokens; a client enrols its public keys with one and gets a signed credential. One run
-has one ρ, for ever: made when first asked for, the same for all its clients; a new ρ means a new run. Revocation stops
-further service, but takes nothing back: who was given ρ has it.
+The operator hands out one-time tokens; a client enrols its public keys with one and gets a signed credential, which is
+good for a time and renewed by its holder before it ends. A client that let it end is let in again by the operator, one
+that is revoked never. One run has one ρ, for ever: made when first asked for, the same for all its clients; a new ρ
+means a new run. Revocation stops further service, but takes nothing back: who was given ρ has it.
 
 State is one SQLite file that only its owner can read. Operator commands and the service may use it at the same time.
 """
@@ -16,15 +17,25 @@ import re
 import secrets
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ntkfl.engine.services.key_server_state import (
+    LIFETIME,
+    SCHEMA,
+    VERSION,
+    begin,
+    lifetime_of,
+    refuse_ended,
+    refuse_unknown,
+)
 from ntkfl.engine.services.openapi import KEY_SERVER
 from ntkfl.engine.services.pins import HEX_KEY, Pins
 from ntkfl.engine.services.seed import check_enrolment, seal_seed, sign_revoked
@@ -35,14 +46,6 @@ from ntkfl.privacy.sealing import Secret, SigningKey, check_private, parse_key, 
 
 STATE, SIGNING_KEY = "state.sqlite", "signing-key.pem"
 _PATIENCE_S = 20  # for the state, which operator commands use too
-_SCHEMA = """
-CREATE TABLE federation (name TEXT NOT NULL, revoked_serial INTEGER NOT NULL);
-CREATE TABLE runs (name TEXT PRIMARY KEY, seed BLOB);
-CREATE TABLE clients (
-    name TEXT PRIMARY KEY, role TEXT NOT NULL, token_hash BLOB NOT NULL,
-    sealing_key TEXT, signing_key TEXT, revoked INTEGER NOT NULL DEFAULT 0
-);
-"""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Client:
     role: str
     enrolled: bool
     revoked: bool
+    ends: int | None  # of its last credential, in seconds since 1970
 
 
 class KeyServer:
@@ -67,20 +71,23 @@ class KeyServer:
             raise ConfigError(f"no state at {state}; a lost state is a lost ρ: begin a new federation")
         check_private(state)
         with self._transaction() as db:
-            found = db.execute("SELECT name FROM federation").fetchone()
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            found = None if version != VERSION else db.execute("SELECT name FROM federation").fetchone()
+        if version != VERSION:
+            raise ConfigError(f"{state} was written by another version of ntkfl: begin a new federation")
         if found is None:
             raise ConfigError(f"{state} is damaged: it does not say of which federation it is")
         if found != (federation,):
             raise ConfigError(f"{state} is of federation {found[0]!r}, not {federation!r}")
 
     @classmethod
-    def create(cls, state: Path, federation: str, key: SigningKey) -> Self:
-        """With an empty state, at a path where there is nothing yet."""
+    def create(cls, state: Path, federation: str, key: SigningKey, lifetime: int = LIFETIME) -> Self:
+        """With an empty state, at a path where there is nothing yet; credentials are good for `lifetime` seconds."""
         _check_name("federation", federation)
         write_private(state, b"")
         with closing(sqlite3.connect(state, isolation_level=None)) as db:
-            db.executescript(f"BEGIN; {_SCHEMA}")
-            db.execute("INSERT INTO federation VALUES (?, 0)", (federation,))
+            db.executescript(f"BEGIN; {SCHEMA}")
+            db.execute("INSERT INTO federation VALUES (?, 0, ?)", (federation, lifetime))
             db.execute("COMMIT")
         return cls(state, federation, key)
 
@@ -136,11 +143,27 @@ class KeyServer:
                 db.execute("UPDATE clients SET revoked = 1 WHERE name = ?", (client,))
                 db.execute("UPDATE federation SET revoked_serial = revoked_serial + 1")
 
+    def readmit(self, client: str) -> None:
+        """Let a client renew a credential that it let end: for as long as a credential is good for."""
+        with self._transaction() as db:
+            row = db.execute("SELECT signing_key, revoked FROM clients WHERE name = ?", (client,)).fetchone()
+            if row is None or row[0] is None:
+                raise Refused(404, "unknown-client", f"no client {client!r} has enrolled; `ntkfl keys list` names all")
+            if row[1]:
+                raise Refused(403, "revoked", f"client {client!r} is revoked, which is for ever")
+            ends = int(time.time()) + lifetime_of(db)
+            db.execute("UPDATE clients SET ends = ? WHERE name = ?", (ends, client))
+
+    def set_lifetime(self, seconds: int) -> None:
+        """Of credentials issued from now on."""
+        with self._transaction() as db:
+            db.execute("UPDATE federation SET lifetime = ?", (seconds,))
+
     def clients(self) -> list[Client]:
         """All clients, by name."""
         with self._transaction() as db:
-            rows = db.execute("SELECT name, role, signing_key IS NOT NULL, revoked FROM clients ORDER BY name")
-            return [Client(name, role, bool(enrolled), bool(revoked)) for name, role, enrolled, revoked in rows]
+            rows = db.execute("SELECT name, role, signing_key IS NOT NULL, revoked, ends FROM clients ORDER BY name")
+            return [Client(name, role, bool(yes), bool(revoked), ends) for name, role, yes, revoked, ends in rows]
 
     def runs(self) -> list[str]:
         """The names of all runs."""
@@ -152,32 +175,40 @@ class KeyServer:
     def enrol(self, token: str, client: str, sealing_key: str, signing_key: str, proof: str) -> str:
         """The credential for a client's keys (hexadecimal). Who lost the answer may ask again with the same keys."""
         with self._transaction() as db:
-            row = db.execute("SELECT * FROM clients WHERE name = ?", (client,)).fetchone()
-            _, role, token_hash, *enrolled, revoked = row or (client, "", bytes(32), None, None, 0)
+            found = "SELECT role, token_hash, sealing_key, signing_key, revoked, issued, ends FROM clients"
+            row = db.execute(f"{found} WHERE name = ?", (client,)).fetchone()
+            role, token_hash, *enrolled, revoked, issued, ends = row or ("", bytes(32), None, None, 0, None, None)
             if not hmac.compare_digest(token_hash, _hash(token)):
                 raise Refused(403, "bad-token", "this token is not one for this client; ask the operator for one")
             if revoked:
                 raise Refused(403, "revoked", f"client {client!r} is revoked")
             self._check_keys(client, sealing_key, signing_key, proof)
             if enrolled[0] is None:
-                values = (sealing_key, signing_key, client)
-                db.execute("UPDATE clients SET sealing_key = ?, signing_key = ? WHERE name = ?", values)
+                db.execute(
+                    "UPDATE clients SET sealing_key = ?, signing_key = ? WHERE name = ?",
+                    (sealing_key, signing_key, client),
+                )
+                issued, ends = begin(db, client)
             elif enrolled != [sealing_key, signing_key]:
                 raise Refused(409, "already-enrolled", f"client {client!r} has enrolled other keys with this token")
-        return Credential(self.federation, client, role, sealing_key, signing_key).issue(self._key)
+            valid = refuse_ended(client, issued, ends)
+        return Credential(self.federation, client, role, sealing_key, signing_key, *valid).issue(self._key)
+
+    def renew(self, credential: Credential) -> str:
+        """The next credential for the holder of this one, who must have been authenticated: for the same keys, in the
+        same role. The state says whether it may, whatever the credential says of its own end.
+        """
+        with self._transaction() as db:
+            refuse_unknown(db, credential)
+            known = db.execute("SELECT issued, ends FROM clients WHERE name = ?", (credential.client,)).fetchone()
+            refuse_ended(credential.client, *known)
+            issued, ends = begin(db, credential.client)
+        return replace(credential, issued=issued, ends=ends).issue(self._key)
 
     def seed(self, credential: Credential, run: str) -> dict[str, str]:
         """The run's ρ, sealed to the credential's holder, who must have been authenticated (see `who_asks`)."""
         with self._transaction() as db:
-            row = db.execute(
-                "SELECT sealing_key, signing_key, revoked FROM clients WHERE name = ?", (credential.client,)
-            ).fetchone()
-            if row is None or row[:2] != (credential.sealing_key, credential.signing_key):
-                raise Refused(
-                    403, "unknown-client", f"client {credential.client!r} is not enrolled here with these keys"
-                )
-            if row[2]:
-                raise Refused(403, "revoked", f"client {credential.client!r} is revoked")
+            refuse_unknown(db, credential)
             found = db.execute("SELECT seed FROM runs WHERE name = ?", (run,)).fetchone()
             if found is None:
                 raise Refused(404, "unknown-run", "no such run in this federation")
@@ -237,7 +268,7 @@ class _Enrolment(BaseModel):
 
 
 def key_server_app(server: KeyServer) -> FastAPI:
-    """`POST /v1/enrol`, `POST /v1/runs/{run}/seed` (signed, empty body) and `GET /v1/revoked`."""
+    """`POST /v1/enrol`, `POST /v1/renew` and `POST /v1/runs/{run}/seed` (signed, empty body), `GET /v1/revoked`."""
     app = service_app("key-server", max_body=16 << 10)
 
     @app.post("/v1/enrol", **KEY_SERVER["enrol"])
@@ -245,6 +276,13 @@ def key_server_app(server: KeyServer) -> FastAPI:
         issued = server.enrol(body.token, body.client, body.sealing_key, body.signing_key, body.proof)
         request.state.client = body.client
         log("enrolled", client=body.client)
+        return {"credential": issued}
+
+    @app.post("/v1/renew", **KEY_SERVER["renew"])
+    async def renew(request: Request) -> dict[str, str]:
+        credential = await who_asks(request, server.public, server.federation, ended_too=True)
+        issued = await run_in_threadpool(server.renew, credential)
+        log("renewed", client=credential.client)
         return {"credential": issued}
 
     @app.post("/v1/runs/{run}/seed", **KEY_SERVER["seed"])

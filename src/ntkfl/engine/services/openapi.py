@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ntkfl.errors import ConfigError
-from ntkfl.privacy.identity import CREDENTIAL_HEADER, SIGNATURE_HEADER
+from ntkfl.privacy.identity import CREDENTIAL_HEADER, DIGEST_HEADER, SIGNATURE_HEADER
 
 try:
     from fastapi import Response
@@ -94,7 +94,7 @@ class Reports(_Answer):
 
 
 _REASONS = {
-    400: "the body cannot be parsed",
+    400: "the body cannot be parsed, or has two lengths",
     401: "nobody signed this, or nobody of this federation",
     403: "not for the one who asks: revoked, not asked, not in that role, or a crowd too small",
     404: "no such run or batch here",
@@ -111,7 +111,8 @@ _REASONS = {
 def refusals(*statuses: int) -> Responses:
     """These, and those that any request can meet."""
     return {
-        status: {"model": Problem, "description": _REASONS[status]} for status in sorted({*statuses, 408, 413, 503})
+        status: {"model": Problem, "description": _REASONS[status]}
+        for status in sorted({*statuses, 400, 408, 413, 503})
     }
 
 
@@ -121,7 +122,8 @@ def signed() -> dict[str, Any]:
     return {
         "parameters": [
             about | {"name": CREDENTIAL_HEADER, "description": "the key server's word for the client"},
-            about | {"name": SIGNATURE_HEADER, "description": "the client's, over method, path and body"},
+            about | {"name": DIGEST_HEADER, "description": "the body's SHA-256, in hexadecimal"},
+            about | {"name": SIGNATURE_HEADER, "description": "the client's, over method, path and that digest"},
         ]
     }
 
@@ -156,6 +158,7 @@ _ANNOUNCED: Responses = {
 }
 KEY_SERVER = {
     "enrol": _route(Issued, 400, 403, 409, 422),
+    "renew": _route(Issued, 401, 403, **signed()),
     "seed": _route(SealedSeed, 401, 403, 404, 422, **signed()),
     "revoked": _route(Revoked),
 }

@@ -19,7 +19,7 @@ from ntkfl.engine.services.announcement import EVALUATION, MOST_EXCHANGES, Annou
 from ntkfl.engine.services.evaluation import counts, noisy_counts, rounded, score_rows
 from ntkfl.engine.services.identity import Identity
 from ntkfl.engine.services.ledger import Ledger
-from ntkfl.engine.services.peer import Peer
+from ntkfl.engine.services.peer import ANNOUNCED, Peer
 from ntkfl.engine.services.receipt import check_receipt
 from ntkfl.engine.services.terms import Federation
 from ntkfl.errors import ConfigError, DataError, MessageError, NTKFLError, Refused, TrustError
@@ -49,7 +49,7 @@ class Participant:
         model = terms.build_model(seed=0, allow_code=allow_code)  # before anybody hears of this client
         self.identity = Identity(folder, self.pins, patience)
         self.shuffler = Peer(self.pins.shuffler.url, folder / "ca.pem", patience=patience)
-        self.shuffler.identify(self.identity.credential, self.identity.signing)
+        self.shuffler.identify(self.identity.current, self.identity.signing)
         self.name, self.role = self.identity.known.client, self.identity.known.role
         self.method = terms.build_method()
         dtype = getattr(torch, terms.precision)
@@ -71,7 +71,7 @@ class Participant:
         self.say(f"{self.name} is enrolled as {self.role} and waits for {self.pins.federation}/{self.pins.run}")
         sequence, answered = 0, 0
         while True:
-            response = self.shuffler.ask("GET", f"{self._path}/announcement?after={sequence}")
+            response = self.shuffler.ask("GET", f"{self._path}/announcement?after={sequence}", most=ANNOUNCED)
             if response.status_code == 204:
                 continue
             sequence = _sequence(response.headers.get("ntkfl-sequence", ""), sequence)

@@ -1,5 +1,5 @@
 """Asking a service over TLS, with patience: a service that restarts is asked again, one that refuses is believed, and
-one that is too busy is asked when it says.
+one that is too busy is asked when it says. No more is read of an answer than the question allows.
 """
 
 from __future__ import annotations
@@ -7,11 +7,12 @@ from __future__ import annotations
 import random
 import ssl
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
 from ntkfl.atomic import check_private
-from ntkfl.errors import ConfigError, Refused, TrustError
+from ntkfl.errors import ConfigError, MessageError, Refused, TrustError
 from ntkfl.privacy.identity import sign_request
 from ntkfl.privacy.sealing import SigningKey
 
@@ -21,7 +22,11 @@ except ImportError as error:
     raise ConfigError("services need the extra 'services': pip install 'ntkfl[services]'") from error
 
 AGAIN = (429, 502, 503, 504)
+SMALL, MANY, ANNOUNCED = 64 << 10, 16 << 20, 256 << 20  # bytes of an answer: a few fields, a list, an announcement
 _LONGEST_S = 60.0  # that a service is believed when it says to come back later
+
+
+_AS_IT_IS = {"accept-encoding": "identity"}
 
 
 class Peer:
@@ -41,25 +46,29 @@ class Peer:
             check_private(certificate[1])
         self.url, self.patience = url.rstrip("/"), patience
         self._http = httpx.Client(base_url=self.url, verify=context, timeout=httpx.Timeout(60, connect=5))
-        self._credential: tuple[str, SigningKey] | None = None
+        self._credential: tuple[str | Callable[[], str], SigningKey] | None = None
 
-    def identify(self, credential: str, key: SigningKey) -> Self:
+    def identify(self, credential: str | Callable[[], str], key: SigningKey) -> Self:
+        """Sign what is asked from now on; a credential that is renewed is asked for each time."""
         self._credential = (credential, key)
         return self
 
-    def ask(self, method: str, path: str, body: bytes = b"", json: object = None) -> httpx.Response:
-        """The answer to one request, tried again while the service cannot be reached; `Refused` as the service says."""
+    def ask(self, method: str, path: str, body: bytes = b"", json: object = None, most: int = SMALL) -> httpx.Response:
+        """The answer to one request, tried again while the service cannot be reached; `Refused` as the service says,
+        `MessageError` where it says more than `most` bytes.
+        """
         until = time.monotonic() + self.patience
         pause = 0.1
         while True:
-            request = self._http.build_request(method, path, content=body or None, json=json)
+            request = self._http.build_request(method, path, content=body or None, json=json, headers=_AS_IT_IS)
             if self._credential is not None:
-                issued, key = self._credential
+                credential, key = self._credential
+                issued = credential if isinstance(credential, str) else credential()
                 target = request.url.raw_path.decode()
                 request.headers.update(sign_request(issued, key, method, target, request.content))
             later = 0.0
             try:
-                response = self._http.send(request)
+                response = self._send(request, most)
             except httpx.TransportError as error:
                 if time.monotonic() > until:
                     reason = str(error) or type(error).__name__
@@ -71,8 +80,32 @@ class Peer:
             time.sleep(max(pause, later) * random.uniform(1, 1.5))  # who was turned away together comes back apart
             pause = min(2.0, 2 * pause)
 
+    def _send(self, request: httpx.Request, most: int) -> httpx.Response:
+        response = self._http.send(request, stream=True)
+        try:
+            body = bytearray()
+            check_answer(response, most, 0)
+            for piece in response.iter_raw():
+                body += piece
+                check_answer(response, most, len(body))
+        finally:
+            response.close()
+        return httpx.Response(response.status_code, headers=response.headers, content=bytes(body), request=request)
+
     def close(self) -> None:
         self._http.close()
+
+
+def check_answer(response: httpx.Response, most: int, size: int) -> None:
+    """`MessageError` if an answer of which `size` bytes have come is larger than `most`, says that it will be, or is
+    packed: a few bytes that become many.
+    """
+    said = response.headers.get("content-length", "0")
+    announced = int(said) if said.isascii() and said.isdecimal() and len(said) < 19 else most + 1
+    if max(size, announced) > most:
+        raise MessageError(f"{response.url} answers with more than the {most} bytes that it may have")
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise MessageError(f"{response.url} answers with packed bytes, which nobody asked for")
 
 
 def retry_after(response: httpx.Response) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import ssl
 from pathlib import Path
@@ -10,12 +11,24 @@ from pathlib import Path
 import httpx
 
 from ntkfl.engine.services.log import log
+from ntkfl.engine.services.peer import MANY, check_answer
 from ntkfl.engine.services.pins import Pins
 from ntkfl.engine.services.seed import check_revoked
 from ntkfl.errors import ConfigError, NTKFLError, Refused
 from ntkfl.privacy.shuffling import Shuffler
 
 REFRESH_S = 10.0  # between two looks
+
+
+async def _read(http: httpx.AsyncClient, url: str) -> bytes:
+    """An answer, no more of it than a list of names can have."""
+    async with http.stream("GET", url, headers={"accept-encoding": "identity"}) as response:
+        response.raise_for_status()
+        body = bytearray()
+        async for piece in response.aiter_raw():
+            body += piece
+            check_answer(response, MANY, len(body))
+    return bytes(body)
 
 
 class Revocations:
@@ -32,9 +45,9 @@ class Revocations:
         pin = self._pins.key_server
         try:
             async with httpx.AsyncClient(verify=self._tls, timeout=3, trust_env=False) as http:
-                answer = (await http.get(f"{pin.url}/v1/revoked")).raise_for_status().json()
+                answer = json.loads(await _read(http, f"{pin.url}/v1/revoked"))
             serial, clients = check_revoked(answer, bytes.fromhex(pin.signing_key), self._pins.federation)
-        except (httpx.HTTPError, NTKFLError, ValueError, AttributeError) as error:
+        except (httpx.HTTPError, NTKFLError, ValueError, AttributeError, RecursionError) as error:
             if not self._failing:
                 log("no-revocations", level=logging.WARNING, failed=error)
             self._failing = True

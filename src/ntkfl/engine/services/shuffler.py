@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated
 
 from fastapi import Depends, FastAPI, Query, Request, Response
+from starlette.datastructures import Headers
 from starlette.responses import StreamingResponse
 from starlette.types import Scope
 
@@ -27,9 +28,9 @@ from ntkfl.engine.services.openapi import AGGREGATOR, BINARY, SHUFFLER
 from ntkfl.engine.services.pins import Pins
 from ntkfl.engine.services.receipt import issue_receipt
 from ntkfl.engine.services.revocations import Revocations
-from ntkfl.engine.services.web import Listener, log, serve, service_app
-from ntkfl.errors import MessageError, NTKFLError, Refused, TrustError
-from ntkfl.privacy.identity import CREDENTIAL_HEADER, ROLES, Credential, check_request
+from ntkfl.engine.services.web import Listener, log, serve, service_app, target
+from ntkfl.errors import MessageError, Refused, TrustError
+from ntkfl.privacy.identity import ROLES, Credential, check_headers, check_request
 from ntkfl.privacy.noticeboard import REPORT_BYTES
 from ntkfl.privacy.rows import FRAME_BYTES, Announced, BatchKey, frame_rows, unpack_rows
 from ntkfl.privacy.sealing import SigningKey
@@ -100,11 +101,8 @@ def client_app(
         """Who asks, and how many bytes the body may have; refused before a byte of it is read if a stranger asks."""
         if scope["path"] == "/health":
             return "", 0
-        issued = dict(scope["headers"]).get(CREDENTIAL_HEADER.encode(), b"").decode("latin-1")
-        try:
-            client = Credential.check(issued, key_server, pins.federation).client
-        except NTKFLError:
-            raise Refused(401, "unauthenticated", "no credential of this federation's key server") from None
+        asked = Headers(scope=scope), key_server, pins.federation, scope["method"], target(scope)
+        client = check_headers(*asked)[0].client
         shuffler.refuse_revoked(client)
         rows = shuffler.submission_limit() if scope["path"].endswith("/rows") else 0
         return client, FRAME_BYTES + max(rows, REPORT_BYTES)
@@ -113,9 +111,7 @@ def client_app(
 
     async def who(request: Request, run: str) -> Credential:
         body = await request.body()
-        path, query = request.scope["raw_path"].decode("latin-1"), request.scope["query_string"].decode("latin-1")
-        asked = f"{path}?{query}" if query else path
-        check = (request.headers, key_server, pins.federation, request.method, asked, body)
+        check = (request.headers, key_server, pins.federation, request.method, target(request.scope), body)
         credential = await asyncio.to_thread(check_request, *check)
         _check_run(run, pins)
         return credential

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from ntkfl.engine.services.peer import Peer
+from ntkfl.engine.services.announcement import Head
+from ntkfl.engine.services.peer import MANY, SMALL, Peer
 from ntkfl.engine.services.pins import Pins
 from ntkfl.errors import MessageError
 from ntkfl.privacy.batches import Status
-from ntkfl.privacy.rows import Announced, BatchKey, unpack_rows
+from ntkfl.privacy.rows import FRAME_BYTES, Announced, BatchKey, unpack_rows
 
 _NAMES, _KEY, _STATUS = TypeAdapter(list[str]), TypeAdapter(BatchKey), TypeAdapter(Status)
 
@@ -25,11 +26,14 @@ class ShufflerPeer:
         certificate = folder / "tls.pem", folder / "tls-key.pem"
         self._peer = Peer(pins.shuffler.aggregator_url, folder / "ca.pem", certificate)
         self._run = f"/v1/runs/{pins.run}"
+        self._signed_by = bytes.fromhex(pins.aggregator.signing_key), pins.federation, pins.run
+        self._most: dict[BatchKey, int] = {}  # bytes that the rows of an announced batch can have
 
     def clients(self, role: str) -> list[str]:
         """Names of those present in that role, sorted."""
         with _reading():
-            return _NAMES.validate_python(self._peer.ask("GET", f"{self._run}/clients?role={role}").json()["clients"])
+            answer = self._peer.ask("GET", f"{self._run}/clients?role={role}", most=MANY)
+            return _NAMES.validate_python(answer.json()["clients"])
 
     def newest(self) -> BatchKey | None:
         """The key of the newest announcement."""
@@ -38,6 +42,9 @@ class ShufflerPeer:
             return None if key is None else _KEY.validate_python(key).check()
 
     def publish(self, signed: bytes) -> None:
+        asked = Head.check(signed, *self._signed_by)[0].batch
+        if asked is not None:
+            self._most[asked.key] = FRAME_BYTES + len(asked.cohort) * asked.max_rows * asked.row_bytes
         self._peer.ask("POST", f"{self._run}/announcements", signed)
 
     def status(self, key: BatchKey) -> Status:
@@ -45,20 +52,22 @@ class ShufflerPeer:
             return _STATUS.validate_python(self._peer.ask("GET", self._batch(key)).json())
 
     def release(self, announced: Announced) -> list[bytes]:
-        found, rows = unpack_rows(self._peer.ask("POST", f"{self._batch(announced.key)}/release").content)
+        most = self._most.get(announced.key, SMALL)
+        found, rows = unpack_rows(self._peer.ask("POST", f"{self._batch(announced.key)}/release", most=most).content)
         if found != announced:
             raise MessageError("the shuffler released rows that answer another announcement")
         return rows
 
     def forget(self, key: BatchKey) -> None:
         self._peer.ask("DELETE", self._batch(key))
+        self._most.pop(key, None)
 
     def cancel(self, key: BatchKey) -> None:
         self._peer.ask("POST", f"{self._batch(key)}/cancel")
 
     def reports(self, key: BatchKey) -> list[bytes]:
         with _reading():
-            answer = self._peer.ask("GET", f"{self._batch(key)}/reports").json()
+            answer = self._peer.ask("GET", f"{self._batch(key)}/reports", most=MANY).json()
             return [base64.b64decode(sealed) for sealed in answer["reports"]]
 
     def _batch(self, key: BatchKey) -> str:

@@ -5,9 +5,11 @@ DIR/key-server     federation.toml ca.pem tls.pem tls-key.pem signing-key.pem st
 DIR/shuffler       federation.toml ca.pem tls.pem tls-key.pem aggregator-ca.pem signing-key.pem
 DIR/aggregator     federation.toml ca.pem tls.pem tls-key.pem signing-key.pem run.toml
 DIR/clients/NAME   federation.toml ca.pem token
+DIR/authority      services.pem services-key.pem aggregator.pem aggregator-key.pem
 ```
-Certificates come from two authorities whose keys are never written: one for who is called, one for the aggregator as
-the only one who may call the shuffler's second port. In earnest every role makes its own keys on its own machine.
+Certificates come from two authorities: one for who is called, one for the aggregator as the only one who may call the
+shuffler's second port. Their keys are for renewing certificates alone. In earnest every role makes its own keys on its
+own machine.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ from pathlib import Path
 from pydantic import Field
 
 from ntkfl.engine.reading import read_toml
-from ntkfl.engine.services.certificates import Authority
+from ntkfl.engine.services.certificates import TLS_CERT, TLS_KEY, Authority
 from ntkfl.engine.services.key_server import SIGNING_KEY, STATE, KeyServer
+from ntkfl.engine.services.key_server_state import DAY, LIFETIME
 from ntkfl.engine.services.pins import AggregatorPin, KeyServerPin, ShufflerPin
 from ntkfl.engine.services.terms import Contract, Federation
 from ntkfl.errors import ConfigError
@@ -29,7 +32,7 @@ from ntkfl.options import Options
 from ntkfl.privacy.identity import NAME_PATTERN
 from ntkfl.privacy.sealing import SigningKey, write_private
 
-CA, TLS_CERT, TLS_KEY, AGGREGATOR_CA = "ca.pem", "tls.pem", "tls-key.pem", "aggregator-ca.pem"
+CA, AGGREGATOR_CA, AUTHORITY = "ca.pem", "aggregator-ca.pem", "authority"
 TOKEN, RUN = "token", "run.toml"
 
 
@@ -47,6 +50,9 @@ class Trial(Options):
     key_server_port: int = Field(8441, ge=1, le=65535)
     shuffler_port: int = Field(8442, ge=1, le=65535)
     aggregator_port: int = Field(8443, ge=1, le=65535, description="the shuffler's, for the aggregator")
+    credential_days: float = Field(
+        LIFETIME / DAY, ge=0.01, le=3650, description="that a client's credential is good for"
+    )
 
     def model_post_init(self, _: object) -> None:
         if self.min_clients > self.clients:
@@ -111,13 +117,17 @@ def init(folder: Path, config: Path, trial: Trial, on_client: Callable[[], None]
         _role_folder(folder / role, pins, authority.pem)
         (folder / role / TLS_CERT).write_bytes(certificate)
         write_private(folder / role / TLS_KEY, key)
+    new_folder(folder / AUTHORITY)
+    authority.save(folder / AUTHORITY, "services")
+    callers.save(folder / AUTHORITY, "aggregator")
     server_key.save(folder / "key-server" / SIGNING_KEY)
     shuffler_key.save(folder / "shuffler" / SIGNING_KEY)
     (folder / "shuffler" / AGGREGATOR_CA).write_bytes(callers.pem)
     aggregator_key.save(folder / "aggregator" / SIGNING_KEY)
     (folder / "aggregator" / RUN).write_bytes(config.read_bytes())
 
-    server = KeyServer.create(folder / "key-server" / STATE, trial.federation, server_key)
+    lifetime = max(1, round(trial.credential_days * DAY))
+    server = KeyServer.create(folder / "key-server" / STATE, trial.federation, server_key, lifetime)
     server.add_run(trial.run)
     new_folder(folder / "clients")
     counts = (("client", trial.clients), ("evaluator", trial.evaluators))

@@ -38,6 +38,7 @@ __all__ = [
     "run_in_threadpool",
     "serve",
     "service_app",
+    "target",
     "who_asks",
 ]
 
@@ -64,7 +65,15 @@ def service_app(
     Where a handler knows who asks it says so with `request.state.client = name`, for the log.
     """
     held = max(16 * max_body, 64 << 20) if max_held is None else max_held
-    app = FastAPI(title=title, version=__version__, docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    app = FastAPI(
+        title=title,
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,  # a redirect would go wherever the request's Host header says
+        lifespan=lifespan,
+    )
     app.add_middleware(_Guard, service=title, max_body=max_body, max_held=held, receive_s=receive_s, send_s=send_s)
 
     @app.exception_handler(Refused)
@@ -87,12 +96,19 @@ def service_app(
     return app
 
 
-async def who_asks(request: Request, key_server: bytes, federation: str) -> Credential:
-    """Who signed this request, with a credential of the federation's key server; `Refused` with 401 if nobody did."""
-    query = request.scope["query_string"]
-    path = request.scope["raw_path"] + (b"?" + query if query else b"")
+def target(scope: Scope) -> str:
+    """The path and query as they were asked for, which is what is signed."""
+    path, query = str(scope["raw_path"], "latin-1"), str(scope["query_string"], "latin-1")
+    return f"{path}?{query}" if query else path
+
+
+async def who_asks(request: Request, key_server: bytes, federation: str, *, ended_too: bool = False) -> Credential:
+    """Who signed this request, with a credential of the federation's key server; `Refused` with 401 if nobody did, or
+    the credential has ended (and that matters).
+    """
     body = await request.body()
-    credential = check_request(request.headers, key_server, federation, request.method, path.decode("latin-1"), body)
+    asked = request.method, target(request.scope), body
+    credential = check_request(request.headers, key_server, federation, *asked, ended_too=ended_too)
     request.state.client = credential.client
     return credential
 
@@ -190,7 +206,11 @@ class _Guard:
 
     async def _receive(self, scope: Scope, receive: Receive, body: _Body) -> None:
         too_large = Refused(413, "too-large", f"a body may have at most {self._max_body} bytes")
-        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        headers = dict(scope["headers"])
+        if b"content-length" in headers and b"transfer-encoding" in headers:
+            body.coming = False  # where it ends is what nobody agrees on: not a byte of it is read
+            raise Refused(400, "two-lengths", "a body has a content-length or a transfer-encoding, not both")
+        declared = headers.get(b"content-length", b"0")
         if len(declared) > 18 or int(declared) > self._max_body:  # the server has checked that it is a number
             raise too_large
         try:
