@@ -50,6 +50,7 @@ def test_a_second_training_on_a_runs_folder_is_refused(tmp_path: Path) -> None:
             first.send_signal(signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_a_second_comparison_in_a_folder_is_refused_and_a_killed_one_leaves_nobody_behind(tmp_path: Path) -> None:
     run = command(tmp_path, tmp_path / "out")
     (tmp_path / "storm.toml").write_text(CONFIG.replace("rounds = 25", "rounds = 100000"))

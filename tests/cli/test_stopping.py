@@ -67,6 +67,7 @@ def test_a_comparison_ends_with_its_workers(tmp_path: Path) -> None:
     stop(command, "finished runs are kept, continue with")
 
 
+@pytest.mark.long
 def test_an_audit_of_many_configurations_ends_with_its_workers(tmp_path: Path) -> None:
     (tmp_path / "t.toml").write_text(COMPARISON)
     words = ("audit", "--tradeoff", tmp_path / "t.toml", "--out", tmp_path / "out", "--workers", "2")
@@ -76,12 +77,14 @@ def test_an_audit_of_many_configurations_ends_with_its_workers(tmp_path: Path) -
     stop(command, "finished cells are kept")
 
 
+@pytest.mark.long
 def test_what_is_measured_can_be_stopped_in_a_log() -> None:
     command = Command("bench", "round", "kernel")
     command.until("round  \\(\\d+ %, .* left\\)")
     stop(command, "stopped; nothing was written")
 
 
+@pytest.mark.long
 def test_folders_of_a_large_federation(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(TERMS.replace("64", "4"))
     command = Command(
@@ -102,6 +105,7 @@ def test_a_client_whose_key_server_is_not_there(tmp_path: Path) -> None:
     stop(command, "stopped; the same command takes part again: ntkfl join")
 
 
+@pytest.mark.long
 def test_a_load_ends_with_the_services_it_started(tmp_path: Path) -> None:
     load = Command("serve", "load", "--clients", "20", "--at-once", "5", "--rows", "2", "--out", tmp_path / "load")
     load.until("round 1: .* left\\)")

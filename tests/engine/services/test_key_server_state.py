@@ -64,9 +64,9 @@ def secrets_of(folder: Path, seed: bytes) -> list[bytes]:
     found += [
         line for path in folder.rglob("*key.pem") for line in path.read_bytes().splitlines() if b"-----" not in line
     ]
-    keys = (SigningKey, SealingKey, SigningKey)
-    paths = ("key-server/signing-key.pem", "aggregator/sealing-key.pem", "aggregator/signing-key.pem")
-    raw = [seed, *(kind.load(folder / path)._key.private_bytes_raw() for kind, path in zip(keys, paths, strict=True))]
+    roles = ("key-server", "shuffler", "aggregator")
+    keys = (SigningKey.load(folder / role / "signing-key.pem") for role in roles)
+    raw = [seed, *(key._key.private_bytes_raw() for key in keys)]
     for value in raw:
         found += [value, value.hex().encode(), base64.b64encode(value), base64.urlsafe_b64encode(value)]
     assert len(found) > 20

@@ -16,6 +16,7 @@ from ntkfl.errors import ConfigError, MessageError
 pytest.importorskip("httpx", reason="needs the extra services")
 
 
+@pytest.mark.long
 def test_a_small_load_with_hostile_company(tmp_path: Path) -> None:
     """Twenty uploads of 0.5 MB at once, by 40 clients in turn, with six tricks played; then with room for two."""
     load = Load(clients=40, at_once=20, rows=40, row_bytes=12_000, weights=20_000, seconds=1, hostile=6)

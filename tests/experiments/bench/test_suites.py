@@ -80,6 +80,7 @@ def test_clients() -> None:
         assert row.details["float64_difference"] == pytest.approx(0, abs=1e-10)
 
 
+@pytest.mark.long
 def test_scaling() -> None:
     rows = scaling(Setting(quick=True))
     assert [row.what for row in rows] == ["N = 60", "N = 240"]

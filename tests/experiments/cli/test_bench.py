@@ -24,6 +24,7 @@ def _run(*arguments: str | Path) -> str:
     return result.output
 
 
+@pytest.mark.long
 def test_quick_run_writes_what_it_prints(tmp_path: Path) -> None:
     output = _run("--quick", "--json", tmp_path / "bench.json", "--plot", tmp_path / "bench.png")
     for piece in ("GFLOP/s", "GB/s", "torch", "threads", *(f"{name}: " for name in SUITES)):

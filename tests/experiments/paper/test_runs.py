@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from ntkfl_experiments.paper import heterogeneity
 from ntkfl_experiments.paper.item import Context
 from ntkfl_experiments.paper.learning import five_methods
@@ -18,6 +19,7 @@ def stamps(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("history.jsonl")}
 
 
+@pytest.mark.long
 def test_five_methods_on_one_federation(tmp_path: Path) -> None:
     context = Context("quick", tmp_path / "fig4", workers=2)
     outcome = five_methods(context, "digits", "digits", DIGITS, [])
