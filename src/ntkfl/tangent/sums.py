@@ -15,7 +15,8 @@ from ntkfl.errors import MessageError
 
 GRADIENT, SAMPLES, REST = "gradient", "samples", "rest"
 INPUTS, CONSTANT, OUTPUTS = "inputs", "constant", "outputs"
-_NAME = re.compile(r"(\d{1,12})-(\d{1,12})(?:\+(\d{1,12})-(\d{1,12}))?(T?)/(inputs|constant|outputs)(\.diagonal)?")
+_LAYER = re.compile(r"(\d{1,12})-(\d{1,12})(?:\+(\d{1,12})-(\d{1,12}))?(T?)")
+_ROLE = re.compile(r"(inputs|constant|outputs)(\.diagonal)?")
 Span = tuple[int, int]
 
 
@@ -30,6 +31,14 @@ class Layer(NamedTuple):
     def name(self) -> str:
         bias = "" if self.bias is None else f"+{self.bias[0]}-{self.bias[1]}"
         return f"{self.weight[0]}-{self.weight[1]}{bias}{'T' * self.transposed}"
+
+    @staticmethod
+    def parse(name: str) -> Layer:
+        match = _LAYER.fullmatch(name)
+        if match is None:
+            raise MessageError(f"{name!r} names no layer")
+        w0, w1, b0, b1, transposed = match.groups()
+        return Layer((int(w0), int(w1)), None if b0 is None else (int(b0), int(b1)), bool(transposed))
 
     def matrices(self, vector: Tensor, groups: int, outputs: int) -> Tensor:
         """Its columns of a vector [d] as [groups, outputs, inputs], a bias as the last input."""
@@ -116,17 +125,15 @@ class Sums:
         for name, array in self.arrays.items():
             if name in (GRADIENT, SAMPLES, REST):
                 continue
-            match = _NAME.fullmatch(name)
+            columns, _, kind = name.partition("/")
+            layer, match = Layer.parse(columns), _ROLE.fullmatch(kind)
             if match is None:
                 raise MessageError(f"{name!r} names no factor of a layer")
-            w0, w1, b0, b1, transposed, role, diagonal = match.groups()
-            bias = None if b0 is None else (int(b0), int(b1))
-            layer = Layer((int(w0), int(w1)), bias, bool(transposed))
-            factor = Factor(array, diagonal is not None)
+            role, factor = match[1], Factor(array, match[2] is not None)
             roles = found.setdefault(layer, {})
             if role in roles or (role in (INPUTS, CONSTANT) and roles.keys() & {INPUTS, CONSTANT}):
                 raise MessageError(f"a factor of the layer at columns {layer.name} stands twice")
-            if array.ndim != 2 or not array.numel() or factor.size < 1 or (bias is not None and transposed):
+            if array.ndim != 2 or not array.numel() or factor.size < 1 or (layer.bias is not None and layer.transposed):
                 raise MessageError(f"{name!r} of shape {list(array.shape)} is no factor")
             roles[role] = factor
         layers = [
@@ -161,6 +168,11 @@ class Sums:
             raise MessageError(f"a layer beyond the {d} weights there are")
         if (REST in self.arrays) != (rest > 0) or (rest and tuple(self.arrays[REST].shape) != (rest,)):
             raise MessageError(f"the layers leave {rest} columns, and the diagonal of the rest is of another size")
+
+
+def is_constant(name: str) -> bool:
+    """Whether an array is a factor of inputs that no weight is before."""
+    return name.partition("/")[2].startswith(CONSTANT)
 
 
 def uncovered(layers: list[Layer], d: int, device: torch.device) -> Tensor:
