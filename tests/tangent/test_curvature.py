@@ -71,7 +71,7 @@ ONE_POSITION: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "depthwise": (lambda: nn.Sequential(nn.Conv1d(4, 4, 2, groups=4), nn.Flatten(), nn.Linear(4, 3)), (4, 2)),
     "normalisation": (lambda: nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 3)), (4,)),
     "recurrent, one step": (
-        lambda: Net(lambda m, x: m.out(m.a(x.unsqueeze(1))[0][:, 0]), a=nn.GRU(4, 3, batch_first=True), out=nn.Linear(3, 2)),
+        lambda: Net(lambda m, x: m.out(m.a(x.unsqueeze(0))[0][0]), a=nn.GRU(4, 3), out=nn.Linear(3, 2)),
         (4,),
     ),
     "attention, one position": (
@@ -304,7 +304,7 @@ def test_fewer_samples_than_weights_move_no_direction_without_curvature() -> Non
 
 
 def test_the_flow_between_its_ends() -> None:
-    """t → 0 gives nothing, then −t g; in between the matrix exponential; and the same as the evolution of the kernel."""
+    """t → 0 gives nothing, then −t g; in between the matrix exponential, and the same as the kernel's evolution."""
     model, _, x, Y = linear_problem()
     found = sums(model, x, Y, "mse")
     flow, g = Flow(found), found.arrays["gradient"] / len(x)

@@ -14,10 +14,8 @@ from ntkfl.methods.qsgd import QSGD
 from ntkfl.methods.scaffold import Scaffold
 from ntkfl.methods.sum_ntk_fl import SumNTKFL
 
-METHODS: dict[str, type[Method]] = {
-    method.name: method
-    for method in (NTKFL, CPNTKFL, SumNTKFL, FedAvg, FedProx, FedNova, Scaffold, FedAdam, FedCOM, QSGD, DataShare, Centralized)
-}
+_ALL = (NTKFL, CPNTKFL, SumNTKFL, FedAvg, FedProx, FedNova, Scaffold, FedAdam, FedCOM, QSGD, DataShare, Centralized)
+METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 
 __all__ = [
     "CPNTKFL",

@@ -1,8 +1,8 @@
 """NTK-FL from sums: the evolution of NTK-FL without any row leaving a client.
 
 The linearised flow seen from the weights needs sums over samples alone: the gradient and the Kronecker factors of the
-Gauss–Newton matrix (`tangent/curvature.py`). Clients send theirs; the server adds them and evolves the weights in closed
-form. Everything in a reply is additive, so that replies may be added up before the server sees them.
+Gauss–Newton matrix (`tangent/curvature.py`). Clients send theirs; the server adds them and evolves the weights in
+closed form. Everything in a reply is additive, so that replies may be added up before the server sees them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from ntkfl.wire import Message
 from ntkfl.wire.halves import EXPONENTS, pack_halves, unpack_halves
 
 CONTROLS = ("fixed", "judge")
-_LOSSES, _FRESH, _ASKS = "losses", "fresh", "asks"  # loss sums; samples behind constant factors; whether those are asked
+_LOSSES, _FRESH = "losses", "fresh"  # sums of losses; how many samples are behind constant factors
+_ASKS = "asks"  # in the server's message where it asks for constant factors
 _OVERFLOW = 1e300  # the loss sum of weights that overflow
 _SENT = "constant_factors_sent"  # a client's memory: the round in which it sent them
 _TOTAL, _VALUES, _VECTORS, _COUNT, _COHORTS = "total/", "values/", "vectors/", "constant_samples", "constant_cohorts"
@@ -38,6 +39,9 @@ class Reply(NamedTuple):
     losses: Tensor  # at the weights and at each alternative, float64 [1 + S]
     fresh: Tensor  # samples behind the constant factors, []
 
+    def plus(self, other: Reply) -> Reply:
+        return Reply(self.sums + other.sums, self.losses + other.losses, self.fresh + other.fresh)
+
 
 class SumNTKFL(Method):
     """w ← w − φ(t(μΛ + δ)) ∘ g in the eigenbasis of the summed factors, one exchange per round."""
@@ -48,9 +52,9 @@ class SumNTKFL(Method):
     average: float = Field(0.9, ge=0, lt=1, description="running average of the rounds' weights; 0: none")
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="part of a class label spread over all; 0 with mse")
     values: str = Field("float16", description="how sums and weights travel: float16 (scaled) or float32")
-    time: float | None = Field(50.0, ge=0, description="t, how long the weights flow; none: to the end")
+    time: float | None = Field(200.0, ge=0, description="t, how long the weights flow; none: to the end")
     mu: float = Field(
-        16.0, gt=0, description="μ, by which curvature is multiplied: for what blocks and small cohorts leave out"
+        12.0, gt=0, description="μ, by which curvature is multiplied: for what blocks and small cohorts leave out"
     )
     delta: float = Field(0.003, ge=0, description="δ, added to all curvature")
     control: str = Field(
@@ -143,7 +147,7 @@ class SumNTKFL(Method):
             one = self.read(task, replies.pop(0), task.like)
             if len(one.losses) != candidates:
                 raise MessageError(f"{len(one.losses)} losses where {candidates} were asked for")
-            total = one if total is None else Reply(total.sums + one.sums, *(a + b for a, b in zip(total[1:], one[1:])))
+            total = one if total is None else total.plus(one)
         if total is None:
             raise TooFew("no client's sums came")
         return total
@@ -194,7 +198,7 @@ class SumNTKFL(Method):
         return Reply(sums, losses, fresh.to(like))
 
     def check(self, task: Task, reply: Message) -> Tensor | None:
-        """Two sizes: its samples, and the largest mean of its arrays, or the norm of the first weights if that is more."""
+        """Two sizes: its samples; the largest norm of its means, or that of the first weights where it is larger."""
         sums = self.read(task, reply, task.like.new_empty(0, device="cpu")).sums.arrays
         samples = sums[SAMPLES].double()
         largest = [array.double().norm() / samples for name, array in sums.items() if name != SAMPLES]

@@ -1,9 +1,12 @@
 """Sums that curvature is made of: the gradient and the Kronecker factors of the Gauss–Newton matrix, over samples.
 
 C = (1/N) Σ_i J_iᵀ H_i J_i with H_i = ∂²ℓ/∂f² = R_i R_iᵀ. A layer's block of C is taken for A ⊗ G (K-FAC, Martens &
-Grosse 2015), A = (1/N) Σ_i Σ_t a_it a_itᵀ over the T positions of a sample (a 1 behind the inputs where a bias trains) and
-G = (1/N) Σ_i (1/T) Σ_tc b_itc b_itcᵀ with b = R_iᵀ ∂f/∂out (KFC, Grosse & Martens 2016). All are sums over samples: those
-of clients add up to those of their pooled data. `flow.py` evolves weights along them.
+Grosse 2015; KFC for convolutions, Grosse & Martens 2016), over the T positions of a sample
+
+    A = (1/N) Σ_i Σ_t a_it a_itᵀ,   G = (1/N) Σ_i (1/T) Σ_tc b_itc b_itcᵀ
+
+with the layer's inputs a (and a 1 behind them where a bias trains) and b = R_iᵀ ∂f/∂out. All are sums over samples:
+those of clients add up to those of their pooled data. `sums.py` holds them, `flow.py` evolves weights along them.
 """
 
 from __future__ import annotations
@@ -107,7 +110,8 @@ def _add_factors(
     if isinstance(block, ScaleBlock):
         # A channel's own 2×2 block, exact (unit-wise, Osawa et al. 2019): its weights are too few for more.
         both = [block.weight_values()] + ([] if block.bias is None else [block.bias_values()])
-        _add_gram(totals, inputs, (R.mT @ torch.stack(both, dim=-1).flatten(2)).unflatten(2, (-1, len(both))), largest)
+        back = R.mT @ torch.stack(both, dim=-1).flatten(2)
+        _add_gram(totals, inputs, back.view(*back.shape[:2], -1, len(both)), largest)
         return
     if not never_changes or constant:
         if isinstance(block, EmbeddingBlock):  # one-hot inputs: their second moments are counts
@@ -166,7 +170,7 @@ def _add(totals: dict[str, Tensor], name: str, value: Tensor) -> None:
 
 
 def constant_inputs(model: nn.Module, x: Tensor, plan: Plan) -> set[int]:
-    """First columns of the layers whose input no trained weight is before: their factor A is the same in every round."""
+    """First columns of the layers whose input no trained weight is before: their A is the same in every round."""
     moved: set[Use] = set()
     tapes: dict[str, Tape] = {part.use.module: _Origins(part.use.module, moved) for part in plan.parts}
     leaves = {name: p.detach().requires_grad_() for name, p in trainable(model).items()}

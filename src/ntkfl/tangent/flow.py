@@ -33,7 +33,7 @@ def eigen(factor: Factor, samples: Tensor) -> Eigen:
 
 
 class Flow:
-    """The flow from where `sums` were taken. `known` are spectra of input factors that the sums do not hold, by layer."""
+    """The flow from where `sums` were taken. `known`: spectra of layers' input factors to use in place of theirs."""
 
     def __init__(self, sums: Sums, known: Mapping[Layer, Eigen] | None = None) -> None:
         samples = sums.arrays[SAMPLES]
@@ -78,9 +78,9 @@ class Flow:
 
 
 def _phi(rate: Tensor, time: float | None) -> Tensor:
-    """(1 − e^{−t·rate}) / rate. A rate that is rounding's counts as zero: there φ = t, or 0 at the end of the flow."""
-    least = rate.amax() * rate.shape[-1] * torch.finfo(rate.dtype).eps
+    """(1 − e^{−t·rate}) / rate, which is t where the rate is 0."""
     some = rate.clamp(min=torch.finfo(rate.dtype).tiny)
-    if time is None:
+    if time is None:  # the pseudo-inverse: what rounding made of no curvature counts as none
+        least = rate.amax() * rate.shape[-1] * torch.finfo(rate.dtype).eps
         return torch.where(rate > least, 1 / some, 0)
     return torch.where(rate > 0, -torch.expm1(-time * some) / some, time)

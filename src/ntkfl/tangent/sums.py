@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Mapping
@@ -58,7 +59,7 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True)
 class Factor:
-    """A symmetric matrix for each group, as its upper triangle [groups, n(n+1)/2], or its diagonal alone [groups, n]."""
+    """A symmetric matrix for each group: its upper triangle [groups, n(n+1)/2], or its diagonal alone [groups, n]."""
 
     values: Tensor
     diagonal: bool
@@ -104,9 +105,9 @@ class Shaped(NamedTuple):
 class Sums:
     """Sums over samples by name, all additive: of two clients, of two servers, of two chunks.
 
-    `gradient` [d]; `samples` []; `<columns>/inputs` (`/constant` where no weight is before them) and `<columns>/outputs`,
-    factors of the layer at these columns as triangles or, with `.diagonal`, diagonals; `rest`, the diagonal of C at all
-    columns that no layer covers.
+    `gradient` [d]; `samples` []; `<columns>/inputs` (`/constant` where no weight is before them) and
+    `<columns>/outputs`, factors of the layer at these columns as triangles or, with `.diagonal`, diagonals; `rest`, the
+    diagonal of C at all columns that no layer covers.
     """
 
     arrays: Mapping[str, Tensor]
@@ -159,7 +160,7 @@ class Sums:
                 raise MessageError(f"factors that do not fit the columns {layer.name}")
             taken += [layer.weight] + ([layer.bias] if layer.bias is not None else [])
         taken.sort()
-        if any(one[1] > two[0] for one, two in zip(taken, taken[1:], strict=False)):
+        if any(one[1] > two[0] for one, two in itertools.pairwise(taken)):
             raise MessageError("two layers that share columns")
         if d is None:
             return

@@ -1,4 +1,4 @@
-"""Arrays in 16 bits: float16, each scaled by a power of two so that its largest value neither overflows nor vanishes."""
+"""Arrays in float16, each scaled by a power of two so that its largest value neither overflows nor vanishes."""
 
 from __future__ import annotations
 
