@@ -108,7 +108,7 @@ def _add_factors(
     never_changes = layer.weight[0] in unmoved and not isinstance(block, ScaleBlock)  # whose factor has sensitivities
     inputs = f"{layer.name}/{CONSTANT if never_changes else INPUTS}"
     if isinstance(block, ScaleBlock):
-        # A channel's own 2×2 block, exact (unit-wise, Osawa et al. 2019): its weights are too few for more.
+        # A channel's own 2×2 block, exact (unit-wise, Osawa et al. 2020): its weights are too few for more.
         both = [block.weight_values()] + ([] if block.bias is None else [block.bias_values()])
         back = R.mT @ torch.stack(both, dim=-1).flatten(2)
         _add_gram(totals, inputs, back.view(*back.shape[:2], -1, len(both)), largest)
