@@ -94,6 +94,16 @@ def test_exact_for_one_sample_and_one_position(name: str, loss: str) -> None:
             assert torch.allclose(kronecker, C[columns][:, columns], rtol=1e-9, atol=1e-12)
             seen += len(columns)
     assert seen == len(C)
+    check_step(found, C)
+
+
+def check_step(found: Sums, C: Tensor) -> None:
+    """The end of the flow is −(2C + 0.1)⁻¹ g within each group: every layout's way into the eigenbasis and back."""
+    change, g = Flow(found).change(None, 2.0, 0.1), found.arrays["gradient"] / found.arrays["samples"]
+    for shaped in found.layers():
+        for columns, _ in blocks(found, shaped):
+            damped = 2 * C[columns][:, columns] + 0.1 * torch.eye(len(columns)).double()
+            assert torch.allclose(change[columns], -torch.linalg.solve(damped, g[columns]), rtol=1e-8, atol=1e-10)
 
 
 def test_exact_for_one_token() -> None:
@@ -105,6 +115,7 @@ def test_exact_for_one_token() -> None:
         ((columns, kronecker),) = blocks(found, shaped)
         assert torch.allclose(kronecker, C[columns][:, columns], rtol=1e-9, atol=1e-12)
     assert found.layers()[0].constant
+    check_step(found, C)
 
 
 def test_exact_for_a_last_layer_with_mse_and_for_channels_of_a_normalisation() -> None:
