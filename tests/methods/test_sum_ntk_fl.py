@@ -120,7 +120,7 @@ def test_asking_ends_when_a_cohort_changes_little() -> None:
     task, clients = small_task(), small_clients(30, 30)
     for client in clients:
         client.x = clients[0].x  # the second cohort says what the first did
-    method = SumNTKFL(input_tolerance=1e-3)
+    method = SumNTKFL(input_tolerance=1e-3, input_cohorts=5)
     state = play(method, task, clients[:1])[0].state
     assert "constant_cohorts" in state
     assert "constant_cohorts" not in play(method, task, clients[1:], state, 2)[0].state

@@ -65,7 +65,7 @@ class SumNTKFL(Method):
     input_tolerance: float = Field(
         0.1, ge=0, description="first layers' input factors are asked for until a cohort changes their mean by less"
     )
-    input_cohorts: int = Field(5, ge=1, description="and of this many cohorts at most")
+    input_cohorts: int = Field(2, ge=1, description="and of this many cohorts at most")
 
     @model_validator(mode="before")
     @classmethod

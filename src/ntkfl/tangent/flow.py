@@ -29,7 +29,8 @@ def eigen(factor: Factor, samples: Tensor) -> Eigen:
     if mean.diagonal:
         return Eigen(mean.values.clamp(min=0), None)
     values, vectors = torch.linalg.eigh(mean.square())
-    return Eigen(values.clamp(min=0), vectors)  # rounding, on the wire too, leaves some just below zero
+    # Rounding, on the wire too, leaves some values just below zero; vectors come by columns, and files hold rows.
+    return Eigen(values.clamp(min=0), vectors.contiguous())
 
 
 class Flow:
