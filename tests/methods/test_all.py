@@ -24,12 +24,14 @@ VARIANTS = [
     ("data-share", {"shared_portion": 0.5}),
     ("ntk-fl", {"codec": "dense"}),
     ("ntk-fl", {"sparsity": 0.5, "values": "float16"}),
+    ("sum-ntk-fl", {"control": "judge", "input_tolerance": 0}),
+    ("sum-ntk-fl", {"values": "float32", "largest": 4}),
     ("fedavg", {"sparsity": 0.5}),
     ("scaffold", {"sparsity": 0.5, "values": "float16"}),
     ("fednova", {"sparsity": 0.5, "values": "8bit"}),
     ("fedadam", {"sparsity": 0.5}),
 ]
-NTK = ("ntk-fl", "cp-ntk-fl")
+NTK = ("ntk-fl", "cp-ntk-fl", "sum-ntk-fl")
 IDS = [" ".join([name, *map(str, options)]) for name, options in VARIANTS]
 every_method = pytest.mark.parametrize(("name", "options"), VARIANTS, ids=IDS)
 
@@ -123,7 +125,7 @@ def replaced(client: Client, memory: dict[str, Tensor]) -> Client:
 def test_names_and_papers() -> None:
     assert set(METHODS) >= {
         "fedavg", "fedprox", "fednova", "scaffold", "fedadam", "fedcom", "qsgd", "data-share", "centralized", "ntk-fl",
-        "cp-ntk-fl",
+        "cp-ntk-fl", "sum-ntk-fl",
     }  # fmt: skip
     for name, method in METHODS.items():
         assert method.name == name

@@ -12,11 +12,10 @@ from ntkfl.methods.fedprox import FedProx
 from ntkfl.methods.ntk_fl import NTKFL
 from ntkfl.methods.qsgd import QSGD
 from ntkfl.methods.scaffold import Scaffold
+from ntkfl.methods.sum_ntk_fl import SumNTKFL
 
-METHODS: dict[str, type[Method]] = {
-    method.name: method
-    for method in (NTKFL, CPNTKFL, FedAvg, FedProx, FedNova, Scaffold, FedAdam, FedCOM, QSGD, DataShare, Centralized)
-}
+_ALL = (NTKFL, CPNTKFL, SumNTKFL, FedAvg, FedProx, FedNova, Scaffold, FedAdam, FedCOM, QSGD, DataShare, Centralized)
+METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 
 __all__ = [
     "CPNTKFL",
@@ -35,5 +34,6 @@ __all__ = [
     "Outcome",
     "Scaffold",
     "State",
+    "SumNTKFL",
     "Task",
 ]

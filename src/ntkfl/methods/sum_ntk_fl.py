@@ -1,0 +1,230 @@
+"""NTK-FL from sums: the evolution of NTK-FL without any row leaving a client.
+
+The linearised flow seen from the weights needs sums over samples alone: the gradient and the Kronecker factors of the
+Gauss–Newton matrix (`tangent/curvature.py`). Clients send theirs; the server adds them and evolves the weights in
+closed form. Everything in a reply is additive, so that replies may be added up before the server sees them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from ntkfl.errors import ConfigError, MessageError, TooFew, unknown
+from ntkfl.methods.base import Client, Method, Outcome, Outgoing, State, Task, check_finite
+from ntkfl.methods.choosing import least
+from ntkfl.tangent import Flow, Sums, curvature_sums
+from ntkfl.tangent.curvature import LARGEST
+from ntkfl.tangent.flow import Eigen, eigen
+from ntkfl.tangent.sums import GRADIENT, SAMPLES, Factor, Layer, is_constant
+from ntkfl.wire import Message
+from ntkfl.wire.halves import EXPONENTS, pack_halves, unpack_halves
+
+CONTROLS = ("fixed", "judge")
+_LOSSES, _FRESH = "losses", "fresh"  # sums of losses; how many samples are behind constant factors
+_ASKS = "asks"  # in the server's message where it asks for constant factors
+_OVERFLOW = 1e300  # the loss sum of weights that overflow
+_SENT = "constant_factors_sent"  # a client's memory: the round in which it sent them
+_TOTAL, _VALUES, _VECTORS, _COUNT, _COHORTS = "total/", "values/", "vectors/", "constant_samples", "constant_cohorts"
+
+
+class Reply(NamedTuple):
+    """What one client's update, or a sum of several, holds."""
+
+    sums: Sums
+    losses: Tensor  # at the weights and at each alternative, float64 [1 + S]
+    fresh: Tensor  # samples behind the constant factors, []
+
+    def plus(self, other: Reply) -> Reply:
+        return Reply(self.sums + other.sums, self.losses + other.losses, self.fresh + other.fresh)
+
+
+class SumNTKFL(Method):
+    """w ← w − φ(t(μΛ + δ)) ∘ g in the eigenbasis of the summed factors, one exchange per round."""
+
+    name: ClassVar[str] = "sum-ntk-fl"
+    paper: ClassVar[str] = "after Yue et al. 2022 and Martens & Grosse 2015"
+
+    average: float = Field(0.9, ge=0, lt=1, description="running average of the rounds' weights; 0: none")
+    label_smoothing: float = Field(0.1, ge=0, lt=1, description="part of a class label spread over all; 0 with mse")
+    values: str = Field("float16", description="how sums and weights travel: float16 (scaled) or float32")
+    time: float | None = Field(200.0, ge=0, description="t, how long the weights flow; none: to the end")
+    mu: float = Field(
+        12.0, gt=0, description="μ, by which curvature is multiplied: for what blocks and small cohorts leave out"
+    )
+    delta: float = Field(0.003, ge=0, description="δ, added to all curvature")
+    control: str = Field(
+        "fixed", description="μ as given, or judge: each cohort reports what half and twice the last μ would have given"
+    )
+    mu_range: tuple[float, float] = Field((4.0, 32.0), description="where the judge may move μ")
+    largest: int = Field(LARGEST, ge=1, description="rows of a factor; of larger ones the diagonal is sent")
+    input_tolerance: float = Field(
+        0.1, ge=0, description="first layers' input factors are asked for until a cohort changes their mean by less"
+    )
+    input_cohorts: int = Field(2, ge=1, description="and of this many cohorts at most")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve_defaults(cls, values: dict[str, Any]) -> dict[str, Any]:
+        out = dict(values)
+        if out.get("loss") == "mse":
+            out.setdefault("label_smoothing", 0.0)
+        return out
+
+    def model_post_init(self, context: object) -> None:
+        super().model_post_init(context)
+        if self.control not in CONTROLS:
+            raise unknown("control of μ", self.control, CONTROLS)
+        if self.values not in ("float16", "float32"):
+            raise ConfigError(f"sums travel as float16 or float32, not as {self.values}")
+        if not 0 < self.mu_range[0] <= self.mu_range[1]:
+            raise ConfigError(f"mu_range goes from a smaller to a larger number above 0, got {self.mu_range}")
+
+    def round(
+        self, task: Task, state: State, round: int, cohort: Sequence[int]
+    ) -> Generator[Outgoing, list[Message], Outcome]:
+        w, alternatives = state["weights"], state.get("alternatives")
+        asks = _COHORTS in state
+        arrays = self._pack({"weights": w}) | ({_ASKS: torch.tensor(1, dtype=torch.uint8)} if asks else {})
+        replies = yield Message("weights", round, arrays | _pack_steps(alternatives))
+        sums, losses, fresh = self._add_up(task, replies, 1 + (0 if alternatives is None else len(alternatives)))
+        kept, spectra = self._constant_factors(state, sums, fresh)
+        flow = Flow(sums, spectra)
+
+        mu = float(state["mu"][least(losses)]) if self.control == "judge" else self.mu
+        change = flow.change(self.time, mu, self.delta)
+        new = check_finite(w + change, "the model after the flow")
+        kept["weights"] = new
+        if self.control == "judge":
+            others = [other for other in (mu / 2, 2 * mu) if self.mu_range[0] <= other <= self.mu_range[1]]
+            kept["mu"] = torch.tensor([mu, *others], dtype=torch.float64, device=w.device)
+            if others:
+                kept["alternatives"] = torch.stack([flow.change(self.time, o, self.delta) - change for o in others])
+        samples = float(sums.arrays[SAMPLES])
+        return Outcome(kept, float(losses[0]) / samples, self.time, {"samples": int(samples), "mu": mu})
+
+    def start(self, task: Task, weights: Tensor) -> State:
+        """`constant_…` are there as long as constant factors are asked for; then their spectra are."""
+        state = super().start(task, weights)
+        state |= {_COUNT: torch.zeros((), dtype=weights.dtype, device=weights.device), _COHORTS: torch.tensor(0)}
+        return state | ({"mu": torch.tensor([self.mu], dtype=torch.float64)} if self.control == "judge" else {})
+
+    def answer(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
+        message.of_kind("weights")
+        w = _take(message, ("weights",), task.like)["weights"]
+        if w.shape != task.like.shape:
+            raise MessageError(f"weights of shape {list(w.shape)}, and this model has {task.like.numel()}")
+        asks = _ASKS in message.arrays
+        candidates = torch.cat([w.unsqueeze(0), w + _take_steps(message, w)])
+        return [self._reply(task, message.round, w, candidates, asks, client) for client in clients]
+
+    def _reply(self, task: Task, round: int, w: Tensor, candidates: Tensor, asks: bool, client: Client) -> Message:
+        Y, plan = task.training_targets(client.y), task.plan(client.x)
+        sums = curvature_sums(task.at(w), client.x, Y, self.loss, plan, asks, self.largest)
+        arrays = {name: array for name, array in sums.arrays.items() if name != SAMPLES}
+        losses = task.candidate_losses(candidates, client.x, client.y).sum(1).double()
+        told = {
+            SAMPLES: torch.tensor(len(client), dtype=torch.int64),
+            _LOSSES: losses.nan_to_num(nan=_OVERFLOW, posinf=_OVERFLOW),
+        }
+        if asks:
+            # Of a client once: afterwards it sends zeros, so that all replies look the same. A round may be repeated.
+            again = _SENT in client.memory and int(client.memory[_SENT]) != round
+            for name in filter(is_constant, arrays) if again else ():
+                arrays[name] = torch.zeros_like(arrays[name])
+            told[_FRESH] = torch.tensor(0 if again else len(client), dtype=torch.int64)
+            client.memory[_SENT] = torch.tensor(int(client.memory[_SENT]) if again else round)
+        return Message("update", round, self._pack(arrays) | told)
+
+    def _add_up(self, task: Task, replies: list[Message], candidates: int) -> Reply:
+        """The sum of all replies, one at a time: nothing here grows with their number."""
+        total: Reply | None = None
+        while replies:
+            one = self.read(task, replies.pop(0), task.like)
+            if len(one.losses) != candidates:
+                raise MessageError(f"{len(one.losses)} losses where {candidates} were asked for")
+            total = one if total is None else total.plus(one)
+        if total is None:
+            raise TooFew("no client's sums came")
+        return total
+
+    def _constant_factors(self, state: State, sums: Sums, fresh: Tensor) -> tuple[State, dict[Layer, Eigen]]:
+        """What the server keeps of factors that no weight is before, and their spectra by layer."""
+        if _COHORTS not in state:
+            kept = {name: t for name, t in state.items() if name.startswith((_VALUES, _VECTORS))}
+            return kept, {
+                Layer.parse(name.removeprefix(_VALUES)): Eigen(t, kept.get(_VECTORS + name.removeprefix(_VALUES)))
+                for name, t in kept.items()
+                if name.startswith(_VALUES)
+            }
+        count, cohorts = state[_COUNT] + fresh, int(state[_COHORTS]) + 1
+        kept, spectra, moved = {_COUNT: count, _COHORTS: torch.tensor(cohorts)}, {}, 0.0
+        for shaped in sums.layers():
+            if not shaped.constant or shaped.inputs is None:
+                continue
+            if float(count) < 1:
+                raise TooFew("no client sent the factor of its inputs: they sent it before, and it was lost")
+            before = state.get(_TOTAL + shaped.layer.name)
+            total = shaped.inputs.values if before is None else before + shaped.inputs.values
+            kept[_TOTAL + shaped.layer.name] = total
+            spectra[shaped.layer] = eigen(Factor(total, shaped.inputs.diagonal), count)
+            change = total / count if before is None else total / count - before / state[_COUNT]
+            moved = max(moved, float(change.norm() / (total / count).norm().clamp(min=1e-30)))
+        if moved > self.input_tolerance and cohorts < self.input_cohorts:
+            return kept, spectra
+        kept = {_VALUES + layer.name: own.values for layer, own in spectra.items()}
+        vectors = {_VECTORS + layer.name: own.vectors for layer, own in spectra.items() if own.vectors is not None}
+        return kept | vectors, spectra
+
+    def read(self, task: Task, reply: Message, like: Tensor) -> Reply:
+        """A client's sums, everything checked; in the type and on the device of `like`."""
+        own = (SAMPLES, _LOSSES, _FRESH, EXPONENTS)
+        arrays = _take(reply.of_kind("update"), [name for name in reply.arrays if name not in own], like)
+        if GRADIENT not in arrays or arrays[GRADIENT].shape != task.like.shape:
+            raise MessageError(f"sums without a gradient of {task.like.numel()} weights")
+        samples = reply.take(SAMPLES, ())
+        fresh = reply.take(_FRESH, ()) if _FRESH in reply.arrays else torch.zeros((), dtype=torch.int64)
+        losses = reply.take(_LOSSES, (None,)).to(device=like.device, dtype=torch.float64)
+        if not 1 <= int(samples) < 2**31 or int(fresh) not in (0, int(samples)):
+            raise MessageError(f"sums over {int(samples)} samples, and {int(fresh)} of inputs")
+        if not len(losses) or bool((losses < 0).any()):
+            raise MessageError("a loss below zero, or none")
+        sums = Sums(arrays | {SAMPLES: samples.to(like)})
+        sums.layers()
+        return Reply(sums, losses, fresh.to(like))
+
+    def check(self, task: Task, reply: Message) -> Tensor | None:
+        """Two sizes: its samples; the largest norm of its means, or that of the first weights where it is larger."""
+        sums = self.read(task, reply, task.like.new_empty(0, device="cpu")).sums.arrays
+        samples = sums[SAMPLES].double()
+        largest = [array.double().norm() / samples for name, array in sums.items() if name != SAMPLES]
+        return torch.stack([samples, torch.stack([task.like.cpu().double().norm(), *largest]).amax()]).reshape(1, 2)
+
+    def _pack(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+        return pack_halves(arrays) if self.values == "float16" else arrays
+
+
+def _take(message: Message, names: Sequence[str], like: Tensor) -> dict[str, Tensor]:
+    if EXPONENTS in message.arrays:
+        return unpack_halves(message, names, like)
+    return {name: message.take(name, None, like) for name in names}
+
+
+def _pack_steps(alternatives: Tensor | None) -> dict[str, Tensor]:
+    """How far alternatives [S, d] lie from the weights, in 8 bits: what is judged is one number for all of them."""
+    if alternatives is None:
+        return {}
+    scales = (alternatives.abs().amax(1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+    return {"steps": (alternatives / scales).round().to(torch.int8), "scales": scales[:, 0].float()}
+
+
+def _take_steps(message: Message, like: Tensor) -> Tensor:
+    """[S, d]; no row where there are none."""
+    if "steps" not in message.arrays:
+        return like.new_empty(0, like.numel())
+    steps = message.take("steps", (None, like.numel()), like)
+    return steps * message.take("scales", (len(steps),), like).unsqueeze(1)

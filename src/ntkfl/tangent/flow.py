@@ -1,0 +1,87 @@
+"""The linearised flow seen from the weights, in closed form: w(t) = w − (I − e^{−tC}) C⁻¹ g.
+
+With C ≈ A ⊗ G for a layer, C's eigenvalues are the products of those of A and G, and its eigenvectors theirs: the flow
+multiplies each entry of U_Gᵀ g U_A by φ = (1 − e^{−t(μΛ + δ)}) / (μΛ + δ).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ntkfl.errors import MessageError
+from ntkfl.tangent.sums import GRADIENT, REST, SAMPLES, Factor, Layer, Sums, uncovered
+
+
+class Eigen(NamedTuple):
+    """A factor's spectrum: values [groups, n], not negative; vectors [groups, n, n], or None for the identity."""
+
+    values: Tensor
+    vectors: Tensor | None
+
+
+def eigen(factor: Factor, samples: Tensor) -> Eigen:
+    """Of a factor's mean over `samples`."""
+    mean = Factor(factor.values / samples, factor.diagonal)
+    if mean.diagonal:
+        return Eigen(mean.values.clamp(min=0), None)
+    values, vectors = torch.linalg.eigh(mean.square())
+    # Rounding, on the wire too, leaves some values just below zero; vectors come by columns, and files hold rows.
+    return Eigen(values.clamp(min=0), vectors.contiguous())
+
+
+class Flow:
+    """The flow from where `sums` were taken. `known`: spectra of layers' input factors to use in place of theirs."""
+
+    def __init__(self, sums: Sums, known: Mapping[Layer, Eigen] | None = None) -> None:
+        samples = sums.arrays[SAMPLES]
+        gradient = sums.arrays[GRADIENT] / samples
+        layers = sums.layers()
+        self._columns = gradient
+        self._parts: list[tuple[Layer, Eigen, Eigen, Tensor]] = []
+        for shaped in layers:
+            groups, n, m = shaped.shape
+            A = (known or {}).get(shaped.layer)
+            if A is None:
+                if shaped.inputs is None:
+                    raise MessageError(f"no factor of the inputs of the layer at columns {shaped.layer.name}")
+                A = eigen(shaped.inputs, samples)
+            if A.values.shape != (groups, m):
+                raise MessageError(f"a factor of other inputs than the layer's at columns {shaped.layer.name}")
+            G = Eigen(gradient.new_ones(groups, 1), None)
+            if shaped.outputs is not None:
+                G = eigen(shaped.outputs, samples)
+            rotated = shaped.layer.matrices(gradient, groups, n)
+            if G.vectors is not None:
+                rotated = G.vectors.mT @ rotated
+            if A.vectors is not None:
+                rotated = rotated @ A.vectors
+            self._parts.append((shaped.layer, A, G, rotated))
+        self._rest = uncovered([shaped.layer for shaped in layers], gradient.numel(), gradient.device)
+        self._squares = sums.arrays[REST] / samples if len(self._rest) else gradient.new_zeros(0)
+
+    def change(self, time: float | None, mu: float, delta: float) -> Tensor:
+        """w(t) − w, [d]; time None: the end of the flow, where directions without curvature stay as they are."""
+        out = torch.zeros_like(self._columns)
+        for layer, A, G, rotated in self._parts:
+            moved = rotated * _phi(mu * G.values.unsqueeze(2) * A.values.unsqueeze(1) + delta, time)
+            if G.vectors is not None:
+                moved = G.vectors @ moved
+            if A.vectors is not None:
+                moved = moved @ A.vectors.mT
+            layer.write(out, -moved)
+        if len(self._rest):
+            out[self._rest] = -self._columns[self._rest] * _phi(mu * self._squares + delta, time)
+        return out
+
+
+def _phi(rate: Tensor, time: float | None) -> Tensor:
+    """(1 − e^{−t·rate}) / rate, which is t where the rate is 0."""
+    some = rate.clamp(min=torch.finfo(rate.dtype).tiny)
+    if time is None:  # the pseudo-inverse: what rounding made of no curvature counts as none
+        least = rate.amax() * rate.shape[-1] * torch.finfo(rate.dtype).eps
+        return torch.where(rate > least, 1 / some, 0)
+    return torch.where(rate > 0, -torch.expm1(-time * some) / some, time)

@@ -1,0 +1,341 @@
+"""Sums of curvature against brute force: dense JᵀHJ where A ⊗ G is exact, hooks and autograd where it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ntkfl
+from ntkfl.errors import MessageError
+from ntkfl.tangent import Flow, Sums, curvature, curvature_sums, plan_jacobian
+from ntkfl.tangent.curvature import constant_inputs, hessian_root
+from ntkfl.tangent.losses import residual, targets
+from ntkfl.tangent.sums import Factor, Shaped
+
+from .networks import build, mlp
+from .test_jacobian import autograd
+from .test_layers import Net
+
+
+def sums(model: nn.Module, x: Tensor, Y: Tensor, loss: str = "ce", **options: object) -> Sums:
+    return curvature_sums(model, x, Y, loss, plan_jacobian(model, x), **options)  # type: ignore[arg-type]
+
+
+def made_up(model: nn.Module, x: Tensor, loss: str = "ce") -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        f = model(x)
+    Y = torch.randn(f.shape, generator=generator, dtype=torch.float64)
+    return Y.softmax(1) if loss == "ce" else Y
+
+
+def gauss_newton(model: nn.Module, x: Tensor, loss: str) -> Tensor:
+    """(1/N) Σ J_iᵀ H_i J_i from dense autograd and the loss's second derivatives, [d, d]."""
+    J = autograd(model, x)
+    with torch.no_grad():
+        f = model(x)
+    Y = made_up(model, x, loss)
+
+    def one(f: Tensor, y: Tensor) -> Tensor:
+        return -(y * f.log_softmax(0)).sum() if loss == "ce" else 0.5 * (f - y).square().mean()
+
+    H = torch.stack([torch.func.hessian(one)(a, b) for a, b in zip(f, Y, strict=True)])
+    return torch.einsum("njd,njk,nke->de", J, H, J) / len(x)
+
+
+def matrix(factor: Factor | None, groups: int) -> Tensor:
+    if factor is None:
+        return torch.ones(groups, 1, 1, dtype=torch.float64)
+    return torch.diag_embed(factor.values) if factor.diagonal else factor.square()
+
+
+def blocks(found: Sums, shaped: Shaped) -> list[tuple[Tensor, Tensor]]:
+    """Of each group of a layer its columns, and A ⊗ G there."""
+    d, N = found.arrays["gradient"].numel(), found.arrays["samples"]
+    groups, n, _ = shaped.shape
+    columns = shaped.layer.matrices(torch.arange(d), groups, n)
+    A, G = matrix(shaped.inputs, groups) / N, matrix(shaped.outputs, groups)
+    if shaped.outputs is not None:
+        G = G / N
+    return [(columns[i].reshape(-1), torch.kron(G[i], A[i])) for i in range(groups)]
+
+
+ONE_POSITION: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "linear layers": (lambda: mlp(4, 6, 5, 3), (4,)),
+    "without biases": (lambda: mlp(4, 6, 3, bias=False), (4,)),
+    "convolution": (lambda: nn.Sequential(nn.Conv2d(2, 5, 3), nn.Tanh(), nn.Flatten(), nn.Linear(5, 3)), (2, 3, 3)),
+    "groups": (lambda: nn.Sequential(nn.Conv1d(4, 6, 3, groups=2), nn.Tanh(), nn.Flatten(), nn.Linear(6, 3)), (4, 3)),
+    "depthwise": (lambda: nn.Sequential(nn.Conv1d(4, 4, 2, groups=4), nn.Flatten(), nn.Linear(4, 3)), (4, 2)),
+    "normalisation": (lambda: nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 3)), (4,)),
+    "recurrent, one step": (
+        lambda: Net(lambda m, x: m.out(m.a(x.unsqueeze(0))[0][0]), a=nn.GRU(4, 3), out=nn.Linear(3, 2)),
+        (4,),
+    ),
+    "attention, one position": (
+        lambda: Net(lambda m, x: m.a(*[x.unsqueeze(1)] * 3)[0][:, 0], a=nn.MultiheadAttention(4, 2, batch_first=True)),
+        (4,),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ONE_POSITION)
+@pytest.mark.parametrize("loss", ["ce", "mse"])
+def test_exact_for_one_sample_and_one_position(name: str, loss: str) -> None:
+    make, shape = ONE_POSITION[name]
+    torch.manual_seed(0)
+    model, x = make().double(), torch.randn(1, *shape, dtype=torch.float64)
+    found, C = sums(model, x, made_up(model, x, loss), loss), gauss_newton(model, x, loss)
+    seen = 0
+    for shaped in found.layers():
+        for columns, kronecker in blocks(found, shaped):
+            assert torch.allclose(kronecker, C[columns][:, columns], rtol=1e-9, atol=1e-12)
+            seen += len(columns)
+    assert seen == len(C)
+    check_step(found, C)
+
+
+def check_step(found: Sums, C: Tensor) -> None:
+    """The end of the flow is −(2C + 0.1)⁻¹ g within each group: every layout's way into the eigenbasis and back."""
+    change, g = Flow(found).change(None, 2.0, 0.1), found.arrays["gradient"] / found.arrays["samples"]
+    for shaped in found.layers():
+        for columns, _ in blocks(found, shaped):
+            damped = 2 * C[columns][:, columns] + 0.1 * torch.eye(len(columns)).double()
+            assert torch.allclose(change[columns], -torch.linalg.solve(damped, g[columns]), rtol=1e-8, atol=1e-10)
+
+
+def test_exact_for_one_token() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Tanh(), nn.Linear(4, 3)).double()
+    x = torch.tensor([[5]])
+    found, C = sums(model, x, made_up(model, x)), gauss_newton(model, x, "ce")
+    for shaped in found.layers():
+        ((columns, kronecker),) = blocks(found, shaped)
+        assert torch.allclose(kronecker, C[columns][:, columns], rtol=1e-9, atol=1e-12)
+    assert found.layers()[0].constant
+    check_step(found, C)
+
+
+def test_exact_for_a_last_layer_with_mse_and_for_channels_of_a_normalisation() -> None:
+    """H is the same for all samples, so that A ⊗ G is no approximation; a channel's own block is none either."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(2, 4, 2), nn.GroupNorm(2, 4), nn.Tanh(), nn.Flatten(), nn.Linear(12, 3)).double()
+    x = torch.randn(9, 2, 4, dtype=torch.float64)
+    found, C = sums(model, x, made_up(model, x, "mse"), "mse"), gauss_newton(model, x, "mse")
+    for shaped in found.layers()[1:]:
+        for columns, kronecker in blocks(found, shaped):
+            assert torch.allclose(kronecker, C[columns][:, columns], rtol=1e-9, atol=1e-12)
+
+
+def test_diagonal_of_the_rest_and_of_large_factors() -> None:
+    model, x = build("unknown layer")
+    Y, C = made_up(model, x), gauss_newton(model, x, "ce")
+    found = sums(model, x, Y)
+    covered = torch.cat([columns for shaped in found.layers() for columns, _ in blocks(found, shaped)])
+    rest = torch.tensor(sorted(set(range(len(C))) - set(covered.tolist())))
+    assert len(rest) == 2 * 3 * 2 + 3
+    assert torch.allclose(found.arrays["rest"] / len(x), C.diagonal()[rest], rtol=1e-9, atol=1e-12)
+    small = sums(model, x, Y, largest=5)
+    for whole, cut in zip(found.layers(), small.layers(), strict=True):
+        for full, part in ((whole.inputs, cut.inputs), (whole.outputs, cut.outputs)):
+            assert full is not None
+            assert part is not None
+            assert part.diagonal == (full.size > 5)
+            expected = full.square().diagonal(dim1=1, dim2=2) if part.diagonal else full.values
+            assert torch.allclose(part.values, expected, rtol=1e-12, atol=0)
+
+
+def hooked(model: nn.Module, layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The layer's input and ∂f/∂(its output) [N, d2, …], by a hook and a backward pass for each output."""
+    kept: list[tuple[Tensor, Tensor]] = []
+
+    def note(_: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
+        kept.append((inputs[0].detach(), out))
+
+    handle = layer.register_forward_hook(note)
+    f = model(x)
+    handle.remove()
+    ((a, out),) = kept
+    each = [torch.autograd.grad(f[:, j].sum(), out, retain_graph=True)[0] for j in range(f.shape[1])]
+    return a, torch.stack(each, dim=1)
+
+
+def test_convolutions_by_brute_force() -> None:
+    """A over all patches, G the mean over positions: KFC."""
+    torch.manual_seed(0)
+    layer = nn.Conv2d(2, 3, 3, stride=2, padding=1)
+    model = nn.Sequential(nn.Tanh(), layer, nn.Tanh(), nn.Flatten(), nn.Linear(3 * 9, 4)).double()
+    x = torch.randn(6, 2, 5, 5, dtype=torch.float64)
+    a, g = hooked(model, layer, x)
+    patches = nn.functional.unfold(a, 3, stride=2, padding=1).mT  # [N, P, 18]
+    seen = torch.cat([patches, torch.ones_like(patches[..., :1])], dim=-1).flatten(0, 1)
+    with torch.no_grad():
+        p = model(x).softmax(1)
+    H = torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1)
+    G = torch.einsum("njcp,njk,nkdp->cd", g.flatten(3), H, g.flatten(3)) / 9
+    shaped = sums(model, x, made_up(model, x)).layers()[0]
+    assert shaped.constant
+    assert torch.allclose(matrix(shaped.inputs, 1)[0], seen.T @ seen, rtol=1e-10, atol=1e-12)
+    assert torch.allclose(matrix(shaped.outputs, 1)[0], G, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("loss", ["ce", "mse"])
+def test_sequences_by_brute_force(loss: str) -> None:
+    torch.manual_seed(0)
+    model = Net(lambda m, x: m.out(torch.tanh(m.a(x)).mean(1)), a=nn.Linear(3, 5), out=nn.Linear(5, 2))
+    x = torch.randn(6, 4, 3, dtype=torch.float64)
+    a, g = hooked(model, model.a, x)  # type: ignore[arg-type]
+    with torch.no_grad():
+        R = hessian_root(loss, model(x))
+    b = torch.einsum("njc,njtq->nctq", R, g)
+    shaped = sums(model, x, made_up(model, x, loss), loss).layers()[0]
+    seen = torch.cat([a, torch.ones_like(a[..., :1])], dim=-1).flatten(0, 1)
+    assert torch.allclose(matrix(shaped.inputs, 1)[0], seen.T @ seen, rtol=1e-10, atol=1e-12)
+    assert torch.allclose(matrix(shaped.outputs, 1)[0], torch.einsum("ncta,nctb->ab", b, b) / 4, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("loss", ["ce", "mse"])
+def test_roots_and_gradients(loss: str) -> None:
+    model, x = build("deep tanh")
+    Y = made_up(model, x, loss)
+    with torch.no_grad():
+        f = model(x)
+    R = hessian_root(loss, f)
+    p = f.softmax(1)
+    H = torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1) if loss == "ce" else torch.eye(3).double() / 3
+    assert torch.allclose(R @ R.mT, H.expand(7, 3, 3), atol=1e-14)
+    gradient = -torch.einsum("njd,nj->d", autograd(model, x), residual(loss, f, Y))
+    assert torch.allclose(sums(model, x, Y, loss).arrays["gradient"], gradient, rtol=1e-10, atol=1e-12)
+    own = sums(model, x, Y, loss, root=lambda f: 2 * hessian_root(loss, f))  # any H = R Rᵀ
+    name = own.layers()[0].layer.name + "/outputs"
+    assert torch.allclose(own.arrays[name], 4 * sums(model, x, Y, loss).arrays[name], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("name", ["deep tanh", "tied weight", "module used twice", "sequence", "partly frozen"])
+def test_however_samples_are_dealt(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One client, a client for each sample, one label per client, chunks of one row: the same sums."""
+    model, _ = build(name)
+    N = 300 if name == "deep tanh" else 20
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(N, 4, generator=generator, dtype=torch.float64)
+    y = torch.randint(0, 3, (N,), generator=generator)
+    Y = targets(y, 3, "ce", torch.float64)
+    plan = plan_jacobian(model, x)
+    whole = curvature_sums(model, x, Y, "ce", plan)
+    ways = [[slice(i, i + 1) for i in range(N)], [y == c for c in range(3)]]
+    totals = []
+    for parts in ways:
+        first, *more = [curvature_sums(model, x[rows], Y[rows], "ce", plan) for rows in parts]
+        for other in more:
+            first = first + other
+        totals.append(first)
+    monkeypatch.setattr(curvature, "_CPU_NUMBERS", 1)
+    totals.append(curvature_sums(model, x, Y, "ce", plan))
+    for total in totals:
+        assert total.arrays.keys() == whole.arrays.keys()
+        for key, array in whole.arrays.items():
+            assert float((total.arrays[key] - array).norm()) <= 1e-12 * float(array.norm())
+
+
+def test_inputs_that_no_weight_is_before() -> None:
+    def constant(model: nn.Module, x: Tensor) -> set[int]:
+        return constant_inputs(model, x, plan_jacobian(model, x))
+
+    x = torch.randn(3, 4, dtype=torch.float64)
+    model = mlp(4, 6, 5, 3)
+    assert constant(model, x) == {0}
+    layers = [m for m in model.modules() if isinstance(m, nn.Linear)]
+    for layer in layers[:2]:
+        layer.requires_grad_(False)
+    assert constant(model, x) == {0}  # the first that trains
+    twice, _ = build("module used twice")
+    assert constant(twice, x) == set()  # its second input is its own output
+    model = mlp(4, 6, 3)
+    left_out = sums(model, x, made_up(model, x), constant=False)
+    assert [shaped.inputs is None for shaped in left_out.layers()] == [True, False]
+
+
+def test_sums_that_are_of_no_network_are_refused() -> None:
+    model, x = build("deep tanh")
+    good = sums(model, x, made_up(model, x)).arrays
+    first = sums(model, x, made_up(model, x)).layers()[0].layer.name
+    outputs = good[f"{first}/outputs"]
+    bad: list[dict[str, Tensor]] = [
+        {f"{first}/outputs": outputs[:, :-1]},
+        {f"{first}/outputs": outputs.expand(2, -1)},
+        {f"{first}/outputs": outputs[0]},
+        {"5-9/outputs": outputs},
+        {"900-924/outputs": outputs},
+        {f"{first}/inputs": good[f"{first}/constant"]},
+        {"anything": outputs},
+        {"rest": outputs},
+    ]
+    for change in bad:
+        with pytest.raises(MessageError):
+            Sums({**good, **change}).layers()
+    with pytest.raises(MessageError, match="do not add up"):
+        Sums(good) + Sums({**good, f"{first}/outputs": outputs[:, :-1]})
+
+
+def linear_problem() -> tuple[nn.Module, Tensor, Tensor, Tensor]:
+    """A linear model, its flat weights, inputs with a 1 behind them, and targets."""
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3).double()
+    x, Y = torch.randn(40, 5, dtype=torch.float64), torch.randn(40, 3, dtype=torch.float64)
+    return model, torch.cat([x, torch.ones(40, 1, dtype=torch.float64)], dim=1), x, Y
+
+
+def weights(model: nn.Module, change: Tensor) -> Tensor:
+    """[3, 6], the bias as the last column."""
+    flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()]) + change
+    return torch.cat([flat[:15].view(3, 5), flat[15:].unsqueeze(1)], dim=1)
+
+
+def test_the_end_of_the_flow_is_least_squares_and_with_damping_ridge_regression() -> None:
+    model, X, x, Y = linear_problem()
+    flow = Flow(sums(model, x, Y, "mse"))
+    solved = torch.linalg.lstsq(X, Y).solution.T
+    assert torch.allclose(weights(model, flow.change(None, 1.0, 0.0)), solved, atol=1e-10)
+    assert torch.allclose(weights(model, flow.change(1e6, 1.0, 0.0)), solved, atol=1e-10)
+    delta, start = 0.3, weights(model, torch.zeros(18).double())
+    # argmin (1/N) Σ ‖y − W x‖² / (2·3) + δ/2 ‖W − W_0‖²
+    left = X.T @ X / (40 * 3) + delta * torch.eye(6).double()
+    ridge = torch.linalg.solve(left, X.T @ Y / (40 * 3) + delta * start.T).T
+    assert torch.allclose(weights(model, flow.change(None, 1.0, delta)), ridge, atol=1e-10)
+
+
+def test_fewer_samples_than_weights_move_no_direction_without_curvature() -> None:
+    model, X, x, Y = linear_problem()
+    change = Flow(sums(model, x[:3], Y[:3], "mse")).change(None, 1.0, 0.0)
+    start = weights(model, torch.zeros(18).double())
+    least = (torch.linalg.pinv(X[:3]) @ (Y[:3] - X[:3] @ start.T)).T
+    assert torch.allclose(weights(model, change) - start, least, atol=1e-9)
+
+
+def test_the_flow_between_its_ends() -> None:
+    """t → 0 gives nothing, then −t g; in between the matrix exponential, and the same as the kernel's evolution."""
+    model, _, x, Y = linear_problem()
+    found = sums(model, x, Y, "mse")
+    flow, g = Flow(found), found.arrays["gradient"] / len(x)
+    assert not flow.change(0.0, 1.0, 0.0).any()
+    assert torch.allclose(flow.change(1e-7, 1.0, 0.0), -1e-7 * g, rtol=1e-6, atol=0)
+    J = ntkfl.jacobian(model, x)
+    dense = J.dense()
+    C = torch.einsum("njd,nje->de", dense, dense) / (3 * len(x))
+    for t in (0.5, 5.0):
+        expected = torch.linalg.solve(C, (torch.matrix_exp(-t * C) - torch.eye(18).double()) @ g)
+        assert torch.allclose(flow.change(t, 1.0, 0.0), expected, atol=1e-10)
+    with torch.no_grad():
+        rows = ntkfl.evolve(J, model(x), Y, lr=1.0, steps=(5.0,), loss="mse", kernel="full", rtol=1e-7)
+    assert torch.allclose(rows.delta(0), flow.change(5.0, 1.0, 0.0), atol=1e-5)
+
+
+def test_large_mu_is_a_small_step_and_delta_damps() -> None:
+    model, x = build("unknown layer")
+    flow = Flow(sums(model, x, made_up(model, x)))
+    sizes = [float(flow.change(None, mu, 0.01).norm()) for mu in (1, 4, 16, 64)]
+    assert sizes == sorted(sizes, reverse=True)
+    g = sums(model, x, made_up(model, x)).arrays["gradient"] / len(x)
+    assert torch.allclose(flow.change(None, 1.0, 1e6), -1e-6 * g, rtol=1e-4, atol=0)
