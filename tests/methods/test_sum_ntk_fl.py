@@ -13,6 +13,7 @@ import ntkfl
 from ntkfl.engine.sifting import sift
 from ntkfl.errors import ConfigError, MessageError, NotFinite
 from ntkfl.methods import Client, SumNTKFL, Task
+from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent import Flow, curvature_sums
 from ntkfl.wire import Message
 from ntkfl.wire.halves import EXPONENTS, pack_halves, unpack_halves
@@ -33,7 +34,7 @@ def pooled(clients: list[Client]) -> tuple[Tensor, Tensor]:
 
 
 def dealt(x: Tensor, y: Tensor, rows: list[Tensor]) -> list[Client]:
-    return [Client(i, x[own], y[own], seed=i) for i, own in enumerate(rows)]
+    return [Client(i, x[own], y[own], Randomness.simulated(i)) for i, own in enumerate(rows)]
 
 
 def test_a_round_is_the_flow_of_the_pooled_data_however_they_are_dealt() -> None:

@@ -28,7 +28,7 @@ def test_sums_arrive_as_one_row_per_client(tmp_path: Path) -> None:
     assert [record["samples"] for record in records] == [18, 18, 18]
     assert min(record["uplink_bytes"] for record in records[:2]) > records[2]["uplink_bytes"]  # A_1 in two rounds
 
-    clients = [Client(c.id, c.x, c.y, c.seed) for c in here.people]
+    clients = [Client(c.id, c.x, c.y, c.randomness) for c in here.people]
     for number in (1, 2, 3):
         state = play_round(aggregator.task, aggregator.method, state, number, clients)[0].state
     assert torch.allclose(aggregator.learner.state["weights"], state["weights"], rtol=1e-9, atol=1e-12)
