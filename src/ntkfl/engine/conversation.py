@@ -11,8 +11,8 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from ntkfl.engine.sifting import MALFORMED, sift
-from ntkfl.errors import MessageError, TooFew
+from ntkfl.engine.sifting import MALFORMED, NOT_FINITE, sift
+from ntkfl.errors import MessageError, NumericalError, TooFew
 from ntkfl.methods import Client, Method, Outcome, State, Task
 from ntkfl.methods.base import Outgoing
 from ntkfl.methods.statistics import answer, converse
@@ -160,6 +160,8 @@ def _usable(task: Task, method: Method, replies: list[Message], traffic: Traffic
     sifted = sift(method, task, replies)
     traffic.rejected += sifted.rejected
     traffic.rejected_clients += sifted.touched
+    if not sifted.replies and set(sifted.rejected) == {NOT_FINITE}:
+        raise NumericalError("no client's reply is finite: the training diverged; take a smaller learning rate")
     if not sifted.replies:
         raise TooFew(f"nothing that clients sent could be used: {why_rejected(traffic.rejected)}")
     if len(sifted.replies) < least:
