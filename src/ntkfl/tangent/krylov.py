@@ -15,7 +15,6 @@ from torch import Tensor
 
 _MOST_PRODUCTS = 2000
 _MOST_NUMBERS = 2**28  # of Q: 2 GiB, touched only as far as it is filled
-_UNSEEN = 1e-3
 
 
 class Krylov(NamedTuple):
@@ -34,7 +33,7 @@ def linear_flow(
 
     The space grows until what is computed solves the equation up to `tolerance` times the size of r, at every wanted
     time. `eps` is the precision that R is used in: a part of R in Θ's null space changes nothing, and it is left out
-    once t is so large that the rounding of that part would.
+    once t is so large that the rounding of that part would, by more than `tolerance`.
     """
     n, device = start.numel(), start.device
     most = min(n, _MOST_PRODUCTS, max(2, _MOST_NUMBERS // n - 1))
@@ -55,24 +54,27 @@ def linear_flow(
         done = rest <= n * torch.finfo(torch.float64).eps * scale or m == n
         if done or m == most or m % max(4, m // 8) == 0:
             values, vectors = torch.linalg.eigh(T[:m, :m])
-            residuals, slopes = _at(values, vectors, h, t, eps)
+            residuals, slopes = _at(values, vectors, h, t, tolerance / eps)
             # R' differs from r − hΘR by h·rest·(the last coordinate of R) along the next direction.
             defect = h * rest * float(residuals[:, -1].abs().max())
             if done or defect <= tolerance:
-                states = (size * (c.to(device) @ Q[:m]).view(-1, *start.shape) for c in (residuals, slopes))
-                return Krylov(*states, float(values[-1]), m)
+                R, r = (size * (c.to(device) @ Q[:m]).view(-1, *start.shape) for c in (residuals, slopes))
+                return Krylov(R, r, float(values[-1]), m)
         if m < most:
             T[m, m - 1] = T[m - 1, m] = rest
             Q[m] = image / rest
     return None
 
 
-def _at(values: Tensor, vectors: Tensor, h: float, t: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Coordinates in Q of R(t) and r(t) for r = e_1, [S, m] each, from T's eigenvalues and eigenvectors."""
+def _at(values: Tensor, vectors: Tensor, h: float, t: Tensor, harmless: float) -> tuple[Tensor, Tensor]:
+    """Coordinates in Q of R(t) and r(t) for r = e_1, [S, m] each, from T's eigenvalues and eigenvectors.
+
+    R's part in the null space is t times r's while hλt is below `harmless` for the largest λ, and 0 from there on.
+    """
     largest = values[-1].clamp_min(0)
     null = values <= len(values) * torch.finfo(torch.float64).eps * largest  # rounding leaves no exact zeros
     decay = torch.where(null, 0.0, values * h)
-    unseen = torch.where(h * largest * t * eps < _UNSEEN, t, 0.0)
+    unseen = torch.where(h * largest * t < harmless, t, 0.0)
     weight = torch.where(null, unseen, -torch.expm1(-decay * t) / torch.where(null, 1.0, decay))
     first = vectors[0]
     return (weight * first) @ vectors.T, (torch.exp(-decay * t) * first) @ vectors.T
