@@ -235,13 +235,14 @@ def _linear_flow(
 ) -> _Solution | None:
     """`mse` with the full kernel: R' = r − hΘR, h = η/(N d2), in a Krylov space; None where that grows too large.
 
-    In float32, products are wrong by eps·λ_max, which counts once it is rtol of what decays by then, 1/(ht).
+    In float32, products are wrong by up to eps·λ_max, which moves an eigenvalue of 0 enough to decay once htλ_max·eps
+    nears 1: for such long times they are made again in float64, from a copy of J.
     """
     N, d2 = f0.shape
     start, h = (Y - f0.double()) / d2, lr / (N * d2)
     eps = torch.finfo(J.dtype).eps
     found, stats = linear_flow(J.product, start, h, steps, 0.01 * rtol, eps), Statistics()
-    if J.dtype != torch.float64 and (found is None or h * found.largest * steps[-1] * eps > rtol):
+    if J.dtype != torch.float64 and (found is None or h * found.largest * steps[-1] * eps > 0.1):
         stats.evaluations = 0 if found is None else found.products
         stats.fallback = "products in float64: after so long a time the rounding of float32 counts"
         found = linear_flow(J.double().product, start, h, steps, 0.01 * rtol, eps)
