@@ -129,7 +129,7 @@ def evolve(
     elif scheme == "descent":
         residuals, trajectory, stats = _descent(_kernel_product(J, kernel, fits), f0, Y, lr, wanted, loss)
     else:
-        linear = (loss, kernel) == ("mse", "full") and J.part.add_up is None
+        linear = (loss, kernel) == ("mse", "full")
         residuals, trajectory, stats = (
             _linear_flow(J, f0, Y, lr, wanted, rtol) if linear else None
         ) or _flow_as_far_as_it_goes(J, f0, Y, lr, wanted, loss, kernel, fits, rtol)
@@ -238,14 +238,14 @@ def _linear_flow(
     In float32, products are wrong by up to eps·λ_max, which moves an eigenvalue of 0 enough to decay once htλ_max·eps
     nears 1: for such long times they are made again in float64, from a copy of J.
     """
-    N, d2 = f0.shape
-    start, h = (Y - f0.double()) / d2, lr / (N * d2)
+    part, d2 = J.part, f0.shape[1]
+    start, h = (Y - f0.double()) / d2, lr / (part.samples * d2)
     eps = torch.finfo(J.dtype).eps
-    found, stats = linear_flow(J.product, start, h, steps, 0.01 * rtol, eps), Statistics()
+    found, stats = linear_flow(J.product, start, h, steps, 0.01 * rtol, eps, part), Statistics()
     if J.dtype != torch.float64 and (found is None or h * found.largest * steps[-1] * eps > 0.1):
         stats.evaluations = 0 if found is None else found.products
         stats.fallback = "products in float64: after so long a time the rounding of float32 counts"
-        found = linear_flow(J.double().product, start, h, steps, 0.01 * rtol, eps)
+        found = linear_flow(J.double().product, start, h, steps, 0.01 * rtol, eps, part)
     if found is None:
         return None
     stats.evaluations += found.products

@@ -6,6 +6,9 @@ server evolves its own residuals, and what crosses are d numbers a product and a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Self
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -55,8 +58,8 @@ class SharedJacobian(Jacobian):
     def scaled(self, factors: Tensor) -> SharedJacobian:
         return SharedJacobian(self.own.scaled(factors), self.group)
 
-    def double(self) -> SharedJacobian:
-        return SharedJacobian(self.own.double(), self.group)
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Self:
+        return type(self)(self.own.mapped(change), self.group)
 
     def __getitem__(self, index: RowIndex) -> Jacobian:
         return self.own[index]
