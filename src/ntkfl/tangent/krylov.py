@@ -57,7 +57,7 @@ def linear_flow(
         for _ in range(2):  # orthogonal to all before, twice: once leaves what cancellation takes
             along = Q[:m] @ image if part.add_up is None else part.add_up(Q[:m] @ image)
             image = image - along @ Q[:m]
-            T[m - 1, m - 1] += along[-1]
+            T[m - 1, m - 1] += float(along[-1])
         rest = float(part.norms(image.norm()))
         scale = float(T[:m, :m].abs().sum(1).max())  # at least the largest eigenvalue
         if not rest < float("inf"):
