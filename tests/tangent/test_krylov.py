@@ -102,3 +102,11 @@ def test_a_residual_in_the_null_space_is_kept_while_it_is_harmless() -> None:
     assert (e.residuals[0] - 9 * y).abs().max() < 1e-12
     assert e.deltas().abs().max() < 1e-12
     assert e.outputs.abs().max() < 1e-12
+
+
+def test_a_space_larger_than_its_first_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    J, f0, y = problem("well posed")
+    at_once = ntkfl.evolve(J, f0, y, lr=1.0, steps=TIMES, loss="mse")
+    monkeypatch.setattr(krylov, "_FIRST_ROWS", 2)
+    grown = ntkfl.evolve(J, f0, y, lr=1.0, steps=TIMES, loss="mse")
+    assert (grown.residuals - at_once.residuals).norm() < 1e-8 * at_once.residuals.norm()  # sums in another order

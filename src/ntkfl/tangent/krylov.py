@@ -17,7 +17,8 @@ from torch import Tensor
 from ntkfl.tangent.jacobian import Part
 
 _MOST_PRODUCTS = 2000
-_MOST_NUMBERS = 2**28  # of Q: 2 GiB, touched only as far as it is filled
+_MOST_NUMBERS = 2**28  # of Q: 2 GiB
+_FIRST_ROWS = 64  # of Q, which doubles when it is full
 
 
 class Krylov(NamedTuple):
@@ -48,7 +49,7 @@ def linear_flow(
     n, device = part.samples * math.prod(start.shape[1:]), start.device
     most = min(n, _MOST_PRODUCTS, max(2, _MOST_NUMBERS // n - 1))
     size = part.norms(start.norm())
-    Q = torch.empty(most + 1, start.numel(), dtype=torch.float64, device=device)
+    Q = torch.empty(min(most + 1, _FIRST_ROWS), start.numel(), dtype=torch.float64, device=device)
     Q[0] = start.reshape(-1) / size
     T = torch.zeros(most, most, dtype=torch.float64)
     t = torch.tensor(times, dtype=torch.float64).unsqueeze(1)  # [S, 1]
@@ -72,6 +73,8 @@ def linear_flow(
                 R, r = (size * (c.to(device) @ Q[:m]).view(-1, *start.shape) for c in (residuals, slopes))
                 return Krylov(R, r, float(values[-1]), m)
         if m < most:
+            if m == len(Q):
+                Q = torch.cat([Q, torch.empty_like(Q)])
             T[m, m - 1] = T[m - 1, m] = rest
             Q[m] = image / rest
     return None
