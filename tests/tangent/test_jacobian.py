@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import ntkfl
 from ntkfl.errors import ConfigError, ModelError, NumericalError
+from ntkfl.privacy.sparsify import sparsify
 from ntkfl.tangent.parameters import apply_flat, evaluating, flatten, trainable
 from ntkfl.tangent.stacking import StackedJacobian
 
@@ -172,6 +173,41 @@ class TestRows:
             ntkfl.concatenate([a, ntkfl.jacobian(mlp(4, 3).float(), torch.randn(2, 4))])
         with pytest.raises(ntkfl.NTKFLError, match="empty"):
             ntkfl.concatenate([])
+
+
+@pytest.mark.parametrize("form", ["factored", "dense", "sparse", "stacked", "tokens"])
+class TestConveniences:
+    def jacobian(self, form: str) -> ntkfl.Jacobian:
+        model, x = build("deep tanh")
+        if form == "sparse":
+            return sparsify(ntkfl.jacobian(model, x), 0.5)
+        if form == "stacked":
+            return ntkfl.concatenate([ntkfl.jacobian(model, x[:3]), ntkfl.jacobian(model, x[3:], "dense")])
+        if form == "tokens":
+            return ntkfl.jacobian(
+                nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 3)).double(),
+                torch.arange(21).view(7, 3) % 9,
+            )
+        return ntkfl.jacobian(model, x, form)
+
+    def test_at_sign_is_jvp(self, form: str) -> None:
+        J = self.jacobian(form)
+        v = torch.randn(2, J.shape[2], dtype=torch.float64)
+        assert torch.equal(J @ v[0], J.jvp(v[0]))
+        assert (J @ v - torch.einsum("njd,bd->bnj", J.dense(), v)).abs().max() < EXACT
+
+    def test_to_another_type_and_device(self, form: str) -> None:
+        J = self.jacobian(form)
+        single = J.to(torch.float32)
+        assert (single.dtype, single.shape, type(single)) == (torch.float32, J.shape, type(J))
+        assert (single.dense().double() - J.dense()).abs().max() <= 4 * 2**-24 * J.dense().abs().max()  # two factors
+        assert torch.equal(J.to("cpu").dense(), J.dense())
+        assert torch.equal(single.to("cpu", torch.float64).dense(), single.double().dense())
+
+    @pytest.mark.parametrize("targets", [(torch.int64,), (torch.float32, torch.float64), ("cpu", "cpu")])
+    def test_to_what_it_cannot_be(self, form: str, targets: tuple[object, ...]) -> None:
+        with pytest.raises(ModelError, match="one device and one floating type"):
+            self.jacobian(form).to(*targets)  # type: ignore[arg-type]
 
 
 class TestRefusals:

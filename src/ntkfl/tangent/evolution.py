@@ -23,13 +23,15 @@ from torch import Tensor
 
 from ntkfl.errors import ConfigError, DataError, NumericalError, unknown
 from ntkfl.tangent.jacobian import Jacobian, Part
-from ntkfl.tangent.losses import check_loss, curvature_product, per_sample, residual, targets
+from ntkfl.tangent.krylov import linear_flow
+from ntkfl.tangent.losses import beyond_rounding, check_loss, curvature_product, per_sample, residual, targets
 from ntkfl.tangent.solvers import Statistics, integrate
 
 KERNELS = ("full", "trace")
 SCHEMES = ("flow", "descent", "paper")
 PAPER_STEPS = tuple(range(100, 2001, 100))
 KERNEL_BYTES = 2**33  # a trace kernel up to this size is kept: 46,000 samples in float32; a larger one goes by blocks
+LEAST_RTOL = 1e-9  # of order two, the integrator takes 2.2 times the steps for each further digit, and at most 10,000
 _PASS_NUMBERS = 2**24  # numbers of a layer's outputs, over all rows and changes, alive while changes are made
 
 
@@ -85,7 +87,10 @@ def evolve(
     `steps` is an increasing list of positive numbers of gradient steps of size `lr` (default: `geometric_steps`);
     `descent` and `paper` need whole ones. `flow` costs in proportion to the square root of the stiffness, `descent` in
     proportion to the largest step; both hold a few N×d2 arrays beside J, `trace` an N×N kernel up to 8 GiB, and above
-    that makes it anew by blocks in every product.
+    that makes it anew by blocks in every product. `mse` with `flow` is solved in closed form, whatever ηt is: by
+    eigenvalues (`trace`), or in a Krylov space of as many arrays as it takes products (`full`).
+
+    `rtol`, from 1e-9 to below 1, is the relative error of each step of an integrated flow.
     """
     check_loss(loss)
     if kernel not in KERNELS:
@@ -94,6 +99,13 @@ def evolve(
         raise unknown("scheme", scheme, SCHEMES)
     N, d2 = J.shape[:2]
     wanted = _check_steps(steps if steps is not None else geometric_steps(lr), lr, scheme)
+    if not LEAST_RTOL <= rtol < 1:
+        raise ConfigError(
+            f"rtol must be at least {LEAST_RTOL:g} and below 1, got {rtol}: it is the relative error of each step of "
+            "the flow, and a smaller one takes more steps than the integrator may"
+        )
+    if J.part.samples == 0:
+        raise DataError("there is nothing to evolve: the Jacobian has no rows")
     if tuple(f0.shape) != (N, d2):
         raise DataError(f"f0 must have the Jacobian's shape [{N}, {d2}], got {list(f0.shape)}")
     if y.shape[0] != N:
@@ -107,6 +119,9 @@ def evolve(
         raise ConfigError("scheme 'paper' is the closed form for loss 'mse' and kernel 'trace'; use 'flow' for others")
     if J.part.add_up is not None and (kernel, scheme) != ("full", "flow"):
         raise ConfigError("rows that servers share evolve by kernel 'full' and scheme 'flow'")
+    if not bool(J.part.norms(beyond_rounding(loss, f0, Y.to(f0.dtype)).norm()) > 0):  # nothing to learn: R stays 0
+        still = f0.expand(len(wanted), N, d2)
+        return Evolution(J, lr, wanted, torch.zeros_like(still), lambda: still)
     # The closed form needs the whole kernel; a flow too large for it is integrated like any other.
     fits = N * N * f0.element_size() <= KERNEL_BYTES
     if (loss, kernel) == ("mse", "trace") and (scheme == "paper" or (scheme == "flow" and fits)):
@@ -114,7 +129,10 @@ def evolve(
     elif scheme == "descent":
         residuals, trajectory, stats = _descent(_kernel_product(J, kernel, fits), f0, Y, lr, wanted, loss)
     else:
-        residuals, trajectory, stats = _flow_as_far_as_it_goes(J, f0, Y, lr, wanted, loss, kernel, fits, rtol)
+        linear = (loss, kernel) == ("mse", "full")
+        residuals, trajectory, stats = (
+            _linear_flow(J, f0, Y, lr, wanted, rtol) if linear else None
+        ) or _flow_as_far_as_it_goes(J, f0, Y, lr, wanted, loss, kernel, fits, rtol)
     return Evolution(J, lr, wanted[: len(residuals)], _finite(residuals).to(J.dtype), trajectory, stats)
 
 
@@ -137,18 +155,19 @@ def _flow_as_far_as_it_goes(
     no end, the steps that were reached. `Statistics.fallback` says which; `NumericalError` where not one was.
     """
     best = _flow(_kernel_product(J, kernel, fits), f0, Y, lr, steps, loss, rtol, J.part)
-    why = best[2].stopped
+    why, dear = best[2].stopped, best[2].exhausted
     if not why:
         return best
     said = ""
-    if not best[2].exhausted and J.dtype != torch.float64:
+    if not dear and J.dtype != torch.float64:
         again = _flow(_kernel_product(J.double(), kernel, fits), f0.double(), Y, lr, steps, loss, rtol, J.part)
         again[2].evaluations += best[2].evaluations
         if len(again[0]) >= len(best[0]):
             best, said = again, "products in float64"
     residuals, trajectory, stats = best
     if not len(residuals):
-        raise NumericalError(f"the flow could not be integrated: {why}; look for extreme rows in the Jacobian")
+        hint = "take shorter steps or a larger rtol" if dear else "look for extreme rows in the Jacobian"
+        raise NumericalError(f"the flow could not be integrated: {why}; {hint}")
     if len(residuals) < len(steps):
         short = f"{len(residuals)} of {len(steps)} candidates"
         said = f"{said}, {short}" if said else short
@@ -209,6 +228,29 @@ def _flow(
     states, stats = integrate(slope, torch.zeros_like(f0, dtype=torch.float64), steps, stiffness, rtol, part, rounding)
     residuals = torch.stack(states) if states else f0.new_empty((0, *f0.shape))
     return residuals, lambda: torch.stack([outputs(R) for R in residuals]), stats
+
+
+def _linear_flow(
+    J: Jacobian, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], rtol: float
+) -> _Solution | None:
+    """`mse` with the full kernel: R' = r − hΘR, h = η/(N d2), in a Krylov space; None where that grows too large.
+
+    In float32, products are wrong by up to eps·λ_max, which moves an eigenvalue of 0 enough to decay once htλ_max·eps
+    nears 1: for such long times they are made again in float64, from a copy of J.
+    """
+    part, d2 = J.part, f0.shape[1]
+    start, h = (Y - f0.double()) / d2, lr / (part.samples * d2)
+    eps = torch.finfo(J.dtype).eps
+    found, stats = linear_flow(J.product, start, h, steps, 0.01 * rtol, eps, part), Statistics()
+    if J.dtype != torch.float64 and (found is None or h * found.largest * steps[-1] * eps > 0.1):
+        stats.evaluations = 0 if found is None else found.products
+        stats.fallback = "products in float64: after so long a time the rounding of float32 counts"
+        found = linear_flow(J.double().product, start, h, steps, 0.01 * rtol, eps, part)
+    if found is None:
+        return None
+    stats.evaluations += found.products
+    slopes = found.slopes
+    return found.residuals, lambda: Y - d2 * slopes, stats
 
 
 def _descent(theta: _Product, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], loss: str) -> _Solution:

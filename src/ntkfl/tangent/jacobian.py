@@ -93,6 +93,10 @@ class Jacobian(ABC):
     def vjp(self, cotangent: Tensor) -> Tensor:
         """Jᵀ R summed over samples and outputs: [..., N, d2] -> [..., d]."""
 
+    def __matmul__(self, delta: Tensor) -> Tensor:
+        """J @ δ is `jvp`."""
+        return self.jvp(delta)
+
     def product(self, cotangent: Tensor) -> Tensor:
         """Θ R = J Jᵀ R with the full kernel, which is never made: [N, d2] -> [N, d2]."""
         return self.jvp(self.vjp(cotangent))
@@ -160,8 +164,22 @@ class Jacobian(ABC):
         """Row i times factors[i], for factors [N]."""
 
     @abstractmethod
-    def double(self) -> Jacobian:
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The same with every stored tensor changed."""
+
+    def to(self, *targets: torch.device | str | torch.dtype) -> Self:
+        """The same on a device, in a floating type, or both: J.to("cuda"), J.to(torch.float64), in any order."""
+        dtypes = [target for target in targets if isinstance(target, torch.dtype)]
+        devices = [target for target in targets if not isinstance(target, torch.dtype)]
+        if len(dtypes) > 1 or len(devices) > 1 or not all(dtype.is_floating_point for dtype in dtypes):
+            raise ModelError(f"a Jacobian goes to one device and one floating type, not to {targets}")
+        device, dtype = devices[0] if devices else self.device, dtypes[0] if dtypes else self.dtype
+        # Tokens and positions are integers whatever the derivatives are.
+        return self.mapped(lambda t: t.to(device, dtype if t.is_floating_point() else t.dtype))
+
+    def double(self) -> Self:
         """The same in float64."""
+        return self.to(torch.float64)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -255,12 +273,9 @@ class BlockJacobian(Jacobian):
         factors = self._check("factors", factors, self.shape[:1])
         return BlockJacobian([block.scaled(factors) for block in self.blocks], *self.shape[1:])
 
-    def double(self) -> BlockJacobian:
-        blocks = [
-            block.with_tensors(tuple(t.double() if t.is_floating_point() else t for t in block.tensors()))
-            for block in self.blocks
-        ]
-        return BlockJacobian(blocks, *self.shape[1:])
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Self:
+        blocks = [block.with_tensors(tuple(change(t) for t in block.tensors())) for block in self.blocks]
+        return type(self)(blocks, *self.shape[1:])
 
     def __getitem__(self, index: RowIndex) -> BlockJacobian:
         plain = isinstance(index, slice) and index.step in (None, 1)

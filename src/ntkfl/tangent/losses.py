@@ -22,6 +22,11 @@ def check_loss(loss: str) -> str:
 
 def targets(y: Tensor, outputs: int, loss: str, dtype: torch.dtype = torch.float32) -> Tensor:
     """Targets [N, d2]: classes [N] become one-hot rows; real y [N, d2] is taken as it is (`ce`: probabilities)."""
+    if loss == "ce" and outputs == 1:
+        raise DataError(
+            "cross-entropy over one output is always 0, so nothing would be learnt: give the model two outputs, or use "
+            "loss 'mse' with real-valued targets [N, 1]"
+        )
     if not y.is_floating_point():
         if y.ndim != 1:
             raise DataError(f"integer labels must have shape [N], got {list(y.shape)}")
@@ -53,6 +58,13 @@ def residual(loss: str, f: Tensor, Y: Tensor) -> Tensor:
     if loss == "ce":
         return Y - _softmax(f)
     return (Y - f) / f.shape[-1]
+
+
+def beyond_rounding(loss: str, f: Tensor, Y: Tensor) -> Tensor:
+    """r, with 0 where the prediction is the target up to the rounding of f and a softmax. All 0: nothing to learn."""
+    r = residual(loss, f, Y)
+    apart = r.abs() * (1 if loss == "ce" else f.shape[-1])
+    return r.masked_fill(apart <= 16 * torch.finfo(f.dtype).eps * Y.abs(), 0.0)
 
 
 def per_sample(loss: str, f: Tensor, Y: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -113,8 +114,8 @@ class StackedJacobian(Jacobian):
         pieces = torch.split(self._check("factors", factors, self.shape[:1]), self._lengths)
         return StackedJacobian([part.scaled(own) for part, own in zip(self.parts, pieces, strict=True)])
 
-    def double(self) -> StackedJacobian:
-        return StackedJacobian([part.double() for part in self.parts])
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Self:
+        return type(self)([part.mapped(change) for part in self.parts])
 
     def __getitem__(self, index: RowIndex) -> Jacobian:
         rows = row_index(index, len(self), torch.device("cpu"))
