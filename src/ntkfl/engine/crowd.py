@@ -1,5 +1,9 @@
 """Replies as a crowd's: split into rows, sealed to the aggregator, shuffled, opened, and sifted.
 
+Every client of an exchange sends equally many rows: who has fewer fills up with padding, which the aggregator alone can
+tell once it has opened it. So no number of rows says how many samples a client has, and none gets more say by sending
+more.
+
 `send` is a client's side and `receive` the aggregator's, wherever they run; `Crowd` plays all roles in this process
 with the shuffler's own code, so that simulated bytes are real bytes.
 """
@@ -36,10 +40,25 @@ class Received:
         return self.rejected.total()
 
 
-def send(method: Method, reply: Message, aggregator: bytes, federation: str, run: str, key: BatchKey) -> bytes:
-    """A client's submission to the shuffler: its rows, each sealed to the aggregator."""
-    rows = [row.encode() for row in method.split(reply)]
-    return pack_rows(key, seal_rows(rows, aggregator, federation, run, key))
+def send(
+    method: Method, reply: Message, count: int, aggregator: bytes, federation: str, run: str, key: BatchKey
+) -> bytes:
+    """A client's submission to the shuffler: its rows, filled up to `count`, each sealed to the aggregator."""
+    return send_rows(method.split(reply), count, aggregator, federation, run, key)
+
+
+def send_rows(
+    rows: Sequence[Message], count: int, aggregator: bytes, federation: str, run: str, key: BatchKey
+) -> bytes:
+    """The same of rows."""
+    encoded = [row.encode() for row in rows]
+    encoded += [bytes(len(encoded[0]))] * (count - len(encoded))
+    return pack_rows(key, seal_rows(encoded, aggregator, federation, run, key))
+
+
+def is_padding(plain: bytes) -> bool:
+    """Whether an opened row is nothing but filling: zeros, which no message begins with."""
+    return not any(plain)
 
 
 @dataclass(frozen=True)
@@ -48,12 +67,17 @@ class Template:
 
     form: Hashable
     sealed_bytes: int
+    sampled: bool  # a row a sample, rather than one a client
 
     @staticmethod
     def of(method: Method, reply: Message) -> Template:
         """From any honest reply, such as one to made-up data."""
         row = method.split(reply)[0]
-        return Template(_form(row), len(row.encode()) + SEAL_BYTES)
+        return Template(_form(row), len(row.encode()) + SEAL_BYTES, reply.kind in method.sampled)
+
+    def rows(self, of_samples: int) -> int:
+        """How many rows every client sends, where it sends this many of samples."""
+        return of_samples if self.sampled else 1
 
 
 def receive(
@@ -67,7 +91,7 @@ def receive(
     key: BatchKey,
 ) -> Received:
     """The aggregator's side: rows that open, decode, have the right form, pass the method's checks and are not extreme.
-    The others are counted and dropped. What is left is put in the order of its bytes, so that the result does not
+    The others are counted and dropped; padding is dropped and not counted. What is left is put in the order of its bytes, so that the result does not
     depend on the shuffler's.
     """
     rejected: Counter[str] = Counter()
@@ -79,7 +103,7 @@ def receive(
             rejected["not for this batch"] += 1
     rejected["copied"] = len(sealed) - len(set(sealed))
     rows = []
-    for plain in sorted(opened):
+    for plain in sorted(plain for plain in opened if not is_padding(plain)):
         try:
             message = Message.decode(plain)
         except MessageError:
@@ -99,13 +123,13 @@ def _form(row: Message) -> Hashable:
 
 
 class Crowd:
-    """The shuffled exchanges of a simulated round."""
+    """The shuffled exchanges of a simulated round, in which every client sends `rows` rows of samples."""
 
-    def __init__(self, round: int, clients: Sequence[int]) -> None:
+    def __init__(self, round: int, clients: Sequence[int], rows: int) -> None:
         if len(clients) < LEAST_CLIENTS:
             raise ConfigError(f"a shuffler needs a crowd: at least {LEAST_CLIENTS} clients a round")
         self.names = tuple(f"client-{i}" for i in clients)
-        self.round, self.exchanges = round, 0
+        self.round, self.rows, self.exchanges = round, rows, 0
         self.federation, self.run = "simulation", "simulation"
         self.opener = SealingKey.generate()
         self.shuffler = Shuffler(floor=LEAST_CLIENTS, clock=lambda: 0.0)  # a batch is due when all have had their turn
@@ -117,10 +141,10 @@ class Crowd:
         key = BatchKey(self.round, 0, self.exchanges)
         self.exchanges += 1
         template = _template(method, task, answers)
-        bodies = [send(method, answer, self.opener.public, self.federation, self.run, key) for answer in answers]
+        count, where = template.rows(self.rows), (self.opener.public, self.federation, self.run, key)
+        bodies = [send(method, answer, count, *where) for answer in answers]
         rows = [unpack_rows(body)[1] for body in bodies]
-        most = max(map(len, rows))
-        self.shuffler.open(Batch(key, self.names, most, template.sealed_bytes, LEAST_CLIENTS, seconds=0))
+        self.shuffler.open(Batch(key, self.names, count, template.sealed_bytes, LEAST_CLIENTS, seconds=0))
         refused: Counter[str] = Counter()
         for name, own in zip(self.names, rows, strict=True):
             try:

@@ -1,9 +1,9 @@
 """What of the replies of an exchange can be used: the rest is left out row by row, and counted by why.
 
-Not finite is plain. Extreme is what measures a thousand times the median, in any of the ways a method measures its rows
-(`Method.check`): numbers can be finite and still drown every other row, or stall the integration. Honest rows of
-images lie within a factor of two of one another, so none comes near; and the median moves only when half of all rows
-are lies.
+Not finite is plain. Extreme is what measures ten times the median, in any of the ways a method measures its rows
+(`Method.check`): numbers can be finite and still drown every other row, or stall the integration. Honest rows lie
+within a factor of four of the median one (docs/robustness.md), so none comes near; and the median moves only when half
+of all rows are lies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ntkfl.errors import MessageError, NotFinite, NTKFLError
 from ntkfl.methods import Method, Task
 from ntkfl.wire import Message
 
-EXTREME = 1e3
+EXTREME = 10.0
 NOT_FINITE, TOO_LARGE, MALFORMED = "not finite", "extreme", "malformed"
 
 

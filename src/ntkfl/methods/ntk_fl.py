@@ -16,10 +16,18 @@ from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError, TooFew, unknown
 from ntkfl.methods.base import Client, Method, Outcome, Outgoing, State, Task, check_finite, take_labels
-from ntkfl.methods.choosing import CHOICES, check_scores, least, mean_losses, scores, validate
+from ntkfl.methods.choosing import CHOICES, check_scores, choose, least, scores, validate
 from ntkfl.methods.cohort import in_groups, joined
 from ntkfl.methods.replay import INPUTS, LABELS, balanced, recover, remember
-from ntkfl.methods.robust import agreeing, clip_rows, true_rows
+from ntkfl.methods.robust import (
+    agreeing,
+    budget,
+    clip_rows,
+    fair_counts,
+    surplus_left_out,
+    true_rows,
+    with_cost,
+)
 from ntkfl.privacy.noise import flip_labels, noisy_rows
 from ntkfl.privacy.sparsify import kept, sparsify
 from ntkfl.tangent import Evolution, Jacobian, Stack, evolve, geometric_steps
@@ -31,6 +39,7 @@ from ntkfl.wire.topk import pack_topk, unpack_topk
 _RARE = 1e-3  # added to a class's share: one that is missing is not infinitely rare
 _TOGETHER = 2**27  # numbers of clients' Jacobians made at once on an accelerator: 512 MiB in float32
 _SCORED = 4096  # rows of clients scored together
+COSTS = "products"  # of the last rounds, in the server's state
 CODECS = ("auto", "factored", "dense", "topk")
 
 
@@ -43,6 +52,7 @@ class NTKFL(Method):
     sparsifies: ClassVar[bool] = True
     noises: ClassVar[bool] = True
     rows_are_samples: ClassVar[bool] = True
+    sampled: ClassVar[tuple[str, ...]] = ("upload",)
     paper: ClassVar[str] = "Yue et al. 2022"
 
     average: float = Field(0.9, ge=0, lt=1, description="running average of the rounds' weights; 0 is the paper")
@@ -75,11 +85,22 @@ class NTKFL(Method):
         gt=0,
         description="most that a row's Jacobian may measure, in units of the median row's; default: no bound",
     )
+    row_limit: float = Field(
+        1.5, ge=1, description="rows of one client that count, at most, in units of the median client's; not shuffled"
+    )
     trim: float = Field(
-        0.0, ge=0, lt=0.5, description="most of a round's clients (shuffled: rows) left out for resisting all others"
+        0.25,
+        ge=0,
+        lt=0.5,
+        description="most of a round's clients (shuffled: rows, and by default 0) left out for resisting all others; "
+        "by default 0 with the paper's trace kernel",
     )
     trim_losses: float = Field(
-        0.0, ge=0, lt=0.5, description="share of the reports on each candidate's loss left out at both ends"
+        0.4,
+        ge=0,
+        lt=0.5,
+        description="share of clients left out at both ends of what they report on each candidate; 0: no client is, "
+        "and samples count equally, the paper's criterion and the default with its trace kernel",
     )
     verify: bool = Field(False, description="the server computes factored rows again and leaves out those made up")
     replay: bool = Field(False, description="the server keeps projected inputs and goes on training on them each round")
@@ -96,6 +117,10 @@ class NTKFL(Method):
         out = dict(values)
         if out.get("kernel") == "trace" or out.get("loss") == "mse":
             out.setdefault("label_smoothing", 0.0)
+        if out.get("kernel") == "trace":
+            out.setdefault("trim_losses", 0.0)
+        if out.get("kernel") == "trace" or out.get("shuffle", cls.model_fields["shuffle"].default):
+            out.setdefault("trim", 0.0)  # single rows, which have no senders, tell too little
         if out.get("replay"):  # several steps a round in the average, and inputs that can be had from uploads
             out.setdefault("average", 0.98)
             out.setdefault("codec", "factored")
@@ -130,28 +155,33 @@ class NTKFL(Method):
     ) -> Generator[Outgoing, list[Message], Outcome]:
         w = state["weights"]
         uploads = yield Message("weights", round, {"weights": w})
-        J, f0, y, senders, notes = self._gather(task, w, uploads)
+        J, f0, y, senders, notes = self._gather(task, w, uploads, round)
         if self.row_clip is not None:
             J, notes["clipped_rows"] = clip_rows(J, self.row_clip)
-        evolution = self._evolve(task, J, f0, y)
+        products = budget(state.get(COSTS))
+        evolution = self._evolve(task, J, f0, y, products)
         if self.trim:
             keep = agreeing(evolution, self.trim, None if self.shuffle else senders)
-            notes["trimmed_rows"] = len(y) - len(keep)
             if len(keep) < len(y):
+                notes["trimmed_rows"] = len(y) - len(keep)
                 J, f0, y = J[keep], f0[keep], y[keep]
-                evolution = self._evolve(task, J, f0, y)
+                evolution = self._evolve(task, J, f0, y, products)
         candidates = w + evolution.deltas()  # w^(k,t_1) … w^(k,t_Ψ)
 
         if self.choose == "cohort":
             replies = yield Message("candidates", round, {"weights": candidates})
-            losses = mean_losses(replies, len(candidates), self.shuffle, self.trim_losses)
+            best, loss = choose(replies, len(candidates), self.shuffle, self.trim_losses)
         else:
             losses = validate(task, candidates)
-        best = least(losses)
+            best = least(losses)
+            loss = float(losses[best])
         stats = evolution.statistics
         outcome = Outcome(
-            {"weights": check_finite(candidates[best].clone(), "the chosen model")},
-            float(losses[best]),
+            {
+                "weights": check_finite(candidates[best].clone(), "the chosen model"),
+                COSTS: with_cost(state.get(COSTS), stats.evaluations),
+            },
+            loss,
             evolution.steps[best],
             {"samples": len(J), "kernel_products": stats.evaluations, "solver_error": stats.worst_error}
             | notes
@@ -181,13 +211,12 @@ class NTKFL(Method):
         x = client.x if self.clip is None else noisy_rows(client.x, self.clip, self.noise, draws)
         return replace(client, x=x, y=flip_labels(client.y, task.outputs, self.label_flip, draws))
 
-    def _evolve(self, task: Task, J: Jacobian, f0: Tensor, y: Tensor) -> Evolution:
+    def _evolve(self, task: Task, J: Jacobian, f0: Tensor, y: Tensor, products: int | None = None) -> Evolution:
         if self.logit_adjustment and not y.is_floating_point():
             prior = torch.bincount(y, minlength=task.outputs).to(f0) / len(y)
             f0 = f0 + self.logit_adjustment * (prior + _RARE).log()
-        return evolve(
-            J, f0, task.training_targets(y), self.lr, self.steps, self.loss, self.kernel, self.scheme, self.tolerance
-        )
+        how = (self.loss, self.kernel, self.scheme, self.tolerance, products)
+        return evolve(J, f0, task.training_targets(y), self.lr, self.steps, *how)
 
     def _replay(self, task: Task, state: State, round: int, outcome: Outcome, rows: tuple[Tensor, Tensor]) -> Outcome:
         """More evolutions, each linearised anew at the weights it begins from, on rows of this and earlier rounds."""
@@ -202,7 +231,7 @@ class NTKFL(Method):
             passed.append(w)
             w = check_finite(candidates[least(losses)].clone(), "the chosen model")
         diagnostics = outcome.diagnostics | {"kept_samples": len(kept[LABELS])}
-        return Outcome({"weights": w} | kept, outcome.train_loss, outcome.steps, diagnostics, tuple(passed))
+        return Outcome(outcome.state | {"weights": w} | kept, outcome.train_loss, outcome.steps, diagnostics, tuple(passed))
 
     def _groups(self, task: Task, clients: Sequence[Client]) -> list[list[Client]]:
         """Clients to differentiate together: each alone, or on an accelerator as many as keep it busy."""
@@ -228,20 +257,25 @@ class NTKFL(Method):
         return self.codec if self.codec in FORMS else "auto"
 
     def _gather(
-        self, task: Task, w: Tensor, uploads: list[Message]
+        self, task: Task, w: Tensor, uploads: list[Message], round: int
     ) -> tuple[Jacobian, Tensor, Tensor, Tensor, dict[str, float | str]]:
-        """(J, f0, y) of the whole round, the upload each row is from, and how many rows were made up, where that is
-        looked at.
+        """(J, f0, y) of the whole round, the upload each row is from, and how many rows of clients with far more than
+        the others were left out; or were made up, where that is looked at.
 
         Uploads are let go one by one: a round's Jacobian is never there twice.
         """
         if len(uploads) == 1 and not self.verify:
             J, f, labels = self.read(task, uploads.pop())
             return J, f, labels, torch.zeros(len(J), dtype=torch.int64, device=f.device), {}
-        stack = Stack(sum(len(upload.take("outputs", (None, task.outputs))) for upload in uploads))
+        sent = torch.tensor([len(upload.take("outputs", (None, task.outputs))) for upload in uploads])
+        fair = fair_counts(sent, self.row_limit)
+        stack = Stack(int(fair.sum()))
         f0, y, counts, made_up = [], [], [], 0
-        while uploads:
+        for most in fair.tolist():
             J, f, labels = self.read(task, uploads.pop(0))
+            if len(J) > most:
+                drawn = surplus_left_out(len(J), most, round).to(f.device)
+                J, f, labels = J[drawn], f[drawn], labels[drawn]
             if self.verify:
                 true = true_rows(task, w, J, f)
                 made_up += int((~true).sum())
@@ -256,6 +290,8 @@ class NTKFL(Method):
             raise TooFew(f"none of {made_up} rows is what the network gives at the input it holds; {needs}")
         senders = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)).to(f0[0].device)
         notes: dict[str, float | str] = {"made_up_rows": made_up} if self.verify else {}
+        if surplus := int((sent - fair).sum()):
+            notes["surplus_rows"] = surplus
         return stack.whole(), torch.cat(f0), torch.cat(y), senders, notes
 
     def read(self, task: Task, upload: Message, like: Tensor | None = None) -> tuple[Jacobian, Tensor, Tensor]:

@@ -26,6 +26,12 @@ class Stages(Options):
     sparsity: float = Field(0.0, ge=0, lt=1, description="part of an upload's smallest values that is left out")
     values: str = Field("float32", description="how the values kept by sparsification travel: float32, float16 or 8bit")
     shuffle: bool = Field(False, description="send replies sealed and in random order through a shuffler")
+    rows_per_client: int | None = Field(
+        None,
+        ge=1,
+        description="rows of samples that every client sends through the shuffler in an exchange: some drawn of more, "
+        "padding where there are fewer; default: a simulation takes the largest client's, at most 1.5 times the median's",
+    )
     clip: float | None = Field(
         None, gt=0, description="bound on the 2-norm of what noise hides: a sample's input, or a client's update"
     )

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 
 from ntkfl.engine.conversation import Traffic
-from ntkfl.engine.crowd import Received, Template, receive
+from ntkfl.engine.crowd import Received, Template, is_padding, receive
 from ntkfl.engine.folder import Record, RunFolder
 from ntkfl.engine.learner import Learner, attempt_labels, draw_cohort
 from ntkfl.engine.reading import read_toml
@@ -42,7 +42,9 @@ class Deployment(Terms):
     clients_per_round: int = Field(ge=2)
     evaluators: int = Field(0, ge=0, description="evaluators to wait for; without any, each round's clients count")
     seed: int = Field(0, ge=0, description="of the first weights and the choice of clients")
-    max_rows: int = Field(1000, ge=1, description="most rows a client may send in an exchange")
+    max_rows: int = Field(
+        200, ge=1, description="rows of samples that every client sends, padding among them, unless the method says"
+    )
     quorum: int = Field(1, ge=1, description="good rows below which a round is not built")
     round_seconds: float = Field(120, ge=1, description="until an exchange goes on without those who have not answered")
     patience: float = Field(600, gt=0, description="seconds to wait for enough clients before a round is begun anew")
@@ -188,7 +190,7 @@ class Aggregator:
                 raise ConfigError(f"{self.method.name} tells clients apart, which the shuffler is there to prevent")
             template = Template.of(self.method, self.method.answer(self.task, outgoing, [nobody])[0])
             key = BatchKey(number, attempt, exchange)
-            asked = Announcement("exchange", key, self._batch(key, cohort, template.sealed_bytes), outgoing)
+            asked = Announcement("exchange", key, self._batch(key, cohort, template), outgoing)
             sent = self._announce(asked)
             traffic.downlink[outgoing.kind] += sent * len(cohort)
             rows, clients = self._collect(key)
@@ -207,10 +209,10 @@ class Aggregator:
                 raise TooFew(f"the round cannot be built from its {received.rows} rows: {error}") from None
         raise ConfigError(f"a round of {self.method.name} has more exchanges than an announcement can number")
 
-    def _batch(self, key: BatchKey, cohort: tuple[str, ...], row_bytes: int) -> Batch:
-        settings = self.deployment
-        least = self.pins.shuffler.min_clients
-        return Batch(key, cohort, settings.max_rows, row_bytes, least, settings.round_seconds)
+    def _batch(self, key: BatchKey, cohort: tuple[str, ...], template: Template) -> Batch:
+        rows = template.rows(self.method.rows_per_client or self.deployment.max_rows)
+        least, seconds = self.pins.shuffler.min_clients, self.deployment.round_seconds
+        return Batch(key, cohort, rows, template.sealed_bytes, least, seconds)
 
     def _collect(self, key: BatchKey) -> tuple[list[bytes], int]:
         """The released rows of a batch and the number of clients they are from, as soon as the shuffler gives them."""
@@ -234,14 +236,18 @@ class Aggregator:
             self._announce(Announcement("evaluate", key, None, asked))
             sealed = self._await_reports(key)
         else:
-            size = len(score_rows(self.task, asked, *self._made_up_sample())[0].encode()) + SEAL_BYTES
-            self._announce(Announcement("evaluate", key, self._batch(key, cohort, size), asked))
+            (row,) = score_rows(self.task, asked, *self._made_up_sample())
+            template = Template(None, len(row.encode()) + SEAL_BYTES, sampled=True)
+            self._announce(Announcement("evaluate", key, self._batch(key, cohort, template), asked))
             sealed, _ = self._collect(key)
         real, most = self.pins.terms.real_targets, MOST_SAMPLES if self.deployment.evaluators else 1
         answers = []
         for row in set(sealed):
             try:
-                answer = Message.decode(open_row(self.opener, row, self.pins.federation, self.pins.run, key))
+                plain = open_row(self.opener, row, self.pins.federation, self.pins.run, key)
+                if is_padding(plain):
+                    continue
+                answer = Message.decode(plain)
                 add_up([answer], real, most)
                 answers.append(answer)
             except (MessageError, TrustError) as error:

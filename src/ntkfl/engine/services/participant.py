@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ntkfl.engine.crowd import send
+from ntkfl.engine.crowd import send, send_rows
 from ntkfl.engine.draws import Draws, SystemDraws
 from ntkfl.engine.folder import write_atomically
 from ntkfl.engine.services.announcement import EVALUATION, MOST_ATTEMPTS, MOST_EXCHANGES, Announcement
@@ -22,7 +22,7 @@ from ntkfl.engine.services.peer import Peer
 from ntkfl.engine.services.terms import Federation
 from ntkfl.errors import ConfigError, DataError, MessageError, NTKFLError, Refused, TrustError
 from ntkfl.methods import Client, State, Task
-from ntkfl.privacy.rows import BatchKey, pack_rows, seal_rows
+from ntkfl.privacy.rows import BatchKey
 from ntkfl.privacy.subsample import subsample
 
 
@@ -130,14 +130,16 @@ class Participant:
             else:  # on the round's samples alone: no more of this client shows than in training
                 client = self.method.private(self.task, self._sampled(said.key, 0))
                 rows, kind = score_rows(self.task, said.message, client.x, client.y), "rows"
-            sealed = seal_rows([row.encode() for row in rows], *self._to_aggregator(), said.key)
-            return self._send(kind, pack_rows(said.key, sealed))
+            count = 1 if said.batch is None else said.batch.max_rows
+            if len(rows) > count:
+                rows = self.draws.subsampling(said.key.round).sample(rows, count)
+            return self._send(kind, send_rows(rows, count, *self._to_aggregator(), said.key))
         if not asked or said.batch is None or self.role != "client":
             return None
         client = self._sampled(said.key, said.batch.max_rows)
         reply = self.method.answer(self.task, said.message, [client])[0]
         self._memory = client.memory
-        return self._send("rows", send(self.method, reply, *self._to_aggregator(), said.key))
+        return self._send("rows", send(self.method, reply, said.batch.max_rows, *self._to_aggregator(), said.key))
 
     def _send(self, kind: str, framed: bytes) -> bytes:
         answer = self.shuffler.ask("POST", f"{self._path}/{kind}", framed).json()
@@ -150,9 +152,8 @@ class Participant:
         """This round's client, with the samples drawn at its first exchange; attempts at a round get the same ones."""
         if key.exchange == 0 and (self._client is None or self._client[0] != key.round):
             draw = self.draws.subsampling(key.round)
-            rows = subsample(len(self.y), self.method.subsample_rate, draw)
-            if len(rows) > max_rows:
-                rows = torch.tensor(sorted(draw.sample(rows.tolist(), max_rows)))
+            most = max_rows if self.method.sampled else None
+            rows = subsample(len(self.y), self.method.subsample_rate, draw, most)
             seed = self.draws.training(key.round)
             client = Client(0, self.x[rows], self.y[rows], seed, dict(self._memory))
             self._client = (key.round, client)
