@@ -157,17 +157,19 @@ def test_bad_losses_are_dropped() -> None:
 def test_what_a_client_sends() -> None:
     method, task, reply = make()
     opener = SealingKey.generate()
-    body = send(method, reply, opener.public, *WHERE)
+    body = send(method, reply, 9, opener.public, *WHERE)
     key, rows = unpack_rows(body)
     assert key == KEY
+    assert len(rows) == 9  # three of them padding
     assert {len(row) for row in rows} == {Template.of(method, reply).sealed_bytes}
     assert len(rows[0]) == len(method.split(reply)[0].encode()) + SEAL_BYTES
-    assert receive(method, task, rows, Template.of(method, reply), opener, *WHERE).rows == 6
+    received = receive(method, task, rows, Template.of(method, reply), opener, *WHERE)
+    assert (received.rows, received.dropped) == (6, 0)
 
 
 def test_one_client_is_no_crowd(digits: ntkfl.data.Federated) -> None:
     with pytest.raises(ConfigError, match="at least 2 clients"):
-        Crowd(1, [3])
+        Crowd(1, [3], 5)
     with pytest.raises(ConfigError, match="codes differ in length"):
         METHODS["qsgd"](coding="elias", shuffle=True)
 
@@ -191,7 +193,7 @@ def test_extreme_rows_are_dropped_before_they_drown_the_rest(options: dict[str, 
 def test_a_row_that_comes_twice_counts_once() -> None:
     method, task, reply = make()
     opener = SealingKey.generate()
-    _, rows = unpack_rows(send(method, reply, opener.public, *WHERE))
+    _, rows = unpack_rows(send(method, reply, 6, opener.public, *WHERE))
     received = receive(method, task, [*rows, *rows], Template.of(method, reply), opener, *WHERE)
     assert (received.rows, received.dropped) == (6, 6)
 

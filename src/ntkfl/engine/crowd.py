@@ -146,11 +146,11 @@ class Crowd:
         rows = [unpack_rows(body)[1] for body in bodies]
         self.shuffler.open(Batch(key, self.names, count, template.sealed_bytes, LEAST_CLIENTS, seconds=0))
         refused: Counter[str] = Counter()
-        for name, own in zip(self.names, rows, strict=True):
+        for name, own, answer in zip(self.names, rows, answers, strict=True):
             try:
                 self.shuffler.submit(name, key, own)
             except Refused:
-                refused[MALFORMED] += len(own)
+                refused[MALFORMED] += len(method.split(answer))
         if (there := self.shuffler.status(key).clients) < LEAST_CLIENTS:
             self.shuffler.cancel(key)
             why = f"{refused[MALFORMED]} rows were {MALFORMED}"

@@ -23,6 +23,7 @@ from ntkfl.wire import Message
 from ntkfl.wire.topk import decode_topk, encode_topk
 
 WEIGHTINGS = ("samples", "uniform")
+FAIR = 3.0  # median clients that one counts for, at most, by the samples or steps it reports
 
 
 class LocalTraining(Method):
@@ -44,7 +45,7 @@ class LocalTraining(Method):
         "clip", description="how updates are combined: clip (their mean, none too long), mean, median or trimmed"
     )
     update_limit: float = Field(
-        2.0, ge=1, description="of clip: most that an update may measure, in units of the median one's length"
+        1.5, ge=1, description="of clip: most that an update may measure, in units of the median one's length"
     )
     trim: float = Field(0.2, ge=0, lt=0.5, description="share of clients that `trimmed` leaves out at both ends")
 
@@ -74,13 +75,13 @@ class LocalTraining(Method):
     def client_weights(self, replies: Sequence[Message], like: Tensor) -> Tensor:
         """p_m, summing to one: uniform, or in proportion to the samples that clients report. [M]
 
-        What is reported may be a lie: unless updates are simply averaged, a client counts for two median ones at most.
+        What is reported may be a lie: unless updates are simply averaged, a client counts for three median ones at most.
         """
         samples = torch.stack([r.take("samples", ()) for r in replies]).to(like)
         if bool((samples < 1).any()):
             raise MessageError("a client reports that it trained on no samples")
         if self.robust != "mean":
-            samples = fair_counts(samples, 2)
+            samples = fair_counts(samples, FAIR)
         p = samples if self.weighting == "samples" else torch.ones_like(samples)
         return p / p.sum()
 
@@ -99,9 +100,9 @@ class LocalTraining(Method):
         if self.robust == "mean":
             return weighted_sum(vectors, p)
         if self.robust != "clip":
-            return combine(self.robust, vectors, self.trim) if base is None else base + combine(
-                self.robust, (v - base for v in vectors), self.trim
-            )
+            changes = vectors if base is None else (v - base for v in vectors)
+            combined = combine(self.robust, changes, self.trim)
+            return combined if base is None else base + combined
         kept = list(vectors)
         lengths: Tensor = torch.stack([(v if base is None else v - base).double().norm() for v in kept])
         factors = clip_factors(lengths, self.update_limit).to(p)

@@ -19,8 +19,10 @@ from ntkfl.tangent.factored import LinearBlock
 from ntkfl.tangent.jacobian import BlockJacobian
 
 COMBINATIONS = ("clip", "mean", "median", "trimmed")
-# Honest clients resist up to 1.9 times as much as the median one, but for single ones with a class nobody else has.
-STANDS_OUT = 2.0
+# How much more than the median one a client may resist: honest ones, but for single ones with a class that nobody else
+# has, stay below. Of single rows, where senders are not known.
+STANDS_OUT, ROW_STANDS_OUT = 2.0, 1.4
+_MAJORITY = 3  # clients of whom two can outvote one: of fewer, nobody's numbers are any measure for the others'
 _RECENT = 5  # rounds that a budget looks back on
 _DEARER = 5  # times the median of them that a round may cost
 
@@ -39,11 +41,15 @@ def combine(how: str, updates: Iterable[Tensor], trim: float) -> Tensor:
 
 def clip_factors(lengths: Tensor, most: float) -> Tensor:
     """What scales updates of these lengths [M] down to `most` times the median length, where they are longer: [M]."""
+    if len(lengths) < _MAJORITY:
+        return torch.ones_like(lengths)
     return (most * middle(lengths) / lengths.clamp_min(1e-30)).clamp(max=1)
 
 
 def fair_counts(counts: Tensor, most: float) -> Tensor:
     """Numbers of samples, or rows, [M], of each client at most `most` times the median client's, and one at least."""
+    if len(counts) < _MAJORITY:
+        return counts
     return counts.clamp(max=(most * middle(counts.double())).clamp_min(1).floor().to(counts))
 
 
@@ -84,14 +90,14 @@ def agreeing(evolution: Evolution, trim: float, senders: Tensor | None) -> Tenso
     """Indices of the rows to keep: without those of clients, by `senders` [N], that resist far more than the median
     client, for no more than ⌊trim·M⌋ of them. Where nobody knows whose rows are whose, every row stands for itself.
     """
-    resistance = _resistance(evolution)
+    resistance, bound = _resistance(evolution), STANDS_OUT
     if senders is None:
-        senders = torch.arange(len(resistance), device=resistance.device)
+        senders, bound = torch.arange(len(resistance), device=resistance.device), ROW_STANDS_OUT
     clients, of = torch.unique(senders, return_inverse=True)
     sums = resistance.new_zeros(len(clients)).index_add_(0, of, resistance)
     means = sums / torch.bincount(of)
     order = means.argsort(descending=True, stable=True)[: int(trim * len(clients))]
-    contrary = order[means[order] > STANDS_OUT * middle(means)]
+    contrary = order[means[order] > bound * middle(means)]
     return torch.isin(of, contrary, invert=True).nonzero()[:, 0]
 
 

@@ -42,9 +42,7 @@ class Deployment(Terms):
     clients_per_round: int = Field(ge=2)
     evaluators: int = Field(0, ge=0, description="evaluators to wait for; without any, each round's clients count")
     seed: int = Field(0, ge=0, description="of the first weights and the choice of clients")
-    max_rows: int = Field(
-        200, ge=1, description="rows of samples that every client sends, padding among them, unless the method says"
-    )
+    max_rows: int = Field(200, ge=1, description="rows of samples that every client sends, padding among them")
     quorum: int = Field(1, ge=1, description="good rows below which a round is not built")
     round_seconds: float = Field(120, ge=1, description="until an exchange goes on without those who have not answered")
     patience: float = Field(600, gt=0, description="seconds to wait for enough clients before a round is begun anew")
@@ -210,7 +208,7 @@ class Aggregator:
         raise ConfigError(f"a round of {self.method.name} has more exchanges than an announcement can number")
 
     def _batch(self, key: BatchKey, cohort: tuple[str, ...], template: Template) -> Batch:
-        rows = template.rows(self.method.rows_per_client or self.deployment.max_rows)
+        rows = template.rows(self.deployment.max_rows)
         least, seconds = self.pins.shuffler.min_clients, self.deployment.round_seconds
         return Batch(key, cohort, rows, template.sealed_bytes, least, seconds)
 
