@@ -91,8 +91,8 @@ def receive(
     key: BatchKey,
 ) -> Received:
     """The aggregator's side: rows that open, decode, have the right form, pass the method's checks and are not extreme.
-    The others are counted and dropped; padding is dropped and not counted. What is left is put in the order of its bytes, so that the result does not
-    depend on the shuffler's.
+    The others are counted and dropped; padding is dropped and not counted. What is left is put in the order of its
+    bytes, so that the result does not depend on the shuffler's.
     """
     rejected: Counter[str] = Counter()
     opened = []

@@ -31,6 +31,7 @@ from ntkfl.wire.topk import pack_topk
 
 KINDS: Mapping[str, str] = {
     "wrong-labels": "samples of every class are called by the next one's name",
+    "scaled-inputs": "inputs are `scale` times what they are",
     "flood": "samples are sent `scale` times over; through a shuffler, as often as fills a client's rows (NTK-FL)",
     "scaled-labels": "labels are sent as `scale` times what they are; of averaging methods, trained on so",
     "random": "Jacobians, or updates, are random, `scale` times as large as the true ones",
@@ -104,6 +105,9 @@ class Liars:
             return answer(method, task, message, clients)
         if "wrong-labels" in self.poison.kinds:
             clients = [_misnamed(c, task.outputs) if lies else c for c, lies in zip(clients, liars, strict=True)]
+        if "scaled-inputs" in self.poison.kinds:
+            s = self.poison.scale
+            clients = [replace(c, x=s * c.x) if lies else c for c, lies in zip(clients, liars, strict=True)]
         if "scaled-labels" in self.poison.kinds and isinstance(method, LocalTraining):
             return self._apart(method, task, message, clients)
         if "flood" in self.poison.kinds:

@@ -33,7 +33,7 @@ class Exchange:
     questions: tuple[bytes, ...]  # one for all, or one a client
     replies: tuple[bytes, ...]  # as the aggregator has them: one a client, or the joined rows
     submitted: tuple[int, ...]
-    rows: tuple[int, ...]  # how many messages each client's submission holds: 1, or shuffled its sealed rows, padding too
+    rows: tuple[int, ...]  # messages in each client's submission: 1, or shuffled its sealed rows, padding too
     row_bytes: int | None  # of a sealed row; None where nothing is sealed
     senders: tuple[int, ...] | None  # shuffled: whose each row of the joined reply is
     samples: tuple[int, ...] | None  # and which of its sender's rows

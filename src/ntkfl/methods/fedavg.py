@@ -75,7 +75,7 @@ class LocalTraining(Method):
     def client_weights(self, replies: Sequence[Message], like: Tensor) -> Tensor:
         """p_m, summing to one: uniform, or in proportion to the samples that clients report. [M]
 
-        What is reported may be a lie: unless updates are simply averaged, a client counts for three median ones at most.
+        What is reported may be a lie: unless `robust` is mean, a client counts for three median ones at most.
         """
         samples = torch.stack([r.take("samples", ()) for r in replies]).to(like)
         if bool((samples < 1).any()):

@@ -14,23 +14,16 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from ntkfl.errors import ConfigError, MessageError, TooFew, unknown
+from ntkfl.errors import ConfigError, MessageError, unknown
 from ntkfl.methods.base import Client, Method, Outcome, Outgoing, State, Task, check_finite, take_labels
 from ntkfl.methods.choosing import CHOICES, check_scores, choose, least, scores, validate
 from ntkfl.methods.cohort import in_groups, joined
+from ntkfl.methods.gathering import Gathered, gather
 from ntkfl.methods.replay import INPUTS, LABELS, balanced, recover, remember
-from ntkfl.methods.robust import (
-    agreeing,
-    budget,
-    clip_rows,
-    fair_counts,
-    surplus_left_out,
-    true_rows,
-    with_cost,
-)
+from ntkfl.methods.robust import agreeing, budget, clip_rows, opposed, with_cost
 from ntkfl.privacy.noise import flip_labels, noisy_rows
 from ntkfl.privacy.sparsify import kept, sparsify
-from ntkfl.tangent import Evolution, Jacobian, Stack, evolve, geometric_steps
+from ntkfl.tangent import Evolution, Jacobian, evolve, geometric_steps
 from ntkfl.tangent.evolution import KERNELS, SCHEMES
 from ntkfl.tangent.tracing import FORMS
 from ntkfl.wire import Message, join_rows, pack_jacobian, pack_labels, split_rows, unpack_jacobian
@@ -81,9 +74,15 @@ class NTKFL(Method):
         0.0, ge=0, le=1, description="chance that a label is drawn anew from all classes; by default 0.2 with noise"
     )
     row_clip: float | None = Field(
-        None,
+        1.5,
         gt=0,
-        description="most that a row's Jacobian may measure, in units of the median row's; default: no bound",
+        description="most that a row's Jacobian may measure, in units of the median row's: longer ones are scaled "
+        "down; by default no bound with the paper's trace kernel",
+    )
+    drop_opposed: bool = Field(
+        True,
+        description="leave out rows that push the others of their label the wrong way; by default not with the paper's "
+        "trace kernel, and not looked at where rows are computed again",
     )
     row_limit: float = Field(
         1.5, ge=1, description="rows of one client that count, at most, in units of the median client's; not shuffled"
@@ -102,7 +101,11 @@ class NTKFL(Method):
         description="share of clients left out at both ends of what they report on each candidate; 0: no client is, "
         "and samples count equally, the paper's criterion and the default with its trace kernel",
     )
-    verify: bool = Field(False, description="the server computes factored rows again and leaves out those made up")
+    verify: bool | None = Field(
+        None,
+        description="the server computes factored rows again and leaves out those made up; default: where they hold "
+        "the inputs",
+    )
     replay: bool = Field(False, description="the server keeps projected inputs and goes on training on them each round")
     replay_evolutions: int = Field(4, ge=1, description="evolutions on kept inputs after each round's own")
     replay_per_class: int = Field(120, ge=1, description="kept inputs of each class in such an evolution")
@@ -118,7 +121,7 @@ class NTKFL(Method):
         if out.get("kernel") == "trace" or out.get("loss") == "mse":
             out.setdefault("label_smoothing", 0.0)
         if out.get("kernel") == "trace":
-            out.setdefault("trim_losses", 0.0)
+            out = {"trim_losses": 0.0, "row_clip": None, "drop_opposed": False} | out
         if out.get("kernel") == "trace" or out.get("shuffle", cls.model_fields["shuffle"].default):
             out.setdefault("trim", 0.0)  # single rows, which have no senders, tell too little
         if out.get("replay"):  # several steps a round in the average, and inputs that can be had from uploads
@@ -155,17 +158,14 @@ class NTKFL(Method):
     ) -> Generator[Outgoing, list[Message], Outcome]:
         w = state["weights"]
         uploads = yield Message("weights", round, {"weights": w})
-        J, f0, y, senders, notes = self._gather(task, w, uploads, round)
-        if self.row_clip is not None:
-            J, notes["clipped_rows"] = clip_rows(J, self.row_clip)
+        rows = gather(self.read, task, w, uploads, round, self.row_limit, self.verify)
+        self._bound(rows)
         products = budget(state.get(COSTS))
-        evolution = self._evolve(task, J, f0, y, products)
+        evolution = self._evolve(task, rows, products)
         if self.trim:
-            keep = agreeing(evolution, self.trim, None if self.shuffle else senders)
-            if len(keep) < len(y):
-                notes["trimmed_rows"] = len(y) - len(keep)
-                J, f0, y = J[keep], f0[keep], y[keep]
-                evolution = self._evolve(task, J, f0, y, products)
+            keep = agreeing(evolution, self.trim, None if self.shuffle else rows.senders)
+            if rows.keep(keep, "trimmed_rows"):
+                evolution = self._evolve(task, rows, products)
         candidates = w + evolution.deltas()  # w^(k,t_1) … w^(k,t_Ψ)
 
         if self.choose == "cohort":
@@ -183,11 +183,13 @@ class NTKFL(Method):
             },
             loss,
             evolution.steps[best],
-            {"samples": len(J), "kernel_products": stats.evaluations, "solver_error": stats.worst_error}
-            | notes
+            {"samples": len(rows.y), "kernel_products": stats.evaluations, "solver_error": stats.worst_error}
+            | rows.notes
             | ({"solver_fallback": stats.fallback} if stats.fallback else {}),
         )
-        return self._replay(task, state, round, outcome, recover(task, w, J, f0, y)) if self.replay else outcome
+        if not self.replay:
+            return outcome
+        return self._replay(task, state, round, outcome, recover(task, w, rows.J, rows.f0, rows.y))
 
     def answer(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
         d = task.like.numel()
@@ -211,12 +213,21 @@ class NTKFL(Method):
         x = client.x if self.clip is None else noisy_rows(client.x, self.clip, self.noise, draws)
         return replace(client, x=x, y=flip_labels(client.y, task.outputs, self.label_flip, draws))
 
-    def _evolve(self, task: Task, J: Jacobian, f0: Tensor, y: Tensor, products: int | None = None) -> Evolution:
+    def _bound(self, rows: Gathered) -> None:
+        """No row longer than the others, and none against those of its label, where that is asked for."""
+        if self.row_clip is not None:
+            rows.J, clipped = clip_rows(rows.J, self.row_clip)
+            rows.notes |= {"clipped_rows": clipped} if clipped else {}
+        if self.drop_opposed and not rows.verified and not rows.y.is_floating_point():
+            rows.keep((~opposed(rows.J, rows.y)).nonzero()[:, 0], "opposed_rows")
+
+    def _evolve(self, task: Task, rows: Gathered, products: int | None = None) -> Evolution:
+        f0, y = rows.f0, rows.y
         if self.logit_adjustment and not y.is_floating_point():
             prior = torch.bincount(y, minlength=task.outputs).to(f0) / len(y)
             f0 = f0 + self.logit_adjustment * (prior + _RARE).log()
         how = (self.loss, self.kernel, self.scheme, self.tolerance, products)
-        return evolve(J, f0, task.training_targets(y), self.lr, self.steps, *how)
+        return evolve(rows.J, f0, task.training_targets(y), self.lr, self.steps, *how)
 
     def _replay(self, task: Task, state: State, round: int, outcome: Outcome, rows: tuple[Tensor, Tensor]) -> Outcome:
         """More evolutions, each linearised anew at the weights it begins from, on rows of this and earlier rounds."""
@@ -225,13 +236,14 @@ class NTKFL(Method):
         for step in range(self.replay_evolutions):
             drawn = balanced(kept[LABELS], self.replay_per_class, task.outputs, round, step)
             z, y = kept[INPUTS][drawn], kept[LABELS][drawn]
-            evolution = self._evolve(task, task.jacobian(w, z), task.predict(w, z), y)
+            evolution = self._evolve(task, Gathered(task.jacobian(w, z), task.predict(w, z), y, torch.zeros_like(y)))
             candidates = w + evolution.deltas()
             losses = task.candidate_losses(candidates, z, y).mean(1)
             passed.append(w)
             w = check_finite(candidates[least(losses)].clone(), "the chosen model")
         diagnostics = outcome.diagnostics | {"kept_samples": len(kept[LABELS])}
-        return Outcome(outcome.state | {"weights": w} | kept, outcome.train_loss, outcome.steps, diagnostics, tuple(passed))
+        after = outcome.state | {"weights": w} | kept
+        return Outcome(after, outcome.train_loss, outcome.steps, diagnostics, tuple(passed))
 
     def _groups(self, task: Task, clients: Sequence[Client]) -> list[list[Client]]:
         """Clients to differentiate together: each alone, or on an accelerator as many as keep it busy."""
@@ -255,44 +267,6 @@ class NTKFL(Method):
     @property
     def _form(self) -> str:
         return self.codec if self.codec in FORMS else "auto"
-
-    def _gather(
-        self, task: Task, w: Tensor, uploads: list[Message], round: int
-    ) -> tuple[Jacobian, Tensor, Tensor, Tensor, dict[str, float | str]]:
-        """(J, f0, y) of the whole round, the upload each row is from, and how many rows of clients with far more than
-        the others were left out; or were made up, where that is looked at.
-
-        Uploads are let go one by one: a round's Jacobian is never there twice.
-        """
-        if len(uploads) == 1 and not self.verify:
-            J, f, labels = self.read(task, uploads.pop())
-            return J, f, labels, torch.zeros(len(J), dtype=torch.int64, device=f.device), {}
-        sent = torch.tensor([len(upload.take("outputs", (None, task.outputs))) for upload in uploads])
-        fair = fair_counts(sent, self.row_limit)
-        stack = Stack(int(fair.sum()))
-        f0, y, counts, made_up = [], [], [], 0
-        for most in fair.tolist():
-            J, f, labels = self.read(task, uploads.pop(0))
-            if len(J) > most:
-                drawn = surplus_left_out(len(J), most, round).to(f.device)
-                J, f, labels = J[drawn], f[drawn], labels[drawn]
-            if self.verify:
-                true = true_rows(task, w, J, f)
-                made_up += int((~true).sum())
-                J, f, labels = J[true], f[true], labels[true]
-            counts.append(len(J))
-            if len(J):
-                stack.add(J)
-                f0.append(f)
-                y.append(labels)
-        if not f0:
-            needs = "verify needs a network that begins with a linear layer"
-            raise TooFew(f"none of {made_up} rows is what the network gives at the input it holds; {needs}")
-        senders = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)).to(f0[0].device)
-        notes: dict[str, float | str] = {"made_up_rows": made_up} if self.verify else {}
-        if surplus := int((sent - fair).sum()):
-            notes["surplus_rows"] = surplus
-        return stack.whole(), torch.cat(f0), torch.cat(y), senders, notes
 
     def read(self, task: Task, upload: Message, like: Tensor | None = None) -> tuple[Jacobian, Tensor, Tensor]:
         """(J, f0, y) of an upload, everything checked; of the type and on the device of `like`, or of the weights."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ntkfl.errors import ConfigError
+from ntkfl.errors import ConfigError, NTKFLError
 from ntkfl.methods.base import Task
 from ntkfl.tangent import Evolution, Jacobian
 from ntkfl.tangent.factored import LinearBlock
@@ -23,6 +23,7 @@ COMBINATIONS = ("clip", "mean", "median", "trimmed")
 # has, stay below. Of single rows, where senders are not known.
 STANDS_OUT, ROW_STANDS_OUT = 2.0, 1.4
 _MAJORITY = 3  # clients of whom two can outvote one: of fewer, nobody's numbers are any measure for the others'
+_MOST_LABELS = 32  # above which rows are not compared with those of their label, at a kernel product each
 _RECENT = 5  # rounds that a budget looks back on
 _DEARER = 5  # times the median of them that a round may cost
 
@@ -110,6 +111,40 @@ def _resistance(evolution: Evolution) -> Tensor:
     times = torch.tensor(evolution.steps, device=evolution.residuals.device)
     averages: Tensor = evolution.residuals.norm(dim=2) / times.unsqueeze(1)
     return averages.mean(0)
+
+
+def opposed(J: Jacobian, y: Tensor) -> Tensor:
+    """Rows [N] that move the others of their label y the wrong way: ⟨J_iᵀ v, Σ_j J_jᵀ v⟩ < 0 over the rows j of that
+    label, v = e_y − 1/d2 being the direction that raises its output above the others'. A Jacobian with its sign turned
+    does, whatever its length.
+
+    One kernel product a label. None where labels are more than 32, or where a third of all rows would be left out: then
+    it is not a few that lie, or the network is not one whose rows of one label agree.
+    """
+    outputs, labels = J.shape[1], y.unique()
+    against = torch.zeros_like(y, dtype=torch.bool)
+    if len(labels) > _MOST_LABELS:
+        return against
+    for label in labels.tolist():
+        own = y == label
+        v = torch.full((outputs,), -1 / outputs, device=y.device, dtype=J.dtype)
+        v[label] += 1
+        against |= own & (J.product(own.unsqueeze(1) * v) @ v < 0)
+    return against if 3 * int(against.sum()) < len(y) else torch.zeros_like(against)
+
+
+def verifiable(task: Task, weights: Tensor, J: Jacobian) -> bool:
+    """Whether rows of this form hold the inputs: the network begins with a linear layer that gets them as they are."""
+    block = J.blocks[0] if isinstance(J, BlockJacobian) else None
+    if not isinstance(block, LinearBlock) or block.T != 1:
+        return False
+    z = torch.linspace(-1, 1, block.a.shape[-1], device=weights.device, dtype=weights.dtype).unsqueeze(0)
+    try:
+        again = task.jacobian(weights, z)
+    except (RuntimeError, NTKFLError):
+        return False
+    first = again.blocks[0] if isinstance(again, BlockJacobian) else None
+    return isinstance(first, LinearBlock) and first.T == 1 and torch.equal(first.a[:, 0], z)
 
 
 def true_rows(task: Task, weights: Tensor, J: Jacobian, f0: Tensor) -> Tensor:
