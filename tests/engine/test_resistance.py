@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from typing import Any
 
 import pytest
@@ -37,8 +36,8 @@ def played(name: str, kind: str, liars: int, scale: float, seed: int = 0) -> lis
     torch.manual_seed(seed)
     model = ntkfl.models.mlp(method.projected_dim or 64, 24, 10, **method.model_defaults)
     poison = Poison(kind=kind, fraction=liars / 20, scale=scale) if kind else None
-    rounds = ROUNDS[name]
-    return ntkfl.train(model, digits(seed), method, rounds=rounds, clients_per_round=20, seed=seed, poison=poison).history
+    how = {"rounds": ROUNDS[name], "clients_per_round": 20, "seed": seed, "poison": poison}
+    return ntkfl.train(model, digits(seed), method, **how).history
 
 
 ATTACKS = [

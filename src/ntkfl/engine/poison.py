@@ -32,6 +32,7 @@ from ntkfl.wire.topk import pack_topk
 KINDS: Mapping[str, str] = {
     "wrong-labels": "samples of every class are called by the next one's name",
     "scaled-inputs": "inputs are `scale` times what they are",
+    "scaled-outputs": "outputs are sent as `scale` times what they are (NTK-FL)",
     "flood": "samples are sent `scale` times over; through a shuffler, as often as fills a client's rows (NTK-FL)",
     "scaled-labels": "labels are sent as `scale` times what they are; of averaging methods, trained on so",
     "random": "Jacobians, or updates, are random, `scale` times as large as the true ones",
@@ -70,8 +71,8 @@ class Poison(Options):
         needs = self.kinds & {"random", "sign-flip", "scaled-labels"}
         if needs and not isinstance(method, NTKFL | LocalTraining):
             raise ConfigError(f"poison {self.kind!r} is not of {method.name}, whose clients send samples")
-        if "flood" in self.kinds and not isinstance(method, NTKFL):
-            raise ConfigError(f"clients of {method.name} send no rows to flood its server with")
+        if self.kinds & {"flood", "scaled-outputs"} and not isinstance(method, NTKFL):
+            raise ConfigError(f"clients of {method.name} send no rows: poison {self.kind!r} is for NTK-FL")
 
     def liars(self, seed: int, clients: int) -> frozenset[int]:
         """⌊fraction · clients + ½⌋ of the clients, at least one."""
@@ -158,6 +159,8 @@ class Liars:
             if kind == "scaled-labels":
                 labels = torch.nn.functional.one_hot(client.y.cpu(), task.outputs) if client.y.ndim == 1 else client.y
                 return replace(reply, arrays={**reply.arrays, "labels": scale * labels.to(task.like.dtype)})
+            if kind == "scaled-outputs":
+                return replace(reply, arrays={**reply.arrays, "outputs": scale * reply.arrays["outputs"]})
             if kind in ("random", "sign-flip"):
                 draws = torch.Generator().manual_seed(client.seed + 1) if kind == "random" else None
                 return _with_jacobian(method, task, reply, _change(kind, scale, client.seed), draws)

@@ -46,6 +46,7 @@ class NTKFL(Method):
     noises: ClassVar[bool] = True
     rows_are_samples: ClassVar[bool] = True
     sampled: ClassVar[tuple[str, ...]] = ("upload",)
+    extreme: ClassVar[tuple[float, ...]] = (10.0, 100.0, 100.0, 100.0)  # outputs and inputs differ more than norms do
     paper: ClassVar[str] = "Yue et al. 2022"
 
     average: float = Field(0.9, ge=0, lt=1, description="running average of the rounds' weights; 0 is the paper")

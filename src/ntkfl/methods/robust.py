@@ -121,7 +121,7 @@ def opposed(J: Jacobian, y: Tensor) -> Tensor:
     One kernel product a label. None where labels are more than 32, or where a third of all rows would be left out: then
     it is not a few that lie, or the network is not one whose rows of one label agree.
     """
-    outputs, labels = J.shape[1], y.unique()
+    outputs, labels = J.shape[1], torch.unique(y)
     against = torch.zeros_like(y, dtype=torch.bool)
     if len(labels) > _MOST_LABELS:
         return against

@@ -240,9 +240,9 @@ class Aggregator:
             sealed, _ = self._collect(key)
         real, most = self.pins.terms.real_targets, MOST_SAMPLES if self.deployment.evaluators else 1
         answers = []
-        for row in set(sealed):
+        for sealed_row in set(sealed):
             try:
-                plain = open_row(self.opener, row, self.pins.federation, self.pins.run, key)
+                plain = open_row(self.opener, sealed_row, self.pins.federation, self.pins.run, key)
                 if is_padding(plain):
                     continue
                 answer = Message.decode(plain)
