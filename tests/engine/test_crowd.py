@@ -16,6 +16,7 @@ from ntkfl.errors import ConfigError, MessageError, TooFew
 from ntkfl.methods import METHODS, NTKFL, Client, Method, Task
 from ntkfl.privacy.rows import BatchKey, seal_rows, unpack_rows
 from ntkfl.privacy.sealing import SEAL_BYTES, SealingKey
+from ntkfl.privacy.shuffling import Shuffler
 from ntkfl.wire import Message, join_rows, split_rows
 
 KEY = BatchKey(1, 0, 0)
@@ -259,3 +260,37 @@ def test_a_run_with_scaled_labels_goes_on(digits: ntkfl.data.Federated) -> None:
         rows = sum(max(1, int(method.subsample_rate * digits.sizes[i] + 0.5)) for i in record["poisoned"])
         assert rows
         assert record["rejected"]["malformed"] == record["dropped_rows"] == rows
+
+
+def test_every_client_sends_equally_many_rows_whatever_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of samples as many as the largest has, of losses one; so no number of rows tells clients apart."""
+    task, method, people, _ = scaled_labels(4, set())
+    sent: list[int] = []
+    submit = Shuffler.submit
+
+    def listening(self: Shuffler, client: str, key: BatchKey, rows: Any) -> None:
+        sent.append(len(rows))
+        submit(self, client, key, rows)
+
+    monkeypatch.setattr(Shuffler, "submit", listening)
+    outcome, traffic = play_round(task, method, method.start(task, task.like), 1, people)
+    assert [len(person) for person in people] == [4, 5, 6, 7]
+    assert sent == [7] * 4 + [1] * 4
+    assert outcome.diagnostics["samples"] == 4 + 5 + 6 + 7  # padding is no sample
+    assert not traffic.rejected
+
+
+def test_who_sends_more_rows_than_all_others_loses_them() -> None:
+    """The flood of a thousand rows: the shuffler takes none of it, and nobody else's rows are touched."""
+    task, method, people, _ = scaled_labels(4, set())
+    many = torch.arange(1000)
+
+    def flood(own: Method, task: Task, message: Message, clients: Any) -> list[Message]:
+        first = clients[0]
+        rows = many % len(first)
+        swollen = dataclasses.replace(first, x=first.x[rows], y=(first.y[rows] + 1) % 3)
+        return own.answer(task, message, [swollen, *clients[1:]])
+
+    outcome, traffic = play_round(task, method, method.start(task, task.like), 1, people, answer=flood)
+    assert traffic.rejected == {"malformed": 1000}
+    assert outcome.diagnostics["samples"] == 5 + 6 + 7
