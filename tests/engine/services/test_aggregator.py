@@ -8,7 +8,7 @@ import pytest
 import tomli_w
 import torch
 
-from ntkfl.engine.crowd import send
+from ntkfl.engine.crowd import send, send_rows
 from ntkfl.engine.services.aggregator import Aggregator
 from ntkfl.engine.services.announcement import Announcement
 from ntkfl.engine.services.evaluation import score_rows
@@ -16,7 +16,7 @@ from ntkfl.engine.services.trial import Trial, init
 from ntkfl.errors import ConfigError
 from ntkfl.methods import Client
 from ntkfl.privacy.batches import Status
-from ntkfl.privacy.rows import BatchKey, seal_rows, unpack_rows
+from ntkfl.privacy.rows import BatchKey, unpack_rows
 from ntkfl.privacy.shuffling import Shuffler
 
 NAMES = ["client-0", "client-1", "client-2"]
@@ -51,13 +51,14 @@ class Here:
     def rows(self, said: Announcement, client: Client) -> list[bytes]:
         own, where = self.own, (self.own.pins.federation, self.own.pins.run, said.key)
         assert said.message is not None
+        assert said.batch is not None
         if said.kind == "evaluate":
             scores = score_rows(own.task, said.message, client.x, client.y)
-            return seal_rows([row.encode() for row in scores], own.opener.public, *where)
+            return unpack_rows(send_rows(scores, said.batch.max_rows, own.opener.public, *where))[1]
         (reply,) = own.method.answer(own.task, said.message, [client])
         if client.id == 1 and reply.kind == "upload":
             reply.arrays["outputs"][4] = float("nan")
-        return unpack_rows(send(own.method, reply, own.opener.public, *where))[1]
+        return unpack_rows(send(own.method, reply, said.batch.max_rows, own.opener.public, *where))[1]
 
     def status(self, key: BatchKey) -> Status:
         return self.shuffler.status(key)
