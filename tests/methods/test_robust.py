@@ -22,6 +22,7 @@ from ntkfl.methods.robust import (
     combine,
     fair_counts,
     middle,
+    no_costs,
     opposed,
     surplus_left_out,
     trimmed_mean,
@@ -56,11 +57,12 @@ def test_what_a_client_says_of_its_size_counts_up_to_a_multiple_of_the_median() 
 
 
 def test_a_budget_is_five_times_the_median_of_the_last_five_rounds() -> None:
-    assert budget(None) is None
-    costs = None
-    for cost in (900, 100, 110, 120, 5000, 130):
+    costs = no_costs()
+    assert budget(costs) is None
+    costs = with_cost(costs, 900)
+    assert budget(costs) == 4500
+    for cost in (100, 110, 120, 5000, 130):
         costs = with_cost(costs, cost)
-    assert costs is not None
     assert costs.tolist() == [100, 110, 120, 5000, 130]
     assert budget(costs) == 600
 
@@ -318,11 +320,11 @@ def test_a_round_costs_no_more_than_a_few_recent_ones() -> None:
     method = NTKFL()
     free, _ = play(method, task, clients)
     cost = int(free.diagnostics["kernel_products"])
-    assert free.state["products"].tolist() == [cost]
-    tight = method.start(task, task.like) | {"products": torch.tensor([3, 4, 5])}
+    assert free.state["products"].tolist() == [0, 0, 0, 0, cost]
+    tight = method.start(task, task.like) | {"products": torch.tensor([0, 0, 3, 4, 5])}
     outcome, _ = play(method, task, clients, tight)
     assert "reached only time" in str(outcome.diagnostics["solver_fallback"])
     assert int(outcome.diagnostics["kernel_products"]) < cost
-    assert len(outcome.state["products"]) == 4
+    assert outcome.state["products"][:-1].tolist() == [0, 3, 4, 5]
     same, _ = play(method, task, clients, free.state | {"weights": task.like})
     assert torch.equal(same.state["weights"], free.state["weights"])

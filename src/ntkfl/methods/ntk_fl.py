@@ -20,7 +20,7 @@ from ntkfl.methods.choosing import CHOICES, check_scores, choose, least, scores,
 from ntkfl.methods.cohort import in_groups, joined
 from ntkfl.methods.gathering import Gathered, gather
 from ntkfl.methods.replay import INPUTS, LABELS, balanced, recover, remember
-from ntkfl.methods.robust import agreeing, budget, clip_rows, opposed, with_cost
+from ntkfl.methods.robust import agreeing, budget, clip_rows, no_costs, opposed, with_cost
 from ntkfl.privacy.noise import flip_labels, noisy_rows
 from ntkfl.privacy.sparsify import kept, sparsify
 from ntkfl.tangent import Evolution, Jacobian, evolve, geometric_steps
@@ -154,6 +154,9 @@ class NTKFL(Method):
         if self.scheme != "flow" and self.steps is None:
             raise ConfigError(f"scheme {self.scheme!r} takes whole steps: give them, for example 100, 200 … 2000")
 
+    def start(self, task: Task, weights: Tensor) -> State:
+        return super().start(task, weights) | {COSTS: no_costs()}
+
     def round(
         self, task: Task, state: State, round: int, cohort: Sequence[int]
     ) -> Generator[Outgoing, list[Message], Outcome]:
@@ -161,7 +164,8 @@ class NTKFL(Method):
         uploads = yield Message("weights", round, {"weights": w})
         rows = gather(self.read, task, w, uploads, round, self.row_limit, self.verify)
         self._bound(rows)
-        products = budget(state.get(COSTS))
+        costs = state.get(COSTS, no_costs())  # a checkpoint of an earlier version has none
+        products = budget(costs)
         evolution = self._evolve(task, rows, products)
         if self.trim:
             keep = agreeing(evolution, self.trim, None if self.shuffle else rows.senders)
@@ -180,7 +184,7 @@ class NTKFL(Method):
         outcome = Outcome(
             {
                 "weights": check_finite(candidates[best].clone(), "the chosen model"),
-                COSTS: with_cost(state.get(COSTS), stats.evaluations),
+                COSTS: with_cost(costs, stats.evaluations),
             },
             loss,
             evolution.steps[best],

@@ -177,15 +177,20 @@ def _alike(came: Tensor, made: Tensor) -> Tensor:
 # What a round may cost.
 
 
-def budget(products: Tensor | None) -> int | None:
-    """Products with the kernel that a round may take, by those of the rounds before it, [≤ 5]: without any, None.
+def no_costs() -> Tensor:
+    """The costs of the last rounds, int64 [5], before the first: zeros stand for rounds that were not."""
+    return torch.zeros(_RECENT, dtype=torch.int64)
+
+
+def budget(costs: Tensor) -> int | None:
+    """Products with the kernel that a round may take, by those of the last rounds: without any, None.
 
     A row within the bound of extreme ones can still make a round ten times as dear.
     """
-    return None if products is None else math.ceil(_DEARER * float(middle(products.double())))
+    met = costs[costs > 0]
+    return math.ceil(_DEARER * float(middle(met.double()))) if len(met) else None
 
 
-def with_cost(products: Tensor | None, latest: int) -> Tensor:
-    """The costs of the last rounds, int64 [≤ 5], with the latest one's."""
-    now = torch.tensor([latest])
-    return now if products is None else torch.cat([products.cpu(), now])[-_RECENT:]
+def with_cost(costs: Tensor, latest: int) -> Tensor:
+    """The costs with the latest round's."""
+    return torch.cat([costs[1:], costs.new_tensor([latest])])
