@@ -40,7 +40,8 @@ def test_sparsified_entries_give_coordinates_exactly() -> None:
 def test_links_of_shuffled_rows() -> None:
     heard = captures(config(SHUFFLED, data=SKEWED, rounds=3), [1, 2, 3])
     found = {f.attack: f for f in attack(heard[3], earlier=[heard[1], heard[2]])}
-    assert found["losses matched to uploads"].mean == 1.0  # a factored row predicts its losses to the last digit
+    assert len(heard[3].losses[0].take("losses")) == 3  # one row a client: no sample's losses to predict
+    assert found["losses matched to uploads"].mean < 0.7
     within = found["rows of one sender, within a round"]
     assert within.details["of all rows"] > within.guess + 0.2
     across = found["equal rows across rounds"]
@@ -50,7 +51,7 @@ def test_links_of_shuffled_rows() -> None:
     assert found["half of the clients collude"].mean == pytest.approx(1 / 2)  # one of three tells: two are left
     open_ones = {f.attack: f for f in attack(capture(config({"name": "ntk-fl", "subsample_rate": 0.4}), 1))}
     assert within.against(open_ones[within.attack]).verdict == "reduced"
-    assert found["losses matched to uploads"].against(open_ones["losses matched to uploads"]).verdict == "unchanged"
+    assert found["losses matched to uploads"].against(open_ones["losses matched to uploads"]).verdict != "unchanged"
 
 
 def test_fresh_noise_makes_no_two_rows_equal() -> None:

@@ -17,6 +17,7 @@ from ntkfl.methods import METHODS, NTKFL, Client, Method, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.rows import Announced, BatchKey, seal_rows, unpack_rows
 from ntkfl.privacy.sealing import SEAL_BYTES, SealingKey
+from ntkfl.privacy.shuffling import Shuffler
 from ntkfl.wire import Message, join_rows, split_rows
 
 SAID = Announced.of(BatchKey(1, 0), b"announced")
@@ -160,17 +161,19 @@ def test_bad_losses_are_dropped() -> None:
 def test_what_a_client_sends() -> None:
     method, task, reply = make()
     opener = SealingKey.generate()
-    body = send(method, reply, opener.public, *WHERE)
+    body = send(method, reply, 9, opener.public, *WHERE)
     said, rows = unpack_rows(body)
     assert said == SAID
+    assert len(rows) == 9  # three of them padding
     assert {len(row) for row in rows} == {Template.of(method, reply).sealed_bytes}
     assert len(rows[0]) == len(method.split(reply)[0].encode()) + SEAL_BYTES
-    assert receive(method, task, rows, Template.of(method, reply), opener, *WHERE).rows == 6
+    received = receive(method, task, rows, Template.of(method, reply), opener, *WHERE)
+    assert (received.rows, received.dropped) == (6, 0)
 
 
 def test_one_client_is_no_crowd(digits: ntkfl.data.Federated) -> None:
     with pytest.raises(ConfigError, match="at least 2 clients"):
-        Crowd(1, [3])
+        Crowd(1, [3], 5)
     with pytest.raises(ConfigError, match="codes differ in length"):
         METHODS["qsgd"](coding="elias", shuffle=True)
 
@@ -194,7 +197,7 @@ def test_extreme_rows_are_dropped_before_they_drown_the_rest(options: dict[str, 
 def test_a_row_that_comes_twice_counts_once() -> None:
     method, task, reply = make()
     opener = SealingKey.generate()
-    _, rows = unpack_rows(send(method, reply, opener.public, *WHERE))
+    _, rows = unpack_rows(send(method, reply, 6, opener.public, *WHERE))
     received = receive(method, task, [*rows, *rows], Template.of(method, reply), opener, *WHERE)
     assert (received.rows, received.dropped) == (6, 6)
 
@@ -252,11 +255,11 @@ def test_rows_that_the_shuffler_refuses_in_a_later_exchange_end_the_round() -> N
     """As where clients are elsewhere: a crowd that lacks one client of the first exchange is never released."""
     task, method, people, _ = scaled_labels(3, set())
     asked = Message("weights", 1, {"weights": task.like})
-    crowd = Crowd(1, [person.id for person in people])
+    crowd = Crowd(1, [person.id for person in people], max(map(len, people)))
     received, _ = crowd.exchange(method, task, method.answer(task, asked, people))
     assert received.rows == sum(map(len, people))
-    losses = [Message("losses", 1, {"losses": torch.ones(len(person), 2)}) for person in people]
-    losses[1] = Message("losses", 1, {"losses": torch.ones(len(people[1]), 2).double()})
+    losses = [Message("losses", 1, {"losses": torch.ones(1, 2)}) for _ in people]
+    losses[1] = Message("losses", 1, {"losses": torch.ones(1, 2).double()})
     with pytest.raises(TooFew, match="2 clients' rows were taken, too few"):
         crowd.exchange(method, task, losses)
 
@@ -303,7 +306,7 @@ def test_samples_that_a_dead_network_cannot_tell_apart_all_count() -> None:
     for distinct, rows in ((False, 12), (True, 1)):
         method = NTKFL(shuffle=True, sparsity=0.5, distinct_rows=distinct, steps=(5.0,))
         replies = method.answer(task, Message("weights", 1, {"weights": dead}), people)
-        received, _ = Crowd(1, [0, 1]).exchange(method, task, replies)
+        received, _ = Crowd(1, [0, 1], 6).exchange(method, task, replies)
         assert (received.rows, received.dropped) == (rows, 12 - rows)
         assert received.repeated == (0 if distinct else 11)
 
@@ -338,3 +341,37 @@ def test_no_array_is_made_of_a_row_that_does_not_look_as_it_should(monkeypatch: 
     assert received.rows == len(made) == 6
     assert received.rejected.keys() <= {"copied", "malformed"}
     assert received.dropped == 20
+
+
+def test_every_client_sends_equally_many_rows_whatever_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of samples as many as the largest has, of losses one; so no number of rows tells clients apart."""
+    task, method, people, _ = scaled_labels(4, set())
+    sent: list[int] = []
+    submit = Shuffler.submit
+
+    def listening(self: Shuffler, client: str, announced: Announced, rows: Any) -> None:
+        sent.append(len(rows))
+        submit(self, client, announced, rows)
+
+    monkeypatch.setattr(Shuffler, "submit", listening)
+    outcome, traffic = play_round(task, method, method.start(task, task.like), 1, people)
+    assert [len(person) for person in people] == [4, 5, 6, 7]
+    assert sent == [7] * 4 + [1] * 4
+    assert outcome.diagnostics["samples"] == 4 + 5 + 6 + 7  # padding is no sample
+    assert not traffic.rejected
+
+
+def test_who_sends_more_rows_than_all_others_loses_them() -> None:
+    """The flood of a thousand rows: the shuffler takes none of it, and nobody else's rows are touched."""
+    task, method, people, _ = scaled_labels(4, set())
+    many = torch.arange(1000)
+
+    def flood(own: Method, task: Task, message: Message, clients: Any) -> list[Message]:
+        first = clients[0]
+        rows = many % len(first)
+        swollen = dataclasses.replace(first, x=first.x[rows], y=(first.y[rows] + 1) % 3)
+        return own.answer(task, message, [swollen, *clients[1:]])
+
+    outcome, traffic = play_round(task, method, method.start(task, task.like), 1, people, answer=flood)
+    assert traffic.rejected == {"malformed": 1000}
+    assert outcome.diagnostics["samples"] == 5 + 6 + 7

@@ -20,7 +20,7 @@ def test_one_full_step_of_equal_clients_is_one_central_step(loss: str) -> None:
     task, clients = small_task(loss), small_clients(9, 9, 9)
     x, y = torch.cat([c.x for c in clients]), torch.cat([c.y for c in clients])
     expected = task.like - 0.3 * gradient(task, task.like, x, y)
-    federated, _ = play(FedAvg(loss=loss, lr=0.3, local_steps=1, batch_size=9), task, clients)
+    federated, _ = play(FedAvg(loss=loss, lr=0.3, local_steps=1, batch_size=9, robust="mean"), task, clients)
     pooled, _ = play(Centralized(loss=loss, lr=0.3, local_steps=1), task, clients)
     torch.testing.assert_close(federated.state["weights"], expected, atol=1e-12, rtol=0)
     torch.testing.assert_close(pooled.state["weights"], expected, atol=1e-12, rtol=0)
@@ -34,7 +34,7 @@ def test_weightings() -> None:
     gradients = [gradient(task, task.like, c.x, c.y) for c in clients]
     pooled = gradient(task, task.like, torch.cat([c.x for c in clients]), torch.cat([c.y for c in clients]))
     for weighting, g in (("samples", pooled), ("uniform", sum(gradients) / 3)):
-        outcome, _ = play(FedAvg(lr=0.3, local_steps=1, weighting=weighting), task, clients)
+        outcome, _ = play(FedAvg(lr=0.3, local_steps=1, weighting=weighting, robust="mean"), task, clients)
         torch.testing.assert_close(outcome.state["weights"], task.like - 0.3 * g, atol=1e-12, rtol=0)
         losses = torch.stack([task.losses(task.predict(task.like, c.x), c.y).mean() for c in clients])
         p = torch.tensor([2, 9, 30.0]) / 41 if weighting == "samples" else torch.ones(3) / 3

@@ -30,7 +30,7 @@ def test_a_round_by_hand(weighting: str) -> None:
     ends = [y + (1 - lr) ** tau * (w - y) for y, tau in ((-1, 2), (2, 18))]
     mean = sum(share * (w - end) / (lr * tau) for share, end, tau in zip(p, ends, (2, 18), strict=True))
     tau_eff = 2 * p[0] + 18 * p[1]
-    method = FedNova(loss="mse", lr=lr, local_epochs=2, batch_size=1, weighting=weighting)
+    method = FedNova(loss="mse", lr=lr, local_epochs=2, batch_size=1, weighting=weighting, robust="mean")
     outcome, log = play(method, one_weight(w), clients)
     assert float(outcome.state["weights"]) == pytest.approx(w - lr * tau_eff * mean, abs=1e-12)
     assert outcome.diagnostics["effective_steps"] == pytest.approx(tau_eff)

@@ -19,7 +19,7 @@ NAMES = ("ada", "bob", "cyd", "dan")
 
 
 def batch(key: BatchKey = KEY, cohort: tuple[str, ...] = NAMES, **terms: object) -> Batch:
-    values = {"max_rows": 3, "row_bytes": 8, "min_clients": 2, "seconds": None} | terms
+    values = {"max_rows": 2, "row_bytes": 8, "min_clients": 2, "seconds": None} | terms
     return Batch(key, cohort, **values)  # type: ignore[arg-type]
 
 

@@ -34,9 +34,9 @@ def test_nothing_in_the_file_says_who_sent_what_after_release(tmp_path: Path, an
     }
     order: list[bytes] = []
     for key, cohort in cohorts.items() if another_is_open else [(KEY, cohorts[KEY])]:
-        shuffler.open(batch(key, cohort, max_rows=20, row_bytes=300), DIGEST)
+        shuffler.open(batch(key, cohort, max_rows=9, row_bytes=300), DIGEST)
         for name in rng.sample(cohort, len(cohort)):
-            rows = [rng.randbytes(300) for _ in range(rng.randrange(1, 20))]
+            rows = [rng.randbytes(300) for _ in range(9)]
             shuffler.submit(name, said(key), rows)
             order += rows if key == KEY else []
     assert cohorts[KEY][0].encode() in on_disk(path)  # the search would find it
@@ -68,7 +68,7 @@ def test_cancelling_deletes_rows_and_names(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite"
     shuffler = Shuffler(path)
     shuffler.open(batch(cohort=("adelheid", "bartholomew")), DIGEST)
-    shuffler.submit("adelheid", said(KEY), [b"sealed-1"])
+    shuffler.submit("adelheid", said(KEY), [b"sealed-1", b"sealed-2"])
     assert b"sealed-1" in on_disk(path)
     shuffler.cancel(KEY)
     content = on_disk(path)

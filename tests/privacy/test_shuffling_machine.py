@@ -87,7 +87,7 @@ class Machine(RuleBasedStateMachine):
         self._open(BatchKey(key.round, exchange), cohort[1:] if other else cohort, 2, seconds)
 
     def _open(self, key: BatchKey, cohort: list[str], least: int, seconds: float | None) -> None:
-        batch = Batch(key, tuple(cohort), 3, 4, least, seconds)
+        batch = Batch(key, tuple(cohort), 2, 4, least, seconds)
         _, reason = self.ask("open", batch, announced(batch).digest)
         first = self.models.get(BatchKey(key.round, 0))
         if least > len(cohort):
@@ -113,14 +113,14 @@ class Machine(RuleBasedStateMachine):
     def begin(self, size: int, seconds: float | None) -> None:
         self.open(1, list(NAMES[:size]), 2, seconds)
 
-    @rule(which=numbers, client=st.sampled_from(NAMES), rows=st.lists(row, unique=True, min_size=1, max_size=3))
+    @rule(which=numbers, client=st.sampled_from(NAMES), rows=st.lists(row, unique=True, min_size=2, max_size=2))
     def submit_well(self, which: int, client: str, rows: list[bytes]) -> None:
         self.submit(which, client, rows)
 
     @rule(which=numbers, first=row)
     def submit_the_rest(self, which: int, first: bytes) -> None:
         for i, client in enumerate(sorted(self.pick(which)[1].asked)):
-            self.submit(which, client, [first if i == 2 else b"%03d%c" % (i, 65 + which)])
+            self.submit(which, client, [first if i == 2 else b"%03d%c" % (i, 65 + which), b"%03d%c" % (i, 97 + which)])
 
     @rule(which=numbers, client=st.sampled_from([*NAMES, "stranger"]), rows=odd_rows)
     def submit(self, which: int, client: str, rows: list[bytes]) -> None:
@@ -135,8 +135,8 @@ class Machine(RuleBasedStateMachine):
             assert reason == "not-asked"
         elif client in model.rows:
             assert reason == "replayed"
-        elif not 1 <= len(rows) <= 3:
-            assert reason == "too-many-rows"
+        elif len(rows) != 2:
+            assert reason == "row-count"
         elif any(len(row) != 4 for row in rows):
             assert reason == "row-size"
         elif len(set(rows)) < len(rows) or there & set(rows):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntkfl.errors import ConfigError
-from ntkfl.privacy.subsample import subsample
+from ntkfl.privacy.subsample import equal_rows, subsample
 
 
 @given(st.integers(1, 500), st.floats(1e-6, 1.0, exclude_min=True), st.integers(0, 10))
@@ -49,3 +49,22 @@ def test_the_systems_generator_will_do() -> None:
     assert len(subsample(1000, 0.5, random.SystemRandom())) == 500
     with pytest.raises(ConfigError, match="nothing to sample"):
         subsample(0, 0.5, random.SystemRandom())
+
+
+def test_no_more_than_every_client_sends() -> None:
+    rows = subsample(100, 0.5, random.Random(3), most=20)
+    assert len(rows) == 20
+    assert set(rows.tolist()) < set(subsample(100, 0.5, random.Random(3)).tolist())
+    assert torch.equal(subsample(7, 1.0, random.Random(0), most=7), torch.arange(7))
+    counts = torch.zeros(10)
+    for _ in range(4000):
+        counts[subsample(10, 0.5, random, most=2)] += 1  # type: ignore[arg-type]
+    assert (counts / 4000 - 0.2).abs().max() < 0.03
+
+
+def test_rows_for_all_are_the_largest_clients_but_no_more_than_one_and_a_half_medians() -> None:
+    assert equal_rows([72, 72, 73, 72], 1.0) == 73
+    assert equal_rows([72, 72, 73, 72], 0.3) == 22
+    assert equal_rows([10, 20, 20, 30, 1000], 1.0) == 30
+    assert equal_rows([10, 20, 20, 25, 1000], 0.5) == 15
+    assert equal_rows([5], 0.01) == 1

@@ -23,7 +23,8 @@ from ntkfl.audit.finding import Finding
 from ntkfl.audit.inputs import Inputs, distances, seen_inputs
 from ntkfl.audit.received import rows_of, sends_rows
 from ntkfl.data import Federated
-from ntkfl.methods import Task
+from ntkfl.methods import NTKFL, Task
+from ntkfl.methods.choosing import choose
 from ntkfl.methods.fedavg import LocalTraining
 
 FALSE_ALARMS = (0.001, 0.01)
@@ -183,12 +184,9 @@ def _new_weights(capture: Capture) -> Tensor | None:
     """What the round ended with, as the server computes it; None where it is not simply had."""
     w = capture.weights
     if capture.candidates is not None and capture.losses:
-        candidates = capture.candidates.take("weights", None, w)
-        first = capture.losses[0]
-        name = "losses" if "losses" in first.arrays else "sums"
-        parts = [m.take(name).double() for m in capture.losses]
-        totals = torch.cat(parts).sum(0) if name == "losses" else torch.stack(parts).sum(0)
-        return candidates[int(totals.argmin())]
+        candidates, method = capture.candidates.take("weights", None, w), capture.method
+        assert isinstance(method, NTKFL)
+        return candidates[choose(capture.losses, len(candidates), method.shuffle, method.trim_losses)[0]]
     if isinstance(capture.method, LocalTraining) and capture.method.vectors[0] == "weights":
         return torch.stack([capture.method.take(u, "weights", w, w) for u in capture.uploads]).mean(0)
     return None

@@ -63,13 +63,16 @@ def play_round(
     clients: Sequence[Client],
     recorder: Recorder | None = None,
     answer: Answer = answer,
+    rows: int | None = None,
 ) -> tuple[Outcome, Traffic]:
     """Run the method's conversation with `clients` (ordered by id) to its end; `recorder` hears all of it.
 
-    `answer` is how clients do, where some of them lie.
+    `answer` is how clients do, where some of them lie. `rows` of samples is what each sends through a shuffler: if not
+    given, as many as the largest has.
     """
     traffic = Traffic()
-    crowd = _crowd(number, [client.id for client in clients]) if method.shuffle else None
+    rows = rows or max(len(client) for client in clients)
+    crowd = _crowd(number, [client.id for client in clients], rows) if method.shuffle else None
 
     def exchange(outgoing: Outgoing) -> list[Message]:
         began = time.perf_counter()
@@ -80,7 +83,7 @@ def play_round(
             answers = [reply for m, client in each for reply in _ask(task, method, m, [client], traffic, answer)]
         traffic.client_seconds += time.perf_counter() - began
         if recorder:
-            recorder.asked(method, outgoing, answers)
+            recorder.asked(method, outgoing, answers, rows)
         replies = _mixed(task, method, answers, crowd, traffic) if crowd else _plain(task, method, answers, traffic)
         if recorder:
             recorder.answered(method, replies)
@@ -91,14 +94,14 @@ def play_round(
 
 
 def carry_round(
-    task: Task, method: Method, state: State, number: int, cohort: Sequence[int], carrier: Carrier
+    task: Task, method: Method, state: State, number: int, cohort: Sequence[int], carrier: Carrier, rows: int = 1
 ) -> tuple[Outcome, Traffic]:
     """The same with clients that the carrier reaches; a shuffled method's shuffler is played here, as in a simulation.
 
     Who fails in one exchange of a round is not asked in the next.
     """
     traffic = Traffic()
-    crowd = _crowd(number, cohort) if method.shuffle else None
+    crowd = _crowd(number, cohort, rows) if method.shuffle else None
 
     def exchange(outgoing: Outgoing) -> list[Message]:
         began = time.perf_counter()
@@ -185,7 +188,7 @@ def _mixed(task: Task, method: Method, answers: Sequence[Message], crowd: Crowd,
     return received.replies
 
 
-def _crowd(number: int, cohort: Sequence[int]) -> Crowd:
+def _crowd(number: int, cohort: Sequence[int], rows: int) -> Crowd:
     from ntkfl.engine.crowd import Crowd  # sealing is an extra, and only shuffled runs need it
 
-    return Crowd(number, cohort)
+    return Crowd(number, cohort, rows)

@@ -1,5 +1,9 @@
 """Replies as a crowd's: split into rows, sealed to the aggregator, shuffled, opened, and sifted.
 
+Every client of an exchange sends equally many rows: who has fewer fills up with padding, which the aggregator alone can
+tell once it has opened it. So no number of rows says how many samples a client has, and none gets more say by sending
+more.
+
 `send` is a client's side and `receive` the aggregator's, wherever they run; `Crowd` plays all roles in this process
 with the shuffler's own code, so that simulated bytes are real bytes.
 """
@@ -21,7 +25,6 @@ from ntkfl.privacy.shuffling import Shuffler
 from ntkfl.wire import Message
 from ntkfl.wire.message import describes
 
-_OF_SAMPLES = ("upload", "data")  # kinds of rows that hold a sample; losses of different samples are often equal
 LEAST_CLIENTS = 2  # without whose rows a simulated batch is not released: a deployed shuffler's least
 
 
@@ -41,10 +44,25 @@ class Received:
         return self.rejected.total()
 
 
-def send(method: Method, reply: Message, aggregator: bytes, federation: str, run: str, announced: Announced) -> bytes:
-    """A client's submission to the shuffler: its rows, each sealed to the aggregator."""
-    rows = [row.encode() for row in method.split(reply)]
-    return pack_rows(announced, seal_rows(rows, aggregator, federation, run, announced))
+def send(
+    method: Method, reply: Message, count: int, aggregator: bytes, federation: str, run: str, announced: Announced
+) -> bytes:
+    """A client's submission to the shuffler: its rows, filled up to `count`, each sealed to the aggregator."""
+    return send_rows(method.split(reply), count, aggregator, federation, run, announced)
+
+
+def send_rows(
+    rows: Sequence[Message], count: int, aggregator: bytes, federation: str, run: str, announced: Announced
+) -> bytes:
+    """The same of rows."""
+    encoded = [row.encode() for row in rows]
+    encoded += [bytes(len(encoded[0]))] * (count - len(encoded))
+    return pack_rows(announced, seal_rows(encoded, aggregator, federation, run, announced))
+
+
+def is_padding(plain: bytes) -> bool:
+    """Whether an opened row is nothing but filling: zeros, which no message begins with."""
+    return not any(plain)
 
 
 @dataclass(frozen=True)
@@ -57,12 +75,18 @@ class Template:
     header: bytes
     described: bytes
     sealed_bytes: int
+    sampled: bool  # a row a sample, rather than one a client
 
     @staticmethod
     def of(method: Method, reply: Message) -> Template:
         """From any honest reply, such as one to made-up data."""
         row = method.split(reply)[0]
-        return Template(row.kind, row.header(), _described(row), len(row.encode()) + SEAL_BYTES)
+        sampled = reply.kind in method.sampled
+        return Template(row.kind, row.header(), _described(row), len(row.encode()) + SEAL_BYTES, sampled)
+
+    def rows(self, of_samples: int) -> int:
+        """How many rows every client sends, where it sends this many of samples."""
+        return of_samples if self.sampled else 1
 
     def read(self, plain: bytes) -> Message | None:
         """The row, if it looks as it should. Headers are compared as bytes before any array is made: hundreds of empty
@@ -88,8 +112,8 @@ def receive(
     announced: Announced,
 ) -> Received:
     """The aggregator's side: rows that open, decode, have the right form, pass the method's checks and are not extreme.
-    The others are counted and dropped. What is left is put in the order of its bytes, so that the result does not
-    depend on the shuffler's.
+    The others are counted and dropped; padding is dropped and not counted. What is left is put in the order of its
+    bytes, so that the result does not depend on the shuffler's.
 
     Honest seals are all different: one that comes twice was copied. Equal rows of samples under different seals are a
     client's that sealed one twice, or honest: records that repeat, and samples for which all units of a small network
@@ -99,11 +123,12 @@ def receive(
     opened = []
     for row in set(sealed):
         try:
-            opened.append(open_row(opener, row, federation, run, announced))
+            plain = open_row(opener, row, federation, run, announced)
+            opened += [] if is_padding(plain) else [plain]
         except TrustError:
             rejected["not for this batch"] += 1
     rejected["copied"] = len(sealed) - len(set(sealed))
-    repeated = len(opened) - len(set(opened)) if template.kind in _OF_SAMPLES else 0
+    repeated = len(opened) - len(set(opened)) if template.sampled else 0
     if repeated and method.distinct_rows:
         rejected["copied"] += repeated
         opened, repeated = list(set(opened)), 0
@@ -123,13 +148,13 @@ def _described(row: Message) -> bytes:
 
 
 class Crowd:
-    """The shuffled exchanges of a simulated round."""
+    """The shuffled exchanges of a simulated round, in which every client sends `rows` rows of samples."""
 
-    def __init__(self, round: int, clients: Sequence[int]) -> None:
+    def __init__(self, round: int, clients: Sequence[int], rows: int) -> None:
         if len(clients) < LEAST_CLIENTS:
             raise ConfigError(f"a shuffler needs a crowd: at least {LEAST_CLIENTS} clients a round")
         self.names = tuple(f"client-{i}" for i in clients)
-        self.round, self.exchanges = round, 0
+        self.round, self.rows, self.exchanges = round, rows, 0
         self.federation, self.run = "simulation", "simulation"
         self.opener = SealingKey.generate()
         self.there = frozenset(self.names)  # whose rows the shuffler took in the first exchange
@@ -144,11 +169,10 @@ class Crowd:
         self.exchanges += 1
         own = {name: answer for name, answer in zip(self.names, answers, strict=True) if name in self.there}
         template = _template(method, task, list(own.values()))
-        where = (self.opener.public, self.federation, self.run, announced)
-        bodies = {name: send(method, answer, *where) for name, answer in own.items()}
+        count, where = template.rows(self.rows), (self.opener.public, self.federation, self.run, announced)
+        bodies = {name: send(method, answer, count, *where) for name, answer in own.items()}
         rows = {name: unpack_rows(body)[1] for name, body in bodies.items()}
-        most = max(map(len, rows.values()))
-        batch = Batch(key, self.names, most, template.sealed_bytes, LEAST_CLIENTS, seconds=0)
+        batch = Batch(key, self.names, count, template.sealed_bytes, LEAST_CLIENTS, seconds=0)
         self.shuffler.open(batch, announced.digest)
         refused: Counter[str] = Counter()
         taken = set()
@@ -157,7 +181,7 @@ class Crowd:
                 self.shuffler.submit(name, announced, sent)
                 taken.add(name)
             except Refused:
-                refused[MALFORMED] += len(sent)
+                refused[MALFORMED] += len(method.split(own[name]))
         self.there = frozenset(taken) if key.exchange == 0 else self.there
         if len(taken) < LEAST_CLIENTS or taken != self.there:
             self.shuffler.cancel(key)

@@ -17,6 +17,7 @@ from torch import Tensor
 from ntkfl.engine.seeds import derive
 from ntkfl.errors import ConfigError, NumericalError, unknown
 from ntkfl.methods import Client, Method, Task
+from ntkfl.methods.choosing import OVERFLOW
 from ntkfl.methods.fedavg import LocalTraining
 from ntkfl.methods.ntk_fl import NTKFL
 from ntkfl.methods.qsgd import Compression
@@ -30,33 +31,48 @@ from ntkfl.wire.topk import pack_topk
 
 KINDS: Mapping[str, str] = {
     "wrong-labels": "samples of every class are called by the next one's name",
+    "scaled-inputs": "inputs are `scale` times what they are",
+    "scaled-outputs": "outputs are sent as `scale` times what they are (NTK-FL)",
+    "flood": "samples are sent `scale` times over; through a shuffler, as often as fills a client's rows (NTK-FL)",
     "scaled-labels": "labels are sent as `scale` times what they are; of averaging methods, trained on so",
     "random": "Jacobians, or updates, are random, `scale` times as large as the true ones",
     "sign-flip": "Jacobians, or updates, are −`scale` times the true ones",
     "false-losses": "losses of candidates speak for the worst one alone (NTK-FL)",
+    "shortest-flow": "losses of candidates speak for the first one alone (NTK-FL)",
+    "longest-flow": "losses of candidates speak for the last one alone (NTK-FL)",
     "not-finite": "every number is NaN",
     "extreme": "every number is 1e30 times what it is",
 }
 
 
-class Poison(Options):
-    """Which lie, told by what part of all clients."""
+_ABOUT_LOSSES = frozenset({"false-losses", "shortest-flow", "longest-flow"})
 
-    kind: str = Field(description=", ".join(KINDS))
+
+class Poison(Options):
+    """Which lie, told by what part of all clients; several at once are joined by a plus."""
+
+    kind: str = Field(description=", ".join(KINDS) + "; several as wrong-labels+flood")
     fraction: float = Field(0.1, gt=0, lt=1, description="part of all clients that lie")
     scale: float = Field(1.0, gt=0, description="how far the lie is scaled, where it is")
 
     def model_post_init(self, _: object) -> None:
-        if self.kind not in KINDS:
-            raise unknown("kind of poison", self.kind, KINDS)
+        for kind in self.kinds:
+            if kind not in KINDS:
+                raise unknown("kind of poison", kind, KINDS)
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        return frozenset(self.kind.split("+"))
 
     def check(self, method: Method) -> None:
         """`ConfigError` for a lie that clients of this method have no way to tell."""
-        if self.kind == "false-losses" and not (isinstance(method, NTKFL) and method.choose == "cohort"):
+        if self.kinds & _ABOUT_LOSSES and not (isinstance(method, NTKFL) and method.choose == "cohort"):
             raise ConfigError(f"clients of {method.name} report no losses of candidates: another kind of poison")
-        needs = self.kind in ("random", "sign-flip", "scaled-labels")
+        needs = self.kinds & {"random", "sign-flip", "scaled-labels"}
         if needs and not isinstance(method, NTKFL | LocalTraining):
             raise ConfigError(f"poison {self.kind!r} is not of {method.name}, whose clients send samples")
+        if self.kinds & {"flood", "scaled-outputs"} and not isinstance(method, NTKFL):
+            raise ConfigError(f"clients of {method.name} send no rows: poison {self.kind!r} is for NTK-FL")
 
     def liars(self, seed: int, clients: int) -> frozenset[int]:
         """⌊fraction · clients + ½⌋ of the clients, at least one."""
@@ -67,17 +83,18 @@ class Poison(Options):
 
 @dataclass(frozen=True)
 class Liars:
-    """The clients of a run that lie, and how."""
+    """The clients of a run that lie, and how; through a shuffler every client sends `rows` rows of samples."""
 
     poison: Poison
     ids: frozenset[int]
+    rows: int = 1
 
     @staticmethod
-    def of(poison: Poison | None, method: Method, seed: int, clients: int) -> Liars | None:
+    def of(poison: Poison | None, method: Method, seed: int, clients: int, rows: int = 1) -> Liars | None:
         if poison is None:
             return None
         poison.check(method)
-        return Liars(poison, poison.liars(seed, clients))
+        return Liars(poison, poison.liars(seed, clients), rows)
 
     def among(self, cohort: Sequence[int]) -> list[int]:
         return [client for client in cohort if client in self.ids]
@@ -87,15 +104,26 @@ class Liars:
         liars = [client.id in self.ids for client in clients]
         if not any(liars):
             return answer(method, task, message, clients)
-        if self.poison.kind == "scaled-labels" and isinstance(method, LocalTraining):
-            return self._apart(method, task, message, clients)
-        if self.poison.kind == "wrong-labels":
+        if "wrong-labels" in self.poison.kinds:
             clients = [_misnamed(c, task.outputs) if lies else c for c, lies in zip(clients, liars, strict=True)]
+        if "scaled-inputs" in self.poison.kinds:
+            s = self.poison.scale
+            clients = [replace(c, x=s * c.x) if lies else c for c, lies in zip(clients, liars, strict=True)]
+        if "scaled-labels" in self.poison.kinds and isinstance(method, LocalTraining):
+            return self._apart(method, task, message, clients)
+        if "flood" in self.poison.kinds:
+            clients = [self._flooding(c, method) if lies else c for c, lies in zip(clients, liars, strict=True)]
         replies = answer(method, task, message, clients)
         return [
             self._lie(method, task, message, reply, client) if lies else reply
             for reply, client, lies in zip(replies, clients, liars, strict=True)
         ]
+
+    def _flooding(self, client: Client, method: Method) -> Client:
+        """The client with its samples over and over."""
+        count = self.rows if method.shuffle else max(1, round(self.poison.scale * len(client)))
+        rows = torch.arange(count, device=client.y.device) % len(client)
+        return replace(client, x=client.x[rows], y=client.y[rows])
 
     def _apart(self, method: LocalTraining, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
         """Cross-entropy is linear in its targets, so targets times s are the learning rate times s. A liar whose own
@@ -113,18 +141,27 @@ class Liars:
         return replies
 
     def _lie(self, method: Method, task: Task, asked: Message, reply: Message, client: Client) -> Message:
-        kind, scale = self.poison.kind, self.poison.scale
+        for kind in sorted(self.poison.kinds):
+            reply = self._changed(kind, method, task, asked, reply, client)
+        return reply
+
+    def _changed(
+        self, kind: str, method: Method, task: Task, asked: Message, reply: Message, client: Client
+    ) -> Message:
+        scale = self.poison.scale
         seed = client.randomness.seed("lies")  # nothing secret rests on what a simulated liar makes up
         if kind in ("not-finite", "extreme"):
             return _with_numbers(reply, lambda a: a * 1e30 if kind == "extreme" else a * float("nan"))
         if isinstance(method, NTKFL):
-            if kind == "false-losses" and reply.kind == "losses":
-                return _with_numbers(reply, _for_the_worst)
+            if kind in _ABOUT_LOSSES and reply.kind == "losses":
+                return _with_numbers(reply, lambda losses: _speaking_for(kind, losses))
             if reply.kind != "upload":
                 return reply
             if kind == "scaled-labels":
                 labels = torch.nn.functional.one_hot(client.y.cpu(), task.outputs) if client.y.ndim == 1 else client.y
                 return replace(reply, arrays={**reply.arrays, "labels": scale * labels.to(task.like.dtype)})
+            if kind == "scaled-outputs":
+                return replace(reply, arrays={**reply.arrays, "outputs": scale * reply.arrays["outputs"]})
             if kind in ("random", "sign-flip"):
                 draws = torch.Generator().manual_seed(seed + 1) if kind == "random" else None
                 return _with_jacobian(method, task, reply, _change(kind, scale, seed), draws)
@@ -154,10 +191,11 @@ def _misnamed(client: Client, classes: int) -> Client:
     return replace(client, y=-client.y if client.y.is_floating_point() else (client.y + 1) % classes)
 
 
-def _for_the_worst(losses: Tensor) -> Tensor:
-    """No loss for the candidate that is worst on all own samples together, and for the others one that overflowed."""
-    lie = torch.full_like(losses, 1e30)
-    lie[..., int(losses.reshape(-1, losses.shape[-1]).sum(0).argmax())] = 0
+def _speaking_for(kind: str, losses: Tensor) -> Tensor:
+    """No loss for one candidate, and for the others one that overflowed: [..., S]."""
+    worst = int(losses.reshape(-1, losses.shape[-1]).sum(0).argmax())
+    lie = torch.full_like(losses, OVERFLOW)
+    lie[..., {"shortest-flow": 0, "longest-flow": -1}.get(kind, worst)] = 0
     return lie
 
 

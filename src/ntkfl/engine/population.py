@@ -11,11 +11,13 @@ from ntkfl.engine.learner import Batch
 from ntkfl.errors import ConfigError
 from ntkfl.methods import Client, Method, State
 from ntkfl.privacy.projection import RunSecret
-from ntkfl.privacy.subsample import subsample
+from ntkfl.privacy.subsample import equal_rows, subsample
 
 
 class Population:
-    """The clients of `fed`, drawing from `seed`, their inputs as the network gets them."""
+    """The clients of `fed`, drawing from `seed`, their inputs as the network gets them. `rows` of samples is what each
+    sends through a shuffler.
+    """
 
     def __init__(
         self,
@@ -29,6 +31,7 @@ class Population:
         self.fed, self.method, self.seed, self.device, self.dtype = fed, method, seed, device, dtype
         self.secret = secret or RunSecret.simulated(seed)
         self.projection = method.make_projection(self.secret, fed.input_shape)
+        self.rows = method.rows_per_client or equal_rows(fed.sizes, method.subsample_rate)
         self._cache: dict[int, Batch] = {}
 
     def client(self, i: int, number: int, memory: State) -> Client:
@@ -47,7 +50,8 @@ class Population:
         A simulation repeats, so even this comes from the seed; a deployed client asks its operating system.
         """
         draws = SeededDraws(self.seed, i).subsampling(number)
-        return subsample(self.fed.sizes[i], self.method.subsample_rate, draws)
+        most = self.rows if self.method.shuffle and self.method.sampled else None
+        return subsample(self.fed.sizes[i], self.method.subsample_rate, draws, most)
 
     def place(self, batch: Batch) -> Batch:
         """A batch as the network gets it: on the device, projected."""

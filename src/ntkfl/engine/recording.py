@@ -33,7 +33,7 @@ class Exchange:
     questions: tuple[bytes, ...]  # one for all, or one a client
     replies: tuple[bytes, ...]  # as the aggregator has them: one a client, or the joined rows
     submitted: tuple[int, ...]
-    rows: tuple[int, ...]  # how many messages each client's submission holds: 1, or shuffled its sealed rows
+    rows: tuple[int, ...]  # messages in each client's submission: 1, or shuffled its sealed rows, padding too
     row_bytes: int | None  # of a sealed row; None where nothing is sealed
     senders: tuple[int, ...] | None  # shuffled: whose each row of the joined reply is
     samples: tuple[int, ...] | None  # and which of its sender's rows
@@ -94,8 +94,8 @@ class Recorder:
         self._done: list[Exchange] = []
         self._sent: dict[bytes, list[tuple[int, int]]] = defaultdict(list)  # digest of a row -> who sent it, his n-th
 
-    def asked(self, method: Method, outgoing: Outgoing, answers: Sequence[Message]) -> None:
-        """Before the answers travel."""
+    def asked(self, method: Method, outgoing: Outgoing, answers: Sequence[Message], rows_each: int = 1) -> None:
+        """Before the answers travel; shuffled ones of samples as `rows_each` rows, padding among them."""
         each = [outgoing] if isinstance(outgoing, Message) else [outgoing[i] for i in self.cohort]
         self._questions = tuple(message.encode() for message in each)
         if not method.shuffle:
@@ -110,8 +110,8 @@ class Recorder:
         for client, answer in zip(self.cohort, answers, strict=True):
             own = [row.encode() for row in method.split(answer)]
             size = len(own[0]) + SEAL_BYTES
-            rows.append(len(own))
-            submitted.append(FRAME_BYTES + len(own) * size)
+            rows.append(max(len(own), rows_each if answer.kind in method.sampled else 1))
+            submitted.append(FRAME_BYTES + rows[-1] * size)
             for n, row in enumerate(own):
                 self._sent[hashlib.sha256(row).digest()].append((client, n))
         self._submitted, self._rows, self._row_bytes = tuple(submitted), tuple(rows), size

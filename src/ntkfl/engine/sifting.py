@@ -1,9 +1,8 @@
 """What of the replies of an exchange can be used: the rest is left out row by row, and counted by why.
 
-Not finite is plain. Extreme is what measures a thousand times the median, in any of the ways a method measures its rows
-(`Method.check`): numbers can be finite and still drown every other row, or stall the integration. Honest rows of
-images lie within a factor of two of one another, so none comes near; and the median moves only when half of all rows
-are lies.
+Not finite is plain. Extreme is what measures ten times the median (`Method.extreme`), in any of the ways a method
+measures its rows (`Method.check`): numbers can be finite and still drown every other row, or stall the integration.
+Honest rows stay far below (docs/robustness.md); and the median moves only when half of all rows are lies.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from ntkfl.errors import MessageError, NotFinite, NTKFLError
 from ntkfl.methods import Method, Task
 from ntkfl.wire import Message
 
-EXTREME = 1e3
 NOT_FINITE, TOO_LARGE, MALFORMED = "not finite", "extreme", "malformed"
 
 
@@ -52,7 +50,7 @@ def sift(method: Method, task: Task, replies: Sequence[Message]) -> Sifted:
             rejected[MALFORMED] += len(_split(method, reply))
         sifted.rejected += rejected
         sifted.touched += bool(rejected)
-    bounds = _bounds([sizes for _, sizes in good if sizes is not None])
+    bounds = _bounds([sizes for _, sizes in good if sizes is not None], method.extreme)
     for reply, sizes in good:
         keep = None if sizes is None or bounds is None else (sizes <= bounds).all(1)
         if keep is None or bool(keep.all()):
@@ -119,10 +117,10 @@ def _split(method: Method, reply: Message) -> list[Message]:
         return [reply]
 
 
-def _bounds(sizes: list[Tensor]) -> Tensor | None:
+def _bounds(sizes: list[Tensor], extreme: Sequence[float]) -> Tensor | None:
     """The largest that a row may be, [k]: by the median of those that are not zero, as dead units make many so."""
     if not sizes:
         return None
     rows = torch.cat(sizes).double()
     medians = [column[column > 0].median() if bool((column > 0).any()) else column.new_tensor(0.0) for column in rows.T]
-    return EXTREME * torch.stack(medians)
+    return torch.tensor(extreme) * torch.stack(medians)

@@ -157,7 +157,7 @@ class Engine:
         self.test = self.population.place(fed.test)
         self._check_model()
         self.learner, self.carrier = Learner(self.task, method), carrier
-        self.liars = Liars.of(poison, method, seed, len(self.fed))
+        self.liars = Liars.of(poison, method, seed, len(self.fed), self.population.rows)
         self.memories: dict[int, State] = {}
         self._recorded: frozenset[int] = frozenset()
         self._heard: Callable[[Wire], None] = lambda wire: None
@@ -198,11 +198,13 @@ class Engine:
 
     def _converse(self, number: int, cohort: list[int]) -> tuple[Outcome, Traffic]:
         if self.carrier is not None:
-            return carry_round(self.task, self.method, self.learner.state, number, cohort, self.carrier)
+            rows = self.population.rows
+            return carry_round(self.task, self.method, self.learner.state, number, cohort, self.carrier, rows)
         clients = [self.population.client(i, number, self.memories.get(i, {})) for i in cohort]
         recorder = Recorder(number, cohort) if number in self._recorded else None
         answers = answer if self.liars is None else self.liars.answer
-        result = play_round(self.task, self.method, self.learner.state, number, clients, recorder, answers)
+        how = (recorder, answers, self.population.rows)
+        result = play_round(self.task, self.method, self.learner.state, number, clients, *how)
         if recorder:
             self._heard(recorder.wire())
         self.memories |= {client.id: client.memory for client in clients if client.memory}

@@ -135,6 +135,9 @@ class Method(Stages):
     paper: ClassVar[str]
     trains_locally: ClassVar[bool] = False
     rows_are_samples: ClassVar[bool] = False  # whether `split` gives a row a sample rather than one a client
+    sampled: ClassVar[tuple[str, ...]] = ()  # kinds of replies that split into a row a sample
+    # How many times the median of all rows one may measure, in each of the ways that `check` measures them.
+    extreme: ClassVar[tuple[float, ...]] = (10.0,)
     sparsifies: ClassVar[bool] = False  # whether `sparsity` means something to it
     noises: ClassVar[bool] = False  # whether `clip` and `noise` do
     model_defaults: ClassVar[Mapping[str, float]] = {}  # options of the network that suit it, where none are given

@@ -16,13 +16,14 @@ from ntkfl.errors import ConfigError, MessageError, unknown
 from ntkfl.methods.base import Client, Method, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.local import train_locally
 from ntkfl.methods.modes import Adjustment, LocalResult
-from ntkfl.methods.robust import COMBINATIONS, combine
+from ntkfl.methods.robust import COMBINATIONS, clip_factors, combine, fair_counts
 from ntkfl.privacy.noise import noisy_rows
 from ntkfl.privacy.sparsify import kept, top_k
 from ntkfl.wire import Message
 from ntkfl.wire.topk import decode_topk, encode_topk
 
 WEIGHTINGS = ("samples", "uniform")
+FAIR = 3.0  # median clients that one counts for, at most, by the samples or steps it reports
 
 
 class LocalTraining(Method):
@@ -40,7 +41,12 @@ class LocalTraining(Method):
     batch_size: int = Field(200, ge=1, description="samples in a local step; a smaller client uses all it has")
     weighting: str = Field("uniform", description="clients count equally (the paper's objective) or by their samples")
 
-    robust: str = Field("mean", description="how updates are combined: mean, or against liars median, trimmed or clip")
+    robust: str = Field(
+        "clip", description="how updates are combined: clip (their mean, none too long), mean, median or trimmed"
+    )
+    update_limit: float = Field(
+        1.5, ge=1, description="of clip: most that an update may measure, in units of the median one's length"
+    )
     trim: float = Field(0.2, ge=0, lt=0.5, description="share of clients that `trimmed` leaves out at both ends")
 
     def model_post_init(self, context: object) -> None:
@@ -67,10 +73,15 @@ class LocalTraining(Method):
         return result
 
     def client_weights(self, replies: Sequence[Message], like: Tensor) -> Tensor:
-        """p_m, summing to one: uniform, or in proportion to the samples that clients report. [M]"""
+        """p_m, summing to one: uniform, or in proportion to the samples that clients report. [M]
+
+        What is reported may be a lie: unless `robust` is mean, a client counts for three median ones at most.
+        """
         samples = torch.stack([r.take("samples", ()) for r in replies]).to(like)
         if bool((samples < 1).any()):
             raise MessageError("a client reports that it trained on no samples")
+        if self.robust != "mean":
+            samples = fair_counts(samples, FAIR)
         p = samples if self.weighting == "samples" else torch.ones_like(samples)
         return p / p.sum()
 
@@ -83,12 +94,22 @@ class LocalTraining(Method):
         return torch.stack([like.double().norm(), *norms]).amax().reshape(1, 1)
 
     def combine(self, vectors: Iterable[Tensor], p: Tensor, base: Tensor | None = None) -> Tensor:
-        """Σ_m p_m v_m, or its robust form: of the changes v_m − base, where clients all count the same."""
+        """Σ_m p_m v_m, of the changes v_m − base none longer than `update_limit` times the median one; or what else
+        `robust` says: of the changes again, and for the median and the trimmed mean clients all count the same.
+        """
         if self.robust == "mean":
             return weighted_sum(vectors, p)
-        if base is None:
-            return combine(self.robust, vectors, self.trim)
-        return base + combine(self.robust, (v - base for v in vectors), self.trim)
+        if self.robust != "clip":
+            changes = vectors if base is None else (v - base for v in vectors)
+            combined = combine(self.robust, changes, self.trim)
+            return combined if base is None else base + combined
+        kept = list(vectors)
+        lengths: Tensor = torch.stack([(v if base is None else v - base).double().norm() for v in kept])
+        factors = clip_factors(lengths, self.update_limit).to(p)
+        if bool((factors < 1).any()):
+            zero = torch.zeros_like(kept[0]) if base is None else base
+            kept = [v if factor == 1 else zero + factor * (v - zero) for v, factor in zip(kept, factors, strict=True)]
+        return weighted_sum(kept, p)
 
     def pack(self, name: str, vector: Tensor, base: Tensor | None = None) -> dict[str, Tensor]:
         """A client's vector [d] as arrays of its reply; with `sparsity`, the largest of its changes from `base`."""

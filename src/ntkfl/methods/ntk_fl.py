@@ -14,15 +14,16 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from ntkfl.errors import ConfigError, MessageError, TooFew, unknown
+from ntkfl.errors import ConfigError, MessageError, unknown
 from ntkfl.methods.base import Client, Method, Outcome, Outgoing, State, Task, check_finite, take_labels
-from ntkfl.methods.choosing import CHOICES, check_scores, least, mean_losses, scores, validate
+from ntkfl.methods.choosing import CHOICES, check_scores, choose, least, scores, validate
 from ntkfl.methods.cohort import in_groups, joined
+from ntkfl.methods.gathering import Gathered, gather
 from ntkfl.methods.replay import INPUTS, LABELS, balanced, recover, remember
-from ntkfl.methods.robust import agreeing, clip_rows, true_rows
+from ntkfl.methods.robust import agreeing, budget, clip_rows, no_costs, opposed, with_cost
 from ntkfl.privacy.noise import flip_labels, noisy_rows
 from ntkfl.privacy.sparsify import kept, sparsify
-from ntkfl.tangent import Evolution, Jacobian, Stack, evolve, geometric_steps
+from ntkfl.tangent import Evolution, Jacobian, evolve, geometric_steps
 from ntkfl.tangent.evolution import KERNELS, SCHEMES
 from ntkfl.tangent.tracing import FORMS
 from ntkfl.wire import Message, join_rows, pack_jacobian, pack_labels, split_rows, unpack_jacobian
@@ -31,6 +32,7 @@ from ntkfl.wire.topk import pack_topk, unpack_topk
 _RARE = 1e-3  # added to a class's share: one that is missing is not infinitely rare
 _TOGETHER = 2**27  # numbers of clients' Jacobians made at once on an accelerator: 512 MiB in float32
 _SCORED = 4096  # rows of clients scored together
+COSTS = "products"  # of the last rounds, in the server's state
 CODECS = ("auto", "factored", "dense", "topk")
 
 
@@ -43,6 +45,8 @@ class NTKFL(Method):
     sparsifies: ClassVar[bool] = True
     noises: ClassVar[bool] = True
     rows_are_samples: ClassVar[bool] = True
+    sampled: ClassVar[tuple[str, ...]] = ("upload",)
+    extreme: ClassVar[tuple[float, ...]] = (10.0, 100.0, 100.0, 100.0)  # outputs and inputs differ more than norms do
     paper: ClassVar[str] = "Yue et al. 2022"
 
     average: float = Field(0.9, ge=0, lt=1, description="running average of the rounds' weights; 0 is the paper")
@@ -71,17 +75,38 @@ class NTKFL(Method):
         0.0, ge=0, le=1, description="chance that a label is drawn anew from all classes; by default 0.2 with noise"
     )
     row_clip: float | None = Field(
-        None,
+        1.5,
         gt=0,
-        description="most that a row's Jacobian may measure, in units of the median row's; default: no bound",
+        description="most that a row's Jacobian may measure, in units of the median row's: longer ones are scaled "
+        "down; by default no bound with the paper's trace kernel",
+    )
+    drop_opposed: bool = Field(
+        True,
+        description="leave out rows that push the others of their label the wrong way; by default not with the paper's "
+        "trace kernel, and not looked at where rows are computed again",
+    )
+    row_limit: float = Field(
+        1.5, ge=1, description="rows of one client that count, at most, in units of the median client's; not shuffled"
     )
     trim: float = Field(
-        0.0, ge=0, lt=0.5, description="most of a round's clients (shuffled: rows) left out for resisting all others"
+        0.25,
+        ge=0,
+        lt=0.5,
+        description="most of a round's clients (shuffled: rows, and by default 0) left out for resisting all others; "
+        "by default 0 with the paper's trace kernel",
     )
     trim_losses: float = Field(
-        0.0, ge=0, lt=0.5, description="share of the reports on each candidate's loss left out at both ends"
+        0.4,
+        ge=0,
+        lt=0.5,
+        description="share of clients left out at both ends of what they report on each candidate; 0: no client is, "
+        "and samples count equally, the paper's criterion and the default with its trace kernel",
     )
-    verify: bool = Field(False, description="the server computes factored rows again and leaves out those made up")
+    verify: bool | None = Field(
+        None,
+        description="the server computes factored rows again and leaves out those made up; default: where they hold "
+        "the inputs",
+    )
     replay: bool = Field(False, description="the server keeps projected inputs and goes on training on them each round")
     replay_evolutions: int = Field(4, ge=1, description="evolutions on kept inputs after each round's own")
     replay_per_class: int = Field(120, ge=1, description="kept inputs of each class in such an evolution")
@@ -96,6 +121,10 @@ class NTKFL(Method):
         out = dict(values)
         if out.get("kernel") == "trace" or out.get("loss") == "mse":
             out.setdefault("label_smoothing", 0.0)
+        if out.get("kernel") == "trace":
+            out = {"trim_losses": 0.0, "row_clip": None, "drop_opposed": False} | out
+        if out.get("kernel") == "trace" or out.get("shuffle", cls.model_fields["shuffle"].default):
+            out.setdefault("trim", 0.0)  # single rows, which have no senders, tell too little
         if out.get("replay"):  # several steps a round in the average, and inputs that can be had from uploads
             out.setdefault("average", 0.98)
             out.setdefault("codec", "factored")
@@ -125,39 +154,47 @@ class NTKFL(Method):
         if self.scheme != "flow" and self.steps is None:
             raise ConfigError(f"scheme {self.scheme!r} takes whole steps: give them, for example 100, 200 … 2000")
 
+    def start(self, task: Task, weights: Tensor) -> State:
+        return super().start(task, weights) | {COSTS: no_costs()}
+
     def round(
         self, task: Task, state: State, round: int, cohort: Sequence[int]
     ) -> Generator[Outgoing, list[Message], Outcome]:
         w = state["weights"]
         uploads = yield Message("weights", round, {"weights": w})
-        J, f0, y, senders, notes = self._gather(task, w, uploads)
-        if self.row_clip is not None:
-            J, notes["clipped_rows"] = clip_rows(J, self.row_clip)
-        evolution = self._evolve(task, J, f0, y)
+        rows = gather(self.read, task, w, uploads, round, self.row_limit, self.verify)
+        self._bound(rows)
+        costs = state.get(COSTS, no_costs())  # a checkpoint of an earlier version has none
+        products = budget(costs)
+        evolution = self._evolve(task, rows, products)
         if self.trim:
-            keep = agreeing(evolution, self.trim, None if self.shuffle else senders)
-            notes["trimmed_rows"] = len(y) - len(keep)
-            if len(keep) < len(y):
-                J, f0, y = J[keep], f0[keep], y[keep]
-                evolution = self._evolve(task, J, f0, y)
+            keep = agreeing(evolution, self.trim, None if self.shuffle else rows.senders)
+            if rows.keep(keep, "trimmed_rows"):
+                evolution = self._evolve(task, rows, products)
         candidates = w + evolution.deltas()  # w^(k,t_1) … w^(k,t_Ψ)
 
         if self.choose == "cohort":
             replies = yield Message("candidates", round, {"weights": candidates})
-            losses = mean_losses(replies, len(candidates), self.shuffle, self.trim_losses)
+            best, loss = choose(replies, len(candidates), self.shuffle, self.trim_losses)
         else:
             losses = validate(task, candidates)
-        best = least(losses)
+            best = least(losses)
+            loss = float(losses[best])
         stats = evolution.statistics
         outcome = Outcome(
-            {"weights": check_finite(candidates[best].clone(), "the chosen model")},
-            float(losses[best]),
+            {
+                "weights": check_finite(candidates[best].clone(), "the chosen model"),
+                COSTS: with_cost(costs, stats.evaluations),
+            },
+            loss,
             evolution.steps[best],
-            {"samples": len(J), "kernel_products": stats.evaluations, "solver_error": stats.worst_error}
-            | notes
+            {"samples": len(rows.y), "kernel_products": stats.evaluations, "solver_error": stats.worst_error}
+            | rows.notes
             | ({"solver_fallback": stats.fallback} if stats.fallback else {}),
         )
-        return self._replay(task, state, round, outcome, recover(task, w, J, f0, y)) if self.replay else outcome
+        if not self.replay:
+            return outcome
+        return self._replay(task, state, round, outcome, recover(task, w, rows.J, rows.f0, rows.y))
 
     def answer(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
         d = task.like.numel()
@@ -181,13 +218,21 @@ class NTKFL(Method):
         x = client.x if self.clip is None else noisy_rows(client.x, self.clip, self.noise, own)
         return replace(client, x=x, y=flip_labels(client.y, task.outputs, self.label_flip, own))
 
-    def _evolve(self, task: Task, J: Jacobian, f0: Tensor, y: Tensor) -> Evolution:
+    def _bound(self, rows: Gathered) -> None:
+        """No row longer than the others, and none against those of its label, where that is asked for."""
+        if self.row_clip is not None:
+            rows.J, clipped = clip_rows(rows.J, self.row_clip)
+            rows.notes |= {"clipped_rows": clipped} if clipped else {}
+        if self.drop_opposed and not rows.verified and not rows.y.is_floating_point():
+            rows.keep((~opposed(rows.J, rows.y)).nonzero()[:, 0], "opposed_rows")
+
+    def _evolve(self, task: Task, rows: Gathered, products: int | None = None) -> Evolution:
+        f0, y = rows.f0, rows.y
         if self.logit_adjustment and not y.is_floating_point():
             prior = torch.bincount(y, minlength=task.outputs).to(f0) / len(y)
             f0 = f0 + self.logit_adjustment * (prior + _RARE).log()
-        return evolve(
-            J, f0, task.training_targets(y), self.lr, self.steps, self.loss, self.kernel, self.scheme, self.tolerance
-        )
+        how = (self.loss, self.kernel, self.scheme, self.tolerance, products)
+        return evolve(rows.J, f0, task.training_targets(y), self.lr, self.steps, *how)
 
     def _replay(self, task: Task, state: State, round: int, outcome: Outcome, rows: tuple[Tensor, Tensor]) -> Outcome:
         """More evolutions, each linearised anew at the weights it begins from, on rows of this and earlier rounds."""
@@ -196,13 +241,14 @@ class NTKFL(Method):
         for step in range(self.replay_evolutions):
             drawn = balanced(kept[LABELS], self.replay_per_class, task.outputs, round, step)
             z, y = kept[INPUTS][drawn], kept[LABELS][drawn]
-            evolution = self._evolve(task, task.jacobian(w, z), task.predict(w, z), y)
+            evolution = self._evolve(task, Gathered(task.jacobian(w, z), task.predict(w, z), y, torch.zeros_like(y)))
             candidates = w + evolution.deltas()
             losses = task.candidate_losses(candidates, z, y).mean(1)
             passed.append(w)
             w = check_finite(candidates[least(losses)].clone(), "the chosen model")
         diagnostics = outcome.diagnostics | {"kept_samples": len(kept[LABELS])}
-        return Outcome({"weights": w} | kept, outcome.train_loss, outcome.steps, diagnostics, tuple(passed))
+        after = outcome.state | {"weights": w} | kept
+        return Outcome(after, outcome.train_loss, outcome.steps, diagnostics, tuple(passed))
 
     def _groups(self, task: Task, clients: Sequence[Client]) -> list[list[Client]]:
         """Clients to differentiate together: each alone, or on an accelerator as many as keep it busy."""
@@ -226,37 +272,6 @@ class NTKFL(Method):
     @property
     def _form(self) -> str:
         return self.codec if self.codec in FORMS else "auto"
-
-    def _gather(
-        self, task: Task, w: Tensor, uploads: list[Message]
-    ) -> tuple[Jacobian, Tensor, Tensor, Tensor, dict[str, float | str]]:
-        """(J, f0, y) of the whole round, the upload each row is from, and how many rows were made up, where that is
-        looked at.
-
-        Uploads are let go one by one: a round's Jacobian is never there twice.
-        """
-        if len(uploads) == 1 and not self.verify:
-            J, f, labels = self.read(task, uploads.pop())
-            return J, f, labels, torch.zeros(len(J), dtype=torch.int64, device=f.device), {}
-        stack = Stack(sum(len(upload.take("outputs", (None, task.outputs))) for upload in uploads))
-        f0, y, counts, made_up = [], [], [], 0
-        while uploads:
-            J, f, labels = self.read(task, uploads.pop(0))
-            if self.verify:
-                true = true_rows(task, w, J, f)
-                made_up += int((~true).sum())
-                J, f, labels = J[true], f[true], labels[true]
-            counts.append(len(J))
-            if len(J):
-                stack.add(J)
-                f0.append(f)
-                y.append(labels)
-        if not f0:
-            needs = "verify needs a network that begins with a linear layer"
-            raise TooFew(f"none of {made_up} rows is what the network gives at the input it holds; {needs}")
-        senders = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)).to(f0[0].device)
-        notes: dict[str, float | str] = {"made_up_rows": made_up} if self.verify else {}
-        return stack.whole(), torch.cat(f0), torch.cat(y), senders, notes
 
     def read(self, task: Task, upload: Message, like: Tensor | None = None) -> tuple[Jacobian, Tensor, Tensor]:
         """(J, f0, y) of an upload, everything checked; of the type and on the device of `like`, or of the weights."""

@@ -6,20 +6,26 @@ others', so each also costs something. What they do against which lie, with figu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from ntkfl.errors import ConfigError
+from ntkfl.errors import ConfigError, NTKFLError
 from ntkfl.methods.base import Task
 from ntkfl.tangent import Evolution, Jacobian
 from ntkfl.tangent.factored import LinearBlock
 from ntkfl.tangent.jacobian import BlockJacobian
 
-COMBINATIONS = ("mean", "median", "trimmed", "clip")
-# Honest clients of Fashion-MNIST, each with a class or two, resist up to 1.4 times as much as the median one.
-STANDS_OUT = 1.4
+COMBINATIONS = ("clip", "mean", "median", "trimmed")
+# How much more than the median one a client may resist: honest ones, but for single ones with a class that nobody else
+# has, stay below. Of single rows, where senders are not known.
+STANDS_OUT, ROW_STANDS_OUT = 2.0, 1.4
+_MAJORITY = 3  # clients of whom two can outvote one: of fewer, nobody's numbers are any measure for the others'
+_MOST_LABELS = 32  # above which rows are not compared with those of their label, at a kernel product each
+_RECENT = 5  # rounds that a budget looks back on
+_DEARER = 5  # times the median of them that a round may cost
 
 
 # Updates, one vector a client.
@@ -29,16 +35,23 @@ def combine(how: str, updates: Iterable[Tensor], trim: float) -> Tensor:
     """One vector [d] of clients' updates [d], none counted for more than another.
 
     `median`: of each coordinate. `trimmed`: the mean of each coordinate without its ⌊trim·M⌋ largest and smallest.
-    `clip`: the mean of the updates, each scaled down to the median length where it is longer.
     """
     stacked = torch.stack(list(updates))
-    if how == "median":
-        return middle(stacked)
-    if how == "trimmed":
-        return trimmed_mean(stacked, trim)
-    lengths: Tensor = stacked.norm(dim=1)
-    factors = (middle(lengths) / lengths.clamp_min(1e-30)).clamp(max=1)
-    return (stacked * factors.unsqueeze(1)).mean(0)
+    return middle(stacked) if how == "median" else trimmed_mean(stacked, trim)
+
+
+def clip_factors(lengths: Tensor, most: float) -> Tensor:
+    """What scales updates of these lengths [M] down to `most` times the median length, where they are longer: [M]."""
+    if len(lengths) < _MAJORITY:
+        return torch.ones_like(lengths)
+    return (most * middle(lengths) / lengths.clamp_min(1e-30)).clamp(max=1)
+
+
+def fair_counts(counts: Tensor, most: float) -> Tensor:
+    """Numbers of samples, or rows, [M], of each client at most `most` times the median client's, and one at least."""
+    if len(counts) < _MAJORITY:
+        return counts
+    return counts.clamp(max=(most * middle(counts.double())).clamp_min(1).floor().to(counts))
 
 
 def middle(values: Tensor) -> Tensor:
@@ -66,18 +79,26 @@ def clip_rows(J: Jacobian, most: float) -> tuple[Jacobian, int]:
     return (J.scaled(factors), clipped) if clipped else (J, 0)
 
 
+def surplus_left_out(count: int, most: int, round: int) -> Tensor:
+    """`most` of a client's `count` rows, ascending, drawn by the server: by the number of the round alone, so that
+    every server that repeats the round leaves out the same ones.
+    """
+    draws = torch.Generator().manual_seed(round)
+    return torch.randperm(count, generator=draws)[:most].sort().values
+
+
 def agreeing(evolution: Evolution, trim: float, senders: Tensor | None) -> Tensor:
     """Indices of the rows to keep: without those of clients, by `senders` [N], that resist far more than the median
     client, for no more than ⌊trim·M⌋ of them. Where nobody knows whose rows are whose, every row stands for itself.
     """
-    resistance = _resistance(evolution)
+    resistance, bound = _resistance(evolution), STANDS_OUT
     if senders is None:
-        senders = torch.arange(len(resistance), device=resistance.device)
+        senders, bound = torch.arange(len(resistance), device=resistance.device), ROW_STANDS_OUT
     clients, of = torch.unique(senders, return_inverse=True)
     sums = resistance.new_zeros(len(clients)).index_add_(0, of, resistance)
     means = sums / torch.bincount(of)
     order = means.argsort(descending=True, stable=True)[: int(trim * len(clients))]
-    contrary = order[means[order] > STANDS_OUT * middle(means)]
+    contrary = order[means[order] > bound * middle(means)]
     return torch.isin(of, contrary, invert=True).nonzero()[:, 0]
 
 
@@ -90,6 +111,40 @@ def _resistance(evolution: Evolution) -> Tensor:
     times = torch.tensor(evolution.steps, device=evolution.residuals.device)
     averages: Tensor = evolution.residuals.norm(dim=2) / times.unsqueeze(1)
     return averages.mean(0)
+
+
+def opposed(J: Jacobian, y: Tensor) -> Tensor:
+    """Rows [N] that move the others of their label y the wrong way: ⟨J_iᵀ v, Σ_j J_jᵀ v⟩ < 0 over the rows j of that
+    label, v = e_y − 1/d2 being the direction that raises its output above the others'. A Jacobian with its sign turned
+    does, whatever its length.
+
+    One kernel product a label. None where labels are more than 32, or where a third of all rows would be left out: then
+    it is not a few that lie, or the network is not one whose rows of one label agree.
+    """
+    outputs, labels = J.shape[1], torch.unique(y)
+    against = torch.zeros_like(y, dtype=torch.bool)
+    if len(labels) > _MOST_LABELS:
+        return against
+    for label in labels.tolist():
+        own = y == label
+        v = torch.full((outputs,), -1 / outputs, device=y.device, dtype=J.dtype)
+        v[label] += 1
+        against |= own & (J.product(own.unsqueeze(1) * v) @ v < 0)
+    return against if 3 * int(against.sum()) < len(y) else torch.zeros_like(against)
+
+
+def verifiable(task: Task, weights: Tensor, J: Jacobian) -> bool:
+    """Whether rows of this form hold the inputs: the network begins with a linear layer that gets them as they are."""
+    block = J.blocks[0] if isinstance(J, BlockJacobian) else None
+    if not isinstance(block, LinearBlock) or block.T != 1:
+        return False
+    z = torch.linspace(-1, 1, block.a.shape[-1], device=weights.device, dtype=weights.dtype).unsqueeze(0)
+    try:
+        again = task.jacobian(weights, z)
+    except (RuntimeError, NTKFLError):
+        return False
+    first = again.blocks[0] if isinstance(again, BlockJacobian) else None
+    return isinstance(first, LinearBlock) and first.T == 1 and torch.equal(first.a[:, 0], z)
 
 
 def true_rows(task: Task, weights: Tensor, J: Jacobian, f0: Tensor) -> Tensor:
@@ -117,3 +172,25 @@ def _alike(came: Tensor, made: Tensor) -> Tensor:
     """Rows that differ by no more than another machine's rounding."""
     difference = (came - made).flatten(1).abs().amax(1)
     return difference <= 1e-3 * (1e-3 + made.flatten(1).abs().amax(1))
+
+
+# What a round may cost.
+
+
+def no_costs() -> Tensor:
+    """The costs of the last rounds, int64 [5], before the first: zeros stand for rounds that were not."""
+    return torch.zeros(_RECENT, dtype=torch.int64)
+
+
+def budget(costs: Tensor) -> int | None:
+    """Products with the kernel that a round may take, by those of the last rounds: without any, None.
+
+    A row within the bound of extreme ones can still make a round ten times as dear.
+    """
+    met = costs[costs > 0]
+    return math.ceil(_DEARER * float(middle(met.double()))) if len(met) else None
+
+
+def with_cost(costs: Tensor, latest: int) -> Tensor:
+    """The costs with the latest round's."""
+    return torch.cat([costs[1:], costs.new_tensor([latest])])

@@ -23,7 +23,7 @@ class Batch:
 
     key: BatchKey
     cohort: tuple[str, ...]  # names of the clients asked
-    max_rows: int  # of each client
+    max_rows: int  # of each client, exactly
     row_bytes: int  # of every sealed row, exactly
     min_clients: int  # distinct clients below which nothing is released, ever
     seconds: float | None = None  # until the deadline; None: wait for the whole cohort

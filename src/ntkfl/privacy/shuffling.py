@@ -85,8 +85,8 @@ class Shuffler(Noticeboard):
                 raise Refused(403, "not-asked", "this batch does not ask this client")
             if asked[0] is not None:
                 raise Refused(409, "replayed", "this client's rows of this batch are here already")
-            if not 1 <= len(rows) <= batch.max_rows:
-                raise Refused(413, "too-many-rows", f"rows must be 1 to {batch.max_rows}, got {len(rows)}")
+            if len(rows) != batch.max_rows:  # more would weigh more, and a number of one's own would tell clients apart
+                raise Refused(422, "row-count", f"every client sends exactly {batch.max_rows} rows, got {len(rows)}")
             if any(len(row) != batch.row_bytes for row in rows):
                 raise Refused(422, "row-size", f"every sealed row must have {batch.row_bytes} bytes")
             values = ((client, hashlib.blake2b(row, key=batch.salt, digest_size=16).digest(), row) for row in rows)

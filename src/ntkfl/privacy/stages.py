@@ -29,6 +29,12 @@ class Stages(Options):
     distinct_rows: bool = Field(
         False, description="shuffled: of equal rows of samples, one counts; costs data whose records repeat"
     )
+    rows_per_client: int | None = Field(
+        None,
+        ge=1,
+        description="rows of samples that every client sends through a shuffler, some drawn of more, padding where "
+        "there are fewer; default: a simulation takes the largest client's, at most 1.5 times the median's",
+    )
     clip: float | None = Field(
         None, gt=0, description="bound on the 2-norm of what noise hides: a sample's input, or a client's update"
     )

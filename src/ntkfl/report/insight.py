@@ -16,13 +16,11 @@ from torch import Tensor, nn
 
 from ntkfl.data.catalog import locate
 from ntkfl.engine.config import Prepared, RunConfig, prepare
-from ntkfl.engine.draws import SeededDraws
 from ntkfl.engine.folder import RunFolder, write_atomically
+from ntkfl.engine.population import Population
 from ntkfl.engine.reading import parse_json
 from ntkfl.errors import NTKFLError, RunFolderError
 from ntkfl.methods.statistics import NAME, load_statistics
-from ntkfl.privacy.projection import RunSecret
-from ntkfl.privacy.subsample import subsample
 from ntkfl.report.runs import Found, history
 from ntkfl.tangent import jacobian, jacobian_numbers
 from ntkfl.tangent.parameters import load_flat
@@ -121,16 +119,12 @@ def _rows(config: RunConfig, ready: Prepared, round: int, clients: list[int]) ->
     """Inputs of a round as its clients gave them to the network: subsampled, projected. At most `ROWS`, evenly."""
     method = config.build_method()
     fed = ready.fed.hold_out(config.hold_out, seed=config.seed)[0] if config.hold_out else ready.fed
-    parts = []
-    for i in clients:
-        x, y = fed.client(i)
-        parts.append(x[subsample(len(y), method.subsample_rate, SeededDraws(config.seed, i).subsampling(round))])
-    x = torch.cat(parts)
+    people = Population(fed, method, config.seed, torch.device("cpu"), getattr(torch, config.precision))
+    x = torch.cat([fed.client(i)[0][people.drawn(i, round)] for i in clients])
     x = x[:: -(-len(x) // ROWS)]
     if x.is_floating_point():
         x = x.to(getattr(torch, config.precision))
-    projection = method.make_projection(RunSecret.simulated(config.seed), fed.input_shape)
-    return x if projection is None else projection(x)
+    return x if people.projection is None else people.projection(x)
 
 
 def _spectrum(model: nn.Module, x: Tensor) -> list[float]:

@@ -81,6 +81,7 @@ def evolve(
     kernel: str = "full",
     scheme: str = "flow",
     rtol: float = 1e-4,
+    most_products: int | None = None,
 ) -> Evolution:
     """Evolve outputs f0 [N, d2] towards labels y (classes [N] or real [N, d2]) along the linearisation J.
 
@@ -88,7 +89,9 @@ def evolve(
     `descent` and `paper` need whole ones. `flow` costs in proportion to the square root of the stiffness, `descent` in
     proportion to the largest step; both hold a few N×d2 arrays beside J, `trace` an N×N kernel up to 8 GiB, and above
     that makes it anew by blocks in every product. `mse` with `flow` is solved in closed form, whatever ηt is: by
-    eigenvalues (`trace`), or in a Krylov space of as many arrays as it takes products (`full`).
+    eigenvalues (`trace`), or in a Krylov space of as many arrays as it takes products (`full`). A flow that would take
+    more than `most_products` products with the kernel (50,000, unless fewer are allowed) ends with the steps reached
+    by then.
 
     `rtol`, from 1e-9 to below 1, is the relative error of each step of an integrated flow.
     """
@@ -130,9 +133,10 @@ def evolve(
         residuals, trajectory, stats = _descent(_kernel_product(J, kernel, fits), f0, Y, lr, wanted, loss)
     else:
         linear = (loss, kernel) == ("mse", "full")
+        how = (loss, kernel, fits, rtol, most_products)
         residuals, trajectory, stats = (
             _linear_flow(J, f0, Y, lr, wanted, rtol) if linear else None
-        ) or _flow_as_far_as_it_goes(J, f0, Y, lr, wanted, loss, kernel, fits, rtol)
+        ) or _flow_as_far_as_it_goes(J, f0, Y, lr, wanted, *how)
     return Evolution(J, lr, wanted[: len(residuals)], _finite(residuals).to(J.dtype), trajectory, stats)
 
 
@@ -150,17 +154,18 @@ def _flow_as_far_as_it_goes(
     kernel: str,
     fits: bool,
     rtol: float,
+    most: int | None,
 ) -> _Solution:
     """The flow; where its error cannot be held, again with products in float64; where that fails too, or the cost has
     no end, the steps that were reached. `Statistics.fallback` says which; `NumericalError` where not one was.
     """
-    best = _flow(_kernel_product(J, kernel, fits), f0, Y, lr, steps, loss, rtol, J.part)
+    best = _flow(_kernel_product(J, kernel, fits), f0, Y, lr, steps, loss, rtol, J.part, most)
     why, dear = best[2].stopped, best[2].exhausted
     if not why:
         return best
     said = ""
     if not dear and J.dtype != torch.float64:
-        again = _flow(_kernel_product(J.double(), kernel, fits), f0.double(), Y, lr, steps, loss, rtol, J.part)
+        again = _flow(_kernel_product(J.double(), kernel, fits), f0.double(), Y, lr, steps, loss, rtol, J.part, most)
         again[2].evaluations += best[2].evaluations
         if len(again[0]) >= len(best[0]):
             best, said = again, "products in float64"
@@ -206,7 +211,15 @@ def _kernel_product(J: Jacobian, kernel: str, fits: bool) -> _Product:
 
 
 def _flow(
-    theta: _Product, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], loss: str, rtol: float, part: Part
+    theta: _Product,
+    f0: Tensor,
+    Y: Tensor,
+    lr: float,
+    steps: Sequence[float],
+    loss: str,
+    rtol: float,
+    part: Part,
+    most: int | None,
 ) -> _Solution:
     """R' = r(f0 + (η/N) Θ R), R(0) = 0, by Runge–Kutta–Chebyshev."""
     rate = lr / part.samples
@@ -225,7 +238,8 @@ def _flow(
         f = outputs(R)
         return lambda v: curvature_product(loss, f, rate * theta(v)).double()
 
-    states, stats = integrate(slope, torch.zeros_like(f0, dtype=torch.float64), steps, stiffness, rtol, part, rounding)
+    start = torch.zeros_like(f0, dtype=torch.float64)
+    states, stats = integrate(slope, start, steps, stiffness, rtol, part, rounding, most)
     residuals = torch.stack(states) if states else f0.new_empty((0, *f0.shape))
     return residuals, lambda: torch.stack([outputs(R) for R in residuals]), stats
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ntkfl.errors import MessageError
+from ntkfl.errors import MessageError, NumericalError
 from ntkfl.tangent.sums import GRADIENT, REST, SAMPLES, Factor, Layer, Sums, uncovered
 
 
@@ -28,7 +28,13 @@ def eigen(factor: Factor, samples: Tensor) -> Eigen:
     mean = Factor(factor.values / samples, factor.diagonal)
     if mean.diagonal:
         return Eigen(mean.values.clamp(min=0), None)
-    values, vectors = torch.linalg.eigh(mean.square())
+    square = mean.square()
+    if not bool(square.isfinite().all()):
+        raise NumericalError("a factor of the curvature is not finite: the training diverged; take a larger μ or δ")
+    try:
+        values, vectors = torch.linalg.eigh(square)
+    except torch.linalg.LinAlgError:  # float32 does not always converge where many values are equal
+        values, vectors = (t.to(square) for t in torch.linalg.eigh(square.double().cpu()))
     # Rounding, on the wire too, leaves some values just below zero; vectors come by columns, and files hold rows.
     return Eigen(values.clamp(min=0), vectors.contiguous())
 

@@ -47,6 +47,7 @@ def integrate(
     rtol: float,
     part: Part,
     rounding: float = 0.0,
+    most_products: int | None = None,
 ) -> tuple[list[Tensor], Statistics]:
     """States at the increasing `times`, from `start` at time 0; of a state that is shared, this `part`. Fewer, and
     `Statistics.stopped` says why, where the error cannot be held (values that are not finite, steps that shrink to
@@ -58,6 +59,7 @@ def integrate(
 
     The state is float64 whatever precision `rhs` computes in: the recursion amplifies rounding of its state by s².
     `rounding` is that precision: slopes carry it, times the stiffness, into what is interpolated (`_between`).
+    F is evaluated `most_products` times at most, or 50,000 times where that is not given or more.
     """
     stats = Statistics()
     y = start.double()
@@ -68,18 +70,20 @@ def integrate(
     rho = radius(y)
     h = _first_step(with_field, y, slope, rho, times[-1], rtol, part) if math.isfinite(rho) else 0.0
     previous_h, previous_error, since_radius = 0.0, 1.0, 0
+    allowed = _MOST_PRODUCTS if most_products is None else min(most_products, _MOST_PRODUCTS)
     while pending:
         if not math.isfinite(rho):
             stats.stopped = f"the kernel's largest eigenvalue is not finite at time {t:.3g} of {times[-1]:.3g}"
             break
-        if stats.accepted + stats.rejected >= _MOST_STEPS or with_field.evaluations >= _MOST_PRODUCTS:
+        room = allowed - with_field.evaluations - 1  # of a step's stages; one more evaluation is for its error
+        if stats.accepted + stats.rejected >= _MOST_STEPS or room < 2:
             cost = f"{stats.accepted + stats.rejected} steps and {with_field.evaluations} products with the kernel"
             stats.stopped, stats.exhausted = f"{cost} reached only time {t:.3g} of {times[-1]:.3g}", True
             break
         h = min(h, times[-1] - t)
         stages = _stages(h, rho)
-        if stages > MOST_STAGES:
-            stages = MOST_STAGES
+        if stages > min(MOST_STAGES, room):
+            stages = min(MOST_STAGES, room)
             h = (stages**2 - 1) / (1.54 * rho)
         new = with_field.step(y, slope, h, stages)
         new_slope = with_field.evaluate(new)

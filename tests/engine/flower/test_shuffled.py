@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 import ntkfl
 from ntkfl.data.npz import read_client
 from ntkfl.engine.config import ModelConfig
+from ntkfl.engine.crowd import Template
 from ntkfl.engine.draws import SeededDraws
 from ntkfl.engine.flower.app import client_app
 from ntkfl.engine.flower.records import payload_of
@@ -84,7 +85,8 @@ def test_rows_go_past_flower_and_the_weights_are_the_simulations(tmp_path: Path)
         assert aggregator._there("client") == ["client-1", "client-2", "client-3"]
         # Nobody answers: the batch is cancelled, and nothing is waited for.
         grid.silent, aggregator._carrier.seconds = set(NODES.values()), 0.5
-        batch = aggregator._batch(at := BatchKey(9, 0), ("client-1", "client-2"), 99)
+        at, template = BatchKey(9, 0), Template("", b"", b"", 99, sampled=True)
+        batch = aggregator._batch(at, ("client-1", "client-2"), template)
         asked = Announcement("exchange", at, batch, sealing_key=aggregator.opener.public)
         with pytest.raises(TooFew, match="0 clients handed in a receipt"):
             aggregator._announce(asked)

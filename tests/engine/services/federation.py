@@ -67,7 +67,7 @@ class Deployment:
         return Client(self, name, role, self.pins, self.signer)
 
     def batch(self, *names: str, **terms: object) -> Batch:
-        values = {"max_rows": 3, "row_bytes": ROW_BYTES, "min_clients": 2, "seconds": None} | terms
+        values = {"max_rows": 2, "row_bytes": ROW_BYTES, "min_clients": 2, "seconds": None} | terms
         return Batch(self.next_key(), names, **values)  # type: ignore[arg-type]
 
     def connection(self, context: ssl.SSLContext) -> httpx.Client:

@@ -22,6 +22,7 @@ METHOD = {
     "subsample_rate": 0.5,
     "sparsity": 0.8,
     "steps": [50.0, 200.0, 800.0],
+    "rows_per_client": 90,  # as max_rows below: a simulation then sends what the processes do
 }
 
 
@@ -49,7 +50,7 @@ class Roles:
         config = {
             "inputs": [1, 8, 8], "outputs": 10, "precision": "float64", "rounds": 3, "clients": clients,
             "clients_per_round": 3, "evaluators": evaluators, "round_seconds": 200.0, "patience": 200.0,
-            "model": {"hidden": [12]}, "method": METHOD,
+            "model": {"hidden": [12]}, "method": METHOD, "max_rows": 90,
         } | settings  # fmt: skip
         (folder / "run.toml").write_text(tomli_w.dumps(config))
         ports = dict(zip(("key_server_port", "shuffler_port", "aggregator_port"), free_ports(3), strict=True))

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from ntkfl.engine.crowd import send
+from ntkfl.engine.crowd import send, send_rows
 from ntkfl.engine.learner import draw_cohort
 from ntkfl.engine.services.aggregator import Aggregator
 from ntkfl.engine.services.announcement import Announcement
@@ -24,7 +24,7 @@ from ntkfl.errors import ConfigError, Refused, RunFolderError, TooFew, TrustErro
 from ntkfl.methods import Client
 from ntkfl.privacy.batches import Status
 from ntkfl.privacy.randomness import Randomness
-from ntkfl.privacy.rows import Announced, BatchKey, open_row, seal_rows, unpack_rows
+from ntkfl.privacy.rows import Announced, BatchKey, open_row, unpack_rows
 from ntkfl.privacy.sealing import SealingKey
 from ntkfl.privacy.shuffling import Shuffler
 
@@ -72,14 +72,15 @@ class Here:
         assert said.message is not None
         assert said.announced is not None
         assert said.sealing_key is not None
+        assert said.batch is not None
         where = (said.sealing_key, own.pins.federation, own.pins.run, said.announced)
         if said.kind == "evaluate":
             scores = score_rows(own.task, said.message, client.x, client.y)
-            return seal_rows([row.encode() for row in scores], *where)
+            return unpack_rows(send_rows(scores, said.batch.max_rows, *where))[1]
         (reply,) = own.method.answer(own.task, said.message, [client])
         if self.names == NAMES and client.id == 1 and reply.kind == "upload":
             reply.arrays["outputs"][4] = float("nan")
-        return unpack_rows(send(own.method, reply, *where))[1]
+        return unpack_rows(send(own.method, reply, said.batch.max_rows, *where))[1]
 
     def status(self, key: BatchKey) -> Status:
         return self.shuffler.status(key)

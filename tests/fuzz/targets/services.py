@@ -42,7 +42,7 @@ def _states(scratch: Path) -> list[Target]:
     path = scratch / "shuffler.sqlite"
     shuffler = Shuffler(path, run="f/r")
     shuffler.present("a", "client")
-    shuffler.publish(b"signed", KEY, Batch(KEY, ("a", "b"), 2, 4, 2, None))
+    shuffler.publish(b"signed", KEY, Batch(KEY, ("a", "b"), 1, 4, 2, None))
     shuffler.submit("a", SAID, [b"abcd"])
     shuffler.close()
     keys = scratch / "keys.sqlite"

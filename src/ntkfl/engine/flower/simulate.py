@@ -138,7 +138,7 @@ class _Clients:
         self.task = Task(model, fed.output_dim, self.method.loss, total_clients=len(fed), label_smoothing=smoothing)
         dtype = getattr(torch, config.precision)
         self.population = Population(fed, self.method, config.seed, device, dtype)
-        liars = Liars.of(config.poison, self.method, config.seed, len(fed))
+        liars = Liars.of(config.poison, self.method, config.seed, len(fed), self.population.rows)
         self.answers = answer if liars is None else liars.answer
 
     def answer(self, number: int, payload: bytes, kept: Path) -> bytes:

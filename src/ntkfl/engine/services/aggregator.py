@@ -20,7 +20,7 @@ import torch
 from pydantic import Field
 
 from ntkfl.engine.conversation import Traffic
-from ntkfl.engine.crowd import Received, Template, receive
+from ntkfl.engine.crowd import Received, Template, is_padding, receive
 from ntkfl.engine.folder import Record, RunFolder
 from ntkfl.engine.learner import Learner, attempt_labels, draw_cohort
 from ntkfl.engine.reading import read_toml
@@ -222,7 +222,7 @@ class Aggregator:
                 raise ConfigError(f"{self.method.name} tells clients apart, which the shuffler is there to prevent")
             template = Template.of(self.method, self.method.answer(self.task, outgoing, [nobody])[0])
             key = BatchKey(turn, exchange)
-            batch = self._batch(key, cohort, template.sealed_bytes)
+            batch = self._batch(key, cohort, template)
             signed = self._announce(Announcement("exchange", key, batch, outgoing, self.opener.public))
             traffic.downlink[outgoing.kind] += len(signed) * len(cohort)
             announced, pins = Announced.of(key, signed), self.pins
@@ -244,10 +244,10 @@ class Aggregator:
                 raise TooFew(f"the round cannot be built from its {received.rows} rows: {error}") from None
         raise ConfigError(f"a round of {self.method.name} has more exchanges than an announcement can number")
 
-    def _batch(self, key: BatchKey, cohort: tuple[str, ...], row_bytes: int) -> Batch:
-        settings = self.deployment
-        least = self.pins.shuffler.min_clients
-        return Batch(key, cohort, settings.max_rows, row_bytes, least, settings.round_seconds)
+    def _batch(self, key: BatchKey, cohort: tuple[str, ...], template: Template) -> Batch:
+        rows = template.rows(self.deployment.max_rows)
+        least, seconds = self.pins.shuffler.min_clients, self.deployment.round_seconds
+        return Batch(key, cohort, rows, template.sealed_bytes, least, seconds)
 
     def _collect(self, announced: Announced) -> tuple[list[bytes], int]:
         """The released rows of a batch and the number of clients they are from, as soon as the shuffler gives them.
@@ -275,16 +275,20 @@ class Aggregator:
         """The averaged model's score, as evaluators or else the round's clients count it."""
         key = BatchKey(turn, EVALUATION)
         asked = question(number, self.learner.average.value)
-        size = len(score_rows(self.task, asked, *self._made_up_sample())[0].encode()) + SEAL_BYTES
-        batch = None if self.deployment.evaluators else self._batch(key, cohort, size)
+        (row,) = score_rows(self.task, asked, *self._made_up_sample())
+        template = Template(row.kind, row.header(), b"", len(row.encode()) + SEAL_BYTES, sampled=True)
+        batch = None if self.deployment.evaluators else self._batch(key, cohort, template)
         signed = self._announce(Announcement("evaluate", key, batch, asked, self.opener.public))
         announced = Announced.of(key, signed)
         sealed = self._collect(announced)[0] if batch is not None else self._await_reports(key)
         real, most = self.pins.terms.real_targets, MOST_SAMPLES if self.deployment.evaluators else 1
         answers = []
-        for row in set(sealed):
+        for sealed_row in set(sealed):
             try:
-                answer = Message.decode(open_row(self.opener, row, self.pins.federation, self.pins.run, announced))
+                plain = open_row(self.opener, sealed_row, self.pins.federation, self.pins.run, announced)
+                if is_padding(plain):
+                    continue
+                answer = Message.decode(plain)
                 add_up([answer], real, most)
                 answers.append(answer)
             except (MessageError, TrustError) as error:

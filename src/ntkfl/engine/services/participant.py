@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ntkfl.engine.crowd import send
+from ntkfl.engine.crowd import send, send_rows
 from ntkfl.engine.draws import Draws, SystemDraws
 from ntkfl.engine.services.announcement import EVALUATION, MOST_EXCHANGES, Announcement
 from ntkfl.engine.services.evaluation import counts, noisy_counts, rounded, score_rows
@@ -24,7 +24,7 @@ from ntkfl.engine.services.receipt import check_receipt
 from ntkfl.engine.services.terms import Federation
 from ntkfl.errors import ConfigError, DataError, MessageError, NTKFLError, Refused, TrustError
 from ntkfl.methods import Client, State, Task
-from ntkfl.privacy.rows import Announced, BatchKey, pack_rows, seal_rows
+from ntkfl.privacy.rows import Announced, BatchKey
 from ntkfl.privacy.subsample import subsample
 from ntkfl.wire import Message
 
@@ -126,7 +126,7 @@ class Participant:
             raise TrustError(f"round {round} asks for a crowd below {self.pins.shuffler.min_clients} clients")
         if len(batch.cohort) != terms.clients_per_round:
             raise TrustError(f"round {round} asks {len(batch.cohort)} clients, not {terms.clients_per_round}")
-        if batch.max_rows != terms.max_rows:
+        if batch.max_rows not in (terms.max_rows, 1):  # one where a reply has no rows of samples: see `_check_rows`
             raise TrustError(f"round {round} asks for {batch.max_rows} rows, the contract for {terms.max_rows}")
         if batch.seconds is not None and batch.seconds < 1:
             raise TrustError(f"round {round} would be released before a crowd could come")
@@ -143,16 +143,26 @@ class Participant:
             if self.role == "evaluator":
                 rows, kind = [self._counts(said.message)], "reports"
             else:  # on the round's samples alone: no more of this client shows than in training
-                client = self.method.private(self.task, self._sampled(said.key, said.message.round, 0))
+                client = self.method.private(self.task, self._sampled(said.key, said.message.round))
                 rows, kind = score_rows(self.task, said.message, client.x, client.y), "rows"
-            sealed = seal_rows([row.encode() for row in rows], *where)
-            return self._send(kind, said.announced, pack_rows(said.announced, sealed))
+            count = 1 if said.batch is None else self.pins.terms.max_rows
+            self._check_rows(said, count)
+            if len(rows) > count:
+                rows = self.draws.subsampling(said.message.round).sample(rows, count)
+            return self._send(kind, said.announced, send_rows(rows, count, *where))
         if not asked or said.batch is None or self.role != "client":
             return None
-        client = self._sampled(said.key, said.message.round, said.batch.max_rows)
+        client = self._sampled(said.key, said.message.round)
         reply = self.method.answer(self.task, said.message, [client])[0]
         self._memory = client.memory
-        return self._send("rows", said.announced, send(self.method, reply, *where))
+        count = self.pins.terms.max_rows if reply.kind in self.method.sampled else 1
+        self._check_rows(said, count)
+        return self._send("rows", said.announced, send(self.method, reply, count, *where))
+
+    def _check_rows(self, said: Announcement, count: int) -> None:
+        """`TrustError` where every client is to send another number of rows than such a reply has by contract."""
+        if said.batch is not None and said.batch.max_rows != count:
+            raise TrustError(f"round {said.key.round} asks for {said.batch.max_rows} rows, the contract for {count}")
 
     def _counts(self, message: Message) -> Message:
         """An evaluator's answer, no more exact than the contract says."""
@@ -174,15 +184,14 @@ class Participant:
         check_receipt(receipt, shuffler, self.pins.federation, self.pins.run, announced)
         return receipt
 
-    def _sampled(self, key: BatchKey, number: int, max_rows: int) -> Client:
+    def _sampled(self, key: BatchKey, number: int) -> Client:
         """This round's client, with the samples drawn at its first exchange. A round that is tried again has another
         key, and gets other samples; `number` is that of training, which only seeded draws look at.
         """
         if key.exchange == 0:
             draw = self.draws.subsampling(number)
-            rows = subsample(len(self.y), self.method.subsample_rate, draw)
-            if len(rows) > max_rows:
-                rows = torch.tensor(sorted(draw.sample(rows.tolist(), max_rows)))
+            most = self.pins.terms.max_rows if self.method.sampled else None
+            rows = subsample(len(self.y), self.method.subsample_rate, draw, most)
             own = self.draws.randomness(number)
             client = Client(0, self.x[rows], self.y[rows], own, dict(self._memory))
             self._client = (key.round, client)

@@ -64,7 +64,7 @@ class Contract(Terms):
     rounds: int = Field(10, ge=1)
     retries: int = Field(10, ge=0, description="rounds of the whole run that may fail; each uses up a round number")
     clients_per_round: int = Field(ge=2, description="clients asked in a round, exactly")
-    max_rows: int = Field(1000, ge=1, description="most rows a client may send in an exchange")
+    max_rows: int = Field(200, ge=1, description="rows of samples that every client sends, padding among them")
     count_multiple: int = Field(1, ge=1, description="evaluators round their counts to multiples of it")
     count_epsilon: float = Field(1.0, gt=0, description="ε of an evaluator's answer, where the method adds noise")
 
