@@ -65,7 +65,7 @@ def room(module: str) -> str:
 
 def picture() -> dict[str, int]:
     """Room → its line, counted from the top."""
-    block = re.search(r"```text\n(experiments\n.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    block = re.search(r"```text\n(experiments .*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
     assert block is not None
     lines = [re.split(r"\s{2,}", line)[0] for line in block[1].splitlines()]
     return {name: number for number, line in enumerate(lines) for name in line.split(", ")}

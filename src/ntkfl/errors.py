@@ -46,6 +46,10 @@ class TooFew(NTKFLError):
     """An exchange that ended without enough clients or good rows."""
 
 
+class Diverged(TooFew):
+    """An exchange in which no client's reply was finite."""
+
+
 class Refused(NTKFLError):
     """What a role will not do: `reason` is one word for programs, `status` the HTTP status it travels as."""
 

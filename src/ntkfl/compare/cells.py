@@ -16,7 +16,7 @@ from ntkfl.devices import find_device
 from ntkfl.engine.children import Pool
 from ntkfl.engine.config import Prepared, RunConfig, execute, prepare
 from ntkfl.engine.folder import Record, RunFolder
-from ntkfl.errors import NTKFLError, NumericalError
+from ntkfl.errors import Diverged, NTKFLError, NumericalError
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _work(cell: Cell, device: str | None) -> None:
     try:
         prepared = _prepared(cell.config.model_copy(update={"method": _data_options(cell.config)}).model_dump_json())
         execute(cell.config, prepared=prepared, out=cell.folder.path, resume=True, device=device)
-    except NumericalError as error:  # a setting that diverges is a result, not a failure of the comparison
+    except (NumericalError, Diverged) as error:  # a setting that diverges is a result, not a failure of the comparison
         write_atomically(cell.folder.path / "failed.txt", str(error).encode())
     except NTKFLError as error:
         raise type(error)(f"{cell.label}: {error}") from None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from ntkfl.engine.sifting import MALFORMED, NOT_FINITE, sift
-from ntkfl.errors import MessageError, NumericalError, TooFew
+from ntkfl.errors import Diverged, MessageError, TooFew
 from ntkfl.methods import Client, Method, Outcome, State, Task
 from ntkfl.methods.base import Outgoing
 from ntkfl.methods.statistics import answer, converse
@@ -163,10 +163,9 @@ def _usable(task: Task, method: Method, replies: list[Message], traffic: Traffic
     sifted = sift(method, task, replies)
     traffic.rejected += sifted.rejected
     traffic.rejected_clients += sifted.touched
-    if not sifted.replies and set(sifted.rejected) == {NOT_FINITE}:
-        raise NumericalError("no client's reply is finite: the training diverged; take a smaller learning rate")
     if not sifted.replies:
-        raise TooFew(f"nothing that clients sent could be used: {why_rejected(traffic.rejected)}")
+        kind = Diverged if set(sifted.rejected) == {NOT_FINITE} else TooFew
+        raise kind(f"nothing that clients sent could be used: {why_rejected(traffic.rejected)}")
     if len(sifted.replies) < least:
         why = why_rejected(traffic.rejected)
         raise TooFew(f"{len(sifted.replies)} replies could be used, below the quorum of {least}: {why}")

@@ -33,7 +33,7 @@ def eigen(factor: Factor, samples: Tensor) -> Eigen:
         raise NumericalError("a factor of the curvature is not finite: the training diverged; take a larger μ or δ")
     try:
         values, vectors = torch.linalg.eigh(square)
-    except torch.linalg.LinAlgError:  # float32 does not always converge where many values are equal
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # float32 does not always converge where many values are equal
         values, vectors = (t.to(square) for t in torch.linalg.eigh(square.double().cpu()))
     # Rounding, on the wire too, leaves some values just below zero; vectors come by columns, and files hold rows.
     return Eigen(values.clamp(min=0), vectors.contiguous())

@@ -125,12 +125,12 @@ def test_a_sealed_row_that_is_not_finite_is_left_out_and_counted(folder: Path, t
 
 def test_after_a_round_no_key_opens_what_was_recorded(tmp_path: Path) -> None:
     """Whoever recorded the rows and later steals all that the aggregator has, or its memory, opens none of them."""
-    folder = made(tmp_path, rounds=2)
+    folder = made(tmp_path, rounds=2, max_rows=6)
     aggregator = Aggregator(folder, tmp_path / "run", lambda line: None)
     here = aggregator.shuffler = Here(aggregator)  # type: ignore[assignment]
     assert len(aggregator.run()) == 2
     recorded = [(said, row) for said, rows in here.recorded for row in rows]
-    assert len(recorded) == 2 * 3 * 18  # upload, losses and evaluation of two rounds, all of them opened then
+    assert len(recorded) == 2 * 3 * (6 + 1 + 6)  # upload, losses and evaluation of two rounds, all of them opened then
     stolen = [aggregator.opener]
     for path in (*folder.rglob("*"), *(tmp_path / "run").rglob("*")):
         if path.is_file() and b"PRIVATE" in path.read_bytes():

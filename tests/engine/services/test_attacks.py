@@ -51,9 +51,7 @@ class Cheat(FlowerAggregator):
         message = self.weights() if message is None else message
         nobody = Client(0, *self._made_up_sample(), Randomness.simulated(0))
         template = Template.of(self.method, self.method.answer(self.task, message, [nobody])[0])
-        return Announcement(
-            "exchange", key, self._batch(key, cohort, template.sealed_bytes), message, self.opener.public
-        )
+        return Announcement("exchange", key, self._batch(key, cohort, template), message, self.opener.public)
 
     def signed(self, said: Announcement) -> bytes:
         return said.sign(self.signer, self.pins.federation, self.pins.run)

@@ -185,19 +185,21 @@ def test_another_signer_is_not_heard(client: tuple[Participant, SigningKey]) -> 
 
 def test_a_round_that_is_tried_again_sees_other_samples(client: tuple[Participant, SigningKey]) -> None:
     own = client[0]
-    first = own._sampled(BatchKey(1, 0), 1, 100)
+    first = own._sampled(BatchKey(1, 0), 1)
     assert len(first) == 20
-    assert own._sampled(BatchKey(1, 1), 1, 100) is first
-    assert own._sampled(BatchKey(1, EVALUATION), 1, 0) is first
-    second = own._sampled(BatchKey(2, 0), 1, 100)  # the same round of training
+    assert own._sampled(BatchKey(1, 1), 1) is first
+    assert own._sampled(BatchKey(1, EVALUATION), 1) is first
+    second = own._sampled(BatchKey(2, 0), 1)  # the same round of training
     assert second is not first
     assert second.randomness.seed("noise") != first.randomness.seed("noise")  # a round's noise is its own
     assert not torch.equal(second.x, first.x)
     with pytest.raises(ConfigError, match="not there at its beginning"):
-        own._sampled(BatchKey(1, 1), 1, 100)
-    assert len(own._sampled(BatchKey(3, 0), 3, 7)) == 7  # no more than was agreed
+        own._sampled(BatchKey(1, 1), 1)
+    fewer = own.pins.terms.model_copy(update={"max_rows": 7})
+    own.pins = own.pins.model_copy(update={"terms": fewer})
+    assert len(own._sampled(BatchKey(3, 0), 3)) == 7  # no more than was agreed
     with pytest.raises(ConfigError, match="not there at its beginning"):
-        own._sampled(BatchKey(4, 1), 4, 100)
+        own._sampled(BatchKey(4, 1), 4)
 
 
 def test_a_client_draws_from_its_operating_system() -> None:

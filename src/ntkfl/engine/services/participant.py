@@ -126,8 +126,10 @@ class Participant:
             raise TrustError(f"round {round} asks for a crowd below {self.pins.shuffler.min_clients} clients")
         if len(batch.cohort) != terms.clients_per_round:
             raise TrustError(f"round {round} asks {len(batch.cohort)} clients, not {terms.clients_per_round}")
-        if batch.max_rows not in (terms.max_rows, 1):  # one where a reply has no rows of samples: see `_check_rows`
-            raise TrustError(f"round {round} asks for {batch.max_rows} rows, the contract for {terms.max_rows}")
+        usual = terms.max_rows if self.method.sampled or exchange == EVALUATION else 1
+        # Replies to later questions may have one row per client: which do is known once there is one (`_check_rows`).
+        if batch.max_rows not in ((usual,) if exchange in (0, EVALUATION) else (usual, 1)):
+            raise TrustError(f"round {round} asks for {batch.max_rows} rows, the contract for {usual}")
         if batch.seconds is not None and batch.seconds < 1:
             raise TrustError(f"round {round} would be released before a crowd could come")
 
