@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ntkfl.compare.cells import Cell
-from ntkfl.compare.results import Reached, reached_text, spread, summarise
+from ntkfl.compare.results import Reached, bytes_text, reached_text, spread, summarise
 from ntkfl.compare.search import _edges, score, search
 from ntkfl.compare.spec import Comparison
 from ntkfl.engine.folder import RunFolder
@@ -176,13 +176,14 @@ def test_rounds_and_bytes_to_a_target(tmp_path: Path) -> None:
         cell = Cell("x", comparison.run(comparison.methods[1], seed, {"lr": 0.1, "local_steps": 2}), tmp_path)
         cell.folder.path.mkdir()
         for r, a in enumerate(curve, start=1):
-            cell.folder.append(
-                "history.jsonl", {"round": r, "test_accuracy": a, "last_accuracy": a / 2, "uplink_bytes": 2**20}
-            )
+            sent = {"uplink_bytes": 2**20, "downlink_bytes": 3 * 2**20}
+            cell.folder.append("history.jsonl", {"round": r, "test_accuracy": a, "last_accuracy": a / 2, **sent})
             cell.folder.append("timings.jsonl", {"round": r, "seconds": 0.5, "device": "cpu"})
         cells.append(cell)
     row = summarise(comparison, "x", {}, cells)
-    assert row.reached[0] == Reached(0.3, [2, 4], [2.0, 4.0])
+    assert row.reached[0] == Reached(0.3, [2, 4], [2.0, 4.0], [6.0, 12.0])
+    assert bytes_text(row.reached[0]) == "3 + 9"
+    assert bytes_text(row.reached[1]) == ""
     assert row.reached[1].rounds == [None, None]
     assert row.reached_unaveraged[0].rounds == [None, None]
     assert row.seconds == [[0.5, 1.0, 1.5, 2.0]] * 2

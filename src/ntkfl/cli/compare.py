@@ -93,7 +93,7 @@ def _tables(comparison: Comparison, rows: Sequence[Row]) -> list[tuple[str, Tabl
     shown = sum(header.startswith("%") for header in headers)
     parts = [
         (f"Test accuracy by round[/bold]\n{_title(comparison)}[bold]", range(1, 1 + shown)),
-        ("Rounds and MiB uplink to a test accuracy", range(1 + shown, len(headers) - 1)),
+        ("Rounds, and MiB up and down, to a test accuracy", range(1 + shown, len(headers) - 1)),
     ]
     tables = []
     for title, chosen in parts:

@@ -22,11 +22,12 @@ from ntkfl.version import __version__
 
 @dataclass(frozen=True)
 class Reached:
-    """Rounds and uplink to a target, one number a seed; None for a seed that did not get there."""
+    """Rounds and bytes to a target, one number per seed; None for a seed that did not get there."""
 
     target: float
     rounds: list[int | None]
     uplink_mib: list[float | None]
+    downlink_mib: list[float | None]
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,9 @@ def summarise(comparison: Comparison, label: str, setting: dict[str, Any], cells
     histories = [cell.history() for cell in cells]
     reported = [[float(r["test_accuracy"]) for r in h] for h in histories]
     last = [[float(r["last_accuracy"]) for r in h] for h in histories]
-    uplink = [_cumulative([r["uplink_bytes"] / 2**20 for r in h]) for h in histories]
+    uplink, downlink = (
+        [_cumulative([r[f"{way}_bytes"] / 2**20 for r in h]) for h in histories] for way in ("uplink", "downlink")
+    )
     times = [c.folder.records("timings.jsonl")[: len(h)] for c, h in zip(cells, histories, strict=True)]
     return Row(
         label,
@@ -64,21 +67,18 @@ def summarise(comparison: Comparison, label: str, setting: dict[str, Any], cells
         last,
         uplink,
         [_cumulative([t["seconds"] for t in seconds]) for seconds in times],
-        [_reached(t, reported, uplink) for t in comparison.targets],
-        [_reached(t, last, uplink) for t in comparison.targets],
+        [_reached(t, reported, uplink, downlink) for t in comparison.targets],
+        [_reached(t, last, uplink, downlink) for t in comparison.targets],
         [cell.failed for cell in cells],
         sorted({t["device"] for seconds in times for t in seconds}),
         [[r.get("steps") for r in h] for h in histories],
     )
 
 
-def _reached(target: float, curves: Sequence[Sequence[float]], uplink: Sequence[Sequence[float]]) -> Reached:
+def _reached(target: float, curves: Sequence[Sequence[float]], *ways: Sequence[Sequence[float]]) -> Reached:
     firsts = [next((i for i, a in enumerate(curve) if a >= target), None) for curve in curves]
-    return Reached(
-        target,
-        [None if i is None else i + 1 for i in firsts],
-        [None if i is None else sent[i] for i, sent in zip(firsts, uplink, strict=True)],
-    )
+    sent = ([None if i is None else one[i] for i, one in zip(firsts, way, strict=True)] for way in ways)
+    return Reached(target, [None if i is None else i + 1 for i in firsts], *sent)
 
 
 def _cumulative(values: Sequence[float]) -> list[float]:
@@ -104,6 +104,12 @@ def reached_text(reached: Reached, length: int) -> str:
     return spread(reached.rounds) or f"not in {length}"
 
 
+def bytes_text(reached: Reached) -> str:
+    """MiB up and down to a target, means over the seeds that got there: '48 + 21'."""
+    ways = [[v for v in way if v is not None] for way in (reached.uplink_mib, reached.downlink_mib)]
+    return " + ".join(f"{statistics.mean(way):.0f}" for way in ways) if all(ways) else ""
+
+
 def accuracy_at(row: Row, round: int) -> str:
     """Mean accuracy at a round over the seeds that got so far, in percent."""
     values = [curve[round - 1] for curve in row.accuracy if len(curve) >= round]
@@ -116,13 +122,13 @@ def columns(comparison: Comparison, rows: Sequence[Row]) -> tuple[list[str], lis
     shown = [r for r in comparison.show_rounds if r <= longest]
     headers = ["method", *(f"% r{r}" for r in shown)]
     for target in comparison.targets:
-        headers += [f"rounds to {target:.0%}", f"MiB to {target:.0%}"]
+        headers += [f"rounds to {target:.0%}", f"MiB up + down to {target:.0%}"]
     headers.append("s/round")
     body = []
     for row in rows:
         cells = [row.label, *(accuracy_at(row, r) for r in shown)]
         for reached in row.reached:
-            cells += [reached_text(reached, row.length), spread(reached.uplink_mib)]
+            cells += [reached_text(reached, row.length), bytes_text(reached)]
         each = [s[-1] / len(s) for s in row.seconds if s]
         body.append([*cells, f"{statistics.mean(each):.2f}" if each else ""])
     return headers, body
