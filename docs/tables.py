@@ -24,7 +24,7 @@ BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def headline() -> str:
-    """Rounds and bytes to 85 %, first hit, and accuracies: sums, rows and the best averaging methods on the same seeds."""
+    """Rounds and bytes to 85 %, first hit, and accuracies: sums, rows and the best averaging methods, same seeds."""
     shown = {
         "sums": "NTK-FL from sums (`sum-ntk-fl`)",
         "rows (NTK-FL)": "NTK-FL from rows (`ntk-fl`)",
@@ -32,7 +32,9 @@ def headline() -> str:
         "FedAvg, averaged": "FedAvg, averaged",
     }
     rows = {row["label"]: row for row in json.loads((ROOT / "results/sums/main/results.json").read_text())["rows"]}
-    body = [[name, _rounds(rows[label]), *_mib(rows[label]), *_accuracies(rows[label])] for label, name in shown.items()]
+    body = [
+        [name, _rounds(rows[label]), *_mib(rows[label]), *_accuracies(rows[label])] for label, name in shown.items()
+    ]
     return _table(["method", "rounds to 85 %", "MiB up", "MiB down", "% at round 5", "10", "20"], body)
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ntkfl.errors import ConfigError, DataError, NumericalError, unknown
-from ntkfl.tangent.jacobian import Jacobian, Part
+from ntkfl.tangent.jacobian import Jacobian
 from ntkfl.tangent.krylov import linear_flow
 from ntkfl.tangent.losses import beyond_rounding, check_loss, curvature_product, per_sample, residual, targets
 from ntkfl.tangent.solvers import Statistics, integrate
@@ -53,14 +53,14 @@ class Evolution:
 
     def delta(self, i: int) -> Tensor:
         """w^(k,t_i) − w^(k) = (η/N) Jᵀ R(t_i): [d]."""
-        return self.jacobian.vjp(self.residuals[i]).mul_(self.lr / self.jacobian.part.samples)
+        return self.jacobian.vjp(self.residuals[i]).mul_(self.lr / len(self.jacobian))
 
     def deltas(self) -> Tensor:
         """All weight changes: [S, d], as many in one pass as fit beside a Jacobian."""
         numbers = sum(t.numel() for t in self.jacobian.tensors())
         few = max(1, _PASS_NUMBERS * self.jacobian.shape[1] // numbers)
         changes = [self.jacobian.vjp(some) for some in torch.split(self.residuals, few)]
-        return torch.cat(changes).mul_(self.lr / self.jacobian.part.samples)
+        return torch.cat(changes).mul_(self.lr / len(self.jacobian))
 
 
 def geometric_steps(lr: float, longest: float = 40.0, shortest: float = 0.1, ratio: float = 1.5) -> tuple[float, ...]:
@@ -107,7 +107,7 @@ def evolve(
             f"rtol must be at least {LEAST_RTOL:g} and below 1, got {rtol}: it is the relative error of each step of "
             "the flow, and a smaller one takes more steps than the integrator may"
         )
-    if J.part.samples == 0:
+    if N == 0:
         raise DataError("there is nothing to evolve: the Jacobian has no rows")
     if tuple(f0.shape) != (N, d2):
         raise DataError(f"f0 must have the Jacobian's shape [{N}, {d2}], got {list(f0.shape)}")
@@ -120,9 +120,7 @@ def evolve(
 
     if scheme == "paper" and (loss, kernel) != ("mse", "trace"):
         raise ConfigError("scheme 'paper' is the closed form for loss 'mse' and kernel 'trace'; use 'flow' for others")
-    if J.part.add_up is not None and (kernel, scheme) != ("full", "flow"):
-        raise ConfigError("rows that servers share evolve by kernel 'full' and scheme 'flow'")
-    if not bool(J.part.norms(beyond_rounding(loss, f0, Y.to(f0.dtype)).norm()) > 0):  # nothing to learn: R stays 0
+    if not bool(beyond_rounding(loss, f0, Y.to(f0.dtype)).norm() > 0):  # nothing to learn: R stays 0
         still = f0.expand(len(wanted), N, d2)
         return Evolution(J, lr, wanted, torch.zeros_like(still), lambda: still)
     # The closed form needs the whole kernel; a flow too large for it is integrated like any other.
@@ -159,13 +157,13 @@ def _flow_as_far_as_it_goes(
     """The flow; where its error cannot be held, again with products in float64; where that fails too, or the cost has
     no end, the steps that were reached. `Statistics.fallback` says which; `NumericalError` where not one was.
     """
-    best = _flow(_kernel_product(J, kernel, fits), f0, Y, lr, steps, loss, rtol, J.part, most)
+    best = _flow(_kernel_product(J, kernel, fits), f0, Y, lr, steps, loss, rtol, most)
     why, dear = best[2].stopped, best[2].exhausted
     if not why:
         return best
     said = ""
     if not dear and J.dtype != torch.float64:
-        again = _flow(_kernel_product(J.double(), kernel, fits), f0.double(), Y, lr, steps, loss, rtol, J.part, most)
+        again = _flow(_kernel_product(J.double(), kernel, fits), f0.double(), Y, lr, steps, loss, rtol, most)
         again[2].evaluations += best[2].evaluations
         if len(again[0]) >= len(best[0]):
             best, said = again, "products in float64"
@@ -218,11 +216,10 @@ def _flow(
     steps: Sequence[float],
     loss: str,
     rtol: float,
-    part: Part,
     most: int | None,
 ) -> _Solution:
     """R' = r(f0 + (η/N) Θ R), R(0) = 0, by Runge–Kutta–Chebyshev."""
-    rate = lr / part.samples
+    rate = lr / len(f0)
     Y = Y.to(f0.dtype)
     rounding = 0.0 if f0.dtype == torch.float64 else torch.finfo(f0.dtype).eps
 
@@ -239,7 +236,7 @@ def _flow(
         return lambda v: curvature_product(loss, f, rate * theta(v)).double()
 
     start = torch.zeros_like(f0, dtype=torch.float64)
-    states, stats = integrate(slope, start, steps, stiffness, rtol, part, rounding, most)
+    states, stats = integrate(slope, start, steps, stiffness, rtol, rounding, most)
     residuals = torch.stack(states) if states else f0.new_empty((0, *f0.shape))
     return residuals, lambda: torch.stack([outputs(R) for R in residuals]), stats
 
@@ -252,14 +249,14 @@ def _linear_flow(
     In float32, products are wrong by up to eps·λ_max, which moves an eigenvalue of 0 enough to decay once htλ_max·eps
     nears 1: for such long times they are made again in float64, from a copy of J.
     """
-    part, d2 = J.part, f0.shape[1]
-    start, h = (Y - f0.double()) / d2, lr / (part.samples * d2)
+    d2 = f0.shape[1]
+    start, h = (Y - f0.double()) / d2, lr / f0.numel()
     eps = torch.finfo(J.dtype).eps
-    found, stats = linear_flow(J.product, start, h, steps, 0.01 * rtol, eps, part), Statistics()
+    found, stats = linear_flow(J.product, start, h, steps, 0.01 * rtol, eps), Statistics()
     if J.dtype != torch.float64 and (found is None or h * found.largest * steps[-1] * eps > 0.1):
         stats.evaluations = 0 if found is None else found.products
         stats.fallback = "products in float64: after so long a time the rounding of float32 counts"
-        found = linear_flow(J.double().product, start, h, steps, 0.01 * rtol, eps, part)
+        found = linear_flow(J.double().product, start, h, steps, 0.01 * rtol, eps)
     if found is None:
         return None
     stats.evaluations += found.products

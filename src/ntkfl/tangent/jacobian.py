@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import NamedTuple, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -64,26 +64,10 @@ class Block(ABC):
         """Row i times factors[i]."""
 
 
-class Part(NamedTuple):
-    """Which of the samples of a round are here: by itself all, where servers share them (`shared.py`) some."""
-
-    samples: int  # of all servers together
-    before: int = 0  # that come before those here
-    add_up: Callable[[Tensor], Tensor] | None = None  # a sum over servers
-
-    def norms(self, here: Tensor) -> Tensor:
-        """Norms of whole vectors, from those of the parts of them that are here."""
-        return here if self.add_up is None else self.add_up(here.square()).sqrt()
-
-
 class Jacobian(ABC):
     """Rows are samples. `shape` is (N, d2, d), columns in `named_parameters()` order of the trainable parameters."""
 
     shape: tuple[int, int, int]
-
-    @property
-    def part(self) -> Part:
-        return Part(len(self))
 
     @abstractmethod
     def jvp(self, delta: Tensor) -> Tensor:

@@ -7,14 +7,11 @@ t → ∞ is the least-squares solution Θ⁺ r / h.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from ntkfl.tangent.jacobian import Part
 
 _MOST_PRODUCTS = 2000
 _MOST_NUMBERS = 2**28  # of Q: 2 GiB
@@ -37,18 +34,16 @@ def linear_flow(
     times: Sequence[float],
     tolerance: float,
     eps: float,
-    part: Part,
 ) -> Krylov | None:
     """R' = r − hΘR from R(0) = 0 with r = `start`, whose norm is positive; None where the space would grow too large.
-    Of vectors that servers share, this `part`.
 
     The space grows until what is computed solves the equation up to `tolerance` times the size of r, at every wanted
     time. `eps` is the precision that R is used in: a part of R in Θ's null space changes nothing, and it is left out
     once t is so large that the rounding of that part would, by more than `tolerance`.
     """
-    n, device = part.samples * math.prod(start.shape[1:]), start.device
+    n, device = start.numel(), start.device
     most = min(n, _MOST_PRODUCTS, max(2, _MOST_NUMBERS // n - 1))
-    size = part.norms(start.norm())
+    size = start.norm()
     Q = torch.empty(min(most + 1, _FIRST_ROWS), start.numel(), dtype=torch.float64, device=device)
     Q[0] = start.reshape(-1) / size
     T = torch.zeros(most, most, dtype=torch.float64)
@@ -56,10 +51,10 @@ def linear_flow(
     for m in range(1, most + 1):
         image = product(Q[m - 1].view(start.shape)).double().reshape(-1)
         for _ in range(2):  # orthogonal to all before, twice: once leaves what cancellation takes
-            along = Q[:m] @ image if part.add_up is None else part.add_up(Q[:m] @ image)
+            along = Q[:m] @ image
             image = image - along @ Q[:m]
             T[m - 1, m - 1] += float(along[-1])
-        rest = float(part.norms(image.norm()))
+        rest = float(image.norm())
         scale = float(T[:m, :m].abs().sum(1).max())  # at least the largest eigenvalue
         if not rest < float("inf"):
             return None

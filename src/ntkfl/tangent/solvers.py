@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ntkfl.tangent.chebyshev import MOST_STAGES, Stepper, stepper
-from ntkfl.tangent.jacobian import Part
 
 _MOST_STEPS = 10_000
 _MOST_PRODUCTS = 50_000  # rounds met so far need hundreds to a few thousand
@@ -45,13 +44,11 @@ def integrate(
     times: Sequence[float],
     stiffness: Callable[[Tensor], Callable[[Tensor], Tensor]],
     rtol: float,
-    part: Part,
     rounding: float = 0.0,
     most_products: int | None = None,
 ) -> tuple[list[Tensor], Statistics]:
-    """States at the increasing `times`, from `start` at time 0; of a state that is shared, this `part`. Fewer, and
-    `Statistics.stopped` says why, where the error cannot be held (values that are not finite, steps that shrink to
-    nothing) or the cost has no end.
+    """States at the increasing `times`, from `start` at time 0. Fewer, and `Statistics.stopped` says why, where the
+    error cannot be held (values that are not finite, steps that shrink to nothing) or the cost has no end.
 
     `stiffness(y)` is F's Jacobian at y, times −1, as a product with vectors. Each step's error, relative to the size of
     the state, is held below `rtol`; output times inside a step are interpolated by the cubic through both ends
@@ -63,12 +60,12 @@ def integrate(
     """
     stats = Statistics()
     y = start.double()
-    with_field = stepper(rhs, y) if part.add_up is None else Stepper(rhs)  # no graph holds a sum between servers
+    with_field = stepper(rhs, y)
     slope = with_field.evaluate(y)
-    radius = _Radius(stiffness, slope, part)
+    radius = _Radius(stiffness, slope)
     t, out, pending = 0.0, [], list(times)
     rho = radius(y)
-    h = _first_step(with_field, y, slope, rho, times[-1], rtol, part) if math.isfinite(rho) else 0.0
+    h = _first_step(with_field, y, slope, rho, times[-1], rtol) if math.isfinite(rho) else 0.0
     previous_h, previous_error, since_radius = 0.0, 1.0, 0
     allowed = _MOST_PRODUCTS if most_products is None else min(most_products, _MOST_PRODUCTS)
     while pending:
@@ -87,7 +84,7 @@ def integrate(
             h = (stages**2 - 1) / (1.54 * rho)
         new = with_field.step(y, slope, h, stages)
         new_slope = with_field.evaluate(new)
-        error = _error(y, new, slope, new_slope, h, rtol, part)
+        error = _error(y, new, slope, new_slope, h, rtol)
         if not math.isfinite(error) or error > 1.0:
             stats.rejected += 1
             h *= 0.1 if not math.isfinite(error) else max(0.1, 0.8 / error ** (1 / 3))
@@ -118,33 +115,32 @@ def integrate(
     return out, stats
 
 
-def _first_step(field: Stepper, y: Tensor, slope: Tensor, rho: float, end: float, rtol: float, part: Part) -> float:
+def _first_step(field: Stepper, y: Tensor, slope: Tensor, rho: float, end: float, rtol: float) -> float:
     """A first step from the second derivative met by one Euler step, as the reference implementation does."""
     h = min(end, 1.0 / rho) if rho > 0 else end
     trial = y + h * slope
-    change = float(part.norms((field.evaluate(trial) - slope).norm())) * h
-    size = max(float(part.norms(trial.norm())), 1e-300) * rtol
+    change = float((field.evaluate(trial) - slope).norm()) * h
+    size = max(float(trial.norm()), 1e-300) * rtol
     return min(end, h / math.sqrt(max(change / size, 1e-6)) * 0.1)
 
 
-def _error(y: Tensor, new: Tensor, slope: Tensor, new_slope: Tensor, h: float, rtol: float, part: Part) -> float:
+def _error(y: Tensor, new: Tensor, slope: Tensor, new_slope: Tensor, h: float, rtol: float) -> float:
     """The method's estimate of a step's error, 0.8 (y − ŷ) + 0.4 h (F(y) + F(ŷ)), over what is allowed."""
     estimate = torch.sub(y, new).add_(slope, alpha=0.5 * h).add_(new_slope, alpha=0.5 * h)
     # Three numbers cross from a GPU together, once a step: the only time that it is waited for.
-    error, old, fresh = part.norms(torch.stack([estimate, y, new]).flatten(1).norm(dim=1)).tolist()
+    error, old, fresh = torch.stack([estimate, y, new]).flatten(1).norm(dim=1).tolist()
     return float(0.8 * error / (rtol * max(old, fresh, 1e-300)))
 
 
 class _Radius:
     """Upper estimates of the spectral radius of F's Jacobian, each begun from the last one's eigenvector."""
 
-    def __init__(self, stiffness: Callable[[Tensor], Callable[[Tensor], Tensor]], slope: Tensor, part: Part) -> None:
-        self.stiffness, self.products, self.part = stiffness, 0, part
+    def __init__(self, stiffness: Callable[[Tensor], Callable[[Tensor], Tensor]], slope: Tensor) -> None:
+        self.stiffness, self.products = stiffness, 0
         # The first change of the state points along the stiffest directions, nearly; an irregular part has the others.
-        first = part.before * math.prod(slope.shape[1:])
-        wave = torch.arange(first, first + slope.numel(), dtype=slope.dtype, device=slope.device)
+        wave = torch.arange(slope.numel(), dtype=slope.dtype, device=slope.device)
         wave = wave.mul_(math.sqrt(7)).square_().cos_()
-        size = 0.1 * part.norms(slope.norm()) / part.norms(wave.norm())
+        size = 0.1 * slope.norm() / wave.norm()
         self.vector = slope + size * wave.view(slope.shape)
 
     def __call__(self, y: Tensor) -> float:
@@ -155,7 +151,7 @@ class _Radius:
             self.products += 1
             return product(v)
 
-        value, self.vector = largest_eigenvalue(counted, self.vector, self.part)
+        value, self.vector = largest_eigenvalue(counted, self.vector)
         return 1.2 * value
 
 
@@ -196,17 +192,17 @@ def _hermite(s: float, h: float, y0: Tensor, f0: Tensor, y1: Tensor, f1: Tensor)
 
 
 def largest_eigenvalue(
-    product: Callable[[Tensor], Tensor], start: Tensor, part: Part, iterations: int = 20, tolerance: float = 0.05
+    product: Callable[[Tensor], Tensor], start: Tensor, iterations: int = 20, tolerance: float = 0.05
 ) -> tuple[float, Tensor]:
     """Power iteration for an operator with real nonnegative spectrum: (estimate from below, its vector).
 
     A start close to the answer, the vector of an earlier call, ends it after two products.
     """
-    v = start / part.norms(start.norm()).clamp_min(1e-300)
+    v = start / start.norm().clamp_min(1e-300)
     value = 0.0
     for _ in range(iterations):
         image = product(v)
-        norm = float(part.norms(image.norm()))
+        norm = float(image.norm())
         if not norm > 0 or not math.isfinite(norm):
             return norm, v
         v = image / norm
