@@ -60,7 +60,7 @@ def shuffler(
 ) -> None:
     """The shuffler: collects sealed rows, releases them permuted, and relays what the aggregator announces.
 
-    Clients that together send more than it may hold are told to come back a moment later, and do.
+    Clients that together send more than it may hold are told to retry a moment later, and do.
     """
     from ntkfl.engine.services.pins import Pins  # needs the extra
     from ntkfl.engine.services.shuffler import STATE, serve_shuffler

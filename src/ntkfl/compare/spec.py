@@ -60,7 +60,7 @@ class Comparison(Options):
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     search: Search = Search()
-    fallback: DataConfig | None = Field(None, description="data to use where those named cannot be had")
+    fallback: DataConfig | None = Field(None, description="data to use where those named cannot be downloaded")
     methods: tuple[Entry, ...] = Field(min_length=1)
 
     def model_post_init(self, _: object) -> None:
@@ -78,7 +78,7 @@ class Comparison(Options):
         return Comparison(**values)
 
     def with_available_data(self) -> tuple[Comparison, str]:
-        """This comparison on data that can be had, and a line on why where those are not the ones it names."""
+        """This comparison on data that is available, and a line on why where those are not the ones it names."""
         if self.data.own:
             return self, ""
         try:
@@ -86,7 +86,7 @@ class Comparison(Options):
         except DataError as error:
             if self.fallback is None:
                 raise
-            why = f"{self.data.dataset} could not be had, so the built-in {self.fallback.dataset} serve instead"
+            why = f"{self.data.dataset} could not be downloaded, so the built-in {self.fallback.dataset} serve instead"
             return self.model_copy(update={"data": self.fallback}), f"{why}.\n{error}"
         return self, ""
 

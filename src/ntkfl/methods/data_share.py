@@ -29,7 +29,7 @@ class DataShare(FedAvg):
     paper: ClassVar[str] = "Zhao et al. 2018"
 
     shared_fraction: float = Field(
-        0.1, ge=0, description="β, size of the shared set relative to all clients' samples: for who prepares it"
+        0.1, ge=0, description="β, size of the shared set relative to all clients' samples: for whoever prepares it"
     )
     shared_portion: float = Field(1.0, gt=0, le=1, description="α, portion of the shared set that a client is given")
 

@@ -59,7 +59,7 @@ class NTKFL(Method):
     steps: tuple[float, ...] | None = Field(
         None, description="candidate numbers of steps t; default: geometric in η·t up to 40; the paper: 100, 200 … 2000"
     )
-    tolerance: float = Field(1e-3, gt=0, lt=1, description="relative error of each step of the flow's integration")
+    tolerance: float = Field(1e-3, ge=1e-9, lt=1, description="relative error of each step of the flow's integration")
     choose: str = Field("cohort", description="t by the cohort's own losses, or by a validation set (held-out clients)")
     codec: str = Field(
         "auto",

@@ -139,7 +139,7 @@ def orthonormal(matrix: NDArray[np.float32] | NDArray[np.float64]) -> NDArray[np
             column = Q[:, j]
             size = np.sqrt(_sum(column * column))
             if not size > _VANISHED:
-                raise ConfigError(f"{Q.shape[1]} orthonormal columns cannot be had: ask for fewer features")
+                raise ConfigError(f"{Q.shape[1]} orthonormal columns do not exist: ask for fewer features")
             column /= size
             rest = Q[:, j + 1 :]
             if rest.shape[1]:

@@ -109,7 +109,7 @@ def test_who_fails_is_named_and_the_round_goes_on_with_the_rest(tmp_path: Path) 
     said: list[str] = []
     (record,) = deployed(LocalGrid(programs, silent=[NODES[2]]), run, tmp_path / "run", said.append).run()
     assert set(record["failed"]) == {"client-1", "client-2"}
-    assert record["failed"]["client-1"] == "labels must be whole numbers from 0 to 9, one a sample"
+    assert record["failed"]["client-1"] == "labels must be whole numbers from 0 to 9, one per sample"
     assert record["failed"]["client-2"] == "no answer within 1 seconds"
     assert f"client-1: {record['failed']['client-1']}" in said
     sizes = digits().sizes

@@ -218,4 +218,4 @@ def check_data(x: Tensor, y: Tensor, inputs: tuple[int, ...], outputs: int) -> N
         if y.ndim != 2 or y.shape[1] != outputs or not bool(y.isfinite().all()):
             raise DataError(f"real targets must be finite and of shape [n, {outputs}], got {list(y.shape)}")
     elif y.ndim != 1 or not 0 <= int(y.min()) <= int(y.max()) < outputs:
-        raise DataError(f"labels must be whole numbers from 0 to {outputs - 1}, one a sample")
+        raise DataError(f"labels must be whole numbers from 0 to {outputs - 1}, one per sample")
