@@ -87,5 +87,9 @@ def available(context: Context, name: str, data: DataConfig) -> tuple[str, DataC
             raise
         context.show.line(f"{data.dataset} could not be downloaded: the built-in digits serve instead")
         digits = DataConfig(dataset="digits", clients=60, alpha=data.alpha)
-        return f"digits-{data.alpha:g}", digits, [f"the built-in digits, 60 clients: {data.dataset} could not be downloaded"]
+        return (
+            f"digits-{data.alpha:g}",
+            digits,
+            [f"the built-in digits, 60 clients: {data.dataset} could not be downloaded"],
+        )
     return name, data, []
