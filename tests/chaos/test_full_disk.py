@@ -80,7 +80,7 @@ def _compared(run: Path, out: Path) -> None:
     """A comparison's results and curves, of one method with one run."""
     comparison = Comparison(name="c", methods=[{"label": "a", "method": {"name": "ntk-fl"}}])  # type: ignore[list-item]
     cell = Cell("a", RunConfig.read(run / "config.toml"), out.parent)
-    record = {"test_accuracy": 0.5, "last_accuracy": 0.5, "uplink_bytes": 1}
+    record = {"test_accuracy": 0.5, "last_accuracy": 0.5, "uplink_bytes": 1, "downlink_bytes": 1}
     if not (cell.folder.path).exists():
         cell.folder.path.mkdir()
         for number in (1, 2):
