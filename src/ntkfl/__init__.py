@@ -33,8 +33,8 @@ __all__ = [
 ]
 
 # OpenMP's threads spin for milliseconds while they wait for work, on cores that something else may need: with other
-# programs running, a round of many small products took up to a hundred times as long. Asleep they cost next to nothing
-# on quiet cores too (docs/results.md, "Speed"). OpenMP reads this once, when torch is loaded.
+# programs running, a round of many small products took up to a hundred times as long. Asleep they cost about a tenth
+# more on quiet cores (docs/results.md, "Two commands"). OpenMP reads this once, when torch is loaded.
 if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}:
     os.environ["OMP_WAIT_POLICY"] = "passive"
 
