@@ -62,7 +62,7 @@ class Recovery:
 
 
 def invert(model: nn.Module, J: Jacobian, prior: Prior | None = None) -> Recovery | None:
-    """The first layer's inputs behind the rows of J, taken at the model's present weights. None where none can be had:
+    """The first layer's inputs behind the rows of J, taken at the model's present weights. None where there are none:
     a first layer that is neither linear nor sent in factors. (A convolution's derivative is a sum over positions, not
     of rank one; its factored upload holds the picture itself.) `prior` is of public inputs, where inputs are not
     projected.
@@ -183,7 +183,7 @@ def gaussian_prior(public: Tensor) -> Prior:
 
 
 def lift(z: Tensor, projection: Projection, public: Tensor, noise: float = 1e-4) -> Tensor:
-    """x [n, d1] behind z = scale·x P for who has P: the posterior mean under the Gaussian of public inputs, which is
+    """x [n, d1] behind z = scale·x P given P: the posterior mean under the Gaussian of public inputs, which is
     ridge regression with their covariance. Standardised rows have lost their mean and size, and are given public ones.
     """
     P = projection.matrix.double() * projection.scale

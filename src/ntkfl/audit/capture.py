@@ -35,7 +35,7 @@ class Capture:
     broadcast: Message  # what every client received first ("weights"; where each got its own, the first client's)
     uploads: list[
         Message
-    ]  # replies of the first exchange: one a client in order of `cohort`, or, shuffled, joined rows
+    ]  # replies of the first exchange: one per client in order of `cohort`, or, shuffled, joined rows
     losses: list[Message]  # replies of the second exchange (candidate losses), likewise; empty where there is none
     candidates: Message | None  # the second broadcast
     cohort: tuple[int, ...]  # ids, known to the aggregator

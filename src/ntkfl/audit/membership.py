@@ -1,7 +1,7 @@
 """Attack 5: was this record among those trained on?
 
 Yeom et al., Privacy Risk in Machine Learning: Analyzing the Connection to Overfitting, CSF 2018: members have a lower
-loss. Salem et al., ML-Leaks, NDSS 2019: and a more confident prediction, for who does not know the label. What counts
+loss. Salem et al., ML-Leaks, NDSS 2019: and a more confident prediction, for attackers without the label. What counts
 is success at few false alarms: Carlini et al., Membership Inference Attacks From First Principles, S&P 2022.
 
 Members and others are compared class by class in equal numbers: clients' classes are skewed, and a loss that only tells

@@ -1,4 +1,4 @@
-"""Attack 3: inputs behind a secret projection, for who has z = x P and not P.
+"""Attack 3: inputs behind a secret projection, for whoever has z = x P and not P.
 
 Liu, Giannella, Kargupta, An Attacker's View of Distance Preserving Maps for Privacy Preserving Data Mining, PKDD 2006,
 know some pairs (x, z) or the data's covariance. Here both, as one estimate: the columns of P are Gaussian with a known

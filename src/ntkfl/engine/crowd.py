@@ -75,7 +75,7 @@ class Template:
     header: bytes
     described: bytes
     sealed_bytes: int
-    sampled: bool  # a row a sample, rather than one a client
+    sampled: bool  # one row per sample, rather than one per client
 
     @staticmethod
     def of(method: Method, reply: Message) -> Template:

@@ -134,8 +134,8 @@ class Method(Stages):
     name: ClassVar[str]
     paper: ClassVar[str]
     trains_locally: ClassVar[bool] = False
-    rows_are_samples: ClassVar[bool] = False  # whether `split` gives a row a sample rather than one a client
-    sampled: ClassVar[tuple[str, ...]] = ()  # kinds of replies that split into a row a sample
+    rows_are_samples: ClassVar[bool] = False  # whether `split` gives one row per sample, not per client
+    sampled: ClassVar[tuple[str, ...]] = ()  # kinds of replies that split into one row per sample
     # How many times the median of all rows one may measure, in each of the ways that `check` measures them.
     extreme: ClassVar[tuple[float, ...]] = (10.0,)
     sparsifies: ClassVar[bool] = False  # whether `sparsity` means something to it

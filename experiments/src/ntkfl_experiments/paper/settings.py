@@ -76,7 +76,7 @@ def fashion(alpha: float) -> tuple[str, DataConfig]:
 
 
 def available(context: Context, name: str, data: DataConfig) -> tuple[str, DataConfig, list[str]]:
-    """These data; in a quick run where they cannot be had, the built-in digits, and a line that says so."""
+    """These data; in a quick run where they cannot be downloaded, the built-in digits, and a line that says so."""
     from ntkfl.data import load
     from ntkfl.errors import DataError
 

@@ -34,7 +34,7 @@ class Tally:
 
     @property
     def turned_away(self) -> int:
-        """Told to come back later, and came."""
+        """Told to retry later, and did."""
         return sum(self.statuses[status] for status in AGAIN)
 
     def percentile(self, share: float) -> float:
