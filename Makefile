@@ -53,7 +53,7 @@ test-browser: $(VENV)/.test $(VENV)/.browser
 # Inputs changed at random for every decoder and parser, and made-up requests for the services. What fails is kept in build/fuzz.
 fuzz: $(VENV)/.test $(VENV)/.fuzz
 	$(PY) -m tests.fuzz --cases 200000
-	NTKFL_OPENAPI_REQUESTS=250 $(PY) -m pytest -q tests/engine/services/test_openapi.py
+	NTKFL_OPENAPI_REQUESTS=250 $(PY) -m pytest -q tests/services/http/test_openapi.py
 
 # Runs killed 50 times in a row, and at every step of their writing; resumed, they end with the same bytes. Then Ctrl-C in every long verb.
 chaos: $(VENV)/.test

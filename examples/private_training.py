@@ -13,7 +13,7 @@ from pathlib import Path
 
 import ntkfl
 from ntkfl.data.npz import deal
-from ntkfl.engine.folder import RunFolder
+from ntkfl.federation.run_folder import RunFolder
 
 CLIENTS = 3
 RUN = """
@@ -83,18 +83,18 @@ def free_ports(count: int) -> list[int]:
 
 
 def main() -> None:
-    from ntkfl.engine.services.trial import Trial, init
+    from ntkfl.deployment.demo_setup import DemoSetup, init
 
     root = Path(tempfile.mkdtemp(prefix="ntkfl-private-"))
     fed = ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=CLIENTS, alpha=1.0), seed=0)
     deal(fed, root / "data")
     (root / "run.toml").write_text(RUN)
     ports = dict(zip(("key_server_port", "shuffler_port", "aggregator_port"), free_ports(3), strict=True))
-    init(root / "trial", root / "run.toml", Trial(clients=CLIENTS, evaluators=1, **ports))
+    init(root / "trial", root / "run.toml", DemoSetup(clients=CLIENTS, evaluators=1, **ports))
 
     # One process imports torch, the roles are its children: seconds saved, nothing shared.
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["ntkfl.cli.progress", "ntkfl.engine.services.aggregator"])
+    processes.set_forkserver_preload(["ntkfl.cli.progress", "ntkfl.deployment.aggregator"])
     roles = root / "trial"
     services = [
         processes.Process(target=key_server, args=(roles / "key-server",)),

@@ -18,11 +18,11 @@ torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 # Each of these starts a dozen processes: one after the other on one worker, beside which the other workers do the rest.
 CROWDS = (
-    "tests/engine/flower/test_deployment.py",
-    "tests/engine/flower/test_private_deployment.py",
-    "tests/engine/flower/test_simulate.py",
-    "tests/engine/flower/test_shuffled.py",
-    "tests/engine/services/test_deployment.py",
+    "tests/flower/test_deployment.py",
+    "tests/flower/test_private_deployment.py",
+    "tests/flower/test_simulate.py",
+    "tests/flower/test_shuffled.py",
+    "tests/deployment/test_deployment.py",
     "tests/examples/test_examples.py",
 )
 

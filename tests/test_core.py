@@ -33,7 +33,7 @@ import importlib, pkgutil
 import ntkfl
 from ntkfl.cli import main
 for found in pkgutil.walk_packages(ntkfl.__path__, "ntkfl.", onerror=lambda name: None):
-    if found.name != "ntkfl.__main__" and not found.name.startswith("ntkfl.engine.flower"):
+    if found.name != "ntkfl.__main__" and not found.name.startswith("ntkfl.flower"):
         importlib.import_module(found.name)
 for line in ("doctor", "train --dataset digits --clients 8 --clients-per-round 3 --method cp-ntk-fl --projected-dim 20 "
              "--hidden 8 --rounds 1 --out run", "report run", "flower --help", "flower run x --out y", "flower bench"):
@@ -71,7 +71,7 @@ def test_everything_but_sealing_works_without_the_services_extra() -> None:
 def test_training_on_digits_imports_neither_scikit_learn_nor_torchs_compiler() -> None:
     """Either takes as long as torch itself, every time a command starts."""
     program = (
-        "import sys, torch; from ntkfl.engine.config import RunConfig, execute; "
+        "import sys, torch; from ntkfl.federation.config import RunConfig, execute; "
         "execute(RunConfig(rounds=1, clients_per_round=2, data={'dataset': 'digits', 'clients': 4}, "
         "model={'hidden': [4]}, method={'name': 'ntk-fl'})); "
         "print([name for name in ('sklearn', 'scipy', 'torch._dynamo', 'matplotlib') if name in sys.modules])"

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCES = {"ntkfl": ROOT / "src" / "ntkfl", "ntkfl_experiments": ROOT / "experiments" / "src" / "ntkfl_experiments"}
-BELOW = ("engine/flower", "engine/services")  # rooms inside a room
+BELOW: tuple[str, ...] = ()  # rooms inside a room
 
 
 def modules() -> dict[str, Path]:

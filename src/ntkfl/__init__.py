@@ -9,9 +9,9 @@ from ntkfl.version import __version__
 
 if TYPE_CHECKING:
     from ntkfl import data, methods, models, tangent
-    from ntkfl.engine.export import load_exported
-    from ntkfl.engine.run import Run
-    from ntkfl.engine.simulation import train
+    from ntkfl.federation.export import load_exported
+    from ntkfl.federation.run import Run
+    from ntkfl.federation.simulation import train
     from ntkfl.tangent import Evolution, Jacobian, concatenate, evolve, geometric_steps, jacobian
 
 __all__ = [
@@ -41,9 +41,9 @@ if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"
 # Imported when first used: the command line answers `--help` without waiting seconds for torch.
 _ROOMS = ("data", "methods", "models", "tangent")
 _HOMES = {
-    "Run": "ntkfl.engine.run",
-    "train": "ntkfl.engine.simulation",
-    "load_exported": "ntkfl.engine.export",
+    "Run": "ntkfl.federation.run",
+    "train": "ntkfl.federation.simulation",
+    "load_exported": "ntkfl.federation.export",
     **dict.fromkeys(("Evolution", "Jacobian", "concatenate", "evolve", "geometric_steps", "jacobian"), "ntkfl.tangent"),
 }
 

@@ -17,8 +17,8 @@ import torch
 from packaging.requirements import Requirement
 
 from ntkfl.data.catalog import CATALOG, cache_folder, locate
-from ntkfl.engine.memory import available_bytes
 from ntkfl.errors import NTKFLError
+from ntkfl.federation.memory_check import available_bytes
 from ntkfl.version import __version__
 
 _ENOUGH_MEMORY = 2 << 30  # a paper-scale round, and room

@@ -13,8 +13,7 @@ from ntkfl.audit.measures import relative_error
 from ntkfl.audit.received import rows_of
 from ntkfl.privacy.projection import RunSecret, make_projection
 from ntkfl.privacy.sparsify import sparsify
-
-from .scenes import config
+from tests.audit.fixtures import config
 
 
 def _inputs(n: int = 6, d: int = 30) -> torch.Tensor:

@@ -10,12 +10,11 @@ import torch
 
 from ntkfl.audit.capture import capture, captures, captures_of_run, read_capture
 from ntkfl.audit.received import rows_of, spread
-from ntkfl.engine.config import execute
-from ntkfl.engine.recording import recorded_rounds
 from ntkfl.errors import ConfigError, RunFolderError
+from ntkfl.federation.config import execute
+from ntkfl.federation.transcript import recorded_rounds
 from ntkfl.tangent import jacobian
-
-from .scenes import config
+from tests.audit.fixtures import config
 
 ROWS = {"name": "ntk-fl", "subsample_rate": 0.05}
 MIXED = {"name": "cp-ntk-fl", "subsample_rate": 0.05, "projected_dim": 20, "sparsity": 0.5, "values": "float32"}

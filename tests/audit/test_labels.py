@@ -9,8 +9,7 @@ import torch
 from ntkfl.audit.capture import capture
 from ntkfl.audit.finding import Finding
 from ntkfl.audit.labels import attack, infer_mix, mix, overlap
-
-from .scenes import config
+from tests.audit.fixtures import config
 
 SKEWED = {"dataset": "digits", "clients": 6, "partition": "dirichlet", "alpha": 0.1}
 

@@ -9,8 +9,7 @@ from ntkfl.audit.capture import capture, captures
 from ntkfl.audit.inputs import Inputs, distances, seen_inputs
 from ntkfl.audit.linkage import attack
 from ntkfl.audit.received import rows_of
-
-from .scenes import config
+from tests.audit.fixtures import config
 
 SKEWED = {"dataset": "digits", "clients": 6, "partition": "dirichlet", "alpha": 0.1}
 SHUFFLED = {"name": "ntk-fl", "subsample_rate": 0.4, "projected_dim": 24, "shuffle": True}

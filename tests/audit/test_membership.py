@@ -10,11 +10,10 @@ from ntkfl.audit.capture import capture
 from ntkfl.audit.membership import Roc, advantage, attack, infer, matched, on_final_model
 from ntkfl.data import load
 from ntkfl.data.partitions import make
-from ntkfl.engine.config import prepare
+from ntkfl.federation.config import prepare
 from ntkfl.methods import Task
 from ntkfl.tangent.parameters import flatten
-
-from .scenes import config
+from tests.audit.fixtures import config
 
 
 def test_rates_by_hand() -> None:

@@ -7,8 +7,7 @@ import torch
 
 from ntkfl.audit.capture import capture
 from ntkfl.audit.projection import attack, column_covariance, estimate, invert_with
-
-from .scenes import config
+from tests.audit.fixtures import config
 
 
 def test_as_many_pairs_as_inputs_give_p_exactly() -> None:

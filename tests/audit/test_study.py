@@ -21,8 +21,7 @@ from ntkfl.audit.measures import best_ssim, guesses, psnr, relative_error, ssim
 from ntkfl.audit.page import render
 from ntkfl.audit.study import study, undefended
 from ntkfl.cli import app
-
-from .scenes import config
+from tests.audit.fixtures import config
 
 
 def _finding(mean: float, guess: float = 0.5, perfect: float = 1.0) -> Finding:

@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 from random import Random
 
-from .comparison import compare_through_kills
-from .nursery import preload
-from .steps import at_every_step
-from .storm import METHODS, calm, storm
+from tests.chaos.comparison import compare_through_kills
+from tests.chaos.fork_server import preload
+from tests.chaos.steps import at_every_step
+from tests.chaos.storm import METHODS, calm, storm
 
 
 def main() -> int:
@@ -31,7 +31,7 @@ def main() -> int:
     given = parser.parse_args()
     seed = int(time.time()) if given.seed is None else given.seed
     if given.ctrl_c:
-        from .ctrl_c.sweep import sweep
+        from tests.chaos.ctrl_c.sweep import sweep
 
         print(f"seed {seed}: python -m tests.chaos --ctrl-c --times {given.times} --seed {seed}", flush=True)
         return sweep(given.times, seed, given.only)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from .storm import calm, look, results, start
+from tests.chaos.storm import calm, look, results, start
 
 ROUNDS = 2
 _EVENTS = ("open", "os.rename", "os.remove", "os.mkdir")

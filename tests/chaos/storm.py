@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from .nursery import Child
+from tests.chaos.fork_server import Child
 
 DATA = ["--dataset", "digits", "--clients", "12", "--clients-per-round", "3", "--hidden", "16"]
 METHODS = {
@@ -40,7 +40,7 @@ def start(method: str, rounds: int, folder: Path, log: Path, before: Callable[[]
 
 def look(folder: Path) -> int:
     """Read all of a run's folder as others do while it is written: it is whole at any moment. The rounds done."""
-    from ntkfl.engine.folder import RunFolder
+    from ntkfl.federation.run_folder import RunFolder
     from ntkfl.report.runs import find
     from ntkfl.report.view import view
 

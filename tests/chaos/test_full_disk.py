@@ -19,14 +19,14 @@ from ntkfl_experiments.bench.table import write_json
 
 import ntkfl
 from ntkfl.atomic import replacing, write_private
-from ntkfl.compare.cells import Cell
 from ntkfl.compare.results import summarise, write
 from ntkfl.compare.spec import Comparison
+from ntkfl.compare.trials import Cell
 from ntkfl.data.npz import deal
-from ntkfl.engine.config import RunConfig, execute
-from ntkfl.engine.export import export, load_exported
-from ntkfl.engine.folder import RunFolder
 from ntkfl.errors import NTKFLError
+from ntkfl.federation.config import RunConfig, execute
+from ntkfl.federation.export import export, load_exported
+from ntkfl.federation.run_folder import RunFolder
 from ntkfl.report.clients import bubble_plot
 from ntkfl.report.page import write_report
 

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ntkfl.engine.folder import RunFolder
-
-from .comparison import CONFIG, command
-from .storm import DATA
+from ntkfl.federation.run_folder import RunFolder
+from tests.chaos.comparison import CONFIG, command
+from tests.chaos.storm import DATA
 
 pytestmark = pytest.mark.timeout(900)  # four commands, each of which imports torch, beside whatever else runs
 TRAIN = [sys.executable, "-m", "ntkfl", "train", *DATA, "--steps", "10,100"]

@@ -16,10 +16,10 @@ from typer.testing import CliRunner, Result
 import ntkfl
 from ntkfl.audit.capture import captures_of_run, read_capture
 from ntkfl.cli import app
-from ntkfl.engine.config import RunConfig, execute
-from ntkfl.engine.export import export
-from ntkfl.engine.reading import read_toml
 from ntkfl.errors import NTKFLError, TrustError
+from ntkfl.federation.config import RunConfig, execute
+from ntkfl.federation.export import export
+from ntkfl.safe_parse import read_toml
 
 PLANTED = """
 from pathlib import Path

@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from ntkfl.cli.compare import Watcher
-from ntkfl.compare.cells import Cell
-from ntkfl.engine.config import RunConfig
+from ntkfl.compare.trials import Cell
+from ntkfl.federation.config import RunConfig
 
 
 class Clock:

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from ntkfl.cli import app
 from ntkfl.cli.steps import Steps
-from ntkfl.engine.flower.folders import ClientFile, known_keys
 from ntkfl.errors import ConfigError, NTKFLError
+from ntkfl.flower.folders import ClientFile, known_keys
 
 RUN = {"inputs": [1, 8, 8], "outputs": 10, "clients": 3, "clients_per_round": 2, "method": {"name": "fedavg"}}
 
@@ -79,11 +79,11 @@ def test_flower_takes_the_commands_as_printed(folder: Path) -> None:
     from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
     from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
-    from ntkfl.engine.flower import commands
+    from ntkfl.flower import commands
 
     arguments = commands.superlink(folder / "server").arguments
     program, words = arguments[:3], arguments[3:]
-    assert program == (sys.executable, "-m", "ntkfl.engine.flower.superlink")  # Flower's, with its control locked
+    assert program == (sys.executable, "-m", "ntkfl.flower.superlink")  # Flower's, with its control locked
     superlink = _parse_args_run_superlink().parse_args(words)
     assert superlink.enable_supernode_auth
     assert not superlink.runtime_dependency_install

@@ -14,10 +14,10 @@ from typer.testing import CliRunner, Result
 
 from ntkfl.cli import app
 from ntkfl.cli.serve import address
-from ntkfl.engine.services.key_server import KeyServer
-from ntkfl.engine.services.seed import enrolment
+from ntkfl.crypto.hpke import SealingKey, SigningKey
 from ntkfl.errors import ConfigError, NTKFLError
-from ntkfl.privacy.sealing import SealingKey, SigningKey
+from ntkfl.services.key_server.app import KeyServer
+from ntkfl.services.key_server.key_protocol import enrolment
 
 RUN = "inputs = [64]\noutputs = 10\nrounds = 3\nclients_per_round = 2\n[method]\nname = 'ntk-fl'\n"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ntkfl.cli.steps import Steps, clock
-from ntkfl.engine.watching import span
+from ntkfl.progress import span
 
 
 class Clock:

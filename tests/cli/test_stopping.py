@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ntkfl.engine.services.trial import Trial, init
-
-from .command import UNWANTED, Command, wait_until_gone
+from ntkfl.deployment.demo_setup import DemoSetup, init
+from tests.cli.command import UNWANTED, Command, wait_until_gone
 
 TERMS = 'inputs = [64]\noutputs = 10\nclients_per_round = 2\n[method]\nname = "ntk-fl"\n'
 
@@ -97,7 +96,7 @@ def test_folders_of_a_large_federation(tmp_path: Path) -> None:
 def test_a_client_whose_key_server_is_not_there(tmp_path: Path) -> None:
     folder = tmp_path / "t" / "clients" / "client-0"
     (tmp_path / "run.toml").write_text(TERMS)
-    init(tmp_path / "t", tmp_path / "run.toml", Trial(key_server_port=1, shuffler_port=2, aggregator_port=3))
+    init(tmp_path / "t", tmp_path / "run.toml", DemoSetup(key_server_port=1, shuffler_port=2, aggregator_port=3))
     np.savez(tmp_path / "x.npz", x=np.zeros((3, 64), np.float32), y=np.zeros(3, np.int64))
     command = Command("join", folder, "--data", tmp_path / "x.npz", "--patience", "600")
     while not (folder / "signing-key.pem").exists():  # from then on it asks

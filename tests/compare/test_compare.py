@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from ntkfl.compare.cells import Cell
 from ntkfl.compare.results import Reached, bytes_text, reached_text, spread, summarise
 from ntkfl.compare.search import _edges, score, search
 from ntkfl.compare.spec import Comparison
-from ntkfl.engine.folder import RunFolder
+from ntkfl.compare.trials import Cell
 from ntkfl.errors import ConfigError
+from ntkfl.federation.run_folder import RunFolder
 
 TOML = """
 rounds = 4

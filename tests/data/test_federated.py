@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ntkfl.data import Dirichlet, Federated, from_clients, load
-from ntkfl.data.rows import Rows
 from ntkfl.data.seeds import generator
+from ntkfl.data.table import Rows
 from ntkfl.errors import ConfigError, DataError
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from ntkfl.cli import app, verbs
 from ntkfl.compare.spec import Comparison
-from ntkfl.engine.config import RunConfig
+from ntkfl.federation.config import RunConfig
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from .driver import Outcome, attempt, confine, drive, work
+from tests.fuzz.driver import Outcome, attempt, confine, drive, work
 
 
 def main() -> int:
@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def _work(scratch: Path, given: argparse.Namespace) -> int:
-    from .targets import make
+    from tests.fuzz.targets import make
 
     def say(told: dict[str, object]) -> None:
         print(json.dumps(told), file=out, flush=True)
@@ -64,7 +64,7 @@ def _work(scratch: Path, given: argparse.Namespace) -> int:
 
 
 def _replay(path: Path, only: str) -> int:
-    from .targets import make
+    from tests.fuzz.targets import make
 
     with tempfile.TemporaryDirectory(prefix="ntkfl-fuzz-") as scratch:
         targets = [t for t in make(Path(scratch), only) if t.name == only or not only]

@@ -26,8 +26,8 @@ from pathlib import Path
 from random import Random
 from types import FrameType
 
-from .mutation import LARGEST, mutated
-from .target import Target
+from tests.fuzz.mutation import LARGEST, mutated
+from tests.fuzz.target import Target
 
 ROOM = 512 << 20  # bytes that a case may ask for beyond what the process has
 CPU_S = 10  # of one case: an honest one takes milliseconds

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from random import Random
 
-from .target import Target
+from tests.fuzz.target import Target
 
 LARGEST = 1 << 17  # bytes of an input: what is found is found with small ones
 _SIZES = (0, 1, 2, 127, 128, 255, 256, 32767, 65535, 1 << 20, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, (1 << 63) - 1)

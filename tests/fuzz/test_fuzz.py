@@ -10,11 +10,11 @@ from random import Random
 import pytest
 
 from ntkfl.errors import MessageError
+from tests.fuzz.driver import ROOT, attempt, drive, shares
+from tests.fuzz.mutation import LARGEST, mutated
+from tests.fuzz.target import Target, unforgeable
 
 from . import driver
-from .driver import ROOT, attempt, drive, shares
-from .mutation import LARGEST, mutated
-from .target import Target, unforgeable
 
 CASES = 8000
 
@@ -75,7 +75,7 @@ def test_the_worker_survives_neither_a_huge_allocation_nor_a_crash_and_the_drive
     """The worker alone, with a decoder that is broken in a way no `except` could catch, or that asks for 4 GiB."""
     import mmap
 
-    from .driver import _noted
+    from tests.fuzz.driver import _noted
 
     note = tmp_path / "case"
     note.write_bytes(bytes(256 + 2 * LARGEST))

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from ntkfl.methods import METHODS, Client, Method, Task
 from ntkfl.privacy.randomness import Randomness
-
-from .conversation import DIMENSIONS, Sent, play, small_clients, small_task
+from tests.methods.rounds import DIMENSIONS, Sent, play, small_clients, small_task
 
 OPTIONS: dict[str, dict[str, object]] = {"fedadam": {"server_lr": 0.05}, "qsgd": {"norm": "max"}}
 VARIANTS = [

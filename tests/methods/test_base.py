@@ -8,8 +8,7 @@ import torch
 import ntkfl
 from ntkfl.errors import ConfigError
 from ntkfl.methods import NTKFL, FedAvg, Task
-
-from .conversation import gradient, small_clients, small_task
+from tests.methods.rounds import gradient, small_clients, small_task
 
 
 class TestLabelSmoothing:

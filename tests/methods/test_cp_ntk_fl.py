@@ -15,8 +15,7 @@ from ntkfl.methods.replay import INPUTS, LABELS, balanced
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.sparsify import kept
 from ntkfl.wire.topk import topk_bytes
-
-from .conversation import play, small_clients, small_task
+from tests.methods.rounds import play, small_clients, small_task
 
 
 @pytest.fixture(scope="module")

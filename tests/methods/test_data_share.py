@@ -11,8 +11,7 @@ from torch import Tensor
 from ntkfl.errors import MessageError
 from ntkfl.methods import Client, DataShare, FedAvg, Task
 from ntkfl.wire import Message
-
-from .conversation import play, play_rounds, small_clients, small_task
+from tests.methods.rounds import play, play_rounds, small_clients, small_task
 
 OPTIONS = {"lr": 0.3, "local_steps": 5, "batch_size": 8}
 

@@ -8,8 +8,7 @@ import torch
 from ntkfl.errors import NumericalError
 from ntkfl.methods import FedAdam, FedAvg
 from ntkfl.wire import Message
-
-from .conversation import one_weight, play, scalar_client, small_clients, small_task
+from tests.methods.rounds import one_weight, play, scalar_client, small_clients, small_task
 
 LOCAL = {"lr": 0.3, "local_steps": 5, "batch_size": 8}
 

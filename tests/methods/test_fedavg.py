@@ -11,8 +11,7 @@ from ntkfl.methods import Centralized, Client, FedAvg, Task
 from ntkfl.methods.fedavg import report
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
-
-from .conversation import gradient, one_weight, play, play_rounds, scalar_client, small_clients, small_task
+from tests.methods.rounds import gradient, one_weight, play, play_rounds, scalar_client, small_clients, small_task
 
 
 @pytest.mark.parametrize("loss", ["ce", "mse"])

@@ -9,8 +9,7 @@ from ntkfl.errors import ConfigError, MessageError
 from ntkfl.methods import Client, FedAvg, FedCOM
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
-
-from .conversation import one_weight, play, play_rounds, scalar_client, small_clients, small_task
+from tests.methods.rounds import one_weight, play, play_rounds, scalar_client, small_clients, small_task
 
 LOCAL = {"lr": 0.3, "local_steps": 5, "batch_size": 8}
 

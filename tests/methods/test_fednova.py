@@ -9,8 +9,7 @@ from ntkfl.errors import MessageError
 from ntkfl.methods import FedAvg, FedNova
 from ntkfl.methods.fedavg import report
 from ntkfl.wire import Message
-
-from .conversation import one_weight, play, play_rounds, scalar_client, small_clients, small_task
+from tests.methods.rounds import one_weight, play, play_rounds, scalar_client, small_clients, small_task
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])

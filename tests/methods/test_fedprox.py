@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from ntkfl.methods import FedAvg, FedProx
-
-from .conversation import one_weight, play, play_rounds, scalar_client, small_clients, small_task
+from tests.methods.rounds import one_weight, play, play_rounds, scalar_client, small_clients, small_task
 
 
 def test_no_pull_is_fedavg() -> None:

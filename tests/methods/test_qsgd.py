@@ -11,8 +11,7 @@ from ntkfl.methods import QSGD, Client, FedAvg, Task
 from ntkfl.methods.fedavg import report
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
-
-from .conversation import gradient, play, small_clients, small_task
+from tests.methods.rounds import gradient, play, small_clients, small_task
 
 
 def test_it_follows_the_gradient_but_for_rounding() -> None:

@@ -10,18 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ntkfl
-from ntkfl.engine.conversation import play_round
 from ntkfl.errors import ConfigError
+from ntkfl.federation.transport import play_round
 from ntkfl.methods import METHODS, NTKFL, Client, FedAvg, Task
-from ntkfl.methods.choosing import choose
 from ntkfl.methods.robust import (
-    agreeing,
     budget,
     clip_factors,
     clip_rows,
     combine,
     fair_counts,
-    middle,
+    median,
     no_costs,
     opposed,
     surplus_left_out,
@@ -29,11 +27,12 @@ from ntkfl.methods.robust import (
     true_rows,
     verifiable,
     with_cost,
+    without_outliers,
 )
+from ntkfl.methods.step_selection import choose
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
-
-from .conversation import one_weight, play, scalar_client, small_clients, small_task
+from tests.methods.rounds import one_weight, play, scalar_client, small_clients, small_task
 
 
 def test_by_hand() -> None:
@@ -78,9 +77,9 @@ def test_one_client_moves_a_clipped_mean_by_its_share_of_the_bound() -> None:
         for at in (None, base):
             vectors = [v if at is None else at + v for v in (*honest, liar)]
             moved = FedAvg().combine(vectors, p, at) - (0 if at is None else at)
-            median = float(middle(torch.stack([*honest, liar]).norm(dim=1)))
-            clipped = torch.stack([v * min(1.0, 1.5 * median / float(v.norm())) for v in honest])
-            assert (moved - clipped.sum(0) / 20).norm() <= 1.5 * median / 20 * (1 + 1e-6)
+            middle = float(median(torch.stack([*honest, liar]).norm(dim=1)))
+            clipped = torch.stack([v * min(1.0, 1.5 * middle / float(v.norm())) for v in honest])
+            assert (moved - clipped.sum(0) / 20).norm() <= 1.5 * middle / 20 * (1 + 1e-6)
     alike = honest / honest.norm(dim=1, keepdim=True)  # none is longer: the mean, to the bit
     assert torch.equal(FedAvg().combine(list(alike), p[:19]), FedAvg(robust="mean").combine(alike, p[:19]))
 
@@ -101,8 +100,8 @@ def test_no_minority_moves_a_coordinate_out_of_the_honest_range(honest: int, see
 def test_trimming_nothing_is_the_mean_and_half_the_median() -> None:
     values = torch.randn(7, 2).double()
     assert torch.allclose(trimmed_mean(values, 0.0), values.mean(0))
-    assert torch.allclose(trimmed_mean(values, 0.49), middle(values))
-    assert float(middle(torch.tensor([4.0, 1.0]))) == 2.5
+    assert torch.allclose(trimmed_mean(values, 0.49), median(values))
+    assert float(median(torch.tensor([4.0, 1.0]))) == 2.5
 
 
 @pytest.mark.parametrize("robust", ["median", "trimmed", "clip"])
@@ -149,7 +148,7 @@ def test_long_rows_are_scaled_to_the_bound() -> None:
     clipped, count = clip_rows(long, 2.0)
     assert count == 1
     norms = clipped.dense().flatten(1).norm(dim=1)
-    assert float(norms[8]) == pytest.approx(2 * float(middle(long.dense().flatten(1).norm(dim=1))))
+    assert float(norms[8]) == pytest.approx(2 * float(median(long.dense().flatten(1).norm(dim=1))))
     assert torch.allclose(clipped.dense()[8] / norms[8], J.dense()[8] / J.dense()[8].norm())
     assert clip_rows(J, 100.0) == (J, 0)
 
@@ -167,20 +166,20 @@ def two_classes(wrong: list[int], turned: list[int], **options: Any) -> ntkfl.Ev
 
 
 def test_rows_at_odds_with_the_others_are_left_out_and_no_others() -> None:
-    kept = agreeing(two_classes([4, 7], [11]), 0.2, None)
+    kept = without_outliers(two_classes([4, 7], [11]), 0.2, None)
     assert sorted({*range(40)} - {*kept.tolist()}) == [4, 7, 11]
-    assert len(agreeing(two_classes([4, 7], [11]), 0.05, None)) == 38  # no more than asked for
-    assert len(agreeing(two_classes([], []), 0.2, None)) == 40
+    assert len(without_outliers(two_classes([4, 7], [11]), 0.05, None)) == 38  # no more than asked for
+    assert len(without_outliers(two_classes([], []), 0.2, None)) == 40
 
 
 def test_a_client_at_odds_with_the_others_is_left_out_whole() -> None:
     senders = torch.arange(40) // 8
     wrong = list(range(8, 16))  # all of client 1
     evolution = two_classes(wrong, [], steps=(1e3, 4e3, 2e4))
-    kept = agreeing(evolution, 0.2, senders)
+    kept = without_outliers(evolution, 0.2, senders)
     assert torch.equal(senders[kept].unique(), torch.tensor([0, 2, 3, 4]))
     assert len(kept) == 32
-    assert len(agreeing(evolution, 0.1, senders)) == 40  # a tenth of five is nobody
+    assert len(without_outliers(evolution, 0.1, senders)) == 40  # a tenth of five is nobody
 
 
 def test_rows_that_the_network_does_not_give_are_told_from_true_ones() -> None:

@@ -7,8 +7,7 @@ import torch
 
 from ntkfl.errors import NumericalError
 from ntkfl.methods import FedAvg, Scaffold
-
-from .conversation import one_weight, play, play_rounds, scalar_client, small_clients, small_task
+from tests.methods.rounds import one_weight, play, play_rounds, scalar_client, small_clients, small_task
 
 OPTIONS = {"lr": 0.3, "local_steps": 5, "batch_size": 8}
 

@@ -10,15 +10,14 @@ import torch
 from torch import Tensor, nn
 
 import ntkfl
-from ntkfl.engine.sifting import sift
 from ntkfl.errors import ConfigError, MessageError, NotFinite
+from ntkfl.federation.validation import filter_replies
 from ntkfl.methods import Client, SumNTKFL, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent import Flow, curvature_sums
 from ntkfl.wire import Message
 from ntkfl.wire.halves import EXPONENTS, pack_halves, unpack_halves
-
-from .conversation import play, play_rounds, small_clients, small_task
+from tests.methods.rounds import play, play_rounds, small_clients, small_task
 
 D, HIDDEN, OUT = 5, 7, 3
 WEIGHTS = (D + 1) * HIDDEN + (HIDDEN + 1) * OUT
@@ -239,7 +238,7 @@ def test_replies_that_are_none_are_refused() -> None:
     large = changed(good, **{EXPONENTS: good.arrays[EXPONENTS] + 40})
     many = changed(good, samples=whole(10**6), fresh=whole(10**6))
     for bad_one in (large, many):
-        sifted = sift(method, task, [bad_one, *replies[1:]])
+        sifted = filter_replies(method, task, [bad_one, *replies[1:]])
         assert [r.encode() for r in sifted.replies] == [r.encode() for r in replies[1:]]
         assert sifted.rejected == {"extreme": 1}
 

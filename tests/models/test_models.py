@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import ntkfl
-from ntkfl.engine.config import ModelConfig
 from ntkfl.errors import ConfigError
+from ntkfl.federation.config import ModelConfig
 from ntkfl.methods import CPNTKFL, NTKFL
 from ntkfl.models import MODELS, cnn, gru, mlp, resnet, transformer
 

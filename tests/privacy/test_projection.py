@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from ntkfl.crypto.context import Secret
 from ntkfl.errors import ConfigError, ModelError
-from ntkfl.privacy.binding import Secret
 from ntkfl.privacy.projection import (
     KINDS,
     Projection,

@@ -14,11 +14,11 @@ from scipy import stats
 from scipy.special import ndtri
 
 import ntkfl.models
-from ntkfl.engine.draws import SeededDraws, SystemDraws
 from ntkfl.errors import ConfigError
+from ntkfl.federation.client_randomness import SeededDraws, SystemDraws
 from ntkfl.methods import Client, FedAvg, Method, Task
-from ntkfl.methods.modes import batch_order
 from ntkfl.methods.ntk_fl import NTKFL
+from ntkfl.methods.stateful_sgd import batch_order
 from ntkfl.privacy.gaussian import fine_gaussians
 from ntkfl.privacy.noise import clip_rows
 from ntkfl.privacy.randomness import Purpose, Randomness

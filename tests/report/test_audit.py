@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import Open
+from tests.report.conftest import Open
 
 Shoot = Any
 TRAIN = (

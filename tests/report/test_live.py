@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from ntkfl.cli.watch import _local
-from ntkfl.engine.folder import RunFolder
 from ntkfl.errors import ConfigError
+from ntkfl.federation.run_folder import RunFolder
 from ntkfl.report.live import Server
 
 Open = Callable[..., Any]

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from ntkfl.report.page import write_report
-
-from .conftest import HOSTILE
+from tests.report.conftest import HOSTILE
 
 Open = Callable[..., Any]
 Shoot = Callable[[Any, str], None]

@@ -13,8 +13,8 @@ import torch
 
 import ntkfl
 from ntkfl.compare.plan import read_plan
-from ntkfl.engine.folder import RunFolder
 from ntkfl.errors import ConfigError, RunFolderError
+from ntkfl.federation.run_folder import RunFolder
 from ntkfl.report.insight import KEPT, insight
 from ntkfl.report.page import write_report
 from ntkfl.report.runs import condition, find, history, require

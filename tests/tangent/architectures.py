@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .networks import mlp
+from tests.tangent.networks import mlp
 
 
 class Residual(nn.Module):

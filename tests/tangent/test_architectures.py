@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import ntkfl
+from ntkfl.tangent.build import jacobian_numbers
 from ntkfl.tangent.jacobian import BlockJacobian
 from ntkfl.tangent.parameters import evaluating, trainable
-from ntkfl.tangent.tracing import jacobian_numbers
-
-from .architectures import ARCHITECTURES, build
+from tests.tangent.architectures import ARCHITECTURES, build
 
 EXACT = 1e-9
 UNKNOWN = {  # those with a parameter that only a dense block can hold

@@ -14,10 +14,9 @@ from ntkfl.tangent import Flow, Sums, curvature, curvature_sums, plan_jacobian
 from ntkfl.tangent.curvature import constant_inputs, hessian_root
 from ntkfl.tangent.losses import residual, targets
 from ntkfl.tangent.sums import Factor, Shaped
-
-from .networks import build, mlp
-from .test_jacobian import autograd
-from .test_layers import Net
+from tests.tangent.networks import build, mlp
+from tests.tangent.test_jacobian import autograd
+from tests.tangent.test_layers import Net
 
 
 def sums(model: nn.Module, x: Tensor, Y: Tensor, loss: str = "ce", **options: object) -> Sums:

@@ -15,8 +15,7 @@ import ntkfl
 from ntkfl.errors import ConfigError, DataError, NumericalError
 from ntkfl.tangent.losses import per_sample, residual, targets
 from ntkfl.tangent.parameters import apply_flat, flatten
-
-from .networks import build, mlp
+from tests.tangent.networks import build, mlp
 
 STEPS = (0.5, 3, 10, 40.25)
 

@@ -15,8 +15,7 @@ from ntkfl.errors import ConfigError, ModelError, NumericalError
 from ntkfl.privacy.sparsify import sparsify
 from ntkfl.tangent.parameters import apply_flat, evaluating, flatten, trainable
 from ntkfl.tangent.stacking import StackedJacobian
-
-from .networks import ARCHITECTURES, build, mlp
+from tests.tangent.networks import ARCHITECTURES, build, mlp
 
 EXACT = 1e-10
 

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 import ntkfl
 from ntkfl.tangent import krylov
 from ntkfl.tangent.jacobian import BlockJacobian
-
-from .networks import mlp
+from tests.tangent.networks import mlp
 
 TIMES = (0.5, 30.0, 1e4, 1e8, 1e12)
 

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import ntkfl
+from ntkfl.tangent.build import jacobian_numbers, working_numbers
 from ntkfl.tangent.factored import FactoredBlock, LinearBlock
 from ntkfl.tangent.jacobian import BlockJacobian
 from ntkfl.tangent.layers import ConvolutionBlock, EmbeddingBlock, ScaleBlock
-from ntkfl.tangent.tracing import jacobian_numbers, working_numbers
-
-from .test_jacobian import autograd
+from tests.tangent.test_jacobian import autograd
 
 EXACT = 1e-9
 

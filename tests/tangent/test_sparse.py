@@ -19,8 +19,7 @@ from ntkfl.tangent.dense import DenseBlock
 from ntkfl.tangent.jacobian import BlockJacobian
 from ntkfl.tangent.sparse import SparseBlock
 from ntkfl.tangent.stacking import StackedJacobian
-
-from .networks import build
+from tests.tangent.networks import build
 
 EXACT = 1e-12
 

@@ -14,8 +14,7 @@ import ntkfl
 from ntkfl.errors import MessageError
 from ntkfl.tangent.jacobian import BlockJacobian
 from ntkfl.wire import Message, join_rows, pack_jacobian, split_rows, unpack_jacobian
-
-from ..tangent.architectures import ARCHITECTURES, build
+from tests.tangent.architectures import ARCHITECTURES, build
 
 
 class Everything(nn.Module):

@@ -14,8 +14,7 @@ from ntkfl.errors import MessageError
 from ntkfl.privacy.sparsify import kept, sparsify
 from ntkfl.wire import Message
 from ntkfl.wire.topk import VALUES, pack_topk, topk_bytes, unpack_topk
-
-from .test_topk import bound
+from tests.wire.test_topk import bound
 
 every_kind = pytest.mark.parametrize("values_as", VALUES)
 

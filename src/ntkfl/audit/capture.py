@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ntkfl.engine.config import Prepared, RunConfig, build_model, execute, prepare
-from ntkfl.engine.folder import Record, RunFolder
-from ntkfl.engine.recording import Exchange, Wire, recorded_rounds
-from ntkfl.engine.simulation import Engine
 from ntkfl.errors import ConfigError, RunFolderError
+from ntkfl.federation.config import Prepared, RunConfig, build_model, execute, prepare
+from ntkfl.federation.run_folder import Record, RunFolder
+from ntkfl.federation.simulation import Engine
+from ntkfl.federation.transcript import Exchange, Transcript, recorded_rounds
 from ntkfl.methods import Method, Task
 from ntkfl.privacy.projection import Projection
 from ntkfl.wire import Message
@@ -94,7 +94,7 @@ def captures(
 ) -> dict[int, Capture]:
     """Several rounds of one planned run, played once."""
     ready = prepared or prepare(config)
-    heard: list[Wire] = []
+    heard: list[Transcript] = []
     played = config.model_copy(update={"rounds": max(rounds), "stop_at": None})
     execute(played, prepared=ready, record_wire=rounds, on_wire=heard.append, on_round=on_round)
     engine = _engine(config, ready)
@@ -108,7 +108,7 @@ def read_capture(
     only with `allow_code`.
     """
     run = RunFolder(folder)
-    wire = Wire.read(run, round)
+    wire = Transcript.read(run, round)
     config = RunConfig.read(run.path / "config.toml", allow_code=allow_code)
     return _capture(wire, _engine(config, prepared or prepare(config)))
 
@@ -171,7 +171,7 @@ def _engine(config: RunConfig, ready: Prepared) -> Engine:
     )
 
 
-def _capture(wire: Wire, engine: Engine) -> Capture:
+def _capture(wire: Transcript, engine: Engine) -> Capture:
     people = engine.population
     clients = [people.client(i, wire.round, {}) for i in wire.cohort]
     raw = [engine.fed.client(i)[0][people.drawn(i, wire.round)] for i in wire.cohort]

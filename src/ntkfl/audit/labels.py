@@ -17,7 +17,7 @@ from ntkfl.audit.finding import Finding
 from ntkfl.audit.received import rows_of, sends_rows
 from ntkfl.methods import Client
 from ntkfl.methods.fedavg import LocalTraining
-from ntkfl.methods.local import train_locally
+from ntkfl.methods.local_sgd import train_locally
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent.parameters import column_slices, trainable
 

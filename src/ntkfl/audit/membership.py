@@ -24,8 +24,8 @@ from ntkfl.audit.inputs import Inputs, distances, seen_inputs
 from ntkfl.audit.received import rows_of, sends_rows
 from ntkfl.data import Federated
 from ntkfl.methods import NTKFL, Task
-from ntkfl.methods.choosing import choose
 from ntkfl.methods.fedavg import LocalTraining
+from ntkfl.methods.step_selection import choose
 
 FALSE_ALARMS = (0.001, 0.01)
 Records = tuple[Tensor, Tensor]  # x as the network takes it, y

@@ -15,7 +15,7 @@ from ntkfl.audit.capture import Capture
 from ntkfl.audit.deep_leakage import Settings
 from ntkfl.audit.finding import ROLES, Finding
 from ntkfl.audit.views import views
-from ntkfl.engine.config import RunConfig
+from ntkfl.federation.config import RunConfig
 from ntkfl.methods.ntk_fl import NTKFL
 from ntkfl.version import __version__
 

@@ -27,11 +27,11 @@ from ntkfl.audit import labels, linkage, membership, projection, reconstruction
 from ntkfl.audit.capture import Capture, captures
 from ntkfl.audit.finding import Finding
 from ntkfl.compare.spec import Comparison, Entry
-from ntkfl.engine.children import Pool
-from ntkfl.engine.config import Prepared, RunConfig, prepare
-from ntkfl.engine.folder import Record
+from ntkfl.federation.config import Prepared, RunConfig, prepare
+from ntkfl.federation.run_folder import Record
 from ntkfl.methods.ntk_fl import NTKFL
 from ntkfl.privacy.accounting import Guarantee, client_guarantees, record_guarantees
+from ntkfl.processes import Pool
 from ntkfl.version import __version__
 
 LISTENED = 4  # rounds whose rows are kept for links across rounds

@@ -23,7 +23,7 @@ def aggregate(
     Example: ntkfl aggregate trial/aggregator --out runs/trial
     """
     from ntkfl.cli.progress import RoundDisplay
-    from ntkfl.engine.services.aggregator import Aggregator  # needs the extra
+    from ntkfl.deployment.aggregator import Aggregator  # needs the extra
 
     aggregator = Aggregator(folder, out, say=lambda line: typer.echo(line, err=True), allow_code=allow_code)
     rounds = aggregator.deployment.rounds

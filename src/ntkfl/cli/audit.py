@@ -13,10 +13,10 @@ from rich.table import Table
 from ntkfl.cli.steps import Steps
 from ntkfl.cli.stopping import stoppable
 from ntkfl.cli.verbs import AllowCode
-from ntkfl.engine.config import Prepared, RunConfig, prepare
-from ntkfl.engine.folder import Record, RunFolder, write_atomically
-from ntkfl.engine.recording import recorded_rounds
 from ntkfl.errors import ConfigError
+from ntkfl.federation.config import Prepared, RunConfig, prepare
+from ntkfl.federation.run_folder import Record, RunFolder, write_atomically
+from ntkfl.federation.transcript import recorded_rounds
 
 if TYPE_CHECKING:
     from ntkfl.audit.capture import Capture

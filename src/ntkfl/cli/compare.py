@@ -17,12 +17,12 @@ from rich.live import Live
 from rich.table import Table
 
 from ntkfl.cli.stopping import stoppable
-from ntkfl.compare.carry import carry_out
-from ntkfl.compare.cells import Cell, Workers
 from ntkfl.compare.results import Row, columns, search_lines, setting_text, write
+from ntkfl.compare.run import carry_out
 from ntkfl.compare.spec import Comparison
-from ntkfl.engine.folder import Record
-from ntkfl.engine.watching import LOG_S, span
+from ntkfl.compare.trials import Cell, Workers
+from ntkfl.federation.run_folder import Record
+from ntkfl.progress import LOG_S, span
 
 
 def compare(

@@ -32,14 +32,14 @@ def export(
 
     Example: ntkfl export runs/a --out model --to hospital=9f1c…
     """
-    from ntkfl.engine import export as exporting
+    from ntkfl.federation import export as exporting
 
     recipients = dict(_recipient(text) for text in to or [])
     hint = f"stopped; no model was written, begin anew: {shlex.join(['ntkfl', *sys.argv[1:]])}"
     with stoppable(lambda: hint), Steps(0, "bytes of the model") as steps:
         secret = None
         if client is not None:
-            from ntkfl.engine.services.identity import Identity
+            from ntkfl.services.key_server.client import Identity
 
             secret = Identity.of(client).seed()
 
@@ -56,7 +56,7 @@ def export(
 
 
 def _recipient(text: str) -> tuple[str, bytes]:
-    from ntkfl.privacy.sealing import parse_key
+    from ntkfl.crypto.hpke import parse_key
 
     name, equals, key = text.partition("=")
     if not equals or not name:

@@ -21,7 +21,7 @@ from ntkfl.cli.verbs import AllowCode
 from ntkfl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ntkfl.engine.flower.runtime import SuperLink
+    from ntkfl.flower.runtime import SuperLink
 
 app = typer.Typer(
     help="Clients on other machines, or many on this one, with Flower.\n\n"
@@ -48,8 +48,8 @@ def simulate(
 
     Example: ntkfl flower simulate configs/flower/simulate.toml --out runs/a
     """
-    from ntkfl.engine.config import RunConfig
-    from ntkfl.engine.flower.simulate import simulate as run_simulation  # needs the extra
+    from ntkfl.federation.config import RunConfig
+    from ntkfl.flower.simulate import simulate as run_simulation  # needs the extra
 
     settings = RunConfig.read(config, allow_code=True)
     display = RoundDisplay(str(settings.method["name"]), settings.rounds, quiet=as_json)
@@ -78,7 +78,7 @@ def init(
     port: Annotated[int, typer.Option(min=1, max=65535, help="The server's port.")] = 8000,
 ) -> None:
     """Make the folders of a deployment: the server's and each client's, with keys and certificates."""
-    from ntkfl.engine.flower import folders
+    from ntkfl.flower import folders
 
     with (
         stoppable(lambda: f"stopped; begin anew: rm -r {folder}"),
@@ -103,7 +103,7 @@ def server(
     TLS and node authentication are on, telemetry and installation at run time off; it listens on this machine alone
     unless told otherwise.
     """
-    from ntkfl.engine.flower import commands
+    from ntkfl.flower import commands
 
     command = commands.superlink(folder, host, database)
     if print_only:
@@ -142,11 +142,11 @@ def run(
     Example: ntkfl flower run fl/server --out runs/a
     """
     from ntkfl.data.client import Images, read_own
-    from ntkfl.engine.config import find_factory
-    from ntkfl.engine.flower.app import server_app
-    from ntkfl.engine.flower.quiet import quiet
-    from ntkfl.engine.flower.server import FlowerRun
-    from ntkfl.engine.folder import Record, RunFolder
+    from ntkfl.federation.config import find_factory
+    from ntkfl.federation.run_folder import Record, RunFolder
+    from ntkfl.flower.apps import server_app
+    from ntkfl.flower.quiet import quiet
+    from ntkfl.flower.server import FlowerRun
 
     settings = FlowerRun.read(folder / "run.toml")
     settings.check_code(allow_code)  # before anybody is asked
@@ -191,11 +191,11 @@ def client(
 
     Example: ntkfl flower client fl/clients/client-0 --data mine.npz
     """
-    from ntkfl.engine.flower import commands
-    from ntkfl.engine.flower.app import join
-    from ntkfl.engine.flower.folders import ClientFile, read_secret
-    from ntkfl.engine.flower.quiet import quiet
-    from ntkfl.engine.flower.runtime import serve_node
+    from ntkfl.flower import commands
+    from ntkfl.flower.apps import join
+    from ntkfl.flower.folders import ClientFile, read_secret
+    from ntkfl.flower.quiet import quiet
+    from ntkfl.flower.runtime import serve_node
 
     about, secret = ClientFile.read(folder), read_secret(folder)
     port = commands.free_port()
@@ -226,15 +226,15 @@ def client(
 
 
 def _superlink(folder: Path) -> SuperLink:
-    from ntkfl.engine.flower.folders import CA, ServerFile, read_secret
-    from ntkfl.engine.flower.runtime import SuperLink
+    from ntkfl.flower.folders import CA, ServerFile, read_secret
+    from ntkfl.flower.runtime import SuperLink
 
     return SuperLink(ServerFile.read(folder).superlink, folder / CA, read_secret(folder))
 
 
 def _admit(folder: Path) -> dict[str, int]:
     """Node ids of the clients whose keys are in the folder, by name."""
-    from ntkfl.engine.flower.folders import known_keys
+    from ntkfl.flower.folders import known_keys
 
     return _superlink(folder).admit(known_keys(folder))
 

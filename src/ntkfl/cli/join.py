@@ -24,7 +24,7 @@ def join(
     Example: ntkfl join trial/clients/client-0 --data mine.npz
     """
     from ntkfl.data.npz import read_client
-    from ntkfl.engine.services.participant import Participant  # needs the extra
+    from ntkfl.deployment.client import Participant  # needs the extra
 
     x, y = read_client(data)
     allowed = " --allow-code" if allow_code else ""

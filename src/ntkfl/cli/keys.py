@@ -42,9 +42,9 @@ def init(
     ] = 30,
 ) -> None:
     """Make a whole federation to try out: one folder a role, each with just what that role may hold."""
-    from ntkfl.engine.services import trial  # needs the extra
+    from ntkfl.deployment import demo_setup as trial  # needs the extra
 
-    names = trial.Trial(
+    names = trial.DemoSetup(
         federation=federation,
         run=run,
         clients=clients,
@@ -82,8 +82,8 @@ def token(
     out: Annotated[Path | None, typer.Option(help="Make the client's folder there instead of printing.")] = None,
 ) -> None:
     """Make a one-time token with which one client enrols; hand it over out of band."""
-    from ntkfl.engine.services.key_server import KeyServer
-    from ntkfl.engine.services.trial import client_folder
+    from ntkfl.deployment.demo_setup import client_folder
+    from ntkfl.services.key_server.app import KeyServer
 
     server = KeyServer.open(folder)
     if out is None:
@@ -98,7 +98,7 @@ def token(
 @app.command("revoke")
 def revoke(folder: KeyServerFolder, name: Annotated[str, typer.Argument(help="The client.")]) -> None:
     """End a client's service: no seed, no enrolment, and its rows are refused. What it was given it keeps."""
-    from ntkfl.engine.services.key_server import KeyServer
+    from ntkfl.services.key_server.app import KeyServer
 
     KeyServer.open(folder).revoke(name)
     typer.echo(f"revoked {name}; if it held ρ it holds it still: a new run has a new one")
@@ -107,7 +107,7 @@ def revoke(folder: KeyServerFolder, name: Annotated[str, typer.Argument(help="Th
 @app.command("run")
 def add_run(folder: KeyServerFolder, name: Annotated[str, typer.Argument(help="The new run.")]) -> None:
     """Register a further run, with a ρ of its own."""
-    from ntkfl.engine.services.key_server import KeyServer
+    from ntkfl.services.key_server.app import KeyServer
 
     KeyServer.open(folder).add_run(name)
     typer.echo(f"registered run {name}")
@@ -119,8 +119,8 @@ def list_clients(folder: KeyServerFolder) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ntkfl.engine.services.key_server import KeyServer
-    from ntkfl.privacy.identity import as_date
+    from ntkfl.crypto.credentials import as_date
+    from ntkfl.services.key_server.app import KeyServer
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("client", "role", "enrolled", "revoked", "credential ends"):
@@ -137,7 +137,7 @@ def list_clients(folder: KeyServerFolder) -> None:
 @app.command("readmit")
 def readmit(folder: KeyServerFolder, name: Annotated[str, typer.Argument(help="The client.")]) -> None:
     """Let a client go on that was away for so long that its credential ended. A revoked one stays out."""
-    from ntkfl.engine.services.key_server import KeyServer
+    from ntkfl.services.key_server.app import KeyServer
 
     KeyServer.open(folder).readmit(name)
     typer.echo(f"{name} can renew its credential: it does so when it is started")
@@ -152,7 +152,7 @@ def renew(
 
     Example: ntkfl keys renew trial/authority trial/key-server trial/shuffler trial/aggregator
     """
-    from ntkfl.engine.services import certificates  # needs the extra
+    from ntkfl.crypto import certificates  # needs the extra
 
     for done in certificates.renew(authority, folders):
         typer.echo(f"{done.folder}: good until {done.ends:%Y-%m-%d} (was {done.before:%Y-%m-%d}); start it again")
@@ -161,8 +161,8 @@ def renew(
 @app.command("show")
 def show(folder: Annotated[Path, typer.Argument(help="A role's folder, or one key file.")]) -> None:
     """The public keys, in hexadecimal, of the private keys in a folder, and when its certificates end."""
-    from ntkfl.engine.services.certificates import read_certificate
-    from ntkfl.privacy.sealing import SealingKey, SigningKey
+    from ntkfl.crypto.certificates import read_certificate
+    from ntkfl.crypto.hpke import SealingKey, SigningKey
 
     found = 0
     for path in sorted(folder.glob("*.pem")) if folder.is_dir() else [folder]:
@@ -185,12 +185,12 @@ def show(folder: Annotated[Path, typer.Argument(help="A role's folder, or one ke
 
 def _credential_end(path: Path) -> str | None:
     """When a client's credential ends; None where there is none of its key server's."""
-    from ntkfl.engine.services.pins import Pins
-    from ntkfl.privacy.identity import Credential, as_date
+    from ntkfl.crypto.credentials import Credential, as_date
+    from ntkfl.services.trusted_peers import TrustedPeers
 
     if not path.is_file():
         return None
-    pins = Pins.read(path.parent)
+    pins = TrustedPeers.read(path.parent)
     key_server = bytes.fromhex(pins.key_server.signing_key)
     return as_date(Credential.check(path.read_text(), key_server, pins.federation, ended_too=True).ends)
 
@@ -198,7 +198,7 @@ def _credential_end(path: Path) -> str | None:
 @app.command("new")
 def new(file: Annotated[Path, typer.Argument(help="Where to write the private key; never over a file.")]) -> None:
     """Make an X25519 key for a recipient of exported models; prints the public key to give away."""
-    from ntkfl.privacy.sealing import SealingKey
+    from ntkfl.crypto.hpke import SealingKey
 
     key = SealingKey.generate()
     key.save(file)

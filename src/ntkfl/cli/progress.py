@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ntkfl.cli.steps import clock
-from ntkfl.engine.folder import Record
-from ntkfl.engine.rounds import remarks
+from ntkfl.federation.run_folder import Record
+from ntkfl.federation.server import remarks
 
 
 class RoundDisplay:

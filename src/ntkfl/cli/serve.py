@@ -32,12 +32,12 @@ def key_server(
     ] = None,
 ) -> None:
     """The key server: enrols clients by one-time tokens, and gives them the run's secret seed ρ, sealed to each."""
-    from ntkfl.engine.services.key_server import STATE, KeyServer, key_server_app  # needs the extra
-    from ntkfl.engine.services.key_server_state import DAY
-    from ntkfl.engine.services.pins import Pins
-    from ntkfl.engine.services.web import Listener, configure_logging, serve
+    from ntkfl.services.http.application import Listener, configure_logging, serve
+    from ntkfl.services.key_server.app import STATE, KeyServer, key_server_app  # needs the extra
+    from ntkfl.services.key_server.store import DAY
+    from ntkfl.services.trusted_peers import TrustedPeers
 
-    pins = Pins.read(folder)
+    pins = TrustedPeers.read(folder)
     server = KeyServer.open(folder)
     if credential_days is not None:
         server.set_lifetime(round(credential_days * DAY))
@@ -62,11 +62,11 @@ def shuffler(
 
     Clients that together send more than it may hold are told to retry a moment later, and do.
     """
-    from ntkfl.engine.services.pins import Pins  # needs the extra
-    from ntkfl.engine.services.shuffler import STATE, serve_shuffler
-    from ntkfl.engine.services.web import configure_logging
+    from ntkfl.services.http.application import configure_logging
+    from ntkfl.services.shuffler.app import STATE, serve_shuffler
+    from ntkfl.services.trusted_peers import TrustedPeers  # needs the extra
 
-    pins = Pins.read(folder)
+    pins = TrustedPeers.read(folder)
     at = address(pins.shuffler.url, host, port), address(pins.shuffler.aggregator_url, host, aggregator_port)
     typer.echo(f"shuffler of federation {pins.federation}, run {pins.run}")
     typer.echo(f"holds rows it cannot read, and until a batch is released who sent them, in {folder / STATE}")

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
-from ntkfl.engine.watching import LOG_S, span
+from ntkfl.progress import LOG_S, span
 
 
 class Steps:

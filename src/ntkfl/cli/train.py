@@ -13,8 +13,8 @@ from ntkfl.cli.verbs import DATASETS, METHODS, MODELS, PARTITIONS, AllowCode, on
 from ntkfl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ntkfl.engine.config import RunConfig
-    from ntkfl.engine.folder import Record
+    from ntkfl.federation.config import RunConfig
+    from ntkfl.federation.run_folder import Record
     from ntkfl.report.events import EventFiles
 
 _DATA, _METHOD, _HIDING = "Data and clients", "Method", "What clients hide"
@@ -141,7 +141,7 @@ def train(
         parse_steps,
     )  # slow to import, as all below the verbs is
     from ntkfl.cli.progress import RoundDisplay
-    from ntkfl.engine.config import execute
+    from ntkfl.federation.config import execute
 
     given: dict[str, Any] = {
         "rounds": rounds, "clients_per_round": clients_per_round, "hold_out": hold_out, "stop_at": stop_at,
@@ -194,8 +194,8 @@ def _config(given: dict[str, Any], file: Path | None, out: Path | None, resume: 
 
     The file is the user's own and may name code; a run's folder may be somebody else's.
     """
-    from ntkfl.engine.config import RunConfig
-    from ntkfl.engine.folder import RunFolder
+    from ntkfl.federation.config import RunConfig
+    from ntkfl.federation.run_folder import RunFolder
 
     if resume and out is None:
         raise ConfigError("--resume needs --out, the folder of the run to continue")
@@ -219,7 +219,7 @@ def _config(given: dict[str, Any], file: Path | None, out: Path | None, resume: 
 
 
 def _values(file: Path, allow_code: bool) -> dict[str, Any]:
-    from ntkfl.engine.config import RunConfig
+    from ntkfl.federation.config import RunConfig
 
     return RunConfig.read(file, allow_code=allow_code).model_dump(mode="json", exclude_unset=True)
 
@@ -227,7 +227,7 @@ def _values(file: Path, allow_code: bool) -> dict[str, Any]:
 def _stopped(out: Path | None, code: bool) -> str:
     if out is None:
         return "stopped; nothing was kept, as no --out was given"
-    from ntkfl.engine.folder import RunFolder
+    from ntkfl.federation.run_folder import RunFolder
 
     done = len(RunFolder(out).records())
     return f"stopped after {done} whole rounds; continue with: ntkfl train --resume --out {out}{' --allow-code' * code}"

@@ -10,12 +10,12 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
-from ntkfl.compare.cells import Cell
 from ntkfl.compare.search import Chosen
 from ntkfl.compare.spec import Comparison
-from ntkfl.engine.folder import write_atomically
-from ntkfl.engine.reading import parse_json
+from ntkfl.compare.trials import Cell
 from ntkfl.errors import RunFolderError
+from ntkfl.federation.run_folder import write_atomically
+from ntkfl.safe_parse import parse_json
 
 PLAN = "plan.json"
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from ntkfl.atomic import write_atomically
-from ntkfl.compare.cells import Cell
 from ntkfl.compare.spec import Comparison
+from ntkfl.compare.trials import Cell
 from ntkfl.version import __version__
 
 

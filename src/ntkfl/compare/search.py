@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ntkfl.compare.cells import Cell
 from ntkfl.compare.spec import Comparison, Entry, whole
-from ntkfl.engine.folder import Record
+from ntkfl.compare.trials import Cell
+from ntkfl.federation.run_folder import Record
 
 Setting = tuple[tuple[str, float], ...]  # searched options in the grid's order
 Runner = Callable[[Sequence[Cell]], None]

@@ -9,11 +9,11 @@ from typing import Any
 from pydantic import Field
 
 from ntkfl.data import load
-from ntkfl.engine.config import DataConfig, ModelConfig, RunConfig, build_method
-from ntkfl.engine.poison import Poison
-from ntkfl.engine.reading import read_toml
 from ntkfl.errors import ConfigError, DataError, unknown
+from ntkfl.federation.byzantine import Poison
+from ntkfl.federation.config import DataConfig, ModelConfig, RunConfig, build_method
 from ntkfl.options import Options
+from ntkfl.safe_parse import read_toml
 
 
 class Search(Options):

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ntkfl.data.arrays import Bytes
+from ntkfl.data.from_arrays import checked_pair
 from ntkfl.data.idx import parse, read_content
 from ntkfl.data.npz import read_client
-from ntkfl.data.own import checked_pair
 from ntkfl.errors import DataError
 
 _LARGEST = 4 << 30  # bytes of one idx file

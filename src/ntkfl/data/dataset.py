@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ntkfl.data.federated import Federated
 from ntkfl.data.partition import Partition
-from ntkfl.data.rows import Rows
 from ntkfl.data.seeds import generator
+from ntkfl.data.table import Rows
 from ntkfl.errors import ConfigError, DataError
 
 

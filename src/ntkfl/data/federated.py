@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ntkfl.data.rows import Rows, new_digest
 from ntkfl.data.seeds import generator
+from ntkfl.data.table import Rows, new_digest
 from ntkfl.errors import ConfigError, DataError
 
 

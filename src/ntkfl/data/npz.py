@@ -11,7 +11,7 @@ from torch import Tensor
 from ntkfl.atomic import replacing
 from ntkfl.data.arrays import read_npz
 from ntkfl.data.federated import Federated
-from ntkfl.data.own import checked_pair
+from ntkfl.data.from_arrays import checked_pair
 from ntkfl.errors import DataError
 
 

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from ntkfl.errors import MessageError
 from ntkfl.methods.base import Client, Method, Outcome, Outgoing, State, Task, check_finite, take_labels
-from ntkfl.methods.local import train_locally
+from ntkfl.methods.local_sgd import train_locally
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message, join_rows, pack_labels, split_rows
 

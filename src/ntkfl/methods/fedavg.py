@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError, unknown
 from ntkfl.methods.base import Client, Method, Outcome, Outgoing, State, Task, check_finite
-from ntkfl.methods.local import train_locally
-from ntkfl.methods.modes import Adjustment, LocalResult
+from ntkfl.methods.local_sgd import train_locally
 from ntkfl.methods.robust import COMBINATIONS, clip_factors, combine, fair_counts
+from ntkfl.methods.stateful_sgd import Adjustment, LocalResult
 from ntkfl.privacy.noise import noisy_rows
 from ntkfl.privacy.sparsify import kept, top_k
 from ntkfl.wire import Message

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ntkfl.methods.base import Client, Task
 from ntkfl.methods.fedavg import FedAvg
-from ntkfl.methods.modes import Adjustment, LocalResult
+from ntkfl.methods.stateful_sgd import Adjustment, LocalResult
 
 
 class FedProx(FedAvg):

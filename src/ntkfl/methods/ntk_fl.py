@@ -16,16 +16,16 @@ from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError, unknown
 from ntkfl.methods.base import Client, Method, Outcome, Outgoing, State, Task, check_finite, take_labels
-from ntkfl.methods.choosing import CHOICES, check_scores, choose, least, scores, validate
-from ntkfl.methods.cohort import in_groups, joined
+from ntkfl.methods.batching import in_groups, joined
 from ntkfl.methods.gathering import Gathered, gather
 from ntkfl.methods.replay import INPUTS, LABELS, balanced, recover, remember
-from ntkfl.methods.robust import agreeing, budget, clip_rows, no_costs, opposed, with_cost
+from ntkfl.methods.robust import budget, clip_rows, no_costs, opposed, with_cost, without_outliers
+from ntkfl.methods.step_selection import CHOICES, argmin, check_scores, choose, scores, validate
 from ntkfl.privacy.noise import flip_labels, noisy_rows
 from ntkfl.privacy.sparsify import kept, sparsify
 from ntkfl.tangent import Evolution, Jacobian, evolve, geometric_steps
+from ntkfl.tangent.build import FORMS
 from ntkfl.tangent.evolution import KERNELS, SCHEMES
-from ntkfl.tangent.tracing import FORMS
 from ntkfl.wire import Message, join_rows, pack_jacobian, pack_labels, split_rows, unpack_jacobian
 from ntkfl.wire.topk import pack_topk, unpack_topk
 
@@ -168,7 +168,7 @@ class NTKFL(Method):
         products = budget(costs)
         evolution = self._evolve(task, rows, products)
         if self.trim:
-            keep = agreeing(evolution, self.trim, None if self.shuffle else rows.senders)
+            keep = without_outliers(evolution, self.trim, None if self.shuffle else rows.senders)
             if rows.keep(keep, "trimmed_rows"):
                 evolution = self._evolve(task, rows, products)
         candidates = w + evolution.deltas()  # w^(k,t_1) … w^(k,t_Ψ)
@@ -178,7 +178,7 @@ class NTKFL(Method):
             best, loss = choose(replies, len(candidates), self.shuffle, self.trim_losses)
         else:
             losses = validate(task, candidates)
-            best = least(losses)
+            best = argmin(losses)
             loss = float(losses[best])
         stats = evolution.statistics
         outcome = Outcome(
@@ -245,7 +245,7 @@ class NTKFL(Method):
             candidates = w + evolution.deltas()
             losses = task.candidate_losses(candidates, z, y).mean(1)
             passed.append(w)
-            w = check_finite(candidates[least(losses)].clone(), "the chosen model")
+            w = check_finite(candidates[argmin(losses)].clone(), "the chosen model")
         diagnostics = outcome.diagnostics | {"kept_samples": len(kept[LABELS])}
         after = outcome.state | {"weights": w} | kept
         return Outcome(after, outcome.train_loss, outcome.steps, diagnostics, tuple(passed))

@@ -37,24 +37,24 @@ def combine(how: str, updates: Iterable[Tensor], trim: float) -> Tensor:
     `median`: of each coordinate. `trimmed`: the mean of each coordinate without its ⌊trim·M⌋ largest and smallest.
     """
     stacked = torch.stack(list(updates))
-    return middle(stacked) if how == "median" else trimmed_mean(stacked, trim)
+    return median(stacked) if how == "median" else trimmed_mean(stacked, trim)
 
 
 def clip_factors(lengths: Tensor, most: float) -> Tensor:
     """What scales updates of these lengths [M] down to `most` times the median length, where they are longer: [M]."""
     if len(lengths) < _MAJORITY:
         return torch.ones_like(lengths)
-    return (most * middle(lengths) / lengths.clamp_min(1e-30)).clamp(max=1)
+    return (most * median(lengths) / lengths.clamp_min(1e-30)).clamp(max=1)
 
 
 def fair_counts(counts: Tensor, most: float) -> Tensor:
     """Numbers of samples, or rows, [M], of each client at most `most` times the median client's, and one at least."""
     if len(counts) < _MAJORITY:
         return counts
-    return counts.clamp(max=(most * middle(counts.double())).clamp_min(1).floor().to(counts))
+    return counts.clamp(max=(most * median(counts.double())).clamp_min(1).floor().to(counts))
 
 
-def middle(values: Tensor) -> Tensor:
+def median(values: Tensor) -> Tensor:
     """The median along the first dimension; of an even number the mean of both in the middle."""
     ordered = values.sort(dim=0).values
     n = len(values)
@@ -74,7 +74,7 @@ def trimmed_mean(values: Tensor, trim: float) -> Tensor:
 def clip_rows(J: Jacobian, most: float) -> tuple[Jacobian, int]:
     """J with every row scaled down to `most` times the median row's norm where it is longer, and how many were."""
     norms = J.norms()
-    factors = (most * middle(norms) / norms.clamp_min(1e-300)).clamp(max=1)
+    factors = (most * median(norms) / norms.clamp_min(1e-300)).clamp(max=1)
     clipped = int((factors < 1).sum())
     return (J.scaled(factors), clipped) if clipped else (J, 0)
 
@@ -87,7 +87,7 @@ def surplus_left_out(count: int, most: int, round: int) -> Tensor:
     return torch.randperm(count, generator=draws)[:most].sort().values
 
 
-def agreeing(evolution: Evolution, trim: float, senders: Tensor | None) -> Tensor:
+def without_outliers(evolution: Evolution, trim: float, senders: Tensor | None) -> Tensor:
     """Indices of the rows to keep: without those of clients, by `senders` [N], that resist far more than the median
     client, for no more than ⌊trim·M⌋ of them. Where nobody knows whose rows are whose, every row stands for itself.
     """
@@ -98,7 +98,7 @@ def agreeing(evolution: Evolution, trim: float, senders: Tensor | None) -> Tenso
     sums = resistance.new_zeros(len(clients)).index_add_(0, of, resistance)
     means = sums / torch.bincount(of)
     order = means.argsort(descending=True, stable=True)[: int(trim * len(clients))]
-    contrary = order[means[order] > bound * middle(means)]
+    contrary = order[means[order] > bound * median(means)]
     return torch.isin(of, contrary, invert=True).nonzero()[:, 0]
 
 
@@ -188,7 +188,7 @@ def budget(costs: Tensor) -> int | None:
     A row within the bound of extreme ones can still make a round ten times as dear.
     """
     met = costs[costs > 0]
-    return math.ceil(_DEARER * float(middle(met.double()))) if len(met) else None
+    return math.ceil(_DEARER * float(median(met.double()))) if len(met) else None
 
 
 def with_cost(costs: Tensor, latest: int) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError, TooFew, unknown
 from ntkfl.methods.base import Client, Method, Outcome, Outgoing, State, Task, check_finite
-from ntkfl.methods.choosing import least
+from ntkfl.methods.step_selection import argmin
 from ntkfl.tangent import Flow, Sums, curvature_sums
 from ntkfl.tangent.curvature import LARGEST
 from ntkfl.tangent.flow import Eigen, eigen
@@ -95,7 +95,7 @@ class SumNTKFL(Method):
         kept, spectra = self._constant_factors(state, sums, fresh)
         flow = Flow(sums, spectra)
 
-        mu = float(state["mu"][least(losses)]) if self.control == "judge" else self.mu
+        mu = float(state["mu"][argmin(losses)]) if self.control == "judge" else self.mu
         change = flow.change(self.time, mu, self.delta)
         new = check_finite(w + change, "the model after the flow")
         kept["weights"] = new

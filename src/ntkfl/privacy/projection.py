@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ntkfl.crypto.context import Secret, bind
 from ntkfl.errors import ConfigError, ModelError, unknown
-from ntkfl.privacy.binding import Secret, bind
 from ntkfl.privacy.gaussian import gaussians
 
 KINDS = ("gaussian", "orthonormal", "smooth")

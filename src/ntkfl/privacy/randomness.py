@@ -14,8 +14,8 @@ from typing import Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ntkfl.crypto.context import Secret, bind
 from ntkfl.errors import ConfigError
-from ntkfl.privacy.binding import Secret, bind
 from ntkfl.privacy.gaussian import fine_gaussians
 
 Purpose = Literal["noise", "flips", "labels", "batches", "quantisation", "dropout", "lies"]

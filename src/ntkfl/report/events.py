@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ntkfl.engine.folder import Record
 from ntkfl.errors import ConfigError
+from ntkfl.federation.run_folder import Record
 
 FOLDER = "tensorboard"
 

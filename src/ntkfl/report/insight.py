@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from ntkfl.data.catalog import locate
-from ntkfl.engine.config import Prepared, RunConfig, prepare
-from ntkfl.engine.folder import RunFolder, write_atomically
-from ntkfl.engine.population import Population
-from ntkfl.engine.reading import parse_json
 from ntkfl.errors import NTKFLError, RunFolderError
-from ntkfl.methods.statistics import NAME, load_statistics
+from ntkfl.federation.client import Population
+from ntkfl.federation.config import Prepared, RunConfig, prepare
+from ntkfl.federation.run_folder import RunFolder, write_atomically
+from ntkfl.methods.batchnorm import NAME, load_statistics
 from ntkfl.report.runs import Found, history
+from ntkfl.safe_parse import parse_json
 from ntkfl.tangent import jacobian, jacobian_numbers
 from ntkfl.tangent.parameters import load_flat
 from ntkfl.threads import one_thread

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ntkfl.engine.folder import write_atomically
 from ntkfl.errors import ConfigError
+from ntkfl.federation.run_folder import write_atomically
 from ntkfl.report.insight import insight
 from ntkfl.report.runs import Found, require
 from ntkfl.report.thin import thin

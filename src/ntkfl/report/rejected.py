@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ntkfl.engine.folder import Record
+from ntkfl.federation.run_folder import Record
 
 _REASONS = 8  # of a kind, told apart; the rest together
 _REST = "other reasons"

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ntkfl.compare.plan import PLAN, read_plan
-from ntkfl.engine.folder import Record, RunFolder
 from ntkfl.errors import RunFolderError
+from ntkfl.federation.run_folder import Record, RunFolder
 
 _DEEPEST = 4  # folders below the one given in which runs are looked for
 

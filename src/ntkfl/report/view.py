@@ -10,11 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ntkfl.engine.folder import Record
-from ntkfl.engine.reading import parse_json
 from ntkfl.errors import RunFolderError
+from ntkfl.federation.run_folder import Record
 from ntkfl.report.rejected import rejections
 from ntkfl.report.runs import Condition, Found, condition, history
+from ntkfl.safe_parse import parse_json
 
 # What is drawn, one number a round. Those a method does not have are left out.
 SERIES = (

@@ -1,5 +1,6 @@
 """The mathematics: Jacobians, kernels and their evolution. Knows nothing of clients, files or networks."""
 
+from ntkfl.tangent.build import jacobian, jacobian_numbers, plan_jacobian, working_numbers
 from ntkfl.tangent.curvature import curvature_sums
 from ntkfl.tangent.evolution import PAPER_STEPS, Evolution, evolve, geometric_steps
 from ntkfl.tangent.flow import Flow
@@ -7,7 +8,6 @@ from ntkfl.tangent.jacobian import Jacobian
 from ntkfl.tangent.sparse import SparseBlock
 from ntkfl.tangent.stacking import Stack, concatenate
 from ntkfl.tangent.sums import Sums
-from ntkfl.tangent.tracing import jacobian, jacobian_numbers, plan_jacobian, working_numbers
 
 __all__ = [
     "PAPER_STEPS",

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ntkfl.errors import unknown
+from ntkfl.tangent.build import jacobian
 from ntkfl.tangent.dense import DenseBlock
 from ntkfl.tangent.factored import FactoredBlock, LinearBlock
 from ntkfl.tangent.jacobian import Block, BlockJacobian
@@ -29,7 +30,6 @@ from ntkfl.tangent.losses import LOSSES, residual
 from ntkfl.tangent.parameters import evaluating, trainable
 from ntkfl.tangent.passes import Plan, substituted
 from ntkfl.tangent.sums import CONSTANT, GRADIENT, INPUTS, OUTPUTS, REST, SAMPLES, Layer, Sums, uncovered
-from ntkfl.tangent.tracing import jacobian
 
 LARGEST = 1024  # rows of a factor; of a larger one only the diagonal is kept
 _CPU_NUMBERS, _NUMBERS = 2**23, 2**27  # alive at once while a chunk is differentiated, as in `tracing.py`

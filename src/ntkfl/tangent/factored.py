@@ -65,11 +65,11 @@ class FactoredBlock(Block):
         return 0
 
     @abstractmethod
-    def moved(self, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def apply(self, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The change of the layer's outputs when its parameters change: [..., k], [..., k_b] -> [..., N, q]."""
 
     @abstractmethod
-    def pulled(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
+    def transpose(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
         """Its transpose, cotangent [..., N, q] -> [..., k] and, where a bias trains, [..., k_b]."""
 
     @abstractmethod
@@ -96,14 +96,14 @@ class FactoredBlock(Block):
         assert self.weight is not None
         if not len(self.g):
             return
-        moved = self.moved(delta[..., self.weight], None if self.bias is None else delta[..., self.bias])
+        moved = self.apply(delta[..., self.weight], None if self.bias is None else delta[..., self.bias])
         out += _rowwise(moved, self.g.mT)
 
     def add_vjp(self, out: Tensor, cotangent: Tensor) -> None:
         assert self.weight is not None
         if not len(self.g):  # nothing to add, and PyTorch's kernels differ in what they make of no rows
             return
-        weight, bias = self.pulled(_rowwise(cotangent, self.g))
+        weight, bias = self.transpose(_rowwise(cotangent, self.g))
         out[..., self.weight] += weight
         if self.bias is not None and bias is not None:
             out[..., self.bias] += bias
@@ -111,8 +111,8 @@ class FactoredBlock(Block):
     def product(self, cotangent: Tensor) -> Tensor:
         if not len(self.g):
             return torch.zeros_like(cotangent)
-        weight, bias = self.pulled(_rowwise(cotangent, self.g))
-        return _rowwise(self.moved(weight, bias), self.g.mT)
+        weight, bias = self.transpose(_rowwise(cotangent, self.g))
+        return _rowwise(self.apply(weight, bias), self.g.mT)
 
     def gram(self, other: Self) -> Tensor:
         return self._gram_of_dense_rows(other)
@@ -199,7 +199,7 @@ class LinearBlock(FactoredBlock):
         n_out = g.shape[2] // a.shape[1]
         return weight == n_out * a.shape[2] and bias in (None, n_out)
 
-    def moved(self, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def apply(self, weight: Tensor, bias: Tensor | None) -> Tensor:
         lead, N = weight.shape[:-1], len(self.a)
         matrix = weight.reshape(*lead, self.n_out, self.n_in).mT
         if bias is not None and not lead:
@@ -210,7 +210,7 @@ class LinearBlock(FactoredBlock):
                 moved += bias.unsqueeze(-2)
         return moved.reshape(*lead, N, self.T * self.n_out)
 
-    def pulled(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
+    def transpose(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
         lead, N = cotangent.shape[:-2], len(self.a)
         rows = cotangent.reshape(*lead, N * self.T, self.n_out)
         weight = (rows.mT @ self._inputs()).reshape(*lead, self.n_out * self.n_in)
@@ -228,7 +228,7 @@ class LinearBlock(FactoredBlock):
                     self._pairs += 1
             moved = self._pairs @ inner
         else:
-            moved = self.moved(*self.pulled(inner))
+            moved = self.apply(*self.transpose(inner))
         return moved if self._is_last() else _rowwise(moved, self.g.mT)
 
     def gram(self, other: Self) -> Tensor:

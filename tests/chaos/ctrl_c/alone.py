@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ntkfl.data.catalog import CATALOG, locate
-from ntkfl.engine.config import RunConfig, execute
-
-from .case import Case
-from .kept import documents, rounds, size
+from ntkfl.federation.config import RunConfig, execute
+from tests.chaos.ctrl_c.case import Case
+from tests.chaos.ctrl_c.kept import documents, rounds, size
 
 DATA = {"dataset": "digits", "clients": 10, "alpha": 1.0}
 COMPARISON = """

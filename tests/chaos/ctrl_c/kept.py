@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ntkfl.engine.folder import RunFolder
+from ntkfl.federation.run_folder import RunFolder
 
 
 def rounds(root: Path) -> int:

@@ -14,8 +14,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from tests.chaos.ctrl_c.case import ORDINARY, Case, Found, attempts, short
+
 from . import alone, together
-from .case import ORDINARY, Case, Found, attempts, short
 
 VERBS: dict[str, Callable[[Path, ExitStack], Case]] = {
     "train": alone.train,

@@ -9,11 +9,10 @@ import tomli_w
 
 import ntkfl
 from ntkfl.data.npz import deal
+from tests.chaos.ctrl_c.case import Case
+from tests.chaos.ctrl_c.kept import rounds
 from tests.cli.command import Command
-from tests.engine.services.roles import free_ports
-
-from .case import Case
-from .kept import rounds
+from tests.deployment.roles import free_ports
 
 CLIENTS = 3
 RUN = {
@@ -144,7 +143,7 @@ def _deal(folder: Path) -> None:
 
 
 def _flower(folder: Path) -> None:
-    from ntkfl.engine.flower import folders
+    from ntkfl.flower import folders
 
     _deal(folder)
     (folder / "run.toml").write_text(tomli_w.dumps(RUN | {"method": {"name": "ntk-fl"}}))

@@ -10,7 +10,7 @@ from ntkfl_experiments.paper.item import Context
 from ntkfl_experiments.paper.learning import five_methods
 from ntkfl_experiments.paper.settings import CENTRAL, FEDAVG, LABELLED, NOVA, OURS, PAPER, SHARE
 
-from ntkfl.engine.config import DataConfig
+from ntkfl.federation.config import DataConfig
 
 DIGITS = DataConfig(dataset="digits", clients=24, alpha=0.5)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..target import Target
+from tests.fuzz.target import Target
+
 from . import containers, data, folders, rounds, services, texts, trust
 
 ROOMS = (containers, rounds, trust, services, folders, data, texts)

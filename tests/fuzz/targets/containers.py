@@ -15,9 +15,8 @@ from ntkfl.wire import Message, join_rows, pack_jacobian, pack_topk, split_rows,
 from ntkfl.wire.message import pack_labels
 from ntkfl.wire.quantize import CODINGS, decode_levels, encode_levels, quantize, top_level
 from ntkfl.wire.topk import VALUES, encode_topk
-
-from ..target import Target, unforgeable
-from .twists import sealed_again, twisted
+from tests.fuzz.target import Target, unforgeable
+from tests.fuzz.targets.twists import sealed_again, twisted
 
 LIKE = torch.zeros(1)
 

@@ -17,8 +17,7 @@ from ntkfl.data import cifar, femnist
 from ntkfl.data.client import Images, read_own
 from ntkfl.data.idx import parse, read_content
 from ntkfl.data.npz import read_client
-
-from ..target import Target
+from tests.fuzz.target import Target
 
 _LEAF_WORDS = (
     b'"user_data"',

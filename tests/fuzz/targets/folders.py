@@ -8,24 +8,23 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-from ntkfl.compare.cells import Cell
 from ntkfl.compare.plan import planned_cells, read_plan, write_plan
 from ntkfl.compare.search import Chosen
 from ntkfl.compare.spec import Comparison
-from ntkfl.engine.config import RunConfig, execute
-from ntkfl.engine.export import export, load_exported
-from ntkfl.engine.flower.client_memory import ClientMemory
-from ntkfl.engine.folder import RunFolder
-from ntkfl.engine.recording import Wire
+from ntkfl.compare.trials import Cell
+from ntkfl.federation.config import RunConfig, execute
+from ntkfl.federation.export import export, load_exported
+from ntkfl.federation.run_folder import RunFolder
+from ntkfl.federation.transcript import Transcript
+from ntkfl.flower.client_memory import ClientMemory
 from ntkfl.report.insight import insight
 from ntkfl.report.page import render
 from ntkfl.report.runs import find
 from ntkfl.report.thin import thin
 from ntkfl.report.view import audit, view
-
-from ..target import Target
-from .texts import TOML_WORDS
-from .twists import twisted_json, twisted_toml
+from tests.fuzz.target import Target
+from tests.fuzz.targets.texts import TOML_WORDS
+from tests.fuzz.targets.twists import twisted_json, twisted_toml
 
 _JSON_WORDS = (
     b'"round": 1', b'"test_accuracy": ', b"null", b"NaN", b"{}", b"[]", b'"uplink": {"upload": 1}', b'"\\ud800"', b"\n",
@@ -105,7 +104,7 @@ def _run_files(scratch: Path, run: Path) -> list[Target]:
         assert all(t.equal(expected[1][name]) for name, t in tensors.items())
 
     def recording() -> None:
-        wire = Wire.read(folder, 1)
+        wire = Transcript.read(folder, 1)
         assert isinstance(wire.cohort, tuple)
         assert all(isinstance(e.questions, tuple) for e in wire.exchanges)
 

@@ -8,16 +8,15 @@ from pathlib import Path
 
 import torch
 
-from ntkfl.engine.conversation import hold
-from ntkfl.engine.services.evaluation import add_up, counts, question
+from ntkfl.federation.evaluation import add_up, counts, question
+from ntkfl.federation.transport import hold
 from ntkfl.methods import METHODS, Client, Method, Outcome, Task
 from ntkfl.methods.base import Outgoing
-from ntkfl.methods.statistics import answer, converse
+from ntkfl.methods.batchnorm import answer, converse
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
-
-from ..target import Target
-from .twists import sealed_again, twisted
+from tests.fuzz.target import Target
+from tests.fuzz.targets.twists import sealed_again, twisted
 
 _OPTIONS: dict[str, dict[str, object]] = {
     "ntk-fl": {"steps": (5.0, 50.0)},

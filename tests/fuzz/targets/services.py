@@ -12,22 +12,21 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from ntkfl.engine.flower.carrier import one_line
-from ntkfl.engine.flower.member import Member
-from ntkfl.engine.flower.records import notes_of, payload_of
-from ntkfl.engine.services.key_server import KeyServer
-from ntkfl.engine.services.ledger import Ledger
-from ntkfl.engine.services.participant import _sequence
-from ntkfl.engine.services.terms import Terms
-from ntkfl.privacy.batches import Batch
-from ntkfl.privacy.rows import Announced, BatchKey
-from ntkfl.privacy.shuffling import Shuffler
+from ntkfl.crypto.row_frames import Announced, BatchKey
+from ntkfl.deployment.client import _sequence
+from ntkfl.deployment.contract import Terms
+from ntkfl.deployment.ledger import Ledger
+from ntkfl.flower.member import Member
+from ntkfl.flower.records import notes_of, payload_of
+from ntkfl.flower.transport import one_line
 from ntkfl.report.live import Server, _Handler
+from ntkfl.services.key_server.app import KeyServer
+from ntkfl.services.shuffler.batch import Batch
+from ntkfl.services.shuffler.store import Shuffler
 from ntkfl.wire import Message as WireMessage
-
-from ..target import Target
-from .trust import SIGNER
-from .twists import sealed_again, twisted
+from tests.fuzz.target import Target
+from tests.fuzz.targets.trust import SIGNER
+from tests.fuzz.targets.twists import sealed_again, twisted
 
 KEY = BatchKey(1, 0)
 SAID = Announced.of(KEY, b"signed")

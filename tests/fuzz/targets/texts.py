@@ -9,14 +9,13 @@ import tomli_w
 
 from ntkfl.cli.options import parse_numbers, parse_setting, parse_steps
 from ntkfl.compare.spec import Comparison
-from ntkfl.engine.config import RunConfig
-from ntkfl.engine.flower.folders import ClientFile, ServerFile
-from ntkfl.engine.flower.server import FlowerRun
-from ntkfl.engine.services.pins import Pins
-from ntkfl.engine.services.terms import Contract, Federation
-
-from ..target import Target
-from .twists import twisted_toml
+from ntkfl.deployment.contract import Contract, Federation
+from ntkfl.federation.config import RunConfig
+from ntkfl.flower.folders import ClientFile, ServerFile
+from ntkfl.flower.server import FlowerRun
+from ntkfl.services.trusted_peers import TrustedPeers
+from tests.fuzz.target import Target
+from tests.fuzz.targets.twists import twisted_toml
 
 TOML_WORDS = (
     b'[data]\n', b'[model]\n', b'[method]\n', b'[[methods]]\n', b'self = 1\n', b'name = []\n', b'name = {}\n',
@@ -99,7 +98,7 @@ def targets(scratch: Path) -> list[Target]:
         toml(
             "federation.toml", pinned, lambda path: Federation.read(path.parent).terms.build_model(0), "federation.toml"
         ),
-        toml("federation.toml of services", pinned, lambda path: Pins.read(path.parent), "federation.toml"),
+        toml("federation.toml of services", pinned, lambda path: TrustedPeers.read(path.parent), "federation.toml"),
         toml("client.toml", client, lambda path: ClientFile.read(path.parent).terms.build_model(0), "client.toml"),
         toml("server.toml", b'superlink = "[::1]:80"\n', lambda path: ServerFile.read(path.parent).port, "server.toml"),
         Target(

@@ -10,17 +10,16 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from ntkfl.engine.services.announcement import Announcement
-from ntkfl.engine.services.receipt import check_receipt, issue_receipt
-from ntkfl.engine.services.seed import check_revoked, open_seed, seal_seed, sign_revoked
-from ntkfl.privacy.batches import Batch
-from ntkfl.privacy.identity import Credential, check_request, sign_request
-from ntkfl.privacy.rows import Announced, BatchKey, open_row, pack_rows, seal_rows, unpack_rows
-from ntkfl.privacy.sealing import SealingKey, Secret, SigningKey, bind
+from ntkfl.crypto.credentials import Credential, check_request, sign_request
+from ntkfl.crypto.hpke import SealingKey, Secret, SigningKey, bind
+from ntkfl.crypto.receipt import check_receipt, issue_receipt
+from ntkfl.crypto.row_frames import Announced, BatchKey, open_row, pack_rows, seal_rows, unpack_rows
+from ntkfl.services.announcement import Announcement
+from ntkfl.services.key_server.key_protocol import check_revoked, open_seed, seal_seed, sign_revoked
+from ntkfl.services.shuffler.batch import Batch
 from ntkfl.wire import Message
-
-from ..target import Target, unforgeable
-from .twists import sealed_again, twisted_json
+from tests.fuzz.target import Target, unforgeable
+from tests.fuzz.targets.twists import sealed_again, twisted_json
 
 NAMES = ("federation-0", "run-0")
 KEY = BatchKey(3, 0)

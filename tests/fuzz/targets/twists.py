@@ -10,8 +10,8 @@ from random import Random
 import tomli_w
 import torch
 
-from ntkfl.engine.reading import parse_toml
 from ntkfl.errors import NTKFLError
+from ntkfl.safe_parse import parse_toml
 from ntkfl.wire.container import pack, unpack
 
 _VALUES: tuple[object, ...] = (

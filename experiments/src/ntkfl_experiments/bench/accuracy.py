@@ -10,9 +10,9 @@ import torch
 
 from ntkfl.data import Dirichlet, Federated, load
 from ntkfl.data.catalog import locate
-from ntkfl.engine.folder import Record
-from ntkfl.engine.simulation import train
 from ntkfl.errors import ConfigError
+from ntkfl.federation.run_folder import Record
+from ntkfl.federation.simulation import train
 from ntkfl.methods import NTKFL, FedAvg, Method
 from ntkfl.models import mlp
 from ntkfl_experiments.bench.rows import Row, Setting

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ntkfl.methods.base import Client, Task
-from ntkfl.methods.local import train_locally
+from ntkfl.methods.local_sgd import train_locally
 from ntkfl.models import mlp
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent.parameters import flatten

@@ -18,15 +18,15 @@ import tomli_w
 import torch
 
 from ntkfl.data.npz import deal
-from ntkfl.engine.config import RunConfig, execute, prepare
-from ntkfl.engine.flower import commands, folders
-from ntkfl.engine.flower.app import server_app
-from ntkfl.engine.flower.quiet import quiet
-from ntkfl.engine.flower.runtime import SuperLink
-from ntkfl.engine.flower.server import FlowerRun
-from ntkfl.engine.flower.simulate import simulate
-from ntkfl.engine.folder import Record
 from ntkfl.errors import ConfigError
+from ntkfl.federation.config import RunConfig, execute, prepare
+from ntkfl.federation.run_folder import Record
+from ntkfl.flower import commands, folders
+from ntkfl.flower.apps import server_app
+from ntkfl.flower.quiet import quiet
+from ntkfl.flower.runtime import SuperLink
+from ntkfl.flower.server import FlowerRun
+from ntkfl.flower.simulate import simulate
 from ntkfl_experiments.bench.relay import Relay
 from ntkfl_experiments.bench.rows import Row
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ntkfl.engine.conversation import play_round
+from ntkfl.federation.transport import play_round
 from ntkfl.methods import NTKFL, Client, Task
 from ntkfl.models import mlp
 from ntkfl.privacy.randomness import Randomness

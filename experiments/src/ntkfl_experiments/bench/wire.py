@@ -13,10 +13,10 @@ from ntkfl_experiments.bench.rows import Row, Setting
 
 def wire(setting: Setting) -> list[Row]:
     """Coding, sealing and shuffling a round of top-k rows."""
-    from ntkfl.privacy.batches import Batch
-    from ntkfl.privacy.rows import Announced, BatchKey, open_row, seal_rows  # sealing is an extra
-    from ntkfl.privacy.sealing import SealingKey
-    from ntkfl.privacy.shuffling import Shuffler
+    from ntkfl.crypto.hpke import SealingKey
+    from ntkfl.crypto.row_frames import Announced, BatchKey, open_row, seal_rows  # sealing is an extra
+    from ntkfl.services.shuffler.batch import Batch
+    from ntkfl.services.shuffler.store import Shuffler
 
     announced = Announced.of(key := BatchKey(1, 0), b"bench")
     N, n, k = (20, 2_111, 63) if setting.quick else (1200, 211_100, 6_333)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ntkfl.cli.stopping import left_to_asyncio, stoppable
-from ntkfl.engine.watching import span
+from ntkfl.progress import span
 
 
 def load(

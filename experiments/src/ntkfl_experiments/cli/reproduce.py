@@ -19,7 +19,7 @@ from rich.table import Table
 from ntkfl.cli.compare import Watcher
 from ntkfl.cli.steps import Steps
 from ntkfl.cli.stopping import stoppable
-from ntkfl.compare.cells import Cell
+from ntkfl.compare.trials import Cell
 from ntkfl.devices import find_device
 from ntkfl.errors import unknown
 from ntkfl_experiments.paper import ITEMS

@@ -25,7 +25,7 @@ from ntkfl.audit.analytic import gaussian_prior, invert
 from ntkfl.audit.deep_leakage import Settings, match_jacobian, reconstruct
 from ntkfl.audit.measures import guesses, psnr, ssim
 from ntkfl.data import load
-from ntkfl.engine.config import ModelConfig
+from ntkfl.federation.config import ModelConfig
 from ntkfl.methods import NTKFL, Client, Task
 from ntkfl.methods.base import Method
 from ntkfl.privacy.randomness import Randomness

@@ -12,10 +12,10 @@ from typing import Any, Literal, Protocol
 from matplotlib.figure import Figure
 
 from ntkfl.atomic import write_atomically
-from ntkfl.compare.carry import Searches, carry_out
-from ntkfl.compare.cells import Cell, Workers
 from ntkfl.compare.results import Row
+from ntkfl.compare.run import Searches, carry_out
 from ntkfl.compare.spec import Comparison
+from ntkfl.compare.trials import Cell, Workers
 
 Scale = Literal["quick", "full"]
 SCALES: tuple[Scale, ...] = ("quick", "full")

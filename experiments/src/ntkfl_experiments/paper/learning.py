@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from ntkfl.compare.carry import Searches
 from ntkfl.compare.results import Row
-from ntkfl.engine.config import DataConfig
+from ntkfl.compare.run import Searches
+from ntkfl.federation.config import DataConfig
 from ntkfl.report.curves import COLOURS, LINES
 from ntkfl_experiments.paper.item import Context, Finding, Item, Outcome
 from ntkfl_experiments.paper.settings import (

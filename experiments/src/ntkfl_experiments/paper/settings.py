@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ntkfl.compare.spec import Comparison, Entry, Search
-from ntkfl.engine.config import DataConfig
+from ntkfl.federation.config import DataConfig
 from ntkfl.tangent import PAPER_STEPS
 from ntkfl_experiments.paper.item import Context
 

@@ -135,7 +135,7 @@ class ConvolutionBlock(FactoredBlock):
     def scratch(cls, input: Sequence[int], output: Sequence[int], settings: tuple[int, ...]) -> int:
         return input[0] * math.prod(Geometry.of(settings).kernel) * math.prod(output[1:])
 
-    def moved(self, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def apply(self, weight: Tensor, bias: Tensor | None) -> Tensor:
         """All directions in one convolution, as so many more output channels of each group."""
         lead, G = weight.shape[:-1], self.geometry.groups
         B, C_in = math.prod(lead), self.a.shape[2]
@@ -148,7 +148,7 @@ class ConvolutionBlock(FactoredBlock):
         out = out.reshape(len(self.a), self.U, G, B, self.C_out // G, self.P)
         return out.permute(3, 0, 1, 2, 4, 5).reshape(*lead, *self.g.shape[::2])
 
-    def pulled(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
+    def transpose(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
         lead, G = cotangent.shape[:-2], self.geometry.groups
         B, C_in, size = math.prod(lead), self.a.shape[2], self.geometry.positions(self.a.shape[3:])
         spread = cotangent.reshape(B, len(self.a) * self.U, G, self.C_out // G, self.P).permute(1, 2, 0, 3, 4)

@@ -52,11 +52,11 @@ class EmbeddingBlock(FactoredBlock):
     def admits(cls, sample_dim: int, ndim: int, settings: tuple[int, ...]) -> bool:
         return True  # vectors come behind the tokens' own dimensions
 
-    def moved(self, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def apply(self, weight: Tensor, bias: Tensor | None) -> Tensor:
         rows = weight.reshape(*weight.shape[:-1], self._vocabulary, self.E).index_select(-2, self.a.view(-1))
         return rows.reshape(*weight.shape[:-1], len(self.a), self.T * self.E)
 
-    def pulled(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
+    def transpose(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
         lead = cotangent.shape[:-2]
         out = cotangent.new_zeros(*lead, self._vocabulary, self.E)
         out.index_add_(-2, self.a.view(-1), cotangent.reshape(*lead, len(self.a) * self.T, self.E))

@@ -46,13 +46,13 @@ class ScaleBlock(FactoredBlock):
     def admits(cls, sample_dim: int, ndim: int, settings: tuple[int, ...]) -> bool:
         return sample_dim == 0 if settings == _CHANNELS_FIRST else sample_dim < ndim - settings[1]
 
-    def moved(self, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def apply(self, weight: Tensor, bias: Tensor | None) -> Tensor:
         out = self.a * weight[..., None, None, :]
         if bias is not None:
             out += bias[..., None, None, :]
         return out.flatten(-2)
 
-    def pulled(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
+    def transpose(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
         at = cotangent.reshape(*cotangent.shape[:-1], *self.a.shape[1:])
         return (at * self.a).sum(dim=(-3, -2)), None if self.bias is None else at.sum(dim=(-3, -2))
 

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import httpx
 
-from ntkfl.engine.services.peer import AGAIN, retry_after
-from ntkfl.engine.services.pins import Pins
-from ntkfl.engine.services.seed import enrolment, open_seed
-from ntkfl.engine.services.shuffler import SEQUENCE_HEADER
+from ntkfl.crypto.credentials import sign_request
+from ntkfl.crypto.hpke import SEAL_BYTES, SealingKey, SigningKey
+from ntkfl.crypto.row_frames import Announced, pack_rows, seal_rows
 from ntkfl.errors import MessageError
-from ntkfl.privacy.identity import sign_request
-from ntkfl.privacy.rows import Announced, pack_rows, seal_rows
-from ntkfl.privacy.sealing import SEAL_BYTES, SealingKey, SigningKey
+from ntkfl.services.http.client import AGAIN, retry_after
+from ntkfl.services.key_server.key_protocol import enrolment, open_seed
+from ntkfl.services.shuffler.app import SEQUENCE_HEADER
+from ntkfl.services.trusted_peers import TrustedPeers
 
 
 @dataclass
@@ -54,9 +54,9 @@ class Tally:
 
 
 class LoadClient:
-    """One client. What it asks is tried again as `Peer` does: when the service says, and where a connection broke."""
+    """One client. It repeats a request as `HttpClient` does: when the service says so, and where a connection broke."""
 
-    def __init__(self, name: str, folder: Path, pins: Pins, context: ssl.SSLContext) -> None:
+    def __init__(self, name: str, folder: Path, pins: TrustedPeers, context: ssl.SSLContext) -> None:
         self.name, self._pins = name, pins
         self._token = (folder / "token").read_text()
         self._sealing, self.signing = SealingKey.generate(), SigningKey.generate()
@@ -138,7 +138,7 @@ def row(client: str, number: int, index: int, size: int) -> bytes:
     return (head + hashlib.shake_128(head).digest(size))[:size]
 
 
-def frame(client: str, announced: Announced, rows: int, row_bytes: int, aggregator: bytes, pins: Pins) -> bytes:
+def frame(client: str, announced: Announced, rows: int, row_bytes: int, aggregator: bytes, pins: TrustedPeers) -> bytes:
     """A whole submission: `rows` sealed rows of `row_bytes` each."""
     plain = [row(client, announced.key.round, i, row_bytes - SEAL_BYTES) for i in range(rows)]
     return pack_rows(announced, seal_rows(plain, aggregator, pins.federation, pins.run, announced))

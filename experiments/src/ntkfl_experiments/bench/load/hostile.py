@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
-from ntkfl.engine.services.pins import Pins
-from ntkfl.privacy.identity import sign_request
+from ntkfl.crypto.credentials import sign_request
+from ntkfl.services.trusted_peers import TrustedPeers
 from ntkfl_experiments.bench.load.clients import LoadClient
 
 _PATIENCE_S = 150  # longer than any bound of the services
@@ -20,7 +20,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Hostile:
     """`count` connections at a time that misuse the shuffler; `met` counts (what was tried, how it ended)."""
 
-    def __init__(self, pins: Pins, context: ssl.SSLContext, insider: LoadClient) -> None:
+    def __init__(self, pins: TrustedPeers, context: ssl.SSLContext, insider: LoadClient) -> None:
         parts = urlsplit(pins.shuffler.url)
         self._host, self._port, self._context = parts.hostname or "", parts.port or 443, context
         self._path, self._insider = f"/v1/runs/{pins.run}", insider

@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 
-from ntkfl.engine.services.announcement import Announcement
-from ntkfl.engine.services.shuffler_peer import ShufflerPeer
+from ntkfl.crypto.hpke import SEAL_BYTES, SealingKey, SigningKey
+from ntkfl.crypto.row_frames import Announced, BatchKey, open_row
 from ntkfl.errors import ConfigError, MessageError
-from ntkfl.privacy.batches import Batch
-from ntkfl.privacy.rows import Announced, BatchKey, open_row
-from ntkfl.privacy.sealing import SEAL_BYTES, SealingKey, SigningKey
+from ntkfl.services.announcement import Announcement
+from ntkfl.services.shuffler.batch import Batch
+from ntkfl.services.shuffler.client import ShufflerClient
 from ntkfl.wire import Message
 from ntkfl_experiments.bench.load.clients import LoadClient, Tally, frame, owner, side_by_side
 from ntkfl_experiments.bench.load.hostile import Hostile
@@ -69,7 +69,7 @@ class Loading:
         names = [f"client-{i}" for i in range(load.clients)]
         self.clients = {name: LoadClient(name, world.folder / "clients" / name, pins, context) for name in names}
         folder = world.folder / "aggregator"
-        self.shuffler = ShufflerPeer(pins, folder)
+        self.shuffler = ShufflerClient(pins, folder)
         self.opener = SealingKey.generate()
         self.signer = SigningKey.load(folder / "signing-key.pem")
         insider = f"client-{load.clients}"  # has enrolled, and means no good

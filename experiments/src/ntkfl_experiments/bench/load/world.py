@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ntkfl.engine.children import deaf_to_interrupts, end_with_parent
-from ntkfl.engine.services.pins import Pins
-from ntkfl.engine.services.trial import Trial, init
+from ntkfl.deployment.demo_setup import DemoSetup, init
 from ntkfl.errors import ConfigError
+from ntkfl.processes import block_sigint, end_with_parent
+from ntkfl.services.trusted_peers import TrustedPeers
 
 _TERMS = 'inputs = [784]\noutputs = 10\nclients_per_round = 2\n[method]\nname = "ntk-fl"\n'
 _START_S = 60
@@ -30,7 +30,7 @@ class World:
         if not Path("/proc/self/status").exists():
             raise ConfigError("a service's memory is read from /proc, which this system does not have")
         ports = _free_ports(3)
-        names = Trial(
+        names = DemoSetup(
             clients=clients,
             evaluators=0,
             min_clients=floor,
@@ -41,7 +41,7 @@ class World:
         config = folder / "run.toml"
         config.write_text(_TERMS)
         self.folder = folder / "federation"
-        self.pins: Pins = init(self.folder, config, names)
+        self.pins: TrustedPeers = init(self.folder, config, names)
         self.watch = Watch()
         self._log = folder / "services.log"
         self._running: dict[str, subprocess.Popen[str]] = {}
@@ -49,7 +49,7 @@ class World:
     def start(self, service: str, *options: str) -> None:
         """`ntkfl serve SERVICE`; on return it answers."""
         command = [sys.executable, "-m", "ntkfl", "serve", service, str(self.folder / service), *options]
-        with open(self._log, "a") as log, deaf_to_interrupts():
+        with open(self._log, "a") as log, block_sigint():
             process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=log, text=True, preexec_fn=end_with_parent
             )

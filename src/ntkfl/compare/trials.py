@@ -1,0 +1,121 @@
+"""Runs kept by content: a cell that is finished is never computed again, one that was interrupted goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Self
+
+from ntkfl.atomic import write_atomically
+from ntkfl.devices import find_device
+from ntkfl.errors import Diverged, NTKFLError, NumericalError
+from ntkfl.federation.config import Prepared, RunConfig, execute, prepare
+from ntkfl.federation.run_folder import Record, RunFolder
+from ntkfl.processes import Pool
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a comparison; its folder's name is the digest of all that determines it, but for its length."""
+
+    label: str
+    config: RunConfig
+    root: Path
+
+    @property
+    def key(self) -> str:
+        values = self.config.dump()
+        values = {k: v for k, v in values.items() if k not in ("rounds", "stop_at")}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.root / self.key)
+
+    def history(self) -> list[Record]:
+        """Records so far, no more than this cell asks for."""
+        records = self.folder.records()[: self.config.rounds]
+        stop = self.config.stop_at
+        if stop is None:
+            return records
+        reached = next((i for i, r in enumerate(records) if (r["test_accuracy"] or 0) >= stop), len(records) - 1)
+        return records[: reached + 1]
+
+    def seconds(self) -> float:
+        return float(sum(t["seconds"] for t in self.folder.records("timings.jsonl")[: len(self.history())]))
+
+    @property
+    def failed(self) -> str:
+        """Why the run could not be finished, where it diverged; such a cell is not tried again."""
+        note = self.root / self.key / "failed.txt"
+        return note.read_text(errors="replace") if note.exists() else ""
+
+    @property
+    def finished(self) -> bool:
+        if self.failed:
+            return True
+        records = self.history()
+        stop = self.config.stop_at
+        stopped = stop is not None and bool(records) and (records[-1]["test_accuracy"] or 0) >= stop
+        return stopped or len(records) >= self.config.rounds
+
+
+class Workers:
+    """Processes that finish cells, started when first needed and kept for the whole comparison."""
+
+    def __init__(self, count: int, device: str | None) -> None:
+        if device is not None:
+            find_device(device)  # before any worker is started
+        self.count, self.device = count, device
+        self._pool: Pool | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._pool is not None:  # a cell's folder is whole after every round, so nothing is lost
+            self._pool.close(at_once=kind is not None)
+
+    def run(self, cells: Sequence[Cell], watch: Callable[[Sequence[Cell]], None]) -> None:
+        """Finish all cells, several at a time; `watch` is called about twice a second."""
+        waiting = {cell.key: cell for cell in cells if not cell.finished}  # equal cells run once
+        futures = [self._started().submit(_work, cell, self.device) for cell in waiting.values()]
+        while not all(future.done() for future in futures):
+            for future in futures:
+                if future.done():
+                    future.result()
+            watch(cells)
+            time.sleep(0.5)
+        for future in futures:
+            future.result()
+        watch(cells)
+
+    def _started(self) -> Pool:
+        if self._pool is None:
+            self._pool = Pool(self.count)
+        return self._pool
+
+
+def _work(cell: Cell, device: str | None) -> None:
+    try:
+        prepared = _prepared(cell.config.model_copy(update={"method": _data_options(cell.config)}).model_dump_json())
+        execute(cell.config, prepared=prepared, out=cell.folder.path, resume=True, device=device)
+    except (NumericalError, Diverged) as error:  # a setting that diverges is a result, not a failure of the comparison
+        write_atomically(cell.folder.path / "failed.txt", str(error).encode())
+    except NTKFLError as error:
+        raise type(error)(f"{cell.label}: {error}") from None
+
+
+def _data_options(config: RunConfig) -> dict[str, object]:
+    """Of the method's options only those that change the data, so that one worker prepares equal data once."""
+    return {k: v for k, v in config.method.items() if k in ("name", "shared_fraction")}
+
+
+@lru_cache(maxsize=2)
+def _prepared(config: str) -> Prepared:
+    return prepare(RunConfig.model_validate_json(config))

@@ -1,0 +1,1 @@
+"""Keys, sealing, credentials and framing: what the parties of a federation sign and encrypt."""

@@ -1,0 +1,129 @@
+"""Sealing to one reader and signing as one writer: HPKE (RFC 9180) and Ed25519 (RFC 8032), from `cryptography`.
+
+Everything sealed or signed is bound to what it is for: a `context` made by `bind`. A seal opened, or a signature
+checked, under another context fails, so nothing can be carried from one federation, run, round or client to another.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+from ntkfl.atomic import check_private as check_private
+from ntkfl.atomic import write_private as write_private
+from ntkfl.crypto.context import Secret as Secret
+from ntkfl.crypto.context import bind as bind
+from ntkfl.errors import ConfigError, TrustError
+
+try:
+    from cryptography.exceptions import InternalError, InvalidSignature, InvalidTag, UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+    from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        load_pem_private_key,
+    )
+except ImportError as error:  # the core works without; this room does not
+    raise ConfigError("sealing and shuffling need the extra 'services': pip install 'ntkfl[services]'") from error
+
+_SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
+SEAL_BYTES = 48  # what sealing adds: the encapsulated key (32) and the tag (16)
+KEY_BYTES = 32
+
+
+class SealingKey:
+    """An X25519 private key: opens what was sealed to its `public` bytes."""
+
+    def __init__(self, key: X25519PrivateKey) -> None:
+        self._key = key
+        self.public: bytes = key.public_key().public_bytes_raw()
+
+    @classmethod
+    def generate(cls) -> Self:
+        return cls(X25519PrivateKey.generate())
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        key = _load(path)
+        if not isinstance(key, X25519PrivateKey):
+            raise TrustError(f"{path} is no X25519 key")
+        return cls(key)
+
+    def save(self, path: Path) -> None:
+        write_private(path, self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+
+    def open(self, sealed: bytes, context: bytes) -> bytes:
+        """The plaintext; `TrustError` if it was sealed to another key or for another context, or was changed."""
+        try:
+            return _SUITE.decrypt(sealed, self._key, info=context)
+        except (InvalidTag, ValueError):
+            raise TrustError("a seal does not open: another key, another context, or changed on the way") from None
+
+
+def seal(public: bytes, plaintext: bytes, context: bytes) -> bytes:
+    """The plaintext sealed to the holder of `public`'s key: encapsulated key (32), ciphertext, tag (16)."""
+    try:
+        key = X25519PublicKey.from_public_bytes(public)
+        return _SUITE.encrypt(plaintext, key, info=context)
+    except ValueError:
+        raise TrustError("not an X25519 public key: 32 bytes, not all of which are of small order") from None
+
+
+class SigningKey:
+    """An Ed25519 private key."""
+
+    def __init__(self, key: Ed25519PrivateKey) -> None:
+        self._key = key
+        self.public: bytes = key.public_key().public_bytes_raw()
+
+    @classmethod
+    def generate(cls) -> Self:
+        return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        key = _load(path)
+        if not isinstance(key, Ed25519PrivateKey):
+            raise TrustError(f"{path} is no Ed25519 key")
+        return cls(key)
+
+    def save(self, path: Path) -> None:
+        write_private(path, self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+
+    def sign(self, payload: bytes, context: bytes) -> bytes:
+        """64 bytes over the context and the payload."""
+        return self._key.sign(bind("ntkfl signature v1", context, payload))
+
+
+def verify(public: bytes, signature: bytes, payload: bytes, context: bytes) -> None:
+    """`TrustError` unless the holder of `public`'s key signed this payload for this context."""
+    try:
+        key = Ed25519PublicKey.from_public_bytes(public)
+        key.verify(signature, bind("ntkfl signature v1", context, payload))
+    except (InvalidSignature, ValueError):
+        raise TrustError("a signature does not hold: another key, another context, or changed on the way") from None
+
+
+def parse_key(text: str, what: str) -> bytes:
+    """A public key as people write it: 64 hexadecimal digits."""
+    try:
+        key = bytes.fromhex(text)
+    except (ValueError, TypeError):
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise ConfigError(f"{what} must be a public key: 64 hexadecimal digits")
+    return key
+
+
+def _load(path: Path) -> object:
+    try:
+        key = load_pem_private_key(path.read_bytes(), password=None)
+    except FileNotFoundError:
+        raise TrustError(f"no key at {path}") from None
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm, InternalError):
+        raise TrustError(f"{path} holds no private key that can be read") from None
+    check_private(path)
+    return key

@@ -1,0 +1,121 @@
+"""Clients made of a user's own arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ntkfl.data.federated import Federated
+from ntkfl.data.table import Rows
+from ntkfl.errors import ConfigError, DataError
+
+Array: TypeAlias = Tensor | NDArray[Any]
+
+
+def from_clients(
+    clients: Sequence[tuple[Array, Array]],
+    *,
+    test: tuple[Array, Array],
+    classes: int | None = None,
+    name: str = "own",
+    tokens: bool = False,
+) -> Federated:
+    """A federation of one (x, y) a client, and a test set, which every run is measured on.
+
+    x is [n, ...] of one feature shape, made float32 and used as it is, so normalise it first; with `tokens` it holds
+    whole numbers, for a network that begins with an embedding, and stays whole. y is integer labels [n]
+    in 0..classes-1 (classes defaults to the largest label + 1, at least 2), or float regression targets [n] or [n, d2].
+    """
+    if test is None:
+        raise DataError("from_clients needs test=(x, y): every run is measured on it")
+    clients = list(clients)
+    if not clients:
+        raise DataError("from_clients needs at least one client (x, y)")
+    named = [(f"client {number}", pair) for number, pair in enumerate(clients)] + [("test", test)]
+    pairs = [(who, *checked_pair(who, pair, tokens)) for who, pair in named]
+    first, first_x, first_y = pairs[0]
+    for who, x, y in pairs:
+        if x.shape[1:] != first_x.shape[1:]:
+            raise DataError(f"{who} has features {list(x.shape[1:])}, but {first} has {list(first_x.shape[1:])}")
+        if y.dtype != first_y.dtype or y.shape[1:] != first_y.shape[1:]:
+            raise DataError(f"{who} has {_kind(y)}, but {first} has {_kind(first_y)}")
+    known = _classes([(who, y) for who, _, y in pairs], classes)
+
+    *parts, (_, test_x, test_y) = pairs
+    ends = np.cumsum([len(y) for _, _, y in parts])
+    rows = Rows(torch.cat([x for _, x, _ in parts]), torch.cat([y for _, _, y in parts]))
+    return Federated(
+        name=name,
+        rows=rows,
+        test_rows=Rows(test_x, test_y),
+        indices=tuple(torch.arange(end - len(y), end) for end, (_, _, y) in zip(ends, parts, strict=True)),
+        classes=known,
+        description={"dataset": name},
+    )
+
+
+def checked_pair(who: str, pair: tuple[Array, Array], tokens: bool = False) -> tuple[Tensor, Tensor]:
+    """x float32 (tokens: int64) [n, ...] and y (int64 [n] or float32 [n, d2]); copies: the originals may change."""
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise DataError(f"{who} must be a pair (x, y), not {type(pair).__name__}")
+    raw_x, raw_y = _tensor(who, "x", pair[0], tokens), _tensor(who, "y", pair[1], True)
+    if raw_x.dim() < 2:
+        raise DataError(f"{who}: x must be [samples, features…], not {list(raw_x.shape)}")
+    if len(raw_x) == 0:
+        raise DataError(f"{who} has no samples")
+    if raw_y.dim() == 0 or len(raw_y) != len(raw_x):
+        raise DataError(f"{who} has {len(raw_x)} samples but y of shape {list(raw_y.shape)}")
+    if tokens and (raw_x.is_floating_point() or raw_x.min() < 0):
+        raise DataError(f"{who}: tokens must be whole numbers from 0 on, not {raw_x.dtype}")
+    x = raw_x.to(torch.int64 if tokens else torch.float32, copy=True)
+    if raw_y.is_floating_point():
+        if raw_y.dim() > 2:
+            raise DataError(f"{who}: regression targets must be [n] or [n, d2], not {list(raw_y.shape)}")
+        y = raw_y.to(torch.float32, copy=True).reshape(len(raw_y), -1)
+    else:
+        if raw_y.dim() != 1:
+            raise DataError(f"{who}: labels must be one integer a sample [n], not {list(raw_y.shape)}")
+        y = raw_y.to(torch.int64, copy=True)
+    for label, value in (("x", x), ("y", y)):
+        if not value.isfinite().all():
+            raise DataError(f"{who}: {label} has a value that is not finite as float32 (NaN, inf or too large)")
+    return x, y
+
+
+def _tensor(who: str, label: str, value: Array, may_be_whole: bool) -> Tensor:
+    if isinstance(value, Tensor):
+        tensor = value.detach().cpu()
+    else:
+        array = np.asarray(value)
+        if array.dtype.kind not in "biuf":
+            raise DataError(f"{who}: {label} must hold numbers, not {array.dtype}")
+        whole = may_be_whole and array.dtype.kind in "biu"
+        with np.errstate(over="ignore"):  # what overflows is found below, as not finite
+            tensor = torch.from_numpy(array.astype(np.int64 if whole else np.float32))
+    if tensor.is_complex():
+        raise DataError(f"{who}: {label} must hold real numbers, not {tensor.dtype}")
+    return tensor
+
+
+def _kind(y: Tensor) -> str:
+    return f"regression targets of width {y.shape[1]}" if y.is_floating_point() else "integer labels"
+
+
+def _classes(targets: list[tuple[str, Tensor]], given: int | None) -> int | None:
+    """The number of classes, or None for regression."""
+    if targets[0][1].is_floating_point():
+        if given is not None:
+            raise ConfigError("classes was given, but y holds floats, which are regression targets: make y integers")
+        return None
+    if given is not None and given < 2:
+        raise ConfigError(f"classes must be at least 2, not {given!r}")
+    classes = given or max(2, 1 + max(int(y.max()) for _, y in targets))
+    for who, y in targets:
+        if y.min() < 0 or y.max() >= classes:
+            raise DataError(f"{who}: labels must lie in 0..{classes - 1}, not {int(y.min())}..{int(y.max())}")
+    return classes

@@ -1,0 +1,1 @@
+"""A federation across machines: its contract, its aggregator and its clients."""

@@ -1,0 +1,92 @@
+"""What the federation trains, and how, as agreed in `federation.toml` before anybody takes part.
+
+A client that pins the terms of the run cannot be talked into weaker ones: announcements carry weights, never options.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+from pydantic import Field, field_validator
+from torch import nn
+
+from ntkfl.atomic import write_atomically
+from ntkfl.errors import ConfigError
+from ntkfl.federation.config import ModelConfig, build_method, refuse_code
+from ntkfl.methods import Method
+from ntkfl.options import Options
+from ntkfl.services.trusted_peers import FILE, TrustedPeers
+
+
+class Terms(Options):
+    """What is trained, and how: all that decides what a client gives away."""
+
+    inputs: tuple[int, ...] = Field(min_length=1, description="shape of one input, before any projection")
+    outputs: int = Field(ge=1)
+    real_targets: bool = Field(False, description="regression: targets are `outputs` real numbers, not a class")
+    mean: tuple[float, ...] = Field((), description="of byte images, a number a channel: x = (bytes/255 - mean)/std")
+    std: tuple[float, ...] = Field((), description="of byte images, a number a channel, above 0")
+    class_names: tuple[str, ...] = Field((), description="in order, where folders of pictures are called by name")
+    precision: str = Field("float32", pattern="^float(32|64)$")
+    model: ModelConfig = ModelConfig()
+    method: dict[str, Any] = Field(default_factory=lambda: {"name": "cp-ntk-fl"})
+
+    @field_validator("method")
+    @classmethod
+    def _spell_out(cls, method: dict[str, Any]) -> dict[str, Any]:
+        """Every option with its value: defaults are not part of an agreement."""
+        built = build_method(method)
+        return {"name": built.name} | built.model_dump(mode="json", exclude_none=True)
+
+    def build_method(self) -> Method:
+        return build_method(self.method)
+
+    def check_code(self, allowed: bool) -> None:
+        """Terms come in folders that others made: code that they name is run where that is allowed, nowhere else."""
+        if self.model.own and not allowed:
+            refuse_code([self.model.name], "the run's [model]")
+
+    def build_model(self, seed: int, *, allow_code: bool = False) -> nn.Module:
+        """The network, for inputs as it gets them; first weights drawn from `seed`."""
+        self.check_code(allow_code)
+        method = self.build_method()
+        shape = method.model_input_shape(self.inputs)
+        model = self.model.suited(method).build(shape, self.outputs, seed)
+        return model.to(getattr(torch, self.precision))
+
+
+class Contract(Terms):
+    """Terms of a run behind a shuffler: also how often, for how much and in how large a crowd a client is asked."""
+
+    rounds: int = Field(10, ge=1)
+    retries: int = Field(10, ge=0, description="rounds of the whole run that may fail; each uses up a round number")
+    clients_per_round: int = Field(ge=2, description="clients asked in a round, exactly")
+    max_rows: int = Field(200, ge=1, description="rows of samples that every client sends, padding among them")
+    count_multiple: int = Field(1, ge=1, description="evaluators round their counts to multiples of it")
+    count_epsilon: float = Field(1.0, gt=0, description="ε of an evaluator's answer, where the method adds noise")
+
+    @property
+    def most_rounds(self) -> int:
+        """Round numbers that clients answer under, failed rounds included."""
+        return self.rounds + self.retries
+
+    @property
+    def private(self) -> bool:
+        """Whether the method bounds and noises what clients send."""
+        return self.method.get("clip") is not None or bool(self.method.get("label_flip"))
+
+
+class Federation(TrustedPeers):
+    """The whole file."""
+
+    terms: Contract
+
+    def write(self, folder: Path) -> None:
+        path = folder / FILE
+        try:
+            write_atomically(path, tomli_w.dumps(self.model_dump(mode="json", exclude_none=True)).encode())
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror}") from None

@@ -1,0 +1,174 @@
+"""Everything needed to try a federation out: keys, certificates, tokens, one folder a role with just what it may hold.
+
+```
+DIR/key-server     federation.toml ca.pem tls.pem tls-key.pem signing-key.pem state.sqlite
+DIR/shuffler       federation.toml ca.pem tls.pem tls-key.pem aggregator-ca.pem signing-key.pem
+DIR/aggregator     federation.toml ca.pem tls.pem tls-key.pem signing-key.pem run.toml
+DIR/clients/NAME   federation.toml ca.pem token
+DIR/authority      services.pem services-key.pem aggregator.pem aggregator-key.pem
+```
+Certificates come from two authorities: one for who is called, one for the aggregator as the only one who may call the
+shuffler's second port. Their keys are for renewing certificates alone. In earnest every role makes its own keys on its
+own machine.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import Field
+
+from ntkfl.crypto.certificates import TLS_CERT, TLS_KEY, Authority
+from ntkfl.crypto.credentials import NAME_PATTERN
+from ntkfl.crypto.hpke import SigningKey, write_private
+from ntkfl.deployment.contract import Contract, Federation
+from ntkfl.errors import ConfigError
+from ntkfl.options import Options
+from ntkfl.safe_parse import read_toml
+from ntkfl.services.key_server.app import SIGNING_KEY, STATE, KeyServer
+from ntkfl.services.key_server.store import DAY, LIFETIME
+from ntkfl.services.trusted_peers import AggregatorPin, KeyServerPin, ShufflerPin
+
+CA, AGGREGATOR_CA, AUTHORITY = "ca.pem", "aggregator-ca.pem", "authority"
+TOKEN, RUN = "token", "run.toml"
+
+
+class DemoSetup(Options):
+    """Names, addresses and numbers of a trial federation."""
+
+    federation: str = Field("trial", pattern=NAME_PATTERN)
+    run: str = Field("run-0", pattern=NAME_PATTERN)
+    clients: int = Field(4, ge=2, le=10_000)
+    evaluators: int = Field(1, ge=0, le=100)
+    min_clients: int = Field(2, ge=2)
+    host: str = "127.0.0.1"
+    key_server_host: str | None = Field(None, description="where it is not on `host`")
+    shuffler_host: str | None = Field(None, description="where it is not on `host`")
+    key_server_port: int = Field(8441, ge=1, le=65535)
+    shuffler_port: int = Field(8442, ge=1, le=65535)
+    aggregator_port: int = Field(8443, ge=1, le=65535, description="the shuffler's, for the aggregator")
+    credential_days: float = Field(
+        LIFETIME / DAY, ge=0.01, le=3650, description="that a client's credential is good for"
+    )
+
+    def model_post_init(self, _: object) -> None:
+        if self.min_clients > self.clients:
+            raise ConfigError(f"{self.clients} clients can never make a batch of {self.min_clients} distinct ones")
+        if len(set(self.urls)) < 3:
+            raise ConfigError("the three ports must differ")
+
+    @property
+    def hosts(self) -> dict[str, str]:
+        """Under which name or address each service is reached."""
+        return {"key-server": self.key_server_host or self.host, "shuffler": self.shuffler_host or self.host}
+
+    @property
+    def urls(self) -> tuple[str, str, str]:
+        """The key server's, the shuffler's for clients, and the shuffler's for the aggregator."""
+        server, shuffler = self.hosts.values()
+        return (
+            _url(server, self.key_server_port),
+            _url(shuffler, self.shuffler_port),
+            _url(shuffler, self.aggregator_port),
+        )
+
+
+def _url(host: str, port: int) -> str:
+    try:
+        bracketed = ipaddress.ip_address(host).version == 6
+    except ValueError:
+        bracketed = False
+    return f"https://[{host}]:{port}" if bracketed else f"https://{host}:{port}"
+
+
+def init(folder: Path, config: Path, trial: DemoSetup, on_client: Callable[[], None] = lambda: None) -> Federation:
+    """Make the folders of all roles in `folder`, which must be new or empty; `config` is the aggregator's run.toml.
+
+    `on_client` hears of each client's.
+    """
+    values = read_toml(config)
+    terms = Contract(**{name: values[name] for name in Contract.model_fields if name in values})
+    terms.build_method()
+    authority = Authority(f"{trial.federation} services")
+    callers = Authority(f"{trial.federation} aggregator")
+    certificates = {role: authority.server(role, host) for role, host in trial.hosts.items()}
+    certificates["aggregator"] = callers.client("aggregator")
+    server_key, shuffler_key, aggregator_key = (SigningKey.generate() for _ in range(3))
+    key_server, shuffler, for_aggregator = trial.urls
+    pins = Federation(
+        federation=trial.federation,
+        run=trial.run,
+        key_server=KeyServerPin(url=key_server, signing_key=server_key.public.hex()),
+        shuffler=ShufflerPin(
+            url=shuffler,
+            aggregator_url=for_aggregator,
+            signing_key=shuffler_key.public.hex(),
+            min_clients=trial.min_clients,
+        ),
+        aggregator=AggregatorPin(signing_key=aggregator_key.public.hex()),
+        terms=terms,
+    )
+
+    new_folder(folder, may_be_empty=True)
+    for role, (certificate, key) in certificates.items():
+        _role_folder(folder / role, pins, authority.pem)
+        (folder / role / TLS_CERT).write_bytes(certificate)
+        write_private(folder / role / TLS_KEY, key)
+    new_folder(folder / AUTHORITY)
+    authority.save(folder / AUTHORITY, "services")
+    callers.save(folder / AUTHORITY, "aggregator")
+    server_key.save(folder / "key-server" / SIGNING_KEY)
+    shuffler_key.save(folder / "shuffler" / SIGNING_KEY)
+    (folder / "shuffler" / AGGREGATOR_CA).write_bytes(callers.pem)
+    aggregator_key.save(folder / "aggregator" / SIGNING_KEY)
+    (folder / "aggregator" / RUN).write_bytes(config.read_bytes())
+
+    lifetime = max(1, round(trial.credential_days * DAY))
+    server = KeyServer.create(folder / "key-server" / STATE, trial.federation, server_key, lifetime)
+    server.add_run(trial.run)
+    new_folder(folder / "clients")
+    counts = (("client", trial.clients), ("evaluator", trial.evaluators))
+    roles = {f"{role}-{number}": role for role, count in counts for number in range(count)}
+    for name, token in server.make_tokens(roles).items():
+        _client_folder(folder / "clients" / name, pins, authority.pem, token)
+        on_client()
+    return pins
+
+
+def client_folder(folder: Path, key_server: Path, token: str) -> None:
+    """A new folder for a client: what it pins, copied from the key server's folder, and its token."""
+    _client_folder(folder, Federation.read(key_server), _read(key_server / CA), token)
+
+
+def _client_folder(folder: Path, pins: Federation, ca: bytes, token: str) -> None:
+    _role_folder(folder, pins, ca)
+    write_private(folder / TOKEN, token.encode() + b"\n")
+
+
+def _role_folder(folder: Path, pins: Federation, ca: bytes) -> None:
+    new_folder(folder)
+    pins.write(folder)
+    (folder / CA).write_bytes(ca)
+
+
+def new_folder(folder: Path, *, may_be_empty: bool = False) -> None:
+    """Made for its owner alone; never one in which there is something."""
+    try:
+        if may_be_empty and folder.is_dir() and not any(folder.iterdir()):
+            os.chmod(folder, 0o700)
+        else:
+            os.mkdir(folder, 0o700)
+    except FileExistsError:
+        raise ConfigError(f"{folder} is there already; keys are never overwritten: give a new folder") from None
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from None
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None

@@ -1,0 +1,244 @@
+"""A run's folder: enough to resume, report or repeat the run exactly, and never half-written.
+
+    config.toml        what was run            history.jsonl   one record a round: the same for the same config
+    timings.jsonl      what varies             model.safetensors   the weights to use
+    checkpoint/state.safetensors   what the next round starts from
+    wire/round-NNN/    messages of rounds that were to be recorded (recording.py)
+
+A file is written beside its place and moved there whole; a history line comes before the checkpoint that counts it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import tomli_w
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from ntkfl.atomic import PART
+from ntkfl.atomic import write_atomically as write_atomically
+from ntkfl.errors import RunFolderError
+from ntkfl.safe_parse import parse_json, parse_toml
+
+Record = dict[str, Any]
+_NUMBERS = frozenset({"round", "test_accuracy", "last_accuracy", "validation_accuracy", "uplink_bytes", "seconds"})
+_COUNTS = frozenset({"uplink", "downlink"})
+
+
+class RunFolder:
+    """Reading and writing one run's folder."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    @property
+    def holds_run(self) -> bool:
+        return (self.path / "config.toml").exists()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder: a second process that wants it is refused."""
+        if self.path.is_file():
+            raise RunFolderError(f"cannot use {self.path} as a run folder: it is a file")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = open(self.path / ".lock", "w")  # noqa: SIM115 - held open for as long as the lock
+        except OSError as error:
+            raise RunFolderError(f"cannot use {self.path} as a run folder: {error.strerror}") from None
+        for _ in range(20):  # somebody who only looks (`in_use`) holds it for an instant
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                time.sleep(0.01)
+        else:
+            handle.close()
+            raise RunFolderError(f"{self.path} is in use by another process: wait for it, or choose another")
+        try:
+            yield
+        finally:
+            handle.close()
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a process is at work here. The system drops the lock of one that dies, however it dies."""
+        try:
+            with open(self.path / ".lock") as handle:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def create(self, config: Mapping[str, Any]) -> None:
+        """Begin a run here; a folder that holds anything else is left alone."""
+        if self.holds_run:
+            raise RunFolderError(
+                f"{self.path} already holds a run: continue it with --resume (in Python resume=True), or choose another"
+            )
+        self._sweep()
+        others = [p.name for p in self.path.iterdir() if p.name != ".lock"] if self.path.exists() else []
+        if others:
+            raise RunFolderError(f"{self.path} is not empty and holds no run ({others[0]} …): choose another folder")
+        self.write_config(config)
+
+    def open(self, config: Mapping[str, Any], resume: bool) -> tuple[list[Record], list[Record], dict[str, Tensor]]:
+        """Begin a run here, or continue the one there is: its history and timings so far, and its checkpoint."""
+        if not (resume and self.holds_run):
+            self.create(config)
+            return [], [], {}
+        self._sweep()
+        self.check_config(config)
+        done, tensors = self.load_checkpoint()
+        if config["rounds"] < done:
+            raise RunFolderError(f"{self.path} already holds {done} rounds, more than the {config['rounds']} asked for")
+        self.write_config(config)  # rounds may have been raised: the folder repeats the run as it will be
+        return self.truncate("history.jsonl", done), self.truncate("timings.jsonl", done), tensors
+
+    def _sweep(self) -> None:
+        """Remove what a killed process left half written. The caller holds the lock: nobody else writes here now."""
+        for left in [*self.path.glob(f"*{PART}"), *self.path.glob(f"checkpoint/*{PART}")]:
+            left.unlink(missing_ok=True)
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        self.write("config.toml", tomli_w.dumps(_plain(config)).encode())
+
+    def config(self) -> dict[str, Any]:
+        if not self.holds_run:
+            raise RunFolderError(f"{self.path} holds no run: there is no config.toml in it")
+        try:
+            return parse_toml((self.path / "config.toml").read_text())
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"{self.path / 'config.toml'} is broken: {error}") from None
+
+    def check_config(self, config: Mapping[str, Any]) -> None:
+        """Refuse to continue a run under other settings; more rounds are welcome."""
+        difference = _difference(self.config(), _plain(config), ignore=("rounds", "stop_at"))
+        if difference.startswith("model.start "):
+            difference = (
+                "the model's initial weights differ (make the model as for the first rounds, from the same seed)"
+            )
+        if difference:
+            raise RunFolderError(f"{self.path} holds a run of another configuration: {difference}")
+
+    def append(self, name: str, record: Record) -> None:
+        """Add one line to history.jsonl or timings.jsonl."""
+        try:
+            with open(self.path / name, "a") as lines:
+                lines.write(json.dumps(record, allow_nan=False) + "\n")
+                lines.flush()
+                os.fsync(lines.fileno())
+        except OSError as error:
+            raise self._failed(name, error) from None
+
+    def records(self, name: str = "history.jsonl") -> list[Record]:
+        """The whole lines of a file; a last line cut short is not counted."""
+        path = self.path / name
+        if not path.exists():
+            return []
+        try:
+            return [_record(line) for line in path.read_text().split("\n")[:-1]]
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"{path} is broken: a line in it is no JSON of ours, {error}") from None
+
+    def truncate(self, name: str, rounds: int) -> list[Record]:
+        """Keep the first `rounds` records: those the checkpoint counts."""
+        records = self.records(name)[:rounds]
+        self.write(name, "".join(json.dumps(r, allow_nan=False) + "\n" for r in records).encode())
+        return records
+
+    def save_model(self, tensors: Mapping[str, Tensor]) -> None:
+        copies = {k: v.detach().cpu().clone() for k, v in tensors.items()}  # the format holds tied weights twice
+        self.write("model.safetensors", save_tensors(copies))
+
+    def save_checkpoint(self, round: int, tensors: Mapping[str, Tensor]) -> None:
+        values = {k: v.detach().contiguous().cpu() for k, v in tensors.items()}
+        # One entry: the library writes several in no fixed order, and equal states must be equal bytes.
+        note = json.dumps({"round": round, "digest": _digest(round, values)})
+        self.write("checkpoint/state.safetensors", save_tensors(values, metadata={"ntkfl": note}))
+
+    def load_checkpoint(self) -> tuple[int, dict[str, Tensor]]:
+        """(rounds done, tensors); (0, {}) where no round was finished."""
+        path = self.path / "checkpoint/state.safetensors"
+        if not path.exists():
+            return 0, {}
+        try:
+            content = path.read_bytes()  # once: the run may be going on, and put another in its place
+            tensors = load_tensors(content)
+            end = 8 + int.from_bytes(content[:8], "little")  # where the format's header ends, which holds the note
+            note = parse_json(parse_json(content[8:end].decode())["__metadata__"]["ntkfl"])
+            round, expected = note["round"], note["digest"]
+            found = _digest(round, tensors)
+        except (safetensors.SafetensorError, OSError, KeyError, ValueError, TypeError, RuntimeError):
+            raise RunFolderError(f"{path} is cut short or damaged: it cannot be resumed from") from None
+        if type(round) is not int or expected != found:
+            raise RunFolderError(f"{path} is damaged: its contents do not match their checksum")
+        return round, tensors
+
+    def write(self, name: str, content: bytes) -> None:
+        """Atomically: beside its place, flushed to disk, then moved."""
+        path = self.path / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, content)
+        except OSError as error:
+            raise self._failed(name, error) from None
+
+    def _failed(self, name: str, error: OSError) -> RunFolderError:
+        return RunFolderError(f"could not write {self.path / name}: {error.strerror}; what was there before is intact")
+
+
+def _record(line: str) -> Record:
+    """One line of history.jsonl or timings.jsonl: an object, in which what everybody reads has its type."""
+    record = parse_json(line)
+    if not isinstance(record, dict):
+        raise ValueError("a record is an object")
+    for name, value in record.items():
+        if name in _NUMBERS and not (value is None or type(value) in (int, float)):
+            raise ValueError(f"{name} is a number, not {str(value)[:20]!r}")
+        if name in _COUNTS and not (isinstance(value, dict) and all(type(n) is int for n in value.values())):
+            raise ValueError(f"{name} has a number for each kind of message")
+    return record
+
+
+def _digest(round: int, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(str(round).encode())
+    for name in sorted(tensors):
+        digest.update(f"{name} {tensors[name].dtype} {list(tensors[name].shape)};".encode())
+        digest.update(tensors[name].reshape(-1).numpy().data)
+    return digest.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """Only what TOML can hold: no None, tuples as lists."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items() if v is not None}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(v) for v in value]
+    return value
+
+
+def _difference(old: Mapping[str, Any], new: Mapping[str, Any], ignore: tuple[str, ...] = (), at: str = "") -> str:
+    """The first setting that differs, in words; empty where none does."""
+    for key in sorted({*old, *new} - set(ignore)):
+        name = f"{at}{key}"
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            inner = _difference(a, b, at=f"{name}.")
+            if inner:
+                return inner
+        elif a != b:
+            return f"{name} is {'unset' if a is None else a} there, {'unset' if b is None else b} here"
+    return ""

@@ -1,0 +1,89 @@
+"""What the server of a run has learned so far, whoever its clients are and however it reaches them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ntkfl.errors import RunFolderError
+from ntkfl.federation.averaging import RunningAverage
+from ntkfl.federation.seeds import derive
+from ntkfl.methods import Method, Outcome, State, Task
+from ntkfl.methods.batchnorm import NAME, load_statistics, start
+from ntkfl.tangent.parameters import load_flat
+
+Batch = tuple[Tensor, Tensor]
+
+
+class ServerState:
+    """The method's state and the running average of its weights: what a checkpoint holds."""
+
+    def __init__(self, task: Task, method: Method) -> None:
+        self.task, self.method = task, method
+        self.state = start(method, task, task.like)
+        self.average = RunningAverage(self.whole(), method.average)
+
+    def advance(self, outcome: Outcome) -> None:
+        """Take over what a round ended with."""
+        self.state = outcome.state
+        for weights in (*outcome.passed, self.whole()):
+            self.average.add(weights)
+
+    def whole(self) -> Tensor:
+        """The weights and, behind them, the running statistics that are averaged with them."""
+        return torch.cat([self.state["weights"], *([self.state[NAME]] if NAME in self.state else [])])
+
+    def evaluate(self, whole: Tensor, batch: Batch) -> tuple[float | None, float]:
+        """(accuracy, mean loss) of weights and statistics; no accuracy for real-valued targets."""
+        x, y = batch
+        weights, own = whole[: self.task.like.numel()], whole[self.task.like.numel() :]
+        if len(own):
+            load_statistics(self.task.model, own)
+        outputs = self.task.predict(weights, x)
+        accuracy = None if y.is_floating_point() else float((outputs.argmax(1) == y).double().mean())
+        return accuracy, float(self.task.losses(outputs, y).double().mean())
+
+    def trained(self, model: nn.Module) -> nn.Module:
+        """A copy of `model` with the averaged weights and statistics."""
+        result = copy.deepcopy(model)
+        whole = self.average.value.to(next(result.parameters()).device)
+        load_flat(result, whole[: self.task.like.numel()])
+        if NAME in self.state:
+            load_statistics(result, whole[self.task.like.numel() :])
+        return result
+
+    def checkpoint(self) -> State:
+        return {f"state/{name}": t for name, t in self.state.items()} | {
+            "averaged": self.average.value,
+            "averages": torch.tensor(self.average.count),
+        }
+
+    def restore(self, tensors: State) -> None:
+        """Go on from a checkpoint; `RunFolderError` for one that is of something else."""
+        placed = {name: t.to(self.task.like.device) for name, t in tensors.items()}
+        own = {
+            name: t.shape for name, t in self.checkpoint().items() if name in ("averaged", "averages", "state/weights")
+        }
+        if any(name not in placed or placed[name].shape != shape for name, shape in own.items()):
+            raise RunFolderError("the checkpoint is not of this model: it cannot be resumed from")
+        self.average.value, self.average.count = placed["averaged"], int(placed["averages"])
+        self.state = {k.removeprefix("state/"): t for k, t in placed.items() if k.startswith("state/")}
+
+
+def draw_cohort(seed: int, count: int, size: int, *labels: int) -> list[int]:
+    """`size` of `count` clients, ascending, drawn for the round (and attempt) that the labels name.
+
+    The server tells the cohort to all who take part. It is a secret, if anybody's, towards those who see models alone,
+    and then as good a one as the server's seed (63 bits of a hash of it).
+    """
+    rng = np.random.Generator(np.random.PCG64(derive(seed, "cohort", *labels)))
+    return sorted(int(i) for i in rng.choice(count, size, replace=False))
+
+
+def attempt_labels(number: int, attempt: int) -> Sequence[int]:
+    """A first attempt draws as a simulation does; a repeated round asks others."""
+    return (number,) if attempt == 0 else (number, attempt)

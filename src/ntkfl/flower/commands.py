@@ -1,0 +1,171 @@
+"""The exact commands of Flower that a deployment consists of, and running one of them beside this process."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+
+from ntkfl.atomic import check_private
+from ntkfl.errors import ConfigError
+from ntkfl.flower.folders import CA, NODE_KEY, SECRET, TLS_CERT, TLS_KEY, ClientFile, ServerFile
+from ntkfl.flower.superlink import SECRET_OPTION
+from ntkfl.processes import block_sigint, end_with_parent
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to run, and the environment variables it needs beside those there are."""
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+
+    def __str__(self) -> str:
+        words = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        return " ".join([*words, shlex.join(self.arguments)])
+
+
+def superlink(folder: Path, host: str | None = None, database: Path | None = None) -> Command:
+    """TLS, nodes admitted by their keys, control by a token, nothing run or installed by it; on loopback unless told
+    otherwise.
+    """
+    options = {
+        "--host": host or LOOPBACK,
+        "--port": str(ServerFile.read(folder).port),
+        "--ssl-ca-certfile": _file(folder, CA),
+        "--ssl-certfile": _file(folder, TLS_CERT),
+        "--ssl-keyfile": _secret(folder, TLS_KEY),
+        "--isolation": "process",
+        SECRET_OPTION: _secret(folder, SECRET),
+    }
+    if database is not None:
+        options["--database"] = str(database.absolute())
+    switches = ("--enable-supernode-auth", "--disable-runtime-dependency-installation")
+    return _command((sys.executable, "-m", "ntkfl.flower.superlink"), folder, options, *switches)
+
+
+def supernode(folder: Path, port: int) -> Command:
+    """Its own interface, for the process that answers, is on loopback always."""
+    options = {
+        "--superlink": ClientFile.read(folder).superlink,
+        "--root-certificates": _file(folder, CA),
+        "--auth-supernode-private-key": _secret(folder, NODE_KEY),
+        "--isolation": "process",
+        SECRET_OPTION: _secret(folder, SECRET),
+        "--host": LOOPBACK,
+        "--port": str(port),
+    }
+    program = Path(sys.executable).parent / "flower-supernode"
+    if not program.exists():
+        raise ConfigError(f"no {program.name} beside {sys.executable}: pip install 'ntkfl[flower]'")
+    return _command((str(program),), folder, options)
+
+
+def free_port() -> int:
+    with socket.create_server((LOOPBACK, 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+_NOT_TAKEN = b"Failed to activate SuperNode"  # in the log of one that the SuperLink does not take
+_MISSED_S, _AGAIN_S = 120.0, 5.0
+
+
+@contextmanager
+def running(command: Command, log: Path, patience: float = 8) -> Iterator[subprocess.Popen[bytes]]:
+    """The command as a process that ends with this one, within `patience`; what it says goes to `log`.
+
+    A SuperNode signs off at the SuperLink, which takes seconds; one that could not is refused for a while afterwards.
+    """
+    # Deaf to the Ctrl-C that a terminal sends to all: a second signal, after the one below, would cut its end short.
+    with open(log, "ab") as sink, block_sigint():
+        process = subprocess.Popen(
+            command.arguments,
+            env=os.environ | dict(command.environment),
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            preexec_fn=end_with_parent,
+        )
+    try:
+        yield process
+    finally:
+        stop(process, patience)
+
+
+def stop(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Ask it to end; after `seconds`, make it."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def keep_supernode(
+    command: Command, log: Path, attend: Callable[[Callable[[], bool]], None], ended: Event, say: Callable[[str], None]
+) -> None:
+    """Run a SuperNode and `attend` to it (for as long as what it is given says so) until `ended`.
+
+    A SuperLink takes no second SuperNode of a client before it has missed the first for a minute, and none whose key
+    it does not know. So after a crash, or before the key is admitted, it is started again until it is taken.
+    """
+    until = time.monotonic() + _MISSED_S
+    while True:
+        before = log.stat().st_size if log.exists() else 0
+        with running(command, log) as process:
+            attend(lambda: not ended.is_set() and process.poll() is None)
+        if ended.is_set():
+            return
+        with open(log, "rb") as lines:
+            lines.seek(before)
+            taken = _NOT_TAKEN not in lines.read()
+        if taken or time.monotonic() > until:
+            raise ConfigError(f"the SuperNode ended: {last_line(log)}; its log is {log}")
+        say("the SuperLink does not take it: the key is not known there yet, or the last SuperNode not missed; again")
+        if ended.wait(_AGAIN_S):
+            return
+
+
+def last_line(log: Path) -> str:
+    """The last thing that was said there, for an error message."""
+    try:
+        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        lines = []
+    return lines[-1] if lines else "it said nothing"
+
+
+def _command(program: tuple[str, ...], folder: Path, options: Mapping[str, str], *switches: str) -> Command:
+    environment = {
+        "FLWR_HOME": str((folder / ".flwr").absolute()),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    }
+    words = [word for pair in options.items() for word in pair]
+    return Command((*program, *words, *switches), environment)
+
+
+def _file(folder: Path, name: str) -> str:
+    path = folder / name
+    if not path.is_file():
+        raise ConfigError(f"no {name} in {folder}: is it a folder of `ntkfl flower init`?")
+    return str(path.absolute())
+
+
+def _secret(folder: Path, name: str) -> str:
+    path = _file(folder, name)
+    check_private(Path(path))
+    return path

@@ -1,0 +1,105 @@
+"""The carrier: takes a method's messages to Flower's nodes and brings what they reply, up to a deadline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from flwr.app import Message
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+
+from ntkfl.errors import MessageError, TooFew
+from ntkfl.federation.transport import Traffic
+from ntkfl.flower.records import Notes, check_size, payload_of, to_node
+from ntkfl.methods.base import Outgoing
+from ntkfl.wire import Message as WireMessage
+
+_FIRST_LOOK, _LAST_LOOK = 0.02, 0.5  # seconds between two looks for replies: soon at first, then less often
+_ABSENT = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+_GONE = "its node is not connected"
+_LONGEST = 300  # characters of a client's reason that are kept
+
+
+class GridCarrier:
+    """To `nodes` (client id -> node id), whose names are `names`; `notes` go along with every message."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        nodes: Mapping[int, int],
+        names: Callable[[int], str],
+        *,
+        seconds: float | None = None,
+        quorum: int = 1,
+        limit: int = 1 << 40,
+        notes: Callable[[int], Notes] = lambda client: {},
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.grid, self.nodes, self.names, self.notes = grid, nodes, names, notes
+        self.seconds, self.quorum, self.limit, self.say = seconds, quorum, limit, say
+
+    def ask(self, outgoing: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[bytes]:
+        """Encoded replies, ordered by client. Who failed before in this round is not asked again."""
+        asked = [client for client in cohort if self.names(client) not in traffic.failed]
+        payloads = self._encode(outgoing, asked)
+        for client in asked:
+            message = outgoing if isinstance(outgoing, WireMessage) else outgoing[client]
+            traffic.downlink[message.kind] += len(payloads[client])
+        replies = self.send(payloads, traffic)
+        if len(replies) < self.quorum:
+            why = "".join(f"; {name}: {reason}" for name, reason in list(traffic.failed.items())[:3])
+            raise TooFew(f"{len(replies)} of {len(cohort)} clients answered, below the quorum of {self.quorum}{why}")
+        return [replies[client] for client in sorted(replies)]
+
+    def send(self, payloads: Mapping[int, bytes], traffic: Traffic) -> dict[int, bytes]:
+        """Replies by client; those who fail are noted in the traffic, by name and with the reason."""
+        ways = {i: to_node(data, self.nodes[i], self.seconds, self.notes(i)) for i, data in payloads.items()}
+        accepted = set(self.grid.push_messages(list(ways.values())))
+        waiting = {message.metadata.message_id: client for client, message in ways.items()}
+        del ways
+        for message_id in set(waiting) - accepted:
+            self._fail(waiting.pop(message_id), _GONE, traffic)
+        replies: dict[int, bytes] = {}
+        until = None if self.seconds is None else time.monotonic() + self.seconds
+        pause = _FIRST_LOOK
+        while waiting and (until is None or time.monotonic() < until):
+            time.sleep(pause)
+            pause = min(_LAST_LOOK, 1.3 * pause)
+            for reply in self.grid.pull_messages(list(waiting)):
+                client = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if client is not None:
+                    self._take(client, reply, replies, traffic)
+        for client in waiting.values():
+            self._fail(client, f"no answer within {self.seconds:g} seconds", traffic)
+        return replies
+
+    def _take(self, client: int, reply: Message, replies: dict[int, bytes], traffic: Traffic) -> None:
+        try:
+            if reply.has_error():
+                said = reply.error.reason or f"error {reply.error.code}"
+                self._fail(client, _GONE if reply.error.code in _ABSENT else one_line(said), traffic)
+            else:
+                replies[client] = payload_of(reply)
+        except MessageError as error:
+            self._fail(client, str(error), traffic)
+
+    def _fail(self, client: int, reason: str, traffic: Traffic) -> None:
+        traffic.failed[self.names(client)] = reason
+        self.say(f"{self.names(client)}: {reason}")
+
+    def _encode(self, outgoing: Outgoing, asked: Sequence[int]) -> dict[int, bytes]:
+        """Bytes for each client; one message for all is encoded once."""
+        if isinstance(outgoing, WireMessage):
+            check_size(outgoing, self.limit, "to every client")
+            payload = outgoing.encode()
+            return dict.fromkeys(asked, payload)
+        for client in asked:
+            check_size(outgoing[client], self.limit, f"to {self.names(client)}")
+        return {client: outgoing[client].encode() for client in asked}
+
+
+def one_line(text: str) -> str:
+    """What a client said, fit for a log: printable, one line, not too long."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"

@@ -1,0 +1,95 @@
+"""The choice of t: candidates' losses as clients report them, and what the server makes of the reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ntkfl.errors import ConfigError, MessageError, NumericalError
+from ntkfl.methods.base import Client, Task
+from ntkfl.methods.batching import joined
+from ntkfl.methods.robust import trimmed_mean
+from ntkfl.wire import Message
+
+CHOICES = ("cohort", "validation")
+OVERFLOW = 1e30  # the loss of a candidate that overflows
+_OVERFLOWING_SUM = 1e300
+
+
+def scores(task: Task, round: int, candidates: Tensor, clients: Sequence[Client], shuffled: bool) -> list[Message]:
+    """The candidates' losses, the paper's criterion with no data moved: each client's sums [S] and number of samples.
+
+    `shuffled`, one row of means [1, S]: a row a sample could be matched to the upload it belongs to, a number of
+    samples would tell clients apart, and either would let a client vote more than once.
+
+    A candidate may overflow; a large finite number says so and stays a valid message.
+    """
+    x, y = joined([client.x for client in clients]), joined([client.y for client in clients])
+    losses = task.candidate_losses(candidates, x, y)  # [S, n]
+    counts = [len(client) for client in clients]
+    if shuffled:
+        means = torch.stack([own.double().mean(1) for own in torch.split(losses, counts, dim=1)])
+        means = means.nan_to_num(nan=OVERFLOW, posinf=OVERFLOW).clamp(max=OVERFLOW).to(losses.dtype)
+        return [Message("losses", round, {"losses": own}) for own in torch.split(means, 1)]
+    sums = torch.stack([own.sum(1) for own in torch.split(losses, counts, dim=1)]).double()
+    sums = sums.nan_to_num(nan=_OVERFLOWING_SUM, posinf=_OVERFLOWING_SUM).cpu()
+    return [
+        Message("losses", round, {"sums": own, "samples": torch.tensor(count, dtype=torch.int32)})
+        for own, count in zip(sums, counts, strict=True)
+    ]
+
+
+def check_scores(reply: Message, shuffled: bool) -> None:
+    """`MessageError` for losses that no sample can have."""
+    losses = reply.of_kind("losses").take("losses" if shuffled else "sums", (None, None) if shuffled else (None,))
+    most = OVERFLOW if shuffled else _OVERFLOWING_SUM
+    if bool(((losses < 0) | (losses > 1.01 * most)).any()):
+        raise MessageError(f"a loss below zero, or above {most:g}")
+    if not shuffled and int(reply.take("samples", ())) < 1:
+        raise MessageError("losses of no samples")
+
+
+def choose(replies: list[Message], candidates: int, shuffled: bool, trim: float) -> tuple[int, float]:
+    """(the candidate to take, the cohort's mean loss there).
+
+    Without `trim` the candidate of least mean loss over all samples: the paper's criterion, in which every client has a
+    veto, as one that reports 1e30 for all candidates but one chooses that one. With `trim` every client has one vote,
+    its *excess*: what a candidate costs it above its own best one. The least trimmed mean of these wins. Losses as such
+    would not do: clients differ more in the level of their losses than in what they lose by a candidate, so that a few
+    liars below the level of all others could still name the winner (docs/robustness.md).
+    """
+    means, samples = _reports(replies, candidates, shuffled)
+    if not trim:
+        losses = (means * samples.unsqueeze(1)).sum(0) / samples.sum()
+        best = argmin(losses)
+        return best, float(losses[best])
+    best = argmin(trimmed_mean(means - means.amin(1, keepdim=True), trim))
+    return best, float(trimmed_mean(means[:, best], trim))
+
+
+def _reports(replies: list[Message], candidates: int, shuffled: bool) -> tuple[Tensor, Tensor]:
+    """Each client's mean losses, [M, S], and its number of samples [M]: ones, where a shuffler hides them."""
+    if shuffled:
+        means = torch.cat([r.of_kind("losses").take("losses", (None, candidates)) for r in replies]).double()
+        return means, torch.ones(len(means)).to(means)
+    sums = torch.stack([r.of_kind("losses").take("sums", (candidates,)) for r in replies])
+    samples = torch.tensor([int(r.take("samples", ())) for r in replies]).to(sums)
+    return sums / samples.unsqueeze(1), samples
+
+
+def validate(task: Task, candidates: Tensor) -> Tensor:
+    """The same on held-out clients."""
+    if task.validation is None:
+        raise ConfigError("choosing t by validation needs held-out clients: hold some out (--hold-out 10)")
+    x, y = task.validation
+    return task.candidate_losses(candidates, x, y).mean(1)
+
+
+def argmin(losses: Tensor) -> int:
+    """The candidate of least loss; `NumericalError` where none has one."""
+    best = int(losses.nan_to_num(nan=float("inf")).argmin())
+    if not bool(losses[best].isfinite()):
+        raise NumericalError("no candidate has a finite loss: the evolution left the range where the network works")
+    return best

@@ -1,0 +1,1 @@
+"""What both services share: server, application, limits, client."""

@@ -1,0 +1,125 @@
+"""Asking a service over TLS, with patience: a service that restarts is asked again, one that refuses is believed, and
+one that is too busy is asked when it says. No more is read of an answer than the question allows.
+"""
+
+from __future__ import annotations
+
+import random
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+from ntkfl.atomic import check_private
+from ntkfl.crypto.credentials import sign_request
+from ntkfl.crypto.hpke import SigningKey
+from ntkfl.errors import ConfigError, MessageError, Refused, TrustError
+
+try:
+    import httpx
+except ImportError as error:
+    raise ConfigError("services need the extra 'services': pip install 'ntkfl[services]'") from error
+
+AGAIN = (429, 502, 503, 504)
+SMALL, MANY, ANNOUNCED = 64 << 10, 16 << 20, 256 << 20  # bytes of an answer: a few fields, a list, an announcement
+_LONGEST_S = 60.0  # that a service is believed when it says to come back later
+
+
+_AS_IT_IS = {"accept-encoding": "identity"}
+
+
+class HttpClient:
+    """A service at `url`, trusted by the certificate authority in `ca` alone.
+
+    A client signs what it asks with its credential and key (`identify`); the aggregator shows a TLS certificate.
+    """
+
+    def __init__(self, url: str, ca: Path, certificate: tuple[Path, Path] | None = None, patience: float = 60) -> None:
+        try:
+            context = ssl.create_default_context(cafile=str(ca))
+            if certificate is not None:
+                context.load_cert_chain(*map(str, certificate))
+        except (OSError, ssl.SSLError) as error:
+            raise TrustError(f"cannot use the certificates beside {ca}: {error}") from None
+        if certificate is not None:
+            check_private(certificate[1])
+        self.url, self.patience = url.rstrip("/"), patience
+        self._http = httpx.Client(base_url=self.url, verify=context, timeout=httpx.Timeout(60, connect=5))
+        self._credential: tuple[str | Callable[[], str], SigningKey] | None = None
+
+    def identify(self, credential: str | Callable[[], str], key: SigningKey) -> Self:
+        """Sign what is asked from now on; a credential that is renewed is asked for each time."""
+        self._credential = (credential, key)
+        return self
+
+    def ask(self, method: str, path: str, body: bytes = b"", json: object = None, most: int = SMALL) -> httpx.Response:
+        """The answer to one request, tried again while the service cannot be reached; `Refused` as the service says,
+        `MessageError` where it says more than `most` bytes.
+        """
+        until = time.monotonic() + self.patience
+        pause = 0.1
+        while True:
+            request = self._http.build_request(method, path, content=body or None, json=json, headers=_AS_IT_IS)
+            if self._credential is not None:
+                credential, key = self._credential
+                issued = credential if isinstance(credential, str) else credential()
+                target = request.url.raw_path.decode()
+                request.headers.update(sign_request(issued, key, method, target, request.content))
+            later = 0.0
+            try:
+                response = self._send(request, most)
+            except httpx.TransportError as error:
+                if time.monotonic() > until:
+                    reason = str(error) or type(error).__name__
+                    raise Refused(503, "unreachable", f"{self.url} cannot be reached: {reason}") from None
+            else:
+                if response.status_code not in AGAIN or time.monotonic() > until:
+                    return _accept(response)
+                later = retry_after(response)
+            time.sleep(max(pause, later) * random.uniform(1, 1.5))  # who was turned away together comes back apart
+            pause = min(2.0, 2 * pause)
+
+    def _send(self, request: httpx.Request, most: int) -> httpx.Response:
+        response = self._http.send(request, stream=True)
+        try:
+            body = bytearray()
+            check_answer(response, most, 0)
+            for piece in response.iter_raw():
+                body += piece
+                check_answer(response, most, len(body))
+        finally:
+            response.close()
+        return httpx.Response(response.status_code, headers=response.headers, content=bytes(body), request=request)
+
+    def close(self) -> None:
+        self._http.close()
+
+
+def check_answer(response: httpx.Response, most: int, size: int) -> None:
+    """`MessageError` if an answer of which `size` bytes have come is larger than `most`, says that it will be, or is
+    packed: a few bytes that become many.
+    """
+    said = response.headers.get("content-length", "0")
+    announced = int(said) if said.isascii() and said.isdecimal() and len(said) < 19 else most + 1
+    if max(size, announced) > most:
+        raise MessageError(f"{response.url} answers with more than the {most} bytes that it may have")
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise MessageError(f"{response.url} answers with packed bytes, which nobody asked for")
+
+
+def retry_after(response: httpx.Response) -> float:
+    """Seconds after which the service wants to be asked again; 0 where it does not say."""
+    said = response.headers.get("retry-after", "")
+    return min(float(said), _LONGEST_S) if said.isdecimal() and said.isascii() else 0.0
+
+
+def _accept(response: httpx.Response) -> httpx.Response:
+    if response.is_success:
+        return response
+    try:
+        answer = response.json()
+        reason, message = str(answer["error"]), str(answer["message"])
+    except (ValueError, KeyError, TypeError):
+        reason, message = "refused", f"status {response.status_code}"
+    raise Refused(response.status_code, reason, message)

@@ -1,0 +1,1 @@
+"""The key server: its store, its HTTP application, its client."""

@@ -1,0 +1,1 @@
+"""The shuffler: its store, its HTTP application, its client."""

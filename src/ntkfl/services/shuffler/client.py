@@ -1,0 +1,83 @@
+"""The shuffler as the aggregator sees it, over mutual TLS."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from ntkfl.crypto.row_frames import FRAME_BYTES, Announced, BatchKey, unpack_rows
+from ntkfl.errors import MessageError
+from ntkfl.services.announcement import Head
+from ntkfl.services.http.client import MANY, SMALL, HttpClient
+from ntkfl.services.shuffler.batch import Status
+from ntkfl.services.trusted_peers import TrustedPeers
+
+_NAMES, _KEY, _STATUS = TypeAdapter(list[str]), TypeAdapter(BatchKey), TypeAdapter(Status)
+
+
+class ShufflerClient:
+    """Every method is one request, safe to repeat: a shuffler that restarts in between loses nothing."""
+
+    def __init__(self, pins: TrustedPeers, folder: Path) -> None:
+        certificate = folder / "tls.pem", folder / "tls-key.pem"
+        self._peer = HttpClient(pins.shuffler.aggregator_url, folder / "ca.pem", certificate)
+        self._run = f"/v1/runs/{pins.run}"
+        self._signed_by = bytes.fromhex(pins.aggregator.signing_key), pins.federation, pins.run
+        self._most: dict[BatchKey, int] = {}  # bytes that the rows of an announced batch can have
+
+    def clients(self, role: str) -> list[str]:
+        """Names of those present in that role, sorted."""
+        with _reading():
+            answer = self._peer.ask("GET", f"{self._run}/clients?role={role}", most=MANY)
+            return _NAMES.validate_python(answer.json()["clients"])
+
+    def newest(self) -> BatchKey | None:
+        """The key of the newest announcement."""
+        with _reading():
+            key = self._peer.ask("GET", f"{self._run}/latest").json()["key"]
+            return None if key is None else _KEY.validate_python(key).check()
+
+    def publish(self, signed: bytes) -> None:
+        asked = Head.check(signed, *self._signed_by)[0].batch
+        if asked is not None:
+            self._most[asked.key] = FRAME_BYTES + len(asked.cohort) * asked.max_rows * asked.row_bytes
+        self._peer.ask("POST", f"{self._run}/announcements", signed)
+
+    def status(self, key: BatchKey) -> Status:
+        with _reading():
+            return _STATUS.validate_python(self._peer.ask("GET", self._batch(key)).json())
+
+    def release(self, announced: Announced) -> list[bytes]:
+        most = self._most.get(announced.key, SMALL)
+        found, rows = unpack_rows(self._peer.ask("POST", f"{self._batch(announced.key)}/release", most=most).content)
+        if found != announced:
+            raise MessageError("the shuffler released rows that answer another announcement")
+        return rows
+
+    def forget(self, key: BatchKey) -> None:
+        self._peer.ask("DELETE", self._batch(key))
+        self._most.pop(key, None)
+
+    def cancel(self, key: BatchKey) -> None:
+        self._peer.ask("POST", f"{self._batch(key)}/cancel")
+
+    def reports(self, key: BatchKey) -> list[bytes]:
+        with _reading():
+            answer = self._peer.ask("GET", f"{self._batch(key)}/reports", most=MANY).json()
+            return [base64.b64decode(sealed) for sealed in answer["reports"]]
+
+    def _batch(self, key: BatchKey) -> str:
+        return f"{self._run}/batches/{key.round}/{key.exchange}"
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """`MessageError` where an answer is not what this role was promised."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError):  # of pydantic and of JSON too
+        raise MessageError("an answer of the shuffler's that cannot be read") from None

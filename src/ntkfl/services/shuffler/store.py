@@ -1,0 +1,283 @@
+"""The shuffler: collects one batch of sealed rows an exchange, and releases it permuted, without who sent what.
+
+While a batch is open, who has sent how much is known: that is how replays are refused and distinct clients counted. At
+its release that knowledge is deleted in the same transaction. Everything that names a sender, and every row, lies in
+tables of its own batch, which are dropped whole: SQLite then overwrites all their pages with zeros (`secure_delete`).
+Single records deleted from a table that lives on can leave copies behind in its pages. What the file system or the
+disk keep of overwritten and truncated files is beyond this module.
+
+A round has one cohort. Its first exchange is released with whoever of them answered in time; every later one with
+exactly the same clients, or not at all. The aggregator can match a later row to an earlier one of the same sample (it
+can predict losses), so a client that answered only one of the two would be the owner of the rows without a match. Who
+answered the first exchange is kept as keyed hashes of names until the next round begins.
+
+A submission is one transaction and is accepted once it is committed, so a process killed at any moment has lost
+nothing it said it had. What the aggregator may count while a batch is open is clients, never rows: the difference of
+two counts would be the size of one client's share.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from random import Random, SystemRandom
+
+from ntkfl.crypto.row_frames import Announced, BatchKey
+from ntkfl.errors import Refused
+from ntkfl.services.shuffler.announcement_store import AnnouncementStore, admit, refuse_other, refuse_revoked
+from ntkfl.services.shuffler.batch import CLOSED, COLUMNS, Batch, Record, Status
+
+_GENERATOR = SystemRandom()  # the operating system's
+
+
+class Shuffler(AnnouncementStore):
+    """The batches of one run, in a file or (no `path`) in memory, and what else passes through. Thread-safe.
+
+    `floor` is its operator's: the aggregator cannot ask for smaller crowds. A file belongs to one `run`.
+    """
+
+    def __init__(
+        self,
+        path: Path | None = None,
+        floor: int = 2,
+        clock: Callable[[], float] | None = None,
+        random: Random = _GENERATOR,
+        run: str = "",
+    ) -> None:
+        super().__init__(path, run)
+        self._floor, self._clock, self._random = floor, clock or self._steady_clock(), random
+
+    def open(self, batch: Batch, digest: bytes) -> None:
+        """Accept rows for the batch from now on, in answer to the announcement with this SHA-256. Asking again for the
+        same one is harmless.
+        """
+        with self._transaction() as db:
+            admit(db, Announced(batch.check().key, digest), 0)
+            _forget_answers(db, batch.key.round)
+            self._open(db, batch)
+
+    def publish(self, signed: bytes, key: BatchKey, batch: Batch | None = None) -> int:
+        """Relay an announcement and open the batch it asks for, both or neither: the announcement's sequence number.
+
+        Publishing an announcement again gives its number again; another one under its key is refused.
+        """
+        with self._publishing(signed, key) as (db, sequence):
+            _forget_answers(db, key.round)
+            if batch is not None:
+                self._open(db, batch)
+        return sequence
+
+    def submit(self, client: str, announced: Announced, rows: Sequence[bytes | memoryview]) -> None:
+        """Take all of a client's rows, once, or `Refused`. On return they are on the disk."""
+        with self._transaction() as db:
+            refuse_revoked(db, client)
+            refuse_other(db, announced)
+            batch = Record.find(db, announced.key)
+            if batch.state != "open":
+                raise Refused(410, *CLOSED[batch.state])
+            asked = db.execute(f"SELECT sent FROM {batch.cohort} WHERE client = ?", (client,)).fetchone()
+            if asked is None:
+                raise Refused(403, "not-asked", "this batch does not ask this client")
+            if asked[0] is not None:
+                raise Refused(409, "replayed", "this client's rows of this batch are here already")
+            if len(rows) != batch.max_rows:  # more would weigh more, and a number of one's own would tell clients apart
+                raise Refused(422, "row-count", f"every client sends exactly {batch.max_rows} rows, got {len(rows)}")
+            if any(len(row) != batch.row_bytes for row in rows):
+                raise Refused(422, "row-size", f"every sealed row must have {batch.row_bytes} bytes")
+            values = ((client, hashlib.blake2b(row, key=batch.salt, digest_size=16).digest(), row) for row in rows)
+            try:
+                db.executemany(f"INSERT INTO {batch.pending} VALUES (?, ?, ?)", values)
+            except sqlite3.IntegrityError:
+                raise Refused(409, "replayed", "one of these rows is here already") from None
+            db.execute(f"UPDATE {batch.cohort} SET sent = ? WHERE client = ?", (len(rows), client))
+
+    def status(self, key: BatchKey) -> Status:
+        """Ready is a batch of at least `min_clients` when all of its cohort have sent or its deadline has passed; in a
+        later exchange of a round, only when all have sent who sent in the first.
+        """
+        with self._transaction() as db:
+            return self._status(db, Record.find(db, key))
+
+    def release(self, key: BatchKey) -> list[bytes]:
+        """The rows of a ready batch, permuted; from then on nobody can say who sent which.
+
+        Asked again it gives the same rows in the same order, until `forget`.
+        """
+        count, _ = self.permute(key)
+        return self.released(key, 0, count)
+
+    def permute(self, key: BatchKey) -> tuple[int, int]:
+        """Permute a ready batch and delete who sent what of it: how many rows it has, and bytes of each.
+
+        Rows are copied inside the file in a random order; none of them passes through this process's memory for long.
+        """
+        with self._transaction() as db:
+            batch = Record.find(db, key)
+            status = self._status(db, batch)
+            if status.state == "cancelled":
+                raise Refused(410, *CLOSED["cancelled"])
+            if status.state == "open":
+                need = f"at least {batch.min_clients} and the deadline or the whole cohort"
+                raise Refused(425, "not-ready", f"{status.clients} clients have sent rows; release needs {need}")
+            if status.state == "released":
+                batch.find_released(db)
+                return int(status.rows or 0), batch.row_bytes
+            order = [number for (number,) in db.execute(f"SELECT rowid FROM {batch.pending} ORDER BY rowid")]
+            self._random.shuffle(order)
+            db.execute(f"CREATE TABLE {batch.released} (position INTEGER PRIMARY KEY, row BLOB)")
+            if batch.key.exchange == 0:
+                _remember_answers(db, batch)
+            copy = f"INSERT INTO {batch.released} SELECT ?, row FROM {batch.pending} WHERE rowid = ?"
+            db.executemany(copy, enumerate(order))
+            batch.close(db, "released", status.clients, len(order))
+            return len(order), batch.row_bytes
+
+    def released(self, key: BatchKey, first: int, count: int) -> list[bytes]:
+        """`count` rows of a released batch, from the permutation's position `first` on; `Refused` before and after."""
+        with self._transaction() as db:
+            table = Record.find(db, key).find_released(db)
+            some = f"SELECT row FROM {table} WHERE position >= ? ORDER BY position LIMIT ?"
+            return [row for (row,) in db.execute(some, (first, count))]
+
+    def forget(self, key: BatchKey) -> None:
+        """Delete a batch's released rows and reports: the aggregator has them. Harmless where there are none."""
+        with self._transaction() as db:
+            state = db.execute("SELECT state FROM batches WHERE number = ?", (key.number,)).fetchone()
+            if state == ("open",):
+                raise Refused(425, "not-ready", "this batch is not released yet; cancel it to be rid of it")
+            db.execute("DELETE FROM reports WHERE number = ?", (key.number,))
+            db.execute(f"DROP TABLE IF EXISTS released_{key.number}")
+
+    def cancel(self, key: BatchKey) -> None:
+        """Delete everything of a batch, and take no more for it."""
+        with self._transaction() as db:
+            batch = Record.find(db, key)
+            batch.close(db, "cancelled", 0, None)
+            db.execute(f"DROP TABLE IF EXISTS {batch.released}")
+            db.execute("DELETE FROM reports WHERE number = ?", (batch.number,))
+
+    def set_revoked(self, clients: frozenset[str], serial: int = 0) -> bool:
+        """These, and no others, are revoked; False, and nothing is done, for a list older than the one in force."""
+        with self._transaction() as db:
+            known = db.execute("SELECT value FROM facts WHERE name = 'serial'").fetchone()
+            if known is not None and serial < known[0]:
+                return False
+            db.execute("INSERT OR REPLACE INTO facts VALUES ('serial', ?)", (serial,))
+            before = {name for (name,) in db.execute("SELECT client FROM revoked")}
+            db.executemany("DELETE FROM revoked WHERE client = ?", ((name,) for name in before - clients))
+            for client in sorted(clients - before):
+                _drop(db, client)
+            return True
+
+    def drop(self, client: str) -> None:
+        """Take nothing from this client any more, and delete what open batches hold of it."""
+        with self._transaction() as db:
+            _drop(db, client)
+
+    def submission_limit(self) -> int:
+        """Bytes of the largest submission that an open or recent batch allows: who is late is to be told so."""
+        with self._transaction() as db:
+            recent = "SELECT number FROM batches ORDER BY number DESC LIMIT 4"
+            asked = f"SELECT MAX(max_rows * row_bytes) FROM batches WHERE state = 'open' OR number IN ({recent})"
+            return int(db.execute(asked).fetchone()[0] or 0)
+
+    def _open(self, db: sqlite3.Connection, batch: Batch) -> None:
+        number = batch.check().key.number
+        if batch.min_clients < self._floor:
+            raise Refused(403, "below-floor", f"no batch here has fewer than {self._floor} clients")
+        if db.execute("SELECT 1 FROM batches WHERE number = ?", (number,)).fetchone():
+            return  # by the same announcement, or it would not have been admitted
+        asked = _members(db, batch)
+        salt, deadline = os.urandom(32), None if batch.seconds is None else self._clock() + batch.seconds
+        terms = (salt, "open", batch.max_rows, batch.row_bytes, batch.min_clients, deadline, 0, None)
+        db.execute(f"INSERT INTO batches ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (number, *terms))
+        db.execute("INSERT OR REPLACE INTO facts VALUES ('clock', ?)", (self._clock(),))
+        db.execute(f"CREATE TABLE cohort_{number} (client TEXT PRIMARY KEY, sent INTEGER) WITHOUT ROWID")
+        db.execute(f"CREATE TABLE pending_{number} (client TEXT, digest BLOB UNIQUE, row BLOB)")
+        db.executemany(f"INSERT INTO cohort_{number} VALUES (?, NULL)", ((name,) for name in sorted(asked)))
+
+    def _steady_clock(self) -> Callable[[], float]:
+        """Wall-clock time when this process began, and then what has passed by a clock that nobody sets. It begins no
+        earlier than the last batch was opened, so that a restart cannot give a batch more time than it was opened with.
+        """
+        with self._transaction() as db:
+            known = db.execute("SELECT value FROM facts WHERE name = 'clock'").fetchone()
+        last = known[0] if known and isinstance(known[0], float) else 0.0
+        offset = max(time.time(), last) - time.monotonic()
+        return lambda: offset + time.monotonic()
+
+    def _status(self, db: sqlite3.Connection, batch: Record) -> Status:
+        if batch.state != "open":
+            return Status(batch.state, batch.clients, batch.rows, None)
+        gone = "SUM(sent IS NULL AND client IN (SELECT client FROM revoked))"
+        sent, asked, revoked = db.execute(f"SELECT COUNT(sent), COUNT(*), {gone} FROM {batch.cohort}").fetchone()
+        missing: tuple[str, ...] = ()
+        left = None if batch.deadline is None else max(0.0, batch.deadline - self._clock())
+        if batch.key.exchange == 0:
+            ready = sent == asked - (revoked or 0) or left == 0
+        else:  # a revoked one too: the others' rows alone would point at its own of the first exchange
+            ready, absent = sent == asked, f"SELECT client FROM {batch.cohort} WHERE sent IS NULL ORDER BY client"
+            missing = tuple(name for (name,) in db.execute(absent)) if left == 0 else ()
+        ready = ready and sent >= batch.min_clients
+        return Status("ready" if ready else "open", sent, None, left, missing)
+
+
+def _members(db: sqlite3.Connection, batch: Batch) -> Iterable[str]:
+    """Whom a batch waits for: in a round's first exchange its cohort, later those who answered the first one."""
+    round, exchange = batch.key
+    if exchange == 0:
+        salt = os.urandom(32)
+        db.execute("INSERT INTO rounds VALUES (?, ?, ?)", (round, salt, batch.cohort_digest(salt)))
+        return batch.cohort
+    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (f"answered_{round}",)).fetchone():
+        raise Refused(409, "not-begun", f"the first exchange of round {round} was not released")
+    salt, cohort = _find_round(db, round)
+    if not hmac.compare_digest(batch.cohort_digest(salt), cohort):
+        raise Refused(409, "other-cohort", f"the cohort of round {round} cannot change: take the next round")
+    answered = {tag for (tag,) in db.execute(f"SELECT tag FROM answered_{round}")}
+    return [name for name in batch.cohort if _tag(salt, name) in answered]
+
+
+def _remember_answers(db: sqlite3.Connection, batch: Record) -> None:
+    """Keep who answered a round's first exchange, unless another round has begun: then nothing more will be asked."""
+    round = batch.key.round
+    if db.execute("SELECT 1 FROM announced WHERE number > ?", (BatchKey(round, 255).number,)).fetchone():
+        return
+    salt, _ = _find_round(db, round)
+    sent = db.execute(f"SELECT client FROM {batch.cohort} WHERE sent IS NOT NULL").fetchall()
+    db.execute(f"CREATE TABLE answered_{round} (tag BLOB PRIMARY KEY) WITHOUT ROWID")
+    db.executemany(f"INSERT INTO answered_{round} VALUES (?)", ((_tag(salt, name),) for (name,) in sent))
+
+
+def _forget_answers(db: sqlite3.Connection, round: int) -> None:
+    """Of all rounds before this one."""
+    for (name,) in db.execute("SELECT name FROM sqlite_master WHERE name GLOB 'answered_[0-9]*'").fetchall():
+        number = name.removeprefix("answered_")
+        if number.isdecimal() and int(number) < round:
+            db.execute(f"DROP TABLE answered_{int(number)}")
+
+
+def _find_round(db: sqlite3.Connection, round: int) -> tuple[bytes, bytes]:
+    """The salt of a round's hashes, and its cohort's."""
+    found = db.execute("SELECT salt, cohort FROM rounds WHERE round = ?", (round,)).fetchone()
+    if found is None or not all(isinstance(value, bytes) and len(value) == 32 for value in found):
+        raise Refused(503, "storage", f"the shuffler's record of round {round} is damaged")
+    return found[0], found[1]
+
+
+def _tag(salt: bytes, name: str) -> bytes:
+    return hashlib.blake2b(name.encode(), key=salt, digest_size=16).digest()
+
+
+def _drop(db: sqlite3.Connection, client: str) -> None:
+    db.execute("INSERT OR IGNORE INTO revoked VALUES (?)", (client,))
+    db.execute("DELETE FROM present WHERE client = ?", (client,))
+    db.execute("DELETE FROM reports WHERE evaluator = ?", (client,))
+    for (number,) in db.execute("SELECT number FROM batches WHERE state = 'open'").fetchall():
+        db.execute(f"UPDATE cohort_{number} SET sent = NULL WHERE client = ?", (client,))
+        db.execute(f"DELETE FROM pending_{number} WHERE client = ?", (client,))

@@ -1,0 +1,59 @@
+"""`federation.toml`: what every role knows of the others before it talks to them, handed over out of band.
+
+The key server and the shuffler read no more of it than who is who: they know nothing of models, and do without torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field
+
+from ntkfl.crypto.credentials import NAME_PATTERN
+from ntkfl.crypto.row_frames import VERSION
+from ntkfl.errors import ConfigError
+from ntkfl.options import Options
+from ntkfl.safe_parse import read_toml
+
+FILE = "federation.toml"
+HEX_KEY = "^[0-9a-f]{64}$"
+
+
+class KeyServerPin(Options):
+    url: str = Field(pattern="^https://")
+    signing_key: str = Field(pattern=HEX_KEY)
+
+
+class ShufflerPin(Options):
+    url: str = Field(pattern="^https://", description="for clients")
+    aggregator_url: str = Field(pattern="^https://", description="for the aggregator alone, with mutual TLS")
+    signing_key: str = Field(pattern=HEX_KEY, description="of its receipts")
+    min_clients: int = Field(2, ge=2, description="distinct clients below which no batch is released, ever")
+
+
+class AggregatorPin(Options):
+    signing_key: str = Field(pattern=HEX_KEY, description="of announcements, which bring a sealing key per round")
+
+
+class TrustedPeers(Options):
+    """Who is who in the federation, and which run it is about."""
+
+    protocol: int = VERSION
+    federation: str = Field(pattern=NAME_PATTERN)
+    run: str = Field(pattern=NAME_PATTERN)
+    key_server: KeyServerPin
+    shuffler: ShufflerPin
+    aggregator: AggregatorPin
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Of a role's folder; what this role does not look at may be there."""
+        values = read_toml(folder / FILE)
+        written = values.get("protocol", 1)  # the first version did not say
+        if written != VERSION:
+            raise ConfigError(
+                f"{folder / FILE} was written by protocol version {written}, this is {VERSION}: make the folders anew"
+            )
+        unread = {"terms"} - set(cls.model_fields)
+        return cls(**{name: value for name, value in values.items() if name not in unread})

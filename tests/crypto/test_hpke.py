@@ -1,0 +1,234 @@
+"""Seals open, and signatures hold, for one key and one context alone; private keys stay private."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import hashlib
+import hmac
+import os
+import pickle
+import stat
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ntkfl.crypto.hpke import (
+    SEAL_BYTES,
+    SealingKey,
+    Secret,
+    SigningKey,
+    bind,
+    parse_key,
+    seal,
+    verify,
+    write_private,
+)
+from ntkfl.errors import ConfigError, TrustError
+
+CONTEXT = bind("test", "federation", "run", 1)
+PARTS = st.lists(st.one_of(st.text(max_size=6), st.binary(max_size=6)), max_size=5)
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    out = bytearray(data)
+    out[bit // 8] ^= 1 << bit % 8
+    return bytes(out)
+
+
+@given(PARTS, PARTS)
+def test_bind_gives_different_bytes_for_different_parts(one: list[str | bytes], other: list[str | bytes]) -> None:
+    def encoded(parts: list[str | bytes]) -> list[bytes]:
+        return [part.encode() if isinstance(part, str) else part for part in parts]
+
+    assert (bind("label", *one) == bind("label", *other)) == (encoded(one) == encoded(other))
+
+
+@given(st.binary(min_size=1, max_size=8), st.integers(0, 8), st.integers(0, 8))
+def test_bind_tells_where_one_part_ends_and_the_next_begins(data: bytes, one: int, other: int) -> None:
+    first, second = (bind("label", data[:cut], data[cut:]) for cut in (one, other))
+    assert (first == second) == (min(one, len(data)) == min(other, len(data)))
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
+def test_bind_tells_integers_apart(one: int, other: int) -> None:
+    assert (bind("label", one) == bind("label", other)) == (one == other)
+
+
+def test_bind_byte_by_byte() -> None:
+    assert bind("ab", b"\x01", 2) == b"\x02\0\0\0ab" + b"\x01\0\0\0\x01" + b"\x08\0\0\0" + b"\x02" + bytes(7)
+    assert bind("a", "bc") != bind("ab", "c") != bind("abc")
+
+
+@given(st.binary(max_size=200), st.binary(max_size=40))
+def test_a_seal_opens_for_its_reader(plaintext: bytes, context: bytes) -> None:
+    key = SealingKey.generate()
+    sealed = seal(key.public, plaintext, context)
+    assert len(sealed) == len(plaintext) + SEAL_BYTES
+    assert key.open(sealed, context) == plaintext
+
+
+def test_two_seals_of_the_same_differ() -> None:
+    key = SealingKey.generate()
+    assert seal(key.public, b"rows", CONTEXT) != seal(key.public, b"rows", CONTEXT)
+
+
+def test_a_seal_opens_for_nobody_else_and_for_nothing_else() -> None:
+    key = SealingKey.generate()
+    sealed = seal(key.public, b"rows", CONTEXT)
+    with pytest.raises(TrustError):
+        SealingKey.generate().open(sealed, CONTEXT)
+    for context in (b"", CONTEXT[:-1], bind("test", "federation", "run", 2), bind("test", "federation2", "run", 1)):
+        with pytest.raises(TrustError):
+            key.open(sealed, context)
+
+
+def test_a_seal_with_any_bit_changed_does_not_open() -> None:
+    key = SealingKey.generate()
+    sealed = seal(key.public, b"rows", CONTEXT)
+    for bit in range(8 * len(sealed)):
+        with pytest.raises(TrustError):
+            key.open(flipped(sealed, bit), CONTEXT)
+
+
+@pytest.mark.parametrize("size", [0, 1, 31, 32, 47, 48, 51])
+def test_a_truncated_seal_does_not_open(size: int) -> None:
+    key = SealingKey.generate()
+    with pytest.raises(TrustError):
+        key.open(seal(key.public, b"rows", CONTEXT)[:size], CONTEXT)
+
+
+def test_the_seal_is_rfc_9180_base_mode() -> None:
+    """Opened by a second implementation, written from the RFC: X25519, HKDF-SHA256, ChaCha20-Poly1305, no AAD."""
+    private = X25519PrivateKey.generate()
+    public = private.public_key().public_bytes_raw()
+    sealed = seal(public, b"what was sealed", CONTEXT)
+    encapsulated, ciphertext = sealed[:32], sealed[32:]
+
+    def extract(suite: bytes, salt: bytes, label: bytes, secret: bytes) -> bytes:
+        return hmac.digest(salt or bytes(32), b"HPKE-v1" + suite + label + secret, "sha256")
+
+    def expand(suite: bytes, key: bytes, label: bytes, info: bytes, size: int) -> bytes:
+        labelled = size.to_bytes(2, "big") + b"HPKE-v1" + suite + label + info
+        return hmac.digest(key, labelled + b"\x01", "sha256")[:size]
+
+    kem, suite = b"KEM" + bytes([0, 0x20]), b"HPKE" + bytes([0, 0x20, 0, 1, 0, 3])
+    shared = private.exchange(X25519PublicKey.from_public_bytes(encapsulated))
+    shared = expand(kem, extract(kem, b"", b"eae_prk", shared), b"shared_secret", encapsulated + public, 32)
+    schedule = b"\0" + extract(suite, b"", b"psk_id_hash", b"") + extract(suite, b"", b"info_hash", CONTEXT)
+    secret = extract(suite, shared, b"secret", b"")
+    key, nonce = (expand(suite, secret, label, schedule, size) for label, size in ((b"key", 32), (b"base_nonce", 12)))
+    assert ChaCha20Poly1305(key).decrypt(nonce, ciphertext, b"") == b"what was sealed"
+
+
+SMALL_ORDER = ["00" * 32, "01" + "00" * 31, "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800"]
+
+
+@pytest.mark.parametrize("public", [*map(bytes.fromhex, SMALL_ORDER), b"", bytes(31), bytes(33)])
+def test_nothing_is_sealed_to_what_is_no_key(public: bytes) -> None:
+    with pytest.raises(TrustError, match="not an X25519 public key"):
+        seal(public, b"rows", CONTEXT)
+
+
+def test_a_signature_holds_for_its_writer_payload_and_context() -> None:
+    key = SigningKey.generate()
+    signature = key.sign(b"payload", CONTEXT)
+    verify(key.public, signature, b"payload", CONTEXT)
+    for wrong in (
+        (SigningKey.generate().public, signature, b"payload", CONTEXT),
+        (key.public, signature, b"payloae", CONTEXT),
+        (key.public, signature, b"payload", CONTEXT + b"\0"),
+        (key.public, signature, b"payload"[1:], CONTEXT + b"p"),
+        (key.public, signature[:-1], b"payload", CONTEXT),
+        (key.public, b"", b"payload", CONTEXT),
+        (b"short", signature, b"payload", CONTEXT),
+    ):
+        with pytest.raises(TrustError, match="signature does not hold"):
+            verify(*wrong)
+    for bit in range(0, 512, 7):
+        with pytest.raises(TrustError):
+            verify(key.public, flipped(signature, bit), b"payload", CONTEXT)
+
+
+def test_a_secret_does_not_show() -> None:
+    secret = Secret.fresh()
+    value = secret.reveal()
+    assert len(value) == 32
+    assert value != Secret.fresh().reveal()
+    for shown in (repr(secret), str(secret), f"{secret}", f"{[secret]}"):
+        assert "<secret>" in shown
+        assert value.hex() not in shown
+        assert repr(value) not in shown
+    for leak in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="not to be pickled"):
+            leak(secret)
+
+
+@pytest.mark.parametrize("kind", [SealingKey, SigningKey])
+def test_a_key_file_is_private_from_its_first_moment_and_never_overwritten(
+    kind: type[SealingKey] | type[SigningKey], tmp_path: Path
+) -> None:
+    path = tmp_path / "key.pem"
+    before = os.umask(0)  # even where nothing is masked
+    try:
+        key = kind.generate()
+        key.save(path)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert kind.load(path).public == key.public
+    content = path.read_bytes()
+    with pytest.raises(ConfigError, match="never overwritten"):
+        kind.generate().save(path)
+    (tmp_path / "link.pem").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="never overwritten"):
+        kind.generate().save(tmp_path / "link.pem")
+    assert path.read_bytes() == content
+    assert not (tmp_path / "elsewhere").exists()
+    with pytest.raises(ConfigError, match="cannot write"):
+        key.save(tmp_path / "missing" / "key.pem")
+
+
+def test_what_is_no_key_of_the_kind_is_refused_in_one_line(tmp_path: Path) -> None:
+    SigningKey.generate().save(tmp_path / "signing.pem")
+    SealingKey.generate().save(tmp_path / "sealing.pem")
+    write_private(tmp_path / "noise.pem", os.urandom(100))
+    unknown = "MC4CAQAwBQYDK2V/BCIEIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"  # a key of an algorithm nobody has
+    write_private(
+        tmp_path / "other.pem", f"-----BEGIN PRIVATE KEY-----\n{unknown}\n-----END PRIVATE KEY-----\n".encode()
+    )
+    with pytest.raises(TrustError, match="no X25519 key"):
+        SealingKey.load(tmp_path / "signing.pem")
+    with pytest.raises(TrustError, match="no Ed25519 key"):
+        SigningKey.load(tmp_path / "sealing.pem")
+    with pytest.raises(TrustError, match="no key at"):
+        SigningKey.load(tmp_path / "absent.pem")
+    # Of another curve by its label, and of this one's length: OpenSSL does not say what is wrong with it.
+    mixed = base64.b64encode(bytes.fromhex("302e020100300506032b656f04220420") + bytes(32)).decode()
+    write_private(tmp_path / "mixed.pem", f"-----BEGIN PRIVATE KEY-----\n{mixed}\n-----END PRIVATE KEY-----\n".encode())
+    for name in ("noise.pem", "other.pem", "mixed.pem"):
+        with pytest.raises(TrustError, match="no private key that can be read"):
+            SealingKey.load(tmp_path / name)
+
+
+def test_public_keys_as_people_write_them() -> None:
+    key = hashlib.sha256(b"").digest()
+    assert parse_key(key.hex(), "it") == key
+    for wrong in ("", key.hex()[:-2], key.hex() + "00", "zz" * 32, 5):
+        with pytest.raises(ConfigError, match="it must be a public key: 64"):
+            parse_key(wrong, "it")  # type: ignore[arg-type]
+
+
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    for kind in (SealingKey, SigningKey):
+        path = tmp_path / f"{kind.__name__}.pem"
+        kind.generate().save(path)
+        kind.load(path)
+        for mode in (0o640, 0o604, 0o620):
+            path.chmod(mode)
+            with pytest.raises(ConfigError, match="chmod 600"):
+                kind.load(path)

@@ -1,0 +1,138 @@
+"""Frames of rows: what goes in comes out, and nothing else does."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ntkfl.crypto.hpke import SEAL_BYTES, SealingKey
+from ntkfl.crypto.row_frames import (
+    FRAME_BYTES,
+    Announced,
+    BatchKey,
+    frame_rows,
+    open_row,
+    pack_rows,
+    seal_rows,
+    unpack_rows,
+)
+from ntkfl.errors import MessageError, TrustError
+
+DIGEST = bytes(range(32))
+SAID = Announced(BatchKey(3, 2), DIGEST)
+keys = st.builds(BatchKey, st.integers(0, 2**32 - 1), st.integers(0, 255))
+announcements = st.builds(Announced, keys, st.binary(min_size=32, max_size=32))
+rows_of_one_size = st.integers(1, 40).flatmap(
+    lambda size: st.lists(st.binary(min_size=size, max_size=size), min_size=1, max_size=8)
+)
+
+
+@given(announcements, rows_of_one_size)
+def test_what_is_packed_is_unpacked(said: Announced, rows: list[bytes]) -> None:
+    body = pack_rows(said, rows)
+    assert len(body) == FRAME_BYTES + sum(map(len, rows))
+    assert unpack_rows(body) == (said, rows)
+    assert unpack_rows(memoryview(body)) == (said, rows)
+
+
+@given(announcements, rows_of_one_size, st.integers(1, 9))
+def test_a_frame_in_pieces_is_the_same_frame(said: Announced, rows: list[bytes], some: int) -> None:
+    pieces = (b"".join(rows[first : first + some]) for first in range(0, len(rows), some))
+    assert b"".join(frame_rows(said, len(rows), len(rows[0]), pieces)) == pack_rows(said, rows)
+
+
+def test_the_bytes_are_those_of_the_specification() -> None:
+    head = b"NTKR" + bytes([2]) + struct.pack("<IB", 3, 2) + DIGEST + struct.pack("<II", 2, 3)
+    body = head + b"abcdef"
+    assert pack_rows(SAID, [b"abc", b"def"]) == body + struct.pack("<I", zlib.crc32(body))
+
+
+@given(keys, keys)
+def test_numbers_keep_the_order_of_keys(a: BatchKey, b: BatchKey) -> None:
+    assert BatchKey.of(a.number) == a
+    assert (a.number < b.number) == (a < b)
+
+
+@pytest.mark.parametrize("key", [(2**32, 0), (0, 256), (-1, 0), (0, -1)])
+def test_keys_that_fit_no_field_are_refused(key: tuple[int, int]) -> None:
+    with pytest.raises(MessageError, match="must fit"):
+        pack_rows(Announced(BatchKey(*key), DIGEST), [b"row"])
+
+
+@pytest.mark.parametrize("size", [0, 31, 33])
+def test_a_digest_of_another_size_is_refused(size: int) -> None:
+    with pytest.raises(MessageError, match="32 bytes"):
+        pack_rows(Announced(SAID.key, bytes(size)), [b"row"])
+
+
+def test_a_frame_of_the_first_version_says_so() -> None:
+    body = b"NTKR" + bytes([1]) + struct.pack("<IHBII", 3, 0, 2, 1, 40) + bytes(40)
+    with pytest.raises(MessageError, match="frame version 1; this side speaks version 2"):
+        unpack_rows(body + struct.pack("<I", zlib.crc32(body)))
+
+
+@pytest.mark.parametrize("rows", [[], [b""], [b"ab", b"abc"]])
+def test_rows_of_no_or_several_sizes_are_not_packed(rows: list[bytes]) -> None:
+    with pytest.raises(MessageError, match="of one size"):
+        pack_rows(SAID, rows)
+
+
+def test_every_truncation_and_extension_is_refused() -> None:
+    body = pack_rows(SAID, [b"abc", b"def"])
+    for end in range(len(body)):
+        with pytest.raises(MessageError):
+            unpack_rows(body[:end])
+    with pytest.raises(MessageError):
+        unpack_rows(body + b"\0")
+
+
+def test_every_flipped_bit_is_refused() -> None:
+    body = pack_rows(SAID, [b"abc", b"def"])
+    for bit in range(8 * len(body)):
+        flipped = bytearray(body)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(MessageError):
+            unpack_rows(bytes(flipped))
+
+
+@pytest.mark.parametrize(("count", "size"), [(2**32 - 1, 1), (1, 2**32 - 1), (2**32 - 1, 2**32 - 1), (0, 6), (6, 0)])
+def test_a_head_that_lies_allocates_nothing(count: int, size: int) -> None:
+    body = b"NTKR" + bytes([2]) + struct.pack("<IB", 3, 2) + DIGEST + struct.pack("<II", count, size) + b"abcdef"
+    tracemalloc.start()
+    with pytest.raises(MessageError, match="do not make a frame"):
+        unpack_rows(body + struct.pack("<I", zlib.crc32(body)))
+    assert tracemalloc.get_traced_memory()[1] < 1 << 16
+    tracemalloc.stop()
+
+
+def test_bounds_agreed_on_are_checked() -> None:
+    body = pack_rows(SAID, [b"abc", b"def"])
+    assert unpack_rows(body, max_rows=2, row_bytes=3)[0] == SAID
+    with pytest.raises(MessageError, match="agreed"):
+        unpack_rows(body, max_rows=1)
+    with pytest.raises(MessageError, match="agreed"):
+        unpack_rows(body, row_bytes=4)
+
+
+def test_a_row_opens_for_its_aggregator_federation_run_and_announcement_only() -> None:
+    aggregator, other = SealingKey.generate(), SealingKey.generate()
+    sealed = seal_rows([b"one", b"two", b"two"], aggregator.public, "f", "r", SAID)
+    assert {len(row) for row in sealed} == {3 + SEAL_BYTES}
+    assert len(set(sealed)) == 3  # equal rows do not look equal
+    assert [open_row(aggregator, row, "f", "r", SAID) for row in sealed] == [b"one", b"two", b"two"]
+    with pytest.raises(TrustError):
+        open_row(other, sealed[0], "f", "r", SAID)
+    for federation, run, said in [
+        ("g", "r", SAID),
+        ("f", "s", SAID),
+        ("f", "r", Announced(BatchKey(4, 2), DIGEST)),
+        ("f", "r", Announced(BatchKey(3, 0), DIGEST)),
+        ("f", "r", Announced(BatchKey(3, 2), bytes(32))),
+    ]:
+        with pytest.raises(TrustError):
+            open_row(aggregator, sealed[0], federation, run, said)

@@ -1,0 +1,18 @@
+"""A client as a process: `python member.py FOLDER DATA [SEED INDEX]`. With a seed it draws as a simulation's client."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from ntkfl.data.npz import read_client
+from ntkfl.deployment.client import Participant
+from ntkfl.federation.client_randomness import SeededDraws, SystemDraws
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    folder, data, *seeds = sys.argv[1:]
+    draws = SeededDraws(int(seeds[0]), int(seeds[1])) if seeds else SystemDraws()
+    Participant(Path(folder), *read_client(Path(data)), draws=draws, patience=30).run()

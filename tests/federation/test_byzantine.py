@@ -1,0 +1,235 @@
+"""Simulated liars: who they are, what they send, that it is what a server receives, and what defences make of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ntkfl
+from ntkfl.errors import ConfigError
+from ntkfl.federation.byzantine import ByzantineClients, Poison
+from ntkfl.federation.config import RunConfig, execute
+from ntkfl.federation.run_folder import RunFolder
+from ntkfl.methods import METHODS, NTKFL, Client, FedAvg, Method, Task
+from ntkfl.privacy.randomness import Randomness
+from ntkfl.wire import Message
+
+
+def answers(method: Method, kind: str, scale: float = 1.0) -> tuple[Task, list[Message], list[Message]]:
+    """What three clients send, honest, and what they send where the second lies."""
+    torch.manual_seed(0)
+    task = Task(ntkfl.models.mlp(5, 4, 3).double(), 3, "ce")
+    clients = [Client(i, torch.randn(6, 5).double(), torch.arange(6) % 3, Randomness.simulated(i)) for i in range(3)]
+    liars = ByzantineClients(Poison(kind=kind, scale=scale), frozenset({1}))
+    asked = Message("weights", 1, {"weights": task.like})
+    return task, method.answer(task, asked, clients), liars.answer(method, task, asked, clients)
+
+
+def test_liars_are_drawn_from_the_seed() -> None:
+    poison = Poison(kind="sign-flip", fraction=0.2)
+    assert len(poison.liars(0, 300)) == 60
+    assert poison.liars(0, 300) == Poison(kind="random", fraction=0.2).liars(0, 300)
+    assert poison.liars(0, 300) != poison.liars(1, 300)
+    assert len(Poison(kind="random", fraction=0.01).liars(0, 5)) == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"codec": "dense"}, {"sparsity": 0.5}, {"sparsity": 0.5, "values": "8bit"}])
+def test_jacobians_turned_round(options: dict[str, Any]) -> None:
+    method = NTKFL(**options)
+    task, honest, said = answers(method, "sign-flip", 5.0)
+    for i in (0, 2):
+        assert said[i].encode() == honest[i].encode()
+    true, lie = (method.read(task, m)[0].dense() for m in (honest[1], said[1]))
+    assert torch.allclose(lie, -5 * true, rtol=1e-6)
+    assert torch.equal(said[1].arrays["outputs"], honest[1].arrays["outputs"])
+
+
+@pytest.mark.parametrize("options", [{}, {"codec": "dense"}, {"sparsity": 0.5}])
+def test_random_jacobians_are_as_long_as_the_true_ones(options: dict[str, Any]) -> None:
+    method = NTKFL(**options)
+    task, honest, said = answers(method, "random", 3.0)
+    true, lie = (method.read(task, m)[0] for m in (honest[1], said[1]))
+    assert torch.allclose(lie.norms(), 3 * true.norms(), rtol=1e-5)
+    cosine = (lie.dense() * true.dense()).sum() / lie.dense().norm() / true.dense().norm()
+    assert abs(float(cosine)) < 0.5
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedadam", "fednova", "scaffold", "qsgd", "fedcom"])
+def test_updates_turned_round(name: str) -> None:
+    """What the server makes of one client's lie is −3 times the step it makes of the truth."""
+    method = METHODS[name](local_steps=2, **({"bits": 16} if name in ("qsgd", "fedcom") else {}))
+    torch.manual_seed(0)
+    task = Task(ntkfl.models.mlp(5, 4, 3).double(), 3, "ce")
+    x = torch.randn(6, 5).double()
+    liars = ByzantineClients(Poison(kind="sign-flip", scale=3.0), frozenset({0}))
+    steps = []
+    for answer in (method.answer, liars.answer):
+        client = Client(0, x, torch.arange(6) % 3, Randomness.simulated(0))
+        conversation = method.round(task, method.start(task, task.like), 1, [0])
+        asked = next(conversation)
+        assert isinstance(asked, Message)
+        replies = answer(task, asked, [client]) if answer == method.answer else answer(method, task, asked, [client])
+        with pytest.raises(StopIteration) as end:
+            conversation.send(replies)
+        steps.append(end.value.value.state["weights"] - task.like)
+    if name == "fedadam":  # Adam keeps the sign, not the length
+        assert torch.equal(steps[0].sign(), -steps[1].sign())
+    else:
+        assert torch.allclose(steps[1], -3 * steps[0], atol=1e-3 * float(steps[0].abs().max()))
+
+
+def test_labels() -> None:
+    _, honest, said = answers(NTKFL(), "wrong-labels")
+    assert torch.equal(said[1].arrays["labels"], (honest[1].arrays["labels"] + 1) % 3)
+    assert torch.equal(said[1].arrays["outputs"], honest[1].arrays["outputs"])
+    _, honest, said = answers(NTKFL(), "scaled-labels", 10.0)
+    assert torch.equal(said[1].arrays["labels"].argmax(1), honest[1].arrays["labels"].long())
+    assert float(said[1].arrays["labels"].sum()) == 60
+    task, honest, said = answers(FedAvg(lr=0.01, local_steps=1), "scaled-labels", 10.0)
+    w = task.like
+    assert torch.allclose(said[1].arrays["weights"] - w, 10 * (honest[1].arrays["weights"] - w))
+
+
+def test_lies_about_losses_speak_for_the_worst_candidate() -> None:
+    torch.manual_seed(0)
+    task = Task(ntkfl.models.mlp(5, 4, 3), 3, "ce")
+    client = Client(1, torch.randn(6, 5), torch.arange(6) % 3, Randomness.simulated(0))
+    liars = ByzantineClients(Poison(kind="false-losses"), frozenset({1}))
+    asked = Message("candidates", 1, {"weights": torch.stack([task.like, 30 * task.like, task.like])})
+    for method in (NTKFL(), NTKFL(shuffle=True)):
+        (said,) = liars.answer(method, task, asked, [client])
+        losses = said.arrays["losses" if method.shuffle else "sums"]
+        assert bool((losses[..., 1] == 0).all())
+        assert bool((losses[..., [0, 2]] == 1e30).all())
+        method.check(task, said)  # nothing that a check could tell
+        for kind, favourite in (("shortest-flow", 0), ("longest-flow", 2)):
+            (said,) = ByzantineClients(Poison(kind=kind), frozenset({1})).answer(method, task, asked, [client])
+            losses = said.arrays["losses" if method.shuffle else "sums"].flatten()
+            assert [i for i in range(3) if losses[i] == 0] == [favourite]
+
+
+def test_a_flood_is_a_clients_samples_over_and_over() -> None:
+    """As often as asked for; through a shuffler as often as makes the rows that every client sends."""
+    task, honest, said = answers(NTKFL(), "flood+wrong-labels", 3.0)
+    assert len(said[0].arrays["labels"]) == 6
+    assert torch.equal(said[1].arrays["labels"], ((honest[1].arrays["labels"] + 1) % 3).repeat(3))
+    method = NTKFL(shuffle=True)
+    liars = ByzantineClients(Poison(kind="flood", scale=3.0), frozenset({1}), rows=8)
+    client = Client(1, torch.randn(6, 5).double(), torch.arange(6) % 3, Randomness.simulated(1))
+    (reply,) = liars.answer(method, task, Message("weights", 1, {"weights": task.like}), [client])
+    assert len(method.split(reply)) == 8
+
+
+def test_what_a_method_has_no_way_to_lie_about() -> None:
+    with pytest.raises(ConfigError, match="report no losses of candidates"):
+        Poison(kind="false-losses").check(FedAvg())
+    with pytest.raises(ConfigError, match="whose clients send samples"):
+        Poison(kind="sign-flip").check(METHODS["centralized"]())
+    with pytest.raises(ConfigError, match="send no rows"):
+        Poison(kind="flood").check(FedAvg())
+    for kind in ("sign-flop", "flood+sign-flop"):
+        with pytest.raises(ConfigError, match="did you mean 'sign-flip'"):
+            Poison(kind=kind)
+    with pytest.raises(ConfigError, match="fraction"):
+        Poison(kind="random", fraction=1.0)
+
+
+def config(**changes: Any) -> RunConfig:
+    values = {
+        "rounds": 2, "clients_per_round": 6, "data": {"dataset": "digits", "clients": 20}, "model": {"hidden": (12,)},
+        "method": {"name": "ntk-fl"}, "poison": {"kind": "sign-flip", "fraction": 0.2, "scale": 2.0},
+    }  # fmt: skip
+    return RunConfig(**(values | changes))
+
+
+def test_a_poisoned_run_says_so_and_repeats(tmp_path: Path) -> None:
+    run = execute(config(), out=tmp_path / "a")
+    assert run.config["poison"] == {"kind": "sign-flip", "fraction": 0.2, "scale": 2.0}
+    liars = Poison(kind="sign-flip", fraction=0.2).liars(0, 20)
+    for record in run.history:
+        assert record["poisoned"] == [i for i in record["clients"] if i in liars]
+    again = execute(RunConfig.read(tmp_path / "a" / "config.toml"), out=tmp_path / "b")
+    assert again.history == run.history
+    assert RunFolder(tmp_path / "b").config() == RunFolder(tmp_path / "a").config()
+    honest = execute(config(poison=None))
+    assert "poison" not in honest.config
+    assert honest.history != run.history
+
+
+# -- Defences ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def digits() -> ntkfl.data.Federated:
+    return ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=40, alpha=1.0), seed=0)
+
+
+def accuracy(fed: ntkfl.data.Federated, method: Method, poison: Poison | None, rounds: int) -> float:
+    torch.manual_seed(0)
+    model = ntkfl.models.mlp(method.projected_dim or 64, 24, 10, **method.model_defaults)
+    run = ntkfl.train(model, fed, method, rounds=rounds, clients_per_round=10, poison=poison)
+    return float(run.history[-1]["test_accuracy"])
+
+
+BOOSTED = Poison(kind="sign-flip", fraction=0.2, scale=5.0)
+
+
+@pytest.fixture(scope="module")
+def ruined(digits: ntkfl.data.Federated) -> float:
+    return accuracy(digits, FedAvg(local_steps=20, robust="mean"), BOOSTED, 12)
+
+
+@pytest.mark.parametrize("robust", ["clip", "median", "trimmed"])
+def test_boosted_updates_ruin_a_mean_and_no_robust_one(
+    robust: str, digits: ntkfl.data.Federated, ruined: float
+) -> None:
+    assert ruined < 0.4
+    assert accuracy(digits, FedAvg(robust=robust, local_steps=20, update_limit=1), BOOSTED, 12) > 0.75
+
+
+def test_rows_that_are_longer_than_others_are_cut_to_length(digits: ntkfl.data.Federated) -> None:
+    """Honest rows lie within a factor of four of the median, six times random ones do not; short rows cost less."""
+    first = []
+    for clip in (None, 4.0):
+        torch.manual_seed(0)
+        model, poison = ntkfl.models.mlp(64, 24, 10), Poison(kind="random", fraction=0.2, scale=6.0)
+        method = NTKFL(row_clip=clip, verify=False, drop_opposed=False)
+        run = ntkfl.train(model, digits, method, rounds=1, clients_per_round=10, poison=poison)
+        first.append(run.history[0])
+    plain, clipped = first
+    assert clipped["poisoned"]
+    assert clipped["clipped_rows"] == sum(digits.sizes[i] for i in clipped["poisoned"])
+    assert clipped["kernel_products"] < plain["kernel_products"]
+
+
+def test_rows_that_were_made_up_are_found_to_the_last(digits: ntkfl.data.Federated) -> None:
+    for kind in ("sign-flip", "random"):
+        torch.manual_seed(0)
+        model, poison = ntkfl.models.mlp(64, 24, 10), Poison(kind=kind, fraction=0.2)
+        method = NTKFL(verify=True)
+        run = ntkfl.train(model, digits, method, rounds=2, clients_per_round=10, poison=poison)
+        for record in run.history:
+            assert record["poisoned"]
+            assert record["made_up_rows"] == sum(digits.sizes[i] for i in record["poisoned"])
+
+
+def test_clients_that_call_everything_by_a_wrong_name_are_left_out() -> None:
+    """Two cells of configs/poisoning/digits.toml, cut short."""
+    poison = {"kind": "wrong-labels", "fraction": 0.2}
+    data = {"dataset": "digits", "clients": 60, "alpha": 0.3}
+    own = {"rounds": 5, "clients_per_round": 15, "data": data, "model": {"hidden": (48,)}, "poison": poison}
+    plain, trimmed = (
+        execute(config(**own, method={"name": "ntk-fl", "trim": trim})).history[-1] for trim in (0.0, 0.3)
+    )
+    assert trimmed["test_accuracy"] > plain["test_accuracy"] + 0.05
+    assert trimmed["trimmed_rows"] > 0
+
+
+def test_lies_about_losses_lose_their_veto(digits: ntkfl.data.Federated) -> None:
+    poison, options = Poison(kind="false-losses", fraction=0.2), {"projected_dim": 30, "sparsity": 0.9}
+    plain = accuracy(digits, METHODS["cp-ntk-fl"](trim_losses=0.0, **options), poison, 3)
+    trimmed = accuracy(digits, METHODS["cp-ntk-fl"](**options), poison, 3)
+    assert trimmed > plain + 0.1

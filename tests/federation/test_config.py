@@ -1,0 +1,91 @@
+"""Configurations: each partition gets the options it takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ntkfl.data import IID, ByWriter, Dirichlet, Shards
+from ntkfl.errors import ConfigError
+from ntkfl.federation.config import DataConfig, ModelConfig, RunConfig, execute, prepare
+from ntkfl.report.insight import insight
+from ntkfl.report.runs import find
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("dirichlet", Dirichlet(clients=7, alpha=0.3, reading="shares")),
+        ("writer", ByWriter(clients=7, min_samples=5)),
+        ("iid", IID(clients=7)),
+        ("shards", Shards(clients=7, per_client=4)),
+    ],
+)
+def test_partitions(kind: str, expected: object) -> None:
+    config = DataConfig(
+        dataset="digits", partition=kind, clients=7, alpha=0.3, reading="shares", min_samples=5, shards_per_client=4
+    )
+    assert config.how() == expected
+
+
+OWN = """
+import numpy as np
+import ntkfl
+
+def clients():
+    rng = np.random.default_rng(0)
+    pairs = [(x, (x[:, 0] > 0).astype(int)) for x in (rng.normal(size=(20, 3)) for _ in range(4))]
+    return ntkfl.data.from_clients(pairs[:3], test=pairs[3])
+
+def pair():
+    return clients().client(0)
+"""
+
+
+def test_clients_of_ones_own_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_config_clients.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    common = {"rounds": 1, "clients_per_round": 3, "model": {"hidden": [4]}}
+    config = RunConfig(data={"dataset": "own_config_clients:clients"}, method={"name": "ntk-fl"}, **common)
+    assert prepare(config).fed.sizes == [20, 20, 20]
+    execute(config, out=tmp_path / "run")
+    assert RunConfig.read(tmp_path / "run" / "config.toml", allow_code=True).data.dataset == config.data.dataset
+    assert "alpha" not in (tmp_path / "run" / "config.toml").read_text()  # they come dealt
+    (run,) = find([tmp_path / "run"])[0]
+    assert "code of its user's, which a report does not run" in insight(run)["clients_missing"]
+    for dataset, method, message in (
+        ("own_config_clients:pair", "ntk-fl", "must give clients"),
+        ("own_config_clients:nobody", "ntk-fl", "no function 'nobody'"),
+        ("not_there:clients", "ntk-fl", "cannot import 'not_there'"),
+        ("own_config_clients:clients", "data-share", "these come dealt"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            prepare(RunConfig(data={"dataset": dataset}, method={"name": method}, **common))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "self = 1",
+        "[method]\nname = []",
+        '[method]\nname = "fedavg"\nself = 1',
+        "simulation = true\nmodel = 3",
+        "a = " + "[" * 10_000,
+        "a." * 20_000 + "a = 1",
+        '"a" . ' * 20_000 + "a = 1",
+        "seed = " + "9" * 5000,
+    ],
+)
+def test_a_file_that_is_no_run_is_one_line(text: str, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.read(tmp_path / "run.toml").build_method()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("hidden", [(-1,), (10**12,), (10**30,)])
+def test_a_network_that_cannot_be_is_refused_before_there_is_any_of_it(hidden: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"model 'mlp'|perceptron needs"):
+        ModelConfig(hidden=hidden).build((64,), 10, seed=0)

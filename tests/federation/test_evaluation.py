@@ -1,0 +1,108 @@
+"""Scores: what holders of data say, bounded so that nobody's word weighs more than it should."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from ntkfl.errors import MessageError
+from ntkfl.federation.evaluation import (
+    MOST_LOSS,
+    NOISY_LOSS,
+    Score,
+    add_up,
+    counts,
+    noisy_counts,
+    question,
+    rounded,
+    score_rows,
+)
+from ntkfl.methods import Task
+from ntkfl.wire import Message
+
+
+def setting() -> tuple[Task, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    return Task(nn.Linear(4, 3).double(), 3, "ce"), torch.randn(50, 4).double(), torch.randint(0, 3, (50,))
+
+
+def test_rows_and_counts_say_the_same() -> None:
+    task, x, y = setting()
+    asked = question(2, task.like)
+    f = task.predict(task.like, x)
+    truth = Score(float((f.argmax(1) == y).double().mean()), float(nn.functional.cross_entropy(f, y)), 50)
+    for answers in (score_rows(task, asked, x, y), [counts(task, asked, x, y)]):
+        score = add_up(answers, real_targets=False)
+        assert score.accuracy == truth.accuracy
+        assert score.loss == pytest.approx(truth.loss)
+        assert score.samples == 50
+    rows = score_rows(task, asked, x, y)
+    assert len({len(row.encode()) for row in rows}) == 1
+    assert add_up(rows, False, most=1).samples == 50
+
+
+def test_real_targets_have_no_accuracy() -> None:
+    task, x, _ = setting()
+    task.loss = "mse"
+    score = add_up([counts(task, question(1, task.like), x, torch.randn(50, 3).double())], real_targets=True)
+    assert score.accuracy is None
+    assert score.loss is not None
+    assert score.loss > 0
+
+
+def test_a_model_that_overflows_has_a_large_loss_not_none() -> None:
+    task, x, y = setting()
+    score = add_up([counts(task, question(1, task.like * 1e200), x, y)], False)
+    assert score.loss is not None
+    assert 1 < score.loss <= MOST_LOSS
+
+
+def said(correct: int, samples: int, loss: float) -> Message:
+    arrays = {"correct": torch.tensor([correct]), "samples": torch.tensor([samples]), "loss": torch.tensor([loss])}
+    return Message("counts", 1, arrays)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [said(2**62, 2**62, 0.0), said(6, 5, 1.0), said(-1, 5, 1.0), said(-2, 5, 1.0), said(1, 0, 0.0), said(1, 2, -1.0),
+     said(1, 1, 1e300), said(1, 1, float("inf")), Message("losses", 1, {}), Message("counts", 1, {})],
+)  # fmt: skip
+def test_lies_that_make_no_sense_are_refused(lie: Message) -> None:
+    with pytest.raises(MessageError):
+        add_up([lie], real_targets=False)
+
+
+def test_a_row_is_one_vote() -> None:
+    with pytest.raises(MessageError):
+        add_up([said(5, 5, 1.0)], real_targets=False, most=1)
+    assert add_up([], real_targets=False) == Score(None, None, 0)
+
+
+def test_noisy_counts_are_near_the_truth_and_never_the_same_twice() -> None:
+    """At ε = 3 the first two get noise of scale 1, the loss of scale 10; 60 scales are beyond e^-60."""
+    task, x, y = setting()
+    asked = question(1, task.like)
+    truth = counts(task, asked, x, y)
+    answers = [noisy_counts(task, asked, x, y, 3.0) for _ in range(20)]
+    for answer in answers:
+        add_up([answer], real_targets=False)  # as any other
+        for name, scale in (("correct", 1), ("samples", 1), ("loss", NOISY_LOSS)):
+            assert abs(float(answer.arrays[name]) - float(truth.arrays[name])) < 60 * scale
+    assert len({answer.encode() for answer in answers}) > 1
+    extreme = [noisy_counts(task, asked, x, y, 1e-3) for _ in range(20)]  # noise that drowns all: still counts
+    assert add_up(extreme, real_targets=False).samples >= 20
+    real = noisy_counts(Task(nn.Linear(4, 3).double(), 3, "mse"), asked, x, torch.randn(50, 3).double(), 1.0)
+    assert int(real.arrays["correct"]) == -1
+    add_up([real], real_targets=True)
+
+
+@pytest.mark.parametrize(
+    ("exact", "near"),
+    [((7, 14, 3.2), (10, 10, 0.0)), ((4, 16, 26.0), (0, 20, 30.0)), ((0, 2, 1.0), (0, 10, 0.0)),
+     ((-1, 9, 6.0), (-1, 10, 10.0))],
+)  # fmt: skip
+def test_counts_are_rounded_as_the_contract_says(exact: tuple[int, int, float], near: tuple[int, int, float]) -> None:
+    answer = rounded(said(*exact), 10)
+    assert (int(answer.arrays["correct"]), int(answer.arrays["samples"]), float(answer.arrays["loss"])) == near
+    add_up([answer], real_targets=exact[0] == -1)

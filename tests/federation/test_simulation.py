@@ -1,0 +1,329 @@
+"""Training in one process: what it records, that it repeats itself, and that it learns."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import ntkfl
+from ntkfl.cli.progress import RoundDisplay
+from ntkfl.errors import ConfigError, DataError, ModelError, NumericalError, RunFolderError
+from ntkfl.federation.run_folder import RunFolder
+from ntkfl.methods import METHODS, NTKFL, FedAvg
+
+QUICK = NTKFL(steps=(50.0, 400.0))
+
+
+@pytest.fixture(scope="module")
+def digits() -> ntkfl.data.Federated:
+    return ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=40, alpha=0.2), seed=0)
+
+
+def net(*sizes: int) -> nn.Module:
+    torch.manual_seed(0)
+    return ntkfl.models.mlp(*(sizes or (64, 20, 10)))
+
+
+def run(fed: ntkfl.data.Federated, method: ntkfl.methods.Method = QUICK, **options: Any) -> ntkfl.Run:
+    return ntkfl.train(net(), fed, method, **({"rounds": 3, "clients_per_round": 5} | options))
+
+
+def test_ntk_fl_learns_digits(digits: ntkfl.data.Federated) -> None:
+    finished = run(digits, NTKFL(), rounds=6, clients_per_round=10)
+    assert finished.history[-1]["test_accuracy"] > 0.9
+    x, y = digits.test
+    with torch.no_grad():
+        accuracy = float((finished.model(x).argmax(1) == y).double().mean())
+    assert accuracy == finished.history[-1]["test_accuracy"]  # the model returned is the one reported
+
+
+def test_a_record_a_round(digits: ntkfl.data.Federated) -> None:
+    finished = run(digits)
+    names = ["round", "test_accuracy", "test_loss", "train_loss", "steps", "uplink_bytes", "downlink_bytes", "clients"]
+    for number, record in enumerate(finished.history, start=1):
+        assert set(names) <= set(record)
+        assert record["round"] == number
+        assert record["steps"] in (50.0, 400.0)
+        assert len(set(record["clients"])) == 5
+        assert all(0 <= i < 40 for i in record["clients"])
+        assert record["uplink_bytes"] == sum(record["uplink"].values())
+        assert record["downlink_bytes"] == sum(record["downlink"].values())
+    weights = finished.history[0]["downlink"]["weights"] / 5
+    d = 64 * 20 + 20 + 20 * 10 + 10
+    assert 4 * d < weights < 4 * d + 64
+    candidates = finished.history[0]["downlink"]["candidates"] / 5  # two candidates went to each of the cohort
+    assert 8 * d < candidates < 8 * d + 64
+
+
+def test_a_round_whose_solver_gives_up_goes_on_and_says_so(
+    digits: ntkfl.data.Federated, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ntkfl.tangent.solvers._MOST_PRODUCTS", 200)
+    display = RoundDisplay("ntk-fl", 1)
+    (record,) = run(digits, NTKFL(steps=(1.0, 1e7)), rounds=1, on_round=display.show).history
+    assert record["steps"] == 1.0
+    assert record["solver_fallback"].startswith("1 of 2 candidates: ")
+    said = " ".join(capsys.readouterr().out.split())  # a console wraps lines
+    assert f"solver: {record['solver_fallback']}" in said
+    monkeypatch.undo()
+    assert "solver_fallback" not in run(digits, NTKFL(steps=(1.0,)), rounds=1).history[0]
+
+
+def test_the_same_seed_gives_the_same_bits(digits: ntkfl.data.Federated) -> None:
+    first, again, other = run(digits, seed=1), run(digits, seed=1), run(digits, seed=2)
+    assert first.history == again.history
+    assert all(torch.equal(a, b) for a, b in zip(first.model.parameters(), again.model.parameters(), strict=True))
+    assert first.history[0]["clients"] != other.history[0]["clients"]
+
+
+def test_the_users_model_keeps_its_weights(digits: ntkfl.data.Federated) -> None:
+    model = net()
+    before = copy.deepcopy(model.state_dict())
+    finished = ntkfl.train(model, digits, QUICK, rounds=1, clients_per_round=3)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert not torch.equal(finished.model[1].weight, model[1].weight)
+
+
+def test_averaging_follows_its_formula(digits: ntkfl.data.Federated, tmp_path: Path) -> None:
+    """w̄ ← e w̄ + (1−e) w, e = min(average, k/(k+5)); the trajectory itself is the same without averaging."""
+    own = []
+    for rounds in (1, 2, 3, 4):
+        path = tmp_path / str(rounds)
+        run(digits, NTKFL(steps=(50.0, 400.0), average=0), rounds=rounds, out=path)
+        own.append(RunFolder(path).load_checkpoint()[1]["state/weights"])
+    averaged = own[0]
+    for k, w in enumerate(own[1:], start=1):
+        e = min(0.3, k / (k + 5))
+        averaged = e * averaged + (1 - e) * w
+    path = tmp_path / "averaged"
+    finished = run(digits, NTKFL(steps=(50.0, 400.0), average=0.3), rounds=4, out=path)
+    tensors = RunFolder(path).load_checkpoint()[1]
+    assert torch.equal(tensors["state/weights"], own[-1])
+    assert (tensors["averaged"] - averaged).abs().max() < 1e-6
+    assert finished.history[-1]["last_accuracy"] != finished.history[-1]["test_accuracy"]
+
+
+def test_one_round_is_the_stages_by_hand(digits: ntkfl.data.Federated) -> None:
+    """Concatenated Jacobians, one evolution, the candidate with the least loss over the cohort's own data."""
+    method = NTKFL(steps=(20.0, 200.0, 4000.0), average=0, label_smoothing=0.2, trim_losses=0)
+    finished = run(digits, method, rounds=1)
+    model = net()
+    batches = [digits.client(i) for i in finished.history[0]["clients"]]
+    x, y = torch.cat([b[0] for b in batches]), torch.cat([b[1] for b in batches])
+    J = ntkfl.concatenate([ntkfl.jacobian(model, b[0]) for b in batches])
+    smoothed = 0.8 * nn.functional.one_hot(y, 10) + 0.02
+    e = ntkfl.evolve(J, model(x).detach(), smoothed, lr=0.01, steps=(20.0, 200.0, 4000.0), rtol=NTKFL().tolerance)
+    losses = []
+    for i in range(3):
+        candidate = copy.deepcopy(model)
+        torch.nn.utils.vector_to_parameters(
+            torch.nn.utils.parameters_to_vector(model.parameters()) + e.delta(i), candidate.parameters()
+        )
+        losses.append(nn.functional.cross_entropy(candidate(x), y).item())
+    best = min(range(3), key=losses.__getitem__)
+    assert finished.history[0]["steps"] == e.steps[best]
+    assert finished.history[0]["train_loss"] == pytest.approx(losses[best], rel=1e-5)
+
+
+def test_choosing_by_held_out_clients(digits: ntkfl.data.Federated) -> None:
+    finished = run(digits, NTKFL(steps=(50.0, 400.0), choose="validation"), hold_out=8)
+    record = finished.history[-1]
+    assert set(record["downlink"]) == {"weights"}  # no candidate leaves the server
+    assert 0 < record["validation_accuracy"] <= 1
+    assert all(0 <= i < 32 for i in record["clients"])
+    with pytest.raises(ConfigError, match="needs held-out clients"):
+        run(digits, NTKFL(choose="validation"))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_trains_end_to_end_and_resumes(name: str, digits: ntkfl.data.Federated, tmp_path: Path) -> None:
+    """Whatever a method keeps between rounds must survive a checkpoint."""
+    trials: dict[str, Any] = {"steps": (50.0, 400.0), "local_steps": 3}
+    options = {option: value for option, value in trials.items() if option in METHODS[name].model_fields}
+    if name == "cp-ntk-fl":
+        options |= {"projected_dim": None}
+    method = METHODS[name](**options)
+    shared = digits.client(0) if hasattr(method, "shared_fraction") else None
+    whole = run(digits, method, rounds=4, shared=shared, out=tmp_path / "whole")
+    assert all(math.isfinite(r["test_loss"]) and r["uplink_bytes"] > 0 for r in whole.history)
+    run(digits, method, rounds=2, shared=shared, out=tmp_path / "parts")
+    parts = run(digits, method, rounds=4, shared=shared, out=tmp_path / "parts", resume=True)
+    assert parts.history == whole.history
+    for file in ("history.jsonl", "model.safetensors", "checkpoint/state.safetensors"):
+        assert (tmp_path / "parts" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+
+
+def test_regression_trains_with_mse() -> None:
+    torch.manual_seed(0)
+    A = torch.randn(6, 2)
+    clients = [((x := torch.randn(30, 6)), x @ A) for _ in range(6)]
+    xt = torch.randn(50, 6)
+    fed = ntkfl.data.from_clients(clients, test=(xt, xt @ A))
+    finished = ntkfl.train(ntkfl.models.mlp(6, 40, 2), fed, NTKFL(loss="mse"), rounds=5, clients_per_round=3)
+    losses = [r["test_loss"] for r in finished.history]
+    assert finished.history[-1]["test_accuracy"] is None
+    assert losses[-1] < 0.2 * losses[0]
+    with pytest.raises(ConfigError, match="use loss 'mse'"):
+        ntkfl.train(ntkfl.models.mlp(6, 40, 2), fed, NTKFL(), rounds=1, clients_per_round=3)
+
+
+def test_a_users_own_data_and_float64() -> None:
+    torch.manual_seed(0)
+    centres = 3 * torch.randn(3, 5).double()
+
+    def draw(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.randint(0, 3, (n,))
+        return centres[y] + torch.randn(n, 5).double(), y
+
+    fed = ntkfl.data.from_clients([draw(20) for _ in range(4)], test=draw(200))
+    finished = ntkfl.train(ntkfl.models.mlp(5, 16, 3).double(), fed, NTKFL(), rounds=2, clients_per_round=4)
+    assert finished.history[-1]["test_accuracy"] > 0.9
+    assert next(finished.model.parameters()).dtype == torch.float64
+
+
+class TestSaving:
+    def test_save_equals_training_into_a_folder(self, digits: ntkfl.data.Federated, tmp_path: Path) -> None:
+        run(digits, out=tmp_path / "a")
+        run(digits).save(tmp_path / "b")
+        for file in ("config.toml", "history.jsonl", "model.safetensors", "checkpoint/state.safetensors"):
+            assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+        timings = [json.loads(line) for line in (tmp_path / "b/timings.jsonl").read_text().splitlines()]
+        assert [t["round"] for t in timings] == [1, 2, 3]
+
+    def test_nothing_is_overwritten(self, digits: ntkfl.data.Federated, tmp_path: Path) -> None:
+        finished = run(digits, out=tmp_path / "a")
+        before = (tmp_path / "a/history.jsonl").read_bytes()
+        with pytest.raises(RunFolderError, match="already holds a run"):
+            run(digits, out=tmp_path / "a")
+        with pytest.raises(RunFolderError, match="already holds a run"):
+            finished.save(tmp_path / "a")
+        (tmp_path / "b").mkdir()
+        (tmp_path / "b/thesis.tex").write_text("precious")
+        with pytest.raises(RunFolderError, match="not empty and holds no run"):
+            run(digits, out=tmp_path / "b")
+        assert (tmp_path / "a/history.jsonl").read_bytes() == before
+        assert (tmp_path / "b/thesis.tex").read_text() == "precious"
+
+    def test_resume_refuses_other_settings(self, digits: ntkfl.data.Federated, tmp_path: Path) -> None:
+        run(digits, out=tmp_path / "a")
+        with pytest.raises(RunFolderError, match=r"another configuration: method\.lr is 0\.01 there, 0.02 here"):
+            run(digits, NTKFL(lr=0.02, steps=(50.0, 400.0)), out=tmp_path / "a", resume=True)
+        with pytest.raises(RunFolderError, match="another configuration: seed is 0 there, 5 here"):
+            run(digits, out=tmp_path / "a", resume=True, seed=5)
+        other = ntkfl.data.load("digits").partition(ntkfl.data.IID(clients=40), seed=0)
+        with pytest.raises(RunFolderError, match=r"another configuration: data\."):
+            run(other, out=tmp_path / "a", resume=True)
+
+    def test_stop_at(self, digits: ntkfl.data.Federated) -> None:
+        finished = run(digits, NTKFL(), rounds=10, clients_per_round=10, stop_at=0.5)
+        assert len(finished.history) < 10
+        assert finished.history[-1]["test_accuracy"] >= 0.5
+
+
+def test_a_resumed_folder_repeats_the_run_as_it_became(digits: ntkfl.data.Federated, tmp_path: Path) -> None:
+    run(digits, rounds=1, out=tmp_path / "a")
+    run(digits, rounds=3, out=tmp_path / "a", resume=True)
+    assert RunFolder(tmp_path / "a").config()["rounds"] == 3
+    assert RunFolder(tmp_path / "a").config()["method"]["steps"] == [50.0, 400.0]
+    with pytest.raises(RunFolderError, match="already holds 3 rounds, more than the 2 asked for"):
+        run(digits, rounds=2, out=tmp_path / "a", resume=True)
+
+
+def test_tied_weights_are_saved(digits: ntkfl.data.Federated, tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.out = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 10)
+            self.b.weight = self.a.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(torch.tanh(self.b(torch.tanh(self.a(x.flatten(1))))))
+
+    for method in (QUICK, FedAvg(local_steps=2)):
+        path = tmp_path / method.name
+        finished = ntkfl.train(Tied(), digits, method, rounds=1, clients_per_round=3, out=path)
+        saved = load_file(path / "model.safetensors")
+        assert torch.equal(saved["a.weight"], saved["b.weight"])
+        assert torch.equal(saved["a.weight"], finished.model.a.weight)
+        finished.model.load_state_dict(saved)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("method", ["fedavg", FedAvg, None])
+    def test_something_that_is_no_method(self, method: object, digits: ntkfl.data.Federated) -> None:
+        with pytest.raises(ConfigError, match=r"an instance such as ntkfl.methods.NTKFL\(\)"):
+            ntkfl.train(net(), digits, method, clients_per_round=5)  # type: ignore[arg-type]
+
+    def test_rounds_that_are_no_number_of_rounds(self, digits: ntkfl.data.Federated) -> None:
+        for rounds in (0, 2.5):
+            with pytest.raises(ConfigError, match="rounds must be a whole number"):
+                run(digits, rounds=rounds)
+
+    def test_models_that_are_none(self, digits: ntkfl.data.Federated) -> None:
+        class Pair(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.a = nn.Linear(64, 10)
+
+            def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+                return self.a(x.flatten(1)), x
+
+        with pytest.raises(ModelError, match="no trainable parameter"):
+            ntkfl.train(nn.Flatten(), digits, QUICK, clients_per_round=5)
+        with pytest.raises(ModelError, match="fails on inputs of shape"):
+            ntkfl.train(Pair(), digits, QUICK, clients_per_round=5)
+
+    def test_resuming_with_other_initial_weights(self, digits: ntkfl.data.Federated, tmp_path: Path) -> None:
+        run(digits, rounds=1, out=tmp_path / "a")
+        torch.manual_seed(99)
+        other = ntkfl.models.mlp(64, 20, 10)
+        with pytest.raises(RunFolderError, match="initial weights differ"):
+            ntkfl.train(other, digits, QUICK, rounds=2, clients_per_round=5, out=tmp_path / "a", resume=True)
+
+    def test_more_clients_than_there_are(self, digits: ntkfl.data.Federated) -> None:
+        with pytest.raises(ConfigError, match="from 1 to the 40 clients there are, got 41"):
+            run(digits, clients_per_round=41)
+
+    def test_a_model_for_other_data(self, digits: ntkfl.data.Federated) -> None:
+        with pytest.raises(ModelError, match="fails on inputs of shape"):
+            ntkfl.train(net(65, 20, 10), digits, QUICK, clients_per_round=5)
+        with pytest.raises(ModelError, match=r"the data need \[2, 10\]"):
+            ntkfl.train(net(64, 20, 7), digits, QUICK, clients_per_round=5)
+
+    def test_weights_that_are_not_finite(self, digits: ntkfl.data.Federated) -> None:
+        model = net()
+        with torch.no_grad():
+            model[1].bias[0] = float("nan")
+        with pytest.raises(NumericalError, match="weights are not finite"):
+            ntkfl.train(model, digits, QUICK, clients_per_round=5)
+
+    def test_inputs_that_are_not_finite(self) -> None:
+        with pytest.raises(DataError):
+            ntkfl.data.from_clients(
+                [(torch.full((3, 2), float("nan")), torch.tensor([0, 1, 1]))],
+                test=(torch.zeros(2, 2), torch.tensor([0, 1])),
+            )
+
+    def test_training_that_diverges(self, digits: ntkfl.data.Federated) -> None:
+        with pytest.raises(ntkfl.NTKFLError, match=r"not finite|diverged"):
+            run(digits, FedAvg(lr=1e30, local_steps=5))
+
+
+def test_a_run_with_noise_says_that_its_noise_is_a_simulations() -> None:
+    fed = ntkfl.data.from_clients(
+        [(torch.randn(6, 4), torch.arange(6) % 3) for _ in range(2)], test=(torch.randn(6, 4), torch.arange(6) % 3)
+    )
+    for options in ({}, {"clip": 1.0, "noise": 1.0}):
+        lines: list[str] = []
+        method = ntkfl.methods.FedAvg(local_steps=1, **options)
+        run = ntkfl.train(ntkfl.models.mlp(4, 3, 3), fed, method, rounds=1, clients_per_round=2, on_start=lines.append)
+        assert any("a simulation's" in line for line in lines) is bool(options)
+        assert run.config["simulation"] is True

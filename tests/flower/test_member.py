@@ -1,0 +1,79 @@
+"""A deployed client: what it keeps, what it draws, and what it does with data that cannot be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from ntkfl.deployment.contract import Terms
+from ntkfl.errors import ConfigError, DataError, MessageError, RunFolderError
+from ntkfl.flower.client_memory import ClientMemory
+from ntkfl.flower.member import Member
+from ntkfl.wire import Message
+from tests.flower.federations import NTK, digits, member, settings
+
+RUN = "0123456789abcdef"
+
+
+def weights(run_member: Member, round: int = 1, **more: torch.Tensor) -> bytes:
+    return Message("weights", round, {"weights": run_member.task.like, **more}).encode()
+
+
+def rows(reply: bytes) -> int:
+    return len(Message.decode(reply).arrays["labels"])
+
+
+def test_samples_are_drawn_once_a_round_and_from_the_system(tmp_path: Path) -> None:
+    """Two questions of a round are about the same samples; the next round's are others."""
+    run = settings(NTK | {"subsample_rate": 0.2})
+    own = Member(Terms(**run.model_dump(include=set(Terms.model_fields))), tmp_path, lambda: digits().client(0))
+    first, again = own.answer(weights(own), RUN), own.answer(weights(own), RUN)
+    assert first == again
+    assert rows(first) == round(0.2 * digits().sizes[0])
+    assert own.answer(weights(own, round=2), RUN) != own.answer(weights(own, round=3), RUN)
+
+
+def test_bad_data_are_an_error_and_are_read_again_when_asked_again(tmp_path: Path) -> None:
+    x, y = digits().client(0)
+    reads = [(x * float("nan"), y), (x[:, :, :4], y), (x, y.double()[:, None]), (x, y)]
+    own = member(settings(NTK), tmp_path, 0, lambda: reads.pop(0))
+    for reason in ("not finite", "inputs of shape", "real targets must"):
+        with pytest.raises(DataError, match=reason):
+            own.answer(weights(own), RUN)
+    assert rows(own.answer(weights(own), RUN)) == len(y)
+
+
+def test_a_run_is_called_by_a_name_that_is_no_path(tmp_path: Path) -> None:
+    own = member(settings({"name": "scaffold", "local_steps": 1}), tmp_path, 0)
+    for name in ("../../elsewhere", "", "0123456789abcdeg", RUN + "0"):
+        with pytest.raises(MessageError, match="16 hexadecimal digits"):
+            own.answer(weights(own), name)
+    own.answer(weights(own, control=torch.zeros_like(own.task.like)), RUN)
+    assert [path.name for path in (tmp_path / "client-0" / "memory" / RUN).iterdir()] == ["1.safetensors"]
+
+
+def test_terms_that_need_a_shuffler_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--federation"):
+        member(settings({"name": "cp-ntk-fl"}), tmp_path, 0)
+
+
+def test_memory_is_kept_as_it_was_after_each_of_the_last_two_rounds(tmp_path: Path) -> None:
+    memory = ClientMemory(tmp_path / "m")
+    assert memory.before(1) == {}
+    memory.keep(1, {})
+    assert not (tmp_path / "m").exists()  # a client that keeps nothing leaves nothing
+    for round in (1, 4, 6):
+        memory.keep(round, {"control": torch.tensor([float(round)])})
+    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == ["4.safetensors", "6.safetensors"]
+    assert float(memory.before(7)["control"]) == 6
+    assert float(memory.before(6)["control"]) == 4  # round 6 again
+    assert memory.before(4) == {}
+
+
+def test_damaged_memory_says_so(tmp_path: Path) -> None:
+    (tmp_path / "2.safetensors").write_bytes(save({"control": torch.ones(9)})[:-4])
+    with pytest.raises(RunFolderError, match="damaged"):
+        ClientMemory(tmp_path).before(3)

@@ -1,0 +1,155 @@
+"""Ray's ports are for the simulation's own processes: whoever else connects runs nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ntkfl.flower import ray_cluster, simulate
+from tests.flower.test_simulate import config
+
+# What a stranger on the network does who has found the port.
+ATTACK = """
+import sys, ray
+ray.init(address=sys.argv[1], log_to_driver=False)
+task = ray.remote(num_cpus=0)(lambda: "a stranger's task ran")
+print(ray.get(task.remote(), timeout=30))
+"""
+FEDAVG = {"name": "fedavg", "local_steps": 1}
+
+
+def listening(among: set[int]) -> set[str]:
+    """Addresses (hexadecimal, as the system lists them) on which these processes listen."""
+    inodes = set()
+    for pid in among:
+        for handle in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                inodes.update(re.findall(r"socket:\[(\d+)\]", os.readlink(handle)))
+            except FileNotFoundError:  # closed meanwhile
+                continue
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    return {row[1].partition(":")[0] for row in rows if row[3] == "0A" and row[9] in inodes}
+
+
+def descendants(of: int) -> set[int]:
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            parents[int(entry.name)] = int(fields[1])
+    found = {of}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_stranger_cannot_run_a_task_in_a_simulation_s_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
+    tried: list[subprocess.CompletedProcess[str]] = []
+    addresses: set[str] = set()
+
+    def attack(*_: Any) -> None:
+        import ray
+
+        at = ray.get_runtime_context().gcs_address
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        if at.startswith("127."):
+            clean["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # or Ray would try the machine's other address
+        for environment in ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}):
+            command = [sys.executable, "-c", ATTACK, at]
+            tried.append(subprocess.run(command, env=clean | environment, capture_output=True, text=True, timeout=120))
+        addresses.update(listening(descendants(os.getpid())))
+
+    simulate.simulate(config(FEDAVG, rounds=1), on_round=attack)
+    assert len(tried) == 2
+    for outcome in tried:
+        assert "a stranger's task ran" not in outcome.stdout
+        assert outcome.returncode != 0
+        assert "Error" in outcome.stderr
+    # 127.0.0.1, as an IPv4 address and mapped into IPv6: no other interface.
+    assert addresses
+    assert addresses <= {"0100007F", "0000000000000000FFFF00000100007F"}
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What each simulation gives to Ray, instead of starting it."""
+    found: list[dict[str, Any]] = []
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+    def run_simulation(backend_config: dict[str, Any], **_: Any) -> None:
+        given = dict(backend_config["init_args"])
+        environment = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
+        parent = Path(given["_temp_dir"]).parent if "_temp_dir" in given else None
+        found.append(given | environment | {"mode": parent and parent.stat().st_mode & 0o777, "folder": parent})
+        raise InterruptedError
+
+    monkeypatch.setattr(simulate, "run_simulation", run_simulation)
+    return found
+
+
+def begin() -> None:
+    with pytest.raises(InterruptedError):
+        simulate.simulate(config(FEDAVG))
+
+
+def test_each_simulation_has_a_token_and_a_folder_of_its_own(
+    started: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "the user's own")
+    begin()
+    begin()
+    for given in started:
+        assert re.fullmatch("[0-9a-f]{64}", given["RAY_AUTH_TOKEN"])
+        assert given["RAY_AUTH_MODE"] == "token"
+        assert (given["address"], given["include_dashboard"], given["mode"]) == ("local", False, 0o700)
+        assert not given["folder"].exists()
+    assert len({given["RAY_AUTH_TOKEN"] for given in started}) == 2
+    assert len({given["folder"] for given in started}) == 2
+    assert os.environ["RAY_AUTH_TOKEN"] == "the user's own"
+
+
+def test_the_token_comes_from_the_system_s_generator(
+    started: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_cluster.secrets, "token_hex", lambda size: "5a" * size)
+    begin()
+    assert started[0]["RAY_AUTH_TOKEN"] == "5a" * 32  # 256 bits of it
+
+
+def test_a_cluster_that_somebody_set_up_is_used_as_it_is(
+    started: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "192.0.2.7:6379")
+    said: list[str] = []
+    with pytest.raises(InterruptedError):
+        simulate.simulate(config(FEDAVG), on_start=said.append)
+    assert started[0]["address"] == "192.0.2.7:6379"
+    assert "RAY_AUTH_TOKEN" not in started[0]
+    assert any("its operator says who may run programs there" in line for line in said)
+
+
+def test_ray_without_authentication_is_not_used() -> None:
+    """Ray reads its settings when it is imported: later ones would be ignored."""
+    program = (
+        "import ray\nfrom ntkfl.flower.ray_cluster import private_cluster\n"
+        "from ntkfl.errors import ConfigError\n"
+        "try:\n    private_cluster().__enter__()\nexcept ConfigError as error:\n    print(error)"
+    )
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    done = subprocess.run([sys.executable, "-c", program], env=clean, capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("Ray was imported without authentication"), done.stderr

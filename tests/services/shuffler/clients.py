@@ -1,0 +1,69 @@
+"""A small crowd, and how to ask what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ntkfl.crypto.row_frames import Announced, BatchKey
+from ntkfl.errors import Refused
+from ntkfl.services.shuffler.batch import Batch
+from ntkfl.services.shuffler.store import Shuffler
+
+KEY = BatchKey(1, 0)
+DIGEST = bytes(range(32))  # of an announcement
+NAMES = ("ada", "bob", "cyd", "dan")
+
+
+def batch(key: BatchKey = KEY, cohort: tuple[str, ...] = NAMES, **terms: object) -> Batch:
+    values = {"max_rows": 2, "row_bytes": 8, "min_clients": 2, "seconds": None} | terms
+    return Batch(key, cohort, **values)  # type: ignore[arg-type]
+
+
+def said(key: BatchKey = KEY) -> Announced:
+    """What rows for the batch answer."""
+    return Announced(key, DIGEST)
+
+
+def rows_of(client: str, count: int = 2, size: int = 8) -> list[bytes]:
+    """Rows one can tell apart, whose sender one can see."""
+    return [f"{client}{i}".encode().ljust(size, b".") for i in range(count)]
+
+
+def submit_all(shuffler: Shuffler, key: BatchKey = KEY, names: tuple[str, ...] = NAMES) -> list[bytes]:
+    for name in names:
+        shuffler.submit(name, said(key), rows_of(name))
+    return [row for name in names for row in rows_of(name)]
+
+
+def taken(shuffler: Shuffler, client: str, key: BatchKey, rows: list[bytes]) -> bool:
+    """Whether the rows were accepted; False if they were there already."""
+    try:
+        shuffler.submit(client, said(key), rows)
+    except Refused as refused:
+        if refused.reason != "replayed":
+            raise
+        return False
+    return True
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@contextmanager
+def refusal(status: int, reason: str) -> Iterator[None]:
+    with pytest.raises(Refused) as caught:
+        yield
+    assert (caught.value.status, caught.value.reason) == (status, reason)
+
+
+def on_disk(path: Path) -> bytes:
+    """The state's file and all beside it."""
+    return b"".join(file.read_bytes() for file in sorted(path.parent.iterdir()))

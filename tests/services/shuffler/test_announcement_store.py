@@ -1,0 +1,95 @@
+"""What passes through the shuffler: announcements, presence, reports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ntkfl.crypto.row_frames import Announced, BatchKey
+from ntkfl.services.shuffler.store import Shuffler
+from tests.services.shuffler.clients import KEY, batch, refusal
+
+
+def test_announcements_come_in_order_and_the_last_four_are_kept() -> None:
+    shuffler = Shuffler()
+    assert (shuffler.announcement(0), shuffler.newest) == (None, 0)
+    for number in range(1, 7):
+        assert shuffler.publish(f"say {number}".encode(), BatchKey(number, 0)) == number
+    for number in (6, 1):  # its answer was lost, say
+        assert shuffler.publish(f"say {number}".encode(), BatchKey(number, 0)) == number
+    heard, after = [], 0
+    while (found := shuffler.announcement(after)) is not None:
+        after, signed = found
+        heard.append((after, signed))
+    assert heard == [(number, f"say {number}".encode()) for number in (3, 4, 5, 6)]
+
+
+def test_an_announcement_and_its_batch_are_one(tmp_path: Path) -> None:
+    shuffler = Shuffler(tmp_path / "state.sqlite", floor=3)
+    with refusal(403, "below-floor"):
+        shuffler.publish(b"too few", KEY, batch(min_clients=2))
+    assert (shuffler.announcement(0), shuffler.latest()) == (None, (0, None))
+    assert shuffler.publish(b"enough", KEY, batch(min_clients=3)) == 1
+    assert shuffler.publish(b"enough", KEY, batch(min_clients=3)) == 1
+    assert shuffler.latest() == (1, KEY)
+    shuffler.close()
+    again = Shuffler(tmp_path / "state.sqlite", floor=3)
+    assert (again.announcement(0), again.latest()) == ((1, b"enough"), (1, KEY))
+    again.close()
+
+
+def test_there_is_one_announcement_per_key() -> None:
+    shuffler = Shuffler()
+    for asked in (batch(), None):
+        key = KEY if asked else BatchKey(1, 255)
+        assert shuffler.publish(b"these weights", key, asked) > 0
+        for other in (asked, None):
+            with refusal(409, "other-announcement"):
+                shuffler.publish(b"other weights", key, other)
+    with refusal(409, "backwards"):
+        shuffler.publish(b"earlier", BatchKey(1, 1))
+    assert shuffler.newest == 2
+    assert shuffler.latest() == (2, BatchKey(1, 255))
+    assert shuffler.announced(KEY) == Announced.of(KEY, b"these weights")
+    with refusal(404, "unknown-batch"):
+        shuffler.announced(BatchKey(1, 1))
+
+
+def test_reports_are_evaluators_and_bounded() -> None:
+    shuffler = Shuffler()
+
+    def asked(number: int) -> Announced:
+        """The question of a round, which is announced."""
+        key, signed = BatchKey(number, 255), f"evaluate {number}".encode()
+        shuffler.publish(signed, key)
+        return Announced.of(key, signed)
+
+    first = asked(1)
+    shuffler.present("ada", "client")
+    for name in ("eva", "evi"):
+        shuffler.present(name, "evaluator")
+    for name in ("ada", "stranger"):
+        with refusal(403, "not-evaluator"):
+            shuffler.report(name, first, b"counts")
+    for size in (0, (1 << 16) + 1):
+        with refusal(413, "too-large"):
+            shuffler.report("eva", first, bytes(size))
+    with refusal(404, "unknown-batch"):
+        shuffler.report("eva", Announced.of(BatchKey(2, 255), b"evaluate 2"), b"counts")
+    with refusal(409, "other-announcement"):
+        shuffler.report("eva", Announced.of(first.key, b"other weights"), b"counts")
+    shuffler.report("eva", first, b"second")
+    shuffler.report("evi", first, b"first")
+    with refusal(409, "replayed"):
+        shuffler.report("eva", first, b"third")
+    assert shuffler.reports(first.key) == [b"first", b"second"]
+    shuffler.forget(first.key)
+    assert shuffler.reports(first.key) == []
+    rounds = [asked(number) for number in range(2, 22)]
+    for announced in rounds:
+        shuffler.report("eva", announced, b"again")
+    assert sum(len(shuffler.reports(announced.key)) for announced in rounds) == 8
+    assert shuffler.reports(rounds[-1].key) == [b"again"]
+    shuffler.drop("eva")
+    with refusal(403, "revoked"):
+        shuffler.report("eva", rounds[-1], b"counts")
+    assert shuffler.reports(rounds[-1].key) == []

@@ -1,0 +1,269 @@
+"""The shuffler as a process on loopback: clients that sign over TLS, the aggregator with its certificate."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import ssl
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import httpx
+import pytest
+import torch
+
+from ntkfl.crypto.credentials import CREDENTIAL_HEADER, SIGNATURE_HEADER, sign_request
+from ntkfl.crypto.hpke import SigningKey, bind
+from ntkfl.crypto.receipt import check_receipt
+from ntkfl.crypto.row_frames import FRAME_BYTES, Announced, BatchKey, open_row, pack_rows, unpack_rows
+from ntkfl.services.announcement import Announcement
+from ntkfl.services.shuffler.app import PIECE
+from ntkfl.wire import Message
+from tests.deployment.federation import PREFIX, ROW_BYTES, Client, Deployment, refused
+from tests.services.processes import Process
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+    return Deployment(tmp_path_factory.mktemp("federation"))
+
+
+@pytest.fixture(scope="module")
+def process(deployment: Deployment) -> Iterator[Process]:
+    with deployment.start() as process:
+        yield process
+
+
+# -- An exchange ------------------------------------------------------------------------------------------------------
+
+
+def test_an_exchange_from_announcement_to_released_rows(deployment: Deployment, process: Process) -> None:
+    clients = [deployment.client(name) for name in ("ada", "bob", "cyd")]
+    aggregator = deployment.aggregator()
+    for client in clients:
+        assert client.ask("POST", "/hello").json() == {"status": "present"}
+    assert deployment.client("eva", "evaluator").ask("POST", "/hello").status_code == 200
+    assert aggregator.ask("GET", "/clients?role=client").json() == {"clients": ["ada", "bob", "cyd"]}
+    assert aggregator.ask("GET", "/clients?role=evaluator").json() == {"clients": ["eva"]}
+    assert aggregator.ask("GET", "/clients?role=king").status_code == 422
+
+    before = aggregator.ask("GET", "/latest").json()["sequence"]
+    batch = deployment.batch("ada", "bob", "cyd")
+    with ThreadPoolExecutor(3) as pool:  # they wait before there is anything
+        waiting = [pool.submit(client.ask, "GET", f"/announcement?after={before}") for client in clients]
+        time.sleep(0.3)
+        assert not any(answer.done() for answer in waiting)
+        published = time.perf_counter()
+        assert aggregator.publish(batch).json() == {"sequence": before + 1}
+        answers = [answer.result() for answer in waiting]
+        assert time.perf_counter() - published < 5
+    assert {answer.content for answer in answers} == {aggregator.signed(batch)}
+    assert {answer.headers["ntkfl-sequence"] for answer in answers} == {str(before + 1)}
+    assert aggregator.ask("GET", "/latest").json() == {"sequence": before + 1, "key": list(batch.key)}
+
+    receipts: set[bytes] = set()
+    for client in clients:
+        assert refused(aggregator.on(batch.key, "POST", "/release")) == (425, "not-ready")
+        receipt = client.submit(batch.key)
+        assert set(receipt.json()) == {"status", "receipt"}
+        receipts.add(receipt.content)
+        assert not {"date", "content-type", "content-length", "cache-control"} ^ set(receipt.headers)
+    (content,) = receipts  # a receipt says nothing of rows, nor of whose they are
+    shuffler = bytes.fromhex(deployment.pins.shuffler.signing_key)
+    said = Announced.of(batch.key, aggregator.signed(batch))
+    check_receipt(bytes.fromhex(json.loads(content)["receipt"]), shuffler, "trial", "run-0", said)
+    assert refused(clients[0].submit(batch.key)) == (409, "replayed")
+    status = aggregator.on(batch.key, "GET").json()
+    assert status == {"state": "ready", "clients": 3, "rows": None, "seconds": None, "missing": []}
+    released = aggregator.on(batch.key, "POST", "/release")
+    answered, rows = unpack_rows(released.content, row_bytes=ROW_BYTES)
+    assert answered == said
+    opened = [open_row(deployment.opener, row, "trial", "run-0", said).decode().strip() for row in rows]
+    assert Counter(opened) == Counter(["ada/0", "ada/1", "bob/0", "bob/1", "cyd/0", "cyd/1"])
+    assert aggregator.on(batch.key, "POST", "/release").content == released.content
+    assert aggregator.on(batch.key, "DELETE").json() == {"status": "forgotten"}
+    assert refused(aggregator.on(batch.key, "POST", "/release")) == (410, "forgotten")
+    assert refused(clients[0].submit(batch.key)) == (410, "late")
+
+
+def test_what_the_aggregator_asks_wrongly_is_refused(deployment: Deployment, process: Process) -> None:
+    aggregator = deployment.aggregator()
+    batch = deployment.batch("ada", "bob")
+    before = aggregator.ask("GET", "/latest").json()
+    assert refused(aggregator.publish(replace(batch, min_clients=1))) == (403, "below-floor")
+    assert refused(aggregator.publish(replace(batch, cohort=("ada",)))) == (422, "malformed")
+    assert refused(aggregator.publish(replace(batch, max_rows=1 << 20, row_bytes=1 << 20))) == (422, "terms")
+    assert refused(aggregator.ask("POST", "/announcements")) == (403, "unsigned")
+    assert refused(aggregator.ask("POST", "/announcements", b"not even signed" * 20)) == (403, "unsigned")
+    asked = Announcement("exchange", batch.key, batch, None, deployment.opener.public)
+    other = asked.sign(SigningKey.generate(), *aggregator.names)
+    assert refused(aggregator.ask("POST", "/announcements", other)) == (403, "unsigned")
+    elsewhere = asked.sign(aggregator.signer, "trial", "run-1")
+    assert refused(aggregator.ask("POST", "/announcements", elsewhere)) == (403, "unsigned")
+    nonsense = aggregator.signer.sign(b"nonsense", bind("ntkfl announcement v2", *aggregator.names)) + b"nonsense"
+    assert refused(aggregator.ask("POST", "/announcements", nonsense)) == (422, "malformed")
+    assert refused(aggregator.on(BatchKey(1 << 30, 0), "GET")) == (404, "unknown-batch")
+    assert refused(aggregator.on(BatchKey(0, 256), "GET")) == (422, "malformed")
+    assert refused(aggregator.ask("GET", "/latest", prefix="/v1/runs/run-1")) == (404, "unknown-run")
+    assert aggregator.ask("GET", "/latest").json() == before  # a refused batch's announcement is not relayed
+
+    assert aggregator.publish(batch).status_code == 200
+    assert deployment.client("ada").submit(batch.key).status_code == 200
+    assert aggregator.on(batch.key, "POST", "/cancel").json() == {"status": "cancelled"}
+    assert refused(deployment.client("bob").submit(batch.key)) == (410, "cancelled")
+    assert refused(aggregator.on(batch.key, "POST", "/release")) == (410, "cancelled")
+
+
+def test_another_announcement_for_the_same_batch_is_refused(deployment: Deployment, process: Process) -> None:
+    """Different weights per client would mark every row with its sender: there is one announcement per key."""
+    aggregator, batch = deployment.aggregator(), deployment.batch("ada", "bob")
+    one, other = (Message("weights", 1, {"weights": torch.tensor([value])}) for value in (1.0, 2.0))
+    signed = aggregator.signed(batch, one)
+    assert aggregator.ask("POST", "/announcements", signed).status_code == 200
+    assert deployment.client("ada").submit(batch.key).status_code == 200
+    assert refused(aggregator.ask("POST", "/announcements", aggregator.signed(batch, other))) == (
+        409,
+        "other-announcement",
+    )
+    # Bob was given the other one on another way: his rows say so, and are refused.
+    assert refused(deployment.client("bob").submit(batch.key)) == (409, "other-announcement")
+    assert refused(aggregator.on(batch.key, "POST", "/release")) == (425, "not-ready")
+    again = aggregator.ask("POST", "/announcements", signed)
+    assert again.json() == {"sequence": aggregator.ask("GET", "/latest").json()["sequence"]}
+
+
+def test_reports_reach_the_aggregator(deployment: Deployment, process: Process) -> None:
+    aggregator = deployment.aggregator()
+    evaluator = deployment.client("evi", "evaluator")
+    key = deployment.next_key()
+    signed = Announcement("evaluate", key, sealing_key=deployment.opener.public).sign(
+        aggregator.signer, *aggregator.names
+    )
+    said = Announced.of(key, signed)
+    assert refused(evaluator.ask("POST", "/reports", pack_rows(said, [b"counts"]))) == (404, "unknown-batch")
+    assert aggregator.ask("POST", "/announcements", signed).status_code == 200
+    other = Announced(key, bytes(32))
+    assert refused(evaluator.ask("POST", "/reports", pack_rows(other, [b"counts"]))) == (409, "other-announcement")
+    receipt = evaluator.ask("POST", "/reports", pack_rows(said, [b"counts"])).json()["receipt"]
+    shuffler = bytes.fromhex(deployment.pins.shuffler.signing_key)
+    check_receipt(bytes.fromhex(receipt), shuffler, "trial", "run-0", said)
+    assert refused(evaluator.ask("POST", "/reports", pack_rows(said, [b"counts"]))) == (409, "replayed")
+    assert refused(evaluator.ask("POST", "/reports", pack_rows(said, [b"two", b"row"]))) == (422, "malformed")
+    assert refused(evaluator.ask("POST", "/reports", bytes(1 << 17))) == (413, "too-large")
+    client = deployment.client("ada")
+    assert refused(client.ask("POST", "/reports", pack_rows(said, [b"counts"]))) == (403, "not-evaluator")
+    answer = aggregator.on(key, "GET", "/reports").json()
+    assert [base64.b64decode(report) for report in answer["reports"]] == [b"counts"]
+    assert aggregator.on(key, "DELETE").status_code == 200
+    assert aggregator.on(key, "GET", "/reports").json() == {"reports": []}
+
+
+# -- Strangers and damage ---------------------------------------------------------------------------------------------
+
+
+def test_only_the_key_servers_clients_of_this_federation_and_run_are_heard(
+    deployment: Deployment, process: Process
+) -> None:
+    batch = deployment.batch("ada", "bob")
+    assert deployment.aggregator().publish(batch).status_code == 200
+    ada = deployment.client("ada")
+    frame = ada.frame(batch.key)
+    good = sign_request(ada.credential, ada.key, "POST", f"{PREFIX}/rows", frame)
+    elsewhere = deployment.pins.model_copy(update={"federation": "elsewhere"})
+    for stranger in (
+        Client(deployment, "ada", "client", deployment.pins, SigningKey.generate()),
+        Client(deployment, "ada", "client", elsewhere, deployment.signer),
+    ):
+        assert refused(stranger.ask("POST", "/rows", frame)) == (401, "unauthenticated")
+        assert refused(stranger.ask("GET", "/announcement?after=0")) == (401, "unauthenticated")
+    changed = frame[:-1] + bytes([frame[-1] ^ 1])
+    not_his = {CREDENTIAL_HEADER: good[CREDENTIAL_HEADER]} | {
+        SIGNATURE_HEADER: sign_request(ada.credential, SigningKey.generate(), "POST", f"{PREFIX}/rows", frame)[
+            SIGNATURE_HEADER
+        ]
+    }
+    for body, headers in (
+        (frame, {}),
+        (frame, not_his),
+        (frame, {CREDENTIAL_HEADER: good[CREDENTIAL_HEADER]}),
+        (frame, {SIGNATURE_HEADER: good[SIGNATURE_HEADER]}),
+        (frame, good | {SIGNATURE_HEADER: "é".encode().hex()}),
+        (changed, good),
+    ):
+        assert ada.ask("POST", "/rows", body, headers).status_code == 401
+    poll = sign_request(ada.credential, ada.key, "GET", f"{PREFIX}/announcement?after=0", b"")
+    assert ada.ask("GET", "/announcement?after=1", headers=poll).status_code == 401  # signed for another question
+    assert refused(ada.ask("POST", "/rows", frame, prefix="/v1/runs/run-1")) == (404, "unknown-run")
+    eve = deployment.client("eve")
+    assert refused(eve.submit(batch.key)) == (403, "not-asked")
+    assert deployment.aggregator().on(batch.key, "GET").json()["clients"] == 0
+    assert ada.ask("POST", "/rows", frame, good).status_code == 200
+
+
+def test_damaged_and_oversized_submissions_are_refused_and_leave_nothing(
+    deployment: Deployment, process: Process
+) -> None:
+    batch = deployment.batch("ada", "bob")
+    aggregator = deployment.aggregator()
+    assert aggregator.publish(batch).status_code == 200
+    ada = deployment.client("ada")
+    frame, said = ada.frame(batch.key), deployment.announced[batch.key]
+    flipped = bytearray(frame)
+    flipped[len(frame) // 2] ^= 16
+    for body in (frame[:-1], frame[:10], bytes(flipped), frame + b"\0", b"NTKR"):
+        assert refused(ada.ask("POST", "/rows", body)) == (422, "malformed")
+    for count in (1, 3):
+        assert refused(ada.submit(batch.key, count=count)) == (422, "row-count")
+    assert refused(ada.ask("POST", "/rows", pack_rows(said, [bytes(8)] * 2))) == (422, "row-size")
+    assert refused(ada.ask("POST", "/rows", pack_rows(said, [bytes(8)] * 4))) == (422, "row-count")
+    assert refused(ada.submit(batch.key, count=1100)) == (413, "too-large")
+    assert refused(ada.ask("POST", "/rows", bytes(20 << 20))) == (413, "too-large")
+    assert refused(ada.ask("POST", "/hello", bytes(1 << 17))) == (413, "too-large")
+    assert ada.ask("GET", "/announcement?after=-1").status_code == 422
+
+    def endless() -> Iterator[bytes]:
+        for _ in range(64):
+            yield bytes(1 << 16)
+
+    headers = sign_request(ada.credential, ada.key, "POST", f"{PREFIX}/rows", b"")
+    url = deployment.urls["shuffler"] + f"{PREFIX}/rows"
+    assert refused(ada.http.post(url, content=endless(), headers=headers)) == (413, "too-large")  # its size not told
+    assert refused(ada.http.post(url, content=bytes(20 << 20))) == (401, "unsigned")  # before it is read
+    assert aggregator.on(batch.key, "GET").json()["clients"] == 0
+    assert ada.ask("POST", "/rows", frame).status_code == 200
+
+
+def test_only_the_aggregators_certificate_opens_its_door(deployment: Deployment, process: Process) -> None:
+    url = deployment.urls["shuffler-aggregator"]
+    own = deployment.folder / "shuffler"  # signed by the services' authority, not by the aggregator's
+    for context in (deployment.tls(), deployment.tls((own / "tls.pem", own / "tls-key.pem"))):
+        with (
+            httpx.Client(verify=context, trust_env=False) as http,
+            pytest.raises((httpx.TransportError, ssl.SSLError)),
+        ):
+            http.get(f"{url}{PREFIX}/latest")
+    ada = deployment.client("ada")
+    for path in ("/latest", "/clients", "/batches/1/0"):  # nor is it behind the clients' door
+        assert ada.ask("GET", path).status_code == 404
+    assert ada.ask("POST", "/announcements", b"\0\0\0\0mine").status_code == 404
+    assert deployment.aggregator().ask("GET", "/latest").status_code == 200
+
+
+def test_a_batch_that_is_larger_than_a_piece_arrives_whole(deployment: Deployment, process: Process) -> None:
+    """The last test, as the bound on bodies follows the batches there were."""
+    aggregator, size = deployment.aggregator(), 2 * PIECE // 5  # two rows a piece, one left over
+    batch = deployment.batch("ada", "bob", "cyd", row_bytes=size, max_rows=3)
+    assert aggregator.publish(batch).status_code == 200
+    said, sent = deployment.announced[batch.key], []
+    for name in ("ada", "bob", "cyd"):
+        rows = [os.urandom(size) for _ in range(3)]
+        assert deployment.client(name).ask("POST", "/rows", pack_rows(said, rows)).status_code == 200
+        sent += rows
+    released = aggregator.on(batch.key, "POST", "/release")
+    assert int(released.headers["content-length"]) == FRAME_BYTES + 9 * size
+    assert Counter(unpack_rows(released.content, row_bytes=size)[1]) == Counter(sent)
+    assert aggregator.on(batch.key, "DELETE").status_code == 200

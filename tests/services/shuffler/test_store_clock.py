@@ -1,0 +1,84 @@
+"""A batch's deadline is a length of time: nobody who sets the machine's clock moves it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ntkfl.services.shuffler import store as shuffling
+from ntkfl.services.shuffler.store import Shuffler
+from tests.services.shuffler.clients import DIGEST, KEY, batch
+
+SECONDS = 100.0
+DAY = 86_400.0
+
+
+class Clocks:
+    """The machine's two: what its owner sets, and what has passed."""
+
+    def __init__(self) -> None:
+        self.wall, self.passed = 1.8e9, 5000.0
+
+    def wait(self, seconds: float) -> None:
+        self.wall += seconds
+        self.passed += seconds
+
+    def time(self) -> float:
+        return self.wall
+
+    def monotonic(self) -> float:
+        return self.passed
+
+
+@pytest.fixture
+def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
+    made = Clocks()
+    monkeypatch.setattr(shuffling, "time", made)
+    return made
+
+
+def left(shuffler: Shuffler) -> float:
+    seconds = shuffler.status(KEY).seconds
+    assert seconds is not None
+    return seconds
+
+
+@pytest.mark.parametrize("jump", [-DAY, -1.0, 1.0, DAY])
+def test_setting_the_clock_moves_no_deadline(clocks: Clocks, jump: float) -> None:
+    shuffler = Shuffler()
+    shuffler.open(batch(seconds=SECONDS), DIGEST)
+    clocks.wait(30)
+    clocks.wall += jump
+    assert left(shuffler) == pytest.approx(70)
+    clocks.wait(71)
+    assert left(shuffler) == 0
+
+
+def test_a_restart_counts_the_time_it_took(clocks: Clocks, tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    before = Shuffler(path)
+    before.open(batch(seconds=SECONDS), DIGEST)
+    clocks.wait(30)
+    before.close()
+    clocks.wait(20)
+    after = Shuffler(path)
+    assert left(after) == pytest.approx(50)
+    clocks.wait(1000)
+    after.close()
+    assert left(Shuffler(path)) == 0
+
+
+@pytest.mark.parametrize("when", ["running", "down"])
+def test_a_restart_gives_no_batch_more_time_than_it_was_opened_with(clocks: Clocks, tmp_path: Path, when: str) -> None:
+    """The clock is set back by a day, before the batch is opened or while the shuffler is down."""
+    path = tmp_path / "state"
+    before = Shuffler(path)
+    if when == "running":
+        clocks.wall -= DAY
+    before.open(batch(seconds=SECONDS), DIGEST)
+    clocks.wait(30)
+    before.close()
+    if when == "down":
+        clocks.wall -= DAY
+    assert 0 <= left(Shuffler(path)) <= SECONDS

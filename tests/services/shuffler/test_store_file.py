@@ -1,0 +1,226 @@
+"""What the shuffler's file holds: all that was acknowledged, and nothing of who sent what."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from ntkfl.crypto.row_frames import Announced, BatchKey
+from ntkfl.errors import ConfigError
+from ntkfl.services.shuffler.store import Shuffler
+from tests.services.shuffler.clients import DIGEST, KEY, Clock, batch, on_disk, refusal, rows_of, said, taken
+
+
+@pytest.mark.parametrize("another_is_open", [False, True])
+def test_nothing_in_the_file_says_who_sent_what_after_release(tmp_path: Path, another_is_open: bool) -> None:
+    """With several hundred clients pages split and merge; that is where deleted records leave copies behind."""
+    rng = Random(3)
+    path = tmp_path / "state.sqlite"
+    shuffler = Shuffler(path)
+    cohorts = {
+        key: tuple(f"client-{key.round}-{i}-{'x' * rng.randrange(40)}" for i in range(150))
+        for key in (KEY, BatchKey(2, 0))
+    }
+    order: list[bytes] = []
+    for key, cohort in cohorts.items() if another_is_open else [(KEY, cohorts[KEY])]:
+        shuffler.open(batch(key, cohort, max_rows=9, row_bytes=300), DIGEST)
+        for name in rng.sample(cohort, len(cohort)):
+            rows = [rng.randbytes(300) for _ in range(9)]
+            shuffler.submit(name, said(key), rows)
+            order += rows if key == KEY else []
+    assert cohorts[KEY][0].encode() in on_disk(path)  # the search would find it
+    shuffler.drop(cohorts[KEY][5])
+    released = shuffler.release(KEY)
+
+    content = on_disk(path)
+    assert [name for name in cohorts[KEY] if name.encode() in content] == [cohorts[KEY][5]]  # the revoked one's
+    copies = Counter({row: content.count(row[:200]) for row in released})
+    assert set(copies.values()) == {1}
+    by_place = sorted(released, key=lambda row: content.index(row[:200]))
+    assert rank_correlation(order, released) < 0.1
+    assert rank_correlation(order, by_place) < 0.2
+
+    shuffler.forget(KEY)
+    content = on_disk(path)
+    assert not any(row[:40] in content for row in released)
+
+
+def rank_correlation(first: list[bytes], second: list[bytes]) -> float:
+    rank = {row: i for i, row in enumerate(first)}
+    pairs = [(rank[row], i) for i, row in enumerate(second)]
+    n, a, b = len(pairs), *(sum(column) / len(pairs) for column in zip(*pairs, strict=True))
+    covariance = sum((x - a) * (y - b) for x, y in pairs) / n
+    return abs(covariance) / ((sum((x - a) ** 2 for x, _ in pairs) * sum((y - b) ** 2 for _, y in pairs)) ** 0.5 / n)
+
+
+def test_cancelling_deletes_rows_and_names(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    shuffler = Shuffler(path)
+    shuffler.open(batch(cohort=("adelheid", "bartholomew")), DIGEST)
+    shuffler.submit("adelheid", said(KEY), [b"sealed-1", b"sealed-2"])
+    assert b"sealed-1" in on_disk(path)
+    shuffler.cancel(KEY)
+    content = on_disk(path)
+    assert not any(trace in content for trace in (b"sealed-1", b"adelheid", b"bartholomew"))
+    with refusal(410, "cancelled"):
+        shuffler.release(KEY)
+    with refusal(404, "unknown-batch"):
+        shuffler.cancel(BatchKey(9, 0))
+
+
+def test_the_file_is_its_owners_alone_and_of_one_process_and_run(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    path.touch(0o644)
+    shuffler = Shuffler(path, run="federation/run-1")
+    shuffler.open(batch(), DIGEST)
+    assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o600}
+    with pytest.raises(ConfigError, match="another process"):
+        Shuffler(path, run="federation/run-1")
+    shuffler.close()
+    with pytest.raises(ConfigError, match="another run"):
+        Shuffler(path, run="federation/run-2")
+    Shuffler(path, run="federation/run-1").close()
+    (tmp_path / "other").write_bytes(b"not a database" * 100)
+    with pytest.raises(ConfigError, match="cannot use"):
+        Shuffler(tmp_path / "other")
+    with pytest.raises(ConfigError, match="cannot use"):
+        Shuffler(tmp_path / "nowhere" / "state.sqlite")
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from ntkfl.crypto.row_frames import Announced, BatchKey
+from ntkfl.services.shuffler.store import Shuffler
+shuffler = Shuffler(Path(sys.argv[1]))
+print("begun", flush=True)
+for client in range(int(sys.argv[2]), 200):
+    rows = [f"{client:04d}-{i:03d}".encode().ljust(2000, b".") for i in range(5)]
+    shuffler.submit(f"client-{client}", Announced(BatchKey(1, 0), bytes(range(32))), rows)
+    print(client, flush=True)
+"""
+
+
+def test_a_process_killed_in_a_round_has_lost_nothing_and_takes_nothing_twice(tmp_path: Path) -> None:
+    path, names = tmp_path / "state.sqlite", tuple(f"client-{i}" for i in range(200))
+    opened = Shuffler(path)
+    opened.open(batch(cohort=names, max_rows=5, row_bytes=2000), DIGEST)
+    opened.close()
+    acknowledged: set[int] = set()
+    rng = Random(0)
+    for _ in range(3):  # kill it at some moment or other, each time further on
+        begin = max(acknowledged, default=-1) + 2  # not the one that may or may not have been taken
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(path), str(begin)], stdout=subprocess.PIPE, text=True
+        )
+        assert child.stdout is not None
+        assert child.stdout.readline() == "begun\n"
+        time.sleep(rng.uniform(0.02, 0.2))
+        os.kill(child.pid, signal.SIGKILL)
+        acknowledged |= {int(line) for line in child.stdout.read().split("\n")[:-1]}
+        child.wait()
+
+    assert acknowledged
+    shuffler = Shuffler(path)
+    there = shuffler.status(KEY).clients
+    assert len(acknowledged) <= there <= len(acknowledged) + 3
+    accepted = set()
+    for i, name in enumerate(names):
+        if taken(shuffler, name, KEY, [f"{i:04d}-{j:03d}".encode().ljust(2000, b".") for j in range(5)]):
+            accepted.add(i)
+    assert len(accepted) == len(names) - there
+    assert not accepted & acknowledged
+    released = shuffler.release(KEY)
+    wanted = [f"{i:04d}-{j:03d}".encode().ljust(2000, b".") for i in range(200) for j in range(5)]
+    assert Counter(released) == Counter(wanted)
+    shuffler.close()
+
+    again = Shuffler(path)
+    assert again.release(KEY) == released
+    assert b"client-" not in on_disk(path)
+    again.close()
+
+
+def test_state_survives_a_restart(tmp_path: Path) -> None:
+    path, clock = tmp_path / "state.sqlite", Clock()
+    shuffler = Shuffler(path, clock=clock)
+    announced = Announced.of(KEY, b"first")
+    assert shuffler.publish(b"first", KEY, batch(seconds=10.0)) == 1
+    shuffler.submit("ada", announced, rows_of("ada"))
+    shuffler.present("ada", "client")
+    shuffler.present("eva", "evaluator")
+    shuffler.report("eva", announced, b"counts")
+    shuffler.set_revoked(frozenset({"bob"}), serial=4)
+    shuffler.close()
+    clock.now += 4
+
+    shuffler = Shuffler(path, clock=clock)
+    assert shuffler.announcement(0) == (1, b"first")
+    assert shuffler.latest() == (1, KEY)
+    assert shuffler.status(KEY).seconds == 6
+    assert (shuffler.clients("client"), shuffler.clients("evaluator")) == (["ada"], ["eva"])
+    assert shuffler.reports(KEY) == [b"counts"]
+    assert not shuffler.set_revoked(frozenset(), serial=3)  # an old list, played back
+    with refusal(403, "revoked"):
+        shuffler.submit("bob", announced, rows_of("bob"))
+    with refusal(409, "other-announcement"):
+        shuffler.publish(b"second", KEY, batch(seconds=10.0))
+    shuffler.close()
+
+
+def test_who_answered_is_remembered_over_a_restart_and_named_nowhere(tmp_path: Path) -> None:
+    """Later exchanges need the clients of the first; the file has hashes of their names, until the next round."""
+    path, later = tmp_path / "state.sqlite", BatchKey(1, 1)
+    shuffler = Shuffler(path)
+    names = ("adelheid", "bartholomew", "cunegonde")
+    shuffler.open(batch(cohort=names, seconds=0.0, max_rows=1), DIGEST)
+    for name in names[:2]:
+        shuffler.submit(name, said(), [f"first-{name[0]}".encode().ljust(8)])
+    shuffler.release(KEY)
+    shuffler.close()
+    assert not any(name.encode() in on_disk(path) for name in names)
+    shuffler = Shuffler(path)
+    shuffler.open(batch(later, names, seconds=0.0, max_rows=1), DIGEST)
+    with refusal(403, "not-asked"):
+        shuffler.submit("cunegonde", said(later), [b"second-c"])
+    for name in names[:2]:
+        shuffler.submit(name, said(later), [f"second-{name[0]}".encode()])
+    assert len(shuffler.release(later)) == 2
+    shuffler.publish(b"the end", BatchKey(2, 0))
+    shuffler.close()
+    with sqlite3.connect(path) as db:
+        tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master")]
+    db.close()
+    assert not [name for name in tables if name.startswith(("answered_", "cohort_", "pending_"))]
+
+
+def test_a_file_of_the_first_version_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    Shuffler(path).close()
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 1")
+    db.close()
+    with pytest.raises(ConfigError, match="written by protocol version 1, this is 2"):
+        Shuffler(path)
+
+
+def test_a_record_that_the_disk_changed_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    shuffler = Shuffler(path)
+    shuffler.open(batch(), DIGEST)
+    shuffler.close()
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE batches SET state = 'x'")
+    db.close()
+    with refusal(503, "storage"):
+        Shuffler(path).status(KEY)

@@ -1,0 +1,237 @@
+"""Too many connections, requests and bytes: who works is served, who waits is told when to come back."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ntkfl.crypto.credentials import sign_request
+from ntkfl.crypto.hpke import SigningKey
+from ntkfl.services.http import client as asking
+from ntkfl.services.http.client import HttpClient, retry_after
+from ntkfl.services.http.upload_limits import UNDER_WAY
+from tests.deployment.federation import PREFIX, Deployment, refused
+from tests.deployment.front import caller, connection, make
+from tests.services.processes import Process
+
+CONNECTIONS = 8
+PROGRAM = """
+import asyncio, resource, sys
+from pathlib import Path
+from ntkfl.services.http import server as listen
+from ntkfl.services.http.application import Listener, Request, configure_logging, serve, service_app
+from ntkfl.errors import Refused
+from starlette.responses import Response
+
+folder, files = Path(sys.argv[1]), int(sys.argv[2])
+if files:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+listen.HEADERS_S = 30
+listen._TURNED_AWAY = 2
+app = service_app("front", max_body=1000, send_s=2)
+asked = 0
+BIG = bytes(8 << 20)
+
+@app.get("/slow")
+async def slow(seconds: float) -> str:
+    await asyncio.sleep(seconds)
+    return "done"
+
+@app.get("/big")
+async def big() -> Response:
+    return Response(BIG, media_type="application/octet-stream")
+
+@app.get("/third-time")
+def third_time() -> int:
+    global asked
+    asked += 1
+    if asked < 3:
+        raise Refused(503, "busy", "later") if asked == 1 else Refused(429, "too-many", "later")
+    return asked
+
+configure_logging("test")
+tls = dict(cert=folder / "tls.pem", key=folder / "key.pem")
+serve([Listener(app, "127.0.0.1", 0, **tls, connections=int(sys.argv[3]))])
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = make(tmp_path_factory.mktemp("flood"))
+    (made / "flood.py").write_text(PROGRAM)
+    return made
+
+
+def start(folder: Path, files: int = 0, connections: int = CONNECTIONS) -> Process:
+    return Process(folder / "flood.py", folder, str(files), str(connections))
+
+
+@pytest.fixture(scope="module")
+def process(folder: Path) -> Iterator[Process]:
+    with start(folder) as process:
+        yield process
+
+
+def closed(raw: ssl.SSLSocket) -> bool:
+    raw.settimeout(0.5)
+    try:
+        return raw.recv(1) == b""
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+
+
+def test_silent_connections_make_room_the_oldest_first(process: Process, folder: Path) -> None:
+    url = process.urls["front"]
+    with ExitStack() as stack:
+        silent = [stack.enter_context(connection(url, folder)) for _ in range(CONNECTIONS)]
+        with caller(url, folder) as working:
+            assert working.get("/health").status_code == 200
+            assert closed(silent[0])
+            assert not closed(silent[-1])
+            assert working.get("/health").status_code == 200  # and keeps the connection it has
+
+
+def test_where_all_connections_are_at_work_the_next_is_told_when_to_come_back(process: Process, folder: Path) -> None:
+    url = process.urls["front"]
+    with ThreadPoolExecutor(CONNECTIONS) as pool, caller(url, folder) as late:
+
+        def work(_: int) -> int:
+            with caller(url, folder) as own:
+                return own.get("/slow", params={"seconds": 2}).status_code
+
+        working = [pool.submit(work, i) for i in range(CONNECTIONS)]
+        time.sleep(1)
+        answer = late.get("/health")
+        assert (answer.status_code, answer.json()["error"]) == (503, "busy")
+        assert retry_after(answer) >= 1
+        assert [w.result() for w in working] == [200] * CONNECTIONS
+        assert late.get("/health").status_code == 200
+
+
+def test_a_reader_who_does_not_read_is_cut_and_costs_no_memory(folder: Path) -> None:
+    """Thirty ask for 8 MiB each and take none of it: 240 MiB, if each waited in memory."""
+    with start(folder, connections=100) as process, ExitStack() as stack:
+        before, idle = resident(process.pid), sockets(process.pid)
+        deaf = [stack.enter_context(connection(process.urls["front"], folder)) for _ in range(30)]
+        for raw in deaf:
+            raw.sendall(b"GET /big HTTP/1.1\r\nhost: x\r\n\r\n")
+        most = before
+        until = time.monotonic() + 30
+        while sum("reader-too-slow" in line for line in process.err) < 30:
+            most = max(most, resident(process.pid))
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        assert most - before < 60
+        assert 100_000 < unread(process.urls["front"]) < 1_000_000  # nor in the system's memory, for each of them
+        with caller(process.urls["front"], folder) as client:
+            assert len(client.get("/big").content) == 8 << 20  # who reads gets all of it
+        until = time.monotonic() + 20
+        while sockets(process.pid) > idle:  # they are really closed, though their peers never take a byte
+            assert time.monotonic() < until, f"{sockets(process.pid) - idle} connections of deaf readers are still open"
+            time.sleep(0.1)
+        assert "Traceback" not in process.output()
+
+
+def resident(pid: int) -> float:
+    """MiB."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
+
+
+def sockets(pid: int) -> int:
+    """That the process has open."""
+    found = 0
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            found += os.readlink(path).startswith("socket:")
+    return found
+
+
+def unread(url: str) -> int:
+    """Bytes that the system holds for the slowest reader of what is served there."""
+    port = f":{httpx.URL(url).port:04X}"
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return max(int(row[4].partition(":")[0], 16) for row in rows if row[1].endswith(port))
+
+
+def test_more_connections_than_the_system_has_files_for(folder: Path) -> None:
+    """A flood takes all 160 files a service may open; when it has gone, the service answers as before."""
+    with start(folder, files=160, connections=1000) as process:
+        address = httpx.URL(process.urls["front"])
+        flood = []
+        for _ in range(300):
+            flood.append(socket.socket())
+            flood[-1].setblocking(False)
+            flood[-1].connect_ex((address.host, address.port))
+        time.sleep(0.5)
+        for one in flood:
+            one.close()
+        with caller(process.urls["front"], folder) as client:
+            assert client.get("/health").status_code == 200
+        assert process.stop() == 0
+        assert "Traceback" not in process.output()
+
+
+def test_a_peer_comes_back_when_it_is_told_to(process: Process, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(asking.time, "sleep", pauses.append)
+    assert HttpClient(process.urls["front"], folder / "ca.pem").ask("GET", "/third-time").json() == 3
+    assert len(pauses) == 2
+    assert all(1 <= pause <= 1.5 for pause in pauses)  # the first own pause would be a tenth of that
+
+
+@pytest.mark.parametrize(("said", "seconds"), [("7", 7), ("", 0), ("soon", 0), ("-1", 0), ("9999999", 60), ("²", 0)])
+def test_what_a_service_says_is_believed_within_reason(said: str, seconds: float) -> None:
+    assert retry_after(httpx.Response(503, headers={"retry-after": said.encode()})) == seconds
+
+
+def test_one_client_cannot_crowd_out_the_others(tmp_path: Path) -> None:
+    deployment = Deployment(tmp_path)
+    with deployment.start() as process, ThreadPoolExecutor(UNDER_WAY) as pool:
+        aggregator, greedy, other = deployment.aggregator(), deployment.client("greedy"), deployment.client("other")
+        waiting = [pool.submit(greedy.ask, "GET", "/announcement?after=0") for _ in range(UNDER_WAY)]
+        time.sleep(1)
+        answer = greedy.ask("POST", "/hello")
+        assert refused(answer) == (429, "too-many")
+        assert retry_after(answer) >= 1
+        assert other.ask("POST", "/hello").status_code == 200
+        batch = deployment.batch("greedy", "other")
+        aggregator.publish(batch)
+        assert {w.result().content for w in waiting} == {aggregator.signed(batch)}
+        assert greedy.ask("POST", "/hello").status_code == 200
+        deployment.hang_up()
+        assert process.stop() == 0
+        statuses = [json.loads(line)["status"] for line in process.err if f"{PREFIX}/hello" in line]
+        assert statuses == [429, 200, 200]
+
+
+def test_a_stranger_cannot_use_up_a_client_s_requests_with_its_credential(tmp_path: Path) -> None:
+    """The credential is no secret: the key server and the shuffler see it. Requests that carry it without a signature
+    of its owner's are refused before their bodies, which never come, and do not count.
+    """
+    deployment = Deployment(tmp_path)
+    with deployment.start() as process, ExitStack() as stack:
+        victim, thief = deployment.client("victim"), SigningKey.generate()
+        stolen = sign_request(victim.credential, thief, "POST", f"{PREFIX}/rows", b"x" * 100)
+        stolen |= {"host": "x", "content-length": "100"}
+        lines = [f"POST {PREFIX}/rows HTTP/1.1", *(f"{name}: {value}" for name, value in stolen.items()), "", ""]
+        at = httpx.URL(process.urls["shuffler"])
+        for _ in range(2 * UNDER_WAY):
+            raw = socket.create_connection((at.host, at.port), 10)
+            held = stack.enter_context(deployment.tls().wrap_socket(raw, server_hostname=at.host))
+            held.sendall("\r\n".join(lines).encode())
+        time.sleep(1)
+        assert victim.ask("POST", "/hello").status_code == 200
+        deployment.hang_up()

@@ -1,0 +1,82 @@
+"""Rounds shown to whoever calls `train`: written over in a terminal, now and then in a log, and where nobody asked."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+import ntkfl
+from ntkfl.progress import RoundLine
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def rounds(line: RoundLine, clock: Clock, count: int) -> None:
+    with line:
+        for number in range(1, count + 1):
+            clock.now += 4
+            line.show({"round": number, "test_accuracy": number / 100, "test_loss": 1.0}, {"seconds": 4.0})
+
+
+def test_a_log_that_was_asked_for_gets_a_line_now_and_then_and_the_last(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    rounds(RoundLine(20, True, clock), clock, 7)
+    assert capsys.readouterr().err.splitlines() == [
+        "round 3 of 20, test accuracy 3.0%, 12 s, 1:08 min left",
+        "round 6 of 20, test accuracy 6.0%, 24 s, 56 s left",
+        "round 7 of 20, test accuracy 7.0%, 28 s",
+    ]
+
+
+def test_a_log_that_was_not_asked_for_gets_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    rounds(RoundLine(20, None, clock), clock, 20)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_terminal_has_one_line_that_is_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, screen = Clock(), Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("COLUMNS", "60")
+    rounds(RoundLine(2, None, clock), clock, 2)
+    first, *shown = screen.getvalue().split("\r")
+    assert first == ""
+    assert all(len(text.rstrip("\n")) == 59 for text in shown)  # each covers the one before it
+    assert [text.rstrip() for text in shown] == [
+        "training, 2 rounds",
+        "round 1 of 2, test accuracy 1.0%, 4 s, 4 s left",
+        "round 2 of 2, test accuracy 2.0%, 8 s, 0 s left",
+        "round 2 of 2, test accuracy 2.0%, 8 s",
+    ]
+    assert screen.getvalue().count("\n") == 1
+
+
+def test_train_shows_rounds_in_a_terminal_unless_somebody_watches_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    fed = ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=10, alpha=1.0), seed=0)
+
+    def shown(**options: object) -> str:
+        screen = Terminal()
+        monkeypatch.setattr(sys, "stderr", screen)
+        method = ntkfl.methods.FedAvg(local_steps=1)
+        ntkfl.train(ntkfl.models.mlp(64, 4, 10), fed, method, rounds=2, clients_per_round=2, **options)  # type: ignore[arg-type]
+        return screen.getvalue()
+
+    heard: list[int] = []
+    assert "round 2 of 2, test accuracy" in shown()
+    assert shown(on_round=lambda record, timing: heard.append(record["round"])) == ""
+    assert shown(progress=False) == ""
+    told = shown(progress=True, on_round=lambda record, timing: heard.append(record["round"]))
+    assert "round 1 of 2" in told
+    assert heard == [1, 2, 1, 2]
