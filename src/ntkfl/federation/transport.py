@@ -1,33 +1,27 @@
-"""One round: the method's conversation, held with clients in this process or by whoever carries messages to others.
+"""Between the server and its clients: what every way of reaching them offers, and what it counts.
 
-In this process too every message is encoded, counted and decoded, as if it crossed a network.
+A transport takes one message of the server to the clients of a cohort and brings their replies, wherever the clients
+are: in this process (`local.py`), behind a shuffler (`shuffled.py`), on Flower's nodes (`ntkfl.flower`).
 """
 
 from __future__ import annotations
 
-import time
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Any
 
-from ntkfl.errors import Diverged, MessageError, TooFew
-from ntkfl.federation.validation import MALFORMED, NOT_FINITE, filter_replies
-from ntkfl.methods import Client, Method, Outcome, State, Task
+from ntkfl.methods import State
 from ntkfl.methods.base import Outgoing
-from ntkfl.methods.batchnorm import answer, converse
 from ntkfl.wire import Message
-
-if TYPE_CHECKING:
-    from ntkfl.federation.shuffled import LocalShuffler
-    from ntkfl.federation.transcript import TranscriptRecorder
 
 
 @dataclass
 class Traffic:
-    """Bytes of a round by direction and kind of message, rows (of averaging methods, replies) that were rejected by
-    why, replies that lost some where their senders are known, shuffled rows that equal others, the seconds the clients
-    took, and which clients failed, with the reason.
+    """What one round sent: bytes by direction and kind of message; rows (of averaging methods, replies) rejected, by
+    reason; replies that lost some, where their senders are known; shuffled rows that equal others; the seconds clients
+    took; and the clients that failed, with the reason.
     """
 
     uplink: Counter[str] = field(default_factory=Counter)
@@ -43,153 +37,53 @@ class Traffic:
         return self.rejected.total()
 
 
-Answer = Callable[[Method, Task, Message, Sequence[Client]], list[Message]]
-
-
-class Carrier(Protocol):
-    """Takes messages to the clients of a round, wherever they are, and brings their replies."""
-
-    quorum: int  # clients without whose replies a round is not built
-
-    def ask(self, outgoing: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[bytes]:
-        """Encoded replies, ordered by client; counts what it sends and who fails."""
-
-
-def play_round(
-    task: Task,
-    method: Method,
-    state: State,
-    number: int,
-    clients: Sequence[Client],
-    recorder: TranscriptRecorder | None = None,
-    answer: Answer = answer,
-    rows: int | None = None,
-) -> tuple[Outcome, Traffic]:
-    """Run the method's conversation with `clients` (ordered by id) to its end; `recorder` hears all of it.
-
-    `answer` is how clients do, where some of them lie. `rows` of samples is what each sends through a shuffler: if not
-    given, as many as the largest has.
+class Transport(ABC):
+    """A round is `begin`, one or more `exchange`s, perhaps an `evaluate`, and `end`. Clients are numbers here; `name`
+    is what records call them.
     """
-    traffic = Traffic()
-    rows = rows or max(len(client) for client in clients)
-    crowd = _crowd(number, [client.id for client in clients], rows) if method.shuffle else None
 
-    def exchange(outgoing: Outgoing) -> list[Message]:
-        began = time.perf_counter()
-        if isinstance(outgoing, Message):
-            answers = _ask(task, method, outgoing, clients, traffic, answer)
-        else:
-            each = [(outgoing[client.id], client) for client in clients]
-            answers = [reply for m, client in each for reply in _ask(task, method, m, [client], traffic, answer)]
-        traffic.client_seconds += time.perf_counter() - began
-        if recorder:
-            recorder.asked(method, outgoing, answers, rows)
-        replies = _mixed(task, method, answers, crowd, traffic) if crowd else _plain(task, method, answers, traffic)
-        if recorder:
-            recorder.answered(method, replies)
-        return replies
+    quorum: int = 1  # replies, or where they are anonymous rows, below which a round is not built
+    anonymous: bool = False  # whether replies come without their senders, and a round that they spoil is tried again
 
-    cohort = [client.id for client in clients]
-    return hold(converse(method, task, state, number, cohort), exchange), traffic
+    def gather(self) -> None:
+        """Before the first round: wait until the clients that are expected are there."""
 
+    @abstractmethod
+    def available(self, wanted: int) -> Sequence[int]:
+        """Clients that can be asked now, ascending; `TooFew` where those wanted do not come."""
 
-def carry_round(
-    task: Task, method: Method, state: State, number: int, cohort: Sequence[int], carrier: Carrier, rows: int = 1
-) -> tuple[Outcome, Traffic]:
-    """The same with clients that the carrier reaches; a shuffled method's shuffler is played here, as in a simulation.
+    def name(self, client: int) -> int | str:
+        return client
 
-    Who fails in one exchange of a round is not asked in the next.
-    """
-    traffic = Traffic()
-    crowd = _crowd(number, cohort, rows) if method.shuffle else None
+    def begin(self, round: int, cohort: Sequence[int]) -> None:
+        """A round, or another attempt at it, begins with these clients."""
 
-    def exchange(outgoing: Outgoing) -> list[Message]:
-        began = time.perf_counter()
-        replies = carrier.ask(outgoing, cohort, traffic)
-        traffic.client_seconds += time.perf_counter() - began
-        if not crowd:
-            return _usable(task, method, _received(replies, traffic), traffic, carrier.quorum)
-        if len(replies) < len(cohort):
-            raise TooFew(f"a simulated shuffler waits for its whole cohort; failed: {traffic.failed}")
-        return _mixed(task, method, [Message.decode(reply) for reply in replies], crowd, traffic)
+    @abstractmethod
+    def exchange(self, message: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[Message]:
+        """Replies ordered by client, or anonymous ones; counts bytes, and who fails. A client that failed in one
+        exchange of a round is not asked in the next.
+        """
 
-    return hold(converse(method, task, state, number, cohort), exchange), traffic
+    def evaluate(self, message: Message, cohort: Sequence[int]) -> list[Message]:
+        """Counts of how well the weights in the message do, from those who can tell; `TooFew` where nobody does."""
+        return self.exchange(message, cohort, Traffic())
 
+    def accepted(self, replies: Sequence[Message]) -> None:
+        """What was left of an exchange's replies after validation."""
 
-def hold(
-    conversation: Generator[Outgoing, list[Message], Outcome], exchange: Callable[[Outgoing], list[Message]]
-) -> Outcome:
-    """Play a method's conversation to its end; `exchange` turns what the server says into what it hears."""
-    outgoing = next(conversation)
-    while True:
-        try:
-            outgoing = conversation.send(exchange(outgoing))
-        except StopIteration as end:
-            outcome: Outcome = end.value
-            return outcome
+    def end(self) -> None:
+        """The round, or the attempt, is over."""
 
+    def notes(self, cohort: Sequence[int]) -> dict[str, Any]:
+        """What the round's record says beyond what every record does."""
+        return {}
 
-def _ask(
-    task: Task, method: Method, message: Message, clients: Sequence[Client], traffic: Traffic, answer: Answer
-) -> list[Message]:
-    payload = message.encode()
-    traffic.downlink[message.kind] += len(payload) * len(clients)
-    # All clients receive the same bytes, so decoding them once stands for each client's own decoding.
-    return answer(method, task, Message.decode(payload), clients)
+    def checkpoint(self) -> State:
+        """What clients in this process keep between rounds."""
+        return {}
 
+    def restore(self, tensors: State) -> None:
+        """Go on from a checkpoint, which may hold more than is ours."""
 
-def _plain(task: Task, method: Method, answers: list[Message], traffic: Traffic) -> list[Message]:
-    received = []
-    while answers:  # each answer is let go as it is sent: uploads are large
-        received += _received([answers.pop(0).encode()], traffic)
-    return _usable(task, method, received, traffic)
-
-
-def _received(replies: list[bytes], traffic: Traffic) -> list[Message]:
-    received = []
-    while replies:
-        reply = replies.pop(0)
-        try:
-            received.append(Message.decode(reply))
-            traffic.uplink[received[-1].kind] += len(reply)
-        except MessageError:
-            traffic.rejected[MALFORMED] += 1
-            traffic.rejected_clients += 1
-    return received
-
-
-def _usable(task: Task, method: Method, replies: list[Message], traffic: Traffic, least: int = 1) -> list[Message]:
-    """The replies without the rows, or without the clients, that a round cannot be built from."""
-    sifted = filter_replies(method, task, replies)
-    traffic.rejected += sifted.rejected
-    traffic.rejected_clients += sifted.touched
-    if not sifted.replies:
-        kind = Diverged if set(sifted.rejected) == {NOT_FINITE} else TooFew
-        raise kind(f"nothing that clients sent could be used: {why_rejected(traffic.rejected)}")
-    if len(sifted.replies) < least:
-        why = why_rejected(traffic.rejected)
-        raise TooFew(f"{len(sifted.replies)} replies could be used, below the quorum of {least}: {why}")
-    return sifted.replies
-
-
-def why_rejected(rejected: Mapping[str, int]) -> str:
-    """Counts by reason in words."""
-    return ", ".join(f"{count} {reason}" for reason, count in sorted(rejected.items())) or "nothing came"
-
-
-def _mixed(
-    task: Task, method: Method, answers: Sequence[Message], crowd: LocalShuffler, traffic: Traffic
-) -> list[Message]:
-    received, sent = crowd.exchange(method, task, answers)
-    traffic.uplink[answers[0].kind] += sent
-    traffic.rejected += received.rejected
-    traffic.repeated += received.repeated
-    if not received.replies:
-        raise TooFew(f"nothing that clients sent could be used: {why_rejected(traffic.rejected)}")
-    return received.replies
-
-
-def _crowd(number: int, cohort: Sequence[int], rows: int) -> LocalShuffler:
-    from ntkfl.federation.shuffled import LocalShuffler  # sealing is an extra, and only shuffled runs need it
-
-    return LocalShuffler(number, cohort, rows)
+    def finish(self) -> None:
+        """The run has ended."""

@@ -6,15 +6,14 @@ evolves weights alone: there they stay as they were broadcast.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ntkfl.errors import ConfigError
-from ntkfl.methods.base import Client, Method, Outcome, Outgoing, State, Task
+from ntkfl.methods.base import Client, Method, Outgoing, State, Task
 from ntkfl.wire import Message
 
 NAME = "statistics"
@@ -50,28 +49,18 @@ def start(method: Method, task: Task, weights: Tensor) -> State:
     return state if own is None or not method.trains_locally else state | {NAME: own}
 
 
-def converse(
-    method: Method, task: Task, state: State, round: int, cohort: Sequence[int]
-) -> Generator[Outgoing, list[Message], Outcome]:
-    """`method.round`, with statistics sent along with the weights and averaged from the replies."""
-    if NAME not in state:
-        return (yield from method.round(task, state, round, cohort))
-    load_statistics(task.model, state[NAME])
-    conversation = method.round(task, state, round, cohort)
-    outgoing, average = next(conversation), state[NAME]
-    while True:
-        if isinstance(outgoing, Message):
-            outgoing = _with(outgoing, state[NAME])
-        else:
-            outgoing = {client: _with(message, state[NAME]) for client, message in outgoing.items()}
-        replies = yield outgoing
-        if all(NAME in reply.arrays for reply in replies):
-            average = torch.stack([reply.take(NAME, tuple(average.shape), average) for reply in replies]).mean(0)
-        try:
-            outgoing = conversation.send(replies)
-        except StopIteration as end:
-            outcome: Outcome = end.value
-            return replace(outcome, state={NAME: average} | outcome.state)
+def attach(outgoing: Outgoing, vector: Tensor) -> Outgoing:
+    """The server's message, or each client's own, with statistics [b] beside what it says."""
+    if isinstance(outgoing, Message):
+        return _with(outgoing, vector)
+    return {client: _with(message, vector) for client, message in outgoing.items()}
+
+
+def averaged(replies: Sequence[Message], before: Tensor | None) -> Tensor | None:
+    """The mean of the clients' statistics; those from before the exchange where not all replies hold some."""
+    if before is None or not all(NAME in reply.arrays for reply in replies):
+        return before
+    return torch.stack([reply.take(NAME, tuple(before.shape), before) for reply in replies]).mean(0)
 
 
 def answer(method: Method, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
