@@ -9,7 +9,7 @@ from ntkfl.data import Federated
 from ntkfl.errors import ConfigError
 from ntkfl.federation.client_randomness import SeededDraws
 from ntkfl.federation.server_state import Batch
-from ntkfl.methods import Client, Method, State
+from ntkfl.methods import ClientRound, Method, State
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.privacy.subsample import equal_rows, subsample
 
@@ -34,7 +34,7 @@ class Population:
         self.rows = method.rows_per_client or equal_rows(fed.sizes, method.subsample_rate)
         self._cache: dict[int, Batch] = {}
 
-    def client(self, i: int, number: int, memory: State) -> Client:
+    def client(self, i: int, number: int, memory: State) -> ClientRound:
         """Client `i` in round `number`, with the samples it uses there."""
         x, y = self._cache[i] if i in self._cache else self.place(self.fed.client(i))
         if self.device.type != "cpu":  # on the CPU, making rows again is cheaper than keeping all clients' floats
@@ -42,7 +42,7 @@ class Population:
         rows = self.drawn(i, number)
         if len(rows) < len(y):
             x, y = x[rows.to(x.device)], y[rows.to(y.device)]
-        return Client(i, x, y, SeededDraws(self.seed, i).randomness(number), dict(memory))
+        return ClientRound(i, x, y, SeededDraws(self.seed, i).randomness(number), dict(memory))
 
     def drawn(self, i: int, number: int) -> Tensor:
         """Which of its samples client i uses in round `number`, int64 [n].

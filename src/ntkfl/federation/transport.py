@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ntkfl.errors import Diverged, MessageError, TooFew
 from ntkfl.federation.validation import MALFORMED, NOT_FINITE, filter_replies
-from ntkfl.methods import Client, Method, Outcome, State, Task
+from ntkfl.methods import ClientRound, Method, Outcome, State, Task
 from ntkfl.methods.base import Outgoing
 from ntkfl.methods.batchnorm import answer, converse
 from ntkfl.wire import Message
@@ -43,7 +43,7 @@ class Traffic:
         return self.rejected.total()
 
 
-Answer = Callable[[Method, Task, Message, Sequence[Client]], list[Message]]
+Answer = Callable[[Method, Task, Message, Sequence[ClientRound]], list[Message]]
 
 
 class Carrier(Protocol):
@@ -60,7 +60,7 @@ def play_round(
     method: Method,
     state: State,
     number: int,
-    clients: Sequence[Client],
+    clients: Sequence[ClientRound],
     recorder: TranscriptRecorder | None = None,
     answer: Answer = answer,
     rows: int | None = None,
@@ -130,7 +130,7 @@ def hold(
 
 
 def _ask(
-    task: Task, method: Method, message: Message, clients: Sequence[Client], traffic: Traffic, answer: Answer
+    task: Task, method: Method, message: Message, clients: Sequence[ClientRound], traffic: Traffic, answer: Answer
 ) -> list[Message]:
     payload = message.encode()
     traffic.downlink[message.kind] += len(payload) * len(clients)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ntkfl.errors import ConfigError
-from ntkfl.methods.base import Client, Method, Outcome, Outgoing, State, Task
+from ntkfl.methods.base import ClientRound, Method, Outcome, Outgoing, State, Task
 from ntkfl.wire import Message
 
 NAME = "statistics"
@@ -74,7 +74,7 @@ def converse(
             return replace(outcome, state={NAME: average} | outcome.state)
 
 
-def answer(method: Method, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
+def answer(method: Method, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
     """`method.answer`, beginning from the statistics sent, and with those the clients ended with in their replies."""
     if NAME not in message.arrays:
         return method.answer(task, message, clients)
