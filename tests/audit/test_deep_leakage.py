@@ -10,7 +10,7 @@ from ntkfl.audit.deep_leakage import Settings, match_gradient, match_jacobian, m
 from ntkfl.audit.descent import lbfgs, minimise
 from ntkfl.audit.measures import ssim
 from ntkfl.data import load
-from ntkfl.methods import Client, FedAvg, Task
+from ntkfl.methods import ClientRound, FedAvg, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.sparsify import sparsify
 from ntkfl.tangent.losses import targets
@@ -80,7 +80,9 @@ def test_unrolled_local_training_is_what_a_client_does() -> None:
     y = torch.tensor([0, 2, 1, 2])
     torch.manual_seed(0)
     task = Task(ntkfl.models.mlp(12, 6, 3), 3, "ce")
-    end = FedAvg(lr=0.2, local_steps=3).train(task, task.like, [Client(0, x, y, Randomness.simulated(0))]).weights[0]
+    end = (
+        FedAvg(lr=0.2, local_steps=3).train(task, task.like, [ClientRound(0, x, y, Randomness.simulated(0))]).weights[0]
+    )
     loss = match_update(task.at(task.like), (12,), end - task.like, 4, 3, "ce", 0.2, 3)
     certain = 50 * torch.nn.functional.one_hot(y, 3).float()
     assert float(loss(torch.cat([x.flatten(), certain.flatten()])[None])) < 1e-9

@@ -22,7 +22,7 @@ from ntkfl.errors import ConfigError, Refused, RunFolderError, TooFew, TrustErro
 from ntkfl.federation.evaluation import score_rows
 from ntkfl.federation.server_state import draw_cohort
 from ntkfl.federation.shuffled import seal_messages, seal_reply
-from ntkfl.methods import Client
+from ntkfl.methods import ClientRound
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.services.announcement import Announcement
 from ntkfl.services.shuffler.batch import Status
@@ -46,7 +46,7 @@ class Here:
         self.recorded: list[tuple[Announced, list[bytes]]] = []
         torch.manual_seed(0)
         self.people = [
-            Client(i, torch.randn(6, 5).double(), torch.arange(6) % 3, Randomness.simulated(i))
+            ClientRound(i, torch.randn(6, 5).double(), torch.arange(6) % 3, Randomness.simulated(i))
             for i in range(len(names))
         ]
 
@@ -67,7 +67,7 @@ class Here:
                     rows = self.rows(said, self.people[self.names.index(name)])
                     self.shuffler.submit(name, said.announced, rows)
 
-    def rows(self, said: Announcement, client: Client) -> list[bytes]:
+    def rows(self, said: Announcement, client: ClientRound) -> list[bytes]:
         own = self.own
         assert said.message is not None
         assert said.announced is not None

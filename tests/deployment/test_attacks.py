@@ -24,7 +24,7 @@ from ntkfl.federation.shuffled import RowSchema
 from ntkfl.federation.transport import Traffic
 from ntkfl.flower.apps import client_app
 from ntkfl.flower.shuffled import FlowerAggregator
-from ntkfl.methods import Client
+from ntkfl.methods import ClientRound
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.services.announcement import EVALUATION, Announcement
 from ntkfl.wire import Message
@@ -48,7 +48,7 @@ class Cheat(FlowerAggregator):
 
     def ask(self, key: BatchKey, cohort: tuple[str, ...] = COHORT, message: Message | None = None) -> Announcement:
         message = self.weights() if message is None else message
-        nobody = Client(0, *self._made_up_sample(), Randomness.simulated(0))
+        nobody = ClientRound(0, *self._made_up_sample(), Randomness.simulated(0))
         template = RowSchema.of(self.method, self.method.answer(self.task, message, [nobody])[0])
         return Announcement("exchange", key, self._batch(key, cohort, template), message, self.opener.public)
 

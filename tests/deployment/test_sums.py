@@ -10,7 +10,7 @@ import torch
 from ntkfl.deployment.aggregator import Aggregator
 from ntkfl.deployment.demo_setup import DemoSetup, init
 from ntkfl.federation.transport import play_round
-from ntkfl.methods import Client
+from ntkfl.methods import ClientRound
 from tests.deployment.test_aggregator import SETTINGS, Here
 
 
@@ -27,7 +27,7 @@ def test_sums_arrive_as_one_row_per_client(tmp_path: Path) -> None:
     assert [record["samples"] for record in records] == [18, 18, 18]
     assert min(record["uplink_bytes"] for record in records[:2]) > records[2]["uplink_bytes"]  # A_1 in two rounds
 
-    clients = [Client(c.id, c.x, c.y, c.randomness) for c in here.people]
+    clients = [ClientRound(c.id, c.x, c.y, c.randomness) for c in here.people]
     for number in (1, 2, 3):
         state = play_round(aggregator.task, aggregator.method, state, number, clients)[0].state
     assert torch.allclose(aggregator.learner.state["weights"], state["weights"], rtol=1e-9, atol=1e-12)

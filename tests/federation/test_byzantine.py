@@ -13,7 +13,7 @@ from ntkfl.errors import ConfigError
 from ntkfl.federation.byzantine import ByzantineClients, Poison
 from ntkfl.federation.config import RunConfig, execute
 from ntkfl.federation.run_folder import RunFolder
-from ntkfl.methods import METHODS, NTKFL, Client, FedAvg, Method, Task
+from ntkfl.methods import METHODS, NTKFL, ClientRound, FedAvg, Method, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
 
@@ -22,7 +22,9 @@ def answers(method: Method, kind: str, scale: float = 1.0) -> tuple[Task, list[M
     """What three clients send, honest, and what they send where the second lies."""
     torch.manual_seed(0)
     task = Task(ntkfl.models.mlp(5, 4, 3).double(), 3, "ce")
-    clients = [Client(i, torch.randn(6, 5).double(), torch.arange(6) % 3, Randomness.simulated(i)) for i in range(3)]
+    clients = [
+        ClientRound(i, torch.randn(6, 5).double(), torch.arange(6) % 3, Randomness.simulated(i)) for i in range(3)
+    ]
     liars = ByzantineClients(Poison(kind=kind, scale=scale), frozenset({1}))
     asked = Message("weights", 1, {"weights": task.like})
     return task, method.answer(task, asked, clients), liars.answer(method, task, asked, clients)
@@ -67,7 +69,7 @@ def test_updates_turned_round(name: str) -> None:
     liars = ByzantineClients(Poison(kind="sign-flip", scale=3.0), frozenset({0}))
     steps = []
     for answer in (method.answer, liars.answer):
-        client = Client(0, x, torch.arange(6) % 3, Randomness.simulated(0))
+        client = ClientRound(0, x, torch.arange(6) % 3, Randomness.simulated(0))
         conversation = method.round(task, method.start(task, task.like), 1, [0])
         asked = next(conversation)
         assert isinstance(asked, Message)
@@ -96,7 +98,7 @@ def test_labels() -> None:
 def test_lies_about_losses_speak_for_the_worst_candidate() -> None:
     torch.manual_seed(0)
     task = Task(ntkfl.models.mlp(5, 4, 3), 3, "ce")
-    client = Client(1, torch.randn(6, 5), torch.arange(6) % 3, Randomness.simulated(0))
+    client = ClientRound(1, torch.randn(6, 5), torch.arange(6) % 3, Randomness.simulated(0))
     liars = ByzantineClients(Poison(kind="false-losses"), frozenset({1}))
     asked = Message("candidates", 1, {"weights": torch.stack([task.like, 30 * task.like, task.like])})
     for method in (NTKFL(), NTKFL(shuffle=True)):
@@ -118,7 +120,7 @@ def test_a_flood_is_a_clients_samples_over_and_over() -> None:
     assert torch.equal(said[1].arrays["labels"], ((honest[1].arrays["labels"] + 1) % 3).repeat(3))
     method = NTKFL(shuffle=True)
     liars = ByzantineClients(Poison(kind="flood", scale=3.0), frozenset({1}), rows=8)
-    client = Client(1, torch.randn(6, 5).double(), torch.arange(6) % 3, Randomness.simulated(1))
+    client = ClientRound(1, torch.randn(6, 5).double(), torch.arange(6) % 3, Randomness.simulated(1))
     (reply,) = liars.answer(method, task, Message("weights", 1, {"weights": task.like}), [client])
     assert len(method.split(reply)) == 8
 

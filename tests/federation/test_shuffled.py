@@ -15,7 +15,7 @@ from ntkfl.errors import ConfigError, MessageError, TooFew
 from ntkfl.federation.byzantine import ByzantineClients, Poison
 from ntkfl.federation.shuffled import LocalShuffler, RowSchema, open_rows, seal_reply
 from ntkfl.federation.transport import play_round
-from ntkfl.methods import METHODS, NTKFL, Client, Method, Task
+from ntkfl.methods import METHODS, NTKFL, ClientRound, Method, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.services.shuffler.store import Shuffler
 from ntkfl.wire import Message, join_rows, split_rows
@@ -74,7 +74,7 @@ def make(n: int = 6, **options: Any) -> tuple[NTKFL, Task, Message]:
     torch.manual_seed(0)
     method = NTKFL(shuffle=True, **options)
     task = Task(ntkfl.models.mlp(5, 4, 3), 3, "ce")
-    client = Client(0, torch.randn(n, 5), torch.arange(n) % 3, Randomness.simulated(0))
+    client = ClientRound(0, torch.randn(n, 5), torch.arange(n) % 3, Randomness.simulated(0))
     reply = method.answer(task, Message("weights", 1, {"weights": task.like}), [client])[0]
     return method, task, reply
 
@@ -214,7 +214,7 @@ def test_a_row_that_comes_twice_counts_once() -> None:
 def test_updates_that_a_round_could_not_use_are_dropped(name: str, bad: dict[str, torch.Tensor]) -> None:
     sparse = {"sparsity": 0.5} if "weights.positions" in bad else {}
     method, task = METHODS[name](shuffle=True, local_steps=1, **sparse), Task(ntkfl.models.mlp(5, 4, 3), 3, "ce")
-    clients = [Client(i, torch.randn(6, 5), torch.arange(6) % 3, Randomness.simulated(i)) for i in range(3)]
+    clients = [ClientRound(i, torch.randn(6, 5), torch.arange(6) % 3, Randomness.simulated(i)) for i in range(3)]
     replies = method.answer(task, Message("weights", 1, {"weights": task.like}), clients)
     if "weights.positions" in bad:
         bad = {"weights.positions": torch.full_like(replies[0].arrays["weights.positions"], 255)}
@@ -225,13 +225,13 @@ def test_updates_that_a_round_could_not_use_are_dropped(name: str, bad: dict[str
     assert (received.rows, received.dropped) == (2, 1)
 
 
-def scaled_labels(clients: int, liars: set[int]) -> tuple[Task, Method, list[Client], ByzantineClients]:
+def scaled_labels(clients: int, liars: set[int]) -> tuple[Task, Method, list[ClientRound], ByzantineClients]:
     """Labels ten times what they are have another type than labels: such rows have another length."""
     torch.manual_seed(0)
     method = METHODS["cp-ntk-fl"](steps=(50,))  # one candidate: whose losses count for it changes nothing
     task = Task(ntkfl.models.mlp(5, 4, 3).double(), 3, "ce")
     people = [
-        Client(i, torch.randn(4 + i, 5).double(), torch.arange(4 + i) % 3, Randomness.simulated(i))
+        ClientRound(i, torch.randn(4 + i, 5).double(), torch.arange(4 + i) % 3, Randomness.simulated(i))
         for i in range(clients)
     ]
     return task, method, people, ByzantineClients(Poison(kind="scaled-labels", scale=10.0), frozenset(liars))
@@ -302,7 +302,7 @@ def test_samples_that_a_dead_network_cannot_tell_apart_all_count() -> None:
     task = Task(ntkfl.models.mlp(5, 4, 3), 3, "ce")
     with torch.no_grad():
         dead = torch.cat([torch.full((24,), -1.0), task.like[24:]])
-    people = [Client(i, torch.rand(6, 5), torch.zeros(6).long(), Randomness.simulated(i)) for i in range(2)]
+    people = [ClientRound(i, torch.rand(6, 5), torch.zeros(6).long(), Randomness.simulated(i)) for i in range(2)]
     for distinct, rows in ((False, 12), (True, 1)):
         method = NTKFL(shuffle=True, sparsity=0.5, distinct_rows=distinct, steps=(5.0,))
         replies = method.answer(task, Message("weights", 1, {"weights": dead}), people)

@@ -14,17 +14,19 @@ from ntkfl.errors import TooFew
 from ntkfl.federation.byzantine import ByzantineClients, Poison
 from ntkfl.federation.transport import play_round
 from ntkfl.federation.validation import filter_replies
-from ntkfl.methods import METHODS, NTKFL, Client, FedAvg, Method, Task
+from ntkfl.methods import METHODS, NTKFL, ClientRound, FedAvg, Method, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
 
 METHODS_OF_UPDATES = ("fedavg", "fednova", "scaffold", "fedcom", "qsgd", "fedadam")
 
 
-def federation(method: Method, clients: int = 5, rows: int = 6) -> tuple[Task, list[Client], list[Message]]:
+def federation(method: Method, clients: int = 5, rows: int = 6) -> tuple[Task, list[ClientRound], list[Message]]:
     torch.manual_seed(0)
     task = Task(ntkfl.models.mlp(5, 4, 3), 3, "ce")
-    people = [Client(i, torch.randn(rows, 5), torch.arange(rows) % 3, Randomness.simulated(i)) for i in range(clients)]
+    people = [
+        ClientRound(i, torch.randn(rows, 5), torch.arange(rows) % 3, Randomness.simulated(i)) for i in range(clients)
+    ]
     arrays = {"weights": task.like} | ({"control": torch.zeros_like(task.like)} if method.name == "scaffold" else {})
     return task, people, method.answer(task, Message("weights", 1, arrays), people)
 

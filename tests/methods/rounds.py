@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ntkfl.methods import Client, Method, Outcome, State, Task
+from ntkfl.methods import ClientRound, Method, Outcome, State, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent.parameters import unflatten
 from ntkfl.wire import Message
@@ -30,7 +30,7 @@ class Sent(NamedTuple):
 def play(
     method: Method,
     task: Task,
-    clients: Sequence[Client],
+    clients: Sequence[ClientRound],
     state: State | None = None,
     number: int = 1,
     client_task: Task | None = None,
@@ -62,7 +62,7 @@ def play(
             return end.value, log
 
 
-def play_rounds(method: Method, task: Task, clients: Sequence[Client], rounds: int) -> State:
+def play_rounds(method: Method, task: Task, clients: Sequence[ClientRound], rounds: int) -> State:
     state = method.start(task, task.like)
     for number in range(1, rounds + 1):
         state = play(method, task, clients, state, number)[0].state
@@ -75,7 +75,7 @@ def small_task(loss: str = "ce", dtype: torch.dtype = torch.float64, **more: obj
     return Task(model, outputs, loss, **more)  # type: ignore[arg-type]
 
 
-def small_clients(*sizes: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> list[Client]:
+def small_clients(*sizes: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> list[ClientRound]:
     """Clients of these sizes, each with inputs of its own mean and labels of its own mixture."""
     generator = torch.Generator().manual_seed(seed)
     clients = []
@@ -83,7 +83,7 @@ def small_clients(*sizes: int, dtype: torch.dtype = torch.float64, seed: int = 0
         shift = torch.randn(1, DIMENSIONS[0], generator=generator, dtype=torch.float64)
         x = torch.randn(n, DIMENSIONS[0], generator=generator, dtype=torch.float64) + shift
         y = torch.randint(0, DIMENSIONS[1] - i % 2, (n,), generator=generator)
-        clients.append(Client(i, x.to(dtype), y, Randomness.simulated(1000 * seed + i)))
+        clients.append(ClientRound(i, x.to(dtype), y, Randomness.simulated(1000 * seed + i)))
     return clients
 
 
@@ -102,9 +102,9 @@ def one_weight(w: float, **more: object) -> Task:
     return Task(OneWeight(w), 1, "mse", **more)  # type: ignore[arg-type]
 
 
-def scalar_client(id: int, x: float, y: float, n: int = 1) -> Client:
+def scalar_client(id: int, x: float, y: float, n: int = 1) -> ClientRound:
     """n times the sample (x, y)."""
-    return Client(
+    return ClientRound(
         id,
         torch.full((n, 1), x, dtype=torch.float64),
         torch.full((n, 1), y, dtype=torch.float64),

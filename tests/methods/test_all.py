@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from ntkfl.methods import METHODS, Client, Method, Task
+from ntkfl.methods import METHODS, ClientRound, Method, Task
 from ntkfl.privacy.randomness import Randomness
 from tests.methods.rounds import DIMENSIONS, Sent, play, small_clients, small_task
 
@@ -45,7 +45,7 @@ def shared(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     return client.x, client.y
 
 
-def mean_loss(task: Task, w: Tensor, clients: list[Client]) -> float:
+def mean_loss(task: Task, w: Tensor, clients: list[ClientRound]) -> float:
     return float(torch.stack([task.losses(task.predict(w, c.x), c.y).mean() for c in clients]).mean())
 
 
@@ -82,7 +82,7 @@ def test_real_targets(name: str, options: dict[str, object]) -> None:
 def test_convolutions(name: str, options: dict[str, object]) -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(2 * 9, 3))
     clients = [
-        Client(i, torch.randn(6 + i, 1, 5, 5), torch.arange(6 + i) % 3, Randomness.simulated(i)) for i in range(2)
+        ClientRound(i, torch.randn(6 + i, 1, 5, 5), torch.arange(6 + i) % 3, Randomness.simulated(i)) for i in range(2)
     ]
     task = Task(model, 3, "ce", shared=(clients[0].x[:2], clients[0].y[:2]), total_clients=2)
     outcome, _ = play(build(name, options), task, clients)
@@ -115,7 +115,7 @@ def test_a_run_can_be_broken_off_and_continued(name: str, options: dict[str, obj
     assert torch.isfinite(state["weights"]).all()
 
 
-def replaced(client: Client, memory: dict[str, Tensor]) -> Client:
+def replaced(client: ClientRound, memory: dict[str, Tensor]) -> ClientRound:
     other = copy.copy(client)
     other.memory = memory
     return other

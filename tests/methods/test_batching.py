@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import nn
 
-from ntkfl.methods import NTKFL, Client, Task
+from ntkfl.methods import NTKFL, ClientRound, Task
 from ntkfl.methods.batching import in_groups, joined
 from ntkfl.methods.step_selection import scores
 from ntkfl.privacy.randomness import Randomness
 
 
-def clients(*sizes: int) -> list[Client]:
+def clients(*sizes: int) -> list[ClientRound]:
     torch.manual_seed(0)
     return [
-        Client(i, torch.randn(n, 6, dtype=torch.float64), torch.randint(3, (n,)), Randomness.simulated(i))
+        ClientRound(i, torch.randn(n, 6, dtype=torch.float64), torch.randint(3, (n,)), Randomness.simulated(i))
         for i, n in enumerate(sizes)
     ]
 

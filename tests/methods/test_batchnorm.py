@@ -11,7 +11,7 @@ from torch import nn
 
 import ntkfl
 from ntkfl.errors import ModelError
-from ntkfl.methods import METHODS, NTKFL, Client, FedAvg, Task
+from ntkfl.methods import METHODS, NTKFL, ClientRound, FedAvg, Task
 from ntkfl.methods.batchnorm import NAME, answer, converse, flat_statistics, load_statistics, start, statistics
 from ntkfl.methods.local_sgd import train_locally
 from ntkfl.privacy.randomness import Randomness
@@ -23,10 +23,10 @@ def normalised() -> nn.Module:
     return model.double()
 
 
-def client(id: int = 0, n: int = 20, seed: int = 0) -> Client:
+def client(id: int = 0, n: int = 20, seed: int = 0) -> ClientRound:
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(n, 5, generator=g, dtype=torch.float64) + id
-    return Client(id, x, torch.randint(0, 3, (n,), generator=g), Randomness.simulated(seed))
+    return ClientRound(id, x, torch.randint(0, 3, (n,), generator=g), Randomness.simulated(seed))
 
 
 def test_one_client_trains_as_plain_pytorch_does() -> None:

@@ -10,7 +10,7 @@ import torch
 
 import ntkfl
 from ntkfl.errors import ConfigError
-from ntkfl.methods import CPNTKFL, NTKFL, Client, FedAvg
+from ntkfl.methods import CPNTKFL, NTKFL, ClientRound, FedAvg
 from ntkfl.methods.replay import INPUTS, LABELS, balanced
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.sparsify import kept
@@ -154,7 +154,11 @@ def test_replay_needs_inputs_it_can_have() -> None:
     scaled = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3))
     task = ntkfl.methods.Task(scaled, 3, "ce")
     with pytest.raises(ConfigError, match="gets the inputs themselves"):
-        play(NTKFL(replay=True), task, [Client(0, 3 * torch.randn(6, 5), torch.arange(6) % 3, Randomness.simulated(0))])
+        play(
+            NTKFL(replay=True),
+            task,
+            [ClientRound(0, 3 * torch.randn(6, 5), torch.arange(6) % 3, Randomness.simulated(0))],
+        )
 
 
 def test_balanced_draws() -> None:
@@ -178,7 +182,7 @@ def test_adjustment_makes_a_skewed_round_predict_as_a_balanced_one() -> None:
     torch.nn.init.zeros_(model.bias)
     task = ntkfl.methods.Task(model, 3, "ce")
     y = torch.tensor([0] * 60 + [1] * 30 + [2] * 10)
-    client = Client(0, torch.zeros(100, 1).double(), y, Randomness.simulated(0))
+    client = ClientRound(0, torch.zeros(100, 1).double(), y, Randomness.simulated(0))
     options: dict[str, Any] = {"label_smoothing": 0, "steps": (40000.0,)}
     plain, _ = play(NTKFL(**options), task, [client])
     f = plain.state["weights"][3:]

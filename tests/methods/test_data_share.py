@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ntkfl.errors import MessageError
-from ntkfl.methods import Client, DataShare, FedAvg, Task
+from ntkfl.methods import ClientRound, DataShare, FedAvg, Task
 from ntkfl.wire import Message
 from tests.methods.rounds import play, play_rounds, small_clients, small_task
 
@@ -21,7 +21,7 @@ def shared_set(n: int = 13) -> tuple[Tensor, Tensor]:
     return client.x, client.y
 
 
-def enlarged(clients: list[Client], shared: tuple[Tensor, Tensor]) -> list[Client]:
+def enlarged(clients: list[ClientRound], shared: tuple[Tensor, Tensor]) -> list[ClientRound]:
     x, y = shared
     return [replace(c, x=torch.cat([c.x, x]), y=torch.cat([c.y, y]), memory={}) for c in clients]
 

@@ -7,7 +7,7 @@ import torch
 
 import ntkfl.models
 from ntkfl.errors import ConfigError, MessageError, NumericalError
-from ntkfl.methods import Centralized, Client, FedAvg, Task
+from ntkfl.methods import Centralized, ClientRound, FedAvg, Task
 from ntkfl.methods.fedavg import report
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
@@ -58,7 +58,7 @@ def test_local_epochs_count_steps_by_samples() -> None:
 def test_upload_of_the_papers_network() -> None:
     model = ntkfl.models.mlp(784, 100, 10)
     task = Task(model, 10, "ce")
-    clients = [Client(i, torch.randn(4, 784), torch.arange(4), Randomness.simulated(i)) for i in range(2)]
+    clients = [ClientRound(i, torch.randn(4, 784), torch.arange(4), Randomness.simulated(i)) for i in range(2)]
     _, log = play(FedAvg(local_steps=1), task, clients)
     ups, downs = ([s for s in log if s.way == way] for way in ("up", "down"))
     assert [s.kind for s in ups] == ["update"] * 2

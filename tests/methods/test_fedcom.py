@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ntkfl.errors import ConfigError, MessageError
-from ntkfl.methods import Client, FedAvg, FedCOM
+from ntkfl.methods import ClientRound, FedAvg, FedCOM
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
 from tests.methods.rounds import one_weight, play, play_rounds, scalar_client, small_clients, small_task
@@ -54,11 +54,11 @@ def test_tracking_by_hand() -> None:
         assert [float(c.memory["offset"]) for c in clients] == pytest.approx(own, rel=1e-5)
 
 
-def disagreeing_clients() -> list[Client]:
+def disagreeing_clients() -> list[ClientRound]:
     """Four least-squares problems in three weights, of which no two agree."""
     generator = torch.Generator().manual_seed(3)
     return [
-        Client(
+        ClientRound(
             i, *(torch.randn(6, n, generator=generator, dtype=torch.float64) for n in (3, 1)), Randomness.simulated(i)
         )
         for i in range(4)

@@ -9,17 +9,19 @@ import torch
 from torch import Tensor, nn
 
 import ntkfl
-from ntkfl.methods import Client, Task
+from ntkfl.methods import ClientRound, Task
 from ntkfl.methods.gram_sgd import first_layer, pays
 from ntkfl.methods.local_sgd import train_locally
 from ntkfl.privacy.randomness import Randomness
 from tests.methods.rounds import gradient
 
 
-def wide_clients(*sizes: int, dtype: torch.dtype = torch.float64) -> list[Client]:
+def wide_clients(*sizes: int, dtype: torch.dtype = torch.float64) -> list[ClientRound]:
     """More inputs than samples, where the span pays; with a mean far from zero, as images have."""
     return [
-        Client(i, (torch.randn(n, 60) + 3).to(dtype).view(n, 6, 10), torch.randint(0, 4, (n,)), Randomness.simulated(i))
+        ClientRound(
+            i, (torch.randn(n, 60) + 3).to(dtype).view(n, 6, 10), torch.randint(0, 4, (n,)), Randomness.simulated(i)
+        )
         for i, n in enumerate(sizes)
     ]
 
@@ -76,14 +78,14 @@ def network(activation: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(60, 16), activation, nn.Linear(16, 4))
 
 
-def trained(model: nn.Module, clients: list[Client], batched: bool = True) -> Tensor:
+def trained(model: nn.Module, clients: list[ClientRound], batched: bool = True) -> Tensor:
     task = Task(model, 4, "ce")
     return train_locally(task, task.like, clients, 40, 0.05, 100, batched=batched).weights
 
 
-def exactly(model: nn.Module, clients: list[Client]) -> Tensor:
+def exactly(model: nn.Module, clients: list[ClientRound]) -> Tensor:
     """The plain loop in float64."""
-    doubled = [Client(c.id, c.x.double(), c.y, c.randomness) for c in clients]
+    doubled = [ClientRound(c.id, c.x.double(), c.y, c.randomness) for c in clients]
     return trained(copy.deepcopy(model).double(), doubled, batched=False)
 
 
@@ -104,10 +106,10 @@ class TestPrecision:
     problems. They are drawn in float64, because float32 draws depend on the processor.
     """
 
-    def clients(self) -> list[Client]:
+    def clients(self) -> list[ClientRound]:
         generator = torch.Generator().manual_seed(4)
         rows = torch.randn(2, 8, 60, dtype=torch.float64, generator=generator).float() + 3
-        return [Client(i, x, torch.arange(8) * 3 % 4, Randomness.simulated(i)) for i, x in enumerate(rows)]
+        return [ClientRound(i, x, torch.arange(8) * 3 % 4, Randomness.simulated(i)) for i, x in enumerate(rows)]
 
     @pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU, nn.PReLU])
     def test_float32_weights_are_exact_up_to_their_rounding(self, activation: type[nn.Module]) -> None:

@@ -7,7 +7,7 @@ import torch
 
 import ntkfl.models
 from ntkfl.errors import ConfigError, MessageError, NumericalError
-from ntkfl.methods import QSGD, Client, FedAvg, Task
+from ntkfl.methods import QSGD, ClientRound, FedAvg, Task
 from ntkfl.methods.fedavg import report
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
@@ -42,7 +42,7 @@ def test_it_is_unbiased(norm: str, bucket: int | None) -> None:
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_bytes_of_the_papers_network(bits: int) -> None:
     task = Task(ntkfl.models.mlp(784, 100, 10), 10, "ce")
-    clients = [Client(i, torch.randn(4, 784), torch.arange(4), Randomness.simulated(i)) for i in range(2)]
+    clients = [ClientRound(i, torch.randn(4, 784), torch.arange(4), Randomness.simulated(i)) for i in range(2)]
     for bucket, norms in ((None, 1), (512, 156)):
         fixed, elias = (play(QSGD(bits=bits, bucket=bucket, coding=c), task, clients) for c in ("fixed", "elias"))
         exact = -(-79_510 * bits // 8) + 4 * norms

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import ntkfl
 from ntkfl.errors import ConfigError
 from ntkfl.federation.transport import play_round
-from ntkfl.methods import METHODS, NTKFL, Client, FedAvg, Task
+from ntkfl.methods import METHODS, NTKFL, ClientRound, FedAvg, Task
 from ntkfl.methods.robust import (
     budget,
     clip_factors,
@@ -253,7 +253,7 @@ def test_a_client_that_claims_many_samples_counts_once_where_losses_are_trimmed(
 
 def test_a_round_with_every_defence_learns_from_honest_clients() -> None:
     task = small_task()
-    client = Client(0, torch.randn(60, 5).double(), torch.arange(60) % 3, Randomness.simulated(0))
+    client = ClientRound(0, torch.randn(60, 5).double(), torch.arange(60) % 3, Randomness.simulated(0))
     client.x[:, :3] += 3 * torch.eye(3).double()[client.y]
     outcome, _ = play(NTKFL(row_clip=1.5, trim=0.1, verify=True), task, [client])
     assert not {"made_up_rows", "trimmed_rows"} & set(outcome.diagnostics)

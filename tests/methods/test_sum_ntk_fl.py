@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import ntkfl
 from ntkfl.errors import ConfigError, MessageError, NotFinite
 from ntkfl.federation.validation import filter_replies
-from ntkfl.methods import Client, SumNTKFL, Task
+from ntkfl.methods import ClientRound, SumNTKFL, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent import Flow, curvature_sums
 from ntkfl.wire import Message
@@ -28,12 +28,12 @@ def triangle(n: int) -> int:
     return n * (n + 1) // 2
 
 
-def pooled(clients: list[Client]) -> tuple[Tensor, Tensor]:
+def pooled(clients: list[ClientRound]) -> tuple[Tensor, Tensor]:
     return torch.cat([c.x for c in clients]), torch.cat([c.y for c in clients])
 
 
-def dealt(x: Tensor, y: Tensor, rows: list[Tensor]) -> list[Client]:
-    return [Client(i, x[own], y[own], Randomness.simulated(i)) for i, own in enumerate(rows)]
+def dealt(x: Tensor, y: Tensor, rows: list[Tensor]) -> list[ClientRound]:
+    return [ClientRound(i, x[own], y[own], Randomness.simulated(i)) for i, own in enumerate(rows)]
 
 
 def test_a_round_is_the_flow_of_the_pooled_data_however_they_are_dealt() -> None:
@@ -200,7 +200,7 @@ def test_a_judge_recovers_from_steps_that_are_far_too_long() -> None:
     assert ends["judge"] < ends["fixed"]
 
 
-def reply(method: SumNTKFL, task: Task, client: Client) -> Message:
+def reply(method: SumNTKFL, task: Task, client: ClientRound) -> Message:
     asked = Message("weights", 1, {"weights": task.like, "asks": torch.tensor(1, dtype=torch.uint8)})
     return method.answer(task, asked, [client])[0]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import ntkfl.models
 from ntkfl.errors import ConfigError
-from ntkfl.methods import Client, FedAvg, Method, Scaffold, Task
+from ntkfl.methods import ClientRound, FedAvg, Method, Scaffold, Task
 from ntkfl.methods.cp_ntk_fl import CPNTKFL
 from ntkfl.methods.ntk_fl import NTKFL
 from ntkfl.privacy.noise import clip_rows, flip_labels, grain, noisy_rows
@@ -21,10 +21,10 @@ def _draws(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def _client(n: int = 12, seed: int = 3) -> Client:
+def _client(n: int = 12, seed: int = 3) -> ClientRound:
     draws = _draws(7)
     x, y = 4 * torch.randn(n, 6, generator=draws), torch.randint(3, (n,), generator=draws)
-    return Client(0, x, y, Randomness.simulated(seed))
+    return ClientRound(0, x, y, Randomness.simulated(seed))
 
 
 def _task() -> Task:

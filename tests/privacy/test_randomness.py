@@ -16,7 +16,7 @@ from scipy.special import ndtri
 import ntkfl.models
 from ntkfl.errors import ConfigError
 from ntkfl.federation.client_randomness import SeededDraws, SystemDraws
-from ntkfl.methods import Client, FedAvg, Method, Task
+from ntkfl.methods import ClientRound, FedAvg, Method, Task
 from ntkfl.methods.ntk_fl import NTKFL
 from ntkfl.methods.stateful_sgd import batch_order
 from ntkfl.privacy.gaussian import fine_gaussians
@@ -35,7 +35,7 @@ def test_keys_that_differ_in_one_high_bit_draw_other_noise(bit: int, method: Met
     task = Task(ntkfl.models.mlp(6, 5, 3), 3, "ce")
     x, y = torch.randn(40, 6), torch.arange(40) % 3
     keys = [Randomness((1 | high).to_bytes(32, "little")) for high in (0, 1 << bit)]
-    clients = [Client(0, x, y, own) for own in keys]
+    clients = [ClientRound(0, x, y, own) for own in keys]
     one, other = (method.answer(task, Message("weights", 1, {"weights": task.like}), [c])[0] for c in clients)
     for name in ("0.a", "labels", "weights"):
         if name in one.arrays:
@@ -46,7 +46,7 @@ def test_keys_that_differ_in_one_high_bit_draw_other_noise(bit: int, method: Met
 @pytest.mark.parametrize("draws", [SystemDraws(), SeededDraws(1, 0)])
 def test_a_search_over_seeds_finds_no_noise(draws: SystemDraws | SeededDraws) -> None:
     """The attack, for a client whose seed lies in the searched range: noise by torch's generator is found at once."""
-    client = Client(0, torch.randn(20, 6), torch.arange(20) % 3, draws.randomness(1))
+    client = ClientRound(0, torch.randn(20, 6), torch.arange(20) % 3, draws.randomness(1))
     method, task = NTKFL(clip=1.0, noise=24.0, label_flip=0.9), Task(ntkfl.models.mlp(6, 5, 3), 3, "ce")
     seen = method.private(task, client).x
 
@@ -135,7 +135,7 @@ def test_orders_are_permutations_and_uniform() -> None:
 
 
 def test_every_epoch_uses_every_sample_once() -> None:
-    client = Client(0, torch.zeros(20, 1), torch.zeros(20), Randomness.simulated(0))
+    client = ClientRound(0, torch.zeros(20, 1), torch.zeros(20), Randomness.simulated(0))
     order = batch_order(client, 10, 5)
     assert order.shape == (10, 5)
     for epoch in (order[:4], order[4:8]):
@@ -146,7 +146,7 @@ def test_every_epoch_uses_every_sample_once() -> None:
 
 def test_the_key_does_not_show_and_is_never_written() -> None:
     own = Randomness(bytes(range(32)))
-    client = Client(0, torch.zeros(1, 1), torch.zeros(1), own)
+    client = ClientRound(0, torch.zeros(1, 1), torch.zeros(1), own)
     assert "000102" not in repr(client) + str(own) + repr(own)
     assert "\\x01" not in repr(client)
     for write in (pickle.dumps, copy.deepcopy):

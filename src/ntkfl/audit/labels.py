@@ -15,7 +15,7 @@ from torch import Tensor
 from ntkfl.audit.capture import Capture
 from ntkfl.audit.finding import Finding
 from ntkfl.audit.received import rows_of, sends_rows
-from ntkfl.methods import Client
+from ntkfl.methods import ClientRound
 from ntkfl.methods.fedavg import LocalTraining
 from ntkfl.methods.local_sgd import train_locally
 from ntkfl.privacy.randomness import Randomness
@@ -75,13 +75,13 @@ def infer_mix(capture: Capture, seed: int = 0) -> Tensor | None:
     return shares
 
 
-def _client(i: int, shares: Tensor, pools: list[Tensor], x: Tensor, labels: Tensor) -> Client:
+def _client(i: int, shares: Tensor, pools: list[Tensor], x: Tensor, labels: Tensor) -> ClientRound:
     """A presumed client: public records in these shares, at least one."""
     counts = (shares * _SAMPLES).round().long().tolist()
     if not sum(counts):
         counts[int(shares.argmax())] = 1
     rows = torch.cat([pool[:n] for pool, n in zip(pools, counts, strict=True)])
-    return Client(i, x[rows], labels[rows], Randomness.simulated(i))
+    return ClientRound(i, x[rows], labels[rows], Randomness.simulated(i))
 
 
 def _from_rows(capture: Capture, truth: Tensor, even: Tensor) -> list[Finding]:

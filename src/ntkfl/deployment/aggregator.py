@@ -29,7 +29,7 @@ from ntkfl.federation.server import OnRound, play_rounds, record_of, remarks
 from ntkfl.federation.server_state import ServerState, attempt_labels, draw_cohort
 from ntkfl.federation.shuffled import Received, RowSchema, is_padding, open_rows
 from ntkfl.federation.transport import Traffic
-from ntkfl.methods import Client, Outcome, State, Task
+from ntkfl.methods import ClientRound, Outcome, State, Task
 from ntkfl.methods.batchnorm import statistics
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.safe_parse import read_toml
@@ -216,7 +216,7 @@ class Aggregator:
     def _converse(self, number: int, turn: int, cohort: tuple[str, ...], traffic: Traffic) -> Outcome:
         conversation = self.method.round(self.task, self.learner.state, number, range(len(cohort)))
         outgoing = next(conversation)
-        nobody = Client(0, *self._made_up_sample(), Randomness.simulated(0))  # shows what replies look like
+        nobody = ClientRound(0, *self._made_up_sample(), Randomness.simulated(0))  # shows what replies look like
         for exchange in range(EVALUATION):
             if not isinstance(outgoing, Message):
                 raise ConfigError(f"{self.method.name} tells clients apart, which the shuffler is there to prevent")

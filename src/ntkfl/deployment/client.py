@@ -21,7 +21,7 @@ from ntkfl.errors import ConfigError, DataError, MessageError, NTKFLError, Refus
 from ntkfl.federation.client_randomness import Draws, SystemDraws
 from ntkfl.federation.evaluation import counts, noisy_counts, rounded, score_rows
 from ntkfl.federation.shuffled import seal_messages, seal_reply
-from ntkfl.methods import Client, State, Task
+from ntkfl.methods import ClientRound, State, Task
 from ntkfl.privacy.subsample import subsample
 from ntkfl.services.announcement import EVALUATION, MOST_EXCHANGES, Announcement
 from ntkfl.services.http.client import ANNOUNCED, HttpClient
@@ -61,7 +61,7 @@ class Participant:
         self.x, self.y = x, y.to(dtype) if y.is_floating_point() else y.long()
         self.task = Task(model, terms.outputs, self.method.loss, label_smoothing=self.method.label_smoothing)
         self.ledger = Ledger(folder, self.pins.run)
-        self._client: tuple[int, Client] | None = None
+        self._client: tuple[int, ClientRound] | None = None
         self._memory: State = {}
         self._path = f"/v1/runs/{self.pins.run}"
 
@@ -186,7 +186,7 @@ class Participant:
         check_receipt(receipt, shuffler, self.pins.federation, self.pins.run, announced)
         return receipt
 
-    def _sampled(self, key: BatchKey, number: int) -> Client:
+    def _sampled(self, key: BatchKey, number: int) -> ClientRound:
         """This round's client, with the samples drawn at its first exchange. A round that is tried again has another
         key, and gets other samples; `number` is that of training, which only seeded draws look at.
         """
@@ -195,7 +195,7 @@ class Participant:
             most = self.pins.terms.max_rows if self.method.sampled else None
             rows = subsample(len(self.y), self.method.subsample_rate, draw, most)
             own = self.draws.randomness(number)
-            client = Client(0, self.x[rows], self.y[rows], own, dict(self._memory))
+            client = ClientRound(0, self.x[rows], self.y[rows], own, dict(self._memory))
             self._client = (key.round, client)
         if self._client is None or self._client[0] != key.round:
             raise ConfigError(f"round {key.round} goes on, but this client was not there at its beginning")

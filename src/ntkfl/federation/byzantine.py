@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ntkfl.errors import ConfigError, NumericalError, unknown
 from ntkfl.federation.seeds import derive
-from ntkfl.methods import Client, Method, Task
+from ntkfl.methods import ClientRound, Method, Task
 from ntkfl.methods.batchnorm import answer
 from ntkfl.methods.fedavg import LocalTraining
 from ntkfl.methods.ntk_fl import NTKFL
@@ -99,7 +99,7 @@ class ByzantineClients:
     def among(self, cohort: Sequence[int]) -> list[int]:
         return [client for client in cohort if client in self.ids]
 
-    def answer(self, method: Method, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
+    def answer(self, method: Method, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
         """Each client's reply; those of the liars are lies."""
         liars = [client.id in self.ids for client in clients]
         if not any(liars):
@@ -119,13 +119,15 @@ class ByzantineClients:
             for reply, client, lies in zip(replies, clients, liars, strict=True)
         ]
 
-    def _flooding(self, client: Client, method: Method) -> Client:
+    def _flooding(self, client: ClientRound, method: Method) -> ClientRound:
         """The client with its samples over and over."""
         count = self.rows if method.shuffle else max(1, round(self.poison.scale * len(client)))
         rows = torch.arange(count, device=client.y.device) % len(client)
         return replace(client, x=client.x[rows], y=client.y[rows])
 
-    def _apart(self, method: LocalTraining, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
+    def _apart(
+        self, method: LocalTraining, task: Task, message: Message, clients: Sequence[ClientRound]
+    ) -> list[Message]:
         """Cross-entropy is linear in its targets, so targets times s are the learning rate times s. A liar whose own
         training diverges sends what came of it: numbers that are not finite.
         """
@@ -140,13 +142,13 @@ class ByzantineClients:
             replies.append(honest)
         return replies
 
-    def _lie(self, method: Method, task: Task, asked: Message, reply: Message, client: Client) -> Message:
+    def _lie(self, method: Method, task: Task, asked: Message, reply: Message, client: ClientRound) -> Message:
         for kind in sorted(self.poison.kinds):
             reply = self._changed(kind, method, task, asked, reply, client)
         return reply
 
     def _changed(
-        self, kind: str, method: Method, task: Task, asked: Message, reply: Message, client: Client
+        self, kind: str, method: Method, task: Task, asked: Message, reply: Message, client: ClientRound
     ) -> Message:
         scale = self.poison.scale
         seed = client.randomness.seed("lies")  # nothing secret rests on what a simulated liar makes up
@@ -187,7 +189,7 @@ def _random(rows: Tensor, draws: torch.Generator) -> Tensor:
     return noise * lengths.view(-1, *[1] * (rows.ndim - 1))
 
 
-def _misnamed(client: Client, classes: int) -> Client:
+def _misnamed(client: ClientRound, classes: int) -> ClientRound:
     return replace(client, y=-client.y if client.y.is_floating_point() else (client.y + 1) % classes)
 
 
@@ -235,7 +237,7 @@ def _positions(like: Tensor, size: int, draws: torch.Generator) -> Tensor:
 
 
 def _with_update(
-    method: LocalTraining, task: Task, asked: Message, reply: Message, client: Client, change: _Change
+    method: LocalTraining, task: Task, asked: Message, reply: Message, client: ClientRound, change: _Change
 ) -> Message:
     """The update with other vectors: the change of the weights they bring is what changes."""
     arrays = dict(reply.arrays)

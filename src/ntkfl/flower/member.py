@@ -17,7 +17,7 @@ from ntkfl.federation.client_randomness import Draws, SystemDraws
 from ntkfl.federation.evaluation import counts
 from ntkfl.flower.client_memory import ClientMemory
 from ntkfl.flower.records import check_size
-from ntkfl.methods import Client, Task
+from ntkfl.methods import ClientRound, Task
 from ntkfl.methods.batchnorm import NAME, answer, load_statistics, statistics
 from ntkfl.privacy.subsample import subsample
 from ntkfl.wire import Message
@@ -54,7 +54,7 @@ class Member:
         self.task = Task(model, terms.outputs, self.method.loss, total_clients=clients, label_smoothing=smoothing)
         self._data: tuple[Tensor, Tensor] | None = None
         self._round: tuple[str, int] | None = None  # the run and round that `_client` is of
-        self._client: Client | None = None
+        self._client: ClientRound | None = None
         self._asked: set[str] = set()
 
     def answer(self, payload: bytes, run: str) -> bytes:
@@ -71,7 +71,7 @@ class Member:
         memory.keep(asked.round, client.memory)
         return encoded
 
-    def _at(self, asked: Message, run: str) -> Client:
+    def _at(self, asked: Message, run: str) -> ClientRound:
         """This client as it is in the round: samples are drawn once, and a question that comes again (as after a
         server's restart) finds the memory the round began with.
         """
@@ -79,7 +79,7 @@ class Member:
         if self._client is None or self._round != (run, asked.round):
             x, y = self.data()
             rows = subsample(len(y), self.method.subsample_rate, self.draws.subsampling(asked.round))
-            self._client = Client(self.number, x[rows], y[rows], self.draws.randomness(asked.round))
+            self._client = ClientRound(self.number, x[rows], y[rows], self.draws.randomness(asked.round))
             self._round, self._asked = (run, asked.round), set()
         if not self._asked or asked.kind in self._asked:
             self._client = replace(self._client, memory=memory.before(asked.round), statistics=None)

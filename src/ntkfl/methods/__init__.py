@@ -1,6 +1,6 @@
 """One file a method, each readable beside its paper. `METHODS` maps the command line's names to classes."""
 
-from ntkfl.methods.base import Client, Method, Outcome, State, Task
+from ntkfl.methods.base import ClientRound, Method, Outcome, State, Task
 from ntkfl.methods.centralized import Centralized
 from ntkfl.methods.cp_ntk_fl import CPNTKFL
 from ntkfl.methods.data_share import DataShare
@@ -23,7 +23,7 @@ __all__ = [
     "NTKFL",
     "QSGD",
     "Centralized",
-    "Client",
+    "ClientRound",
     "DataShare",
     "FedAdam",
     "FedAvg",

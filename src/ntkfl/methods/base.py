@@ -33,8 +33,8 @@ Outgoing = Message | Mapping[int, Message]  # one message for all clients, or on
 
 
 @dataclass(slots=True)
-class Client:
-    """One client's data, its own randomness for the round, and what it keeps between rounds."""
+class ClientRound:
+    """A client as it is in one round: its data, its randomness for the round, and what it keeps between rounds."""
 
     id: int
     x: Tensor
@@ -168,10 +168,10 @@ class Method(Stages):
         """The server's side of round `round` (counted from 1) with the clients whose ids are `cohort`, ascending."""
 
     @abstractmethod
-    def answer(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
+    def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
         """The clients' side: each client's reply to `message`, in the order given."""
 
-    def private(self, task: Task, client: Client) -> Client:
+    def private(self, task: Task, client: ClientRound) -> ClientRound:
         """The client as its answers in a round see it: with noise on its samples, where the method puts it there."""
         return client
 

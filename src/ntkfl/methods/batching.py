@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ntkfl.methods.base import Client
+from ntkfl.methods.base import ClientRound
 
 
-def in_groups(clients: Sequence[Client], rows: int) -> list[list[Client]]:
+def in_groups(clients: Sequence[ClientRound], rows: int) -> list[list[ClientRound]]:
     """Clients in their order, in groups of about `rows` rows; one at least."""
-    groups: list[list[Client]] = []
+    groups: list[list[ClientRound]] = []
     held = rows
     for client in clients:
         if held >= rows or held + len(client) > 2 * rows:

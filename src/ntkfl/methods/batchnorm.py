@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ntkfl.errors import ConfigError
-from ntkfl.methods.base import Client, Method, Outgoing, State, Task
+from ntkfl.methods.base import ClientRound, Method, Outgoing, State, Task
 from ntkfl.wire import Message
 
 NAME = "statistics"
@@ -63,7 +63,7 @@ def averaged(replies: Sequence[Message], before: Tensor | None) -> Tensor | None
     return torch.stack([reply.take(NAME, tuple(before.shape), before) for reply in replies]).mean(0)
 
 
-def answer(method: Method, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
+def answer(method: Method, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
     """`method.answer`, beginning from the statistics sent, and with those the clients ended with in their replies."""
     if NAME not in message.arrays:
         return method.answer(task, message, clients)

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 
 from ntkfl.errors import MessageError
-from ntkfl.methods.base import Client, Method, Outcome, Outgoing, State, Task, check_finite, take_labels
+from ntkfl.methods.base import ClientRound, Method, Outcome, Outgoing, State, Task, check_finite, take_labels
 from ntkfl.methods.local_sgd import train_locally
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message, join_rows, pack_labels, split_rows
@@ -42,13 +42,13 @@ class Centralized(Method):
             if not (x.ndim and len(x) and x.shape[:1] == y.shape[:1] and alike):
                 raise MessageError("the clients' samples and labels do not fit together")
         # The server has no seed of its own: the round's number shuffles the batches.
-        pool = Client(-1, torch.cat(xs), torch.cat(ys), Randomness.simulated(round))
+        pool = ClientRound(-1, torch.cat(xs), torch.cat(ys), Randomness.simulated(round))
         result = train_locally(task, w, [pool], self.local_steps, self.lr, self.batch_size or len(pool))
         new = check_finite(result.weights[0], "the model trained on pooled data")
         after = {"weights": new} | ({} if pool.statistics is None else {"statistics": pool.statistics})
         return Outcome(after, float(result.losses[0]), diagnostics={"samples": len(pool)})
 
-    def answer(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
+    def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
         message.of_kind("data")
         return [
             Message("data", message.round, {"x": client.x, "labels": pack_labels(client.y, task.outputs)})

@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ntkfl.errors import MessageError
-from ntkfl.methods.base import Client, Outcome, Outgoing, State, Task, take_labels
+from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, take_labels
 from ntkfl.methods.fedavg import FedAvg
 from ntkfl.wire import Message, pack_labels
 
@@ -66,7 +66,7 @@ class DataShare(FedAvg):
         arrays = {"shared_x": x, "shared_labels": pack_labels(y, task.outputs)}
         return Message(plain.kind, plain.round, {**plain.arrays, **arrays})
 
-    def answer(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
+    def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
         given: Batch | None = None
         if "shared_x" in message.arrays:
             given = message.take("shared_x", like=task.like), take_labels(message, "shared_labels", task.like)
@@ -82,7 +82,7 @@ class DataShare(FedAvg):
                 self._keep(task, client, given)
         return replies
 
-    def _keep(self, task: Task, client: Client, given: Batch) -> None:
+    def _keep(self, task: Task, client: ClientRound, given: Batch) -> None:
         """Where server and clients live in one process, a mark will do in place of a copy for every client."""
         held = self._portion(task, client.id) if self._size(task) else ()
         if len(held) and all(torch.equal(a, b.to(a)) for a, b in zip(given, held, strict=True)):
@@ -90,7 +90,7 @@ class DataShare(FedAvg):
         else:
             client.memory["shared_x"], client.memory["shared_y"] = (part.clone() for part in given)
 
-    def _kept(self, task: Task, client: Client) -> Batch:
+    def _kept(self, task: Task, client: ClientRound) -> Batch:
         """What the client was given in an earlier round; nothing, if it was not."""
         if "shared" in client.memory:
             return self._portion(task, client.id)

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError, unknown
-from ntkfl.methods.base import Client, Method, Outcome, Outgoing, State, Task, check_finite
+from ntkfl.methods.base import ClientRound, Method, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.local_sgd import train_locally
 from ntkfl.methods.robust import COMBINATIONS, clip_factors, combine, fair_counts
 from ntkfl.methods.stateful_sgd import Adjustment, LocalResult
@@ -56,14 +56,14 @@ class LocalTraining(Method):
         if self.weighting not in WEIGHTINGS:
             raise ConfigError(f"unknown weighting {self.weighting!r}: valid are {', '.join(WEIGHTINGS)}")
 
-    def steps(self, client: Client) -> int:
+    def steps(self, client: ClientRound) -> int:
         """τ_m, the client's gradient steps in a round."""
         if self.local_epochs is None:
             return self.local_steps
         return self.local_epochs * -(-len(client) // self.batch_size)
 
     def train(
-        self, task: Task, weights: Tensor, clients: Sequence[Client], adjust: Adjustment | None = None
+        self, task: Task, weights: Tensor, clients: Sequence[ClientRound], adjust: Adjustment | None = None
     ) -> LocalResult:
         steps = [self.steps(client) for client in clients]
         result = train_locally(task, weights, clients, steps, self.lr, self.batch_size, adjust)
@@ -155,7 +155,7 @@ class FedAvg(LocalTraining):
         new = self.combine((self.take(reply, "weights", w, w) for reply in replies), p, w)
         return Outcome({"weights": check_finite(new, "the averaged model")}, mean_loss(replies, p))
 
-    def answer(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
+    def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
         w = take_vector(message, "weights", "weights", task.like)
         result = self.train(task, w, clients)
         question = b"" if self.clip is None else message.encode()
@@ -165,7 +165,7 @@ class FedAvg(LocalTraining):
             replies.append(Message("update", message.round, arrays))
         return replies
 
-    def _hidden(self, client: Client, w_m: Tensor, w: Tensor, question: bytes) -> Tensor:
+    def _hidden(self, client: ClientRound, w_m: Tensor, w: Tensor, question: bytes) -> Tensor:
         """w + clip(w_m − w) + noise, where there is to be noise; w_m otherwise.
 
         The noise is of the question: a server that sends other weights within the round must not get the same noise on
@@ -178,12 +178,12 @@ class FedAvg(LocalTraining):
         own = client.randomness.for_question(question)
         return w + noisy_rows((w_m - w).unsqueeze(0), self.clip, self.noise, own)[0]
 
-    def _told(self, client: Client, loss: Tensor) -> dict[str, Tensor]:
+    def _told(self, client: ClientRound, loss: Tensor) -> dict[str, Tensor]:
         """Beside a noisy update, nothing of the client's own: no loss, and no number of samples."""
         return {"samples": torch.tensor(1, dtype=torch.int32)} if self.noise else report(client, loss)
 
 
-def report(client: Client, loss: Tensor) -> dict[str, Tensor]:
+def report(client: ClientRound, loss: Tensor) -> dict[str, Tensor]:
     """What every local update carries beside itself: sample count and the mean loss met on the way."""
     return {"samples": torch.tensor(len(client), dtype=torch.int32), "loss": loss.to(torch.float32)}
 

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 
 from ntkfl.errors import ConfigError, MessageError
-from ntkfl.methods.base import Client, Outcome, Outgoing, State, Task, check_finite
+from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.fedavg import mean_loss, report, take_vector
 from ntkfl.methods.qsgd import Compression
 from ntkfl.wire import Message
@@ -56,7 +56,7 @@ class FedCOM(Compression):
             yield Message("update", round, {"average": delta})
         return Outcome({"weights": new}, mean_loss(replies, p))
 
-    def answer(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
+    def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
         if message.kind == "update":
             return self._track(task, message, clients)
         w = take_vector(message, "weights", "weights", task.like)
@@ -74,7 +74,7 @@ class FedCOM(Compression):
                 client.memory["sent"] = self.decompress(reply, w)
         return replies
 
-    def _track(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
+    def _track(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
         """δ_m ← δ_m + (Δ_m − Δ) / τ. The reply only says that it was done."""
         delta = take_vector(message, "update", "average", task.like)
         if any("sent" not in client.memory for client in clients):

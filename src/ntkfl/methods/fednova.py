@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ntkfl.errors import MessageError
-from ntkfl.methods.base import Client, Outcome, Outgoing, State, Task, check_finite
+from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.fedavg import FAIR, LocalTraining, mean_loss, report, take_vector
 from ntkfl.methods.robust import fair_counts
 from ntkfl.wire import Message
@@ -49,7 +49,7 @@ class FedNova(LocalTraining):
             raise MessageError("a client reports an update of no local steps")
         return super().check(task, reply)
 
-    def answer(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
+    def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
         w = take_vector(message, "weights", "weights", task.like)
         replies = []
         for client, w_m, loss in zip(clients, *self.train(task, w, clients), strict=True):

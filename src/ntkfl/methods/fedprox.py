@@ -12,7 +12,7 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from ntkfl.methods.base import Client, Task
+from ntkfl.methods.base import ClientRound, Task
 from ntkfl.methods.fedavg import FedAvg
 from ntkfl.methods.stateful_sgd import Adjustment, LocalResult
 
@@ -26,7 +26,7 @@ class FedProx(FedAvg):
     mu: float = Field(0.01, ge=0, description="μ, the pull towards the broadcast weights; 0 is FedAvg")
 
     def train(
-        self, task: Task, weights: Tensor, clients: Sequence[Client], adjust: Adjustment | None = None
+        self, task: Task, weights: Tensor, clients: Sequence[ClientRound], adjust: Adjustment | None = None
     ) -> LocalResult:
         def proximal(gradients: Tensor, v: Tensor) -> Tensor:
             return gradients + self.mu * (v - weights)

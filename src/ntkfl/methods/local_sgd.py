@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
-from ntkfl.methods.base import Client, Task
+from ntkfl.methods.base import ClientRound, Task
 from ntkfl.methods.gram_sgd import Stacked, first_layer, pays, shaped, train_in_span
 from ntkfl.methods.stateful_sgd import Adjustment, LocalResult, batch_order, differs_in_training, train_in_training_mode
 from ntkfl.tangent.losses import per_sample
@@ -21,7 +21,7 @@ from ntkfl.tangent.parameters import column_slices, evaluating, trainable
 def train_locally(
     task: Task,
     start: Tensor,
-    clients: Sequence[Client],
+    clients: Sequence[ClientRound],
     steps: int | Sequence[int],
     lr: float,
     batch_size: int,
@@ -130,7 +130,7 @@ def _unbatched(one: Callable[..., tuple[Stacked, Tensor]]) -> Callable[..., tupl
 
 
 def _batches(
-    task: Task, clients: Sequence[Client], steps: int, batch_size: int
+    task: Task, clients: Sequence[ClientRound], steps: int, batch_size: int
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """x [M, B, ...], targets [M, B, d2] and mask [M, B] for each step."""
     width = min(batch_size, max(len(c) for c in clients))

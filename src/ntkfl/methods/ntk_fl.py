@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError, unknown
-from ntkfl.methods.base import Client, Method, Outcome, Outgoing, State, Task, check_finite, take_labels
+from ntkfl.methods.base import ClientRound, Method, Outcome, Outgoing, State, Task, check_finite, take_labels
 from ntkfl.methods.batching import in_groups, joined
 from ntkfl.methods.gathering import Gathered, gather
 from ntkfl.methods.replay import INPUTS, LABELS, balanced, recover, remember
@@ -196,7 +196,7 @@ class NTKFL(Method):
             return outcome
         return self._replay(task, state, round, outcome, recover(task, w, rows.J, rows.f0, rows.y))
 
-    def answer(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
+    def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
         d = task.like.numel()
         clients = [self.private(task, client) for client in clients]
         if message.kind == "candidates":
@@ -210,7 +210,7 @@ class NTKFL(Method):
             upload for some in self._groups(task, clients) for upload in self._uploads(task, message.round, w, some)
         ]
 
-    def private(self, task: Task, client: Client) -> Client:
+    def private(self, task: Task, client: ClientRound) -> ClientRound:
         """With its noisy copy in place of its samples: the same one at every exchange of a round."""
         if self.clip is None and not self.label_flip:
             return client
@@ -250,13 +250,13 @@ class NTKFL(Method):
         after = outcome.state | {"weights": w} | kept
         return Outcome(after, outcome.train_loss, outcome.steps, diagnostics, tuple(passed))
 
-    def _groups(self, task: Task, clients: Sequence[Client]) -> list[list[Client]]:
+    def _groups(self, task: Task, clients: Sequence[ClientRound]) -> list[list[ClientRound]]:
         """Clients to differentiate together: each alone, or on an accelerator as many as keep it busy."""
         if task.like.device.type == "cpu":
             return [[client] for client in clients]
         return in_groups(clients, _TOGETHER // task.plan(clients[0].x, self._form).stored)
 
-    def _uploads(self, task: Task, round: int, w: Tensor, clients: Sequence[Client]) -> list[Message]:
+    def _uploads(self, task: Task, round: int, w: Tensor, clients: Sequence[ClientRound]) -> list[Message]:
         x = joined([client.x for client in clients])
         J, f0 = task.jacobian(w, x, self._form), task.predict(w, x)
         uploads, at = [], 0

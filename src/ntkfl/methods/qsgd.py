@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError, unknown
-from ntkfl.methods.base import Client, Outcome, Outgoing, State, Task, check_finite
+from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.fedavg import LocalTraining, mean_loss, report, take_vector
 from ntkfl.wire import Message
 from ntkfl.wire.quantize import CODINGS, NORMS, decode_levels, dequantize, encode_levels, norm_count, quantize
@@ -47,7 +47,7 @@ class Compression(LocalTraining):
         length = self.decompress(reply.of_kind("update"), task.like.cpu()).double().norm()
         return length.reshape(1, 1) if least is None else torch.maximum(least, length)
 
-    def compress(self, vector: Tensor, client: Client) -> dict[str, Tensor]:
+    def compress(self, vector: Tensor, client: ClientRound) -> dict[str, Tensor]:
         """Q(vector) as arrays of a message, rounded by the client's own draws."""
         uniform = partial(client.randomness.uniforms, "quantisation")
         levels, norms = quantize(vector, self.bits, uniform, self.norm, self.bucket)
@@ -85,7 +85,7 @@ class QSGD(Compression):
         g = self.combine((self.decompress(reply.of_kind("update"), w) for reply in replies), p)
         return Outcome({"weights": check_finite(w - self.lr * g, "the model")}, mean_loss(replies, p))
 
-    def answer(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
+    def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
         w = take_vector(message, "weights", "weights", task.like)
         return [
             Message("update", message.round, self.compress((w - w_m) / self.lr, client) | report(client, loss))

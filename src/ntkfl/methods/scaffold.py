@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ntkfl.methods.base import Client, Outcome, Outgoing, State, Task, check_finite
+from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.fedavg import LocalTraining, mean_loss, report, take_vector
 from ntkfl.wire import Message
 
@@ -48,7 +48,7 @@ class Scaffold(LocalTraining):
         }
         return Outcome(new, mean_loss(replies, p))
 
-    def answer(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
+    def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
         w = take_vector(message, "weights", "weights", task.like)
         c = take_vector(message, "weights", "control", task.like)
         own = torch.stack([client.memory.get("control", torch.zeros_like(w)).to(w) for client in clients])

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from ntkfl.errors import ModelError
-from ntkfl.methods.base import Client, Task
+from ntkfl.methods.base import ClientRound, Task
 from ntkfl.methods.batchnorm import statistics
 from ntkfl.tangent.losses import per_sample
 from ntkfl.tangent.parameters import unflatten
@@ -37,7 +37,7 @@ def differs_in_training(model: nn.Module) -> bool:
 def train_in_training_mode(
     task: Task,
     start: Tensor,
-    clients: Sequence[Client],
+    clients: Sequence[ClientRound],
     steps: Sequence[int],
     lr: float,
     batch_size: int,
@@ -66,7 +66,7 @@ def train_in_training_mode(
 def _descend(
     task: Task,
     w: Tensor,
-    client: Client,
+    client: ClientRound,
     steps: int,
     lr: float,
     batch_size: int,
@@ -97,7 +97,7 @@ def _share(adjust: Adjustment, i: int, weights: Tensor) -> Callable[[Tensor], Te
     return lambda g: adjust(g.expand(count, -1), weights[i].expand(count, -1))[i]
 
 
-def batch_order(client: Client, steps: int, batch_size: int) -> Tensor:
+def batch_order(client: ClientRound, steps: int, batch_size: int) -> Tensor:
     """Rows for each step, [steps, b], epoch after epoch of the client's own permutations."""
     n, b = len(client), min(len(client), batch_size)
     per_epoch = n // b

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError, NumericalError
-from ntkfl.methods.base import Client, Task
+from ntkfl.methods.base import ClientRound, Task
 from ntkfl.methods.batching import joined
 from ntkfl.methods.robust import trimmed_mean
 from ntkfl.wire import Message
@@ -18,7 +18,7 @@ OVERFLOW = 1e30  # the loss of a candidate that overflows
 _OVERFLOWING_SUM = 1e300
 
 
-def scores(task: Task, round: int, candidates: Tensor, clients: Sequence[Client], shuffled: bool) -> list[Message]:
+def scores(task: Task, round: int, candidates: Tensor, clients: Sequence[ClientRound], shuffled: bool) -> list[Message]:
     """The candidates' losses, the paper's criterion with no data moved: each client's sums [S] and number of samples.
 
     `shuffled`, one row of means [1, S]: a row a sample could be matched to the upload it belongs to, a number of

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError, TooFew, unknown
-from ntkfl.methods.base import Client, Method, Outcome, Outgoing, State, Task, check_finite
+from ntkfl.methods.base import ClientRound, Method, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.step_selection import argmin
 from ntkfl.tangent import Flow, Sums, curvature_sums
 from ntkfl.tangent.curvature import LARGEST
@@ -113,7 +113,7 @@ class SumNTKFL(Method):
         state |= {_COUNT: torch.zeros((), dtype=weights.dtype, device=weights.device), _COHORTS: torch.tensor(0)}
         return state | ({"mu": torch.tensor([self.mu], dtype=torch.float64)} if self.control == "judge" else {})
 
-    def answer(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
+    def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
         message.of_kind("weights")
         w = _take(message, ("weights",), task.like)["weights"]
         if w.shape != task.like.shape:
@@ -122,7 +122,7 @@ class SumNTKFL(Method):
         candidates = torch.cat([w.unsqueeze(0), w + _take_steps(message, w)])
         return [self._reply(task, message.round, w, candidates, asks, client) for client in clients]
 
-    def _reply(self, task: Task, round: int, w: Tensor, candidates: Tensor, asks: bool, client: Client) -> Message:
+    def _reply(self, task: Task, round: int, w: Tensor, candidates: Tensor, asks: bool, client: ClientRound) -> Message:
         Y, plan = task.training_targets(client.y), task.plan(client.x)
         sums = curvature_sums(task.at(w), client.x, Y, self.loss, plan, asks, self.largest)
         arrays = {name: array for name, array in sums.arrays.items() if name != SAMPLES}

@@ -10,7 +10,7 @@ import torch
 
 from ntkfl.federation.evaluation import add_up, counts, question
 from ntkfl.federation.transport import hold
-from ntkfl.methods import METHODS, Client, Method, Outcome, Task
+from ntkfl.methods import METHODS, ClientRound, Method, Outcome, Task
 from ntkfl.methods.base import Outgoing
 from ntkfl.methods.batchnorm import answer, converse
 from ntkfl.privacy.randomness import Randomness
@@ -46,8 +46,10 @@ def _task() -> Task:
     return Task(model, 3, "ce", total_clients=4)
 
 
-def _clients() -> list[Client]:
-    return [Client(i, torch.randn(3 + i, 5), torch.randint(0, 3, (3 + i,)), Randomness.simulated(i)) for i in range(2)]
+def _clients() -> list[ClientRound]:
+    return [
+        ClientRound(i, torch.randn(3 + i, 5), torch.randint(0, 3, (3 + i,)), Randomness.simulated(i)) for i in range(2)
+    ]
 
 
 def _score(message: Message) -> None:

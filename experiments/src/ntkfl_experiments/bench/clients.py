@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from ntkfl.methods.base import Client, Task
+from ntkfl.methods.base import ClientRound, Task
 from ntkfl.methods.local_sgd import train_locally
 from ntkfl.models import mlp
 from ntkfl.privacy.randomness import Randomness
@@ -28,7 +28,7 @@ def clients(setting: Setting) -> list[Row]:
     torch.manual_seed(0)
     model = mlp(side * side, hidden, 10).to(setting.device)
     x, y = x.to(setting.device), y.to(setting.device)
-    cohort = [Client(i, x[i * n : (i + 1) * n], y[i * n : (i + 1) * n], Randomness.simulated(i)) for i in range(M)]
+    cohort = [ClientRound(i, x[i * n : (i + 1) * n], y[i * n : (i + 1) * n], Randomness.simulated(i)) for i in range(M)]
     task, start = Task(model, 10, "ce"), flatten(model)
     timed = race(
         {
@@ -79,7 +79,7 @@ def clients(setting: Setting) -> list[Row]:
     ]
 
 
-def _loop(model: nn.Module, cohort: list[Client], epochs: int, batch: int | None = None) -> Tensor:
+def _loop(model: nn.Module, cohort: list[ClientRound], epochs: int, batch: int | None = None) -> Tensor:
     """Local training as it is usually written."""
     ends = []
     loss_of = nn.CrossEntropyLoss()
@@ -97,10 +97,10 @@ def _loop(model: nn.Module, cohort: list[Client], epochs: int, batch: int | None
     return torch.stack(ends)
 
 
-def _float64_difference(model: nn.Module, cohort: list[Client], steps: int) -> float:
+def _float64_difference(model: nn.Module, cohort: list[ClientRound], steps: int) -> float:
     """Batched against the loop in float64, where rounding hardly ever meets a kink: the same algorithm?"""
     exact = copy.deepcopy(model).double()
-    doubled = [Client(c.id, c.x.double(), c.y, c.randomness) for c in cohort]
+    doubled = [ClientRound(c.id, c.x.double(), c.y, c.randomness) for c in cohort]
     start, theirs = flatten(exact), _loop(exact, doubled, steps)
     ours = train_locally(Task(exact, 10, "ce"), start, doubled, steps, _LR, len(cohort[0])).weights
     return float((ours - theirs).norm() / (theirs - start).norm())

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ntkfl.federation.transport import play_round
-from ntkfl.methods import NTKFL, Client, Task
+from ntkfl.methods import NTKFL, ClientRound, Task
 from ntkfl.models import mlp
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent import PAPER_STEPS, Evolution, concatenate, evolve, jacobian
@@ -41,7 +41,9 @@ class _Case:
         parts = torch.split(self.x, self.N // _CLIENTS), torch.split(self.y, self.N // _CLIENTS)
         self.J = concatenate([jacobian(self.model, x) for x in parts[0]])
         self.task = Task(self.model, 10, "ce")
-        self.clients = [Client(i, x, y, Randomness.simulated(i)) for i, (x, y) in enumerate(zip(*parts, strict=True))]
+        self.clients = [
+            ClientRound(i, x, y, Randomness.simulated(i)) for i, (x, y) in enumerate(zip(*parts, strict=True))
+        ]
 
     def update(
         self, kernel: str = "full", geometric: bool = False, tolerance: float | None = None

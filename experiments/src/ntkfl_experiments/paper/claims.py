@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from ntkfl.methods import NTKFL, FedAvg
-from ntkfl.methods.base import Client, Method, Task
+from ntkfl.methods.base import ClientRound, Method, Task
 from ntkfl.models import cnn, mlp
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.report.curves import COLOURS
@@ -138,7 +138,7 @@ def upload_bytes(key: Mapping[str, Any]) -> dict[str, int]:
 
 def _sent(method: Method, task: Task, x: Tensor, y: Tensor) -> int:
     question = Message("weights", 1, {"weights": task.like})
-    (answer,) = method.answer(task, question, [Client(0, x, y, Randomness.simulated(0))])
+    (answer,) = method.answer(task, question, [ClientRound(0, x, y, Randomness.simulated(0))])
     return len(answer.encode())
 
 

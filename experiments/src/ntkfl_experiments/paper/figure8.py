@@ -26,7 +26,7 @@ from ntkfl.audit.deep_leakage import Settings, match_jacobian, reconstruct
 from ntkfl.audit.measures import guesses, psnr, ssim
 from ntkfl.data import load
 from ntkfl.federation.config import ModelConfig
-from ntkfl.methods import NTKFL, Client, Task
+from ntkfl.methods import NTKFL, ClientRound, Task
 from ntkfl.methods.base import Method
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
@@ -126,7 +126,7 @@ def _received(method: Method, task: Task, x: Tensor, y: Tensor) -> Any:
     """The Jacobian as the aggregator has it: through the client's answer, its bytes, and back."""
     assert isinstance(method, NTKFL)
     question = Message("weights", 1, {"weights": task.like})
-    (answer,) = method.answer(task, question, [Client(0, x, y, Randomness.simulated(0))])
+    (answer,) = method.answer(task, question, [ClientRound(0, x, y, Randomness.simulated(0))])
     return method.read(task, Message.decode(answer.encode()))[0]
 
 
