@@ -1,0 +1,93 @@
+"""Callbacks: what is called, in which order, and how an error in one is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ntkfl.errors import ConfigError
+from ntkfl.federation.callbacks import Callback, CallbackList, TensorBoardCallback
+
+RECORD = {"round": 1, "test_accuracy": 0.5, "test_loss": 1.0, "clients": [0, 1], "uplink": {"update": 8}}
+
+
+class Noted(Callback):
+    """Writes down its calls."""
+
+    def __init__(self, name: str, calls: list[Any], transcript_rounds: tuple[int, ...] = ()) -> None:
+        self.name, self.calls, self.transcript_rounds = name, calls, transcript_rounds
+
+    def on_start(self, note: str) -> None:
+        self.calls.append((self.name, "start", note))
+
+    def on_round(self, record: dict[str, Any], timing: dict[str, Any]) -> None:
+        self.calls.append((self.name, "round", record["round"]))
+
+    def on_transcript(self, transcript: Any) -> None:
+        self.calls.append((self.name, "transcript", transcript.round))
+
+    def on_end(self) -> None:
+        self.calls.append((self.name, "end"))
+
+
+def test_callbacks_are_called_in_order_and_get_only_the_transcripts_they_ask_for() -> None:
+    calls: list[Any] = []
+    both = CallbackList([Noted("a", calls, (2,)), Noted("b", calls, (2, 3))])
+    assert both.transcript_rounds == {2, 3}
+    both.on_start("1 MiB")
+    both.on_transcript(SimpleNamespace(round=3))
+    both.on_transcript(SimpleNamespace(round=2))
+    both.on_round(RECORD, {"round": 1})
+    both.on_end()
+    assert calls == [
+        ("a", "start", "1 MiB"), ("b", "start", "1 MiB"), ("b", "transcript", 3), ("a", "transcript", 2),
+        ("b", "transcript", 2), ("a", "round", 1), ("b", "round", 1), ("a", "end"), ("b", "end"),
+    ]  # fmt: skip
+
+
+def test_methods_that_are_not_overridden_do_nothing() -> None:
+    plain = CallbackList([Callback()])
+    plain.on_start("")
+    plain.on_round(RECORD, {})
+    plain.on_end()
+    assert not plain.transcript_rounds
+
+
+def test_an_error_in_a_callback_propagates_and_names_it() -> None:
+    class Failing(Callback):
+        def on_round(self, record: dict[str, Any], timing: dict[str, Any]) -> None:
+            raise KeyError("loss")
+
+    with pytest.raises(KeyError, match="loss") as caught:
+        CallbackList([Failing()]).on_round(RECORD, {})
+    assert "Failing.on_round" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("given", [print, Callback])
+def test_what_is_no_callback_is_refused(given: Any) -> None:
+    with pytest.raises(ConfigError, match="instance of a subclass"):
+        CallbackList([given])
+
+
+def test_event_files_hold_every_number_of_a_round(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    callback = TensorBoardCallback(tmp_path)
+    assert not list(tmp_path.iterdir())  # a run's folder must be empty when the run begins
+    callback.on_round(RECORD, {"round": 1, "seconds": 2.0})
+    callback.on_round(RECORD | {"round": 2, "test_accuracy": 0.75}, {"round": 2, "seconds": 3.0})
+    callback.on_end()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    names = sorted(events.Tags()["scalars"])
+    assert names == [
+        "round/test_accuracy",
+        "round/test_loss",
+        "time/seconds",
+        "uplink/update",
+    ]
+    assert [(e.step, e.value) for e in events.Scalars("round/test_accuracy")] == [(1, 0.5), (2, 0.75)]
