@@ -71,7 +71,8 @@ def test_everything_but_sealing_works_without_the_services_extra() -> None:
 def test_training_on_digits_imports_neither_scikit_learn_nor_torchs_compiler() -> None:
     """Either takes as long as torch itself, every time a command starts."""
     program = (
-        "import sys, torch; from ntkfl.federation.config import RunConfig, execute; "
+        "import sys, torch; from ntkfl.federation.config import RunConfig; "
+        "from ntkfl.federation.simulation import execute; "
         "execute(RunConfig(rounds=1, clients_per_round=2, data={'dataset': 'digits', 'clients': 4}, "
         "model={'hidden': [4]}, method={'name': 'ntk-fl'})); "
         "print([name for name in ('sklearn', 'scipy', 'torch._dynamo', 'matplotlib') if name in sys.modules])"

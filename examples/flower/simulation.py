@@ -4,7 +4,8 @@ The same as `ntkfl flower simulate CONFIG` with a TOML of these settings; needs 
 processes of Ray's, so data and network are named, not passed: each process imports workshops.py, beside this file.
 """
 
-from ntkfl.federation.config import RunConfig, execute
+from ntkfl.federation.config import RunConfig
+from ntkfl.federation.simulation import execute
 from ntkfl.flower.simulate import simulate
 
 config = RunConfig(

@@ -11,7 +11,7 @@ import torch
 from ntkfl.audit.capture import capture, captures, captures_of_run, read_capture
 from ntkfl.audit.received import rows_of, spread
 from ntkfl.errors import ConfigError, RunFolderError
-from ntkfl.federation.config import execute
+from ntkfl.federation.simulation import execute
 from ntkfl.federation.transcript import recorded_rounds
 from ntkfl.tangent import jacobian
 from tests.audit.fixtures import config

@@ -10,7 +10,6 @@ from ntkfl.audit.capture import capture
 from ntkfl.audit.membership import Roc, advantage, attack, infer, matched, on_final_model
 from ntkfl.data import load
 from ntkfl.data.partitions import make
-from ntkfl.federation.config import prepare
 from ntkfl.methods import Task
 from ntkfl.tangent.parameters import flatten
 from tests.audit.fixtures import config

@@ -24,9 +24,10 @@ from ntkfl.compare.spec import Comparison
 from ntkfl.compare.trials import Cell
 from ntkfl.data.npz import deal
 from ntkfl.errors import NTKFLError
-from ntkfl.federation.config import RunConfig, execute
+from ntkfl.federation.config import RunConfig
 from ntkfl.federation.export import export, load_exported
 from ntkfl.federation.run_folder import RunFolder
+from ntkfl.federation.simulation import execute
 from ntkfl.report.clients import bubble_plot
 from ntkfl.report.page import write_report
 

@@ -17,8 +17,9 @@ import ntkfl
 from ntkfl.audit.capture import captures_of_run, read_capture
 from ntkfl.cli import app
 from ntkfl.errors import NTKFLError, TrustError
-from ntkfl.federation.config import RunConfig, execute
+from ntkfl.federation.config import RunConfig
 from ntkfl.federation.export import export
+from ntkfl.federation.simulation import execute
 from ntkfl.safe_parse import read_toml
 
 PLANTED = """

@@ -14,7 +14,7 @@ from PIL import Image
 
 from ntkfl.data.client import Images, read_own
 from ntkfl.errors import ConfigError, DataError
-from ntkfl.federation.config import find_factory
+from ntkfl.federation.build import find_factory
 
 GREY = Images((1, 4, 3), (0.5,), (0.25,))
 

@@ -9,7 +9,7 @@ import torch
 
 from ntkfl.deployment.aggregator import Aggregator
 from ntkfl.deployment.demo_setup import DemoSetup, init
-from ntkfl.federation.transport import play_round
+from tests.federation.rounds import play_round
 from ntkfl.methods import ClientRound
 from tests.deployment.test_aggregator import SETTINGS, Here
 

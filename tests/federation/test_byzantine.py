@@ -11,8 +11,9 @@ import torch
 import ntkfl
 from ntkfl.errors import ConfigError
 from ntkfl.federation.byzantine import ByzantineClients, Poison
-from ntkfl.federation.config import RunConfig, execute
+from ntkfl.federation.config import RunConfig
 from ntkfl.federation.run_folder import RunFolder
+from ntkfl.federation.simulation import execute
 from ntkfl.methods import METHODS, NTKFL, ClientRound, FedAvg, Method, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message

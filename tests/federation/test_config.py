@@ -8,7 +8,8 @@ import pytest
 
 from ntkfl.data import IID, ByWriter, Dirichlet, Shards
 from ntkfl.errors import ConfigError
-from ntkfl.federation.config import DataConfig, ModelConfig, RunConfig, execute, prepare
+from ntkfl.federation.config import DataConfig, ModelConfig, RunConfig
+from ntkfl.federation.simulation import execute
 from ntkfl.report.insight import insight
 from ntkfl.report.runs import find
 

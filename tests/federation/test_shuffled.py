@@ -14,7 +14,7 @@ from ntkfl.crypto.row_frames import Announced, BatchKey, seal_rows, unpack_rows
 from ntkfl.errors import ConfigError, MessageError, TooFew
 from ntkfl.federation.byzantine import ByzantineClients, Poison
 from ntkfl.federation.shuffled import LocalShuffler, RowSchema, open_rows, seal_reply
-from ntkfl.federation.transport import play_round
+from tests.federation.rounds import play_round
 from ntkfl.methods import METHODS, NTKFL, ClientRound, Method, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.services.shuffler.store import Shuffler
@@ -242,7 +242,7 @@ def test_whose_rows_the_shuffler_refuses_is_as_if_absent(liars: set[int]) -> Non
     """Also where the lie is as common as the truth, and comes first."""
     task, method, people, lying = scaled_labels(4, liars)
     start = method.start(task, task.like)
-    outcome, traffic = play_round(task, method, start, 1, people, answer=lying.answer)
+    outcome, traffic = play_round(task, method, start, 1, people, respond=lying.answer)
     assert traffic.rejected == {"malformed": sum(len(people[i]) for i in liars)}
     honest = [person for person in people if person.id not in liars]
     alone, none = play_round(task, method, start, 1, honest)
@@ -267,7 +267,7 @@ def test_rows_that_the_shuffler_refuses_in_a_later_exchange_end_the_round() -> N
 def test_one_honest_client_is_no_crowd() -> None:
     task, method, people, lying = scaled_labels(3, {0, 2})
     with pytest.raises(TooFew, match=r"1 clients' rows were taken, too few .* 10 rows were malformed"):
-        play_round(task, method, method.start(task, task.like), 1, people, answer=lying.answer)
+        play_round(task, method, method.start(task, task.like), 1, people, respond=lying.answer)
 
 
 def test_a_run_with_scaled_labels_goes_on(digits: ntkfl.data.Federated) -> None:
@@ -372,6 +372,6 @@ def test_who_sends_more_rows_than_all_others_loses_them() -> None:
         swollen = dataclasses.replace(first, x=first.x[rows], y=(first.y[rows] + 1) % 3)
         return own.answer(task, message, [swollen, *clients[1:]])
 
-    outcome, traffic = play_round(task, method, method.start(task, task.like), 1, people, answer=flood)
+    outcome, traffic = play_round(task, method, method.start(task, task.like), 1, people, respond=flood)
     assert traffic.rejected == {"malformed": 1000}
     assert outcome.diagnostics["samples"] == 5 + 6 + 7

@@ -12,7 +12,7 @@ import torch
 import ntkfl
 from ntkfl.errors import TooFew
 from ntkfl.federation.byzantine import ByzantineClients, Poison
-from ntkfl.federation.transport import play_round
+from tests.federation.rounds import play_round
 from ntkfl.federation.validation import filter_replies
 from ntkfl.methods import METHODS, NTKFL, ClientRound, FedAvg, Method, Task
 from ntkfl.privacy.randomness import Randomness
@@ -149,7 +149,7 @@ def test_when_everything_is_rejected_the_round_is_not_built(method: Method) -> N
         ]
 
     with pytest.raises(TooFew, match=r"nothing that clients sent could be used: \d+ not finite"):
-        play_round(task, method, method.start(task, task.like), 1, people, answer=answer)
+        play_round(task, method, method.start(task, task.like), 1, people, respond=answer)
 
 
 @pytest.mark.parametrize("name", ["ntk-fl", "cp-ntk-fl", "fedavg", "qsgd"])
@@ -160,7 +160,7 @@ def test_a_round_ends_as_if_they_had_not_sent_anything(name: str, kind: str) -> 
     task, people, _ = federation(method)
     start = method.start(task, task.like)
     liars = ByzantineClients(Poison(kind=kind), frozenset({0, 3}))
-    outcome, traffic = play_round(task, method, start, 1, people, answer=liars.answer)
+    outcome, traffic = play_round(task, method, start, 1, people, respond=liars.answer)
     honest, _ = play_round(task, method, start, 1, [person for person in people if person.id not in liars.ids])
     assert outcome.state.keys() == honest.state.keys()
     assert all(torch.equal(value, honest.state[key]) for key, value in outcome.state.items())

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ntkfl.federation.client_randomness import SeededDraws
+from ntkfl.flower.member import Member
 
 import ntkfl
 from ntkfl.deployment.contract import Terms
-from ntkfl.federation.client_randomness import SeededDraws
-from ntkfl.federation.config import build_method
+from ntkfl.federation.build import build_method
 from ntkfl.flower.apps import client_app
-from ntkfl.flower.member import Member
 from ntkfl.flower.server import Deployed, FlowerRun
 from tests.flower.local_grid import App, LocalGrid
 

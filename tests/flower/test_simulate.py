@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from ntkfl.cli import app
 from ntkfl.errors import RunFolderError, TooFew
-from ntkfl.federation.config import RunConfig, execute, prepare
+from ntkfl.federation.config import RunConfig
+from ntkfl.federation.simulation import execute
 from ntkfl.flower.simulate import client_app, serve, simulate
 from tests.flower.federations import NTK, distance
 from tests.flower.local_grid import LocalGrid

@@ -12,7 +12,7 @@ from torch import nn
 import ntkfl
 from ntkfl.errors import ModelError
 from ntkfl.methods import METHODS, NTKFL, ClientRound, FedAvg, Task
-from ntkfl.methods.batchnorm import NAME, answer, converse, flat_statistics, load_statistics, start, statistics
+from ntkfl.methods.batchnorm import NAME, flat_statistics, load_statistics, start, statistics
 from ntkfl.methods.local_sgd import train_locally
 from ntkfl.privacy.randomness import Randomness
 
@@ -44,21 +44,6 @@ def test_one_client_trains_as_plain_pytorch_does() -> None:
     assert own.statistics is not None
     assert (own.statistics - flat_statistics(reference)).abs().max() < 1e-12
     assert torch.equal(flat_statistics(task.model), flat_statistics(model))  # the task's own are as they were
-
-
-def test_statistics_are_averaged_and_sent_along() -> None:
-    task, method = Task(normalised(), 3, "ce"), FedAvg(local_steps=3)
-    state = start(method, task, task.like)
-    clients = [client(0, 20), client(3, 30, seed=1)]
-    conversation = converse(method, task, state, 1, [0, 3])
-    message = next(conversation)
-    assert torch.equal(message.arrays[NAME], state[NAME])
-    replies = answer(method, task, message, clients)
-    assert not torch.equal(replies[0].arrays[NAME], replies[1].arrays[NAME])
-    with pytest.raises(StopIteration) as end:
-        conversation.send(replies)
-    after = end.value.value.state
-    assert torch.allclose(after[NAME], (replies[0].arrays[NAME] + replies[1].arrays[NAME]) / 2)
 
 
 def test_ntk_fl_leaves_them_as_broadcast() -> None:

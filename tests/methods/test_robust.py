@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import ntkfl
 from ntkfl.errors import ConfigError
-from ntkfl.federation.transport import play_round
+from tests.federation.rounds import play_round
 from ntkfl.methods import METHODS, NTKFL, ClientRound, FedAvg, Task
 from ntkfl.methods.robust import (
     budget,
@@ -303,7 +303,7 @@ def test_rows_are_computed_again_without_being_asked_to() -> None:
         return list(replies)
 
     method = NTKFL()
-    outcome, _ = play_round(task, method, method.start(task, task.like), 1, clients, answer=turned)
+    outcome, _ = play_round(task, method, method.start(task, task.like), 1, clients, respond=turned)
     assert outcome.diagnostics["made_up_rows"] == 8
 
 

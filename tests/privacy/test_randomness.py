@@ -10,12 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ntkfl.federation.client_randomness import SeededDraws, SystemDraws
 from scipy import stats
 from scipy.special import ndtri
 
 import ntkfl.models
 from ntkfl.errors import ConfigError
-from ntkfl.federation.client_randomness import SeededDraws, SystemDraws
 from ntkfl.methods import ClientRound, FedAvg, Method, Task
 from ntkfl.methods.ntk_fl import NTKFL
 from ntkfl.methods.stateful_sgd import batch_order

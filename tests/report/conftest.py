@@ -15,7 +15,8 @@ import pytest
 from ntkfl.compare.plan import planned_cells, write_plan
 from ntkfl.compare.search import Chosen
 from ntkfl.compare.spec import Comparison
-from ntkfl.federation.config import RunConfig, execute
+from ntkfl.federation.config import RunConfig
+from ntkfl.federation.simulation import execute
 
 SHOTS = Path(__file__).parents[2] / "build" / "screenshots"
 HOSTILE = "</script><img src=x onerror=alert(1)>"

@@ -13,10 +13,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ntkfl.data import Federated
 from ntkfl.errors import ConfigError, RunFolderError
-from ntkfl.federation.config import Prepared, RunConfig, build_model, execute, prepare
+from ntkfl.federation.build import build_method, build_model, load_data
+from ntkfl.federation.callbacks import Functions
+from ntkfl.federation.config import RunConfig
 from ntkfl.federation.run_folder import Record, RunFolder
-from ntkfl.federation.simulation import Engine
+from ntkfl.federation.simulation import Simulation, execute
 from ntkfl.federation.transcript import Exchange, Transcript, recorded_rounds
 from ntkfl.methods import Method, Task
 from ntkfl.privacy.projection import Projection
@@ -83,41 +86,40 @@ class Capture:
 
 
 def capture(
-    config: RunConfig, round: int, *, prepared: Prepared | None = None, on_round: OnRound | None = None
+    config: RunConfig, round: int, *, data: Federated | None = None, on_round: OnRound | None = None
 ) -> Capture:
     """Play a planned configuration to `round` and capture it."""
-    return captures(config, [round], prepared=prepared, on_round=on_round)[round]
+    return captures(config, [round], data=data, on_round=on_round)[round]
 
 
 def captures(
-    config: RunConfig, rounds: Collection[int], *, prepared: Prepared | None = None, on_round: OnRound | None = None
+    config: RunConfig, rounds: Collection[int], *, data: Federated | None = None, on_round: OnRound | None = None
 ) -> dict[int, Capture]:
     """Several rounds of one planned run, played once."""
-    ready = prepared or prepare(config)
+    data = data or load_data(config)
     heard: list[Transcript] = []
     played = config.model_copy(update={"rounds": max(rounds), "stop_at": None})
-    execute(played, prepared=ready, record_wire=rounds, on_wire=heard.append, on_round=on_round)
-    engine = _engine(config, ready)
-    return {wire.round: _capture(wire, engine) for wire in heard}
+    listener = Functions(on_round=on_round, on_transcript=heard.append, transcript_rounds=rounds)
+    execute(played, data=data, callbacks=[listener])
+    simulation = _simulation(config, data)
+    return {transcript.round: _capture(transcript, simulation) for transcript in heard}
 
 
-def read_capture(
-    folder: Path | str, round: int, *, prepared: Prepared | None = None, allow_code: bool = False
-) -> Capture:
+def read_capture(folder: Path | str, round: int, *, data: Federated | None = None, allow_code: bool = False) -> Capture:
     """A round that was recorded. Truth, for scoring, comes from the run's settings and data; code that they name is run
     only with `allow_code`.
     """
     run = RunFolder(folder)
-    wire = Transcript.read(run, round)
+    transcript = Transcript.read(run, round)
     config = RunConfig.read(run.path / "config.toml", allow_code=allow_code)
-    return _capture(wire, _engine(config, prepared or prepare(config)))
+    return _capture(transcript, _simulation(config, data or load_data(config)))
 
 
 def captures_of_run(
     folder: Path | str,
     rounds: Collection[int],
     *,
-    prepared: Prepared | None = None,
+    data: Federated | None = None,
     on_round: OnRound | None = None,
     allow_code: bool = False,
 ) -> dict[int, Capture]:
@@ -134,9 +136,9 @@ def captures_of_run(
     for number in rounds:
         if not 1 <= number <= len(history):
             raise ConfigError(f"{run.path} has rounds 1 to {len(history)}, not {number}")
-    ready = prepared or prepare(config)
+    data = data or load_data(config)
     have = set(recorded_rounds(run.path)) & set(rounds)
-    found = {number: read_capture(folder, number, prepared=ready, allow_code=allow_code) for number in have}
+    found = {number: read_capture(folder, number, data=data, allow_code=allow_code) for number in have}
     missing = set(rounds) - have
 
     def compare(record: Record, timing: Record) -> None:
@@ -152,50 +154,50 @@ def captures_of_run(
             on_round(record, timing)
 
     if missing:
-        found |= captures(config, missing, prepared=ready, on_round=compare)
+        found |= captures(config, missing, data=data, on_round=compare)
     return found
 
 
-def _engine(config: RunConfig, ready: Prepared) -> Engine:
-    """The run's engine, to ask what clients held; it plays nothing."""
-    return Engine(
-        build_model(config, ready.fed),
-        ready.fed,
-        config.build_method(),
-        config.clients_per_round,
-        config.seed,
-        config.hold_out,
-        ready.shared,
-        None,
-        None,
+def _simulation(config: RunConfig, data: Federated) -> Simulation:
+    """The run's simulation, to ask what clients held; it plays nothing."""
+    return Simulation(
+        build_model(config, data),
+        data,
+        build_method(config.method),
+        clients_per_round=config.clients_per_round,
+        seed=config.seed,
+        hold_out=config.hold_out,
     )
 
 
-def _capture(wire: Transcript, engine: Engine) -> Capture:
-    people = engine.population
-    clients = [people.client(i, wire.round, {}) for i in wire.cohort]
-    raw = [engine.fed.client(i)[0][people.drawn(i, wire.round)] for i in wire.cohort]
-    first, *rest = wire.exchanges
+def _capture(transcript: Transcript, simulation: Simulation) -> Capture:
+    round, cohort, clients = transcript.round, transcript.cohort, simulation.clients
+    held = [simulation.data.client(i)[0] for i in cohort]
+    raw = [x[clients[i].drawn(round, len(x))] for i, x in zip(cohort, held, strict=True)]
+    first, *rest = transcript.exchanges
     second = rest[0] if rest else None
-    down = sum(len(q) * (len(wire.cohort) if len(e.questions) == 1 else 1) for e in wire.exchanges for q in e.questions)
-    rows = engine.fed.rows
+    down = sum(
+        len(q) * (len(cohort) if len(e.questions) == 1 else 1) for e in transcript.exchanges for q in e.questions
+    )
+    rows = simulation.data.rows
+    played = [clients[i].at(round) for i in cohort]
     return Capture(
-        round=wire.round,
-        method=engine.method,
-        task=engine.task,
+        round=round,
+        method=simulation.method,
+        task=simulation.task,
         broadcast=Message.decode(first.questions[0]),
         uploads=[Message.decode(reply) for reply in first.replies],
         losses=[Message.decode(reply) for reply in second.replies] if second else [],
         candidates=Message.decode(second.questions[0]) if second else None,
-        cohort=wire.cohort,
-        truth=[(client.x, client.y) for client in clients],
+        cohort=cohort,
+        truth=[(client.x, client.y) for client in played],
         raw=raw,
         senders=None if first.senders is None else list(first.senders),
-        bytes_up=sum(sum(e.submitted) for e in wire.exchanges),
+        bytes_up=sum(sum(e.submitted) for e in transcript.exchanges),
         bytes_down=down,
-        exchanges=wire.exchanges,
+        exchanges=transcript.exchanges,
         loss_senders=None if second is None or second.senders is None else list(second.senders),
-        projection=people.projection,
-        public=engine.fed.test,
+        projection=clients.projection,
+        public=simulation.data.test,
         pixels=(rows.mean, rows.std) if rows.mean else None,
     )

@@ -15,6 +15,7 @@ from ntkfl.audit.capture import Capture
 from ntkfl.audit.deep_leakage import Settings
 from ntkfl.audit.finding import ROLES, Finding
 from ntkfl.audit.views import views
+from ntkfl.federation.build import build_method
 from ntkfl.federation.config import RunConfig
 from ntkfl.methods.ntk_fl import NTKFL
 from ntkfl.version import __version__
@@ -66,7 +67,7 @@ class Study:
 
 def undefended(config: RunConfig) -> RunConfig:
     """The same task with every stage of hiding switched off, and few clients: what the attacks do then."""
-    method = config.build_method()
+    method = build_method(config.method)
     options = method.model_dump(mode="json")
     known = {name: value for name, value in options.items() if name in type(method).model_fields}
     stripped = {name: value for name, value in known.items() if name not in _OFF}

@@ -27,7 +27,9 @@ from ntkfl.audit import labels, linkage, membership, projection, reconstruction
 from ntkfl.audit.capture import Capture, captures
 from ntkfl.audit.finding import Finding
 from ntkfl.compare.spec import Comparison, Entry
-from ntkfl.federation.config import Prepared, RunConfig, prepare
+from ntkfl.data import Federated
+from ntkfl.federation.build import load_data, spelled_out
+from ntkfl.federation.config import RunConfig
 from ntkfl.federation.run_folder import Record
 from ntkfl.methods.ntk_fl import NTKFL
 from ntkfl.privacy.accounting import Guarantee, client_guarantees, record_guarantees
@@ -70,15 +72,15 @@ class Row:
         return Finding(column, "aggregator", column, "", tuple(values), statistics.fmean(guesses))
 
 
-def measure(config: RunConfig, prepared: Prepared) -> dict[str, Any]:
+def measure(config: RunConfig, data: Federated) -> dict[str, Any]:
     """Train, listen, attack: a cell's numbers, all plain."""
     history: list[Record] = []
     every = max(1, config.rounds // (LISTENED - 1))
     rounds = sorted({max(1, config.rounds - i * every) for i in range(LISTENED)})
-    heard = captures(config, rounds, prepared=prepared, on_round=lambda record, _: history.append(record))
+    heard = captures(config, rounds, data=data, on_round=lambda record, _: history.append(record))
     last, earlier = heard[rounds[-1]], [heard[n] for n in rounds[:-1]]
     found = attacks(last, earlier, config.seed)
-    guarantees = guarantees_of(last, history, config, len(prepared.fed))
+    guarantees = guarantees_of(last, history, config, len(data))
     return {
         "accuracy": history[-1]["test_accuracy"],
         "uplink_mib": sum(r["uplink_bytes"] for r in history) / 2**20,
@@ -151,21 +153,21 @@ def run(
 
 def _path(cache: Path, config: RunConfig) -> Path:
     """A cell's file, by all that determines it."""
-    text = json.dumps(config.dump(), sort_keys=True)
+    text = json.dumps(spelled_out(config), sort_keys=True)
     return cache / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
 
 
 def _work(config: RunConfig, cache: Path) -> None:
     cache.mkdir(parents=True, exist_ok=True)
     method = {k: v for k, v in config.method.items() if k in ("name", "shared_fraction")}
-    prepared = _prepared(config.model_copy(update={"method": method}).model_dump_json())
-    write_atomically(_path(cache, config), json.dumps(measure(config, prepared)).encode())
+    data = _prepared(config.model_copy(update={"method": method}).model_dump_json())
+    write_atomically(_path(cache, config), json.dumps(measure(config, data)).encode())
 
 
 @lru_cache(maxsize=1)
-def _prepared(config: str) -> Prepared:
+def _prepared(config: str) -> Federated:
     """Equal data are prepared once by each worker; of a method's options only those are in it that change them."""
-    return prepare(RunConfig.model_validate_json(config))
+    return load_data(RunConfig.model_validate_json(config))
 
 
 def verdict(row: Row, rows: Sequence[Row], column: str) -> str:

@@ -26,10 +26,10 @@ def aggregate(
     from ntkfl.deployment.aggregator import Aggregator  # needs the extra
 
     aggregator = Aggregator(folder, out, say=lambda line: typer.echo(line, err=True), allow_code=allow_code)
-    rounds = aggregator.deployment.rounds
-    display = RoundDisplay(aggregator.method.name, rounds, quiet=False)
-    typer.echo(f"waits for {aggregator.deployment.clients} clients at {aggregator.pins.shuffler.aggregator_url}")
+    settings = aggregator.settings
+    display = RoundDisplay(aggregator.server.method.name, settings.rounds, quiet=False)
+    typer.echo(f"waits for {settings.clients} clients at {aggregator.federation.shuffler.aggregator_url}")
     allowed = " --allow-code" if allow_code else ""
     with stoppable(lambda: f"stopped; go on with: ntkfl aggregate {folder} --out {out}{allowed}"), display:
-        history = aggregator.run(on_round=display.show)
-    display.summary(history, aggregator.out.records("timings.jsonl"), out)
+        run = aggregator.run(on_round=display.show)
+    display.summary(run.history, run.timings, out)

@@ -13,8 +13,10 @@ from rich.table import Table
 from ntkfl.cli.steps import Steps
 from ntkfl.cli.stopping import stoppable
 from ntkfl.cli.verbs import AllowCode
+from ntkfl.data import Federated
 from ntkfl.errors import ConfigError
-from ntkfl.federation.config import Prepared, RunConfig, prepare
+from ntkfl.federation.build import build_method, load_data
+from ntkfl.federation.config import RunConfig
 from ntkfl.federation.run_folder import Record, RunFolder, write_atomically
 from ntkfl.federation.transcript import recorded_rounds
 
@@ -78,7 +80,7 @@ def _audit(
     number = round if round is not None else (recorded[-1] if recorded else 1)
     if run is None and number > planned.rounds:
         raise ConfigError(f"the run is planned for {planned.rounds} rounds: there is no round {number}")
-    method = planned.build_method()
+    method = build_method(planned.method)
     if quick and run is None and not method.shuffle:
         planned = planned.model_copy(update={"clients_per_round": min(_QUICK_CLIENTS, planned.clients_per_round)})
     before = [n for n in range(max(1, number - earlier), number) if method.shuffle and not quick]
@@ -95,16 +97,16 @@ def _audit(
             steps.end(f"round {record['round']} of {number} played", _ROUND)
 
         steps.begin("loading the data")
-        ready: Prepared = prepare(planned)
+        data: Federated = load_data(planned)
         steps.begin(f"round {number}: listening", _ROUND)
         rounds = [*before, number]
         caught: dict[int, Capture]
         if run is not None:
-            caught = captures_of_run(run, rounds, prepared=ready, on_round=on_round, allow_code=allow_code)
+            caught = captures_of_run(run, rounds, data=data, on_round=on_round, allow_code=allow_code)
         else:
-            caught = captures(planned, rounds, prepared=ready, on_round=on_round)
-        bare = captures(undefended(planned), [1], prepared=ready)[1] if reference else None
-        final = _on_final_model(run, planned, caught[number], ready, seed) if run is not None else []
+            caught = captures(planned, rounds, data=data, on_round=on_round)
+        bare = captures(undefended(planned), [1], data=data)[1] if reference else None
+        final = _on_final_model(run, planned, caught[number], data, seed) if run is not None else []
         settings = {"method": method.name, "dataset": planned.data.dataset, "seed": planned.seed, "quick": quick}
         result = study(
             caught[number],
@@ -134,14 +136,14 @@ def _audit(
         console.print(f"written to {out}: index.html, findings.json{', grid.png' if grid else ''}")
 
 
-def _on_final_model(run: Path, plan: RunConfig, capture: Capture, prepared: Prepared, seed: int) -> list[Finding]:
+def _on_final_model(run: Path, plan: RunConfig, capture: Capture, data: Federated, seed: int) -> list[Finding]:
     """What an outsider learns from the run's model as it is handed out."""
     from ntkfl.audit.membership import on_final_model
 
     folder = RunFolder(run)
     tensors = folder.load_checkpoint()[1]
     taken = sorted({i for record in folder.records() for i in record["clients"]})
-    fed = prepared.fed.hold_out(plan.hold_out, seed=plan.seed)[0] if plan.hold_out else prepared.fed
+    fed = data.hold_out(plan.hold_out, seed=plan.seed)[0] if plan.hold_out else data
     return on_final_model(capture, tensors["averaged"][: capture.weights.numel()], fed, taken, seed)
 
 

@@ -142,7 +142,7 @@ def run(
     Example: ntkfl flower run fl/server --out runs/a
     """
     from ntkfl.data.client import Images, read_own
-    from ntkfl.federation.config import find_factory
+    from ntkfl.federation.build import find_factory
     from ntkfl.federation.run_folder import Record, RunFolder
     from ntkfl.flower.apps import server_app
     from ntkfl.flower.quiet import quiet

@@ -24,9 +24,9 @@ def join(
     Example: ntkfl join trial/clients/client-0 --data mine.npz
     """
     from ntkfl.data.npz import read_client
-    from ntkfl.deployment.client import Participant  # needs the extra
+    from ntkfl.deployment.client import ShuffledClient  # needs the extra
 
     x, y = read_client(data)
     allowed = " --allow-code" if allow_code else ""
     with stoppable(lambda: f"stopped; the same command takes part again: ntkfl join {folder} --data {data}{allowed}"):
-        Participant(folder, x, y, patience=patience, say=typer.echo, allow_code=allow_code).run()
+        ShuffledClient(folder, x, y, patience=patience, say=typer.echo, allow_code=allow_code).run()

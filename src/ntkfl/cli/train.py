@@ -141,7 +141,8 @@ def train(
         parse_steps,
     )  # slow to import, as all below the verbs is
     from ntkfl.cli.progress import RoundDisplay
-    from ntkfl.federation.config import execute
+    from ntkfl.federation.callbacks import Functions
+    from ntkfl.federation.simulation import execute
 
     given: dict[str, Any] = {
         "rounds": rounds, "clients_per_round": clients_per_round, "hold_out": hold_out, "stop_at": stop_at,
@@ -172,8 +173,8 @@ def train(
 
     with stoppable(lambda: _stopped(out, bool(run_config.code))), display:
         run = execute(
-            run_config, out=out, resume=resume, device=device, record_wire=record_wire or (),
-            on_start=display.note, on_round=on_round,
+            run_config, out=out, resume=resume, device=device, record=record_wire or (),
+            callbacks=[Functions(on_start=display.note, on_round=on_round)],
         )  # fmt: skip
     if events:
         events.close()

@@ -10,8 +10,9 @@ from pydantic import Field
 
 from ntkfl.data import load
 from ntkfl.errors import ConfigError, DataError, unknown
+from ntkfl.federation.build import build_method
 from ntkfl.federation.byzantine import Poison
-from ntkfl.federation.config import DataConfig, ModelConfig, RunConfig, build_method
+from ntkfl.federation.config import DataConfig, ModelConfig, RunConfig
 from ntkfl.options import Options
 from ntkfl.safe_parse import read_toml
 

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Self
 
 from ntkfl.atomic import write_atomically
+from ntkfl.data import Federated
 from ntkfl.devices import find_device
 from ntkfl.errors import Diverged, NTKFLError, NumericalError
-from ntkfl.federation.config import Prepared, RunConfig, execute, prepare
+from ntkfl.federation.build import load_data, spelled_out
+from ntkfl.federation.config import RunConfig
 from ntkfl.federation.run_folder import Record, RunFolder
+from ntkfl.federation.simulation import execute
 from ntkfl.processes import Pool
 
 
@@ -29,7 +32,7 @@ class Cell:
 
     @property
     def key(self) -> str:
-        values = self.config.dump()
+        values = spelled_out(self.config)
         values = {k: v for k, v in values.items() if k not in ("rounds", "stop_at")}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -103,8 +106,8 @@ class Workers:
 
 def _work(cell: Cell, device: str | None) -> None:
     try:
-        prepared = _prepared(cell.config.model_copy(update={"method": _data_options(cell.config)}).model_dump_json())
-        execute(cell.config, prepared=prepared, out=cell.folder.path, resume=True, device=device)
+        data = _prepared(cell.config.model_copy(update={"method": _data_options(cell.config)}).model_dump_json())
+        execute(cell.config, data=data, out=cell.folder.path, resume=True, device=device)
     except (NumericalError, Diverged) as error:  # a setting that diverges is a result, not a failure of the comparison
         write_atomically(cell.folder.path / "failed.txt", str(error).encode())
     except NTKFLError as error:
@@ -117,5 +120,5 @@ def _data_options(config: RunConfig) -> dict[str, object]:
 
 
 @lru_cache(maxsize=2)
-def _prepared(config: str) -> Prepared:
-    return prepare(RunConfig.model_validate_json(config))
+def _prepared(config: str) -> Federated:
+    return load_data(RunConfig.model_validate_json(config))

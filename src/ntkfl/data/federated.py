@@ -31,6 +31,7 @@ class Federated:
     indices: tuple[Tensor, ...]
     classes: int | None
     description: Mapping[str, Any]
+    shared: tuple[Tensor, Tensor] | None = None  # data that the server holds for all clients (data-share)
 
     def __post_init__(self) -> None:
         if not self.indices:
@@ -65,6 +66,10 @@ class Federated:
     def test(self) -> tuple[Tensor, Tensor]:
         """The test set, x and y as for a client. Kept once made, as every round asks for it: do not write into it."""
         return self.test_rows.take()
+
+    def with_shared(self, x: Tensor, y: Tensor) -> Federated:
+        """The same clients, and data x, y that the server holds for all of them: what `data-share` deals out."""
+        return replace(self, shared=(x, y))
 
     @property
     def sizes(self) -> list[int]:

@@ -10,26 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from ntkfl.crypto.receipt import check_receipt
 from ntkfl.crypto.row_frames import Announced, BatchKey
 from ntkfl.deployment.contract import Federation
 from ntkfl.deployment.ledger import Ledger
-from ntkfl.errors import ConfigError, DataError, MessageError, NTKFLError, Refused, TrustError
-from ntkfl.federation.client_randomness import Draws, SystemDraws
+from ntkfl.errors import ConfigError, MessageError, NTKFLError, Refused, TrustError
+from ntkfl.federation.client import Client, ClientRandomness, SystemRandomness, check_data
 from ntkfl.federation.evaluation import counts, noisy_counts, rounded, score_rows
-from ntkfl.federation.shuffled import seal_messages, seal_reply
-from ntkfl.methods import ClientRound, State, Task
-from ntkfl.privacy.subsample import subsample
+from ntkfl.federation.shuffled import seal_messages
+from ntkfl.methods import Task
 from ntkfl.services.announcement import EVALUATION, MOST_EXCHANGES, Announcement
 from ntkfl.services.http.client import ANNOUNCED, HttpClient
 from ntkfl.services.key_server.client import Identity
 from ntkfl.wire import Message
 
 
-class Participant:
+class ShuffledClient:
     """One client or evaluator, its folder and its data: x [n, *inputs], y classes [n] or real [n, outputs]."""
 
     def __init__(
@@ -38,12 +36,12 @@ class Participant:
         x: Tensor,
         y: Tensor,
         *,
-        draws: Draws | None = None,
+        randomness: ClientRandomness | None = None,
         patience: float = 60,
         say: Callable[[str], None] = print,
         allow_code: bool = False,
     ) -> None:
-        self.pins, self.draws, self.say = Federation.read(folder), draws or SystemDraws(), say
+        self.pins, self.say = Federation.read(folder), say
         terms = self.pins.terms
         check_data(x, y, terms.inputs, terms.outputs)
         model = terms.build_model(seed=0, allow_code=allow_code)  # before anybody hears of this client
@@ -52,18 +50,23 @@ class Participant:
         self.shuffler.identify(self.identity.current, self.identity.signing)
         self.name, self.role = self.identity.known.client, self.identity.known.role
         self.method = terms.build_method()
-        dtype = getattr(torch, terms.precision)
-        x = x.to(dtype)
+        task = Task(model, terms.outputs, self.method.loss, label_smoothing=self.method.label_smoothing)
+        self.x, self.y = self._placed(x, y, task)
+        rows = terms.max_rows if self.method.sampled else None
+        own = randomness or SystemRandomness()
+        self.client = Client(0, task, self.method, lambda: (self.x, self.y), own, rows=rows)
+        self._round: int | None = None  # of the protocol, whose first exchange was answered
+        self.ledger = Ledger(folder, self.pins.run)
+        self._path = f"/v1/runs/{self.pins.run}"
+
+    def _placed(self, x: Tensor, y: Tensor, task: Task) -> tuple[Tensor, Tensor]:
+        """The samples as the network gets them: projected with the key server's seed, where the method projects."""
+        x, terms = x.to(task.like.dtype), self.pins.terms
         if self.method.projected_dim is not None:
             projection = self.method.make_projection(self.identity.seed(), terms.inputs)
             assert projection is not None
             x = projection(x)
-        self.x, self.y = x, y.to(dtype) if y.is_floating_point() else y.long()
-        self.task = Task(model, terms.outputs, self.method.loss, label_smoothing=self.method.label_smoothing)
-        self.ledger = Ledger(folder, self.pins.run)
-        self._client: tuple[int, ClientRound] | None = None
-        self._memory: State = {}
-        self._path = f"/v1/runs/{self.pins.run}"
+        return x, y.to(task.like.dtype) if y.is_floating_point() else y.long()
 
     def run(self) -> int:
         """Take part until the aggregator ends the run; the number of exchanges answered."""
@@ -135,31 +138,40 @@ class Participant:
 
     def answer(self, said: Announcement) -> bytes | None:
         """Send what was asked for: the shuffler's receipt; None if this client was not asked."""
-        asked = said.batch is not None and self.name in said.batch.cohort
         if said.message is None or said.announced is None or said.sealing_key is None:
             return None
+        asked = said.batch is not None and self.name in said.batch.cohort
         where = (said.sealing_key, self.pins.federation, self.pins.run, said.announced)
-        if said.kind == "evaluate":
-            if self.role != "evaluator" and not asked:
-                return None
-            if self.role == "evaluator":
-                rows, kind = [self._counts(said.message)], "reports"
-            else:  # on the round's samples alone: no more of this client shows than in training
-                client = self.method.private(self.task, self._sampled(said.key, said.message.round))
-                rows, kind = score_rows(self.task, said.message, client.x, client.y), "rows"
-            count = 1 if said.batch is None else self.pins.terms.max_rows
-            self._check_rows(said, count)
-            if len(rows) > count:
-                rows = self.draws.subsampling(said.message.round).sample(rows, count)
-            return self._send(kind, said.announced, seal_messages(rows, count, *where))
-        if not asked or said.batch is None or self.role != "client":
+        if said.kind == "evaluate" and self.role == "evaluator":
+            self._check_rows(said, 1)
+            return self._send("reports", said.announced, seal_messages([self._counts(said.message)], 1, *where))
+        if not asked or self.role != "client":
             return None
-        client = self._sampled(said.key, said.message.round)
-        reply = self.method.answer(self.task, said.message, [client])[0]
-        self._memory = client.memory
-        count = self.pins.terms.max_rows if reply.kind in self.method.sampled else 1
+        if said.kind == "evaluate":
+            rows, count = self._score_rows(said.key, said.message), self.pins.terms.max_rows
+        else:
+            self._begin(said.key)
+            reply = self.client.answer(said.message, said.key.round)
+            rows, count = self.method.split(reply), self.pins.terms.max_rows if reply.kind in self.method.sampled else 1
         self._check_rows(said, count)
-        return self._send("rows", said.announced, seal_reply(self.method, reply, count, *where))
+        return self._send("rows", said.announced, seal_messages(rows, count, *where))
+
+    def _begin(self, key: BatchKey) -> None:
+        """A round of the protocol begins with its first exchange. One that is tried again has another number, and gets
+        other samples.
+        """
+        if key.exchange == 0:
+            self.client.rest()
+            self._round = key.round
+        if self._round != key.round:
+            raise ConfigError(f"round {key.round} goes on, but this client was not there at its beginning")
+
+    def _score_rows(self, key: BatchKey, message: Message) -> list[Message]:
+        """Of the round's samples alone: no more of this client shows than in training."""
+        self._begin(key)
+        client = self.method.private(self.client.task, self.client.at(message.round, key.round))
+        rows, most = score_rows(self.client.task, message, client.x, client.y), self.pins.terms.max_rows
+        return rows if len(rows) <= most else self.client.randomness.subsampling(message.round).sample(rows, most)
 
     def _check_rows(self, said: Announcement, count: int) -> None:
         """`TrustError` where every client is to send another number of rows than such a reply has by contract."""
@@ -170,9 +182,9 @@ class Participant:
         """An evaluator's answer, no more exact than the contract says."""
         terms = self.pins.terms
         if terms.private:
-            answer = noisy_counts(self.task, message, self.x, self.y, terms.count_epsilon)
+            answer = noisy_counts(self.client.task, message, self.x, self.y, terms.count_epsilon)
         else:
-            answer = counts(self.task, message, self.x, self.y)
+            answer = counts(self.client.task, message, self.x, self.y)
         return rounded(answer, terms.count_multiple) if terms.count_multiple > 1 else answer
 
     def _send(self, kind: str, announced: Announced, framed: bytes) -> bytes:
@@ -186,36 +198,7 @@ class Participant:
         check_receipt(receipt, shuffler, self.pins.federation, self.pins.run, announced)
         return receipt
 
-    def _sampled(self, key: BatchKey, number: int) -> ClientRound:
-        """This round's client, with the samples drawn at its first exchange. A round that is tried again has another
-        key, and gets other samples; `number` is that of training, which only seeded draws look at.
-        """
-        if key.exchange == 0:
-            draw = self.draws.subsampling(number)
-            most = self.pins.terms.max_rows if self.method.sampled else None
-            rows = subsample(len(self.y), self.method.subsample_rate, draw, most)
-            own = self.draws.randomness(number)
-            client = ClientRound(0, self.x[rows], self.y[rows], own, dict(self._memory))
-            self._client = (key.round, client)
-        if self._client is None or self._client[0] != key.round:
-            raise ConfigError(f"round {key.round} goes on, but this client was not there at its beginning")
-        return self._client[1]
-
 
 def _sequence(said: str, before: int) -> int:
     """The number of the announcement just received; the next one, if the shuffler does not say."""
     return max(before + 1, int(said)) if said.isdecimal() and len(said) < 19 else before + 1
-
-
-def check_data(x: Tensor, y: Tensor, inputs: tuple[int, ...], outputs: int) -> None:
-    if len(x) == 0 or len(x) != len(y):
-        raise DataError(f"{len(x)} inputs and {len(y)} labels: at least one, and as many of one as of the other")
-    if tuple(x.shape[1:]) != inputs:
-        raise DataError(f"inputs of shape {list(x.shape[1:])}; the run's terms say {list(inputs)}")
-    if not bool(x.isfinite().all()):
-        raise DataError("an input is not finite")
-    if y.is_floating_point():
-        if y.ndim != 2 or y.shape[1] != outputs or not bool(y.isfinite().all()):
-            raise DataError(f"real targets must be finite and of shape [n, {outputs}], got {list(y.shape)}")
-    elif y.ndim != 1 or not 0 <= int(y.min()) <= int(y.max()) < outputs:
-        raise DataError(f"labels must be whole numbers from 0 to {outputs - 1}, one per sample")

@@ -15,9 +15,11 @@ from torch import nn
 
 from ntkfl.atomic import write_atomically
 from ntkfl.errors import ConfigError
-from ntkfl.federation.config import ModelConfig, build_method, refuse_code
+from ntkfl.federation.build import build_method, build_network
+from ntkfl.federation.config import ModelConfig, refuse_code
 from ntkfl.methods import Method
 from ntkfl.options import Options
+from ntkfl.safe_parse import read_toml
 from ntkfl.services.trusted_peers import FILE, TrustedPeers
 
 
@@ -54,7 +56,7 @@ class Terms(Options):
         self.check_code(allow_code)
         method = self.build_method()
         shape = method.model_input_shape(self.inputs)
-        model = self.model.suited(method).build(shape, self.outputs, seed)
+        model = build_network(self.model.suited(method), shape, self.outputs, seed)
         return model.to(getattr(torch, self.precision))
 
 
@@ -77,6 +79,22 @@ class Contract(Terms):
     def private(self) -> bool:
         """Whether the method bounds and noises what clients send."""
         return self.method.get("clip") is not None or bool(self.method.get("label_flip"))
+
+
+class Deployment(Contract):
+    """run.toml: the contract, and what only the aggregator decides."""
+
+    clients: int = Field(ge=2, description="clients to wait for before the first round")
+    evaluators: int = Field(0, ge=0, description="evaluators to wait for; without any, each round's clients count")
+    seed: int = Field(0, ge=0, description="of the first weights and the choice of clients")
+    quorum: int = Field(1, ge=1, description="good rows below which a round is not built")
+    round_seconds: float = Field(120, ge=1, description="until an exchange goes on without those who have not answered")
+    patience: float = Field(600, gt=0, description="seconds to wait for enough clients before a round has failed")
+    attempts: int = Field(3, ge=1, description="times in a row that a round may fail before the run stops")
+
+    @staticmethod
+    def read(path: Path) -> Deployment:
+        return Deployment(**read_toml(path))
 
 
 class Federation(TrustedPeers):

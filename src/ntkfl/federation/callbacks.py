@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ntkfl.errors import ConfigError
 from ntkfl.federation.run_folder import Record
+from ntkfl.progress import RoundLine
 
 if TYPE_CHECKING:
     from ntkfl.federation.transcript import Transcript
@@ -23,6 +24,9 @@ class Callback:
 
     transcript_rounds: Collection[int] = ()
     """Rounds of which this callback wants the messages: only those are passed to `on_transcript`."""
+
+    def on_begin(self, rounds: int) -> None:
+        """Once, first of all: how many rounds are planned."""
 
     def on_start(self, note: str) -> None:
         """Before the first round: one line about the run, such as the memory a round needs. May be called twice."""
@@ -49,6 +53,10 @@ class CallbackList(Callback):
                 )
         self.transcript_rounds = frozenset().union(*(callback.transcript_rounds for callback in self.callbacks))
 
+    def on_begin(self, rounds: int) -> None:
+        for callback in self.callbacks:
+            _call(callback.on_begin, rounds)
+
     def on_start(self, note: str) -> None:
         for callback in self.callbacks:
             _call(callback.on_start, note)
@@ -65,6 +73,54 @@ class CallbackList(Callback):
     def on_end(self) -> None:
         for callback in self.callbacks:
             _call(callback.on_end)
+
+
+class Functions(Callback):
+    """A callback made of functions, for those who need one or two."""
+
+    def __init__(
+        self,
+        *,
+        on_start: Callable[[str], None] | None = None,
+        on_round: Callable[[Record, Record], None] | None = None,
+        on_transcript: Callable[[Transcript], None] | None = None,
+        transcript_rounds: Collection[int] = (),
+    ) -> None:
+        self._on_start, self._on_round, self._on_transcript = on_start, on_round, on_transcript
+        self.transcript_rounds = transcript_rounds
+
+    def on_start(self, note: str) -> None:
+        if self._on_start:
+            self._on_start(note)
+
+    def on_round(self, record: Record, timing: Record) -> None:
+        if self._on_round:
+            self._on_round(record, timing)
+
+    def on_transcript(self, transcript: Transcript) -> None:
+        if self._on_transcript:
+            self._on_transcript(transcript)
+
+
+class Progress(Callback):
+    """Rounds, accuracy and the time left as one line on standard error: written over in a terminal or notebook, in a
+    log as a line every ten seconds or so. With `log=False`, only where it can be written over.
+    """
+
+    def __init__(self, log: bool = True) -> None:
+        self.log = log
+        self._line: RoundLine | None = None
+
+    def on_begin(self, rounds: int) -> None:
+        self._line = RoundLine(rounds, True if self.log else None).__enter__()
+
+    def on_round(self, record: Record, timing: Record) -> None:
+        if self._line is not None:
+            self._line.show(record, timing)
+
+    def on_end(self) -> None:
+        if self._line is not None:
+            self._line.__exit__(None, None, None)
 
 
 class TensorBoardCallback(Callback):

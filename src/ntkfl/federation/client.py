@@ -146,7 +146,7 @@ class Client:
 
 
 def check_data(x: Tensor, y: Tensor, inputs: tuple[int, ...], outputs: int) -> None:
-    """`DataError` for samples that are not x [n, *inputs] with classes y [n] below `outputs`, or real y [n, outputs]."""
+    """`DataError` unless x is [n, *inputs], and y classes [n] below `outputs` or real [n, outputs]."""
     if len(x) == 0 or len(x) != len(y):
         raise DataError(f"{len(x)} inputs and {len(y)} labels: at least one, and as many of one as of the other")
     if tuple(x.shape[1:]) != inputs:

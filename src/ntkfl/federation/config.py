@@ -1,37 +1,23 @@
-"""A run as people write it down: names and numbers in TOML, from which data, model and method are built."""
+"""A run as people write it down: names and numbers in TOML. `build.py` turns them into data, model and method."""
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from ntkfl.data import NAMES, Federated, load
+from ntkfl.data import NAMES
 from ntkfl.data.partition import Partition
 from ntkfl.data.partitions import PARTITIONS, make
 from ntkfl.errors import ConfigError, TrustError, unknown
 from ntkfl.federation.byzantine import Poison
-from ntkfl.federation.memory_check import available_bytes
-from ntkfl.federation.run import Run
-from ntkfl.federation.run_folder import Record
-from ntkfl.federation.seeds import derive
-from ntkfl.federation.simulation import train
-from ntkfl.federation.transcript import Transcript
-from ntkfl.federation.transport import Carrier
-from ntkfl.methods import METHODS, Method
+from ntkfl.methods import Method
 from ntkfl.models import MODELS
 from ntkfl.options import Options
 from ntkfl.safe_parse import read_toml
-from ntkfl.version import __version__
 
 
 class DataConfig(Options):
@@ -79,29 +65,6 @@ class ModelConfig(Options):
         if self.name != "mlp" and any(own is not None for own in (self.hidden, self.gain, self.bias)):
             raise ConfigError(f"hidden, gain and bias are of an mlp; give {self.name} its own as options")
 
-    def build(self, input_shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
-        """The network with weights drawn from `seed`, leaving the global generator as it was.
-
-        A factory is called with the shape of one input, the number of outputs, and the options.
-        """
-        own = {"hidden": self.hidden, "gain": self.gain, "bias": self.bias} if self.name == "mlp" else {}
-        options = {name: value for name, value in own.items() if value is not None} | self.options
-        builder = MODELS.get(self.name) or find_factory(self.name)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive(seed, "model"))
-            try:
-                if self.name in MODELS:  # its weights are counted before there are any
-                    with torch.device("meta"), _Undrawn():
-                        _check_room(self.name, builder(tuple(input_shape), outputs, **options))
-                    torch.manual_seed(derive(seed, "model"))
-                model = builder(tuple(input_shape), outputs, **options)
-            except (TypeError, ValueError, OverflowError, MemoryError, RuntimeError) as error:
-                reason = (str(error).splitlines() or [type(error).__name__])[0]
-                raise ConfigError(f"model {self.name!r} cannot be built: {reason}") from error
-        if not isinstance(model, nn.Module):
-            raise ConfigError(f"model {self.name!r} must give an nn.Module, not {type(model).__name__}")
-        return model
-
     @property
     def own(self) -> bool:
         """Whether a user's code builds it."""
@@ -113,40 +76,6 @@ class ModelConfig(Options):
             return self
         given = self.model_dump(exclude_none=True)
         return ModelConfig(**{"hidden": (100,), "gain": 1.0, "bias": 0.0, **method.model_defaults, **given})
-
-
-class _Undrawn(TorchFunctionMode):
-    """Weights that are only counted are not drawn: on no device that would import torch's compiler, for seconds."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return args[0] if func is torch.Tensor.normal_ else func(*args, **(kwargs or {}))
-
-
-def _check_room(name: str, model: nn.Module) -> None:
-    """`ConfigError` where a model's weights alone are more than there is room for."""
-    needed = sum(t.numel() * t.element_size() for t in model.state_dict().values())
-    room = available_bytes(torch.device("cpu"))
-    if room is not None and needed > room:
-        raise ConfigError(
-            f"model {name!r} has weights of {needed / 2**30:,.1f} GiB, and {room / 2**30:.1f} GiB are free"
-        )
-
-
-def find_factory(name: str) -> Callable[..., Any]:
-    """A user's `package.module:factory`; the working directory counts as a place to find packages."""
-    module_name, _, attribute = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"cannot import {module_name!r} for {name!r}: {error}") from None
-    found = getattr(module, attribute, None)
-    if not callable(found):
-        raise ConfigError(f"{module_name!r} has no function {attribute!r}")
-    return found  # type: ignore[no-any-return]  # whatever it is, it can be called
 
 
 def refuse_code(named: Sequence[str], source: str) -> None:
@@ -192,115 +121,6 @@ class RunConfig(Options):
 
     @property
     def code(self) -> list[str]:
-        """Names of a user's own code in it, which `prepare` and `build_model` import and call."""
+        """Names of a user's own code in it, which `build.py` imports and calls."""
         model, data = self.model, self.data
         return [name for name, own in ((model.name, model.own), (data.dataset, data.own)) if own]
-
-    def build_method(self) -> Method:
-        return build_method(self.method)
-
-    def dump(self) -> dict[str, Any]:
-        """What config.toml holds: every setting, defaults included."""
-        method = self.build_method()
-        values = self.model_dump(mode="json", exclude={"method", "model", "poison"})
-        if self.data.own:  # the rest says how others are dealt
-            values["data"] = {"dataset": self.data.dataset}
-        return {
-            "ntkfl": __version__,
-            "simulation": True,
-            **values,
-            **({} if self.poison is None else {"poison": self.poison.model_dump(mode="json")}),
-            "model": self.model.suited(method).model_dump(mode="json"),
-            "method": {"name": method.name} | method.model_dump(mode="json"),
-        }
-
-
-def build_method(options: Mapping[str, Any]) -> Method:
-    """A method from its name and options."""
-    name = options.get("name")
-    if not isinstance(name, str) or name not in METHODS:
-        raise unknown("method", name, METHODS)
-    return METHODS[name](**{k: v for k, v in options.items() if k != "name"})
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What a configuration names, loaded: the clients, and data shared by the server where the method has some."""
-
-    fed: Federated
-    shared: tuple[Tensor, Tensor] | None
-
-
-def prepare(config: RunConfig) -> Prepared:
-    """Load and partition the data. The partition follows the run's seed, so that seeds repeat the whole experiment.
-
-    A method with a `shared_fraction` gets its global set out of the training rows before they are dealt, so that all
-    methods see the same number of samples in all.
-    """
-    fraction = float(getattr(config.build_method(), "shared_fraction", 0.0))
-    if config.data.own:
-        return Prepared(_own_clients(config.data.dataset, fraction), None)
-    dataset = load(config.data.dataset)
-    shared = None
-    if fraction > 0:
-        # The fraction is of what clients hold, so of all rows it is fraction / (1 + fraction).
-        dataset, *taken = dataset.without(fraction / (1 + fraction), seed=config.seed)
-        shared = (taken[0], taken[1])
-    return Prepared(dataset.partition(config.data.how(), seed=config.seed), shared)
-
-
-def _own_clients(name: str, shared_fraction: float) -> Federated:
-    fed = find_factory(name)()
-    if not isinstance(fed, Federated):
-        raise ConfigError(f"{name!r} must give clients (ntkfl.data.from_clients), not {type(fed).__name__}")
-    if shared_fraction > 0:
-        raise ConfigError("a shared_fraction is taken out before clients are dealt theirs, and these come dealt")
-    return fed
-
-
-def execute(
-    config: RunConfig,
-    *,
-    prepared: Prepared | None = None,
-    out: Path | None = None,
-    resume: bool = False,
-    device: str | None = None,
-    record_wire: Collection[int] = (),
-    on_wire: Callable[[Transcript], None] | None = None,
-    on_start: Callable[[str], None] | None = None,
-    on_round: Callable[[Record, Record], None] | None = None,
-    carrier: Carrier | None = None,
-    runtime: str | None = None,
-) -> Run:
-    """Train what the configuration says; with a `carrier`, the `runtime` it belongs to is written down with it."""
-    ready = prepared or prepare(config)
-    return train(
-        build_model(config, ready.fed),
-        ready.fed,
-        config.build_method(),
-        rounds=config.rounds,
-        clients_per_round=config.clients_per_round,
-        seed=config.seed,
-        hold_out=config.hold_out,
-        shared=ready.shared,
-        stop_at=config.stop_at,
-        out=out,
-        resume=resume,
-        device=device,
-        config=config.dump() | ({} if runtime is None else {"runtime": runtime}),
-        record_wire=record_wire,
-        on_wire=on_wire,
-        on_start=on_start,
-        on_round=on_round,
-        progress=False,
-        carrier=carrier,
-        poison=config.poison,
-    )
-
-
-def build_model(config: RunConfig, fed: Federated) -> nn.Module:
-    """The network for these clients, with its first weights."""
-    method = config.build_method()
-    shape = method.model_input_shape(fed.input_shape)
-    model = config.model.suited(method).build(shape, fed.output_dim, config.seed)
-    return model.to(getattr(torch, config.precision))

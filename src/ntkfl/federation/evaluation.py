@@ -7,15 +7,19 @@ chooses the weights that are asked about and could learn a record from exact cou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from ntkfl.errors import MessageError
+from ntkfl.errors import MessageError, TooFew
+from ntkfl.federation.server_state import Batch, ServerState
+from ntkfl.federation.transport import Transport
 from ntkfl.methods import Task
+from ntkfl.methods.batchnorm import NAME
 from ntkfl.privacy.discrete_laplace import discrete_laplace
 from ntkfl.wire import Message, split_rows
 
@@ -33,9 +37,60 @@ class Score:
     samples: int
 
 
-def question(round: int, weights: Tensor) -> Message:
-    """How well do these weights do?"""
-    return Message("evaluate", round, {"weights": weights})
+class Evaluator(Protocol):
+    """Measures the averaged model after a round."""
+
+    def measure(self, state: ServerState, round: int, cohort: Sequence[int]) -> tuple[Score, dict[str, Any]]:
+        """(the score, what else the round's record says of it)."""
+
+
+class OwnTestSet:
+    """On data that the server has; with `validation`, on those of held-out clients too."""
+
+    def __init__(self, test: Batch, validation: Batch | None = None) -> None:
+        self.test, self.validation = test, validation
+
+    def measure(self, state: ServerState, round: int, cohort: Sequence[int]) -> tuple[Score, dict[str, Any]]:
+        averaged = state.average.value
+        accuracy, loss = state.evaluate(averaged, self.test)
+        # The trajectory does not depend on averaging, so one run tells both curves.
+        last = state.evaluate(state.flat_weights(), self.test)[0] if state.method.average else accuracy
+        more: dict[str, Any] = {"last_accuracy": last}
+        if self.validation is not None:
+            held = state.evaluate(averaged, self.validation)
+            more |= {"validation_accuracy": held[0], "validation_loss": held[1]}
+        return Score(accuracy, loss, len(self.test[1])), more
+
+
+class AskedClients:
+    """By those that the transport asks, each report of at most `most` samples. A round that nobody measures is still a
+    round.
+    """
+
+    def __init__(
+        self, transport: Transport, real_targets: bool, say: Callable[[str], None], most: int = MOST_SAMPLES
+    ) -> None:
+        self.transport, self.real_targets, self.say, self.most = transport, real_targets, say, most
+
+    def measure(self, state: ServerState, round: int, cohort: Sequence[int]) -> tuple[Score, dict[str, Any]]:
+        weights, own = state.parts(state.average.value)
+        reports = []
+        try:
+            for report in self.transport.evaluate(question(round, weights, own), cohort):
+                try:
+                    add_up([report], self.real_targets, self.most)
+                    reports.append(report)
+                except MessageError as error:
+                    self.say(f"round {round}: counts were dropped: {error}")
+        except TooFew as error:
+            self.say(f"round {round} was not evaluated: {error}")
+        return add_up(reports, self.real_targets, self.most), {}
+
+
+def question(round: int, weights: Tensor, statistics: Tensor | None = None) -> Message:
+    """How well do these weights do, with these statistics of batch normalisation?"""
+    own = {} if statistics is None or not len(statistics) else {NAME: statistics}
+    return Message("evaluate", round, {"weights": weights} | own)
 
 
 def score_rows(task: Task, message: Message, x: Tensor, y: Tensor) -> list[Message]:

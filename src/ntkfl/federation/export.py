@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from ntkfl.atomic import PART, write_atomically, write_private
 from ntkfl.crypto.context import Secret, bind
 from ntkfl.errors import ConfigError, ModelError, RunFolderError, TrustError
+from ntkfl.federation.build import build_network
 from ntkfl.federation.config import ModelConfig, refuse_code
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.options import Options
@@ -172,7 +173,7 @@ def load_exported(
             raise ModelError("this model was made from Python and has no name: give a network like it as model=")
         if described.model.own and not allow_code:
             refuse_code([described.model.name], str(folder / "export.toml"))
-        model = described.model.build(shape, described.outputs, seed=0).to(getattr(torch, described.precision))
+        model = build_network(described.model, shape, described.outputs, seed=0).to(getattr(torch, described.precision))
     try:
         model.load_state_dict(load_tensors(content))
     except Exception as error:

@@ -91,31 +91,29 @@ class SimulatedClients:
             if key.startswith("client/"):
                 _, number, name = key.split("/", 2)
                 memories.setdefault(int(number), {})[name] = t.to(self.task.like.device)
-        for number, memory in memories.items():
-            self[number].memory.keep(0, memory)
+        for client, memory in memories.items():
+            self[client].memory.keep(0, memory)
 
 
 class LocalTransport(Transport):
-    """To the clients `of` this process, all of which can be asked. Rounds in `record` are told to `on_transcript`."""
+    """To the clients of this process, all of which can be asked."""
 
-    def __init__(
-        self,
-        of: SimulatedClients,
-        byzantine: ByzantineClients | None = None,
-        record: Collection[int] = (),
-        on_transcript: Callable[[Transcript], None] = lambda transcript: None,
-    ) -> None:
-        self.clients, self.byzantine = of, byzantine
-        self._record, self._on_transcript = frozenset(record), on_transcript
-        self._rounds: dict[int, ClientRound] = {}
+    def __init__(self, clients: SimulatedClients, byzantine: ByzantineClients | None = None) -> None:
+        self.clients, self.byzantine = clients, byzantine
+        self.record((), lambda transcript: None)
+        self._round, self._rounds = 0, dict[int, ClientRound]()
         self._recorder: TranscriptRecorder | None = None
+
+    def record(self, rounds: Collection[int], on_transcript: Callable[[Transcript], None]) -> None:
+        """Tell `on_transcript` every message of these rounds."""
+        self._recorded, self._on_transcript = frozenset(rounds), on_transcript
 
     def available(self, wanted: int) -> Sequence[int]:
         return range(len(self.clients))
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
-        self._rounds = {number: self.clients[number].at(round) for number in cohort}
-        self._recorder = TranscriptRecorder(round, cohort) if round in self._record else None
+        self._round, self._rounds = round, {number: self.clients[number].at(round) for number in cohort}
+        self._recorder = TranscriptRecorder(round, cohort) if round in self._recorded else None
 
     def exchange(self, message: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[Message]:
         began = time.perf_counter()
@@ -124,7 +122,7 @@ class LocalTransport(Transport):
         else:
             answers = [reply for number in cohort for reply in self._ask(message[number], [number], traffic)]
         for number in cohort:
-            self.clients[number].memory.keep(0, self._rounds[number].memory)
+            self.clients[number].memory.keep(self._round, self._rounds[number].memory)
         traffic.client_seconds += time.perf_counter() - began
         if self._recorder:
             self._recorder.asked(self.clients.method, message, answers, self.clients.rows)
@@ -147,8 +145,8 @@ class LocalTransport(Transport):
         if self._recorder:
             self._recorder.answered(self.clients.method, replies)
 
-    def end(self) -> None:
-        if self._recorder:
+    def end(self, completed: bool) -> None:
+        if self._recorder and completed:
             self._on_transcript(self._recorder.transcript())
         for number in self._rounds:
             self.clients[number].rest()

@@ -17,9 +17,7 @@ from ntkfl.wire import Message
 Exchange = Callable[[Outgoing], list[Message]]
 
 
-def drive(
-    method: Method, task: Task, state: State, round: int, cohort: Sequence[int], exchange: Exchange
-) -> Outcome:
+def drive(method: Method, task: Task, state: State, round: int, cohort: Sequence[int], exchange: Exchange) -> Outcome:
     """What the round ends with; `exchange` turns a message of the server into the clients' replies."""
     statistics = state.get(NAME)
     if statistics is not None:

@@ -1,56 +1,206 @@
-"""Rounds one after another, each in the run's folder before the next begins."""
+"""The server of a run: one round after another, each in the run's folder before the next begins.
+
+A round: draw a cohort → drive the method over the transport, validating replies → evaluate → record → checkpoint.
+"""
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
+import torch
+from torch import nn
+
+from ntkfl.errors import Diverged, MessageError, NumericalError, OutOfRounds, TooFew
+from ntkfl.federation.evaluation import Evaluator
+from ntkfl.federation.round_driver import drive
+from ntkfl.federation.run import Run
 from ntkfl.federation.run_folder import Record, RunFolder
-from ntkfl.federation.transport import Traffic, why_rejected
-from ntkfl.methods import Outcome, State
+from ntkfl.federation.server_state import ServerState, attempt_labels, draw_cohort
+from ntkfl.federation.transport import Traffic, Transport
+from ntkfl.federation.validation import NOT_FINITE, filter_replies
+from ntkfl.methods import Method, Outcome, State, Task
+from ntkfl.methods.base import Outgoing
+from ntkfl.wire import Message
 
 OnRound = Callable[[Record, Record], None]
 
 
-class Player(Protocol):
-    """Who plays rounds, and what it needs to go on from a checkpoint."""
+class Played(NamedTuple):
+    """A round that succeeded: at which attempt, with which clients, what it ended with and what it sent."""
 
-    def play(self, number: int) -> tuple[Record, Record]: ...
+    attempt: int
+    cohort: Sequence[int]
+    outcome: Outcome
+    traffic: Traffic
 
-    def checkpoint(self) -> State: ...
 
-    def restore(self, tensors: State) -> None: ...
-
-
-def play_rounds(
-    player: Player,
-    folder: RunFolder | None,
-    settings: Mapping[str, Any],
-    *,
-    resume: bool,
-    on_round: OnRound | None = None,
-) -> tuple[list[Record], list[Record]]:
-    """Play `settings["rounds"]` rounds, or as far as `settings["stop_at"]` asks: (history, timings).
-
-    The caller holds the folder's lock.
+class Server:
+    """Trains `model` by `method` with the clients that `transport` reaches. Of a deployment, a round that fails for
+    want of clients or usable replies is tried again with others, `attempts` times in all.
     """
-    rounds, stop_at = int(settings["rounds"]), settings.get("stop_at")
-    history, timings, tensors = folder.open(settings, resume) if folder else ([], [], {})
-    if tensors:
-        player.restore(tensors)
-    for number in range(len(history) + 1, rounds + 1):
-        if stop_at is not None and history and (history[-1]["test_accuracy"] or 0.0) >= stop_at:
-            break
-        record, timing = player.play(number)
-        history.append(record)
-        timings.append(timing)
-        if folder:
-            folder.append("history.jsonl", record)
-            folder.append("timings.jsonl", timing)
-            folder.save_checkpoint(number, player.checkpoint())
-        if on_round:
-            on_round(record, timing)
-    return history, timings
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        method: Method,
+        transport: Transport,
+        evaluator: Evaluator,
+        *,
+        clients_per_round: int,
+        seed: int,
+        attempts: int = 1,
+        deployed: bool = False,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.model, self.task, self.method, self.transport, self.evaluator = model, task, method, transport, evaluator
+        self.clients_per_round, self.seed, self.attempts = clients_per_round, seed, attempts
+        self.deployed, self.say = deployed, say
+        self.state = ServerState(task, method)
+        self._gathered = False
+
+    def run(
+        self, folder: RunFolder | None, settings: Mapping[str, Any], *, resume: bool, on_round: OnRound | None = None
+    ) -> Run:
+        """Play `settings["rounds"]` rounds, or as far as `settings["stop_at"]` asks. With a folder, the run is kept
+        there after every round, and `resume` goes on from it.
+        """
+        with folder.locked() if folder else nullcontext():
+            history, timings = self._rounds(folder, settings, resume, on_round)
+            trained = self.state.trained(self.model)
+            if folder:
+                folder.save_model(trained.state_dict())
+            self.transport.finish()
+        return Run(trained, history, timings, settings, self.checkpoint())
+
+    def _rounds(
+        self, folder: RunFolder | None, settings: Mapping[str, Any], resume: bool, on_round: OnRound | None
+    ) -> tuple[list[Record], list[Record]]:
+        rounds, stop_at = int(settings["rounds"]), settings.get("stop_at")
+        history, timings, tensors = folder.open(settings, resume) if folder else ([], [], {})
+        if tensors:
+            self.restore(tensors)
+            self.say(f"goes on after round {len(history)}")
+        for number in range(len(history) + 1, rounds + 1):
+            if stop_at is not None and history and (history[-1]["test_accuracy"] or 0.0) >= stop_at:
+                break
+            record, timing = self.play(number)
+            history.append(record)
+            timings.append(timing)
+            if folder:
+                folder.append("history.jsonl", record)
+                folder.append("timings.jsonl", timing)
+                folder.save_checkpoint(number, self.checkpoint())
+            if on_round:
+                on_round(record, timing)
+        return history, timings
+
+    def play(self, number: int) -> tuple[Record, Record]:
+        """One round: (record, timing)."""
+        if not self._gathered:
+            self.transport.gather()
+            self._gathered = True
+        began = time.perf_counter()
+        played = self._round(number)
+        evaluation = time.perf_counter()
+        try:
+            record = self._record(number, played)
+        except BaseException:
+            self.transport.end(completed=False)
+            raise
+        self.transport.end(completed=True)
+        now = time.perf_counter()
+        device, client_seconds = self.task.like.device, played.traffic.client_seconds
+        return record, {
+            "round": number,
+            "seconds": now - began,
+            "client_seconds": client_seconds,
+            "server_seconds": evaluation - began - client_seconds,
+            "evaluation_seconds": now - evaluation,
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        }
+
+    def _round(self, number: int) -> Played:
+        """The first attempt that succeeds; the state is what it ended with."""
+        for attempt in range(self.attempts):
+            try:
+                cohort = self._cohort(number, attempt)
+                outcome, traffic = self.attempt(number, cohort)
+                self.state.advance(outcome)
+                return Played(attempt, cohort, outcome, traffic)
+            except OutOfRounds:
+                raise
+            except TooFew as error:
+                if not self.deployed:
+                    raise
+                self.say(f"round {number}, attempt {attempt}: {error}")
+        raise TooFew(f"round {number} failed {self.attempts} times; start again to go on from the last")
+
+    def _cohort(self, number: int, attempt: int) -> list[int]:
+        there = self.transport.available(self.clients_per_round)
+        labels = attempt_labels(number, attempt)
+        return [there[i] for i in draw_cohort(self.seed, len(there), self.clients_per_round, *labels)]
+
+    def attempt(self, number: int, cohort: Sequence[int]) -> tuple[Outcome, Traffic]:
+        """The method's round with these clients, replies validated; the state stays as it is."""
+        traffic = Traffic()
+
+        def exchange(message: Outgoing) -> list[Message]:
+            replies = self._validated(self.transport.exchange(message, cohort, traffic), traffic)
+            self.transport.accepted(replies)
+            return replies
+
+        self.transport.begin(number, cohort)
+        try:
+            return drive(self.method, self.task, self.state.state, number, cohort, exchange), traffic
+        except BaseException as error:
+            self.transport.end(completed=False)
+            if self.transport.anonymous and isinstance(error, MessageError | NumericalError):
+                # Rows that pass for good and are not, and nobody knows whose: ask others.
+                raise TooFew(f"the round cannot be built from its rows: {error}") from None
+            raise
+
+    def _validated(self, replies: list[Message], traffic: Traffic) -> list[Message]:
+        """The replies without the rows, or without the clients, that a round cannot be built from."""
+        anonymous, quorum = self.transport.anonymous, self.transport.quorum
+        filtered = filter_replies(self.method, self.task, replies)
+        traffic.rejected += filtered.rejected
+        traffic.rejected_clients += 0 if anonymous else filtered.touched
+        why = why_rejected(traffic.rejected)
+        if not filtered.replies:
+            diverged = set(filtered.rejected) == {NOT_FINITE} and not anonymous
+            raise (Diverged if diverged else TooFew)(f"nothing that clients sent could be used: {why}")
+        count, what = (filtered.rows, "rows") if anonymous else (len(filtered.replies), "replies")
+        if count < quorum:
+            raise TooFew(f"{count} {what} could be used, below the quorum of {quorum}: {why}")
+        return filtered.replies
+
+    def _record(self, number: int, played: Played) -> Record:
+        attempt, cohort, outcome, traffic = played
+        score, own = self.evaluator.measure(self.state, number, cohort)
+        if score.loss is not None and not math.isfinite(score.loss):
+            raise NumericalError(f"the test loss of round {number} is not finite: the training diverged; lower the lr")
+        names = [self.transport.name(client) for client in cohort]
+        record = record_of(number, score.accuracy, score.loss, outcome, traffic, names) | own
+        if self.deployed:
+            record |= {"attempt": attempt, "evaluated_samples": score.samples}
+        if self.transport.anonymous:
+            record["dropped_rows"] = traffic.dropped
+        record |= self.transport.notes(cohort) | outcome.diagnostics
+        for line in remarks(record):
+            self.say(f"round {number}: {line}")
+        return record
+
+    def checkpoint(self) -> State:
+        return self.state.checkpoint() | self.transport.checkpoint()
+
+    def restore(self, tensors: State) -> None:
+        self.state.restore(tensors)
+        self.transport.restore(tensors)
 
 
 def record_of(
@@ -59,10 +209,10 @@ def record_of(
     loss: float | None,
     outcome: Outcome,
     traffic: Traffic,
-    clients: Sequence[int] | Sequence[str],
+    clients: Sequence[int | str],
 ) -> Record:
     """What every record says of its round; `failed` only where a client did, by name and with the reason, `rejected`
-    only where rows or updates were, by why, and `repeated_rows` only where there were some.
+    only where rows or updates were, by reason, and `repeated_rows` only where there were some.
     """
     rejected: Record = {"rejected": dict(traffic.rejected)} if traffic.rejected else {}
     if traffic.repeated:
@@ -85,6 +235,11 @@ def record_of(
         | rejected
         | ({"failed": dict(traffic.failed)} if traffic.failed else {})
     )
+
+
+def why_rejected(rejected: Mapping[str, int]) -> str:
+    """Counts by reason in words."""
+    return ", ".join(f"{count} {reason}" for reason, count in sorted(rejected.items())) or "nothing came"
 
 
 def remarks(record: Record) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the server of a run has learned so far, whoever its clients are and however it reaches them."""
+"""What the server of a run has learned so far, and how it draws a round's clients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from ntkfl.errors import RunFolderError
-from ntkfl.federation.averaging import RunningAverage
 from ntkfl.federation.seeds import derive
 from ntkfl.methods import Method, Outcome, State, Task
 from ntkfl.methods.batchnorm import NAME, load_statistics, start
@@ -19,28 +18,48 @@ from ntkfl.tangent.parameters import load_flat
 Batch = tuple[Tensor, Tensor]
 
 
+class RunningAverage:
+    """The weights that are reported and saved, never what training goes on from.
+
+    w̄ ← e w̄ + (1−e) w with e = min(cap, n/(n+5)) for the n-th weights, from 0: the first count whole, all fade.
+    """
+
+    def __init__(self, start: Tensor, cap: float) -> None:
+        self.value, self.cap, self.count = start.clone(), cap, 0
+
+    def add(self, weights: Tensor) -> None:
+        e = min(self.cap, self.count / (self.count + 5))
+        self.value = e * self.value + (1 - e) * weights
+        self.count += 1
+
+
 class ServerState:
     """The method's state and the running average of its weights: what a checkpoint holds."""
 
     def __init__(self, task: Task, method: Method) -> None:
         self.task, self.method = task, method
         self.state = start(method, task, task.like)
-        self.average = RunningAverage(self.whole(), method.average)
+        self.average = RunningAverage(self.flat_weights(), method.average)
 
     def advance(self, outcome: Outcome) -> None:
         """Take over what a round ended with."""
         self.state = outcome.state
-        for weights in (*outcome.passed, self.whole()):
+        for weights in (*outcome.passed, self.flat_weights()):
             self.average.add(weights)
 
-    def whole(self) -> Tensor:
+    def flat_weights(self) -> Tensor:
         """The weights and, behind them, the running statistics that are averaged with them."""
         return torch.cat([self.state["weights"], *([self.state[NAME]] if NAME in self.state else [])])
 
-    def evaluate(self, whole: Tensor, batch: Batch) -> tuple[float | None, float]:
+    def parts(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        """(weights [d], statistics [b]) of what `flat_weights` gives; b is 0 for a network without any."""
+        d = self.task.like.numel()
+        return flat[:d], flat[d:]
+
+    def evaluate(self, flat: Tensor, batch: Batch) -> tuple[float | None, float]:
         """(accuracy, mean loss) of weights and statistics; no accuracy for real-valued targets."""
         x, y = batch
-        weights, own = whole[: self.task.like.numel()], whole[self.task.like.numel() :]
+        weights, own = self.parts(flat)
         if len(own):
             load_statistics(self.task.model, own)
         outputs = self.task.predict(weights, x)
@@ -50,10 +69,10 @@ class ServerState:
     def trained(self, model: nn.Module) -> nn.Module:
         """A copy of `model` with the averaged weights and statistics."""
         result = copy.deepcopy(model)
-        whole = self.average.value.to(next(result.parameters()).device)
-        load_flat(result, whole[: self.task.like.numel()])
-        if NAME in self.state:
-            load_statistics(result, whole[self.task.like.numel() :])
+        weights, own = self.parts(self.average.value.to(next(result.parameters()).device))
+        load_flat(result, weights)
+        if len(own):
+            load_statistics(result, own)
         return result
 
     def checkpoint(self) -> State:

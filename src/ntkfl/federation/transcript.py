@@ -130,7 +130,7 @@ class TranscriptRecorder:
         sizes = (self._submitted, self._rows, self._row_bytes)
         self._done.append(Exchange(self._questions, encoded, *sizes, senders, samples))
 
-    def wire(self) -> Transcript:
+    def transcript(self) -> Transcript:
         return Transcript(self.round, self.cohort, tuple(self._done))
 
 

@@ -6,7 +6,6 @@ are: in this process (`local.py`), behind a shuffler (`shuffled.py`), on Flower'
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -37,7 +36,7 @@ class Traffic:
         return self.rejected.total()
 
 
-class Transport(ABC):
+class Transport:
     """A round is `begin`, one or more `exchange`s, perhaps an `evaluate`, and `end`. Clients are numbers here; `name`
     is what records call them.
     """
@@ -48,9 +47,9 @@ class Transport(ABC):
     def gather(self) -> None:
         """Before the first round: wait until the clients that are expected are there."""
 
-    @abstractmethod
     def available(self, wanted: int) -> Sequence[int]:
         """Clients that can be asked now, ascending; `TooFew` where those wanted do not come."""
+        raise NotImplementedError
 
     def name(self, client: int) -> int | str:
         return client
@@ -58,11 +57,11 @@ class Transport(ABC):
     def begin(self, round: int, cohort: Sequence[int]) -> None:
         """A round, or another attempt at it, begins with these clients."""
 
-    @abstractmethod
     def exchange(self, message: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[Message]:
         """Replies ordered by client, or anonymous ones; counts bytes, and who fails. A client that failed in one
         exchange of a round is not asked in the next.
         """
+        raise NotImplementedError
 
     def evaluate(self, message: Message, cohort: Sequence[int]) -> list[Message]:
         """Counts of how well the weights in the message do, from those who can tell; `TooFew` where nobody does."""
@@ -71,8 +70,8 @@ class Transport(ABC):
     def accepted(self, replies: Sequence[Message]) -> None:
         """What was left of an exchange's replies after validation."""
 
-    def end(self) -> None:
-        """The round, or the attempt, is over."""
+    def end(self, completed: bool) -> None:
+        """The round, or the attempt at it, is over."""
 
     def notes(self, cohort: Sequence[int]) -> dict[str, Any]:
         """What the round's record says beyond what every record does."""

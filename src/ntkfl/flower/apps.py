@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from flwr.app import Context, Message
@@ -10,19 +11,20 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from ntkfl.data.client import Images, read_own
-from ntkfl.deployment.client import Participant
+from ntkfl.deployment.aggregator import Aggregator
+from ntkfl.deployment.client import ShuffledClient
 from ntkfl.deployment.contract import Federation
 from ntkfl.errors import ConfigError, NTKFLError
-from ntkfl.federation.client_randomness import SeededDraws, SystemDraws
-from ntkfl.federation.config import find_factory
+from ntkfl.federation.build import find_factory
+from ntkfl.federation.client import SeededRandomness, SystemRandomness
 from ntkfl.federation.run_folder import Record
 from ntkfl.federation.server import OnRound
 from ntkfl.federation.server_state import Batch
+from ntkfl.flower.client import FlowerClient
 from ntkfl.flower.folders import ClientFile
-from ntkfl.flower.member import Member
 from ntkfl.flower.records import in_reply, notes_of, payload_of
-from ntkfl.flower.server import Deployed, FlowerRun
-from ntkfl.flower.shuffled import FlowerAggregator, deliver
+from ntkfl.flower.server import FlowerRun, FlowerServer
+from ntkfl.flower.shuffled import FlowerShufflerTransport, deliver
 
 Say = Callable[[str], None]
 
@@ -44,14 +46,15 @@ def server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        server = (
-            FlowerAggregator(federation, out, grid, nodes, say, allow_code=allow_code)
-            if federation is not None
-            else Deployed(grid, nodes, run, out, test, say, allow_code=allow_code)
-        )
-        records = server.run(on_round)
+        server: Aggregator | FlowerServer
+        if federation is None:
+            server = FlowerServer(grid, nodes, run, out, test, say, allow_code=allow_code)
+        else:
+            reach = partial(FlowerShufflerTransport, grid, nodes)
+            server = Aggregator(federation, out, say, allow_code=allow_code, reach=reach)
+        finished = server.run(on_round)
         if history is not None:
-            history.extend(records)
+            history.extend(finished.history)
 
     return app
 
@@ -69,34 +72,34 @@ def join(
     """The ClientApp of the client whose folder this is; with `federation`, its folder there, behind a shuffler."""
     terms = about.terms if federation is None else Federation.read(federation).terms
     images = Images(terms.inputs, terms.mean, terms.std, terms.class_names)
-    draws = SystemDraws() if seed is None else SeededDraws(seed, about.number)
+    randomness = SystemRandomness() if seed is None else SeededRandomness(seed, about.number)
 
     def read() -> Batch:
         return read_own(data, images, find_factory)
 
     if federation is not None:
-        participant = Participant(federation, *read(), draws=draws, say=say, allow_code=allow_code)
-        if participant.name != about.name:
-            raise ConfigError(f"{federation} is {participant.name}'s folder, {folder} is {about.name}'s")
-        participant.hello()
-        return client_app(participant)
+        client = ShuffledClient(federation, *read(), randomness=randomness, say=say, allow_code=allow_code)
+        if client.name != about.name:
+            raise ConfigError(f"{federation} is {client.name}'s folder, {folder} is {about.name}'s")
+        client.hello()
+        return client_app(client)
     numbers = {"number": about.number, "clients": about.clients, "limit": int(about.max_message_mb * 1e6)}
-    member = Member(terms, folder, read, draws=draws, allow_code=allow_code, **numbers)
+    own = FlowerClient(terms, folder, read, randomness=randomness, allow_code=allow_code, **numbers)
     try:
-        member.data()
+        own.data()
     except NTKFLError as error:  # said here now, and to the server whenever it asks
         say(str(error))
-    return client_app(member)
+    return client_app(own)
 
 
-def client_app(member: Member | Participant) -> ClientApp:
-    """Answers as a client with its own data; as a participant of a federation, with receipts."""
+def client_app(client: FlowerClient | ShuffledClient) -> ClientApp:
+    """Answers as a client with its own data; as one behind a shuffler, with receipts."""
     app = ClientApp()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        if isinstance(member, Participant):
-            return in_reply(deliver(member, payload_of(message)), message)
-        return in_reply(member.answer(payload_of(message), str(notes_of(message).get("run", ""))), message)
+        if isinstance(client, ShuffledClient):
+            return in_reply(deliver(client, payload_of(message)), message)
+        return in_reply(client.answer(payload_of(message), str(notes_of(message).get("run", ""))), message)
 
     return app

@@ -1,8 +1,8 @@
 """Flower's simulation: a round's clients spread over this machine's (or a Ray cluster's) cores and GPUs.
 
-The ServerApp is `train` with a carrier; a ClientApp is told which client it is, so there are only as many virtual nodes
-as a round has clients, however many the federation has. Here all roles are one owner's: a shuffler is played by the
-server, as in a simulation without Flower.
+The ServerApp is `execute` with a transport; a ClientApp is told which client it is, so there are only as many virtual
+nodes as a round has clients, however many the federation has. Here all roles are one owner's: a shuffler is played by
+the server, as in a simulation without Flower.
 """
 
 from __future__ import annotations
@@ -20,21 +20,24 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
+from ntkfl.data import Federated
 from ntkfl.errors import ConfigError
+from ntkfl.federation.build import build_method, build_model, load_data
 from ntkfl.federation.byzantine import ByzantineClients
-from ntkfl.federation.client import Population
-from ntkfl.federation.config import Prepared, RunConfig, build_model, execute, prepare
+from ntkfl.federation.callbacks import Functions
+from ntkfl.federation.config import RunConfig
+from ntkfl.federation.local import SimulatedClients
 from ntkfl.federation.run import Run
 from ntkfl.federation.server import OnRound
+from ntkfl.federation.simulation import execute
 from ntkfl.federation.transport import Traffic
 from ntkfl.flower.client_memory import ClientMemory
 from ntkfl.flower.quiet import quiet
 from ntkfl.flower.ray_cluster import private_cluster
 from ntkfl.flower.records import in_reply, notes_of, payload_of
-from ntkfl.flower.transport import GridCarrier
+from ntkfl.flower.transport import FlowerTransport
 from ntkfl.methods import Task
 from ntkfl.methods.base import Outgoing
-from ntkfl.methods.batchnorm import answer
 from ntkfl.wire import Message as WireMessage
 
 
@@ -49,9 +52,9 @@ def simulate(
     on_round: OnRound | None = None,
 ) -> Run:
     """Train what the configuration says, as `execute` does, with the clients in Flower's simulation."""
-    ready = prepare(config)
-    if config.clients_per_round > len(ready.fed):
-        raise ConfigError(f"clients per round must be at most the {len(ready.fed)} there are")
+    data = load_data(config)
+    if config.clients_per_round > len(data):
+        raise ConfigError(f"clients per round must be at most the {len(data)} there are")
     finished: list[Run] = []
     with ExitStack() as stack:
         kept = (out if out is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))) / "clients"
@@ -63,7 +66,7 @@ def simulate(
 
         @server.main()
         def main(grid: Grid, context: Context) -> None:
-            finished.append(serve(grid, config, ready, out=out, resume=resume, on_start=on_start, on_round=on_round))
+            finished.append(serve(grid, config, data, out=out, resume=resume, on_start=on_start, on_round=on_round))
 
         stack.enter_context(quiet())
         cluster = stack.enter_context(private_cluster(on_start or (lambda line: None)))
@@ -73,7 +76,7 @@ def simulate(
             num_supernodes=config.clients_per_round,
             backend_config={
                 "client_resources": {"num_cpus": cpus_per_client, "num_gpus": gpus_per_client},
-                # What fails is said by the carrier, with the client's name.
+                # What fails is said by the transport, with the client's name.
                 "init_args": cluster | {"log_to_driver": False},
             },
         )
@@ -83,7 +86,7 @@ def simulate(
 def serve(
     grid: Grid,
     config: RunConfig,
-    ready: Prepared,
+    data: Federated,
     *,
     out: Path | None,
     resume: bool = False,
@@ -93,25 +96,31 @@ def serve(
     """The server's side: training as in one process, with what the grid reaches for clients."""
     return execute(
         config,
-        prepared=ready,
+        data=data,
         out=out,
         resume=resume,
-        on_start=on_start,
-        on_round=on_round,
-        carrier=_Seats(grid, on_start or (lambda line: None)),
+        callbacks=[Functions(on_start=on_start, on_round=on_round)],
+        transport=_Seats(grid, len(data) - config.hold_out, on_start or (lambda line: None)),
         runtime="flower",
     )
 
 
-class _Seats(GridCarrier):
+class _Seats(FlowerTransport):
     """Whoever is the i-th of a round's cohort sits at the i-th virtual node, and is told which client it is."""
 
-    def __init__(self, grid: Grid, say: Callable[[str], None]) -> None:
+    def __init__(self, grid: Grid, clients: int, say: Callable[[str], None]) -> None:
         super().__init__(grid, {}, "client {}".format, notes=lambda client: {"client": client}, say=say)
+        self._clients = clients
 
-    def ask(self, outgoing: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[bytes]:
+    def available(self, wanted: int) -> Sequence[int]:
+        return range(self._clients)
+
+    def name(self, client: int) -> int:  # type: ignore[override]  # as a simulation without Flower records it
+        return client
+
+    def exchange(self, message: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[WireMessage]:
         self.nodes = dict(zip(cohort, sorted(self.grid.get_node_ids()), strict=True))
-        return super().ask(outgoing, cohort, traffic)
+        return super().exchange(message, cohort, traffic)
 
 
 def client_app(settings: str, kept: str, device: str, threads: int) -> ClientApp:
@@ -121,36 +130,26 @@ def client_app(settings: str, kept: str, device: str, threads: int) -> ClientApp
     @app.train()
     def train(message: Message, context: Context) -> Message:
         torch.set_num_threads(threads)
-        clients = _load(settings, device)
-        return in_reply(clients.answer(int(notes_of(message)["client"]), payload_of(message), Path(kept)), message)
+        client = _load(settings, device, kept)[int(notes_of(message)["client"])]
+        reply = client.answer(WireMessage.decode(payload_of(message))).encode()
+        client.rest()
+        return in_reply(reply, message)
 
     return app
 
 
-class _Clients:
-    """All clients of a configuration, in the process that plays one at a time."""
-
-    def __init__(self, config: RunConfig, ready: Prepared, device: torch.device) -> None:
-        self.method = config.build_method()
-        fed = ready.fed.hold_out(config.hold_out, seed=config.seed)[0] if config.hold_out else ready.fed
-        model = build_model(config, ready.fed).to(device)
-        smoothing = self.method.label_smoothing
-        self.task = Task(model, fed.output_dim, self.method.loss, total_clients=len(fed), label_smoothing=smoothing)
-        dtype = getattr(torch, config.precision)
-        self.population = Population(fed, self.method, config.seed, device, dtype)
-        liars = ByzantineClients.of(config.poison, self.method, config.seed, len(fed), self.population.rows)
-        self.answers = answer if liars is None else liars.answer
-
-    def answer(self, number: int, payload: bytes, kept: Path) -> bytes:
-        asked = WireMessage.decode(payload)
-        memory = ClientMemory(kept / str(number))
-        client = self.population.client(number, asked.round, memory.before(asked.round))
-        reply = self.answers(self.method, self.task, asked, [client])[0].encode()
-        memory.keep(asked.round, client.memory)
-        return reply
-
-
 @lru_cache(maxsize=1)
-def _load(settings: str, device: str) -> _Clients:
+def _load(settings: str, device: str, kept: str) -> SimulatedClients:
+    """All clients of a configuration, in the process that plays one at a time. What they keep is in `kept`."""
     config = RunConfig(**json.loads(settings))
-    return _Clients(config, prepare(config), torch.device(device))
+    data, method = load_data(config), build_method(config.method)
+    model = build_model(config, data).to(torch.device(device))
+    data = data.hold_out(config.hold_out, seed=config.seed)[0] if config.hold_out else data
+    smoothing = method.label_smoothing
+    task = Task(model, data.output_dim, method.loss, total_clients=len(data), label_smoothing=smoothing)
+    clients = SimulatedClients(
+        data, task, method, config.seed, memory=lambda number: ClientMemory(Path(kept) / str(number))
+    )
+    cheats = ByzantineClients.of(config.poison, method, config.seed, len(data), clients.rows)
+    clients.respond = clients.respond if cheats is None else cheats.answer
+    return clients

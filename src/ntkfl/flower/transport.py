@@ -1,28 +1,32 @@
-"""The carrier: takes a method's messages to Flower's nodes and brings what they reply, up to a deadline."""
+"""The way to clients on Flower's nodes: messages through a grid, replies up to a deadline."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from flwr.app import Message
+from flwr.app import Message as FlowerMessage
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from ntkfl.errors import MessageError, TooFew
-from ntkfl.federation.transport import Traffic
+from ntkfl.federation.transport import Traffic, Transport
+from ntkfl.federation.validation import MALFORMED
 from ntkfl.flower.records import Notes, check_size, payload_of, to_node
 from ntkfl.methods.base import Outgoing
-from ntkfl.wire import Message as WireMessage
+from ntkfl.wire import Message
 
 _FIRST_LOOK, _LAST_LOOK = 0.02, 0.5  # seconds between two looks for replies: soon at first, then less often
 _ABSENT = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+_GATHER_S = 0.2  # between two looks at who is connected
 _GONE = "its node is not connected"
 _LONGEST = 300  # characters of a client's reason that are kept
 
 
-class GridCarrier:
-    """To `nodes` (client id -> node id), whose names are `names`; `notes` go along with every message."""
+class FlowerTransport(Transport):
+    """To `nodes` (client -> node id), whose names are `names`; `notes` go along with every message. Nodes that are not
+    connected are waited for as long as `patience` says.
+    """
 
     def __init__(
         self,
@@ -31,20 +35,55 @@ class GridCarrier:
         names: Callable[[int], str],
         *,
         seconds: float | None = None,
+        patience: float = 0.0,
+        expected: int = 0,
         quorum: int = 1,
         limit: int = 1 << 40,
         notes: Callable[[int], Notes] = lambda client: {},
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self.grid, self.nodes, self.names, self.notes = grid, nodes, names, notes
-        self.seconds, self.quorum, self.limit, self.say = seconds, quorum, limit, say
+        self.grid, self.nodes, self.names, self.along = grid, nodes, names, notes
+        self.seconds, self.patience, self.expected = seconds, patience, expected
+        self.quorum, self.limit, self.say = quorum, limit, say
 
-    def ask(self, outgoing: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[bytes]:
-        """Encoded replies, ordered by client. Who failed before in this round is not asked again."""
+    def gather(self) -> None:
+        self.available(self.expected)
+
+    def available(self, wanted: int) -> Sequence[int]:
+        """Those connected, as soon as there are enough."""
+        until = time.monotonic() + self.patience
+        while True:
+            online = set(self.grid.get_node_ids())
+            there = [client for client, node in self.nodes.items() if node in online]
+            if len(there) >= wanted:
+                return there
+            if time.monotonic() > until:
+                raise TooFew(f"{len(there)} of {wanted} clients came within {self.patience:g} seconds")
+            time.sleep(_GATHER_S)
+
+    def name(self, client: int) -> str:
+        return self.names(client)
+
+    def exchange(self, message: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[Message]:
+        began = time.perf_counter()
+        replies = self._ask(message, cohort, traffic)
+        traffic.client_seconds += time.perf_counter() - began
+        received = []
+        while replies:  # each is let go as it is read: uploads are large
+            reply = replies.pop(0)
+            try:
+                received.append(Message.decode(reply))
+                traffic.uplink[received[-1].kind] += len(reply)
+            except MessageError:
+                traffic.rejected[MALFORMED] += 1
+                traffic.rejected_clients += 1
+        return received
+
+    def _ask(self, outgoing: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[bytes]:
         asked = [client for client in cohort if self.names(client) not in traffic.failed]
         payloads = self._encode(outgoing, asked)
         for client in asked:
-            message = outgoing if isinstance(outgoing, WireMessage) else outgoing[client]
+            message = outgoing if isinstance(outgoing, Message) else outgoing[client]
             traffic.downlink[message.kind] += len(payloads[client])
         replies = self.send(payloads, traffic)
         if len(replies) < self.quorum:
@@ -54,7 +93,7 @@ class GridCarrier:
 
     def send(self, payloads: Mapping[int, bytes], traffic: Traffic) -> dict[int, bytes]:
         """Replies by client; those who fail are noted in the traffic, by name and with the reason."""
-        ways = {i: to_node(data, self.nodes[i], self.seconds, self.notes(i)) for i, data in payloads.items()}
+        ways = {i: to_node(data, self.nodes[i], self.seconds, self.along(i)) for i, data in payloads.items()}
         accepted = set(self.grid.push_messages(list(ways.values())))
         waiting = {message.metadata.message_id: client for client, message in ways.items()}
         del ways
@@ -74,7 +113,7 @@ class GridCarrier:
             self._fail(client, f"no answer within {self.seconds:g} seconds", traffic)
         return replies
 
-    def _take(self, client: int, reply: Message, replies: dict[int, bytes], traffic: Traffic) -> None:
+    def _take(self, client: int, reply: FlowerMessage, replies: dict[int, bytes], traffic: Traffic) -> None:
         try:
             if reply.has_error():
                 said = reply.error.reason or f"error {reply.error.code}"
@@ -90,7 +129,7 @@ class GridCarrier:
 
     def _encode(self, outgoing: Outgoing, asked: Sequence[int]) -> dict[int, bytes]:
         """Bytes for each client; one message for all is encoded once."""
-        if isinstance(outgoing, WireMessage):
+        if isinstance(outgoing, Message):
             check_size(outgoing, self.limit, "to every client")
             payload = outgoing.encode()
             return dict.fromkeys(asked, payload)

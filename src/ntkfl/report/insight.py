@@ -14,11 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ntkfl.data import Federated
 from ntkfl.data.catalog import locate
 from ntkfl.errors import NTKFLError, RunFolderError
-from ntkfl.federation.client import Population
-from ntkfl.federation.config import Prepared, RunConfig, prepare
+from ntkfl.federation.build import build_method, build_model, load_data
+from ntkfl.federation.config import RunConfig
+from ntkfl.federation.local import SimulatedClients
 from ntkfl.federation.run_folder import RunFolder, write_atomically
+from ntkfl.methods import Task
 from ntkfl.methods.batchnorm import NAME, load_statistics
 from ntkfl.report.runs import Found, history
 from ntkfl.safe_parse import parse_json
@@ -40,10 +43,10 @@ def insight(run: Found, keep: bool = True) -> dict[str, Any]:
         if kept is not None and kept.get("round") == found["round"]:
             return kept
         config = _rebuildable(run.folder)
-        ready = _prepared(config.model_copy(update={"method": _data_options(config)}).model_dump_json())
-        found["clients"] = _clients(config, ready)
+        data = _prepared(config.model_copy(update={"method": _data_options(config)}).model_dump_json())
+        found["clients"] = _clients(config, data)
         with one_thread():
-            found["spectra"] = _spectra(run, config, ready)
+            found["spectra"] = _spectra(run, config, data)
     except Exception as error:  # records may name clients or rounds that there are not: the page goes on without these
         reason = str(error) if isinstance(error, NTKFLError) else f"the run's files do not fit together ({error})"
         for name in ("clients", "spectra"):
@@ -80,51 +83,48 @@ def _rebuildable(folder: RunFolder) -> RunConfig:
 
 def _data_options(config: RunConfig) -> dict[str, object]:
     """Of the method only what changes the data, so that equal data are prepared once."""
-    shares = getattr(config.build_method(), "shared_fraction", 0.0)
+    shares = getattr(build_method(config.method), "shared_fraction", 0.0)
     return {"name": "data-share", "shared_fraction": shares} if shares else {"name": "fedavg"}
 
 
 @lru_cache(maxsize=2)
-def _prepared(config: str) -> Prepared:
-    return prepare(RunConfig.model_validate_json(config))
+def _prepared(config: str) -> Federated:
+    return load_data(RunConfig.model_validate_json(config))
 
 
-def _clients(config: RunConfig, ready: Prepared) -> dict[str, Any]:
-    data = config.data
-    split = f"Dirichlet α = {data.alpha:g}" if data.partition == "dirichlet" else data.partition
-    return {"title": f"{data.dataset}, {split}, seed {config.seed}", "counts": ready.fed.counts().tolist()}
+def _clients(config: RunConfig, data: Federated) -> dict[str, Any]:
+    about = config.data
+    split = f"Dirichlet α = {about.alpha:g}" if about.partition == "dirichlet" else about.partition
+    return {"title": f"{about.dataset}, {split}, seed {config.seed}", "counts": data.counts().tolist()}
 
 
-def _spectra(run: Found, config: RunConfig, ready: Prepared) -> list[dict[str, Any]]:
+def _spectra(run: Found, config: RunConfig, data: Federated) -> list[dict[str, Any]]:
     """Eigenvalues of the trace kernel H/N at the first round's weights and at the last, on those rounds' clients."""
     records = history(run)
     done, state = run.folder.load_checkpoint()
     if not records or not done:
         raise RunFolderError("no round is finished yet")
-    method = config.build_method()
-    fed = ready.fed
-    model = config.model.suited(method).build(method.model_input_shape(fed.input_shape), fed.output_dim, config.seed)
-    model = model.to(getattr(torch, config.precision)).eval()
-    spectra = [{"label": "round 1", "values": _spectrum(model, _rows(config, ready, 1, records[0]["clients"]))}]
+    model = build_model(config, data).eval()
+    spectra = [{"label": "round 1", "values": _spectrum(model, _rows(config, data, 1, records[0]["clients"]))}]
     load_flat(model, state["state/weights"])
     if f"state/{NAME}" in state:
         load_statistics(model, state[f"state/{NAME}"])
     last = records[-1]
-    rows = _rows(config, ready, last["round"], last["clients"])
+    rows = _rows(config, data, last["round"], last["clients"])
     spectra.append({"label": f"after round {done}", "values": _spectrum(model, rows)})
     return spectra
 
 
-def _rows(config: RunConfig, ready: Prepared, round: int, clients: list[int]) -> Tensor:
+def _rows(config: RunConfig, data: Federated, round: int, clients: list[int]) -> Tensor:
     """Inputs of a round as its clients gave them to the network: subsampled, projected. At most `ROWS`, evenly."""
-    method = config.build_method()
-    fed = ready.fed.hold_out(config.hold_out, seed=config.seed)[0] if config.hold_out else ready.fed
-    people = Population(fed, method, config.seed, torch.device("cpu"), getattr(torch, config.precision))
-    x = torch.cat([fed.client(i)[0][people.drawn(i, round)] for i in clients])
+    method = build_method(config.method)
+    fed = data.hold_out(config.hold_out, seed=config.seed)[0] if config.hold_out else data
+    task = Task(build_model(config, data), fed.output_dim, method.loss)
+    people = SimulatedClients(fed, task, method, config.seed)
+    held = {i: fed.client(i)[0] for i in clients}
+    x = torch.cat([held[i][people[i].drawn(round, len(held[i]))] for i in clients])
     x = x[:: -(-len(x) // ROWS)]
-    if x.is_floating_point():
-        x = x.to(getattr(torch, config.precision))
-    return x if people.projection is None else people.projection(x)
+    return people.place((x, torch.zeros(len(x))))[0]
 
 
 def _spectrum(model: nn.Module, x: Tensor) -> list[float]:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ntkfl.data.catalog import CATALOG, locate
-from ntkfl.federation.config import RunConfig, execute
+from ntkfl.federation.config import RunConfig
+from ntkfl.federation.simulation import execute
 from tests.chaos.ctrl_c.case import Case
 from tests.chaos.ctrl_c.kept import documents, rounds, size
 

@@ -12,9 +12,10 @@ from ntkfl.compare.plan import planned_cells, read_plan, write_plan
 from ntkfl.compare.search import Chosen
 from ntkfl.compare.spec import Comparison
 from ntkfl.compare.trials import Cell
-from ntkfl.federation.config import RunConfig, execute
+from ntkfl.federation.config import RunConfig
 from ntkfl.federation.export import export, load_exported
 from ntkfl.federation.run_folder import RunFolder
+from ntkfl.federation.simulation import execute
 from ntkfl.federation.transcript import Transcript
 from ntkfl.flower.client_memory import ClientMemory
 from ntkfl.report.insight import insight

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 
 from ntkfl.federation.evaluation import add_up, counts, question
-from ntkfl.federation.transport import hold
+from ntkfl.federation.round_driver import drive
 from ntkfl.methods import METHODS, ClientRound, Method, Outcome, Task
 from ntkfl.methods.base import Outgoing
-from ntkfl.methods.batchnorm import answer, converse
+from ntkfl.methods.batchnorm import answer
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
 from tests.fuzz.target import Target
@@ -73,14 +73,14 @@ def _of(method: Method) -> list[Target]:
         told.append([answer(method, task, m, [c])[0] for m, c in zip(each, clients, strict=True)])
         return list(told[-1])  # a round may let go of replies as it reads them
 
-    hold(converse(method, task, state, 1, [0, 1]), exchange)
+    drive(method, task, state, 1, [0, 1], exchange)
 
     def server(number: int, data: bytes) -> None:
         forged = Message.decode(data)
         replies = iter(
             [[forged if i == number and k == 0 else m for k, m in enumerate(own)] for i, own in enumerate(told)]
         )
-        outcome: Outcome = hold(converse(method, task, state, 1, [0, 1]), lambda _: next(replies))
+        outcome: Outcome = drive(method, task, state, 1, [0, 1], lambda _: next(replies))
         assert all(bool(t.isfinite().all()) for t in outcome.state.values() if t.is_floating_point())
         assert {k: t.shape for k, t in outcome.state.items()} == {k: t.shape for k, t in state.items()}
 

@@ -11,6 +11,7 @@ import torch
 from ntkfl.data import Dirichlet, Federated, load
 from ntkfl.data.catalog import locate
 from ntkfl.errors import ConfigError
+from ntkfl.federation.callbacks import Functions
 from ntkfl.federation.run_folder import Record
 from ntkfl.federation.simulation import train
 from ntkfl.methods import NTKFL, FedAvg, Method
@@ -56,7 +57,7 @@ class _Race:
                 seed=self.seed,
                 stop_at=self.goal,
                 device=self.device,
-                on_round=on_round,
+                callbacks=[Functions(on_round=on_round)],
             )
         except _TooSlow:
             return None, rounds

@@ -19,8 +19,10 @@ import torch
 
 from ntkfl.data.npz import deal
 from ntkfl.errors import ConfigError
-from ntkfl.federation.config import RunConfig, execute, prepare
+from ntkfl.federation.build import load_data
+from ntkfl.federation.config import RunConfig
 from ntkfl.federation.run_folder import Record
+from ntkfl.federation.simulation import execute
 from ntkfl.flower import commands, folders
 from ntkfl.flower.apps import server_app
 from ntkfl.flower.quiet import quiet
@@ -83,13 +85,13 @@ def large(megabytes: int, say: Say) -> Row:
 
 def _deployed(config: RunConfig, base: float, payload: dict[str, float]) -> Row:
     """Seconds of a round, and the bytes between the SuperNodes and the SuperLink, TLS and all."""
-    ready = prepare(config)
+    data = load_data(config)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        files = deal(ready.fed, root / "data")[:-1]
+        files = deal(data, root / "data")[:-1]
         run = FlowerRun(
-            inputs=ready.fed.input_shape,
-            outputs=ready.fed.output_dim,
+            inputs=data.input_shape,
+            outputs=data.output_dim,
             rounds=config.rounds,
             clients=len(files),
             clients_per_round=len(files),
@@ -105,7 +107,7 @@ def _deployed(config: RunConfig, base: float, payload: dict[str, float]) -> Row:
                 marks.append((relay.up, relay.down))
                 timings.append(timing)
 
-            app = server_app(names, run, root / "run", test=ready.fed.test, on_round=on_round, say=lambda _: None)
+            app = server_app(names, run, root / "run", test=data.test, on_round=on_round, say=lambda _: None)
             link.run(app, root / "note")
         between = len(marks) - 1
         up, down = ((marks[-1][i] - marks[0][i]) / between for i in range(2))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from ntkfl.federation.transport import play_round
+from ntkfl.federation.round_driver import drive
+from ntkfl.federation.validation import filter_replies
 from ntkfl.methods import NTKFL, ClientRound, Task
+from ntkfl.methods.base import Outgoing
 from ntkfl.models import mlp
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent import PAPER_STEPS, Evolution, concatenate, evolve, jacobian
@@ -59,19 +63,26 @@ class _Case:
     def round(self, kernel: str = "full") -> Tensor:
         """Every client's Jacobian, the evolution, and all candidates scored by the cohort; nothing put into bytes."""
         method = self.method(kernel)
-        conversation = method.round(self.task, {"weights": self.task.like}, 1, [c.id for c in self.clients])
-        message = next(conversation)
-        while True:
-            assert isinstance(message, Message)
-            try:
-                message = conversation.send(method.answer(self.task, message, self.clients))
-            except StopIteration as end:
-                chosen: Tensor = end.value.state["weights"]
-                return chosen
+        return self._drive(method, lambda message: method.answer(self.task, message, self.clients))
 
     def round_in_bytes(self) -> Tensor:
         """The same with every message encoded, checked and decoded, as a simulation does it."""
-        return play_round(self.task, self.method(), {"weights": self.task.like}, 1, self.clients)[0].state["weights"]
+        method = self.method()
+
+        def exchange(message: Message) -> list[Message]:
+            replies = method.answer(self.task, Message.decode(message.encode()), self.clients)
+            received = [Message.decode(replies.pop(0).encode()) for _ in self.clients]
+            return filter_replies(method, self.task, received).replies
+
+        return self._drive(method, exchange)
+
+    def _drive(self, method: NTKFL, exchange: Callable[[Message], list[Message]]) -> Tensor:
+        def answers(outgoing: Outgoing) -> list[Message]:
+            assert isinstance(outgoing, Message)
+            return exchange(outgoing)
+
+        numbers = [client.id for client in self.clients]
+        return drive(method, self.task, {"weights": self.task.like}, 1, numbers, answers).state["weights"]
 
     def score(self) -> object:
         """The candidates' losses: what a dense round pays as well."""

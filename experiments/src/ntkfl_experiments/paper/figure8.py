@@ -25,6 +25,7 @@ from ntkfl.audit.analytic import gaussian_prior, invert
 from ntkfl.audit.deep_leakage import Settings, match_jacobian, reconstruct
 from ntkfl.audit.measures import guesses, psnr, ssim
 from ntkfl.data import load
+from ntkfl.federation.build import build_network
 from ntkfl.federation.config import ModelConfig
 from ntkfl.methods import NTKFL, ClientRound, Task
 from ntkfl.methods.base import Method
@@ -92,7 +93,7 @@ def run(
     dataset = load("fashion-mnist")
     x, y = dataset.train_rows.take(torch.arange(images))
     public = dataset.test_rows.take()
-    model = ModelConfig(hidden=(100,)).build(tuple(x.shape[1:]), dataset.classes, seed)
+    model = build_network(ModelConfig(hidden=(100,)), tuple(x.shape[1:]), dataset.classes, seed)
     task = Task(model, dataset.classes, "ce")
     prior = gaussian_prior(public[0])
     mean, std = dataset.mean[0], dataset.std[0]

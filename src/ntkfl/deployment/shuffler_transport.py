@@ -1,0 +1,195 @@
+"""The way to clients through the shuffler: questions are announced, sealed rows come back in one batch per exchange.
+
+A round that fails is tried again under the next round number of the protocol: clients draw fresh samples, and nothing
+is asked twice. A round that a restart interrupts has failed, as its key was held in memory alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ntkfl.crypto.hpke import SEAL_BYTES, SigningKey
+from ntkfl.crypto.row_frames import FRAME_BYTES, Announced, BatchKey, open_row
+from ntkfl.deployment.contract import Deployment, Federation
+from ntkfl.errors import ConfigError, MessageError, OutOfRounds, Refused, TooFew, TrustError
+from ntkfl.federation.evaluation import score_rows
+from ntkfl.federation.shuffled import Mixed, RowSchema, ShuffledTransport, is_padding
+from ntkfl.federation.transport import Traffic
+from ntkfl.methods import ClientRound, Method, Task
+from ntkfl.privacy.randomness import Randomness
+from ntkfl.services.announcement import EVALUATION, Announcement
+from ntkfl.services.shuffler.batch import Batch
+from ntkfl.services.shuffler.client import ShufflerClient
+from ntkfl.wire import Message
+
+_LOOK_S, _GATHER_S = 0.05, 0.2  # between two looks at a batch, and at who is there
+
+
+class ShufflerTransport(ShuffledTransport):
+    """Of the aggregator whose folder this is. Clients are numbered, in each round anew, in the order of their names."""
+
+    def __init__(
+        self,
+        folder: Path,
+        federation: Federation,
+        settings: Deployment,
+        task: Task,
+        method: Method,
+        say: Callable[[str], None],
+    ) -> None:
+        super().__init__(task, method, federation.federation, federation.run)
+        self.peers, self.settings, self.say, self.quorum = federation, settings, say, settings.quorum
+        self.signer = SigningKey.load(folder / "signing-key.pem")
+        if self.signer.public.hex() != federation.aggregator.signing_key:
+            raise TrustError(f"the key in {folder} is not the one that clients have pinned")
+        self.shuffler = ShufflerClient(federation, folder)
+        self._inputs = method.model_input_shape(federation.terms.inputs)
+        self._names: list[str] = []  # of the clients of this round, by number
+        self._round = 0  # of the protocol
+        self._exchange = 0
+        self._answered = 0  # clients whose rows the round's first exchange released: later ones need exactly them
+        self._dropped: set[str] = set()  # clients that answered a round's first exchange and not its next
+
+    def gather(self) -> None:
+        """Wait until those expected are there. Rows of a round that a restart interrupted are deleted, as no key opens
+        them any more.
+        """
+        if (newest := self.shuffler.newest()) is not None:
+            with suppress(Refused):  # of an evaluation by evaluators there is no batch
+                self.shuffler.cancel(newest)
+        for role, wanted in (("client", self.settings.clients), ("evaluator", self.settings.evaluators)):
+            until, told = time.monotonic() + self.settings.patience, -1
+            while len(there := self.present(role)) < wanted:
+                if len(there) != told:
+                    told = len(there)
+                    left = max(0.0, until - time.monotonic())
+                    self.say(f"{told} of {wanted} {role}s are there; waits {left:.0f} seconds more at most")
+                if time.monotonic() > until:
+                    raise TooFew(f"{len(there)} of {wanted} {role}s came within {self.settings.patience:g} seconds")
+                time.sleep(_GATHER_S)
+
+    def present(self, role: str) -> list[str]:
+        """Names of those that can be asked, sorted."""
+        return self.shuffler.clients(role)
+
+    def available(self, wanted: int) -> Sequence[int]:
+        """Clients that are there; others than those that made a round fail, as long as there are enough."""
+        present = self.present("client")
+        self._names = [name for name in present if name not in self._dropped]
+        if len(self._names) < wanted:
+            self._names, self._dropped = present, set()
+        if len(self._names) < wanted:
+            raise TooFew(f"{len(self._names)} clients are there, fewer than the {wanted} of a round")
+        return range(len(self._names))
+
+    def name(self, client: int) -> str:
+        return self._names[client]
+
+    def begin(self, round: int, cohort: Sequence[int]) -> None:
+        super().begin(round, cohort)
+        self._round, self._exchange, most = self._next_round(), 0, self.settings.most_rounds
+        if self._round > most:
+            raise OutOfRounds(f"all {most} rounds that the contract allows are used up, failed ones included")
+
+    def _next_round(self) -> int:
+        """The first round number of the protocol under which nothing was ever announced, before a restart too."""
+        newest = self.shuffler.newest()
+        return 1 if newest is None else newest.round + 1
+
+    def mix(self, message: Message, cohort: Sequence[int], traffic: Traffic) -> Mixed:
+        if self._exchange >= EVALUATION:
+            raise ConfigError(f"a round of {self.method.name} has more exchanges than an announcement can number")
+        began = time.perf_counter()
+        key, schema = BatchKey(self._round, self._exchange), self.schema(message)
+        self._exchange += 1
+        asked = Announcement("exchange", key, self.batch(key, cohort, schema), message, self.opener.public)
+        signed = self.announce(asked, traffic)
+        traffic.downlink[message.kind] += len(signed) * len(cohort)
+        announced = Announced.of(key, signed)
+        rows, clients = self._collect(announced)
+        traffic.client_seconds += time.perf_counter() - began
+        return Mixed(rows, schema, announced, sum(map(len, rows)) + FRAME_BYTES * clients)
+
+    def schema(self, message: Message) -> RowSchema:
+        """What rows of replies to the message look like, by an answer of nobody to it."""
+        nobody = ClientRound(0, *self._made_up_sample(), Randomness.simulated(0))
+        return RowSchema.of(self.method, self.method.answer(self.task, message, [nobody])[0])
+
+    def batch(self, key: BatchKey, cohort: Sequence[int], schema: RowSchema) -> Batch:
+        rows, names = schema.rows(self.settings.max_rows), tuple(self._names[client] for client in cohort)
+        least, seconds = self.peers.shuffler.min_clients, self.settings.round_seconds
+        return Batch(key, names, rows, schema.sealed_bytes, least, seconds)
+
+    def announce(self, said: Announcement, traffic: Traffic) -> bytes:
+        """Publish; the bytes every client gets."""
+        signed = said.sign(self.signer, self.federation, self.run)
+        self.shuffler.publish(signed)
+        return signed
+
+    def _collect(self, announced: Announced) -> tuple[list[bytes], int]:
+        """The released rows of a batch and the number of clients they are from, as soon as the shuffler gives them.
+
+        Past its deadline, a round's first exchange goes on without those that have not answered, and waits for a crowd
+        as long as `patience` says; a later one can only be released whole, so the round has failed.
+        """
+        key, until = announced.key, time.monotonic() + self.settings.round_seconds + self.settings.patience
+        while True:
+            status = self.shuffler.status(key)
+            if status.state in ("ready", "released"):
+                rows = self.shuffler.release(announced)
+                self.shuffler.forget(key)
+                self._answered = status.clients if key.exchange == 0 else self._answered
+                return rows, status.clients
+            late = time.monotonic() > until or (key.exchange > 0 and status.seconds == 0)
+            if status.state == "cancelled" or late:
+                self.shuffler.cancel(key)
+                self._dropped |= set(status.missing)
+                whom = f" of the {self._answered} that began the round" if key.exchange else ""
+                raise TooFew(f"{status.clients} clients{whom} answered, too few for the shuffler to release their rows")
+            time.sleep(_LOOK_S)
+
+    def evaluate(self, message: Message, cohort: Sequence[int]) -> list[Message]:
+        """Counts by evaluators, or else by the round's clients, one row per sample."""
+        key, evaluators = BatchKey(self._round, EVALUATION), self.settings.evaluators
+        (row,) = score_rows(self.task, message, *self._made_up_sample())
+        schema = RowSchema(row.kind, row.header(), b"", len(row.encode()) + SEAL_BYTES, sampled=True)
+        batch = None if evaluators else self.batch(key, cohort, schema)
+        signed = self.announce(Announcement("evaluate", key, batch, message, self.opener.public), Traffic())
+        announced = Announced.of(key, signed)
+        sealed = self._await_reports(key) if batch is None else self._collect(announced)[0]
+        reports = []
+        for sealed_row in set(sealed):
+            try:
+                plain = open_row(self.opener, sealed_row, self.federation, self.run, announced)
+                reports += [] if is_padding(plain) else [Message.decode(plain)]
+            except (MessageError, TrustError) as error:
+                self.say(f"round {message.round}: counts were dropped: {error}")
+        return reports
+
+    def _await_reports(self, key: BatchKey) -> list[bytes]:
+        until = time.monotonic() + self.settings.round_seconds
+        while True:
+            reports = self.shuffler.reports(key)
+            if len(reports) >= self.settings.evaluators or (reports and time.monotonic() > until):
+                self.shuffler.forget(key)
+                return reports
+            if time.monotonic() > until + self.settings.patience:
+                raise TooFew(f"no evaluator answered in round {key.round}")
+            time.sleep(_LOOK_S)
+
+    def notes(self, cohort: Sequence[int]) -> dict[str, Any]:
+        return {"protocol_round": self._round}
+
+    def finish(self) -> None:
+        self.announce(Announcement("end", BatchKey(self._next_round(), 0)), Traffic())
+
+    def _made_up_sample(self) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.zeros(1, *self._inputs, dtype=self.task.like.dtype)
+        real = self.peers.terms.real_targets
+        return x, torch.zeros(1, self.task.outputs, dtype=x.dtype) if real else torch.zeros(1, dtype=torch.int64)

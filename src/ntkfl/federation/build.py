@@ -1,0 +1,139 @@
+"""From a configuration to what it names: the data, the network, the method."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from ntkfl.data import Federated, load
+from ntkfl.errors import ConfigError, unknown
+from ntkfl.federation.config import ModelConfig, RunConfig
+from ntkfl.federation.memory_check import available_bytes
+from ntkfl.federation.seeds import derive
+from ntkfl.methods import METHODS, Method
+from ntkfl.models import MODELS
+from ntkfl.version import __version__
+
+
+def build_method(options: Mapping[str, Any]) -> Method:
+    """A method from its name and options."""
+    name = options.get("name")
+    if not isinstance(name, str) or name not in METHODS:
+        raise unknown("method", name, METHODS)
+    return METHODS[name](**{k: v for k, v in options.items() if k != "name"})
+
+
+def build_model(config: RunConfig, data: Federated) -> nn.Module:
+    """The network for these clients, with its first weights."""
+    method = build_method(config.method)
+    shape = method.model_input_shape(data.input_shape)
+    model = build_network(config.model.suited(method), shape, data.output_dim, config.seed)
+    return model.to(getattr(torch, config.precision))
+
+
+def build_network(config: ModelConfig, input_shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
+    """The network with weights drawn from `seed`, leaving the global generator as it was.
+
+    A factory is called with the shape of one input, the number of outputs, and the options.
+    """
+    own = {"hidden": config.hidden, "gain": config.gain, "bias": config.bias} if config.name == "mlp" else {}
+    options = {name: value for name, value in own.items() if value is not None} | config.options
+    builder = MODELS.get(config.name) or find_factory(config.name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(seed, "model"))
+        try:
+            if config.name in MODELS:  # its weights are counted before there are any
+                with torch.device("meta"), _Undrawn():
+                    _check_room(config.name, builder(tuple(input_shape), outputs, **options))
+                torch.manual_seed(derive(seed, "model"))
+            model = builder(tuple(input_shape), outputs, **options)
+        except (TypeError, ValueError, OverflowError, MemoryError, RuntimeError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ConfigError(f"model {config.name!r} cannot be built: {reason}") from error
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model {config.name!r} must give an nn.Module, not {type(model).__name__}")
+    return model
+
+
+class _Undrawn(TorchFunctionMode):
+    """Weights that are only counted are not drawn: on no device that would import torch's compiler, for seconds."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return args[0] if func is torch.Tensor.normal_ else func(*args, **(kwargs or {}))
+
+
+def _check_room(name: str, model: nn.Module) -> None:
+    """`ConfigError` where a model's weights alone are more than there is room for."""
+    needed = sum(t.numel() * t.element_size() for t in model.state_dict().values())
+    room = available_bytes(torch.device("cpu"))
+    if room is not None and needed > room:
+        raise ConfigError(
+            f"model {name!r} has weights of {needed / 2**30:,.1f} GiB, and {room / 2**30:.1f} GiB are free"
+        )
+
+
+def find_factory(name: str) -> Callable[..., Any]:
+    """A user's `package.module:factory`; the working directory counts as a place to find packages."""
+    module_name, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"cannot import {module_name!r} for {name!r}: {error}") from None
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        raise ConfigError(f"{module_name!r} has no function {attribute!r}")
+    return found  # type: ignore[no-any-return]  # whatever it is, it can be called
+
+
+def load_data(config: RunConfig) -> Federated:
+    """The clients. The partition follows the run's seed, so that seeds repeat the whole experiment.
+
+    A method with a `shared_fraction` gets its global set out of the training rows before they are dealt, so that all
+    methods see the same number of samples in all.
+    """
+    fraction = float(getattr(build_method(config.method), "shared_fraction", 0.0))
+    if config.data.own:
+        return _own_clients(config.data.dataset, fraction)
+    dataset, shared = load(config.data.dataset), None
+    if fraction > 0:
+        # The fraction is of what clients hold, so of all rows it is fraction / (1 + fraction).
+        dataset, *taken = dataset.without(fraction / (1 + fraction), seed=config.seed)
+        shared = (taken[0], taken[1])
+    data = dataset.partition(config.data.how(), seed=config.seed)
+    return data if shared is None else data.with_shared(*shared)
+
+
+def _own_clients(name: str, shared_fraction: float) -> Federated:
+    fed = find_factory(name)()
+    if not isinstance(fed, Federated):
+        raise ConfigError(f"{name!r} must give clients (ntkfl.data.from_clients), not {type(fed).__name__}")
+    if shared_fraction > 0:
+        raise ConfigError("a shared_fraction is taken out before clients are dealt theirs, and these come dealt")
+    return fed
+
+
+def spelled_out(config: RunConfig) -> dict[str, Any]:
+    """What config.toml holds: every setting, defaults included."""
+    method = build_method(config.method)
+    values = config.model_dump(mode="json", exclude={"method", "model", "poison"})
+    if config.data.own:  # the rest says how others are dealt
+        values["data"] = {"dataset": config.data.dataset}
+    return {
+        "ntkfl": __version__,
+        "simulation": True,
+        **values,
+        **({} if config.poison is None else {"poison": config.poison.model_dump(mode="json")}),
+        "model": config.model.suited(method).model_dump(mode="json"),
+        "method": {"name": method.name} | method.model_dump(mode="json"),
+    }
