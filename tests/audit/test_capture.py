@@ -48,7 +48,7 @@ def test_shuffled_rows_are_aligned_with_who_sent_them() -> None:
 
 @pytest.mark.parametrize("method", [ROWS, MIXED, {"name": "fedavg", "local_steps": 2}], ids=lambda m: str(m["name"]))
 def test_recording_and_bytes_agree_with_the_history(method: dict[str, object], tmp_path: Path) -> None:
-    run = execute(config(method), out=tmp_path / "run", record_wire=[2])
+    run = execute(config(method), out=tmp_path / "run", record=[2])
     assert recorded_rounds(tmp_path / "run") == [2]
     caught, played = read_capture(tmp_path / "run", 2), capture(config(method), 2)
     assert (caught.bytes_up, caught.bytes_down) == (run.history[1]["uplink_bytes"], run.history[1]["downlink_bytes"])
@@ -74,7 +74,7 @@ def test_a_run_without_a_recording_is_replayed_and_must_be_the_same(tmp_path: Pa
 
 
 def test_damaged_recordings_are_refused(tmp_path: Path) -> None:
-    execute(config(ROWS), out=tmp_path / "run", record_wire=[1])
+    execute(config(ROWS), out=tmp_path / "run", record=[1])
     (tmp_path / "run/wire/round-001/0-up-1").unlink()
     with pytest.raises(RunFolderError, match="no whole recording"):
         read_capture(tmp_path / "run", 1)
@@ -82,7 +82,7 @@ def test_damaged_recordings_are_refused(tmp_path: Path) -> None:
 
 def test_rounds_beyond_the_run_cannot_be_recorded() -> None:
     with pytest.raises(ConfigError, match="rounds 1 to 2"):
-        execute(config(ROWS), record_wire=[3])
+        execute(config(ROWS), record=[3])
 
 
 def test_spread_covers_the_round_and_no_more() -> None:

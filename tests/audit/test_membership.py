@@ -10,6 +10,7 @@ from ntkfl.audit.capture import capture
 from ntkfl.audit.membership import Roc, advantage, attack, infer, matched, on_final_model
 from ntkfl.data import load
 from ntkfl.data.partitions import make
+from ntkfl.federation.build import load_data
 from ntkfl.methods import Task
 from ntkfl.tangent.parameters import flatten
 from tests.audit.fixtures import config
@@ -84,7 +85,7 @@ def test_averaging_shows_each_clients_model() -> None:
 
 def test_an_outsider_with_an_untrained_model_learns_nothing() -> None:
     plan = config({"name": "ntk-fl"})
-    heard, fed = capture(plan, 1), prepare(plan).fed
+    heard, fed = capture(plan, 1), load_data(plan)
     found = on_final_model(heard, heard.weights, fed, range(len(fed)))
     assert {f.role for f in found} == {"outsider"}
     assert all(abs(f.mean) < 0.1 + 2 * f.spread for f in found)
@@ -93,4 +94,4 @@ def test_an_outsider_with_an_untrained_model_learns_nothing() -> None:
 def test_an_outsider_asks_through_the_projection() -> None:
     plan = config({"name": "ntk-fl", "projected_dim": 24})
     heard = capture(plan, 1)
-    assert on_final_model(heard, heard.weights, prepare(plan).fed, [0, 1, 2])
+    assert on_final_model(heard, heard.weights, load_data(plan), [0, 1, 2])

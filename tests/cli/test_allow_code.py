@@ -62,7 +62,7 @@ def refuses(taken_over: Path, *arguments: str | Path) -> None:
 
 def a_run(folder: Path, **changes: object) -> Path:
     """A finished run whose settings were changed to name the planted code."""
-    execute(RunConfig(data=DIGITS, model={"hidden": [4]}, **TRAINED), out=folder, record_wire=[1])
+    execute(RunConfig(data=DIGITS, model={"hidden": [4]}, **TRAINED), out=folder, record=[1])
     values = read_toml(folder / "config.toml")
     (folder / "config.toml").write_bytes(tomli_w.dumps(values | changes).encode())
     return folder

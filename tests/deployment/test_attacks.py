@@ -17,7 +17,7 @@ import torch
 
 from ntkfl.crypto.row_frames import Announced, BatchKey
 from ntkfl.data.npz import read_client
-from ntkfl.deployment.client import Participant
+from ntkfl.deployment.client import ShuffledClient
 from ntkfl.errors import NTKFLError, Refused
 from ntkfl.federation.evaluation import question
 from ntkfl.federation.shuffled import RowSchema
@@ -70,15 +70,15 @@ class Cheat(FlowerAggregator):
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Roles, list[Participant]]]:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Roles, list[ShuffledClient]]]:
     with Roles(tmp_path_factory.mktemp("attacks"), clients=COUNT, evaluators=1, **SETTINGS) as roles:
         roles.key_server()
         roles.shuffler()
         yield roles, [participant(roles, f"client-{i}") for i in range(COUNT)]
 
 
-def participant(roles: Roles, name: str, data: str = "") -> Participant:
-    own = Participant(
+def participant(roles: Roles, name: str, data: str = "") -> ShuffledClient:
+    own = ShuffledClient(
         roles.folder / "clients" / name, *read_client(roles.data / f"{data or name}.npz"), say=lambda line: None
     )
     own.hello()
@@ -86,7 +86,7 @@ def participant(roles: Roles, name: str, data: str = "") -> Participant:
 
 
 @pytest.fixture
-def cheat(world: tuple[Roles, list[Participant]], tmp_path: Path) -> Cheat:
+def cheat(world: tuple[Roles, list[ShuffledClient]], tmp_path: Path) -> Cheat:
     roles, clients = world
     grid = LocalGrid({NODES[client.name]: client_app(client) for client in clients})
     return Cheat(roles.folder / "aggregator", tmp_path / "run", grid, NODES, lambda line: None)
@@ -124,7 +124,7 @@ def test_a_client_that_was_asked_otherwise_is_not_among_the_released(cheat: Chea
     assert cheat.shuffler.status(honest.key).clients == 2
 
 
-def test_an_evaluator_answers_no_second_question(cheat: Cheat, world: tuple[Roles, list[Participant]]) -> None:
+def test_an_evaluator_answers_no_second_question(cheat: Cheat, world: tuple[Roles, list[ShuffledClient]]) -> None:
     """Counts of two models on the same data say more than counts of one: there is one question per round."""
     evaluator = participant(world[0], "evaluator-0", "test")
     at = BatchKey(next_round(cheat), EVALUATION)
@@ -165,7 +165,7 @@ def test_a_second_exchange_that_one_client_never_hears_of_is_not_released(cheat:
         cheat.shuffler.release(announced(cheat, second))
 
 
-def test_no_more_rounds_are_answered_than_were_agreed(cheat: Cheat, world: tuple[Roles, list[Participant]]) -> None:
+def test_no_more_rounds_are_answered_than_were_agreed(cheat: Cheat, world: tuple[Roles, list[ShuffledClient]]) -> None:
     """Whatever a shuffler lets through, and after a restart too."""
     most = cheat.deployment.most_rounds
     for key in (BatchKey(most + 1, 0), BatchKey(most + 40, 0)):

@@ -16,11 +16,11 @@ import torch
 from ntkfl.crypto.hpke import SigningKey
 from ntkfl.crypto.receipt import issue_receipt
 from ntkfl.crypto.row_frames import Announced, BatchKey
-from ntkfl.deployment.client import Participant, _sequence, check_data
+from ntkfl.deployment.client import ShuffledClient, _sequence, check_data
 from ntkfl.deployment.demo_setup import DemoSetup, init
 from ntkfl.deployment.ledger import Ledger
 from ntkfl.errors import ConfigError, DataError, NTKFLError, TrustError
-from ntkfl.federation.client_randomness import SystemDraws
+from ntkfl.federation.client import SystemRandomness
 from ntkfl.federation.evaluation import counts, question
 from ntkfl.methods import NTKFL, Task
 from ntkfl.services.announcement import EVALUATION, Announcement
@@ -28,16 +28,16 @@ from ntkfl.services.shuffler.batch import Batch
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> tuple[Participant, SigningKey]:
+def client(tmp_path: Path) -> tuple[ShuffledClient, SigningKey]:
     """A client that has enrolled, without the network, and the key of its aggregator."""
     (tmp_path / "run.toml").write_text(
         "inputs = [4]\noutputs = 2\nrounds = 5\nretries = 2\nclients_per_round = 3\nmax_rows = 100\n"
         '[method]\nname = "ntk-fl"\nsubsample_rate = 0.5\n'
     )
     pins = init(tmp_path / "trial", tmp_path / "run.toml", DemoSetup(clients=4, min_clients=3))
-    own = Participant.__new__(Participant)
+    own = ShuffledClient.__new__(ShuffledClient)
     own.pins, own.ledger, own.name = pins, Ledger(tmp_path, pins.run), "client-0"
-    own.method, own.draws, own._client, own._memory = NTKFL(subsample_rate=0.5), SystemDraws(), None, {}
+    own.method, own.draws, own._client, own._memory = NTKFL(subsample_rate=0.5), SystemRandomness(), None, {}
     own.x, own.y = torch.randn(40, 4), torch.arange(40) % 2
     return own, SigningKey.load(tmp_path / "trial" / "aggregator" / "signing-key.pem")
 
@@ -50,17 +50,17 @@ def batch(key: BatchKey, **changes: Any) -> Batch:
     return Batch(key, **(terms | changes))
 
 
-def signed(client: tuple[Participant, SigningKey], kind: Any, key: BatchKey, **changes: Any) -> bytes:
+def signed(client: tuple[ShuffledClient, SigningKey], kind: Any, key: BatchKey, **changes: Any) -> bytes:
     own, signer = client
     said = Announcement(kind, key, batch(key, **changes), sealing_key=b"k" * 32)
     return said.sign(signer, own.pins.federation, own.pins.run)
 
 
-def hear(client: tuple[Participant, SigningKey], kind: Any, key: BatchKey, **changes: Any) -> Announcement | None:
+def hear(client: tuple[ShuffledClient, SigningKey], kind: Any, key: BatchKey, **changes: Any) -> Announcement | None:
     return client[0].heed(signed(client, kind, key, **changes))
 
 
-def test_a_fair_question_is_heeded_once(client: tuple[Participant, SigningKey], tmp_path: Path) -> None:
+def test_a_fair_question_is_heeded_once(client: tuple[ShuffledClient, SigningKey], tmp_path: Path) -> None:
     key = BatchKey(3, 0)
     assert hear(client, "exchange", key) is not None
     assert hear(client, "exchange", key) is None
@@ -89,7 +89,7 @@ def test_a_fair_question_is_heeded_once(client: tuple[Participant, SigningKey], 
     ],
 )
 def test_an_unfair_one_is_not(
-    client: tuple[Participant, SigningKey], kind: str, key: BatchKey, changes: dict[str, Any]
+    client: tuple[ShuffledClient, SigningKey], kind: str, key: BatchKey, changes: dict[str, Any]
 ) -> None:
     with pytest.raises(TrustError):
         hear(client, kind, key, **changes)
@@ -97,7 +97,7 @@ def test_an_unfair_one_is_not(
 
 
 def test_a_round_has_one_cohort_before_and_after_a_restart(
-    client: tuple[Participant, SigningKey], tmp_path: Path
+    client: tuple[ShuffledClient, SigningKey], tmp_path: Path
 ) -> None:
     """Whatever a shuffler relays: with another cohort in its second exchange, one client's rows would stand out."""
     others = ("client-0", "client-1", "client-3")
@@ -111,7 +111,7 @@ def test_a_round_has_one_cohort_before_and_after_a_restart(
     assert hear(client, "exchange", BatchKey(2, 0), cohort=others) is not None
 
 
-def test_an_evaluator_is_no_more_exact_than_the_contract_says(client: tuple[Participant, SigningKey]) -> None:
+def test_an_evaluator_is_no_more_exact_than_the_contract_says(client: tuple[ShuffledClient, SigningKey]) -> None:
     own, terms = client[0], client[0].pins.terms
     own.task = Task(terms.build_model(0), terms.outputs, "ce")
     asked = question(1, own.task.like)
@@ -128,7 +128,7 @@ def test_an_evaluator_is_no_more_exact_than_the_contract_says(client: tuple[Part
         assert len(set(found)) > 1  # noise of scale 3, no value of which is likelier than 1/6
 
 
-def test_two_processes_of_one_client_answer_once(client: tuple[Participant, SigningKey], tmp_path: Path) -> None:
+def test_two_processes_of_one_client_answer_once(client: tuple[ShuffledClient, SigningKey], tmp_path: Path) -> None:
     """However many take the same questions at the same time."""
     ledgers = [Ledger(tmp_path, "run-0") for _ in range(4)]
     keys = [BatchKey(number, 0) for number in range(1, 30)]
@@ -139,7 +139,7 @@ def test_two_processes_of_one_client_answer_once(client: tuple[Participant, Sign
     assert (keys[-1], "ab") == ledgers[0].read()
 
 
-def test_a_receipt_for_another_announcement_is_not_believed(client: tuple[Participant, SigningKey]) -> None:
+def test_a_receipt_for_another_announcement_is_not_believed(client: tuple[ShuffledClient, SigningKey]) -> None:
     own, said = client[0], Announced.of(BatchKey(1, 0), b"these weights")
     shuffler = SigningKey.generate()
     own.pins = own.pins.model_copy(
@@ -159,7 +159,7 @@ def test_a_receipt_for_another_announcement_is_not_believed(client: tuple[Partic
 
 
 def test_a_killed_client_has_counted_what_it_was_about_to_answer(
-    client: tuple[Participant, SigningKey], tmp_path: Path
+    client: tuple[ShuffledClient, SigningKey], tmp_path: Path
 ) -> None:
     asked = signed(client, "exchange", BatchKey(2, 0))
     child = os.fork()
@@ -178,12 +178,12 @@ def test_without_a_ledger_that_can_be_read_nothing_is_answered(tmp_path: Path, c
         Ledger(tmp_path, "run-0")
 
 
-def test_another_signer_is_not_heard(client: tuple[Participant, SigningKey]) -> None:
+def test_another_signer_is_not_heard(client: tuple[ShuffledClient, SigningKey]) -> None:
     with pytest.raises(TrustError):
         hear((client[0], SigningKey.generate()), "exchange", BatchKey(1, 0))
 
 
-def test_a_round_that_is_tried_again_sees_other_samples(client: tuple[Participant, SigningKey]) -> None:
+def test_a_round_that_is_tried_again_sees_other_samples(client: tuple[ShuffledClient, SigningKey]) -> None:
     own = client[0]
     first = own._sampled(BatchKey(1, 0), 1)
     assert len(first) == 20
@@ -203,7 +203,7 @@ def test_a_round_that_is_tried_again_sees_other_samples(client: tuple[Participan
 
 
 def test_a_client_draws_from_its_operating_system() -> None:
-    draws = SystemDraws()
+    draws = SystemRandomness()
     assert isinstance(draws.subsampling(1), random.SystemRandom)
     assert draws.randomness(1).seed("batches") != draws.randomness(1).seed("batches")
 

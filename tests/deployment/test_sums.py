@@ -9,9 +9,9 @@ import torch
 
 from ntkfl.deployment.aggregator import Aggregator
 from ntkfl.deployment.demo_setup import DemoSetup, init
-from tests.federation.rounds import play_round
 from ntkfl.methods import ClientRound
 from tests.deployment.test_aggregator import SETTINGS, Here
+from tests.federation.rounds import play_round
 
 
 def test_sums_arrive_as_one_row_per_client(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from ntkfl.data import IID, ByWriter, Dirichlet, Shards
 from ntkfl.errors import ConfigError
+from ntkfl.federation.build import load_data
 from ntkfl.federation.config import DataConfig, ModelConfig, RunConfig
 from ntkfl.federation.simulation import execute
 from ntkfl.report.insight import insight
@@ -50,7 +51,7 @@ def test_clients_of_ones_own_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.syspath_prepend(tmp_path)
     common = {"rounds": 1, "clients_per_round": 3, "model": {"hidden": [4]}}
     config = RunConfig(data={"dataset": "own_config_clients:clients"}, method={"name": "ntk-fl"}, **common)
-    assert prepare(config).fed.sizes == [20, 20, 20]
+    assert load_data(config).sizes == [20, 20, 20]
     execute(config, out=tmp_path / "run")
     assert RunConfig.read(tmp_path / "run" / "config.toml", allow_code=True).data.dataset == config.data.dataset
     assert "alpha" not in (tmp_path / "run" / "config.toml").read_text()  # they come dealt
@@ -63,7 +64,7 @@ def test_clients_of_ones_own_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("own_config_clients:clients", "data-share", "these come dealt"),
     ):
         with pytest.raises(ConfigError, match=message):
-            prepare(RunConfig(data={"dataset": dataset}, method={"name": method}, **common))
+            load_data(RunConfig(data={"dataset": dataset}, method={"name": method}, **common))
 
 
 @pytest.mark.parametrize(

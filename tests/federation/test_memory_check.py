@@ -28,7 +28,7 @@ fed = ntkfl.data.from_clients(clients, test=(torch.randn(20, 1, 28, 28), torch.a
 lines = []
 before = peak()
 method = NTKFL(steps=(1.0, 2.0, 3.0))
-ntkfl.train(model, fed, method, rounds=1, clients_per_round=4, on_start=lines.append)
+ntkfl.train(model, fed, method, rounds=1, clients_per_round=4, callbacks=[Functions(on_start=lines.append)])
 after = peak()
 from ntkfl.federation.memory_check import predicted_bytes
 from ntkfl.methods import Task

@@ -14,11 +14,11 @@ from ntkfl.crypto.row_frames import Announced, BatchKey, seal_rows, unpack_rows
 from ntkfl.errors import ConfigError, MessageError, TooFew
 from ntkfl.federation.byzantine import ByzantineClients, Poison
 from ntkfl.federation.shuffled import LocalShuffler, RowSchema, open_rows, seal_reply
-from tests.federation.rounds import play_round
 from ntkfl.methods import METHODS, NTKFL, ClientRound, Method, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.services.shuffler.store import Shuffler
 from ntkfl.wire import Message, join_rows, split_rows
+from tests.federation.rounds import play_round
 
 SAID = Announced.of(BatchKey(1, 0), b"announced")
 DESCENT: dict[str, Any] = {"scheme": "descent", "steps": (5, 20), "lr": 0.01}

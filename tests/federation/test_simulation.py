@@ -16,6 +16,7 @@ from torch import nn
 import ntkfl
 from ntkfl.cli.progress import RoundDisplay
 from ntkfl.errors import ConfigError, DataError, ModelError, NumericalError, RunFolderError
+from ntkfl.federation.callbacks import Functions
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.methods import METHODS, NTKFL, FedAvg
 
@@ -324,6 +325,13 @@ def test_a_run_with_noise_says_that_its_noise_is_a_simulations() -> None:
     for options in ({}, {"clip": 1.0, "noise": 1.0}):
         lines: list[str] = []
         method = ntkfl.methods.FedAvg(local_steps=1, **options)
-        run = ntkfl.train(ntkfl.models.mlp(4, 3, 3), fed, method, rounds=1, clients_per_round=2, on_start=lines.append)
+        run = ntkfl.train(
+            ntkfl.models.mlp(4, 3, 3),
+            fed,
+            method,
+            rounds=1,
+            clients_per_round=2,
+            callbacks=[Functions(on_start=lines.append)],
+        )
         assert any("a simulation's" in line for line in lines) is bool(options)
         assert run.config["simulation"] is True

@@ -12,11 +12,11 @@ import torch
 import ntkfl
 from ntkfl.errors import TooFew
 from ntkfl.federation.byzantine import ByzantineClients, Poison
-from tests.federation.rounds import play_round
 from ntkfl.federation.validation import filter_replies
 from ntkfl.methods import METHODS, NTKFL, ClientRound, FedAvg, Method, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
+from tests.federation.rounds import play_round
 
 METHODS_OF_UPDATES = ("fedavg", "fednova", "scaffold", "fedcom", "qsgd", "fedadam")
 

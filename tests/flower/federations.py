@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ntkfl.federation.client_randomness import SeededDraws
-from ntkfl.flower.member import Member
 
 import ntkfl
 from ntkfl.deployment.contract import Terms
 from ntkfl.federation.build import build_method
+from ntkfl.federation.client import SeededRandomness
 from ntkfl.flower.apps import client_app
-from ntkfl.flower.server import Deployed, FlowerRun
+from ntkfl.flower.client import FlowerClient
+from ntkfl.flower.server import FlowerRun, FlowerServer
 from tests.flower.local_grid import App, LocalGrid
 
 NODES = [1001, 1002, 1003, 1004]
@@ -34,13 +34,22 @@ def settings(method: dict[str, Any], **others: Any) -> FlowerRun:
     return FlowerRun(**(values | others))
 
 
-def member(run: FlowerRun, folder: Path, number: int, read: Callable[[], Batch] | None = None, **others: Any) -> Member:
+def member(
+    run: FlowerRun, folder: Path, number: int, read: Callable[[], Batch] | None = None, **others: Any
+) -> FlowerClient:
     fed = digits()
     terms = Terms(**run.model_dump(include=set(Terms.model_fields)))
     source = read or (lambda: fed.client(number))
-    draws = SeededDraws(run.seed, number)
-    return Member(
-        terms, folder / f"client-{number}", source, number=number, clients=4, draws=draws, allow_code=True, **others
+    draws = SeededRandomness(run.seed, number)
+    return FlowerClient(
+        terms,
+        folder / f"client-{number}",
+        source,
+        number=number,
+        clients=4,
+        randomness=draws,
+        allow_code=True,
+        **others,
     )
 
 
@@ -48,9 +57,11 @@ def apps(run: FlowerRun, folder: Path, **others: Any) -> dict[int, App]:
     return {node: client_app(member(run, folder, i, **others)) for i, node in enumerate(NODES)}
 
 
-def deployed(grid: LocalGrid, run: FlowerRun, out: Path, say: Callable[[str], None] = lambda line: None) -> Deployed:
+def deployed(
+    grid: LocalGrid, run: FlowerRun, out: Path, say: Callable[[str], None] = lambda line: None
+) -> FlowerServer:
     nodes = {f"client-{i}": node for i, node in enumerate(NODES)}
-    return Deployed(grid, nodes, run, out, test=digits().test, say=say, allow_code=True)
+    return FlowerServer(grid, nodes, run, out, test=digits().test, say=say, allow_code=True)
 
 
 def simulated(run: FlowerRun, **others: Any) -> ntkfl.Run:

@@ -10,15 +10,15 @@ from safetensors.torch import save
 
 from ntkfl.deployment.contract import Terms
 from ntkfl.errors import ConfigError, DataError, MessageError, RunFolderError
+from ntkfl.flower.client import FlowerClient
 from ntkfl.flower.client_memory import ClientMemory
-from ntkfl.flower.member import Member
 from ntkfl.wire import Message
 from tests.flower.federations import NTK, digits, member, settings
 
 RUN = "0123456789abcdef"
 
 
-def weights(run_member: Member, round: int = 1, **more: torch.Tensor) -> bytes:
+def weights(run_member: FlowerClient, round: int = 1, **more: torch.Tensor) -> bytes:
     return Message("weights", round, {"weights": run_member.task.like, **more}).encode()
 
 
@@ -29,7 +29,7 @@ def rows(reply: bytes) -> int:
 def test_samples_are_drawn_once_a_round_and_from_the_system(tmp_path: Path) -> None:
     """Two questions of a round are about the same samples; the next round's are others."""
     run = settings(NTK | {"subsample_rate": 0.2})
-    own = Member(Terms(**run.model_dump(include=set(Terms.model_fields))), tmp_path, lambda: digits().client(0))
+    own = FlowerClient(Terms(**run.model_dump(include=set(Terms.model_fields))), tmp_path, lambda: digits().client(0))
     first, again = own.answer(weights(own), RUN), own.answer(weights(own), RUN)
     assert first == again
     assert rows(first) == round(0.2 * digits().sizes[0])

@@ -13,7 +13,7 @@ from torch import nn
 
 from ntkfl.errors import ConfigError, NTKFLError, TooFew
 from ntkfl.flower.apps import client_app
-from ntkfl.flower.server import Deployed
+from ntkfl.flower.server import FlowerServer
 from ntkfl.methods import METHODS
 from ntkfl.wire import Message
 from tests.flower.federations import NODES, NTK, apps, deployed, digits, distance, member, settings, simulated
@@ -53,7 +53,7 @@ def test_batch_normalisation_travels_with_the_weights(tmp_path: Path) -> None:
         assert distance(here.model, load_file(tmp_path / "run" / "model.safetensors")) < 1e-6
         # Without a test set the round's clients count: the averaged weights with their own statistics.
         nodes = dict(zip(server.names, NODES, strict=True))
-        counted = Deployed(server.grid, nodes, run, tmp_path / "counted", allow_code=True)
+        counted = FlowerServer(server.grid, nodes, run, tmp_path / "counted", allow_code=True)
         record = counted.run()[-1]
     fed, seen = digits(), [int(name[-1]) for name in record["clients"]]
     x, y = (torch.cat(part) for part in zip(*(fed.client(i) for i in seen), strict=True))
@@ -148,7 +148,7 @@ def test_what_cannot_work_is_refused_before_anything_is_sent(tmp_path: Path) -> 
     x, y = digits().test
     nodes = dict(zip("abcd", NODES, strict=True))
     with pytest.raises(NTKFLError, match="inputs of shape"):
-        Deployed(grid, nodes, settings(NTK), tmp_path / "run", (x[..., :4], y))
+        FlowerServer(grid, nodes, settings(NTK), tmp_path / "run", (x[..., :4], y))
 
 
 @pytest.mark.parametrize("method", [NTK, {"name": "fedavg", "local_steps": 3}])

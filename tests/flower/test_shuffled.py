@@ -15,9 +15,9 @@ from ntkfl.crypto.hpke import SigningKey
 from ntkfl.crypto.receipt import check_receipt, issue_receipt
 from ntkfl.crypto.row_frames import Announced, BatchKey
 from ntkfl.data.npz import read_client
-from ntkfl.deployment.client import Participant
+from ntkfl.deployment.client import ShuffledClient
 from ntkfl.errors import TooFew, TrustError
-from ntkfl.federation.client_randomness import SeededDraws
+from ntkfl.federation.client import SeededRandomness
 from ntkfl.federation.config import ModelConfig
 from ntkfl.federation.shuffled import RowSchema
 from ntkfl.flower.apps import client_app
@@ -44,9 +44,9 @@ class Listening(LocalGrid):
         return self.replies[-1]
 
 
-def participant(roles: Roles, number: int, said: list[str]) -> Participant:
+def participant(roles: Roles, number: int, said: list[str]) -> ShuffledClient:
     folder, data = roles.folder / "clients" / f"client-{number}", roles.data / f"client-{number}.npz"
-    own = Participant(folder, *read_client(data), draws=SeededDraws(7, number), say=said.append)
+    own = ShuffledClient(folder, *read_client(data), randomness=SeededRandomness(7, number), say=said.append)
     own.hello()
     return own
 
@@ -105,11 +105,11 @@ def test_rows_go_past_flower_and_the_weights_are_the_simulations(tmp_path: Path)
         assert refused.error.reason == "Refused"
 
 
-def participant_without_shuffler(roles: Roles) -> Participant:
+def participant_without_shuffler(roles: Roles) -> ShuffledClient:
     """A client that was asked and, as it had seen nothing yet, would answer."""
     folder = roles.folder / "clients" / "client-0"
     (folder / "answered-run-0.json").unlink(missing_ok=True)
-    return Participant(folder, *read_client(roles.data / "client-0.npz"), patience=0.1, say=lambda line: None)
+    return ShuffledClient(folder, *read_client(roles.data / "client-0.npz"), patience=0.1, say=lambda line: None)
 
 
 def simulation(roles: Roles) -> ntkfl.Run:

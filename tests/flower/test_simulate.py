@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from ntkfl.cli import app
 from ntkfl.errors import RunFolderError, TooFew
+from ntkfl.federation.build import load_data
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.simulation import execute
 from ntkfl.flower.simulate import client_app, serve, simulate
@@ -66,9 +67,9 @@ def test_clients_keep_their_memory_and_a_run_goes_on_bit_for_bit(tmp_path: Path)
     text = json.dumps(config(method).model_dump(mode="json", exclude_none=True))
     program = client_app(text, str(out / "clients"), "cpu", 1)
     grid = LocalGrid({11: program, 12: program, 13: program})
-    ready = prepare(config(method))
-    serve(grid, config(method, rounds=2), ready, out=out)
-    again = serve(grid, config(method), ready, out=out, resume=True)
+    data = load_data(config(method))
+    serve(grid, config(method, rounds=2), data, out=out)
+    again = serve(grid, config(method), data, out=out, resume=True)
     assert len(again.history) == 3
     assert distance(execute(config(method)).model, again.model.state_dict()) < 1e-9
 
@@ -81,11 +82,11 @@ def test_a_simulated_client_that_fails_is_named(tmp_path: Path) -> None:
     def fails(message: Message, context: Context) -> Message:
         raise ValueError("out of memory")
 
-    run = serve(LocalGrid({11: program, 12: fails, 13: program}), settings, prepare(settings), out=None)
+    run = serve(LocalGrid({11: program, 12: fails, 13: program}), settings, load_data(settings), out=None)
     cohort = run.history[0]["clients"]
     assert run.history[0]["failed"] == {f"client {cohort[1]}": "out of memory"}
     shuffled = config(NTK | {"shuffle": True}, rounds=1)
     text = json.dumps(shuffled.model_dump(mode="json", exclude_none=True))
     program = client_app(text, str(tmp_path), "cpu", 1)
     with pytest.raises(TooFew, match="waits for its whole cohort"):
-        serve(LocalGrid({11: program, 12: fails, 13: program}), shuffled, prepare(shuffled), out=None)
+        serve(LocalGrid({11: program, 12: fails, 13: program}), shuffled, load_data(shuffled), out=None)

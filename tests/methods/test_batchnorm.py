@@ -11,7 +11,7 @@ from torch import nn
 
 import ntkfl
 from ntkfl.errors import ModelError
-from ntkfl.methods import METHODS, NTKFL, ClientRound, FedAvg, Task
+from ntkfl.methods import METHODS, NTKFL, ClientRound, Task
 from ntkfl.methods.batchnorm import NAME, flat_statistics, load_statistics, start, statistics
 from ntkfl.methods.local_sgd import train_locally
 from ntkfl.privacy.randomness import Randomness

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 import ntkfl
 from ntkfl.errors import ConfigError
-from tests.federation.rounds import play_round
 from ntkfl.methods import METHODS, NTKFL, ClientRound, FedAvg, Task
 from ntkfl.methods.robust import (
     budget,
@@ -32,6 +31,7 @@ from ntkfl.methods.robust import (
 from ntkfl.methods.step_selection import choose
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
+from tests.federation.rounds import play_round
 from tests.methods.rounds import one_weight, play, scalar_client, small_clients, small_task
 
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ntkfl.federation.client_randomness import SeededDraws, SystemDraws
 from scipy import stats
 from scipy.special import ndtri
 
 import ntkfl.models
 from ntkfl.errors import ConfigError
+from ntkfl.federation.client import SeededRandomness, SystemRandomness
 from ntkfl.methods import ClientRound, FedAvg, Method, Task
 from ntkfl.methods.ntk_fl import NTKFL
 from ntkfl.methods.stateful_sgd import batch_order
@@ -43,10 +43,10 @@ def test_keys_that_differ_in_one_high_bit_draw_other_noise(bit: int, method: Met
     assert not torch.equal(*(batch_order(client, 10, 8) for client in clients))
 
 
-@pytest.mark.parametrize("draws", [SystemDraws(), SeededDraws(1, 0)])
-def test_a_search_over_seeds_finds_no_noise(draws: SystemDraws | SeededDraws) -> None:
+@pytest.mark.parametrize("draws", [SystemRandomness(), SeededRandomness(1, 0)])
+def test_a_search_over_seeds_finds_no_noise(draws: SystemRandomness | SeededRandomness) -> None:
     """The attack, for a client whose seed lies in the searched range: noise by torch's generator is found at once."""
-    client = ClientRound(0, torch.randn(20, 6), torch.arange(20) % 3, draws.randomness(1))
+    client = ClientRound(0, torch.randn(20, 6), torch.arange(20) % 3, draws.of_round(1))
     method, task = NTKFL(clip=1.0, noise=24.0, label_flip=0.9), Task(ntkfl.models.mlp(6, 5, 3), 3, "ce")
     seen = method.private(task, client).x
 
@@ -154,6 +154,6 @@ def test_the_key_does_not_show_and_is_never_written() -> None:
             write(own)
     with pytest.raises(ConfigError, match="32 bytes"):
         Randomness(bytes(8))
-    assert SystemDraws().randomness(1).seed("noise") != SystemDraws().randomness(1).seed("noise")
-    again = SeededDraws(0, 1)
+    assert SystemRandomness().of_round(1).seed("noise") != SystemRandomness().of_round(1).seed("noise")
+    again = SeededRandomness(0, 1)
     assert again.randomness(2).seed("noise") == again.randomness(2).seed("noise") != again.randomness(3).seed("noise")

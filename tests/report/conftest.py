@@ -15,6 +15,7 @@ import pytest
 from ntkfl.compare.plan import planned_cells, write_plan
 from ntkfl.compare.search import Chosen
 from ntkfl.compare.spec import Comparison
+from ntkfl.federation.callbacks import Functions
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.simulation import execute
 
@@ -57,7 +58,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        execute(RunConfig(rounds=6, method=AVERAGING, seed=1, **common), out=root / "cut", on_round=interrupt)
+        execute(
+            RunConfig(rounds=6, method=AVERAGING, seed=1, **common),
+            out=root / "cut",
+            callbacks=[Functions(on_round=interrupt)],
+        )
     audit = root / "whole" / "audit"
     audit.mkdir()
     attack = {"attack": "analytic inversion", "role": "aggregator", "recovers": "the input x", "measure": "SSIM"}

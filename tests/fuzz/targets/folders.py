@@ -43,7 +43,7 @@ _SETTINGS = {
 def targets(scratch: Path) -> list[Target]:
     run = scratch / "run"
     config = RunConfig(**_SETTINGS, method={"name": "ntk-fl", "steps": [5.0, 50.0]})  # type: ignore[arg-type]
-    execute(config, out=run, record_wire=[1])
+    execute(config, out=run, record=[1])
     (run / "audit").mkdir()
     (run / "audit" / "findings.json").write_text(json.dumps({"findings": [{"attack": "labels", "leaked": 0.5}]}))
     insight(find([run])[0][0])

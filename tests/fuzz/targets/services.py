@@ -16,7 +16,7 @@ from ntkfl.crypto.row_frames import Announced, BatchKey
 from ntkfl.deployment.client import _sequence
 from ntkfl.deployment.contract import Terms
 from ntkfl.deployment.ledger import Ledger
-from ntkfl.flower.member import Member
+from ntkfl.flower.client import FlowerClient
 from ntkfl.flower.records import notes_of, payload_of
 from ntkfl.flower.transport import one_line
 from ntkfl.report.live import Server, _Handler
@@ -95,7 +95,7 @@ def _flower(scratch: Path) -> list[Target]:
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # Flower makes no message without
     terms = Terms(inputs=(4,), outputs=3, method={"name": "scaffold", "local_steps": 1})
     x, y = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
-    member = Member(terms, scratch / "member", lambda: (x, y))
+    member = FlowerClient(terms, scratch / "member", lambda: (x, y))
     weights = WireMessage("weights", 1, {"weights": member.task.like, "control": torch.zeros_like(member.task.like)})
     seeds = [WireMessage("evaluate", 1, {"weights": member.task.like}).encode()]
     try:

@@ -97,7 +97,7 @@ def run(context: Context) -> Outcome:
         "trained": work(context, "flips in training", trained, train),
     }
     return Outcome(
-        settings(dataset=name, alpha=ALPHA, widths=widths, radii=radii, draws=draws),
+        settings(dataset=name, alpha=ALPHA, widths=widths, radii=radii, randomness=draws),
         list(range(3)),
         data,
         findings(data),

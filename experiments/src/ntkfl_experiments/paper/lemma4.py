@@ -102,7 +102,7 @@ def run(context: Context) -> Outcome:
         "later": work(context, "kernels after training", rounds, later),
     }
     return Outcome(
-        settings(dataset=name, alpha=ALPHA, samples=samples, widths=widths, draws=draws),
+        settings(dataset=name, alpha=ALPHA, samples=samples, widths=widths, randomness=draws),
         list(range(seeds)),
         data,
         findings(data),

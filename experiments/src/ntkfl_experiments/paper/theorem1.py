@@ -112,7 +112,7 @@ def run(context: Context) -> Outcome:
         "sampled": work(context, "H_inf by sampling", sampled, sampling_error),
     }
     return Outcome(
-        settings(dataset=name, alpha=ALPHA, small=small, draws=draws, samples=sizes, widths=widths, steps=steps),
+        settings(dataset=name, alpha=ALPHA, small=small, randomness=draws, samples=sizes, widths=widths, steps=steps),
         list(range(seeds)),
         data,
         findings(data),
