@@ -9,6 +9,7 @@ from rich.console import Console
 
 from ntkfl.cli.compare import Watcher
 from ntkfl.compare.trials import Cell
+from ntkfl.federation.build import spelled_out
 from ntkfl.federation.config import RunConfig
 
 
@@ -27,7 +28,7 @@ def test_a_log_hears_of_rounds_now_and_then_and_of_every_run_that_ends(tmp_path:
         for seed, rounds in enumerate((20, 80))
     ]
     for cell in cells:
-        cell.folder.create(cell.config.dump())
+        cell.folder.create(spelled_out(cell.config))
 
     def play(cell: Cell, rounds: int) -> None:
         for number in range(len(cell.folder.records()) + 1, rounds + 1):

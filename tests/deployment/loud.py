@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 
-from ntkfl.services import log, web
+from ntkfl.services import log
+from ntkfl.services.http import application
 
 
 def talkative(service: str, stream: object = None) -> None:
@@ -16,7 +17,7 @@ def talkative(service: str, stream: object = None) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=1, stream=sys.stderr)
-    quiet, web.configure_logging = log.configure_logging, talkative
+    quiet, application.configure_logging = log.configure_logging, talkative
     from ntkfl.cli import main
 
     main()

@@ -40,7 +40,7 @@ class Here:
 
     def __init__(self, aggregator: Aggregator, names: list[str] = NAMES, leaves: str = "") -> None:
         """`leaves`: the client that answers a round's first exchange and no other."""
-        self.own, self.names, self.leaves = aggregator, names, leaves
+        self.own, self.names, self.leaves = aggregator.transport, names, leaves
         ticks = itertools.count(step=1000)  # every deadline has passed when it is looked at
         self.shuffler = Shuffler(clock=lambda: float(next(ticks)))
         self.recorded: list[tuple[Announced, list[bytes]]] = []
@@ -57,8 +57,7 @@ class Here:
         return self.shuffler.latest()[1]
 
     def publish(self, signed: bytes) -> None:
-        pins = self.own.pins
-        said = Announcement.check(signed, self.own.signer.public, pins.federation, pins.run)
+        said = Announcement.check(signed, self.own.signer.public, self.own.federation, self.own.run)
         self.shuffler.publish(signed, said.key, said.batch)
         if said.batch is not None:
             assert said.announced is not None
@@ -73,7 +72,7 @@ class Here:
         assert said.announced is not None
         assert said.sealing_key is not None
         assert said.batch is not None
-        where = (said.sealing_key, own.pins.federation, own.pins.run, said.announced)
+        where = (said.sealing_key, own.federation, own.run, said.announced)
         if said.kind == "evaluate":
             scores = score_rows(own.task, said.message, client.x, client.y)
             return unpack_rows(seal_messages(scores, said.batch.max_rows, *where))[1]
@@ -111,14 +110,14 @@ def folder(tmp_path: Path) -> Path:
 def test_a_sealed_row_that_is_not_finite_is_left_out_and_counted(folder: Path, tmp_path: Path) -> None:
     said: list[str] = []
     aggregator = Aggregator(folder, tmp_path / "run", said.append)
-    before = aggregator.learner.state["weights"].clone()
-    aggregator.shuffler = Here(aggregator)  # type: ignore[assignment]
-    (record,) = aggregator.run()
+    before = aggregator.server.state.state["weights"].clone()
+    aggregator.transport.shuffler = Here(aggregator)  # type: ignore[assignment]
+    (record,) = aggregator.run().history
     assert record["rejected"] == {"not finite": 1}
     assert record["dropped_rows"] == 1
     assert record["samples"] == record["evaluated_samples"] - 1 == 17
     assert "round 1: rejected: 1 not finite" in said
-    weights = aggregator.learner.state["weights"]
+    weights = aggregator.server.state.state["weights"]
     assert bool(weights.isfinite().all())
     assert not torch.equal(weights, before)
 
@@ -127,11 +126,11 @@ def test_after_a_round_no_key_opens_what_was_recorded(tmp_path: Path) -> None:
     """Whoever recorded the rows and later steals all that the aggregator has, or its memory, opens none of them."""
     folder = made(tmp_path, rounds=2, max_rows=6)
     aggregator = Aggregator(folder, tmp_path / "run", lambda line: None)
-    here = aggregator.shuffler = Here(aggregator)  # type: ignore[assignment]
-    assert len(aggregator.run()) == 2
+    here = aggregator.transport.shuffler = Here(aggregator)  # type: ignore[assignment]
+    assert len(aggregator.run().history) == 2
     recorded = [(said, row) for said, rows in here.recorded for row in rows]
     assert len(recorded) == 2 * 3 * (6 + 1 + 6)  # upload, losses and evaluation of two rounds, all of them opened then
-    stolen = [aggregator.opener]
+    stolen = [aggregator.transport.opener]
     for path in (*folder.rglob("*"), *(tmp_path / "run").rglob("*")):
         if path.is_file() and b"PRIVATE" in path.read_bytes():
             key = load_pem_private_key(path.read_bytes(), None)
@@ -157,8 +156,8 @@ def test_a_client_that_leaves_in_a_round_costs_the_round_and_not_the_run(tmp_pat
     aggregator = Aggregator(folder, tmp_path / "run", said.append)
     names = [*NAMES, "client-3"]
     leaves = names[draw_cohort(0, 4, 3, 1)[0]]  # one of the first cohort
-    here = aggregator.shuffler = Here(aggregator, names, leaves)  # type: ignore[assignment]
-    first, second = aggregator.run()
+    here = aggregator.transport.shuffler = Here(aggregator, names, leaves)  # type: ignore[assignment]
+    first, second = aggregator.run().history
     assert [announced.key for announced, _ in here.recorded][:2] == [BatchKey(1, 0), BatchKey(2, 0)]
     assert "2 clients of the 3 that began the round answered, too few" in said[0]
     assert (first["round"], first["protocol_round"]) == (1, 2)
@@ -172,7 +171,7 @@ def test_a_client_that_leaves_in_a_round_costs_the_round_and_not_the_run(tmp_pat
 def test_a_contract_that_is_used_up_ends_the_run(tmp_path: Path) -> None:
     folder = made(tmp_path, rounds=1, retries=0, round_seconds=1.0)
     aggregator = Aggregator(folder, tmp_path / "run", lambda line: None)
-    aggregator.shuffler = Here(aggregator, NAMES, leaves="client-2")  # type: ignore[assignment]
+    aggregator.transport.shuffler = Here(aggregator, NAMES, leaves="client-2")  # type: ignore[assignment]
     with pytest.raises(TooFew, match="all 1 rounds that the contract allows are used up"):
         aggregator.run()
 

@@ -16,11 +16,11 @@ import torch
 from ntkfl.crypto.hpke import SigningKey
 from ntkfl.crypto.receipt import issue_receipt
 from ntkfl.crypto.row_frames import Announced, BatchKey
-from ntkfl.deployment.client import ShuffledClient, _sequence, check_data
+from ntkfl.deployment.client import ShuffledClient, _sequence
 from ntkfl.deployment.demo_setup import DemoSetup, init
 from ntkfl.deployment.ledger import Ledger
 from ntkfl.errors import ConfigError, DataError, NTKFLError, TrustError
-from ntkfl.federation.client import SystemRandomness
+from ntkfl.federation.client import Client, SystemRandomness, check_data
 from ntkfl.federation.evaluation import counts, question
 from ntkfl.methods import NTKFL, Task
 from ntkfl.services.announcement import EVALUATION, Announcement
@@ -37,8 +37,9 @@ def client(tmp_path: Path) -> tuple[ShuffledClient, SigningKey]:
     pins = init(tmp_path / "trial", tmp_path / "run.toml", DemoSetup(clients=4, min_clients=3))
     own = ShuffledClient.__new__(ShuffledClient)
     own.pins, own.ledger, own.name = pins, Ledger(tmp_path, pins.run), "client-0"
-    own.method, own.draws, own._client, own._memory = NTKFL(subsample_rate=0.5), SystemRandomness(), None, {}
-    own.x, own.y = torch.randn(40, 4), torch.arange(40) % 2
+    own.method, own.x, own.y, own._round = NTKFL(subsample_rate=0.5), torch.randn(40, 4), torch.arange(40) % 2, None
+    task = Task(pins.terms.build_model(0), 2, "ce")
+    own.client = Client(0, task, own.method, lambda: (own.x, own.y), SystemRandomness(), rows=pins.terms.max_rows)
     return own, SigningKey.load(tmp_path / "trial" / "aggregator" / "signing-key.pem")
 
 
@@ -113,14 +114,14 @@ def test_a_round_has_one_cohort_before_and_after_a_restart(
 
 def test_an_evaluator_is_no_more_exact_than_the_contract_says(client: tuple[ShuffledClient, SigningKey]) -> None:
     own, terms = client[0], client[0].pins.terms
-    own.task = Task(terms.build_model(0), terms.outputs, "ce")
-    asked = question(1, own.task.like)
+    task = own.client.task
+    asked = question(1, task.like)
 
     def under(**changes: Any) -> dict[str, torch.Tensor]:
         own.pins = own.pins.model_copy(update={"terms": terms.model_copy(update=changes)})
         return dict(own._counts(asked).arrays)
 
-    exact = counts(own.task, asked, own.x, own.y).arrays
+    exact = counts(task, asked, own.x, own.y).arrays
     assert all(torch.equal(exact[name], found) for name, found in under().items())
     assert all(float(found) % 16 == 0 for found in under(count_multiple=16).values())
     for option in ({"clip": 1.0}, {"label_flip": 0.2}):
@@ -185,27 +186,26 @@ def test_another_signer_is_not_heard(client: tuple[ShuffledClient, SigningKey]) 
 
 def test_a_round_that_is_tried_again_sees_other_samples(client: tuple[ShuffledClient, SigningKey]) -> None:
     own = client[0]
-    first = own._sampled(BatchKey(1, 0), 1)
+    first = own.at(BatchKey(1, 0), 1)
     assert len(first) == 20
-    assert own._sampled(BatchKey(1, 1), 1) is first
-    assert own._sampled(BatchKey(1, EVALUATION), 1) is first
-    second = own._sampled(BatchKey(2, 0), 1)  # the same round of training
+    assert own.at(BatchKey(1, 1), 1) is first
+    assert own.at(BatchKey(1, EVALUATION), 1) is first
+    second = own.at(BatchKey(2, 0), 1)  # the same round of training
     assert second is not first
     assert second.randomness.seed("noise") != first.randomness.seed("noise")  # a round's noise is its own
     assert not torch.equal(second.x, first.x)
     with pytest.raises(ConfigError, match="not there at its beginning"):
-        own._sampled(BatchKey(1, 1), 1)
-    fewer = own.pins.terms.model_copy(update={"max_rows": 7})
-    own.pins = own.pins.model_copy(update={"terms": fewer})
-    assert len(own._sampled(BatchKey(3, 0), 3)) == 7  # no more than was agreed
+        own.at(BatchKey(1, 1), 1)
+    own.client.rows = 7
+    assert len(own.at(BatchKey(3, 0), 3)) == 7  # no more than was agreed
     with pytest.raises(ConfigError, match="not there at its beginning"):
-        own._sampled(BatchKey(4, 1), 4)
+        own.at(BatchKey(4, 1), 4)
 
 
 def test_a_client_draws_from_its_operating_system() -> None:
     draws = SystemRandomness()
     assert isinstance(draws.subsampling(1), random.SystemRandom)
-    assert draws.randomness(1).seed("batches") != draws.randomness(1).seed("batches")
+    assert draws.of_round(1).seed("batches") != draws.of_round(1).seed("batches")
 
 
 @pytest.mark.parametrize(

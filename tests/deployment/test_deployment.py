@@ -23,8 +23,10 @@ from ntkfl.crypto.hpke import SealingKey
 from ntkfl.crypto.row_frames import Announced, BatchKey, open_row
 from ntkfl.deployment.aggregator import Aggregator
 from ntkfl.errors import NTKFLError, TrustError
+from ntkfl.federation.build import build_network
 from ntkfl.federation.config import ModelConfig
 from ntkfl.federation.export import load_exported
+from ntkfl.federation.simulation import Simulation
 from ntkfl.methods import CPNTKFL
 from ntkfl.services.http.client import HttpClient
 from ntkfl.services.key_server.client import Identity
@@ -139,7 +141,7 @@ def test_no_key_of_the_shuffler_opens_a_row(tmp_path: Path) -> None:
         running.start()
         state = roles.folder / "shuffler" / "state.sqlite"
         until(lambda: holds_rows(state))
-        opener, aggregator.shuffler._peer.patience = aggregator.opener, 0.1
+        opener, aggregator.transport.shuffler._peer.patience = aggregator.transport.opener, 0.1
         shuffler.kill()
         running.join(60)
         rows = pending_rows(state)
@@ -250,11 +252,10 @@ def test_restarts_change_nothing(tmp_path: Path) -> None:
 def simulation(roles: Roles, seed: int, clients_per_round: int) -> ntkfl.Run:
     """The same run in one process, by one who is enrolled and so knows ρ."""
     method = CPNTKFL(**{k: v for k, v in METHOD.items() if k != "name"})  # type: ignore[arg-type]
-    model = ModelConfig(hidden=(12,)).suited(method).build((20,), 10, seed).double()
+    model = build_network(ModelConfig(hidden=(12,)).suited(method), (20,), 10, seed).double()
     secret = Identity.of(roles.folder / "clients" / "client-0").seed()
-    return ntkfl.train(
-        model, roles.fed, method, rounds=3, clients_per_round=clients_per_round, seed=seed, secret=secret
-    )
+    simulation = Simulation(model, roles.fed, method, clients_per_round=clients_per_round, seed=seed, secret=secret)
+    return simulation.run(3)
 
 
 def export_needs_a_client(roles: Roles, folder: Path) -> None:

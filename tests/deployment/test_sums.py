@@ -20,14 +20,14 @@ def test_sums_arrive_as_one_row_per_client(tmp_path: Path) -> None:
     init(tmp_path / "trial", tmp_path / "run.toml", DemoSetup(clients=3, evaluators=0))
     aggregator = Aggregator(tmp_path / "trial" / "aggregator", tmp_path / "run", lambda line: None)
     here = Here(aggregator)
-    aggregator.shuffler = here  # type: ignore[assignment]
-    state = aggregator.learner.state
-    records = aggregator.run()
+    aggregator.transport.shuffler = here  # type: ignore[assignment]
+    state = aggregator.server.state.state
+    records = aggregator.run().history
     assert [record["dropped_rows"] for record in records] == [0, 0, 0]
     assert [record["samples"] for record in records] == [18, 18, 18]
     assert min(record["uplink_bytes"] for record in records[:2]) > records[2]["uplink_bytes"]  # A_1 in two rounds
 
     clients = [ClientRound(c.id, c.x, c.y, c.randomness) for c in here.people]
     for number in (1, 2, 3):
-        state = play_round(aggregator.task, aggregator.method, state, number, clients)[0].state
-    assert torch.allclose(aggregator.learner.state["weights"], state["weights"], rtol=1e-9, atol=1e-12)
+        state = play_round(aggregator.server.task, aggregator.server.method, state, number, clients)[0].state
+    assert torch.allclose(aggregator.server.state.state["weights"], state["weights"], rtol=1e-9, atol=1e-12)

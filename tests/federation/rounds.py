@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 from ntkfl.federation.client import Answer, LatestMemory
 from ntkfl.federation.evaluation import OwnTestSet
 from ntkfl.federation.local import LocalTransport, SimulatedClients
 from ntkfl.federation.local_shuffler import LocalShuffler
 from ntkfl.federation.server import Server
+from ntkfl.federation.shuffled import open_rows
 from ntkfl.federation.transport import Traffic, Transport
+from ntkfl.federation.validation import filter_replies
 from ntkfl.methods import ClientRound, Method, Outcome, State, Task
 from ntkfl.methods.batchnorm import answer
+from ntkfl.wire import Message
 
 
 class Given:
@@ -60,3 +64,23 @@ def play_round(
     server = server_of(task, method, clients, respond, rows)
     server.state.state = state
     return server.attempt(number, [client.id for client in clients])
+
+
+class Received(NamedTuple):
+    """What the server has of an exchange's sealed rows once it has opened and validated them."""
+
+    replies: list[Message]
+    rows: int
+    rejected: Counter[str]
+    repeated: int
+
+    @property
+    def dropped(self) -> int:
+        return self.rejected.total()
+
+
+def receive(method: Method, task: Task, sealed: Sequence[bytes], *how: Any) -> Received:
+    """`how`: the schema, the key that opens, the federation, the run and the announcement."""
+    opened = open_rows(method, sealed, *how)
+    filtered = filter_replies(method, task, opened.replies)
+    return Received(filtered.replies, filtered.rows, +(opened.rejected + filtered.rejected), opened.repeated)

@@ -13,7 +13,7 @@ from ntkfl.errors import ConfigError
 from ntkfl.federation.byzantine import ByzantineClients, Poison
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.run_folder import RunFolder
-from ntkfl.federation.simulation import execute
+from ntkfl.federation.simulation import Simulation, execute
 from ntkfl.methods import METHODS, NTKFL, ClientRound, FedAvg, Method, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
@@ -173,7 +173,7 @@ def digits() -> ntkfl.data.Federated:
 def accuracy(fed: ntkfl.data.Federated, method: Method, poison: Poison | None, rounds: int) -> float:
     torch.manual_seed(0)
     model = ntkfl.models.mlp(method.projected_dim or 64, 24, 10, **method.model_defaults)
-    run = ntkfl.train(model, fed, method, rounds=rounds, clients_per_round=10, poison=poison)
+    run = Simulation(model, fed, method, clients_per_round=10, byzantine=poison).run(rounds)
     return float(run.history[-1]["test_accuracy"])
 
 
@@ -200,7 +200,7 @@ def test_rows_that_are_longer_than_others_are_cut_to_length(digits: ntkfl.data.F
         torch.manual_seed(0)
         model, poison = ntkfl.models.mlp(64, 24, 10), Poison(kind="random", fraction=0.2, scale=6.0)
         method = NTKFL(row_clip=clip, verify=False, drop_opposed=False)
-        run = ntkfl.train(model, digits, method, rounds=1, clients_per_round=10, poison=poison)
+        run = Simulation(model, digits, method, clients_per_round=10, byzantine=poison).run(1)
         first.append(run.history[0])
     plain, clipped = first
     assert clipped["poisoned"]
@@ -213,7 +213,7 @@ def test_rows_that_were_made_up_are_found_to_the_last(digits: ntkfl.data.Federat
         torch.manual_seed(0)
         model, poison = ntkfl.models.mlp(64, 24, 10), Poison(kind=kind, fraction=0.2)
         method = NTKFL(verify=True)
-        run = ntkfl.train(model, digits, method, rounds=2, clients_per_round=10, poison=poison)
+        run = Simulation(model, digits, method, clients_per_round=10, byzantine=poison).run(2)
         for record in run.history:
             assert record["poisoned"]
             assert record["made_up_rows"] == sum(digits.sizes[i] for i in record["poisoned"])

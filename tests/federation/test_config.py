@@ -8,7 +8,7 @@ import pytest
 
 from ntkfl.data import IID, ByWriter, Dirichlet, Shards
 from ntkfl.errors import ConfigError
-from ntkfl.federation.build import load_data
+from ntkfl.federation.build import build_method, build_network, load_data
 from ntkfl.federation.config import DataConfig, ModelConfig, RunConfig
 from ntkfl.federation.simulation import execute
 from ntkfl.report.insight import insight
@@ -83,11 +83,11 @@ def test_clients_of_ones_own_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_file_that_is_no_run_is_one_line(text: str, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(text)
     with pytest.raises(ConfigError) as caught:
-        RunConfig.read(tmp_path / "run.toml").build_method()
+        build_method(RunConfig.read(tmp_path / "run.toml").method)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("hidden", [(-1,), (10**12,), (10**30,)])
 def test_a_network_that_cannot_be_is_refused_before_there_is_any_of_it(hidden: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match=r"model 'mlp'|perceptron needs"):
-        ModelConfig(hidden=hidden).build((64,), 10, seed=0)
+        build_network(ModelConfig(hidden=hidden), (64,), 10, seed=0)

@@ -17,6 +17,7 @@ from ntkfl.crypto.hpke import SealingKey
 from ntkfl.errors import ConfigError, ModelError, RunFolderError, TrustError
 from ntkfl.federation.export import Export, export, load_exported
 from ntkfl.federation.run_folder import RunFolder
+from ntkfl.federation.simulation import Simulation
 from ntkfl.privacy.projection import RunSecret, make_projection
 
 TRAIN = ["train", "--dataset", "digits", "--clients", "20", "--clients-per-round", "4", "--rounds", "2"]
@@ -94,7 +95,7 @@ def test_a_run_from_python_with_a_secret_of_its_own(tmp_path: Path, reader: Path
     secret = RunSecret(Secret(bytes(32)), "mine", "first")
     method = ntkfl.methods.CPNTKFL(projected_dim=30, shuffle=False)
     model = torch.nn.Sequential(torch.nn.Linear(30, 8), torch.nn.Tanh(), torch.nn.Linear(8, 10))
-    done = ntkfl.train(model, fed, method, rounds=1, clients_per_round=3, secret=secret, out=tmp_path / "run")
+    done = Simulation(model, fed, method, clients_per_round=3, secret=secret).run(1, out=tmp_path / "run")
     public = {"reader": SealingKey.load(reader).public}
     with pytest.raises(TrustError, match="not the one the run was trained with"):
         export(tmp_path / "run", tmp_path / "no", public)

@@ -19,6 +19,7 @@ MEASURE = """
 import re, torch, ntkfl
 def peak():  # not getrusage, which remembers the size of the process this one was started from
     return 1024 * int(re.search("VmHWM:[^0-9]*([0-9]+)", open("/proc/self/status").read())[1])
+from ntkfl.federation.callbacks import Functions
 from ntkfl.federation.memory_check import _BASE
 from ntkfl.methods import NTKFL
 torch.manual_seed(0)

@@ -10,6 +10,7 @@ import torch
 
 import ntkfl
 from ntkfl.federation.byzantine import Poison
+from ntkfl.federation.simulation import Simulation
 from ntkfl.methods import METHODS
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -36,8 +37,8 @@ def played(name: str, kind: str, liars: int, scale: float, seed: int = 0) -> lis
     torch.manual_seed(seed)
     model = ntkfl.models.mlp(method.projected_dim or 64, 24, 10, **method.model_defaults)
     poison = Poison(kind=kind, fraction=liars / 20, scale=scale) if kind else None
-    how = {"rounds": ROUNDS[name], "clients_per_round": 20, "seed": seed, "poison": poison}
-    return ntkfl.train(model, digits(seed), method, **how).history
+    simulation = Simulation(model, digits(seed), method, clients_per_round=20, seed=seed, byzantine=poison)
+    return simulation.run(ROUNDS[name]).history
 
 
 ATTACKS = [

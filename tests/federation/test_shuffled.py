@@ -13,12 +13,14 @@ from ntkfl.crypto.hpke import SEAL_BYTES, SealingKey
 from ntkfl.crypto.row_frames import Announced, BatchKey, seal_rows, unpack_rows
 from ntkfl.errors import ConfigError, MessageError, TooFew
 from ntkfl.federation.byzantine import ByzantineClients, Poison
-from ntkfl.federation.shuffled import LocalShuffler, RowSchema, open_rows, seal_reply
+from ntkfl.federation.shuffled import RowSchema, seal_reply
+from ntkfl.federation.simulation import Simulation
+from ntkfl.federation.transport import Traffic
 from ntkfl.methods import METHODS, NTKFL, ClientRound, Method, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.services.shuffler.store import Shuffler
 from ntkfl.wire import Message, join_rows, split_rows
-from tests.federation.rounds import play_round
+from tests.federation.rounds import play_round, receive, server_of
 
 SAID = Announced.of(BatchKey(1, 0), b"announced")
 DESCENT: dict[str, Any] = {"scheme": "descent", "steps": (5, 20), "lr": 0.01}
@@ -141,7 +143,7 @@ def test_bad_rows_are_dropped_and_counted(options: dict[str, Any]) -> None:
     other_round = seal_rows([first.encode()], opener.public, *WHERE[:2], Announced(BatchKey(2, 0), SAID.digest))
     other_round += seal_rows([first.encode()], opener.public, *WHERE[:2], Announced.of(SAID.key, b"other weights"))
     other_reader = seal_rows([first.encode()], SealingKey.generate().public, *WHERE)
-    received = open_rows(method, task, [*sealed, *other_round, *other_reader], template, opener, *WHERE)
+    received = receive(method, task, [*sealed, *other_round, *other_reader], template, opener, *WHERE)
     assert received.rows == 8
     assert received.dropped == len(bad) + 6
     (joined,) = received.replies
@@ -154,7 +156,7 @@ def test_bad_losses_are_dropped() -> None:
     opener = SealingKey.generate()
     rows = [Message("losses", 1, {"losses": torch.tensor([[1.0, value]])}) for value in (2.0, -1.0, float("nan"), 0.0)]
     sealed = seal_rows([row.encode() for row in rows], opener.public, *WHERE)
-    received = open_rows(method, task, sealed, RowSchema.of(method, rows[0]), opener, *WHERE)
+    received = receive(method, task, sealed, RowSchema.of(method, rows[0]), opener, *WHERE)
     assert (received.rows, received.dropped) == (2, 2)
 
 
@@ -167,13 +169,13 @@ def test_what_a_client_sends() -> None:
     assert len(rows) == 9  # three of them padding
     assert {len(row) for row in rows} == {RowSchema.of(method, reply).sealed_bytes}
     assert len(rows[0]) == len(method.split(reply)[0].encode()) + SEAL_BYTES
-    received = open_rows(method, task, rows, RowSchema.of(method, reply), opener, *WHERE)
+    received = receive(method, task, rows, RowSchema.of(method, reply), opener, *WHERE)
     assert (received.rows, received.dropped) == (6, 0)
 
 
 def test_one_client_is_no_crowd(digits: ntkfl.data.Federated) -> None:
     with pytest.raises(ConfigError, match="at least 2 clients"):
-        LocalShuffler(1, [3], 5)
+        ntkfl.train(ntkfl.models.mlp(64, 8, 10), digits, NTKFL(shuffle=True), rounds=1, clients_per_round=1)
     with pytest.raises(ConfigError, match="codes differ in length"):
         METHODS["qsgd"](coding="elias", shuffle=True)
 
@@ -189,7 +191,7 @@ def test_extreme_rows_are_dropped_before_they_drown_the_rest(options: dict[str, 
         if rows[0].arrays[name].is_floating_point() and float(rows[0].arrays[name].abs().max()) > 0
     ]
     sealed = seal_rows([row.encode() for row in (*rows, *scaled)], opener.public, *WHERE)
-    received = open_rows(method, task, sealed, RowSchema.of(method, reply), opener, *WHERE)
+    received = receive(method, task, sealed, RowSchema.of(method, reply), opener, *WHERE)
     assert received.rows == 12
     assert received.dropped == len(scaled) > 0
 
@@ -198,7 +200,7 @@ def test_a_row_that_comes_twice_counts_once() -> None:
     method, task, reply = make()
     opener = SealingKey.generate()
     _, rows = unpack_rows(seal_reply(method, reply, 6, opener.public, *WHERE))
-    received = open_rows(method, task, [*rows, *rows], RowSchema.of(method, reply), opener, *WHERE)
+    received = receive(method, task, [*rows, *rows], RowSchema.of(method, reply), opener, *WHERE)
     assert (received.rows, received.dropped) == (6, 6)
 
 
@@ -221,7 +223,7 @@ def test_updates_that_a_round_could_not_use_are_dropped(name: str, bad: dict[str
     opener = SealingKey.generate()
     rows = [*replies[1:], changed(replies[0], **bad)]
     sealed = seal_rows([row.encode() for row in rows], opener.public, *WHERE)
-    received = open_rows(method, task, sealed, RowSchema.of(method, replies[0]), opener, *WHERE)
+    received = receive(method, task, sealed, RowSchema.of(method, replies[0]), opener, *WHERE)
     assert (received.rows, received.dropped) == (2, 1)
 
 
@@ -254,14 +256,15 @@ def test_whose_rows_the_shuffler_refuses_is_as_if_absent(liars: set[int]) -> Non
 def test_rows_that_the_shuffler_refuses_in_a_later_exchange_end_the_round() -> None:
     """As where clients are elsewhere: a crowd that lacks one client of the first exchange is never released."""
     task, method, people, _ = scaled_labels(3, set())
-    asked = Message("weights", 1, {"weights": task.like})
-    crowd = LocalShuffler(1, [person.id for person in people], max(map(len, people)))
-    received, _ = crowd.exchange(method, task, method.answer(task, asked, people))
-    assert received.rows == sum(map(len, people))
-    losses = [Message("losses", 1, {"losses": torch.ones(1, 2)}) for _ in people]
-    losses[1] = Message("losses", 1, {"losses": torch.ones(1, 2).double()})
+
+    def another_type(own: Method, task: Task, message: Message, clients: Any) -> list[Message]:
+        replies = own.answer(task, message, clients)
+        if message.kind == "candidates":
+            replies[1] = changed(replies[1], losses=replies[1].arrays["losses"].float())
+        return replies
+
     with pytest.raises(TooFew, match="2 clients' rows were taken, too few"):
-        crowd.exchange(method, task, losses)
+        play_round(task, method, method.start(task, task.like), 1, people, respond=another_type)
 
 
 def test_one_honest_client_is_no_crowd() -> None:
@@ -274,7 +277,8 @@ def test_a_run_with_scaled_labels_goes_on(digits: ntkfl.data.Federated) -> None:
     poison = Poison(kind="scaled-labels", fraction=0.3, scale=10.0)
     torch.manual_seed(0)
     method = METHODS["cp-ntk-fl"](projected_dim=16, steps=(10, 100))
-    run = ntkfl.train(ntkfl.models.mlp(16, 8, 10), digits, method, rounds=2, clients_per_round=6, poison=poison)
+    model = ntkfl.models.mlp(16, 8, 10)
+    run = Simulation(model, digits, method, clients_per_round=6, byzantine=poison).run(2)
     for record in run.history:
         rows = sum(max(1, int(method.subsample_rate * digits.sizes[i] + 0.5)) for i in record["poisoned"])
         assert rows
@@ -287,7 +291,7 @@ def test_rows_sealed_twice_are_counted_and_where_rows_are_distinct_dropped(disti
     method, task, reply = make(distinct_rows=distinct)
     opener, rows = SealingKey.generate(), [row.encode() for row in method.split(reply)]
     sealed = seal_rows([*rows, *[rows[0]] * 99], opener.public, *WHERE)
-    received = open_rows(method, task, [*sealed, sealed[0]], RowSchema.of(method, reply), opener, *WHERE)
+    received = receive(method, task, [*sealed, sealed[0]], RowSchema.of(method, reply), opener, *WHERE)
     kept = sorted(rows if distinct else [*rows, *[rows[0]] * 99])
     assert received.rejected == {"copied": 100 if distinct else 1}  # a seal that comes twice is copied in any case
     assert (received.rows, received.repeated) == (len(kept), 0 if distinct else 99)
@@ -305,10 +309,11 @@ def test_samples_that_a_dead_network_cannot_tell_apart_all_count() -> None:
     people = [ClientRound(i, torch.rand(6, 5), torch.zeros(6).long(), Randomness.simulated(i)) for i in range(2)]
     for distinct, rows in ((False, 12), (True, 1)):
         method = NTKFL(shuffle=True, sparsity=0.5, distinct_rows=distinct, steps=(5.0,))
-        replies = method.answer(task, Message("weights", 1, {"weights": dead}), people)
-        received, _ = LocalShuffler(1, [0, 1], 6).exchange(method, task, replies)
-        assert (received.rows, received.dropped) == (rows, 12 - rows)
-        assert received.repeated == (0 if distinct else 11)
+        transport, traffic = server_of(task, method, people).transport, Traffic()
+        transport.begin(1, [0, 1])
+        (reply,) = transport.exchange(Message("weights", 1, {"weights": dead}), [0, 1], traffic)
+        assert (len(method.split(reply)), traffic.dropped) == (rows, 12 - rows)
+        assert traffic.repeated == (0 if distinct else 11)
 
 
 def test_equal_losses_of_different_samples_all_count() -> None:
@@ -316,7 +321,7 @@ def test_equal_losses_of_different_samples_all_count() -> None:
     method, task, _ = make()
     opener, row = SealingKey.generate(), Message("losses", 1, {"losses": torch.zeros(1, 2)})
     sealed = seal_rows([row.encode()] * 5, opener.public, *WHERE)
-    received = open_rows(method, task, sealed, RowSchema.of(method, row), opener, *WHERE)
+    received = receive(method, task, sealed, RowSchema.of(method, row), opener, *WHERE)
     assert (received.rows, received.dropped) == (5, 0)
 
 
@@ -337,7 +342,7 @@ def test_no_array_is_made_of_a_row_that_does_not_look_as_it_should(monkeypatch: 
 
     monkeypatch.setattr(Message, "decode", decode)
     sealed = seal_rows([*good, *[hollow] * 20], opener.public, *WHERE)
-    received = open_rows(method, task, sealed, template, opener, *WHERE)
+    received = receive(method, task, sealed, template, opener, *WHERE)
     assert received.rows == len(made) == 6
     assert received.rejected.keys() <= {"copied", "malformed"}
     assert received.dropped == 20

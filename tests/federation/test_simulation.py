@@ -69,7 +69,7 @@ def test_a_round_whose_solver_gives_up_goes_on_and_says_so(
 ) -> None:
     monkeypatch.setattr("ntkfl.tangent.solvers._MOST_PRODUCTS", 200)
     display = RoundDisplay("ntk-fl", 1)
-    (record,) = run(digits, NTKFL(steps=(1.0, 1e7)), rounds=1, on_round=display.show).history
+    (record,) = run(digits, NTKFL(steps=(1.0, 1e7)), rounds=1, callbacks=[Functions(on_round=display.show)]).history
     assert record["steps"] == 1.0
     assert record["solver_fallback"].startswith("1 of 2 candidates: ")
     said = " ".join(capsys.readouterr().out.split())  # a console wraps lines
@@ -152,11 +152,11 @@ def test_every_method_trains_end_to_end_and_resumes(name: str, digits: ntkfl.dat
     if name == "cp-ntk-fl":
         options |= {"projected_dim": None}
     method = METHODS[name](**options)
-    shared = digits.client(0) if hasattr(method, "shared_fraction") else None
-    whole = run(digits, method, rounds=4, shared=shared, out=tmp_path / "whole")
+    digits = digits.with_shared(*digits.client(0)) if hasattr(method, "shared_fraction") else digits
+    whole = run(digits, method, rounds=4, out=tmp_path / "whole")
     assert all(math.isfinite(r["test_loss"]) and r["uplink_bytes"] > 0 for r in whole.history)
-    run(digits, method, rounds=2, shared=shared, out=tmp_path / "parts")
-    parts = run(digits, method, rounds=4, shared=shared, out=tmp_path / "parts", resume=True)
+    run(digits, method, rounds=2, out=tmp_path / "parts")
+    parts = run(digits, method, rounds=4, out=tmp_path / "parts", resume=True)
     assert parts.history == whole.history
     for file in ("history.jsonl", "model.safetensors", "checkpoint/state.safetensors"):
         assert (tmp_path / "parts" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()

@@ -12,6 +12,7 @@ import torch
 import ntkfl
 from ntkfl.errors import TooFew
 from ntkfl.federation.byzantine import ByzantineClients, Poison
+from ntkfl.federation.simulation import Simulation
 from ntkfl.federation.validation import filter_replies
 from ntkfl.methods import METHODS, NTKFL, ClientRound, FedAvg, Method, Task
 from ntkfl.privacy.randomness import Randomness
@@ -178,7 +179,7 @@ def test_a_run_goes_on_and_says_what_was_left_out(name: str, kind: str) -> None:
     torch.manual_seed(0)
     model = ntkfl.models.mlp(20 if name == "cp-ntk-fl" else 64, 12, 10)
     poison = Poison(kind=kind, fraction=0.25)
-    run = ntkfl.train(model, fed, method, rounds=3, clients_per_round=8, poison=poison)
+    run = Simulation(model, fed, method, clients_per_round=8, byzantine=poison).run(3)
     for record in run.history:
         assert bool(record["poisoned"]) == ("rejected" in record)
         if record["poisoned"]:

@@ -32,7 +32,7 @@ def test_every_method_ends_with_the_weights_of_one_process(case: str, tmp_path: 
     """Also those with memory at the clients (scaffold), random codes (qsgd), and messages by client (data-share)."""
     run = settings(CASES[case])
     server = deployed(LocalGrid(apps(run, tmp_path)), run, tmp_path / "run")
-    history = server.run()
+    history = server.run().history
     here = simulated(run)
     assert distance(here.model, load_file(tmp_path / "run" / "model.safetensors")) < 1e-6
     for there, record in zip(history, here.history, strict=True):
@@ -46,15 +46,15 @@ def test_every_method_ends_with_the_weights_of_one_process(case: str, tmp_path: 
 def test_batch_normalisation_travels_with_the_weights(tmp_path: Path) -> None:
     run = settings({"name": "fedavg", "local_steps": 3}, model={"name": f"{__name__}:normalised"})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ntkfl.federation.config.find_factory", lambda name: normalised)
+        patch.setattr("ntkfl.federation.build.find_factory", lambda name: normalised)
         server = deployed(LocalGrid(apps(run, tmp_path)), run, tmp_path / "run")
         server.run()
         here = simulated(run)
         assert distance(here.model, load_file(tmp_path / "run" / "model.safetensors")) < 1e-6
         # Without a test set the round's clients count: the averaged weights with their own statistics.
-        nodes = dict(zip(server.names, NODES, strict=True))
-        counted = FlowerServer(server.grid, nodes, run, tmp_path / "counted", allow_code=True)
-        record = counted.run()[-1]
+        nodes = {f"client-{i}": node for i, node in enumerate(NODES)}
+        counted = FlowerServer(server.transport.grid, nodes, run, tmp_path / "counted", allow_code=True)
+        record = counted.run().history[-1]
     fed, seen = digits(), [int(name[-1]) for name in record["clients"]]
     x, y = (torch.cat(part) for part in zip(*(fed.client(i) for i in seen), strict=True))
     with torch.no_grad():
@@ -72,7 +72,7 @@ def test_a_server_that_stops_in_a_round_goes_on_with_the_same_result(tmp_path: P
     run = settings({"name": "scaffold", "local_steps": 3}, clients_per_round=4)
     grid = LocalGrid(apps(run, tmp_path))
     server = deployed(grid, run, tmp_path / "run")
-    original, played = server._record, []
+    original, played = server.server._record, []
 
     def stops(number: int, *rest: Any) -> Any:
         played.append(number)
@@ -80,7 +80,7 @@ def test_a_server_that_stops_in_a_round_goes_on_with_the_same_result(tmp_path: P
             raise KeyboardInterrupt  # after the clients' answers, before the round is kept
         return original(number, *rest)
 
-    server._record = stops  # type: ignore[method-assign]
+    server.server._record = stops  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         server.run()
     said: list[str] = []
@@ -106,7 +106,7 @@ def test_who_fails_is_named_and_the_round_goes_on_with_the_rest(tmp_path: Path) 
     programs = apps(run, tmp_path)
     programs[NODES[1]] = client_app(member(run, tmp_path, 1, lambda: (x, y + 100)))
     said: list[str] = []
-    (record,) = deployed(LocalGrid(programs, silent=[NODES[2]]), run, tmp_path / "run", said.append).run()
+    (record,) = deployed(LocalGrid(programs, silent=[NODES[2]]), run, tmp_path / "run", said.append).run().history
     assert set(record["failed"]) == {"client-1", "client-2"}
     assert record["failed"]["client-1"] == "labels must be whole numbers from 0 to 9, one per sample"
     assert record["failed"]["client-2"] == "no answer within 1 seconds"
@@ -132,7 +132,7 @@ def test_absent_clients_are_waited_for_and_then_not_drawn(tmp_path: Path) -> Non
     with pytest.raises(TooFew, match="2 of 3 clients came"):  # two of the three that the first round waits for
         server.run()
     grid.online = {*NODES[:3], 77}  # the last is a node whose key this server does not know
-    history = server.run()
+    history = server.run().history
     assert {name for record in history for name in record["clients"]} <= {"client-0", "client-1", "client-2"}
     assert {message.metadata.dst_node_id for message in grid.sent} <= set(NODES[:3])
 
@@ -167,7 +167,7 @@ def test_what_one_client_sends_that_is_not_finite_is_left_out(method: dict[str, 
 
     liar.answer = lie  # type: ignore[method-assign]
     grid = LocalGrid(apps(run, tmp_path) | {NODES[2]: client_app(liar)})
-    (record,) = deployed(grid, run, tmp_path / "run", said.append).run()
+    (record,) = deployed(grid, run, tmp_path / "run", said.append).run().history
     assert record["rejected"] == {"not finite": 1}
     assert record["rejected_clients"] == 1
     assert said.count("round 1: rejected: 1 not finite") == 1

@@ -10,7 +10,9 @@ import pytest
 from ntkfl_experiments.bench.relay import Relay
 
 import ntkfl
+from ntkfl.federation.build import build_network
 from ntkfl.federation.config import ModelConfig
+from ntkfl.federation.simulation import Simulation
 from ntkfl.flower import folders
 from ntkfl.methods import CPNTKFL
 from ntkfl.services.key_server.client import Identity
@@ -77,6 +79,7 @@ def test_rows_go_past_flower_and_the_weights_are_the_simulations(tmp_path: Path)
 def simulation(roles: Roles) -> ntkfl.Run:
     """The same run in one process, by one who is enrolled and so knows ρ."""
     method = CPNTKFL(**{k: v for k, v in METHOD.items() if k != "name"})  # type: ignore[arg-type]
-    model = ModelConfig(hidden=(12,)).suited(method).build((20,), 10, SEED).double()
+    model = build_network(ModelConfig(hidden=(12,)).suited(method), (20,), 10, SEED).double()
     secret = Identity.of(roles.folder / "clients" / "client-0").seed()
-    return ntkfl.train(model, roles.fed, method, rounds=ROUNDS, clients_per_round=COHORT, seed=SEED, secret=secret)
+    simulation = Simulation(model, roles.fed, method, clients_per_round=COHORT, seed=SEED, secret=secret)
+    return simulation.run(ROUNDS)

@@ -14,7 +14,7 @@ from ntkfl.errors import MessageError, TooFew
 from ntkfl.federation.transport import Traffic
 from ntkfl.flower.apps import client_app
 from ntkfl.flower.records import check_size, in_reply, notes_of, payload_of, to_node
-from ntkfl.flower.transport import GridCarrier, one_line
+from ntkfl.flower.transport import FlowerTransport, one_line
 from ntkfl.wire import Message as WireMessage
 from tests.flower.federations import NODES, NTK, apps, member, settings
 from tests.flower.local_grid import LocalGrid, crossed
@@ -53,11 +53,11 @@ def test_a_message_above_the_limit_is_refused_with_its_size_before_it_is_made() 
         check_size(large, 500_000_000, "to all")
     check_size(large, 800_000_000, "to all")
     grid = LocalGrid(dict.fromkeys(NODES, lambda message, context: message))
-    carrier = GridCarrier(grid, dict(enumerate(NODES)), "client-{}".format, limit=500_000_000)
+    transport = FlowerTransport(grid, dict(enumerate(NODES)), "client-{}".format, limit=500_000_000)
     with pytest.raises(MessageError, match="800 MB"):
-        carrier.ask(large, [0, 1], Traffic())
+        transport.exchange(large, [0, 1], Traffic())
     with pytest.raises(MessageError, match="to client-1 would have 800 MB"):
-        carrier.ask({0: WireMessage("weights", 2, {}), 1: large}, [0, 1], Traffic())
+        transport.exchange({0: WireMessage("weights", 2, {}), 1: large}, [0, 1], Traffic())
     assert grid.sent == []
 
 
@@ -66,32 +66,40 @@ def test_a_reply_above_the_limit_is_an_error_with_the_clients_name(tmp_path: Pat
     programs = apps(run, tmp_path)
     programs[NODES[1]] = client_app(member(run, tmp_path, 1, limit=100_000))
     grid = LocalGrid(programs)
-    carrier = GridCarrier(grid, dict(enumerate(NODES)), "client-{}".format, notes=lambda client: {"run": "0" * 16})
+    transport = FlowerTransport(
+        grid, dict(enumerate(NODES)), "client-{}".format, notes=lambda client: {"run": "0" * 16}
+    )
     weights = WireMessage("weights", 1, {"weights": torch.cat([p.flatten() for p in run.build_model(0).parameters()])})
     traffic = Traffic()
-    assert len(carrier.ask(weights, [0, 1, 2], traffic)) == 2
+    assert len(transport.exchange(weights, [0, 1, 2], traffic)) == 2
     assert list(traffic.failed) == ["client-1"]
     assert "'upload' message from this client would have 1 MB" in traffic.failed["client-1"]
-    assert len(carrier.ask(weights, [0, 1, 2], traffic)) == 2  # who failed is not asked again in the round
+    assert len(transport.exchange(weights, [0, 1, 2], traffic)) == 2  # who failed is not asked again in the round
     assert [message.metadata.dst_node_id for message in grid.sent] == [*NODES[:3], NODES[0], NODES[2]]
 
 
 def test_replies_are_ordered_by_client_and_counted(tmp_path: Path) -> None:
     def echo(message: Message, context: object) -> Message:
-        return in_reply(str(message.metadata.dst_node_id).encode(), message)
+        node = torch.tensor(message.metadata.dst_node_id)
+        return in_reply(WireMessage("update", 1, {"node": node}).encode(), message)
 
-    carrier = GridCarrier(LocalGrid(dict.fromkeys(NODES, echo)), dict(enumerate(NODES)), "client-{}".format, quorum=2)
+    transport = FlowerTransport(
+        LocalGrid(dict.fromkeys(NODES, echo)), dict(enumerate(NODES)), "client-{}".format, quorum=2
+    )
     asked, traffic = WireMessage("weights", 1, {"weights": torch.ones(3)}), Traffic()
-    assert carrier.ask(asked, [0, 2, 3], traffic) == [b"1001", b"1003", b"1004"]
+    replies = transport.exchange(asked, [0, 2, 3], traffic)
+    assert [int(reply.arrays["node"]) for reply in replies] == [1001, 1003, 1004]
     assert traffic.downlink == {"weights": 3 * len(asked.encode())}
+    assert traffic.uplink == {"update": 3 * len(replies[0].encode())}
     with pytest.raises(TooFew, match="1 of 1 clients answered, below the quorum of 2"):
-        carrier.ask(asked, [1], traffic)
+        transport.exchange(asked, [1], traffic)
 
 
 def test_a_node_that_is_not_connected_is_named(tmp_path: Path) -> None:
     grid = LocalGrid(dict.fromkeys(NODES, lambda message, context: in_reply(b"yes", message)), online=NODES[1:])
-    carrier, traffic = GridCarrier(grid, dict(enumerate(NODES)), "client-{}".format), Traffic()
-    assert carrier.ask(WireMessage("weights", 1, {}), [0, 1], traffic) == [b"yes"]
+    transport, traffic = FlowerTransport(grid, dict(enumerate(NODES)), "client-{}".format), Traffic()
+    assert transport.exchange(WireMessage("weights", 1, {}), [0, 1], traffic) == []
+    assert traffic.rejected == {"malformed": 1}  # b"yes" is no message of ours
     assert traffic.failed == {"client-0": "its node is not connected"}
 
 

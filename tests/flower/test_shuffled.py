@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,18 @@ from ntkfl.crypto.hpke import SigningKey
 from ntkfl.crypto.receipt import check_receipt, issue_receipt
 from ntkfl.crypto.row_frames import Announced, BatchKey
 from ntkfl.data.npz import read_client
+from ntkfl.deployment.aggregator import Aggregator
 from ntkfl.deployment.client import ShuffledClient
 from ntkfl.errors import TooFew, TrustError
+from ntkfl.federation.build import build_network
 from ntkfl.federation.client import SeededRandomness
 from ntkfl.federation.config import ModelConfig
 from ntkfl.federation.shuffled import RowSchema
+from ntkfl.federation.simulation import Simulation
+from ntkfl.federation.transport import Traffic
 from ntkfl.flower.apps import client_app
 from ntkfl.flower.records import payload_of
-from ntkfl.flower.shuffled import FlowerAggregator
+from ntkfl.flower.shuffled import FlowerShufflerTransport
 from ntkfl.methods import CPNTKFL
 from ntkfl.services.announcement import Announcement
 from ntkfl.services.key_server.client import Identity
@@ -58,7 +63,7 @@ def test_rows_go_past_flower_and_the_weights_are_the_simulations(tmp_path: Path)
         shuffler = roles.shuffler()
         members = {NODES[f"client-{i}"]: participant(roles, i, said) for i in range(4)}
         grid = Listening({node: client_app(member) for node, member in members.items()})
-        history = FlowerAggregator(roles.folder / "aggregator", roles.out, grid, NODES, said.append).run()
+        history = aggregator(roles, roles.out, grid, said).run().history
         simulated = simulation(roles)
         deployed = load_file(roles.out / "model.safetensors")
         for name, tensor in simulated.model.state_dict().items():
@@ -79,17 +84,17 @@ def test_rows_go_past_flower_and_the_weights_are_the_simulations(tmp_path: Path)
             assert rho not in payload_of(message)
 
         # Whose node is not connected is not drawn, however present it is at the shuffler.
-        aggregator = FlowerAggregator(roles.folder / "aggregator", tmp_path / "other", grid, NODES, said.append)
+        transport = aggregator(roles, tmp_path / "other", grid, said).transport
         grid.online = set(list(NODES.values())[1:])
-        assert aggregator._there("client") == ["client-1", "client-2", "client-3"]
+        assert transport.present("client") == ["client-1", "client-2", "client-3"]
         # Nobody answers: the batch is cancelled, and nothing is waited for.
-        grid.silent, aggregator._carrier.seconds = set(NODES.values()), 0.5
-        at, template = BatchKey(9, 0), RowSchema("", b"", b"", 99, sampled=True)
-        batch = aggregator._batch(at, ("client-1", "client-2"), template)
-        asked = Announcement("exchange", at, batch, sealing_key=aggregator.opener.public)
+        grid.silent, at = set(NODES.values()), BatchKey(9, 0)
+        assert len(transport.available(2)) == 3
+        batch = transport.batch(at, [0, 1], RowSchema("", b"", b"", 99, sampled=True))
+        asked = Announcement("exchange", at, batch, sealing_key=transport.opener.public)
         with pytest.raises(TooFew, match="0 clients handed in a receipt"):
-            aggregator._announce(asked)
-        assert aggregator.shuffler.status(at).state == "cancelled"
+            transport.announce(asked, Traffic())
+        assert transport.shuffler.status(at).state == "cancelled"
         grid.silent = set()
 
         # An announcement that comes again is not answered; of the reason, the server learns nothing.
@@ -105,6 +110,11 @@ def test_rows_go_past_flower_and_the_weights_are_the_simulations(tmp_path: Path)
         assert refused.error.reason == "Refused"
 
 
+def aggregator(roles: Roles, out: Path, grid: LocalGrid, said: list[str]) -> Aggregator:
+    reach = partial(FlowerShufflerTransport, grid, NODES)
+    return Aggregator(roles.folder / "aggregator", out, said.append, reach=reach)
+
+
 def participant_without_shuffler(roles: Roles) -> ShuffledClient:
     """A client that was asked and, as it had seen nothing yet, would answer."""
     folder = roles.folder / "clients" / "client-0"
@@ -114,9 +124,10 @@ def participant_without_shuffler(roles: Roles) -> ShuffledClient:
 
 def simulation(roles: Roles) -> ntkfl.Run:
     method = CPNTKFL(**{k: v for k, v in METHOD.items() if k != "name"})  # type: ignore[arg-type]
-    model = ModelConfig(hidden=(12,)).suited(method).build((20,), 10, 7).to(torch.float64)
+    model = build_network(ModelConfig(hidden=(12,)).suited(method), (20,), 10, 7).to(torch.float64)
     secret = Identity.of(roles.folder / "clients" / "client-0").seed()
-    return ntkfl.train(model, roles.fed, method, rounds=3, clients_per_round=3, seed=7, secret=secret)
+    simulation = Simulation(model, roles.fed, method, clients_per_round=3, seed=7, secret=secret)
+    return simulation.run(3)
 
 
 def test_a_receipt_is_for_one_announcement_of_one_run() -> None:

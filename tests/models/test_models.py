@@ -11,6 +11,7 @@ from torch import nn
 
 import ntkfl
 from ntkfl.errors import ConfigError
+from ntkfl.federation.build import build_network
 from ntkfl.federation.config import ModelConfig
 from ntkfl.methods import CPNTKFL, NTKFL
 from ntkfl.models import MODELS, cnn, gru, mlp, resnet, transformer
@@ -97,10 +98,10 @@ def test_an_images_rows_are_its_steps() -> None:
         (lambda: transformer((1, 8, 8), 10, width=30), "multiple of its 4 heads"),
         (lambda: ModelConfig(name="cn"), "did you mean 'cnn'"),
         (lambda: ModelConfig(name="cnn", hidden=(3,)), "are of an mlp"),
-        (lambda: ModelConfig(name="no_such:thing").build((3,), 2, 0), "cannot import 'no_such'"),
-        (lambda: ModelConfig(name="math:nothing").build((3,), 2, 0), "has no function 'nothing'"),
-        (lambda: ModelConfig(name="builtins:dict").build((3,), 2, 0), "cannot be built"),
-        (lambda: ModelConfig(name="cnn", options={"depth": 3}).build((1, 28, 28), 2, 0), "unexpected keyword"),
+        (lambda: build_network(ModelConfig(name="no_such:thing"), (3,), 2, 0), "cannot import 'no_such'"),
+        (lambda: build_network(ModelConfig(name="math:nothing"), (3,), 2, 0), "has no function 'nothing'"),
+        (lambda: build_network(ModelConfig(name="builtins:dict"), (3,), 2, 0), "cannot be built"),
+        (lambda: build_network(ModelConfig(name="cnn", options={"depth": 3}), (1, 28, 28), 2, 0), "unexpected keyword"),
     ],
 )
 def test_what_cannot_be_built_is_one_line(build: object, message: str) -> None:
@@ -118,12 +119,12 @@ def test_a_users_own_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         "def wrong(inputs, outputs):\n    return 3\n"
     )
     monkeypatch.chdir(tmp_path)
-    model = ModelConfig(name="mynets:tiny", options={"width": 6}).build((1, 8, 8), 10, seed=0)
+    model = build_network(ModelConfig(name="mynets:tiny", options={"width": 6}), (1, 8, 8), 10, seed=0)
     assert model[1].weight.shape == (6, 64)  # type: ignore[index,union-attr]
-    again = ModelConfig(name="mynets:tiny", options={"width": 6}).build((1, 8, 8), 10, seed=0)
+    again = build_network(ModelConfig(name="mynets:tiny", options={"width": 6}), (1, 8, 8), 10, seed=0)
     assert torch.equal(model[1].weight, again[1].weight)  # type: ignore[index]
     with pytest.raises(ConfigError, match=r"must give an nn\.Module, not int"):
-        ModelConfig(name="mynets:wrong").build((3,), 2, 0)
+        build_network(ModelConfig(name="mynets:wrong"), (3,), 2, 0)
 
 
 def test_defaults_that_suit_a_method_are_spelled_out() -> None:

@@ -156,4 +156,4 @@ def test_the_key_does_not_show_and_is_never_written() -> None:
         Randomness(bytes(8))
     assert SystemRandomness().of_round(1).seed("noise") != SystemRandomness().of_round(1).seed("noise")
     again = SeededRandomness(0, 1)
-    assert again.randomness(2).seed("noise") == again.randomness(2).seed("noise") != again.randomness(3).seed("noise")
+    assert again.of_round(2).seed("noise") == again.of_round(2).seed("noise") != again.of_round(3).seed("noise")

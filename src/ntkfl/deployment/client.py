@@ -20,7 +20,7 @@ from ntkfl.errors import ConfigError, MessageError, NTKFLError, Refused, TrustEr
 from ntkfl.federation.client import Client, ClientRandomness, SystemRandomness, check_data
 from ntkfl.federation.evaluation import counts, noisy_counts, rounded, score_rows
 from ntkfl.federation.shuffled import seal_messages
-from ntkfl.methods import Task
+from ntkfl.methods import ClientRound, Task
 from ntkfl.services.announcement import EVALUATION, MOST_EXCHANGES, Announcement
 from ntkfl.services.http.client import ANNOUNCED, HttpClient
 from ntkfl.services.key_server.client import Identity
@@ -150,26 +150,26 @@ class ShuffledClient:
         if said.kind == "evaluate":
             rows, count = self._score_rows(said.key, said.message), self.pins.terms.max_rows
         else:
-            self._begin(said.key)
+            self.at(said.key, said.message.round)
             reply = self.client.answer(said.message, said.key.round)
             rows, count = self.method.split(reply), self.pins.terms.max_rows if reply.kind in self.method.sampled else 1
         self._check_rows(said, count)
         return self._send("rows", said.announced, seal_messages(rows, count, *where))
 
-    def _begin(self, key: BatchKey) -> None:
-        """A round of the protocol begins with its first exchange. One that is tried again has another number, and gets
-        other samples.
+    def at(self, key: BatchKey, number: int) -> ClientRound:
+        """This client in the round, with the samples drawn at its first exchange. A round that is tried again has
+        another key, and gets other samples; `number` is that of training, which only seeded randomness looks at.
         """
         if key.exchange == 0:
             self.client.rest()
             self._round = key.round
         if self._round != key.round:
             raise ConfigError(f"round {key.round} goes on, but this client was not there at its beginning")
+        return self.client.at(number, key.round)
 
     def _score_rows(self, key: BatchKey, message: Message) -> list[Message]:
         """Of the round's samples alone: no more of this client shows than in training."""
-        self._begin(key)
-        client = self.method.private(self.client.task, self.client.at(message.round, key.round))
+        client = self.method.private(self.client.task, self.at(key, message.round))
         rows, most = score_rows(self.client.task, message, client.x, client.y), self.pins.terms.max_rows
         return rows if len(rows) <= most else self.client.randomness.subsampling(message.round).sample(rows, most)
 

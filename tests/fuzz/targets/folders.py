@@ -12,6 +12,7 @@ from ntkfl.compare.plan import planned_cells, read_plan, write_plan
 from ntkfl.compare.search import Chosen
 from ntkfl.compare.spec import Comparison
 from ntkfl.compare.trials import Cell
+from ntkfl.federation.build import spelled_out
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.export import export, load_exported
 from ntkfl.federation.run_folder import RunFolder
@@ -88,7 +89,7 @@ def _run_files(scratch: Path, run: Path) -> list[Target]:
         _show(run)
         folder.config()
         read = RunConfig.read(run / "config.toml")
-        folder.check_config(read.dump() | {"shape": folder.config().get("shape")})
+        folder.check_config(spelled_out(read) | {"shape": folder.config().get("shape")})
 
     def history() -> None:
         _show(run)

@@ -96,8 +96,10 @@ def _flower(scratch: Path) -> list[Target]:
     terms = Terms(inputs=(4,), outputs=3, method={"name": "scaffold", "local_steps": 1})
     x, y = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
     member = FlowerClient(terms, scratch / "member", lambda: (x, y))
-    weights = WireMessage("weights", 1, {"weights": member.task.like, "control": torch.zeros_like(member.task.like)})
-    seeds = [WireMessage("evaluate", 1, {"weights": member.task.like}).encode()]
+    weights = WireMessage(
+        "weights", 1, {"weights": member.client.task.like, "control": torch.zeros_like(member.client.task.like)}
+    )
+    seeds = [WireMessage("evaluate", 1, {"weights": member.client.task.like}).encode()]
     try:
         member.answer(weights.encode(), "0" * 16)
         seeds.append(weights.encode())

@@ -10,6 +10,7 @@ import tomli_w
 from ntkfl.cli.options import parse_numbers, parse_setting, parse_steps
 from ntkfl.compare.spec import Comparison
 from ntkfl.deployment.contract import Contract, Federation
+from ntkfl.federation.build import build_method, build_network, spelled_out
 from ntkfl.federation.config import RunConfig
 from ntkfl.flower.folders import ClientFile, ServerFile
 from ntkfl.flower.server import FlowerRun
@@ -115,18 +116,18 @@ def _text(data: bytes) -> str:
 
 def _run(path: Path) -> None:
     config = RunConfig.read(path)
-    config.build_method()
-    tomli_w.dumps({k: v for k, v in config.dump().items() if v is not None and k == "ntkfl"})
+    method = build_method(config.method)
+    tomli_w.dumps({k: v for k, v in spelled_out(config).items() if v is not None and k == "ntkfl"})
     config.data.how()
     if ":" not in config.model.name:  # which is code of its user's
-        config.model.suited(config.build_method()).build((8,), 3, config.seed)
+        build_network(config.model.suited(method), (8,), 3, config.seed)
 
 
 def _comparison(path: Path) -> None:
     comparison = Comparison.read(path)
     for entry in comparison.methods:
         for seed in comparison.seeds:
-            comparison.run(entry, seed, {}).dump()
+            spelled_out(comparison.run(entry, seed, {}))
 
 
 def _steps(data: bytes) -> None:

@@ -19,7 +19,7 @@ RUN = "0123456789abcdef"
 
 
 def weights(run_member: FlowerClient, round: int = 1, **more: torch.Tensor) -> bytes:
-    return Message("weights", round, {"weights": run_member.task.like, **more}).encode()
+    return Message("weights", round, {"weights": run_member.client.task.like, **more}).encode()
 
 
 def rows(reply: bytes) -> int:
@@ -51,7 +51,7 @@ def test_a_run_is_called_by_a_name_that_is_no_path(tmp_path: Path) -> None:
     for name in ("../../elsewhere", "", "0123456789abcdeg", RUN + "0"):
         with pytest.raises(MessageError, match="16 hexadecimal digits"):
             own.answer(weights(own), name)
-    own.answer(weights(own, control=torch.zeros_like(own.task.like)), RUN)
+    own.answer(weights(own, control=torch.zeros_like(own.client.task.like)), RUN)
     assert [path.name for path in (tmp_path / "client-0" / "memory" / RUN).iterdir()] == ["1.safetensors"]
 
 

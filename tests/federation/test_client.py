@@ -1,0 +1,102 @@
+"""One client: samples drawn once per attempt, memory of the round's beginning, and no simulator in a deployed one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from ntkfl.federation.client import Client, LatestMemory, SeededRandomness, SystemRandomness
+from ntkfl.methods import NTKFL, FedAvg, Method, Scaffold, State, Task
+from ntkfl.wire import Message
+
+X, Y = torch.randn(30, 5), torch.arange(30) % 3
+
+
+def task() -> Task:
+    torch.manual_seed(0)
+    return Task(torch.nn.Linear(5, 3), 3, "ce", total_clients=4)
+
+
+def client(method: Method, **options: object) -> Client:
+    return Client(2, task(), method, lambda: (X, Y), SystemRandomness(), **options)  # type: ignore[arg-type]
+
+
+def test_samples_are_drawn_once_per_attempt_at_a_round() -> None:
+    own = client(NTKFL(subsample_rate=0.5))
+    first = own.at(1, "a")
+    assert len(first) == 15
+    assert own.at(1, "a") is first
+    again = own.at(1, "b")
+    assert not torch.equal(again.x, first.x)
+    assert again.randomness.seed("noise") != first.randomness.seed("noise")
+
+
+def test_a_client_that_rests_draws_anew_and_a_seeded_one_the_same() -> None:
+    method = NTKFL(subsample_rate=0.5)
+    seeded = Client(2, task(), method, lambda: (X, Y), SeededRandomness(7, 2))
+    before = seeded.at(3).x
+    seeded.rest()
+    assert torch.equal(seeded.at(3).x, before)
+    free = client(method)
+    before = free.at(3).x
+    free.rest()
+    assert not torch.equal(free.at(3).x, before)
+
+
+def test_no_more_rows_are_used_than_were_agreed() -> None:
+    assert len(client(NTKFL(), rows=7).at(1)) == 7
+
+
+class Recorded(LatestMemory):
+    """Memory by round, as a folder keeps it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[int, State] = {}
+
+    def before(self, round: int) -> State:
+        past = [number for number in self.kept if number < round]
+        return dict(self.kept[max(past)]) if past else {}
+
+    def keep(self, round: int, memory: State) -> None:
+        self.kept[round] = memory
+
+
+def test_a_question_that_comes_again_finds_the_memory_that_the_round_began_with() -> None:
+    method = Scaffold(local_steps=3, lr=0.1)
+    own, zero = client(method, memory=Recorded()), torch.zeros_like(task().like)
+    asked = [Message("weights", n, {"weights": task().like, "control": zero}) for n in (1, 2)]
+    first = own.answer(asked[0]).encode()
+    second = own.answer(asked[1]).encode()
+    assert own.answer(asked[1]).encode() == second  # and not as if it had been trained on twice
+    assert first != second
+
+
+def test_what_a_client_counts_is_over_all_of_its_samples() -> None:
+    own = client(FedAvg(subsample_rate=0.1))
+    found = own.evaluate(Message("evaluate", 1, {"weights": own.task.like})).arrays
+    right = (own.task.predict(own.task.like, X).argmax(1) == Y).sum()
+    assert (int(found["samples"]), int(found["correct"])) == (30, int(right))
+
+
+@pytest.mark.parametrize("module", ["ntkfl.deployment.client", "ntkfl.federation.client"])
+def test_a_deployed_client_loads_no_simulator(module: str) -> None:
+    """Nor what only a server or an experiment needs: less to read for whoever answers for a client's machine."""
+    program = f"import sys, {module}; print(*sorted(name for name in sys.modules if name.startswith('ntkfl')))"
+    loaded = set(
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    )
+    assert module in loaded
+    unwanted = {
+        *(f"ntkfl.federation.{name}" for name in ("simulation", "byzantine", "local", "server", "transcript")),
+        "ntkfl.services.shuffler.store",
+        "ntkfl.services.key_server.app",
+    }
+    assert not loaded & unwanted
+    assert not any(
+        name.split(".")[1] in ("audit", "compare", "report", "cli", "flower") for name in loaded if "." in name
+    )
+    assert not any(name.startswith("ntkfl_experiments") for name in loaded)
