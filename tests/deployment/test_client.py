@@ -34,12 +34,12 @@ def client(tmp_path: Path) -> tuple[Participant, SigningKey]:
         "inputs = [4]\noutputs = 2\nrounds = 5\nretries = 2\nclients_per_round = 3\nmax_rows = 100\n"
         '[method]\nname = "ntk-fl"\nsubsample_rate = 0.5\n'
     )
-    pins = init(tmp_path / "trial", tmp_path / "run.toml", DemoSetup(clients=4, min_clients=3))
+    pins = init(tmp_path / "demo", tmp_path / "run.toml", DemoSetup(clients=4, min_clients=3))
     own = Participant.__new__(Participant)
     own.pins, own.ledger, own.name = pins, Ledger(tmp_path, pins.run), "client-0"
     own.method, own.draws, own._client, own._memory = NTKFL(subsample_rate=0.5), SystemDraws(), None, {}
     own.x, own.y = torch.randn(40, 4), torch.arange(40) % 2
-    return own, SigningKey.load(tmp_path / "trial" / "aggregator" / "signing-key.pem")
+    return own, SigningKey.load(tmp_path / "demo" / "aggregator" / "signing-key.pem")
 
 
 def batch(key: BatchKey, **changes: Any) -> Batch:

@@ -41,7 +41,7 @@ def secrets_of(roles: Roles) -> dict[Path, list[bytes]]:
             found[path] = [private_bytes(text), b"".join(text.splitlines()[1:-1])]
     for path in roles.folder.rglob("token"):
         found[path] = [path.read_bytes().strip(), path.read_bytes().strip().rpartition(b".")[2]]
-    rho = Identity.of(roles.folder / "clients" / "client-0").seed().seed.reveal()
+    rho = Identity.of(roles.folder / "clients" / "client-0").run_secret().seed.reveal()
     found[roles.folder / "key-server" / "state.sqlite"] = [rho]
     return found
 
@@ -53,7 +53,7 @@ def test_a_federation_that_tells_all_it_can_tells_no_secret(tmp_path: Path, monk
         with Roles(tmp_path, clients=2, evaluators=0, clients_per_round=2, rounds=1) as roles:
 
             def loud(*arguments: str | Path, listeners: int = 0) -> Process:
-                return roles.start(HERE / "loud.py", *arguments, listeners=listeners)
+                return roles.start(HERE / "debug_logging.py", *arguments, listeners=listeners)
 
             loud("serve", "key-server", roles.folder / "key-server", listeners=1)
             loud("serve", "shuffler", roles.folder / "shuffler", listeners=2)

@@ -7,7 +7,8 @@ only that there was one.
 
 from __future__ import annotations
 
-from ntkfl.crypto.hpke import SigningKey, bind, verify
+from ntkfl.crypto.context import bind
+from ntkfl.crypto.hpke import SigningKey, verify
 from ntkfl.crypto.row_frames import Announced
 
 _RECEIPT = "ntkfl receipt v2"

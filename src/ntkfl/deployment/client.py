@@ -55,7 +55,7 @@ class Participant:
         dtype = getattr(torch, terms.precision)
         x = x.to(dtype)
         if self.method.projected_dim is not None:
-            projection = self.method.make_projection(self.identity.seed(), terms.inputs)
+            projection = self.method.make_projection(self.identity.run_secret(), terms.inputs)
             assert projection is not None
             x = projection(x)
         self.x, self.y = x, y.to(dtype) if y.is_floating_point() else y.long()

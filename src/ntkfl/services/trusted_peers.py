@@ -20,19 +20,19 @@ FILE = "federation.toml"
 HEX_KEY = "^[0-9a-f]{64}$"
 
 
-class KeyServerPin(Options):
+class TrustedKeyServer(Options):
     url: str = Field(pattern="^https://")
     signing_key: str = Field(pattern=HEX_KEY)
 
 
-class ShufflerPin(Options):
+class TrustedShuffler(Options):
     url: str = Field(pattern="^https://", description="for clients")
     aggregator_url: str = Field(pattern="^https://", description="for the aggregator alone, with mutual TLS")
     signing_key: str = Field(pattern=HEX_KEY, description="of its receipts")
     min_clients: int = Field(2, ge=2, description="distinct clients below which no batch is released, ever")
 
 
-class AggregatorPin(Options):
+class TrustedAggregator(Options):
     signing_key: str = Field(pattern=HEX_KEY, description="of announcements, which bring a sealing key per round")
 
 
@@ -42,9 +42,9 @@ class TrustedPeers(Options):
     protocol: int = VERSION
     federation: str = Field(pattern=NAME_PATTERN)
     run: str = Field(pattern=NAME_PATTERN)
-    key_server: KeyServerPin
-    shuffler: ShufflerPin
-    aggregator: AggregatorPin
+    key_server: TrustedKeyServer
+    shuffler: TrustedShuffler
+    aggregator: TrustedAggregator
 
     @classmethod
     def read(cls, folder: Path) -> Self:

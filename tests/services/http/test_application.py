@@ -13,7 +13,7 @@ import pytest
 
 from ntkfl.services.http.application import service_app
 from ntkfl.version import __version__
-from tests.deployment.front import caller, connection, make, start
+from tests.services.example_service import caller, connection, make, start
 from tests.services.processes import Process
 
 
@@ -51,7 +51,7 @@ def test_health(client: httpx.Client) -> None:
 
 
 def test_errors_have_one_shape(client: httpx.Client) -> None:
-    assert error(client.get("/refused")) == (409, "taken")
+    assert error(client.get("/refused")) == (409, "replayed")
     assert client.get("/refused").json()["message"] == "two lines"
     assert error(client.get("/nowhere")) == (404, "not-found")
     assert error(client.get("/size")) == (405, "method-not-allowed")

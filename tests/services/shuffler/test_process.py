@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ntkfl.crypto.row_frames import open_row, unpack_rows
-from ntkfl.services.key_server.app import KeyServer
+from ntkfl.services.key_server.store import KeyServer
 from tests.deployment.federation import PREFIX, Deployment, refused
 
 
@@ -30,7 +30,7 @@ def test_a_killed_shuffler_goes_on_where_it_was(tmp_path: Path) -> None:
         for name in names[2:]:
             assert deployment.client(name).submit(batch.key).status_code == 200
         said, rows = unpack_rows(aggregator.on(batch.key, "POST", "/release").content)
-        opened = [open_row(deployment.opener, row, "trial", "run-0", said).decode().strip() for row in rows]
+        opened = [open_row(deployment.opener, row, "demo", "run-0", said).decode().strip() for row in rows]
         assert Counter(opened) == Counter(f"{name}/{i}" for name in names for i in range(2))
 
         deployment.hang_up()

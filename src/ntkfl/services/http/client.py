@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Self
 
 from ntkfl.atomic import check_private
-from ntkfl.crypto.credentials import sign_request
 from ntkfl.crypto.hpke import SigningKey
 from ntkfl.errors import ConfigError, MessageError, Refused, TrustError
+from ntkfl.services.http.signing import sign_request
 
 try:
     import httpx
@@ -72,7 +72,7 @@ class HttpClient:
             except httpx.TransportError as error:
                 if time.monotonic() > until:
                     reason = str(error) or type(error).__name__
-                    raise Refused(503, "unreachable", f"{self.url} cannot be reached: {reason}") from None
+                    raise Refused("unreachable", f"{self.url} cannot be reached: {reason}") from None
             else:
                 if response.status_code not in AGAIN or time.monotonic() > until:
                     return _accept(response)
@@ -122,4 +122,4 @@ def _accept(response: httpx.Response) -> httpx.Response:
         reason, message = str(answer["error"]), str(answer["message"])
     except (ValueError, KeyError, TypeError):
         reason, message = "refused", f"status {response.status_code}"
-    raise Refused(response.status_code, reason, message)
+    raise Refused(reason, message)

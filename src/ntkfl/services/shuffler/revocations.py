@@ -34,19 +34,19 @@ async def _read(http: httpx.AsyncClient, url: str) -> bytes:
 class Revocations:
     """The key server's list of revoked clients. While it cannot be had, the last one stays in force."""
 
-    def __init__(self, shuffler: Shuffler, pins: TrustedPeers, ca: Path) -> None:
-        self._shuffler, self._pins, self._failing = shuffler, pins, False
+    def __init__(self, shuffler: Shuffler, peers: TrustedPeers, ca: Path) -> None:
+        self._shuffler, self._peers, self._failing = shuffler, peers, False
         try:
             self._tls = ssl.create_default_context(cafile=ca)
         except OSError:
             raise ConfigError(f"no certificate authority in {ca}") from None
 
     async def refresh(self) -> None:
-        pin = self._pins.key_server
+        key_server = self._peers.key_server
         try:
             async with httpx.AsyncClient(verify=self._tls, timeout=3, trust_env=False) as http:
-                answer = json.loads(await _read(http, f"{pin.url}/v1/revoked"))
-            serial, clients = check_revoked(answer, bytes.fromhex(pin.signing_key), self._pins.federation)
+                answer = json.loads(await _read(http, f"{key_server.url}/v1/revoked"))
+            serial, clients = check_revoked(answer, bytes.fromhex(key_server.signing_key), self._peers.federation)
         except (httpx.HTTPError, NTKFLError, ValueError, AttributeError, RecursionError) as error:
             if not self._failing:
                 log("no-revocations", level=logging.WARNING, failed=error)

@@ -79,21 +79,21 @@ class Shuffler(AnnouncementStore):
             refuse_other(db, announced)
             batch = Record.find(db, announced.key)
             if batch.state != "open":
-                raise Refused(410, *CLOSED[batch.state])
+                raise Refused(*CLOSED[batch.state])
             asked = db.execute(f"SELECT sent FROM {batch.cohort} WHERE client = ?", (client,)).fetchone()
             if asked is None:
-                raise Refused(403, "not-asked", "this batch does not ask this client")
+                raise Refused("not-asked", "this batch does not ask this client")
             if asked[0] is not None:
-                raise Refused(409, "replayed", "this client's rows of this batch are here already")
+                raise Refused("replayed", "this client's rows of this batch are here already")
             if len(rows) != batch.max_rows:  # more would weigh more, and a number of one's own would tell clients apart
-                raise Refused(422, "row-count", f"every client sends exactly {batch.max_rows} rows, got {len(rows)}")
+                raise Refused("row-count", f"every client sends exactly {batch.max_rows} rows, got {len(rows)}")
             if any(len(row) != batch.row_bytes for row in rows):
-                raise Refused(422, "row-size", f"every sealed row must have {batch.row_bytes} bytes")
+                raise Refused("row-size", f"every sealed row must have {batch.row_bytes} bytes")
             values = ((client, hashlib.blake2b(row, key=batch.salt, digest_size=16).digest(), row) for row in rows)
             try:
                 db.executemany(f"INSERT INTO {batch.pending} VALUES (?, ?, ?)", values)
             except sqlite3.IntegrityError:
-                raise Refused(409, "replayed", "one of these rows is here already") from None
+                raise Refused("replayed", "one of these rows is here already") from None
             db.execute(f"UPDATE {batch.cohort} SET sent = ? WHERE client = ?", (len(rows), client))
 
     def status(self, key: BatchKey) -> Status:
@@ -120,10 +120,10 @@ class Shuffler(AnnouncementStore):
             batch = Record.find(db, key)
             status = self._status(db, batch)
             if status.state == "cancelled":
-                raise Refused(410, *CLOSED["cancelled"])
+                raise Refused(*CLOSED["cancelled"])
             if status.state == "open":
                 need = f"at least {batch.min_clients} and the deadline or the whole cohort"
-                raise Refused(425, "not-ready", f"{status.clients} clients have sent rows; release needs {need}")
+                raise Refused("not-ready", f"{status.clients} clients have sent rows; release needs {need}")
             if status.state == "released":
                 batch.find_released(db)
                 return int(status.rows or 0), batch.row_bytes
@@ -149,7 +149,7 @@ class Shuffler(AnnouncementStore):
         with self._transaction() as db:
             state = db.execute("SELECT state FROM batches WHERE number = ?", (key.number,)).fetchone()
             if state == ("open",):
-                raise Refused(425, "not-ready", "this batch is not released yet; cancel it to be rid of it")
+                raise Refused("not-ready", "this batch is not released yet; cancel it to be rid of it")
             db.execute("DELETE FROM reports WHERE number = ?", (key.number,))
             db.execute(f"DROP TABLE IF EXISTS released_{key.number}")
 
@@ -189,13 +189,13 @@ class Shuffler(AnnouncementStore):
     def _open(self, db: sqlite3.Connection, batch: Batch) -> None:
         number = batch.check().key.number
         if batch.min_clients < self._floor:
-            raise Refused(403, "below-floor", f"no batch here has fewer than {self._floor} clients")
+            raise Refused("below-floor", f"no batch here has fewer than {self._floor} clients")
         if db.execute("SELECT 1 FROM batches WHERE number = ?", (number,)).fetchone():
             return  # by the same announcement, or it would not have been admitted
         asked = _members(db, batch)
         salt, deadline = os.urandom(32), None if batch.seconds is None else self._clock() + batch.seconds
-        terms = (salt, "open", batch.max_rows, batch.row_bytes, batch.min_clients, deadline, 0, None)
-        db.execute(f"INSERT INTO batches ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (number, *terms))
+        values = (salt, "open", batch.max_rows, batch.row_bytes, batch.min_clients, deadline, 0, None)
+        db.execute(f"INSERT INTO batches ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (number, *values))
         db.execute("INSERT OR REPLACE INTO facts VALUES ('clock', ?)", (self._clock(),))
         db.execute(f"CREATE TABLE cohort_{number} (client TEXT PRIMARY KEY, sent INTEGER) WITHOUT ROWID")
         db.execute(f"CREATE TABLE pending_{number} (client TEXT, digest BLOB UNIQUE, row BLOB)")
@@ -235,10 +235,10 @@ def _members(db: sqlite3.Connection, batch: Batch) -> Iterable[str]:
         db.execute("INSERT INTO rounds VALUES (?, ?, ?)", (round, salt, batch.cohort_digest(salt)))
         return batch.cohort
     if not db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (f"answered_{round}",)).fetchone():
-        raise Refused(409, "not-begun", f"the first exchange of round {round} was not released")
+        raise Refused("not-begun", f"the first exchange of round {round} was not released")
     salt, cohort = _find_round(db, round)
     if not hmac.compare_digest(batch.cohort_digest(salt), cohort):
-        raise Refused(409, "other-cohort", f"the cohort of round {round} cannot change: take the next round")
+        raise Refused("other-cohort", f"the cohort of round {round} cannot change: take the next round")
     answered = {tag for (tag,) in db.execute(f"SELECT tag FROM answered_{round}")}
     return [name for name in batch.cohort if _tag(salt, name) in answered]
 
@@ -266,7 +266,7 @@ def _find_round(db: sqlite3.Connection, round: int) -> tuple[bytes, bytes]:
     """The salt of a round's hashes, and its cohort's."""
     found = db.execute("SELECT salt, cohort FROM rounds WHERE round = ?", (round,)).fetchone()
     if found is None or not all(isinstance(value, bytes) and len(value) == 32 for value in found):
-        raise Refused(503, "storage", f"the shuffler's record of round {round} is damaged")
+        raise Refused("storage", f"the shuffler's record of round {round} is damaged")
     return found[0], found[1]
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import httpx
 
-from ntkfl.crypto.credentials import sign_request
 from ntkfl.crypto.hpke import SEAL_BYTES, SealingKey, SigningKey
 from ntkfl.crypto.row_frames import Announced, pack_rows, seal_rows
 from ntkfl.errors import MessageError
 from ntkfl.services.http.client import AGAIN, retry_after
-from ntkfl.services.key_server.key_protocol import enrolment, open_seed
+from ntkfl.services.http.signing import sign_request
+from ntkfl.services.key_server.key_protocol import enrolment, open_run_secret
 from ntkfl.services.shuffler.app import SEQUENCE_HEADER
 from ntkfl.services.trusted_peers import TrustedPeers
 
@@ -98,7 +98,7 @@ class LoadClient:
         pins = self._pins
         answer = (await self.ask(tally, "POST", f"{pins.key_server.url}/v1/runs/{pins.run}/seed")).json()
         signer = bytes.fromhex(pins.key_server.signing_key)
-        return open_seed(answer, self._sealing, signer, pins.federation, pins.run, self.name).reveal()
+        return open_run_secret(answer, self._sealing, signer, pins.federation, pins.run, self.name).reveal()
 
     async def hello(self, tally: Tally) -> None:
         await self.ask(tally, "POST", f"{self._pins.shuffler.url}/v1/runs/{self._pins.run}/hello")
