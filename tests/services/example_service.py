@@ -93,3 +93,12 @@ def connection(url: str, folder: Path) -> ssl.SSLSocket:
     parts = httpx.URL(url)
     context = ssl.create_default_context(cafile=folder / "ca.pem")
     return context.wrap_socket(socket.create_connection((parts.host, parts.port), 10), server_hostname=parts.host)
+
+
+def error(response: httpx.Response) -> tuple[int, str]:
+    """The status and reason of an answer that must have the one shape of errors."""
+    body = response.json()
+    assert set(body) == {"error", "message"}
+    assert body["message"]
+    assert "\n" not in body["message"]
+    return response.status_code, body["error"]

@@ -36,7 +36,7 @@ def init(
     key_server_port: Annotated[int, typer.Option(help="The key server's port.")] = 8441,
     shuffler_port: Annotated[int, typer.Option(help="The shuffler's port for clients.")] = 8442,
     aggregator_port: Annotated[int, typer.Option(help="The shuffler's port for the aggregator.")] = 8443,
-    min_clients: Annotated[int, typer.Option(help="Distinct clients without whom no batch is released.")] = 2,
+    min_clients: Annotated[int, typer.Option(help="Distinct clients below which no batch is released.")] = 2,
     credential_days: Annotated[
         float, typer.Option(min=0.01, max=3650, help="Days until a client's credential ends; it is renewed.")
     ] = 30,
@@ -89,7 +89,7 @@ def token(
     if out is None:
         typer.echo(server.make_token(client, role))
         return
-    if out.exists():  # asked before a token is made that nobody would get
+    if out.exists():  # before a token is made that no client would get
         raise ConfigError(f"{out} is there already; give a new folder")
     client_folder(out, folder, server.make_token(client, role))
     typer.echo(f"made {out} for {role} {client}")

@@ -1,7 +1,7 @@
 """A client's credential: the key server vouches for its two public keys, for a time.
 
-Whoever trusts the key server's signing key can check a credential without asking it; the holder proves to be the owner
-by signing each request (`services/http/signing.py`).
+A role that trusts the key server's signing key can check a credential without asking it; the holder proves to be the
+owner by signing each request (`services/http/signing.py`).
 """
 
 from __future__ import annotations

@@ -50,9 +50,7 @@ class DemoSetup(Options):
     key_server_port: int = Field(8441, ge=1, le=65535)
     shuffler_port: int = Field(8442, ge=1, le=65535)
     aggregator_port: int = Field(8443, ge=1, le=65535, description="the shuffler's, for the aggregator")
-    credential_days: float = Field(
-        LIFETIME / DAY, ge=0.01, le=3650, description="that a client's credential is good for"
-    )
+    credential_days: float = Field(LIFETIME / DAY, ge=0.01, le=3650, description="that a client's credential is valid")
 
     def model_post_init(self, _: object) -> None:
         if self.min_clients > self.clients:

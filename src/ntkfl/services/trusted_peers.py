@@ -1,6 +1,6 @@
 """`federation.toml`: what every role knows of the others before it talks to them, handed over out of band.
 
-The key server and the shuffler read no more of it than who is who: they know nothing of models, and do without torch.
+The key server and the shuffler read addresses and keys alone: they know nothing of models, and do without torch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TrustedAggregator(Options):
 
 
 class TrustedPeers(Options):
-    """Who is who in the federation, and which run it is about."""
+    """Addresses and public keys of the roles of a federation, and the run it is for."""
 
     protocol: int = VERSION
     federation: str = Field(pattern=NAME_PATTERN)

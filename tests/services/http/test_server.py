@@ -79,6 +79,14 @@ def test_a_connection_that_asks_nothing_is_closed(
         assert time.monotonic() - start < 5
 
 
+def test_a_connection_that_does_not_finish_its_handshake_is_closed(process: Process) -> None:
+    address = httpx.URL(process.urls["front"])
+    with socket.create_connection((address.host, address.port), 10) as raw:
+        start = time.monotonic()
+        assert raw.recv(1000) == b""
+        assert time.monotonic() - start < 5  # asyncio alone waits for a minute
+
+
 def test_two_lines_say_where_it_listens_and_nothing_else_is_printed(process: Process) -> None:
     assert [re.sub(r":\d+ ", ":PORT ", line) for line in process.out] == [
         "listening https://127.0.0.1:PORT service=front",

@@ -39,7 +39,7 @@ def process(folder: Path) -> Iterator[Process]:
 
 
 @pytest.fixture
-def people(process: Process, folder: Path, used: Iterator[int]) -> Iterator[EnrollingClient]:
+def clients(process: Process, folder: Path, used: Iterator[int]) -> Iterator[EnrollingClient]:
     """Clients nobody has used yet."""
     return (EnrollingClient(folder / "clients" / f"client-{number}", process.urls["key-server"]) for number in used)
 
@@ -49,8 +49,8 @@ def used() -> Iterator[int]:
     return iter(range(30))
 
 
-def test_health(people: Iterator[EnrollingClient]) -> None:
-    assert next(people).call("GET", "/health").json()["service"] == "key-server"
+def test_health(clients: Iterator[EnrollingClient]) -> None:
+    assert next(clients).call("GET", "/health").json()["service"] == "key-server"
 
 
 def test_who_does_not_pin_the_authority_does_not_connect(process: Process) -> None:
@@ -58,8 +58,8 @@ def test_who_does_not_pin_the_authority_does_not_connect(process: Process) -> No
         httpx.get(process.urls["key-server"] + "/health", trust_env=False)
 
 
-def test_two_clients_get_the_same_seed_each_in_a_seal_of_its_own(people: Iterator[EnrollingClient]) -> None:
-    one, other = next(people), next(people)
+def test_two_clients_get_the_same_seed_each_in_a_seal_of_its_own(clients: Iterator[EnrollingClient]) -> None:
+    one, other = next(clients), next(clients)
     for client in (one, other):
         assert client.enrol().status_code == 200
         issued = Credential.check(client.credential, client.key_server, "demo")
@@ -83,8 +83,8 @@ def test_two_clients_get_the_same_seed_each_in_a_seal_of_its_own(people: Iterato
         other.sealing.open(raw, bind("ntkfl seed v1", "demo", "run-0", one.name))
 
 
-def test_a_seed_that_was_changed_or_comes_from_another_is_refused(people: Iterator[EnrollingClient]) -> None:
-    client = next(people)
+def test_a_seed_that_was_changed_or_comes_from_another_is_refused(clients: Iterator[EnrollingClient]) -> None:
+    client = next(clients)
     client.enrol()
     answer = client.ask().json()
     names = (client.sealing, client.key_server, "demo", "run-0", client.name)
@@ -114,8 +114,8 @@ def test_an_evaluator_enrols_as_one(process: Process, folder: Path) -> None:
     assert len(client.seed()) == 32
 
 
-def test_a_token_is_for_one_client(people: Iterator[EnrollingClient]) -> None:
-    one, other = next(people), next(people)
+def test_a_token_is_for_one_client(clients: Iterator[EnrollingClient]) -> None:
+    one, other = next(clients), next(clients)
     assert refused(one.enrol(token=one.name + "." + "A" * 43)) == (403, "bad-token")
     assert refused(one.enrol(token="")) == (422, "invalid")
     assert refused(one.enrol(token=other.token)) == (403, "bad-token")
@@ -124,8 +124,8 @@ def test_a_token_is_for_one_client(people: Iterator[EnrollingClient]) -> None:
     assert one.enrol().status_code == other.enrol().status_code == 200
 
 
-def test_a_used_token_serves_its_own_keys_again_and_no_others(people: Iterator[EnrollingClient]) -> None:
-    client = next(people)
+def test_a_used_token_serves_its_own_keys_again_and_no_others(clients: Iterator[EnrollingClient]) -> None:
+    client = next(clients)
     assert client.enrol().json() == client.enrol().json()
     kept = client.sealing, client.signing
     for client.sealing, client.signing in (
@@ -138,8 +138,8 @@ def test_a_used_token_serves_its_own_keys_again_and_no_others(people: Iterator[E
     assert len(client.seed()) == 32
 
 
-def test_keys_nobody_can_use_are_refused(people: Iterator[EnrollingClient]) -> None:
-    client, other = next(people), SigningKey.generate()
+def test_keys_nobody_can_use_are_refused(clients: Iterator[EnrollingClient]) -> None:
+    client, other = next(clients), SigningKey.generate()
 
     def enrol(sealing: bytes, signing: bytes, proof: bytes) -> tuple[int, str]:
         keys = {"sealing_key": sealing.hex(), "signing_key": signing.hex(), "proof": proof.hex()}
@@ -159,8 +159,8 @@ def test_keys_nobody_can_use_are_refused(people: Iterator[EnrollingClient]) -> N
     assert client.enrol().status_code == 200
 
 
-def test_only_who_signs_with_the_credential_s_key_gets_a_seed(people: Iterator[EnrollingClient]) -> None:
-    one, other = next(people), next(people)
+def test_only_who_signs_with_the_credential_s_key_gets_a_seed(clients: Iterator[EnrollingClient]) -> None:
+    one, other = next(clients), next(clients)
     one.enrol()
     other.enrol()
     assert refused(one.call("POST", SEED_PATH)) == (401, "unsigned")
@@ -175,8 +175,8 @@ def test_only_who_signs_with_the_credential_s_key_gets_a_seed(people: Iterator[E
     assert set(headers) >= {CREDENTIAL_HEADER}
 
 
-def test_other_runs_and_federations_get_nothing(people: Iterator[EnrollingClient], folder: Path) -> None:
-    client = next(people)
+def test_other_runs_and_federations_get_nothing(clients: Iterator[EnrollingClient], folder: Path) -> None:
+    client = next(clients)
     client.enrol()
     assert refused(client.ask("/v1/runs/run-9/seed")) == (404, "unknown-run")
     key = SigningKey.load(folder / "key-server" / "signing-key.pem")
@@ -188,8 +188,8 @@ def test_other_runs_and_federations_get_nothing(people: Iterator[EnrollingClient
     assert refused(client.ask(credential=never)) == (403, "unknown-client")
 
 
-def test_a_new_run_has_a_new_secret(people: Iterator[EnrollingClient], folder: Path) -> None:
-    client = next(people)
+def test_a_new_run_has_a_new_secret(clients: Iterator[EnrollingClient], folder: Path) -> None:
+    client = next(clients)
     client.enrol()
     server = KeyServer.open(folder / "key-server")
     server.add_run("run-1")
@@ -199,16 +199,16 @@ def test_a_new_run_has_a_new_secret(people: Iterator[EnrollingClient], folder: P
     assert server.runs() == ["run-0", "run-1"]
 
 
-def test_the_first_requests_all_at_once_get_one_seed(people: Iterator[EnrollingClient], folder: Path) -> None:
-    persons = [next(people) for _ in range(4)]
+def test_the_first_requests_all_at_once_get_one_seed(clients: Iterator[EnrollingClient], folder: Path) -> None:
+    persons = [next(clients) for _ in range(4)]
     KeyServer.open(folder / "key-server").add_run("race")
     with ThreadPoolExecutor() as pool:
         assert {response.status_code for response in pool.map(EnrollingClient.enrol, persons)} == {200}
         assert len(set(pool.map(lambda client: client.seed("/v1/runs/race/seed"), persons))) == 1
 
 
-def test_revocation_stops_service_and_is_told_to_others(people: Iterator[EnrollingClient], folder: Path) -> None:
-    enrolled, fresh = next(people), next(people)
+def test_revocation_stops_service_and_is_told_to_others(clients: Iterator[EnrollingClient], folder: Path) -> None:
+    enrolled, fresh = next(clients), next(clients)
     enrolled.enrol()
     enrolled.seed()
     before, _ = check_revoked(fresh.call("GET", "/v1/revoked").json(), fresh.key_server, "demo")
@@ -236,8 +236,8 @@ def test_revocation_stops_service_and_is_told_to_others(people: Iterator[Enrolli
         server.revoke("nobody")
 
 
-def test_bodies_are_bounded_and_checked(people: Iterator[EnrollingClient]) -> None:
-    client = next(people)
+def test_bodies_are_bounded_and_checked(clients: Iterator[EnrollingClient]) -> None:
+    client = next(clients)
     assert refused(client.call("POST", "/v1/enrol", content=bytes(20_000))) == (413, "too-large")
     for body in (b"{", b"[]", b"null", b'{"token": 5}'):
         response = client.call("POST", "/v1/enrol", content=body, headers={"content-type": "application/json"})

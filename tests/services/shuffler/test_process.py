@@ -71,7 +71,7 @@ def test_revoked_clients_are_out_before_the_next_batch_opens(tmp_path: Path) -> 
         deployment.hang_up()
         assert process.stop() == 0
         events = [json.loads(line) for line in process.err]
-        assert [line["level"] for line in events if line["event"] == "no-revocations"] == ["warning"]
+        assert [line["level"] for line in events if line["event"] == "revocations-unavailable"] == ["warning"]
 
 
 def test_the_log_names_no_client(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ except ImportError as error:  # the core works without; this room does not
     raise ConfigError("services need the extra 'services': pip install 'ntkfl[services]'") from error
 
 HEADERS_S = 15  # for a TLS handshake, for a request's headers, and for an idle connection
-_SHUTDOWN_S = 5  # for a connection that is being closed to take what was on its way
+_SHUTDOWN_S = 5  # for a connection that is being closed to take the rest of its answer
 STOP_S = 10  # for requests under way to end once a stop is asked for
 _BACKLOG = 512
 _REFUSED = 128  # connections beyond the limit that get a 503; more are cut

@@ -3,7 +3,7 @@
 Signatures and seals are those of `crypto/hpke.py`; everything is bound to what it is for:
 
 - proof of an enrolment: by the client's signing key, over its sealing key (32 bytes), for
-  `bind("ntkfl enrolment v1", federation, client)`: nobody enrols a key that is not theirs;
+  `bind("ntkfl enrolment v1", federation, client)`: no client enrols a key that is not its own;
 - ρ, the secret of a run: sealed to the client's key for `bind("ntkfl seed v1", federation, run, client)`; signed by
   the key server, over the sealed bytes, for `bind("ntkfl seed v1", federation, run, client, sealing key)`;
 - revoked clients: signed by the key server, over `bind("ntkfl revoked v1", *names in order)`, for
@@ -49,7 +49,7 @@ def enrolment(token: str, federation: str, sealing_key: SealingKey, signing_key:
 def check_enrolment(federation: str, client: str, sealing_key: bytes, signing_key: bytes, proof: bytes) -> None:
     """`TrustError` unless the client holds the signing key, and the sealing key can be sealed to."""
     if signing_key[:31] + bytes([signing_key[31] & 0x7F]) in _SMALL_ORDER:
-        raise TrustError("a signing key of small order is nobody's")
+        raise TrustError("a signing key of small order is no proof of anything")
     verify(signing_key, proof, sealing_key, bind(_ENROLMENT, federation, client))
     seal(sealing_key, b"", bind(_ENROLMENT, federation, client))
 

@@ -1,4 +1,4 @@
-"""The key server's state and what it decides: who is enrolled with which keys, until when, and the secret ρ of runs.
+"""The key server's state and decisions: enrolled clients, their keys and credentials, and the secret ρ of each run.
 
 The operator hands out one-time tokens; a client enrols its public keys with one and gets a signed credential, which is
 valid for a time and renewed by its holder before it ends. A client whose credential has ended is readmitted by the
@@ -47,7 +47,7 @@ CREATE TABLE clients (
 PRAGMA user_version = {_VERSION};
 """
 DAY = 86_400
-LIFETIME = 30 * DAY  # seconds that a credential is good for, unless the operator says otherwise
+LIFETIME = 30 * DAY  # seconds that a credential is valid, unless the operator says otherwise
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class KeyServer:
 
     @classmethod
     def create(cls, state: Path, federation: str, key: SigningKey, lifetime: int = LIFETIME) -> Self:
-        """With an empty state, at a path where there is nothing yet; credentials are good for `lifetime` seconds."""
+        """With an empty state, at a path where there is nothing yet; credentials are valid for `lifetime` seconds."""
         _check_name("federation", federation)
         write_private(state, b"")
         with closing(sqlite3.connect(state, isolation_level=None)) as db:
@@ -146,7 +146,7 @@ class KeyServer:
                 db.execute("UPDATE federation SET revoked_serial = revoked_serial + 1")
 
     def readmit(self, client: str) -> None:
-        """Let a client renew a credential that it let end: for as long as a credential is good for."""
+        """Let a client renew a credential that has ended: for as long as a credential is valid."""
         with self._transaction() as db:
             row = db.execute("SELECT signing_key, revoked FROM clients WHERE name = ?", (client,)).fetchone()
             if row is None or row[0] is None:

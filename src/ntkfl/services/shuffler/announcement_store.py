@@ -1,8 +1,8 @@
-"""What passes through the shuffler besides batches: announcements, who is there, evaluators' reports, revocations.
+"""What passes through the shuffler besides batches: announcements, present clients, evaluators' reports, revocations.
 
 The aggregator talks to clients only through it, so it never sees a client's address or timing. There is one
 announcement per round and exchange: its digest is kept for the whole run, and another one is refused. All of it lies in
-one SQLite file (or in memory), which the batches of `shuffling.py` share, so that one transaction can hold both.
+one SQLite file (or in memory), which the batches of `store.py` share, so that one transaction can hold both.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def find_announced(db: sqlite3.Connection, key: BatchKey) -> Announced:
 
 
 def refuse_other(db: sqlite3.Connection, announced: Announced) -> None:
-    """`Refused` unless this is what was announced under its key: whoever heard another is not to answer it."""
+    """`Refused` unless this is what was announced under its key: a client that heard another must not answer it."""
     if find_announced(db, announced.key) != announced:
         raise Refused("other-announcement", f"batch {tuple(announced.key)} was announced with other contents")
 

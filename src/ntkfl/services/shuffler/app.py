@@ -230,7 +230,7 @@ def aggregator_app(
     )
     async def announcements(request: Request) -> Sequence:
         signed = await request.body()
-        try:  # what clients will see is what is opened here: nobody is asked behind their backs
+        try:  # the batch that is opened is the one that clients will see
             head, _ = Head.check(signed, signer, peers.federation, peers.run)
         except TrustError as error:
             raise Refused("unsigned", f"not the aggregator's announcement: {error}") from None

@@ -19,7 +19,7 @@ COLUMNS = "number, salt, state, max_rows, row_bytes, min_clients, deadline, clie
 
 @dataclass(frozen=True)
 class Batch:
-    """What the aggregator asks for: whom, how much of each, and for how long."""
+    """What the aggregator asks for: of which clients, how much of each, and for how long."""
 
     key: BatchKey
     cohort: tuple[str, ...]  # names of the clients asked
@@ -49,8 +49,8 @@ class Batch:
 class Status:
     """Of a batch, in numbers: "open", "ready", "released" or "cancelled"; `rows` only once released.
 
-    `missing` names those whose answers a later exchange of a round still needs when its deadline has passed: the round
-    has failed, and another cohort may do without them.
+    `missing` names the clients whose answers a later exchange of a round still needs when its deadline has passed: the
+    round has failed, and another cohort may do without them.
     """
 
     state: str

@@ -1,15 +1,15 @@
-"""The shuffler: collects one batch of sealed rows an exchange, and releases it permuted, without who sent what.
+"""The shuffler: collects one batch of sealed rows per exchange, and releases it permuted, without their senders.
 
-While a batch is open, who has sent how much is known: that is how replays are refused and distinct clients counted. At
+While a batch is open, the sender of each row is known: that is how replays are refused and distinct clients counted. At
 its release that knowledge is deleted in the same transaction. Everything that names a sender, and every row, lies in
 tables of its own batch, which are dropped whole: SQLite then overwrites all their pages with zeros (`secure_delete`).
 Single records deleted from a table that lives on can leave copies behind in its pages. What the file system or the
 disk keep of overwritten and truncated files is beyond this module.
 
-A round has one cohort. Its first exchange is released with whoever of them answered in time; every later one with
+A round has one cohort. Its first exchange is released with the clients that answered in time; every later one with
 exactly the same clients, or not at all. The aggregator can match a later row to an earlier one of the same sample (it
-can predict losses), so a client that answered only one of the two would be the owner of the rows without a match. Who
-answered the first exchange is kept as keyed hashes of names until the next round begins.
+can predict losses), so a client that answered only one of the two would be the owner of the rows without a match. The
+clients of the first exchange are kept as keyed hashes of names until the next round begins.
 
 A submission is one transaction and is accepted once it is committed, so a process killed at any moment has lost
 nothing it said it had. What the aggregator may count while a batch is open is clients, never rows: the difference of
@@ -98,13 +98,13 @@ class Shuffler(AnnouncementStore):
 
     def status(self, key: BatchKey) -> Status:
         """Ready is a batch of at least `min_clients` when all of its cohort have sent or its deadline has passed; in a
-        later exchange of a round, only when all have sent who sent in the first.
+        later exchange of a round, only when all clients of the first have sent.
         """
         with self._transaction() as db:
             return self._status(db, Record.find(db, key))
 
     def release(self, key: BatchKey) -> list[bytes]:
-        """The rows of a ready batch, permuted; from then on nobody can say who sent which.
+        """The rows of a ready batch, permuted; from then on their senders are not known.
 
         Asked again it gives the same rows in the same order, until `forget`.
         """
@@ -112,7 +112,7 @@ class Shuffler(AnnouncementStore):
         return self.released(key, 0, count)
 
     def permute(self, key: BatchKey) -> tuple[int, int]:
-        """Permute a ready batch and delete who sent what of it: how many rows it has, and bytes of each.
+        """Permute a ready batch and delete its senders: how many rows it has, and bytes of each.
 
         Rows are copied inside the file in a random order; none of them passes through this process's memory for long.
         """
@@ -180,7 +180,7 @@ class Shuffler(AnnouncementStore):
             _drop(db, client)
 
     def submission_limit(self) -> int:
-        """Bytes of the largest submission that an open or recent batch allows: who is late is to be told so."""
+        """Bytes of the largest submission that an open or recent batch allows: a late client is to be told so."""
         with self._transaction() as db:
             recent = "SELECT number FROM batches ORDER BY number DESC LIMIT 4"
             asked = f"SELECT MAX(max_rows * row_bytes) FROM batches WHERE state = 'open' OR number IN ({recent})"
@@ -202,7 +202,7 @@ class Shuffler(AnnouncementStore):
         db.executemany(f"INSERT INTO cohort_{number} VALUES (?, NULL)", ((name,) for name in sorted(asked)))
 
     def _steady_clock(self) -> Callable[[], float]:
-        """Wall-clock time when this process began, and then what has passed by a clock that nobody sets. It begins no
+        """Wall-clock time when this process began, and then what has passed by the monotonic clock. It begins no
         earlier than the last batch was opened, so that a restart cannot give a batch more time than it was opened with.
         """
         with self._transaction() as db:
@@ -228,7 +228,7 @@ class Shuffler(AnnouncementStore):
 
 
 def _members(db: sqlite3.Connection, batch: Batch) -> Iterable[str]:
-    """Whom a batch waits for: in a round's first exchange its cohort, later those who answered the first one."""
+    """The clients a batch waits for: in a round's first exchange its cohort, later those that answered the first."""
     round, exchange = batch.key
     if exchange == 0:
         salt = os.urandom(32)
@@ -244,7 +244,7 @@ def _members(db: sqlite3.Connection, batch: Batch) -> Iterable[str]:
 
 
 def _remember_answers(db: sqlite3.Connection, batch: Record) -> None:
-    """Keep who answered a round's first exchange, unless another round has begun: then nothing more will be asked."""
+    """Keep the clients that answered a round's first exchange, unless the next round has begun and needs none."""
     round = batch.key.round
     if db.execute("SELECT 1 FROM announced WHERE number > ?", (BatchKey(round, 255).number,)).fetchone():
         return
