@@ -90,12 +90,12 @@ def main() -> None:
     deal(fed, root / "data")
     (root / "run.toml").write_text(RUN)
     ports = dict(zip(("key_server_port", "shuffler_port", "aggregator_port"), free_ports(3), strict=True))
-    init(root / "trial", root / "run.toml", DemoSetup(clients=CLIENTS, evaluators=1, **ports))
+    init(root / "demo", root / "run.toml", DemoSetup(clients=CLIENTS, evaluators=1, **ports))
 
     # One process imports torch, the roles are its children: seconds saved, nothing shared.
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["ntkfl.cli.progress", "ntkfl.deployment.aggregator"])
-    roles = root / "trial"
+    roles = root / "demo"
     services = [
         processes.Process(target=key_server, args=(roles / "key-server",)),
         processes.Process(target=shuffler, args=(roles / "shuffler",)),

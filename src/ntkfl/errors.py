@@ -55,11 +55,11 @@ class Diverged(TooFew):
 
 
 class Refused(NTKFLError):
-    """What a role will not do: `reason` is one word for programs, `status` the HTTP status it travels as."""
+    """What a role will not do: `reason` is one word for programs. Its HTTP status is known to `services/http` alone."""
 
-    def __init__(self, status: int, reason: str, message: str) -> None:
+    def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
-        self.status, self.reason = status, reason
+        self.reason = reason
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> ConfigError:

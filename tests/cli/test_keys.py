@@ -16,8 +16,8 @@ from ntkfl.cli import app
 from ntkfl.cli.serve import address
 from ntkfl.crypto.hpke import SealingKey, SigningKey
 from ntkfl.errors import ConfigError, NTKFLError
-from ntkfl.services.key_server.app import KeyServer
 from ntkfl.services.key_server.key_protocol import enrolment
+from ntkfl.services.key_server.store import KeyServer
 
 RUN = "inputs = [64]\noutputs = 10\nrounds = 3\nclients_per_round = 2\n[method]\nname = 'ntk-fl'\n"
 
@@ -43,8 +43,8 @@ def fault(*arguments: str | Path) -> str:
 def made(tmp_path: Path) -> Path:
     (tmp_path / "run.toml").write_text(RUN)
     lines = said("keys", "init", tmp_path / "made", "--config", tmp_path / "run.toml", "--clients", "2")
-    assert lines[0] == "federation trial, run run-0: 2 clients, 1 evaluators"
-    assert "to try it out" in lines[-1]
+    assert lines[0] == "federation demo, run run-0: 2 clients, 1 evaluators"
+    assert "In production no machine sees two roles' keys" in lines[-1]
     return tmp_path / "made"
 
 
@@ -76,7 +76,7 @@ def test_token_enrol_list_revoke(made: Path) -> None:
     (token,) = said("keys", "token", made / "key-server", "--client", "late", "--role", "evaluator")
     assert re.fullmatch(r"late\.[A-Za-z0-9_-]{43}", token)
     server = KeyServer.open(made / "key-server")
-    server.enrol(**enrolment(token, "trial", SealingKey.generate(), SigningKey.generate()))
+    server.enrol(**enrolment(token, "demo", SealingKey.generate(), SigningKey.generate()))
     *late, date, clock = listed(made)["late"]
     assert late == ["evaluator", "yes", "no"]
     ends = parsed(f"{date} {clock}")
@@ -99,7 +99,7 @@ def test_token_can_make_the_client_s_folder(made: Path) -> None:
     kept = (out / "token").read_text().strip()
     assert "there already" in fault("keys", "token", made / "key-server", "--client", "late", "--out", out)
     server = KeyServer.open(made / "key-server")  # the token in the folder is still the one that counts
-    server.enrol(**enrolment(kept, "trial", SealingKey.generate(), SigningKey.generate()))
+    server.enrol(**enrolment(kept, "demo", SealingKey.generate(), SigningKey.generate()))
 
 
 def test_run_registers_a_further_one_once(made: Path) -> None:
@@ -133,7 +133,7 @@ def test_show_tells_when_a_client_s_credential_ends(made: Path) -> None:
     own = made / "clients" / "client-0"
     sealing, signing = SealingKey.generate(), SigningKey.generate()
     server = KeyServer.open(made / "key-server")
-    issued = server.enrol(**enrolment((own / "token").read_text(), "trial", sealing, signing))
+    issued = server.enrol(**enrolment((own / "token").read_text(), "demo", sealing, signing))
     (own / "credential").write_text(issued)
     (line,) = [line for line in said("keys", "show", own) if line.startswith("credential ends ")]
     assert timedelta(days=29.9) < parsed(line.removeprefix("credential ends ")) - datetime.now(UTC)
@@ -162,7 +162,7 @@ def test_a_client_is_let_in_again_by_the_operator(made: Path) -> None:
     assert "no client 'client-0' has enrolled" in fault("keys", "readmit", made / "key-server", "client-0")
     server = KeyServer.open(made / "key-server")
     token = (made / "clients" / "client-0" / "token").read_text()
-    server.enrol(**enrolment(token, "trial", SealingKey.generate(), SigningKey.generate()))
+    server.enrol(**enrolment(token, "demo", SealingKey.generate(), SigningKey.generate()))
     assert said("keys", "readmit", made / "key-server", "client-0")[0].startswith("client-0 can renew its credential")
     said("keys", "revoke", made / "key-server", "client-0")
     assert "which is for ever" in fault("keys", "readmit", made / "key-server", "client-0")
@@ -181,8 +181,8 @@ def test_new_makes_a_private_key_once(tmp_path: Path) -> None:
 def test_a_folder_that_is_no_key_server_s_is_one_line(made: Path, tmp_path: Path) -> None:
     assert "no such file" in fault("serve", "key-server", tmp_path / "absent")
     assert "no key at" in fault("serve", "key-server", made / "clients" / "client-0")
-    assert "not the key that federation.toml pins" in fault("serve", "key-server", made / "shuffler")
-    assert "not the key that federation.toml pins" in fault("keys", "list", made / "aggregator")
+    assert "not the key that federation.toml names" in fault("serve", "key-server", made / "shuffler")
+    assert "not the key that federation.toml names" in fault("keys", "list", made / "aggregator")
     state = made / "key-server" / "state.sqlite"
     for path in (made / "key-server" / "signing-key.pem", state):
         path.chmod(0o644)
@@ -221,6 +221,6 @@ def test_how_long_credentials_are_good_for_is_the_operator_s_to_say(tmp_path: Pa
     said(*words, "2")
     server = KeyServer.open(tmp_path / "made" / "key-server")
     token = (tmp_path / "made" / "clients" / "client-0" / "token").read_text()
-    server.enrol(**enrolment(token, "trial", SealingKey.generate(), SigningKey.generate()))
+    server.enrol(**enrolment(token, "demo", SealingKey.generate(), SigningKey.generate()))
     (ends,) = [client.ends for client in server.clients() if client.ends is not None]
     assert 0 <= time.time() + 2 * 86_400 - ends < 60

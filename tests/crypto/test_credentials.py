@@ -1,28 +1,19 @@
-"""A credential is believed when the key server signed it as it is; a request, when its holder signed it."""
+"""A credential is believed when the key server signed it as it is, and until it ends."""
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 
 import pytest
 
-from ntkfl.crypto import credentials as identity
-from ntkfl.crypto.credentials import (
-    CREDENTIAL_HEADER,
-    DIGEST_HEADER,
-    SIGNATURE_HEADER,
-    Credential,
-    check_headers,
-    check_request,
-    sign_request,
-)
-from ntkfl.crypto.hpke import SealingKey, SigningKey, bind
-from ntkfl.errors import Refused, TrustError
+from ntkfl.crypto import credentials
+from ntkfl.crypto.context import bind
+from ntkfl.crypto.credentials import Credential, Expired
+from ntkfl.crypto.hpke import SealingKey, SigningKey
+from ntkfl.errors import TrustError
 
 SERVER, CLIENT, SEALING = SigningKey.generate(), SigningKey.generate(), SealingKey.generate()
-ASK = ("POST", "/v1/runs/a/seed?x=1", b"body")
 
 
 def credential(**changes: object) -> Credential:
@@ -83,76 +74,16 @@ def test_even_a_true_signature_makes_no_credential_of_the_wrong_kind() -> None:
             Credential.check(signed(credential(**changes).payload()), SERVER.public, "f")
 
 
-def test_a_signed_request_tells_who_asks() -> None:
-    headers = sign_request(ISSUED, CLIENT, *ASK)
-    assert check_request(headers, SERVER.public, "f", *ASK) == credential()
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        ("GET", *ASK[1:]),
-        (ASK[0], "/v1/runs/b/seed?x=1", ASK[2]),
-        (ASK[0], "/v1/runs/a/seed?x=2", ASK[2]),
-        (ASK[0], "/v1/runs/a/seed", ASK[2]),
-        (*ASK[:2], b"bodz"),
-        (*ASK[:2], b""),
-    ],
-)
-def test_a_signature_is_for_one_method_path_and_body(asked: tuple[str, str, bytes]) -> None:
-    with pytest.raises(Refused) as refused:
-        check_request(sign_request(ISSUED, CLIENT, *ASK), SERVER.public, "f", *asked)
-    assert (refused.value.status, refused.value.reason) == (401, "unauthenticated")
-
-
-def test_another_s_credential_is_of_no_use() -> None:
-    with pytest.raises(Refused, match="cannot be believed"):
-        check_request(sign_request(ISSUED, SigningKey.generate(), *ASK), SERVER.public, "f", *ASK)
-
-
-@pytest.mark.parametrize("missing", [CREDENTIAL_HEADER, DIGEST_HEADER, SIGNATURE_HEADER])
-def test_an_unsigned_request_is_told_what_it_lacks(missing: str) -> None:
-    headers = sign_request(ISSUED, CLIENT, *ASK)
-    del headers[missing]
-    with pytest.raises(Refused) as refused:
-        check_request(headers, SERVER.public, "f", *ASK)
-    assert (refused.value.status, refused.value.reason) == (401, "unsigned")
-
-
-@pytest.mark.parametrize("signature", ["", "?", "AAAA", "\N{GREEK SMALL LETTER RHO}"])
-def test_a_signature_that_is_none_is_refused(signature: str) -> None:
-    headers = sign_request(ISSUED, CLIENT, *ASK) | {SIGNATURE_HEADER: signature}
-    with pytest.raises(Refused, match="cannot be believed"):
-        check_request(headers, SERVER.public, "f", *ASK)
-
-
-def test_who_asks_is_known_before_the_body_is_there() -> None:
-    headers = sign_request(ISSUED, CLIENT, *ASK)
-    asked, digest = check_headers(headers, SERVER.public, "f", *ASK[:2])
-    assert (asked, digest) == (credential(), hashlib.sha256(ASK[2]).digest())
-
-
-@pytest.mark.parametrize("digest", ["", "00", "zz" * 32, hashlib.sha256(b"bodz").hexdigest()])
-def test_another_digest_than_the_one_that_was_signed_is_refused(digest: str) -> None:
-    headers = sign_request(ISSUED, CLIENT, *ASK) | {DIGEST_HEADER: digest}
-    with pytest.raises(Refused, match="cannot be believed"):
-        check_headers(headers, SERVER.public, "f", *ASK[:2])
-
-
 def test_a_credential_is_good_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     issued = credential(issued=1000, ends=4000).issue(SERVER)
-    headers = sign_request(issued, CLIENT, *ASK)
     for now, good in ((0.0, True), (3999.9, True), (4000.0, False), (1e12, False)):
-        monkeypatch.setattr(identity.time, "time", lambda now=now: now)
+        monkeypatch.setattr(credentials.time, "time", lambda now=now: now)
         if good:
-            assert check_request(headers, SERVER.public, "f", *ASK) == Credential.check(issued, SERVER.public, "f")
+            assert Credential.check(issued, SERVER.public, "f").ends == 4000
             continue
-        with pytest.raises(TrustError, match="ended at 1970-01-01 01:06:40Z"):
+        with pytest.raises(Expired, match="ended at 1970-01-01 01:06:40Z"):
             Credential.check(issued, SERVER.public, "f")
-        with pytest.raises(Refused) as refused:
-            check_request(headers, SERVER.public, "f", *ASK)
-        assert (refused.value.status, refused.value.reason) == (401, "ended")
-        assert check_request(headers, SERVER.public, "f", *ASK, ended_too=True).ends == 4000
+        assert Credential.check(issued, SERVER.public, "f", allow_expired=True).ends == 4000
     assert credential(issued=1000, ends=4000).renew_from == 3000
 
 

@@ -17,17 +17,9 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntkfl.crypto.hpke import (
-    SEAL_BYTES,
-    SealingKey,
-    Secret,
-    SigningKey,
-    bind,
-    parse_key,
-    seal,
-    verify,
-    write_private,
-)
+from ntkfl.atomic import write_private
+from ntkfl.crypto.context import Secret, bind
+from ntkfl.crypto.hpke import SEAL_BYTES, SealingKey, SigningKey, parse_key, seal, verify
 from ntkfl.errors import ConfigError, TrustError
 
 CONTEXT = bind("test", "federation", "run", 1)

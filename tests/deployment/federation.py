@@ -1,4 +1,4 @@
-"""A trial federation on loopback for tests of the shuffler: its process, clients that sign, and the aggregator."""
+"""A demo federation on loopback for tests of the shuffler: its process, clients that sign, and the aggregator."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pathlib import Path
 
 import httpx
 
-from ntkfl.crypto.credentials import Credential, sign_request
+from ntkfl.crypto.credentials import Credential
 from ntkfl.crypto.hpke import SEAL_BYTES, SealingKey, SigningKey
 from ntkfl.crypto.row_frames import Announced, BatchKey, pack_rows, seal_rows
 from ntkfl.deployment.contract import Federation
 from ntkfl.deployment.demo_setup import DemoSetup, init
 from ntkfl.services.announcement import Announcement
+from ntkfl.services.http.signing import sign_request
 from ntkfl.services.shuffler.batch import Batch
 from ntkfl.wire import Message
 from tests.services.processes import Process
@@ -41,8 +42,8 @@ class Deployment:
 
     def __init__(self, folder: Path) -> None:
         (folder / "run.toml").write_text(TERMS)
-        self.folder = folder / "trial"
-        self.pins = init(self.folder, folder / "run.toml", DemoSetup(key_server_port=free_port()))
+        self.folder = folder / "demo"
+        self.peers = init(self.folder, folder / "run.toml", DemoSetup(key_server_port=free_port()))
         self.signer = SigningKey.load(self.folder / "key-server" / "signing-key.pem")
         self.opener = SealingKey.generate()  # of all rounds, for once
         self.announced: dict[BatchKey, Announced] = {}  # the last that the aggregator signed under a key
@@ -63,7 +64,7 @@ class Deployment:
         return BatchKey(next(self._rounds), 0)
 
     def client(self, name: str, role: str = "client") -> Client:
-        return Client(self, name, role, self.pins, self.signer)
+        return Client(self, name, role, self.peers, self.signer)
 
     def batch(self, *names: str, **terms: object) -> Batch:
         values = {"max_rows": 2, "row_bytes": ROW_BYTES, "min_clients": 2, "seconds": None} | terms
@@ -89,12 +90,12 @@ class Deployment:
 
 
 class Client:
-    """Signs with a credential of `issuer`, which need not be the key server's, for `pins.federation`."""
+    """Signs with a credential of `issuer`, which need not be the key server's, for `peers.federation`."""
 
-    def __init__(self, deployment: Deployment, name: str, role: str, pins: Federation, issuer: SigningKey) -> None:
+    def __init__(self, deployment: Deployment, name: str, role: str, peers: Federation, issuer: SigningKey) -> None:
         self.name, self.deployment, self.key = name, deployment, SigningKey.generate()
         keys = SealingKey.generate().public.hex(), self.key.public.hex()
-        self.credential = Credential(pins.federation, name, role, *keys, *valid()).issue(issuer)
+        self.credential = Credential(peers.federation, name, role, *keys, *valid()).issue(issuer)
         self.http = deployment.connection(deployment.tls())
 
     def ask(
@@ -108,9 +109,9 @@ class Client:
     def frame(self, key: BatchKey, count: int = 2) -> bytes:
         """Rows that say whose they are, to whoever can open them."""
         rows = [f"{self.name}/{i}".encode().ljust(16) for i in range(count)]
-        pins = self.deployment.pins
+        peers = self.deployment.peers
         said = self.deployment.announced.get(key, Announced(key, bytes(32)))
-        sealed = seal_rows(rows, self.deployment.opener.public, pins.federation, pins.run, said)
+        sealed = seal_rows(rows, self.deployment.opener.public, peers.federation, peers.run, said)
         return pack_rows(said, sealed)
 
     def submit(self, key: BatchKey, count: int = 2) -> httpx.Response:
@@ -122,7 +123,7 @@ class Aggregator:
         folder = deployment.folder / "aggregator"
         context = deployment.tls((folder / "tls.pem", folder / "tls-key.pem"))
         self.signer = SigningKey.load(folder / "signing-key.pem")
-        self.names = deployment.pins.federation, deployment.pins.run
+        self.names = deployment.peers.federation, deployment.peers.run
         self.deployment = deployment
         self.url, self.http = deployment.urls["shuffler-aggregator"], deployment.connection(context)
 

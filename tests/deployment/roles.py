@@ -53,7 +53,7 @@ class Roles:
         } | settings  # fmt: skip
         (folder / "run.toml").write_text(tomli_w.dumps(config))
         ports = dict(zip(("key_server_port", "shuffler_port", "aggregator_port"), free_ports(3), strict=True))
-        self.pins = init(self.folder, folder / "run.toml", DemoSetup(clients=clients, evaluators=evaluators, **ports))
+        self.peers = init(self.folder, folder / "run.toml", DemoSetup(clients=clients, evaluators=evaluators, **ports))
         self.processes: list[Process] = []
 
     def start(self, *arguments: str | Path, listeners: int = 0) -> Process:
@@ -70,10 +70,10 @@ class Roles:
     def client(self, number: int, seed: int | None = None) -> Process:
         seeds = [] if seed is None else [str(seed), str(number)]
         name = f"client-{number}"
-        return self.start(HERE / "member.py", self.folder / "clients" / name, self.data / f"{name}.npz", *seeds)
+        return self.start(HERE / "client_process.py", self.folder / "clients" / name, self.data / f"{name}.npz", *seeds)
 
     def evaluator(self) -> Process:
-        return self.start(HERE / "member.py", self.folder / "clients" / "evaluator-0", self.data / "test.npz")
+        return self.start(HERE / "client_process.py", self.folder / "clients" / "evaluator-0", self.data / "test.npz")
 
     def aggregator(self) -> Process:
         return self.start("-m", "ntkfl", "aggregate", self.folder / "aggregator", "--out", self.out)

@@ -98,8 +98,8 @@ class Here:
 
 def made(folder: Path, **settings: Any) -> Path:
     (folder / "run.toml").write_text(tomli_w.dumps(SETTINGS | settings))
-    init(folder / "trial", folder / "run.toml", DemoSetup(clients=int(settings.get("clients", 3)), evaluators=0))
-    return folder / "trial" / "aggregator"
+    init(folder / "demo", folder / "run.toml", DemoSetup(clients=int(settings.get("clients", 3)), evaluators=0))
+    return folder / "demo" / "aggregator"
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_after_a_round_no_key_opens_what_was_recorded(tmp_path: Path) -> None:
     for key in stolen:
         for said, row in recorded:
             with pytest.raises(TrustError):
-                open_row(key, row, "trial", "run-0", said)
+                open_row(key, row, "demo", "run-0", said)
 
 
 def test_a_client_that_leaves_in_a_round_costs_the_round_and_not_the_run(tmp_path: Path) -> None:

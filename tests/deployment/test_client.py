@@ -34,13 +34,13 @@ def client(tmp_path: Path) -> tuple[ShuffledClient, SigningKey]:
         "inputs = [4]\noutputs = 2\nrounds = 5\nretries = 2\nclients_per_round = 3\nmax_rows = 100\n"
         '[method]\nname = "ntk-fl"\nsubsample_rate = 0.5\n'
     )
-    pins = init(tmp_path / "trial", tmp_path / "run.toml", DemoSetup(clients=4, min_clients=3))
+    pins = init(tmp_path / "demo", tmp_path / "run.toml", DemoSetup(clients=4, min_clients=3))
     own = ShuffledClient.__new__(ShuffledClient)
     own.pins, own.ledger, own.name = pins, Ledger(tmp_path, pins.run), "client-0"
     own.method, own.x, own.y, own._round = NTKFL(subsample_rate=0.5), torch.randn(40, 4), torch.arange(40) % 2, None
     task = Task(pins.terms.build_model(0), 2, "ce")
     own.client = Client(0, task, own.method, lambda: (own.x, own.y), SystemRandomness(), rows=pins.terms.max_rows)
-    return own, SigningKey.load(tmp_path / "trial" / "aggregator" / "signing-key.pem")
+    return own, SigningKey.load(tmp_path / "demo" / "aggregator" / "signing-key.pem")
 
 
 def batch(key: BatchKey, **changes: Any) -> Batch:

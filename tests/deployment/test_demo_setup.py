@@ -1,4 +1,4 @@
-"""A trial federation: every role gets what it may hold and nothing more, and its certificates do their work."""
+"""A demo federation: every role gets what it may hold and nothing more, and its certificates do their work."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ntkfl.deployment.contract import Federation
 from ntkfl.deployment.demo_setup import DemoSetup, client_folder, init
 from ntkfl.errors import ConfigError
 from ntkfl.services.http.application import service_app
-from ntkfl.services.http.server import Listener, _tls
-from ntkfl.services.key_server.app import KeyServer
+from ntkfl.services.http.server import Listener, tls_context
 from ntkfl.services.key_server.key_protocol import token_client
+from ntkfl.services.key_server.store import KeyServer
 
 RUN = """
 inputs = [8, 8]
@@ -44,7 +44,7 @@ AUTHORITIES = {"services-key.pem", "aggregator-key.pem"}
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("trial")
+    folder = tmp_path_factory.mktemp("demo")
     (folder / "my.toml").write_text(RUN)
     init(
         folder / "made",
@@ -74,7 +74,7 @@ def handshake(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> None
 
 def serving(folder: Path, client_ca: Path | None = None) -> ssl.SSLContext:
     app = service_app("test", max_body=1)
-    return _tls(Listener(app, "127.0.0.1", 0, folder / "tls.pem", folder / "tls-key.pem", client_ca))
+    return tls_context(Listener(app, "127.0.0.1", 0, folder / "tls.pem", folder / "tls-key.pem", client_ca))
 
 
 def calling(folder: Path) -> ssl.SSLContext:
@@ -108,17 +108,20 @@ def test_private_files_are_their_owner_s_alone_and_no_two_roles_share_one(made: 
 
 def test_all_pin_the_same_and_it_is_true(made: Path) -> None:
     assert len({(made / role / "federation.toml").read_bytes() for role in ROLES}) == 1
-    pins = Federation.read(made / "shuffler")
-    assert (pins.federation, pins.run, pins.shuffler.min_clients) == ("fed", "r", 3)
-    assert pins.key_server.url == "https://127.0.0.1:8441"
-    assert (pins.shuffler.url, pins.shuffler.aggregator_url) == ("https://127.0.0.1:8442", "https://127.0.0.1:8443")
-    assert pins.key_server.signing_key == SigningKey.load(made / "key-server" / "signing-key.pem").public.hex()
-    assert pins.shuffler.signing_key == SigningKey.load(made / "shuffler" / "signing-key.pem").public.hex()
-    assert pins.aggregator.signing_key == SigningKey.load(made / "aggregator" / "signing-key.pem").public.hex()
-    assert set(pins.aggregator.model_dump()) == {"signing_key"}  # sealing keys are made round by round
-    assert (pins.terms.inputs, pins.terms.outputs, pins.terms.precision) == ((8, 8), 10, "float64")
-    assert (pins.terms.model.hidden, pins.terms.method["lr"]) == ((20,), 0.02)
-    assert (pins.terms.rounds, pins.terms.most_rounds, pins.terms.clients_per_round) == (3, 13, 3)
+    federation = Federation.read(made / "shuffler")
+    assert (federation.federation, federation.run, federation.shuffler.min_clients) == ("fed", "r", 3)
+    assert federation.key_server.url == "https://127.0.0.1:8441"
+    assert (federation.shuffler.url, federation.shuffler.aggregator_url) == (
+        "https://127.0.0.1:8442",
+        "https://127.0.0.1:8443",
+    )
+    assert federation.key_server.signing_key == SigningKey.load(made / "key-server" / "signing-key.pem").public.hex()
+    assert federation.shuffler.signing_key == SigningKey.load(made / "shuffler" / "signing-key.pem").public.hex()
+    assert federation.aggregator.signing_key == SigningKey.load(made / "aggregator" / "signing-key.pem").public.hex()
+    assert set(federation.aggregator.model_dump()) == {"signing_key"}  # sealing keys are made round by round
+    assert (federation.terms.inputs, federation.terms.outputs, federation.terms.precision) == ((8, 8), 10, "float64")
+    assert (federation.terms.model.hidden, federation.terms.method["lr"]) == ((20,), 0.02)
+    assert (federation.terms.rounds, federation.terms.most_rounds, federation.terms.clients_per_round) == (3, 13, 3)
     assert (made / "aggregator" / "run.toml").read_text() == RUN
 
 
@@ -186,8 +189,8 @@ def test_the_shuffler_lets_in_the_aggregator_alone(made: Path) -> None:
 )
 def test_other_hosts(tmp_path: Path, host: str, url: str) -> None:
     (tmp_path / "my.toml").write_text(RUN)
-    pins = init(tmp_path / "made", tmp_path / "my.toml", DemoSetup(host=host))
-    assert pins.key_server.url == url
+    federation = init(tmp_path / "made", tmp_path / "my.toml", DemoSetup(host=host))
+    assert federation.key_server.url == url
     handshake(serving(tmp_path / "made" / "key-server"), calling(tmp_path / "made" / "clients" / "client-0"), host)
 
 
@@ -196,9 +199,9 @@ def test_services_on_machines_of_their_own(tmp_path: Path) -> None:
     apart = DemoSetup(
         key_server_host="127.0.0.2", shuffler_host="127.0.0.3", key_server_port=8442
     )  # ports may be equal
-    pins = init(tmp_path / "made", tmp_path / "my.toml", apart)
-    assert (pins.key_server.url, pins.shuffler.url) == ("https://127.0.0.2:8442", "https://127.0.0.3:8442")
-    assert pins.shuffler.aggregator_url == "https://127.0.0.3:8443"
+    federation = init(tmp_path / "made", tmp_path / "my.toml", apart)
+    assert (federation.key_server.url, federation.shuffler.url) == ("https://127.0.0.2:8442", "https://127.0.0.3:8442")
+    assert federation.shuffler.aggregator_url == "https://127.0.0.3:8443"
     client = calling(tmp_path / "made" / "clients" / "client-0")
     handshake(serving(tmp_path / "made" / "key-server"), client, "127.0.0.2")
     handshake(serving(tmp_path / "made" / "shuffler"), client, "127.0.0.3")

@@ -72,7 +72,7 @@ def test_three_rounds_end_with_the_simulations_weights(tmp_path: Path) -> None:
             assert there["clients"] == [f"client-{i}" for i in here["clients"]]
             assert there["dropped_rows"] == 0
 
-        rho = Identity.of(roles.folder / "clients" / "client-0").seed().seed.reveal()
+        rho = Identity.of(roles.folder / "clients" / "client-0").run_secret().seed.reveal()
         nothing_secret_outside(roles, key_server, shuffler, aggregator, rho)
         export_needs_a_client(roles, tmp_path)
 
@@ -125,7 +125,7 @@ def in_memory(pid: int, needle: bytes) -> bool:
 def test_the_search_of_memory_finds_what_is_there(tmp_path: Path) -> None:
     with Roles(tmp_path) as roles:
         shuffler = roles.shuffler()
-        assert in_memory(shuffler.pid, roles.pins.aggregator.signing_key.encode())
+        assert in_memory(shuffler.pid, roles.peers.aggregator.signing_key.encode())
 
 
 def test_no_key_of_the_shuffler_opens_a_row(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_no_key_of_the_shuffler_opens_a_row(tmp_path: Path) -> None:
         running.start()
         state = roles.folder / "shuffler" / "state.sqlite"
         until(lambda: holds_rows(state))
-        opener, aggregator.transport.shuffler._peer.patience = aggregator.transport.opener, 0.1
+        opener, aggregator.transport.shuffler.http.patience = aggregator.transport.opener, 0.1
         shuffler.kill()
         running.join(60)
         rows = pending_rows(state)
@@ -149,7 +149,7 @@ def test_no_key_of_the_shuffler_opens_a_row(tmp_path: Path) -> None:
         with sqlite3.connect(state) as db:
             ((signed,),) = db.execute("SELECT signed FROM announcements").fetchall()
         db.close()
-        where = (roles.pins.federation, roles.pins.run, Announced.of(BatchKey(1, 0), signed))
+        where = (roles.peers.federation, roles.peers.run, Announced.of(BatchKey(1, 0), signed))
         assert all(open_row(opener, row, *where)[:4] == b"NTKF" for row in rows)
         keys = []
         for path in (roles.folder / "shuffler").glob("*.pem"):
@@ -182,8 +182,8 @@ def greet(roles: Roles, name: str) -> Identity:
     """Enrol and say hello, as a client that then dies would."""
     folder = roles.folder / "clients" / name
     identity = Identity.of(folder)
-    peer = HttpClient(roles.pins.shuffler.url, folder / "ca.pem").identify(identity.credential, identity.signing)
-    peer.ask("POST", f"/v1/runs/{roles.pins.run}/hello")
+    peer = HttpClient(roles.peers.shuffler.url, folder / "ca.pem").identify(identity.credential, identity.signing)
+    peer.ask("POST", f"/v1/runs/{roles.peers.run}/hello")
     return identity
 
 
@@ -253,7 +253,7 @@ def simulation(roles: Roles, seed: int, clients_per_round: int) -> ntkfl.Run:
     """The same run in one process, by one who is enrolled and so knows ρ."""
     method = CPNTKFL(**{k: v for k, v in METHOD.items() if k != "name"})  # type: ignore[arg-type]
     model = build_network(ModelConfig(hidden=(12,)).suited(method), (20,), 10, seed).double()
-    secret = Identity.of(roles.folder / "clients" / "client-0").seed()
+    secret = Identity.of(roles.folder / "clients" / "client-0").run_secret()
     simulation = Simulation(model, roles.fed, method, clients_per_round=clients_per_round, seed=seed, secret=secret)
     return simulation.run(3)
 

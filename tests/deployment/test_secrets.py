@@ -41,7 +41,7 @@ def secrets_of(roles: Roles) -> dict[Path, list[bytes]]:
             found[path] = [private_bytes(text), b"".join(text.splitlines()[1:-1])]
     for path in roles.folder.rglob("token"):
         found[path] = [path.read_bytes().strip(), path.read_bytes().strip().rpartition(b".")[2]]
-    rho = Identity.of(roles.folder / "clients" / "client-0").seed().seed.reveal()
+    rho = Identity.of(roles.folder / "clients" / "client-0").run_secret().seed.reveal()
     found[roles.folder / "key-server" / "state.sqlite"] = [rho]
     return found
 
@@ -52,14 +52,14 @@ def test_a_federation_that_tells_all_it_can_tells_no_secret(tmp_path: Path, monk
     try:
         with Roles(tmp_path, clients=2, evaluators=0, clients_per_round=2, rounds=1) as roles:
 
-            def loud(*arguments: str | Path, listeners: int = 0) -> Process:
-                return roles.start(HERE / "loud.py", *arguments, listeners=listeners)
+            def debugged(*arguments: str | Path, listeners: int = 0) -> Process:
+                return roles.start(HERE / "debug_logging.py", *arguments, listeners=listeners)
 
-            loud("serve", "key-server", roles.folder / "key-server", listeners=1)
-            loud("serve", "shuffler", roles.folder / "shuffler", listeners=2)
+            debugged("serve", "key-server", roles.folder / "key-server", listeners=1)
+            debugged("serve", "shuffler", roles.folder / "shuffler", listeners=2)
             folder, names = roles.folder / "clients", ("client-0", "client-1")
-            members = [loud("join", folder / name, "--data", roles.data / f"{name}.npz") for name in names]
-            aggregator = loud("aggregate", roles.folder / "aggregator", "--out", roles.out)
+            members = [debugged("join", folder / name, "--data", roles.data / f"{name}.npz") for name in names]
+            aggregator = debugged("aggregate", roles.folder / "aggregator", "--out", roles.out)
             assert aggregator._process.wait(120) == 0, aggregator.output()[-2000:]
             for member in members:
                 assert member._process.wait(30) == 0, member.output()[-2000:]

@@ -17,8 +17,8 @@ from tests.federation.rounds import play_round
 def test_sums_arrive_as_one_row_per_client(tmp_path: Path) -> None:
     method = {"name": "sum-ntk-fl", "shuffle": True, "control": "judge", "input_cohorts": 2}
     (tmp_path / "run.toml").write_text(tomli_w.dumps(SETTINGS | {"rounds": 3, "method": method}))
-    init(tmp_path / "trial", tmp_path / "run.toml", DemoSetup(clients=3, evaluators=0))
-    aggregator = Aggregator(tmp_path / "trial" / "aggregator", tmp_path / "run", lambda line: None)
+    init(tmp_path / "demo", tmp_path / "run.toml", DemoSetup(clients=3, evaluators=0))
+    aggregator = Aggregator(tmp_path / "demo" / "aggregator", tmp_path / "run", lambda line: None)
     here = Here(aggregator)
     aggregator.transport.shuffler = here  # type: ignore[assignment]
     state = aggregator.server.state.state

@@ -142,10 +142,10 @@ def test_an_exported_model_is_loaded_as_documented(tmp_path: Path, monkeypatch: 
         return outcome.output
 
     small = "--dataset digits --clients 8 --clients-per-round 2 --hidden 4 --rounds 1 --method cp-ntk-fl"
-    ntkfl("train", *small.split(), "--projected-dim", "16", "--steps", "50,200", "--out", "runs/trial")
+    ntkfl("train", *small.split(), "--projected-dim", "16", "--steps", "50,200", "--out", "runs/demo")
     public = re.search(r"[0-9a-f]{64}", ntkfl("keys", "new", "reader.pem"))
     assert public is not None
-    ntkfl("export", "runs/trial", "--out", "model", "--to", f"reader={public[0]}")
+    ntkfl("export", "runs/demo", "--out", "model", "--to", f"reader={public[0]}")
     (block,) = (b for b in BLOCKS if b.page == "deploy.md" and b.language == "python")
     names: dict[str, object] = {}
     exec(compile(block.text, "deploy.md", "exec"), names)

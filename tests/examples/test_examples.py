@@ -66,7 +66,7 @@ def test_private_training_plays_all_roles() -> None:
     assert len(accuracy) == 2
     assert accuracy[-1] > accuracy[0] > 0.1
     folder = Path(done.stdout.splitlines()[-1].removeprefix("everything is in "))
-    assert "the run has ended" in (folder / "trial" / "clients" / "client-0.log").read_text()
+    assert "the run has ended" in (folder / "demo" / "clients" / "client-0.log").read_text()
 
 
 @pytest.mark.timeout(600)

@@ -1,4 +1,4 @@
-"""Clients of a trial federation's key server, speaking for themselves over TLS."""
+"""Clients of a demo federation's key server, speaking for themselves over TLS."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import httpx
 
-from ntkfl.crypto.credentials import sign_request
 from ntkfl.crypto.hpke import SealingKey, SigningKey
 from ntkfl.deployment.contract import Federation
-from ntkfl.services.key_server.key_protocol import enrolment, open_seed, token_client
+from ntkfl.services.http.signing import sign_request
+from ntkfl.services.key_server.key_protocol import enrolment, open_run_secret, token_client
 from tests.services.processes import Process
 
 RUN = """
@@ -30,7 +30,7 @@ def start(folder: Path) -> Process:
 
 
 @dataclass
-class Person:
+class EnrollingClient:
     """A client with its folder and keys, as it would speak for itself."""
 
     folder: Path
@@ -40,8 +40,8 @@ class Person:
     credential: str = ""
 
     def __post_init__(self) -> None:
-        self.pins = Federation.read(self.folder)
-        self.key_server = bytes.fromhex(self.pins.key_server.signing_key)
+        self.peers = Federation.read(self.folder)
+        self.key_server = bytes.fromhex(self.peers.key_server.signing_key)
         self.token = (self.folder / "token").read_text().strip()
         self.name = token_client(self.token)
 
@@ -51,7 +51,7 @@ class Person:
             return client.request(method, path, **options)  # type: ignore[arg-type]
 
     def enrol(self, **changes: str) -> httpx.Response:
-        body = enrolment(self.token, self.pins.federation, self.sealing, self.signing) | changes
+        body = enrolment(self.token, self.peers.federation, self.sealing, self.signing) | changes
         response = self.call("POST", "/v1/enrol", json=body)
         if response.status_code == 200:
             self.credential = response.json()["credential"]
@@ -65,8 +65,8 @@ class Person:
     def seed(self, path: str = SEED_PATH) -> bytes:
         response = self.ask(path)
         assert response.status_code == 200, response.text
-        names = (self.pins.federation, path.split("/")[3], self.name)
-        return open_seed(response.json(), self.sealing, self.key_server, *names).reveal()
+        names = (self.peers.federation, path.split("/")[3], self.name)
+        return open_run_secret(response.json(), self.sealing, self.key_server, *names).reveal()
 
 
 def refused(response: httpx.Response) -> tuple[int, str]:

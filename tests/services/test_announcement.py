@@ -14,12 +14,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntkfl.crypto.credentials import NAME_PATTERN, sign_request
-from ntkfl.crypto.hpke import SigningKey, bind
+from ntkfl.crypto.context import bind
+from ntkfl.crypto.credentials import NAME_PATTERN
+from ntkfl.crypto.hpke import SigningKey
 from ntkfl.crypto.row_frames import Announced, BatchKey
 from ntkfl.errors import MessageError, TrustError
 from ntkfl.services.announcement import Announcement
 from ntkfl.services.http.long_poll import LongPollEvent
+from ntkfl.services.http.signing import sign_request
 from ntkfl.services.shuffler.app import client_app
 from ntkfl.services.shuffler.batch import Batch
 from ntkfl.services.shuffler.store import Shuffler
@@ -38,7 +40,7 @@ batches = st.builds(
 
 
 SIGNER = SigningKey.generate()
-WHERE = ("trial", "run-0")
+WHERE = ("demo", "run-0")
 MESSAGE = Message("weights", 3, {"weights": torch.arange(3.0)})
 
 
@@ -118,8 +120,8 @@ def test_signed_nonsense_is_one_line(head: str) -> None:
 
 def test_a_thousand_clients_wait_without_a_thread_each(tmp_path: Path) -> None:
     deployment = Deployment(tmp_path)
-    shuffler, bell = Shuffler(), LongPollEvent()
-    app = client_app(shuffler, deployment.pins, bell, SigningKey.generate())
+    shuffler, long_poll = Shuffler(), LongPollEvent()
+    app = client_app(shuffler, deployment.peers, long_poll, SigningKey.generate())
     path = f"{PREFIX}/announcement?after=0"
     clients = [deployment.client(f"client-{i}") for i in range(125)]  # one may have eight requests under way
     signed = [sign_request(client.credential, client.key, "GET", path, b"") for client in clients for _ in range(8)]
@@ -128,14 +130,14 @@ def test_a_thousand_clients_wait_without_a_thread_each(tmp_path: Path) -> None:
         limits, transport = httpx.Limits(max_connections=None), httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="https://shuffler", limits=limits) as http:
             waiting = [asyncio.create_task(http.get(path, headers=headers, timeout=60)) for headers in signed]
-            while len(bell) < 1000:
+            while len(long_poll) < 1000:
                 await asyncio.sleep(0.05)
             assert threading.active_count() < 60
             begun = time.perf_counter()
             assert (await http.get("/health")).status_code == 200
             assert time.perf_counter() - begun < 1
             await asyncio.to_thread(shuffler.publish, b"here it is", BatchKey(1, 0))
-            bell.ring()
+            long_poll.notify()
             answers = await asyncio.gather(*waiting)
         assert {(answer.status_code, answer.content) for answer in answers} == {(200, b"here it is")}
 
@@ -144,7 +146,7 @@ def test_a_thousand_clients_wait_without_a_thread_each(tmp_path: Path) -> None:
 
 def test_a_wait_ends_without_an_announcement(tmp_path: Path) -> None:
     deployment = Deployment(tmp_path)
-    app = client_app(Shuffler(), deployment.pins, LongPollEvent(), SigningKey.generate(), wait_s=0.2)
+    app = client_app(Shuffler(), deployment.peers, LongPollEvent(), SigningKey.generate(), wait_s=0.2)
     ada, path = deployment.client("ada"), f"{PREFIX}/announcement?after=0"
     headers = sign_request(ada.credential, ada.key, "GET", path, b"")
 

@@ -13,10 +13,11 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from ntkfl.crypto.certificates import Authority
-from ntkfl.crypto.credentials import CREDENTIAL_HEADER, SIGNATURE_HEADER, sign_request
 from ntkfl.crypto.hpke import SigningKey
 from ntkfl.services.http.long_poll import LongPollEvent
-from ntkfl.services.key_server.app import KeyServer, key_server_app
+from ntkfl.services.http.signing import CREDENTIAL_HEADER, SIGNATURE_HEADER, sign_request
+from ntkfl.services.key_server.app import key_server_app
+from ntkfl.services.key_server.store import KeyServer
 from ntkfl.services.shuffler.app import aggregator_app, client_app
 from ntkfl.services.shuffler.store import Shuffler
 from tests.deployment.federation import Deployment
@@ -40,11 +41,11 @@ def endpoints(deployment: Deployment) -> list[Endpoint]:
     async def refresh() -> None:
         pass
 
-    pins, shuffler = deployment.pins, Shuffler()
+    peers, shuffler = deployment.peers, Shuffler()
     apps: list[FastAPI] = [
         key_server_app(KeyServer.open(deployment.folder / "key-server")),
-        client_app(shuffler, pins, LongPollEvent(), SigningKey.generate()),
-        aggregator_app(shuffler, pins, LongPollEvent(), refresh),
+        client_app(shuffler, peers, LongPollEvent(), SigningKey.generate()),
+        aggregator_app(shuffler, peers, LongPollEvent(), refresh),
     ]
     found = []
     for app in apps:
@@ -100,7 +101,7 @@ def test_nobody_gets_in_without_a_credential_and_a_signature_of_its_owner(deploy
 def test_the_aggregators_port_speaks_to_nobody_without_its_certificate(deployment: Deployment, tmp_path: Path) -> None:
     """Not with a client's credential, not with a service's certificate, not with one of another authority."""
     other = tmp_path / "other.pem"
-    other.write_bytes(b"".join(Authority("trial aggregator").client("aggregator")))
+    other.write_bytes(b"".join(Authority("demo aggregator").client("aggregator")))
     services = deployment.folder / "shuffler"
     certificates = [None, (other, other), (services / "tls.pem", services / "tls-key.pem")]
     client = deployment.client("ada")

@@ -15,29 +15,31 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ntkfl.crypto.credentials import sign_request
 from ntkfl.crypto.hpke import SigningKey
 from ntkfl.services.http import client as asking
 from ntkfl.services.http.client import HttpClient, retry_after
-from ntkfl.services.http.upload_limits import UNDER_WAY
+from ntkfl.services.http.request_limits import MAX_UNDER_WAY
+from ntkfl.services.http.signing import sign_request
 from tests.deployment.federation import PREFIX, Deployment, refused
-from tests.deployment.front import caller, connection, make
+from tests.services.example_service import caller, connection, make
 from tests.services.processes import Process
 
 CONNECTIONS = 8
 PROGRAM = """
 import asyncio, resource, sys
 from pathlib import Path
-from ntkfl.services.http import server as listen
-from ntkfl.services.http.application import Listener, Request, configure_logging, serve, service_app
+from ntkfl.services.http import server
+from ntkfl.services.http.application import service_app
+from ntkfl.services.http.server import Listener, serve
+from ntkfl.services.log import configure_logging
 from ntkfl.errors import Refused
 from starlette.responses import Response
 
 folder, files = Path(sys.argv[1]), int(sys.argv[2])
 if files:
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-listen.HEADERS_S = 30
-listen._TURNED_AWAY = 2
+server.HEADERS_S = 30
+server._REFUSED = 2
 app = service_app("front", max_body=1000, send_s=2)
 asked = 0
 BIG = bytes(8 << 20)
@@ -56,7 +58,7 @@ def third_time() -> int:
     global asked
     asked += 1
     if asked < 3:
-        raise Refused(503, "busy", "later") if asked == 1 else Refused(429, "too-many", "later")
+        raise Refused("busy", "later") if asked == 1 else Refused("too-many", "later")
     return asked
 
 configure_logging("test")
@@ -199,9 +201,9 @@ def test_what_a_service_says_is_believed_within_reason(said: str, seconds: float
 
 def test_one_client_cannot_crowd_out_the_others(tmp_path: Path) -> None:
     deployment = Deployment(tmp_path)
-    with deployment.start() as process, ThreadPoolExecutor(UNDER_WAY) as pool:
+    with deployment.start() as process, ThreadPoolExecutor(MAX_UNDER_WAY) as pool:
         aggregator, greedy, other = deployment.aggregator(), deployment.client("greedy"), deployment.client("other")
-        waiting = [pool.submit(greedy.ask, "GET", "/announcement?after=0") for _ in range(UNDER_WAY)]
+        waiting = [pool.submit(greedy.ask, "GET", "/announcement?after=0") for _ in range(MAX_UNDER_WAY)]
         time.sleep(1)
         answer = greedy.ask("POST", "/hello")
         assert refused(answer) == (429, "too-many")
@@ -228,7 +230,7 @@ def test_a_stranger_cannot_use_up_a_client_s_requests_with_its_credential(tmp_pa
         stolen |= {"host": "x", "content-length": "100"}
         lines = [f"POST {PREFIX}/rows HTTP/1.1", *(f"{name}: {value}" for name, value in stolen.items()), "", ""]
         at = httpx.URL(process.urls["shuffler"])
-        for _ in range(2 * UNDER_WAY):
+        for _ in range(2 * MAX_UNDER_WAY):
             raw = socket.create_connection((at.host, at.port), 10)
             held = stack.enter_context(deployment.tls().wrap_socket(raw, server_hostname=at.host))
             held.sendall("\r\n".join(lines).encode())

@@ -9,18 +9,18 @@ import sys
 import pytest
 
 FREED = """
-from ntkfl.services.heap import give_back, keep_heaps_small
+from ntkfl.services.heap import trim_heap, limit_heaps
 
 def resident():
     with open("/proc/self/statm") as lines:
         return int(lines.read().split()[1]) * 4096
 
-keep_heaps_small()
+limit_heaps()
 base = resident()
 kept = [bytes(12_000) for _ in range(8_000)]
 full = resident() - base
 kept = kept[::100]  # rows that others still hold: what lies between them cannot go back as the end of a heap
-give_back()
+trim_heap()
 print(full, resident() - base)
 """
 

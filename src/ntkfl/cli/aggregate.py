@@ -20,7 +20,7 @@ def aggregate(
 
     Waits for clients, plays the rounds, and ends the run. It never holds ρ and never sees who sent a row.
 
-    Example: ntkfl aggregate trial/aggregator --out runs/trial
+    Example: ntkfl aggregate demo/aggregator --out runs/demo
     """
     from ntkfl.cli.progress import RoundDisplay
     from ntkfl.deployment.aggregator import Aggregator  # needs the extra

@@ -114,7 +114,7 @@ def deal_clients(
 ) -> None:
     """Write every client's data into a file of its own, to try out `ntkfl join` with.
 
-    Example: ntkfl data deal digits --clients 4 --out trial-data
+    Example: ntkfl data deal digits --clients 4 --out demo-data
     """
     how = make("dirichlet", {"clients": clients, "alpha": alpha})
     hint = f"stopped; what is in {out} is whole, and the same command writes all of it anew"

@@ -41,7 +41,7 @@ def export(
         if client is not None:
             from ntkfl.services.key_server.client import Identity
 
-            secret = Identity.of(client).seed()
+            secret = Identity.of(client).run_secret()
 
         def written(count: int, total: int) -> None:
             steps.plan(total)

@@ -21,7 +21,7 @@ def join(
 
     Enrols at the first start (as a client or an evaluator: the token decides), and answers until the run ends.
 
-    Example: ntkfl join trial/clients/client-0 --data mine.npz
+    Example: ntkfl join demo/clients/client-0 --data mine.npz
     """
     from ntkfl.data.npz import read_client
     from ntkfl.deployment.client import ShuffledClient  # needs the extra

@@ -14,7 +14,7 @@ from ntkfl.errors import ConfigError, TrustError
 
 app = typer.Typer(
     help="Keys, tokens and certificates of a federation.\n\n"
-    "Example: ntkfl keys init trial --config configs/trial.toml --clients 4",
+    "Example: ntkfl keys init demo --config configs/demo.toml --clients 4",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -28,7 +28,7 @@ def init(
     config: Annotated[Path, typer.Option(help="The run: inputs, outputs, precision, [model], [method], …")],
     clients: Annotated[int, typer.Option(help="Clients to make a folder and a token for.")] = 4,
     evaluators: Annotated[int, typer.Option(help="Evaluators to make a folder and a token for.")] = 1,
-    federation: Annotated[str, typer.Option(help="The federation's name.")] = "trial",
+    federation: Annotated[str, typer.Option(help="The federation's name.")] = "demo",
     run: Annotated[str, typer.Option(help="The run's name.")] = "run-0",
     host: Annotated[str, typer.Option(help="Name or address under which the services are reached.")] = "127.0.0.1",
     key_server_host: Annotated[str | None, typer.Option(help="The key server's, where it is not --host.")] = None,
@@ -36,15 +36,15 @@ def init(
     key_server_port: Annotated[int, typer.Option(help="The key server's port.")] = 8441,
     shuffler_port: Annotated[int, typer.Option(help="The shuffler's port for clients.")] = 8442,
     aggregator_port: Annotated[int, typer.Option(help="The shuffler's port for the aggregator.")] = 8443,
-    min_clients: Annotated[int, typer.Option(help="Distinct clients without whom no batch is released.")] = 2,
+    min_clients: Annotated[int, typer.Option(help="Distinct clients below which no batch is released.")] = 2,
     credential_days: Annotated[
         float, typer.Option(min=0.01, max=3650, help="Days until a client's credential ends; it is renewed.")
     ] = 30,
 ) -> None:
-    """Make a whole federation to try out: one folder a role, each with just what that role may hold."""
-    from ntkfl.deployment import demo_setup as trial  # needs the extra
+    """Make a whole federation to try out: one folder per role, each with just what that role may hold."""
+    from ntkfl.deployment import demo_setup  # needs the extra
 
-    names = trial.DemoSetup(
+    setup = demo_setup.DemoSetup(
         federation=federation,
         run=run,
         clients=clients,
@@ -62,16 +62,16 @@ def init(
         stoppable(lambda: f"stopped; begin anew: rm -r {folder}"),
         Steps(clients + evaluators, "folders of clients") as steps,
     ):
-        pins = trial.init(folder, config, names, on_client=steps.end)
-    typer.echo(f"federation {pins.federation}, run {pins.run}: {clients} clients, {evaluators} evaluators")
+        made = demo_setup.init(folder, config, setup, on_client=steps.end)
+    typer.echo(f"federation {made.federation}, run {made.run}: {clients} clients, {evaluators} evaluators")
     typer.echo(
         f"  {folder / 'key-server'}    gives ρ to enrolled clients: ntkfl serve key-server {folder / 'key-server'}"
     )
     typer.echo(f"  {folder / 'shuffler'}      mixes sealed rows: ntkfl serve shuffler {folder / 'shuffler'}")
     typer.echo(f"  {folder / 'aggregator'}    trains, without ρ")
-    typer.echo(f"  {folder / 'clients'}       one folder a client: what it pins, and a one-time token")
+    typer.echo(f"  {folder / 'clients'}       one folder per client: whom it trusts, and a one-time token")
     typer.echo(f"  {folder / 'authority'}     renews certificates (ntkfl keys renew): keep it apart from all roles")
-    typer.echo("All keys were made here, on one machine: to try it out. In earnest, no machine sees two roles' keys.")
+    typer.echo("All keys were made here, on one machine: a demo. In production no machine sees two roles' keys.")
 
 
 @app.command("token")
@@ -83,13 +83,13 @@ def token(
 ) -> None:
     """Make a one-time token with which one client enrols; hand it over out of band."""
     from ntkfl.deployment.demo_setup import client_folder
-    from ntkfl.services.key_server.app import KeyServer
+    from ntkfl.services.key_server.store import KeyServer
 
     server = KeyServer.open(folder)
     if out is None:
         typer.echo(server.make_token(client, role))
         return
-    if out.exists():  # asked before a token is made that nobody would get
+    if out.exists():  # before a token is made that no client would get
         raise ConfigError(f"{out} is there already; give a new folder")
     client_folder(out, folder, server.make_token(client, role))
     typer.echo(f"made {out} for {role} {client}")
@@ -97,8 +97,8 @@ def token(
 
 @app.command("revoke")
 def revoke(folder: KeyServerFolder, name: Annotated[str, typer.Argument(help="The client.")]) -> None:
-    """End a client's service: no seed, no enrolment, and its rows are refused. What it was given it keeps."""
-    from ntkfl.services.key_server.app import KeyServer
+    """End a client's service: no ρ, no enrolment, and its rows are refused. What it was given it keeps."""
+    from ntkfl.services.key_server.store import KeyServer
 
     KeyServer.open(folder).revoke(name)
     typer.echo(f"revoked {name}; if it held ρ it holds it still: a new run has a new one")
@@ -107,7 +107,7 @@ def revoke(folder: KeyServerFolder, name: Annotated[str, typer.Argument(help="Th
 @app.command("run")
 def add_run(folder: KeyServerFolder, name: Annotated[str, typer.Argument(help="The new run.")]) -> None:
     """Register a further run, with a ρ of its own."""
-    from ntkfl.services.key_server.app import KeyServer
+    from ntkfl.services.key_server.store import KeyServer
 
     KeyServer.open(folder).add_run(name)
     typer.echo(f"registered run {name}")
@@ -120,7 +120,7 @@ def list_clients(folder: KeyServerFolder) -> None:
     from rich.table import Table
 
     from ntkfl.crypto.credentials import as_date
-    from ntkfl.services.key_server.app import KeyServer
+    from ntkfl.services.key_server.store import KeyServer
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("client", "role", "enrolled", "revoked", "credential ends"):
@@ -137,7 +137,7 @@ def list_clients(folder: KeyServerFolder) -> None:
 @app.command("readmit")
 def readmit(folder: KeyServerFolder, name: Annotated[str, typer.Argument(help="The client.")]) -> None:
     """Let a client go on that was away for so long that its credential ended. A revoked one stays out."""
-    from ntkfl.services.key_server.app import KeyServer
+    from ntkfl.services.key_server.store import KeyServer
 
     KeyServer.open(folder).readmit(name)
     typer.echo(f"{name} can renew its credential: it does so when it is started")
@@ -148,14 +148,14 @@ def renew(
     authority: Annotated[Path, typer.Argument(metavar="AUTHORITY_DIR", help="The authority's folder.")],
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of roles, with tls.pem in each.")],
 ) -> None:
-    """Renew TLS certificates for a year, with new keys. Those who pin the authority notice nothing.
+    """Renew TLS certificates for a year, with new keys. Roles that trust the authority notice nothing.
 
-    Example: ntkfl keys renew trial/authority trial/key-server trial/shuffler trial/aggregator
+    Example: ntkfl keys renew demo/authority demo/key-server demo/shuffler demo/aggregator
     """
     from ntkfl.crypto import certificates  # needs the extra
 
     for done in certificates.renew(authority, folders):
-        typer.echo(f"{done.folder}: good until {done.ends:%Y-%m-%d} (was {done.before:%Y-%m-%d}); start it again")
+        typer.echo(f"{done.folder}: valid until {done.ends:%Y-%m-%d} (was {done.before:%Y-%m-%d}); start it again")
 
 
 @app.command("show")
@@ -190,9 +190,9 @@ def _credential_end(path: Path) -> str | None:
 
     if not path.is_file():
         return None
-    pins = TrustedPeers.read(path.parent)
-    key_server = bytes.fromhex(pins.key_server.signing_key)
-    return as_date(Credential.check(path.read_text(), key_server, pins.federation, ended_too=True).ends)
+    peers = TrustedPeers.read(path.parent)
+    key_server = bytes.fromhex(peers.key_server.signing_key)
+    return as_date(Credential.check(path.read_text(), key_server, peers.federation, allow_expired=True).ends)
 
 
 @app.command("new")

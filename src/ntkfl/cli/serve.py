@@ -13,7 +13,7 @@ from ntkfl.cli.stopping import leave
 from ntkfl.errors import ConfigError
 
 app = typer.Typer(
-    help="Run a federation's key server or shuffler.\n\nExample: ntkfl serve key-server trial/key-server",
+    help="Run a federation's key server or shuffler.\n\nExample: ntkfl serve key-server demo/key-server",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -28,21 +28,22 @@ def key_server(
     host: Host = None,
     port: Port = None,
     credential_days: Annotated[
-        float | None, typer.Option(min=0.01, max=3650, help="Days that credentials issued from now on are good for.")
+        float | None, typer.Option(min=0.01, max=3650, help="Days that credentials issued from now on are valid.")
     ] = None,
 ) -> None:
-    """The key server: enrols clients by one-time tokens, and gives them the run's secret seed ρ, sealed to each."""
-    from ntkfl.services.http.application import Listener, configure_logging, serve
-    from ntkfl.services.key_server.app import STATE, KeyServer, key_server_app  # needs the extra
-    from ntkfl.services.key_server.store import DAY
+    """The key server: enrols clients by one-time tokens, and gives them the run's secret ρ, sealed to each."""
+    from ntkfl.services.http.server import Listener, serve
+    from ntkfl.services.key_server.app import key_server_app  # needs the extra
+    from ntkfl.services.key_server.store import DAY, STATE, KeyServer
+    from ntkfl.services.log import configure_logging
     from ntkfl.services.trusted_peers import TrustedPeers
 
-    pins = TrustedPeers.read(folder)
+    peers = TrustedPeers.read(folder)
     server = KeyServer.open(folder)
     if credential_days is not None:
         server.set_lifetime(round(credential_days * DAY))
-    at = address(pins.key_server.url, host, port)
-    typer.echo(f"key server of federation {pins.federation}")
+    at = address(peers.key_server.url, host, port)
+    typer.echo(f"key server of federation {peers.federation}")
     typer.echo(f"holds ρ, enrolments and the hashes of tokens in {folder / STATE}, and its own keys in {folder}")
     typer.echo("sees no data, no rows, no model; whoever reads that folder can attack every row of the run")
     configure_logging("key-server")
@@ -62,15 +63,15 @@ def shuffler(
 
     Clients that together send more than it may hold are told to retry a moment later, and do.
     """
-    from ntkfl.services.http.application import configure_logging
+    from ntkfl.services.log import configure_logging
     from ntkfl.services.shuffler.app import STATE, serve_shuffler
     from ntkfl.services.trusted_peers import TrustedPeers  # needs the extra
 
-    pins = TrustedPeers.read(folder)
-    at = address(pins.shuffler.url, host, port), address(pins.shuffler.aggregator_url, host, aggregator_port)
-    typer.echo(f"shuffler of federation {pins.federation}, run {pins.run}")
+    peers = TrustedPeers.read(folder)
+    at = address(peers.shuffler.url, host, port), address(peers.shuffler.aggregator_url, host, aggregator_port)
+    typer.echo(f"shuffler of federation {peers.federation}, run {peers.run}")
     typer.echo(f"holds rows it cannot read, and until a batch is released who sent them, in {folder / STATE}")
-    typer.echo(f"releases no batch of fewer than {pins.shuffler.min_clients} clients; logs no names")
+    typer.echo(f"releases no batch of fewer than {peers.shuffler.min_clients} clients; logs no names")
     configure_logging("shuffler")
     serve_shuffler(folder, *at, max_held=held << 20)
     leave(0)

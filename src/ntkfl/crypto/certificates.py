@@ -1,7 +1,7 @@
 """Certificates of a federation: authorities, what they sign, and signing it anew before it ends.
 
-An authority's folder holds, for each authority, its certificate NAME.pem and its private key NAME-key.pem. Whoever has
-the keys can be anybody in the federation: nobody needs them but who renews certificates, so they may lie offline.
+An authority's folder holds, for each authority, its certificate NAME.pem and its private key NAME-key.pem. With the
+keys one can pass for any role of the federation. Only renewing certificates needs them, so they may lie offline.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ except ImportError as error:  # the core works without; this room does not
     raise ConfigError("certificates need the extra 'services': pip install 'ntkfl[services]'") from error
 
 _VALID = timedelta(days=365)  # of what an authority signs
-_AUTHORITY_VALID = timedelta(days=3650)  # of its own certificate, which others pin: it cannot be renewed
+_AUTHORITY_VALID = timedelta(days=3650)  # of its own certificate, which others hold: it cannot be renewed
 _SKEW = timedelta(hours=1)  # clocks differ
 TLS_CERT, TLS_KEY = "tls.pem", "tls-key.pem"
 
@@ -87,12 +87,12 @@ class Authority:
         return self._issue(certificate.subject, usage, names)
 
     def server(self, name: str, host: str) -> tuple[bytes, bytes]:
-        """A certificate for who answers at `host` (a DNS name or an IP address), and its key; both PEM."""
+        """A certificate for a service at `host` (a DNS name or an IP address), and its key; both PEM."""
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
         return self._issue(_name(name), usage, x509.SubjectAlternativeName([_host(host)]))
 
     def client(self, name: str) -> tuple[bytes, bytes]:
-        """A certificate for who calls, and its key; both PEM."""
+        """A certificate for the client side of TLS, and its key; both PEM."""
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
         return self._issue(_name(name), usage, x509.SubjectAlternativeName([x509.DNSName(name)]))
 

@@ -1,4 +1,4 @@
-"""What binds a secret to its purpose, and keeps it from showing."""
+"""Domain separation (`bind`), and bytes that must not be shown (`Secret`)."""
 
 from __future__ import annotations
 

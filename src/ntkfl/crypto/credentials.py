@@ -1,36 +1,37 @@
-"""Who somebody is: a credential the key server signed, and requests its holder signs.
+"""A client's credential: the key server vouches for its two public keys, for a time.
 
-The key server vouches for a client's two public keys in a `Credential`, for a time. Whoever pins the key server's
-signing key can check it without asking anybody; the holder proves to be its owner by signing each request.
+A role that trusts the key server's signing key can check a credential without asking it; the holder proves to be the
+owner by signing each request (`services/http/signing.py`).
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from ntkfl.crypto.hpke import SigningKey, bind, parse_key, verify
-from ntkfl.errors import NTKFLError, Refused, TrustError
+from ntkfl.crypto.context import bind
+from ntkfl.crypto.hpke import SigningKey, parse_key, verify
+from ntkfl.errors import TrustError
 
 ROLES = ("client", "evaluator")
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # of a federation, a run or a client
-_CREDENTIAL, _REQUEST = "ntkfl credential v2", "ntkfl request v1"
+_CREDENTIAL = "ntkfl credential v2"
 _LAST = 1 << 40  # seconds since 1970; later than that is no date
-CREDENTIAL_HEADER, DIGEST_HEADER, SIGNATURE_HEADER = "ntkfl-credential", "ntkfl-digest", "ntkfl-signature"
 
 
-class Ended(TrustError):
-    """A credential that was good once."""
+class Expired(TrustError):
+    """A credential that was valid once."""
 
 
 @dataclass(frozen=True)
 class Credential:
-    """The key server's word for a client, good until `ends`. Keys are hexadecimal, times seconds since 1970."""
+    """The key server's statement of a client's name, role and keys, valid until `ends`.
+
+    Keys are hexadecimal, times seconds since 1970.
+    """
 
     federation: str
     client: str
@@ -55,9 +56,9 @@ class Credential:
         return self.issued + 2 / 3 * (self.ends - self.issued)
 
     @classmethod
-    def check(cls, issued: str, key_server: bytes, federation: str, *, ended_too: bool = False) -> Self:
-        """The credential, if the key server of this federation signed it and it has not ended (or that does not
-        matter); `TrustError` otherwise.
+    def check(cls, issued: str, key_server: bytes, federation: str, *, allow_expired: bool = False) -> Self:
+        """The credential, if the key server of this federation signed it and it has not ended (`Expired`, unless that
+        is allowed); `TrustError` otherwise.
         """
         try:
             raw = base64.b64decode(issued, validate=True)
@@ -73,69 +74,11 @@ class Credential:
         parse_key(credential.signing_key, "the credential's signing key")
         if not all(type(moment) is int and 0 <= moment <= _LAST for moment in (credential.issued, credential.ends)):
             raise TrustError("a credential without an end")
-        if not ended_too and time.time() >= credential.ends:
-            raise Ended(f"the credential of {credential.client!r} ended at {as_date(credential.ends)}")
+        if not allow_expired and time.time() >= credential.ends:
+            raise Expired(f"the credential of {credential.client!r} ended at {as_date(credential.ends)}")
         return credential
 
 
 def as_date(seconds: float) -> str:
     """A moment as people write it, in UTC."""
     return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(seconds))
-
-
-def sign_request(issued: str, key: SigningKey, method: str, path: str, body: bytes) -> dict[str, str]:
-    """Headers that prove who asks: the credential, the body's SHA-256, and a signature over method, path and digest."""
-    digest = hashlib.sha256(body).digest()
-    signature = key.sign(_request_payload(method, path, digest), bind(_REQUEST))
-    return {
-        CREDENTIAL_HEADER: issued,
-        DIGEST_HEADER: digest.hex(),
-        SIGNATURE_HEADER: base64.b64encode(signature).decode(),
-    }
-
-
-def check_headers(
-    headers: Mapping[str, str], key_server: bytes, federation: str, method: str, path: str, *, ended_too: bool = False
-) -> tuple[Credential, bytes]:
-    """Who asks, and the SHA-256 that the body must have, before a byte of it is read; `Refused` with 401 if that cannot
-    be believed, or the credential has ended. `path` includes the query; `headers` are in lower case.
-    """
-    given = [headers.get(name) for name in (CREDENTIAL_HEADER, DIGEST_HEADER, SIGNATURE_HEADER)]
-    if None in given:
-        needed = f"{CREDENTIAL_HEADER}, {DIGEST_HEADER} or {SIGNATURE_HEADER}"
-        raise Refused(401, "unsigned", f"the request lacks {needed}")
-    issued, digest, signature = map(str, given)
-    try:
-        credential = Credential.check(issued, key_server, federation, ended_too=ended_too)
-        expected = parse_key(digest, DIGEST_HEADER)
-        raw = base64.b64decode(signature, validate=True)
-        verify(bytes.fromhex(credential.signing_key), raw, _request_payload(method, path, expected), bind(_REQUEST))
-    except Ended as error:
-        raise Refused(401, "ended", f"{error}; its holder renews it at the key server") from None
-    except (NTKFLError, ValueError) as error:
-        raise Refused(401, "unauthenticated", f"the request cannot be believed: {error}") from None
-    return credential, expected
-
-
-def check_request(
-    headers: Mapping[str, str],
-    key_server: bytes,
-    federation: str,
-    method: str,
-    path: str,
-    body: bytes,
-    *,
-    ended_too: bool = False,
-) -> Credential:
-    """Who asks, as `check_headers` has it, if the body is the one that was signed; `Refused` with 401 otherwise.
-
-    A request may be repeated by whoever recorded it, so what it asks for must be safe to repeat.
-    """
-    credential, digest = check_headers(headers, key_server, federation, method, path, ended_too=ended_too)
-    if hashlib.sha256(body).digest() != digest:
-        raise Refused(401, "unauthenticated", "the request cannot be believed: its body is not the one that was signed")
-    return credential
-
-
-def _request_payload(method: str, path: str, digest: bytes) -> bytes:
-    return bind(method.upper(), path, digest)

@@ -9,10 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Self
 
-from ntkfl.atomic import check_private as check_private
-from ntkfl.atomic import write_private as write_private
-from ntkfl.crypto.context import Secret as Secret
-from ntkfl.crypto.context import bind as bind
+from ntkfl.atomic import check_private, write_private
+from ntkfl.crypto.context import bind
 from ntkfl.errors import ConfigError, TrustError
 
 try:

@@ -1,13 +1,14 @@
-"""A receipt: the shuffler's word that a client's rows for one announcement are with it. 64 bytes, a signature.
+"""A receipt: the shuffler's signature that it holds a client's rows for one announcement. 64 bytes.
 
 It names the federation, the run, the exchange and the announcement's digest, and nothing of the rows: no count, no
-time, no hash, not even the client. All receipts of an exchange are the same bytes, so that whoever carries them learns
-only that there was one.
+time, no hash, not even the client. All receipts of an exchange are the same bytes, so that a carrier learns only
+that there was one.
 """
 
 from __future__ import annotations
 
-from ntkfl.crypto.hpke import SigningKey, bind, verify
+from ntkfl.crypto.context import bind
+from ntkfl.crypto.hpke import SigningKey, verify
 from ntkfl.crypto.row_frames import Announced
 
 _RECEIPT = "ntkfl receipt v2"

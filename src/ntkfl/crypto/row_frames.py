@@ -1,4 +1,4 @@
-"""Rows on their way: one a sample, all of one size, each sealed to the aggregator for one batch of one run.
+"""Frames of rows: one row per sample, all of one size, each sealed to the aggregator for one batch of one run.
 
     magic "NTKR" | version u8 | round u32 | exchange u8 | SHA-256 of the announcement, 32 bytes
     rows u32 | bytes per row u32 | the rows | CRC-32 of all before it, u32
@@ -79,7 +79,7 @@ def pack_rows(announced: Announced, rows: Sequence[bytes]) -> bytes:
 
 
 def frame_rows(announced: Announced, count: int, size: int, pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """A frame of `count` rows of `size` bytes, piece by piece, so that nobody need hold it whole."""
+    """A frame of `count` rows of `size` bytes, piece by piece, so that it need not be in memory whole."""
     key, digest = announced.check()
     header = _HEADER.pack(MAGIC, VERSION, *key, digest, count, size)
     crc = zlib.crc32(header)

@@ -63,7 +63,7 @@ class ShuffledClient:
         """The samples as the network gets them: projected with the key server's seed, where the method projects."""
         x, terms = x.to(task.like.dtype), self.pins.terms
         if self.method.projected_dim is not None:
-            projection = self.method.make_projection(self.identity.seed(), terms.inputs)
+            projection = self.method.make_projection(self.identity.run_secret(), terms.inputs)
             assert projection is not None
             x = projection(x)
         return x, y.to(task.like.dtype) if y.is_floating_point() else y.long()

@@ -1,4 +1,4 @@
-"""Everything needed to try a federation out: keys, certificates, tokens, one folder a role with just what it may hold.
+"""A demo federation: keys, certificates, tokens, and one folder per role with just what that role may hold.
 
 ```
 DIR/key-server     federation.toml ca.pem tls.pem tls-key.pem signing-key.pem state.sqlite
@@ -7,9 +7,9 @@ DIR/aggregator     federation.toml ca.pem tls.pem tls-key.pem signing-key.pem ru
 DIR/clients/NAME   federation.toml ca.pem token
 DIR/authority      services.pem services-key.pem aggregator.pem aggregator-key.pem
 ```
-Certificates come from two authorities: one for who is called, one for the aggregator as the only one who may call the
-shuffler's second port. Their keys are for renewing certificates alone. In earnest every role makes its own keys on its
-own machine.
+Certificates come from two authorities: one for the services, one for the aggregator, which alone may connect to the
+shuffler's second port. Their keys are for renewing certificates alone. In production every role makes its own keys on
+its own machine.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from pathlib import Path
 
 from pydantic import Field
 
+from ntkfl.atomic import write_private
 from ntkfl.crypto.certificates import TLS_CERT, TLS_KEY, Authority
 from ntkfl.crypto.credentials import NAME_PATTERN
-from ntkfl.crypto.hpke import SigningKey, write_private
+from ntkfl.crypto.hpke import SigningKey
 from ntkfl.deployment.contract import Contract, Federation
 from ntkfl.errors import ConfigError
 from ntkfl.options import Options
 from ntkfl.safe_parse import read_toml
-from ntkfl.services.key_server.app import SIGNING_KEY, STATE, KeyServer
-from ntkfl.services.key_server.store import DAY, LIFETIME
-from ntkfl.services.trusted_peers import AggregatorPin, KeyServerPin, ShufflerPin
+from ntkfl.services.key_server.store import DAY, LIFETIME, SIGNING_KEY, STATE, KeyServer
+from ntkfl.services.trusted_peers import TrustedAggregator, TrustedKeyServer, TrustedShuffler
 
 CA, AGGREGATOR_CA, AUTHORITY = "ca.pem", "aggregator-ca.pem", "authority"
 TOKEN, RUN = "token", "run.toml"
 
 
 class DemoSetup(Options):
-    """Names, addresses and numbers of a trial federation."""
+    """Names, addresses and numbers of a demo federation."""
 
-    federation: str = Field("trial", pattern=NAME_PATTERN)
+    federation: str = Field("demo", pattern=NAME_PATTERN)
     run: str = Field("run-0", pattern=NAME_PATTERN)
     clients: int = Field(4, ge=2, le=10_000)
     evaluators: int = Field(1, ge=0, le=100)
@@ -50,9 +50,7 @@ class DemoSetup(Options):
     key_server_port: int = Field(8441, ge=1, le=65535)
     shuffler_port: int = Field(8442, ge=1, le=65535)
     aggregator_port: int = Field(8443, ge=1, le=65535, description="the shuffler's, for the aggregator")
-    credential_days: float = Field(
-        LIFETIME / DAY, ge=0.01, le=3650, description="that a client's credential is good for"
-    )
+    credential_days: float = Field(LIFETIME / DAY, ge=0.01, le=3650, description="that a client's credential is valid")
 
     def model_post_init(self, _: object) -> None:
         if self.min_clients > self.clients:
@@ -84,37 +82,37 @@ def _url(host: str, port: int) -> str:
     return f"https://[{host}]:{port}" if bracketed else f"https://{host}:{port}"
 
 
-def init(folder: Path, config: Path, trial: DemoSetup, on_client: Callable[[], None] = lambda: None) -> Federation:
+def init(folder: Path, config: Path, setup: DemoSetup, on_client: Callable[[], None] = lambda: None) -> Federation:
     """Make the folders of all roles in `folder`, which must be new or empty; `config` is the aggregator's run.toml.
 
-    `on_client` hears of each client's.
+    `on_client` is called after each client's.
     """
     values = read_toml(config)
-    terms = Contract(**{name: values[name] for name in Contract.model_fields if name in values})
-    terms.build_method()
-    authority = Authority(f"{trial.federation} services")
-    callers = Authority(f"{trial.federation} aggregator")
-    certificates = {role: authority.server(role, host) for role, host in trial.hosts.items()}
+    contract = Contract(**{name: values[name] for name in Contract.model_fields if name in values})
+    contract.build_method()
+    authority = Authority(f"{setup.federation} services")
+    callers = Authority(f"{setup.federation} aggregator")
+    certificates = {role: authority.server(role, host) for role, host in setup.hosts.items()}
     certificates["aggregator"] = callers.client("aggregator")
     server_key, shuffler_key, aggregator_key = (SigningKey.generate() for _ in range(3))
-    key_server, shuffler, for_aggregator = trial.urls
-    pins = Federation(
-        federation=trial.federation,
-        run=trial.run,
-        key_server=KeyServerPin(url=key_server, signing_key=server_key.public.hex()),
-        shuffler=ShufflerPin(
+    key_server, shuffler, for_aggregator = setup.urls
+    federation = Federation(
+        federation=setup.federation,
+        run=setup.run,
+        key_server=TrustedKeyServer(url=key_server, signing_key=server_key.public.hex()),
+        shuffler=TrustedShuffler(
             url=shuffler,
             aggregator_url=for_aggregator,
             signing_key=shuffler_key.public.hex(),
-            min_clients=trial.min_clients,
+            min_clients=setup.min_clients,
         ),
-        aggregator=AggregatorPin(signing_key=aggregator_key.public.hex()),
-        terms=terms,
+        aggregator=TrustedAggregator(signing_key=aggregator_key.public.hex()),
+        terms=contract,
     )
 
     new_folder(folder, may_be_empty=True)
     for role, (certificate, key) in certificates.items():
-        _role_folder(folder / role, pins, authority.pem)
+        _role_folder(folder / role, federation, authority.pem)
         (folder / role / TLS_CERT).write_bytes(certificate)
         write_private(folder / role / TLS_KEY, key)
     new_folder(folder / AUTHORITY)
@@ -126,31 +124,31 @@ def init(folder: Path, config: Path, trial: DemoSetup, on_client: Callable[[], N
     aggregator_key.save(folder / "aggregator" / SIGNING_KEY)
     (folder / "aggregator" / RUN).write_bytes(config.read_bytes())
 
-    lifetime = max(1, round(trial.credential_days * DAY))
-    server = KeyServer.create(folder / "key-server" / STATE, trial.federation, server_key, lifetime)
-    server.add_run(trial.run)
+    lifetime = max(1, round(setup.credential_days * DAY))
+    server = KeyServer.create(folder / "key-server" / STATE, setup.federation, server_key, lifetime)
+    server.add_run(setup.run)
     new_folder(folder / "clients")
-    counts = (("client", trial.clients), ("evaluator", trial.evaluators))
+    counts = (("client", setup.clients), ("evaluator", setup.evaluators))
     roles = {f"{role}-{number}": role for role, count in counts for number in range(count)}
     for name, token in server.make_tokens(roles).items():
-        _client_folder(folder / "clients" / name, pins, authority.pem, token)
+        _client_folder(folder / "clients" / name, federation, authority.pem, token)
         on_client()
-    return pins
+    return federation
 
 
 def client_folder(folder: Path, key_server: Path, token: str) -> None:
-    """A new folder for a client: what it pins, copied from the key server's folder, and its token."""
+    """A new folder for a client: whom it trusts, copied from the key server's folder, and its token."""
     _client_folder(folder, Federation.read(key_server), _read(key_server / CA), token)
 
 
-def _client_folder(folder: Path, pins: Federation, ca: bytes, token: str) -> None:
-    _role_folder(folder, pins, ca)
+def _client_folder(folder: Path, federation: Federation, ca: bytes, token: str) -> None:
+    _role_folder(folder, federation, ca)
     write_private(folder / TOKEN, token.encode() + b"\n")
 
 
-def _role_folder(folder: Path, pins: Federation, ca: bytes) -> None:
+def _role_folder(folder: Path, federation: Federation, ca: bytes) -> None:
     new_folder(folder)
-    pins.write(folder)
+    federation.write(folder)
     (folder / CA).write_bytes(ca)
 
 

@@ -133,7 +133,7 @@ class SuperLink:
             yield
         except (httpx.TransportError, ssl.SSLError) as error:
             line = f"no SuperLink answers at {self.address} ({error}); start one: ntkfl flower server DIR"
-            raise Refused(503, "unreachable", line) from None
+            raise Refused("unreachable", line) from None
         except httpx.HTTPStatusError as error:
             if error.response.status_code != 401:
                 raise

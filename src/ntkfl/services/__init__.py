@@ -1,5 +1,5 @@
-"""Roles as processes: the key server, the shuffler, the aggregator and the clients, which do not trust one another.
+"""The key server and the shuffler as services. Every role has a folder of its own, and roles do not trust one another.
 
-Every role has a folder of its own. `federation.toml` in it is public and the same for all: who is who (pinned keys and
-addresses) and the terms of the run. Everything else in a role's folder is that role's alone.
+`federation.toml` in each folder is public and the same for all: addresses and public keys of the roles, and the run's
+contract. Everything else in a role's folder is that role's alone.
 """

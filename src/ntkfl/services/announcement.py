@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from ntkfl.crypto.hpke import KEY_BYTES, SigningKey, bind, verify
+from ntkfl.crypto.context import bind
+from ntkfl.crypto.hpke import KEY_BYTES, SigningKey, verify
 from ntkfl.crypto.row_frames import Announced, BatchKey
 from ntkfl.errors import MessageError, NTKFLError
 from ntkfl.services.shuffler.batch import Batch

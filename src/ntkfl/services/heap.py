@@ -16,7 +16,7 @@ _ARENAS = 2
 _LIBRARY = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
 
 
-def keep_heaps_small() -> None:
+def limit_heaps() -> None:
     """Large blocks go back at once, and threads share few heaps: to be called before there are any."""
     mallopt = getattr(_LIBRARY, "mallopt", None)  # musl, for one, has none
     if mallopt is not None:
@@ -24,7 +24,7 @@ def keep_heaps_small() -> None:
         mallopt(_M_ARENA_MAX, _ARENAS)
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Free pages inside the heaps go back too: milliseconds, so at the end of something large."""
     trim = getattr(_LIBRARY, "malloc_trim", None)
     if trim is not None:

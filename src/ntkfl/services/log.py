@@ -1,4 +1,4 @@
-"""The services' log: JSON lines, one an event, that hold names and numbers and never a secret."""
+"""The services' log: one JSON line per event, with names and numbers and never a secret."""
 
 from __future__ import annotations
 

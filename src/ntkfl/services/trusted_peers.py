@@ -1,6 +1,6 @@
 """`federation.toml`: what every role knows of the others before it talks to them, handed over out of band.
 
-The key server and the shuffler read no more of it than who is who: they know nothing of models, and do without torch.
+The key server and the shuffler read addresses and keys alone: they know nothing of models, and do without torch.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ FILE = "federation.toml"
 HEX_KEY = "^[0-9a-f]{64}$"
 
 
-class KeyServerPin(Options):
+class TrustedKeyServer(Options):
     url: str = Field(pattern="^https://")
     signing_key: str = Field(pattern=HEX_KEY)
 
 
-class ShufflerPin(Options):
+class TrustedShuffler(Options):
     url: str = Field(pattern="^https://", description="for clients")
     aggregator_url: str = Field(pattern="^https://", description="for the aggregator alone, with mutual TLS")
     signing_key: str = Field(pattern=HEX_KEY, description="of its receipts")
     min_clients: int = Field(2, ge=2, description="distinct clients below which no batch is released, ever")
 
 
-class AggregatorPin(Options):
+class TrustedAggregator(Options):
     signing_key: str = Field(pattern=HEX_KEY, description="of announcements, which bring a sealing key per round")
 
 
 class TrustedPeers(Options):
-    """Who is who in the federation, and which run it is about."""
+    """Addresses and public keys of the roles of a federation, and the run it is for."""
 
     protocol: int = VERSION
     federation: str = Field(pattern=NAME_PATTERN)
     run: str = Field(pattern=NAME_PATTERN)
-    key_server: KeyServerPin
-    shuffler: ShufflerPin
-    aggregator: AggregatorPin
+    key_server: TrustedKeyServer
+    shuffler: TrustedShuffler
+    aggregator: TrustedAggregator
 
     @classmethod
     def read(cls, folder: Path) -> Self:

@@ -25,25 +25,25 @@ SHUFFLED = {"name": "cp-ntk-fl", "projected_dim": 20, "subsample_rate": 0.5, "sp
 
 def key_server(folder: Path, stack: ExitStack) -> Case:
     _federation(folder, stack)
-    words = ("serve", "key-server", folder / "trial" / "key-server")
+    words = ("serve", "key-server", folder / "demo" / "key-server")
     return Case("serve key-server", words, begun="listen", within=2, code=0)
 
 
 def shuffler(folder: Path, stack: ExitStack) -> Case:
     _federation(folder, stack)
-    words = ("serve", "shuffler", folder / "trial" / "shuffler")
+    words = ("serve", "shuffler", folder / "demo" / "shuffler")
     return Case("serve shuffler", words, begun="listen", within=2, code=0)
 
 
 def shuffler_at_work(folder: Path, stack: ExitStack) -> Case:
     """While a run goes on behind it: clients and the aggregator have requests under way all the time."""
     _federation(folder, stack)
-    _start(stack, "serve", "key-server", folder / "trial" / "key-server", begun="listen")
-    words = ("serve", "shuffler", folder / "trial" / "shuffler")
+    _start(stack, "serve", "key-server", folder / "demo" / "key-server", begun="listen")
+    words = ("serve", "shuffler", folder / "demo" / "shuffler")
     with ExitStack() as first:
         _start(first, *words, begun="listen")
         _clients(folder, stack, CLIENTS)
-        _start(stack, "aggregate", folder / "trial" / "aggregator", "--out", folder / "run", begun="\n +1 ")
+        _start(stack, "aggregate", folder / "demo" / "aggregator", "--out", folder / "run", begun="\n +1 ")
     return Case("… while a run goes on", words, begun="listen", kept=lambda: rounds(folder / "run"), code=0)
 
 
@@ -51,7 +51,7 @@ def aggregate(folder: Path, stack: ExitStack) -> Case:
     _services(folder, stack)
     _clients(folder, stack, CLIENTS)
     out = folder / "run"
-    words = ("aggregate", folder / "trial" / "aggregator", "--out", out)
+    words = ("aggregate", folder / "demo" / "aggregator", "--out", out)
     line = f"stopped; go on with: ntkfl aggregate .* --out {out}"
     return Case("aggregate", words, line=line, kept=lambda: rounds(out))
 
@@ -60,9 +60,9 @@ def join(folder: Path, stack: ExitStack) -> Case:
     """The last client: with it the rounds begin, and without it they wait."""
     _services(folder, stack)
     _clients(folder, stack, CLIENTS - 1)
-    _start(stack, "aggregate", folder / "trial" / "aggregator", "--out", folder / "run", begun="waits for")
+    _start(stack, "aggregate", folder / "demo" / "aggregator", "--out", folder / "run", begun="waits for")
     name = f"client-{CLIENTS - 1}"
-    words = ("join", folder / "trial" / "clients" / name, "--data", folder / "data" / f"{name}.npz")
+    words = ("join", folder / "demo" / "clients" / name, "--data", folder / "data" / f"{name}.npz")
     line = "stopped; the same command takes part again: ntkfl join"
     return Case("join", words, begun="answered round", line=line, kept=lambda: rounds(folder / "run"))
 
@@ -120,20 +120,20 @@ def _federation(folder: Path, stack: ExitStack) -> None:
     (folder / "run.toml").write_text(tomli_w.dumps(TRIAL | {"method": SHUFFLED}))
     ports = [str(port) for port in free_ports(3)]
     options = zip(("--key-server-port", "--shuffler-port", "--aggregator-port"), ports, strict=True)
-    words = ("keys", "init", folder / "trial", "--config", folder / "run.toml", "--clients", str(CLIENTS))
+    words = ("keys", "init", folder / "demo", "--config", folder / "run.toml", "--clients", str(CLIENTS))
     _start(stack, *words, *(word for pair in options for word in pair), begun="In earnest")
 
 
 def _services(folder: Path, stack: ExitStack) -> None:
     _federation(folder, stack)
     for role in ("key-server", "shuffler"):
-        _start(stack, "serve", role, folder / "trial" / role, begun="listen")
+        _start(stack, "serve", role, folder / "demo" / role, begun="listen")
 
 
 def _clients(folder: Path, stack: ExitStack, count: int) -> None:
     files = {f"client-{number}": f"client-{number}.npz" for number in range(count)} | {"evaluator-0": "test.npz"}
     for name, file in files.items():
-        words = ("join", folder / "trial" / "clients" / name, "--data", folder / "data" / file, "--patience", "600")
+        words = ("join", folder / "demo" / "clients" / name, "--data", folder / "data" / file, "--patience", "600")
         _start(stack, *words, begun="is enrolled")
 
 

@@ -20,7 +20,7 @@ from ntkfl.flower.client import FlowerClient
 from ntkfl.flower.records import notes_of, payload_of
 from ntkfl.flower.transport import one_line
 from ntkfl.report.live import Server, _Handler
-from ntkfl.services.key_server.app import KeyServer
+from ntkfl.services.key_server.store import KeyServer
 from ntkfl.services.shuffler.batch import Batch
 from ntkfl.services.shuffler.store import Shuffler
 from ntkfl.wire import Message as WireMessage

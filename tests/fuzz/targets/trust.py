@@ -10,12 +10,14 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from ntkfl.crypto.credentials import Credential, check_request, sign_request
-from ntkfl.crypto.hpke import SealingKey, Secret, SigningKey, bind
+from ntkfl.crypto.context import Secret, bind
+from ntkfl.crypto.credentials import Credential
+from ntkfl.crypto.hpke import SealingKey, SigningKey
 from ntkfl.crypto.receipt import check_receipt, issue_receipt
 from ntkfl.crypto.row_frames import Announced, BatchKey, open_row, pack_rows, seal_rows, unpack_rows
 from ntkfl.services.announcement import Announcement
-from ntkfl.services.key_server.key_protocol import check_revoked, open_seed, seal_seed, sign_revoked
+from ntkfl.services.http.signing import check_request, sign_request
+from ntkfl.services.key_server.key_protocol import check_revoked, open_run_secret, seal_run_secret, sign_revoked
 from ntkfl.services.shuffler.batch import Batch
 from ntkfl.wire import Message
 from tests.fuzz.target import Target, unforgeable
@@ -125,7 +127,7 @@ def _credentials() -> list[Target]:
 
 def _answers() -> list[Target]:
     """The key server's answers, as those who ask it read them."""
-    seed = json.dumps(seal_seed(Secret(bytes(32)), OPENER.public, SIGNER, *NAMES, "client-0")).encode()
+    seed = json.dumps(seal_run_secret(Secret(bytes(32)), OPENER.public, SIGNER, *NAMES, "client-0")).encode()
     revoked = json.dumps(sign_revoked(3, ["a", "b"], SIGNER, NAMES[0])).encode()
 
     def values(data: bytes) -> object:
@@ -135,7 +137,7 @@ def _answers() -> list[Target]:
             return {"serial": data.decode("latin-1"), "signature": data.hex()}
 
     def opened(data: bytes) -> None:
-        secret = open_seed(values(data), OPENER, SIGNER.public, *NAMES, "client-0")  # type: ignore[arg-type]
+        secret = open_run_secret(values(data), OPENER, SIGNER.public, *NAMES, "client-0")  # type: ignore[arg-type]
         assert secret.reveal() == bytes(32)
 
     def listed(data: bytes) -> None:

@@ -21,7 +21,7 @@ from ntkfl.services.shuffler import app as shuffler
 from ntkfl.services.shuffler.client import ShufflerClient
 from ntkfl.services.shuffler.revocations import Revocations
 from tests.deployment.federation import Deployment
-from tests.deployment.front import make
+from tests.services.example_service import make
 
 ENDLESS = 1 << 40
 
@@ -100,18 +100,18 @@ def test_released_rows_are_bounded_by_what_was_asked_for(tmp_path: Path) -> None
     deployment = Deployment(tmp_path)
     own = deployment.folder / "shuffler"
     with talking(own, "HTTP/1.1 200 OK", ENDLESS, files=("tls.pem", "tls-key.pem")) as talker:
-        pins = deployment.pins.model_copy(
-            update={"shuffler": deployment.pins.shuffler.model_copy(update={"aggregator_url": talker.url})}
+        peers = deployment.peers.model_copy(
+            update={"shuffler": deployment.peers.shuffler.model_copy(update={"aggregator_url": talker.url})}
         )
-        peer = ShufflerClient(pins, deployment.folder / "aggregator")
-        peer._peer.patience = 0
+        client = ShufflerClient(peers, deployment.folder / "aggregator")
+        client.http.patience = 0
         deployment.urls = {"shuffler-aggregator": talker.url}
         batch = deployment.batch("ada", "bob", max_rows=1000, row_bytes=500)
         with suppress(MessageError):  # the answer to this one is endless too
-            peer.publish(deployment.aggregator().signed(batch))
+            client.publish(deployment.aggregator().signed(batch))
         most = FRAME_BYTES + 2 * 1000 * 500
         with pytest.raises(MessageError, match=f"more than the {most} bytes"):
-            peer.release(deployment.announced[batch.key])
+            client.release(deployment.announced[batch.key])
         deployment.hang_up()
 
 
@@ -119,11 +119,11 @@ def test_an_endless_list_of_revoked_clients_changes_nothing(
     folder: Path,
 ) -> None:
     seen: list[object] = []
-    pins = SimpleNamespace(key_server=SimpleNamespace(url="", signing_key="00" * 32), federation="f")
+    peers = SimpleNamespace(key_server=SimpleNamespace(url="", signing_key="00" * 32), federation="f")
     keeper = SimpleNamespace(set_revoked=lambda *given: seen.append(given))
     with talking(folder, "HTTP/1.1 200 OK", 1 << 30) as talker:
-        pins.key_server.url = talker.url
-        revocations = Revocations(keeper, pins, folder / "ca.pem")  # type: ignore[arg-type]
+        peers.key_server.url = talker.url
+        revocations = Revocations(keeper, peers, folder / "ca.pem")  # type: ignore[arg-type]
         asyncio.run(revocations.refresh())
         assert talker.sent < 128 << 20
     assert not seen

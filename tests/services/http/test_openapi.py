@@ -27,14 +27,15 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from ntkfl.crypto.credentials import sign_request
 from ntkfl.crypto.hpke import SigningKey
 from ntkfl.services.http.long_poll import LongPollEvent
-from ntkfl.services.key_server.app import KeyServer, key_server_app
+from ntkfl.services.http.signing import sign_request
+from ntkfl.services.key_server.app import key_server_app
+from ntkfl.services.key_server.store import KeyServer
 from ntkfl.services.shuffler.app import aggregator_app, client_app
 from ntkfl.services.shuffler.store import Shuffler
 from tests.deployment.federation import Client, Deployment
-from tests.services.fixtures import Person
+from tests.services.fixtures import EnrollingClient
 from tests.services.processes import Process
 
 CHECKS = [
@@ -68,7 +69,7 @@ def key_server(deployment: Deployment) -> Iterator[Process]:
 
 
 def session(deployment: Deployment, certificate: bool = False) -> requests.Session:
-    """Trusts the trial's authority alone; with `certificate`, as the aggregator."""
+    """Trusts the demo's authority alone; with `certificate`, as the aggregator."""
     made = requests.Session()
     made.trust_env = False
     folder = deployment.folder / "aggregator"
@@ -123,7 +124,7 @@ def _ask(operation: Any, url: str, http: requests.Session, sign: Signer | None) 
 
 
 def test_the_key_server(deployment: Deployment, key_server: Process) -> None:
-    person = Person(deployment.folder / "clients" / "client-0", key_server.urls["key-server"])
+    person = EnrollingClient(deployment.folder / "clients" / "client-0", key_server.urls["key-server"])
     assert person.enrol().status_code == 200
 
     def sign(method: str, path: str, body: bytes) -> dict[str, str]:
@@ -149,7 +150,7 @@ def test_the_shuffler_for_clients(deployment: Deployment, shuffler: Process) -> 
     def sign(method: str, path: str, body: bytes) -> dict[str, str]:
         return sign_request(client.credential, client.key, method, path, body)
 
-    app = client_app(Shuffler(), deployment.pins, LongPollEvent(), SigningKey.generate())
+    app = client_app(Shuffler(), deployment.peers, LongPollEvent(), SigningKey.generate())
     met = fuzz(app, shuffler.urls["shuffler"], session(deployment), sign)
     prefix = "/v1/runs/{run}"
     expected = {f"POST {prefix}/{name}" for name in ("hello", "rows", "reports")} | {f"GET {prefix}/announcement"}
@@ -159,7 +160,7 @@ def test_the_shuffler_for_clients(deployment: Deployment, shuffler: Process) -> 
 
 
 def test_the_shuffler_for_the_aggregator(deployment: Deployment, shuffler: Process) -> None:
-    app = aggregator_app(Shuffler(), deployment.pins, LongPollEvent(), _nothing)
+    app = aggregator_app(Shuffler(), deployment.peers, LongPollEvent(), _nothing)
     met = fuzz(app, shuffler.urls["shuffler-aggregator"], session(deployment, certificate=True))
     assert len(met) == 9  # its eight operations, and its health
     assert met["GET /health"] == {200}
@@ -173,7 +174,7 @@ async def _nothing() -> None:
 
 
 def test_the_documents_name_every_refusal_with_one_shape(deployment: Deployment) -> None:
-    document = client_app(Shuffler(), deployment.pins, LongPollEvent(), SigningKey.generate()).openapi()
+    document = client_app(Shuffler(), deployment.peers, LongPollEvent(), SigningKey.generate()).openapi()
     for path in document["paths"].values():
         for operation in path.values():
             refusals = {s: r for s, r in operation["responses"].items() if int(s) >= 400}

@@ -18,12 +18,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
-from ntkfl.crypto.hpke import Secret
+from ntkfl.crypto.context import Secret
 from ntkfl.errors import ConfigError
-from ntkfl.services.http.application import FastAPI, Listener, configure_logging, log, serve, service_app
-from ntkfl.services.http.server import _tls
-from tests.deployment.front import caller, connection, make, start
+from ntkfl.services.http.application import service_app
+from ntkfl.services.http.server import Listener, serve, tls_context
+from ntkfl.services.log import configure_logging, log
+from tests.services.example_service import caller, connection, make, start
 from tests.services.processes import Process
 
 
@@ -77,6 +79,14 @@ def test_a_connection_that_asks_nothing_is_closed(
         assert time.monotonic() - start < 5
 
 
+def test_a_connection_that_does_not_finish_its_handshake_is_closed(process: Process) -> None:
+    address = httpx.URL(process.urls["front"])
+    with socket.create_connection((address.host, address.port), 10) as raw:
+        start = time.monotonic()
+        assert raw.recv(1000) == b""
+        assert time.monotonic() - start < 5  # asyncio alone waits for a minute
+
+
 def test_two_lines_say_where_it_listens_and_nothing_else_is_printed(process: Process) -> None:
     assert [re.sub(r":\d+ ", ":PORT ", line) for line in process.out] == [
         "listening https://127.0.0.1:PORT service=front",
@@ -115,9 +125,9 @@ def listener(folder: Path, **changes: object) -> Listener:
 
 
 def test_tls_is_new_enough(folder: Path) -> None:
-    assert _tls(listener(folder)).minimum_version == ssl.TLSVersion.TLSv1_2
-    assert _tls(listener(folder)).verify_mode == ssl.CERT_NONE
-    assert _tls(listener(folder, client_ca=folder / "callers.pem")).verify_mode == ssl.CERT_REQUIRED
+    assert tls_context(listener(folder)).minimum_version == ssl.TLSVersion.TLSv1_2
+    assert tls_context(listener(folder)).verify_mode == ssl.CERT_NONE
+    assert tls_context(listener(folder, client_ca=folder / "callers.pem")).verify_mode == ssl.CERT_REQUIRED
 
 
 def test_a_key_that_others_can_read_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -125,9 +135,9 @@ def test_a_key_that_others_can_read_is_refused(folder: Path, tmp_path: Path) -> 
     key.write_bytes((folder / "key.pem").read_bytes())
     key.chmod(0o604)
     with pytest.raises(ConfigError, match=r"key\.pem holds a secret and others can read it: chmod 600"):
-        _tls(replace(listener(folder), key=key))
+        tls_context(replace(listener(folder), key=key))
     key.chmod(0o400)
-    _tls(replace(listener(folder), key=key))
+    tls_context(replace(listener(folder), key=key))
 
 
 def test_what_cannot_be_served_is_one_line(folder: Path) -> None:

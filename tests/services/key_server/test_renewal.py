@@ -13,15 +13,15 @@ import httpx
 import pytest
 
 from ntkfl.crypto import certificates
-from ntkfl.crypto import credentials as identity
 from ntkfl.crypto.credentials import Credential
 from ntkfl.errors import Refused
 from ntkfl.flower import folders
 from ntkfl.services.http.client import HttpClient
-from ntkfl.services.key_server.app import KeyServer
+from ntkfl.services.key_server import client as identity_module
 from ntkfl.services.key_server.client import Identity
+from ntkfl.services.key_server.store import KeyServer
 from tests.deployment.federation import PREFIX, Deployment, refused, valid
-from tests.services.fixtures import Person
+from tests.services.fixtures import EnrollingClient
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +39,10 @@ def operator(deployment: Deployment) -> KeyServer:
 
 
 @pytest.fixture
-def person(deployment: Deployment, operator: KeyServer, request: pytest.FixtureRequest) -> Person:
+def client(deployment: Deployment, operator: KeyServer, request: pytest.FixtureRequest) -> EnrollingClient:
     """A client of this test's own, enrolled for an hour."""
     folder = new_client(deployment, operator, request.node.name[-60:].strip("_"))
-    made = Person(folder, deployment.urls["key-server"])
+    made = EnrollingClient(folder, deployment.urls["key-server"])
     assert made.enrol().status_code == 200
     return made
 
@@ -57,7 +57,7 @@ def new_client(deployment: Deployment, operator: KeyServer, name: str) -> Path:
 
 
 def read(deployment: Deployment, issued: str) -> Credential:
-    return Credential.check(issued, deployment.signer.public, deployment.pins.federation, ended_too=True)
+    return Credential.check(issued, deployment.signer.public, deployment.peers.federation, allow_expired=True)
 
 
 def said_to_end(deployment: Deployment, client: str, seconds: int) -> None:
@@ -66,7 +66,7 @@ def said_to_end(deployment: Deployment, client: str, seconds: int) -> None:
         db.execute("UPDATE clients SET ends = ? WHERE name = ?", (int(time.time()) + seconds, client))
 
 
-def test_both_services_refuse_a_credential_that_has_ended(deployment: Deployment, person: Person) -> None:
+def test_both_services_refuse_a_credential_that_has_ended(deployment: Deployment, client: EnrollingClient) -> None:
     known = deployment.client("ada")
     assert known.ask("POST", "/hello").status_code == 200
     known.credential = replace(read(deployment, known.credential), ends=valid(-1)[1]).issue(deployment.signer)
@@ -74,16 +74,16 @@ def test_both_services_refuse_a_credential_that_has_ended(deployment: Deployment
     for path in ("/rows", "/reports"):
         assert refused(known.ask("POST", path, b"x")) == (401, "ended")
     assert refused(known.ask("GET", "/announcement?after=0")) == (401, "ended")
-    assert len(person.seed()) == 32
-    ended = replace(read(deployment, person.credential), ends=valid(-1)[1]).issue(deployment.signer)
-    assert refused(person.ask(credential=ended)) == (401, "ended")
+    assert len(client.seed()) == 32
+    ended = replace(read(deployment, client.credential), ends=valid(-1)[1]).issue(deployment.signer)
+    assert refused(client.ask(credential=ended)) == (401, "ended")
 
 
 def test_a_credential_ends_when_it_says(deployment: Deployment, operator: KeyServer) -> None:
     """No clock is changed and nothing is made up: it is good, a second passes, it is not."""
     folder = new_client(deployment, operator, "brief")
     operator.set_lifetime(3)
-    brief = Person(folder, deployment.urls["key-server"])
+    brief = EnrollingClient(folder, deployment.urls["key-server"])
     brief.enrol()
     assert len(brief.seed()) == 32
     time.sleep(max(0.0, read(deployment, brief.credential).ends - time.time()) + 0.05)
@@ -114,7 +114,7 @@ def test_a_client_renews_by_itself_before_the_end_and_without_enrolling(
     assert own.current() == first  # there is time
     shuffler = HttpClient(deployment.urls["shuffler"], folder / "ca.pem").identify(own.current, own.signing)
     operator.set_lifetime(7200)
-    monkeypatch.setattr(identity, "time", Later(2450))  # more than two thirds of the hour
+    monkeypatch.setattr(identity_module, "time", Later(2450))  # more than two thirds of the hour
     shuffler.ask("POST", f"{PREFIX}/hello")
     second = own.credential
     assert second != first
@@ -128,40 +128,40 @@ def test_a_client_renews_by_itself_before_the_end_and_without_enrolling(
 
 
 def test_a_revoked_client_cannot_renew(
-    deployment: Deployment, operator: KeyServer, person: Person, monkeypatch: pytest.MonkeyPatch
+    deployment: Deployment, operator: KeyServer, client: EnrollingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    operator.revoke(person.name)
-    assert refused(person.ask("/v1/renew")) == (403, "revoked")
+    operator.revoke(client.name)
+    assert refused(client.ask("/v1/renew")) == (403, "revoked")
     folder = new_client(deployment, operator, "unwanted")
     own = Identity.of(folder)
     operator.revoke("unwanted")
-    monkeypatch.setattr(identity, "time", Later(2450))
+    monkeypatch.setattr(identity_module, "time", Later(2450))
     assert own.current() == own.credential  # it is good for a while, wherever the revocation is not known
-    monkeypatch.setattr(identity, "time", Later(3700))
+    monkeypatch.setattr(identity_module, "time", Later(3700))
     with pytest.raises(Refused, match="is revoked"):
         own.current()
 
 
 def test_a_client_that_was_away_too_long_is_let_in_again_by_the_operator_alone(
-    deployment: Deployment, operator: KeyServer, person: Person
+    deployment: Deployment, operator: KeyServer, client: EnrollingClient
 ) -> None:
-    said_to_end(deployment, person.name, -1)
-    for answer in (person.ask("/v1/renew"), person.enrol()):  # nor does its old token help
+    said_to_end(deployment, client.name, -1)
+    for answer in (client.ask("/v1/renew"), client.enrol()):  # nor does its old token help
         assert refused(answer) == (403, "ended")
         assert "keys readmit" in answer.json()["message"]
-    operator.readmit(person.name)
-    ended = replace(read(deployment, person.credential), ends=valid(-1)[1]).issue(deployment.signer)
-    renewed = person.ask("/v1/renew", credential=ended)
+    operator.readmit(client.name)
+    ended = replace(read(deployment, client.credential), ends=valid(-1)[1]).issue(deployment.signer)
+    renewed = client.ask("/v1/renew", credential=ended)
     assert renewed.status_code == 200
     assert read(deployment, renewed.json()["credential"]).ends > time.time() + 3000
-    assert person.ask(credential=renewed.json()["credential"]).status_code == 200
+    assert client.ask(credential=renewed.json()["credential"]).status_code == 200
 
 
-def test_only_the_owner_of_the_enrolled_keys_renews(deployment: Deployment, person: Person) -> None:
-    assert refused(person.call("POST", "/v1/renew")) == (401, "unsigned")
-    assert refused(person.ask("/v1/renew", key=deployment.signer)) == (401, "unauthenticated")
-    made_up = replace(read(deployment, person.credential), sealing_key="ab" * 32).issue(deployment.signer)
-    assert refused(person.ask("/v1/renew", credential=made_up)) == (403, "unknown-client")
+def test_only_the_owner_of_the_enrolled_keys_renews(deployment: Deployment, client: EnrollingClient) -> None:
+    assert refused(client.call("POST", "/v1/renew")) == (401, "unsigned")
+    assert refused(client.ask("/v1/renew", key=deployment.signer)) == (401, "unauthenticated")
+    made_up = replace(read(deployment, client.credential), sealing_key="ab" * 32).issue(deployment.signer)
+    assert refused(client.ask("/v1/renew", credential=made_up)) == (403, "unknown-client")
 
 
 def test_a_key_server_that_is_away_is_asked_again_while_there_is_time(
@@ -170,13 +170,13 @@ def test_a_key_server_that_is_away_is_asked_again_while_there_is_time(
     own = Identity.of(new_client(deployment, operator, "patient"), patience=0)
     own._key_server.url = "https://127.0.0.1:1"
     own._key_server._http = httpx.Client(base_url=own._key_server.url)
-    monkeypatch.setattr(identity, "time", Later(2450))
+    monkeypatch.setattr(identity_module, "time", Later(2450))
     kept = own.credential
     assert own.current() == kept
     own._key_server._http.close()  # whoever asks now fails in another way
     assert own.current() == kept  # it does not ask twice in a minute
     own._key_server._http = httpx.Client(base_url=own._key_server.url)
-    monkeypatch.setattr(identity, "time", Later(3700))
+    monkeypatch.setattr(identity_module, "time", Later(3700))
     with pytest.raises(Refused, match="cannot be reached"):
         own.current()
 

@@ -16,23 +16,23 @@ import pytest
 from ntkfl.crypto.hpke import SealingKey, SigningKey
 from ntkfl.deployment.demo_setup import DemoSetup, init
 from ntkfl.errors import ConfigError, Refused
-from ntkfl.services.key_server.app import KeyServer
 from ntkfl.services.key_server.key_protocol import enrolment
-from tests.services.fixtures import RUN, Person, refused, start
+from ntkfl.services.key_server.store import KeyServer
+from tests.services.fixtures import RUN, EnrollingClient, refused, start
 
 
 def test_what_was_given_survives_a_stop_and_a_crash(tmp_path: Path) -> None:
     """Seed, enrolments and revocations are the same after SIGTERM and after kill -9, and nothing secret was said."""
     (tmp_path / "run.toml").write_text(RUN)
-    init(tmp_path / "trial", tmp_path / "run.toml", DemoSetup(clients=3))
-    one, other, late = (Person(tmp_path / "trial" / "clients" / f"client-{number}", "") for number in range(3))
+    init(tmp_path / "demo", tmp_path / "run.toml", DemoSetup(clients=3))
+    one, other, late = (EnrollingClient(tmp_path / "demo" / "clients" / f"client-{number}", "") for number in range(3))
     said, seeds = [], set()
     for signalled, code in ((signal.SIGTERM, 0), (signal.SIGKILL, -9), (signal.SIGINT, 0)):
-        with start(tmp_path / "trial") as process:
+        with start(tmp_path / "demo") as process:
             one.url = other.url = late.url = process.urls["key-server"]
             if not one.credential:
                 assert one.enrol().status_code == other.enrol().status_code == 200
-                KeyServer.open(tmp_path / "trial" / "key-server").revoke(other.name)
+                KeyServer.open(tmp_path / "demo" / "key-server").revoke(other.name)
             seeds.add(one.seed())
             assert refused(other.ask()) == (403, "revoked")
             assert one.enrol().status_code == 200
@@ -42,23 +42,23 @@ def test_what_was_given_survives_a_stop_and_a_crash(tmp_path: Path) -> None:
     everything = "\n".join(said)
     assert "Traceback" not in everything
     assert "holds ρ, enrolments and the hashes of tokens" in everything
-    secrets = secrets_of(tmp_path / "trial", seeds.pop())
+    secrets = secrets_of(tmp_path / "demo", seeds.pop())
     for secret in secrets:
         assert secret.decode("latin-1") not in everything
-    for path in (tmp_path / "trial").rglob("*"):
+    for path in (tmp_path / "demo").rglob("*"):
         if path.is_dir():
             assert stat.S_IMODE(path.stat().st_mode) == 0o700
         elif path.stat().st_mode & 0o077:
             assert not any(secret in path.read_bytes() for secret in secrets), path
         if path.is_file() and path.name != "token":
-            tokens = [person.token.encode() for person in (one, other, late)]
+            tokens = [client.token.encode() for client in (one, other, late)]
             assert not any(token in path.read_bytes() for token in tokens), path
     requests = [line for line in map(json.loads, process.err) if line["event"] == "request"]
     assert {"client-0", "client-1"} >= {line["client"] for line in requests if "client" in line} != set()
 
 
 def secrets_of(folder: Path, seed: bytes) -> list[bytes]:
-    """Every secret of a trial federation, in every form it might be written in."""
+    """Every secret of a demo federation, in every form it might be written in."""
     found = [path.read_bytes().strip() for path in folder.rglob("token")]
     found += [
         line for path in folder.rglob("*key.pem") for line in path.read_bytes().splitlines() if b"-----" not in line
@@ -118,7 +118,7 @@ def test_the_operator_s_side(tmp_path: Path) -> None:
     assert error.value.reason == "bad-token"
     server.enrol(**enrolment(second, "f", sealing, signing))
     assert [(c.name, c.role, c.enrolled, c.revoked) for c in server.clients()] == [("c", "evaluator", True, False)]
-    with pytest.raises(Refused, match="is enrolled: choose another name"):
+    with pytest.raises(ConfigError, match="is enrolled: choose another name"):
         server.make_token("c", "client")
     for name in ("", "a b", "../x", "a" * 65, "a\n", ".hidden"):
         with pytest.raises(ConfigError, match="a client's name has"):

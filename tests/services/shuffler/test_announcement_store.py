@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ntkfl.crypto.row_frames import Announced, BatchKey
 from ntkfl.services.shuffler.store import Shuffler
-from tests.services.shuffler.clients import KEY, batch, refusal
+from tests.services.shuffler.batches import KEY, batch, refusal
 
 
 def test_announcements_come_in_order_and_the_last_four_are_kept() -> None:
@@ -25,7 +25,7 @@ def test_announcements_come_in_order_and_the_last_four_are_kept() -> None:
 
 def test_an_announcement_and_its_batch_are_one(tmp_path: Path) -> None:
     shuffler = Shuffler(tmp_path / "state.sqlite", floor=3)
-    with refusal(403, "below-floor"):
+    with refusal("below-floor"):
         shuffler.publish(b"too few", KEY, batch(min_clients=2))
     assert (shuffler.announcement(0), shuffler.latest()) == (None, (0, None))
     assert shuffler.publish(b"enough", KEY, batch(min_clients=3)) == 1
@@ -43,14 +43,14 @@ def test_there_is_one_announcement_per_key() -> None:
         key = KEY if asked else BatchKey(1, 255)
         assert shuffler.publish(b"these weights", key, asked) > 0
         for other in (asked, None):
-            with refusal(409, "other-announcement"):
+            with refusal("other-announcement"):
                 shuffler.publish(b"other weights", key, other)
-    with refusal(409, "backwards"):
+    with refusal("backwards"):
         shuffler.publish(b"earlier", BatchKey(1, 1))
     assert shuffler.newest == 2
     assert shuffler.latest() == (2, BatchKey(1, 255))
     assert shuffler.announced(KEY) == Announced.of(KEY, b"these weights")
-    with refusal(404, "unknown-batch"):
+    with refusal("unknown-batch"):
         shuffler.announced(BatchKey(1, 1))
 
 
@@ -68,18 +68,18 @@ def test_reports_are_evaluators_and_bounded() -> None:
     for name in ("eva", "evi"):
         shuffler.present(name, "evaluator")
     for name in ("ada", "stranger"):
-        with refusal(403, "not-evaluator"):
+        with refusal("not-evaluator"):
             shuffler.report(name, first, b"counts")
     for size in (0, (1 << 16) + 1):
-        with refusal(413, "too-large"):
+        with refusal("too-large"):
             shuffler.report("eva", first, bytes(size))
-    with refusal(404, "unknown-batch"):
+    with refusal("unknown-batch"):
         shuffler.report("eva", Announced.of(BatchKey(2, 255), b"evaluate 2"), b"counts")
-    with refusal(409, "other-announcement"):
+    with refusal("other-announcement"):
         shuffler.report("eva", Announced.of(first.key, b"other weights"), b"counts")
     shuffler.report("eva", first, b"second")
     shuffler.report("evi", first, b"first")
-    with refusal(409, "replayed"):
+    with refusal("replayed"):
         shuffler.report("eva", first, b"third")
     assert shuffler.reports(first.key) == [b"first", b"second"]
     shuffler.forget(first.key)
@@ -90,6 +90,6 @@ def test_reports_are_evaluators_and_bounded() -> None:
     assert sum(len(shuffler.reports(announced.key)) for announced in rounds) == 8
     assert shuffler.reports(rounds[-1].key) == [b"again"]
     shuffler.drop("eva")
-    with refusal(403, "revoked"):
+    with refusal("revoked"):
         shuffler.report("eva", rounds[-1], b"counts")
     assert shuffler.reports(rounds[-1].key) == []

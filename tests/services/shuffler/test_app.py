@@ -16,11 +16,12 @@ import httpx
 import pytest
 import torch
 
-from ntkfl.crypto.credentials import CREDENTIAL_HEADER, SIGNATURE_HEADER, sign_request
-from ntkfl.crypto.hpke import SigningKey, bind
+from ntkfl.crypto.context import bind
+from ntkfl.crypto.hpke import SigningKey
 from ntkfl.crypto.receipt import check_receipt
 from ntkfl.crypto.row_frames import FRAME_BYTES, Announced, BatchKey, open_row, pack_rows, unpack_rows
 from ntkfl.services.announcement import Announcement
+from ntkfl.services.http.signing import CREDENTIAL_HEADER, SIGNATURE_HEADER, sign_request
 from ntkfl.services.shuffler.app import PIECE
 from ntkfl.wire import Message
 from tests.deployment.federation import PREFIX, ROW_BYTES, Client, Deployment, refused
@@ -73,16 +74,16 @@ def test_an_exchange_from_announcement_to_released_rows(deployment: Deployment, 
         receipts.add(receipt.content)
         assert not {"date", "content-type", "content-length", "cache-control"} ^ set(receipt.headers)
     (content,) = receipts  # a receipt says nothing of rows, nor of whose they are
-    shuffler = bytes.fromhex(deployment.pins.shuffler.signing_key)
+    shuffler = bytes.fromhex(deployment.peers.shuffler.signing_key)
     said = Announced.of(batch.key, aggregator.signed(batch))
-    check_receipt(bytes.fromhex(json.loads(content)["receipt"]), shuffler, "trial", "run-0", said)
+    check_receipt(bytes.fromhex(json.loads(content)["receipt"]), shuffler, "demo", "run-0", said)
     assert refused(clients[0].submit(batch.key)) == (409, "replayed")
     status = aggregator.on(batch.key, "GET").json()
     assert status == {"state": "ready", "clients": 3, "rows": None, "seconds": None, "missing": []}
     released = aggregator.on(batch.key, "POST", "/release")
     answered, rows = unpack_rows(released.content, row_bytes=ROW_BYTES)
     assert answered == said
-    opened = [open_row(deployment.opener, row, "trial", "run-0", said).decode().strip() for row in rows]
+    opened = [open_row(deployment.opener, row, "demo", "run-0", said).decode().strip() for row in rows]
     assert Counter(opened) == Counter(["ada/0", "ada/1", "bob/0", "bob/1", "cyd/0", "cyd/1"])
     assert aggregator.on(batch.key, "POST", "/release").content == released.content
     assert aggregator.on(batch.key, "DELETE").json() == {"status": "forgotten"}
@@ -102,7 +103,7 @@ def test_what_the_aggregator_asks_wrongly_is_refused(deployment: Deployment, pro
     asked = Announcement("exchange", batch.key, batch, None, deployment.opener.public)
     other = asked.sign(SigningKey.generate(), *aggregator.names)
     assert refused(aggregator.ask("POST", "/announcements", other)) == (403, "unsigned")
-    elsewhere = asked.sign(aggregator.signer, "trial", "run-1")
+    elsewhere = asked.sign(aggregator.signer, "demo", "run-1")
     assert refused(aggregator.ask("POST", "/announcements", elsewhere)) == (403, "unsigned")
     nonsense = aggregator.signer.sign(b"nonsense", bind("ntkfl announcement v2", *aggregator.names)) + b"nonsense"
     assert refused(aggregator.ask("POST", "/announcements", nonsense)) == (422, "malformed")
@@ -149,8 +150,8 @@ def test_reports_reach_the_aggregator(deployment: Deployment, process: Process) 
     other = Announced(key, bytes(32))
     assert refused(evaluator.ask("POST", "/reports", pack_rows(other, [b"counts"]))) == (409, "other-announcement")
     receipt = evaluator.ask("POST", "/reports", pack_rows(said, [b"counts"])).json()["receipt"]
-    shuffler = bytes.fromhex(deployment.pins.shuffler.signing_key)
-    check_receipt(bytes.fromhex(receipt), shuffler, "trial", "run-0", said)
+    shuffler = bytes.fromhex(deployment.peers.shuffler.signing_key)
+    check_receipt(bytes.fromhex(receipt), shuffler, "demo", "run-0", said)
     assert refused(evaluator.ask("POST", "/reports", pack_rows(said, [b"counts"]))) == (409, "replayed")
     assert refused(evaluator.ask("POST", "/reports", pack_rows(said, [b"two", b"row"]))) == (422, "malformed")
     assert refused(evaluator.ask("POST", "/reports", bytes(1 << 17))) == (413, "too-large")
@@ -173,9 +174,9 @@ def test_only_the_key_servers_clients_of_this_federation_and_run_are_heard(
     ada = deployment.client("ada")
     frame = ada.frame(batch.key)
     good = sign_request(ada.credential, ada.key, "POST", f"{PREFIX}/rows", frame)
-    elsewhere = deployment.pins.model_copy(update={"federation": "elsewhere"})
+    elsewhere = deployment.peers.model_copy(update={"federation": "elsewhere"})
     for stranger in (
-        Client(deployment, "ada", "client", deployment.pins, SigningKey.generate()),
+        Client(deployment, "ada", "client", deployment.peers, SigningKey.generate()),
         Client(deployment, "ada", "client", elsewhere, deployment.signer),
     ):
         assert refused(stranger.ask("POST", "/rows", frame)) == (401, "unauthenticated")

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ntkfl.crypto.row_frames import open_row, unpack_rows
-from ntkfl.services.key_server.app import KeyServer
+from ntkfl.services.key_server.store import KeyServer
 from tests.deployment.federation import PREFIX, Deployment, refused
 
 
@@ -30,7 +30,7 @@ def test_a_killed_shuffler_goes_on_where_it_was(tmp_path: Path) -> None:
         for name in names[2:]:
             assert deployment.client(name).submit(batch.key).status_code == 200
         said, rows = unpack_rows(aggregator.on(batch.key, "POST", "/release").content)
-        opened = [open_row(deployment.opener, row, "trial", "run-0", said).decode().strip() for row in rows]
+        opened = [open_row(deployment.opener, row, "demo", "run-0", said).decode().strip() for row in rows]
         assert Counter(opened) == Counter(f"{name}/{i}" for name in names for i in range(2))
 
         deployment.hang_up()
@@ -71,7 +71,7 @@ def test_revoked_clients_are_out_before_the_next_batch_opens(tmp_path: Path) -> 
         deployment.hang_up()
         assert process.stop() == 0
         events = [json.loads(line) for line in process.err]
-        assert [line["level"] for line in events if line["event"] == "no-revocations"] == ["warning"]
+        assert [line["level"] for line in events if line["event"] == "revocations-unavailable"] == ["warning"]
 
 
 def test_the_log_names_no_client(tmp_path: Path) -> None:

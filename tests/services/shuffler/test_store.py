@@ -13,7 +13,7 @@ import pytest
 
 from ntkfl.crypto.row_frames import Announced, BatchKey
 from ntkfl.services.shuffler.store import Shuffler
-from tests.services.shuffler.clients import DIGEST, KEY, NAMES, Clock, batch, refusal, rows_of, said, submit_all, taken
+from tests.services.shuffler.batches import DIGEST, KEY, NAMES, Clock, batch, refusal, rows_of, said, submit_all, taken
 
 OTHER = bytes(32)  # digest of another announcement
 
@@ -22,7 +22,7 @@ OTHER = bytes(32)  # digest of another announcement
 
 def test_the_aggregator_cannot_ask_for_smaller_crowds_than_the_operator_allows() -> None:
     shuffler = Shuffler(floor=3)
-    with refusal(403, "below-floor"):
+    with refusal("below-floor"):
         shuffler.open(batch(min_clients=2), DIGEST)
     shuffler.open(batch(min_clients=3), DIGEST)
 
@@ -43,7 +43,7 @@ def test_the_aggregator_cannot_ask_for_smaller_crowds_than_the_operator_allows()
     ],
 )
 def test_terms_that_make_no_batch_are_refused(terms: dict[str, object]) -> None:
-    with refusal(422, "terms"):
+    with refusal("terms"):
         Shuffler().open(batch(**terms), DIGEST)  # type: ignore[arg-type]
 
 
@@ -54,11 +54,11 @@ def test_the_same_batch_may_be_opened_again_but_no_other_and_no_older_one() -> N
     clock.now += 4
     shuffler.open(batch(seconds=10.0), DIGEST)
     assert shuffler.status(KEY).seconds == 6  # its deadline has not moved
-    with refusal(409, "other-announcement"):  # whatever it asks for
+    with refusal("other-announcement"):  # whatever it asks for
         shuffler.open(batch(seconds=10.0), OTHER)
     shuffler.open(batch(BatchKey(2, 0)), DIGEST)
     for older in (BatchKey(1, 1), BatchKey(1, 9), BatchKey(0, 0)):
-        with refusal(409, "backwards"):
+        with refusal("backwards"):
             shuffler.open(batch(older), DIGEST)
     shuffler.open(batch(seconds=10.0), DIGEST)
     assert shuffler.latest() == (0, BatchKey(2, 0))
@@ -70,7 +70,7 @@ def test_opening_a_released_or_cancelled_batch_again_does_not_bring_it_back() ->
     submit_all(shuffler)
     shuffler.release(KEY)
     shuffler.open(batch(), DIGEST)
-    with refusal(410, "late"):
+    with refusal("late"):
         shuffler.submit("ada", said(KEY), rows_of("ada"))
     shuffler.cancel(KEY)
     shuffler.open(batch(), DIGEST)
@@ -82,45 +82,45 @@ def test_opening_a_released_or_cancelled_batch_again_does_not_bring_it_back() ->
 
 def test_what_a_submission_can_be_refused_for() -> None:
     shuffler = Shuffler()
-    with refusal(404, "unknown-batch"):
+    with refusal("unknown-batch"):
         shuffler.submit("ada", said(KEY), rows_of("ada"))
     shuffler.open(batch(), DIGEST)
-    with refusal(403, "not-asked"):
+    with refusal("not-asked"):
         shuffler.submit("eve", said(KEY), rows_of("eve"))
     for size in (7, 9):
-        with refusal(422, "row-size"):
+        with refusal("row-size"):
             shuffler.submit("ada", said(KEY), [*rows_of("ada", 1), b"x" * size])
     for count in (0, 1, 3):  # not one less, nor one more, than every client sends
-        with refusal(422, "row-count"):
+        with refusal("row-count"):
             shuffler.submit("ada", said(KEY), rows_of("ada", count))
-    with refusal(409, "replayed"):
+    with refusal("replayed"):
         shuffler.submit("ada", said(KEY), rows_of("ada", 1) * 2)
     assert shuffler.status(KEY).clients == 0  # a refused submission leaves nothing
     shuffler.submit("ada", said(KEY), rows_of("ada"))
     for again in (rows_of("ada"), rows_of("eve")):
-        with refusal(409, "replayed"):
+        with refusal("replayed"):
             shuffler.submit("ada", said(KEY), again)
-    with refusal(409, "replayed"):  # a row of another's, among new ones
+    with refusal("replayed"):  # a row of another's, among new ones
         shuffler.submit("bob", said(KEY), [*rows_of("bob", 1), rows_of("ada")[1]])
     assert shuffler.status(KEY).clients == 1
     rest = submit_all(shuffler, names=NAMES[1:])
     assert Counter(shuffler.release(KEY)) == Counter(rest + rows_of("ada"))
-    with refusal(410, "late"):
+    with refusal("late"):
         shuffler.submit("ada", said(KEY), rows_of("ada"))
     shuffler.cancel(KEY)
-    with refusal(410, "cancelled"):
+    with refusal("cancelled"):
         shuffler.submit("ada", said(KEY), rows_of("ada"))
 
 
 def test_rows_that_answer_another_announcement_are_refused() -> None:
     shuffler = Shuffler()
     shuffler.open(batch(), DIGEST)
-    with refusal(409, "other-announcement"):
+    with refusal("other-announcement"):
         shuffler.submit("ada", Announced(KEY, OTHER), rows_of("ada"))
     assert shuffler.status(KEY).clients == 0
     submit_all(shuffler)
     shuffler.release(KEY)
-    with refusal(409, "other-announcement"):
+    with refusal("other-announcement"):
         shuffler.submit("ada", Announced(KEY, OTHER), rows_of("ada"))
 
 
@@ -134,7 +134,7 @@ def test_ready_is_a_whole_cohort_or_a_crowd_past_the_deadline() -> None:
     shuffler.submit("ada", said(KEY), rows_of("ada"))
     clock.now += 11
     assert (shuffler.status(KEY).state, shuffler.status(KEY).seconds) == ("open", 0)
-    with refusal(425, "not-ready"):  # deadline or not
+    with refusal("not-ready"):  # deadline or not
         shuffler.release(KEY)
     shuffler.submit("bob", said(KEY), rows_of("bob"))
     assert shuffler.status(KEY).state == "ready"
@@ -146,7 +146,7 @@ def test_ready_is_a_whole_cohort_or_a_crowd_past_the_deadline() -> None:
         shuffler.submit(name, said(second), rows_of(name))
         assert shuffler.status(second).state == "open"
     clock.now += 1e9  # there is no deadline
-    with refusal(425, "not-ready"):
+    with refusal("not-ready"):
         shuffler.release(second)
     shuffler.submit("dan", said(second), rows_of("dan"))
     assert shuffler.status(second).state == "ready"
@@ -166,7 +166,7 @@ def test_how_many_rows_there_are_is_not_said_before_release() -> None:
 def test_release_repeats_itself_until_the_batch_is_forgotten() -> None:
     shuffler = Shuffler()
     shuffler.open(batch(), DIGEST)
-    with refusal(425, "not-ready"):
+    with refusal("not-ready"):
         shuffler.forget(KEY)
     sent = submit_all(shuffler)
     first = shuffler.release(KEY)
@@ -174,7 +174,7 @@ def test_release_repeats_itself_until_the_batch_is_forgotten() -> None:
     assert shuffler.release(KEY) == first == shuffler.release(KEY)
     shuffler.forget(KEY)
     shuffler.forget(KEY)
-    with refusal(410, "forgotten"):
+    with refusal("forgotten"):
         shuffler.release(KEY)
     shuffler.forget(BatchKey(9, 0))  # of which there is nothing
 
@@ -182,7 +182,7 @@ def test_release_repeats_itself_until_the_batch_is_forgotten() -> None:
 def test_a_released_batch_is_read_in_pieces_of_any_size() -> None:
     shuffler = Shuffler()
     shuffler.open(batch(), DIGEST)
-    with refusal(425, "not-ready"):
+    with refusal("not-ready"):
         shuffler.released(KEY, 0, 1)
     sent = submit_all(shuffler)
     count, size = shuffler.permute(KEY)
@@ -191,7 +191,7 @@ def test_a_released_batch_is_read_in_pieces_of_any_size() -> None:
     for some in (1, 3, count, count + 5):
         assert [row for first in range(0, count, some) for row in shuffler.released(KEY, first, some)] == whole
     shuffler.forget(KEY)
-    with refusal(410, "forgotten"):
+    with refusal("forgotten"):
         shuffler.released(KEY, 0, 1)
 
 
@@ -245,13 +245,13 @@ def test_a_later_exchange_is_released_with_exactly_the_clients_of_the_first() ->
     clock = Clock()
     shuffler = begun(clock, NAMES[:3])
     shuffler.open(batch(LATER, seconds=10.0), DIGEST)
-    with refusal(403, "not-asked"):  # its rows would be those without a match among the first
+    with refusal("not-asked"):  # its rows would be those without a match among the first
         shuffler.submit("dan", said(LATER), rows_of("dan"))
     submit_all(shuffler, LATER, NAMES[:2])
     clock.now += 1e6  # and no deadline makes it ready without cyd, whose first rows would be those without a match
     status = shuffler.status(LATER)
     assert (status.state, status.clients, status.missing) == ("open", 2, ("cyd",))
-    with refusal(425, "not-ready"):
+    with refusal("not-ready"):
         shuffler.release(LATER)
     submit_all(shuffler, LATER, ("cyd",))
     assert shuffler.status(LATER).missing == ()
@@ -272,21 +272,21 @@ def test_a_round_keeps_its_cohort() -> None:
     """With one client fewer in the second exchange, the rows of the first without a match would be that client's."""
     shuffler = begun(Clock())
     for cohort in (NAMES[:3], (*NAMES, "eve"), (*NAMES[:3], "eve")):
-        with refusal(409, "other-cohort"):
+        with refusal("other-cohort"):
             shuffler.open(batch(LATER, cohort), DIGEST)
     shuffler.open(batch(LATER, NAMES[::-1]), DIGEST)
 
 
 def test_a_later_exchange_needs_a_first_one_that_was_released() -> None:
     shuffler = Shuffler()
-    with refusal(409, "not-begun"):
+    with refusal("not-begun"):
         shuffler.open(batch(LATER), DIGEST)
     shuffler.open(batch(), DIGEST)
     submit_all(shuffler)
-    with refusal(409, "not-begun"):
+    with refusal("not-begun"):
         shuffler.open(batch(LATER), DIGEST)
     shuffler.cancel(KEY)
-    with refusal(409, "not-begun"):
+    with refusal("not-begun"):
         shuffler.open(batch(LATER), DIGEST)
 
 
@@ -307,7 +307,7 @@ def test_a_client_revoked_between_two_exchanges_ends_the_round() -> None:
     submit_all(shuffler, LATER)
     assert shuffler.status(LATER).state == "ready"
     shuffler.drop("bob")
-    with refusal(425, "not-ready"):
+    with refusal("not-ready"):
         shuffler.release(LATER)
 
 
@@ -324,9 +324,9 @@ def test_a_revoked_client_is_dropped_and_not_waited_for() -> None:
     assert shuffler.status(KEY).clients == 1
     assert shuffler.clients("client") == []
     for ask in (lambda: shuffler.submit("ada", said(KEY), rows_of("ada")), lambda: shuffler.present("ada", "client")):
-        with refusal(403, "revoked"):
+        with refusal("revoked"):
             ask()
-    with refusal(403, "revoked"):
+    with refusal("revoked"):
         shuffler.refuse_revoked("ada")
     shuffler.refuse_revoked("bob")
     rest = submit_all(shuffler, names=("cyd", "dan"))
@@ -338,7 +338,7 @@ def test_revocation_never_makes_a_crowd_too_small() -> None:
     shuffler.open(batch(cohort=("ada", "bob", "cyd")), DIGEST)
     submit_all(shuffler, names=("ada", "bob"))
     assert shuffler.set_revoked(frozenset({"bob", "cyd"}), serial=1)
-    with refusal(425, "not-ready"):  # all that are left have sent, but they are one
+    with refusal("not-ready"):  # all that are left have sent, but they are one
         shuffler.release(KEY)
     assert shuffler.set_revoked(frozenset({"bob"}), serial=2)
     shuffler.submit("cyd", said(KEY), rows_of("cyd"))

@@ -8,7 +8,7 @@ import pytest
 
 from ntkfl.services.shuffler import store as shuffling
 from ntkfl.services.shuffler.store import Shuffler
-from tests.services.shuffler.clients import DIGEST, KEY, batch
+from tests.services.shuffler.batches import DIGEST, KEY, batch
 
 SECONDS = 100.0
 DAY = 86_400.0

@@ -18,7 +18,7 @@ import pytest
 from ntkfl.crypto.row_frames import Announced, BatchKey
 from ntkfl.errors import ConfigError
 from ntkfl.services.shuffler.store import Shuffler
-from tests.services.shuffler.clients import DIGEST, KEY, Clock, batch, on_disk, refusal, rows_of, said, taken
+from tests.services.shuffler.batches import DIGEST, KEY, Clock, batch, on_disk, refusal, rows_of, said, taken
 
 
 @pytest.mark.parametrize("another_is_open", [False, True])
@@ -72,9 +72,9 @@ def test_cancelling_deletes_rows_and_names(tmp_path: Path) -> None:
     shuffler.cancel(KEY)
     content = on_disk(path)
     assert not any(trace in content for trace in (b"sealed-1", b"adelheid", b"bartholomew"))
-    with refusal(410, "cancelled"):
+    with refusal("cancelled"):
         shuffler.release(KEY)
-    with refusal(404, "unknown-batch"):
+    with refusal("unknown-batch"):
         shuffler.cancel(BatchKey(9, 0))
 
 
@@ -171,9 +171,9 @@ def test_state_survives_a_restart(tmp_path: Path) -> None:
     assert (shuffler.clients("client"), shuffler.clients("evaluator")) == (["ada"], ["eva"])
     assert shuffler.reports(KEY) == [b"counts"]
     assert not shuffler.set_revoked(frozenset(), serial=3)  # an old list, played back
-    with refusal(403, "revoked"):
+    with refusal("revoked"):
         shuffler.submit("bob", announced, rows_of("bob"))
-    with refusal(409, "other-announcement"):
+    with refusal("other-announcement"):
         shuffler.publish(b"second", KEY, batch(seconds=10.0))
     shuffler.close()
 
@@ -191,7 +191,7 @@ def test_who_answered_is_remembered_over_a_restart_and_named_nowhere(tmp_path: P
     assert not any(name.encode() in on_disk(path) for name in names)
     shuffler = Shuffler(path)
     shuffler.open(batch(later, names, seconds=0.0, max_rows=1), DIGEST)
-    with refusal(403, "not-asked"):
+    with refusal("not-asked"):
         shuffler.submit("cunegonde", said(later), [b"second-c"])
     for name in names[:2]:
         shuffler.submit(name, said(later), [f"second-{name[0]}".encode()])
@@ -222,5 +222,5 @@ def test_a_record_that_the_disk_changed_is_refused(tmp_path: Path) -> None:
     with sqlite3.connect(path) as db:
         db.execute("UPDATE batches SET state = 'x'")
     db.close()
-    with refusal(503, "storage"):
+    with refusal("storage"):
         Shuffler(path).status(KEY)

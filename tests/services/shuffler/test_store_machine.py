@@ -15,7 +15,7 @@ from ntkfl.crypto.row_frames import Announced, BatchKey
 from ntkfl.errors import Refused
 from ntkfl.services.shuffler.batch import Batch
 from ntkfl.services.shuffler.store import Shuffler
-from tests.services.shuffler.clients import Clock
+from tests.services.shuffler.batches import Clock
 
 NAMES = tuple("abcde")
 FLOOR = 2

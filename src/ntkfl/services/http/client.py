@@ -1,5 +1,5 @@
-"""Asking a service over TLS, with patience: a service that restarts is asked again, one that refuses is believed, and
-one that is too busy is asked when it says. No more is read of an answer than the question allows.
+"""The HTTP client of a service, over TLS. Requests are retried while a service cannot be reached, and after the time it
+asks for where it is too busy; a refusal is final. No more is read of an answer than the request allows.
 """
 
 from __future__ import annotations
@@ -12,21 +12,19 @@ from pathlib import Path
 from typing import Self
 
 from ntkfl.atomic import check_private
-from ntkfl.crypto.credentials import sign_request
 from ntkfl.crypto.hpke import SigningKey
 from ntkfl.errors import ConfigError, MessageError, Refused, TrustError
+from ntkfl.services.http.signing import sign_request
 
 try:
     import httpx
 except ImportError as error:
     raise ConfigError("services need the extra 'services': pip install 'ntkfl[services]'") from error
 
-AGAIN = (429, 502, 503, 504)
+RETRY_STATUSES = (429, 502, 503, 504)
 SMALL, MANY, ANNOUNCED = 64 << 10, 16 << 20, 256 << 20  # bytes of an answer: a few fields, a list, an announcement
-_LONGEST_S = 60.0  # that a service is believed when it says to come back later
-
-
-_AS_IT_IS = {"accept-encoding": "identity"}
+_MAX_RETRY_AFTER_S = 60.0  # whatever a service asks for
+_UNPACKED = {"accept-encoding": "identity"}
 
 
 class HttpClient:
@@ -49,18 +47,18 @@ class HttpClient:
         self._credential: tuple[str | Callable[[], str], SigningKey] | None = None
 
     def identify(self, credential: str | Callable[[], str], key: SigningKey) -> Self:
-        """Sign what is asked from now on; a credential that is renewed is asked for each time."""
+        """Sign requests from now on; a function is asked for the credential each time, as it may be renewed."""
         self._credential = (credential, key)
         return self
 
     def ask(self, method: str, path: str, body: bytes = b"", json: object = None, most: int = SMALL) -> httpx.Response:
-        """The answer to one request, tried again while the service cannot be reached; `Refused` as the service says,
-        `MessageError` where it says more than `most` bytes.
+        """The answer to one request, retried for `patience` seconds. `Refused` as the service refuses, or if it cannot
+        be reached; `MessageError` if the answer has more than `most` bytes.
         """
         until = time.monotonic() + self.patience
         pause = 0.1
         while True:
-            request = self._http.build_request(method, path, content=body or None, json=json, headers=_AS_IT_IS)
+            request = self._http.build_request(method, path, content=body or None, json=json, headers=_UNPACKED)
             if self._credential is not None:
                 credential, key = self._credential
                 issued = credential if isinstance(credential, str) else credential()
@@ -72,12 +70,12 @@ class HttpClient:
             except httpx.TransportError as error:
                 if time.monotonic() > until:
                     reason = str(error) or type(error).__name__
-                    raise Refused(503, "unreachable", f"{self.url} cannot be reached: {reason}") from None
+                    raise Refused("unreachable", f"{self.url} cannot be reached: {reason}") from None
             else:
-                if response.status_code not in AGAIN or time.monotonic() > until:
+                if response.status_code not in RETRY_STATUSES or time.monotonic() > until:
                     return _accept(response)
                 later = retry_after(response)
-            time.sleep(max(pause, later) * random.uniform(1, 1.5))  # who was turned away together comes back apart
+            time.sleep(max(pause, later) * random.uniform(1, 1.5))  # clients refused together retry apart
             pause = min(2.0, 2 * pause)
 
     def _send(self, request: httpx.Request, most: int) -> httpx.Response:
@@ -97,21 +95,21 @@ class HttpClient:
 
 
 def check_answer(response: httpx.Response, most: int, size: int) -> None:
-    """`MessageError` if an answer of which `size` bytes have come is larger than `most`, says that it will be, or is
-    packed: a few bytes that become many.
+    """`MessageError` if an answer of which `size` bytes have come is larger than `most`, declares to be, or is packed:
+    a few bytes that become many.
     """
     said = response.headers.get("content-length", "0")
     announced = int(said) if said.isascii() and said.isdecimal() and len(said) < 19 else most + 1
     if max(size, announced) > most:
         raise MessageError(f"{response.url} answers with more than the {most} bytes that it may have")
     if response.headers.get("content-encoding", "identity") != "identity":
-        raise MessageError(f"{response.url} answers with packed bytes, which nobody asked for")
+        raise MessageError(f"{response.url} answers with packed bytes, which this request does not allow")
 
 
 def retry_after(response: httpx.Response) -> float:
-    """Seconds after which the service wants to be asked again; 0 where it does not say."""
+    """Seconds after which the service asks for a retry; 0 where it does not say."""
     said = response.headers.get("retry-after", "")
-    return min(float(said), _LONGEST_S) if said.isdecimal() and said.isascii() else 0.0
+    return min(float(said), _MAX_RETRY_AFTER_S) if said.isdecimal() and said.isascii() else 0.0
 
 
 def _accept(response: httpx.Response) -> httpx.Response:
@@ -122,4 +120,4 @@ def _accept(response: httpx.Response) -> httpx.Response:
         reason, message = str(answer["error"]), str(answer["message"])
     except (ValueError, KeyError, TypeError):
         reason, message = "refused", f"status {response.status_code}"
-    raise Refused(response.status_code, reason, message)
+    raise Refused(reason, message)

@@ -1,8 +1,8 @@
 """Serving applications over TLS: one process and one event loop, however many listeners, and a clean stop.
 
-Connections are a limited good. One that asks nothing, or does not finish its handshake, is closed after a while; where
-all are taken, the one that has been silent longest makes room for the next, and where all are at work the next is told
-when to come back. So a flood of connections costs those who ask something no more than a delay.
+Connections are limited. One that asks nothing, or does not finish its handshake, is closed after a while. At the limit
+the connection that has been idle longest is closed for the next one; where all are at work, the next is refused with
+503 and told when to retry. So a flood of connections costs working clients no more than a delay.
 """
 
 from __future__ import annotations
@@ -16,28 +16,29 @@ import ssl
 import threading
 from asyncio import sslproto
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ntkfl.atomic import check_private
 from ntkfl.errors import ConfigError
-from ntkfl.services.heap import keep_heaps_small
+from ntkfl.services.heap import limit_heaps
+from ntkfl.services.http.refusals import error_response
 from ntkfl.services.log import log
 
 try:
     import uvicorn
     from fastapi import FastAPI
-    from starlette.responses import JSONResponse
     from uvicorn.protocols.http.h11_impl import H11Protocol
 except ImportError as error:  # the core works without; this room does not
     raise ConfigError("services need the extra 'services': pip install 'ntkfl[services]'") from error
 
-HEADERS_S = 15  # for a connection to shake hands, to say what it wants, and to stay without asking for more
-_SHUTDOWN_S = 5  # for a connection that is being closed to take what was on its way
+HEADERS_S = 15  # for a TLS handshake, for a request's headers, and for an idle connection
+_SHUTDOWN_S = 5  # for a connection that is being closed to take the rest of its answer
 STOP_S = 10  # for requests under way to end once a stop is asked for
-RETRY_AFTER_S = 1  # until who is turned away for now may ask again
 _BACKLOG = 512
-_TURNED_AWAY = 128  # connections beyond the limit that are told so; more are cut
+_REFUSED = 128  # connections beyond the limit that get a 503; more are cut
 _OWN_FILES = 128  # that a service has open besides connections
 _BUFFER = 64 << 10  # bytes that wait in memory for one reader, and that one read takes
 _SYSTEM_BUFFER = 256 << 10  # bytes that wait in the system's memory for one reader; left to itself it takes 4 MB
@@ -45,7 +46,7 @@ _SYSTEM_BUFFER = 256 << 10  # bytes that wait in the system's memory for one rea
 
 @dataclass(frozen=True)
 class Listener:
-    """An application at an address. With `client_ca`, only who holds a certificate of that authority gets to speak."""
+    """An application at an address. With `client_ca`, only holders of a certificate of that authority can connect."""
 
     app: FastAPI
     host: str
@@ -53,25 +54,23 @@ class Listener:
     cert: Path
     key: Path
     client_ca: Path | None = None
-    connections: int = 512  # at work at once, or fewer where the system allows fewer files; more are told 503
+    connections: int = 512  # at once, or fewer where the system allows fewer files; more get a 503
 
 
 def serve(listeners: Sequence[Listener], stop: threading.Event | None = None) -> None:
     """Serve all listeners in this process until SIGTERM, SIGINT or `stop`; then let requests under way end.
 
-    Prints `listening https://HOST:PORT service=NAME`, a line a listener, once all of them answer.
+    Prints `listening https://HOST:PORT service=NAME`, a line per listener, once all of them answer.
     """
-    keep_heaps_small()
-    contexts = [_tls(listener) for listener in listeners]
+    limit_heaps()
+    contexts = [tls_context(listener) for listener in listeners]
     sslproto.SSLProtocol.max_size = _BUFFER  # asyncio's own are 256 KiB a connection, a gigabyte for 4,096 that wait
     share = _allow_files(sum(listener.connections for listener in listeners))
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(_bind(listener)) for listener in listeners]
-        servers = [
-            _Server(_config(listener, context), max(1, int(share * listener.connections)), listener.client_ca is None)
-            for listener, context in zip(listeners, contexts, strict=True)
-        ]
-        asyncio.run(_run(listeners, servers, sockets, stop or threading.Event()))
+        servers = [_server(listener, context, share) for listener, context in zip(listeners, contexts, strict=True)]
+        runner = stack.enter_context(asyncio.Runner(loop_factory=_EventLoop))
+        runner.run(_run(listeners, servers, sockets, stop or threading.Event()))
 
 
 async def _run(
@@ -79,7 +78,7 @@ async def _run(
 ) -> None:
     def stop_now() -> None:
         for server in servers:
-            server.force_exit = stop.is_set()  # asked a second time: wait for nobody
+            server.force_exit = stop.is_set()  # the second time: wait for nobody
         stop.set()
 
     if threading.current_thread() is threading.main_thread():
@@ -103,124 +102,115 @@ async def _run(
     log("stopped")
 
 
+class _EventLoop(asyncio.SelectorEventLoop):
+    """uvicorn has no setting for TLS handshakes, to which asyncio gives a minute and a closing half of one: for so long
+    a connection that says nothing would hold a file.
+    """
+
+    async def create_server(self, *arguments: Any, **options: Any) -> asyncio.Server:
+        options |= {"ssl_handshake_timeout": HEADERS_S, "ssl_shutdown_timeout": _SHUTDOWN_S}
+        return await super().create_server(*arguments, **options)
+
+
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, connections: int, for_anybody: bool) -> None:
-        super().__init__(config)
-        self._connections, self._for_anybody = connections, for_anybody
-        self._silent: dict[_Protocol, None] = {}  # those that ask nothing at the moment, the longest silent first
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """uvicorn's, with a bound on handshakes and a protocol that knows how many others there are."""
-        await self.lifespan.startup()
-        self.should_exit = self.lifespan.should_exit
-        if self.should_exit:
-            return
-
-        def protocol() -> _Protocol:
-            made = _Protocol(self.config, self.server_state, self.lifespan.state)
-            made.most, made.silent, made.for_anybody = self._connections, self._silent, self._for_anybody
-            return made
-
-        loop = asyncio.get_running_loop()
-        self.servers = [
-            await loop.create_server(
-                protocol,
-                sock=sock,
-                ssl=self.config.ssl,
-                backlog=_BACKLOG,
-                ssl_handshake_timeout=HEADERS_S,
-                ssl_shutdown_timeout=_SHUTDOWN_S,
-            )
-            for sock in sockets or ()
-        ]
-        self.started = True
-
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals are for all servers of the process: `_run` takes them."""
         yield
 
 
-class _Protocol(H11Protocol):
-    """uvicorn's, which waits for ever for a request's headers, made to give up, and to make room where it is scarce."""
+@dataclass
+class _Connections:
+    """Of one listener: how many there may be, and which of them ask nothing at the moment, the longest idle first."""
 
-    most: int
-    silent: dict[_Protocol, None]
-    for_anybody: bool
+    limit: int
+    public: bool  # anybody can connect
+    idle: dict[_Protocol, None] = field(default_factory=dict)
+
+
+class _Protocol(H11Protocol):
+    """uvicorn's, with the three bounds that it lacks.
+
+    It waits for a request's headers without end: `timeout_keep_alive` ends with the first byte. At its
+    `limit_concurrency` every request is refused, those of connections at work too, so that a flood of idle connections
+    would shut out everybody: here the longest idle one makes room. It leaves what waits for a slow reader to defaults
+    that are megabytes per connection.
+    """
+
+    def __init__(self, own: _Connections, **options: Any) -> None:
+        super().__init__(**options)
+        self._own = own
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=_BUFFER)
-        if self.for_anybody:
+        if self._own.public:
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SYSTEM_BUFFER)
-        self.loop.call_later(HEADERS_S, self._give_up, None)
-        over = len(self.connections) - self.most
-        if over > 0 and self.silent:
-            oldest = next(iter(self.silent))
-            del self.silent[oldest]
+        self.loop.call_later(HEADERS_S, self._close_if_idle, None)
+        over = len(self.connections) - self._own.limit
+        if over > 0 and self._own.idle:
+            oldest = next(iter(self._own.idle))
+            del self._own.idle[oldest]
             oldest.transport.abort()
-        elif over > _TURNED_AWAY:
+        elif over > _REFUSED:
             transport.abort()
         elif over > 0:
-            self.app = _come_back
-        self.silent[self] = None
+            self.app = _BUSY
+        self._own.idle[self] = None
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.cycle is not None:
-            self.silent.pop(self, None)
+            self._own.idle.pop(self, None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.silent.pop(self, None)
+        self._own.idle.pop(self, None)
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
         done = self.cycle  # the next may begin at once, where it was sent ahead
         super().on_response_complete()
-        self.loop.call_later(HEADERS_S, self._give_up, done)
+        self.loop.call_later(HEADERS_S, self._close_if_idle, done)
         if self.cycle is done and self in self.connections:
-            self.silent[self] = None
+            self._own.idle[self] = None
 
     def shutdown(self) -> None:
+        """A peer that keeps an idle connection and does not answer its closing must not hold up a stop."""
         super().shutdown()
-        self.loop.call_later(1, self._cut)
+        self.loop.call_later(1, self._abort_if_done)
 
-    def _cut(self) -> None:
-        """A peer that keeps an idle connection and does not answer its closing would hold up a stop for long."""
+    def _abort_if_done(self) -> None:
         if self.cycle is None or self.cycle.response_complete:
             self.transport.abort()
 
-    def _give_up(self, last: object) -> None:
+    def _close_if_idle(self, last: object) -> None:
         if self.cycle is last and not self.transport.is_closing():
             self.transport.close()
 
 
-_come_back = JSONResponse(
-    {"error": "busy", "message": "too many connections; try again soon"},
-    503,
-    {"retry-after": str(RETRY_AFTER_S), "connection": "close"},
-)
+_BUSY = error_response(503, "busy", "too many connections; try again soon", {"connection": "close"})
 
 
-def _config(listener: Listener, context: ssl.SSLContext) -> uvicorn.Config:
+def _server(listener: Listener, context: ssl.SSLContext, share: float) -> _Server:
+    own = _Connections(max(1, int(share * listener.connections)), public=listener.client_ca is None)
     config = uvicorn.Config(
         listener.app,
-        http=_Protocol,
+        http=partial(_Protocol, own),  # type: ignore[arg-type]  # any callable that makes a protocol
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
         proxy_headers=False,
         server_header=False,
+        backlog=_BACKLOG,
         timeout_keep_alive=HEADERS_S,
         timeout_graceful_shutdown=STOP_S,
+        ssl_context_factory=lambda *_: context,
     )
-    config.load()
-    config.ssl = context
-    return config
+    return _Server(config)
 
 
-def _tls(listener: Listener) -> ssl.SSLContext:
+def tls_context(listener: Listener) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
@@ -252,11 +242,11 @@ def _allow_files(connections: int) -> float:
 
     Without files for itself a service could not answer those whose connections it has.
     """
-    want = connections + _TURNED_AWAY + _OWN_FILES
+    want = connections + _REFUSED + _OWN_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < want:
         soft = want if hard == resource.RLIM_INFINITY else min(want, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if soft == resource.RLIM_INFINITY or soft >= want:
         return 1.0
-    return max(0, soft - _OWN_FILES) / (connections + _TURNED_AWAY)
+    return max(0, soft - _OWN_FILES) / (connections + _REFUSED)

@@ -1,263 +1,21 @@
-"""The key server: enrols clients, and gives each of them the seed ρ of a training run, sealed to it.
-
-The operator hands out one-time tokens; a client enrols its public keys with one and gets a signed credential, which is
-good for a time and renewed by its holder before it ends. A client that let it end is let in again by the operator, one
-that is revoked never. One run has one ρ, for ever: made when first asked for, the same for all its clients; a new ρ
-means a new run. Revocation stops further service, but takes nothing back: who was given ρ has it.
-
-State is one SQLite file that only its owner can read. Operator commands and the service may use it at the same time.
-"""
+"""The key server over HTTP: enrols clients, and gives each of them the secret ρ of a training run, sealed to it."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import os
-import re
-import secrets
-import sqlite3
-import threading
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Self
-from urllib.parse import quote
-
+from fastapi import FastAPI, Request
+from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
 
-from ntkfl.crypto.credentials import NAME_PATTERN, ROLES, Credential
-from ntkfl.crypto.hpke import Secret, SigningKey, check_private, parse_key, write_private
-from ntkfl.errors import ConfigError, Refused, TrustError, unknown
-from ntkfl.services.http.application import FastAPI, Request, log, run_in_threadpool, service_app, who_asks
-from ntkfl.services.http.openapi import KEY_SERVER
-from ntkfl.services.key_server.key_protocol import check_enrolment, seal_seed, sign_revoked
-from ntkfl.services.key_server.store import (
-    LIFETIME,
-    SCHEMA,
-    VERSION,
-    begin,
-    lifetime_of,
-    refuse_ended,
-    refuse_unknown,
-)
-from ntkfl.services.trusted_peers import HEX_KEY, TrustedPeers
-
-STATE, SIGNING_KEY = "state.sqlite", "signing-key.pem"
-_PATIENCE_S = 20  # for the state, which operator commands use too
+from ntkfl.crypto.credentials import NAME_PATTERN
+from ntkfl.services.http.application import SIGNED, authenticate, service_app
+from ntkfl.services.http.refusals import refusals
+from ntkfl.services.http.schemas import Answer
+from ntkfl.services.key_server.store import KeyServer
+from ntkfl.services.log import log
+from ntkfl.services.trusted_peers import HEX_KEY
 
 
-@dataclass(frozen=True)
-class Client:
-    """A client as the operator sees it."""
-
-    name: str
-    role: str
-    enrolled: bool
-    revoked: bool
-    ends: int | None  # of its last credential, in seconds since 1970
-
-
-class KeyServer:
-    """What the key server knows and does; any thread may call it."""
-
-    def __init__(self, state: Path, federation: str, key: SigningKey) -> None:
-        """On a state file made by `create`."""
-        self._state, self.federation, self._key = state, federation, key
-        self._turn = threading.Lock()
-        self.public = key.public
-        if not state.is_file():
-            raise ConfigError(f"no state at {state}; a lost state is a lost ρ: begin a new federation")
-        check_private(state)
-        with self._transaction() as db:
-            (version,) = db.execute("PRAGMA user_version").fetchone()
-            found = None if version != VERSION else db.execute("SELECT name FROM federation").fetchone()
-        if version != VERSION:
-            raise ConfigError(f"{state} was written by another version of ntkfl: begin a new federation")
-        if found is None:
-            raise ConfigError(f"{state} is damaged: it does not say of which federation it is")
-        if found != (federation,):
-            raise ConfigError(f"{state} is of federation {found[0]!r}, not {federation!r}")
-
-    @classmethod
-    def create(cls, state: Path, federation: str, key: SigningKey, lifetime: int = LIFETIME) -> Self:
-        """With an empty state, at a path where there is nothing yet; credentials are good for `lifetime` seconds."""
-        _check_name("federation", federation)
-        write_private(state, b"")
-        with closing(sqlite3.connect(state, isolation_level=None)) as db:
-            db.executescript(f"BEGIN; {SCHEMA}")
-            db.execute("INSERT INTO federation VALUES (?, 0, ?)", (federation, lifetime))
-            db.execute("COMMIT")
-        return cls(state, federation, key)
-
-    @classmethod
-    def open(cls, folder: Path) -> Self:
-        """Of a key server's folder."""
-        pins = TrustedPeers.read(folder)
-        key = SigningKey.load(folder / SIGNING_KEY)
-        if key.public.hex() != pins.key_server.signing_key:
-            raise ConfigError(f"{folder / SIGNING_KEY} is not the key that federation.toml pins")
-        check_private(folder / SIGNING_KEY)
-        return cls(folder / STATE, pins.federation, key)
-
-    # -- The operator's side
-
-    def add_run(self, run: str) -> None:
-        """From now on its clients can ask for its seed."""
-        _check_name("run", run)
-        with self._transaction() as db:
-            if db.execute("SELECT 1 FROM runs WHERE name = ?", (run,)).fetchone():
-                raise Refused(409, "run-exists", f"run {run!r} exists, and has one ρ for ever: choose another name")
-            db.execute("INSERT INTO runs VALUES (?, NULL)", (run,))
-
-    def make_token(self, client: str, role: str) -> str:
-        """A one-time token: the client's name, a dot, 256 random bits. It takes the place of an earlier, unused one."""
-        return self.make_tokens({client: role})[client]
-
-    def make_tokens(self, roles: Mapping[str, str]) -> dict[str, str]:
-        """Of many clients by name, with their roles: all of them, or none."""
-        tokens = {}
-        for client, role in roles.items():
-            _check_name("client", client)
-            if role not in ROLES:
-                raise unknown("role", role, ROLES)
-            tokens[client] = f"{client}.{secrets.token_urlsafe(32)}"
-        with self._transaction() as db:
-            for client, token in tokens.items():
-                row = db.execute("SELECT signing_key, revoked FROM clients WHERE name = ?", (client,)).fetchone()
-                if row is not None and (row[0] is not None or row[1]):
-                    what = "revoked" if row[1] else "enrolled"
-                    raise Refused(409, f"already-{what}", f"client {client!r} is {what}: choose another name")
-                values = (client, roles[client], _hash(token))
-                db.execute("INSERT OR REPLACE INTO clients (name, role, token_hash) VALUES (?, ?, ?)", values)
-        return tokens
-
-    def revoke(self, client: str) -> None:
-        """No seed and no enrolment for this name any more; the list of revoked clients gets a new serial number."""
-        with self._transaction() as db:
-            row = db.execute("SELECT revoked FROM clients WHERE name = ?", (client,)).fetchone()
-            if row is None:
-                raise Refused(404, "unknown-client", f"no client {client!r}; `ntkfl keys list` names all")
-            if not row[0]:
-                db.execute("UPDATE clients SET revoked = 1 WHERE name = ?", (client,))
-                db.execute("UPDATE federation SET revoked_serial = revoked_serial + 1")
-
-    def readmit(self, client: str) -> None:
-        """Let a client renew a credential that it let end: for as long as a credential is good for."""
-        with self._transaction() as db:
-            row = db.execute("SELECT signing_key, revoked FROM clients WHERE name = ?", (client,)).fetchone()
-            if row is None or row[0] is None:
-                raise Refused(404, "unknown-client", f"no client {client!r} has enrolled; `ntkfl keys list` names all")
-            if row[1]:
-                raise Refused(403, "revoked", f"client {client!r} is revoked, which is for ever")
-            ends = int(time.time()) + lifetime_of(db)
-            db.execute("UPDATE clients SET ends = ? WHERE name = ?", (ends, client))
-
-    def set_lifetime(self, seconds: int) -> None:
-        """Of credentials issued from now on."""
-        with self._transaction() as db:
-            db.execute("UPDATE federation SET lifetime = ?", (seconds,))
-
-    def clients(self) -> list[Client]:
-        """All clients, by name."""
-        with self._transaction() as db:
-            rows = db.execute("SELECT name, role, signing_key IS NOT NULL, revoked, ends FROM clients ORDER BY name")
-            return [Client(name, role, bool(yes), bool(revoked), ends) for name, role, yes, revoked, ends in rows]
-
-    def runs(self) -> list[str]:
-        """The names of all runs."""
-        with self._transaction() as db:
-            return [name for (name,) in db.execute("SELECT name FROM runs ORDER BY name")]
-
-    # -- The clients' side
-
-    def enrol(self, token: str, client: str, sealing_key: str, signing_key: str, proof: str) -> str:
-        """The credential for a client's keys (hexadecimal). Who lost the answer may ask again with the same keys."""
-        with self._transaction() as db:
-            found = "SELECT role, token_hash, sealing_key, signing_key, revoked, issued, ends FROM clients"
-            row = db.execute(f"{found} WHERE name = ?", (client,)).fetchone()
-            role, token_hash, *enrolled, revoked, issued, ends = row or ("", bytes(32), None, None, 0, None, None)
-            if not hmac.compare_digest(token_hash, _hash(token)):
-                raise Refused(403, "bad-token", "this token is not one for this client; ask the operator for one")
-            if revoked:
-                raise Refused(403, "revoked", f"client {client!r} is revoked")
-            self._check_keys(client, sealing_key, signing_key, proof)
-            if enrolled[0] is None:
-                db.execute(
-                    "UPDATE clients SET sealing_key = ?, signing_key = ? WHERE name = ?",
-                    (sealing_key, signing_key, client),
-                )
-                issued, ends = begin(db, client)
-            elif enrolled != [sealing_key, signing_key]:
-                raise Refused(409, "already-enrolled", f"client {client!r} has enrolled other keys with this token")
-            valid = refuse_ended(client, issued, ends)
-        return Credential(self.federation, client, role, sealing_key, signing_key, *valid).issue(self._key)
-
-    def renew(self, credential: Credential) -> str:
-        """The next credential for the holder of this one, who must have been authenticated: for the same keys, in the
-        same role. The state says whether it may, whatever the credential says of its own end.
-        """
-        with self._transaction() as db:
-            refuse_unknown(db, credential)
-            known = db.execute("SELECT issued, ends FROM clients WHERE name = ?", (credential.client,)).fetchone()
-            refuse_ended(credential.client, *known)
-            issued, ends = begin(db, credential.client)
-        return replace(credential, issued=issued, ends=ends).issue(self._key)
-
-    def seed(self, credential: Credential, run: str) -> dict[str, str]:
-        """The run's ρ, sealed to the credential's holder, who must have been authenticated (see `who_asks`)."""
-        with self._transaction() as db:
-            refuse_unknown(db, credential)
-            found = db.execute("SELECT seed FROM runs WHERE name = ?", (run,)).fetchone()
-            if found is None:
-                raise Refused(404, "unknown-run", "no such run in this federation")
-            if found[0] is None:
-                found = (os.urandom(32),)
-                db.execute("UPDATE runs SET seed = ? WHERE name = ?", (found[0], run))
-        public = bytes.fromhex(credential.sealing_key)
-        return seal_seed(Secret(found[0]), public, self._key, self.federation, run, credential.client)
-
-    def revoked(self) -> dict[str, object]:
-        """The signed list of revoked clients."""
-        with self._transaction() as db:
-            (serial,) = db.execute("SELECT revoked_serial FROM federation").fetchone()
-            names = [name for (name,) in db.execute("SELECT name FROM clients WHERE revoked")]
-        return sign_revoked(serial, names, self._key, self.federation)
-
-    def _check_keys(self, client: str, sealing_key: str, signing_key: str, proof: str) -> None:
-        try:
-            keys = parse_key(sealing_key, "the sealing key"), parse_key(signing_key, "the signing key")
-            check_enrolment(self.federation, client, *keys, bytes.fromhex(proof))
-        except (ConfigError, TrustError, ValueError):
-            message = "a sealing key that can be sealed to, a signing key and a proof of holding it are needed"
-            raise Refused(422, "invalid-key", message) from None
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """A connection of its own, so that no two threads share one: all of what is done with it, or nothing."""
-        address = f"file:{quote(str(self._state.absolute()))}?mode=rw"  # never makes a file
-        if not self._turn.acquire(
-            timeout=_PATIENCE_S
-        ):  # threads queue here: SQLite would have each try again and again
-            raise Refused(503, "busy", "too many requests at once; try again soon")
-        try:
-            with closing(sqlite3.connect(address, uri=True, timeout=_PATIENCE_S, isolation_level=None)) as db:
-                db.execute("PRAGMA synchronous = FULL")
-                db.execute("BEGIN IMMEDIATE")
-                try:
-                    yield db
-                    db.execute("COMMIT")
-                finally:
-                    if db.in_transaction:
-                        db.execute("ROLLBACK")
-        except (sqlite3.Error, UnicodeDecodeError):  # SQLite quotes a damaged file in what it says
-            raise Refused(503, "no-state", "the key server's state cannot be read or written now") from None
-        finally:
-            self._turn.release()
-
-
-class _Enrolment(BaseModel):
+class Enrolment(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     token: str = Field(min_length=1, max_length=200)
@@ -267,40 +25,52 @@ class _Enrolment(BaseModel):
     proof: str = Field(pattern="^[0-9a-f]{128}$")
 
 
+class Issued(Answer):
+    credential: str = Field(description="base64 of a signature and what it signs")
+
+
+class SealedSecret(Answer):
+    """The run's ρ, sealed to the client that asked."""
+
+    federation: str
+    run: str
+    client: str
+    sealed: str = Field(description="base64")
+    signature: str = Field(description="base64")
+
+
+class Revoked(Answer):
+    federation: str
+    serial: int = Field(ge=0)
+    clients: list[str]
+    signature: str = Field(description="base64")
+
+
 def key_server_app(server: KeyServer) -> FastAPI:
     """`POST /v1/enrol`, `POST /v1/renew` and `POST /v1/runs/{run}/seed` (signed, empty body), `GET /v1/revoked`."""
     app = service_app("key-server", max_body=16 << 10)
 
-    @app.post("/v1/enrol", **KEY_SERVER["enrol"])
-    def enrol(request: Request, body: _Enrolment) -> dict[str, str]:
+    @app.post("/v1/enrol", responses=refusals(403, 409))
+    def enrol(request: Request, body: Enrolment) -> Issued:
         issued = server.enrol(body.token, body.client, body.sealing_key, body.signing_key, body.proof)
         request.state.client = body.client
         log("enrolled", client=body.client)
-        return {"credential": issued}
+        return Issued(credential=issued)
 
-    @app.post("/v1/renew", **KEY_SERVER["renew"])
-    async def renew(request: Request) -> dict[str, str]:
-        credential = await who_asks(request, server.public, server.federation, ended_too=True)
+    @app.post("/v1/renew", dependencies=[SIGNED], responses=refusals(401, 403))
+    async def renew(request: Request) -> Issued:
+        credential = await authenticate(request, server.public, server.federation, allow_expired=True)
         issued = await run_in_threadpool(server.renew, credential)
         log("renewed", client=credential.client)
-        return {"credential": issued}
+        return Issued(credential=issued)
 
-    @app.post("/v1/runs/{run}/seed", **KEY_SERVER["seed"])
-    async def seed(request: Request, run: str) -> dict[str, str]:
-        credential = await who_asks(request, server.public, server.federation)
-        return await run_in_threadpool(server.seed, credential, run)
+    @app.post("/v1/runs/{run}/seed", dependencies=[SIGNED], responses=refusals(401, 403, 404))
+    async def run_secret(request: Request, run: str) -> SealedSecret:
+        credential = await authenticate(request, server.public, server.federation)
+        return SealedSecret(**await run_in_threadpool(server.run_secret, credential, run))
 
-    @app.get("/v1/revoked", **KEY_SERVER["revoked"])
-    def revoked() -> dict[str, object]:
-        return server.revoked()
+    @app.get("/v1/revoked")
+    def revoked() -> Revoked:
+        return Revoked.model_validate(server.revoked())
 
     return app
-
-
-def _hash(token: str) -> bytes:
-    return hashlib.sha256(token.encode()).digest()
-
-
-def _check_name(what: str, name: str) -> None:
-    if not re.fullmatch(NAME_PATTERN, name):
-        raise ConfigError(f"a {what}'s name has up to 64 letters, digits, '.', '_' or '-', got {name!r}")

@@ -6,13 +6,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ntkfl.atomic import replace_private
+from ntkfl.atomic import replace_private, write_private
 from ntkfl.crypto.credentials import Credential
-from ntkfl.crypto.hpke import SealingKey, SigningKey, write_private
+from ntkfl.crypto.hpke import SealingKey, SigningKey
 from ntkfl.errors import ConfigError, NTKFLError, TrustError
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.services.http.client import HttpClient
-from ntkfl.services.key_server.key_protocol import enrolment, open_seed, token_client
+from ntkfl.services.key_server.key_protocol import enrolment, open_run_secret, token_client
 from ntkfl.services.trusted_peers import TrustedPeers
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ _AGAIN_S = 60.0  # between two tries to renew a credential that is still good
 
 
 class Identity:
-    """A client's keys and credential: made at its first start, kept in its folder, the private ones never sent."""
+    """A client's keys and credential: made at its first start and kept in its folder; private keys are never sent."""
 
-    def __init__(self, folder: Path, pins: TrustedPeers, patience: float) -> None:
-        self._pins, self._patience = pins, patience
-        self._key_server = HttpClient(pins.key_server.url, folder / "ca.pem", patience=patience)
+    def __init__(self, folder: Path, peers: TrustedPeers, patience: float) -> None:
+        self._peers, self._patience = peers, patience
+        self._key_server = HttpClient(peers.key_server.url, folder / "ca.pem", patience=patience)
         paths = folder / "sealing-key.pem", folder / "signing-key.pem", folder / "credential"
         if not paths[0].exists():
             SealingKey.generate().save(paths[0])
@@ -36,7 +36,7 @@ class Identity:
         self.sealing, self.signing = SealingKey.load(paths[0]), SigningKey.load(paths[1])
         self._file, self._again = paths[2], 0.0
         if not self._file.exists():
-            body = enrolment(_token(folder), pins.federation, self.sealing, self.signing)
+            body = enrolment(_token(folder), peers.federation, self.sealing, self.signing)
             issued = self._check(self._key_server.ask("POST", "/v1/enrol", json=body))  # before it is kept
             write_private(self._file, issued.encode())
         self.credential = self._file.read_text()
@@ -69,8 +69,8 @@ class Identity:
         return issued
 
     def _read(self, issued: str) -> Credential:
-        pins = self._pins
-        return Credential.check(issued, bytes.fromhex(pins.key_server.signing_key), pins.federation, ended_too=True)
+        signer = bytes.fromhex(self._peers.key_server.signing_key)
+        return Credential.check(issued, signer, self._peers.federation, allow_expired=True)
 
     def _check(self, answer: httpx.Response) -> str:
         """A credential for this client's keys, as the key server just issued it."""
@@ -85,14 +85,14 @@ class Identity:
         """Of a client's folder."""
         return Identity(folder, TrustedPeers.read(folder), patience)
 
-    def seed(self) -> RunSecret:
+    def run_secret(self) -> RunSecret:
         """ρ of the run, from the key server; kept in memory alone."""
-        pins = self._pins
+        peers = self._peers
         self._key_server.identify(self.current(), self.signing)
-        answer = _values(self._key_server.ask("POST", f"/v1/runs/{pins.run}/seed"))
-        signer = bytes.fromhex(pins.key_server.signing_key)
-        seed = open_seed(answer, self.sealing, signer, pins.federation, pins.run, self.known.client)
-        return RunSecret(seed, pins.federation, pins.run)
+        answer = _values(self._key_server.ask("POST", f"/v1/runs/{peers.run}/seed"))
+        signer = bytes.fromhex(peers.key_server.signing_key)
+        secret = open_run_secret(answer, self.sealing, signer, peers.federation, peers.run, self.known.client)
+        return RunSecret(secret, peers.federation, peers.run)
 
 
 def _values(answer: httpx.Response) -> dict[str, object]:

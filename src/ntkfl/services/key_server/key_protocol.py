@@ -1,11 +1,11 @@
-"""What the key server says, as others hear it: an enrolment to ask with, answers to check against its pinned key.
+"""What the key server and its clients say to each other: enrolments, sealed secrets of runs, lists of revoked clients.
 
-Signatures and seals are those of `privacy.sealing`; everything is bound to what it is for:
+Signatures and seals are those of `crypto/hpke.py`; everything is bound to what it is for:
 
 - proof of an enrolment: by the client's signing key, over its sealing key (32 bytes), for
-  `bind("ntkfl enrolment v1", federation, client)`: nobody enrols a key that is not theirs;
-- seed: sealed to the client's key for `bind("ntkfl seed v1", federation, run, client)`; signed by the key server, over
-  the sealed bytes, for `bind("ntkfl seed v1", federation, run, client, sealing key)`;
+  `bind("ntkfl enrolment v1", federation, client)`: no client enrols a key that is not its own;
+- ρ, the secret of a run: sealed to the client's key for `bind("ntkfl seed v1", federation, run, client)`; signed by
+  the key server, over the sealed bytes, for `bind("ntkfl seed v1", federation, run, client, sealing key)`;
 - revoked clients: signed by the key server, over `bind("ntkfl revoked v1", *names in order)`, for
   `bind("ntkfl revoked v1", federation, serial)`.
 """
@@ -15,10 +15,11 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 
-from ntkfl.crypto.hpke import KEY_BYTES, SealingKey, Secret, SigningKey, bind, seal, verify
+from ntkfl.crypto.context import Secret, bind
+from ntkfl.crypto.hpke import KEY_BYTES, SealingKey, SigningKey, seal, verify
 from ntkfl.errors import TrustError
 
-_ENROLMENT, _SEED, _REVOKED = "ntkfl enrolment v1", "ntkfl seed v1", "ntkfl revoked v1"
+_ENROLMENT, _RUN_SECRET, _REVOKED = "ntkfl enrolment v1", "ntkfl seed v1", "ntkfl revoked v1"
 _SMALL_ORDER = {  # Ed25519 keys, but for the sign bit, under which anybody can make signatures that hold
     bytes(32),
     bytes([1]) + bytes(31),
@@ -29,7 +30,7 @@ _SMALL_ORDER = {  # Ed25519 keys, but for the sign bit, under which anybody can 
 
 
 def token_client(token: str) -> str:
-    """Whom a token is for: it begins with the client's name."""
+    """The client that a token is for: it begins with its name."""
     return token.strip().rpartition(".")[0]
 
 
@@ -46,20 +47,20 @@ def enrolment(token: str, federation: str, sealing_key: SealingKey, signing_key:
 
 
 def check_enrolment(federation: str, client: str, sealing_key: bytes, signing_key: bytes, proof: bytes) -> None:
-    """`TrustError` unless who enrols holds the signing key, and the sealing key can be sealed to."""
+    """`TrustError` unless the client holds the signing key, and the sealing key can be sealed to."""
     if signing_key[:31] + bytes([signing_key[31] & 0x7F]) in _SMALL_ORDER:
-        raise TrustError("a signing key of small order is nobody's")
+        raise TrustError("a signing key of small order is no proof of anything")
     verify(signing_key, proof, sealing_key, bind(_ENROLMENT, federation, client))
     seal(sealing_key, b"", bind(_ENROLMENT, federation, client))
 
 
-def seal_seed(
-    seed: Secret, sealing_public: bytes, key: SigningKey, federation: str, run: str, client: str
+def seal_run_secret(
+    secret: Secret, sealing_public: bytes, key: SigningKey, federation: str, run: str, client: str
 ) -> dict[str, str]:
     """The key server's answer to `POST /v1/runs/{run}/seed`."""
-    context = bind(_SEED, federation, run, client)
-    sealed = seal(sealing_public, seed.reveal(), context)
-    signature = key.sign(sealed, bind(_SEED, federation, run, client, sealing_public))
+    context = bind(_RUN_SECRET, federation, run, client)
+    sealed = seal(sealing_public, secret.reveal(), context)
+    signature = key.sign(sealed, bind(_RUN_SECRET, federation, run, client, sealing_public))
     return {
         "federation": federation,
         "run": run,
@@ -69,7 +70,7 @@ def seal_seed(
     }
 
 
-def open_seed(
+def open_run_secret(
     answer: Mapping[str, object],
     sealing_key: SealingKey,
     key_server_public: bytes,
@@ -82,11 +83,11 @@ def open_seed(
     The names in the answer are for people: what counts is what the reader expects.
     """
     sealed, signature = _bytes(answer, "sealed"), _bytes(answer, "signature")
-    verify(key_server_public, signature, sealed, bind(_SEED, federation, run, client, sealing_key.public))
-    seed = sealing_key.open(sealed, bind(_SEED, federation, run, client))
-    if len(seed) != KEY_BYTES:
-        raise TrustError(f"the key server's seed must have {KEY_BYTES} bytes")
-    return Secret(seed)
+    verify(key_server_public, signature, sealed, bind(_RUN_SECRET, federation, run, client, sealing_key.public))
+    secret = sealing_key.open(sealed, bind(_RUN_SECRET, federation, run, client))
+    if len(secret) != KEY_BYTES:
+        raise TrustError(f"the key server's ρ must have {KEY_BYTES} bytes")
+    return Secret(secret)
 
 
 def sign_revoked(serial: int, clients: Sequence[str], key: SigningKey, federation: str) -> dict[str, object]:

@@ -1,8 +1,8 @@
-"""What passes through the shuffler besides batches: announcements, who is there, evaluators' reports, revocations.
+"""What passes through the shuffler besides batches: announcements, present clients, evaluators' reports, revocations.
 
 The aggregator talks to clients only through it, so it never sees a client's address or timing. There is one
 announcement per round and exchange: its digest is kept for the whole run, and another one is refused. All of it lies in
-one SQLite file (or in memory), which the batches of `shuffling.py` share, so that one transaction can hold both.
+one SQLite file (or in memory), which the batches of `store.py` share, so that one transaction can hold both.
 """
 
 from __future__ import annotations
@@ -93,13 +93,13 @@ class AnnouncementStore:
             refuse_revoked(db, evaluator)
             refuse_other(db, announced)
             if db.execute("SELECT role FROM present WHERE client = ?", (evaluator,)).fetchone() != ("evaluator",):
-                raise Refused(403, "not-evaluator", "only evaluators report")
+                raise Refused("not-evaluator", "only evaluators report")
             if not 1 <= len(sealed) <= REPORT_BYTES:
-                raise Refused(413, "too-large", f"a report may have 1 to {REPORT_BYTES} bytes, got {len(sealed)}")
+                raise Refused("too-large", f"a report may have 1 to {REPORT_BYTES} bytes, got {len(sealed)}")
             try:
                 db.execute("INSERT INTO reports VALUES (?, ?, ?)", (announced.key.number, evaluator, sealed))
             except sqlite3.IntegrityError:
-                raise Refused(409, "replayed", "this evaluator's report is here already") from None
+                raise Refused("replayed", "this evaluator's report is here already") from None
             old = "SELECT number FROM reports WHERE evaluator = ?1 ORDER BY number DESC LIMIT -1 OFFSET ?2"
             db.execute(f"DELETE FROM reports WHERE evaluator = ?1 AND number IN ({old})", (evaluator, REPORTS))
 
@@ -137,13 +137,13 @@ class AnnouncementStore:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 if isinstance(error, BROKEN):
-                    raise Refused(503, "storage", f"the shuffler's state cannot be used: {error}") from None
+                    raise Refused("storage", f"the shuffler's state cannot be used: {error}") from None
                 raise
 
 
 def refuse_revoked(db: sqlite3.Connection, client: str) -> None:
     if db.execute("SELECT 1 FROM revoked WHERE client = ?", (client,)).fetchone():
-        raise Refused(403, "revoked", "this client is revoked")
+        raise Refused("revoked", "this client is revoked")
 
 
 def admit(db: sqlite3.Connection, announced: Announced, sequence: int) -> int:
@@ -156,7 +156,7 @@ def admit(db: sqlite3.Connection, announced: Announced, sequence: int) -> int:
         refuse_other(db, announced)
         return int(known[0])
     if db.execute("SELECT 1 FROM announced WHERE number > ?", (number,)).fetchone():
-        raise Refused(409, "backwards", f"batch {tuple(announced.key)} is older than one announced before")
+        raise Refused("backwards", f"batch {tuple(announced.key)} is older than one announced before")
     db.execute("INSERT INTO announced VALUES (?, ?, ?)", (number, announced.digest, sequence))
     return sequence
 
@@ -164,16 +164,16 @@ def admit(db: sqlite3.Connection, announced: Announced, sequence: int) -> int:
 def find_announced(db: sqlite3.Connection, key: BatchKey) -> Announced:
     found = db.execute("SELECT digest FROM announced WHERE number = ?", (key.number,)).fetchone()
     if found is None:
-        raise Refused(404, "unknown-batch", f"no batch {tuple(key)} was announced")
+        raise Refused("unknown-batch", f"no batch {tuple(key)} was announced")
     if not isinstance(found[0], bytes) or len(found[0]) != DIGEST_BYTES:
-        raise Refused(503, "storage", f"the shuffler's record of batch {tuple(key)} is damaged")
+        raise Refused("storage", f"the shuffler's record of batch {tuple(key)} is damaged")
     return Announced(key, found[0])
 
 
 def refuse_other(db: sqlite3.Connection, announced: Announced) -> None:
-    """`Refused` unless this is what was announced under its key: whoever heard another is not to answer it."""
+    """`Refused` unless this is what was announced under its key: a client that heard another must not answer it."""
     if find_announced(db, announced.key) != announced:
-        raise Refused(409, "other-announcement", f"batch {tuple(announced.key)} was announced with other contents")
+        raise Refused("other-announcement", f"batch {tuple(announced.key)} was announced with other contents")
 
 
 def _connect(path: Path | None, run: str) -> sqlite3.Connection:

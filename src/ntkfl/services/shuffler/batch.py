@@ -19,7 +19,7 @@ COLUMNS = "number, salt, state, max_rows, row_bytes, min_clients, deadline, clie
 
 @dataclass(frozen=True)
 class Batch:
-    """What the aggregator asks for: whom, how much of each, and for how long."""
+    """What the aggregator asks for: of which clients, how much of each, and for how long."""
 
     key: BatchKey
     cohort: tuple[str, ...]  # names of the clients asked
@@ -34,9 +34,9 @@ class Batch:
         timed = self.seconds is None or (math.isfinite(self.seconds) and self.seconds >= 0)
         sized = 1 <= self.max_rows < 1 << 32 and 1 <= self.row_bytes < 1 << 32
         if not (named and timed and sized and len(set(self.cohort)) == len(self.cohort)):
-            raise Refused(422, "terms", "a batch asks distinct clients, for at least one row of at least one byte")
+            raise Refused("terms", "a batch asks distinct clients, for at least one row of at least one byte")
         if self.min_clients > len(self.cohort):
-            raise Refused(422, "terms", f"{len(self.cohort)} clients can never be {self.min_clients} distinct ones")
+            raise Refused("terms", f"{len(self.cohort)} clients can never be {self.min_clients} distinct ones")
         self.key.check()
         return self
 
@@ -49,8 +49,8 @@ class Batch:
 class Status:
     """Of a batch, in numbers: "open", "ready", "released" or "cancelled"; `rows` only once released.
 
-    `missing` names those whose answers a later exchange of a round still needs when its deadline has passed: the round
-    has failed, and another cohort may do without them.
+    `missing` names the clients whose answers a later exchange of a round still needs when its deadline has passed: the
+    round has failed, and another cohort may do without them.
     """
 
     state: str
@@ -84,12 +84,12 @@ class Record:
     def find(cls, db: sqlite3.Connection, key: BatchKey) -> Record:
         found: Any = db.execute(f"SELECT {COLUMNS} FROM batches WHERE number = ?", (key.number,)).fetchone()
         if found is None:
-            raise Refused(404, "unknown-batch", f"no batch {tuple(key)} was opened")
+            raise Refused("unknown-batch", f"no batch {tuple(key)} was opened")
         record = cls(*found)
         numbers = (record.max_rows, record.row_bytes, record.min_clients, record.clients)
         sound = isinstance(record.salt, bytes) and all(isinstance(n, int) for n in numbers)
         if record.state not in ("open", *CLOSED) or not sound:
-            raise Refused(503, "storage", f"the shuffler's record of batch {tuple(key)} is damaged")
+            raise Refused("storage", f"the shuffler's record of batch {tuple(key)} is damaged")
         return record
 
     @property
@@ -111,9 +111,9 @@ class Record:
     def find_released(self, db: sqlite3.Connection) -> str:
         """The table of released rows; `Refused` if it is not there yet, or any more."""
         if self.state == "open":
-            raise Refused(425, "not-ready", "this batch is not released yet")
+            raise Refused("not-ready", "this batch is not released yet")
         if not db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (self.released,)).fetchone():
-            raise Refused(410, "forgotten", "this batch was released, and then deleted")
+            raise Refused("forgotten", "this batch was released, and then deleted")
         return self.released
 
     def close(self, db: sqlite3.Connection, state: str, clients: int, rows: int | None) -> None:

@@ -22,52 +22,52 @@ _NAMES, _KEY, _STATUS = TypeAdapter(list[str]), TypeAdapter(BatchKey), TypeAdapt
 class ShufflerClient:
     """Every method is one request, safe to repeat: a shuffler that restarts in between loses nothing."""
 
-    def __init__(self, pins: TrustedPeers, folder: Path) -> None:
+    def __init__(self, peers: TrustedPeers, folder: Path) -> None:
         certificate = folder / "tls.pem", folder / "tls-key.pem"
-        self._peer = HttpClient(pins.shuffler.aggregator_url, folder / "ca.pem", certificate)
-        self._run = f"/v1/runs/{pins.run}"
-        self._signed_by = bytes.fromhex(pins.aggregator.signing_key), pins.federation, pins.run
+        self.http = HttpClient(peers.shuffler.aggregator_url, folder / "ca.pem", certificate)
+        self._run = f"/v1/runs/{peers.run}"
+        self._signed_by = bytes.fromhex(peers.aggregator.signing_key), peers.federation, peers.run
         self._most: dict[BatchKey, int] = {}  # bytes that the rows of an announced batch can have
 
     def clients(self, role: str) -> list[str]:
         """Names of those present in that role, sorted."""
         with _reading():
-            answer = self._peer.ask("GET", f"{self._run}/clients?role={role}", most=MANY)
+            answer = self.http.ask("GET", f"{self._run}/clients?role={role}", most=MANY)
             return _NAMES.validate_python(answer.json()["clients"])
 
     def newest(self) -> BatchKey | None:
         """The key of the newest announcement."""
         with _reading():
-            key = self._peer.ask("GET", f"{self._run}/latest").json()["key"]
+            key = self.http.ask("GET", f"{self._run}/latest").json()["key"]
             return None if key is None else _KEY.validate_python(key).check()
 
     def publish(self, signed: bytes) -> None:
         asked = Head.check(signed, *self._signed_by)[0].batch
         if asked is not None:
             self._most[asked.key] = FRAME_BYTES + len(asked.cohort) * asked.max_rows * asked.row_bytes
-        self._peer.ask("POST", f"{self._run}/announcements", signed)
+        self.http.ask("POST", f"{self._run}/announcements", signed)
 
     def status(self, key: BatchKey) -> Status:
         with _reading():
-            return _STATUS.validate_python(self._peer.ask("GET", self._batch(key)).json())
+            return _STATUS.validate_python(self.http.ask("GET", self._batch(key)).json())
 
     def release(self, announced: Announced) -> list[bytes]:
         most = self._most.get(announced.key, SMALL)
-        found, rows = unpack_rows(self._peer.ask("POST", f"{self._batch(announced.key)}/release", most=most).content)
+        found, rows = unpack_rows(self.http.ask("POST", f"{self._batch(announced.key)}/release", most=most).content)
         if found != announced:
             raise MessageError("the shuffler released rows that answer another announcement")
         return rows
 
     def forget(self, key: BatchKey) -> None:
-        self._peer.ask("DELETE", self._batch(key))
+        self.http.ask("DELETE", self._batch(key))
         self._most.pop(key, None)
 
     def cancel(self, key: BatchKey) -> None:
-        self._peer.ask("POST", f"{self._batch(key)}/cancel")
+        self.http.ask("POST", f"{self._batch(key)}/cancel")
 
     def reports(self, key: BatchKey) -> list[bytes]:
         with _reading():
-            answer = self._peer.ask("GET", f"{self._batch(key)}/reports", most=MANY).json()
+            answer = self.http.ask("GET", f"{self._batch(key)}/reports", most=MANY).json()
             return [base64.b64decode(sealed) for sealed in answer["reports"]]
 
     def _batch(self, key: BatchKey) -> str:

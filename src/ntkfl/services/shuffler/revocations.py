@@ -1,4 +1,4 @@
-"""Who is revoked, as the shuffler knows it: the key server's signed list, asked for again and again."""
+"""The key server's signed list of revoked clients, which the shuffler fetches every ten seconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ntkfl.services.log import log
 from ntkfl.services.shuffler.store import Shuffler
 from ntkfl.services.trusted_peers import TrustedPeers
 
-REFRESH_S = 10.0  # between two looks
+REFRESH_S = 10.0  # between two requests
 
 
 async def _read(http: httpx.AsyncClient, url: str) -> bytes:
@@ -32,28 +32,28 @@ async def _read(http: httpx.AsyncClient, url: str) -> bytes:
 
 
 class Revocations:
-    """The key server's list of revoked clients. While it cannot be had, the last one stays in force."""
+    """The list of revoked clients. While the key server cannot be reached, the last one stays in force."""
 
-    def __init__(self, shuffler: Shuffler, pins: TrustedPeers, ca: Path) -> None:
-        self._shuffler, self._pins, self._failing = shuffler, pins, False
+    def __init__(self, shuffler: Shuffler, peers: TrustedPeers, ca: Path) -> None:
+        self._shuffler, self._peers, self._failing = shuffler, peers, False
         try:
             self._tls = ssl.create_default_context(cafile=ca)
         except OSError:
             raise ConfigError(f"no certificate authority in {ca}") from None
 
     async def refresh(self) -> None:
-        pin = self._pins.key_server
+        key_server = self._peers.key_server
         try:
             async with httpx.AsyncClient(verify=self._tls, timeout=3, trust_env=False) as http:
-                answer = json.loads(await _read(http, f"{pin.url}/v1/revoked"))
-            serial, clients = check_revoked(answer, bytes.fromhex(pin.signing_key), self._pins.federation)
+                answer = json.loads(await _read(http, f"{key_server.url}/v1/revoked"))
+            serial, clients = check_revoked(answer, bytes.fromhex(key_server.signing_key), self._peers.federation)
         except (httpx.HTTPError, NTKFLError, ValueError, AttributeError, RecursionError) as error:
             if not self._failing:
-                log("no-revocations", level=logging.WARNING, failed=error)
+                log("revocations-unavailable", level=logging.WARNING, failed=error)
             self._failing = True
             return
         if self._failing:
-            log("revocations-again")
+            log("revocations-restored")
         self._failing = False
         await asyncio.to_thread(self._shuffler.set_revoked, clients, serial)
 
@@ -62,5 +62,5 @@ class Revocations:
             try:
                 await self.refresh()
             except Refused as error:  # by the state: it may recover
-                log("no-revocations", level=logging.WARNING, failed=error)
+                log("revocations-unavailable", level=logging.WARNING, failed=error)
             await asyncio.sleep(REFRESH_S)

@@ -1,15 +1,15 @@
-"""The shuffler: collects one batch of sealed rows an exchange, and releases it permuted, without who sent what.
+"""The shuffler: collects one batch of sealed rows per exchange, and releases it permuted, without their senders.
 
-While a batch is open, who has sent how much is known: that is how replays are refused and distinct clients counted. At
+While a batch is open, the sender of each row is known: that is how replays are refused and distinct clients counted. At
 its release that knowledge is deleted in the same transaction. Everything that names a sender, and every row, lies in
 tables of its own batch, which are dropped whole: SQLite then overwrites all their pages with zeros (`secure_delete`).
 Single records deleted from a table that lives on can leave copies behind in its pages. What the file system or the
 disk keep of overwritten and truncated files is beyond this module.
 
-A round has one cohort. Its first exchange is released with whoever of them answered in time; every later one with
+A round has one cohort. Its first exchange is released with the clients that answered in time; every later one with
 exactly the same clients, or not at all. The aggregator can match a later row to an earlier one of the same sample (it
-can predict losses), so a client that answered only one of the two would be the owner of the rows without a match. Who
-answered the first exchange is kept as keyed hashes of names until the next round begins.
+can predict losses), so a client that answered only one of the two would be the owner of the rows without a match. The
+clients of the first exchange are kept as keyed hashes of names until the next round begins.
 
 A submission is one transaction and is accepted once it is committed, so a process killed at any moment has lost
 nothing it said it had. What the aggregator may count while a batch is open is clients, never rows: the difference of
@@ -79,32 +79,32 @@ class Shuffler(AnnouncementStore):
             refuse_other(db, announced)
             batch = Record.find(db, announced.key)
             if batch.state != "open":
-                raise Refused(410, *CLOSED[batch.state])
+                raise Refused(*CLOSED[batch.state])
             asked = db.execute(f"SELECT sent FROM {batch.cohort} WHERE client = ?", (client,)).fetchone()
             if asked is None:
-                raise Refused(403, "not-asked", "this batch does not ask this client")
+                raise Refused("not-asked", "this batch does not ask this client")
             if asked[0] is not None:
-                raise Refused(409, "replayed", "this client's rows of this batch are here already")
+                raise Refused("replayed", "this client's rows of this batch are here already")
             if len(rows) != batch.max_rows:  # more would weigh more, and a number of one's own would tell clients apart
-                raise Refused(422, "row-count", f"every client sends exactly {batch.max_rows} rows, got {len(rows)}")
+                raise Refused("row-count", f"every client sends exactly {batch.max_rows} rows, got {len(rows)}")
             if any(len(row) != batch.row_bytes for row in rows):
-                raise Refused(422, "row-size", f"every sealed row must have {batch.row_bytes} bytes")
+                raise Refused("row-size", f"every sealed row must have {batch.row_bytes} bytes")
             values = ((client, hashlib.blake2b(row, key=batch.salt, digest_size=16).digest(), row) for row in rows)
             try:
                 db.executemany(f"INSERT INTO {batch.pending} VALUES (?, ?, ?)", values)
             except sqlite3.IntegrityError:
-                raise Refused(409, "replayed", "one of these rows is here already") from None
+                raise Refused("replayed", "one of these rows is here already") from None
             db.execute(f"UPDATE {batch.cohort} SET sent = ? WHERE client = ?", (len(rows), client))
 
     def status(self, key: BatchKey) -> Status:
         """Ready is a batch of at least `min_clients` when all of its cohort have sent or its deadline has passed; in a
-        later exchange of a round, only when all have sent who sent in the first.
+        later exchange of a round, only when all clients of the first have sent.
         """
         with self._transaction() as db:
             return self._status(db, Record.find(db, key))
 
     def release(self, key: BatchKey) -> list[bytes]:
-        """The rows of a ready batch, permuted; from then on nobody can say who sent which.
+        """The rows of a ready batch, permuted; from then on their senders are not known.
 
         Asked again it gives the same rows in the same order, until `forget`.
         """
@@ -112,7 +112,7 @@ class Shuffler(AnnouncementStore):
         return self.released(key, 0, count)
 
     def permute(self, key: BatchKey) -> tuple[int, int]:
-        """Permute a ready batch and delete who sent what of it: how many rows it has, and bytes of each.
+        """Permute a ready batch and delete its senders: how many rows it has, and bytes of each.
 
         Rows are copied inside the file in a random order; none of them passes through this process's memory for long.
         """
@@ -120,10 +120,10 @@ class Shuffler(AnnouncementStore):
             batch = Record.find(db, key)
             status = self._status(db, batch)
             if status.state == "cancelled":
-                raise Refused(410, *CLOSED["cancelled"])
+                raise Refused(*CLOSED["cancelled"])
             if status.state == "open":
                 need = f"at least {batch.min_clients} and the deadline or the whole cohort"
-                raise Refused(425, "not-ready", f"{status.clients} clients have sent rows; release needs {need}")
+                raise Refused("not-ready", f"{status.clients} clients have sent rows; release needs {need}")
             if status.state == "released":
                 batch.find_released(db)
                 return int(status.rows or 0), batch.row_bytes
@@ -149,7 +149,7 @@ class Shuffler(AnnouncementStore):
         with self._transaction() as db:
             state = db.execute("SELECT state FROM batches WHERE number = ?", (key.number,)).fetchone()
             if state == ("open",):
-                raise Refused(425, "not-ready", "this batch is not released yet; cancel it to be rid of it")
+                raise Refused("not-ready", "this batch is not released yet; cancel it to be rid of it")
             db.execute("DELETE FROM reports WHERE number = ?", (key.number,))
             db.execute(f"DROP TABLE IF EXISTS released_{key.number}")
 
@@ -180,7 +180,7 @@ class Shuffler(AnnouncementStore):
             _drop(db, client)
 
     def submission_limit(self) -> int:
-        """Bytes of the largest submission that an open or recent batch allows: who is late is to be told so."""
+        """Bytes of the largest submission that an open or recent batch allows: a late client is to be told so."""
         with self._transaction() as db:
             recent = "SELECT number FROM batches ORDER BY number DESC LIMIT 4"
             asked = f"SELECT MAX(max_rows * row_bytes) FROM batches WHERE state = 'open' OR number IN ({recent})"
@@ -189,20 +189,20 @@ class Shuffler(AnnouncementStore):
     def _open(self, db: sqlite3.Connection, batch: Batch) -> None:
         number = batch.check().key.number
         if batch.min_clients < self._floor:
-            raise Refused(403, "below-floor", f"no batch here has fewer than {self._floor} clients")
+            raise Refused("below-floor", f"no batch here has fewer than {self._floor} clients")
         if db.execute("SELECT 1 FROM batches WHERE number = ?", (number,)).fetchone():
             return  # by the same announcement, or it would not have been admitted
         asked = _members(db, batch)
         salt, deadline = os.urandom(32), None if batch.seconds is None else self._clock() + batch.seconds
-        terms = (salt, "open", batch.max_rows, batch.row_bytes, batch.min_clients, deadline, 0, None)
-        db.execute(f"INSERT INTO batches ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (number, *terms))
+        values = (salt, "open", batch.max_rows, batch.row_bytes, batch.min_clients, deadline, 0, None)
+        db.execute(f"INSERT INTO batches ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (number, *values))
         db.execute("INSERT OR REPLACE INTO facts VALUES ('clock', ?)", (self._clock(),))
         db.execute(f"CREATE TABLE cohort_{number} (client TEXT PRIMARY KEY, sent INTEGER) WITHOUT ROWID")
         db.execute(f"CREATE TABLE pending_{number} (client TEXT, digest BLOB UNIQUE, row BLOB)")
         db.executemany(f"INSERT INTO cohort_{number} VALUES (?, NULL)", ((name,) for name in sorted(asked)))
 
     def _steady_clock(self) -> Callable[[], float]:
-        """Wall-clock time when this process began, and then what has passed by a clock that nobody sets. It begins no
+        """Wall-clock time when this process began, and then what has passed by the monotonic clock. It begins no
         earlier than the last batch was opened, so that a restart cannot give a batch more time than it was opened with.
         """
         with self._transaction() as db:
@@ -228,23 +228,23 @@ class Shuffler(AnnouncementStore):
 
 
 def _members(db: sqlite3.Connection, batch: Batch) -> Iterable[str]:
-    """Whom a batch waits for: in a round's first exchange its cohort, later those who answered the first one."""
+    """The clients a batch waits for: in a round's first exchange its cohort, later those that answered the first."""
     round, exchange = batch.key
     if exchange == 0:
         salt = os.urandom(32)
         db.execute("INSERT INTO rounds VALUES (?, ?, ?)", (round, salt, batch.cohort_digest(salt)))
         return batch.cohort
     if not db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (f"answered_{round}",)).fetchone():
-        raise Refused(409, "not-begun", f"the first exchange of round {round} was not released")
+        raise Refused("not-begun", f"the first exchange of round {round} was not released")
     salt, cohort = _find_round(db, round)
     if not hmac.compare_digest(batch.cohort_digest(salt), cohort):
-        raise Refused(409, "other-cohort", f"the cohort of round {round} cannot change: take the next round")
+        raise Refused("other-cohort", f"the cohort of round {round} cannot change: take the next round")
     answered = {tag for (tag,) in db.execute(f"SELECT tag FROM answered_{round}")}
     return [name for name in batch.cohort if _tag(salt, name) in answered]
 
 
 def _remember_answers(db: sqlite3.Connection, batch: Record) -> None:
-    """Keep who answered a round's first exchange, unless another round has begun: then nothing more will be asked."""
+    """Keep the clients that answered a round's first exchange, unless the next round has begun and needs none."""
     round = batch.key.round
     if db.execute("SELECT 1 FROM announced WHERE number > ?", (BatchKey(round, 255).number,)).fetchone():
         return
@@ -266,7 +266,7 @@ def _find_round(db: sqlite3.Connection, round: int) -> tuple[bytes, bytes]:
     """The salt of a round's hashes, and its cohort's."""
     found = db.execute("SELECT salt, cohort FROM rounds WHERE round = ?", (round,)).fetchone()
     if found is None or not all(isinstance(value, bytes) and len(value) == 32 for value in found):
-        raise Refused(503, "storage", f"the shuffler's record of round {round} is damaged")
+        raise Refused("storage", f"the shuffler's record of round {round} is damaged")
     return found[0], found[1]
 
 

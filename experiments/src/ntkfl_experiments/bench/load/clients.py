@@ -14,12 +14,12 @@ from pathlib import Path
 
 import httpx
 
-from ntkfl.crypto.credentials import sign_request
 from ntkfl.crypto.hpke import SEAL_BYTES, SealingKey, SigningKey
 from ntkfl.crypto.row_frames import Announced, pack_rows, seal_rows
 from ntkfl.errors import MessageError
-from ntkfl.services.http.client import AGAIN, retry_after
-from ntkfl.services.key_server.key_protocol import enrolment, open_seed
+from ntkfl.services.http.client import RETRY_STATUSES, retry_after
+from ntkfl.services.http.signing import sign_request
+from ntkfl.services.key_server.key_protocol import enrolment, open_run_secret
 from ntkfl.services.shuffler.app import SEQUENCE_HEADER
 from ntkfl.services.trusted_peers import TrustedPeers
 
@@ -35,7 +35,7 @@ class Tally:
     @property
     def turned_away(self) -> int:
         """Told to retry later, and did."""
-        return sum(self.statuses[status] for status in AGAIN)
+        return sum(self.statuses[status] for status in RETRY_STATUSES)
 
     def percentile(self, share: float) -> float:
         """The smallest time within which that share was served."""
@@ -78,7 +78,7 @@ class LoadClient:
                 tally.cut += 1
             else:
                 tally.statuses[response.status_code] += 1
-                if response.status_code not in AGAIN:
+                if response.status_code not in RETRY_STATUSES:
                     tally.seconds.append(time.perf_counter() - began)
                     return response
                 later = retry_after(response)
@@ -98,7 +98,7 @@ class LoadClient:
         pins = self._pins
         answer = (await self.ask(tally, "POST", f"{pins.key_server.url}/v1/runs/{pins.run}/seed")).json()
         signer = bytes.fromhex(pins.key_server.signing_key)
-        return open_seed(answer, self._sealing, signer, pins.federation, pins.run, self.name).reveal()
+        return open_run_secret(answer, self._sealing, signer, pins.federation, pins.run, self.name).reveal()
 
     async def hello(self, tally: Tally) -> None:
         await self.ask(tally, "POST", f"{self._pins.shuffler.url}/v1/runs/{self._pins.run}/hello")

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
-from ntkfl.crypto.credentials import sign_request
+from ntkfl.services.http.signing import sign_request
 from ntkfl.services.trusted_peers import TrustedPeers
 from ntkfl_experiments.bench.load.clients import LoadClient
 

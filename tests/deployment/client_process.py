@@ -1,4 +1,4 @@
-"""A client as a process: `python member.py FOLDER DATA [SEED INDEX]`. With a seed it draws as a simulation's client."""
+"""`python client_process.py FOLDER DATA [SEED INDEX]`: a client. With a seed it draws as a simulation's client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ntkfl ARGUMENTS` with every logger at its most talkative, as nobody should run it: `python loud.py ARGUMENTS`."""
+"""`python debug_logging.py ARGUMENTS`: `ntkfl ARGUMENTS` with every logger at its lowest level, a bad idea in use."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ import logging
 import sys
 
 from ntkfl.services import log
-from ntkfl.services.http import application
 
 
-def talkative(service: str, stream: object = None) -> None:
-    quiet(service)
+def configure_debug_logging(service: str, stream: object = None) -> None:
+    configure_logging(service)
     for name in ("ntkfl.services", "uvicorn", "uvicorn.error", "asyncio"):
         logging.getLogger(name).setLevel(1)
 
 
 if __name__ == "__main__":
     logging.basicConfig(level=1, stream=sys.stderr)
-    quiet, application.configure_logging = log.configure_logging, talkative
+    configure_logging, log.configure_logging = log.configure_logging, configure_debug_logging
     from ntkfl.cli import main
 
     main()

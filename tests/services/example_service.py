@@ -16,12 +16,15 @@ PROGRAM = """
 import asyncio, sys
 from pathlib import Path
 from pydantic import BaseModel, ConfigDict
-from ntkfl.services.http import server as listen
-from ntkfl.services.http.application import FastAPI, Listener, Request, configure_logging, serve, service_app
+from ntkfl.services.http import server
+from fastapi import Request
+from ntkfl.services.http.application import service_app
+from ntkfl.services.http.server import Listener, serve
+from ntkfl.services.log import configure_logging
 from ntkfl.errors import Refused
 
-listen.HEADERS_S = 1
-listen.STOP_S = 3
+server.HEADERS_S = 1
+server.STOP_S = 3
 app = service_app("front", max_body=100_000, receive_s=1)
 
 class Body(BaseModel):
@@ -40,7 +43,7 @@ def body(body: Body) -> str:
 
 @app.get("/refused")
 def refused() -> None:
-    raise Refused(409, "taken", "two\\nlines")
+    raise Refused("replayed", "two\\nlines")
 
 @app.get("/broken")
 def broken() -> None:
@@ -90,3 +93,12 @@ def connection(url: str, folder: Path) -> ssl.SSLSocket:
     parts = httpx.URL(url)
     context = ssl.create_default_context(cafile=folder / "ca.pem")
     return context.wrap_socket(socket.create_connection((parts.host, parts.port), 10), server_hostname=parts.host)
+
+
+def error(response: httpx.Response) -> tuple[int, str]:
+    """The status and reason of an answer that must have the one shape of errors."""
+    body = response.json()
+    assert set(body) == {"error", "message"}
+    assert body["message"]
+    assert "\n" not in body["message"]
+    return response.status_code, body["error"]

@@ -1,0 +1,43 @@
+"""The shuffler's answers in JSON."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ntkfl.services.http.schemas import Answer
+
+
+class Done(Answer):
+    status: str
+
+
+class Receipt(Answer):
+    status: Literal["received"] = "received"
+    receipt: str = Field(pattern="^[0-9a-f]{128}$", description="the shuffler's signature, hexadecimal")
+
+
+class Clients(Answer):
+    clients: list[str]
+
+
+class Latest(Answer):
+    sequence: int = Field(ge=0, description="of the newest announcement; 0: none yet")
+    key: Annotated[list[int], Field(min_length=2, max_length=2)] | None = Field(description="its round and exchange")
+
+
+class Sequence(Answer):
+    sequence: int = Field(ge=1)
+
+
+class BatchStatus(Answer):
+    state: Literal["open", "ready", "released", "cancelled"]
+    clients: int = Field(ge=0)
+    rows: int | None = Field(description="once it is released")
+    seconds: float | None = Field(description="until the deadline, while there is one to wait for")
+    missing: list[str] = Field(description="clients that a later exchange still needs after its deadline")
+
+
+class Reports(Answer):
+    reports: list[str] = Field(description="base64, sealed to the aggregator")
