@@ -34,12 +34,12 @@ def client(tmp_path: Path) -> tuple[ShuffledClient, SigningKey]:
         "inputs = [4]\noutputs = 2\nrounds = 5\nretries = 2\nclients_per_round = 3\nmax_rows = 100\n"
         '[method]\nname = "ntk-fl"\nsubsample_rate = 0.5\n'
     )
-    pins = init(tmp_path / "demo", tmp_path / "run.toml", DemoSetup(clients=4, min_clients=3))
+    federation = init(tmp_path / "demo", tmp_path / "run.toml", DemoSetup(clients=4, min_clients=3))
     own = ShuffledClient.__new__(ShuffledClient)
-    own.pins, own.ledger, own.name = pins, Ledger(tmp_path, pins.run), "client-0"
+    own.federation, own.ledger, own.name = federation, Ledger(tmp_path, federation.run), "client-0"
     own.method, own.x, own.y, own._round = NTKFL(subsample_rate=0.5), torch.randn(40, 4), torch.arange(40) % 2, None
-    task = Task(pins.terms.build_model(0), 2, "ce")
-    own.client = Client(0, task, own.method, lambda: (own.x, own.y), SystemRandomness(), rows=pins.terms.max_rows)
+    task = Task(federation.terms.build_model(0), 2, "ce")
+    own.client = Client(0, task, own.method, lambda: (own.x, own.y), SystemRandomness(), rows=federation.terms.max_rows)
     return own, SigningKey.load(tmp_path / "demo" / "aggregator" / "signing-key.pem")
 
 
@@ -54,7 +54,7 @@ def batch(key: BatchKey, **changes: Any) -> Batch:
 def signed(client: tuple[ShuffledClient, SigningKey], kind: Any, key: BatchKey, **changes: Any) -> bytes:
     own, signer = client
     said = Announcement(kind, key, batch(key, **changes), sealing_key=b"k" * 32)
-    return said.sign(signer, own.pins.federation, own.pins.run)
+    return said.sign(signer, own.federation.federation, own.federation.run)
 
 
 def hear(client: tuple[ShuffledClient, SigningKey], kind: Any, key: BatchKey, **changes: Any) -> Announcement | None:
@@ -113,12 +113,12 @@ def test_a_round_has_one_cohort_before_and_after_a_restart(
 
 
 def test_an_evaluator_is_no_more_exact_than_the_contract_says(client: tuple[ShuffledClient, SigningKey]) -> None:
-    own, terms = client[0], client[0].pins.terms
+    own, terms = client[0], client[0].federation.terms
     task = own.client.task
     asked = question(1, task.like)
 
     def under(**changes: Any) -> dict[str, torch.Tensor]:
-        own.pins = own.pins.model_copy(update={"terms": terms.model_copy(update=changes)})
+        own.federation = own.federation.model_copy(update={"terms": terms.model_copy(update=changes)})
         return dict(own._counts(asked).arrays)
 
     exact = counts(task, asked, own.x, own.y).arrays
@@ -143,15 +143,15 @@ def test_two_processes_of_one_client_answer_once(client: tuple[ShuffledClient, S
 def test_a_receipt_for_another_announcement_is_not_believed(client: tuple[ShuffledClient, SigningKey]) -> None:
     own, said = client[0], Announced.of(BatchKey(1, 0), b"these weights")
     shuffler = SigningKey.generate()
-    own.pins = own.pins.model_copy(
-        update={"shuffler": own.pins.shuffler.model_copy(update={"signing_key": shuffler.public.hex()})}
+    own.federation = own.federation.model_copy(
+        update={"shuffler": own.federation.shuffler.model_copy(update={"signing_key": shuffler.public.hex()})}
     )
     own._path = ""
 
     def answering(receipt: bytes) -> Any:
         return SimpleNamespace(ask=lambda *_: SimpleNamespace(json=lambda: {"receipt": receipt.hex()}))
 
-    where = (own.pins.federation, own.pins.run)
+    where = (own.federation.federation, own.federation.run)
     own.shuffler = answering(receipt := issue_receipt(shuffler, *where, said))
     assert own._send("rows", said, b"") == receipt
     own.shuffler = answering(issue_receipt(shuffler, *where, Announced.of(said.key, b"other weights")))

@@ -84,7 +84,7 @@ class Aggregator:
             raise ConfigError("run.toml and federation.toml disagree about the terms that clients have pinned")
         if not least <= settings.clients_per_round <= settings.clients:
             raise ConfigError(
-                f"clients_per_round must be from {least} (the shuffler's least crowd) to the {settings.clients} "
+                f"clients_per_round must be from {least} (the shuffler's minimum) to the {settings.clients} "
                 f"clients, got {settings.clients_per_round}"
             )
 

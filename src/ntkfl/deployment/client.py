@@ -1,8 +1,8 @@
 """A client of a federation: enrols, and answers what the aggregator announces, with data that stay here.
 
-All its talk is with the key server (once) and the shuffler. What it gives away, in how many rounds and in how large a
-crowd is fixed by the contract it pins; an announcement that asks for anything else, comes twice, or changes a round's
-cohort is not answered. What was answered is counted on the disk.
+It talks to the key server (once) and to the shuffler. What it gives away, in how many rounds and among how many other
+clients, is fixed by the contract it pins; an announcement that asks for anything else, comes twice, or changes a
+round's cohort is not answered. What was answered is counted on the disk.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class ShuffledClient:
         say: Callable[[str], None] = print,
         allow_code: bool = False,
     ) -> None:
-        self.pins, self.say = Federation.read(folder), say
-        terms = self.pins.terms
+        self.federation, self.say = Federation.read(folder), say
+        terms = self.federation.terms
         check_data(x, y, terms.inputs, terms.outputs)
         model = terms.build_model(seed=0, allow_code=allow_code)  # before anybody hears of this client
-        self.identity = Identity(folder, self.pins, patience)
-        self.shuffler = HttpClient(self.pins.shuffler.url, folder / "ca.pem", patience=patience)
+        self.identity = Identity(folder, self.federation, patience)
+        self.shuffler = HttpClient(self.federation.shuffler.url, folder / "ca.pem", patience=patience)
         self.shuffler.identify(self.identity.current, self.identity.signing)
         self.name, self.role = self.identity.known.client, self.identity.known.role
         self.method = terms.build_method()
@@ -56,12 +56,12 @@ class ShuffledClient:
         own = randomness or SystemRandomness()
         self.client = Client(0, task, self.method, lambda: (self.x, self.y), own, rows=rows)
         self._round: int | None = None  # of the protocol, whose first exchange was answered
-        self.ledger = Ledger(folder, self.pins.run)
-        self._path = f"/v1/runs/{self.pins.run}"
+        self.ledger = Ledger(folder, self.federation.run)
+        self._path = f"/v1/runs/{self.federation.run}"
 
     def _placed(self, x: Tensor, y: Tensor, task: Task) -> tuple[Tensor, Tensor]:
         """The samples as the network gets them: projected with the key server's seed, where the method projects."""
-        x, terms = x.to(task.like.dtype), self.pins.terms
+        x, terms = x.to(task.like.dtype), self.federation.terms
         if self.method.projected_dim is not None:
             projection = self.method.make_projection(self.identity.run_secret(), terms.inputs)
             assert projection is not None
@@ -71,7 +71,9 @@ class ShuffledClient:
     def run(self) -> int:
         """Take part until the aggregator ends the run; the number of exchanges answered."""
         self.hello()
-        self.say(f"{self.name} is enrolled as {self.role} and waits for {self.pins.federation}/{self.pins.run}")
+        self.say(
+            f"{self.name} is enrolled as {self.role} and waits for {self.federation.federation}/{self.federation.run}"
+        )
         sequence, answered = 0, 0
         while True:
             response = self.shuffler.ask("GET", f"{self._path}/announcement?after={sequence}", most=ANNOUNCED)
@@ -107,7 +109,10 @@ class ShuffledClient:
         left alone. On return it is in the ledger: it is answered now or never.
         """
         said = Announcement.check(
-            signed, bytes.fromhex(self.pins.aggregator.signing_key), self.pins.federation, self.pins.run
+            signed,
+            bytes.fromhex(self.federation.aggregator.signing_key),
+            self.federation.federation,
+            self.federation.run,
         )
         if said.kind != "end":
             self._check_contract(said)
@@ -116,7 +121,7 @@ class ShuffledClient:
 
     def _check_contract(self, said: Announcement) -> None:
         """`TrustError` where an announcement asks for something else than the run's contract says."""
-        terms, (round, exchange), batch = self.pins.terms, said.key, said.batch
+        terms, (round, exchange), batch = self.federation.terms, said.key, said.batch
         if not 1 <= round <= terms.most_rounds:
             raise TrustError(f"round {round} is none of the {terms.most_rounds} that the contract allows")
         if MOST_EXCHANGES <= exchange < EVALUATION:
@@ -125,8 +130,8 @@ class ShuffledClient:
             raise TrustError(f"round {round} mixes up training and evaluation")
         if batch is None:
             return
-        if batch.min_clients < self.pins.shuffler.min_clients:
-            raise TrustError(f"round {round} asks for a crowd below {self.pins.shuffler.min_clients} clients")
+        if batch.min_clients < self.federation.shuffler.min_clients:
+            raise TrustError(f"round {round} asks fewer than {self.federation.shuffler.min_clients} clients")
         if len(batch.cohort) != terms.clients_per_round:
             raise TrustError(f"round {round} asks {len(batch.cohort)} clients, not {terms.clients_per_round}")
         usual = terms.max_rows if self.method.sampled or exchange == EVALUATION else 1
@@ -134,25 +139,28 @@ class ShuffledClient:
         if batch.max_rows not in ((usual,) if exchange in (0, EVALUATION) else (usual, 1)):
             raise TrustError(f"round {round} asks for {batch.max_rows} rows, the contract for {usual}")
         if batch.seconds is not None and batch.seconds < 1:
-            raise TrustError(f"round {round} would be released before a crowd could come")
+            raise TrustError(f"round {round} would be released before others could answer")
 
     def answer(self, said: Announcement) -> bytes | None:
         """Send what was asked for: the shuffler's receipt; None if this client was not asked."""
         if said.message is None or said.announced is None or said.sealing_key is None:
             return None
         asked = said.batch is not None and self.name in said.batch.cohort
-        where = (said.sealing_key, self.pins.federation, self.pins.run, said.announced)
+        where = (said.sealing_key, self.federation.federation, self.federation.run, said.announced)
         if said.kind == "evaluate" and self.role == "evaluator":
             self._check_rows(said, 1)
             return self._send("reports", said.announced, seal_messages([self._counts(said.message)], 1, *where))
         if not asked or self.role != "client":
             return None
         if said.kind == "evaluate":
-            rows, count = self._score_rows(said.key, said.message), self.pins.terms.max_rows
+            rows, count = self._score_rows(said.key, said.message), self.federation.terms.max_rows
         else:
             self.at(said.key, said.message.round)
             reply = self.client.answer(said.message, said.key.round)
-            rows, count = self.method.split(reply), self.pins.terms.max_rows if reply.kind in self.method.sampled else 1
+            rows, count = (
+                self.method.split(reply),
+                self.federation.terms.max_rows if reply.kind in self.method.sampled else 1,
+            )
         self._check_rows(said, count)
         return self._send("rows", said.announced, seal_messages(rows, count, *where))
 
@@ -170,7 +178,7 @@ class ShuffledClient:
     def _score_rows(self, key: BatchKey, message: Message) -> list[Message]:
         """Of the round's samples alone: no more of this client shows than in training."""
         client = self.method.private(self.client.task, self.at(key, message.round))
-        rows, most = score_rows(self.client.task, message, client.x, client.y), self.pins.terms.max_rows
+        rows, most = score_rows(self.client.task, message, client.x, client.y), self.federation.terms.max_rows
         return rows if len(rows) <= most else self.client.randomness.subsampling(message.round).sample(rows, most)
 
     def _check_rows(self, said: Announcement, count: int) -> None:
@@ -180,7 +188,7 @@ class ShuffledClient:
 
     def _counts(self, message: Message) -> Message:
         """An evaluator's answer, no more exact than the contract says."""
-        terms = self.pins.terms
+        terms = self.federation.terms
         if terms.private:
             answer = noisy_counts(self.client.task, message, self.x, self.y, terms.count_epsilon)
         else:
@@ -194,8 +202,8 @@ class ShuffledClient:
             receipt = bytes.fromhex(answer.get("receipt", ""))
         except (ValueError, TypeError, AttributeError):
             raise MessageError("the shuffler's answer holds no receipt that can be read") from None
-        shuffler = bytes.fromhex(self.pins.shuffler.signing_key)
-        check_receipt(receipt, shuffler, self.pins.federation, self.pins.run, announced)
+        shuffler = bytes.fromhex(self.federation.shuffler.signing_key)
+        check_receipt(receipt, shuffler, self.federation.federation, self.federation.run, announced)
         return receipt
 
 

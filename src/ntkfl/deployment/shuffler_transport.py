@@ -135,8 +135,8 @@ class ShufflerTransport(ShuffledTransport):
     def _collect(self, announced: Announced) -> tuple[list[bytes], int]:
         """The released rows of a batch and the number of clients they are from, as soon as the shuffler gives them.
 
-        Past its deadline, a round's first exchange goes on without those that have not answered, and waits for a crowd
-        as long as `patience` says; a later one can only be released whole, so the round has failed.
+        Past its deadline, a round's first exchange goes on without those that have not answered, and waits for enough
+        clients as long as `patience` says; a later one can only be released whole, so the round has failed.
         """
         key, until = announced.key, time.monotonic() + self.settings.round_seconds + self.settings.patience
         while True:

@@ -42,7 +42,7 @@ class LocalShuffler(ShuffledTransport):
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
         if len(cohort) < LEAST_CLIENTS:
-            raise ConfigError(f"a shuffler needs a crowd: at least {LEAST_CLIENTS} clients a round")
+            raise ConfigError(f"a shuffler hides nobody among fewer: at least {LEAST_CLIENTS} clients per round")
         super().begin(round, cohort)
         self.inner.begin(round, cohort)
         self._key, self._present = BatchKey(round, 0), frozenset(cohort)

@@ -39,7 +39,7 @@ def filter_replies(method: Method, task: Task, replies: Sequence[Message]) -> Fi
     A row is a sample's where the method sends such, else a client's whole reply. Replies that are good are looked at
     once and passed on as they are.
     """
-    sifted = Filtered()
+    kept = Filtered()
     usual = Counter(map(_form, replies)).most_common(1)[0][0] if replies else None
     good: list[tuple[Message, Tensor | None]] = []
     for reply in replies:
@@ -48,22 +48,22 @@ def filter_replies(method: Method, task: Task, replies: Sequence[Message]) -> Fi
             good += _checked(method, task, [reply], rejected)
         else:
             rejected[MALFORMED] += len(_split(method, reply))
-        sifted.rejected += rejected
-        sifted.touched += bool(rejected)
+        kept.rejected += rejected
+        kept.touched += bool(rejected)
     bounds = _bounds([sizes for _, sizes in good if sizes is not None], method.extreme)
     for reply, sizes in good:
         keep = None if sizes is None or bounds is None else (sizes <= bounds).all(1)
         if keep is None or bool(keep.all()):
-            sifted.replies.append(reply)
-            sifted.rows += len(_split(method, reply)) if sizes is None else len(sizes)
+            kept.replies.append(reply)
+            kept.rows += len(_split(method, reply)) if sizes is None else len(sizes)
             continue
-        sifted.touched += 1
-        sifted.rejected[TOO_LARGE] += int((~keep).sum())
+        kept.touched += 1
+        kept.rejected[TOO_LARGE] += int((~keep).sum())
         if bool(keep.any()):
             rows = [row for row, kept in zip(method.split(reply), keep.tolist(), strict=True) if kept]
-            sifted.replies += method.join(rows)
-            sifted.rows += len(rows)
-    return sifted
+            kept.replies += method.join(rows)
+            kept.rows += len(rows)
+    return kept
 
 
 def _form(reply: Message) -> Hashable:

@@ -1,4 +1,4 @@
-"""Clients on other machines, or many on one: the methods' conversations, carried by Flower.
+"""Clients on other machines, or many on one: rounds whose messages Flower carries.
 
 No algorithm is here. The ServerApp holds `Method.round`, the ClientApp gives `Method.answer`, and what crosses is a
 `wire.Message` in a Flower record.
