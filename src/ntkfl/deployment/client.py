@@ -59,6 +59,11 @@ class ShuffledClient:
         self.ledger = Ledger(folder, self.federation.run)
         self._path = f"/v1/runs/{self.federation.run}"
 
+    @property
+    def _run(self) -> tuple[str, str]:
+        """Names of the federation and of the run."""
+        return self.federation.federation, self.federation.run
+
     def _placed(self, x: Tensor, y: Tensor, task: Task) -> tuple[Tensor, Tensor]:
         """The samples as the network gets them: projected with the key server's seed, where the method projects."""
         x, terms = x.to(task.like.dtype), self.federation.terms
@@ -71,9 +76,7 @@ class ShuffledClient:
     def run(self) -> int:
         """Take part until the aggregator ends the run; the number of exchanges answered."""
         self.hello()
-        self.say(
-            f"{self.name} is enrolled as {self.role} and waits for {self.federation.federation}/{self.federation.run}"
-        )
+        self.say(f"{self.name} is enrolled as {self.role} and waits for {'/'.join(self._run)}")
         sequence, answered = 0, 0
         while True:
             response = self.shuffler.ask("GET", f"{self._path}/announcement?after={sequence}", most=ANNOUNCED)
@@ -108,12 +111,7 @@ class ShuffledClient:
         """An announcement the aggregator signed, that is newer than the last and keeps to the contract; older ones are
         left alone. On return it is in the ledger: it is answered now or never.
         """
-        said = Announcement.check(
-            signed,
-            bytes.fromhex(self.federation.aggregator.signing_key),
-            self.federation.federation,
-            self.federation.run,
-        )
+        said = Announcement.check(signed, bytes.fromhex(self.federation.aggregator.signing_key), *self._run)
         if said.kind != "end":
             self._check_contract(said)
         cohort = "" if said.batch is None else said.batch.cohort_digest().hex()
@@ -146,7 +144,7 @@ class ShuffledClient:
         if said.message is None or said.announced is None or said.sealing_key is None:
             return None
         asked = said.batch is not None and self.name in said.batch.cohort
-        where = (said.sealing_key, self.federation.federation, self.federation.run, said.announced)
+        where = (said.sealing_key, *self._run, said.announced)
         if said.kind == "evaluate" and self.role == "evaluator":
             self._check_rows(said, 1)
             return self._send("reports", said.announced, seal_messages([self._counts(said.message)], 1, *where))
@@ -157,10 +155,8 @@ class ShuffledClient:
         else:
             self.at(said.key, said.message.round)
             reply = self.client.answer(said.message, said.key.round)
-            rows, count = (
-                self.method.split(reply),
-                self.federation.terms.max_rows if reply.kind in self.method.sampled else 1,
-            )
+            rows = self.method.split(reply)
+            count = self.federation.terms.max_rows if reply.kind in self.method.sampled else 1
         self._check_rows(said, count)
         return self._send("rows", said.announced, seal_messages(rows, count, *where))
 
@@ -203,7 +199,7 @@ class ShuffledClient:
         except (ValueError, TypeError, AttributeError):
             raise MessageError("the shuffler's answer holds no receipt that can be read") from None
         shuffler = bytes.fromhex(self.federation.shuffler.signing_key)
-        check_receipt(receipt, shuffler, self.federation.federation, self.federation.run, announced)
+        check_receipt(receipt, shuffler, *self._run, announced)
         return receipt
 
 
