@@ -61,7 +61,7 @@ class Terms(Options):
 
 
 class Contract(Terms):
-    """Terms of a run behind a shuffler: also how often a client is asked, for how many rows, and among how many others."""
+    """Terms of a run behind a shuffler: also how often a client is asked, for how many rows, among how many others."""
 
     rounds: int = Field(10, ge=1)
     retries: int = Field(10, ge=0, description="rounds of the whole run that may fail; each uses up a round number")
