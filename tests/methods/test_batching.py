@@ -40,7 +40,7 @@ def test_clients_together_send_what_each_sends_alone(method: NTKFL) -> None:
     some, w = clients(2, 5, 3), task.like
     candidates = torch.stack([w, w + 0.1, w - 0.2])
     for together, alone in (
-        (method._uploads(task, 1, w, some), [method._uploads(task, 1, w, [c])[0] for c in some]),
+        (method.upload_together(task, 1, w, some), [method.upload_together(task, 1, w, [c])[0] for c in some]),
         (
             scores(task, 1, candidates, some, method.shuffle),
             [scores(task, 1, candidates, [c], method.shuffle)[0] for c in some],

@@ -73,11 +73,11 @@ def test_one_client_moves_a_clipped_mean_by_its_share_of_the_bound() -> None:
     p = torch.full((20,), 0.05).double()
     base = torch.ones(4).double()
     for size in (0.1, 10.0, 1e20):
-        liar = size * torch.randn(4, generator=draws).double()
+        byzantine = size * torch.randn(4, generator=draws).double()
         for at in (None, base):
-            vectors = [v if at is None else at + v for v in (*honest, liar)]
+            vectors = [v if at is None else at + v for v in (*honest, byzantine)]
             moved = FedAvg().combine(vectors, p, at) - (0 if at is None else at)
-            middle = float(median(torch.stack([*honest, liar]).norm(dim=1)))
+            middle = float(median(torch.stack([*honest, byzantine]).norm(dim=1)))
             clipped = torch.stack([v * min(1.0, 1.5 * middle / float(v.norm())) for v in honest])
             assert (moved - clipped.sum(0) / 20).norm() <= 1.5 * middle / 20 * (1 + 1e-6)
     alike = honest / honest.norm(dim=1, keepdim=True)  # none is longer: the mean, to the bit
@@ -117,7 +117,7 @@ def test_equal_clients_are_combined_into_what_each_sent(name: str, robust: str) 
     assert torch.allclose(plain.state["weights"], other.state["weights"], atol=1e-9)
 
 
-def test_one_liar_among_five_decides_a_mean_and_no_robust_combination() -> None:
+def test_one_byzantine_client_among_five_decides_a_mean_and_no_robust_combination() -> None:
     clients = [*(scalar_client(i, 1.0, 3.0) for i in range(4)), scalar_client(4, 1.0, -3e4)]
     after = {
         how: float(
@@ -211,7 +211,7 @@ def reports(*losses: list[float]) -> list[Message]:
     return [Message("losses", 1, {"sums": torch.tensor(row).double(), "samples": one}) for row in losses]
 
 
-def test_a_liar_has_a_veto_in_a_mean_and_none_in_a_trimmed_one() -> None:
+def test_a_byzantine_client_has_a_veto_in_a_mean_and_none_in_a_trimmed_one() -> None:
     said = reports([3.0, 1.0, 2.0], [3.0, 1.0, 2.5], [4.0, 1.5, 2.0], [2.0, 1.0, 2.0], [1e30, 1e30, 0.0])
     assert choose(said, 3, False, 0.0)[0] == 2
     best, loss = choose(said, 3, False, 0.2)
@@ -223,16 +223,16 @@ def test_a_liar_has_a_veto_in_a_mean_and_none_in_a_trimmed_one() -> None:
 
 
 @pytest.mark.parametrize("favourite", [0, 4])
-def test_liars_cannot_name_the_candidate_by_the_level_of_their_losses(favourite: int) -> None:
+def test_byzantine_clients_cannot_name_the_candidate_by_the_level_of_their_losses(favourite: int) -> None:
     """Clients whose losses lie far apart, and who lose the same by each candidate: a trimmed mean of the losses as they
-    are is led astray by eight of twenty liars, or four, and one of what they lose is not.
+    are is led astray by eight Byzantine clients of twenty, or four, and one of what they lose is not.
     """
     levels, shape = torch.linspace(0.0, 2.0, 12).double(), torch.tensor([0.1, 0.05, 0.0, 0.05, 0.1]).double()
     honest = levels.unsqueeze(1) + 0.01 + shape
-    lie = torch.full((8, 5), 1e30).double()
-    lie[:, favourite] = 0
-    said = reports(*honest.tolist(), *lie.tolist())
-    assert int(trimmed_mean(torch.cat([honest, lie]), 0.4).argmin()) == favourite
+    false = torch.full((8, 5), 1e30).double()
+    false[:, favourite] = 0
+    said = reports(*honest.tolist(), *false.tolist())
+    assert int(trimmed_mean(torch.cat([honest, false]), 0.4).argmin()) == favourite
     assert choose(said, 5, False, 0.4)[0] == 2
 
 
@@ -246,9 +246,9 @@ def test_without_trimming_samples_count_equally() -> None:
 def test_a_client_that_claims_many_samples_counts_once_where_losses_are_trimmed() -> None:
     said = reports([3.0, 1.0], [3.0, 1.0], [3.0, 1.0])
     many = torch.tensor(1_000_000, dtype=torch.int32)
-    liar = Message("losses", 1, {"sums": torch.tensor([0.0, 9e6]).double(), "samples": many})
-    assert choose([*said, liar], 2, False, 0.0)[0] == 0
-    assert choose([*said, liar], 2, False, 0.25)[0] == 1
+    byzantine = Message("losses", 1, {"sums": torch.tensor([0.0, 9e6]).double(), "samples": many})
+    assert choose([*said, byzantine], 2, False, 0.0)[0] == 0
+    assert choose([*said, byzantine], 2, False, 0.25)[0] == 1
 
 
 def test_a_round_with_every_defence_learns_from_honest_clients() -> None:
@@ -274,7 +274,7 @@ def test_rows_turned_round_are_against_their_own_label_however_long_they_are() -
     for scale in (0.1, 1.0, 1.5):
         assert torch.equal(opposed(J.scaled(torch.where(turned, -scale, 1.0)), client.y), turned)
     half = torch.where(torch.arange(60) % 2 == 0, -1.0, 1.0)
-    assert not bool(opposed(J.scaled(half), client.y).any())  # nobody can say which half lies
+    assert not bool(opposed(J.scaled(half), client.y).any())  # nobody can say which half is corrupted
 
 
 def test_whether_rows_hold_the_inputs_is_told_by_the_network() -> None:

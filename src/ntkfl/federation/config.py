@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import AliasChoices, Field
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -19,7 +19,7 @@ from ntkfl.data import NAMES, Federated, load
 from ntkfl.data.partition import Partition
 from ntkfl.data.partitions import PARTITIONS, make
 from ntkfl.errors import ConfigError, TrustError, unknown
-from ntkfl.federation.byzantine import Poison
+from ntkfl.federation.byzantine import Byzantine
 from ntkfl.federation.memory_check import available_bytes
 from ntkfl.federation.run import Run
 from ntkfl.federation.run_folder import Record
@@ -170,7 +170,11 @@ class RunConfig(Options):
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "ntk-fl"})
-    poison: Poison | None = Field(None, description="clients that lie: simulations alone")
+    byzantine: Byzantine | None = Field(
+        None,
+        validation_alias=AliasChoices("byzantine", "poison"),  # its first name
+        description="clients that corrupt what they reply: simulations alone",
+    )
 
     @staticmethod
     def read(path: Path, *, allow_code: bool = False) -> RunConfig:
@@ -202,14 +206,14 @@ class RunConfig(Options):
     def dump(self) -> dict[str, Any]:
         """What config.toml holds: every setting, defaults included."""
         method = self.build_method()
-        values = self.model_dump(mode="json", exclude={"method", "model", "poison"})
+        values = self.model_dump(mode="json", exclude={"method", "model", "byzantine"})
         if self.data.own:  # the rest says how others are dealt
             values["data"] = {"dataset": self.data.dataset}
         return {
             "ntkfl": __version__,
             "simulation": True,
             **values,
-            **({} if self.poison is None else {"poison": self.poison.model_dump(mode="json")}),
+            **({} if self.byzantine is None else {"byzantine": self.byzantine.model_dump(mode="json")}),
             "model": self.model.suited(method).model_dump(mode="json"),
             "method": {"name": method.name} | method.model_dump(mode="json"),
         }
@@ -294,7 +298,7 @@ def execute(
         on_round=on_round,
         progress=False,
         carrier=carrier,
-        poison=config.poison,
+        byzantine=config.byzantine,
     )
 
 

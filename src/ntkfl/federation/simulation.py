@@ -16,7 +16,7 @@ from torch import nn
 from ntkfl.data import Federated
 from ntkfl.devices import find_device
 from ntkfl.errors import ConfigError, ModelError, NumericalError
-from ntkfl.federation.byzantine import ByzantineClients, Poison
+from ntkfl.federation.byzantine import Byzantine, ByzantineClients
 from ntkfl.federation.client import Population
 from ntkfl.federation.memory_check import available_bytes, check_memory, predicted_bytes
 from ntkfl.federation.run import Run, describe
@@ -54,7 +54,7 @@ def train(
     on_round: OnRound | None = None,
     progress: bool | None = None,
     carrier: Carrier | None = None,
-    poison: Poison | None = None,
+    byzantine: Byzantine | None = None,
 ) -> Run:
     """Train `model` over the clients of `fed` with `method`; the model given keeps its weights, `run.model` is trained.
 
@@ -69,7 +69,8 @@ def train(
     every ten seconds or so; False nowhere; if not given, in a terminal or notebook, unless `on_round` looks after it.
     `config` overrides what is written as the run's settings. Of the rounds in `record_wire` every message is kept in
     the folder and told to `on_wire`: what `ntkfl audit` attacks. With a `carrier`, clients are elsewhere: it takes the
-    method's messages to them, and `fed` says how many there are and is measured on. With `poison`, some clients lie.
+    method's messages to them, and `fed` says how many there are and is measured on. With `byzantine`,
+    some clients corrupt what they reply.
     """
     if not isinstance(method, Method):
         raise ConfigError(f"method must be an instance such as ntkfl.methods.NTKFL(), not {method!r}")
@@ -79,7 +80,7 @@ def train(
         raise ConfigError(f"cannot record rounds {sorted(record_wire)}: the run has rounds 1 to {rounds}")
     if record_wire and carrier is not None:
         raise ConfigError("messages are recorded where clients are in this process, not where they are carried")
-    engine = Engine(model, fed, method, clients_per_round, seed, hold_out, shared, device, secret, carrier, poison)
+    engine = Engine(model, fed, method, clients_per_round, seed, hold_out, shared, device, secret, carrier, byzantine)
     note = engine.check_memory()
     if on_start:
         on_start(note)
@@ -87,8 +88,8 @@ def train(
             on_start("noise follows from the seed and hides nothing: an ε of this run is a simulation's")
     settings = dict(config) if config is not None else describe(model, fed, method, clients_per_round, seed, hold_out)
     settings |= {"rounds": rounds, "stop_at": stop_at, "shape": engine.shape()}
-    if poison is not None:
-        settings |= {"poison": poison.model_dump(mode="json")}
+    if byzantine is not None:
+        settings |= {"byzantine": byzantine.model_dump(mode="json")}
     folder = RunFolder(out) if out is not None else None
     with folder.locked() if folder else nullcontext():
 
@@ -128,7 +129,7 @@ class Engine:
         device: str | torch.device | None,
         secret: RunSecret | None,
         carrier: Carrier | None = None,
-        poison: Poison | None = None,
+        byzantine: Byzantine | None = None,
     ) -> None:
         self.fed, held = fed.hold_out(hold_out, seed=seed) if hold_out else (fed, None)
         if not isinstance(clients_per_round, int) or not 1 <= clients_per_round <= len(self.fed):
@@ -157,7 +158,7 @@ class Engine:
         self.test = self.population.place(fed.test)
         self._check_model()
         self.learner, self.carrier = ServerState(self.task, method), carrier
-        self.liars = ByzantineClients.of(poison, method, seed, len(self.fed), self.population.rows)
+        self.byzantine = ByzantineClients.of(byzantine, method, seed, len(self.fed), self.population.rows)
         self.memories: dict[int, State] = {}
         self._recorded: frozenset[int] = frozenset()
         self._heard: Callable[[Transcript], None] = lambda wire: None
@@ -202,7 +203,7 @@ class Engine:
             return carry_round(self.task, self.method, self.learner.state, number, cohort, self.carrier, rows)
         clients = [self.population.client(i, number, self.memories.get(i, {})) for i in cohort]
         recorder = TranscriptRecorder(number, cohort) if number in self._recorded else None
-        answers = answer if self.liars is None else self.liars.answer
+        answers = answer if self.byzantine is None else self.byzantine.answer
         how = (recorder, answers, self.population.rows)
         result = play_round(self.task, self.method, self.learner.state, number, clients, *how)
         if recorder:
@@ -237,8 +238,8 @@ class Engine:
             record |= {"validation_accuracy": held[0], "validation_loss": held[1]}
         if self.method.shuffle:
             record["dropped_rows"] = traffic.dropped
-        if self.liars is not None:
-            record["poisoned"] = self.liars.among(cohort)
+        if self.byzantine is not None:
+            record["byzantine"] = self.byzantine.among(cohort)
         return record | outcome.diagnostics
 
     def _check_model(self) -> None:

@@ -138,8 +138,8 @@ class _Clients:
         self.task = Task(model, fed.output_dim, self.method.loss, total_clients=len(fed), label_smoothing=smoothing)
         dtype = getattr(torch, config.precision)
         self.population = Population(fed, self.method, config.seed, device, dtype)
-        liars = ByzantineClients.of(config.poison, self.method, config.seed, len(fed), self.population.rows)
-        self.answers = answer if liars is None else liars.answer
+        byzantine = ByzantineClients.of(config.byzantine, self.method, config.seed, len(fed), self.population.rows)
+        self.answers = answer if byzantine is None else byzantine.answer
 
     def answer(self, number: int, payload: bytes, kept: Path) -> bytes:
         asked = WireMessage.decode(payload)
