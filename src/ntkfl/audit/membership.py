@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from scipy.stats import mannwhitneyu
 from torch import Tensor
 
 from ntkfl.audit.capture import Capture
@@ -55,12 +56,8 @@ class Roc:
 
     def area(self) -> float:
         """The chance that a member scores above another record, ties counting half."""
-        order = torch.cat([self.members, self.others])
-        _, places, counts = order.unique(return_inverse=True, return_counts=True)  # type: ignore[no-untyped-call]
-        ends = counts.cumsum(0).double()
-        ranks = (ends - (counts.double() - 1) / 2)[places]
-        n, m = len(self.members), len(self.others)
-        return float((ranks[:n].sum() - n * (n + 1) / 2) / (n * m))
+        found = mannwhitneyu(self.members.numpy(), self.others.numpy(), method="asymptotic")
+        return float(found.statistic) / (len(self.members) * len(self.others))
 
     def curve(self, points: int = 40) -> list[tuple[float, float]]:
         """(false positives, true positives) at `points` rates of false positives, denser towards zero."""

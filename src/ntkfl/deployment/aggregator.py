@@ -62,7 +62,8 @@ class Aggregator:
     def __init__(
         self, folder: Path, out: Path, say: Callable[[str], None] = print, *, allow_code: bool = False
     ) -> None:
-        self.pins, self.deployment = Federation.read(folder), Deployment.read(folder / "run.toml")
+        self.pins = Federation.read(folder)
+        self.deployment = Deployment.read(folder / "run.toml").spelled_out(allow_code=allow_code)
         terms, settings = self.pins.terms, self.deployment
         if settings.model_dump(include=set(Contract.model_fields)) != terms.model_dump():
             raise ConfigError("run.toml and federation.toml disagree about the terms that clients have pinned")
@@ -78,7 +79,7 @@ class Aggregator:
         self.shuffler = ShufflerClient(self.pins, folder)
         self.out, self.say = RunFolder(out), say
         out.mkdir(mode=0o700, parents=True, exist_ok=True)  # what it will hold is for its owner
-        self.method = terms.build_method()
+        self.method = terms.build_method(allow_code=allow_code)
         if not self.method.shuffle:
             raise ConfigError("clients send through the shuffler here: the terms need shuffle = true")
         self._inputs = self.method.model_input_shape(terms.inputs)

@@ -51,7 +51,7 @@ class Participant:
         self.shuffler = HttpClient(self.pins.shuffler.url, folder / "ca.pem", patience=patience)
         self.shuffler.identify(self.identity.current, self.identity.signing)
         self.name, self.role = self.identity.known.client, self.identity.known.role
-        self.method = terms.build_method()
+        self.method = terms.build_method(allow_code=allow_code)
         dtype = getattr(torch, terms.precision)
         x = x.to(dtype)
         if self.method.projected_dim is not None:

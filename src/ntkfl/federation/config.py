@@ -141,11 +141,11 @@ def find_factory(name: str) -> Callable[..., Any]:
         sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except (ImportError, ValueError, TypeError) as error:  # the latter of names such as ':x' and '.x:y'
         raise ConfigError(f"cannot import {module_name!r} for {name!r}: {error}") from None
     found = getattr(module, attribute, None)
     if not callable(found):
-        raise ConfigError(f"{module_name!r} has no function {attribute!r}")
+        raise ConfigError(f"{module_name!r} has no function or class {attribute!r}")
     return found  # type: ignore[no-any-return]  # whatever it is, it can be called
 
 
@@ -198,7 +198,8 @@ class RunConfig(Options):
     def code(self) -> list[str]:
         """Names of a user's own code in it, which `prepare` and `build_model` import and call."""
         model, data = self.model, self.data
-        return [name for name, own in ((model.name, model.own), (data.dataset, data.own)) if own]
+        named = [name for name, own in ((model.name, model.own), (data.dataset, data.own)) if own]
+        return named + own_method(self.method)
 
     def build_method(self) -> Method:
         return build_method(self.method)
@@ -215,16 +216,36 @@ class RunConfig(Options):
             **values,
             **({} if self.byzantine is None else {"byzantine": self.byzantine.model_dump(mode="json")}),
             "model": self.model.suited(method).model_dump(mode="json"),
-            "method": {"name": method.name} | method.model_dump(mode="json"),
+            "method": describe_method(method),
         }
 
 
-def build_method(options: Mapping[str, Any]) -> Method:
-    """A method from its name and options."""
+def own_method(options: Mapping[str, Any]) -> list[str]:
+    """The name of a user's own method, `package.module:Class`, where these options are of one: code that is run."""
     name = options.get("name")
-    if not isinstance(name, str) or name not in METHODS:
-        raise unknown("method", name, METHODS)
-    return METHODS[name](**{k: v for k, v in options.items() if k != "name"})
+    return [name] if isinstance(name, str) and ":" in name else []
+
+
+def build_method(options: Mapping[str, Any]) -> Method:
+    """A method from its name and options; a user's own class is imported, which whoever calls this has allowed."""
+    name = options.get("name")
+    if own_method(options):
+        kind = find_factory(str(name))
+        if not (isinstance(kind, type) and issubclass(kind, Method)):
+            raise ConfigError(f"{name!r} is no method: a class that derives from ntkfl.methods.Method is needed")
+    elif not isinstance(name, str) or name not in METHODS:
+        raise unknown("method", name, (*METHODS, "package.module:Class"))
+    else:
+        kind = METHODS[name]
+    try:
+        return kind(**{k: v for k, v in options.items() if k != "name"})
+    except TypeError as error:  # a class that lacks a part of a method
+        raise ConfigError(f"method {name!r} cannot be made: {error}") from None
+
+
+def describe_method(method: Method) -> dict[str, Any]:
+    """Name and options, from which `build_method` makes it again; in types that JSON has."""
+    return {"name": method.name} | method.model_dump(mode="json")
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class Member:
     ) -> None:
         self.terms, self.folder, self.read, self.number, self.limit = terms, folder, read, number, limit
         self.draws: Draws = draws or SystemDraws()
-        self.method = terms.build_method()
+        self.method = terms.build_method(allow_code=allow_code)
         if self.method.shuffle or self.method.projected_dim is not None:
             raise ConfigError("a shuffled or projected method needs a key server and a shuffler: give --federation")
         smoothing = self.method.label_smoothing

@@ -61,9 +61,10 @@ class Deployed:
         *,
         allow_code: bool = False,
     ) -> None:
+        run = run.spelled_out(allow_code=allow_code)
         self.grid, self.settings, self.out, self.say = grid, run, RunFolder(out), say
         self.names, self.nodes = list(nodes), dict(enumerate(nodes.values()))
-        self.method = run.build_method()
+        self.method = run.build_method(allow_code=allow_code)
         if self.method.shuffle or self.method.projected_dim is not None:
             raise ConfigError("a shuffled or projected method needs a key server and a shuffler: give --federation")
         if run.clients_per_round > run.clients or run.clients > len(nodes):

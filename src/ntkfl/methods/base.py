@@ -157,7 +157,7 @@ class Method(Stages):
     """
 
     name: ClassVar[str]
-    paper: ClassVar[str]
+    paper: ClassVar[str] = ""
     trains_locally: ClassVar[bool] = False
     shows: ClassVar[str] = "updates"  # what the server sees of a client: rows, updates, sums or samples
     sampled: ClassVar[tuple[str, ...]] = ()  # kinds of replies that split into one row per sample
