@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 import ntkfl
 from ntkfl.errors import ConfigError
-from ntkfl.federation.transport import play_round
-from ntkfl.methods import METHODS, NTKFL, ClientRound, FedAvg, Task
+from ntkfl.methods import METHODS, NTKFL, FedAvg, Task
 from ntkfl.methods.robust import (
     budget,
     clip_factors,
@@ -29,9 +28,6 @@ from ntkfl.methods.robust import (
     with_cost,
     without_outliers,
 )
-from ntkfl.methods.step_selection import choose
-from ntkfl.privacy.randomness import Randomness
-from ntkfl.wire import Message
 from tests.methods.rounds import one_weight, play, scalar_client, small_clients, small_task
 
 
@@ -195,72 +191,6 @@ def test_rows_that_the_network_does_not_give_are_told_from_true_ones() -> None:
     assert not bool(true_rows(task, task.like + 0.1, J, f0).any())  # of other weights than those sent
 
 
-def test_verified_rounds_are_the_same_rounds() -> None:
-    task, clients = small_task(), small_clients(8, 5)
-    plain, _ = play(NTKFL(), task, clients)
-    checked, _ = play(NTKFL(verify=True), task, clients)
-    assert torch.equal(plain.state["weights"], checked.state["weights"])
-    assert "made_up_rows" not in checked.diagnostics
-
-
-# -- Losses -----------------------------------------------------------------------------------------------------------
-
-
-def reports(*losses: list[float]) -> list[Message]:
-    one = torch.tensor(1, dtype=torch.int32)
-    return [Message("losses", 1, {"sums": torch.tensor(row).double(), "samples": one}) for row in losses]
-
-
-def test_a_byzantine_client_has_a_veto_in_a_mean_and_none_in_a_trimmed_one() -> None:
-    said = reports([3.0, 1.0, 2.0], [3.0, 1.0, 2.5], [4.0, 1.5, 2.0], [2.0, 1.0, 2.0], [1e30, 1e30, 0.0])
-    assert choose(said, 3, False, 0.0)[0] == 2
-    best, loss = choose(said, 3, False, 0.2)
-    assert best == 1
-    assert loss == pytest.approx((1.0 + 1.0 + 1.5) / 3)  # without the least and the greatest
-    rows = [Message("losses", 1, {"losses": torch.stack([m.arrays["sums"] for m in said])})]
-    assert choose(rows, 3, True, 0.0)[0] == 2
-    assert choose(rows, 3, True, 0.2) == (best, loss)
-
-
-@pytest.mark.parametrize("favourite", [0, 4])
-def test_byzantine_clients_cannot_name_the_candidate_by_the_level_of_their_losses(favourite: int) -> None:
-    """Clients whose losses lie far apart, and who lose the same by each candidate: a trimmed mean of the losses as they
-    are is led astray by eight Byzantine clients of twenty, or four, and one of what they lose is not.
-    """
-    levels, shape = torch.linspace(0.0, 2.0, 12).double(), torch.tensor([0.1, 0.05, 0.0, 0.05, 0.1]).double()
-    honest = levels.unsqueeze(1) + 0.01 + shape
-    false = torch.full((8, 5), 1e30).double()
-    false[:, favourite] = 0
-    said = reports(*honest.tolist(), *false.tolist())
-    assert int(trimmed_mean(torch.cat([honest, false]), 0.4).argmin()) == favourite
-    assert choose(said, 5, False, 0.4)[0] == 2
-
-
-def test_without_trimming_samples_count_equally() -> None:
-    few = Message("losses", 1, {"sums": torch.tensor([1.0, 3.0]).double(), "samples": torch.tensor(1).int()})
-    many = Message("losses", 1, {"sums": torch.tensor([30.0, 20.0]).double(), "samples": torch.tensor(10).int()})
-    best, loss = choose([few, many], 2, False, 0.0)
-    assert (best, loss) == (1, pytest.approx(23 / 11))
-
-
-def test_a_client_that_claims_many_samples_counts_once_where_losses_are_trimmed() -> None:
-    said = reports([3.0, 1.0], [3.0, 1.0], [3.0, 1.0])
-    many = torch.tensor(1_000_000, dtype=torch.int32)
-    byzantine = Message("losses", 1, {"sums": torch.tensor([0.0, 9e6]).double(), "samples": many})
-    assert choose([*said, byzantine], 2, False, 0.0)[0] == 0
-    assert choose([*said, byzantine], 2, False, 0.25)[0] == 1
-
-
-def test_a_round_with_every_defence_learns_from_honest_clients() -> None:
-    task = small_task()
-    client = ClientRound(0, torch.randn(60, 5).double(), torch.arange(60) % 3, Randomness.simulated(0))
-    client.x[:, :3] += 3 * torch.eye(3).double()[client.y]
-    outcome, _ = play(NTKFL(row_clip=1.5, trim=0.1, verify=True), task, [client])
-    assert not {"made_up_rows", "trimmed_rows"} & set(outcome.diagnostics)
-    f = task.predict(outcome.state["weights"], client.x)
-    assert float((f.argmax(1) == client.y).double().mean()) > 0.9
-
-
 # -- Rows that are not what they should be -----------------------------------------------------------------------------
 
 
@@ -287,44 +217,3 @@ def test_whether_rows_hold_the_inputs_is_told_by_the_network() -> None:
     ):  # fmt: skip
         task = Task(model, 3, "ce")
         assert verifiable(task, task.like, task.jacobian(task.like, x)) == verdict
-
-
-def test_rows_are_computed_again_without_being_asked_to() -> None:
-    task, clients = small_task(), small_clients(8, 5, 6)
-    plain, _ = play(NTKFL(verify=False), task, clients)
-    checked, _ = play(NTKFL(), task, clients)
-    assert torch.equal(plain.state["weights"], checked.state["weights"])
-
-    def turned(method: Any, task: Task, message: Message, clients: Any) -> list[Message]:
-        replies = method.answer(task, message, clients)
-        if message.kind == "weights":
-            arrays = {n: -a if n.endswith(".g") else a for n, a in replies[0].arrays.items()}
-            replies[0] = Message("upload", message.round, arrays)
-        return list(replies)
-
-    method = NTKFL()
-    outcome, _ = play_round(task, method, method.start(task, task.like), 1, clients, answer=turned)
-    assert outcome.diagnostics["made_up_rows"] == 8
-
-
-def test_a_client_with_far_more_rows_than_the_others_counts_for_one_and_a_half() -> None:
-    task, clients = small_task(), small_clients(8, 8, 8, 200)
-    outcome, _ = play(NTKFL(), task, clients)
-    assert outcome.diagnostics["samples"] == 8 + 8 + 8 + 12
-    assert outcome.diagnostics["surplus_rows"] == 188
-
-
-def test_a_round_costs_no_more_than_a_few_recent_ones() -> None:
-    """What the budget does not reach is no candidate: as where the flow fails otherwise."""
-    task, clients = small_task(), small_clients(8, 5)
-    method = NTKFL()
-    free, _ = play(method, task, clients)
-    cost = int(free.diagnostics["kernel_products"])
-    assert free.state["products"].tolist() == [0, 0, 0, 0, cost]
-    tight = method.start(task, task.like) | {"products": torch.tensor([0, 0, 3, 4, 5])}
-    outcome, _ = play(method, task, clients, tight)
-    assert "reached only time" in str(outcome.diagnostics["solver_fallback"])
-    assert int(outcome.diagnostics["kernel_products"]) < cost
-    assert outcome.state["products"][:-1].tolist() == [0, 3, 4, 5]
-    same, _ = play(method, task, clients, free.state | {"weights": task.like})
-    assert torch.equal(same.state["weights"], free.state["weights"])

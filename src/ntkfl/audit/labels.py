@@ -49,10 +49,10 @@ def attack(capture: Capture, seed: int = 0) -> list[Finding]:
 
 def infer_mix(capture: Capture, seed: int = 0) -> Tensor | None:
     """Class shares [clients, classes] from averaging updates; None where they do not come as weights with a bias."""
-    task, w = capture.task, capture.weights
-    updates = local_updates(capture)
+    task, updates = capture.task, local_updates(capture)
     if not updates or capture.public is None:
         return None
+    w = capture.weights
     name, last = list(column_slices(trainable(task.model)).items())[-1]
     if not name.endswith("bias") or last.stop - last.start != task.outputs:
         return None

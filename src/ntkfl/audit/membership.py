@@ -136,7 +136,7 @@ def attack(capture: Capture, seed: int = 0, *, members: Records | None = None) -
 
     `members` are records of earlier rounds, for the weights that were broadcast; the round's own without them.
     """
-    if capture.public is None:
+    if capture.public is None or capture.method.shows == "samples":  # of which it has all
         return []
     own = (torch.cat([x for x, _ in capture.truth]), torch.cat([y for _, y in capture.truth]))
     public, labels = capture.public
@@ -145,7 +145,7 @@ def attack(capture: Capture, seed: int = 0, *, members: Records | None = None) -
     found = []
     if members is not None:
         found += infer(capture.task, capture.weights, members, others, role=role, on="broadcast weights", seed=seed)
-    after = capture.method.ends_with(capture.weights, capture.uploads, capture.candidates, capture.losses)
+    after = new_weights(capture)
     if after is not None:
         found += infer(capture.task, after, own, others, role=role, on="the round's new weights", seed=seed)
     if sends_rows(capture):
@@ -173,6 +173,11 @@ def on_final_model(
     others = asked(capture.public[0]), capture.public[1]
     final = final.to(capture.weights)
     return infer(capture.task, final, members, others, role="outsider", on="the final model", seed=seed)
+
+
+def new_weights(capture: Capture) -> Tensor | None:
+    """What the round ended with, as an observer of its messages has it; None where they do not tell."""
+    return capture.method.ends_with(capture.weights, capture.uploads, capture.candidates, capture.losses)
 
 
 def _on_local_models(capture: Capture, others: Records, role: str, seed: int) -> list[Finding]:

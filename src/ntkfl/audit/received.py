@@ -30,6 +30,8 @@ def sends_rows(capture: Capture) -> bool:
 
 def local_updates(capture: Capture, clients: int | None = None) -> list[LocalUpdate]:
     """What the first clients' replies tell of their local models; none where they do not, or not of all."""
+    if capture.method.shows != "updates":
+        return []
     replies, w = capture.uploads[:clients], capture.weights
     updates = [capture.method.local_update(reply, w) for reply in replies]
     known = [update for update in updates if update is not None]
