@@ -30,8 +30,12 @@ def factory(shape, outputs):
     return ntkfl.models.mlp(64, 4, outputs)
 def clients():
     return ntkfl.data.load("digits").partition(ntkfl.data.IID(clients=4), seed=0)
+class Own(ntkfl.methods.FedAvg):
+    pass
+class Mixed(ntkfl.methods.CPNTKFL):
+    pass
 """
-MODEL, DATA = "planted_by_a_stranger:factory", "planted_by_a_stranger:clients"
+MODEL, DATA, METHOD, MIXED = (f"planted_by_a_stranger:{name}" for name in ("factory", "clients", "Own", "Mixed"))
 TRAINED = {"rounds": 1, "clients_per_round": 2, "method": {"name": "fedavg", "local_steps": 1}}
 DIGITS = {"dataset": "digits", "partition": "iid", "clients": 4}
 REFUSED = "names code that would be imported and run here: planted_by_a_stranger:.*--allow-code.*allow_code=True"
@@ -68,7 +72,10 @@ def a_run(folder: Path, **changes: object) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("changes", [{"model": {"name": MODEL}}, {"data": {"dataset": DATA}}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"model": {"name": MODEL}}, {"data": {"dataset": DATA}}, {"method": {"name": METHOD, "local_steps": 1}}],
+)
 def test_a_runs_folder(changes: dict[str, object], tmp_path: Path, taken_over: Path) -> None:
     folder = a_run(tmp_path / "run", **changes)
     refuses(taken_over, "audit", folder, "--quick")
@@ -95,10 +102,16 @@ def test_an_export(tmp_path: Path, taken_over: Path) -> None:
     assert taken_over.exists()
 
 
-def deployment(path: Path, method: str) -> Path:
+def deployment(path: Path, model: str, method: dict[str, object]) -> Path:
     values = {"inputs": [64], "outputs": 10, "clients": 2, "clients_per_round": 2, "rounds": 1}
-    path.write_text(tomli_w.dumps(values | {"model": {"name": MODEL}, "method": {"name": method}}))
+    path.write_text(tomli_w.dumps(values | {"model": {"name": model}, "method": method}))
     return path
+
+
+def forget(taken_over: Path) -> None:
+    """Folders are made from a file of one's own, whose code may run; from here on they are somebody else's."""
+    taken_over.unlink(missing_ok=True)
+    sys.modules.pop("planted_by_a_stranger", None)
 
 
 @pytest.fixture
@@ -107,11 +120,12 @@ def own_data(tmp_path: Path) -> Path:
     return tmp_path / "own.npz"
 
 
-def test_the_folders_of_a_federation(tmp_path: Path, taken_over: Path, own_data: Path) -> None:
-    config = deployment(tmp_path / "run.toml", "cp-ntk-fl")
-    config.write_text(config.read_text() + "projected_dim = 8\n")
+@pytest.mark.parametrize(("model", "method"), [(MODEL, "cp-ntk-fl"), ("mlp", MIXED)])
+def test_the_folders_of_a_federation(model: str, method: str, tmp_path: Path, taken_over: Path, own_data: Path) -> None:
+    config = deployment(tmp_path / "run.toml", model, {"name": method, "projected_dim": 8})
     assert run("keys", "init", tmp_path / "made", "--config", config, "--clients", "2").exit_code == 0
     client, aggregator = tmp_path / "made/clients/client-0", tmp_path / "made/aggregator"
+    forget(taken_over)
     refuses(taken_over, "join", client, "--data", own_data, "--patience", "0.1")
     refuses(taken_over, "aggregate", aggregator, "--out", tmp_path / "out")
     # Allowed, the code is run; then nobody is there to talk to.
@@ -121,17 +135,21 @@ def test_the_folders_of_a_federation(tmp_path: Path, taken_over: Path, own_data:
     assert taken_over.exists()
 
 
-def test_the_folders_of_a_deployment_on_flower(tmp_path: Path, taken_over: Path, own_data: Path) -> None:
+@pytest.mark.parametrize(("model", "method"), [(MODEL, "fedavg"), ("mlp", METHOD)])
+def test_the_folders_of_a_deployment_on_flower(
+    model: str, method: str, tmp_path: Path, taken_over: Path, own_data: Path
+) -> None:
     pytest.importorskip("flwr")
-    config = deployment(tmp_path / "run.toml", "fedavg")
+    config = deployment(tmp_path / "run.toml", model, {"name": method})
     assert run("flower", "init", tmp_path / "fl", "--config", config, "--clients", "2").exit_code == 0
+    forget(taken_over)
     refuses(taken_over, "flower", "client", tmp_path / "fl/clients/client-0", "--data", own_data)
     refuses(taken_over, "flower", "run", tmp_path / "fl/server", "--out", tmp_path / "out")
 
 
 def test_what_its_user_names_is_run(tmp_path: Path, taken_over: Path) -> None:
     """Typed on the command line, or written into the user's own --config."""
-    small = ["--rounds", "1", "--clients-per-round", "2", "--method", "fedavg", "--local-steps", "1"]
+    small = ["--rounds", "1", "--clients-per-round", "2", "--method", METHOD, "--local-steps", "1"]
     assert run("train", "--dataset", DATA, "--model", MODEL, *small).exit_code == 0
     assert taken_over.exists()
     taken_over.unlink()

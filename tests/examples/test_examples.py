@@ -42,6 +42,10 @@ def test_own_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert (tmp_path / "small.pt").exists()
 
 
+def test_own_method(capsys: pytest.CaptureFixture[str]) -> None:
+    assert float(re.search(r"weight: ([\d.]+)%", run("own_method.py", capsys))[1]) > 75  # type: ignore[index]
+
+
 def test_own_data(capsys: pytest.CaptureFixture[str]) -> None:
     said = run("own_data.py", capsys)
     accuracy, loss = (json.loads(text) for text in re.findall(r"by round: (\[.*\])", said))

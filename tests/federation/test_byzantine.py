@@ -1,4 +1,4 @@
-"""Simulated liars: who they are, what they send, that it is what a server receives, and what defences make of it."""
+"""Simulated Byzantine clients: which they are, what they send and a server receives, and what defences make of it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import ntkfl
+from ntkfl.compare.spec import Entry
 from ntkfl.errors import ConfigError
-from ntkfl.federation.byzantine import ByzantineClients, Poison
+from ntkfl.federation.byzantine import KINDS, Byzantine, ByzantineClients
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.simulation import Simulation, execute
@@ -18,25 +19,27 @@ from ntkfl.methods import METHODS, NTKFL, ClientRound, FedAvg, Method, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
 
+ANY = {"wrong-labels", "scaled-inputs", "not-finite", "extreme"}  # of clients of any method
+
 
 def answers(method: Method, kind: str, scale: float = 1.0) -> tuple[Task, list[Message], list[Message]]:
-    """What three clients send, honest, and what they send where the second lies."""
+    """What three clients send, honest, and what they send where the second is Byzantine."""
     torch.manual_seed(0)
     task = Task(ntkfl.models.mlp(5, 4, 3).double(), 3, "ce")
     clients = [
         ClientRound(i, torch.randn(6, 5).double(), torch.arange(6) % 3, Randomness.simulated(i)) for i in range(3)
     ]
-    liars = ByzantineClients(Poison(kind=kind, scale=scale), frozenset({1}))
+    byzantine = ByzantineClients(Byzantine(kind=kind, scale=scale), frozenset({1}))
     asked = Message("weights", 1, {"weights": task.like})
-    return task, method.answer(task, asked, clients), liars.answer(method, task, asked, clients)
+    return task, method.answer(task, asked, clients), byzantine.answer(method, task, asked, clients)
 
 
-def test_liars_are_drawn_from_the_seed() -> None:
-    poison = Poison(kind="sign-flip", fraction=0.2)
-    assert len(poison.liars(0, 300)) == 60
-    assert poison.liars(0, 300) == Poison(kind="random", fraction=0.2).liars(0, 300)
-    assert poison.liars(0, 300) != poison.liars(1, 300)
-    assert len(Poison(kind="random", fraction=0.01).liars(0, 5)) == 1
+def test_byzantine_clients_are_drawn_from_the_seed() -> None:
+    attack = Byzantine(kind="sign-flip", fraction=0.2)
+    assert len(attack.draw(0, 300)) == 60
+    assert attack.draw(0, 300) == Byzantine(kind="random", fraction=0.2).draw(0, 300)
+    assert attack.draw(0, 300) != attack.draw(1, 300)
+    assert len(Byzantine(kind="random", fraction=0.01).draw(0, 5)) == 1
 
 
 @pytest.mark.parametrize("options", [{}, {"codec": "dense"}, {"sparsity": 0.5}, {"sparsity": 0.5, "values": "8bit"}])
@@ -45,8 +48,8 @@ def test_jacobians_turned_round(options: dict[str, Any]) -> None:
     task, honest, said = answers(method, "sign-flip", 5.0)
     for i in (0, 2):
         assert said[i].encode() == honest[i].encode()
-    true, lie = (method.read(task, m)[0].dense() for m in (honest[1], said[1]))
-    assert torch.allclose(lie, -5 * true, rtol=1e-6)
+    true, false = (method.read_rows(task, m)[0].dense() for m in (honest[1], said[1]))
+    assert torch.allclose(false, -5 * true, rtol=1e-6)
     assert torch.equal(said[1].arrays["outputs"], honest[1].arrays["outputs"])
 
 
@@ -54,22 +57,22 @@ def test_jacobians_turned_round(options: dict[str, Any]) -> None:
 def test_random_jacobians_are_as_long_as_the_true_ones(options: dict[str, Any]) -> None:
     method = NTKFL(**options)
     task, honest, said = answers(method, "random", 3.0)
-    true, lie = (method.read(task, m)[0] for m in (honest[1], said[1]))
-    assert torch.allclose(lie.norms(), 3 * true.norms(), rtol=1e-5)
-    cosine = (lie.dense() * true.dense()).sum() / lie.dense().norm() / true.dense().norm()
+    true, false = (method.read_rows(task, m)[0] for m in (honest[1], said[1]))
+    assert torch.allclose(false.norms(), 3 * true.norms(), rtol=1e-5)
+    cosine = (false.dense() * true.dense()).sum() / false.dense().norm() / true.dense().norm()
     assert abs(float(cosine)) < 0.5
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedadam", "fednova", "scaffold", "qsgd", "fedcom"])
 def test_updates_turned_round(name: str) -> None:
-    """What the server makes of one client's lie is −3 times the step it makes of the truth."""
+    """What the server makes of one client's corrupted reply is −3 times the step it makes of the truth."""
     method = METHODS[name](local_steps=2, **({"bits": 16} if name in ("qsgd", "fedcom") else {}))
     torch.manual_seed(0)
     task = Task(ntkfl.models.mlp(5, 4, 3).double(), 3, "ce")
     x = torch.randn(6, 5).double()
-    liars = ByzantineClients(Poison(kind="sign-flip", scale=3.0), frozenset({0}))
+    byzantine = ByzantineClients(Byzantine(kind="sign-flip", scale=3.0), frozenset({0}))
     steps = []
-    for answer in (method.answer, liars.answer):
+    for answer in (method.answer, byzantine.answer):
         client = ClientRound(0, x, torch.arange(6) % 3, Randomness.simulated(0))
         conversation = method.round(task, method.start(task, task.like), 1, [0])
         asked = next(conversation)
@@ -100,16 +103,16 @@ def test_lies_about_losses_speak_for_the_worst_candidate() -> None:
     torch.manual_seed(0)
     task = Task(ntkfl.models.mlp(5, 4, 3), 3, "ce")
     client = ClientRound(1, torch.randn(6, 5), torch.arange(6) % 3, Randomness.simulated(0))
-    liars = ByzantineClients(Poison(kind="false-losses"), frozenset({1}))
+    byzantine = ByzantineClients(Byzantine(kind="false-losses"), frozenset({1}))
     asked = Message("candidates", 1, {"weights": torch.stack([task.like, 30 * task.like, task.like])})
     for method in (NTKFL(), NTKFL(shuffle=True)):
-        (said,) = liars.answer(method, task, asked, [client])
+        (said,) = byzantine.answer(method, task, asked, [client])
         losses = said.arrays["losses" if method.shuffle else "sums"]
         assert bool((losses[..., 1] == 0).all())
         assert bool((losses[..., [0, 2]] == 1e30).all())
         method.check(task, said)  # nothing that a check could tell
         for kind, favourite in (("shortest-flow", 0), ("longest-flow", 2)):
-            (said,) = ByzantineClients(Poison(kind=kind), frozenset({1})).answer(method, task, asked, [client])
+            (said,) = ByzantineClients(Byzantine(kind=kind), frozenset({1})).answer(method, task, asked, [client])
             losses = said.arrays["losses" if method.shuffle else "sums"].flatten()
             assert [i for i in range(3) if losses[i] == 0] == [favourite]
 
@@ -120,45 +123,89 @@ def test_a_flood_is_a_clients_samples_over_and_over() -> None:
     assert len(said[0].arrays["labels"]) == 6
     assert torch.equal(said[1].arrays["labels"], ((honest[1].arrays["labels"] + 1) % 3).repeat(3))
     method = NTKFL(shuffle=True)
-    liars = ByzantineClients(Poison(kind="flood", scale=3.0), frozenset({1}), rows=8)
+    byzantine = ByzantineClients(Byzantine(kind="flood", scale=3.0), frozenset({1}), rows=8)
     client = ClientRound(1, torch.randn(6, 5).double(), torch.arange(6) % 3, Randomness.simulated(1))
-    (reply,) = liars.answer(method, task, Message("weights", 1, {"weights": task.like}), [client])
+    (reply,) = byzantine.answer(method, task, Message("weights", 1, {"weights": task.like}), [client])
     assert len(method.split(reply)) == 8
 
 
-def test_what_a_method_has_no_way_to_lie_about() -> None:
-    with pytest.raises(ConfigError, match="report no losses of candidates"):
-        Poison(kind="false-losses").check(FedAvg())
-    with pytest.raises(ConfigError, match="whose clients send samples"):
-        Poison(kind="sign-flip").check(METHODS["centralized"]())
-    with pytest.raises(ConfigError, match="send no rows"):
-        Poison(kind="flood").check(FedAvg())
+@pytest.mark.parametrize(
+    ("name", "options", "kinds"),
+    [
+        ("ntk-fl", {}, set(KINDS)),
+        ("ntk-fl", {"choose": "validation"}, set(KINDS) - {"false-losses", "shortest-flow", "longest-flow"}),
+        ("scaffold", {}, ANY | {"random", "sign-flip", "scaled-labels"}),
+        ("qsgd", {}, ANY | {"random", "sign-flip", "scaled-labels"}),
+        ("centralized", {}, ANY),
+    ],
+)
+def test_an_attack_is_refused_where_clients_cannot_mount_it(name: str, options: Any, kinds: set[str]) -> None:
+    method = METHODS[name](**options)
+    for kind in KINDS:
+        if kind in kinds:
+            Byzantine(kind=kind).check(method)
+        else:
+            with pytest.raises(ConfigError, match=f"clients of {name} have no way to mount '{kind}': valid are "):
+                Byzantine(kind=f"extreme+{kind}").check(method)
+
+
+def test_unknown_attacks_and_fractions() -> None:
     for kind in ("sign-flop", "flood+sign-flop"):
         with pytest.raises(ConfigError, match="did you mean 'sign-flip'"):
-            Poison(kind=kind)
+            Byzantine(kind=kind)
     with pytest.raises(ConfigError, match="fraction"):
-        Poison(kind="random", fraction=1.0)
+        Byzantine(kind="random", fraction=1.0)
+
+
+def test_old_settings_and_records_are_read_under_their_new_name(tmp_path: Path) -> None:
+    """What is called `byzantine` now was called `poison` in settings and `poisoned` in records."""
+    folder = tmp_path / "run"
+    execute(config(), out=folder)
+    new, history = RunFolder(folder).config(), RunFolder(folder).records()
+    assert history[0]["byzantine"]
+    for name, words in (("config.toml", ("[byzantine]", "[poison]")), ("history.jsonl", ('"byzantine"', '"poisoned"'))):
+        text = (folder / name).read_text()
+        assert words[0] in text
+        (folder / name).write_text(text.replace(*words))
+    assert (RunFolder(folder).config(), RunFolder(folder).records()) == (new, history)
+    again = RunConfig.read(folder / "config.toml")
+    assert again.byzantine == Byzantine(kind="sign-flip", fraction=0.2, scale=2.0)
+    more = execute(again.model_copy(update={"rounds": 3}), out=folder, resume=True)
+    assert more.history[:2] == history
+    assert '"poisoned"' not in (folder / "history.jsonl").read_text()
+    entry = Entry(label="old", method={"name": "fedavg"}, poison={"kind": "random"})  # of a comparison
+    assert entry.byzantine == Byzantine(kind="random")
+
+
+@pytest.mark.parametrize("kind", ["scaled-labels", "sign-flip"])
+def test_acknowledgements_are_not_corrupted(kind: str) -> None:
+    """FedCOMGATE's second exchange has nothing in it, and is not answered twice."""
+    fed = ntkfl.data.load("digits").partition(ntkfl.data.IID(clients=4), seed=0)
+    method = METHODS["fedcom"](tracking=True, local_steps=1)
+    attack = Byzantine(kind=kind, fraction=0.25)
+    run = ntkfl.train(ntkfl.models.mlp(64, 4, 10), fed, method, rounds=2, clients_per_round=4, byzantine=attack)
+    assert [record["byzantine"] for record in run.history] == 2 * [sorted(attack.draw(0, 4))]
 
 
 def config(**changes: Any) -> RunConfig:
     values = {
         "rounds": 2, "clients_per_round": 6, "data": {"dataset": "digits", "clients": 20}, "model": {"hidden": (12,)},
-        "method": {"name": "ntk-fl"}, "poison": {"kind": "sign-flip", "fraction": 0.2, "scale": 2.0},
+        "method": {"name": "ntk-fl"}, "byzantine": {"kind": "sign-flip", "fraction": 0.2, "scale": 2.0},
     }  # fmt: skip
     return RunConfig(**(values | changes))
 
 
-def test_a_poisoned_run_says_so_and_repeats(tmp_path: Path) -> None:
+def test_a_byzantine_run_says_so_and_repeats(tmp_path: Path) -> None:
     run = execute(config(), out=tmp_path / "a")
-    assert run.config["poison"] == {"kind": "sign-flip", "fraction": 0.2, "scale": 2.0}
-    liars = Poison(kind="sign-flip", fraction=0.2).liars(0, 20)
+    assert run.config["byzantine"] == {"kind": "sign-flip", "fraction": 0.2, "scale": 2.0}
+    byzantine = Byzantine(kind="sign-flip", fraction=0.2).draw(0, 20)
     for record in run.history:
-        assert record["poisoned"] == [i for i in record["clients"] if i in liars]
+        assert record["byzantine"] == [i for i in record["clients"] if i in byzantine]
     again = execute(RunConfig.read(tmp_path / "a" / "config.toml"), out=tmp_path / "b")
     assert again.history == run.history
     assert RunFolder(tmp_path / "b").config() == RunFolder(tmp_path / "a").config()
-    honest = execute(config(poison=None))
-    assert "poison" not in honest.config
+    honest = execute(config(byzantine=None))
+    assert "byzantine" not in honest.config
     assert honest.history != run.history
 
 
@@ -170,14 +217,14 @@ def digits() -> ntkfl.data.Federated:
     return ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=40, alpha=1.0), seed=0)
 
 
-def accuracy(fed: ntkfl.data.Federated, method: Method, poison: Poison | None, rounds: int) -> float:
+def accuracy(fed: ntkfl.data.Federated, method: Method, attack: Byzantine | None, rounds: int) -> float:
     torch.manual_seed(0)
     model = ntkfl.models.mlp(method.projected_dim or 64, 24, 10, **method.model_defaults)
-    run = Simulation(model, fed, method, clients_per_round=10, byzantine=poison).run(rounds)
+    run = Simulation(model, fed, method, clients_per_round=10, byzantine=attack).run(rounds)
     return float(run.history[-1]["test_accuracy"])
 
 
-BOOSTED = Poison(kind="sign-flip", fraction=0.2, scale=5.0)
+BOOSTED = Byzantine(kind="sign-flip", fraction=0.2, scale=5.0)
 
 
 @pytest.fixture(scope="module")
@@ -198,32 +245,32 @@ def test_rows_that_are_longer_than_others_are_cut_to_length(digits: ntkfl.data.F
     first = []
     for clip in (None, 4.0):
         torch.manual_seed(0)
-        model, poison = ntkfl.models.mlp(64, 24, 10), Poison(kind="random", fraction=0.2, scale=6.0)
+        model, attack = ntkfl.models.mlp(64, 24, 10), Byzantine(kind="random", fraction=0.2, scale=6.0)
         method = NTKFL(row_clip=clip, verify=False, drop_opposed=False)
-        run = Simulation(model, digits, method, clients_per_round=10, byzantine=poison).run(1)
+        run = Simulation(model, digits, method, clients_per_round=10, byzantine=attack).run(1)
         first.append(run.history[0])
     plain, clipped = first
-    assert clipped["poisoned"]
-    assert clipped["clipped_rows"] == sum(digits.sizes[i] for i in clipped["poisoned"])
+    assert clipped["byzantine"]
+    assert clipped["clipped_rows"] == sum(digits.sizes[i] for i in clipped["byzantine"])
     assert clipped["kernel_products"] < plain["kernel_products"]
 
 
 def test_rows_that_were_made_up_are_found_to_the_last(digits: ntkfl.data.Federated) -> None:
     for kind in ("sign-flip", "random"):
         torch.manual_seed(0)
-        model, poison = ntkfl.models.mlp(64, 24, 10), Poison(kind=kind, fraction=0.2)
+        model, attack = ntkfl.models.mlp(64, 24, 10), Byzantine(kind=kind, fraction=0.2)
         method = NTKFL(verify=True)
-        run = Simulation(model, digits, method, clients_per_round=10, byzantine=poison).run(2)
+        run = Simulation(model, digits, method, clients_per_round=10, byzantine=attack).run(2)
         for record in run.history:
-            assert record["poisoned"]
-            assert record["made_up_rows"] == sum(digits.sizes[i] for i in record["poisoned"])
+            assert record["byzantine"]
+            assert record["made_up_rows"] == sum(digits.sizes[i] for i in record["byzantine"])
 
 
 def test_clients_that_call_everything_by_a_wrong_name_are_left_out() -> None:
     """Two cells of configs/poisoning/digits.toml, cut short."""
-    poison = {"kind": "wrong-labels", "fraction": 0.2}
+    attack = {"kind": "wrong-labels", "fraction": 0.2}
     data = {"dataset": "digits", "clients": 60, "alpha": 0.3}
-    own = {"rounds": 5, "clients_per_round": 15, "data": data, "model": {"hidden": (48,)}, "poison": poison}
+    own = {"rounds": 5, "clients_per_round": 15, "data": data, "model": {"hidden": (48,)}, "byzantine": attack}
     plain, trimmed = (
         execute(config(**own, method={"name": "ntk-fl", "trim": trim})).history[-1] for trim in (0.0, 0.3)
     )
@@ -232,7 +279,7 @@ def test_clients_that_call_everything_by_a_wrong_name_are_left_out() -> None:
 
 
 def test_lies_about_losses_lose_their_veto(digits: ntkfl.data.Federated) -> None:
-    poison, options = Poison(kind="false-losses", fraction=0.2), {"projected_dim": 30, "sparsity": 0.9}
-    plain = accuracy(digits, METHODS["cp-ntk-fl"](trim_losses=0.0, **options), poison, 3)
-    trimmed = accuracy(digits, METHODS["cp-ntk-fl"](**options), poison, 3)
+    attack, options = Byzantine(kind="false-losses", fraction=0.2), {"projected_dim": 30, "sparsity": 0.9}
+    plain = accuracy(digits, METHODS["cp-ntk-fl"](trim_losses=0.0, **options), attack, 3)
+    trimmed = accuracy(digits, METHODS["cp-ntk-fl"](**options), attack, 3)
     assert trimmed > plain + 0.1

@@ -1,4 +1,4 @@
-"""What one liar of twenty can do against the defaults: each attack runs whole, and costs a few points at most."""
+"""What one Byzantine client of twenty can do against the defaults: each attack costs a few points at most."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ntkfl
-from ntkfl.federation.byzantine import Poison
+from ntkfl.federation.byzantine import Byzantine
 from ntkfl.federation.simulation import Simulation
 from ntkfl.methods import METHODS
 
@@ -28,16 +28,16 @@ def digits(seed: int) -> ntkfl.data.Federated:
 
 
 @functools.cache
-def accuracy(name: str, kind: str = "", liars: int = 1, scale: float = 1.0, seed: int = 0) -> float:
-    return float(played(name, kind, liars, scale, seed)[-1]["test_accuracy"])
+def accuracy(name: str, kind: str = "", byzantine: int = 1, scale: float = 1.0, seed: int = 0) -> float:
+    return float(played(name, kind, byzantine, scale, seed)[-1]["test_accuracy"])
 
 
-def played(name: str, kind: str, liars: int, scale: float, seed: int = 0) -> list[dict[str, Any]]:
+def played(name: str, kind: str, byzantine: int, scale: float, seed: int = 0) -> list[dict[str, Any]]:
     method = METHODS[name](**SMALL[name])
     torch.manual_seed(seed)
     model = ntkfl.models.mlp(method.projected_dim or 64, 24, 10, **method.model_defaults)
-    poison = Poison(kind=kind, fraction=liars / 20, scale=scale) if kind else None
-    simulation = Simulation(model, digits(seed), method, clients_per_round=20, seed=seed, byzantine=poison)
+    attack = Byzantine(kind=kind, fraction=byzantine / 20, scale=scale) if kind else None
+    simulation = Simulation(model, digits(seed), method, clients_per_round=20, seed=seed, byzantine=attack)
     return simulation.run(ROUNDS[name]).history
 
 
@@ -68,5 +68,5 @@ def test_four_of_twenty_cost_fifteen_points_at_most(name: str, kind: str, scale:
 
 def test_a_long_row_buys_no_time_of_the_solver() -> None:
     """Jacobians turned round and as long as passes for honest: a round's products stay what they were."""
-    honest, poisoned = (played("ntk-fl", kind, 1, 9.0) for kind in ("", "sign-flip"))
-    assert max(r["kernel_products"] for r in poisoned) < 2 * max(r["kernel_products"] for r in honest)
+    honest, corrupted = (played("ntk-fl", kind, 1, 9.0) for kind in ("", "sign-flip"))
+    assert max(r["kernel_products"] for r in corrupted) < 2 * max(r["kernel_products"] for r in honest)

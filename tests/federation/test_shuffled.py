@@ -12,7 +12,7 @@ import ntkfl
 from ntkfl.crypto.hpke import SEAL_BYTES, SealingKey
 from ntkfl.crypto.row_frames import Announced, BatchKey, seal_rows, unpack_rows
 from ntkfl.errors import ConfigError, MessageError, TooFew
-from ntkfl.federation.byzantine import ByzantineClients, Poison
+from ntkfl.federation.byzantine import Byzantine, ByzantineClients
 from ntkfl.federation.shuffled import RowSchema, seal_reply
 from ntkfl.federation.simulation import Simulation
 from ntkfl.federation.transport import Traffic
@@ -115,7 +115,7 @@ def changed(row: Message, **arrays: torch.Tensor) -> Message:
 
 @pytest.mark.parametrize("options", [{}, {"sparsity": 0.5}, {"sparsity": 0.5, "values": "8bit"}, {"codec": "dense"}])
 def test_bad_rows_are_dropped_and_counted(options: dict[str, Any]) -> None:
-    """Every way a client can lie in its own row costs that row, and no other."""
+    """Every way a client can corrupt its own row costs that row, and no other."""
     method, task, reply = make(8, **options)
     opener = SealingKey.generate()
     good = method.split(reply)
@@ -227,7 +227,7 @@ def test_updates_that_a_round_could_not_use_are_dropped(name: str, bad: dict[str
     assert (received.rows, received.dropped) == (2, 1)
 
 
-def scaled_labels(clients: int, liars: set[int]) -> tuple[Task, Method, list[ClientRound], ByzantineClients]:
+def scaled_labels(clients: int, ids: set[int]) -> tuple[Task, Method, list[ClientRound], ByzantineClients]:
     """Labels ten times what they are have another type than labels: such rows have another length."""
     torch.manual_seed(0)
     method = METHODS["cp-ntk-fl"](steps=(50,))  # one candidate: whose losses count for it changes nothing
@@ -236,17 +236,17 @@ def scaled_labels(clients: int, liars: set[int]) -> tuple[Task, Method, list[Cli
         ClientRound(i, torch.randn(4 + i, 5).double(), torch.arange(4 + i) % 3, Randomness.simulated(i))
         for i in range(clients)
     ]
-    return task, method, people, ByzantineClients(Poison(kind="scaled-labels", scale=10.0), frozenset(liars))
+    return task, method, people, ByzantineClients(Byzantine(kind="scaled-labels", scale=10.0), frozenset(ids))
 
 
-@pytest.mark.parametrize("liars", [{0}, {3}, {0, 1}])
-def test_whose_rows_the_shuffler_refuses_is_as_if_absent(liars: set[int]) -> None:
-    """Also where the lie is as common as the truth, and comes first."""
-    task, method, people, lying = scaled_labels(4, liars)
+@pytest.mark.parametrize("ids", [{0}, {3}, {0, 1}])
+def test_whose_rows_the_shuffler_refuses_is_as_if_absent(ids: set[int]) -> None:
+    """Also where corrupted rows are as common as true ones, and come first."""
+    task, method, people, byzantine = scaled_labels(4, ids)
     start = method.start(task, task.like)
-    outcome, traffic = play_round(task, method, start, 1, people, respond=lying.answer)
-    assert traffic.rejected == {"malformed": sum(len(people[i]) for i in liars)}
-    honest = [person for person in people if person.id not in liars]
+    outcome, traffic = play_round(task, method, start, 1, people, respond=byzantine.answer)
+    assert traffic.rejected == {"malformed": sum(len(people[i]) for i in ids)}
+    honest = [person for person in people if person.id not in ids]
     alone, none = play_round(task, method, start, 1, honest)
     assert torch.equal(outcome.state["weights"], alone.state["weights"])
     assert not none.rejected
@@ -268,19 +268,19 @@ def test_rows_that_the_shuffler_refuses_in_a_later_exchange_end_the_round() -> N
 
 
 def test_one_honest_client_is_no_crowd() -> None:
-    task, method, people, lying = scaled_labels(3, {0, 2})
+    task, method, people, byzantine = scaled_labels(3, {0, 2})
     with pytest.raises(TooFew, match=r"1 clients' rows were taken, too few .* 10 rows were malformed"):
-        play_round(task, method, method.start(task, task.like), 1, people, respond=lying.answer)
+        play_round(task, method, method.start(task, task.like), 1, people, respond=byzantine.answer)
 
 
 def test_a_run_with_scaled_labels_goes_on(digits: ntkfl.data.Federated) -> None:
-    poison = Poison(kind="scaled-labels", fraction=0.3, scale=10.0)
+    attack = Byzantine(kind="scaled-labels", fraction=0.3, scale=10.0)
     torch.manual_seed(0)
     method = METHODS["cp-ntk-fl"](projected_dim=16, steps=(10, 100))
     model = ntkfl.models.mlp(16, 8, 10)
-    run = Simulation(model, digits, method, clients_per_round=6, byzantine=poison).run(2)
+    run = Simulation(model, digits, method, clients_per_round=6, byzantine=attack).run(2)
     for record in run.history:
-        rows = sum(max(1, int(method.subsample_rate * digits.sizes[i] + 0.5)) for i in record["poisoned"])
+        rows = sum(max(1, int(method.subsample_rate * digits.sizes[i] + 0.5)) for i in record["byzantine"])
         assert rows
         assert record["rejected"]["malformed"] == record["dropped_rows"] == rows
 

@@ -112,38 +112,6 @@ def test_averaging_follows_its_formula(digits: ntkfl.data.Federated, tmp_path: P
     assert finished.history[-1]["last_accuracy"] != finished.history[-1]["test_accuracy"]
 
 
-def test_one_round_is_the_stages_by_hand(digits: ntkfl.data.Federated) -> None:
-    """Concatenated Jacobians, one evolution, the candidate with the least loss over the cohort's own data."""
-    method = NTKFL(steps=(20.0, 200.0, 4000.0), average=0, label_smoothing=0.2, trim_losses=0)
-    finished = run(digits, method, rounds=1)
-    model = net()
-    batches = [digits.client(i) for i in finished.history[0]["clients"]]
-    x, y = torch.cat([b[0] for b in batches]), torch.cat([b[1] for b in batches])
-    J = ntkfl.concatenate([ntkfl.jacobian(model, b[0]) for b in batches])
-    smoothed = 0.8 * nn.functional.one_hot(y, 10) + 0.02
-    e = ntkfl.evolve(J, model(x).detach(), smoothed, lr=0.01, steps=(20.0, 200.0, 4000.0), rtol=NTKFL().tolerance)
-    losses = []
-    for i in range(3):
-        candidate = copy.deepcopy(model)
-        torch.nn.utils.vector_to_parameters(
-            torch.nn.utils.parameters_to_vector(model.parameters()) + e.delta(i), candidate.parameters()
-        )
-        losses.append(nn.functional.cross_entropy(candidate(x), y).item())
-    best = min(range(3), key=losses.__getitem__)
-    assert finished.history[0]["steps"] == e.steps[best]
-    assert finished.history[0]["train_loss"] == pytest.approx(losses[best], rel=1e-5)
-
-
-def test_choosing_by_held_out_clients(digits: ntkfl.data.Federated) -> None:
-    finished = run(digits, NTKFL(steps=(50.0, 400.0), choose="validation"), hold_out=8)
-    record = finished.history[-1]
-    assert set(record["downlink"]) == {"weights"}  # no candidate leaves the server
-    assert 0 < record["validation_accuracy"] <= 1
-    assert all(0 <= i < 32 for i in record["clients"])
-    with pytest.raises(ConfigError, match="needs held-out clients"):
-        run(digits, NTKFL(choose="validation"))
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_trains_end_to_end_and_resumes(name: str, digits: ntkfl.data.Federated, tmp_path: Path) -> None:
     """Whatever a method keeps between rounds must survive a checkpoint."""

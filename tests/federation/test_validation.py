@@ -11,7 +11,7 @@ import torch
 
 import ntkfl
 from ntkfl.errors import TooFew
-from ntkfl.federation.byzantine import ByzantineClients, Poison
+from ntkfl.federation.byzantine import Byzantine, ByzantineClients
 from ntkfl.federation.simulation import Simulation
 from ntkfl.federation.validation import filter_replies
 from ntkfl.methods import METHODS, NTKFL, ClientRound, FedAvg, Method, Task
@@ -156,13 +156,13 @@ def test_when_everything_is_rejected_the_round_is_not_built(method: Method) -> N
 @pytest.mark.parametrize("name", ["ntk-fl", "cp-ntk-fl", "fedavg", "qsgd"])
 @pytest.mark.parametrize("kind", ["not-finite", "extreme"])
 def test_a_round_ends_as_if_they_had_not_sent_anything(name: str, kind: str) -> None:
-    """The weights are those of a cohort without the liars; of one candidate, as finite losses of liars do count."""
+    """The weights are those of a cohort without the Byzantine clients; of one candidate, as finite losses count."""
     method = METHODS[name](**({"steps": (50,)} if name in ("ntk-fl", "cp-ntk-fl") else {"local_steps": 5}))
     task, people, _ = federation(method)
     start = method.start(task, task.like)
-    liars = ByzantineClients(Poison(kind=kind), frozenset({0, 3}))
-    outcome, traffic = play_round(task, method, start, 1, people, respond=liars.answer)
-    honest, _ = play_round(task, method, start, 1, [person for person in people if person.id not in liars.ids])
+    byzantine = ByzantineClients(Byzantine(kind=kind), frozenset({0, 3}))
+    outcome, traffic = play_round(task, method, start, 1, people, respond=byzantine.answer)
+    honest, _ = play_round(task, method, start, 1, [person for person in people if person.id not in byzantine.ids])
     assert outcome.state.keys() == honest.state.keys()
     assert all(torch.equal(value, honest.state[key]) for key, value in outcome.state.items())
     assert not torch.equal(outcome.state["weights"], start["weights"])
@@ -178,11 +178,11 @@ def test_a_run_goes_on_and_says_what_was_left_out(name: str, kind: str) -> None:
     method = METHODS[name](**small)
     torch.manual_seed(0)
     model = ntkfl.models.mlp(20 if name == "cp-ntk-fl" else 64, 12, 10)
-    poison = Poison(kind=kind, fraction=0.25)
-    run = Simulation(model, fed, method, clients_per_round=8, byzantine=poison).run(3)
+    attack = Byzantine(kind=kind, fraction=0.25)
+    run = Simulation(model, fed, method, clients_per_round=8, byzantine=attack).run(3)
     for record in run.history:
-        assert bool(record["poisoned"]) == ("rejected" in record)
-        if record["poisoned"]:
+        assert bool(record["byzantine"]) == ("rejected" in record)
+        if record["byzantine"]:
             assert ("not finite" if kind == "not-finite" else "extreme") in record["rejected"]
     assert run.history[-1]["test_accuracy"] > 0.2
     assert all(bool(p.isfinite().all()) for p in run.model.parameters())

@@ -38,18 +38,6 @@ class TestLabelSmoothing:
         other = plain.like - FedAvg(local_steps=1, lr=1.0).train(smooth, plain.like, [client]).weights[0]
         assert not torch.allclose(step, other)
 
-    def test_defaults(self) -> None:
-        """Ours with the full kernel; the paper's labels with the paper's kernel, unless asked for."""
-        assert NTKFL().label_smoothing == 0.1
-        assert NTKFL(kernel="trace").label_smoothing == 0
-        assert NTKFL(loss="mse").label_smoothing == 0
-        assert NTKFL(kernel="trace", label_smoothing=0.2).label_smoothing == 0.2
-        assert FedAvg().label_smoothing == 0
-
-    def test_settings_say_which_steps_the_defaults_came_to(self) -> None:
-        assert NTKFL(lr=0.02).model_dump()["steps"] == ntkfl.geometric_steps(0.02)
-        assert NTKFL(**NTKFL(lr=0.02).model_dump(mode="json")) == NTKFL(lr=0.02)
-
 
 @pytest.mark.parametrize(
     ("options", "why"),

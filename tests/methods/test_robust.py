@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import ntkfl
 from ntkfl.errors import ConfigError
-from ntkfl.methods import METHODS, NTKFL, ClientRound, FedAvg, Task
+from ntkfl.methods import METHODS, NTKFL, FedAvg, Task
 from ntkfl.methods.robust import (
     budget,
     clip_factors,
@@ -28,10 +28,6 @@ from ntkfl.methods.robust import (
     with_cost,
     without_outliers,
 )
-from ntkfl.methods.step_selection import choose
-from ntkfl.privacy.randomness import Randomness
-from ntkfl.wire import Message
-from tests.federation.rounds import play_round
 from tests.methods.rounds import one_weight, play, scalar_client, small_clients, small_task
 
 
@@ -73,11 +69,11 @@ def test_one_client_moves_a_clipped_mean_by_its_share_of_the_bound() -> None:
     p = torch.full((20,), 0.05).double()
     base = torch.ones(4).double()
     for size in (0.1, 10.0, 1e20):
-        liar = size * torch.randn(4, generator=draws).double()
+        byzantine = size * torch.randn(4, generator=draws).double()
         for at in (None, base):
-            vectors = [v if at is None else at + v for v in (*honest, liar)]
+            vectors = [v if at is None else at + v for v in (*honest, byzantine)]
             moved = FedAvg().combine(vectors, p, at) - (0 if at is None else at)
-            middle = float(median(torch.stack([*honest, liar]).norm(dim=1)))
+            middle = float(median(torch.stack([*honest, byzantine]).norm(dim=1)))
             clipped = torch.stack([v * min(1.0, 1.5 * middle / float(v.norm())) for v in honest])
             assert (moved - clipped.sum(0) / 20).norm() <= 1.5 * middle / 20 * (1 + 1e-6)
     alike = honest / honest.norm(dim=1, keepdim=True)  # none is longer: the mean, to the bit
@@ -117,7 +113,7 @@ def test_equal_clients_are_combined_into_what_each_sent(name: str, robust: str) 
     assert torch.allclose(plain.state["weights"], other.state["weights"], atol=1e-9)
 
 
-def test_one_liar_among_five_decides_a_mean_and_no_robust_combination() -> None:
+def test_one_byzantine_client_among_five_decides_a_mean_and_no_robust_combination() -> None:
     clients = [*(scalar_client(i, 1.0, 3.0) for i in range(4)), scalar_client(4, 1.0, -3e4)]
     after = {
         how: float(
@@ -195,72 +191,6 @@ def test_rows_that_the_network_does_not_give_are_told_from_true_ones() -> None:
     assert not bool(true_rows(task, task.like + 0.1, J, f0).any())  # of other weights than those sent
 
 
-def test_verified_rounds_are_the_same_rounds() -> None:
-    task, clients = small_task(), small_clients(8, 5)
-    plain, _ = play(NTKFL(), task, clients)
-    checked, _ = play(NTKFL(verify=True), task, clients)
-    assert torch.equal(plain.state["weights"], checked.state["weights"])
-    assert "made_up_rows" not in checked.diagnostics
-
-
-# -- Losses -----------------------------------------------------------------------------------------------------------
-
-
-def reports(*losses: list[float]) -> list[Message]:
-    one = torch.tensor(1, dtype=torch.int32)
-    return [Message("losses", 1, {"sums": torch.tensor(row).double(), "samples": one}) for row in losses]
-
-
-def test_a_liar_has_a_veto_in_a_mean_and_none_in_a_trimmed_one() -> None:
-    said = reports([3.0, 1.0, 2.0], [3.0, 1.0, 2.5], [4.0, 1.5, 2.0], [2.0, 1.0, 2.0], [1e30, 1e30, 0.0])
-    assert choose(said, 3, False, 0.0)[0] == 2
-    best, loss = choose(said, 3, False, 0.2)
-    assert best == 1
-    assert loss == pytest.approx((1.0 + 1.0 + 1.5) / 3)  # without the least and the greatest
-    rows = [Message("losses", 1, {"losses": torch.stack([m.arrays["sums"] for m in said])})]
-    assert choose(rows, 3, True, 0.0)[0] == 2
-    assert choose(rows, 3, True, 0.2) == (best, loss)
-
-
-@pytest.mark.parametrize("favourite", [0, 4])
-def test_liars_cannot_name_the_candidate_by_the_level_of_their_losses(favourite: int) -> None:
-    """Clients whose losses lie far apart, and who lose the same by each candidate: a trimmed mean of the losses as they
-    are is led astray by eight of twenty liars, or four, and one of what they lose is not.
-    """
-    levels, shape = torch.linspace(0.0, 2.0, 12).double(), torch.tensor([0.1, 0.05, 0.0, 0.05, 0.1]).double()
-    honest = levels.unsqueeze(1) + 0.01 + shape
-    lie = torch.full((8, 5), 1e30).double()
-    lie[:, favourite] = 0
-    said = reports(*honest.tolist(), *lie.tolist())
-    assert int(trimmed_mean(torch.cat([honest, lie]), 0.4).argmin()) == favourite
-    assert choose(said, 5, False, 0.4)[0] == 2
-
-
-def test_without_trimming_samples_count_equally() -> None:
-    few = Message("losses", 1, {"sums": torch.tensor([1.0, 3.0]).double(), "samples": torch.tensor(1).int()})
-    many = Message("losses", 1, {"sums": torch.tensor([30.0, 20.0]).double(), "samples": torch.tensor(10).int()})
-    best, loss = choose([few, many], 2, False, 0.0)
-    assert (best, loss) == (1, pytest.approx(23 / 11))
-
-
-def test_a_client_that_claims_many_samples_counts_once_where_losses_are_trimmed() -> None:
-    said = reports([3.0, 1.0], [3.0, 1.0], [3.0, 1.0])
-    many = torch.tensor(1_000_000, dtype=torch.int32)
-    liar = Message("losses", 1, {"sums": torch.tensor([0.0, 9e6]).double(), "samples": many})
-    assert choose([*said, liar], 2, False, 0.0)[0] == 0
-    assert choose([*said, liar], 2, False, 0.25)[0] == 1
-
-
-def test_a_round_with_every_defence_learns_from_honest_clients() -> None:
-    task = small_task()
-    client = ClientRound(0, torch.randn(60, 5).double(), torch.arange(60) % 3, Randomness.simulated(0))
-    client.x[:, :3] += 3 * torch.eye(3).double()[client.y]
-    outcome, _ = play(NTKFL(row_clip=1.5, trim=0.1, verify=True), task, [client])
-    assert not {"made_up_rows", "trimmed_rows"} & set(outcome.diagnostics)
-    f = task.predict(outcome.state["weights"], client.x)
-    assert float((f.argmax(1) == client.y).double().mean()) > 0.9
-
-
 # -- Rows that are not what they should be -----------------------------------------------------------------------------
 
 
@@ -274,7 +204,7 @@ def test_rows_turned_round_are_against_their_own_label_however_long_they_are() -
     for scale in (0.1, 1.0, 1.5):
         assert torch.equal(opposed(J.scaled(torch.where(turned, -scale, 1.0)), client.y), turned)
     half = torch.where(torch.arange(60) % 2 == 0, -1.0, 1.0)
-    assert not bool(opposed(J.scaled(half), client.y).any())  # nobody can say which half lies
+    assert not bool(opposed(J.scaled(half), client.y).any())  # nobody can say which half is corrupted
 
 
 def test_whether_rows_hold_the_inputs_is_told_by_the_network() -> None:
@@ -287,44 +217,3 @@ def test_whether_rows_hold_the_inputs_is_told_by_the_network() -> None:
     ):  # fmt: skip
         task = Task(model, 3, "ce")
         assert verifiable(task, task.like, task.jacobian(task.like, x)) == verdict
-
-
-def test_rows_are_computed_again_without_being_asked_to() -> None:
-    task, clients = small_task(), small_clients(8, 5, 6)
-    plain, _ = play(NTKFL(verify=False), task, clients)
-    checked, _ = play(NTKFL(), task, clients)
-    assert torch.equal(plain.state["weights"], checked.state["weights"])
-
-    def turned(method: Any, task: Task, message: Message, clients: Any) -> list[Message]:
-        replies = method.answer(task, message, clients)
-        if message.kind == "weights":
-            arrays = {n: -a if n.endswith(".g") else a for n, a in replies[0].arrays.items()}
-            replies[0] = Message("upload", message.round, arrays)
-        return list(replies)
-
-    method = NTKFL()
-    outcome, _ = play_round(task, method, method.start(task, task.like), 1, clients, respond=turned)
-    assert outcome.diagnostics["made_up_rows"] == 8
-
-
-def test_a_client_with_far_more_rows_than_the_others_counts_for_one_and_a_half() -> None:
-    task, clients = small_task(), small_clients(8, 8, 8, 200)
-    outcome, _ = play(NTKFL(), task, clients)
-    assert outcome.diagnostics["samples"] == 8 + 8 + 8 + 12
-    assert outcome.diagnostics["surplus_rows"] == 188
-
-
-def test_a_round_costs_no_more_than_a_few_recent_ones() -> None:
-    """What the budget does not reach is no candidate: as where the flow fails otherwise."""
-    task, clients = small_task(), small_clients(8, 5)
-    method = NTKFL()
-    free, _ = play(method, task, clients)
-    cost = int(free.diagnostics["kernel_products"])
-    assert free.state["products"].tolist() == [0, 0, 0, 0, cost]
-    tight = method.start(task, task.like) | {"products": torch.tensor([0, 0, 3, 4, 5])}
-    outcome, _ = play(method, task, clients, tight)
-    assert "reached only time" in str(outcome.diagnostics["solver_fallback"])
-    assert int(outcome.diagnostics["kernel_products"]) < cost
-    assert outcome.state["products"][:-1].tolist() == [0, 3, 4, 5]
-    same, _ = play(method, task, clients, free.state | {"weights": task.like})
-    assert torch.equal(same.state["weights"], free.state["weights"])

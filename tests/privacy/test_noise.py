@@ -1,4 +1,4 @@
-"""Clipping, noise and randomised response: their distributions, and that all that is sent comes from the noisy copy."""
+"""Clipping, noise and randomised response: their distributions, and what is sent of noised updates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 import ntkfl.models
 from ntkfl.errors import ConfigError
 from ntkfl.methods import ClientRound, FedAvg, Method, Scaffold, Task
-from ntkfl.methods.cp_ntk_fl import CPNTKFL
 from ntkfl.methods.ntk_fl import NTKFL
 from ntkfl.privacy.noise import clip_rows, flip_labels, grain, noisy_rows
 from ntkfl.privacy.randomness import Randomness
@@ -64,36 +63,6 @@ def test_labels_are_replaced_as_often_as_randomised_response_says() -> None:
     assert flip_labels(y, 10, 0.0, own) is y
     with pytest.raises(ConfigError, match="numbers rather than classes"):
         flip_labels(y.double(), 10, 0.1, own)
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_all_a_client_sends_is_made_from_one_noisy_copy(shuffle: bool) -> None:
-    """Post-processing: uploads and losses are those of a client that holds the copy and adds no noise."""
-    task, client = _task(), _client()
-    noisy, plain = NTKFL(clip=1.5, noise=0.7, shuffle=shuffle), NTKFL(shuffle=shuffle)
-    copy = noisy.private(task, client)
-    assert not torch.equal(copy.x, client.x)
-    w = torch.stack([task.like, 0.5 * task.like])
-    for question in (Message("weights", 1, {"weights": w[0]}), Message("candidates", 1, {"weights": w})):
-        sent, expected = noisy.answer(task, question, [client])[0], plain.answer(task, question, [copy])[0]
-        assert sent.encode() == expected.encode()
-    other_round = noisy.private(task, _client(seed=4))
-    assert not torch.equal(other_round.x, copy.x)
-
-
-def test_top_k_positions_are_chosen_after_the_noise() -> None:
-    task, client = _task(), _client()
-    question = Message("weights", 1, {"weights": task.like})
-    noisy = NTKFL(clip=1.0, noise=2.0, sparsity=0.8)
-    sent = noisy.answer(task, question, [client])[0]
-    clean = NTKFL(sparsity=0.8).answer(task, question, [client])[0]
-    assert not torch.equal(sent.arrays["topk.positions"], clean.arrays["topk.positions"])
-
-
-def test_noise_brings_label_noise_with_it() -> None:
-    assert NTKFL(clip=1.0, noise=1.0).label_flip == 0.2
-    assert CPNTKFL(clip=1.0, noise=1.0, label_flip=0.5).label_flip == 0.5
-    assert NTKFL(clip=1.0).label_flip == NTKFL().label_flip == 0
 
 
 def test_an_update_is_clipped_and_noised_and_nothing_else_is_told() -> None:

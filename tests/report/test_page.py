@@ -131,11 +131,11 @@ def test_conditions_files_spectrum_and_audit(report: str, open_page: Open, runs:
 
 def test_what_was_rejected(report: str, open_page: Open, runs: Path, tmp_path: Path, shoot: Shoot) -> None:
     assert open_page(report).is_hidden("#rejections")  # nothing was
-    for name in ("whole", "lied"):
+    for name in ("whole", "attacked"):
         shutil.copytree(runs / "whole", tmp_path / name)
-    history = tmp_path / "lied" / "history.jsonl"
+    history = tmp_path / "attacked" / "history.jsonl"
     records = [json.loads(line) for line in history.read_text().splitlines()]
-    records[1] |= {"rejected": {"not finite": 30}, "rejected_clients": 1, "poisoned": [7]}
+    records[1] |= {"rejected": {"not finite": 30}, "rejected_clients": 1, "byzantine": [7]}
     records[3] |= {"rejected": {"not finite": 12, HOSTILE: 1}, "failed": {"client-1": "no answer"}}
     history.write_text("".join(json.dumps(record) + "\n" for record in records))
     page = open_page(write_report([tmp_path], tmp_path / "report.html").as_uri(), width=360, scheme="dark")
@@ -144,20 +144,20 @@ def test_what_was_rejected(report: str, open_page: Open, runs: Path, tmp_path: P
         "#rejected-table tbody tr", "all => all.map(r => [...r.cells].map(c => c.textContent))"
     )
     assert rows == [
-        ["lied", "rejected: not finite", "42", "2", "2"],
-        ["lied", f"rejected: {HOSTILE}", "1", "1", "4"],
-        ["lied", "clients with something rejected", "1", "1", "2"],
-        ["lied", "clients that lied", "1", "1", "2"],
-        ["lied", "clients that failed: no answer", "1", "1", "4"],
+        ["attacked", "rejected: not finite", "42", "2", "2"],
+        ["attacked", f"rejected: {HOSTILE}", "1", "1", "4"],
+        ["attacked", "clients with something rejected", "1", "1", "2"],
+        ["attacked", "Byzantine clients", "1", "1", "2"],
+        ["attacked", "clients that failed: no answer", "1", "1", "4"],
     ]
     assert list(points(page, "rejected-rows").values()) == [4, 4]
     assert list(points(page, "rejected-clients").values()) == [4, 4, 4]
     page.focus("#rejected-rows svg")
     page.keyboard.press("End")
-    assert page.inner_text("#tip").splitlines() == ["lied", "rejected: not finite", "round 4", "rows 12"]
+    assert page.inner_text("#tip").splitlines() == ["attacked", "rejected: not finite", "round 4", "rows 12"]
     page.keyboard.press("Escape")
     shoot(page, "report-rejected-phone-dark")
-    page.get_by_label("show lied", exact=True).uncheck()
+    page.get_by_label("show attacked", exact=True).uncheck()
     assert page.is_hidden("#rejections")
 
 

@@ -1,4 +1,4 @@
-"""What a report tells of rejected rows, liars and failures, counted by hand."""
+"""What a report tells of rejected rows, Byzantine clients and failures, counted by hand."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ntkfl.report.rejected import rejections
 def test_every_reason_is_counted_by_round() -> None:
     records: list[dict[str, Any]] = [
         {"round": 1},
-        {"round": 2, "rejected": {"not finite": 3, "copied": 1}, "rejected_clients": 2, "poisoned": [4, 7]},
-        {"round": 3, "poisoned": [], "failed": {"a": "no answer", "b": "no answer", "c": "bad data"}},
+        {"round": 2, "rejected": {"not finite": 3, "copied": 1}, "rejected_clients": 2, "byzantine": [4, 7]},
+        {"round": 3, "byzantine": [], "failed": {"a": "no answer", "b": "no answer", "c": "bad data"}},
         {
             "round": 4,
             "rejected": {"not finite": 2},
@@ -25,7 +25,7 @@ def test_every_reason_is_counted_by_round() -> None:
         ("rejected", "not finite"): ("rows", 5, 2, 2),
         ("rejected", "copied"): ("rows", 1, 1, 2),
         ("clients with something rejected", ""): ("clients", 3, 2, 2),
-        ("clients that lied", ""): ("clients", 2, 1, 2),
+        ("Byzantine clients", ""): ("clients", 2, 1, 2),
         ("clients that failed", "no answer"): ("clients", 2, 1, 3),
         ("clients that failed", "bad data"): ("clients", 1, 1, 3),
         ("the solver's way out", "steps that were reached"): ("rounds", 1, 1, 4),
@@ -36,7 +36,7 @@ def test_every_reason_is_counted_by_round() -> None:
 
 
 def test_nothing_where_there_is_nothing() -> None:
-    assert rejections([{"round": 1, "poisoned": [], "made_up_rows": 0}, {"round": 2, "rejected": {}}]) == ([], {})
+    assert rejections([{"round": 1, "byzantine": [], "made_up_rows": 0}, {"round": 2, "rejected": {}}]) == ([], {})
     assert rejections([]) == ([], {})
 
 

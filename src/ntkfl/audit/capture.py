@@ -67,7 +67,7 @@ class Capture:
         """(x, y, raw) of every row in the order the aggregator has them: for scoring only."""
         x, y, raw = self.rows_truth()
         first = self.exchanges[0]
-        if first.senders is None or first.samples is None or not self.method.rows_are_samples:
+        if first.senders is None or first.samples is None or not self.method.sampled:
             return x, y, raw
         starts, at = {}, 0
         for client, (_, labels) in zip(self.cohort, self.truth, strict=True):

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from ntkfl.audit.capture import Capture
 from ntkfl.audit.finding import Finding
-from ntkfl.audit.received import rows_of, sends_rows
+from ntkfl.audit.received import local_updates, rows_of, sends_rows
 from ntkfl.methods import ClientRound
-from ntkfl.methods.fedavg import LocalTraining
 from ntkfl.methods.local_sgd import train_locally
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent.parameters import column_slices, trainable
@@ -50,27 +49,28 @@ def attack(capture: Capture, seed: int = 0) -> list[Finding]:
 
 def infer_mix(capture: Capture, seed: int = 0) -> Tensor | None:
     """Class shares [clients, classes] from averaging updates; None where they do not come as weights with a bias."""
-    method, task, w = capture.method, capture.task, capture.weights
-    if not isinstance(method, LocalTraining) or method.vectors[0] != "weights" or capture.public is None:
+    task, updates = capture.task, local_updates(capture)
+    if not updates or capture.public is None:
         return None
+    w = capture.weights
     name, last = list(column_slices(trainable(task.model)).items())[-1]
     if not name.endswith("bias") or last.stop - last.start != task.outputs:
         return None
-    moved = torch.stack([method.take(u, "weights", w, w)[last] - w[last] for u in capture.uploads]).double()
+    moved = torch.stack([update.weights[last] - w[last] for update in updates]).double()
     public, labels = capture.public
     x = (public if capture.projection is None else capture.projection(public)).to(w)
-    steps = method.local_steps  # of `local_epochs` the number is the client's to know
+    steps, lr = updates[0].steps, updates[0].lr  # of `local_epochs` the number is the client's to know
     shares = torch.full_like(moved, 1 / task.outputs)
     draws = torch.Generator().manual_seed(seed)
     pools = [(labels == c).nonzero()[:, 0] for c in range(task.outputs)]
     pools = [pool[torch.randperm(len(pool), generator=draws)] for pool in pools]
     for _ in range(_CORRECTIONS):
         presumed = [_client(i, q, pools, x, labels) for i, q in enumerate(shares)]
-        result = train_locally(task, w, presumed, steps, method.lr, _SAMPLES)
+        result = train_locally(task, w, presumed, steps, lr, _SAMPLES)
         simulated = (result.weights[:, last] - w[last]).double()
         # The samples that were drawn have the shares they have, by rounding.
         drawn = torch.stack([mix(client.y, task.outputs) for client in presumed])
-        shares = (drawn + (moved - simulated) / (method.lr * steps)).clamp_min(0)
+        shares = (drawn + (moved - simulated) / (lr * steps)).clamp_min(0)
         shares = shares / shares.sum(1, keepdim=True).clamp_min(1e-9)
     return shares
 

@@ -16,16 +16,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from scipy.stats import mannwhitneyu
 from torch import Tensor
 
 from ntkfl.audit.capture import Capture
 from ntkfl.audit.finding import Finding
 from ntkfl.audit.inputs import Inputs, distances, seen_inputs
-from ntkfl.audit.received import rows_of, sends_rows
+from ntkfl.audit.received import local_updates, rows_of, sends_rows
 from ntkfl.data import Federated
-from ntkfl.methods import NTKFL, Task
-from ntkfl.methods.fedavg import LocalTraining
-from ntkfl.methods.step_selection import choose
+from ntkfl.methods import Task
 
 FALSE_ALARMS = (0.001, 0.01)
 Records = tuple[Tensor, Tensor]  # x as the network takes it, y
@@ -57,12 +56,8 @@ class Roc:
 
     def area(self) -> float:
         """The chance that a member scores above another record, ties counting half."""
-        order = torch.cat([self.members, self.others])
-        _, places, counts = order.unique(return_inverse=True, return_counts=True)  # type: ignore[no-untyped-call]
-        ends = counts.cumsum(0).double()
-        ranks = (ends - (counts.double() - 1) / 2)[places]
-        n, m = len(self.members), len(self.others)
-        return float((ranks[:n].sum() - n * (n + 1) / 2) / (n * m))
+        found = mannwhitneyu(self.members.numpy(), self.others.numpy(), method="asymptotic")
+        return float(found.statistic) / (len(self.members) * len(self.others))
 
     def curve(self, points: int = 40) -> list[tuple[float, float]]:
         """(false positives, true positives) at `points` rates of false positives, denser towards zero."""
@@ -141,7 +136,7 @@ def attack(capture: Capture, seed: int = 0, *, members: Records | None = None) -
 
     `members` are records of earlier rounds, for the weights that were broadcast; the round's own without them.
     """
-    if capture.public is None:
+    if capture.public is None or capture.method.shows == "samples":  # of which it has all
         return []
     own = (torch.cat([x for x, _ in capture.truth]), torch.cat([y for _, y in capture.truth]))
     public, labels = capture.public
@@ -150,13 +145,13 @@ def attack(capture: Capture, seed: int = 0, *, members: Records | None = None) -
     found = []
     if members is not None:
         found += infer(capture.task, capture.weights, members, others, role=role, on="broadcast weights", seed=seed)
-    after = _new_weights(capture)
+    after = new_weights(capture)
     if after is not None:
         found += infer(capture.task, after, own, others, role=role, on="the round's new weights", seed=seed)
-    if isinstance(capture.method, LocalTraining):
-        found += _on_local_models(capture, others, role, seed)
-    elif sends_rows(capture):
+    if sends_rows(capture):
         found += _in_rows(capture, own, others, role, seed)
+    elif not capture.method.shuffle:
+        found += _on_local_models(capture, others, role, seed)
     return found
 
 
@@ -180,28 +175,20 @@ def on_final_model(
     return infer(capture.task, final, members, others, role="outsider", on="the final model", seed=seed)
 
 
-def _new_weights(capture: Capture) -> Tensor | None:
-    """What the round ended with, as the server computes it; None where it is not simply had."""
-    w = capture.weights
-    if capture.candidates is not None and capture.losses:
-        candidates, method = capture.candidates.take("weights", None, w), capture.method
-        assert isinstance(method, NTKFL)
-        return candidates[choose(capture.losses, len(candidates), method.shuffle, method.trim_losses)[0]]
-    if isinstance(capture.method, LocalTraining) and capture.method.vectors[0] == "weights":
-        return torch.stack([capture.method.take(u, "weights", w, w) for u in capture.uploads]).mean(0)
-    return None
+def new_weights(capture: Capture) -> Tensor | None:
+    """What the round ended with, as an observer of its messages has it; None where they do not tell."""
+    return capture.method.ends_with(capture.weights, capture.uploads, capture.candidates, capture.losses)
 
 
 def _on_local_models(capture: Capture, others: Records, role: str, seed: int) -> list[Finding]:
     """Each client's own model, which the aggregator receives: one advantage a client."""
-    method, w = capture.method, capture.weights
-    if not isinstance(method, LocalTraining) or method.vectors[0] != "weights" or method.shuffle:
+    updates = local_updates(capture)
+    if not updates:
         return []
     values = []
-    for upload, own in zip(capture.uploads, capture.truth, strict=True):
+    for update, own in zip(updates, capture.truth, strict=True):
         known, unknown = matched(own, others, seed)
-        local = method.take(upload, "weights", w, w)
-        a, b = (scores(capture.task, local, records)["loss"] for records in (known, unknown))
+        a, b = (scores(capture.task, update.weights, records)["loss"] for records in (known, unknown))
         values.append(advantage(a, b, seed))
     return [_finding("membership by loss, each client's model", role, tuple(values), {})]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ntkfl.audit.capture import Capture
-from ntkfl.methods.ntk_fl import NTKFL
+from ntkfl.methods.inspection import LocalUpdate
 from ntkfl.tangent import Jacobian, concatenate
 
 
@@ -25,7 +25,17 @@ class Rows:
 
 def sends_rows(capture: Capture) -> bool:
     """Whether clients send a Jacobian a sample rather than one update each."""
-    return isinstance(capture.method, NTKFL)
+    return capture.method.shows == "rows"
+
+
+def local_updates(capture: Capture, clients: int | None = None) -> list[LocalUpdate]:
+    """What the first clients' replies tell of their local models; none where they do not, or not of all."""
+    if capture.method.shows != "updates":
+        return []
+    replies, w = capture.uploads[:clients], capture.weights
+    updates = [capture.method.local_update(reply, w) for reply in replies]
+    known = [update for update in updates if update is not None]
+    return known if len(known) == len(replies) else []
 
 
 def spread(capture: Capture, count: int) -> list[int]:
@@ -37,11 +47,9 @@ def spread(capture: Capture, count: int) -> list[int]:
 
 def rows_of(capture: Capture, wanted: Sequence[int] | None = None) -> Rows:
     """The rows `wanted` (places in the round, ascending; all if None)."""
-    method = capture.method
-    assert isinstance(method, NTKFL)
     at, parts = 0, []
     for upload in capture.uploads:
-        J, outputs, labels = method.read(capture.task, upload)
+        J, outputs, labels = capture.method.read_rows(capture.task, upload)
         here = range(len(J)) if wanted is None else [i - at for i in wanted if 0 <= i - at < len(J)]
         if len(here):
             index = torch.tensor(list(here))

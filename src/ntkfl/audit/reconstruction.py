@@ -15,8 +15,7 @@ from ntkfl.audit.capture import Capture
 from ntkfl.audit.deep_leakage import Settings, match_gradient, match_jacobian, match_update, reconstruct
 from ntkfl.audit.finding import Finding
 from ntkfl.audit.measures import best_ssim, guesses, psnr, relative_error, ssim
-from ntkfl.audit.received import Rows, rows_of, sends_rows, spread
-from ntkfl.methods.fedavg import LocalTraining
+from ntkfl.audit.received import Rows, local_updates, rows_of, sends_rows, spread
 
 INSIDERS = ("aggregator+client", "aggregator+key-server")  # who has P beside the rows
 _SHOWN = 8
@@ -149,20 +148,19 @@ def _from_update(capture: Capture) -> list[Finding]:
 
 def _match_update(capture: Capture, settings: Settings) -> list[Finding]:
     """Local training unrolled where a client's every step is over all it has; else Δ is taken for one long step."""
-    method = capture.method
-    changes = _changes(capture)
-    if not changes or not isinstance(method, LocalTraining) or capture.task.loss != "ce" or not _tokens_free(capture):
+    updates, changes = local_updates(capture), _changes(capture)
+    if not changes or capture.task.loss != "ce" or not _tokens_free(capture):
         return []
     shape, outputs, found = _shape(capture), capture.task.outputs, []
     how, match = "one step", 0.0
-    for change, (_, y), reply in zip(changes, capture.truth, capture.uploads, strict=False):
+    for change, update, (_, y), reply in zip(changes, updates, capture.truth, capture.uploads, strict=False):
         samples = int(reply.take("samples", ()))
         samples = len(y) if samples == 1 else samples  # noise hides the count: the attacker is given it
-        steps, lr = method.local_steps, method.lr
+        steps, lr = update.steps, update.lr
         how = "one step" if steps == 1 else f"{steps} local steps unrolled"
-        if samples > method.batch_size or steps > settings.steps // 3:
+        if samples > update.batch_size or steps > settings.steps // 3:
             how, lr, steps = f"{steps} local steps taken for one", lr * steps, 1
-        sent = change.ne(0) if method.sparsity else None
+        sent = change.ne(0) if capture.method.sparsity else None
         loss = match_update(capture.task.at(capture.weights), shape, change, samples, outputs, "ce", lr, steps, sent)
         width = samples * math.prod(shape)
         x, quality = reconstruct(loss, 1, width + samples * outputs, replace(settings, restarts=1), _image(capture))
@@ -198,11 +196,9 @@ def _score_update(attack: str, capture: Capture, candidates: list[Tensor], more:
 
 def _changes(capture: Capture, clients: int = 2) -> list[Tensor]:
     """w_m − w of the first clients' updates; none where updates are not plain weights, or mixed by a shuffler."""
-    method = capture.method
-    if not isinstance(method, LocalTraining) or "weights" not in method.vectors or capture.senders is not None:
+    if capture.senders is not None:
         return []
-    w = capture.weights
-    return [method.take(reply, "weights", w, w) - w for reply in capture.uploads[:clients]]
+    return [update.weights - capture.weights for update in local_updates(capture, clients)]
 
 
 def _others(capture: Capture, x: Tensor, y: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ from ntkfl.audit.finding import ROLES, Finding
 from ntkfl.audit.views import views
 from ntkfl.federation.build import build_method
 from ntkfl.federation.config import RunConfig
-from ntkfl.methods.ntk_fl import NTKFL
 from ntkfl.version import __version__
 
 Say = Callable[[str], None]
@@ -35,7 +34,7 @@ STAGES: dict[str, tuple[float, float, float]] = {
 # Options of a method that hide something, and what switches each off.
 _OFF: dict[str, Any] = {
     "projected_dim": None, "sparsity": 0.0, "values": "float32", "shuffle": False, "clip": None, "noise": 0.0,
-    "label_flip": 0.0,
+    "label_flip": 0.0, "codec": "factored", "replay": False,
 }  # fmt: skip
 
 
@@ -72,8 +71,8 @@ def undefended(config: RunConfig) -> RunConfig:
     known = {name: value for name, value in options.items() if name in type(method).model_fields}
     stripped = {name: value for name, value in known.items() if name not in _OFF}
     stripped |= {name: value for name, value in _OFF.items() if name in known and value is not None}
-    if isinstance(method, NTKFL):  # attacks are on single rows: a few tell
-        stripped |= {"codec": "factored", "replay": False, "subsample_rate": min(method.subsample_rate, 0.15)}
+    if method.shows == "rows":  # attacks are on single rows: a few tell
+        stripped["subsample_rate"] = min(method.subsample_rate, 0.15)
     if "projected_dim" in known:
         stripped["projected_dim"] = None
     few = min(_REFERENCE_CLIENTS, config.clients_per_round)

@@ -31,8 +31,8 @@ from ntkfl.data import Federated
 from ntkfl.federation.build import load_data, spelled_out
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.run_folder import Record
-from ntkfl.methods.ntk_fl import NTKFL
-from ntkfl.privacy.accounting import Guarantee, client_guarantees, record_guarantees
+from ntkfl.methods.inspection import Participation
+from ntkfl.privacy.accounting import Guarantee
 from ntkfl.processes import Pool
 from ntkfl.version import __version__
 
@@ -102,16 +102,12 @@ def attacks(last: Capture, earlier: Sequence[Capture], seed: int) -> list[Findin
 
 def guarantees_of(capture: Capture, history: Sequence[Record], config: RunConfig, clients: int) -> list[Guarantee]:
     """What noise is worth in this run: `times` counts the client that took part most often."""
-    method = capture.method
     times = max(Counter(i for record in history for i in record["clients"]).values())
-    if isinstance(method, NTKFL):
-        rows = int(min(record["samples"] for record in history))
-        return record_guarantees(
-            method.noise, method.label_flip, capture.task.outputs, times=times, rate=method.subsample_rate, rows=rows,
-            shuffle=method.shuffle, simulated=True,
-        )  # fmt: skip
-    numbers = {"cohort": config.clients_per_round, "clients": clients, "rounds": len(history), "times": times}
-    return client_guarantees(method.noise, **numbers, simulated=True)
+    rows = int(min(record.get("samples", 0) for record in history))
+    cohort, rounds = config.clients_per_round, len(history)
+    return capture.method.guarantees(
+        Participation(capture.task.outputs, times, rows, cohort, clients, rounds, simulated=True)
+    )
 
 
 def run(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ntkfl.audit.capture import Capture
 from ntkfl.audit.finding import ROLES
-from ntkfl.audit.received import sends_rows
 from ntkfl.wire import Message
 
 
@@ -16,10 +15,11 @@ def views(capture: Capture) -> dict[str, str]:
     sealed = method.shuffle
     arrays = ", ".join(sorted({_plain(name) for upload in capture.uploads for name in upload.arrays}))
     samples = sum(len(y) for _, y in capture.truth)
-    if sends_rows(capture):
-        what = f"{samples} rows ({arrays})" + (" in random order" if sealed else f", by name of {clients} clients")
+    if method.shows in ("rows", "samples"):
+        what = f"{samples} {method.shows} ({arrays})"
+        what += " in random order" if sealed else f", by name of {clients} clients"
     else:
-        what = f"{clients} updates ({arrays})" + ("" if sealed else ", by name of client")
+        what = f"{clients} {method.shows} ({arrays})" + ("" if sealed else ", by name of client")
     counts = f"{min(first.rows)} to {max(first.rows)}" if min(first.rows) < max(first.rows) else str(first.rows[0])
     traffic = f"{_size(capture.bytes_up)} up and {_size(capture.bytes_down)} down"
     projected = capture.projection is not None

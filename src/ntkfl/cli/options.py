@@ -50,7 +50,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
         return name.replace("-", "_"), value
 
 
-def parse_poison(text: str | None) -> dict[str, Any] | None:
+def parse_byzantine(text: str | None) -> dict[str, Any] | None:
     """KIND:FRACTION or KIND:FRACTION:SCALE."""
     if text is None:
         return None
@@ -60,5 +60,5 @@ def parse_poison(text: str | None) -> dict[str, Any] | None:
     except ValueError:
         values = []
     if len(values) not in (1, 2):
-        raise ConfigError(f"--poison {text!r}: expected KIND:FRACTION or KIND:FRACTION:SCALE, e.g. sign-flip:0.2:5")
+        raise ConfigError(f"--byzantine {text!r}: expected KIND:FRACTION or KIND:FRACTION:SCALE, e.g. sign-flip:0.2:5")
     return {"kind": kind} | dict(zip(("fraction", "scale"), values, strict=False))

@@ -109,10 +109,10 @@ def train(
     hold_out: Annotated[Whole, typer.Option(help="clients set aside as a validation set")] = None,
     stop_at: Annotated[Real, typer.Option(help="end once the test accuracy is this")] = None,
     seed: Annotated[Whole, typer.Option(help="root of everything random (default 0)")] = None,
-    poison: Annotated[
+    byzantine: Annotated[
         Text,
         typer.Option(
-            metavar="KIND:FRACTION[:SCALE]", help="clients that lie, e.g. sign-flip:0.2:5 (docs/robustness.md)"
+            metavar="KIND:FRACTION[:SCALE]", help="clients that corrupt what they reply, e.g. sign-flip:0.2:5"
         ),
     ] = None,
     precision: Annotated[Text, typer.Option(help="float32 (default) or float64")] = None,
@@ -135,8 +135,8 @@ def train(
     Example: ntkfl train --dataset fashion-mnist --alpha 0.1 --rounds 10 --out runs/a
     """
     from ntkfl.cli.options import (
+        parse_byzantine,
         parse_numbers,
-        parse_poison,
         parse_setting,
         parse_steps,
     )  # slow to import, as all below the verbs is
@@ -146,7 +146,7 @@ def train(
 
     given: dict[str, Any] = {
         "rounds": rounds, "clients_per_round": clients_per_round, "hold_out": hold_out, "stop_at": stop_at,
-        "seed": seed, "precision": precision, "poison": parse_poison(poison),
+        "seed": seed, "precision": precision, "byzantine": parse_byzantine(byzantine),
         "data": {"dataset": dataset, "partition": partition, "alpha": alpha, "clients": clients, "reading": reading,
                  "overlap": overlap},
         "model": {"name": model, "hidden": parse_numbers("hidden", hidden, int),

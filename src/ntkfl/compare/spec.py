@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from ntkfl.data import load
 from ntkfl.errors import ConfigError, DataError, unknown
 from ntkfl.federation.build import build_method
-from ntkfl.federation.byzantine import Poison
+from ntkfl.federation.byzantine import Byzantine
 from ntkfl.federation.config import DataConfig, ModelConfig, RunConfig
 from ntkfl.options import Options
 from ntkfl.safe_parse import read_toml
@@ -37,15 +37,19 @@ class Entry(Options):
     grid: dict[str, tuple[float, ...]] = Field(default_factory=dict)
     rounds: int | None = Field(None, ge=1, description="if other than the comparison's")
     stop_at: float | None = Field(None, gt=0, le=1)
-    poison: Poison | None = Field(None, description="clients that lie in this curve's runs, though not in its search")
+    byzantine: Byzantine | None = Field(
+        None,
+        validation_alias=AliasChoices("byzantine", "poison"),
+        description="clients that corrupt what they reply in this curve's runs, though not in its search",
+    )
 
     def model_post_init(self, _: object) -> None:
         probe = {name: values[0] for name, values in self.grid.items() if values}
         if len(probe) != len(self.grid):
             raise ConfigError(f"{self.label}: a grid needs at least one value for each option")
         method = build_method({**self.method, **whole(probe)})  # a wrong name or value is said before anything runs
-        if self.poison is not None:
-            self.poison.check(method)
+        if self.byzantine is not None:
+            self.byzantine.check(method)
 
 
 class Comparison(Options):
@@ -101,7 +105,7 @@ class Comparison(Options):
             "data": self.data.model_dump(),
             "model": self.model.model_dump(),
             "method": {**entry.method, **whole(options)},
-            "poison": entry.poison,
+            "byzantine": entry.byzantine,
         }
         return RunConfig(**(values | changes))
 

@@ -39,10 +39,11 @@ class Aggregator:
         allow_code: bool = False,
         reach: Callable[..., ShufflerTransport] = ShufflerTransport,
     ) -> None:
-        self.federation, self.settings = Federation.read(folder), Deployment.read(folder / "run.toml")
+        self.federation = Federation.read(folder)
+        self.settings = Deployment.read(folder / "run.toml").spelled_out(allow_code=allow_code)
         self._check_settings()
         terms, settings = self.federation.terms, self.settings
-        method = terms.build_method()
+        method = terms.build_method(allow_code=allow_code)
         if not method.shuffle:
             raise ConfigError("clients send through the shuffler here: the terms need shuffle = true")
         model = terms.build_model(settings.seed, allow_code=allow_code)

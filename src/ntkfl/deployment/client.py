@@ -49,7 +49,7 @@ class ShuffledClient:
         self.shuffler = HttpClient(self.federation.shuffler.url, folder / "ca.pem", patience=patience)
         self.shuffler.identify(self.identity.current, self.identity.signing)
         self.name, self.role = self.identity.known.client, self.identity.known.role
-        self.method = terms.build_method()
+        self.method = terms.build_method(allow_code=allow_code)
         task = Task(model, terms.outputs, self.method.loss, label_smoothing=self.method.label_smoothing)
         self.x, self.y = self._placed(x, y, task)
         rows = terms.max_rows if self.method.sampled else None

@@ -6,7 +6,7 @@ A client that pins the terms of the run cannot be talked into weaker ones: annou
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import tomli_w
 import torch
@@ -16,7 +16,7 @@ from torch import nn
 from ntkfl.atomic import write_atomically
 from ntkfl.errors import ConfigError
 from ntkfl.federation.build import build_method, build_network
-from ntkfl.federation.config import ModelConfig, refuse_code
+from ntkfl.federation.config import ModelConfig, own_method, refuse_code
 from ntkfl.methods import Method
 from ntkfl.options import Options
 from ntkfl.safe_parse import read_toml
@@ -39,22 +39,33 @@ class Terms(Options):
     @field_validator("method")
     @classmethod
     def _spell_out(cls, method: dict[str, Any]) -> dict[str, Any]:
-        """Every option with its value: defaults are not part of an agreement."""
-        built = build_method(method)
-        return {"name": built.name} | built.model_dump(mode="json", exclude_none=True)
+        """Every option with its value: defaults are not part of an agreement.
 
-    def build_method(self) -> Method:
-        return build_method(self.method)
+        Of a user's own method this waits for `spelled_out`: reading terms runs nobody's code.
+        """
+        return method if own_method(method) else _described(build_method(method))
+
+    def spelled_out(self, *, allow_code: bool = False) -> Self:
+        """With every option of a user's own method too, which imports it."""
+        self.check_code(allow_code)
+        return self.model_copy(update={"method": _described(build_method(self.method))})
+
+    def build_method(self, *, allow_code: bool = False) -> Method:
+        self.check_code(allow_code)
+        method = build_method(self.method)
+        missing = sorted(_described(method).keys() - self.method.keys())
+        if missing:  # the defaults of one machine's class are not those of another's
+            raise ConfigError(f"the terms of {method.name} leave options to its code: give {', '.join(missing)}")
+        return method
 
     def check_code(self, allowed: bool) -> None:
         """Terms come in folders that others made: code that they name is run where that is allowed, nowhere else."""
-        if self.model.own and not allowed:
-            refuse_code([self.model.name], "the run's [model]")
+        if not allowed:
+            refuse_code(([self.model.name] if self.model.own else []) + own_method(self.method), "the run's terms")
 
     def build_model(self, seed: int, *, allow_code: bool = False) -> nn.Module:
         """The network, for inputs as it gets them; first weights drawn from `seed`."""
-        self.check_code(allow_code)
-        method = self.build_method()
+        method = self.build_method(allow_code=allow_code)
         shape = method.model_input_shape(self.inputs)
         model = build_network(self.model.suited(method), shape, self.outputs, seed)
         return model.to(getattr(torch, self.precision))
@@ -79,6 +90,10 @@ class Contract(Terms):
     def private(self) -> bool:
         """Whether the method bounds and noises what clients send."""
         return self.method.get("clip") is not None or bool(self.method.get("label_flip"))
+
+
+def _described(method: Method) -> dict[str, Any]:
+    return {"name": method.name} | method.model_dump(mode="json", exclude_none=True)
 
 
 class Deployment(Contract):

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from ntkfl.data import Federated, load
 from ntkfl.errors import ConfigError, unknown
-from ntkfl.federation.config import ModelConfig, RunConfig
+from ntkfl.federation.config import ModelConfig, RunConfig, own_method
 from ntkfl.federation.memory_check import available_bytes
 from ntkfl.federation.seeds import derive
 from ntkfl.methods import METHODS, Method
@@ -23,11 +23,25 @@ from ntkfl.version import __version__
 
 
 def build_method(options: Mapping[str, Any]) -> Method:
-    """A method from its name and options."""
+    """A method from its name and options; a user's own class is imported, which whoever calls this has allowed."""
     name = options.get("name")
-    if not isinstance(name, str) or name not in METHODS:
-        raise unknown("method", name, METHODS)
-    return METHODS[name](**{k: v for k, v in options.items() if k != "name"})
+    if own_method(options):
+        kind = find_factory(str(name))
+        if not (isinstance(kind, type) and issubclass(kind, Method)):
+            raise ConfigError(f"{name!r} is no method: a class that derives from ntkfl.methods.Method is needed")
+    elif not isinstance(name, str) or name not in METHODS:
+        raise unknown("method", name, (*METHODS, "package.module:Class"))
+    else:
+        kind = METHODS[name]
+    try:
+        return kind(**{k: v for k, v in options.items() if k != "name"})
+    except TypeError as error:  # a class that lacks a part of a method
+        raise ConfigError(f"method {name!r} cannot be made: {error}") from None
+
+
+def describe_method(method: Method) -> dict[str, Any]:
+    """Name and options, from which `build_method` makes it again; in types that JSON has."""
+    return {"name": method.name} | method.model_dump(mode="json")
 
 
 def build_model(config: RunConfig, data: Federated) -> nn.Module:
@@ -88,11 +102,11 @@ def find_factory(name: str) -> Callable[..., Any]:
         sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except (ImportError, ValueError, TypeError) as error:  # the latter of names such as ':x' and '.x:y'
         raise ConfigError(f"cannot import {module_name!r} for {name!r}: {error}") from None
     found = getattr(module, attribute, None)
     if not callable(found):
-        raise ConfigError(f"{module_name!r} has no function {attribute!r}")
+        raise ConfigError(f"{module_name!r} has no function or class {attribute!r}")
     return found  # type: ignore[no-any-return]  # whatever it is, it can be called
 
 
@@ -126,14 +140,14 @@ def _own_clients(name: str, shared_fraction: float) -> Federated:
 def spelled_out(config: RunConfig) -> dict[str, Any]:
     """What config.toml holds: every setting, defaults included."""
     method = build_method(config.method)
-    values = config.model_dump(mode="json", exclude={"method", "model", "poison"})
+    values = config.model_dump(mode="json", exclude={"method", "model", "byzantine"})
     if config.data.own:  # the rest says how others are dealt
         values["data"] = {"dataset": config.data.dataset}
     return {
         "ntkfl": __version__,
         "simulation": True,
         **values,
-        **({} if config.poison is None else {"poison": config.poison.model_dump(mode="json")}),
+        **({} if config.byzantine is None else {"byzantine": config.byzantine.model_dump(mode="json")}),
         "model": config.model.suited(method).model_dump(mode="json"),
-        "method": {"name": method.name} | method.model_dump(mode="json"),
+        "method": describe_method(method),
     }

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from ntkfl.data import NAMES
 from ntkfl.data.partition import Partition
 from ntkfl.data.partitions import PARTITIONS, make
 from ntkfl.errors import ConfigError, TrustError, unknown
-from ntkfl.federation.byzantine import Poison
+from ntkfl.federation.byzantine import Byzantine
 from ntkfl.methods import Method
 from ntkfl.models import MODELS
 from ntkfl.options import Options
@@ -99,7 +99,11 @@ class RunConfig(Options):
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "ntk-fl"})
-    poison: Poison | None = Field(None, description="clients that lie: simulations alone")
+    byzantine: Byzantine | None = Field(
+        None,
+        validation_alias=AliasChoices("byzantine", "poison"),  # its first name
+        description="clients that corrupt what they reply: simulations alone",
+    )
 
     @staticmethod
     def read(path: Path, *, allow_code: bool = False) -> RunConfig:
@@ -123,4 +127,11 @@ class RunConfig(Options):
     def code(self) -> list[str]:
         """Names of a user's own code in it, which `build.py` imports and calls."""
         model, data = self.model, self.data
-        return [name for name, own in ((model.name, model.own), (data.dataset, data.own)) if own]
+        named = [name for name, own in ((model.name, model.own), (data.dataset, data.own)) if own]
+        return named + own_method(self.method)
+
+
+def own_method(options: Mapping[str, Any]) -> list[str]:
+    """The name of a user's own method, `package.module:Class`, where these options are of one: code that is run."""
+    name = options.get("name")
+    return [name] if isinstance(name, str) and ":" in name else []

@@ -14,7 +14,7 @@ from ntkfl.data import Federated
 from ntkfl.devices import find_device
 from ntkfl.errors import ConfigError, ModelError, NumericalError
 from ntkfl.federation.build import build_method, build_model, load_data, spelled_out
-from ntkfl.federation.byzantine import ByzantineClients, Poison
+from ntkfl.federation.byzantine import Byzantine, ByzantineClients
 from ntkfl.federation.callbacks import Callback, CallbackList, Progress
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.evaluation import OwnTestSet
@@ -86,7 +86,7 @@ def execute(
         seed=config.seed,
         hold_out=config.hold_out,
         device=device,
-        byzantine=config.poison,
+        byzantine=config.byzantine,
         transport=transport,
     )
     settings = spelled_out(config) | ({} if runtime is None else {"runtime": runtime})
@@ -111,7 +111,7 @@ class Simulation:
         hold_out: int = 0,
         device: str | torch.device | None = None,
         secret: RunSecret | None = None,
-        byzantine: Poison | None = None,
+        byzantine: Byzantine | None = None,
         transport: Transport | None = None,
     ) -> None:
         if not isinstance(method, Method):
@@ -186,7 +186,7 @@ class Simulation:
         described = dict(settings) if settings is not None else describe(*about)
         described |= {"rounds": rounds, "stop_at": stop_at, "shape": self.shape()}
         if self.byzantine is not None:
-            described |= {"poison": self.byzantine.model_dump(mode="json")}
+            described |= {"byzantine": self.byzantine.model_dump(mode="json")}
         try:
             told.on_begin(rounds)
             told.on_start(note)

@@ -108,9 +108,7 @@ def _one(replies: list[Message]) -> Message:
 
 
 def _split(method: Method, reply: Message) -> list[Message]:
-    """The rows of a reply where it has one a sample; itself where it has not, or is not even that."""
-    if not method.rows_are_samples:
-        return [reply]
+    """The rows that a method splits a reply into; the reply itself where it cannot."""
     try:
         return method.split(reply) or [reply]
     except (NTKFLError, TypeError):  # a number where there should be rows

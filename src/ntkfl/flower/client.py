@@ -39,7 +39,7 @@ class FlowerClient:
         allow_code: bool = False,
     ) -> None:
         self.terms, self.folder, self.read, self.limit = terms, folder, read, limit
-        method = terms.build_method()
+        method = terms.build_method(allow_code=allow_code)
         if method.shuffle or method.projected_dim is not None:
             raise ConfigError("a shuffled or projected method needs a key server and a shuffler: give --federation")
         model = terms.build_model(seed=0, allow_code=allow_code)

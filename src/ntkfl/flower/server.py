@@ -57,8 +57,9 @@ class FlowerServer:
         *,
         allow_code: bool = False,
     ) -> None:
+        run = run.spelled_out(allow_code=allow_code)
         self.settings, self.out = run, RunFolder(out)
-        method, names = run.build_method(), list(nodes)
+        method, names = run.build_method(allow_code=allow_code), list(nodes)
         if method.shuffle or method.projected_dim is not None:
             raise ConfigError("a shuffled or projected method needs a key server and a shuffler: give --federation")
         if run.clients_per_round > run.clients or run.clients > len(nodes):

@@ -150,6 +150,6 @@ def _load(settings: str, device: str, kept: str) -> SimulatedClients:
     clients = SimulatedClients(
         data, task, method, config.seed, memory=lambda number: ClientMemory(Path(kept) / str(number))
     )
-    cheats = ByzantineClients.of(config.poison, method, config.seed, len(data), clients.rows)
+    cheats = ByzantineClients.of(config.byzantine, method, config.seed, len(data), clients.rows)
     clients.respond = clients.respond if cheats is None else cheats.answer
     return clients

@@ -1,8 +1,12 @@
-"""What a method is: a conversation of the server with a round's clients.
+"""What a method is: the server's side of a round, and the clients'.
 
 `Method.round` is the server's side as a generator: it yields a message for the clients, is sent their replies (ordered
-by client id), and returns the outcome. `Method.answer` is the clients' side. Neither knows who carries the messages, so
-the same two functions serve in one process and across machines.
+by client id), and returns the outcome. `Method.answer` is the clients' side. Neither knows what transports the
+messages, so the same two functions serve in one process and across machines.
+
+What else a simulation, an audit or a study of Byzantine clients needs to know of a method, it asks the method:
+`round_bytes`, `shows`, `read_rows`, `local_update`, `ends_with`, `guarantees`, `attacks`, `corrupt`. Nothing outside
+this package looks at which class a method is.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from abc import abstractmethod
 from collections.abc import Generator, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -20,6 +24,8 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from ntkfl.errors import ConfigError, NumericalError
+from ntkfl.methods.inspection import Corruption, LocalUpdate, Participation, SampleRows
+from ntkfl.privacy.accounting import Guarantee, client_guarantees
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.stages import Stages
 from ntkfl.tangent import Jacobian, jacobian, plan_jacobian
@@ -123,18 +129,37 @@ class Task:
         s = 0.0 if y.is_floating_point() else self.label_smoothing
         return Y if s == 0 else Y.mul_(1 - s).add_(s / self.outputs)
 
+    def activations(self, probe: Tensor) -> int:
+        """Numbers that a sample such as `probe` [1, ...] leaves in the network's modules, as a backward pass needs."""
+        met = [probe[:1].numel()]
+
+        def count(_: nn.Module, __: object, out: object) -> None:
+            met.extend(t.numel() for t in (out if isinstance(out, tuple) else (out,)) if isinstance(t, Tensor))
+
+        leaves = [module for module in self.model.modules() if not list(module.children())]
+        handles = [module.register_forward_hook(count) for module in leaves]
+        try:
+            self.predict(self.like, probe[:1])
+        finally:
+            for handle in handles:
+                handle.remove()
+        return sum(met)
+
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """ℓ for each sample on its true label, [N]."""
         return per_sample(self.loss, outputs, targets(y, self.outputs, self.loss, outputs.dtype))
 
 
 class Method(Stages):
-    """Options common to all methods, the stages of `privacy/` among them."""
+    """Options common to all methods, the stages of `privacy/` among them.
+
+    A class outside this package is named after its place, `package.module:Class`: so a configuration names it.
+    """
 
     name: ClassVar[str]
-    paper: ClassVar[str]
+    paper: ClassVar[str] = ""
     trains_locally: ClassVar[bool] = False
-    rows_are_samples: ClassVar[bool] = False  # whether `split` gives one row per sample, not per client
+    shows: ClassVar[str] = "updates"  # what the server sees of a client: rows, updates, sums or samples
     sampled: ClassVar[tuple[str, ...]] = ()  # kinds of replies that split into one row per sample
     # How many times the median of all rows one may measure, in each of the ways that `check` measures them.
     extreme: ClassVar[tuple[float, ...]] = (10.0,)
@@ -147,6 +172,11 @@ class Method(Stages):
     average: float = Field(
         0.0, ge=0, lt=1, description="running average of the rounds' weights that is reported and saved; 0: none"
     )
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        if not cls.__module__.startswith("ntkfl.methods."):
+            cls.name = f"{cls.__module__}:{cls.__qualname__}"
 
     def model_post_init(self, context: object) -> None:
         super().model_post_init(context)
@@ -192,6 +222,51 @@ class Method(Stages):
         for name in reply.arrays:
             reply.take(name)
         return None
+
+    # What others ask of a method; the defaults suit methods whose clients send updates.
+
+    def round_bytes(self, task: Task, counts: Sequence[int], probe: Tensor) -> int:
+        """An estimate of a round's peak memory, where clients have so many samples such as `probe` [1, ...]: several
+        vectors [d] per client, and what their samples leave on the way through the network.
+        """
+        numbers = 8 * len(counts) * task.like.numel() + 3 * sum(counts) * task.activations(probe)
+        return task.like.element_size() * numbers
+
+    def read_rows(self, task: Task, reply: Message, like: Tensor | None = None) -> SampleRows:
+        """The rows of a reply, where `shows` is rows; of the type and on the device of `like`, or of the weights."""
+        raise ConfigError(f"replies of {self.name} have no rows of samples")
+
+    def local_update(self, reply: Message, w: Tensor) -> LocalUpdate | None:
+        """A client's local weights where the server sees them in its reply to the weights w [d]; else None."""
+        return None
+
+    def ends_with(
+        self, w: Tensor, replies: Sequence[Message], candidates: Message | None, losses: Sequence[Message]
+    ) -> Tensor | None:
+        """The weights [d] that a round ends with, as its messages tell them to an observer; None where they do not.
+
+        By default the mean of the clients' local weights, whatever `round` makes of them. `candidates` and `losses` are
+        of a second exchange, where there is one.
+        """
+        updates = [self.local_update(reply, w) for reply in replies]
+        known = [update.weights for update in updates if update is not None]
+        return torch.stack(known).mean(0) if known and len(known) == len(updates) else None
+
+    def guarantees(self, run: Participation) -> list[Guarantee]:
+        """What noise is worth in such a run: by default of a client, whose update is noised. None without noise."""
+        numbers = {"cohort": run.cohort, "clients": run.clients, "rounds": run.rounds, "times": run.times}
+        return client_guarantees(self.noise, **numbers, simulated=run.simulated)
+
+    @property
+    def attacks(self) -> frozenset[str]:
+        """Kinds of Byzantine attack that `corrupt` knows, beside those that any client can mount (byzantine.py)."""
+        return frozenset()
+
+    def corrupt(
+        self, corruption: Corruption, task: Task, asked: Message, reply: Message, client: ClientRound
+    ) -> Message:
+        """A client's `reply` to `asked`, corrupted; as it is where this kind of attack does not touch it."""
+        return reply
 
 
 def take_labels(message: Message, name: str, like: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ class Centralized(Method):
 
     name: ClassVar[str] = "centralized"
     paper: ClassVar[str] = "none: gradient descent on pooled data"
+    shows: ClassVar[str] = "samples"
     sampled: ClassVar[tuple[str, ...]] = ("data",)
     trains_locally: ClassVar[bool] = True  # the server does, and with it the model's running statistics
 

@@ -42,12 +42,12 @@ class DataShare(FedAvg):
     ) -> Generator[Outgoing, list[Message], Outcome]:
         holders = set(state["holders"].tolist())
         new = [client for client in cohort if client not in holders and self._size(task)]
-        conversation = super().round(task, state, round, cohort)
-        plain = next(conversation)
+        averaging = super().round(task, state, round, cohort)
+        plain = next(averaging)
         assert isinstance(plain, Message)
         replies = yield self._outgoing(task, plain, cohort, new)
         try:
-            conversation.send(replies)
+            averaging.send(replies)
         except StopIteration as end:
             outcome: Outcome = end.value
         outcome.state["holders"] = torch.tensor(sorted(holders.union(new)), dtype=torch.int64)

@@ -6,14 +6,18 @@ Each client of the round descends its own loss from the broadcast weights; the s
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from ntkfl.errors import ConfigError, MessageError, unknown
+from ntkfl.errors import ConfigError, MessageError, NumericalError, unknown
 from ntkfl.methods.base import ClientRound, Method, Outcome, Outgoing, State, Task, check_finite
+from ntkfl.methods.batchnorm import answer
+from ntkfl.methods.corruption import change_of, with_numbers
+from ntkfl.methods.inspection import Corruption, LocalUpdate
 from ntkfl.methods.local_sgd import train_locally
 from ntkfl.methods.robust import COMBINATIONS, clip_factors, combine, fair_counts
 from ntkfl.methods.stateful_sgd import Adjustment, LocalResult
@@ -27,7 +31,7 @@ FAIR = 3.0  # median clients that one counts for, at most, by the samples or ste
 
 
 class LocalTraining(Method):
-    """Options of every method whose clients train locally, and the two ends of the conversation they share."""
+    """Options of every method whose clients train locally, and the two ends of the round they share."""
 
     trains_locally: ClassVar[bool] = True
     vectors: ClassVar[tuple[str, ...]] = ("weights",)  # what `pack` puts into an update
@@ -75,7 +79,7 @@ class LocalTraining(Method):
     def client_weights(self, replies: Sequence[Message], like: Tensor) -> Tensor:
         """p_m, summing to one: uniform, or in proportion to the samples that clients report. [M]
 
-        What is reported may be a lie: unless `robust` is mean, a client counts for three median ones at most.
+        What is reported may be false: unless `robust` is mean, a client counts for three median ones at most.
         """
         samples = torch.stack([r.take("samples", ()) for r in replies]).to(like)
         if bool((samples < 1).any()):
@@ -132,6 +136,44 @@ class LocalTraining(Method):
             raise MessageError(f"an update is one vector, got {len(values)}")
         vector = torch.zeros_like(like) if base is None else base.clone()
         return vector.index_add_(0, positions[0].to(like.device), values[0].to(like))
+
+    def local_update(self, reply: Message, w: Tensor) -> LocalUpdate | None:
+        if "weights" not in self.vectors:
+            return None
+        return LocalUpdate(self.take(reply, "weights", w, w), self.local_steps, self.lr, self.batch_size)
+
+    @property
+    def attacks(self) -> frozenset[str]:
+        return frozenset({"random", "sign-flip", "scaled-labels"})
+
+    def corrupt(
+        self, corruption: Corruption, task: Task, asked: Message, reply: Message, client: ClientRound
+    ) -> Message:
+        """With other vectors: the change of the weights they bring is what changes."""
+        if not reply.arrays:  # the acknowledgement of a second message has none
+            return reply
+        if corruption.kind == "scaled-labels":
+            return self._with_scaled_labels(corruption.scale, task, asked, reply, client)
+        if corruption.kind not in ("random", "sign-flip"):
+            return reply
+        change, arrays = change_of(corruption), dict(reply.arrays)
+        for name in self.vectors:
+            base = asked.take("weights", None, task.like) if name == "weights" else torch.zeros_like(task.like)
+            vector = self.take(reply, name, task.like, base)
+            arrays |= self.pack(name, base + change((vector - base).unsqueeze(0))[0], base)
+        return replace(reply, arrays=arrays)
+
+    def _with_scaled_labels(
+        self, scale: float, task: Task, asked: Message, reply: Message, client: ClientRound
+    ) -> Message:
+        """Cross-entropy is linear in its targets, so targets times s are the learning rate times s. A client whose
+        training diverges sends what came of it: numbers that are not finite.
+        """
+        scaled = self.model_copy(update={"lr": self.lr * scale})
+        try:
+            return answer(scaled, task, asked, [client])[0]
+        except NumericalError:
+            return with_numbers(reply, lambda a: a * float("nan"))
 
 
 class FedAvg(LocalTraining):

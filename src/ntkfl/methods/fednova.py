@@ -40,7 +40,7 @@ class FedNova(LocalTraining):
         if bool((tau < 1).any()):
             raise MessageError("a client reports an update of no local steps")
         d = self.combine((self.take(reply, "direction", w) for reply in replies), p)
-        tau_eff = (p * (tau if self.robust == "mean" else fair_counts(tau, FAIR))).sum()  # counts can be lies too
+        tau_eff = (p * (tau if self.robust == "mean" else fair_counts(tau, FAIR))).sum()  # counts can be false too
         new = check_finite(w - self.lr * tau_eff * d, "the averaged model")
         return Outcome({"weights": new}, mean_loss(replies, p), diagnostics={"effective_steps": float(tau_eff)})
 

@@ -6,6 +6,7 @@ Clients send their gradient with every value rounded at random, and without bias
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
@@ -15,7 +16,9 @@ from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError, unknown
 from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, check_finite
+from ntkfl.methods.corruption import change_of
 from ntkfl.methods.fedavg import LocalTraining, mean_loss, report, take_vector
+from ntkfl.methods.inspection import Corruption
 from ntkfl.wire import Message
 from ntkfl.wire.quantize import CODINGS, NORMS, decode_levels, dequantize, encode_levels, norm_count, quantize
 
@@ -61,6 +64,14 @@ class Compression(LocalTraining):
             raise MessageError("a quantised vector needs bytes of codes and norms that are not negative")
         levels = decode_levels(codes.numpy(), like.numel(), self.bits, self.coding)
         return dequantize(levels, norms.numpy(), self.bits, self.bucket).to(like)
+
+    def corrupt(
+        self, corruption: Corruption, task: Task, asked: Message, reply: Message, client: ClientRound
+    ) -> Message:
+        if corruption.kind not in ("random", "sign-flip") or not reply.arrays:
+            return super().corrupt(corruption, task, asked, reply, client)
+        vector = change_of(corruption)(self.decompress(reply, task.like).unsqueeze(0))[0]
+        return replace(reply, arrays={**reply.arrays, **self.compress(vector, client)})
 
 
 class QSGD(Compression):

@@ -1,7 +1,7 @@
 """Robust forms of what a server combines: clients' updates, rows of Jacobians, candidates' losses.
 
-Each bounds what a minority of liars can do; none can tell a liar from an honest client whose data are unlike all
-others', so each also costs something. What they do against which lie, with figures: docs/robustness.md.
+Each bounds what a minority of Byzantine clients can do; none can tell one from an honest client whose data are unlike
+all others', so each also costs something. What they do against which attack, with figures: docs/robustness.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RECENT = 5  # rounds that a budget looks back on
 _DEARER = 5  # times the median of them that a round may cost
 
 
-# Updates, one vector a client.
+# Updates, one vector per client.
 
 
 def combine(how: str, updates: Iterable[Tensor], trim: float) -> Tensor:

@@ -9,13 +9,24 @@ from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError, NumericalError
 from ntkfl.methods.base import ClientRound, Task
-from ntkfl.methods.batching import joined
+from ntkfl.methods.batching import in_groups, joined
 from ntkfl.methods.robust import trimmed_mean
 from ntkfl.wire import Message
 
 CHOICES = ("cohort", "validation")
+LOSS_ATTACKS = frozenset({"false-losses", "shortest-flow", "longest-flow"})
 OVERFLOW = 1e30  # the loss of a candidate that overflows
 _OVERFLOWING_SUM = 1e300
+_SCORED = 4096  # rows of clients scored together
+
+
+def score(task: Task, asked: Message, clients: Sequence[ClientRound], shuffled: bool) -> list[Message]:
+    """Each client's reply to the candidates [S, d] that the server asks about."""
+    candidates = asked.take("weights", (None, task.like.numel()), task.like)
+    if not len(candidates):
+        raise MessageError("the server asks which candidate is best, and sends none")
+    groups = in_groups(clients, _SCORED)
+    return [losses for some in groups for losses in scores(task, asked.round, candidates, some, shuffled)]
 
 
 def scores(task: Task, round: int, candidates: Tensor, clients: Sequence[ClientRound], shuffled: bool) -> list[Message]:
@@ -51,14 +62,14 @@ def check_scores(reply: Message, shuffled: bool) -> None:
         raise MessageError("losses of no samples")
 
 
-def choose(replies: list[Message], candidates: int, shuffled: bool, trim: float) -> tuple[int, float]:
+def choose(replies: Sequence[Message], candidates: int, shuffled: bool, trim: float) -> tuple[int, float]:
     """(the candidate to take, the cohort's mean loss there).
 
     Without `trim` the candidate of least mean loss over all samples: the paper's criterion, in which every client has a
     veto, as one that reports 1e30 for all candidates but one chooses that one. With `trim` every client has one vote,
     its *excess*: what a candidate costs it above its own best one. The least trimmed mean of these wins. Losses as such
     would not do: clients differ more in the level of their losses than in what they lose by a candidate, so that a few
-    liars below the level of all others could still name the winner (docs/robustness.md).
+    Byzantine clients below the level of all others could still name the winner (docs/robustness.md).
     """
     means, samples = _reports(replies, candidates, shuffled)
     if not trim:
@@ -69,7 +80,7 @@ def choose(replies: list[Message], candidates: int, shuffled: bool, trim: float)
     return best, float(trimmed_mean(means[:, best], trim))
 
 
-def _reports(replies: list[Message], candidates: int, shuffled: bool) -> tuple[Tensor, Tensor]:
+def _reports(replies: Sequence[Message], candidates: int, shuffled: bool) -> tuple[Tensor, Tensor]:
     """Each client's mean losses, [M, S], and its number of samples [M]: ones, where a shuffler hides them."""
     if shuffled:
         means = torch.cat([r.of_kind("losses").take("losses", (None, candidates)) for r in replies]).double()
@@ -79,12 +90,24 @@ def _reports(replies: list[Message], candidates: int, shuffled: bool) -> tuple[T
     return sums / samples.unsqueeze(1), samples
 
 
-def validate(task: Task, candidates: Tensor) -> Tensor:
-    """The same on held-out clients."""
+def validate(task: Task, candidates: Tensor) -> tuple[int, float]:
+    """The same by held-out clients."""
     if task.validation is None:
         raise ConfigError("choosing t by validation needs held-out clients: hold some out (--hold-out 10)")
     x, y = task.validation
-    return task.candidate_losses(candidates, x, y).mean(1)
+    losses = task.candidate_losses(candidates, x, y).mean(1)
+    best = argmin(losses)
+    return best, float(losses[best])
+
+
+def favouring(attack: str, losses: Tensor) -> Tensor:
+    """What a Byzantine client reports in place of losses [..., S]: none for one candidate (the worst, the first or the
+    last, by the kind of attack), and for the others one that overflowed.
+    """
+    worst = int(losses.reshape(-1, losses.shape[-1]).sum(0).argmax())
+    false = torch.full_like(losses, OVERFLOW)
+    false[..., {"shortest-flow": 0, "longest-flow": -1}.get(attack, worst)] = 0
+    return false
 
 
 def argmin(losses: Tensor) -> int:

@@ -48,6 +48,7 @@ class SumNTKFL(Method):
 
     name: ClassVar[str] = "sum-ntk-fl"
     paper: ClassVar[str] = "after Yue et al. 2022 and Martens & Grosse 2015"
+    shows: ClassVar[str] = "sums"
 
     average: float = Field(0.9, ge=0, lt=1, description="running average of the rounds' weights; 0: none")
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="part of a class label spread over all; 0 with mse")

@@ -1,4 +1,4 @@
-"""What rounds had to leave out, who failed and who lied, as a run's records tell it."""
+"""What rounds had to leave out, which clients failed and which were Byzantine, as a run's records tell it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS = (
     ("rows trimmed", "trimmed_rows", "rows"),
     ("rows scaled down", "clipped_rows", "rows"),
     ("clients with something rejected", "rejected_clients", "clients"),
-    ("clients that lied", "poisoned", "clients"),
+    ("Byzantine clients", "byzantine", "clients"),
     ("clients that failed", "failed", "clients"),
     ("the solver's way out", "solver_fallback", "rounds"),
 )

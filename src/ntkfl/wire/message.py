@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ntkfl.errors import MessageError, NotFinite
+from ntkfl.errors import MessageError, NotFinite, unknown
 from ntkfl.wire.container import pack, pack_header, unpack
 
 # What a message is for; the position is the byte on the wire.
@@ -23,6 +23,10 @@ class Message:
     kind: str
     round: int
     arrays: Mapping[str, Tensor] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise unknown("kind of message", self.kind, KINDS)
 
     def encode(self) -> bytes:
         return pack(KINDS.index(self.kind), self.round, self.arrays)

@@ -125,10 +125,9 @@ def run(
 
 def _received(method: Method, task: Task, x: Tensor, y: Tensor) -> Any:
     """The Jacobian as the aggregator has it: through the client's answer, its bytes, and back."""
-    assert isinstance(method, NTKFL)
     question = Message("weights", 1, {"weights": task.like})
     (answer,) = method.answer(task, question, [ClientRound(0, x, y, Randomness.simulated(0))])
-    return method.read(task, Message.decode(answer.encode()))[0]
+    return method.read_rows(task, Message.decode(answer.encode())).J
 
 
 def monotone(curve: Curve, attack: str) -> bool:

@@ -1,0 +1,43 @@
+"""A method of your own: signSGD with majority vote. Bernstein et al., signSGD, 2018.
+
+On the command line, in this folder: ntkfl train --method own_method:SignSGD --set lr=0.01 --dataset digits
+"""
+
+from collections.abc import Generator, Sequence
+
+import torch
+from pydantic import Field
+
+import ntkfl
+from ntkfl.methods import ClientRound, Method, Outcome, State, Task
+from ntkfl.wire import Message
+
+
+class SignSGD(Method):
+    """w ← w − lr · sign(Σ_m sign(∇L_m(w))): a client sends a sign for each weight, and the majority decides."""
+
+    lr: float = Field(0.01, gt=0, description="how far each weight moves in a round")
+
+    def round(
+        self, task: Task, state: State, round: int, cohort: Sequence[int]
+    ) -> Generator[Message, list[Message], Outcome]:
+        w = state["weights"]
+        replies = yield Message("weights", round, {"weights": w})
+        votes = torch.stack([reply.of_kind("update").take("signs", tuple(w.shape), w).sign() for reply in replies])
+        return Outcome({"weights": w - self.lr * votes.sum(0).sign()}, train_loss=None)
+
+    def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
+        w = message.of_kind("weights").take("weights", tuple(task.like.shape), task.like)
+        model, replies = task.at(w), []
+        for client in clients:
+            loss = task.losses(model(client.x), client.y).mean()
+            gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+            replies.append(Message("update", message.round, {"signs": gradient.sign().to(torch.int8)}))
+        return replies
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    fed = ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=20, alpha=1.0), seed=0)
+    run = ntkfl.train(ntkfl.models.mlp(64, 32, 10), fed, SignSGD(lr=0.01), rounds=30, clients_per_round=10)
+    print(f"accuracy after 30 rounds of one byte per weight: {run.history[-1]['test_accuracy']:.1%}")

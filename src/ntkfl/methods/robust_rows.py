@@ -1,0 +1,193 @@
+"""Bounds on what a minority of Byzantine clients does to a round of NTK-FL, from its rows to its cost.
+
+No client's rows far outnumber the others', none were made up where that can be told, none is far longer than the others
+or pulls against those of its label, and clients that resist all others are left out. Not in the paper, whose trace
+kernel comes without. Each bound by itself: `robust.py`; what they do against which attack: docs/robustness.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from ntkfl.errors import ConfigError, TooFew
+from ntkfl.methods.base import State, Task
+from ntkfl.methods.ntk_upload import NTKUpload
+from ntkfl.methods.robust import (
+    budget,
+    clip_rows,
+    fair_counts,
+    no_costs,
+    opposed,
+    surplus_left_out,
+    true_rows,
+    verifiable,
+    with_cost,
+    without_outliers,
+)
+from ntkfl.tangent import Evolution, Jacobian, Stack
+from ntkfl.wire import Message
+
+COSTS = "products"  # of the last rounds, in the server's state
+
+
+@dataclass
+class Gathered:
+    """J, outputs f0 [N, d2], labels y, the upload each row is from [N], what was left out, and whether the rows left
+    were computed again.
+    """
+
+    J: Jacobian
+    f0: Tensor
+    y: Tensor
+    senders: Tensor
+    verified: bool = False
+    notes: dict[str, float | str] = field(default_factory=dict)
+
+    def keep(self, index: Tensor, note: str) -> bool:
+        """Leave out all rows but those at `index`, ascending, and note how many; whether there were any."""
+        lost = len(self.y) - len(index)
+        if lost:
+            self.notes[note] = lost
+            self.J, self.f0 = self.J[index], self.f0[index]
+            self.y, self.senders = self.y[index], self.senders[index]
+        return bool(lost)
+
+    def diagnostics(self, evolution: Evolution) -> dict[str, float | str]:
+        """What a round's record says of its rows and of what their evolution took."""
+        stats = evolution.statistics
+        cost = {"samples": len(self.y), "kernel_products": stats.evaluations, "solver_error": stats.worst_error}
+        return cost | self.notes | ({"solver_fallback": stats.fallback} if stats.fallback else {})
+
+
+class RobustRows(NTKUpload):
+    """`gather` and `agreeing` are the two places of a round at which rows are bounded."""
+
+    row_clip: float | None = Field(
+        1.5,
+        gt=0,
+        description="most that a row's Jacobian may measure, in units of the median row's: longer ones are scaled "
+        "down; by default no bound with the paper's trace kernel",
+    )
+    drop_opposed: bool = Field(
+        True,
+        description="leave out rows that push the others of their label the wrong way; by default not with the paper's "
+        "trace kernel, and not looked at where rows are computed again",
+    )
+    row_limit: float = Field(
+        1.5, ge=1, description="rows of one client that count, at most, in units of the median client's; not shuffled"
+    )
+    trim: float = Field(
+        0.25,
+        ge=0,
+        lt=0.5,
+        description="most of a round's clients (shuffled: rows, and by default 0) left out for resisting all others; "
+        "by default 0 with the paper's trace kernel",
+    )
+    trim_losses: float = Field(
+        0.4,
+        ge=0,
+        lt=0.5,
+        description="share of clients left out at both ends of what they report on each candidate; 0: no client is, "
+        "and samples count equally, the paper's criterion and the default with its trace kernel",
+    )
+    verify: bool | None = Field(
+        None,
+        description="the server computes factored rows again and leaves out those made up; default: where they hold "
+        "the inputs",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bounds_by_default(cls, values: dict[str, Any]) -> dict[str, Any]:
+        out = dict(values)
+        if out.get("kernel") == "trace":
+            out = {"trim_losses": 0.0, "row_clip": None, "drop_opposed": False} | out
+        if out.get("kernel") == "trace" or out.get("shuffle", cls.model_fields["shuffle"].default):
+            out.setdefault("trim", 0.0)  # single rows, which have no senders, tell too little
+        return out
+
+    def model_post_init(self, context: object) -> None:
+        super().model_post_init(context)
+        if self.verify and (self.sparsity or self.codec == "dense"):
+            raise ConfigError("verify computes rows again from the inputs that factored uploads alone hold")
+
+    def start(self, task: Task, weights: Tensor) -> State:
+        return super().start(task, weights) | {COSTS: no_costs()}
+
+    def gather(self, task: Task, w: Tensor, uploads: list[Message], round: int) -> Gathered:
+        """All rows of the round. Of a client with more than `row_limit` times the median client's rows, the surplus is
+        left out; with `verify`, or where that is None and rows hold the inputs, so are rows that the network does not
+        give. Of the others none stays longer than `row_clip` says, or, with `drop_opposed`, against its own label.
+        """
+        rows = self._stack(task, w, uploads, round)
+        if self.row_clip is not None:
+            rows.J, clipped = clip_rows(rows.J, self.row_clip)
+            rows.notes |= {"clipped_rows": clipped} if clipped else {}
+        if self.drop_opposed and not rows.verified and not rows.y.is_floating_point():
+            rows.keep((~opposed(rows.J, rows.y)).nonzero()[:, 0], "opposed_rows")
+        return rows
+
+    def agreeing(self, rows: Gathered, evolve: Callable[[Gathered], Evolution]) -> Evolution:
+        """The evolution of the rows; where clients resist all others in it, again without theirs."""
+        evolution = evolve(rows)
+        if self.trim:
+            keep = without_outliers(evolution, self.trim, None if self.shuffle else rows.senders)
+            if rows.keep(keep, "trimmed_rows"):
+                evolution = evolve(rows)
+        return evolution
+
+    def _stack(self, task: Task, w: Tensor, uploads: list[Message], round: int) -> Gathered:
+        """Uploads are let go one by one: a round's Jacobian is never there twice."""
+        sent = torch.tensor([len(upload.take("outputs", (None, task.outputs))) for upload in uploads])
+        fair = fair_counts(sent, self.row_limit)
+        stack: Stack | None = None
+        f0, y, counts, made_up, verified = [], [], [], 0, self.verify
+        for most in fair.tolist():
+            J, f, labels = self.read_rows(task, uploads.pop(0))
+            if verified is None:
+                verified = verifiable(task, w, J)
+            if len(J) > most:
+                drawn = surplus_left_out(len(J), most, round).to(f.device)
+                J, f, labels = J[drawn], f[drawn], labels[drawn]
+            if verified and not bool((true := true_rows(task, w, J, f)).all()):
+                made_up += int((~true).sum())
+                J, f, labels = J[true], f[true], labels[true]
+            counts.append(len(J))
+            if len(fair) == 1 and len(J):
+                return Gathered(J, f, labels, labels.new_zeros(len(J)).long(), bool(verified), _notes(0, made_up))
+            stack = stack or Stack(int(fair.sum()))
+            if len(J):
+                stack.add(J)
+                f0.append(f)
+                y.append(labels)
+        if not f0 or stack is None:
+            needs = "verify needs a network that begins with a linear layer"
+            raise TooFew(f"none of {made_up} rows is what the network gives at the input it holds; {needs}")
+        senders = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)).to(f0[0].device)
+        notes = _notes(int((sent - fair).sum()), made_up)
+        return Gathered(stack.whole(), torch.cat(f0), torch.cat(y), senders, bool(verified), notes)
+
+
+def product_budget(state: State) -> int | None:
+    """Products with the kernel that this round may take; None where there is no round to go by."""
+    return budget(_costs(state))
+
+
+def spent(state: State, evolution: Evolution) -> State:
+    """The part of the next state that says what recent rounds took."""
+    return {COSTS: with_cost(_costs(state), evolution.statistics.evaluations)}
+
+
+def _costs(state: State) -> Tensor:
+    return state.get(COSTS, no_costs())  # a checkpoint of an earlier version has none
+
+
+def _notes(surplus: int, made_up: int) -> dict[str, float | str]:
+    counts = {"surplus_rows": surplus, "made_up_rows": made_up}
+    return {name: count for name, count in counts.items() if count}

@@ -1,0 +1,184 @@
+"""A user's own method, `package.module:Class`: on the command line, compared, resumed, deployed, over Flower."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tomli_w
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+import ntkfl
+from ntkfl.audit import labels, membership
+from ntkfl.audit.capture import capture
+from ntkfl.audit.views import views
+from ntkfl.cli import app
+from ntkfl.compare.spec import Comparison
+from ntkfl.errors import ConfigError
+from ntkfl.federation.config import RunConfig, build_method, describe_method
+from ntkfl.methods import FedAvg
+from ntkfl.safe_parse import read_toml
+
+ROOT = Path(__file__).parents[2]
+SIGNS, MOMENTUM = "own_method:SignSGD", "momentum:ServerMomentum"
+SMALL = {
+    "rounds": 2, "clients_per_round": 3, "model": {"hidden": [8]},
+    "data": {"dataset": "digits", "clients": 6, "alpha": 1.0},
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The example, and the method that docs/methods.md prints, where a user would have them: in the working folder."""
+    (printed,) = re.findall(r"```python\n(.*?class ServerMomentum.*?)```", (ROOT / "docs/methods.md").read_text(), re.S)
+    (tmp_path / "momentum.py").write_text(printed)
+    (tmp_path / "own_method.py").write_bytes((ROOT / "examples/own_method.py").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    for name in ("momentum", "own_method"):
+        sys.modules.pop(name, None)
+
+
+def run(*arguments: str | Path) -> str:
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.mark.parametrize("name", [SIGNS, MOMENTUM])
+def test_what_describes_a_method_makes_it_again(name: str) -> None:
+    method = build_method({"name": name, "lr": 0.03})
+    assert method.name == name
+    again = build_method(describe_method(method))
+    assert type(again) is type(method)
+    assert again == method
+
+
+def test_a_subclass_is_not_taken_for_the_method_it_derives_from() -> None:
+    class Same(FedAvg):
+        name = "fedavg"
+
+    assert Same().name == f"{__name__}:{Same.__qualname__}"
+    assert FedAvg().name == "fedavg"
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("no_such_module:Method", "cannot import 'no_such_module'"),
+        (":Method", "cannot import ''"),
+        ("own_method:NoSuch", "no function or class 'NoSuch'"),
+        ("own_method:Message", "is no method"),
+        ("torch:zeros", "is no method"),
+        ("own_method:Method", "abstract"),
+        ("sign-sgd", "valid are .*package.module:Class"),
+    ],
+)
+def test_what_is_no_method_is_refused_in_one_line(name: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why) as refused:
+        build_method({"name": name})
+    assert "\n" not in str(refused.value)
+
+
+def test_server_momentum_is_the_equation_printed_above_it() -> None:
+    """v ← β v + w̄ − w, w ← w + v, against averaging by itself: two rounds by hand."""
+    fed = ntkfl.data.load("digits").partition(ntkfl.data.IID(clients=3), seed=0)
+    how = {"lr": 0.1, "local_steps": 2, "batch_size": 10_000}  # all samples in each step: rounds differ in nothing else
+
+    def weights(method: ntkfl.methods.Method, model: torch.nn.Module, rounds: int) -> torch.Tensor:
+        end = ntkfl.train(model, fed, method, rounds=rounds, clients_per_round=3).model
+        return torch.nn.utils.parameters_to_vector(end.parameters()).detach()
+
+    def model(at: torch.Tensor | None = None) -> torch.nn.Module:
+        torch.manual_seed(0)
+        made = ntkfl.models.mlp(64, 4, 10).double()
+        if at is not None:
+            torch.nn.utils.vector_to_parameters(at, made.parameters())
+        return made
+
+    w0 = torch.nn.utils.parameters_to_vector(model().parameters()).detach()
+    w1 = weights(FedAvg(**how), model(), 1)
+    v1 = w1 - w0
+    own = build_method({"name": MOMENTUM, "momentum": 0.5, **how})
+    assert torch.allclose(weights(own, model(), 1), w1, rtol=1e-12)
+    w2 = w1 + 0.5 * v1 + (weights(FedAvg(**how), model(w1), 1) - w1)
+    assert torch.allclose(weights(own, model(), 2), w2, rtol=1e-9, atol=1e-12)
+
+
+def test_on_the_command_line_and_resumed(tmp_path: Path) -> None:
+    small = ["--dataset", "digits", "--clients", "6", "--clients-per-round", "3", "--hidden", "8"]
+    given = ["train", "--method", MOMENTUM, "--set", "momentum=0.5", "--local-steps", "2", *small]
+    run(*given, "--rounds", "3", "--out", tmp_path / "whole")
+    run(*given, "--rounds", "1", "--out", tmp_path / "parts")
+    run("train", "--resume", "--rounds", "3", "--out", tmp_path / "parts", "--allow-code")
+    whole, parts = (tmp_path / name for name in ("whole", "parts"))
+    assert (whole / "history.jsonl").read_text() == (parts / "history.jsonl").read_text()
+    assert (whole / "model.safetensors").read_bytes() == (parts / "model.safetensors").read_bytes()
+    kept = read_toml(parts / "config.toml")["method"]
+    assert (kept["name"], kept["momentum"], kept["local_steps"]) == (MOMENTUM, 0.5, 2)
+    run("report", whole, "--out", tmp_path / "page.html")
+
+
+METHODS = [
+    {"label": "signs", "method": {"name": SIGNS}, "grid": {"lr": [0.01, 0.03]}},
+    {"label": "FedAvg", "method": {"name": "fedavg"}},
+]
+
+
+def test_in_a_comparison() -> None:
+    comparison = Comparison(name="own", **SMALL, methods=METHODS)
+    planned = comparison.run(comparison.methods[0], 0, {"lr": 0.03})
+    assert (planned.dump()["method"]["name"], planned.dump()["method"]["lr"]) == (SIGNS, 0.03)
+    with pytest.raises(ConfigError, match="learning_rate"):
+        Comparison(name="own", **SMALL, methods=[{"label": "a", "method": {"name": SIGNS, "learning_rate": 1.0}}])
+
+
+@pytest.mark.long
+def test_a_comparison_runs_it_in_processes_of_its_own(tmp_path: Path) -> None:
+    search = {"hold_out": 2, "rounds": [1], "extend": 0}
+    (tmp_path / "c.toml").write_text(tomli_w.dumps({**SMALL, "search": search, "methods": METHODS}))
+    run("compare", tmp_path / "c.toml", "--out", tmp_path / "out")
+    table = next((tmp_path / "out").rglob("table.md")).read_text()
+    assert "signs" in table
+    assert "FedAvg" in table
+
+
+def test_deployed_over_flower_it_ends_where_it_ends_in_one_process(tmp_path: Path) -> None:
+    pytest.importorskip("flwr", reason="needs the extra flower")
+    from tests.flower.federations import apps, deployed, distance, settings, simulated
+    from tests.flower.local_grid import LocalGrid
+
+    given = settings({"name": MOMENTUM, "local_steps": 2})
+    with pytest.raises(ConfigError, match=r"leave options to its code: give .*momentum"):
+        apps(given, tmp_path)  # a client agrees to every option, not to another machine's defaults
+    agreed = given.spelled_out(allow_code=True)
+    server = deployed(LocalGrid(apps(agreed, tmp_path)), given, tmp_path / "run")
+    assert len(server.run()) == 3
+    here = simulated(agreed)
+    assert distance(here.model, load_file(tmp_path / "run" / "model.safetensors")) < 1e-6
+
+
+def test_its_options_are_part_of_a_federations_contract(tmp_path: Path) -> None:
+    values = {"inputs": [64], "outputs": 10, "clients": 2, "clients_per_round": 2, "rounds": 1}
+    (tmp_path / "run.toml").write_text(tomli_w.dumps(values | {"method": {"name": SIGNS, "shuffle": True}}))
+    run("keys", "init", tmp_path / "made", "--config", tmp_path / "run.toml", "--clients", "2")
+    for role in ("aggregator", "clients/client-0"):
+        agreed = read_toml(tmp_path / "made" / role / "federation.toml")["terms"]["method"]
+        assert (agreed["name"], agreed["lr"], agreed["shuffle"]) == (SIGNS, 0.01, True)
+
+
+@pytest.mark.parametrize(("name", "attacked"), [(SIGNS, False), (MOMENTUM, True)])
+def test_an_audit_asks_a_method_it_does_not_know(name: str, attacked: bool) -> None:
+    """Of signs no attack is known; of averaging with momentum, those on averaging."""
+    seen = capture(RunConfig(**SMALL, method={"name": name}), 1)
+    assert "3 updates (" in views(seen)["aggregator"]
+    found = {finding.attack for finding in membership.attack(seen)}
+    assert ("membership by loss, each client's model" in found) == attacked
+    assert bool(found) == attacked
+    assert bool(labels.attack(seen)) == attacked

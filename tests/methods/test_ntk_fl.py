@@ -1,0 +1,171 @@
+"""NTK-FL against its box in the paper, worked out by hand, and its options."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ntkfl
+from ntkfl.errors import ConfigError, MessageError
+from ntkfl.methods import CPNTKFL, NTKFL, ClientRound, FedAvg, Task
+from ntkfl.privacy.randomness import Randomness
+from ntkfl.tangent.parameters import apply_flat
+from ntkfl.wire import Message
+from tests.methods.rounds import DIMENSIONS, play, small_clients, small_task
+
+PLAIN = {"row_clip": None, "drop_opposed": False, "trim": 0.0, "trim_losses": 0.0, "verify": False}
+
+
+@pytest.fixture(scope="module")
+def digits() -> ntkfl.data.Federated:
+    return ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=40, alpha=0.3), seed=0)
+
+
+def run(fed: ntkfl.data.Federated, method: NTKFL, **options: Any) -> ntkfl.Run:
+    return ntkfl.train(net(), fed, method, **({"rounds": 2, "clients_per_round": 8} | options))
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return ntkfl.models.mlp(64, 24, 10)
+
+
+def linear_flow(task: Task, x: Tensor, Y: Tensor, lr: float, t: float, kernel: str) -> Tensor:
+    """w(t) along w' = −η ∇ ½|f − Y|²/(N d2) with f linear in w at task.like, by eigenvectors of the dense kernel.
+
+    J is autograd's, [N, d2, d]. The paper's kernel H_ij = (1/d2) Σ_c J_ic·J_jc moves every output by itself.
+    """
+    w, (N, d2) = task.like, Y.shape
+    J = torch.func.jacrev(lambda v: apply_flat(task.model, v, x))(w)
+    if kernel == "full":
+        theta = J.reshape(N * d2, -1) @ J.reshape(N * d2, -1).T
+    else:
+        theta = torch.kron(torch.einsum("icd,jcd->ij", J, J) / d2, torch.eye(d2).double())
+    values, vectors = torch.linalg.eigh(lr / (N * d2) * theta)
+    r0 = vectors.T @ (Y - task.predict(w, x)).reshape(-1)
+    reached = torch.where(values > 1e-14, -torch.expm1(-values * t) / values, t)  # ∫ e^(−λu) du up to t
+    return w + lr / (N * d2) * (vectors @ (reached * r0)) @ J.reshape(N * d2, -1)
+
+
+@pytest.mark.parametrize("kernel", ["full", "trace"])
+@pytest.mark.parametrize("codec", ["factored", "dense"])
+def test_a_round_is_the_box(kernel: str, codec: str) -> None:
+    """Broadcast, uploads, evolution to a grid of t, candidates, the cohort's choice: new weights."""
+    task, clients = small_task("mse"), small_clients(9, 4, 6)
+    steps, lr = (30.0, 300.0, 3e4), 0.05
+    method = NTKFL(loss="mse", kernel=kernel, codec=codec, lr=lr, steps=steps, tolerance=1e-9, **PLAIN)
+    outcome, log = play(method, task, clients)
+    assert [sent.kind for sent in log if sent.client == 0] == ["weights", "upload", "candidates", "losses"]
+    x = torch.cat([client.x for client in clients])
+    Y = nn.functional.one_hot(torch.cat([client.y for client in clients]), DIMENSIONS[1]).double()
+    candidates = [linear_flow(task, x, Y, lr, t, kernel) for t in steps]
+    (asked,) = {sent.message.arrays["weights"] for sent in log if sent.kind == "candidates" and sent.client == 0}
+    for ours, by_hand in zip(asked, candidates, strict=True):
+        assert float((ours - by_hand).norm() / (by_hand - task.like).norm()) < 1e-6
+    losses = [float(0.5 * (task.predict(w, x) - Y).square().mean()) for w in candidates]
+    best = min(range(len(steps)), key=losses.__getitem__)
+    assert outcome.steps == steps[best]
+    assert outcome.train_loss == pytest.approx(losses[best], rel=1e-6)
+    assert torch.equal(outcome.state["weights"], asked[best])
+    assert outcome.diagnostics["samples"] == len(x)
+
+
+def test_one_round_is_the_stages_by_hand(digits: ntkfl.data.Federated) -> None:
+    """Concatenated Jacobians, one evolution, the candidate with the least loss over the cohort's own data."""
+    method = NTKFL(steps=(20.0, 200.0, 4000.0), average=0, label_smoothing=0.2, trim_losses=0)
+    finished = run(digits, method, rounds=1)
+    model = net()
+    batches = [digits.client(i) for i in finished.history[0]["clients"]]
+    x, y = torch.cat([b[0] for b in batches]), torch.cat([b[1] for b in batches])
+    J = ntkfl.concatenate([ntkfl.jacobian(model, b[0]) for b in batches])
+    smoothed = 0.8 * nn.functional.one_hot(y, 10) + 0.02
+    e = ntkfl.evolve(J, model(x).detach(), smoothed, lr=0.01, steps=(20.0, 200.0, 4000.0), rtol=NTKFL().tolerance)
+    losses = []
+    for i in range(3):
+        candidate = copy.deepcopy(model)
+        torch.nn.utils.vector_to_parameters(
+            torch.nn.utils.parameters_to_vector(model.parameters()) + e.delta(i), candidate.parameters()
+        )
+        losses.append(nn.functional.cross_entropy(candidate(x), y).item())
+    best = min(range(3), key=losses.__getitem__)
+    assert finished.history[0]["steps"] == e.steps[best]
+    assert finished.history[0]["train_loss"] == pytest.approx(losses[best], rel=1e-5)
+
+
+def test_choosing_by_held_out_clients(digits: ntkfl.data.Federated) -> None:
+    finished = run(digits, NTKFL(steps=(50.0, 400.0), choose="validation"), hold_out=8)
+    record = finished.history[-1]
+    assert set(record["downlink"]) == {"weights"}  # no candidate leaves the server
+    assert 0 < record["validation_accuracy"] <= 1
+    assert all(0 <= i < 32 for i in record["clients"])
+    with pytest.raises(ConfigError, match="needs held-out clients"):
+        run(digits, NTKFL(choose="validation"))
+
+
+def test_labels_are_smoothed_with_the_full_kernel_and_as_the_paper_has_them_with_its_own() -> None:
+    assert NTKFL().label_smoothing == 0.1
+    assert NTKFL(kernel="trace").label_smoothing == 0
+    assert NTKFL(loss="mse").label_smoothing == 0
+    assert NTKFL(kernel="trace", label_smoothing=0.2).label_smoothing == 0.2
+    assert FedAvg().label_smoothing == 0
+
+
+def test_the_papers_kernel_comes_without_what_is_not_in_the_paper() -> None:
+    paper = NTKFL(kernel="trace")
+    assert (paper.row_clip, paper.drop_opposed, paper.trim, paper.trim_losses) == (None, False, 0, 0)
+    ours = NTKFL()
+    assert (ours.row_clip, ours.drop_opposed, ours.trim, ours.trim_losses) == (1.5, True, 0.25, 0.4)
+    assert NTKFL(shuffle=True).trim == CPNTKFL().trim == 0  # rows without senders
+    assert NTKFL(kernel="trace", trim=0.1, row_clip=2.0).model_dump()["row_clip"] == 2.0
+
+
+def test_settings_say_which_steps_the_defaults_came_to() -> None:
+    assert NTKFL(lr=0.02).model_dump()["steps"] == ntkfl.geometric_steps(0.02)
+    for method in (NTKFL(lr=0.02), NTKFL(replay=True), NTKFL(clip=1.0, noise=1.0), CPNTKFL(kernel="trace")):
+        assert type(method)(**method.model_dump(mode="json")) == method
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"kernel": "fool"}, "unknown kernel 'fool': valid are full, trace"),
+        ({"scheme": "flaw"}, "unknown scheme"),
+        ({"choose": "me"}, "unknown choice of t"),
+        ({"codec": "zip"}, "unknown codec"),
+        ({"verify": True, "codec": "dense"}, "verify computes rows again"),
+        ({"scheme": "paper"}, "takes whole steps"),
+    ],
+)
+def test_options_that_cannot_be(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        NTKFL(**options)
+
+
+def test_a_server_that_asks_about_no_candidate_is_refused() -> None:
+    task, clients = small_task(), small_clients(3)
+    asked = Message("candidates", 1, {"weights": task.like.new_empty(0, task.like.numel())})
+    with pytest.raises(MessageError, match="sends none"):
+        NTKFL().answer(task, asked, clients)
+
+
+def test_adjustment_makes_a_skewed_round_predict_as_a_balanced_one() -> None:
+    """A model of biases alone learns log shares; with τ = 1 it learns nothing of them."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(1, 3).double()
+    torch.nn.init.zeros_(model.weight)
+    torch.nn.init.zeros_(model.bias)
+    task = ntkfl.methods.Task(model, 3, "ce")
+    y = torch.tensor([0] * 60 + [1] * 30 + [2] * 10)
+    client = ClientRound(0, torch.zeros(100, 1).double(), y, Randomness.simulated(0))
+    options: dict[str, Any] = {"label_smoothing": 0, "steps": (40000.0,)}
+    plain, _ = play(NTKFL(**options), task, [client])
+    f = plain.state["weights"][3:]
+    assert np.allclose((f - f[0]).numpy(), np.log([1, 0.5, 1 / 6]), atol=1e-2)
+    adjusted, _ = play(NTKFL(logit_adjustment=1.0, **options), task, [client])
+    f = adjusted.state["weights"][3:]
+    assert float((f - f[0]).abs().max()) < 0.02
