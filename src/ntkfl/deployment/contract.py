@@ -46,8 +46,10 @@ class Terms(Options):
 
     def check_code(self, allowed: bool) -> None:
         """Terms come in folders that others made: code that they name is run where that is allowed, nowhere else."""
-        if self.model.own and not allowed:
-            refuse_code([self.model.name], "the run's [model]")
+        if not allowed:
+            named = {"[model]": self.model.name, "[method]": str(self.method.get("loss"))}
+            for part, name in named.items():
+                refuse_code([name] if ":" in name else [], f"the run's {part}")
 
     def build_model(self, seed: int, *, allow_code: bool = False) -> nn.Module:
         """The network, for inputs as it gets them; first weights drawn from `seed`."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from ntkfl.data import NAMES, Federated, load
 from ntkfl.data.partition import Partition
 from ntkfl.data.partitions import PARTITIONS, make
-from ntkfl.errors import ConfigError, TrustError, unknown
+from ntkfl.errors import ConfigError, unknown
 from ntkfl.federation.byzantine import Poison
 from ntkfl.federation.memory_check import available_bytes
 from ntkfl.federation.run import Run
@@ -31,6 +28,8 @@ from ntkfl.methods import METHODS, Method
 from ntkfl.models import MODELS
 from ntkfl.options import Options
 from ntkfl.safe_parse import read_toml
+from ntkfl.user_code import find_factory as find_factory
+from ntkfl.user_code import refuse_code as refuse_code
 from ntkfl.version import __version__
 
 
@@ -134,30 +133,6 @@ def _check_room(name: str, model: nn.Module) -> None:
         )
 
 
-def find_factory(name: str) -> Callable[..., Any]:
-    """A user's `package.module:factory`; the working directory counts as a place to find packages."""
-    module_name, _, attribute = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"cannot import {module_name!r} for {name!r}: {error}") from None
-    found = getattr(module, attribute, None)
-    if not callable(found):
-        raise ConfigError(f"{module_name!r} has no function {attribute!r}")
-    return found  # type: ignore[no-any-return]  # whatever it is, it can be called
-
-
-def refuse_code(named: Sequence[str], source: str) -> None:
-    """`TrustError` if `source`, a file that may be somebody else's, names code: building from it would run that."""
-    if named:
-        raise TrustError(
-            f"{source} names code that would be imported and run here: {', '.join(named)}; "
-            "if you trust whoever wrote it, allow it with --allow-code (in Python: allow_code=True)"
-        )
-
-
 class RunConfig(Options):
     """One training run."""
 
@@ -192,9 +167,9 @@ class RunConfig(Options):
 
     @property
     def code(self) -> list[str]:
-        """Names of a user's own code in it, which `prepare` and `build_model` import and call."""
-        model, data = self.model, self.data
-        return [name for name, own in ((model.name, model.own), (data.dataset, data.own)) if own]
+        """Names of a user's own code in it, which is imported and called to train."""
+        named = (self.model.name, self.data.dataset, self.method.get("loss"))
+        return [name for name in named if isinstance(name, str) and ":" in name]
 
     def build_method(self) -> Method:
         return build_method(self.method)

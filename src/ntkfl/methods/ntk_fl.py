@@ -119,7 +119,7 @@ class NTKFL(Method):
         Smoothing is ours: who asks for the paper's kernel gets the paper's labels, unless told otherwise.
         """
         out = dict(values)
-        if out.get("kernel") == "trace" or out.get("loss") == "mse":
+        if out.get("kernel") == "trace" or out.get("loss", "ce") != "ce":
             out.setdefault("label_smoothing", 0.0)
         if out.get("kernel") == "trace":
             out = {"trim_losses": 0.0, "row_clip": None, "drop_opposed": False} | out
