@@ -11,6 +11,14 @@ from typing import Any
 from ntkfl.errors import ConfigError, TrustError
 
 
+GIVEN = "python:"  # how settings record what was given as an object: a name for people, not to import
+
+
+def is_code(name: object) -> bool:
+    """Whether a setting names code to import."""
+    return isinstance(name, str) and ":" in name and not name.startswith(GIVEN)
+
+
 def find_factory(name: str) -> Callable[..., Any]:
     """A user's `package.module:factory`; the working directory counts as a place to find packages."""
     module_name, _, attribute = name.partition(":")

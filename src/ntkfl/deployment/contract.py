@@ -15,10 +15,11 @@ from torch import nn
 
 from ntkfl.atomic import write_atomically
 from ntkfl.errors import ConfigError
-from ntkfl.federation.config import ModelConfig, build_method, refuse_code
+from ntkfl.federation.config import ModelConfig, build_method
 from ntkfl.methods import Method
 from ntkfl.options import Options
 from ntkfl.services.trusted_peers import FILE, TrustedPeers
+from ntkfl.user_code import is_code, refuse_code
 
 
 class Terms(Options):
@@ -47,9 +48,9 @@ class Terms(Options):
     def check_code(self, allowed: bool) -> None:
         """Terms come in folders that others made: code that they name is run where that is allowed, nowhere else."""
         if not allowed:
-            named = {"[model]": self.model.name, "[method]": str(self.method.get("loss"))}
+            named = {"[model]": self.model.name, "[method]": self.method.get("loss")}
             for part, name in named.items():
-                refuse_code([name] if ":" in name else [], f"the run's {part}")
+                refuse_code([name] if is_code(name) else [], f"the run's {part}")
 
     def build_model(self, seed: int, *, allow_code: bool = False) -> nn.Module:
         """The network, for inputs as it gets them; first weights drawn from `seed`."""

@@ -29,6 +29,7 @@ from ntkfl.models import MODELS
 from ntkfl.options import Options
 from ntkfl.safe_parse import read_toml
 from ntkfl.user_code import find_factory as find_factory
+from ntkfl.user_code import is_code
 from ntkfl.user_code import refuse_code as refuse_code
 from ntkfl.version import __version__
 
@@ -169,7 +170,7 @@ class RunConfig(Options):
     def code(self) -> list[str]:
         """Names of a user's own code in it, which is imported and called to train."""
         named = (self.model.name, self.data.dataset, self.method.get("loss"))
-        return [name for name in named if isinstance(name, str) and ":" in name]
+        return [name for name in named if is_code(name)]
 
     def build_method(self) -> Method:
         return build_method(self.method)

@@ -110,7 +110,7 @@ def train(
         trained = engine.learner.trained(model)
         if folder:
             folder.save_model(trained.state_dict())
-    return Run(trained, history, timings, settings, engine.checkpoint())
+    return Run(trained, history, timings, settings, engine.checkpoint(), method)
 
 
 class Engine:

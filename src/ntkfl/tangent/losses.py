@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from ntkfl.errors import ConfigError, DataError, NumericalError, unknown
-from ntkfl.user_code import find_factory
+from ntkfl.user_code import GIVEN, find_factory
 
 LOSSES = ("ce", "mse")
-_GIVEN = "python:"  # how settings record a loss that was given as an object
 
 
 class Loss:
@@ -60,7 +59,8 @@ class Loss:
         rounding = 1e3 * torch.finfo(f.dtype).eps * eigenvalues.abs().amax(-1, keepdim=True)
         if bool((eigenvalues < -rounding).any()):
             raise NumericalError(f"loss {loss_name(self)!r} is not convex in the outputs: its Hessian is not positive")
-        return vectors * eigenvalues.clamp_min(0).sqrt().unsqueeze(-2)
+        root: Tensor = vectors * eigenvalues.clamp_min(0).sqrt().unsqueeze(-2)
+        return root
 
     def targets(self, y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
         """Y [N, d2] of labels y: classes [N] become one-hot rows; real y [N, d2] is taken as it is."""
@@ -158,9 +158,9 @@ def check_loss(loss: AnyLoss) -> None:
     """`ConfigError` where it can be no loss; code that it names is not run here."""
     if isinstance(loss, type) and issubclass(loss, Loss):
         raise ConfigError(f"loss must be an instance, such as {loss.__name__}(), not the class")
-    if isinstance(loss, str) and loss.startswith(_GIVEN):
+    if isinstance(loss, str) and loss.startswith(GIVEN):
         raise ConfigError(
-            f"loss {loss.removeprefix(_GIVEN)!r} was given as a Python object and cannot be made from its name: "
+            f"loss {loss.removeprefix(GIVEN)!r} was given as a Python object and cannot be made from its name: "
             "give it again, or name one as package.module:name"
         )
     if not (callable(loss) or loss in LOSSES or (isinstance(loss, str) and ":" in loss)):
@@ -191,7 +191,7 @@ def loss_name(loss: AnyLoss) -> str:
     if isinstance(loss, _Function):
         return loss_name(loss.function)
     plain = "__repr__" not in {name for kind in type(loss).__mro__[:-1] for name in vars(kind)}
-    return _GIVEN + str(getattr(loss, "__name__", type(loss).__name__ if plain else repr(loss)))
+    return GIVEN + str(getattr(loss, "__name__", type(loss).__name__ if plain else repr(loss)))
 
 
 def targets(y: Tensor, outputs: int, loss: AnyLoss, dtype: torch.dtype = torch.float32) -> Tensor:
