@@ -6,15 +6,14 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from ntkfl.errors import ConfigError, TrustError
-
 
 GIVEN = "python:"  # how settings record what was given as an object: a name for people, not to import
 
 
-def is_code(name: object) -> bool:
+def is_code(name: object) -> TypeGuard[str]:
     """Whether a setting names code to import."""
     return isinstance(name, str) and ":" in name and not name.startswith(GIVEN)
 
