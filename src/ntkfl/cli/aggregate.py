@@ -22,12 +22,13 @@ def aggregate(
 
     Example: ntkfl aggregate trial/aggregator --out runs/trial
     """
-    from ntkfl.cli.progress import RoundDisplay
     from ntkfl.deployment.aggregator import Aggregator  # needs the extra
+    from ntkfl.federation.server import remarks
+    from ntkfl.progress import RoundTable
 
     aggregator = Aggregator(folder, out, say=lambda line: typer.echo(line, err=True), allow_code=allow_code)
     rounds = aggregator.deployment.rounds
-    display = RoundDisplay(aggregator.method.name, rounds, quiet=False)
+    display = RoundTable(aggregator.method.name, rounds, remarks)
     typer.echo(f"waits for {aggregator.deployment.clients} clients at {aggregator.pins.shuffler.aggregator_url}")
     allowed = " --allow-code" if allow_code else ""
     with stoppable(lambda: f"stopped; go on with: ntkfl aggregate {folder} --out {out}{allowed}"), display:

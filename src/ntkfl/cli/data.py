@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from ntkfl.cli.steps import Steps
 from ntkfl.cli.stopping import stoppable
 from ntkfl.data.catalog import CATALOG, NAMES, fetch, load, locate
 from ntkfl.data.federated import Federated
@@ -19,6 +18,7 @@ from ntkfl.data.npz import deal
 from ntkfl.data.partition import Partition
 from ntkfl.data.partitions import make
 from ntkfl.errors import unknown
+from ntkfl.progress import ProgressBar
 
 app = typer.Typer(
     help="Datasets, and how they are dealt to clients.\n\nExample: ntkfl data show fashion-mnist --alpha 0.1",
@@ -118,8 +118,8 @@ def deal_clients(
     """
     how = make("dirichlet", {"clients": clients, "alpha": alpha})
     hint = f"stopped; what is in {out} is whole, and the same command writes all of it anew"
-    with stoppable(lambda: hint), Steps(clients + 1, "files") as steps:
-        paths = deal(load(name).partition(how, seed=seed), out, on_file=steps.end)
+    with stoppable(lambda: hint), ProgressBar(clients + 1, "files") as bar:
+        paths = deal(load(name).partition(how, seed=seed), out, on_file=bar.end)
     typer.echo(f"wrote {len(paths) - 1} clients and a test set to {out}")
 
 

@@ -37,14 +37,16 @@ from ntkfl.version import __version__
 class DataConfig(Options):
     """Which data, and how they are dealt to clients."""
 
-    dataset: str = Field("fashion-mnist", description="a name, or package.module:function that gives the clients")
-    partition: str = Field("dirichlet", description="dirichlet, writer, iid or shards")
-    clients: int = Field(300, ge=1)
-    alpha: float = Field(0.1, gt=0, description="Dirichlet concentration: smaller is more heterogeneous")
-    reading: Literal["composition", "shares"] = Field("composition", description="of the Dirichlet draw")
-    overlap: bool = Field(False, description="clients draw anew from all images, as the authors' files do")
-    shards_per_client: int = Field(2, ge=1)
-    min_samples: int = Field(16, ge=1, description="writers with fewer training samples are left out")
+    dataset: str = Field("fashion-mnist", description=f"{', '.join(NAMES)}, or package.module:function")
+    partition: str = Field("dirichlet", description=", ".join(PARTITIONS))
+    clients: int = Field(300, ge=1, description="clients in all")
+    alpha: float = Field(0.1, gt=0, description="Dirichlet concentration, above 0: smaller is more heterogeneous")
+    reading: Literal["composition", "shares"] = Field(
+        "composition", description="of the Dirichlet draw: composition or shares"
+    )
+    overlap: bool = Field(False, description="clients may hold the same images, as in the authors' files")
+    shards_per_client: int = Field(2, ge=1, description="of partition shards")
+    min_samples: int = Field(16, ge=1, description="of partition writer: those with fewer samples are left out")
 
     def model_post_init(self, _: object) -> None:
         if not self.own and self.dataset not in NAMES:
@@ -67,9 +69,9 @@ class DataConfig(Options):
 class ModelConfig(Options):
     """Which network: one of `ntkfl.models`, or a user's own as `package.module:factory`."""
 
-    name: str = Field("mlp", description="mlp, cnn, resnet, gru, transformer, or package.module:factory")
+    name: str = Field("mlp", description=f"{', '.join(MODELS)}, or package.module:factory")
     hidden: tuple[int, ...] | None = Field(None, description="hidden widths of an mlp; default: 100")
-    gain: float | None = Field(None, gt=0, description="of an mlp's first weights; default: the method's, or 1")
+    gain: float | None = Field(None, gt=0, description="scale of an mlp's first weights; default: the method's, or 1")
     bias: float | None = Field(None, description="an mlp's first biases; default: the method's, or 0")
     options: dict[str, Any] = Field(default_factory=dict, description="anything else the builder takes")
 
@@ -137,12 +139,12 @@ def _check_room(name: str, model: nn.Module) -> None:
 class RunConfig(Options):
     """One training run."""
 
-    rounds: int = Field(10, ge=1)
-    clients_per_round: int = Field(20, ge=1)
-    seed: int = Field(0, ge=0)
-    hold_out: int = Field(0, ge=0, description="clients set aside as the server's validation set")
+    rounds: int = Field(10, ge=1, description="communication rounds")
+    clients_per_round: int = Field(20, ge=1, description="clients drawn each round")
+    seed: int = Field(0, ge=0, description="root of everything random")
+    hold_out: int = Field(0, ge=0, description="clients set aside as a validation set")
     stop_at: float | None = Field(None, gt=0, le=1, description="end once the test accuracy is this")
-    precision: str = Field("float32", pattern="^float(32|64)$")
+    precision: str = Field("float32", pattern="^float(32|64)$", description="float32 or float64")
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "ntk-fl"})

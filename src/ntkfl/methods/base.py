@@ -144,7 +144,7 @@ class Method(Stages):
     model_defaults: ClassVar[Mapping[str, float]] = {}  # options of the network that suit it, where none are given
 
     loss: Annotated[AnyLoss, PlainSerializer(loss_name, when_used="json")] = Field(
-        "ce", description="ce, mse, or package.module:name (in Python also a function or ntkfl.Loss)"
+        "ce", description="ce, mse, or package.module:name"
     )
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="part of a class label spread over all classes")
     average: float = Field(
