@@ -95,7 +95,7 @@ def from_schemas() -> tuple[Flag, ...]:
     flags = [_flag(f"data.{name}", field, _DATA) for name, field in DataConfig.model_fields.items()]
     flags += [_flag(f"model.{n}", field, _MODEL) for n, field in ModelConfig.model_fields.items() if n != "options"]
     flags.append(Flag("method.name", "text", f"{', '.join(METHODS)} (default {METHODS[0]})", _METHOD))
-    kinds: list[type[methods.Method]] = [methods.Method, *(methods.METHODS[name] for name in METHODS)]
+    kinds: list[Any] = [methods.Method, *(methods.METHODS[name] for name in METHODS)]
     for panel, names in _METHODS_OWN.items():
         for name in names:
             found = [kind.model_fields[name] for kind in kinds if name in kind.model_fields]

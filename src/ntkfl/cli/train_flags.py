@@ -86,7 +86,7 @@ FLAGS = tuple(
             "What clients hide",
         ),
         ("rounds", "integer", "communication rounds (default 10)", "Run"),
-        ("clients_per_round", "integer", "clients drawn each round (default 20)", "Run"),
+        ("clients_per_round", "integer", "clients drawn each round, or all where there are fewer (default 20)", "Run"),
         ("seed", "integer", "root of everything random (default 0)", "Run"),
         ("hold_out", "integer", "clients set aside as a validation set (default 0)", "Run"),
         ("stop_at", "number", "end once the test accuracy is this", "Run"),

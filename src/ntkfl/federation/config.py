@@ -140,7 +140,7 @@ class RunConfig(Options):
     """One training run."""
 
     rounds: int = Field(10, ge=1, description="communication rounds")
-    clients_per_round: int = Field(20, ge=1, description="clients drawn each round")
+    clients_per_round: int = Field(20, ge=1, description="clients drawn each round, or all where there are fewer")
     seed: int = Field(0, ge=0, description="root of everything random")
     hold_out: int = Field(0, ge=0, description="clients set aside as a validation set")
     stop_at: float | None = Field(None, gt=0, le=1, description="end once the test accuracy is this")
@@ -252,6 +252,9 @@ def execute(
 ) -> Run:
     """Train what the configuration says; with a `carrier`, the `runtime` it belongs to is written down with it."""
     ready = prepared or prepare(config)
+    if "clients_per_round" not in config.model_fields_set:
+        there = len(ready.fed) - config.hold_out
+        config = config.model_copy(update={"clients_per_round": min(config.clients_per_round, max(1, there))})
     return train(
         build_model(config, ready.fed),
         ready.fed,
