@@ -8,10 +8,11 @@ FLAGS = tuple(
         (
             "data.dataset",
             "text",
-            "fashion-mnist, mnist, femnist, cifar10, digits, or package.module:function (default fashion-mnist)",
+            "fashion-mnist, mnist, femnist, cifar10, digits, FILE.csv, .parquet or .npz, or "
+            "package.module:function (default fashion-mnist)",
             "Data and clients",
         ),
-        ("data.partition", "text", "dirichlet, writer, iid, shards (default dirichlet)", "Data and clients"),
+        ("data.partition", "text", "dirichlet, writer, iid, shards, client (default dirichlet)", "Data and clients"),
         ("data.clients", "integer", "clients in all (default 300)", "Data and clients"),
         (
             "data.alpha",

@@ -1,4 +1,4 @@
-"""One client's own data, in the form it has them: an .npz file, idx files, a folder of images, or a Python function."""
+"""One client's own data, in the form it has them: an .npz file, a table, idx files, a folder of images, a function."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ntkfl.data.arrays import Bytes
+from ntkfl.data.files import read_rows
 from ntkfl.data.from_arrays import checked_pair, read_source
 from ntkfl.data.idx import parse, read_content
 from ntkfl.data.npz import read_client
@@ -45,7 +46,7 @@ class Images:
 
 
 def read_own(source: str, images: Images, find: Callable[[str], Callable[..., Any]]) -> tuple[Tensor, Tensor]:
-    """x [n, …] and y of `source`: FILE.npz, a folder, or `package.module:function`.
+    """x [n, …] and y of `source`: FILE.npz, .csv or .parquet, a folder, or `package.module:function`.
 
     The function gives (x, y), a torch Dataset or a DataLoader.
 
@@ -56,11 +57,15 @@ def read_own(source: str, images: Images, find: Callable[[str], Callable[..., An
     if path.is_dir():
         found = sorted(p for p in path.iterdir() if "idx" in p.name and p.is_file())
         return _read_idx(path, found, images) if found else _read_pictures(path, images)
+    if path.suffix.lower() in (".csv", ".parquet"):
+        return checked_pair(source, read_rows(path))
     if path.suffix == ".npz" or path.exists():
         return read_client(path)
     if ":" in source:
         return read_source(source, find(source)())
-    raise DataError(f"no data at {source}: expected an .npz file, a folder, or package.module:function")
+    raise DataError(
+        f"no data at {source}: expected an .npz, .csv or .parquet file, a folder, or package.module:function"
+    )
 
 
 def _read_idx(folder: Path, files: Sequence[Path], images: Images) -> tuple[Tensor, Tensor]:

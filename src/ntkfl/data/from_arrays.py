@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,11 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ntkfl.data.dirichlet import Dirichlet
+from ntkfl.data.dataset import RowDataset
 from ntkfl.data.federated import Federated
 from ntkfl.data.partition import Partition
-from ntkfl.data.partitions import Shards
-from ntkfl.data.seeds import generator
 from ntkfl.data.table import Rows
 from ntkfl.data.torch_data import TorchData, read_torch
 from ntkfl.errors import ConfigError, DataError
@@ -89,15 +86,7 @@ def from_datasets(
     if partition is None:
         raise ConfigError("one training set needs a partition, such as ntkfl.data.Dirichlet(clients=20, alpha=0.1)")
     whole = from_clients([train], test=test, classes=classes, name=name, tokens=tokens)  # type: ignore[list-item]
-    labels = whole.rows.y
-    if whole.classes is None and isinstance(partition, Dirichlet | Shards):
-        raise ConfigError("regression targets have no classes to deal by: use ntkfl.data.IID")
-    shares = partition.assign(labels.reshape(len(labels), -1)[:, 0].numpy(), None, generator(seed, "partition"))
-    return replace(
-        whole,
-        indices=tuple(torch.from_numpy(np.asarray(share, dtype=np.int64)) for share in shares),
-        description={"dataset": name, "partition": partition.describe(), "seed": int(seed)},
-    )
+    return RowDataset(name, whole.rows, whole.test_rows, whole.classes).partition(partition, seed)
 
 
 def _is_pair(value: tuple[Any, ...]) -> bool:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ntkfl.data import NAMES, Federated, load
+from ntkfl.data import NAMES, Federated, from_file, load
+from ntkfl.data.files import is_data_file
 from ntkfl.data.partition import Partition
 from ntkfl.data.partitions import PARTITIONS, make
 from ntkfl.errors import ConfigError, unknown
@@ -37,7 +38,9 @@ from ntkfl.version import __version__
 class DataConfig(Options):
     """Which data, and how they are dealt to clients."""
 
-    dataset: str = Field("fashion-mnist", description=f"{', '.join(NAMES)}, or package.module:function")
+    dataset: str = Field(
+        "fashion-mnist", description=f"{', '.join(NAMES)}, FILE.csv, .parquet or .npz, or package.module:function"
+    )
     partition: str = Field("dirichlet", description=", ".join(PARTITIONS))
     clients: int = Field(300, ge=1, description="clients in all")
     alpha: float = Field(0.1, gt=0, description="Dirichlet concentration, above 0: smaller is more heterogeneous")
@@ -48,9 +51,16 @@ class DataConfig(Options):
     shards_per_client: int = Field(2, ge=1, description="of partition shards")
     min_samples: int = Field(16, ge=1, description="of partition writer: those with fewer samples are left out")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _files_name_their_clients(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Unless told otherwise, rows of a file are dealt as its column `client` says."""
+        named = values.get("dataset")
+        return {"partition": "client"} | values if isinstance(named, str) and is_data_file(named) else values
+
     def model_post_init(self, _: object) -> None:
-        if not self.own and self.dataset not in NAMES:
-            raise unknown("dataset", self.dataset, (*NAMES, "package.module:function"))
+        if not self.own and self.dataset not in NAMES and not is_data_file(self.dataset):
+            raise unknown("dataset", self.dataset, (*NAMES, "FILE.csv", "FILE.npz", "package.module:function"))
         if self.partition not in PARTITIONS:
             raise unknown("partition", self.partition, PARTITIONS)
 
@@ -218,6 +228,10 @@ def prepare(config: RunConfig) -> Prepared:
     fraction = float(getattr(config.build_method(), "shared_fraction", 0.0))
     if config.data.own:
         return Prepared(_own_clients(config.data.dataset, fraction), None)
+    if is_data_file(config.data.dataset):
+        if fraction > 0:
+            raise ConfigError("a shared_fraction is taken out of a dataset with a name, not of a file")
+        return Prepared(from_file(config.data.dataset).partition(config.data.how(), seed=config.seed), None)
     dataset = load(config.data.dataset)
     shared = None
     if fraction > 0:
