@@ -142,12 +142,12 @@ def run(
     Example: ntkfl flower run fl/server --out runs/a
     """
     from ntkfl.data.client import Images, read_own
-    from ntkfl.federation.config import find_factory
     from ntkfl.federation.run_folder import Record, RunFolder
     from ntkfl.federation.server import remarks
     from ntkfl.flower.apps import server_app
     from ntkfl.flower.quiet import quiet
     from ntkfl.flower.server import FlowerRun
+    from ntkfl.user_code import find_factory
 
     settings = FlowerRun.read(folder / "run.toml")
     settings.check_code(allow_code)  # before anybody is asked
@@ -177,7 +177,10 @@ def run(
 @app.command("client")
 def client(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The client's folder, see `ntkfl flower init`.")],
-    data: Annotated[str, typer.Option(help="FILE.npz, a folder (idx files or pictures), or package.module:function.")],
+    data: Annotated[
+        str,
+        typer.Option(help="FILE.npz, .csv or .parquet, a folder (idx files or pictures), or package.module:function."),
+    ],
     federation: Annotated[
         Path | None, typer.Option(help="A client's folder of `ntkfl keys init`: shuffled methods.")
     ] = None,
