@@ -1,6 +1,8 @@
-"""Data of your own: one (x, y) a client, and a test set. Here, five workshops whose machines wear differently."""
+"""Data of your own: one (x, y) per client, and a test set. Here, five workshops whose machines wear differently."""
 
 import numpy as np
+import torch
+from torch.utils.data import TensorDataset
 
 import ntkfl
 
@@ -22,6 +24,13 @@ print(f"{len(fed)} clients with {fed.sizes} samples of {fed.classes} classes")
 model = ntkfl.models.mlp(6, 32, 2)
 run = ntkfl.train(model, fed, ntkfl.methods.NTKFL(), rounds=4, clients_per_round=5)
 print(f"test accuracy by round: {[round(r['test_accuracy'], 3) for r in run.history]}")
+
+# The same from torch Datasets: a list has one per client, a single one is dealt by a partition.
+datasets = [TensorDataset(torch.tensor(x), torch.tensor(y)) for x, y in clients]
+same = ntkfl.data.from_datasets(datasets, test=test)
+pooled = torch.utils.data.ConcatDataset(datasets)
+dealt = ntkfl.data.from_datasets(pooled, test=test, partition=ntkfl.data.Dirichlet(clients=8, alpha=0.5), seed=0)
+print(f"as Datasets: {same.fingerprint() == fed.fingerprint()}; dealt anew to {len(dealt)} clients: {dealt.sizes}")
 
 # Real-valued targets train the same way, with loss="mse".
 hours = ntkfl.data.from_clients([(x, x[:, :1] * 3 + 1) for x, _ in clients], test=(test[0], test[0][:, :1] * 3 + 1))

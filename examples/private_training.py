@@ -57,7 +57,7 @@ def member(folder: Path, data: Path) -> None:
     from ntkfl.cli.join import join
 
     log_to(folder.with_suffix(".log"))
-    join(folder, data)
+    join(folder, str(data))
 
 
 def aggregator(folder: Path, out: Path) -> None:

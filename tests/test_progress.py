@@ -1,4 +1,4 @@
-"""Rounds shown to whoever calls `train`: written over in a terminal, now and then in a log, and where nobody asked."""
+"""Progress: the time left by hand, what a terminal shows, and what a log gets to read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import ntkfl
-from ntkfl.progress import RoundLine
+from ntkfl.progress import ProgressBar, RoundLine, clock, span
 
 
 class Terminal(io.StringIO):
@@ -80,3 +80,54 @@ def test_train_shows_rounds_in_a_terminal_unless_somebody_watches_them(monkeypat
     told = shown(progress=True, on_round=lambda record, timing: heard.append(record["round"]))
     assert "round 1 of 2" in told
     assert heard == [1, 2, 1, 2]
+
+
+def test_the_time_left_follows_from_the_pace_and_the_worth_of_pieces(capfd: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    with ProgressBar(10, clock=clock) as bar:
+        bar.begin("first", 2)
+        assert bar.left() is None
+        clock.now += 30
+        bar.begin("second", 3)  # so the first has ended: 2 of 10 in 30 s
+        assert bar.left() == pytest.approx(120)
+        clock.now += 20
+        bar.end("second done")  # 5 of 10 in 50 s
+        assert bar.left() == pytest.approx(50)
+        bar.end(pieces=4)
+        assert bar.left() == pytest.approx(50 / 9)
+        bar.end(pieces=4)  # never beyond the end
+        assert bar.left() == 0
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.splitlines() == ["first  (0 %)", "second  (20 %, 2:00 min left)", "second done  (50 %, 50 s left)"]
+
+
+def test_a_log_seldom_hears_of_pieces_without_a_line(capfd: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    with ProgressBar(0, "folders", clock=clock) as bar:
+        bar.plan(1000)
+        for _ in range(100):
+            clock.now += 0.3
+            bar.end()
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 2  # in thirty seconds
+    assert lines[0].startswith("folders  (3 %, 4:")
+
+
+def test_quiet_is_quiet(capfd: pytest.CaptureFixture[str]) -> None:
+    with ProgressBar(2, quiet=True) as bar:
+        bar.begin("one")
+        bar.end("done")
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.2, "0 s"), (59.4, "59 s"), (60, "1:00 min"), (3599, "59:59 min"), (3720, "1:02 h")]
+)
+def test_spans(seconds: float, text: str) -> None:
+    assert span(seconds) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.2, "0:00"), (65, "1:05"), (3599, "59:59"), (3720, "1h02")])
+def test_clocks(seconds: float, text: str) -> None:
+    assert clock(seconds) == text

@@ -9,16 +9,20 @@ from ntkfl.version import __version__
 
 if TYPE_CHECKING:
     from ntkfl import data, methods, models, tangent
+    from ntkfl.federation.callbacks import Callback, TensorBoardCallback
     from ntkfl.federation.export import load_exported
     from ntkfl.federation.run import Run
     from ntkfl.federation.simulation import train
-    from ntkfl.tangent import Evolution, Jacobian, concatenate, evolve, geometric_steps, jacobian
+    from ntkfl.tangent import Evolution, Jacobian, Loss, concatenate, evolve, geometric_steps, jacobian
 
 __all__ = [
+    "Callback",
     "Evolution",
     "Jacobian",
+    "Loss",
     "NTKFLError",
     "Run",
+    "TensorBoardCallback",
     "__version__",
     "concatenate",
     "data",
@@ -41,10 +45,13 @@ if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"
 # Imported when first used: the command line answers `--help` without waiting seconds for torch.
 _ROOMS = ("data", "methods", "models", "tangent")
 _HOMES = {
+    **dict.fromkeys(("Callback", "TensorBoardCallback"), "ntkfl.federation.callbacks"),
     "Run": "ntkfl.federation.run",
     "train": "ntkfl.federation.simulation",
     "load_exported": "ntkfl.federation.export",
-    **dict.fromkeys(("Evolution", "Jacobian", "concatenate", "evolve", "geometric_steps", "jacobian"), "ntkfl.tangent"),
+    **dict.fromkeys(
+        ("Evolution", "Jacobian", "Loss", "concatenate", "evolve", "geometric_steps", "jacobian"), "ntkfl.tangent"
+    ),
 }
 
 

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner, Result
 
 from ntkfl.cli.data import app
-from ntkfl.cli.steps import Steps
 from ntkfl.data import Dirichlet, catalog, load
 from ntkfl.errors import ConfigError, DataError
+from ntkfl.progress import ProgressBar
 from ntkfl.report.clients import bubble_plot, draw_bubbles
 
 
@@ -134,12 +134,12 @@ def test_a_bubbles_area_is_in_proportion_to_its_count() -> None:
 def test_deal_shows_how_far_it_is_and_stops_with_a_hint(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[float] = []
 
-    def end(steps: Steps) -> None:
+    def end(steps: ProgressBar) -> None:
         ended.append(steps.total)
         if len(ended) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Steps, "end", end)
+    monkeypatch.setattr(ProgressBar, "end", end)
     words = ("deal", "digits", "--clients", "4", "--out", "dealt")
     stopped = run(*words)
     assert (stopped.exit_code, ended) == (130, [5.0, 5.0])

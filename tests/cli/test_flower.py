@@ -11,9 +11,9 @@ import tomli_w
 from typer.testing import CliRunner
 
 from ntkfl.cli import app
-from ntkfl.cli.steps import Steps
 from ntkfl.errors import ConfigError, NTKFLError
 from ntkfl.flower.folders import ClientFile, known_keys
+from ntkfl.progress import ProgressBar
 
 RUN = {"inputs": [1, 8, 8], "outputs": 10, "clients": 3, "clients_per_round": 2, "method": {"name": "fedavg"}}
 
@@ -135,12 +135,12 @@ def test_making_folders_shows_how_far_it_is_and_stops_with_a_hint(
     (tmp_path / "run.toml").write_text(tomli_w.dumps(RUN))
     ended: list[float] = []
 
-    def end(steps: Steps) -> None:
+    def end(steps: ProgressBar) -> None:
         ended.append(steps.total)
         if len(ended) == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Steps, "end", end)
+    monkeypatch.setattr(ProgressBar, "end", end)
     words = ["flower", "init", str(tmp_path / "fl"), "--config", str(tmp_path / "run.toml"), "--clients"]
     stopped = CliRunner().invoke(app, [*words, "5"])
     assert (stopped.exit_code, ended) == (130, [5.0] * 4)

@@ -17,8 +17,13 @@ from unittest.mock import patch
 import pytest
 
 from ntkfl.cli import main
+from ntkfl.cli.flags import from_schemas, nested
 from ntkfl.cli.options import parse_setting, parse_steps
+from ntkfl.cli.train_flags import FLAGS
+from ntkfl.cli.verbs import load
 from ntkfl.errors import ConfigError
+from ntkfl.federation.config import DataConfig, RunConfig
+from ntkfl.safe_parse import read_toml
 from ntkfl.version import __version__
 
 SMALL = ["--dataset", "digits", "--clients", "30", "--clients-per-round", "4", "--hidden", "12", "--steps", "50,400"]
@@ -243,3 +248,30 @@ def test_a_file_the_system_refuses_is_one_line(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "Is a directory" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_flags_are_those_of_the_schemas() -> None:
+    """What `--help` knows without importing the schemas is what they say: else run `python -m ntkfl.cli.flags`."""
+    assert from_schemas() == FLAGS
+    settings = {flag.setting for flag in FLAGS}
+    assert {f"data.{name}" for name in DataConfig.model_fields} <= settings
+    assert {name for name in RunConfig.model_fields if name not in ("data", "model", "method")} <= settings
+    assert len({flag.parameter for flag in FLAGS}) == len(FLAGS)
+    options = {name for option in load("train").params for name in option.opts}
+    assert {f"--{flag.parameter.replace('_', '-')}" for flag in FLAGS} <= options
+
+
+def test_every_flag_reaches_the_setting_that_it_names() -> None:
+    given = dict.fromkeys((flag.parameter for flag in FLAGS), None) | {"alpha": 0.5, "method": "fedavg", "rounds": 3}
+    assert nested(FLAGS, given) == {
+        "data": {"alpha": 0.5}, "model": {}, "method": {"name": "fedavg"}, "rounds": 3,
+    }  # fmt: skip
+
+
+def test_flags_of_a_partition_and_a_model(tmp_path: Path) -> None:
+    options = ["--dataset", "digits", "--partition", "shards", "--clients", "10", "--shards-per-client", "3"]
+    more = ["--gain", "0.5", "--method", "fedavg", "--local-steps", "1", "--rounds", "1", "--clients-per-round", "2"]
+    finished = ntkfl("train", *options, *more, "--out", tmp_path / "a")
+    assert finished.returncode == 0, finished.stderr
+    config = read_toml(tmp_path / "a/config.toml")
+    assert (config["data"]["shards_per_client"], config["model"]["gain"]) == (3, 0.5)

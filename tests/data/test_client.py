@@ -14,7 +14,7 @@ from PIL import Image
 
 from ntkfl.data.client import Images, read_own
 from ntkfl.errors import ConfigError, DataError
-from ntkfl.federation.build import find_factory
+from ntkfl.user_code import find_factory
 
 GREY = Images((1, 4, 3), (0.5,), (0.25,))
 
@@ -96,7 +96,7 @@ def test_a_function_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_npz_and_nothing(tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", x=np.ones((2, 4)), y=np.array([0, 1]))
     assert read_own(str(tmp_path / "own.npz"), Images((4,)), find_factory)[0].shape == (2, 4)
-    with pytest.raises(DataError, match=r"expected an \.npz file, a folder"):
+    with pytest.raises(DataError, match=r"expected an \.npz, \.csv or \.parquet file, a folder"):
         read_own(str(tmp_path / "absent"), Images((4,)), find_factory)
 
 

@@ -235,7 +235,7 @@ def with_value(value: float) -> np.ndarray:
         ([(X * 1j, Y)], TEST, "client 0: x must hold numbers, not complex128"),
         ([(torch.tensor(X * 1j), Y)], TEST, "client 0: x must hold real numbers"),
         ([(np.array([["a"]]), [0])], TEST, "client 0: x must hold numbers"),
-        ([X], TEST, r"client 0 must be a pair \(x, y\), not ndarray"),
+        ([X], TEST, r"client 0 must be a pair \(x, y\), a torch Dataset or a DataLoader, not ndarray"),
     ],
 )
 def test_arrays_that_cannot_work_are_named(clients: Any, test: Any, said: str) -> None:

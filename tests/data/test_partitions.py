@@ -100,6 +100,7 @@ def test_partitions_are_made_by_name_and_describe_themselves() -> None:
         "writer": {"clients": 3, "min_samples": 4},
         "iid": {"clients": 3},
         "shards": {"clients": 3, "per_client": 4},
+        "client": {},
     }
     assert set(options) == set(PARTITIONS)
     for kind, given_options in options.items():

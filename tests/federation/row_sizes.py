@@ -69,7 +69,7 @@ def main(rounds: int = 4) -> None:
 
         torch.manual_seed(0)
         with mock.patch.object(sifting, "_bounds", listening):
-            ntkfl.train(build(), fed, method, rounds=rounds, clients_per_round=10, progress=False)
+            ntkfl.train(build(), fed, method, rounds=rounds, clients_per_round=10, callbacks=[])
         print(f"| {name} | " + " | ".join(f"{v:.1f}" for v in torch.stack(seen).amax(0).tolist()) + " |", flush=True)
     assert sifting._bounds is bounds
 

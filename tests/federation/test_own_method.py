@@ -20,7 +20,8 @@ from ntkfl.audit.views import views
 from ntkfl.cli import app
 from ntkfl.compare.spec import Comparison
 from ntkfl.errors import ConfigError
-from ntkfl.federation.config import RunConfig, build_method, describe_method
+from ntkfl.federation.build import build_method, describe_method, spelled_out
+from ntkfl.federation.config import RunConfig
 from ntkfl.methods import FedAvg
 from ntkfl.safe_parse import read_toml
 
@@ -134,7 +135,7 @@ METHODS = [
 def test_in_a_comparison() -> None:
     comparison = Comparison(name="own", **SMALL, methods=METHODS)
     planned = comparison.run(comparison.methods[0], 0, {"lr": 0.03})
-    assert (planned.dump()["method"]["name"], planned.dump()["method"]["lr"]) == (SIGNS, 0.03)
+    assert (spelled_out(planned)["method"]["name"], spelled_out(planned)["method"]["lr"]) == (SIGNS, 0.03)
     with pytest.raises(ConfigError, match="learning_rate"):
         Comparison(name="own", **SMALL, methods=[{"label": "a", "method": {"name": SIGNS, "learning_rate": 1.0}}])
 

@@ -14,11 +14,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 import ntkfl
-from ntkfl.cli.progress import RoundDisplay
 from ntkfl.errors import ConfigError, DataError, ModelError, NumericalError, RunFolderError
 from ntkfl.federation.callbacks import Functions
 from ntkfl.federation.run_folder import RunFolder
+from ntkfl.federation.server import remarks
 from ntkfl.methods import METHODS, NTKFL, FedAvg
+from ntkfl.progress import RoundTable
 
 QUICK = NTKFL(steps=(50.0, 400.0))
 
@@ -68,7 +69,7 @@ def test_a_round_whose_solver_gives_up_goes_on_and_says_so(
     digits: ntkfl.data.Federated, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("ntkfl.tangent.solvers._MOST_PRODUCTS", 200)
-    display = RoundDisplay("ntk-fl", 1)
+    display = RoundTable("ntk-fl", 1, remarks)
     (record,) = run(digits, NTKFL(steps=(1.0, 1e7)), rounds=1, callbacks=[Functions(on_round=display.show)]).history
     assert record["steps"] == 1.0
     assert record["solver_fallback"].startswith("1 of 2 candidates: ")

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 import ntkfl
 from ntkfl.errors import MessageError
 from ntkfl.tangent import Flow, Sums, curvature, curvature_sums, plan_jacobian
-from ntkfl.tangent.curvature import constant_inputs, hessian_root
-from ntkfl.tangent.losses import residual, targets
+from ntkfl.tangent.curvature import constant_inputs
+from ntkfl.tangent.losses import AnyLoss, find_loss, residual, targets
 from ntkfl.tangent.sums import Factor, Shaped
 from tests.tangent.networks import build, mlp
 from tests.tangent.test_jacobian import autograd
 from tests.tangent.test_layers import Net
 
 
-def sums(model: nn.Module, x: Tensor, Y: Tensor, loss: str = "ce", **options: object) -> Sums:
+def sums(model: nn.Module, x: Tensor, Y: Tensor, loss: AnyLoss = "ce", **options: object) -> Sums:
     return curvature_sums(model, x, Y, loss, plan_jacobian(model, x), **options)  # type: ignore[arg-type]
 
 
@@ -187,7 +187,7 @@ def test_sequences_by_brute_force(loss: str) -> None:
     x = torch.randn(6, 4, 3, dtype=torch.float64)
     a, g = hooked(model, model.a, x)  # type: ignore[arg-type]
     with torch.no_grad():
-        R = hessian_root(loss, model(x))
+        R = find_loss(loss).hessian_root(model(x), made_up(model, x, loss))
     b = torch.einsum("njc,njtq->nctq", R, g)
     shaped = sums(model, x, made_up(model, x, loss), loss).layers()[0]
     seen = torch.cat([a, torch.ones_like(a[..., :1])], dim=-1).flatten(0, 1)
@@ -201,13 +201,19 @@ def test_roots_and_gradients(loss: str) -> None:
     Y = made_up(model, x, loss)
     with torch.no_grad():
         f = model(x)
-    R = hessian_root(loss, f)
+    criterion = find_loss(loss)
+    R = criterion.hessian_root(f, Y)
     p = f.softmax(1)
     H = torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1) if loss == "ce" else torch.eye(3).double() / 3
     assert torch.allclose(R @ R.mT, H.expand(7, 3, 3), atol=1e-14)
     gradient = -torch.einsum("njd,nj->d", autograd(model, x), residual(loss, f, Y))
     assert torch.allclose(sums(model, x, Y, loss).arrays["gradient"], gradient, rtol=1e-10, atol=1e-12)
-    own = sums(model, x, Y, loss, root=lambda f: 2 * hessian_root(loss, f))  # any H = R Rᵀ
+
+    class Scaled(type(criterion)):  # type: ignore[misc]
+        def hessian_root(self, f: Tensor, Y: Tensor) -> Tensor:
+            return 2 * criterion.hessian_root(f, Y)  # any H = R Rᵀ
+
+    own = sums(model, x, Y, Scaled())
     name = own.layers()[0].layer.name + "/outputs"
     assert torch.allclose(own.arrays[name], 4 * sums(model, x, Y, loss).arrays[name], rtol=1e-12, atol=0)
 

@@ -22,12 +22,13 @@ def aggregate(
 
     Example: ntkfl aggregate demo/aggregator --out runs/demo
     """
-    from ntkfl.cli.progress import RoundDisplay
     from ntkfl.deployment.aggregator import Aggregator  # needs the extra
+    from ntkfl.federation.server import remarks
+    from ntkfl.progress import RoundTable
 
     aggregator = Aggregator(folder, out, say=lambda line: typer.echo(line, err=True), allow_code=allow_code)
     settings = aggregator.settings
-    display = RoundDisplay(aggregator.server.method.name, settings.rounds, quiet=False)
+    display = RoundTable(aggregator.server.method.name, settings.rounds, remarks)
     typer.echo(f"waits for {settings.clients} clients at {aggregator.federation.shuffler.aggregator_url}")
     allowed = " --allow-code" if allow_code else ""
     with stoppable(lambda: f"stopped; go on with: ntkfl aggregate {folder} --out {out}{allowed}"), display:

@@ -10,7 +10,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ntkfl.cli.steps import Steps
 from ntkfl.cli.stopping import stoppable
 from ntkfl.cli.verbs import AllowCode
 from ntkfl.data import Federated
@@ -19,6 +18,7 @@ from ntkfl.federation.build import build_method, load_data
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.run_folder import Record, RunFolder, write_atomically
 from ntkfl.federation.transcript import recorded_rounds
+from ntkfl.progress import ProgressBar
 
 if TYPE_CHECKING:
     from ntkfl.audit.capture import Capture
@@ -88,17 +88,17 @@ def _audit(
         before = [n for n in before if n in recorded]
     stages = {name: weights[1 if quick else 2] for name, weights in STAGES.items()}
     stages |= {f"undefended: {name}": weights[0] for name, weights in STAGES.items() if reference}
-    with Steps(1 + _ROUND * number + sum(stages.values()), quiet=as_json) as steps:
+    with ProgressBar(1 + _ROUND * number + sum(stages.values()), quiet=as_json) as bar:
 
         def say(line: str) -> None:
-            steps.begin(line, stages.get(line, 0))
+            bar.begin(line, stages.get(line, 0))
 
         def on_round(record: Record, timing: Record) -> None:
-            steps.end(f"round {record['round']} of {number} played", _ROUND)
+            bar.end(f"round {record['round']} of {number} played", _ROUND)
 
-        steps.begin("loading the data")
+        bar.begin("loading the data")
         data: Federated = load_data(planned)
-        steps.begin(f"round {number}: listening", _ROUND)
+        bar.begin(f"round {number}: listening", _ROUND)
         rounds = [*before, number]
         caught: dict[int, Capture]
         if run is not None:
@@ -173,8 +173,8 @@ def _tradeoff(file: Path, out: Path, workers: int, console: Console) -> None:
 
     comparison = Comparison.read(file)
     _make(out / "cells")
-    with Steps(0, "cells") as steps:
-        rows = tradeoff.run(comparison, out / "cells", lambda line: steps.end(f"✓ {line}"), workers, steps.plan)
+    with ProgressBar(0, "cells") as bar:
+        rows = tradeoff.run(comparison, out / "cells", lambda line: bar.end(f"✓ {line}"), workers, bar.plan)
     tradeoff.write(out, comparison, rows, f"ntkfl audit --tradeoff {file}")
     console.print(tradeoff.markdown(rows), soft_wrap=True)
     console.print(f"written to {out}: results.json, table.md, tradeoff.png")

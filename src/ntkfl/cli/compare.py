@@ -22,7 +22,7 @@ from ntkfl.compare.run import carry_out
 from ntkfl.compare.spec import Comparison
 from ntkfl.compare.trials import Cell, Workers
 from ntkfl.federation.run_folder import Record
-from ntkfl.progress import LOG_S, span
+from ntkfl.progress import LOG_S, Pace, span
 
 
 def compare(
@@ -124,7 +124,7 @@ class Watcher:
         self.said = clock()
         self.live: Live | None = None
         self.announced: set[tuple[str, int]] = set()
-        self.stage: tuple[frozenset[str], int, float] = frozenset(), 0, 0.0  # its runs, rounds it began with, and when
+        self.stage, self.pace = frozenset[str](), Pace(clock)  # the runs of a stage, and its pace
 
     def __enter__(self) -> None:
         if self.console.is_terminal:
@@ -175,13 +175,10 @@ class Watcher:
     def _left(self, planned: Mapping[str, int], histories: Mapping[str, Sequence[Record]]) -> str:
         """The time left of a stage, from the rounds played since it began."""
         played = sum(map(len, histories.values()))
-        if self.stage[0] != frozenset(planned):
-            self.stage = frozenset(planned), played, self.clock()
-        _, before, began = self.stage
-        if played == before:
-            return ""
-        pace = (self.clock() - began) / (played - before)
-        return f"{span(pace * (sum(planned.values()) - played))} left"
+        if self.stage != frozenset(planned):
+            self.stage, self.pace = frozenset(planned), Pace(self.clock, before=played)
+        left = self.pace.left(played, sum(planned.values()))
+        return "" if left is None else f"{span(left)} left"
 
 
 def _line(cell: Cell) -> str:

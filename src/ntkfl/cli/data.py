@@ -11,14 +11,16 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from ntkfl.cli.steps import Steps
 from ntkfl.cli.stopping import stoppable
 from ntkfl.data.catalog import CATALOG, NAMES, fetch, load, locate
+from ntkfl.data.dataset import Dataset, RowDataset
 from ntkfl.data.federated import Federated
+from ntkfl.data.files import from_file, is_data_file
 from ntkfl.data.npz import deal
 from ntkfl.data.partition import Partition
 from ntkfl.data.partitions import make
 from ntkfl.errors import unknown
+from ntkfl.progress import ProgressBar
 
 app = typer.Typer(
     help="Datasets, and how they are dealt to clients.\n\nExample: ntkfl data show fashion-mnist --alpha 0.1",
@@ -69,8 +71,10 @@ def fetch_datasets(names: Annotated[list[str], typer.Argument(help="Datasets, se
 
 @app.command("show")
 def show(
-    name: Annotated[str, typer.Argument(help="A dataset, see `ntkfl data list`.")],
-    partition: Annotated[str, typer.Option(help="dirichlet, writer, iid or shards.")] = "dirichlet",
+    name: Annotated[str, typer.Argument(help="A dataset, see `ntkfl data list`, or FILE.csv, .parquet or .npz.")],
+    partition: Annotated[
+        str | None, typer.Option(help="dirichlet, writer, iid, shards, or client (as a file says).")
+    ] = None,
     clients: Annotated[int | None, typer.Option(help="Clients; 300, or all writers, if not given.")] = None,
     alpha: Annotated[float | None, typer.Option(help="Dirichlet: how alike clients are; 0.1 if not given.")] = None,
     reading: Annotated[str | None, typer.Option(help="Dirichlet: composition or shares.")] = None,
@@ -83,8 +87,9 @@ def show(
     out: Annotated[Path | None, typer.Option(help="Draw clients × classes there, e.g. clients.png.")] = None,
 ) -> None:
     """How a dataset is dealt to clients, as a table and as a bubble plot."""
+    partition = partition or ("client" if is_data_file(name) else "dirichlet")
     options: dict[str, Any] = {
-        "clients": 300 if clients is None and partition != "writer" else clients,
+        "clients": 300 if clients is None and partition not in ("writer", "client") else clients,
         "alpha": 0.1 if alpha is None and partition == "dirichlet" else alpha,
         "reading": reading,
         "overlap": overlap,
@@ -92,7 +97,7 @@ def show(
         "min_samples": min_samples,
     }
     how = make(partition, {option: value for option, value in options.items() if value is not None})
-    federated = load(name).partition(how, seed=seed)
+    federated = _dataset(name).partition(how, seed=seed)
     counts = federated.counts()
     console = _console()
     console.print(_summary(federated, counts))
@@ -106,7 +111,7 @@ def show(
 
 @app.command("deal")
 def deal_clients(
-    name: Annotated[str, typer.Argument(help="A dataset, see `ntkfl data list`.")],
+    name: Annotated[str, typer.Argument(help="A dataset, see `ntkfl data list`, or FILE.csv, .parquet or .npz.")],
     out: Annotated[Path, typer.Option(help="Folder for client-0.npz … and test.npz.")],
     clients: Annotated[int, typer.Option(help="Clients.")] = 4,
     alpha: Annotated[float, typer.Option(help="Dirichlet: how alike clients are.")] = 0.1,
@@ -118,9 +123,13 @@ def deal_clients(
     """
     how = make("dirichlet", {"clients": clients, "alpha": alpha})
     hint = f"stopped; what is in {out} is whole, and the same command writes all of it anew"
-    with stoppable(lambda: hint), Steps(clients + 1, "files") as steps:
-        paths = deal(load(name).partition(how, seed=seed), out, on_file=steps.end)
+    with stoppable(lambda: hint), ProgressBar(clients + 1, "files") as bar:
+        paths = deal(_dataset(name).partition(how, seed=seed), out, on_file=bar.end)
     typer.echo(f"wrote {len(paths) - 1} clients and a test set to {out}")
+
+
+def _dataset(name: str) -> Dataset | RowDataset:
+    return from_file(name) if is_data_file(name) else load(name)
 
 
 def _console() -> Console:

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from ntkfl.cli.steps import Steps
 from ntkfl.cli.stopping import stoppable
 from ntkfl.errors import ConfigError
+from ntkfl.progress import ProgressBar
 
 
 def export(
@@ -36,7 +36,7 @@ def export(
 
     recipients = dict(_recipient(text) for text in to or [])
     hint = f"stopped; no model was written, begin anew: {shlex.join(['ntkfl', *sys.argv[1:]])}"
-    with stoppable(lambda: hint), Steps(0, "bytes of the model") as steps:
+    with stoppable(lambda: hint), ProgressBar(0, "bytes of the model") as bar:
         secret = None
         if client is not None:
             from ntkfl.services.key_server.client import Identity
@@ -44,8 +44,8 @@ def export(
             secret = Identity.of(client).run_secret()
 
         def written(count: int, total: int) -> None:
-            steps.plan(total)
-            steps.end(pieces=count)
+            bar.plan(total)
+            bar.end(pieces=count)
 
         path = exporting.export(run, out, recipients, secret=secret, plain=plain_projection, on_bytes=written)
     note = exporting.Export.read(path).projection

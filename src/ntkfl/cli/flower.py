@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ntkfl.cli.progress import RoundDisplay
-from ntkfl.cli.steps import Steps
 from ntkfl.cli.stopping import answered, leave, stoppable
 from ntkfl.cli.verbs import AllowCode
 from ntkfl.errors import ConfigError
+from ntkfl.progress import ProgressBar, RoundTable
 
 if TYPE_CHECKING:
     from ntkfl.flower.runtime import SuperLink
@@ -49,10 +48,11 @@ def simulate(
     Example: ntkfl flower simulate configs/flower/simulate.toml --out runs/a
     """
     from ntkfl.federation.config import RunConfig
+    from ntkfl.federation.server import remarks
     from ntkfl.flower.simulate import simulate as run_simulation  # needs the extra
 
     settings = RunConfig.read(config, allow_code=True)
-    display = RoundDisplay(str(settings.method["name"]), settings.rounds, quiet=as_json)
+    display = RoundTable(str(settings.method["name"]), settings.rounds, remarks, quiet=as_json)
     show = (lambda record, timing: typer.echo(json.dumps(record))) if as_json else display.show
     again = f"go on with: ntkfl flower simulate {config} --resume --out {out}" if out else "nothing was kept"
     with stoppable(lambda: f"stopped; {again}", abrupt=True), display:  # Flower waits for the last round
@@ -82,9 +82,9 @@ def init(
 
     with (
         stoppable(lambda: f"stopped; begin anew: rm -r {folder}"),
-        Steps(clients, "folders of clients") as steps,
+        ProgressBar(clients, "folders of clients") as bar,
     ):
-        run = folders.init(folder, config, clients, host, port, on_client=steps.end)
+        run = folders.init(folder, config, clients, host, port, on_client=bar.end)
     typer.echo(f"{run.method['name']} with {clients} clients, SuperLink at {host}:{port}")
     typer.echo(f"  {folder / 'server'}     stays here: ntkfl flower server {folder / 'server'}")
     typer.echo(f"  {folder / 'clients'}    one folder a client: hand it over, delete it here")
@@ -142,17 +142,18 @@ def run(
     Example: ntkfl flower run fl/server --out runs/a
     """
     from ntkfl.data.client import Images, read_own
-    from ntkfl.federation.build import find_factory
     from ntkfl.federation.run_folder import Record, RunFolder
+    from ntkfl.federation.server import remarks
     from ntkfl.flower.apps import server_app
     from ntkfl.flower.quiet import quiet
     from ntkfl.flower.server import FlowerRun
+    from ntkfl.user_code import find_factory
 
     settings = FlowerRun.read(folder / "run.toml")
     settings.check_code(allow_code)  # before anybody is asked
     images = Images(settings.inputs, settings.mean, settings.std, settings.class_names)
     batch = None if test is None else read_own(test, images, find_factory)
-    display = RoundDisplay(str(settings.method["name"]), settings.rounds, quiet=as_json)
+    display = RoundTable(str(settings.method["name"]), settings.rounds, remarks, quiet=as_json)
     show = (lambda record, timing: typer.echo(json.dumps(record))) if as_json else display.show
     history: list[Record] = []
     program = server_app(
@@ -176,7 +177,10 @@ def run(
 @app.command("client")
 def client(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The client's folder, see `ntkfl flower init`.")],
-    data: Annotated[str, typer.Option(help="FILE.npz, a folder (idx files or pictures), or package.module:function.")],
+    data: Annotated[
+        str,
+        typer.Option(help="FILE.npz, .csv or .parquet, a folder (idx files or pictures), or package.module:function."),
+    ],
     federation: Annotated[
         Path | None, typer.Option(help="A client's folder of `ntkfl keys init`: shuffled methods.")
     ] = None,

@@ -13,7 +13,10 @@ from ntkfl.cli.verbs import AllowCode
 
 def join(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The client's folder, see `ntkfl keys init`.")],
-    data: Annotated[Path, typer.Option(help="Its data: an .npz file with x [n, …] and y [n].")],
+    data: Annotated[
+        str,
+        typer.Option(help="FILE.npz, .csv or .parquet, a folder (idx files or pictures), or package.module:function."),
+    ],
     patience: Annotated[float, typer.Option(help="Seconds to keep asking a service that cannot be reached.")] = 60,
     allow_code: AllowCode = False,
 ) -> None:
@@ -23,10 +26,14 @@ def join(
 
     Example: ntkfl join demo/clients/client-0 --data mine.npz
     """
-    from ntkfl.data.npz import read_client
+    from ntkfl.data.client import Images, read_own
     from ntkfl.deployment.client import ShuffledClient  # needs the extra
+    from ntkfl.deployment.contract import Federation
+    from ntkfl.user_code import find_factory
 
-    x, y = read_client(data)
+    terms = Federation.read(folder).terms
+    images = Images(terms.inputs, terms.mean, terms.std, terms.class_names)
+    x, y = read_own(data, images, find_factory)
     allowed = " --allow-code" if allow_code else ""
     with stoppable(lambda: f"stopped; the same command takes part again: ntkfl join {folder} --data {data}{allowed}"):
         ShuffledClient(folder, x, y, patience=patience, say=typer.echo, allow_code=allow_code).run()

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from ntkfl.cli.steps import Steps
 from ntkfl.cli.stopping import stoppable
 from ntkfl.errors import ConfigError, TrustError
+from ntkfl.progress import ProgressBar
 
 app = typer.Typer(
     help="Keys, tokens and certificates of a federation.\n\n"
@@ -60,9 +60,9 @@ def init(
     )
     with (
         stoppable(lambda: f"stopped; begin anew: rm -r {folder}"),
-        Steps(clients + evaluators, "folders of clients") as steps,
+        ProgressBar(clients + evaluators, "folders of clients") as bar,
     ):
-        made = demo_setup.init(folder, config, setup, on_client=steps.end)
+        made = demo_setup.init(folder, config, setup, on_client=bar.end)
     typer.echo(f"federation {made.federation}, run {made.run}: {clients} clients, {evaluators} evaluators")
     typer.echo(
         f"  {folder / 'key-server'}    gives ρ to enrolled clients: ntkfl serve key-server {folder / 'key-server'}"

@@ -21,15 +21,15 @@ def report(
 
     Example: ntkfl report runs/a runs/b --out report.html
     """
-    from ntkfl.cli.steps import Steps
     from ntkfl.cli.stopping import stoppable
+    from ntkfl.progress import ProgressBar
     from ntkfl.report.page import write_report  # slow to import
 
-    with stoppable(lambda: "stopped; no page was written, spectra computed so far are kept"), Steps(0) as steps:
+    with stoppable(lambda: "stopped; no page was written, spectra computed so far are kept"), ProgressBar(0) as bar:
 
         def show(name: str, total: int) -> None:
-            steps.plan(total)
-            steps.begin(name)
+            bar.plan(total)
+            bar.begin(name)
 
         path = write_report(runs, out, show)
     typer.echo(path)

@@ -4,119 +4,33 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ntkfl.cli.flags import nested, with_flags
 from ntkfl.cli.stopping import stoppable
-from ntkfl.cli.verbs import DATASETS, METHODS, MODELS, PARTITIONS, AllowCode, one_of
+from ntkfl.cli.train_flags import FLAGS
+from ntkfl.cli.verbs import AllowCode
 from ntkfl.errors import ConfigError
 
 if TYPE_CHECKING:
+    from ntkfl.federation.callbacks import Callback
     from ntkfl.federation.config import RunConfig
-    from ntkfl.federation.run_folder import Record
-    from ntkfl.report.events import EventFiles
-
-_DATA, _METHOD, _HIDING = "Data and clients", "Method", "What clients hide"
-_METHODS = f"{', '.join(METHODS)} (default ntk-fl)"
-Text: TypeAlias = str | None
-Whole: TypeAlias = int | None
-Real: TypeAlias = float | None
+    from ntkfl.progress import RoundTable
 
 
+@with_flags(FLAGS)
 def train(
-    dataset: Annotated[
-        Text,
-        typer.Option(
-            help=f"{', '.join(DATASETS)} (default {DATASETS[0]}), or package.module:function",
-            rich_help_panel=_DATA,
-            autocompletion=one_of(DATASETS),
-        ),
-    ] = None,
-    partition: Annotated[
-        Text,
-        typer.Option(
-            help="dirichlet (default), writer, iid or shards", rich_help_panel=_DATA, autocompletion=one_of(PARTITIONS)
-        ),
-    ] = None,
-    alpha: Annotated[
-        Real, typer.Option(help="Dirichlet concentration, above 0 (default 0.1)", rich_help_panel=_DATA)
-    ] = None,
-    clients: Annotated[Whole, typer.Option(help="clients in all (default 300)", rich_help_panel=_DATA)] = None,
-    reading: Annotated[
-        Text, typer.Option(help="of the Dirichlet draw: composition or shares", rich_help_panel=_DATA)
-    ] = None,
-    overlap: Annotated[
-        bool | None, typer.Option(help="clients may hold the same images", rich_help_panel=_DATA)
-    ] = None,
-    method: Annotated[
-        Text, typer.Option(help=_METHODS, rich_help_panel=_METHOD, autocompletion=one_of(METHODS))
-    ] = None,
-    kernel: Annotated[
-        Text, typer.Option(help="full (default), or trace (the paper's)", rich_help_panel=_METHOD)
-    ] = None,
-    scheme: Annotated[Text, typer.Option(help="flow (default), descent or paper", rich_help_panel=_METHOD)] = None,
-    steps: Annotated[
-        Text, typer.Option(help="candidate t: 'paper', '100,200,400' or '100:2000:100'", rich_help_panel=_METHOD)
-    ] = None,
-    average: Annotated[
-        Real, typer.Option(help="running average of round weights; 0: none", rich_help_panel=_METHOD)
-    ] = None,
-    lr: Annotated[Real, typer.Option(help="learning rate", rich_help_panel=_METHOD)] = None,
-    local_steps: Annotated[
-        Whole, typer.Option(help="local steps of averaging methods", rich_help_panel=_METHOD)
-    ] = None,
-    batch_size: Annotated[Whole, typer.Option(help="local batch size", rich_help_panel=_METHOD)] = None,
-    loss: Annotated[Text, typer.Option(help="ce or mse", rich_help_panel=_METHOD)] = None,
-    subsample_rate: Annotated[
-        Real, typer.Option(help="part of its samples a client uses in a round", rich_help_panel=_HIDING)
-    ] = None,
-    projected_dim: Annotated[
-        Whole, typer.Option(help="features that the secret projection leaves", rich_help_panel=_HIDING)
-    ] = None,
-    sparsity: Annotated[
-        Real, typer.Option(help="part of an upload's smallest values left out", rich_help_panel=_HIDING)
-    ] = None,
-    values: Annotated[
-        Text, typer.Option(help="how values kept travel: float32, float16, 8bit", rich_help_panel=_HIDING)
-    ] = None,
-    shuffle: Annotated[
-        bool | None, typer.Option(help="send sealed rows through a shuffler", rich_help_panel=_HIDING)
-    ] = None,
-    codec: Annotated[
-        Text, typer.Option(help="of NTK-FL's Jacobians: auto, factored, dense, topk", rich_help_panel=_HIDING)
-    ] = None,
-    replay: Annotated[
-        bool | None, typer.Option(help="the server keeps rows and goes on training on them", rich_help_panel=_METHOD)
-    ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="OPTION=VALUE", help="any other option of the method", rich_help_panel=_METHOD),
+        typer.Option("--set", metavar="OPTION=VALUE", help="any other option of the method", rich_help_panel="Method"),
     ] = None,
-    model: Annotated[
-        Text,
-        typer.Option(
-            help="mlp (default), cnn, resnet, gru, transformer, or package.module:factory",
-            autocompletion=one_of(MODELS),
-        ),
-    ] = None,
-    hidden: Annotated[Text, typer.Option(help="hidden widths of an mlp, e.g. 200,100 (default 100)")] = None,
     model_set: Annotated[
-        list[str] | None, typer.Option("--model-set", metavar="OPTION=VALUE", help="any other option of the model")
+        list[str] | None,
+        typer.Option(metavar="OPTION=VALUE", help="any other option of the model", rich_help_panel="Model"),
     ] = None,
-    rounds: Annotated[Whole, typer.Option(help="communication rounds (default 10)")] = None,
-    clients_per_round: Annotated[Whole, typer.Option(help="clients drawn each round (default 20)")] = None,
-    hold_out: Annotated[Whole, typer.Option(help="clients set aside as a validation set")] = None,
-    stop_at: Annotated[Real, typer.Option(help="end once the test accuracy is this")] = None,
-    seed: Annotated[Whole, typer.Option(help="root of everything random (default 0)")] = None,
-    byzantine: Annotated[
-        Text,
-        typer.Option(
-            metavar="KIND:FRACTION[:SCALE]", help="clients that corrupt what they reply, e.g. sign-flip:0.2:5"
-        ),
-    ] = None,
-    precision: Annotated[Text, typer.Option(help="float32 (default) or float64")] = None,
-    device: Annotated[Text, typer.Option(help="cpu or cuda")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda", rich_help_panel="Run")] = None,
     config: Annotated[Path | None, typer.Option(help="a TOML of settings; options given here win")] = None,
     out: Annotated[Path | None, typer.Option(help="the run's folder")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue the run in --out")] = False,
@@ -128,66 +42,59 @@ def train(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="also write event files into --out (needs the extra)")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object a round on stdout, nothing else")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round on stdout, nothing else")] = False,
+    **given: Any,
 ) -> None:
     """Train one model over many clients.
 
     Example: ntkfl train --dataset fashion-mnist --alpha 0.1 --rounds 10 --out runs/a
     """
-    from ntkfl.cli.options import (
-        parse_byzantine,
-        parse_numbers,
-        parse_setting,
-        parse_steps,
-    )  # slow to import, as all below the verbs is
-    from ntkfl.cli.progress import RoundDisplay
-    from ntkfl.federation.callbacks import Functions
+    from ntkfl.cli.options import parse_byzantine, parse_numbers, parse_setting, parse_steps  # slow, as all below is
+    from ntkfl.federation.callbacks import TensorBoardCallback
+    from ntkfl.federation.server import remarks
     from ntkfl.federation.simulation import execute
+    from ntkfl.progress import RoundTable
 
-    given: dict[str, Any] = {
-        "rounds": rounds, "clients_per_round": clients_per_round, "hold_out": hold_out, "stop_at": stop_at,
-        "seed": seed, "precision": precision, "byzantine": parse_byzantine(byzantine),
-        "data": {"dataset": dataset, "partition": partition, "alpha": alpha, "clients": clients, "reading": reading,
-                 "overlap": overlap},
-        "model": {"name": model, "hidden": parse_numbers("hidden", hidden, int),
-                  "options": dict(parse_setting(text) for text in model_set) if model_set else None},
-        "method": {"name": method, "kernel": kernel, "scheme": scheme, "steps": parse_steps(steps), "average": average,
-                   "lr": lr, "local_steps": local_steps, "batch_size": batch_size, "loss": loss,
-                   "subsample_rate": subsample_rate, "projected_dim": projected_dim, "sparsity": sparsity,
-                   "values": values, "shuffle": shuffle, "codec": codec, "replay": replay,
-                   **dict(parse_setting(text) for text in set_ or [])},
-    }  # fmt: skip
-    if record_wire and out is None:
-        raise ConfigError("--record-wire needs --out, the folder that keeps the messages")
-    run_config = _config(given, config, out, resume, allow_code)
-    display = RoundDisplay(run_config.method["name"], run_config.rounds, quiet=as_json)
-    events = _events(out) if tensorboard else None
-
-    def on_round(record: Record, timing: Record) -> None:
-        if as_json:
-            typer.echo(json.dumps(record))
-        else:
-            display.show(record, timing)
-        if events:
-            events.write(record, timing)
-
+    given["hidden"] = parse_numbers("hidden", given["hidden"], int)
+    given["steps"], given["byzantine"] = parse_steps(given["steps"]), parse_byzantine(given["byzantine"])
+    settings = nested(FLAGS, given)
+    settings["method"] |= dict(parse_setting(text) for text in set_ or [])
+    if model_set:
+        settings["model"]["options"] = dict(parse_setting(text) for text in model_set)
+    for flag, wanted in (("--record-wire", record_wire), ("--tensorboard", tensorboard), ("--resume", resume)):
+        if wanted and out is None:
+            raise ConfigError(f"{flag} needs --out, the run's folder")
+    run_config = _config(settings, config, out, resume, allow_code)
+    display = RoundTable(run_config.method["name"], run_config.rounds, remarks, quiet=as_json)
+    callbacks = [_printed(display, as_json), *([TensorBoardCallback(out)] if tensorboard and out is not None else [])]
     with stoppable(lambda: _stopped(out, bool(run_config.code))), display:
         run = execute(
-            run_config, out=out, resume=resume, device=device, record=record_wire or (),
-            callbacks=[Functions(on_start=display.note, on_round=on_round)],
-        )  # fmt: skip
-    if events:
-        events.close()
+            run_config,
+            out=out,
+            resume=resume,
+            device=device,
+            callbacks=callbacks,
+            record=record_wire or (),
+        )
     if not as_json:
         display.summary(run.history, run.timings, out)
 
 
-def _events(out: Path | None) -> EventFiles:
-    from ntkfl.report.events import EventFiles
+def _printed(display: RoundTable, as_json: bool) -> Callback:
+    """A callback that shows rounds as a table, or prints each as JSON."""
+    from ntkfl.federation.callbacks import Callback
 
-    if out is None:
-        raise ConfigError("--tensorboard needs --out, the folder its event files go into")
-    return EventFiles(out)
+    class Printed(Callback):
+        def on_start(self, note: str) -> None:
+            display.note(note)
+
+        def on_round(self, record: dict[str, Any], timing: dict[str, Any]) -> None:
+            if as_json:
+                typer.echo(json.dumps(record))
+            else:
+                display.show(record, timing)
+
+    return Printed()
 
 
 def _config(given: dict[str, Any], file: Path | None, out: Path | None, resume: bool, allow_code: bool) -> RunConfig:
@@ -198,8 +105,6 @@ def _config(given: dict[str, Any], file: Path | None, out: Path | None, resume: 
     from ntkfl.federation.config import RunConfig
     from ntkfl.federation.run_folder import RunFolder
 
-    if resume and out is None:
-        raise ConfigError("--resume needs --out, the folder of the run to continue")
     if file is None and resume and out is not None:
         folder = RunFolder(out)
         folder.config()  # says so where there is no run
@@ -207,14 +112,12 @@ def _config(given: dict[str, Any], file: Path | None, out: Path | None, resume: 
     else:
         base = _values(file, True) if file else {}
     for key, value in given.items():
-        if isinstance(value, dict):
-            inner = {k: v for k, v in value.items() if v is not None}
-            if key == "method" and "name" in inner and inner["name"] != base.get("method", {}).get("name"):
-                base[key] = inner  # another method: the file's options are not its own
-            elif inner:
-                base[key] = base.get(key, {}) | inner
-        elif value is not None:
+        if not isinstance(value, dict) or key == "poison":
             base[key] = value
+        elif key == "method" and "name" in value and value["name"] != base.get("method", {}).get("name"):
+            base[key] = value  # another method: the file's options are not its own
+        elif value:
+            base[key] = base.get(key, {}) | value
     base.setdefault("method", {}).setdefault("name", "ntk-fl")
     return RunConfig(**base)
 

@@ -1,4 +1,4 @@
-"""One client's own data, in the form it has them: an .npz file, idx files, a folder of images, or a Python function."""
+"""One client's own data, in the form it has them: an .npz file, a table, idx files, a folder of images, a function."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ntkfl.data.arrays import Bytes
-from ntkfl.data.from_arrays import checked_pair
+from ntkfl.data.files import read_rows
+from ntkfl.data.from_arrays import checked_pair, read_source
 from ntkfl.data.idx import parse, read_content
 from ntkfl.data.npz import read_client
 from ntkfl.errors import DataError
@@ -45,7 +46,9 @@ class Images:
 
 
 def read_own(source: str, images: Images, find: Callable[[str], Callable[..., Any]]) -> tuple[Tensor, Tensor]:
-    """x [n, …] and y of `source`: FILE.npz, a folder, or `package.module:function` that gives (x, y).
+    """x [n, …] and y of `source`: FILE.npz, .csv or .parquet, a folder, or `package.module:function`.
+
+    The function gives (x, y), a torch Dataset or a DataLoader.
 
     `find` turns such a name into the function. A folder holds idx files (one of images, one of labels, .gz or not) or a
     folder of pictures for each class, named by its number or as in `images.classes`.
@@ -54,11 +57,15 @@ def read_own(source: str, images: Images, find: Callable[[str], Callable[..., An
     if path.is_dir():
         found = sorted(p for p in path.iterdir() if "idx" in p.name and p.is_file())
         return _read_idx(path, found, images) if found else _read_pictures(path, images)
+    if path.suffix.lower() in (".csv", ".parquet"):
+        return checked_pair(source, read_rows(path))
     if path.suffix == ".npz" or path.exists():
         return read_client(path)
     if ":" in source:
-        return checked_pair(source, find(source)())
-    raise DataError(f"no data at {source}: expected an .npz file, a folder, or package.module:function")
+        return read_source(source, find(source)())
+    raise DataError(
+        f"no data at {source}: expected an .npz, .csv or .parquet file, a folder, or package.module:function"
+    )
 
 
 def _read_idx(folder: Path, files: Sequence[Path], images: Images) -> tuple[Tensor, Tensor]:
@@ -104,5 +111,9 @@ def _label(name: str, classes: Sequence[str], folder: Path) -> int:
         return classes.index(name)
     if not classes and name.isdecimal() and len(name) < 10:
         return int(name)
-    expected = f"one of {', '.join(classes)}" if classes else "a class's number (or give the run's classes by name)"
+    expected = (
+        f"one of {', '.join(classes)}"
+        if classes
+        else "a class's number; for names, list them in the run's setting class_names"
+    )
     raise DataError(f"{folder}: a folder called {name!r}, expected {expected}")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ntkfl.data.federated import Federated
@@ -80,19 +81,10 @@ class Dataset:
 
     def partition(self, how: Partition, seed: int = 0) -> Federated:
         """Deal the training rows to clients; the same dataset, partition and seed give the same clients."""
+        taken = [{"fraction": fraction, "seed": drawn} for fraction, drawn in self.taken]
+        note: dict[str, object] = {"without": taken} if taken else {}
         writers = None if self.writers is None else self.writers.numpy()
-        shares = how.assign(self.labels.numpy(), writers, generator(seed, "partition"))
-        description: dict[str, object] = {"dataset": self.name, "partition": how.describe(), "seed": int(seed)}
-        if self.taken:
-            description["without"] = [{"fraction": fraction, "seed": drawn} for fraction, drawn in self.taken]
-        return Federated(
-            name=self.name,
-            rows=self.train_rows,
-            test_rows=self.test_rows,
-            indices=tuple(torch.from_numpy(np.asarray(share, dtype=np.int64)) for share in shares),
-            classes=self.classes,
-            description=description,
-        )
+        return _deal(self.name, self.train_rows, self.test_rows, self.classes, writers, how, seed, note)
 
     def without(self, fraction: float, seed: int = 0) -> tuple[Dataset, Tensor, Tensor]:
         """Take a uniformly random `fraction` of the training rows out: what is left, and x [n, ...], y [n] taken."""
@@ -111,3 +103,54 @@ class Dataset:
             taken=(*self.taken, (float(fraction), int(seed))),
         )
         return rest, *self.train_rows.take(out)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RowDataset:
+    """Rows of any kind, split into train and test; writers int64 [N] is whose each training row is, where known."""
+
+    name: str
+    rows: Rows
+    test_rows: Rows
+    classes: int | None
+    writers: Tensor | None = None
+
+    def __repr__(self) -> str:
+        kind = "real targets" if self.classes is None else f"{self.classes} classes"
+        shape = list(self.rows.x.shape[1:])
+        return (
+            f"RowDataset({self.name!r}: {len(self.rows)} training and {len(self.test_rows)} test rows {shape}, {kind})"
+        )
+
+    def __len__(self) -> int:
+        """Training rows."""
+        return len(self.rows)
+
+    def partition(self, how: Partition, seed: int = 0) -> Federated:
+        """Deal the training rows to clients; the same rows, partition and seed give the same clients."""
+        if self.classes is None and how.by_class:
+            raise ConfigError(f"regression targets have no classes to deal by: partition {how.kind!r} needs some")
+        writers = None if self.writers is None else self.writers.numpy()
+        return _deal(self.name, self.rows, self.test_rows, self.classes, writers, how, seed, {})
+
+
+def _deal(
+    name: str,
+    rows: Rows,
+    test_rows: Rows,
+    classes: int | None,
+    writers: NDArray[np.int64] | None,
+    how: Partition,
+    seed: int,
+    note: dict[str, object],
+) -> Federated:
+    labels = rows.y if rows.y.dim() == 1 else rows.y[:, 0]
+    shares = how.assign(labels.numpy(), writers, generator(seed, "partition"))
+    return Federated(
+        name=name,
+        rows=rows,
+        test_rows=test_rows,
+        indices=tuple(torch.from_numpy(np.asarray(share, dtype=np.int64)) for share in shares),
+        classes=classes,
+        description={"dataset": name, "partition": how.describe(), "seed": int(seed)} | note,
+    )

@@ -28,6 +28,7 @@ class Dirichlet(Partition):
     """
 
     kind: ClassVar[str] = "dirichlet"
+    by_class: ClassVar[bool] = True
 
     clients: int
     alpha: float

@@ -1,32 +1,38 @@
-"""Clients made of a user's own arrays."""
+"""Clients made of a user's own arrays, torch Datasets or DataLoaders."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
+from ntkfl.data.dataset import RowDataset
 from ntkfl.data.federated import Federated
+from ntkfl.data.partition import Partition
 from ntkfl.data.table import Rows
+from ntkfl.data.torch_data import TorchData, read_torch
 from ntkfl.errors import ConfigError, DataError
 
 Array: TypeAlias = Tensor | NDArray[Any]
+Source: TypeAlias = tuple[Array, Array] | TorchData  # of one client's samples
 
 
 def from_clients(
-    clients: Sequence[tuple[Array, Array]],
+    clients: Iterable[Source],
     *,
-    test: tuple[Array, Array],
+    test: Source,
     classes: int | None = None,
     name: str = "own",
     tokens: bool = False,
 ) -> Federated:
-    """A federation of one (x, y) a client, and a test set, which every run is measured on.
+    """A federation of one (x, y), torch Dataset or DataLoader per client, and a test set that every run is measured on.
 
+    Items of a Dataset are pairs (x, y) of one sample, those of a DataLoader are batches; each is read once, whole.
     x is [n, ...] of one feature shape, made float32 and used as it is, so normalise it first; with `tokens` it holds
     whole numbers, for a network that begins with an embedding, and stays whole. y is integer labels [n]
     in 0..classes-1 (classes defaults to the largest label + 1, at least 2), or float regression targets [n] or [n, d2].
@@ -36,8 +42,8 @@ def from_clients(
     clients = list(clients)
     if not clients:
         raise DataError("from_clients needs at least one client (x, y)")
-    named = [(f"client {number}", pair) for number, pair in enumerate(clients)] + [("test", test)]
-    pairs = [(who, *checked_pair(who, pair, tokens)) for who, pair in named]
+    named = [(f"client {number}", source) for number, source in enumerate(clients)] + [("test", test)]
+    pairs = [(who, *read_source(who, source, tokens)) for who, source in named]
     first, first_x, first_y = pairs[0]
     for who, x, y in pairs:
         if x.shape[1:] != first_x.shape[1:]:
@@ -59,10 +65,45 @@ def from_clients(
     )
 
 
+def from_datasets(
+    train: TorchData | tuple[Array, Array] | Sequence[Source],
+    *,
+    test: Source,
+    partition: Partition | None = None,
+    seed: int = 0,
+    classes: int | None = None,
+    name: str = "own",
+    tokens: bool = False,
+) -> Federated:
+    """One training set, dealt to clients by `partition` from `seed`; or a list of them, one per client, as they are.
+
+    Everything else is as for `from_clients`.
+    """
+    if isinstance(train, list) or (isinstance(train, tuple) and not _is_pair(train)):
+        if partition is not None:
+            raise ConfigError("partition deals one training set to clients, and a list of them comes dealt")
+        return from_clients(train, test=test, classes=classes, name=name, tokens=tokens)
+    if partition is None:
+        raise ConfigError("one training set needs a partition, such as ntkfl.data.Dirichlet(clients=20, alpha=0.1)")
+    whole = from_clients([train], test=test, classes=classes, name=name, tokens=tokens)  # type: ignore[list-item]
+    return RowDataset(name, whole.rows, whole.test_rows, whole.classes).partition(partition, seed)
+
+
+def _is_pair(value: tuple[Any, ...]) -> bool:
+    return len(value) == 2 and all(isinstance(part, Tensor | np.ndarray) for part in value)
+
+
+def read_source(who: str, source: Source, tokens: bool = False) -> tuple[Tensor, Tensor]:
+    """A client's samples, checked: see `checked_pair`."""
+    if isinstance(source, Dataset | DataLoader):
+        source = read_torch(who, source)
+    return checked_pair(who, source, tokens)
+
+
 def checked_pair(who: str, pair: tuple[Array, Array], tokens: bool = False) -> tuple[Tensor, Tensor]:
     """x float32 (tokens: int64) [n, ...] and y (int64 [n] or float32 [n, d2]); copies: the originals may change."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise DataError(f"{who} must be a pair (x, y), not {type(pair).__name__}")
+        raise DataError(f"{who} must be a pair (x, y), a torch Dataset or a DataLoader, not {type(pair).__name__}")
     raw_x, raw_y = _tensor(who, "x", pair[0], tokens), _tensor(who, "y", pair[1], True)
     if raw_x.dim() < 2:
         raise DataError(f"{who}: x must be [samples, features…], not {list(raw_x.shape)}")

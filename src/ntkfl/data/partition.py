@@ -19,6 +19,7 @@ class Partition(ABC):
     """How training rows are dealt to clients. A partition of your own is a frozen dataclass that subclasses this."""
 
     kind: ClassVar[str]
+    by_class: ClassVar[bool] = False  # whether it reads labels as classes
 
     @abstractmethod
     def assign(self, labels: Indices, writers: Indices | None, rng: np.random.Generator) -> list[Indices]:

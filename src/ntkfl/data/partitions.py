@@ -35,6 +35,7 @@ class Shards(Partition):
     """Rows sorted by label are cut into clients · per_client shards, dealt at random (McMahan et al. 2017)."""
 
     kind: ClassVar[str] = "shards"
+    by_class: ClassVar[bool] = True
 
     clients: int
     per_client: int = 2
@@ -91,7 +92,20 @@ class ByWriter(Partition):
         return [order[a:b] for a, b in zip(first, last, strict=True)]
 
 
-PARTITIONS: dict[str, type[Partition]] = {cls.kind: cls for cls in (Dirichlet, ByWriter, IID, Shards)}
+@dataclass(frozen=True)
+class ByClient(Partition):
+    """One client per name in a file's column `client`, in the names' order."""
+
+    kind: ClassVar[str] = "client"
+
+    def assign(self, labels: Indices, writers: Indices | None, rng: np.random.Generator) -> list[Indices]:
+        """Rows of each client, see the class."""
+        if writers is None:
+            raise DataError("this dataset does not say whose its rows are: it has no column or array 'client'")
+        return [np.flatnonzero(writers == number) for number in np.unique(writers)]
+
+
+PARTITIONS: dict[str, type[Partition]] = {cls.kind: cls for cls in (Dirichlet, ByWriter, IID, Shards, ByClient)}
 
 
 def make(kind: str, options: Mapping[str, Any]) -> Partition:

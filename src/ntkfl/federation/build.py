@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,13 +9,15 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from ntkfl.data import Federated, load
+from ntkfl.data import Federated, from_file, load
+from ntkfl.data.files import is_data_file
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.federation.config import ModelConfig, RunConfig, own_method
 from ntkfl.federation.memory_check import available_bytes
 from ntkfl.federation.seeds import derive
 from ntkfl.methods import METHODS, Method
 from ntkfl.models import MODELS
+from ntkfl.user_code import find_factory
 from ntkfl.version import __version__
 
 
@@ -95,21 +94,6 @@ def _check_room(name: str, model: nn.Module) -> None:
         )
 
 
-def find_factory(name: str) -> Callable[..., Any]:
-    """A user's `package.module:factory`; the working directory counts as a place to find packages."""
-    module_name, _, attribute = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except (ImportError, ValueError, TypeError) as error:  # the latter of names such as ':x' and '.x:y'
-        raise ConfigError(f"cannot import {module_name!r} for {name!r}: {error}") from None
-    found = getattr(module, attribute, None)
-    if not callable(found):
-        raise ConfigError(f"{module_name!r} has no function or class {attribute!r}")
-    return found  # type: ignore[no-any-return]  # whatever it is, it can be called
-
-
 def load_data(config: RunConfig) -> Federated:
     """The clients. The partition follows the run's seed, so that seeds repeat the whole experiment.
 
@@ -119,6 +103,10 @@ def load_data(config: RunConfig) -> Federated:
     fraction = float(getattr(build_method(config.method), "shared_fraction", 0.0))
     if config.data.own:
         return _own_clients(config.data.dataset, fraction)
+    if is_data_file(config.data.dataset):
+        if fraction > 0:
+            raise ConfigError("a shared_fraction is taken out of a dataset with a name, not of a file")
+        return from_file(config.data.dataset).partition(config.data.how(), seed=config.seed)
     dataset, shared = load(config.data.dataset), None
     if fraction > 0:
         # The fraction is of what clients hold, so of all rows it is fraction / (1 + fraction).

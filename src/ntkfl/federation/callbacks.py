@@ -133,7 +133,7 @@ class TensorBoardCallback(Callback):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise ConfigError("TensorBoard's event files need the extra 'tensorboard'") from None
+            raise ConfigError("event files need an extra: pip install 'ntkfl[tensorboard]'") from None
         self.folder = Path(run_folder) / "tensorboard"
         self._make: Callable[..., Any] = SummaryWriter
         self._writer: Any = None

@@ -2,39 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, model_validator
 
 from ntkfl.data import NAMES
+from ntkfl.data.files import is_data_file
 from ntkfl.data.partition import Partition
 from ntkfl.data.partitions import PARTITIONS, make
-from ntkfl.errors import ConfigError, TrustError, unknown
+from ntkfl.errors import ConfigError, unknown
 from ntkfl.federation.byzantine import Byzantine
 from ntkfl.methods import Method
 from ntkfl.models import MODELS
 from ntkfl.options import Options
 from ntkfl.safe_parse import read_toml
+from ntkfl.user_code import is_code, refuse_code
 
 
 class DataConfig(Options):
     """Which data, and how they are dealt to clients."""
 
-    dataset: str = Field("fashion-mnist", description="a name, or package.module:function that gives the clients")
-    partition: str = Field("dirichlet", description="dirichlet, writer, iid or shards")
-    clients: int = Field(300, ge=1)
-    alpha: float = Field(0.1, gt=0, description="Dirichlet concentration: smaller is more heterogeneous")
-    reading: Literal["composition", "shares"] = Field("composition", description="of the Dirichlet draw")
-    overlap: bool = Field(False, description="clients draw anew from all images, as the authors' files do")
-    shards_per_client: int = Field(2, ge=1)
-    min_samples: int = Field(16, ge=1, description="writers with fewer training samples are left out")
+    dataset: str = Field(
+        "fashion-mnist", description=f"{', '.join(NAMES)}, FILE.csv, .parquet or .npz, or package.module:function"
+    )
+    partition: str = Field("dirichlet", description=", ".join(PARTITIONS))
+    clients: int = Field(300, ge=1, description="clients in all")
+    alpha: float = Field(0.1, gt=0, description="Dirichlet concentration, above 0: smaller is more heterogeneous")
+    reading: Literal["composition", "shares"] = Field(
+        "composition", description="of the Dirichlet draw: composition or shares"
+    )
+    overlap: bool = Field(False, description="clients may hold the same images, as in the authors' files")
+    shards_per_client: int = Field(2, ge=1, description="of partition shards")
+    min_samples: int = Field(16, ge=1, description="of partition writer: those with fewer samples are left out")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _files_name_their_clients(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Unless told otherwise, rows of a file are dealt as its column `client` says."""
+        named = values.get("dataset")
+        return {"partition": "client"} | values if isinstance(named, str) and is_data_file(named) else values
 
     def model_post_init(self, _: object) -> None:
-        if not self.own and self.dataset not in NAMES:
-            raise unknown("dataset", self.dataset, (*NAMES, "package.module:function"))
+        if not self.own and self.dataset not in NAMES and not is_data_file(self.dataset):
+            raise unknown("dataset", self.dataset, (*NAMES, "FILE.csv", "FILE.npz", "package.module:function"))
         if self.partition not in PARTITIONS:
             raise unknown("partition", self.partition, PARTITIONS)
 
@@ -53,9 +66,9 @@ class DataConfig(Options):
 class ModelConfig(Options):
     """Which network: one of `ntkfl.models`, or a user's own as `package.module:factory`."""
 
-    name: str = Field("mlp", description="mlp, cnn, resnet, gru, transformer, or package.module:factory")
+    name: str = Field("mlp", description=f"{', '.join(MODELS)}, or package.module:factory")
     hidden: tuple[int, ...] | None = Field(None, description="hidden widths of an mlp; default: 100")
-    gain: float | None = Field(None, gt=0, description="of an mlp's first weights; default: the method's, or 1")
+    gain: float | None = Field(None, gt=0, description="scale of an mlp's first weights; default: the method's, or 1")
     bias: float | None = Field(None, description="an mlp's first biases; default: the method's, or 0")
     options: dict[str, Any] = Field(default_factory=dict, description="anything else the builder takes")
 
@@ -78,24 +91,15 @@ class ModelConfig(Options):
         return ModelConfig(**{"hidden": (100,), "gain": 1.0, "bias": 0.0, **method.model_defaults, **given})
 
 
-def refuse_code(named: Sequence[str], source: str) -> None:
-    """`TrustError` if `source`, a file that may be somebody else's, names code: building from it would run that."""
-    if named:
-        raise TrustError(
-            f"{source} names code that would be imported and run here: {', '.join(named)}; "
-            "if you trust whoever wrote it, allow it with --allow-code (in Python: allow_code=True)"
-        )
-
-
 class RunConfig(Options):
     """One training run."""
 
-    rounds: int = Field(10, ge=1)
-    clients_per_round: int = Field(20, ge=1)
-    seed: int = Field(0, ge=0)
-    hold_out: int = Field(0, ge=0, description="clients set aside as the server's validation set")
+    rounds: int = Field(10, ge=1, description="communication rounds")
+    clients_per_round: int = Field(20, ge=1, description="clients drawn each round, or all where there are fewer")
+    seed: int = Field(0, ge=0, description="root of everything random")
+    hold_out: int = Field(0, ge=0, description="clients set aside as a validation set")
     stop_at: float | None = Field(None, gt=0, le=1, description="end once the test accuracy is this")
-    precision: str = Field("float32", pattern="^float(32|64)$")
+    precision: str = Field("float32", pattern="^float(32|64)$", description="float32 or float64")
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "ntk-fl"})
@@ -126,12 +130,14 @@ class RunConfig(Options):
     @property
     def code(self) -> list[str]:
         """Names of a user's own code in it, which `build.py` imports and calls."""
-        model, data = self.model, self.data
-        named = [name for name, own in ((model.name, model.own), (data.dataset, data.own)) if own]
-        return named + own_method(self.method)
+        return [*code_in(self.model.name, self.method), *([self.data.dataset] if is_code(self.data.dataset) else [])]
 
 
-def own_method(options: Mapping[str, Any]) -> list[str]:
-    """The name of a user's own method, `package.module:Class`, where these options are of one: code that is run."""
-    name = options.get("name")
-    return [name] if isinstance(name, str) and ":" in name else []
+def own_method(options: Mapping[str, Any]) -> bool:
+    """Whether these options are of a user's own method, `package.module:Class`."""
+    return is_code(options.get("name"))
+
+
+def code_in(model: str, method: Mapping[str, Any]) -> list[str]:
+    """Names of a user's own code: of a model, a method and its loss."""
+    return [name for name in (model, method.get("name"), method.get("loss")) if is_code(name)]

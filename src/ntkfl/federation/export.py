@@ -27,11 +27,12 @@ from ntkfl.atomic import PART, write_atomically, write_private
 from ntkfl.crypto.context import Secret, bind
 from ntkfl.errors import ConfigError, ModelError, RunFolderError, TrustError
 from ntkfl.federation.build import build_network
-from ntkfl.federation.config import ModelConfig, refuse_code
+from ntkfl.federation.config import ModelConfig
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.options import Options
 from ntkfl.privacy.projection import Projection, RunSecret, make_projection
 from ntkfl.safe_parse import read_toml
+from ntkfl.user_code import refuse_code
 from ntkfl.version import __version__
 
 _BEGUN = "export.begun"  # in a folder that an export is being written to

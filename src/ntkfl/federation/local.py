@@ -153,7 +153,7 @@ class LocalTransport(Transport):
         self._rounds, self._recorder = {}, None
 
     def notes(self, cohort: Sequence[int]) -> dict[str, Any]:
-        return {} if self.byzantine is None else {"poisoned": self.byzantine.among(cohort)}
+        return {} if self.byzantine is None else {"byzantine": self.byzantine.among(cohort)}
 
     def checkpoint(self) -> State:
         return self.clients.memories()

@@ -1,31 +1,69 @@
-"""A finished run, and how one made from Python describes itself."""
+"""A run as Python has it: finished by `train`, or loaded from its folder."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import safetensors
+import torch
+from safetensors.torch import load as load_tensors
 from torch import nn
 
 from ntkfl.data import Federated
+from ntkfl.data.from_arrays import Array, read_source
+from ntkfl.data.torch_data import TorchData
+from ntkfl.errors import ConfigError, DataError, ModelError, NTKFLError, RunFolderError, TrustError
+from ntkfl.federation.build import build_method, build_network
+from ntkfl.federation.config import ModelConfig, code_in
+from ntkfl.federation.evaluation import Score
 from ntkfl.federation.run_folder import Record, RunFolder
-from ntkfl.methods import Method, State
+from ntkfl.federation.server_state import ServerState
+from ntkfl.methods import Method, State, Task
+from ntkfl.privacy.projection import RunSecret
 from ntkfl.tangent.parameters import flatten
+from ntkfl.user_code import refuse_code
 from ntkfl.version import __version__
 
 
-@dataclass(repr=False)
 class Run:
-    """A run: `history` has a record a round, `model` the weights to use (averaged, where the method averages)."""
+    """A training run. `history` has one record per round, `timings` how long each took, `config` the settings.
 
-    model: nn.Module
-    history: list[Record]
-    timings: list[Record]
-    config: Mapping[str, Any]
-    checkpoint: State
+    `checkpoint` is what the next round would start from. `method` is needed where the settings cannot rebuild it, as
+    with a loss that was given as an object.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None,
+        history: list[Record],
+        timings: list[Record],
+        config: Mapping[str, Any],
+        checkpoint: State,
+        method: Method | None = None,
+    ) -> None:
+        self._model, self._method = model, method
+        self.history, self.timings, self.config, self.checkpoint = history, timings, config, checkpoint
+
+    @property
+    def model(self) -> nn.Module:
+        """The trained network: with averaged weights, where the method averages."""
+        if self._model is None:
+            raise ModelError(
+                "this run was made from Python, and its network has no name to build it by: "
+                "load the run with model=, a network of the same architecture"
+            )
+        return self._model
+
+    @property
+    def method(self) -> Method:
+        """The method, with all its options."""
+        if self._method is None:
+            self._method = build_method(self.config["method"])
+        return self._method
 
     def __repr__(self) -> str:
         """One line: the history has a record per round, and each lists clients."""
@@ -35,6 +73,43 @@ class Run:
             if (value := last.get(name)) is not None:
                 found.append(f"{name} {value:.4f}")
         return f"Run({self.config['method']['name']}: {', '.join(found)})"
+
+    def frame(self) -> Any:
+        """`history` and `timings` as one pandas DataFrame, a row per round; pandas must be installed."""
+        try:
+            pandas = import_module("pandas")
+        except ImportError:
+            raise ConfigError("run.frame() needs pandas: install it, or use run.history, a list of dicts") from None
+        timings = {timing["round"]: timing for timing in self.timings}
+        return pandas.DataFrame([record | timings.get(record["round"], {}) for record in self.history])
+
+    def evaluate(self, x: Array | TorchData, y: Array | None = None, *, tokens: bool = False) -> Score:
+        """Accuracy and mean loss of the model on samples x [n, ...], y, or on a torch Dataset or DataLoader alone.
+
+        x, y and `tokens` are as for `ntkfl.data.from_clients`. Real-valued targets have no accuracy. Where the method
+        projects inputs, so does this, if the run is a simulation: another run's projection is secret.
+        """
+        source = (x, y) if y is not None else x
+        inputs, labels = read_source("x and y" if y is not None else "x", source, tokens)  # type: ignore[arg-type]
+        model, method, like = self.model, self.method, flatten(self.model)
+        if not tokens:
+            inputs = inputs.to(like.dtype)
+        shape = self.config["shape"]
+        expected = list(shape["inputs"])
+        if list(inputs.shape[1:]) != expected:
+            raise DataError(f"x has inputs of shape {list(inputs.shape[1:])}; the run's have {expected}")
+        if method.projected_dim is not None:
+            secret = RunSecret.simulated(self.config["seed"])
+            if not self.config.get("simulation") or shape.get("key_id") != secret.key_id:
+                raise TrustError("the run's projection is secret: export its model, and load it by ntkfl.load_exported")
+            projection = method.make_projection(secret, shape["inputs"])
+            assert projection is not None
+            inputs = projection(inputs)
+        task = Task(model, shape["outputs"], method.loss)
+        labels = labels.to(like.device, like.dtype if labels.is_floating_point() else labels.dtype)
+        outputs = task.predict(like, inputs.to(like.device))
+        accuracy = None if labels.is_floating_point() else float((outputs.argmax(1) == labels).double().mean())
+        return Score(accuracy, float(task.losses(outputs, labels).double().mean()), len(labels))
 
     def save(self, path: Path | str) -> Path:
         """Write the run's folder, as training with `out=path` would have."""
@@ -47,6 +122,69 @@ class Run:
             folder.save_checkpoint(len(self.history), self.checkpoint)
             folder.save_model(self.model.state_dict())
         return folder.path
+
+    @staticmethod
+    def load(path: Path | str, model: nn.Module | None = None, *, allow_code: bool = False) -> Run:
+        """The run in a folder, as far as it has come.
+
+        The network is rebuilt from the settings, or `model` gets the weights: one of the same architecture, needed
+        where the run was made from Python. Settings may name code of their author's, such as a model factory: it is
+        imported and called only with `allow_code`.
+        """
+        folder = RunFolder(path)
+        config = folder.config()
+        history, timings = folder.records(), folder.records("timings.jsonl")
+        done, checkpoint = folder.load_checkpoint()
+        run = Run(model, history[:done], timings[:done], config, checkpoint)
+        try:
+            named = code_in(config["model"].get("name") if model is None else "", config["method"])
+            refuse_code([] if allow_code else named, str(folder.path / "config.toml"))
+            if model is None and "name" in config["model"]:
+                run._model = _rebuild(config, run.method)
+        except TrustError:
+            raise
+        except (NTKFLError, KeyError, TypeError, AttributeError) as error:
+            raise _other_version(folder, config, error) from None
+        if run._model is not None:
+            _load_weights(folder, run)
+        return run
+
+
+def _rebuild(config: Mapping[str, Any], method: Method) -> nn.Module:
+    shape = config["shape"]
+    inputs = method.model_input_shape(shape["inputs"])
+    return build_network(ModelConfig(**config["model"]), inputs, shape["outputs"], 0).to(
+        getattr(torch, shape["precision"])
+    )
+
+
+def _other_version(folder: RunFolder, config: Mapping[str, Any], error: Exception) -> RunFolderError:
+    """What cannot be read may be right for the version that wrote it."""
+    wrote = config.get("ntkfl")
+    why = f"no {error}" if isinstance(error, KeyError) else str(error)
+    by = f"was written by ntkfl {wrote}, and this is {__version__}" if wrote != __version__ else "cannot be read"
+    return RunFolderError(f"{folder.path / 'config.toml'} {by}: {why}")
+
+
+def _load_weights(folder: RunFolder, run: Run) -> None:
+    """Of the finished run, or of its last whole round."""
+    path, model = folder.path / "model.safetensors", run.model
+    try:
+        if path.exists():
+            model.load_state_dict(load_tensors(path.read_bytes()))
+        elif run.checkpoint:
+            server = ServerState(Task(model, run.config["shape"]["outputs"], run.method.loss), run.method)
+            server.restore(run.checkpoint)
+            model.load_state_dict(server.trained(model).state_dict())
+    except (OSError, safetensors.SafetensorError) as error:
+        raise RunFolderError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+    except RuntimeError as error:
+        raise ModelError(f"the weights in {path} do not fit the network: {_second_line(error)}") from None
+
+
+def _second_line(error: RuntimeError) -> str:
+    """torch says on the first which class it is, and on the second what is wrong with it."""
+    return " ".join(str(error).splitlines()[:2][-1].split())
 
 
 def describe(

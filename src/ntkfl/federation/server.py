@@ -75,7 +75,7 @@ class Server:
             if folder:
                 folder.save_model(trained.state_dict())
             self.transport.finish()
-        return Run(trained, history, timings, settings, self.checkpoint())
+        return Run(trained, history, timings, settings, self.checkpoint(), self.method)
 
     def _rounds(
         self, folder: RunFolder | None, settings: Mapping[str, Any], resume: bool, on_round: OnRound | None

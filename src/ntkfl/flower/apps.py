@@ -15,7 +15,6 @@ from ntkfl.deployment.aggregator import Aggregator
 from ntkfl.deployment.client import ShuffledClient
 from ntkfl.deployment.contract import Federation
 from ntkfl.errors import ConfigError, NTKFLError
-from ntkfl.federation.build import find_factory
 from ntkfl.federation.client import SeededRandomness, SystemRandomness
 from ntkfl.federation.run_folder import Record
 from ntkfl.federation.server import OnRound
@@ -25,6 +24,7 @@ from ntkfl.flower.folders import ClientFile
 from ntkfl.flower.records import in_reply, notes_of, payload_of
 from ntkfl.flower.server import FlowerRun, FlowerServer
 from ntkfl.flower.shuffled import FlowerShufflerTransport, deliver
+from ntkfl.user_code import find_factory
 
 Say = Callable[[str], None]
 

@@ -16,10 +16,10 @@ from abc import abstractmethod
 from collections.abc import Generator, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
-from pydantic import Field
+from pydantic import Field, PlainSerializer
 from torch import Tensor, nn
 from torch.func import vmap
 
@@ -29,7 +29,7 @@ from ntkfl.privacy.accounting import Guarantee, client_guarantees
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.stages import Stages
 from ntkfl.tangent import Jacobian, jacobian, plan_jacobian
-from ntkfl.tangent.losses import LOSSES, per_sample, targets
+from ntkfl.tangent.losses import AnyLoss, check_loss, find_loss, loss_name, per_sample, targets
 from ntkfl.tangent.parameters import apply_flat, evaluating, flatten, load_flat
 from ntkfl.tangent.passes import Plan
 from ntkfl.wire import Message
@@ -75,13 +75,14 @@ class Task:
         self,
         model: nn.Module,
         outputs: int,
-        loss: str,
+        loss: AnyLoss,
         shared: tuple[Tensor, Tensor] | None = None,
         validation: tuple[Tensor, Tensor] | None = None,
         total_clients: int = 1,
         label_smoothing: float = 0.0,
     ) -> None:
         self.model = copy.deepcopy(model)
+        find_loss(loss)  # says before the first round where one named by its user is not there
         self.outputs, self.loss, self.label_smoothing = outputs, loss, label_smoothing
         self.shared, self.validation = shared, validation
         self.total_clients = total_clients  # of the whole federation, not of a round
@@ -167,7 +168,9 @@ class Method(Stages):
     noises: ClassVar[bool] = False  # whether `clip` and `noise` do
     model_defaults: ClassVar[Mapping[str, float]] = {}  # options of the network that suit it, where none are given
 
-    loss: str = Field("ce", description="ce or mse")
+    loss: Annotated[AnyLoss, PlainSerializer(loss_name, when_used="json")] = Field(
+        "ce", description="ce, mse, or package.module:name"
+    )
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="part of a class label spread over all classes")
     average: float = Field(
         0.0, ge=0, lt=1, description="running average of the rounds' weights that is reported and saved; 0: none"
@@ -180,8 +183,7 @@ class Method(Stages):
 
     def model_post_init(self, context: object) -> None:
         super().model_post_init(context)
-        if self.loss not in LOSSES:
-            raise ConfigError(f"unknown loss {self.loss!r}: valid are {', '.join(LOSSES)}")
+        check_loss(self.loss)
         if self.sparsity and not self.sparsifies:
             raise ConfigError(f"{self.name} does not sparsify what it sends: leave sparsity at 0")
         if self.clip is not None and not self.noises:

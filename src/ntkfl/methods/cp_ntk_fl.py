@@ -41,6 +41,6 @@ class CPNTKFL(NTKFL):
         out = dict(values)
         if out.get("codec") in ("factored", "dense") or out.get("replay"):
             out.setdefault("sparsity", 0.0)
-        if out.get("loss") == "mse":
+        if out.get("loss", "ce") != "ce":
             out.setdefault("logit_adjustment", 0.0)
         return out

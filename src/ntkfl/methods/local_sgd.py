@@ -14,7 +14,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from ntkfl.methods.base import ClientRound, Task
 from ntkfl.methods.gram_sgd import Stacked, first_layer, pays, shaped, train_in_span
 from ntkfl.methods.stateful_sgd import Adjustment, LocalResult, batch_order, differs_in_training, train_in_training_mode
-from ntkfl.tangent.losses import per_sample
+from ntkfl.tangent.losses import AnyLoss, per_sample
 from ntkfl.tangent.parameters import column_slices, evaluating, trainable
 
 
@@ -102,7 +102,7 @@ def _flat(stacked: Stacked) -> Tensor:
     return torch.cat([p.flatten(1) for p in stacked.values()], dim=1)
 
 
-def _masked_loss(loss: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def _masked_loss(loss: AnyLoss) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """The mean loss over the rows that are there."""
 
     def value(f: Tensor, Y: Tensor, mask: Tensor) -> Tensor:

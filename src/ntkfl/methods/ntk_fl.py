@@ -67,7 +67,7 @@ class NTKFL(Replay, RobustRows, NoisySamples):
         Smoothing is ours: the paper's kernel comes with the paper's labels, unless options say otherwise.
         """
         out = dict(values)
-        if out.get("kernel") == "trace" or out.get("loss") == "mse":
+        if out.get("kernel") == "trace" or out.get("loss", "ce") != "ce":
             out.setdefault("label_smoothing", 0.0)
         lr = out.get("lr", cls.model_fields["lr"].default)
         if out.get("steps") is None and out.get("scheme", "flow") == "flow" and isinstance(lr, float | int) and lr > 0:

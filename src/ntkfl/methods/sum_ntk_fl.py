@@ -72,7 +72,7 @@ class SumNTKFL(Method):
     @classmethod
     def _resolve_defaults(cls, values: dict[str, Any]) -> dict[str, Any]:
         out = dict(values)
-        if out.get("loss") == "mse":
+        if out.get("loss", "ce") != "ce":
             out.setdefault("label_smoothing", 0.0)
         return out
 

@@ -5,6 +5,7 @@ from ntkfl.tangent.curvature import curvature_sums
 from ntkfl.tangent.evolution import PAPER_STEPS, Evolution, evolve, geometric_steps
 from ntkfl.tangent.flow import Flow
 from ntkfl.tangent.jacobian import Jacobian
+from ntkfl.tangent.losses import Loss
 from ntkfl.tangent.sparse import SparseBlock
 from ntkfl.tangent.stacking import Stack, concatenate
 from ntkfl.tangent.sums import Sums
@@ -14,6 +15,7 @@ __all__ = [
     "Evolution",
     "Flow",
     "Jacobian",
+    "Loss",
     "SparseBlock",
     "Stack",
     "Sums",

@@ -11,22 +11,19 @@ those of clients add up to those of their pooled data. `sums.py` holds them, `fl
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ntkfl.errors import unknown
 from ntkfl.tangent.build import jacobian
 from ntkfl.tangent.dense import DenseBlock
 from ntkfl.tangent.factored import FactoredBlock, LinearBlock
 from ntkfl.tangent.jacobian import Block, BlockJacobian
 from ntkfl.tangent.layers import ConvolutionBlock, EmbeddingBlock, ScaleBlock
 from ntkfl.tangent.layers.tape import Slot, Tape, Use
-from ntkfl.tangent.losses import LOSSES, residual
+from ntkfl.tangent.losses import AnyLoss, find_loss
 from ntkfl.tangent.parameters import evaluating, trainable
 from ntkfl.tangent.passes import Plan, substituted
 from ntkfl.tangent.sums import CONSTANT, GRADIENT, INPUTS, OUTPUTS, REST, SAMPLES, Layer, Sums, uncovered
@@ -35,36 +32,23 @@ LARGEST = 1024  # rows of a factor; of a larger one only the diagonal is kept
 _CPU_NUMBERS, _NUMBERS = 2**23, 2**27  # alive at once while a chunk is differentiated, as in `tracing.py`
 
 
-def hessian_root(loss: str, f: Tensor) -> Tensor:
-    """R with R Rᵀ = ∂²ℓ/∂f², [N, d2, d2]: diag(√p) − p √pᵀ for `ce`, I/√d2 for `mse`."""
-    if loss == "ce":
-        p = f.softmax(dim=-1)
-        return torch.diag_embed(p.sqrt()) - p.unsqueeze(-1) * p.sqrt().unsqueeze(-2)
-    if loss == "mse":
-        d2 = f.shape[-1]
-        return (torch.eye(d2, dtype=f.dtype, device=f.device) / math.sqrt(d2)).expand(*f.shape[:-1], d2, d2)
-    raise unknown("loss", loss, LOSSES)
-
-
 def curvature_sums(
     model: nn.Module,
     x: Tensor,
     Y: Tensor,
-    loss: str,
+    loss: AnyLoss,
     plan: Plan,
     constant: bool = True,
     largest: int = LARGEST,
-    root: Callable[[Tensor], Tensor] | None = None,
 ) -> Sums:
     """The sums over the rows of x at the model's weights, for targets Y [N, d2]; `plan` is `plan_jacobian(model, x)`.
 
     Chunk by chunk, so that memory does not grow with N. `constant=False` leaves out factors of inputs that no weight is
-    before; `largest` is the most rows of a factor that is kept whole. `root` maps outputs [n, d2] to R [n, d2, c] where
-    the curvature is not the loss's own.
+    before; `largest` is the most rows of a factor that is kept whole. C's H is the loss's own `hessian_root`, squared.
     """
     plan = replace(plan, parts=[replace(part, dense=False) for part in plan.parts])
     unmoved = constant_inputs(model, x[:1], plan)
-    root = root or (lambda f: hessian_root(loss, f))
+    criterion = find_loss(loss)
     rows = max(1, (_CPU_NUMBERS if x.device.type == "cpu" else _NUMBERS) // plan.working)
     totals: dict[str, Tensor] = {}
     squares = Y.new_zeros(plan.total)
@@ -75,8 +59,9 @@ def curvature_sums(
         assert isinstance(J, BlockJacobian)
         with evaluating(model), torch.no_grad():
             f = model(few)
-        _add(totals, GRADIENT, -J.vjp(residual(loss, f, Y[at : at + rows])))
-        R = root(f)
+        own = Y[at : at + rows]
+        _add(totals, GRADIENT, -J.vjp(criterion.residual(f, own)))
+        R = criterion.hessian_root(f, own)
         layers = []
         for block in J.blocks:
             if isinstance(block, FactoredBlock):

@@ -24,7 +24,7 @@ from torch import Tensor
 from ntkfl.errors import ConfigError, DataError, NumericalError, unknown
 from ntkfl.tangent.jacobian import Jacobian
 from ntkfl.tangent.krylov import linear_flow
-from ntkfl.tangent.losses import beyond_rounding, check_loss, curvature_product, per_sample, residual, targets
+from ntkfl.tangent.losses import AnyLoss, Loss, find_loss, per_sample
 from ntkfl.tangent.solvers import Statistics, integrate
 
 KERNELS = ("full", "trace")
@@ -77,7 +77,7 @@ def evolve(
     y: Tensor,
     lr: float = 0.01,
     steps: Sequence[float] | None = None,
-    loss: str = "ce",
+    loss: AnyLoss = "ce",
     kernel: str = "full",
     scheme: str = "flow",
     rtol: float = 1e-4,
@@ -93,9 +93,10 @@ def evolve(
     more than `most_products` products with the kernel (50,000, unless fewer are allowed) ends with the steps reached
     by then.
 
+    `loss` is "ce", "mse", a `Loss` of your own, or a function of outputs and targets (convex in the outputs).
     `rtol`, from 1e-9 to below 1, is the relative error of each step of an integrated flow.
     """
-    check_loss(loss)
+    criterion = find_loss(loss)
     if kernel not in KERNELS:
         raise unknown("kernel", kernel, KERNELS)
     if scheme not in SCHEMES:
@@ -116,11 +117,11 @@ def evolve(
     f0 = f0.detach().to(device=J.device, dtype=J.dtype)
     if not bool(f0.isfinite().all()):
         raise NumericalError("f0 has values that are not finite")
-    Y = targets(y.to(J.device), d2, loss, torch.float64)
+    Y = criterion.targets(y.to(J.device), d2, torch.float64)
 
     if scheme == "paper" and (loss, kernel) != ("mse", "trace"):
         raise ConfigError("scheme 'paper' is the closed form for loss 'mse' and kernel 'trace'; use 'flow' for others")
-    if not bool(beyond_rounding(loss, f0, Y.to(f0.dtype)).norm() > 0):  # nothing to learn: R stays 0
+    if not bool(criterion.beyond_rounding(f0, Y.to(f0.dtype)).norm() > 0):  # nothing to learn: R stays 0
         still = f0.expand(len(wanted), N, d2)
         return Evolution(J, lr, wanted, torch.zeros_like(still), lambda: still)
     # The closed form needs the whole kernel; a flow too large for it is integrated like any other.
@@ -128,10 +129,10 @@ def evolve(
     if (loss, kernel) == ("mse", "trace") and (scheme == "paper" or (scheme == "flow" and fits)):
         residuals, trajectory, stats = _spectral(J, f0, Y, lr, wanted, scheme)
     elif scheme == "descent":
-        residuals, trajectory, stats = _descent(_kernel_product(J, kernel, fits), f0, Y, lr, wanted, loss)
+        residuals, trajectory, stats = _descent(_kernel_product(J, kernel, fits), f0, Y, lr, wanted, criterion)
     else:
         linear = (loss, kernel) == ("mse", "full")
-        how = (loss, kernel, fits, rtol, most_products)
+        how = (criterion, kernel, fits, rtol, most_products)
         residuals, trajectory, stats = (
             _linear_flow(J, f0, Y, lr, wanted, rtol) if linear else None
         ) or _flow_as_far_as_it_goes(J, f0, Y, lr, wanted, *how)
@@ -148,7 +149,7 @@ def _flow_as_far_as_it_goes(
     Y: Tensor,
     lr: float,
     steps: Sequence[float],
-    loss: str,
+    loss: Loss,
     kernel: str,
     fits: bool,
     rtol: float,
@@ -214,7 +215,7 @@ def _flow(
     Y: Tensor,
     lr: float,
     steps: Sequence[float],
-    loss: str,
+    loss: Loss,
     rtol: float,
     most: int | None,
 ) -> _Solution:
@@ -228,12 +229,12 @@ def _flow(
         return torch.add(f0, theta(R), alpha=rate)
 
     def slope(R: Tensor) -> Tensor:
-        return residual(loss, outputs(R), Y).double()
+        return loss.residual(outputs(R), Y).double()
 
     def stiffness(R: Tensor) -> _Product:
         # The Jacobian of R' is −(η/N) Λ Θ with Λ the loss's curvature: similar to a symmetric positive one.
         f = outputs(R)
-        return lambda v: curvature_product(loss, f, rate * theta(v)).double()
+        return lambda v: loss.curvature_product(f, Y, rate * theta(v)).double()
 
     start = torch.zeros_like(f0, dtype=torch.float64)
     states, stats = integrate(slope, start, steps, stiffness, rtol, rounding, most)
@@ -264,7 +265,7 @@ def _linear_flow(
     return found.residuals, lambda: Y - d2 * slopes, stats
 
 
-def _descent(theta: _Product, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], loss: str) -> _Solution:
+def _descent(theta: _Product, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], loss: Loss) -> _Solution:
     """Explicit gradient descent on the linearised model; the plain reference."""
     rate = lr / f0.shape[0]
     start = f0.double()
@@ -273,7 +274,7 @@ def _descent(theta: _Product, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[
     outputs, residuals, done = [], [], 0
     for wanted in steps:
         while done < wanted:
-            R = R + residual(loss, f, Y)
+            R = R + loss.residual(f, Y)
             f = start + rate * theta(R).double()
             done += 1
         now = float(per_sample(loss, f, Y).mean())

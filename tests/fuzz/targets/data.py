@@ -15,6 +15,7 @@ import torch
 
 from ntkfl.data import cifar, femnist
 from ntkfl.data.client import Images, read_own
+from ntkfl.data.files import from_file
 from ntkfl.data.idx import parse, read_content
 from ntkfl.data.npz import read_client
 from tests.fuzz.target import Target
@@ -34,7 +35,7 @@ _LEAF_WORDS = (
 
 
 def targets(scratch: Path) -> list[Target]:
-    return [*_idx(scratch), *_npz(scratch), *_leaf(scratch), *_cifar(scratch), *_pictures(scratch)]
+    return [*_idx(scratch), *_npz(scratch), *_tables(scratch), *_leaf(scratch), *_cifar(scratch), *_pictures(scratch)]
 
 
 def _file(path: Path, read: Callable[[Path], object]) -> Callable[[bytes], None]:
@@ -118,6 +119,41 @@ def _npz(scratch: Path) -> list[Target]:
     return [
         Target("npz", seeds, _file(scratch / "client.npz", client), repair=_zip_checksums, words=words, share=2),
         Target("npz digits", (digits,), _file(scratch / "digits.npz", written), repair=_zip_checksums, words=words),
+    ]
+
+
+def _tables(scratch: Path) -> list[Target]:
+    """Files of many clients: a table, and an archive."""
+    x, y = np.linspace(0, 1, 24, dtype=np.float32).reshape(6, 4), np.arange(6) % 2
+    rows = "".join(f"{i},{i}.5,{i % 2},site-{i % 3},{'test' if i > 3 else 'train'}\n" for i in range(6))
+    csv = ("a,b,label,client,split\n" + rows).encode()
+    real = b"a,label\n" + b"".join(b"%d,%d.5\n" % (i, i) for i in range(6))
+    words = (
+        b",",
+        b"\n",
+        b'"',
+        b"label",
+        b"client",
+        b"split",
+        b"nan",
+        b"1e999",
+        b"-1",
+        b"\xff",
+        b"\x00",
+        b"train",
+        b"99999999999",
+    )
+    plain, whole = _saved(np.savez, x=x, y=y), _saved(np.savez, x=x, y=y, client=y, test_x=x[:2], test_y=y[:2])
+
+    def read(path: Path) -> None:
+        dataset = from_file(path)
+        assert len(dataset) > 0
+        assert bool(dataset.rows.x.isfinite().all())
+        assert dataset.classes is None or int(dataset.rows.y.max()) < dataset.classes
+
+    return [
+        Target("csv", (csv, real), _file(scratch / "table.csv", read), words=words),
+        Target("npz of clients", (plain, whole), _file(scratch / "table.npz", read), repair=_zip_checksums),
     ]
 
 

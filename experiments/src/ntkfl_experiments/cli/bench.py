@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ntkfl.cli.steps import Steps
 from ntkfl.cli.stopping import stoppable
 from ntkfl.devices import find_device
 from ntkfl.errors import ConfigError, unknown
+from ntkfl.progress import ProgressBar
 from ntkfl_experiments.bench import SECONDS, SUITES, Row, Setting
 from ntkfl_experiments.bench.chart import chart
 from ntkfl_experiments.bench.machine import look, matrix_gflops
@@ -44,14 +44,14 @@ def bench(
     done: dict[str, list[Row]] = {}
     with (
         stoppable(lambda: "stopped; nothing was written"),
-        Steps(_LOOKING + sum(SECONDS[name] for name in names)) as steps,
+        ProgressBar(_LOOKING + sum(SECONDS[name] for name in names)) as bar,
     ):
-        steps.begin("measuring the machine", _LOOKING)
+        bar.begin("measuring the machine", _LOOKING)
         machine = look(setting)
         for line in machine.lines:
             console.print(line, highlight=False)
         for name in names:
-            steps.begin(name, SECONDS[name])
+            bar.begin(name, SECONDS[name])
             done[name] = SUITES[name](setting)
             # The peak again: a machine with other work shows its best only now and then.
             machine = machine.at_least(matrix_gflops(setting))

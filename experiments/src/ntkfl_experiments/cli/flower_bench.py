@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 
 from ntkfl.cli.options import parse_numbers
-from ntkfl.cli.steps import Steps
 from ntkfl.cli.stopping import stoppable
+from ntkfl.progress import ProgressBar
 from ntkfl_experiments.bench.machine import look
 from ntkfl_experiments.bench.rows import Setting
 from ntkfl_experiments.bench.table import document, table, write_json
@@ -30,10 +30,10 @@ def bench(
     machine = look(Setting(quick=True))
     counts = parse_numbers("clients", clients or None, int) or ()
     pieces = WAYS * len(counts) + bool(large)
-    with stoppable(lambda: "stopped; nothing was written"), Steps(pieces) as steps:
-        rows = [row for count in counts for row in overhead(count, rounds, steps.begin)]
+    with stoppable(lambda: "stopped; nothing was written"), ProgressBar(pieces) as bar:
+        rows = [row for count in counts for row in overhead(count, rounds, bar.begin)]
         if large:
-            rows.append(large_message(large, steps.begin))
+            rows.append(large_message(large, bar.begin))
     Console().print(table("What Flower costs a round", rows, machine), highlight=False)
     if json_file is not None:
         content = document(["ntkfl", *sys.argv[1:]], False, machine, {"flower": rows})

@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ntkfl.cli.compare import Watcher
-from ntkfl.cli.steps import Steps
 from ntkfl.cli.stopping import stoppable
 from ntkfl.compare.trials import Cell
 from ntkfl.devices import find_device
 from ntkfl.errors import unknown
+from ntkfl.progress import ProgressBar
 from ntkfl_experiments.paper import ITEMS
 from ntkfl_experiments.paper.item import SCALES, Context, Finding, Item, Outcome, Scale
 from ntkfl_experiments.paper.record import VERDICTS, folder_of, write
@@ -86,11 +86,11 @@ class _Display:
 
     def __init__(self, console: Console) -> None:
         self.console, self.watcher = console, Watcher(console)
-        self.steps: Steps | None = None
+        self._bar: ProgressBar | None = None
 
     def bar(self, what: str, total: int) -> Callable[[], None]:
         self.stop()
-        self.steps = running = Steps(total, what)
+        self._bar = running = ProgressBar(total, what)
         running.__enter__()
         return running.end
 
@@ -103,9 +103,9 @@ class _Display:
         self.console.print(text, soft_wrap=True)
 
     def stop(self) -> None:
-        if self.steps is not None:
-            self.steps.__exit__(None, None, None)
-            self.steps = None
+        if self._bar is not None:
+            self._bar.__exit__(None, None, None)
+            self._bar = None
         self.watcher.__exit__()
 
 

@@ -1,0 +1,72 @@
+"""torch Datasets and DataLoaders read whole, as the arrays (x, y) that a client's data are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sized
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from ntkfl.errors import DataError
+
+TorchData: TypeAlias = Dataset[Any] | DataLoader[Any]
+_ADVICE = "every item must be a pair (x, y): wrap the dataset in one whose items are (docs/data.md has an example)"
+
+
+def read_torch(who: str, source: TorchData) -> tuple[Tensor, Tensor]:
+    """x [n, ...] and y [n] or [n, d2] of one pass: items of a Dataset, batches of a DataLoader. `who` is for errors."""
+    if isinstance(source, TensorDataset) and len(source.tensors) == 2:
+        return source.tensors[0], source.tensors[1]
+    batched = isinstance(source, DataLoader) and source.batch_sampler is not None
+    kind = "batch" if batched else "item"
+    xs: list[Tensor] = []
+    ys: list[Tensor] = []
+    for number, item in enumerate(_items(who, source)):
+        at = f"{who}: {kind} {number}"
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            shown = f"{len(item)} parts" if isinstance(item, tuple | list) else f"a {type(item).__name__}"
+            raise DataError(f"{at} is {shown}; {_ADVICE}")
+        x, y = _tensor(at, "x", item[0]), _tensor(at, "y", item[1])
+        if batched and (not x.ndim or not y.ndim or len(x) != len(y)):
+            raise DataError(f"{at} has x of shape {list(x.shape)} and y of shape {list(y.shape)}")
+        for name, new, first in (("x", x, xs[:1]), ("y", y, ys[:1])):
+            if first and _shape(new, batched) != _shape(first[0], batched):
+                raise DataError(
+                    f"{at} has {name} of shape {_shape(new, batched)}, but {kind} 0 has {_shape(first[0], batched)}"
+                )
+            if first and new.is_floating_point() != first[0].is_floating_point():
+                raise DataError(f"{at} has {name} of {new.dtype}, but {kind} 0 has {first[0].dtype}")
+        xs.append(x)
+        ys.append(y)
+    if not xs:
+        raise DataError(f"{who} has no samples")
+    join = torch.cat if batched else torch.stack
+    return join(xs), join(ys)
+
+
+def _items(who: str, source: TorchData) -> Iterable[Any]:
+    if isinstance(source, DataLoader | IterableDataset):
+        return source
+    if not isinstance(source, Sized):
+        raise DataError(f"{who}: {type(source).__name__} has no length: define __len__, or make it an IterableDataset")
+    return (source[i] for i in range(len(source)))  # most define no iteration of their own
+
+
+def _shape(value: Tensor, batched: bool) -> list[int]:
+    return list(value.shape[1:] if batched else value.shape)
+
+
+def _tensor(at: str, name: str, value: object) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    if isinstance(value, bool | int | float | np.ndarray | np.generic | list | tuple):
+        array = np.asarray(value)
+        if array.dtype.kind in "biuf":
+            return torch.from_numpy(array.astype(np.int64 if array.dtype.kind in "biu" else np.float32))
+    if name == "y":
+        raise DataError(f"{at} has the label {value!r}: labels must be integers 0, 1, …, or floats for regression")
+    hint = ": give the dataset a transform that makes tensors" if hasattr(value, "convert") else ""
+    raise DataError(f"{at} has x of type {type(value).__name__}, not a tensor or array of numbers{hint}")

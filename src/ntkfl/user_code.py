@@ -1,0 +1,42 @@
+"""A user's own code, named in settings as `package.module:name`, and the refusal to run code that others name."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeGuard
+
+from ntkfl.errors import ConfigError, TrustError
+
+GIVEN = "python:"  # how settings record what was given as an object: a name for people, not to import
+
+
+def is_code(name: object) -> TypeGuard[str]:
+    """Whether a setting names code to import."""
+    return isinstance(name, str) and ":" in name and not name.startswith(GIVEN)
+
+
+def find_factory(name: str) -> Callable[..., Any]:
+    """A user's `package.module:factory`; the working directory counts as a place to find packages."""
+    module_name, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except (ImportError, ValueError, TypeError) as error:  # the latter of names such as ':x' and '.x:y'
+        raise ConfigError(f"cannot import {module_name!r} for {name!r}: {error}") from None
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        raise ConfigError(f"{module_name!r} has no function or class {attribute!r}")
+    return found  # type: ignore[no-any-return]  # whatever it is, it can be called
+
+
+def refuse_code(named: Sequence[str], source: str) -> None:
+    """`TrustError` if `source`, a file that may be somebody else's, names code: building from it would run that."""
+    if named:
+        raise TrustError(
+            f"{source} names code that would be imported and run here: {', '.join(named)}; "
+            "if you trust whoever wrote it, allow it with --allow-code (in Python: allow_code=True)"
+        )

@@ -1,0 +1,172 @@
+"""Data of one's own in one file: tables and archives, with a column of clients, and errors that say where."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ntkfl
+from ntkfl.data import IID, ByClient, Dirichlet, from_clients, from_file
+from ntkfl.data.client import Images, read_own
+from ntkfl.errors import ConfigError, DataError
+from ntkfl.federation.build import load_data
+from ntkfl.federation.config import RunConfig
+from ntkfl.federation.simulation import execute
+
+HEADER = "age,client,dose,label,split\n"
+ROWS = [
+    ("A", 0.5, 1.0, 0, "train"), ("B", 1.5, 2.0, 1, "train"), ("A", 2.5, 3.0, 1, "train"), ("B", 3.5, 4.0, 0, "test"),
+    ("A", 4.5, 5.0, 2, "train"), ("A", 5.5, 6.0, 2, "test"),
+]  # fmt: skip
+
+
+def table(path: Path) -> Path:
+    path.write_text(HEADER + "".join(f"{a},{c},{d},{y},{s}\n" for c, a, d, y, s in ROWS))
+    return path
+
+
+def by_hand() -> Any:
+    def rows(wanted: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        chosen = [ROWS[i] for i in wanted]
+        return np.array([[a, d] for _, a, d, _, _ in chosen]), np.array([y for *_, y, _ in chosen])
+
+    return from_clients([rows([0, 2, 4]), rows([1])], test=rows([3, 5]))
+
+
+def same(a: Any, b: Any) -> None:
+    assert len(a) == len(b)
+    for i in range(len(a)):
+        assert all(torch.equal(s, t) for s, t in zip(a.client(i), b.client(i), strict=True))
+    assert all(torch.equal(s, t) for s, t in zip(a.test, b.test, strict=True))
+    assert a.classes == b.classes
+
+
+def test_a_table_with_clients_and_a_split(tmp_path: Path) -> None:
+    dataset = from_file(table(tmp_path / "rows.csv"))
+    assert repr(dataset).endswith("4 training and 2 test rows [2], 3 classes)")
+    same(dataset.partition(ByClient()), by_hand())
+    assert dataset.partition(ByClient()).describe()["partition"] == {"kind": "client"}
+    assert dataset.partition(IID(clients=4)).sizes == [1] * 4
+
+
+def test_parquet_through_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for the library, which hands out columns as it does."""
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(DataError, match="need pyarrow; or save the table as CSV"):
+        from_file(tmp_path / "rows.parquet")
+
+    class Column(list[Any]):
+        def to_pylist(self) -> list[Any]:
+            return list(self)
+
+    class Table(dict[str, Column]):
+        column_names = ("client", "age", "dose", "label", "split")
+
+    library: Any = ModuleType("pyarrow.parquet")
+    library.read_table = lambda path: Table(
+        {name: Column(row[i] for row in ROWS) for i, name in enumerate(Table.column_names)}
+    )
+    monkeypatch.setitem(sys.modules, "pyarrow", ModuleType("pyarrow"))
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", library)
+    same(from_file(tmp_path / "rows.parquet").partition(ByClient()), by_hand())
+
+
+def test_an_archive_with_clients(tmp_path: Path) -> None:
+    x, y = np.arange(24, dtype=np.float32).reshape(12, 2), np.arange(12) % 3
+    np.savez(tmp_path / "a.npz", x=x, y=y, client=np.array(["u", "v"] * 6), test_x=x[:4] + 1, test_y=y[:4])
+    fed = from_file(tmp_path / "a.npz").partition(ByClient())
+    same(fed, from_clients([(x[::2], y[::2]), (x[1::2], y[1::2])], test=(x[:4] + 1, y[:4])))
+
+
+def test_a_fifth_of_the_rows_is_for_testing_where_the_file_does_not_say(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.arange(50.0).reshape(50, 1), y=np.arange(50) % 2)
+    dataset = from_file(tmp_path / "a.npz")
+    assert (len(dataset), len(dataset.test_rows)) == (40, 10)
+    both = torch.cat([dataset.rows.x, dataset.test_rows.x]).flatten().sort().values
+    assert torch.equal(both, torch.arange(50.0))
+    assert torch.equal(dataset.test_rows.x, from_file(tmp_path / "a.npz").test_rows.x)
+    with pytest.raises(DataError, match="does not say whose its rows are"):
+        dataset.partition(ByClient())
+
+
+def test_real_targets_have_a_decimal_point(tmp_path: Path) -> None:
+    (tmp_path / "real.csv").write_text("x,label\n" + "".join(f"{i},{i}.0\n" for i in range(10)))
+    dataset = from_file(tmp_path / "real.csv")
+    assert dataset.classes is None
+    assert dataset.partition(IID(clients=2)).output_dim == 1
+    with pytest.raises(ConfigError, match="no classes to deal by"):
+        dataset.partition(Dirichlet(clients=2, alpha=1.0))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "no rows below its header"),
+        ("x,label\n", "no rows below its header"),
+        ("x,y\n1,2\n", "has no column 'label'; its columns are x, y"),
+        ("label\n1\n", "has no features"),
+        ("x,x,label\n1,2,3\n", "must name every column, each once"),
+        ("x,label\n1,0\n2\n", "row 3 has 1 values, the header has 2"),
+        ("x,label\n1,0\nten,1\n", "row 3 has 'ten' in column 'x', which must be numbers"),
+        ("x,label\n1,0\n,1\n", "row 3 has '' in column 'x'"),
+        ("x,label\n1,cat\n", "row 2 has 'cat' in column 'label', which must be numbers"),
+        ("x,label\n1,0\nnan,1\n2,1\n", "not finite"),
+        ("x,label\n1,0\n2,-1\n", "labels must lie in 0"),
+        ("x,label,split\n1,0,train\n2,1,dev\n", "column 'split' has 'dev'; it must be train or test"),
+        ("x,label,split\n1,0,train\n2,1,train\n", "all rows are for training, none for the other"),
+        ('x,label\n"1,0\n', "cannot be read as CSV"),
+    ],
+)
+def test_a_table_that_cannot_be_used_says_where(text: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.csv").write_text(text)
+    with pytest.raises(DataError, match=why):
+        from_file(tmp_path / "bad.csv")
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="No such file"):
+        from_file(tmp_path / "none.csv")
+    (tmp_path / "bytes.csv").write_bytes(b"x,label\n\xff,1\n")
+    with pytest.raises(DataError, match="cannot be read as CSV"):
+        from_file(tmp_path / "bytes.csv")
+    for arrays, why in [
+        ({"x": np.zeros((4, 2)), "y": np.zeros(3, int)}, "one entry per row"),
+        ({"x": np.zeros((4, 2)), "y": np.zeros(4, int), "client": np.zeros(2, int)}, "one entry per row"),
+        ({"x": np.zeros((4, 2)), "y": np.zeros(4, int), "test_x": np.zeros((2, 2))}, "come together"),
+        ({"x": np.zeros((4, 2)), "y": np.zeros(4, int), "test_x": np.zeros((2, 3)), "test_y": np.zeros(2, int)}, "fit"),
+    ]:
+        np.savez(tmp_path / "bad.npz", **arrays)
+        with pytest.raises(DataError, match=why):
+            from_file(tmp_path / "bad.npz")
+
+
+def test_a_clients_own_table(tmp_path: Path) -> None:
+    """`ntkfl join` and `ntkfl flower client`: all rows are the client's."""
+    x, y = read_own(str(table(tmp_path / "mine.csv")), Images((2,)), lambda name: dict)
+    assert x.tolist() == [[a, d] for _, a, d, _, _ in ROWS]
+    assert y.tolist() == [row[3] for row in ROWS]
+
+
+def test_training_from_a_file_and_again_from_its_settings(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(120, 3))
+    lines = [f"{a:.3f},{b:.3f},{c:.3f},{int(a > 0)},site-{i % 4}\n" for i, (a, b, c) in enumerate(x)]
+    (tmp_path / "sites.csv").write_text("a,b,c,label,client\n" + "".join(lines))
+    method = {"name": "fedavg", "local_steps": 2}
+    config = RunConfig(data={"dataset": str(tmp_path / "sites.csv")}, rounds=1, model={"hidden": [4]}, method=method)
+    run = execute(config, out=tmp_path / "run")
+    assert run.history[0]["clients"] == [0, 1, 2, 3]  # as the file says, all of them
+    again = RunConfig.read(tmp_path / "run" / "config.toml")
+    assert again.data.partition == "client"
+    assert load_data(again).fingerprint() == load_data(config).fingerprint()
+    dealt = RunConfig(data={"dataset": str(tmp_path / "sites.csv"), "partition": "iid", "clients": 7})
+    assert len(load_data(dealt)) == 7
+    with pytest.raises(ConfigError, match="did you mean 'digits'"):
+        RunConfig(data={"dataset": "digit"})
+    assert ntkfl.Run.load(tmp_path / "run").evaluate(x[:10], (x[:10, 0] > 0).astype(int)).samples == 10

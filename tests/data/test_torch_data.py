@@ -1,0 +1,145 @@
+"""torch Datasets and DataLoaders as clients: the federation that their arrays give, and errors that name the item."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+
+from ntkfl.data import IID, Dirichlet, Federated, Shards, from_clients, from_datasets
+from ntkfl.errors import ConfigError, DataError
+
+X, Y = torch.arange(60, dtype=torch.float32).view(20, 3), torch.arange(20) % 4
+TEST = (X[:5], Y[:5])
+
+
+class Pictures(Dataset[Any]):
+    """Like torchvision's: items are made one by one, with a transform."""
+
+    def __init__(self, items: list[Any], transform: Any = lambda item: item) -> None:
+        self.items, self.transform = items, transform
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.transform(self.items[i])
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        return iter([(x, int(y)) for x, y in zip(X, Y, strict=True)])
+
+
+def as_items(x: Tensor, y: Tensor) -> list[Any]:
+    return [(a.numpy(), int(b)) for a, b in zip(x, y, strict=True)]
+
+
+SOURCES = {
+    "tensors": TensorDataset(X, Y),
+    "items of arrays": Pictures(as_items(X, Y)),
+    "a transform": Pictures(list(range(20)), lambda i: (X[i], Y[i])),
+    "a subset": Subset(TensorDataset(X, Y), range(20)),
+    "several joined": ConcatDataset([TensorDataset(X[:7], Y[:7]), TensorDataset(X[7:], Y[7:])]),
+    "a stream": Stream(),
+    "batches": DataLoader(TensorDataset(X, Y), batch_size=6),
+    "batches of items": DataLoader(Pictures(as_items(X, Y)), batch_size=20),
+    "single items": DataLoader(TensorDataset(X, Y), batch_size=None),
+    "batches of a stream": DataLoader(Stream(), batch_size=7),
+}
+
+
+def same(a: Federated, b: Federated) -> bool:
+    return a.fingerprint() == b.fingerprint()
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_clients_and_test_set_are_those_of_the_arrays(name: str) -> None:
+    arrays = from_clients([(X, Y), (X[:8], Y[:8])], test=(X, Y))
+    assert same(from_clients([SOURCES[name], (X[:8], Y[:8])], test=SOURCES[name]), arrays)
+
+
+def test_real_targets() -> None:
+    targets = X[:, 0] * 0.5
+    items = [(a, float(b)) for a, b in zip(X, targets, strict=True)]
+    arrays = from_clients([(X, targets)], test=(X, targets))
+    assert same(from_clients([Pictures(items)], test=TensorDataset(X, targets)), arrays)
+    assert arrays.classes is None
+
+
+def test_tokens_stay_whole() -> None:
+    tokens = torch.arange(20).view(10, 2)
+    fed = from_clients([TensorDataset(tokens, Y[:10])], test=(tokens, Y[:10]), tokens=True)
+    assert torch.equal(fed.client(0)[0], tokens)
+
+
+class Picture:
+    """As PIL's: it can be converted, and is no array."""
+
+    def convert(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        (Pictures([{"image": 1, "label": 2}]), r"client 0: item 0 is a dict; every item must be a pair \(x, y\)"),
+        (Pictures([(X[0], 1, 2)]), "client 0: item 0 is 3 parts; every item must be a pair"),
+        (DataLoader(TensorDataset(X), batch_size=5), "client 0: batch 0 is 1 parts; every item must be a pair"),
+        (Pictures([(X[0], 1), (X[0, :2], 1)]), r"item 1 has x of shape \[2\], but item 0 has \[3\]"),
+        (Pictures([(X[0], [1.0]), (X[0], [1.0, 2.0])]), r"item 1 has y of shape \[2\], but item 0 has \[1\]"),
+        (Pictures([(X[0], 1), (X[0], 0.5)]), "item 1 has y of torch.float32, but item 0 has torch.int64"),
+        (Pictures([(X[0], "cat")]), "item 0 has the label 'cat': labels must be integers 0, 1, …"),
+        (Pictures([(X[0], None)]), "item 0 has the label None: labels must be integers"),
+        (Pictures([(Picture(), 1)]), "x of type Picture, not a tensor or array of numbers: .* a transform that makes"),
+        (Pictures([]), "client 0 has no samples"),
+        (Dataset(), "Dataset has no length: define __len__"),
+        (DataLoader(TensorDataset(X, Y), collate_fn=lambda b: (torch.ones(2, 3), torch.ones(3))), r"y of shape \[3\]"),
+        ("/data", r"client 0 must be a pair \(x, y\), a torch Dataset or a DataLoader, not str"),
+    ],
+)
+def test_errors_name_the_item(source: Any, why: str) -> None:
+    with pytest.raises(DataError, match=why):
+        from_clients([source], test=TEST)
+
+
+def test_one_dataset_is_dealt_by_a_partition() -> None:
+    fed = from_datasets(TensorDataset(X, Y), test=TensorDataset(*TEST), partition=Shards(clients=4), seed=3)
+    assert sorted(torch.cat(fed.indices).tolist()) == list(range(20))
+    assert [len(set(fed.client(i)[1].tolist())) <= 2 for i in range(4)] == [True] * 4
+    assert same(fed, from_datasets((X, Y), test=TEST, partition=Shards(clients=4), seed=3))
+    assert not same(fed, from_datasets((X, Y), test=TEST, partition=Shards(clients=4), seed=4))
+    assert fed.describe()["partition"] == {"kind": "shards", "clients": 4, "per_client": 2}
+    real = from_datasets((X, X[:, :2]), test=(X, X[:, :2]), partition=IID(clients=5))
+    assert real.sizes == [4] * 5
+
+
+def test_a_list_of_datasets_has_one_per_client() -> None:
+    sets = [TensorDataset(X[:5], Y[:5]), TensorDataset(X[5:], Y[5:])]
+    arrays = from_clients([(X[:5], Y[:5]), (X[5:], Y[5:])], test=TEST)
+    assert same(from_datasets(sets, test=TEST), arrays)
+    assert same(from_datasets(tuple(sets), test=TEST), arrays)
+
+
+@pytest.mark.parametrize(
+    ("train", "partition", "why"),
+    [
+        (TensorDataset(X, Y), None, "one training set needs a partition"),
+        ([TensorDataset(X, Y)], IID(clients=2), "a list of them comes dealt"),
+        ((X, X[:, 0]), Dirichlet(clients=2, alpha=1.0), "no classes to deal by"),
+    ],
+)
+def test_partitions_that_do_not_apply(train: Any, partition: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        from_datasets(train, test=(X, train[1]) if isinstance(train, tuple) else TEST, partition=partition)
+
+
+def test_arrays_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.zeros((4, 2), np.float32)
+    fed = from_clients([TensorDataset(torch.from_numpy(x), torch.arange(4))], test=(x, np.arange(4)))
+    x += 1
+    assert not fed.client(0)[0].any()

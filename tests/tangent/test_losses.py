@@ -1,0 +1,184 @@
+"""Losses of the user's own: derivatives against autograd and closed forms, and training with them."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ntkfl
+from ntkfl.errors import ConfigError, NumericalError
+from ntkfl.tangent.losses import CrossEntropy, Loss, MeanSquared, check_loss, find_loss, loss_name, per_sample, residual
+
+
+@dataclass(frozen=True)
+class Huber(Loss):
+    """Squares up to `delta`, absolute values beyond; derivatives are left to autograd."""
+
+    delta: float = 1.0
+
+    def value(self, f: Tensor, Y: Tensor) -> Tensor:
+        return nn.functional.huber_loss(f, Y, reduction="none", delta=self.delta).mean(-1)
+
+
+def logistic(f: Tensor, Y: Tensor) -> Tensor:
+    """One-against-all: Σ_j log(1 + e^{f_j}) − Y_j f_j."""
+    return (nn.functional.softplus(f) - Y * f).sum(-1)
+
+
+def made_up(N: int = 6, d2: int = 3) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    f = 2 * torch.randn(N, d2, generator=generator, dtype=torch.float64)
+    return f, torch.randn(N, d2, generator=generator, dtype=torch.float64).softmax(1)
+
+
+@pytest.mark.parametrize("loss", [CrossEntropy(), MeanSquared(), Huber(0.7), logistic])
+def test_derivatives_agree_with_autograd(loss: Loss) -> None:
+    f, Y = made_up()
+    v = torch.linspace(-1, 1, f.numel(), dtype=torch.float64).view_as(f)
+    criterion = find_loss(loss)
+    gradient = torch.stack([torch.func.grad(criterion.value)(a, b) for a, b in zip(f, Y, strict=True)])
+    H = torch.stack([torch.func.hessian(criterion.value)(a, b) for a, b in zip(f, Y, strict=True)])
+    assert torch.allclose(criterion.residual(f, Y), -gradient, atol=1e-12)
+    assert torch.allclose(criterion.curvature_product(f, Y, v), (H @ v.unsqueeze(-1)).squeeze(-1), atol=1e-12)
+    R = criterion.hessian_root(f, Y)
+    assert torch.allclose(R @ R.mT, H, atol=1e-12)
+
+
+def test_built_in_derivatives_are_those_that_their_values_have() -> None:
+    """The closed forms of `ce` and `mse` against the defaults of `Loss`, which know `value` alone."""
+    f, Y = made_up()
+    v = f.flip(0)
+    for loss in (CrossEntropy(), MeanSquared()):
+        for name, arguments in {"residual": (), "curvature_product": (v,)}.items():
+            own, derived = getattr(loss, name)(f, Y, *arguments), getattr(Loss, name)(loss, f, Y, *arguments)
+            assert torch.allclose(own, derived, atol=1e-12)
+        own, derived = loss.hessian_root(f, Y), Loss.hessian_root(loss, f, Y)
+        assert torch.allclose(own @ own.mT, derived @ derived.mT, atol=1e-12)
+
+
+def test_logistic_in_closed_form() -> None:
+    f, Y = made_up()
+    assert torch.allclose(residual(logistic, f, Y), Y - f.sigmoid(), atol=1e-12)
+    p = f.sigmoid()
+    R = find_loss(logistic).hessian_root(f, Y)
+    assert torch.allclose(R @ R.mT, torch.diag_embed(p * (1 - p)), atol=1e-12)
+
+
+@pytest.mark.parametrize("loss", [Huber(0.3), logistic])
+def test_the_flow_follows_the_loss(loss: Loss) -> None:
+    """R(t) of `evolve` against fine Runge–Kutta steps of f' = (η/N) Θ r(f) in float64."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    x = torch.randn(7, 4, dtype=torch.float64)
+    J = ntkfl.jacobian(model, x)
+    with torch.no_grad():
+        f0 = model(x)
+    Y = made_up(7)[1]
+    lr, end, count = 0.5, 30.0, 3000
+    evolution = ntkfl.evolve(J, f0, Y, lr, [end], loss, rtol=1e-6)
+    theta = J.dense().flatten(0, 1) @ J.dense().flatten(0, 1).T
+
+    def slope(R: Tensor) -> Tensor:
+        return residual(loss, f0 + lr / 7 * (theta @ R.flatten()).view_as(R), Y)
+
+    R, h = torch.zeros_like(f0), end / count
+    for _ in range(count):
+        k1 = slope(R)
+        k2 = slope(R + h / 2 * k1)
+        k3 = slope(R + h / 2 * k2)
+        k4 = slope(R + h * k3)
+        R = R + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+    assert torch.allclose(evolution.residuals[0], R, rtol=1e-3, atol=1e-4 * float(R.abs().max()))
+
+
+METHODS = {
+    "ntk-fl": lambda loss: ntkfl.methods.NTKFL(loss=loss),
+    "sum-ntk-fl": lambda loss: ntkfl.methods.SumNTKFL(loss=loss),
+    "fedavg": lambda loss: ntkfl.methods.FedAvg(loss=loss, lr=0.05, local_steps=10),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_train_with_a_loss_of_ones_own(name: str) -> None:
+    fed = ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=10, alpha=1.0), seed=0)
+    torch.manual_seed(0)
+    model, method = ntkfl.models.mlp(64, 16, 10), METHODS[name](logistic)
+    run = ntkfl.train(model, fed, method, rounds=2, clients_per_round=5, callbacks=[])
+    with torch.no_grad():
+        x, y = fed.test
+        Y = nn.functional.one_hot(y, 10).float()
+        expected = float(logistic(run.model(x), Y).double().mean())
+        before = float(logistic(model(x), Y).double().mean())
+    assert run.history[-1]["test_loss"] == pytest.approx(expected, rel=1e-5)
+    assert expected < 0.7 * before
+    assert run.config["method"]["loss"] == "python:logistic"
+
+
+def test_a_loss_on_real_targets_resists_outliers() -> None:
+    """Huber's fit of a line with gross errors is nearer to the truth than that of squares."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(200, 1, generator=generator)
+    y = 2 * x
+    y[::10] += 50
+    clean = torch.linspace(-1, 1, 50).unsqueeze(1)
+    fed = ntkfl.data.from_clients([(x[:100], y[:100]), (x[100:], y[100:])], test=(clean, 2 * clean))
+
+    def error(loss: object) -> float:
+        model = nn.Linear(1, 1)
+        nn.init.zeros_(model.weight), nn.init.zeros_(model.bias)
+        method = ntkfl.methods.NTKFL(loss=loss, lr=0.1)
+        run = ntkfl.train(model, fed, method, rounds=2, clients_per_round=2, callbacks=[])
+        with torch.no_grad():
+            return float((run.model(clean) - 2 * clean).abs().mean())
+
+    assert error(Huber()) < 0.2 * error("mse")
+
+
+def test_what_is_no_loss_is_refused() -> None:
+    for wrong, why in [
+        ("cee", "unknown loss 'cee': did you mean 'ce'"),
+        (Huber, r"an instance, such as Huber\(\)"),
+        ("python:Huber", "given as a Python object"),
+    ]:
+        with pytest.raises(ConfigError, match=why):
+            check_loss(wrong)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=why):
+            ntkfl.methods.FedAvg(loss=wrong)
+    f, Y = made_up()
+    with pytest.raises(ConfigError, match=r"one per sample, \[6\]"):
+        per_sample(nn.MSELoss(reduction="none"), f, Y)
+    with pytest.raises(NumericalError, match="not convex"):
+        find_loss(lambda f, Y: -(f - Y).square().sum(-1)).hessian_root(f, Y)
+    with pytest.raises(NotImplementedError, match="must define value"):
+        Loss().value(f, Y)
+
+
+def test_a_loss_by_name_is_imported_when_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_losses.py").write_text(
+        "import ntkfl\n"
+        "class Absolute(ntkfl.Loss):\n    def value(self, f, Y):\n        return (f - Y).abs().sum(-1)\n"
+        "def squares(f, Y):\n    return (f - Y).square().sum(-1)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    method = ntkfl.methods.FedAvg(loss="own_losses:Absolute")
+    assert "own_losses" not in sys.modules  # settings that came from elsewhere are read without running their code
+    assert method.model_dump(mode="json")["loss"] == loss_name("own_losses:Absolute") == "own_losses:Absolute"
+    f, Y = made_up()
+    assert torch.equal(residual("own_losses:Absolute", f, Y), (Y - f).sign())
+    assert not find_loss("own_losses:Absolute").curvature_product(f, Y, f).any()  # linear almost everywhere
+    assert torch.equal(per_sample("own_losses:squares", f, Y), (f - Y).square().sum(-1))
+    with pytest.raises(ConfigError, match="has no function 'nothing'"):
+        find_loss("own_losses:nothing")
+    monkeypatch.delitem(sys.modules, "own_losses")
+
+
+def test_names_of_losses_in_settings() -> None:
+    assert [loss_name(loss) for loss in ("ce", Huber(2.0), logistic, CrossEntropy())] == [
+        "ce", "python:Huber(delta=2.0)", "python:logistic", "python:CrossEntropy",
+    ]  # fmt: skip
+    assert ntkfl.methods.NTKFL(loss=Huber()).label_smoothing == 0  # as with mse: smoothing is for cross-entropy
