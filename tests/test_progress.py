@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import ntkfl
+from ntkfl.federation.callbacks import Functions, Progress
 from ntkfl.progress import ProgressBar, RoundLine, clock, span
 
 
@@ -75,9 +76,10 @@ def test_train_shows_rounds_in_a_terminal_unless_somebody_watches_them(monkeypat
 
     heard: list[int] = []
     assert "round 2 of 2, test accuracy" in shown()
-    assert shown(on_round=lambda record, timing: heard.append(record["round"])) == ""
-    assert shown(progress=False) == ""
-    told = shown(progress=True, on_round=lambda record, timing: heard.append(record["round"]))
+    listener = Functions(on_round=lambda record, timing: heard.append(record["round"]))
+    assert shown(callbacks=[listener]) == ""
+    assert shown(callbacks=[]) == ""
+    told = shown(callbacks=[Progress(), listener])
     assert "round 1 of 2" in told
     assert heard == [1, 2, 1, 2]
 
