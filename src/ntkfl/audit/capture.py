@@ -21,6 +21,7 @@ from ntkfl.errors import ConfigError, RunFolderError
 from ntkfl.methods import Method, Task
 from ntkfl.privacy.projection import Projection
 from ntkfl.wire import Message
+from ntkfl.wire.halves import EXPONENTS, unpack_halves
 
 OnRound = Callable[[Record, Record], None]
 
@@ -52,7 +53,9 @@ class Capture:
 
     @property
     def weights(self) -> Tensor:
-        """The broadcast weights w [d]."""
+        """The broadcast weights w [d], as clients read them."""
+        if EXPONENTS in self.broadcast.arrays:
+            return unpack_halves(self.broadcast, ("weights",), self.task.like)["weights"]
         return self.broadcast.take("weights", None, self.task.like)
 
     def rows_truth(self) -> tuple[Tensor, Tensor, Tensor]:

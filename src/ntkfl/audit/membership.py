@@ -23,9 +23,13 @@ from ntkfl.audit.finding import Finding
 from ntkfl.audit.inputs import Inputs, distances, seen_inputs
 from ntkfl.audit.received import rows_of, sends_rows
 from ntkfl.data import Federated
+from ntkfl.engine.conversation import hold
+from ntkfl.errors import NTKFLError
 from ntkfl.methods import NTKFL, Task
 from ntkfl.methods.choosing import choose
 from ntkfl.methods.fedavg import LocalTraining
+from ntkfl.methods.statistics import converse, start
+from ntkfl.tangent.sums import GRADIENT
 
 FALSE_ALARMS = (0.001, 0.01)
 Records = tuple[Tensor, Tensor]  # x as the network takes it, y
@@ -150,7 +154,7 @@ def attack(capture: Capture, seed: int = 0, *, members: Records | None = None) -
     found = []
     if members is not None:
         found += infer(capture.task, capture.weights, members, others, role=role, on="broadcast weights", seed=seed)
-    after = _new_weights(capture)
+    after = new_weights(capture)
     if after is not None:
         found += infer(capture.task, after, own, others, role=role, on="the round's new weights", seed=seed)
     if isinstance(capture.method, LocalTraining):
@@ -180,7 +184,7 @@ def on_final_model(
     return infer(capture.task, final, members, others, role="outsider", on="the final model", seed=seed)
 
 
-def _new_weights(capture: Capture) -> Tensor | None:
+def new_weights(capture: Capture) -> Tensor | None:
     """What the round ended with, as the server computes it; None where it is not simply had."""
     w = capture.weights
     if capture.candidates is not None and capture.losses:
@@ -189,7 +193,18 @@ def _new_weights(capture: Capture) -> Tensor | None:
         return candidates[choose(capture.losses, len(candidates), method.shuffle, method.trim_losses)[0]]
     if isinstance(capture.method, LocalTraining) and capture.method.vectors[0] == "weights":
         return torch.stack([capture.method.take(u, "weights", w, w) for u in capture.uploads]).mean(0)
-    return None
+    return _played_again(capture) if all(GRADIENT in upload.arrays for upload in capture.uploads) else None
+
+
+def _played_again(capture: Capture) -> Tensor | None:
+    """The server's side of the round once more, from a fresh state; None where it needs what earlier rounds left."""
+    method, task = capture.method, capture.task
+    state = start(method, task, capture.weights)
+    try:
+        outcome = hold(converse(method, task, state, capture.round, capture.cohort), lambda _: list(capture.uploads))
+    except NTKFLError:
+        return None
+    return outcome.state["weights"]
 
 
 def _on_local_models(capture: Capture, others: Records, role: str, seed: int) -> list[Finding]:
@@ -218,8 +233,13 @@ def _in_rows(capture: Capture, own: Records, others: Records, role: str, seed: i
     some = torch.randperm(len(known[1]), generator=draws)[:few]
     asked = (x[some].flatten(1) for x, _ in (known, unknown))
     a, b = (-distances(recovered, Inputs(x, torch.ones_like(x, dtype=torch.bool))).amin(0) for x in asked)
-    values = tuple(advantage(a, b, seed + trial) for trial in range(5))
-    return [_finding("membership by looking rows up", role, values, _details(Roc.of(a, b)))]
+    return [by_scores("membership by looking rows up", role, a, b, seed)]
+
+
+def by_scores(attack: str, role: str, members: Tensor, others: Tensor, seed: int) -> Finding:
+    """Scores of members and of others, larger for members, as a finding: one advantage for each of five draws."""
+    values = tuple(advantage(members, others, seed + trial) for trial in range(5))
+    return _finding(attack, role, values, _details(Roc.of(members, others)))
 
 
 def _details(roc: Roc) -> dict[str, Any]:
