@@ -172,6 +172,8 @@ def _kind(finding: Finding) -> str:
         return "of who sent what"
     if "trained on" in text:
         return "of who was trained on"
+    if "mean" in text:
+        return "of the inputs' mean"
     return "of the projected inputs" if "projected" in text else "of the inputs"
 
 

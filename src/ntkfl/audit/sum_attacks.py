@@ -12,6 +12,7 @@ from ntkfl.audit import membership
 from ntkfl.audit.analytic import Layer, linear_layers
 from ntkfl.audit.capture import Capture
 from ntkfl.audit.deep_leakage import Settings, match_gradient, reconstruct
+from ntkfl.audit.descent import Loss
 from ntkfl.audit.finding import Finding
 from ntkfl.audit.labels import mix, overlap
 from ntkfl.audit.measures import best_ssim, guesses, psnr, relative_error, ssim
@@ -33,6 +34,7 @@ _SCORED, _SHOWN = 8, 8  # pictures of a sum that are compared, and drawn
 _ASKED = 2000  # records that membership is tried on, in all sums of a size or role
 _UNMIXED = 64  # samples up to which inputs are searched for one by one
 _OPTIMISED = 8  # and up to which all are optimised at once
+_BOUND = 0.01  # weight of what dummies are beyond pixels
 _STARTS, _STEPS = 10, 150  # random starts for each sample that is searched for; steps from each
 
 
@@ -96,15 +98,17 @@ def _excess(capture: Capture) -> Callable[[Tensor], Tensor]:
 
 
 def _optimised(capture: Capture, held: list[Seen], role: str, of: str, seed: int, quick: bool) -> list[Finding]:
-    """Deep leakage from the gradient alone, with the labels that it tells: where no factor tells the inputs' span."""
-    front = _front(capture)
-    few = held[:2]
+    """Deep leakage from the gradient alone, with the labels that it tells: where no factor tells the inputs' span.
+
+    Dummies of a network that begins with a linear layer lie in the row space of its gradient, which the inputs span.
+    """
+    front, few = _front(capture), held[:2]
     if any(one.samples > _OPTIMISED or (front and one.factor(front[0]) is not None) for one in held):
         return []
-    if capture.task.loss != "ce" or (front and few[0].samples == 1):  # one sample is divided out exactly
+    if capture.task.loss != "ce" or capture.pixels is None or (front and few[0].samples == 1):  # one is divided out
         return []
     shape, found = tuple(capture.truth[0][0].shape[1:]), []
-    settings = Settings(steps=60 if quick else 200, restarts=1, seed=seed)
+    settings = Settings(steps=60 if quick else 300, restarts=4 if quick else 16, seed=seed)
     for one in few:
         counts = _counts(capture, one)
         if counts is None:
@@ -112,11 +116,26 @@ def _optimised(capture: Capture, held: list[Seen], role: str, of: str, seed: int
         y = torch.arange(capture.task.outputs).repeat_interleave(whole(counts, one.samples))
         target = (one.gradient / one.samples).to(capture.task.like)
         model = capture.task.at(capture.weights)
-        loss = match_gradient(model, shape, target, capture.task.training_targets(y), "ce")
-        image = shape if len(shape) == 3 else None
-        x, _ = reconstruct(loss, 1, one.samples * math.prod(shape), settings, image)
-        found.append(x.view(one.samples, -1))
+        match = match_gradient(model, shape, target, capture.task.training_targets(y), "ce")
+        basis = torch.eye(math.prod(shape))
+        if front:
+            rows = torch.linalg.svd(layer_gradient(front[0], one.gradient), full_matrices=False)[2]
+            basis = rows[: one.samples, :-1].float() * math.sqrt(rows.shape[1])
+        loss = _within(match, basis, one.samples, _excess(capture))
+        C, _ = reconstruct(loss, 1, one.samples * len(basis), settings)
+        found.append(C.view(one.samples, -1) @ basis)
     return _pictures(f"deep leakage, {of}", role, capture, few, found)
+
+
+def _within(match: Loss, basis: Tensor, samples: int, excess: Callable[[Tensor], Tensor]) -> Loss:
+    """A loss of dummies as one of their coefficients in a basis [k, d1], with what they are beyond pixels added."""
+
+    def loss(C: Tensor) -> Tensor:
+        x = C.view(len(C) * samples, -1) @ basis
+        beyond = excess(x).view(len(C), samples).mean(1)
+        return match(x.view(len(C), -1)) + _BOUND * beyond
+
+    return loss
 
 
 def _pictures(

@@ -20,7 +20,8 @@ from torch import Tensor
 from ntkfl.audit.analytic import Layer
 from ntkfl.audit.descent import minimise
 
-_FIRM, _NORM, _GATE = 100.0, 5.0, 20.0  # weights of the sensitivities and of |q| = 1; how sharp a ReLU's kink is
+_FIRM, _NORM = 100.0, 5.0  # weights of the sensitivities, and of |q| = 1
+_SOFT, _SHARP = 20.0, 2000.0  # a ReLU's kink, while rows are searched for and in the end
 _ALIKE = 0.5  # |cos| from which two rows of Q are taken for one
 _DRAWN = 4096
 
@@ -93,11 +94,11 @@ def unmix(
     wanted = targets[torch.arange(starts) % len(targets)].float()
     typical = (wanted @ readout).square().sum(1)
 
-    def loss(q: Tensor) -> Tensor:
+    def loss(q: Tensor, gate: float = _SOFT, wanted: Tensor = wanted, typical: Tensor = typical) -> Tensor:
         v = q @ R
         before: Tensor = first.module(v[:, :-1])
         error = second.module(before.relu()).softmax(1) - wanted
-        delta = error @ readout * (_GATE * before).sigmoid()
+        delta = error @ readout * (gate * before).sigmoid()
         apart = (q @ D.T - delta).square().sum(1) / typical
         size = (q.square().sum(1) - 1).square() + 10 * (v[:, -1] - 1).square()
         total: Tensor = excess(v[:, :-1]) + _FIRM * apart + _NORM * size
@@ -113,7 +114,10 @@ def unmix(
             found.append(i)
         if len(found) == samples:
             break
-    inputs: Tensor = q[found] @ R[:, :-1]
+    # What a soft kink did for the search it spoils in the end.
+    few, sizes = wanted[found], typical[found]
+    q, _ = minimise(lambda q: loss(q, _SHARP, few, sizes), q[found], steps)
+    inputs: Tensor = q @ R[:, :-1]
     return inputs
 
 
@@ -132,9 +136,10 @@ def counts_by_logits(bias: Tensor, logits: tuple[Tensor, Tensor], samples: int, 
 
 def counts_by_public(seen: Tensor, typical: Tensor, samples: int) -> Tensor:
     """Class counts q ≥ 0 with Σ_c q_c typical_c nearest to what was seen [k]; `typical` [classes, k]: public means."""
-    counts, _ = nnls(typical.T.double().numpy(), seen.double().numpy())
-    found = torch.from_numpy(counts)
-    return found * samples / found.sum().clamp_min(1e-9)
+    firm = 10 * typical.double().norm()  # there are `samples` of them: what is seen may not tell
+    left = torch.cat([typical.T.double(), firm.expand(1, len(typical))])
+    counts, _ = nnls(left.numpy(), torch.cat([seen.double(), samples * firm.reshape(1)]).numpy())
+    return torch.from_numpy(counts)
 
 
 def whole(counts: Tensor, samples: int) -> Tensor:

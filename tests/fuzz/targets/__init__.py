@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..target import Target
-from . import containers, data, folders, rounds, services, texts, trust
+from . import containers, data, folders, rounds, services, sums, texts, trust
 
-ROOMS = (containers, rounds, trust, services, folders, data, texts)
+ROOMS = (containers, rounds, sums, trust, services, folders, data, texts)
 
 
 def make(scratch: Path, only: str = "") -> list[Target]:
