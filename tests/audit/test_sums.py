@@ -126,3 +126,5 @@ def test_floats_and_later_rounds_are_read_as_well() -> None:
     assert "membership by input factor, sums" not in found
     assert found["membership by hidden factor, sum of 8 samples"].mean > 0.5
     assert "deep leakage, sum of 8 samples" in found
+    assert later.after is not None
+    assert any(f.role == "outsider" for f in found.values())

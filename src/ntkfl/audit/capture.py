@@ -7,7 +7,7 @@ replayed from its settings, data and seed; every record met on the way must then
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -50,6 +50,7 @@ class Capture:
     projection: Projection | None = field(default=None, repr=False)  # clients and the key server know it, nobody else
     public: tuple[Tensor, Tensor] | None = field(default=None, repr=False)  # raw x, y anybody may have: the test set
     pixels: tuple[tuple[float, ...], tuple[float, ...]] | None = None  # mean and std that normalised pixels in 0..1
+    after: Tensor | None = field(default=None, repr=False)  # the weights it ended with [d]; of a round that was played
 
     @property
     def weights(self) -> Tensor:
@@ -99,9 +100,11 @@ def captures(
     ready = prepared or prepare(config)
     heard: list[Wire] = []
     played = config.model_copy(update={"rounds": max(rounds), "stop_at": None})
-    execute(played, prepared=ready, record_wire=rounds, on_wire=heard.append, on_round=on_round)
+    run = execute(played, prepared=ready, record_wire=rounds, on_wire=heard.append, on_round=on_round)
     engine = _engine(config, ready)
-    return {wire.round: _capture(wire, engine) for wire in heard}
+    found = {wire.round: _capture(wire, engine) for wire in heard}
+    last = max(rounds)
+    return found | {last: replace(found[last], after=run.checkpoint["state/weights"])}
 
 
 def read_capture(

@@ -23,13 +23,9 @@ from ntkfl.audit.finding import Finding
 from ntkfl.audit.inputs import Inputs, distances, seen_inputs
 from ntkfl.audit.received import rows_of, sends_rows
 from ntkfl.data import Federated
-from ntkfl.engine.conversation import hold
-from ntkfl.errors import NTKFLError
 from ntkfl.methods import NTKFL, Task
 from ntkfl.methods.choosing import choose
 from ntkfl.methods.fedavg import LocalTraining
-from ntkfl.methods.statistics import converse, start
-from ntkfl.tangent.sums import GRADIENT
 
 FALSE_ALARMS = (0.001, 0.01)
 Records = tuple[Tensor, Tensor]  # x as the network takes it, y
@@ -185,7 +181,7 @@ def on_final_model(
 
 
 def new_weights(capture: Capture) -> Tensor | None:
-    """What the round ended with, as the server computes it; None where it is not simply had."""
+    """What the round ended with, by its messages, or as it was played; None where neither tells."""
     w = capture.weights
     if capture.candidates is not None and capture.losses:
         candidates, method = capture.candidates.take("weights", None, w), capture.method
@@ -193,18 +189,7 @@ def new_weights(capture: Capture) -> Tensor | None:
         return candidates[choose(capture.losses, len(candidates), method.shuffle, method.trim_losses)[0]]
     if isinstance(capture.method, LocalTraining) and capture.method.vectors[0] == "weights":
         return torch.stack([capture.method.take(u, "weights", w, w) for u in capture.uploads]).mean(0)
-    return _played_again(capture) if all(GRADIENT in upload.arrays for upload in capture.uploads) else None
-
-
-def _played_again(capture: Capture) -> Tensor | None:
-    """The server's side of the round once more, from a fresh state; None where it needs what earlier rounds left."""
-    method, task = capture.method, capture.task
-    state = start(method, task, capture.weights)
-    try:
-        outcome = hold(converse(method, task, state, capture.round, capture.cohort), lambda _: list(capture.uploads))
-    except NTKFLError:
-        return None
-    return outcome.state["weights"]
+    return capture.after
 
 
 def _on_local_models(capture: Capture, others: Records, role: str, seed: int) -> list[Finding]:

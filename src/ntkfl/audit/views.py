@@ -60,6 +60,8 @@ def _second(capture: Capture) -> str:
 
 def _plain(name: str) -> str:
     """An array's name on the wire as what it is."""
+    if "/" in name:
+        return "factors of the curvature"
     if name.startswith("topk.") or name == "jacobian" or name[:1].isdigit():
         return "Jacobian"
     return name.split(".")[0]
