@@ -100,8 +100,8 @@ def test_averaged_updates_add_up_too_and_rows_do_not() -> None:
     found = {(f.attack, f.role): f for f in sums.attack(plain, quick=True)}
     assert found["analytic inversion, sum of 1 sample", "aggregator"].mean > 0.99
     assert found["class counts by gradient, sum of 1 sample", "aggregator"].mean > 0.8
-    assert ("analytic inversion, sums", "secure-sum") in found
-    assert ("analytic inversion, sums", "aggregator") not in found  # `reconstruction.py` has each client's own
+    for role in ("aggregator", "secure-sum"):
+        assert ("analytic inversion, sums", role) in found
     read = sums_of(plain, plain.uploads[0])
     assert read is not None
     x, y = plain.truth[0]

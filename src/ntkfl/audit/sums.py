@@ -42,9 +42,8 @@ def attack(capture: Capture, seed: int = 0, *, quick: bool = False) -> list[Find
     total = _added(clients)
     minority = (len(clients) - 1) // 2
     found = []
-    own = [] if capture.method.trains_locally else clients[:_CLIENTS]  # local models: `reconstruction.py`, `labels.py`
     for role, held in (
-        ("aggregator", own),
+        ("aggregator", clients[:_CLIENTS]),
         ("secure-sum", [total]),
         ("secure-sum+clients", [_less(total, clients[:minority], clients[minority:])] if minority else []),
         ("outsider", _between_rounds(capture, total)),

@@ -44,9 +44,10 @@ def tree(setting: Setting) -> list[Row]:
 
 def _row(what: str, one: dict[str, float], ours: bool = False) -> Row:
     memory = f"{one['peak'] / 1e6:,.0f} MB at the peak, {one['added'] / 1e6:,.0f} more than with two clients"
-    note = f"per client; {memory}; {one['reply'] / 1e3:,.0f} kB per reply"
+    spent = f"per client, {1e3 * one['cpu']:.1f} ms of processor time"
+    note = f"{spent}; {memory}; {one['reply'] / 1e3:,.0f} kB per reply"
     if "depth" in one:
-        note += f"; {one['depth']:.0f} levels; {1e3 * one['adding']:.2f} ms of it is adding"
+        note += f"; {one['depth']:.0f} levels, adding {one['adding'] / one['seconds']:.0%} of the time"
     return Row(what, one["seconds"], note=note, details=one, ours=ours)
 
 
@@ -97,10 +98,10 @@ def _main() -> None:
     model = mlp(side * side, hidden, 10)
     run = {"tree": _through_a_tree, "train": _trained}[how]
     run(model, x, y, 2, device)  # libraries warm up, and what a single client needs is there
-    before = reset_peak(device)
+    before, began = reset_peak(device), time.process_time()
     figures = run(model, x, y, clients, device)
-    peak = peak_bytes(device)
-    figures |= {"peak": peak, "added": peak - before, "clients": clients}
+    peak, cpu = peak_bytes(device), (time.process_time() - began) / clients
+    figures |= {"cpu": cpu, "peak": peak, "added": peak - before, "clients": clients}
     print(json.dumps(figures))
 
 
