@@ -51,7 +51,7 @@ def attack(capture: Capture, seed: int = 0) -> list[Finding]:
 def infer_mix(capture: Capture, seed: int = 0) -> Tensor | None:
     """Class shares [clients, classes] from averaging updates; None where they do not come as weights with a bias."""
     method, task, w = capture.method, capture.task, capture.weights
-    if not isinstance(method, LocalTraining) or method.vectors[0] != "weights" or capture.public is None:
+    if not isinstance(method, LocalTraining) or method.vectors[:1] != ("weights",) or capture.public is None:
         return None
     name, last = list(column_slices(trainable(task.model)).items())[-1]
     if not name.endswith("bias") or last.stop - last.start != task.outputs:

@@ -187,7 +187,7 @@ def new_weights(capture: Capture) -> Tensor | None:
         candidates, method = capture.candidates.take("weights", None, w), capture.method
         assert isinstance(method, NTKFL)
         return candidates[choose(capture.losses, len(candidates), method.shuffle, method.trim_losses)[0]]
-    if isinstance(capture.method, LocalTraining) and capture.method.vectors[0] == "weights":
+    if isinstance(capture.method, LocalTraining) and capture.method.vectors[:1] == ("weights",):
         return torch.stack([capture.method.take(u, "weights", w, w) for u in capture.uploads]).mean(0)
     return capture.after
 
@@ -195,7 +195,7 @@ def new_weights(capture: Capture) -> Tensor | None:
 def _on_local_models(capture: Capture, others: Records, role: str, seed: int) -> list[Finding]:
     """Each client's own model, which the aggregator receives: one advantage a client."""
     method, w = capture.method, capture.weights
-    if not isinstance(method, LocalTraining) or method.vectors[0] != "weights" or method.shuffle:
+    if not isinstance(method, LocalTraining) or method.vectors[:1] != ("weights",) or method.shuffle:
         return []
     values = []
     for upload, own in zip(capture.uploads, capture.truth, strict=True):
