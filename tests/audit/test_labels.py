@@ -56,3 +56,7 @@ def test_an_update_tells_the_class_mix_the_less_the_more_noise() -> None:
     drowned = [attacked(1.0, seed) for seed in range(4)]
     values = np.array([value - found.guess for found in drowned for value in found.values])
     assert values.mean() < 3 * values.std() / len(values) ** 0.5
+
+
+def test_updates_that_are_no_weights_tell_nothing_here() -> None:
+    assert attack(capture(config({"name": "qsgd"}), 1)) == []

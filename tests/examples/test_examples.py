@@ -67,6 +67,13 @@ def test_compare_methods(capsys: pytest.CaptureFixture[str]) -> None:
     assert Path(lines[-1].removeprefix("report: ")).stat().st_size > 50_000
 
 
+def test_aggregation_tree(capsys: pytest.CaptureFixture[str]) -> None:
+    said = run("aggregation_tree.py", capsys)
+    before, after = (float(a) for a in re.findall(r"([\d.]+)%", said))
+    assert after > before + 30
+    assert float(re.search(r"differ .* by ([\d.e-]+)", said)[1]) < 1e-3  # type: ignore[index]
+
+
 @pytest.mark.long
 def test_private_training_plays_all_roles() -> None:
     pytest.importorskip("fastapi", reason="needs the extra services")

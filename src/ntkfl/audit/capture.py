@@ -7,7 +7,7 @@ replayed from its settings, data and seed; every record met on the way must then
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -24,6 +24,7 @@ from ntkfl.federation.transcript import Exchange, Transcript, recorded_rounds
 from ntkfl.methods import Method, Task
 from ntkfl.privacy.projection import Projection
 from ntkfl.wire import Message
+from ntkfl.wire.halves import EXPONENTS, unpack_halves
 
 OnRound = Callable[[Record, Record], None]
 
@@ -52,10 +53,13 @@ class Capture:
     projection: Projection | None = field(default=None, repr=False)  # clients and the key server know it, nobody else
     public: tuple[Tensor, Tensor] | None = field(default=None, repr=False)  # raw x, y anybody may have: the test set
     pixels: tuple[tuple[float, ...], tuple[float, ...]] | None = None  # mean and std that normalised pixels in 0..1
+    after: Tensor | None = field(default=None, repr=False)  # the weights it ended with [d]; of a round that was played
 
     @property
     def weights(self) -> Tensor:
-        """The broadcast weights w [d]."""
+        """The broadcast weights w [d], as clients read them."""
+        if EXPONENTS in self.broadcast.arrays:
+            return unpack_halves(self.broadcast, ("weights",), self.task.like)["weights"]
         return self.broadcast.take("weights", None, self.task.like)
 
     def rows_truth(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -100,9 +104,11 @@ def captures(
     heard: list[Transcript] = []
     played = config.model_copy(update={"rounds": max(rounds), "stop_at": None})
     listener = Functions(on_round=on_round, on_transcript=heard.append, transcript_rounds=rounds)
-    execute(played, data=data, callbacks=[listener])
+    run = execute(played, data=data, callbacks=[listener])
     simulation = _simulation(config, data)
-    return {transcript.round: _capture(transcript, simulation) for transcript in heard}
+    found = {transcript.round: _capture(transcript, simulation) for transcript in heard}
+    last = max(rounds)
+    return found | {last: replace(found[last], after=run.checkpoint["state/weights"])}
 
 
 def read_capture(folder: Path | str, round: int, *, data: Federated | None = None, allow_code: bool = False) -> Capture:

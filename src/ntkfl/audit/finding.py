@@ -16,6 +16,8 @@ ROLES = {
     "aggregator+client": "aggregator and a client together",
     "aggregator+shuffler": "aggregator and shuffler together",
     "aggregator+key-server": "aggregator and key server together",
+    "secure-sum": "aggregator that sees totals alone",
+    "secure-sum+clients": "totals and a minority of clients together",
     "outsider": "outsider on the network",
 }
 # Of the way from a guess to what the attack does undefended: below the first stopped, above the second unchanged.

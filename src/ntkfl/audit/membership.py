@@ -176,8 +176,9 @@ def on_final_model(
 
 
 def new_weights(capture: Capture) -> Tensor | None:
-    """What the round ended with, as an observer of its messages has it; None where they do not tell."""
-    return capture.method.ends_with(capture.weights, capture.uploads, capture.candidates, capture.losses)
+    """What the round ended with, by its messages, or as it was played; None where neither tells."""
+    ended = capture.method.ends_with(capture.weights, capture.uploads, capture.candidates, capture.losses)
+    return capture.after if ended is None else ended
 
 
 def _on_local_models(capture: Capture, others: Records, role: str, seed: int) -> list[Finding]:
@@ -205,8 +206,13 @@ def _in_rows(capture: Capture, own: Records, others: Records, role: str, seed: i
     some = torch.randperm(len(known[1]), generator=draws)[:few]
     asked = (x[some].flatten(1) for x, _ in (known, unknown))
     a, b = (-distances(recovered, Inputs(x, torch.ones_like(x, dtype=torch.bool))).amin(0) for x in asked)
-    values = tuple(advantage(a, b, seed + trial) for trial in range(5))
-    return [_finding("membership by looking rows up", role, values, _details(Roc.of(a, b)))]
+    return [by_scores("membership by looking rows up", role, a, b, seed)]
+
+
+def by_scores(attack: str, role: str, members: Tensor, others: Tensor, seed: int) -> Finding:
+    """Scores of members and of others, larger for members, as a finding: one advantage for each of five draws."""
+    values = tuple(advantage(members, others, seed + trial) for trial in range(5))
+    return _finding(attack, role, values, _details(Roc.of(members, others)))
 
 
 def _details(roc: Roc) -> dict[str, Any]:

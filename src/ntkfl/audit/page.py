@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ntkfl.atomic import write_atomically
 from ntkfl.audit.finding import ROLES, Finding
-from ntkfl.audit.study import Study
+from ntkfl.audit.study import Study, judged
 
 _STYLE = """
 :root{color-scheme:light dark;--ink:#1b2126;--soft:#5d6872;--line:#d9dfe4;--back:#fff;--card:#f6f8f9;
@@ -80,7 +80,8 @@ def _row(finding: Finding) -> str:
 
 def _tone(study: Study, role: str) -> str:
     """How bad a role's worst is; a role without any attack has no content."""
-    own = [f for f in study.findings if f.role == role or (role.startswith("aggregator+") and f.role == "aggregator")]
+    curious = judged(study.findings)
+    own = [f for f in curious if f.role == role or (role.startswith("aggregator+") and f.role == "aggregator")]
     worst = max((f.success for f in own), default=0.0)
     return "bad" if worst >= 0.5 else "some" if worst >= 0.1 else "good"
 

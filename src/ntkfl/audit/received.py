@@ -1,4 +1,4 @@
-"""The rows of a capture as the aggregator has them: Jacobians, outputs and labels, decoded and nothing else."""
+"""What clients sent as the aggregator has it, decoded and nothing else: rows (Jacobians, outputs, labels), or sums."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ntkfl.audit.analytic import Layer
 from ntkfl.audit.capture import Capture
 from ntkfl.methods.inspection import LocalUpdate
-from ntkfl.tangent import Jacobian, concatenate
+from ntkfl.tangent import Jacobian, Sums, concatenate
+from ntkfl.tangent.sums import GRADIENT, REST, SAMPLES, Shaped
+from ntkfl.wire import Message
+from ntkfl.wire.halves import EXPONENTS, unpack_halves
 
 
 @dataclass(frozen=True)
@@ -57,3 +61,62 @@ def rows_of(capture: Capture, wanted: Sequence[int] | None = None) -> Rows:
         at += len(J)
     Js, *tensors = zip(*parts, strict=True)
     return Rows(concatenate(list(Js)), *(torch.cat(t) for t in tensors))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A sum as somebody has it, `resolution` being the part of an entry that rounding leaves unsure; and, for scoring
+    only, the records behind it: x [n, d1] as the network takes it, y.
+    """
+
+    sums: Sums
+    resolution: float
+    x: Tensor
+    y: Tensor
+
+    @property
+    def samples(self) -> int:
+        return int(self.sums.arrays[SAMPLES])
+
+    @property
+    def gradient(self) -> Tensor:
+        return self.sums.arrays[GRADIENT]
+
+    def layer(self, weight: int) -> Shaped | None:
+        """What the sums hold of the layer whose weights begin at this column."""
+        return next((shaped for shaped in self.layers() if shaped.layer.weight[0] == weight), None)
+
+    def layers(self) -> list[Shaped]:
+        """As the sums describe them; none where they are a gradient alone."""
+        return self.sums.layers() if any("/" in name for name in self.sums.arrays) else []
+
+    def factor(self, layer: Layer) -> Tensor | None:
+        """A linear layer's Σ v vᵀ [m, m] with v = [input, 1]; None where it did not come whole."""
+        shaped = self.layer(layer.weight.start)
+        if shaped is None or shaped.inputs is None or shaped.inputs.diagonal or layer.bias is None:
+            return None
+        A = shaped.inputs.square()[0]
+        return A if float(A[-1, -1]) > 0.5 else None  # zeros stand for one that was sent before
+
+
+def sums_of(capture: Capture, reply: Message) -> tuple[Sums, float] | None:
+    """A reply as sums over its samples, in float64, and the part of an entry that rounding leaves unsure.
+
+    Asked of the message: sums as they are, or a locally trained model, whose way from the broadcast weights is taken
+    for one long step along the gradient. None where the reply is neither.
+    """
+    exact = capture.task.like.new_empty(0, dtype=torch.float64, device="cpu")
+    if SAMPLES not in reply.arrays:
+        return None
+    samples = reply.take(SAMPLES, ()).to(exact)
+    if GRADIENT in reply.arrays:
+        halves = [name for name, array in reply.arrays.items() if array.dtype == torch.float16]
+        if EXPONENTS in reply.arrays:
+            return Sums(unpack_halves(reply, halves, exact) | {SAMPLES: samples}), 2.0**-11
+        names = [name for name in reply.arrays if name in (GRADIENT, REST) or "/" in name]
+        return Sums({name: reply.take(name, None, exact) for name in names} | {SAMPLES: samples}), 2.0**-23
+    if not capture.method.trains_locally or "weights" not in reply.arrays:
+        return None
+    options = capture.method.model_dump()
+    way = capture.weights.to(exact) - reply.take("weights", tuple(capture.task.like.shape), exact)
+    return Sums({GRADIENT: way * samples / (options["lr"] * options["local_steps"]), SAMPLES: samples}), 2.0**-20

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ntkfl.audit import labels, linkage, membership, projection, reconstruction
+from ntkfl.audit import labels, linkage, membership, projection, reconstruction, sums
 from ntkfl.audit.capture import Capture
 from ntkfl.audit.deep_leakage import Settings
 from ntkfl.audit.finding import ROLES, Finding
@@ -30,6 +30,7 @@ STAGES: dict[str, tuple[float, float, float]] = {
     "labels": (0, 0.2, 0.2),
     "senders": (0, 1, 2),
     "membership": (0.1, 1.5, 1.5),
+    "sums": (2, 3, 30),
 }
 # Options of a method that hide something, and what switches each off.
 _OFF: dict[str, Any] = {
@@ -99,17 +100,22 @@ def study(
     began = time.perf_counter()
     against = {} if reference is None else _index(_attacks(reference, (), True, seed, _prefixed(say, "undefended: ")))
     found = [*_attacks(capture, earlier, quick, seed, say or (lambda line: None)), *more]
-    judged = [f.against(against[f.attack, f.measure]) if (f.attack, f.measure) in against else f for f in found]
-    return Study(
-        capture, judged, views(capture), verdicts(capture, judged), time.perf_counter() - began, dict(settings or {})
-    )
+    compared = [f.against(against[f.attack, f.measure]) if (f.attack, f.measure) in against else f for f in found]
+    lines = verdicts(capture, compared)
+    return Study(capture, compared, views(capture), lines, time.perf_counter() - began, dict(settings or {}))
+
+
+def judged(findings: Sequence[Finding]) -> list[Finding]:
+    """Those that a role is judged by. Known inputs, and many clients that collude, are more than curiosity or a pair,
+    and sums of a chosen number of samples are not what was sent: they stand in the table alone.
+    """
+    return [f for f in findings if not f.attack.endswith(("known pairs", "collude", "sample", "samples"))]
 
 
 def verdicts(capture: Capture, findings: Sequence[Finding]) -> dict[str, str]:
     """One line a role: the worst it does, in plain words."""
     lines = {}
-    # Known inputs, and many clients that collude, are more than curiosity or a pair: they stand in the table alone.
-    curious = [f for f in findings if not f.attack.endswith(("known pairs", "collude"))]
+    curious = judged(findings)
     for role in ROLES:
         own = [f for f in curious if f.role == role]
         if role.startswith("aggregator+"):  # a pair knows at least what one of them does
@@ -140,6 +146,7 @@ def _attacks(capture: Capture, earlier: Sequence[Capture], quick: bool, seed: in
         "labels": lambda: labels.attack(capture, seed),
         "senders": lambda: linkage.attack(capture, seed, earlier=earlier),
         "membership": lambda: membership.attack(capture, seed),
+        "sums": lambda: sums.attack(capture, seed, quick=quick),
     }
     found: list[Finding] = []
     for name in STAGES:
@@ -165,6 +172,8 @@ def _kind(finding: Finding) -> str:
         return "of who sent what"
     if "trained on" in text:
         return "of who was trained on"
+    if "mean" in text:
+        return "of the inputs' mean"
     return "of the projected inputs" if "projected" in text else "of the inputs"
 
 
@@ -182,6 +191,8 @@ def _without_attack(role: str, capture: Capture) -> str:
             if capture.method.shuffle
             else "has no part."
         )
+    if role.startswith("secure-sum"):
+        return "has no part: what clients send here does not add up."
     if role == "key-server":
         return "learns who takes part; no row, so nothing of the data by itself."
     return "learns who takes part, when, and how much they send; no content."

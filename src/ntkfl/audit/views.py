@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ntkfl.audit.capture import Capture
 from ntkfl.audit.finding import ROLES
+from ntkfl.audit.received import sums_of
 from ntkfl.wire import Message
 
 
@@ -24,6 +25,9 @@ def views(capture: Capture) -> dict[str, str]:
     traffic = f"{_size(capture.bytes_up)} up and {_size(capture.bytes_down)} down"
     projected = capture.projection is not None
     P = f"the matrix P ({method.projected_dim} of {capture.raw[0][0].numel()} features)"
+    adds_up = all(sums_of(capture, upload) is not None for upload in capture.uploads)
+    nothing = "nothing: what clients send here does not add up."
+    weights = "; and, where the model is handed out between rounds, how far its weights moved" if adds_up else ""
     seen = {
         "aggregator": f"{what}{_second(capture)}.",
         "shuffler": (
@@ -38,7 +42,11 @@ def views(capture: Capture) -> dict[str, str]:
         "aggregator+client": f"the rows, {P if projected else 'no secret matrix, as there is none'}, and own data.",
         "aggregator+shuffler": "the rows, and who sent which." if sealed else "what the aggregator sees.",
         "aggregator+key-server": f"the rows and {P}." if projected else "what the aggregator sees.",
-        "outsider": f"connections under TLS: {clients} clients, {traffic} in this round, and when.",
+        "secure-sum": f"one sum of {clients} updates, over {samples:,} samples." if adds_up else nothing,
+        "secure-sum+clients": (
+            f"that sum, and what {(clients - 1) // 2} of the {clients} clients put into it." if adds_up else nothing
+        ),
+        "outsider": f"connections under TLS: {clients} clients, {traffic} in this round, and when{weights}.",
     }
     return {role: seen[role] for role in ROLES}
 
@@ -53,6 +61,8 @@ def _second(capture: Capture) -> str:
 
 def _plain(name: str) -> str:
     """An array's name on the wire as what it is."""
+    if "/" in name:
+        return "factors of the curvature"
     if name.startswith("topk.") or name == "jacobian" or name[:1].isdigit():
         return "Jacobian"
     return name.split(".")[0]

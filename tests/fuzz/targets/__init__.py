@@ -6,9 +6,9 @@ from pathlib import Path
 
 from tests.fuzz.target import Target
 
-from . import containers, data, folders, rounds, services, texts, trust
+from . import containers, data, folders, rounds, services, sums, texts, trust
 
-ROOMS = (containers, rounds, trust, services, folders, data, texts)
+ROOMS = (containers, rounds, sums, trust, services, folders, data, texts)
 
 
 def make(scratch: Path, only: str = "") -> list[Target]:

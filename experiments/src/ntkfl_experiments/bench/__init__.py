@@ -7,6 +7,7 @@ from ntkfl_experiments.bench.networks import networks
 from ntkfl_experiments.bench.round import round
 from ntkfl_experiments.bench.rows import Row, Setting, Suite
 from ntkfl_experiments.bench.scaling import scaling
+from ntkfl_experiments.bench.tree import tree
 from ntkfl_experiments.bench.wire import wire
 
 # A suite's first docstring line is its title.
@@ -17,6 +18,7 @@ SUITES: dict[str, Suite] = {
     "clients": clients,
     "wire": wire,
     "scaling": scaling,
+    "tree": tree,
     "accuracy": accuracy,
 }
 # What each takes on two cores, about: for the time left.
@@ -27,6 +29,7 @@ SECONDS: dict[str, float] = {
     "clients": 10,
     "wire": 10,
     "scaling": 200,
+    "tree": 150,
     "accuracy": 55,
 }
 

@@ -47,7 +47,7 @@ def _main() -> None:
     with torch.no_grad():
         f0 = model(x)
         evolve(jacobian(model, x[:50]), f0[:50], y[:50], 0.01, PAPER_STEPS)  # libraries warm up
-    before = _reset(device)
+    before = reset_peak(device)
     began = time.perf_counter()
     plan, stack = plan_jacobian(model, x), Stack(len(x))
     for client in torch.split(x, 200):
@@ -57,22 +57,22 @@ def _main() -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     seconds, products = time.perf_counter() - began, evolution.statistics.evaluations
-    peak = _peak(device)
+    peak = peak_bytes(device)
     figures = {"seconds": seconds, "products": products, "per_product": seconds / products}
     print(json.dumps({"peak": peak, "added": peak - before} | figures))
 
 
-def _reset(device: torch.device) -> float:
+def reset_peak(device: torch.device) -> float:
     """Forget the peak so far; bytes in use now."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return float(torch.cuda.memory_allocated(device))
     with suppress(OSError):  # Linux alone knows how, and may forbid it
         Path("/proc/self/clear_refs").write_text("5")
-    return _status("VmRSS") if _STATUS.exists() else _peak(device)
+    return _status("VmRSS") if _STATUS.exists() else peak_bytes(device)
 
 
-def _peak(device: torch.device) -> float:
+def peak_bytes(device: torch.device) -> float:
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
     if _STATUS.exists():  # `ru_maxrss` would count the parent process as it was when it started this one

@@ -1,0 +1,129 @@
+"""Sums under attack: of one sample, of few, of a cohort; by each role, and against a sum that a record is not in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ntkfl.audit import sums
+from ntkfl.audit.capture import Capture, capture
+from ntkfl.audit.finding import Finding
+from ntkfl.audit.page import render
+from ntkfl.audit.received import sums_of
+from ntkfl.audit.study import judged, study
+from ntkfl.audit.sum_attacks import attacks
+from ntkfl.federation.build import build_model, load_data
+from ntkfl.tangent.parameters import flatten
+from tests.audit.fixtures import config
+
+PLAN = config({"name": "fedavg"}, rounds=3)  # `config` gives methods of rows their steps
+
+
+def planned(method: dict[str, object], round: int = 1) -> Capture:
+    return capture(PLAN.model_copy(update={"method": method}), round)
+
+
+@pytest.fixture(scope="module")
+def heard() -> Capture:
+    return planned({"name": "sum-ntk-fl"})
+
+
+@pytest.fixture(scope="module")
+def found(heard: Capture) -> dict[tuple[str, str], Finding]:
+    return {(f.attack, f.role): f for f in sums.attack(heard, quick=True)}
+
+
+def test_the_weights_are_those_that_clients_read(heard: Capture) -> None:
+    """A broadcast in float16 is scaled: its numbers alone are not the weights."""
+    first = flatten(build_model(PLAN, load_data(PLAN)))
+    assert float((heard.weights - first).abs().max()) <= 2.0**-11 * float(first.abs().max())
+
+
+def test_few_samples_are_given_away(found: dict[tuple[str, str], Finding]) -> None:
+    for attack in ("analytic inversion", "unmixing"):
+        one = found[f"{attack}, sum of 1 sample", "aggregator"]
+        assert one.mean > 0.99
+        assert one.guess < 0.7
+    assert found["unmixing, sum of 8 samples", "aggregator"].success > 0.3
+    assert found["membership by input factor, sum of 8 samples", "aggregator"].mean > 0.9
+    for size in ("1 sample", "8 samples"):
+        assert found[f"class counts by gradient, sum of {size}", "aggregator"].mean > 0.99
+
+
+def test_totals_tell_less_of_records_and_all_of_means(found: dict[tuple[str, str], Finding]) -> None:
+    member = "membership by input factor, sums"
+    few = found["membership by input factor, sum of 8 samples", "aggregator"].mean
+    assert few > found[member, "aggregator"].mean + 0.3
+    assert few > found[member, "secure-sum"].mean + 0.5
+    for role in ("aggregator", "secure-sum", "secure-sum+clients"):
+        assert found["mean input, sums", role].mean < 0.01
+        assert found["class counts by gradient, sums", role].mean > 0.9
+    assert {role for _, role in found} == {"aggregator", "secure-sum", "secure-sum+clients", "outsider"}
+    assert ("class counts by gradient, sums", "outsider") not in found
+
+
+def test_a_minority_leaves_the_sum_of_the_others(heard: Capture) -> None:
+    clients = sums._clients(heard)
+    left, others = sums._less(sums._added(clients), clients[:1], clients[1:]), sums._added(clients[1:])
+    assert left.samples == others.samples == sum(len(y) for _, y in heard.truth[1:])
+    for name, array in left.sums.arrays.items():
+        torch.testing.assert_close(array, others.sums.arrays[name], rtol=1e-9, atol=1e-6)
+
+
+def test_records_that_are_not_in_a_sum_are_not_found_in_it(heard: Capture) -> None:
+    """The same attack where the records asked about are another client's: no advantage but what chance leaves."""
+    one, other = sums._clients(heard)[:2]
+    wrong = {f.attack: f for f in attacks(heard, [replace(one, x=other.x, y=other.y)], "aggregator", "sums", 0, True)}
+    for name in ("input factor", "hidden factor", "gradient"):
+        finding = wrong[f"membership by {name}, sums"]
+        half = finding.details["members"] / 2
+        assert abs(finding.mean) < 3 * (0.5 / half) ** 0.5  # three deviations of a difference of two shares
+
+
+def test_sums_of_chosen_sizes_are_in_the_table_and_not_in_verdicts(heard: Capture) -> None:
+    result = study(heard, quick=True)
+    assert any("sum of 1 sample" in f.attack for f in result.findings)
+    assert not any("sum of" in f.attack for f in judged(result.findings))
+    assert "sum of" not in " ".join(result.verdicts.values())
+    assert "one sum of 3 updates" in result.sees["secure-sum"]
+    assert "1 of the 3 clients" in result.sees["secure-sum+clients"]
+    assert "moved" in result.sees["outsider"]
+    assert "totals alone" in render(result, "sums", None).lower()
+    assert "of the inputs' mean" in result.verdicts["secure-sum"]
+
+
+def test_averaged_updates_add_up_too_and_rows_do_not() -> None:
+    plain = planned({"name": "fedavg", "local_steps": 1, "batch_size": 2000})
+    found = {(f.attack, f.role): f for f in sums.attack(plain, quick=True)}
+    assert found["analytic inversion, sum of 1 sample", "aggregator"].mean > 0.99
+    assert found["class counts by gradient, sum of 1 sample", "aggregator"].mean > 0.8
+    for role in ("aggregator", "secure-sum"):
+        assert ("analytic inversion, sums", role) in found
+    read = sums_of(plain, plain.uploads[0])
+    assert read is not None
+    x, y = plain.truth[0]
+    model = plain.task.at(plain.weights)
+    loss = torch.nn.functional.cross_entropy(model(x), y, reduction="sum")
+    exact = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+    assert float((read[0].arrays["gradient"] - exact).norm() / exact.norm()) < 1e-3
+    rows = planned({"name": "ntk-fl", "steps": (50.0,), "subsample_rate": 0.1})
+    assert sums.attack(rows) == []
+    assert sums_of(rows, rows.uploads[0]) is None
+
+
+def test_floats_and_later_rounds_are_read_as_well() -> None:
+    floats = planned({"name": "sum-ntk-fl", "values": "float32"})
+    read = sums_of(floats, floats.uploads[0])
+    assert read is not None
+    assert read[1] < 2.0**-20
+    later = planned({"name": "sum-ntk-fl", "input_cohorts": 1}, 3)
+    found = {f.attack: f for f in sums.attack(later, quick=True)}
+    assert found["analytic inversion, sum of 1 sample"].mean > 0.99
+    assert "unmixing, sum of 1 sample" not in found  # nobody sends the inputs' factor any more
+    assert "membership by input factor, sums" not in found
+    assert found["membership by hidden factor, sum of 8 samples"].mean > 0.5
+    assert "deep leakage, sum of 8 samples" in found
+    assert later.after is not None
+    assert any(f.role == "outsider" for f in found.values())

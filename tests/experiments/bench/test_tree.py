@@ -1,0 +1,89 @@
+"""A tree of aggregators: everybody is added once, one at a time, and the server cannot tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+import torch
+from ntkfl_experiments.bench.rows import Setting
+from ntkfl_experiments.bench.tree import FAN, _through_a_tree, _trained, add_up, climb, depth, tree
+
+from ntkfl.methods import ClientRound, SumNTKFL, Task
+from ntkfl.privacy.randomness import Randomness
+from ntkfl.wire import Message
+
+
+@pytest.mark.parametrize("clients", [1, 2, FAN, FAN + 1, 10 * FAN, 234])
+def test_every_client_is_added_once_and_no_level_holds_more_than_a_total(clients: int) -> None:
+    asked: list[int] = []
+    held = [0, 0]  # replies that were asked for and not yet added, now and at most
+
+    def ask(i: int) -> Message:
+        asked.append(i)
+        held[0] += 1
+        held[1] = max(held)
+        return Message("update", 1, {"mask": torch.tensor(1 << (i % 60)), "count": torch.tensor(1)})
+
+    def add(replies: Iterable[Message]) -> Message:
+        mask, count, children = 0, 0, 0
+        for reply in replies:
+            held[0] -= 1
+            mask, count = mask | int(reply.arrays["mask"]), count + int(reply.arrays["count"])
+            children += 1
+        assert children <= FAN
+        held[0] += 1
+        return Message("update", 1, {"mask": torch.tensor(mask), "count": torch.tensor(count)})
+
+    total = climb(range(clients), ask, add)
+    assert asked == list(range(clients))
+    assert int(total.arrays["count"]) == clients
+    assert held == [1, 1]
+
+
+def test_levels() -> None:
+    assert [depth(n) for n in (1, 2, FAN, FAN + 1, FAN**2, FAN**4)] == [0, 1, 1, 2, 2, 4]
+
+
+def test_the_servers_step_is_that_of_the_flat_sum() -> None:
+    torch.manual_seed(0)
+    task = Task(torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.ReLU(), torch.nn.Linear(4, 3)).double(), 3, "ce")
+    method = SumNTKFL(values="float32")  # as computed: float64 here
+    clients = [
+        ClientRound(i, torch.randn(4, 5).double(), torch.randint(3, (4,)), Randomness.simulated(i)) for i in range(23)
+    ]
+
+    def played(through_a_tree: bool) -> torch.Tensor:
+        conversation = method.round(task, method.start(task, task.like), 1, range(len(clients)))
+        question = next(conversation)
+        assert isinstance(question, Message)
+        replies = method.answer(task, question, clients)
+        if through_a_tree:
+            add = lambda some: Message.decode(add_up(method, task, some).encode())  # noqa: E731
+            replies = [climb(range(len(clients)), lambda i: replies[i], add)]
+        with pytest.raises(StopIteration) as end:
+            conversation.send(list(replies))
+        weights: torch.Tensor = end.value.value.state["weights"]
+        return weights
+
+    flat = played(False)
+    assert float((played(True) - flat).norm()) <= 1e-12 * float(flat.norm())
+    assert not torch.equal(flat, task.like)
+
+
+def test_a_round_by_a_tree_and_one_by_train_send_the_same_bytes() -> None:
+    torch.manual_seed(0)
+    x, y = torch.rand(2000, 16), torch.randint(10, (2000,))
+    model = torch.nn.Sequential(torch.nn.Linear(16, 4), torch.nn.ReLU(), torch.nn.Linear(4, 10))
+    through, trained = (way(model, x, y, 12, torch.device("cpu")) for way in (_through_a_tree, _trained))
+    assert through["reply"] == trained["reply"]
+    assert through["depth"] == 2
+    assert 0 < through["adding"] < through["seconds"]
+
+
+@pytest.mark.long
+def test_suite() -> None:
+    rows = tree(Setting(quick=True))
+    assert [row.what for row in rows] == [f"{n} clients, {how}" for how in ("a tree", "ntkfl.train") for n in (6, 20)]
+    assert all(row.seconds > 0 and row.details["peak"] > 1e7 for row in rows)
+    assert "for each further client" in rows[-1].note
