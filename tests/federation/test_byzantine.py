@@ -11,8 +11,8 @@ import torch
 import ntkfl
 from ntkfl.compare.spec import Entry
 from ntkfl.errors import ConfigError
-from ntkfl.federation.byzantine import KINDS, Byzantine, ByzantineClients
-from ntkfl.federation.config import RunConfig
+from ntkfl.federation.byzantine import ByzantineClients
+from ntkfl.federation.config import ATTACKS, Byzantine, RunConfig
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.simulation import Simulation, execute
 from ntkfl.methods import METHODS, NTKFL, ClientRound, FedAvg, Method, Task
@@ -34,12 +34,19 @@ def answers(method: Method, kind: str, scale: float = 1.0) -> tuple[Task, list[M
     return task, method.answer(task, asked, clients), byzantine.answer(method, task, asked, clients)
 
 
+def drawn(attack: Byzantine, seed: int, clients: int) -> frozenset[int]:
+    byzantine = ByzantineClients.of(attack, NTKFL(), seed, clients)
+    assert byzantine is not None
+    return byzantine.ids
+
+
+
 def test_byzantine_clients_are_drawn_from_the_seed() -> None:
     attack = Byzantine(kind="sign-flip", fraction=0.2)
-    assert len(attack.draw(0, 300)) == 60
-    assert attack.draw(0, 300) == Byzantine(kind="random", fraction=0.2).draw(0, 300)
-    assert attack.draw(0, 300) != attack.draw(1, 300)
-    assert len(Byzantine(kind="random", fraction=0.01).draw(0, 5)) == 1
+    assert len(drawn(attack, 0, 300)) == 60
+    assert drawn(attack, 0, 300) == drawn(Byzantine(kind="random", fraction=0.2), 0, 300)
+    assert drawn(attack, 0, 300) != drawn(attack, 1, 300)
+    assert len(drawn(Byzantine(kind="random", fraction=0.01), 0, 5)) == 1
 
 
 @pytest.mark.parametrize("options", [{}, {"codec": "dense"}, {"sparsity": 0.5}, {"sparsity": 0.5, "values": "8bit"}])
@@ -132,8 +139,8 @@ def test_a_flood_is_a_clients_samples_over_and_over() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "kinds"),
     [
-        ("ntk-fl", {}, set(KINDS)),
-        ("ntk-fl", {"choose": "validation"}, set(KINDS) - {"false-losses", "shortest-flow", "longest-flow"}),
+        ("ntk-fl", {}, set(ATTACKS)),
+        ("ntk-fl", {"choose": "validation"}, set(ATTACKS) - {"false-losses", "shortest-flow", "longest-flow"}),
         ("scaffold", {}, ANY | {"random", "sign-flip", "scaled-labels"}),
         ("qsgd", {}, ANY | {"random", "sign-flip", "scaled-labels"}),
         ("centralized", {}, ANY),
@@ -141,7 +148,7 @@ def test_a_flood_is_a_clients_samples_over_and_over() -> None:
 )
 def test_an_attack_is_refused_where_clients_cannot_mount_it(name: str, options: Any, kinds: set[str]) -> None:
     method = METHODS[name](**options)
-    for kind in KINDS:
+    for kind in ATTACKS:
         if kind in kinds:
             Byzantine(kind=kind).check(method)
         else:
@@ -183,8 +190,8 @@ def test_acknowledgements_are_not_corrupted(kind: str) -> None:
     fed = ntkfl.data.load("digits").partition(ntkfl.data.IID(clients=4), seed=0)
     method = METHODS["fedcom"](tracking=True, local_steps=1)
     attack = Byzantine(kind=kind, fraction=0.25)
-    run = ntkfl.train(ntkfl.models.mlp(64, 4, 10), fed, method, rounds=2, clients_per_round=4, byzantine=attack)
-    assert [record["byzantine"] for record in run.history] == 2 * [sorted(attack.draw(0, 4))]
+    run = Simulation(ntkfl.models.mlp(64, 4, 10), fed, method, clients_per_round=4, byzantine=attack).run(2)
+    assert [record["byzantine"] for record in run.history] == 2 * [sorted(drawn(attack, 0, 4))]
 
 
 def config(**changes: Any) -> RunConfig:
@@ -198,7 +205,7 @@ def config(**changes: Any) -> RunConfig:
 def test_a_byzantine_run_says_so_and_repeats(tmp_path: Path) -> None:
     run = execute(config(), out=tmp_path / "a")
     assert run.config["byzantine"] == {"kind": "sign-flip", "fraction": 0.2, "scale": 2.0}
-    byzantine = Byzantine(kind="sign-flip", fraction=0.2).draw(0, 20)
+    byzantine = drawn(Byzantine(kind="sign-flip", fraction=0.2), 0, 20)
     for record in run.history:
         assert record["byzantine"] == [i for i in record["clients"] if i in byzantine]
     again = execute(RunConfig.read(tmp_path / "a" / "config.toml"), out=tmp_path / "b")

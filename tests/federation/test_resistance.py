@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ntkfl
-from ntkfl.federation.byzantine import Byzantine
+from ntkfl.federation.config import Byzantine
 from ntkfl.federation.simulation import Simulation
 from ntkfl.methods import METHODS
 

@@ -12,7 +12,8 @@ import ntkfl
 from ntkfl.crypto.hpke import SEAL_BYTES, SealingKey
 from ntkfl.crypto.row_frames import Announced, BatchKey, seal_rows, unpack_rows
 from ntkfl.errors import ConfigError, MessageError, TooFew
-from ntkfl.federation.byzantine import Byzantine, ByzantineClients
+from ntkfl.federation.byzantine import ByzantineClients
+from ntkfl.federation.config import Byzantine
 from ntkfl.federation.shuffled import RowSchema, seal_reply
 from ntkfl.federation.simulation import Simulation
 from ntkfl.federation.transport import Traffic

@@ -11,7 +11,8 @@ import torch
 
 import ntkfl
 from ntkfl.errors import TooFew
-from ntkfl.federation.byzantine import Byzantine, ByzantineClients
+from ntkfl.federation.byzantine import ByzantineClients
+from ntkfl.federation.config import Byzantine
 from ntkfl.federation.simulation import Simulation
 from ntkfl.federation.validation import filter_replies
 from ntkfl.methods import METHODS, NTKFL, ClientRound, FedAvg, Method, Task

@@ -11,8 +11,7 @@ from pydantic import AliasChoices, Field
 from ntkfl.data import load
 from ntkfl.errors import ConfigError, DataError, unknown
 from ntkfl.federation.build import build_method
-from ntkfl.federation.byzantine import Byzantine
-from ntkfl.federation.config import DataConfig, ModelConfig, RunConfig
+from ntkfl.federation.config import Byzantine, DataConfig, ModelConfig, RunConfig
 from ntkfl.options import Options
 from ntkfl.safe_parse import read_toml
 

@@ -7,69 +7,20 @@ before it is split, sealed and sent, so that servers, shufflers and defences mee
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import torch
-from pydantic import Field
 
-from ntkfl.errors import ConfigError, unknown
+from ntkfl.federation.config import Byzantine
 from ntkfl.federation.seeds import derive
 from ntkfl.methods import ClientRound, Method, Task
 from ntkfl.methods.batchnorm import answer
 from ntkfl.methods.corruption import with_numbers
 from ntkfl.methods.inspection import Corruption
-from ntkfl.options import Options
 from ntkfl.wire import Message
-
-KINDS: Mapping[str, str] = {
-    "wrong-labels": "samples of every class are called by the next one's name",
-    "scaled-inputs": "inputs are `scale` times what they are",
-    "scaled-outputs": "outputs are sent as `scale` times what they are (NTK-FL)",
-    "flood": "samples are sent `scale` times over; through a shuffler, as often as fills a client's rows (NTK-FL)",
-    "scaled-labels": "labels are sent as `scale` times what they are; of averaging methods, trained on so",
-    "random": "Jacobians, or updates, are random, `scale` times as large as the true ones",
-    "sign-flip": "Jacobians, or updates, are −`scale` times the true ones",
-    "false-losses": "losses of candidates favour the worst one alone (NTK-FL)",
-    "shortest-flow": "losses of candidates favour the first one alone (NTK-FL)",
-    "longest-flow": "losses of candidates favour the last one alone (NTK-FL)",
-    "not-finite": "every number is NaN",
-    "extreme": "every number is 1e30 times what it is",
-}
-
-
-_ANY = frozenset({"wrong-labels", "scaled-inputs", "not-finite", "extreme"})  # that clients of any method can mount
-
-
-class Byzantine(Options):
-    """Which attack, by what part of all clients; several at once are joined by a plus."""
-
-    kind: str = Field(description=", ".join(KINDS) + "; several as wrong-labels+flood")
-    fraction: float = Field(0.1, gt=0, lt=1, description="part of all clients that are Byzantine")
-    scale: float = Field(1.0, gt=0, description="how far the corruption is scaled, where it is")
-
-    def model_post_init(self, _: object) -> None:
-        for kind in self.kinds:
-            if kind not in KINDS:
-                raise unknown("kind of attack", kind, KINDS)
-
-    @property
-    def kinds(self) -> frozenset[str]:
-        return frozenset(self.kind.split("+"))
-
-    def check(self, method: Method) -> None:
-        """`ConfigError` for an attack that clients of this method have no way to mount."""
-        for kind in sorted(self.kinds - _ANY - method.attacks):
-            able = ", ".join(sorted(_ANY | method.attacks))
-            raise ConfigError(f"clients of {method.name} have no way to mount {kind!r}: valid are {able}")
-
-    def draw(self, seed: int, clients: int) -> frozenset[int]:
-        """⌊fraction · clients + ½⌋ of the clients, at least one."""
-        rng = np.random.Generator(np.random.PCG64(derive(seed, "poison")))
-        drawn = rng.choice(clients, max(1, int(self.fraction * clients + 0.5)), replace=False)
-        return frozenset(int(i) for i in drawn)
 
 
 @dataclass(frozen=True)
@@ -82,10 +33,13 @@ class ByzantineClients:
 
     @staticmethod
     def of(attack: Byzantine | None, method: Method, seed: int, clients: int, rows: int = 1) -> ByzantineClients | None:
+        """⌊fraction · clients + ½⌋ of the clients, at least one."""
         if attack is None:
             return None
         attack.check(method)
-        return ByzantineClients(attack, attack.draw(seed, clients), rows)
+        rng = np.random.Generator(np.random.PCG64(derive(seed, "poison")))
+        count = max(1, int(attack.fraction * clients + 0.5))
+        return ByzantineClients(attack, frozenset(map(int, rng.choice(clients, count, replace=False))), rows)
 
     def among(self, cohort: Sequence[int]) -> list[int]:
         return [client for client in cohort if client in self.ids]

@@ -14,7 +14,6 @@ from ntkfl.data.files import is_data_file
 from ntkfl.data.partition import Partition
 from ntkfl.data.partitions import PARTITIONS, make
 from ntkfl.errors import ConfigError, unknown
-from ntkfl.federation.byzantine import Byzantine
 from ntkfl.methods import Method
 from ntkfl.models import MODELS
 from ntkfl.options import Options
@@ -89,6 +88,50 @@ class ModelConfig(Options):
             return self
         given = self.model_dump(exclude_none=True)
         return ModelConfig(**{"hidden": (100,), "gain": 1.0, "bias": 0.0, **method.model_defaults, **given})
+
+
+ATTACKS: Mapping[str, str] = {
+    "wrong-labels": "samples of every class are called by the next one's name",
+    "scaled-inputs": "inputs are `scale` times what they are",
+    "scaled-outputs": "outputs are sent as `scale` times what they are (NTK-FL)",
+    "flood": "samples are sent `scale` times over; through a shuffler, as often as fills a client's rows (NTK-FL)",
+    "scaled-labels": "labels are sent as `scale` times what they are; of averaging methods, trained on so",
+    "random": "Jacobians, or updates, are random, `scale` times as large as the true ones",
+    "sign-flip": "Jacobians, or updates, are −`scale` times the true ones",
+    "false-losses": "losses of candidates favour the worst one alone (NTK-FL)",
+    "shortest-flow": "losses of candidates favour the first one alone (NTK-FL)",
+    "longest-flow": "losses of candidates favour the last one alone (NTK-FL)",
+    "not-finite": "every number is NaN",
+    "extreme": "every number is 1e30 times what it is",
+}
+
+
+_ANY_METHOD = frozenset(
+    {"wrong-labels", "scaled-inputs", "not-finite", "extreme"}
+)  # that clients of any method can mount
+
+
+class Byzantine(Options):
+    """Which attack, by what part of all clients; several at once are joined by a plus."""
+
+    kind: str = Field(description=", ".join(ATTACKS) + "; several as wrong-labels+flood")
+    fraction: float = Field(0.1, gt=0, lt=1, description="part of all clients that are Byzantine")
+    scale: float = Field(1.0, gt=0, description="how far the corruption is scaled, where it is")
+
+    def model_post_init(self, _: object) -> None:
+        for kind in self.kinds:
+            if kind not in ATTACKS:
+                raise unknown("kind of attack", kind, ATTACKS)
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        return frozenset(self.kind.split("+"))
+
+    def check(self, method: Method) -> None:
+        """`ConfigError` for an attack that clients of this method have no way to mount."""
+        for kind in sorted(self.kinds - _ANY_METHOD - method.attacks):
+            able = ", ".join(sorted(_ANY_METHOD | method.attacks))
+            raise ConfigError(f"clients of {method.name} have no way to mount {kind!r}: valid are {able}")
 
 
 class RunConfig(Options):

@@ -14,9 +14,9 @@ from ntkfl.data import Federated
 from ntkfl.devices import find_device
 from ntkfl.errors import ConfigError, ModelError, NumericalError
 from ntkfl.federation.build import build_method, build_model, load_data, spelled_out
-from ntkfl.federation.byzantine import Byzantine, ByzantineClients
+from ntkfl.federation.byzantine import ByzantineClients
 from ntkfl.federation.callbacks import Callback, CallbackList, Progress
-from ntkfl.federation.config import RunConfig
+from ntkfl.federation.config import Byzantine, RunConfig
 from ntkfl.federation.evaluation import OwnTestSet
 from ntkfl.federation.local import LocalTransport, SimulatedClients
 from ntkfl.federation.memory_check import available_bytes, check_memory, predicted_bytes
