@@ -182,8 +182,8 @@ def greet(roles: Roles, name: str) -> Identity:
     """Enrol and say hello, as a client that then dies would."""
     folder = roles.folder / "clients" / name
     identity = Identity.of(folder)
-    peer = HttpClient(roles.peers.shuffler.url, folder / "ca.pem").identify(identity.credential, identity.signing)
-    peer.ask("POST", f"/v1/runs/{roles.peers.run}/hello")
+    client = HttpClient(roles.peers.shuffler.url, folder / "ca.pem").identify(identity.credential, identity.signing)
+    client.ask("POST", f"/v1/runs/{roles.peers.run}/hello")
     return identity
 
 

@@ -80,6 +80,6 @@ def simulation(roles: Roles) -> ntkfl.Run:
     """The same run in one process, by one who is enrolled and so knows ρ."""
     method = CPNTKFL(**{k: v for k, v in METHOD.items() if k != "name"})  # type: ignore[arg-type]
     model = build_network(ModelConfig(hidden=(12,)).suited(method), (20,), 10, SEED).double()
-    secret = Identity.of(roles.folder / "clients" / "client-0").seed()
+    secret = Identity.of(roles.folder / "clients" / "client-0").run_secret()
     simulation = Simulation(model, roles.fed, method, clients_per_round=COHORT, seed=SEED, secret=secret)
     return simulation.run(ROUNDS)

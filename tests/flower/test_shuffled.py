@@ -79,7 +79,7 @@ def test_rows_go_past_flower_and_the_weights_are_the_simulations(tmp_path: Path)
         assert len(receipts) == 3 * 3 * 3  # three rounds of upload, losses and evaluation, three clients each
         assert len(set(receipts)) == 3 * 3
         assert not any(reply.content.config_records for reply in grid.replies)
-        rho = Identity.of(roles.folder / "clients" / "client-0").seed().seed.reveal()
+        rho = Identity.of(roles.folder / "clients" / "client-0").run_secret().seed.reveal()
         for message in (*grid.sent, *grid.replies):
             assert rho not in payload_of(message)
 
@@ -125,7 +125,7 @@ def participant_without_shuffler(roles: Roles) -> ShuffledClient:
 def simulation(roles: Roles) -> ntkfl.Run:
     method = CPNTKFL(**{k: v for k, v in METHOD.items() if k != "name"})  # type: ignore[arg-type]
     model = build_network(ModelConfig(hidden=(12,)).suited(method), (20,), 10, 7).to(torch.float64)
-    secret = Identity.of(roles.folder / "clients" / "client-0").seed()
+    secret = Identity.of(roles.folder / "clients" / "client-0").run_secret()
     simulation = Simulation(model, roles.fed, method, clients_per_round=3, seed=7, secret=secret)
     return simulation.run(3)
 

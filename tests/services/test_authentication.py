@@ -1,4 +1,4 @@
-"""Every endpoint there is, called by those who may not: found in the applications, not listed by hand."""
+"""Every endpoint, called without the right to: endpoints are found in the applications, not listed by hand."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Endpoint = tuple[str, str, str]  # service, method, path
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    made = Deployment(tmp_path_factory.mktemp("doors"))
+    made = Deployment(tmp_path_factory.mktemp("endpoints"))
     with made.start_key_server() as key_server, made.start() as shuffler:
         made.urls = {**key_server.urls, **shuffler.urls}
         yield made

@@ -1,4 +1,4 @@
-"""Too many connections, requests and bytes: who works is served, who waits is told when to come back."""
+"""Floods: too many connections, requests and bytes. Working clients are served, the others told when to retry."""
 
 from __future__ import annotations
 
@@ -94,18 +94,18 @@ def closed(raw: ssl.SSLSocket) -> bool:
         return True
 
 
-def test_silent_connections_make_room_the_oldest_first(process: Process, folder: Path) -> None:
+def test_the_longest_idle_connection_is_closed_for_a_new_one(process: Process, folder: Path) -> None:
     url = process.urls["front"]
     with ExitStack() as stack:
-        silent = [stack.enter_context(connection(url, folder)) for _ in range(CONNECTIONS)]
+        idle = [stack.enter_context(connection(url, folder)) for _ in range(CONNECTIONS)]
         with caller(url, folder) as working:
             assert working.get("/health").status_code == 200
-            assert closed(silent[0])
-            assert not closed(silent[-1])
+            assert closed(idle[0])
+            assert not closed(idle[-1])
             assert working.get("/health").status_code == 200  # and keeps the connection it has
 
 
-def test_where_all_connections_are_at_work_the_next_is_told_when_to_come_back(process: Process, folder: Path) -> None:
+def test_where_all_connections_are_at_work_the_next_is_a_503_with_retry_after(process: Process, folder: Path) -> None:
     url = process.urls["front"]
     with ThreadPoolExecutor(CONNECTIONS) as pool, caller(url, folder) as late:
 
@@ -122,12 +122,12 @@ def test_where_all_connections_are_at_work_the_next_is_told_when_to_come_back(pr
         assert late.get("/health").status_code == 200
 
 
-def test_a_reader_who_does_not_read_is_cut_and_costs_no_memory(folder: Path) -> None:
+def test_a_slow_reader_is_cut_and_costs_no_memory(folder: Path) -> None:
     """Thirty ask for 8 MiB each and take none of it: 240 MiB, if each waited in memory."""
     with start(folder, connections=100) as process, ExitStack() as stack:
         before, idle = resident(process.pid), sockets(process.pid)
-        deaf = [stack.enter_context(connection(process.urls["front"], folder)) for _ in range(30)]
-        for raw in deaf:
+        slow = [stack.enter_context(connection(process.urls["front"], folder)) for _ in range(30)]
+        for raw in slow:
             raw.sendall(b"GET /big HTTP/1.1\r\nhost: x\r\n\r\n")
         most = before
         until = time.monotonic() + 30
@@ -138,10 +138,10 @@ def test_a_reader_who_does_not_read_is_cut_and_costs_no_memory(folder: Path) -> 
         assert most - before < 60
         assert 100_000 < unread(process.urls["front"]) < 1_000_000  # nor in the system's memory, for each of them
         with caller(process.urls["front"], folder) as client:
-            assert len(client.get("/big").content) == 8 << 20  # who reads gets all of it
+            assert len(client.get("/big").content) == 8 << 20  # a client that reads gets all of it
         until = time.monotonic() + 20
         while sockets(process.pid) > idle:  # they are really closed, though their peers never take a byte
-            assert time.monotonic() < until, f"{sockets(process.pid) - idle} connections of deaf readers are still open"
+            assert time.monotonic() < until, f"{sockets(process.pid) - idle} connections of slow readers are still open"
             time.sleep(0.1)
         assert "Traceback" not in process.output()
 
@@ -186,7 +186,7 @@ def test_more_connections_than_the_system_has_files_for(folder: Path) -> None:
         assert "Traceback" not in process.output()
 
 
-def test_a_peer_comes_back_when_it_is_told_to(process: Process, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_obeys_retry_after(process: Process, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(asking.time, "sleep", pauses.append)
     assert HttpClient(process.urls["front"], folder / "ca.pem").ask("GET", "/third-time").json() == 3
@@ -195,11 +195,11 @@ def test_a_peer_comes_back_when_it_is_told_to(process: Process, folder: Path, mo
 
 
 @pytest.mark.parametrize(("said", "seconds"), [("7", 7), ("", 0), ("soon", 0), ("-1", 0), ("9999999", 60), ("²", 0)])
-def test_what_a_service_says_is_believed_within_reason(said: str, seconds: float) -> None:
+def test_retry_after_is_obeyed_within_bounds(said: str, seconds: float) -> None:
     assert retry_after(httpx.Response(503, headers={"retry-after": said.encode()})) == seconds
 
 
-def test_one_client_cannot_crowd_out_the_others(tmp_path: Path) -> None:
+def test_requests_under_way_are_limited_per_client(tmp_path: Path) -> None:
     deployment = Deployment(tmp_path)
     with deployment.start() as process, ThreadPoolExecutor(MAX_UNDER_WAY) as pool:
         aggregator, greedy, other = deployment.aggregator(), deployment.client("greedy"), deployment.client("other")

@@ -28,7 +28,7 @@ ENDLESS = 1 << 40
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(tmp_path_factory.mktemp("peer"))
+    return make(tmp_path_factory.mktemp("client"))
 
 
 class Talker:
@@ -72,10 +72,10 @@ def talking(folder: Path, head: str, body: bytes | int, **files: tuple[str, str]
 )
 def test_an_endless_answer_is_cut_off(folder: Path, head: str) -> None:
     with talking(folder, head, ENDLESS) as talker:
-        peer = HttpClient(talker.url, folder / "ca.pem", patience=1)
+        client = HttpClient(talker.url, folder / "ca.pem", patience=1)
         with pytest.raises(MessageError, match=f"more than the {SMALL} bytes"):
-            peer.ask("GET", "/x")
-        peer.close()
+            client.ask("GET", "/x")
+        client.close()
         assert talker.sent < 64 << 20  # what was on its way, in the buffers of both
 
 

@@ -113,7 +113,7 @@ def test_a_stop_lets_requests_end_but_not_for_ever(folder: Path) -> None:
 
 
 def test_an_idle_connection_does_not_hold_up_a_stop(folder: Path) -> None:
-    """One that was used and is kept open, by a peer that will not say goodbye."""
+    """One that was used and is kept open, by a peer that does not answer its closing."""
     with start(folder) as process, caller(process.urls["front"], folder) as kept:
         assert kept.get("/health").status_code == 200
         assert process.stop(timeout=5) == 0  # the bound is 10 s; a kept connection used to take all of it

@@ -31,7 +31,7 @@ def credential(issued: int = 1000, ends: int = 1 << 40) -> Credential:
 ISSUED = credential().issue(SERVER)
 
 
-def test_a_signed_request_tells_who_asks() -> None:
+def test_a_signed_request_gives_the_client_s_credential() -> None:
     headers = sign_request(ISSUED, CLIENT, *ASK)
     assert check_request(headers, SERVER.public, "f", *ASK) == credential()
 
@@ -59,7 +59,7 @@ def test_another_s_credential_is_of_no_use() -> None:
 
 
 @pytest.mark.parametrize("missing", [CREDENTIAL_HEADER, DIGEST_HEADER, SIGNATURE_HEADER])
-def test_an_unsigned_request_is_told_what_it_lacks(missing: str) -> None:
+def test_an_unsigned_request_is_refused_with_what_it_lacks(missing: str) -> None:
     headers = sign_request(ISSUED, CLIENT, *ASK)
     del headers[missing]
     with pytest.raises(Unauthenticated) as refused:
@@ -74,7 +74,7 @@ def test_a_signature_that_is_none_is_refused(signature: str) -> None:
         check_request(headers, SERVER.public, "f", *ASK)
 
 
-def test_who_asks_is_known_before_the_body_is_there() -> None:
+def test_the_client_is_known_before_the_body_is_there() -> None:
     headers = sign_request(ISSUED, CLIENT, *ASK)
     asked, digest = check_headers(headers, SERVER.public, "f", *ASK[:2])
     assert (asked, digest) == (credential(), hashlib.sha256(ASK[2]).digest())

@@ -53,7 +53,7 @@ def test_health(clients: Iterator[EnrollingClient]) -> None:
     assert next(clients).call("GET", "/health").json()["service"] == "key-server"
 
 
-def test_who_does_not_pin_the_authority_does_not_connect(process: Process) -> None:
+def test_a_client_that_does_not_trust_the_authority_does_not_connect(process: Process) -> None:
     with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
         httpx.get(process.urls["key-server"] + "/health", trust_env=False)
 
@@ -159,7 +159,7 @@ def test_keys_nobody_can_use_are_refused(clients: Iterator[EnrollingClient]) -> 
     assert client.enrol().status_code == 200
 
 
-def test_only_who_signs_with_the_credential_s_key_gets_a_seed(clients: Iterator[EnrollingClient]) -> None:
+def test_only_the_holder_of_the_credential_s_key_gets_the_run_s_secret(clients: Iterator[EnrollingClient]) -> None:
     one, other = next(clients), next(clients)
     one.enrol()
     other.enrol()
@@ -207,7 +207,7 @@ def test_the_first_requests_all_at_once_get_one_seed(clients: Iterator[Enrolling
         assert len(set(pool.map(lambda client: client.seed("/v1/runs/race/seed"), persons))) == 1
 
 
-def test_revocation_stops_service_and_is_told_to_others(clients: Iterator[EnrollingClient], folder: Path) -> None:
+def test_revocation_stops_service_and_is_published(clients: Iterator[EnrollingClient], folder: Path) -> None:
     enrolled, fresh = next(clients), next(clients)
     enrolled.enrol()
     enrolled.seed()

@@ -181,7 +181,7 @@ def test_a_key_server_that_is_away_is_asked_again_while_there_is_time(
         own.current()
 
 
-def test_renewed_certificates_are_accepted_by_all_who_pin_the_authority(tmp_path: Path) -> None:
+def test_renewed_certificates_are_accepted_by_all_roles_that_trust_the_authority(tmp_path: Path) -> None:
     """The services start again with new certificates; clients and the aggregator keep the files they were given."""
     deployment = Deployment(tmp_path)
     pinned = (deployment.folder / "clients" / "client-0" / "ca.pem").read_bytes()

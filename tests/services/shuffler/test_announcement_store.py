@@ -89,7 +89,7 @@ def test_reports_are_evaluators_and_bounded() -> None:
         shuffler.report("eva", announced, b"again")
     assert sum(len(shuffler.reports(announced.key)) for announced in rounds) == 8
     assert shuffler.reports(rounds[-1].key) == [b"again"]
-    shuffler.drop("eva")
+    shuffler.set_revoked(frozenset({"eva"}))
     with refusal("revoked"):
         shuffler.report("eva", rounds[-1], b"counts")
     assert shuffler.reports(rounds[-1].key) == []

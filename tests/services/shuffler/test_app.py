@@ -232,13 +232,16 @@ def test_damaged_and_oversized_submissions_are_refused_and_leave_nothing(
 
     headers = sign_request(ada.credential, ada.key, "POST", f"{PREFIX}/rows", b"")
     url = deployment.urls["shuffler"] + f"{PREFIX}/rows"
-    assert refused(ada.http.post(url, content=endless(), headers=headers)) == (413, "too-large")  # its size not told
+    assert refused(ada.http.post(url, content=endless(), headers=headers)) == (
+        413,
+        "too-large",
+    )  # undeclared
     assert refused(ada.http.post(url, content=bytes(20 << 20))) == (401, "unsigned")  # before it is read
     assert aggregator.on(batch.key, "GET").json()["clients"] == 0
     assert ada.ask("POST", "/rows", frame).status_code == 200
 
 
-def test_only_the_aggregators_certificate_opens_its_door(deployment: Deployment, process: Process) -> None:
+def test_only_the_aggregators_certificate_is_accepted_on_its_port(deployment: Deployment, process: Process) -> None:
     url = deployment.urls["shuffler-aggregator"]
     own = deployment.folder / "shuffler"  # signed by the services' authority, not by the aggregator's
     for context in (deployment.tls(), deployment.tls((own / "tls.pem", own / "tls-key.pem"))):
@@ -248,7 +251,7 @@ def test_only_the_aggregators_certificate_opens_its_door(deployment: Deployment,
         ):
             http.get(f"{url}{PREFIX}/latest")
     ada = deployment.client("ada")
-    for path in ("/latest", "/clients", "/batches/1/0"):  # nor is it behind the clients' door
+    for path in ("/latest", "/clients", "/batches/1/0"):  # nor on the clients' port
         assert ada.ask("GET", path).status_code == 404
     assert ada.ask("POST", "/announcements", b"\0\0\0\0mine").status_code == 404
     assert deployment.aggregator().ask("GET", "/latest").status_code == 200

@@ -306,7 +306,7 @@ def test_a_client_revoked_between_two_exchanges_ends_the_round() -> None:
     shuffler.open(batch(LATER, seconds=10.0), DIGEST)
     submit_all(shuffler, LATER)
     assert shuffler.status(LATER).state == "ready"
-    shuffler.drop("bob")
+    shuffler.set_revoked(frozenset({"bob"}))
     with refusal("not-ready"):
         shuffler.release(LATER)
 
@@ -320,7 +320,7 @@ def test_a_revoked_client_is_dropped_and_not_waited_for() -> None:
     shuffler.present("ada", "client")
     submit_all(shuffler, names=("ada", "bob"))
     assert shuffler.status(KEY).clients == 2
-    shuffler.drop("ada")
+    shuffler.set_revoked(frozenset({"ada"}))
     assert shuffler.status(KEY).clients == 1
     assert shuffler.clients("client") == []
     for ask in (lambda: shuffler.submit("ada", said(KEY), rows_of("ada")), lambda: shuffler.present("ada", "client")):

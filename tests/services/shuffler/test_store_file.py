@@ -39,7 +39,7 @@ def test_nothing_in_the_file_says_who_sent_what_after_release(tmp_path: Path, an
             shuffler.submit(name, said(key), rows)
             order += rows if key == KEY else []
     assert cohorts[KEY][0].encode() in on_disk(path)  # the search would find it
-    shuffler.drop(cohorts[KEY][5])
+    shuffler.set_revoked(frozenset({cohorts[KEY][5]}))
     released = shuffler.release(KEY)
 
     content = on_disk(path)

@@ -184,11 +184,11 @@ class Machine(RuleBasedStateMachine):
         model.state = "cancelled"
 
     @rule(client=st.sampled_from(NAMES), really=seldom)
-    def drop(self, client: str, really: bool) -> None:
+    def revoke(self, client: str, really: bool) -> None:
         if not really:
             return
-        self.shuffler.drop(client)
         self.revoked.add(client)
+        assert self.shuffler.set_revoked(frozenset(self.revoked))
         for model in self.models.values():
             if model.state == "open":
                 model.rows.pop(client, None)

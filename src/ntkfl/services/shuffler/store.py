@@ -171,13 +171,8 @@ class Shuffler(AnnouncementStore):
             before = {name for (name,) in db.execute("SELECT client FROM revoked")}
             db.executemany("DELETE FROM revoked WHERE client = ?", ((name,) for name in before - clients))
             for client in sorted(clients - before):
-                _drop(db, client)
+                _revoke(db, client)
             return True
-
-    def drop(self, client: str) -> None:
-        """Take nothing from this client any more, and delete what open batches hold of it."""
-        with self._transaction() as db:
-            _drop(db, client)
 
     def submission_limit(self) -> int:
         """Bytes of the largest submission that an open or recent batch allows: a late client is to be told so."""
@@ -274,7 +269,8 @@ def _tag(salt: bytes, name: str) -> bytes:
     return hashlib.blake2b(name.encode(), key=salt, digest_size=16).digest()
 
 
-def _drop(db: sqlite3.Connection, client: str) -> None:
+def _revoke(db: sqlite3.Connection, client: str) -> None:
+    """Take nothing from this client any more, and delete what open batches hold of it."""
     db.execute("INSERT OR IGNORE INTO revoked VALUES (?)", (client,))
     db.execute("DELETE FROM present WHERE client = ?", (client,))
     db.execute("DELETE FROM reports WHERE evaluator = ?", (client,))
