@@ -73,7 +73,7 @@ def test_a_subclass_is_not_taken_for_the_method_it_derives_from() -> None:
     [
         ("no_such_module:Method", "cannot import 'no_such_module'"),
         (":Method", "cannot import ''"),
-        ("own_method:NoSuch", "no function or class 'NoSuch'"),
+        ("own_method:NoSuch", "no function 'NoSuch'"),
         ("own_method:Message", "is no method"),
         ("torch:zeros", "is no method"),
         ("own_method:Method", "abstract"),
