@@ -176,6 +176,15 @@ def test_old_settings_and_records_are_read_under_their_new_name(tmp_path: Path) 
     assert entry.byzantine == Byzantine(kind="random")
 
 
+def test_attacks_on_an_update_are_combined() -> None:
+    """What is trained on scaled labels is turned round as well."""
+    method = FedAvg(lr=0.01, local_steps=1)
+    task, _, scaled = answers(method, "scaled-labels", 3.0)
+    *_, both = answers(method, "scaled-labels+sign-flip", 3.0)
+    trained, turned = (m[1].arrays["weights"] - task.like for m in (scaled, both))
+    torch.testing.assert_close(turned, -3.0 * trained)
+
+
 @pytest.mark.parametrize("kind", ["scaled-labels", "sign-flip"])
 def test_acknowledgements_are_not_corrupted(kind: str) -> None:
     """FedCOMGATE's second exchange has nothing in it, and is not answered twice."""
