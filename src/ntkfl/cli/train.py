@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ntkfl.report.events import EventFiles
 
 _DATA, _METHOD, _HIDING = "Data and clients", "Method", "What clients hide"
-_METHODS = f"{', '.join(METHODS)} (default ntk-fl)"
+_METHODS = f"{', '.join(METHODS)} (default ntk-fl), or package.module:Class"
 Text: TypeAlias = str | None
 Whole: TypeAlias = int | None
 Real: TypeAlias = float | None
