@@ -40,7 +40,6 @@ def drawn(attack: Byzantine, seed: int, clients: int) -> frozenset[int]:
     return byzantine.ids
 
 
-
 def test_byzantine_clients_are_drawn_from_the_seed() -> None:
     attack = Byzantine(kind="sign-flip", fraction=0.2)
     assert len(drawn(attack, 0, 300)) == 60
@@ -182,6 +181,15 @@ def test_old_settings_and_records_are_read_under_their_new_name(tmp_path: Path) 
     assert '"poisoned"' not in (folder / "history.jsonl").read_text()
     entry = Entry(label="old", method={"name": "fedavg"}, poison={"kind": "random"})  # of a comparison
     assert entry.byzantine == Byzantine(kind="random")
+
+
+def test_attacks_on_an_update_are_combined() -> None:
+    """What is trained on scaled labels is turned round as well."""
+    method = FedAvg(lr=0.01, local_steps=1)
+    task, _, scaled = answers(method, "scaled-labels", 3.0)
+    *_, both = answers(method, "scaled-labels+sign-flip", 3.0)
+    trained, turned = (m[1].arrays["weights"] - task.like for m in (scaled, both))
+    torch.testing.assert_close(turned, -3.0 * trained)
 
 
 @pytest.mark.parametrize("kind", ["scaled-labels", "sign-flip"])

@@ -24,6 +24,7 @@ from ntkfl.federation.build import build_method, describe_method, spelled_out
 from ntkfl.federation.config import RunConfig
 from ntkfl.methods import FedAvg
 from ntkfl.safe_parse import read_toml
+from tests.services.processes import Process
 
 ROOT = Path(__file__).parents[2]
 SIGNS, MOMENTUM = "own_method:SignSGD", "momentum:ServerMomentum"
@@ -74,7 +75,7 @@ def test_a_subclass_is_not_taken_for_the_method_it_derives_from() -> None:
     [
         ("no_such_module:Method", "cannot import 'no_such_module'"),
         (":Method", "cannot import ''"),
-        ("own_method:NoSuch", "no function or class 'NoSuch'"),
+        ("own_method:NoSuch", "no function 'NoSuch'"),
         ("own_method:Message", "is no method"),
         ("torch:zeros", "is no method"),
         ("own_method:Method", "abstract"),
@@ -172,6 +173,32 @@ def test_its_options_are_part_of_a_federations_contract(tmp_path: Path) -> None:
     for role in ("aggregator", "clients/client-0"):
         agreed = read_toml(tmp_path / "made" / role / "federation.toml")["terms"]["method"]
         assert (agreed["name"], agreed["lr"], agreed["shuffle"]) == (SIGNS, 0.01, True)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_federation_of_processes_ends_where_one_process_does(tmp_path: Path) -> None:
+    """Signs of whole gradients leave nothing to chance: the weights are the simulation's."""
+    pytest.importorskip("fastapi", reason="needs the extra services")
+    from tests.deployment.roles import Roles
+
+    method = {"name": SIGNS, "lr": 0.02, "shuffle": True}
+    with Roles(tmp_path, clients=3, evaluators=0, method=method, rounds=2) as roles:
+        roles.key_server()
+        roles.shuffler()
+        folders = [roles.folder / "clients" / f"client-{i}" for i in range(3)]
+        for folder in folders:
+            own = ["--data", roles.data / f"{folder.name}.npz", "--allow-code"]
+            roles.processes.append(Process("-m", "ntkfl", "join", folder, *own, listeners=0))
+        aggregate = ["aggregate", roles.folder / "aggregator", "--out", roles.out, "--allow-code"]
+        aggregator = Process("-m", "ntkfl", *aggregate, listeners=0)
+        roles.processes.append(aggregator)
+        assert aggregator._process.wait(200) == 0, aggregator.output()
+        terms = roles.pins.terms
+        model = terms.build_model(0, allow_code=True)
+        here = ntkfl.train(model, roles.fed, terms.build_method(allow_code=True), rounds=2, clients_per_round=3)
+        for name, value in here.model.state_dict().items():
+            assert torch.allclose(roles.weights()[name], value, rtol=1e-12)
 
 
 @pytest.mark.parametrize(("name", "attacked"), [(SIGNS, False), (MOMENTUM, True)])

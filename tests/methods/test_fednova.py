@@ -7,7 +7,7 @@ import torch
 
 from ntkfl.errors import MessageError
 from ntkfl.methods import FedAvg, FedNova
-from ntkfl.methods.fedavg import report
+from ntkfl.methods.local_training import report
 from ntkfl.wire import Message
 from tests.methods.rounds import one_weight, play, play_rounds, scalar_client, small_clients, small_task
 

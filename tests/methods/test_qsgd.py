@@ -8,7 +8,7 @@ import torch
 import ntkfl.models
 from ntkfl.errors import ConfigError, MessageError, NumericalError
 from ntkfl.methods import QSGD, ClientRound, FedAvg, Task
-from ntkfl.methods.fedavg import report
+from ntkfl.methods.local_training import report
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
 from tests.methods.rounds import gradient, play, small_clients, small_task

@@ -2,7 +2,7 @@
 
 Not finite is plain. Extreme is what measures ten times the median (`Method.extreme`), in any of the ways a method
 measures its rows (`Method.check`): numbers can be finite and still drown every other row, or stall the integration.
-Honest rows stay far below (docs/robustness.md); and the median moves only when half of all rows are lies.
+Honest rows stay far below (docs/robustness.md); and the median moves only when half of all rows are corrupted.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from pydantic import Field
 from torch import Tensor
 
 from ntkfl.methods.base import Outcome, Outgoing, State, Task, check_finite
-from ntkfl.methods.fedavg import FedAvg, mean_loss
+from ntkfl.methods.fedavg import FedAvg
+from ntkfl.methods.local_training import mean_loss
 from ntkfl.wire import Message
 
 

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from ntkfl.errors import ConfigError, MessageError
 from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, check_finite
-from ntkfl.methods.fedavg import mean_loss, report, take_vector
+from ntkfl.methods.local_training import mean_loss, report, take_vector
 from ntkfl.methods.qsgd import Compression
 from ntkfl.wire import Message
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ntkfl.errors import MessageError
 from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, check_finite
-from ntkfl.methods.fedavg import FAIR, LocalTraining, mean_loss, report, take_vector
+from ntkfl.methods.local_training import FAIR, LocalTraining, mean_loss, report, take_vector
 from ntkfl.methods.robust import fair_counts
 from ntkfl.wire import Message
 

@@ -88,8 +88,8 @@ class NTKFL(Replay, RobustRows, NoisySamples):
     ) -> Generator[Outgoing, list[Message], Outcome]:
         w, products = state["weights"], product_budget(state)
         uploads = yield Message("weights", round, {"weights": w})
-        rows = self.gather(task, w, uploads, round)
-        evolution = self.agreeing(rows, lambda own: self.evolve(task, own, products))
+        rows = self.gather(task, w, uploads, round)  # J, f0 and y of all clients
+        evolution = self.agreeing(rows, lambda own: self.evolve(task, own, products))  # to every t of the grid
         candidates = w + evolution.deltas()  # w^(k,t_1) … w^(k,t_Ψ)
         if self.choose == "cohort":
             replies = yield Message("candidates", round, {"weights": candidates})

@@ -17,8 +17,8 @@ from torch import Tensor
 from ntkfl.errors import ConfigError, MessageError, unknown
 from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.corruption import change_of
-from ntkfl.methods.fedavg import LocalTraining, mean_loss, report, take_vector
 from ntkfl.methods.inspection import Corruption
+from ntkfl.methods.local_training import LocalTraining, mean_loss, report, take_vector
 from ntkfl.wire import Message
 from ntkfl.wire.quantize import CODINGS, NORMS, decode_levels, dequantize, encode_levels, norm_count, quantize
 

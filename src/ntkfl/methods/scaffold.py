@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, check_finite
-from ntkfl.methods.fedavg import LocalTraining, mean_loss, report, take_vector
+from ntkfl.methods.local_training import LocalTraining, mean_loss, report, take_vector
 from ntkfl.wire import Message
 
 
