@@ -84,6 +84,19 @@ def test_train_shows_rounds_in_a_terminal_unless_somebody_watches_them(monkeypat
     assert heard == [1, 2, 1, 2]
 
 
+def test_the_time_left_of_a_resumed_run_counts_the_rounds_that_were_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds of 4 s, from the fifth of ten on: 20 s are left after it, whatever the first four took."""
+    clock, screen = Clock(), Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    with RoundLine(10, True, clock) as line:
+        clock.now += 4
+        line.show({"round": 5, "test_accuracy": 0.5, "test_loss": 1.0}, {"seconds": 4.0})
+        assert "round 5 of 10, test accuracy 50.0%, 4 s, 20 s left" in screen.getvalue()
+        clock.now += 8
+        line.show({"round": 6, "test_accuracy": None, "test_loss": 0.25}, {"seconds": 8.0})
+        assert "round 6 of 10, test loss 0.25, 12 s, 24 s left" in screen.getvalue()
+
+
 def test_the_time_left_follows_from_the_pace_and_the_worth_of_pieces(capfd: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     with ProgressBar(10, clock=clock) as bar:
