@@ -194,7 +194,7 @@ def test_a_federation_of_processes_ends_where_one_process_does(tmp_path: Path) -
         aggregator = Process("-m", "ntkfl", *aggregate, listeners=0)
         roles.processes.append(aggregator)
         assert aggregator._process.wait(200) == 0, aggregator.output()
-        terms = roles.pins.terms
+        terms = roles.peers.terms
         model = terms.build_model(0, allow_code=True)
         here = ntkfl.train(model, roles.fed, terms.build_method(allow_code=True), rounds=2, clients_per_round=3)
         for name, value in here.model.state_dict().items():

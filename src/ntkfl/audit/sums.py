@@ -19,7 +19,7 @@ from ntkfl.audit.finding import Finding
 from ntkfl.audit.received import Seen, sums_of
 from ntkfl.audit.sum_attacks import attacks
 from ntkfl.methods import ClientRound
-from ntkfl.methods.statistics import answer
+from ntkfl.methods.batchnorm import answer
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent import Sums
 from ntkfl.tangent.sums import GRADIENT, SAMPLES

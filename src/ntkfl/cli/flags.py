@@ -33,7 +33,7 @@ _SAID = {
     "method.lr": "learning rate",
     "method.local_steps": "local steps of averaging methods",
     "method.batch_size": "local batch size",
-    "poison": "clients that lie, KIND:FRACTION[:SCALE], e.g. sign-flip:0.2:5 (docs/robustness.md)",
+    "byzantine": "clients that corrupt what they reply, KIND:FRACTION[:SCALE], e.g. sign-flip:0.2:5",
 }
 _COMPLETED = {"data.dataset": DATASETS, "data.partition": PARTITIONS, "model.name": MODELS, "method.name": METHODS}
 _TYPES: dict[str, Any] = {"text": str | None, "integer": int | None, "number": float | None, "switch": bool | None}
@@ -94,7 +94,9 @@ def from_schemas() -> tuple[Flag, ...]:
 
     flags = [_flag(f"data.{name}", field, _DATA) for name, field in DataConfig.model_fields.items()]
     flags += [_flag(f"model.{n}", field, _MODEL) for n, field in ModelConfig.model_fields.items() if n != "options"]
-    flags.append(Flag("method.name", "text", f"{', '.join(METHODS)} (default {METHODS[0]})", _METHOD))
+    flags.append(
+        Flag("method.name", "text", f"{', '.join(METHODS)} (default {METHODS[0]}), or package.module:Class", _METHOD)
+    )
     kinds: list[Any] = [methods.Method, *(methods.METHODS[name] for name in METHODS)]
     for panel, names in _METHODS_OWN.items():
         for name in names:

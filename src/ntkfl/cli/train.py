@@ -112,7 +112,7 @@ def _config(given: dict[str, Any], file: Path | None, out: Path | None, resume: 
     else:
         base = _values(file, True) if file else {}
     for key, value in given.items():
-        if not isinstance(value, dict) or key == "poison":
+        if not isinstance(value, dict) or key == "byzantine":
             base[key] = value
         elif key == "method" and "name" in value and value["name"] != base.get("method", {}).get("name"):
             base[key] = value  # another method: the file's options are not its own

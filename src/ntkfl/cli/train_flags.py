@@ -42,7 +42,7 @@ FLAGS = tuple(
             "method.name",
             "text",
             "ntk-fl, cp-ntk-fl, sum-ntk-fl, fedavg, fednova, fedprox, scaffold, fedadam, fedcom, qsgd, "
-            "data-share, centralized (default ntk-fl)",
+            "data-share, centralized (default ntk-fl), or package.module:Class",
             "Method",
         ),
         ("method.kernel", "text", "full (the linearised network) or trace (the paper's) (default full)", "Method"),
@@ -92,6 +92,11 @@ FLAGS = tuple(
         ("hold_out", "integer", "clients set aside as a validation set (default 0)", "Run"),
         ("stop_at", "number", "end once the test accuracy is this", "Run"),
         ("precision", "text", "float32 or float64 (default float32)", "Run"),
-        ("poison", "text", "clients that lie, KIND:FRACTION[:SCALE], e.g. sign-flip:0.2:5 (docs/robustness.md)", "Run"),
+        (
+            "byzantine",
+            "text",
+            "clients that corrupt what they reply, KIND:FRACTION[:SCALE], e.g. sign-flip:0.2:5",
+            "Run",
+        ),
     ]
 )

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import AliasChoices, Field
 
 from ntkfl.data import load
+from ntkfl.data.files import is_data_file
 from ntkfl.errors import ConfigError, DataError, unknown
 from ntkfl.federation.build import build_method
 from ntkfl.federation.config import Byzantine, DataConfig, ModelConfig, RunConfig
@@ -83,7 +84,7 @@ class Comparison(Options):
 
     def with_available_data(self) -> tuple[Comparison, str]:
         """This comparison on data that is available, and a line on why where those are not the ones it names."""
-        if self.data.own:
+        if self.data.own or is_data_file(self.data.dataset):
             return self, ""
         try:
             load(self.data.dataset)

@@ -234,6 +234,8 @@ class Simulation:
             f = self.task.predict(self.task.like, x)
         except Exception as error:  # whatever a user's model raises
             reason = str(error).split("\n")[0]
+            if x.is_floating_point() and "indices" in reason:  # an embedding's
+                reason += "; tokens are whole numbers: say so with from_clients(..., tokens=True)"
             raise ModelError(f"the model fails on inputs of shape {list(x.shape[1:])} as a tensor: {reason}") from error
         if tuple(f.shape) != (len(x), self.data.output_dim):
             raise ModelError(
