@@ -39,9 +39,9 @@ class DataConfig(Options):
 
     @model_validator(mode="before")
     @classmethod
-    def _files_name_their_clients(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def _files_name_their_clients(cls, values: Any) -> Any:
         """Unless told otherwise, rows of a file are dealt as its column `client` says."""
-        named = values.get("dataset")
+        named = values.get("dataset") if isinstance(values, dict) else None  # a file may say `data = 3`
         return {"partition": "client"} | values if isinstance(named, str) and is_data_file(named) else values
 
     def model_post_init(self, _: object) -> None:
