@@ -12,7 +12,7 @@ from typing import BinaryIO
 from ntkfl.errors import ConfigError
 
 PART = ".part"  # the end of a name under which a file is being written
-_PIECE = 1 << 25  # bytes
+PIECE = 1 << 25  # bytes
 
 
 @contextmanager
@@ -40,10 +40,10 @@ def write_atomically(path: Path, content: bytes, on_bytes: Callable[[int], None]
     Flushed piece by piece: nothing can end a process that waits for a disk to take a gigabyte.
     """
     with replacing(path) as file:
-        for start in range(0, len(content), _PIECE):
-            piece = memoryview(content)[start : start + _PIECE]
+        for start in range(0, len(content), PIECE):
+            piece = memoryview(content)[start : start + PIECE]
             file.write(piece)
-            if len(content) > _PIECE:
+            if len(content) > PIECE:
                 file.flush()
                 os.fsync(file.fileno())
             on_bytes(len(piece))

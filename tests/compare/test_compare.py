@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ntkfl.compare.results import Reached, bytes_text, reached_text, spread, summarise
-from ntkfl.compare.search import _edges, score, search
+from ntkfl.compare.search import edges_of, score, search
 from ntkfl.compare.spec import Comparison
 from ntkfl.compare.trials import Cell
 from ntkfl.errors import ConfigError
@@ -144,7 +144,7 @@ def test_halving_continues_only_the_best(tmp_path: Path) -> None:
     ],
 )
 def test_edges(best: dict[str, float], grid: list[float], expected: list[float] | None) -> None:
-    assert _edges(best, {"lr": grid}).get("lr") == expected
+    assert edges_of(best, {"lr": grid}).get("lr") == expected
 
 
 def test_a_failed_cell_scores_nothing(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ntkfl.data import Dirichlet
-from ntkfl.data.dirichlet import _disjoint, _shares, log_dirichlet
+from ntkfl.data.dirichlet import disjoint, log_dirichlet, shares_reading
 from ntkfl.errors import ConfigError
 
 BALANCED = np.repeat(np.arange(10), 6000)  # Fashion-MNIST's labels, sorted
@@ -137,14 +137,14 @@ def test_shares_vary_in_size_around_the_mean() -> None:
 
 def test_shares_split_a_class_in_proportion_by_hand() -> None:
     pools = [np.arange(100), np.arange(100, 200)]
-    shares = _shares(pools, np.log([[0.9, 0.1], [0.6, 0.4]]), np.random.default_rng(0))
+    shares = shares_reading(pools, np.log([[0.9, 0.1], [0.6, 0.4]]), np.random.default_rng(0))
     labels = np.repeat([0, 1], 100)
     np.testing.assert_array_equal(counts(shares, labels), [[60, 20], [40, 80]])  # 0.9 : 0.6 and 0.1 : 0.4
 
 
 def test_an_empty_client_gets_a_row_from_the_largest() -> None:
     pools = [np.arange(10), np.arange(10, 14)]
-    shares = _shares(pools, np.array([[0.0, -900.0], [-900.0, 0.0], [-900.0, -900.0]]), np.random.default_rng(0))
+    shares = shares_reading(pools, np.array([[0.0, -900.0], [-900.0, 0.0], [-900.0, -900.0]]), np.random.default_rng(0))
     assert [len(share) for share in shares] == [9, 4, 1]
     assert shares[2][0] < 10
 
@@ -155,7 +155,7 @@ def test_a_dry_class_is_replaced_by_the_classes_left_in_their_proportion() -> No
     pools = [np.flatnonzero(labels == label) for label in range(3)]
     first = []
     for seed in range(20):
-        shares = _disjoint(pools, np.tile([0.0, -1000.0, -1001.0], (300, 1)), np.random.default_rng(seed))
+        shares = disjoint(pools, np.tile([0.0, -1000.0, -1001.0], (300, 1)), np.random.default_rng(seed))
         n = counts(shares, labels)
         assert (n[:, 0] > 0).sum() == 1  # 30 images, all with the client served first
         first.append(n[n[:, 0] > 0][0])
@@ -167,7 +167,7 @@ def test_a_dry_class_is_replaced_by_the_classes_left_in_their_proportion() -> No
 def test_a_clients_number_says_nothing_about_when_it_is_served() -> None:
     pools = [np.arange(10), np.arange(10, 100)]
     wanting = np.tile([0.0, -1000.0], (10, 1))  # all want class 0, the first one served gets it
-    served = [_disjoint(pools, wanting, np.random.default_rng(seed)) for seed in range(60)]
+    served = [disjoint(pools, wanting, np.random.default_rng(seed)) for seed in range(60)]
     lucky = {next(client for client, share in enumerate(shares) if share.min() < 10) for shares in served}
     assert len(lucky) >= 8
 

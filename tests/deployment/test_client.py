@@ -16,7 +16,7 @@ import torch
 from ntkfl.crypto.hpke import SigningKey
 from ntkfl.crypto.receipt import issue_receipt
 from ntkfl.crypto.row_frames import Announced, BatchKey
-from ntkfl.deployment.client import ShuffledClient, _sequence
+from ntkfl.deployment.client import ShuffledClient, next_sequence
 from ntkfl.deployment.demo_setup import DemoSetup, init
 from ntkfl.deployment.ledger import Ledger
 from ntkfl.errors import ConfigError, DataError, NTKFLError, TrustError
@@ -228,4 +228,4 @@ def test_data_that_are_not_the_terms_are_refused(x: torch.Tensor, y: torch.Tenso
 
 @pytest.mark.parametrize(("said", "after"), [("5", 5), ("9", 9), ("2", 5), ("", 5), ("-3", 5), ("x", 5), ("9" * 30, 5)])
 def test_the_next_announcement_is_never_skipped_nor_asked_for_twice(said: str, after: int) -> None:
-    assert _sequence(said, 4) == after
+    assert next_sequence(said, 4) == after

@@ -115,7 +115,7 @@ def test_a_run_from_python_with_a_secret_of_its_own(tmp_path: Path, reader: Path
 
 
 def test_an_export_that_was_cut_short_is_begun_anew(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ntkfl.atomic._PIECE", 1000)
+    monkeypatch.setattr("ntkfl.atomic.PIECE", 1000)
     out, size, heard = tmp_path / "m", (run / "model.safetensors").stat().st_size, list[int]()
 
     def interrupt(count: int, total: int) -> None:

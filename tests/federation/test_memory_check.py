@@ -12,7 +12,7 @@ from torch import nn
 
 import ntkfl
 from ntkfl.errors import ConfigError
-from ntkfl.federation.memory_check import _BASE, available_bytes, check_memory, predicted_bytes
+from ntkfl.federation.memory_check import BASE_BYTES, available_bytes, check_memory, predicted_bytes
 from ntkfl.methods import NTKFL, FedAvg, Task
 
 MEASURE = """
@@ -20,7 +20,7 @@ import re, torch, ntkfl
 def peak():  # not getrusage, which remembers the size of the process this one was started from
     return 1024 * int(re.search("VmHWM:[^0-9]*([0-9]+)", open("/proc/self/status").read())[1])
 from ntkfl.federation.callbacks import Functions
-from ntkfl.federation.memory_check import _BASE
+from ntkfl.federation.memory_check import BASE_BYTES
 from ntkfl.methods import NTKFL
 torch.manual_seed(0)
 model = ntkfl.models.{model}((1, 28, 28), 10)
@@ -33,7 +33,7 @@ ntkfl.train(model, fed, method, rounds=1, clients_per_round=4, callbacks=[Functi
 after = peak()
 from ntkfl.federation.memory_check import predicted_bytes
 from ntkfl.methods import Task
-expected = predicted_bytes(Task(model, 10, "ce"), method, [{n}] * 4, 4, fed.test[0][:1]) - _BASE
+expected = predicted_bytes(Task(model, 10, "ce"), method, [{n}] * 4, 4, fed.test[0][:1]) - BASE_BYTES
 print(after - before, expected)
 """
 
@@ -59,7 +59,7 @@ def test_it_grows_as_it_should() -> None:
     small = task(ntkfl.models.mlp(784, 100, 10))
 
     def needs(method: ntkfl.methods.Method, clients: int = 10, n: int = 200) -> int:
-        return predicted_bytes(small, method, [n] * 20, clients, probe) - _BASE
+        return predicted_bytes(small, method, [n] * 20, clients, probe) - BASE_BYTES
 
     assert needs(NTKFL(), clients=20) > 1.7 * needs(NTKFL()) - (64 << 20)
     assert needs(NTKFL(codec="dense")) > 50 * (needs(NTKFL()) - (40 << 20))

@@ -27,7 +27,7 @@ time.sleep(60 if sys.argv[3] == "stay" else 0)
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(commands, "RETRY_S", 0.01)
 
 
 def keep(tmp_path: Path, taken_at: int, then: str) -> tuple[int, list[str]]:
@@ -60,7 +60,7 @@ def test_one_that_was_taken_and_ends_is_an_error(tmp_path: Path) -> None:
 
 
 def test_it_is_not_tried_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "_MISSED_S", 0.0)
+    monkeypatch.setattr(commands, "MISSED_S", 0.0)
     with pytest.raises(ConfigError, match="the SuperNode ended: ERROR: Failed to activate SuperNode"):
         keep(tmp_path, 3, "stay")
     assert (tmp_path / "tries").read_text() == "x"

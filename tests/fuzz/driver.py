@@ -132,7 +132,7 @@ def _note(current: mmap.mmap, name: str, data: bytes) -> None:
     current[: 256 + len(data)] = head + data
 
 
-def _noted(current: mmap.mmap) -> tuple[str, bytes]:
+def noted(current: mmap.mmap) -> tuple[str, bytes]:
     name, size = json.loads(current[:256])
     return name, current[256 : 256 + size]
 
@@ -167,7 +167,7 @@ def drive(
                 code = worker.wait()
             if code != 0:
                 try:
-                    name, data = _noted(current)
+                    name, data = noted(current)
                 except ValueError:
                     name, data = "start", b""
                 why = f"hung for {SILENCE_S} s or" if code == -signal.SIGKILL else ""

@@ -75,7 +75,7 @@ def test_the_worker_survives_neither_a_huge_allocation_nor_a_crash_and_the_drive
     """The worker alone, with a decoder that is broken in a way no `except` could catch, or that asks for 4 GiB."""
     import mmap
 
-    from tests.fuzz.driver import _noted
+    from tests.fuzz.driver import noted
 
     note = tmp_path / "case"
     note.write_bytes(bytes(256 + 2 * LARGEST))
@@ -86,7 +86,7 @@ def test_the_worker_survives_neither_a_huge_allocation_nor_a_crash_and_the_drive
     else:
         assert done.returncode < 0  # a signal: the parent then reads which input it was
         with note.open("r+b") as file, mmap.mmap(file.fileno(), 0) as current:
-            assert _noted(current)[1] != b"seed"
+            assert noted(current)[1] != b"seed"
 
 
 def test_cases_repeat_from_their_seed_and_stay_small() -> None:

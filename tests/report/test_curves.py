@@ -8,7 +8,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from ntkfl.report.curves import _label_ticks, _tick
+from ntkfl.report.curves import label_ticks, tick_label
 
 
 @pytest.mark.parametrize("low", [1e-5, 0.7, 3000.0])
@@ -19,7 +19,7 @@ def test_labels_keep_apart(low: float, decades: float) -> None:
     axis = figure.subplots(1, 3)[1]
     axis.set_xscale("log")
     axis.plot([low, low * 10**decades], [0, 1])
-    _label_ticks(axis)
+    label_ticks(axis)
     canvas.draw()
     left, right = axis.get_xlim()
     shown = [label for label in axis.get_xticklabels() if left <= label.get_position()[0] <= right and label.get_text()]
@@ -31,6 +31,6 @@ def test_labels_keep_apart(low: float, decades: float) -> None:
 
 def test_labels_are_plain_numbers_where_those_are_short() -> None:
     numbers = [0.0001, 0.001, 0.5, 20, 100_000, 1_000_000, 2e7]
-    assert [_tick(value, None) for value in numbers] == [
+    assert [tick_label(value, None) for value in numbers] == [
         "$10^{-4}$", "0.001", "0.5", "20", "$10^{5}$", "$10^{6}$", "$2·10^{7}$",
     ]  # fmt: skip

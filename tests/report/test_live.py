@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from ntkfl.cli.watch import _local
+from ntkfl.cli.watch import is_local
 from ntkfl.errors import ConfigError
 from ntkfl.federation.run_folder import RunFolder
-from ntkfl.report.live import Server
+from ntkfl.report.live import LiveServer
 
 Open = Callable[..., Any]
 
@@ -33,8 +33,8 @@ def going(runs: Path, tmp_path: Path) -> RunFolder:
 
 
 @pytest.fixture
-def server(runs: Path, going: RunFolder) -> Iterator[Server]:
-    server = Server([runs, going.path.parent], "127.0.0.1", 0, every=0.05)
+def server(runs: Path, going: RunFolder) -> Iterator[LiveServer]:
+    server = LiveServer([runs, going.path.parent], "127.0.0.1", 0, every=0.05)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     yield server
@@ -43,7 +43,7 @@ def server(runs: Path, going: RunFolder) -> Iterator[Server]:
     server.server_close()
 
 
-def ask(server: Server, path: str, method: str = "GET", host: str | None = None) -> tuple[int, bytes]:
+def ask(server: LiveServer, path: str, method: str = "GET", host: str | None = None) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
     connection.putrequest(method, path, skip_host=host is not None)
     if host is not None:
@@ -56,7 +56,7 @@ def ask(server: Server, path: str, method: str = "GET", host: str | None = None)
 
 
 def test_a_round_appears_by_itself_and_a_stop_is_said(
-    server: Server, going: RunFolder, open_page: Open, shoot: Any
+    server: LiveServer, going: RunFolder, open_page: Open, shoot: Any
 ) -> None:
     name = f"{going.path.parent.name}/going"
     with going.locked():
@@ -86,7 +86,7 @@ def test_a_round_appears_by_itself_and_a_stop_is_said(
     )  # details, asked for on their own
 
 
-def test_a_run_that_begins_later_is_found(server: Server, going: RunFolder, runs: Path, open_page: Open) -> None:
+def test_a_run_that_begins_later_is_found(server: LiveServer, going: RunFolder, runs: Path, open_page: Open) -> None:
     page = open_page(server.url)
     page.locator("tr[data-group]").first.wait_for()
     before = page.locator("tr[data-group]").count()
@@ -97,7 +97,7 @@ def test_a_run_that_begins_later_is_found(server: Server, going: RunFolder, runs
     assert page.locator("tr[data-group]").count() == before + 1
 
 
-def test_it_answers_to_its_own_name_and_gives_nothing_else_away(server: Server, runs: Path) -> None:
+def test_it_answers_to_its_own_name_and_gives_nothing_else_away(server: LiveServer, runs: Path) -> None:
     assert ask(server, "/")[0] == 200
     assert ask(server, "/", host=f"localhost:{server.server_address[1]}")[0] == 200
     assert ask(server, "/", host="evil.example")[0] == 403
@@ -116,7 +116,7 @@ def test_it_answers_to_its_own_name_and_gives_nothing_else_away(server: Server, 
         assert ask(server, "/", method)[0] == 501
 
 
-def test_watching_writes_nothing(server: Server, going: RunFolder) -> None:
+def test_watching_writes_nothing(server: LiveServer, going: RunFolder) -> None:
     def state() -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in going.path.parent.rglob("*")}
 
@@ -127,9 +127,9 @@ def test_watching_writes_nothing(server: Server, going: RunFolder) -> None:
     assert state() == before
 
 
-def test_a_port_in_use_is_one_line(server: Server, tmp_path: Path) -> None:
+def test_a_port_in_use_is_one_line(server: LiveServer, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="choose another --port"):
-        Server([tmp_path], "127.0.0.1", server.server_address[1])
+        LiveServer([tmp_path], "127.0.0.1", server.server_address[1])
 
 
 def test_the_command_serves_loopback_and_leaves_on_ctrl_c(tmp_path: Path) -> None:
@@ -142,9 +142,9 @@ def test_the_command_serves_loopback_and_leaves_on_ctrl_c(tmp_path: Path) -> Non
         assert watching.wait(20) == 0
         assert watching.stderr is not None
         assert watching.stderr.read() == ""
-    assert _local("::1")
-    assert not _local("0.0.0.0")
+    assert is_local("::1")
+    assert not is_local("0.0.0.0")
 
 
-def test_half_an_address_is_no_address(server: Server) -> None:
+def test_half_an_address_is_no_address(server: LiveServer) -> None:
     assert ask(server, "/", host="[::")[0] == 400

@@ -236,7 +236,7 @@ def test_however_samples_are_dealt(name: str, monkeypatch: pytest.MonkeyPatch) -
         for other in more:
             first = first + other
         totals.append(first)
-    monkeypatch.setattr(curvature, "_CPU_NUMBERS", 1)
+    monkeypatch.setattr(curvature, "CPU_NUMBERS", 1)
     totals.append(curvature_sums(model, x, Y, "ce", plan))
     for total in totals:
         assert total.arrays.keys() == whole.arrays.keys()

@@ -363,7 +363,7 @@ class TestRefusals:
             ntkfl.evolve(J, f0, y, steps=[1], loss="ce")
 
     def test_a_cost_without_end_does_not_blame_the_rows(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("ntkfl.tangent.solvers._MOST_PRODUCTS", 10)
+        monkeypatch.setattr("ntkfl.tangent.solvers.MOST_PRODUCTS", 10)
         _, _, J, f0, y = problem()
         with pytest.raises(NumericalError, match="take shorter steps or a larger rtol"):
             ntkfl.evolve(J, f0, y, lr=1.0, steps=[1e6])

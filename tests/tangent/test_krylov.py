@@ -85,7 +85,7 @@ def test_a_short_time_needs_few_products() -> None:
 
 def test_a_space_that_would_grow_too_large_is_integrated(monkeypatch: pytest.MonkeyPatch) -> None:
     J, f0, y = problem("well posed")
-    monkeypatch.setattr(krylov, "_MOST_PRODUCTS", 4)
+    monkeypatch.setattr(krylov, "MOST_PRODUCTS", 4)
     e = ntkfl.evolve(J, f0, y, lr=1.0, steps=[300.0], loss="mse", rtol=1e-6)
     assert e.statistics.accepted > 0
     truth = exact(J, f0, y, 1.0, 300.0)
@@ -106,6 +106,6 @@ def test_a_residual_in_the_null_space_is_kept_while_it_is_harmless() -> None:
 def test_a_space_larger_than_its_first_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     J, f0, y = problem("well posed")
     at_once = ntkfl.evolve(J, f0, y, lr=1.0, steps=TIMES, loss="mse")
-    monkeypatch.setattr(krylov, "_FIRST_ROWS", 2)
+    monkeypatch.setattr(krylov, "FIRST_ROWS", 2)
     grown = ntkfl.evolve(J, f0, y, lr=1.0, steps=TIMES, loss="mse")
     assert (grown.residuals - at_once.residuals).norm() < 1e-8 * at_once.residuals.norm()  # sums in another order

@@ -87,7 +87,7 @@ class TestConvolution:
         assert J.nbytes == 4 * 3 * jacobian_numbers(model, x[:1])
 
     def test_a_few_images_at_a_time_are_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("ntkfl.tangent.layers.convolution._REUSED_NUMBERS", 2 * 2 * 36)  # two images
+        monkeypatch.setattr("ntkfl.tangent.layers.convolution.REUSED_NUMBERS", 2 * 2 * 36)  # two images
         model = Net(lambda m, x: torch.tanh(m.conv(x)).sum((2, 3)), conv=nn.Conv2d(2, 3, 3))
         x = torch.randn(5, 2, 6, 6, dtype=torch.float64)
         block = ntkfl.jacobian(model, x, form="factored").blocks[0]  # type: ignore[attr-defined]
@@ -124,7 +124,7 @@ class TestGram:
 
     @pytest.mark.parametrize("budget", [1, 40, 200])
     def test_of_dense_rows_in_any_memory(self, budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("ntkfl.tangent.factored._DENSE_NUMBERS", budget)
+        monkeypatch.setattr("ntkfl.tangent.factored.DENSE_NUMBERS", budget)
         one, two = self.pair(9, 3, 4)
         for other in (one, two):
             expected = one.densify().values.flatten(1) @ other.densify().values.flatten(1).T
@@ -226,7 +226,7 @@ class TestRecurrent:
 
     def test_a_learned_initial_state_needs_no_pass_per_sample(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """What is dense is differentiated through the unrolled layer too, which batches; the fused one does not."""
-        monkeypatch.setattr("ntkfl.tangent.dense._one_at_a_time", None)
+        monkeypatch.setattr("ntkfl.tangent.dense.one_at_a_time", None)
         model = Net(
             lambda m, x: m.out(m.cell(x, m.start.weight.unsqueeze(1).expand(1, len(x), 3).contiguous())[0][:, -1]),
             start=nn.Embedding(1, 3), cell=nn.GRU(2, 3, batch_first=True), out=nn.Linear(3, 2),

@@ -171,7 +171,7 @@ class TestMatrices:
         """What d2·d or N·k of 2^31 and more would take."""
         assert SparseBlock(torch.ones(1, 1), torch.tensor([[2**31]]), 1, 2**31 + 1).positions.dtype == torch.int64
         narrow, _ = case(6, 3, 10, 7)
-        monkeypatch.setattr(sparse, "_index_type", lambda size: torch.int64)
+        monkeypatch.setattr(sparse, "index_type", lambda size: torch.int64)
         J, _ = case(6, 3, 10, 7)
         assert narrow.tensors()[1].dtype == torch.int32
         assert J.tensors()[1].dtype == torch.int64

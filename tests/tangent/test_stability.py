@@ -71,7 +71,7 @@ def test_a_kernel_that_overflows_in_the_closed_form_is_made_again() -> None:
 
 
 def test_a_flow_too_dear_to_finish_gives_the_candidates_it_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ntkfl.tangent.solvers._MOST_PRODUCTS", 300)
+    monkeypatch.setattr("ntkfl.tangent.solvers.MOST_PRODUCTS", 300)
     J, f0, y = spread_out(1e4, 7000.0)
     whole = ntkfl.evolve(J, f0, y, steps=[1e-3, 1e-2])
     assert not whole.statistics.fallback

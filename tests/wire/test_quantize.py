@@ -18,13 +18,13 @@ from ntkfl.wire.quantize import (
     NORMS,
     Bytes,
     Levels,
-    _omega,
-    _spell,
     decode_levels,
     dequantize,
+    elias_omega,
     encode_levels,
     norm_count,
     quantize,
+    spell,
     top_level,
 )
 
@@ -146,7 +146,7 @@ def test_known_code_words() -> None:
     known[100] = "1011011001000"
     known[1000] = "11100111111010000"
     numbers = np.array([*known, 65_535, 65_536, 2**32, 2**40])
-    for code in (_omega, _spell):
+    for code in (elias_omega, spell):
         words, lengths = code(numbers)
         for number, word, length in zip(numbers.tolist(), words.tolist(), lengths.tolist(), strict=True):
             assert f"{word:0{length}b}" == omega(number)

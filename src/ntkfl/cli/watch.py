@@ -32,20 +32,20 @@ def watch(
 
     Example: ntkfl watch runs
     """
-    from ntkfl.report.live import Server  # slow to import
+    from ntkfl.report.live import LiveServer  # slow to import
 
     for folder in folders:
         if not folder.is_dir():
             raise RunFolderError(f"no such folder: {folder}")
-    if not _local(host) and not plain:
+    if not is_local(host) and not plain:
         raise ConfigError(
             f"{host} is open to other machines and this page is not encrypted: say --plain-http too, or stay on "
             f"127.0.0.1 and forward the port (ssh -L {port}:127.0.0.1:{port} HERE)"
         )
-    server = Server(folders, host, port)
+    server = LiveServer(folders, host, port)
     try:
         typer.echo(f"{server.url}  (Ctrl-C ends it)")
-        if not _local(host):
+        if not is_local(host):
             typer.echo("other machines can connect, and see settings, curves and data counts of these runs", err=True)
         if browser:
             webbrowser.open(server.url)
@@ -56,7 +56,7 @@ def watch(
         leave(0)
 
 
-def _local(host: str) -> bool:
+def is_local(host: str) -> bool:
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -39,7 +39,7 @@ def search(comparison: Comparison, entries: Sequence[Entry], root: Path, run: Ru
         still = {}
         for label, entry in open_entries.items():
             best = max(scores[label], key=lambda s: scores[label][s])
-            edges = _edges(dict(best), grids[label])
+            edges = edges_of(dict(best), grids[label])
             chosen[label] = Chosen(dict(best), scores[label][best], grids[label], sorted(edges))
             if edges and extension < comparison.search.extend:
                 grids[label] = {k: sorted({*values, *edges.get(k, ())}) for k, values in grids[label].items()}
@@ -99,7 +99,7 @@ def _settings(grid: Mapping[str, Sequence[float]]) -> list[Setting]:
     return [tuple(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
-def _edges(best: Mapping[str, float], grid: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+def edges_of(best: Mapping[str, float], grid: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     """For each option whose best value is the first or last of several: the next value beyond."""
     beyond: dict[str, list[float]] = {}
     for name, values in grid.items():

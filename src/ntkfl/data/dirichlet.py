@@ -50,11 +50,11 @@ class Dirichlet(Partition):
         pools = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
         log_mix = log_dirichlet(self.alpha, (self.clients, len(pools)), rng)
         if self.reading == "shares":
-            shares = _shares(pools, log_mix, rng)
+            shares = shares_reading(pools, log_mix, rng)
         elif self.overlap:
             shares = _overlapping(pools, log_mix, rng)
         else:
-            shares = _disjoint(pools, log_mix, rng)
+            shares = disjoint(pools, log_mix, rng)
         return [np.sort(share) for share in shares]
 
 
@@ -79,7 +79,7 @@ def _softmax(logits: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
     return weights
 
 
-def _disjoint(pools: list[Indices], log_mix: NDArray[np.float64], rng: np.random.Generator) -> list[Indices]:
+def disjoint(pools: list[Indices], log_mix: NDArray[np.float64], rng: np.random.Generator) -> list[Indices]:
     """Deal shuffled pools out without replacement, every client to its full size."""
     clients, rows = len(log_mix), sum(map(len, pools))
     left = np.array([len(pool) for pool in pools])
@@ -112,7 +112,7 @@ def _overlapping(pools: list[Indices], log_mix: NDArray[np.float64], rng: np.ran
     return shares
 
 
-def _shares(pools: list[Indices], log_mix: NDArray[np.float64], rng: np.random.Generator) -> list[Indices]:
+def shares_reading(pools: list[Indices], log_mix: NDArray[np.float64], rng: np.random.Generator) -> list[Indices]:
     """Cut every shuffled class at the clients' cumulated shares; an empty client gets one row of the largest client."""
     weights = _softmax(log_mix, axis=0)
     parts = []

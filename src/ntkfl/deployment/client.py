@@ -82,7 +82,7 @@ class ShuffledClient:
             response = self.shuffler.ask("GET", f"{self._path}/announcement?after={sequence}", most=ANNOUNCED)
             if response.status_code == 204:
                 continue
-            sequence = _sequence(response.headers.get("ntkfl-sequence", ""), sequence)
+            sequence = next_sequence(response.headers.get("ntkfl-sequence", ""), sequence)
             try:
                 said = self.heed(response.content)
                 if said is None:
@@ -203,6 +203,6 @@ class ShuffledClient:
         return receipt
 
 
-def _sequence(said: str, before: int) -> int:
+def next_sequence(said: str, before: int) -> int:
     """The number of the announcement just received; the next one, if the shuffler does not say."""
     return max(before + 1, int(said)) if said.isdecimal() and len(said) < 19 else before + 1

@@ -11,13 +11,13 @@ from torch import Tensor
 from ntkfl.errors import ConfigError
 from ntkfl.methods import Method, Task
 
-_BASE = 300 << 20  # the interpreter, torch, and a few weights
+BASE_BYTES = 300 << 20  # the interpreter, torch, and a few weights
 
 
 def predicted_bytes(task: Task, method: Method, sizes: Sequence[int], clients_per_round: int, probe: Tensor) -> int:
     """An estimate of a round's peak: the largest clients there are, all drawn at once."""
     counts = [max(1, round(method.subsample_rate * n)) for n in sorted(sizes)[-clients_per_round:]]
-    return _BASE + method.round_bytes(task, counts, probe)
+    return BASE_BYTES + method.round_bytes(task, counts, probe)
 
 
 def available_bytes(device: torch.device) -> int | None:
@@ -37,7 +37,7 @@ def check_memory(needed: int, available: int | None, method: Method, clients_per
         return f"expects to need about {_giga(needed)}"
     if needed <= available:
         return f"expects to need about {_giga(needed)} of {_giga(available)}"
-    share = max(0.0, 0.9 * (available - _BASE) / (needed - _BASE))
+    share = max(0.0, 0.9 * (available - BASE_BYTES) / (needed - BASE_BYTES))
     rate, clients = share * method.subsample_rate, int(share * clients_per_round)
     ways = [f"subsample_rate {rate:.2g}"] if rate > 0 else []
     ways += [f"{clients} clients a round"] if clients else []

@@ -77,7 +77,7 @@ def free_port() -> int:
 
 
 _NOT_TAKEN = b"Failed to activate SuperNode"  # in the log of one that the SuperLink does not take
-_MISSED_S, _AGAIN_S = 120.0, 5.0
+MISSED_S, RETRY_S = 120.0, 5.0
 
 
 @contextmanager
@@ -121,7 +121,7 @@ def keep_supernode(
     A SuperLink takes no second SuperNode of a client before it has missed the first for a minute, and none whose key
     it does not know. So after a crash, or before the key is admitted, it is started again until it is taken.
     """
-    until = time.monotonic() + _MISSED_S
+    until = time.monotonic() + MISSED_S
     while True:
         before = log.stat().st_size if log.exists() else 0
         with running(command, log) as process:
@@ -134,7 +134,7 @@ def keep_supernode(
         if taken or time.monotonic() > until:
             raise ConfigError(f"the SuperNode ended: {last_line(log)}; its log is {log}")
         say("the SuperLink does not take it: the key is not known there yet, or the last SuperNode not missed; again")
-        if ended.wait(_AGAIN_S):
+        if ended.wait(RETRY_S):
             return
 
 

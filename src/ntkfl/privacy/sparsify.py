@@ -18,7 +18,7 @@ from ntkfl.tangent.jacobian import BlockJacobian, Jacobian
 from ntkfl.tangent.sparse import SparseBlock
 
 # Numbers that are dense at a time: what stays in a CPU's cache, what keeps an accelerator busy.
-_CPU_BUDGET, _BUDGET = 2**20, 2**26
+CPU_BUDGET, _BUDGET = 2**20, 2**26
 
 
 def kept(sparsity: float, size: int) -> int:
@@ -47,7 +47,7 @@ def top_k(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if not len(rows):
         return rows.new_empty(0, k), torch.empty(0, k, dtype=torch.int64, device=rows.device)
     in_numpy = rows.device.type == "cpu" and rows.dtype != torch.bfloat16
-    positions = _select_in_numpy(rows, k) if in_numpy else _select_in_torch(rows, k)
+    positions = select_in_numpy(rows, k) if in_numpy else select_in_torch(rows, k)
     return rows.gather(1, positions) + 0.0, positions  # + 0.0: no minus zero, so that equal rows are equal bytes
 
 
@@ -60,7 +60,7 @@ def sparsify(J: Jacobian, sparsity: float) -> Jacobian:
     k = kept(sparsity, d2 * d)
     if sparsity == 0:
         return J
-    step = max(1, (_CPU_BUDGET if J.device.type == "cpu" else _BUDGET) // (d2 * d))
+    step = max(1, (CPU_BUDGET if J.device.type == "cpu" else _BUDGET) // (d2 * d))
     values = torch.empty(N, k, dtype=J.dtype, device=J.device)
     positions = torch.empty(N, k, dtype=torch.int32 if d2 * d < 2**31 else torch.int64, device=J.device)
     for i in range(0, N, step):
@@ -68,7 +68,7 @@ def sparsify(J: Jacobian, sparsity: float) -> Jacobian:
     return BlockJacobian([SparseBlock(values, positions, d2, d)], d2, d)
 
 
-def _select_in_numpy(rows: Tensor, k: int) -> Tensor:
+def select_in_numpy(rows: Tensor, k: int) -> Tensor:
     """Positions [N, k], a row at a time: numpy partitions integers six times as fast as torch does anything like it."""
     n = rows.shape[1]
     positions = np.empty((len(rows), k), dtype=np.int64)
@@ -87,7 +87,7 @@ def _select_in_numpy(rows: Tensor, k: int) -> Tensor:
     return torch.from_numpy(positions)
 
 
-def _select_in_torch(rows: Tensor, k: int) -> Tensor:
+def select_in_torch(rows: Tensor, k: int) -> Tensor:
     """The same for all rows at once, on any device."""
     N, n = rows.shape
     magnitudes = rows.abs()

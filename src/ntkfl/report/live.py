@@ -102,8 +102,8 @@ def _links(run: Found) -> dict[str, str]:
     return {name: f"files/{run.id}/{quote(name)}" for name in files(run)}
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: Server
+class Handler(BaseHTTPRequestHandler):
+    server: LiveServer
     protocol_version = "HTTP/1.1"
     server_version, sys_version = f"ntkfl/{__version__}", ""
 
@@ -173,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Requests are nobody's news."""
 
 
-class Server(ThreadingHTTPServer):
+class LiveServer(ThreadingHTTPServer):
     """Serves the page until it is shut down."""
 
     daemon_threads = True
@@ -185,7 +185,7 @@ class Server(ThreadingHTTPServer):
         self.watched = Watched(paths)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            super().__init__((host, port), _Handler)
+            super().__init__((host, port), Handler)
         except OSError as error:
             raise ConfigError(
                 f"cannot listen on {host}, port {port}: {error.strerror}; choose another --port"

@@ -29,7 +29,7 @@ from ntkfl.tangent.passes import Plan, substituted
 from ntkfl.tangent.sums import CONSTANT, GRADIENT, INPUTS, OUTPUTS, REST, SAMPLES, Layer, Sums, uncovered
 
 LARGEST = 1024  # rows of a factor; of a larger one only the diagonal is kept
-_CPU_NUMBERS, _NUMBERS = 2**23, 2**27  # alive at once while a chunk is differentiated, as in `tracing.py`
+CPU_NUMBERS, _NUMBERS = 2**23, 2**27  # alive at once while a chunk is differentiated, as in `tracing.py`
 
 
 def curvature_sums(
@@ -49,7 +49,7 @@ def curvature_sums(
     plan = replace(plan, parts=[replace(part, dense=False) for part in plan.parts])
     unmoved = constant_inputs(model, x[:1], plan)
     criterion = find_loss(loss)
-    rows = max(1, (_CPU_NUMBERS if x.device.type == "cpu" else _NUMBERS) // plan.working)
+    rows = max(1, (CPU_NUMBERS if x.device.type == "cpu" else _NUMBERS) // plan.working)
     totals: dict[str, Tensor] = {}
     squares = Y.new_zeros(plan.total)
     layers: list[Layer] = []

@@ -89,7 +89,7 @@ def dense_block(model: nn.Module, x: Tensor, names: list[str]) -> DenseBlock:
         plain = plain or _plain_product(model, x, values, block.values.shape[1])
         if agree(plain[0].reshape(-1) @ block.values.flatten(0, 1), plain[1]):
             return block
-    return _joined(_one_at_a_time(model, x, values), columns)
+    return _joined(one_at_a_time(model, x, values), columns)
 
 
 def agree(ours: Tensor, plain: Tensor) -> bool:
@@ -123,7 +123,7 @@ def _joined(derivatives: Mapping[str, Tensor], columns: Mapping[str, slice]) -> 
     return DenseBlock(torch.cat(flat, dim=-1), tuple(columns.values()))
 
 
-def _one_at_a_time(model: nn.Module, x: Tensor, values: dict[str, Tensor]) -> dict[str, Tensor]:
+def one_at_a_time(model: nn.Module, x: Tensor, values: dict[str, Tensor]) -> dict[str, Tensor]:
     """N·d2 plain backward passes."""
     leaves = {name: value.clone().requires_grad_() for name, value in values.items()}
     rows: dict[str, list[Tensor]] = {name: [] for name in values}

@@ -16,7 +16,7 @@ from torch import Tensor
 from ntkfl.tangent.dense import DenseBlock
 from ntkfl.tangent.jacobian import Block, row_norms
 
-_DENSE_NUMBERS = 2**22  # numbers of a block that a Gram matrix makes dense at a time, on each side
+DENSE_NUMBERS = 2**22  # numbers of a block that a Gram matrix makes dense at a time, on each side
 
 
 class Call(NamedTuple):
@@ -150,7 +150,7 @@ class FactoredBlock(Block):
         Outputs rather than rows are taken in turn, for then nothing is made dense twice, unless one is too large.
         """
         d2 = self.g.shape[1]
-        rows = max(1, _DENSE_NUMBERS // self.columns)
+        rows = max(1, DENSE_NUMBERS // self.columns)
         few = max(1, rows // max(len(self.g), len(other.g), 1))
         out = self.g.new_zeros(len(self.g), len(other.g))
         for i in range(0, len(self.g), rows):

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_MOST_PRODUCTS = 2000
+MOST_PRODUCTS = 2000
 _MOST_NUMBERS = 2**28  # of Q: 2 GiB
-_FIRST_ROWS = 64  # of Q, which doubles when it is full
+FIRST_ROWS = 64  # of Q, which doubles when it is full
 
 
 class Krylov(NamedTuple):
@@ -42,9 +42,9 @@ def linear_flow(
     once t is so large that the rounding of that part would, by more than `tolerance`.
     """
     n, device = start.numel(), start.device
-    most = min(n, _MOST_PRODUCTS, max(2, _MOST_NUMBERS // n - 1))
+    most = min(n, MOST_PRODUCTS, max(2, _MOST_NUMBERS // n - 1))
     size = start.norm()
-    Q = torch.empty(min(most + 1, _FIRST_ROWS), start.numel(), dtype=torch.float64, device=device)
+    Q = torch.empty(min(most + 1, FIRST_ROWS), start.numel(), dtype=torch.float64, device=device)
     Q[0] = start.reshape(-1) / size
     T = torch.zeros(most, most, dtype=torch.float64)
     t = torch.tensor(times, dtype=torch.float64).unsqueeze(1)  # [S, 1]

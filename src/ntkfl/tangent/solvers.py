@@ -17,7 +17,7 @@ from torch import Tensor
 from ntkfl.tangent.chebyshev import MOST_STAGES, Stepper, stepper
 
 _MOST_STEPS = 10_000
-_MOST_PRODUCTS = 50_000  # rounds met so far need hundreds to a few thousand
+MOST_PRODUCTS = 50_000  # rounds met so far need hundreds to a few thousand
 _DOUBT = 0.05  # a slope this wrong, relative to the step's, and the state is not trusted
 _RADIUS_EVERY = 25  # steps between two estimates of the spectral radius; it falls as outputs sharpen
 
@@ -67,7 +67,7 @@ def integrate(
     rho = radius(y)
     h = _first_step(with_field, y, slope, rho, times[-1], rtol) if math.isfinite(rho) else 0.0
     previous_h, previous_error, since_radius = 0.0, 1.0, 0
-    allowed = _MOST_PRODUCTS if most_products is None else min(most_products, _MOST_PRODUCTS)
+    allowed = MOST_PRODUCTS if most_products is None else min(most_products, MOST_PRODUCTS)
     while pending:
         if not math.isfinite(rho):
             stats.stopped = f"the kernel's largest eigenvalue is not finite at time {t:.3g} of {times[-1]:.3g}"

@@ -32,7 +32,7 @@ class SparseBlock(Block):
         size = outputs * columns
         _check(values, positions, size)
         self.values = values
-        self.positions = positions.to(_index_type(size))
+        self.positions = positions.to(index_type(size))
         self.outputs, self.columns = outputs, columns
         self._matrix: Tensor | None = None  # J as [N·d2, d]
         self._transpose: Tensor | None = None
@@ -64,7 +64,7 @@ class SparseBlock(Block):
         """
         N, k = self.values.shape
         size, device = self.outputs * self.columns, self.values.device
-        starts = torch.arange(0, (N + 1) * k, k, dtype=_index_type(max(size, N * k)), device=device)
+        starts = torch.arange(0, (N + 1) * k, k, dtype=index_type(max(size, N * k)), device=device)
         mine = _compressed(starts, self.positions.reshape(-1), self.values.reshape(-1), (N, size))
         # Columns that stay in a CPU's cache; an accelerator wants fewer, larger products.
         most, budget = (32, 2**23) if device.type == "cpu" else (1024, 2**27)
@@ -104,7 +104,7 @@ class SparseBlock(Block):
     def _rows_of_outputs(self) -> Tensor:
         N, k = self.values.shape
         total = N * k
-        index = _index_type(max(total, N * self.outputs, self.columns))
+        index = index_type(max(total, N * self.outputs, self.columns))
         # Positions increase, so an output's entries lie together: those between two multiples of d.
         bounds = torch.arange(self.outputs, device=self.values.device, dtype=self.positions.dtype) * self.columns
         found = torch.searchsorted(self.positions.contiguous(), bounds.expand(N, -1).contiguous())
@@ -115,7 +115,7 @@ class SparseBlock(Block):
 
     def _rows_of_weights(self) -> Tensor:
         N, k = self.values.shape
-        index = _index_type(max(N * k, N * self.outputs, self.columns))
+        index = index_type(max(N * k, N * self.outputs, self.columns))
         flat = self.positions.reshape(-1)
         output = torch.div(self.positions, self.columns, rounding_mode="floor").to(index)
         output += torch.arange(N, device=flat.device, dtype=index).unsqueeze(1) * self.outputs
@@ -144,7 +144,7 @@ def _compressed(pointers: Tensor, indices: Tensor, values: Tensor, shape: tuple[
         return torch.sparse_csr_tensor(pointers, indices.to(pointers.dtype), values, shape)
 
 
-def _index_type(size: int) -> torch.dtype:
+def index_type(size: int) -> torch.dtype:
     return torch.int32 if size < 2**31 else torch.int64
 
 

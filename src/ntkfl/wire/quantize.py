@@ -117,8 +117,8 @@ def _encode_elias(levels: Levels) -> Bytes:
     nonzero = np.flatnonzero(magnitudes)
     count, gaps, sizes = np.array([len(nonzero) + 1]), np.diff(nonzero, prepend=-1), magnitudes[nonzero]
 
-    dense = _omega(magnitudes + 1)
-    sparse = [_omega(numbers) for numbers in (count, gaps, sizes)]
+    dense = elias_omega(magnitudes + 1)
+    sparse = [elias_omega(numbers) for numbers in (count, gaps, sizes)]
     if sum(int(lengths.sum()) for _, lengths in sparse) < int(dense[1].sum()):  # both have the same signs besides
         (head, head_length), (gap, gap_length), (size, size_length) = sparse
         size = size | negative[nonzero] << size_length.astype(np.uint64)  # the sign stands before the magnitude
@@ -132,7 +132,7 @@ def _encode_elias(levels: Levels) -> Bytes:
 
 
 def _decode_elias(data: Bytes, n: int, bits: int) -> Levels:
-    longest = 1 + n * (1 + int(_omega(np.array([top_level(bits) + 1]))[1][0]))
+    longest = 1 + n * (1 + int(elias_omega(np.array([top_level(bits) + 1]))[1][0]))
     if not 0 < len(data) <= -(-longest // 8):
         raise MessageError(f"{len(data)} bytes cannot be {n} Elias-coded levels")
     stream = np.unpackbits(data)
@@ -169,21 +169,21 @@ def _read_sparse(stream: Bytes, values: Ints, ends: Ints, n: int) -> tuple[Ints,
     return levels, end
 
 
-def _omega(numbers: Ints) -> tuple[Words, Ints]:
+def elias_omega(numbers: Ints) -> tuple[Words, Ints]:
     """Elias' ω of numbers from 1 to 2^40: code words, right-aligned, and their lengths."""
     words, lengths = _small_words()
     if numbers.max(initial=0) < len(words):
         return words[numbers], lengths[numbers]
-    return _spell(numbers)
+    return spell(numbers)
 
 
 @functools.cache
 def _small_words() -> tuple[Words, Ints]:
-    words, lengths = _spell(np.maximum(np.arange(1 << 16), 1))
+    words, lengths = spell(np.maximum(np.arange(1 << 16), 1))
     return words, lengths
 
 
-def _spell(numbers: Ints) -> tuple[Words, Ints]:
+def spell(numbers: Ints) -> tuple[Words, Ints]:
     """ω from its end: a zero; before it the number; before that one less than the number's length; until that is 1."""
     words = np.zeros(len(numbers), dtype=np.uint64)
     lengths = np.ones(len(numbers), dtype=np.int64)

@@ -12,7 +12,7 @@ from ntkfl_experiments.bench.race import race, relative
 
 
 def test_turns_alternate_and_rotate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_TURN_SECONDS", 0.0)
+    monkeypatch.setattr(module, "TURN_SECONDS", 0.0)
     order: list[str] = []
     race({name: lambda name=name: order.append(name) for name in "abc"}, 3, Setting())  # type: ignore[misc]
     assert "".join(order) == "abcbcacab"
@@ -22,7 +22,7 @@ def test_best_turn_of_means(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count()
     ticks = iter([0, 2, 4, 10, 11, 14])  # two calls in 4 s, then two in 4 s; the clock is read once more at a start
     monkeypatch.setattr(module.time, "perf_counter", lambda: next(ticks))
-    monkeypatch.setattr(module, "_TURN_SECONDS", 3.0)
+    monkeypatch.setattr(module, "TURN_SECONDS", 3.0)
     timed = race({"a": lambda: next(clock)}, 2, Setting())["a"]
     assert timed.seconds == 2.0
     assert timed.result == 3

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 import torch
 from ntkfl_experiments.bench.rows import Setting
-from ntkfl_experiments.bench.tree import FAN, _through_a_tree, _trained, add_up, climb, depth, tree
+from ntkfl_experiments.bench.tree import FAN, add_up, climb, depth, through_a_tree, trained_with, tree
 
 from ntkfl.methods import ClientRound, SumNTKFL, Task
 from ntkfl.privacy.randomness import Randomness
@@ -75,7 +75,7 @@ def test_a_round_by_a_tree_and_one_by_train_send_the_same_bytes() -> None:
     torch.manual_seed(0)
     x, y = torch.rand(2000, 16), torch.randint(10, (2000,))
     model = torch.nn.Sequential(torch.nn.Linear(16, 4), torch.nn.ReLU(), torch.nn.Linear(4, 10))
-    through, trained = (way(model, x, y, 12, torch.device("cpu")) for way in (_through_a_tree, _trained))
+    through, trained = (way(model, x, y, 12, torch.device("cpu")) for way in (through_a_tree, trained_with))
     assert through["reply"] == trained["reply"]
     assert through["depth"] == 2
     assert 0 < through["adding"] < through["seconds"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from ntkfl_experiments.paper.learning import _ahead, _chosen_t, _fewer_rounds, _near_centralised, first_at, kept, level
+from ntkfl_experiments.paper.learning import ahead, chosen_t, fewer_rounds, first_at, kept, level, near_centralised
 from ntkfl_experiments.paper.settings import CENTRAL, FEDAVG, NOVA, OURS, PAPER, SHARE
 
 from ntkfl.compare.results import Row
@@ -50,29 +50,29 @@ def test_first_crossings_are_averaged_and_one_seed_that_never_arrives_voids_them
 
 @pytest.mark.parametrize(("paper", "agrees"), [(4, True), (5, False)])
 def test_an_order_of_magnitude_is_ten_times(paper: int, agrees: bool) -> None:
-    assert _fewer_rounds(five(paper=paper)).agrees is agrees
+    assert fewer_rounds(five(paper=paper)).agrees is agrees
 
 
 def test_a_level_never_reached_is_no_agreement() -> None:
-    found = _fewer_rounds(five(end=0.6))
+    found = fewer_rounds(five(end=0.6))
     assert found.agrees is False
     assert "never" in found.ours
 
 
 def test_ahead_means_ahead_of_all_three() -> None:
-    assert _ahead(five()).agrees is True
-    found = _ahead(five(end=0.84))
+    assert ahead(five()).agrees is True
+    found = ahead(five(end=0.84))
     assert found.agrees is False
     assert "DataShare, FedNova, FedAvg" in found.note  # ours, at 0.9
 
 
 @pytest.mark.parametrize(("end", "agrees"), [(0.885, True), (0.87, False), (0.95, False)])
 def test_close_to_centralised_means_two_points_either_way(end: float, agrees: bool) -> None:
-    assert _near_centralised(five(end=end)).agrees is agrees
+    assert near_centralised(five(end=end)).agrees is agrees
 
 
 def test_the_chosen_steps_are_counted() -> None:
-    found = _chosen_t(five())
+    found = chosen_t(five())
     assert "median 2000, from 100 to 2000 over 40 rounds" in found.ours
     assert "75%" in found.note
 

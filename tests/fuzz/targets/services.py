@@ -13,13 +13,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from ntkfl.crypto.row_frames import Announced, BatchKey
-from ntkfl.deployment.client import _sequence
+from ntkfl.deployment.client import next_sequence
 from ntkfl.deployment.contract import Terms
 from ntkfl.deployment.ledger import Ledger
 from ntkfl.flower.client import FlowerClient
 from ntkfl.flower.records import notes_of, payload_of
 from ntkfl.flower.transport import one_line
-from ntkfl.report.live import Server, _Handler
+from ntkfl.report.live import Handler, LiveServer
 from ntkfl.services.key_server.store import KeyServer
 from ntkfl.services.shuffler.batch import Batch
 from ntkfl.services.shuffler.store import Shuffler
@@ -141,7 +141,7 @@ def _line(said: str) -> None:
 
 def _watch(scratch: Path) -> Target:
     (scratch / "runs").mkdir()
-    server = Server([scratch / "runs"], "127.0.0.1", 0)
+    server = LiveServer([scratch / "runs"], "127.0.0.1", 0)
     server.closing.set()  # a stream of events ends at once
     head = b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     paths = (b"/", b"/events", b"/details/0123456789ab", b"/files/0123456789ab/config.toml")
@@ -153,7 +153,7 @@ def _watch(scratch: Path) -> Target:
             theirs.settimeout(5)
             ours.sendall(data[:60_000])
             ours.shutdown(socket.SHUT_WR)
-            _Handler(theirs, ("127.0.0.1", 1), server)
+            Handler(theirs, ("127.0.0.1", 1), server)
             theirs.shutdown(socket.SHUT_WR)
             answer = b""
             while part := ours.recv(1 << 16):
@@ -174,7 +174,7 @@ def _answered(scratch: Path) -> list[Target]:
         assert found[0] == found[0].check()
 
     def sequence(data: bytes) -> None:
-        assert 4 <= _sequence(data.decode("latin-1"), 3) < 1 << 63
+        assert 4 <= next_sequence(data.decode("latin-1"), 3) < 1 << 63
 
     words = (b"null", b"-1", b"1e3", b"[", b"true", b'"')
     return [

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ntkfl_experiments.bench.rows import Setting
 
-_TURN_SECONDS = 0.3
+TURN_SECONDS = 0.3
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def race(ways: Mapping[str, Callable[[], Any]], turns: int, setting: Setting) ->
     A turn repeats a short way for a while and takes the mean, as a long way does within a single call: otherwise the
     short one alone could slip into a quiet moment of the machine.
     """
-    names, least = list(ways), 0.0 if setting.quick else _TURN_SECONDS
+    names, least = list(ways), 0.0 if setting.quick else TURN_SECONDS
     best = dict.fromkeys(names, float("inf"))
     results: dict[str, Any] = {}
     for turn in range(1 if setting.quick else turns):

@@ -96,7 +96,7 @@ def _main() -> None:
     x, y = synthetic(_POOL, side) if quick else fashion(_POOL)[:2]
     torch.manual_seed(0)
     model = mlp(side * side, hidden, 10)
-    run = {"tree": _through_a_tree, "train": _trained}[how]
+    run = {"tree": through_a_tree, "train": trained_with}[how]
     run(model, x, y, 2, device)  # libraries warm up, and what a single client needs is there
     before, began = reset_peak(device), time.process_time()
     figures = run(model, x, y, clients, device)
@@ -109,7 +109,7 @@ def _drawn(i: int, pool: int) -> Tensor:
     return torch.randint(pool, (_SAMPLES,), generator=torch.Generator().manual_seed(i))
 
 
-def _through_a_tree(
+def through_a_tree(
     model: torch.nn.Module, x: Tensor, y: Tensor, clients: int, device: torch.device
 ) -> dict[str, float]:
     """One round of `SumNTKFL`: every message in its bytes, the method's own server at the top of the tree."""
@@ -149,7 +149,7 @@ def _through_a_tree(
     }
 
 
-def _trained(model: torch.nn.Module, x: Tensor, y: Tensor, clients: int, device: torch.device) -> dict[str, float]:
+def trained_with(model: torch.nn.Module, x: Tensor, y: Tensor, clients: int, device: torch.device) -> dict[str, float]:
     """The same round by `ntkfl.train`, whose exchange holds all replies at once."""
     import ntkfl
 

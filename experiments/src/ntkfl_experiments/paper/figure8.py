@@ -205,7 +205,7 @@ def attack(context: Context) -> Outcome:
         "pictures are the first training images of Fashion-MNIST; SSIM is their mean",
         *([QUICK_CHOICE] if context.quick else []),
     ]
-    return Outcome(notes, [0], dump(curve), _findings(curve), figure(curve), choices)
+    return Outcome(notes, [0], dump(curve), findings_of(curve), figure(curve), choices)
 
 
 def _at_sparsity(key: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,7 +227,7 @@ def _picture(rows: list[list[float]]) -> Tensor:
     return torch.tensor(rows)[None, None]
 
 
-def _findings(curve: Curve) -> list[Finding]:
+def findings_of(curve: Curve) -> list[Finding]:
     shared = [s for s in curve.sparsities if s in PAPER]
     ours = {a: [curve.at(s, a).mean for s in shared] for a in ATTACKS}
     best = [max(values) for values in zip(*ours.values(), strict=True)]

@@ -75,7 +75,7 @@ def five_methods(context: Context, title: str, name: str, data: DataConfig, choi
     entries = [entry(label, context) for label in (CENTRAL, PAPER, OURS, SHARE, NOVA, FEDAVG)]
     with context.pool() as pool:
         rows, searches = context.compare(comparison(name, context, data, entries, rounds=rounds, seeds=seeds), pool)
-    findings = [_fewer_rounds(rows), _ahead(rows), _near_centralised(rows), _chosen_t(rows)]
+    findings = [fewer_rounds(rows), ahead(rows), near_centralised(rows), chosen_t(rows)]
     said = [*CHOICES, f"{rounds} rounds: the paper gives no number", *choices, *notes]
     return _outcome(context, title, rows, searches, data, rounds, findings, said)
 
@@ -92,7 +92,7 @@ def first_at(row: Row, target: float) -> float | None:
     return None if None in firsts else statistics.mean(f for f in firsts if f is not None)
 
 
-def _fewer_rounds(rows: Sequence[Row]) -> Finding:
+def fewer_rounds(rows: Sequence[Row]) -> Finding:
     at = {row.label: row for row in rows}
     goal, length = level(at[FEDAVG]), at[FEDAVG].length
     need = {label: first_at(at[label], goal) for label in (PAPER, OURS)}
@@ -111,7 +111,7 @@ def _fewer_rounds(rows: Sequence[Row]) -> Finding:
     )
 
 
-def _ahead(rows: Sequence[Row]) -> Finding:
+def ahead(rows: Sequence[Row]) -> Finding:
     at = {row.label: row for row in rows}
     ends = {label: level(at[label]) for label in (PAPER, OURS, SHARE, NOVA, FEDAVG)}
     return Finding(
@@ -123,7 +123,7 @@ def _ahead(rows: Sequence[Row]) -> Finding:
     )
 
 
-def _near_centralised(rows: Sequence[Row]) -> Finding:
+def near_centralised(rows: Sequence[Row]) -> Finding:
     at = {row.label: row for row in rows}
     gaps = {label: 100 * (level(at[label]) - level(at[CENTRAL])) for label in (PAPER, OURS)}
     return Finding(
@@ -136,7 +136,7 @@ def _near_centralised(rows: Sequence[Row]) -> Finding:
     )
 
 
-def _chosen_t(rows: Sequence[Row]) -> Finding:
+def chosen_t(rows: Sequence[Row]) -> Finding:
     row = next(row for row in rows if row.label == PAPER)
     steps = sorted(t for seed in row.steps for t in seed if t is not None)
     middle = statistics.median(steps)

@@ -14,7 +14,7 @@ from ntkfl.tangent.dense import DenseBlock
 from ntkfl.tangent.factored import Call, FactoredBlock, LinearBlock
 from ntkfl.tangent.layers.tape import Tape
 
-_REUSED_NUMBERS = 2**22  # beyond twice this (32 MiB) the C library gives every array fresh pages, which cost more
+REUSED_NUMBERS = 2**22  # beyond twice this (32 MiB) the C library gives every array fresh pages, which cost more
 
 
 class Geometry(NamedTuple):
@@ -194,7 +194,7 @@ class ConvolutionBlock(FactoredBlock):
     def _few_images(self) -> tuple[Tensor, ...]:
         """On a CPU in parts of equal size that reuse memory: up to three times as fast as 4,000 images at once."""
         images = self._images()
-        parts = max(1, math.ceil(images.numel() / _REUSED_NUMBERS)) if images.device.type == "cpu" else 1
+        parts = max(1, math.ceil(images.numel() / REUSED_NUMBERS)) if images.device.type == "cpu" else 1
         return torch.split(images, math.ceil(len(images) / parts))
 
     def _unfolded(self) -> LinearBlock:

@@ -1,0 +1,28 @@
+"""Tests see what users see: none imports, or replaces, a name that begins with an underscore."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent
+OURS = ("ntkfl", "ntkfl_experiments", "tests")
+
+
+def private_names(path: Path) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in OURS:
+            found += [alias.name for alias in node.names if alias.name.startswith("_") and alias.name != "__version__"]
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "setattr":
+            names = [argument.value for argument in node.args[:2] if isinstance(argument, ast.Constant)]
+            parts = [name.split(".")[-1] for name in names if isinstance(name, str)]
+            found += [part for part in parts if part.startswith("_") and not part.startswith("_gram_of")]
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_private_name_is_imported_or_replaced(path: Path) -> None:
+    assert private_names(path) == []
