@@ -105,3 +105,13 @@ def test_the_reader_of_imports_sees_all_kinds(tmp_path: Path) -> None:
     )
     assert set(imports(file, whole=True)) == {"ntkfl.errors", "ntkfl.data", "ntkfl.wire", "ntkfl.tangent.dense"}
     assert set(imports(file, whole=False)) == {"ntkfl.errors", "ntkfl.data"}
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    """One meaning a word: a name in an error or a traceback leads to one class."""
+    homes: dict[str, list[str]] = {}
+    for module, path in MODULES.items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(module)
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}

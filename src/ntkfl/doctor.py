@@ -26,7 +26,7 @@ _ENOUGH_DISK = 1 << 30
 
 
 @dataclass(frozen=True)
-class Finding:
+class Check:
     """One thing looked at. `kind` is good, note (something optional is missing) or bad (something needed is)."""
 
     kind: str
@@ -35,10 +35,10 @@ class Finding:
     advice: str = ""
 
 
-def examine(needs_gpu: bool = False) -> Iterator[Finding]:
+def examine(needs_gpu: bool = False) -> Iterator[Check]:
     """All findings, in the order people would ask."""
-    yield Finding("good", "Python", f"{platform.python_version()}, {sys.executable}")
-    yield Finding("good", "ntkfl", f"{__version__} in {Path(__file__).parent}")
+    yield Check("good", "Python", f"{platform.python_version()}, {sys.executable}")
+    yield Check("good", "ntkfl", f"{__version__} in {Path(__file__).parent}")
     yield from _requirements()
     yield _memory()
     yield _disk()
@@ -47,7 +47,7 @@ def examine(needs_gpu: bool = False) -> Iterator[Finding]:
     yield _cache()
 
 
-def _requirements() -> Iterator[Finding]:
+def _requirements() -> Iterator[Check]:
     """The core's requirements in one line where all is well, and a line an extra."""
     needed: dict[str, list[Requirement]] = {"": []}
     for text in requires("ntkfl") or []:
@@ -61,10 +61,10 @@ def _requirements() -> Iterator[Finding]:
         else:
             kind, what, advice = "bad", "packages", "install again: pip install --upgrade ntkfl, or make venv"
         if wrong:
-            yield Finding(kind, what, ", ".join(wrong), advice)
+            yield Check(kind, what, ", ".join(wrong), advice)
         else:
             have = "" if extra else f"torch {torch.__version__}, {torch.get_num_threads()} threads; "
-            yield Finding("good", what, f"{have}{len(wanted)} package{'s'[: len(wanted) != 1]}, all there")
+            yield Check("good", what, f"{have}{len(wanted)} package{'s'[: len(wanted) != 1]}, all there")
 
 
 def _problem(requirement: Requirement) -> str:
@@ -78,68 +78,68 @@ def _problem(requirement: Requirement) -> str:
     return "" if requirement.specifier.contains(have, prereleases=True) else f"{requirement.name} {have}"
 
 
-def _memory() -> Finding:
+def _memory() -> Check:
     free = available_bytes(torch.device("cpu"))
     if free is None:
-        return Finding(
+        return Check(
             "note", "memory", "cannot be told here", "runs say what they expect to need, and nobody can check it"
         )
     text = f"{free / 2**30:.1f} GiB free, {os.cpu_count()} cores"
     if free >= _ENOUGH_MEMORY:
-        return Finding("good", "memory", text)
-    return Finding(
+        return Check("good", "memory", text)
+    return Check(
         "note", "memory", text, "a run that needs more is refused before it starts, with settings that would fit"
     )
 
 
-def _disk() -> Finding:
+def _disk() -> Check:
     free = shutil.disk_usage(Path.cwd()).free
     text = f"{free / 2**30:.1f} GiB free in {Path.cwd()}"
     if free >= _ENOUGH_DISK:
-        return Finding("good", "disk", text)
-    return Finding("note", "disk", text, "keep runs elsewhere: --out /another/disk/runs")
+        return Check("good", "disk", text)
+    return Check("note", "disk", text, "keep runs elsewhere: --out /another/disk/runs")
 
 
-def _gpu(needed: bool) -> Finding:
+def _gpu(needed: bool) -> Check:
     missing = "bad" if needed else "note"
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
         name = torch.cuda.get_device_name()
-        return Finding(
+        return Check(
             "good", "GPU", f"{name}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free; use it with --device cuda"
         )
     if shutil.which("nvidia-smi") is None:
-        return Finding(missing, "GPU", "none", "not needed: a paper-scale server update takes seconds on two cores")
+        return Check(missing, "GPU", "none", "not needed: a paper-scale server update takes seconds on two cores")
     if torch.version.cuda is None:
         advice = "install a CUDA build of torch over it, see https://pytorch.org/get-started/locally"
-        return Finding(missing, "GPU", f"there, but torch {torch.__version__} is built for the CPU alone", advice)
+        return Check(missing, "GPU", f"there, but torch {torch.__version__} is built for the CPU alone", advice)
     advice = "check with nvidia-smi that the driver is loaded and new enough"
-    return Finding(missing, "GPU", f"there, but torch (CUDA {torch.version.cuda}) cannot use it", advice)
+    return Check(missing, "GPU", f"there, but torch (CUDA {torch.version.cuda}) cannot use it", advice)
 
 
-def _datasets() -> Iterator[Finding]:
+def _datasets() -> Iterator[Check]:
     for name in CATALOG:
         try:
             found = locate(name)
         except NTKFLError as error:
-            yield Finding("bad", "data", str(error))
+            yield Check("bad", "data", str(error))
             return
         if found:
-            yield Finding("good", "data", f"{name}, {found.where}")
+            yield Check("good", "data", f"{name}, {found.where}")
         elif CATALOG[name].downloads:
-            yield Finding(
+            yield Check(
                 "note", "data", f"{name} is not here", f"downloaded on first use, or now: ntkfl data fetch {name}"
             )
         else:
-            yield Finding("note", "data", f"{name} is not here", f"ntkfl data fetch {name} says how to make it")
+            yield Check("note", "data", f"{name} is not here", f"ntkfl data fetch {name} says how to make it")
 
 
-def _cache() -> Finding:
+def _cache() -> Check:
     folder = cache_folder()
     existing = next(p for p in (folder, *folder.parents) if p.exists())
     try:
         with tempfile.TemporaryFile(dir=existing):
-            return Finding("good", "cache", f"{folder} can be written")
+            return Check("good", "cache", f"{folder} can be written")
     except OSError as error:
         advice = "set XDG_CACHE_HOME to a folder of yours, or NTKFL_DATA to where the data are"
-        return Finding("note", "cache", f"{folder} cannot be written: {error.strerror}", advice)
+        return Check("note", "cache", f"{folder} cannot be written: {error.strerror}", advice)

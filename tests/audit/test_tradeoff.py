@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from ntkfl.audit import tradeoff
-from ntkfl.audit.tradeoff import Row, markdown, verdict
+from ntkfl.audit.tradeoff import TradeoffRow, markdown, verdict
 from ntkfl.compare.spec import Comparison
 from ntkfl.privacy.accounting import SIMULATED
 
 
-def _row(label: str, name: str, value: float) -> Row:
+def _row(label: str, name: str, value: float) -> TradeoffRow:
     leaks = {"picture": ((value, 0.4), (value, 0.4))}
-    return Row(label, {"name": name}, (0, 1), (0.8, 0.9), (10.0, 12.0), leaks, (), ())
+    return TradeoffRow(label, {"name": name}, (0, 1), (0.8, 0.9), (10.0, 12.0), leaks, (), ())
 
 
 def test_verdicts_are_against_the_first_of_the_same_kind() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkfl.audit.analytic import Layer, linear_layers
+from ntkfl.audit.analytic import LinearLayer, linear_layers
 from ntkfl.audit.unmixing import (
     counts_by_logits,
     counts_by_public,
@@ -24,7 +24,7 @@ IN, HIDDEN, OUT = 20, 30, 4
 FINE = 2.0**-45  # float64 that was added up
 
 
-def scene(samples: int, seed: int = 0) -> tuple[list[Layer], Tensor, Tensor, Tensor, Tensor]:
+def scene(samples: int, seed: int = 0) -> tuple[list[LinearLayer], Tensor, Tensor, Tensor, Tensor]:
     """(layers, x in 0..1, y, the sum of gradients [d], Σ v vᵀ) of a network of two layers in float64."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(IN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, OUT)).double()

@@ -27,7 +27,7 @@ _AT_ONCE = 4  # rows that are dense at a time
 
 
 @dataclass(frozen=True)
-class Layer:
+class LinearLayer:
     """A linear layer's place in the flat weights: ∂f/∂W [d2, n_out, n_in] at `weight`, ∂f/∂b [d2, n_out] at `bias`."""
 
     module: nn.Linear
@@ -35,16 +35,16 @@ class Layer:
     bias: slice | None
 
 
-def linear_layers(model: nn.Module) -> list[Layer]:
+def linear_layers(model: nn.Module) -> list[LinearLayer]:
     """The linear layers at the front of a perceptron: [flatten,] linear[, ReLU, linear]; [] for other networks."""
     slices = column_slices(trainable(model))
     leaves = [(name, m) for name, m in model.named_modules() if not list(m.children())]
     leaves = [(name, m) for name, m in leaves if not isinstance(m, nn.Flatten | nn.Identity | nn.Dropout)]
-    layers: list[Layer] = []
+    layers: list[LinearLayer] = []
     for name, module in leaves[:3]:
         prefix = f"{name}." if name else ""
         if isinstance(module, nn.Linear) and f"{prefix}weight" in slices:
-            layers.append(Layer(module, slices[f"{prefix}weight"], slices.get(f"{prefix}bias")))
+            layers.append(LinearLayer(module, slices[f"{prefix}weight"], slices.get(f"{prefix}bias")))
         elif not (isinstance(module, nn.ReLU) and layers):
             break
     return layers
@@ -81,7 +81,7 @@ def invert(model: nn.Module, J: Jacobian, prior: Prior | None = None) -> Recover
     return Recovery(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
 
-def _from_entries(layers: list[Layer], J: Tensor, prior: Prior | None) -> tuple[Tensor, Tensor, Tensor]:
+def _from_entries(layers: list[LinearLayer], J: Tensor, prior: Prior | None) -> tuple[Tensor, Tensor, Tensor]:
     """(x, known, bound) from J [n, d2, d], in which entries that were not sent are zero."""
     hidden, seen = None, None
     if len(layers) > 1 and layers[1].bias is not None:
@@ -96,7 +96,7 @@ def _from_entries(layers: list[Layer], J: Tensor, prior: Prior | None) -> tuple[
     return x, known, bound
 
 
-def vote(layer: Layer, J: Tensor, sensitivities: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def vote(layer: LinearLayer, J: Tensor, sensitivities: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """A linear layer's inputs a [n, n_in], which of them any entry tells, and g [n, d2·n_out], by least squares on the
     entries that are there: ∂f/∂[W, b] = g ⊗ [a, 1], with the last factor pinned. `sensitivities` are g where the
     weights give them. A row whose biases were all left out and whose g is not given has no scale: nothing is claimed.
@@ -119,7 +119,7 @@ def vote(layer: Layer, J: Tensor, sensitivities: Tensor | None) -> tuple[Tensor,
     return a, weight > 0, g
 
 
-def _sensitivities(layers: list[Layer], J: Tensor, hidden: Tensor | None) -> Tensor | None:
+def _sensitivities(layers: list[LinearLayer], J: Tensor, hidden: Tensor | None) -> Tensor | None:
     """g of the first of two layers, [n, d2·n_out]: the second's weights, for units that are on. The weights are public,
     and a unit of which anything but zero came is on.
     """
@@ -135,7 +135,7 @@ def _sensitivities(layers: list[Layer], J: Tensor, hidden: Tensor | None) -> Ten
 
 
 def _refine(
-    layer: Layer, x: Tensor, known: Tensor, bound: Tensor, hidden: Tensor, seen: Tensor, prior: Prior | None
+    layer: LinearLayer, x: Tensor, known: Tensor, bound: Tensor, hidden: Tensor, seen: Tensor, prior: Prior | None
 ) -> Tensor:
     """Unknown coordinates [n_in] from the equations W_h x + b_h = hidden_h of units that are on.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ntkfl.audit.analytic import invert, linear_layers
 from ntkfl.audit.capture import Capture
-from ntkfl.audit.received import Rows
+from ntkfl.audit.received import ReceivedRows
 from ntkfl.tangent.jacobian import BlockJacobian
 from ntkfl.tangent.sparse import SparseBlock
 
@@ -28,7 +28,7 @@ class Inputs:
     known: Tensor
 
 
-def seen_inputs(capture: Capture, rows: Rows) -> Inputs | None:
+def seen_inputs(capture: Capture, rows: ReceivedRows) -> Inputs | None:
     """None where the rows tell nothing of inputs."""
     model = capture.task.at(capture.weights)
     layers = linear_layers(model)

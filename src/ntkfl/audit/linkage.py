@@ -16,7 +16,7 @@ from scipy.optimize import linear_sum_assignment
 from ntkfl.audit.capture import Capture
 from ntkfl.audit.finding import Finding
 from ntkfl.audit.inputs import Inputs, distances, seen_inputs
-from ntkfl.audit.received import Rows, rows_of, sends_rows
+from ntkfl.audit.received import ReceivedRows, rows_of, sends_rows
 
 NAMES = {
     "rows of one sender, within a round": "which rows share a sender",
@@ -47,7 +47,7 @@ def attack(capture: Capture, seed: int = 0, *, earlier: Sequence[Capture] = ()) 
     return [*found, *collusion(capture)]
 
 
-def within(capture: Capture, rows: Rows, z: Inputs | None) -> Finding:
+def within(capture: Capture, rows: ReceivedRows, z: Inputs | None) -> Finding:
     """For each row, the row likeliest of the same sender: of the same label, and nearest. One value a client.
 
     `values` count hits; the guess is a row picked at random. Labels alone are in the details.
@@ -72,7 +72,7 @@ def within(capture: Capture, rows: Rows, z: Inputs | None) -> Finding:
     return _finding("rows of one sender, within a round", "which rows share a sender", values, guess, says, details)
 
 
-def by_losses(capture: Capture, rows: Rows, z: Inputs | None) -> Finding | None:
+def by_losses(capture: Capture, rows: ReceivedRows, z: Inputs | None) -> Finding | None:
     """Rows of candidate losses matched to rows of the upload by the losses each upload predicts: from its input where
     that is had whole, else along its own Jacobian.
     """

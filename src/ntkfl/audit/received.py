@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ntkfl.audit.analytic import Layer
+from ntkfl.audit.analytic import LinearLayer
 from ntkfl.audit.capture import Capture
 from ntkfl.methods.inspection import LocalUpdate
 from ntkfl.tangent import Jacobian, Sums, concatenate
@@ -18,7 +18,7 @@ from ntkfl.wire.halves import EXPONENTS, unpack_halves
 
 
 @dataclass(frozen=True)
-class Rows:
+class ReceivedRows:
     """J [n, d2, d] in the form it came in, outputs [n, d2], labels [n]; `index` are the rows' places in the round."""
 
     J: Jacobian
@@ -49,7 +49,7 @@ def spread(capture: Capture, count: int) -> list[int]:
     return [i * total // count for i in range(count)]
 
 
-def rows_of(capture: Capture, wanted: Sequence[int] | None = None) -> Rows:
+def rows_of(capture: Capture, wanted: Sequence[int] | None = None) -> ReceivedRows:
     """The rows `wanted` (places in the round, ascending; all if None)."""
     at, parts = 0, []
     for upload in capture.uploads:
@@ -60,7 +60,7 @@ def rows_of(capture: Capture, wanted: Sequence[int] | None = None) -> Rows:
             parts.append((J[index], outputs[index], labels[index], index + at))
         at += len(J)
     Js, *tensors = zip(*parts, strict=True)
-    return Rows(concatenate(list(Js)), *(torch.cat(t) for t in tensors))
+    return ReceivedRows(concatenate(list(Js)), *(torch.cat(t) for t in tensors))
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Seen:
         """As the sums describe them; none where they are a gradient alone."""
         return self.sums.layers() if any("/" in name for name in self.sums.arrays) else []
 
-    def factor(self, layer: Layer) -> Tensor | None:
+    def factor(self, layer: LinearLayer) -> Tensor | None:
         """A linear layer's Σ v vᵀ [m, m] with v = [input, 1]; None where it did not come whole."""
         shaped = self.layer(layer.weight.start)
         if shaped is None or shaped.inputs is None or shaped.inputs.diagonal or layer.bias is None:

@@ -15,7 +15,7 @@ from ntkfl.audit.capture import Capture
 from ntkfl.audit.deep_leakage import Settings, match_gradient, match_jacobian, match_update, reconstruct
 from ntkfl.audit.finding import Finding
 from ntkfl.audit.measures import best_ssim, guesses, psnr, relative_error, ssim
-from ntkfl.audit.received import Rows, local_updates, rows_of, sends_rows, spread
+from ntkfl.audit.received import ReceivedRows, local_updates, rows_of, sends_rows, spread
 
 INSIDERS = ("aggregator+client", "aggregator+key-server")  # who has P beside the rows
 _SHOWN = 8
@@ -72,7 +72,7 @@ def deep_sum(capture: Capture, seed: int = 0, *, batch: int = 4, settings: Setti
 
 
 def _score(
-    attack: str, capture: Capture, rows: Rows, found: Tensor, more: dict[str, Any], noise: float
+    attack: str, capture: Capture, rows: ReceivedRows, found: Tensor, more: dict[str, Any], noise: float
 ) -> list[Finding]:
     """Findings of network inputs recovered for these rows: of z or x, and, with P, of x behind z, which takes `noise`
     for the part of z² that is wrong.

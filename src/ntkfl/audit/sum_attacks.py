@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ntkfl.audit import membership
-from ntkfl.audit.analytic import Layer, linear_layers
+from ntkfl.audit.analytic import LinearLayer, linear_layers
 from ntkfl.audit.capture import Capture
 from ntkfl.audit.deep_leakage import Settings, match_gradient, reconstruct
 from ntkfl.audit.descent import Loss
@@ -52,7 +52,7 @@ def attacks(capture: Capture, held: list[Seen], role: str, of: str, seed: int, q
 # -- Inputs ----------------------------------------------------------------------------------------------------------
 
 
-def _front(capture: Capture) -> list[Layer]:
+def _front(capture: Capture) -> list[LinearLayer]:
     """The linear layers at the front, with the broadcast weights; a first one has to have a bias."""
     layers = linear_layers(capture.task.at(capture.weights))
     return layers if layers and layers[0].bias is not None else []

@@ -51,7 +51,7 @@ COLUMNS: dict[str, tuple[tuple[str, str, str], ...]] = {
 
 
 @dataclass(frozen=True)
-class Row:
+class TradeoffRow:
     """One configuration over its seeds: [seed] of each number; a leak is (value, guess), or None where not attacked."""
 
     label: str
@@ -116,7 +116,7 @@ def run(
     say: Callable[[str], None] = print,
     workers: int = 1,
     planned: Callable[[int], None] = lambda _: None,
-) -> list[Row]:
+) -> list[TradeoffRow]:
     """Every cell of the table, kept in `cache` as it is finished; rows in the order of the file. With `workers`, so
     many cells at a time, each in a process of its own. `planned` hears how many there are to do, `say` of each.
     """
@@ -166,7 +166,7 @@ def _prepared(config: str) -> Federated:
     return load_data(RunConfig.model_validate_json(config))
 
 
-def verdict(row: Row, rows: Sequence[Row], column: str) -> str:
+def verdict(row: TradeoffRow, rows: Sequence[TradeoffRow], column: str) -> str:
     """stopped, reduced or unchanged against the first row of the same kind of method; "" for that row itself."""
     family = [r for r in rows if _family(r) == _family(row)]
     mine, first = row.finding(column), family[0].finding(column)
@@ -175,7 +175,7 @@ def verdict(row: Row, rows: Sequence[Row], column: str) -> str:
     return mine.against(first).verdict or ""
 
 
-def markdown(rows: Sequence[Row]) -> str:
+def markdown(rows: Sequence[TradeoffRow]) -> str:
     """The table for people: means over seeds, each leak with its verdict."""
     header = ["configuration", "accuracy", "MiB up", "ε (simulated)", *COLUMNS]
     lines = [header, ["---"] * len(header)]
@@ -191,7 +191,7 @@ def markdown(rows: Sequence[Row]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def write(folder: Path, comparison: Comparison, rows: Sequence[Row], command: str) -> None:
+def write(folder: Path, comparison: Comparison, rows: Sequence[TradeoffRow], command: str) -> None:
     """results.json, table.md and tradeoff.png."""
     folder.mkdir(parents=True, exist_ok=True)
     document = {
@@ -210,7 +210,7 @@ def write(folder: Path, comparison: Comparison, rows: Sequence[Row], command: st
     plot(rows, folder / "tradeoff.png", f"{comparison.data.dataset}, round {comparison.rounds}")
 
 
-def plot(rows: Sequence[Row], path: Path, title: str) -> None:
+def plot(rows: Sequence[TradeoffRow], path: Path, title: str) -> None:
     """Accuracy against four leaks, each as the part of the way from a guess to everything."""
     figure = Figure(figsize=(15, 7.5), layout="constrained")
     shown = ("picture", "picture, with a client", "label", "member, by rows")
@@ -234,14 +234,14 @@ def plot(rows: Sequence[Row], path: Path, title: str) -> None:
         figure.savefig(file, format=path.suffix[1:] or "png", dpi=110, bbox_inches="tight")
 
 
-def _row(entry: Entry, seeds: Sequence[int], cells: Sequence[Mapping[str, Any]]) -> Row:
+def _row(entry: Entry, seeds: Sequence[int], cells: Sequence[Mapping[str, Any]]) -> TradeoffRow:
     leaks = {}
     for column, wanted in COLUMNS.items():
         pairs = [_pick(cell["findings"], wanted) for cell in cells]
         if all(pair is not None for pair in pairs):
             leaks[column] = tuple(pair for pair in pairs if pair is not None)
     promised = cells[0]["guarantees"]
-    return Row(
+    return TradeoffRow(
         entry.label,
         entry.method,
         tuple(seeds),
@@ -270,7 +270,7 @@ def _pick(
     return None
 
 
-def _family(row: Row) -> str:
+def _family(row: TradeoffRow) -> str:
     return "rows" if row.method["name"] in ("ntk-fl", "cp-ntk-fl") else "updates"
 
 
@@ -279,7 +279,7 @@ def _percent(values: Sequence[float]) -> str:
     return f"{100 * statistics.fmean(values):.1f}{spread}"
 
 
-def _epsilon(row: Row) -> str:
+def _epsilon(row: TradeoffRow) -> str:
     """One round's, and the least over the run."""
     if not row.epsilon:
         return "none"
@@ -289,6 +289,6 @@ def _epsilon(row: Row) -> str:
     return f"{one} a {unit} and round" + (f", {least:.3g} in all" if rest and math.isfinite(least) else "")
 
 
-def _plain(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
+def _plain(row: TradeoffRow, rows: Sequence[TradeoffRow]) -> dict[str, Any]:
     verdicts = {column: verdict(row, rows, column) for column in COLUMNS if row.finding(column) is not None}
     return {**row.__dict__, "verdicts": {column: said for column, said in verdicts.items() if said}}

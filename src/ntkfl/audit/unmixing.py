@@ -17,7 +17,7 @@ import torch
 from scipy.optimize import nnls
 from torch import Tensor
 
-from ntkfl.audit.analytic import Layer
+from ntkfl.audit.analytic import LinearLayer
 from ntkfl.audit.descent import minimise
 
 _FIRM, _NORM = 100.0, 5.0  # weights of the sensitivities, and of |q| = 1
@@ -26,14 +26,14 @@ _ALIKE = 0.5  # |cos| from which two rows of Q are taken for one
 _DRAWN = 4096
 
 
-def layer_gradient(layer: Layer, gradient: Tensor) -> Tensor:
+def layer_gradient(layer: LinearLayer, gradient: Tensor) -> Tensor:
     """A linear layer's columns of a gradient [d] as Σ δ vᵀ, [n_out, n_in + 1]."""
     assert layer.bias is not None
     W = gradient[layer.weight].view(layer.module.out_features, layer.module.in_features)
     return torch.cat([W, gradient[layer.bias].unsqueeze(1)], 1)
 
 
-def ratios(layer: Layer, gradient: Tensor) -> Tensor:
+def ratios(layer: LinearLayer, gradient: Tensor) -> Tensor:
     """∂/∂W over ∂/∂b for each unit that a sum moved, [units, n_in]: of one sample its input, of more a blend each."""
     both = layer_gradient(layer, gradient)
     W, b = both[:, :-1], both[:, -1]
@@ -41,7 +41,7 @@ def ratios(layer: Layer, gradient: Tensor) -> Tensor:
     return W[moved] / b[moved, None]
 
 
-def single(layer: Layer, gradient: Tensor) -> Tensor:
+def single(layer: LinearLayer, gradient: Tensor) -> Tensor:
     """The one input behind a gradient, [1, n_in], by least squares over units: Σ b W / Σ b²."""
     both = layer_gradient(layer, gradient)
     W, b = both[:, :-1], both[:, -1]
@@ -68,8 +68,8 @@ def outside(gradient: Tensor, v: Tensor, resolution: float) -> Tensor:
 
 
 def unmix(
-    first: Layer,
-    second: Layer,
+    first: LinearLayer,
+    second: LinearLayer,
     A: Tensor,
     gradient: Tensor,
     samples: int,

@@ -23,7 +23,7 @@ BUILT_IN = "built in"
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogEntry:
     """One dataset: facts, how to recognise and read it in a folder, and how to get it."""
 
     classes: int
@@ -38,7 +38,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Found:
+class Location:
     """A whole copy of a dataset: its folder (None for a built-in one) and its size on disk."""
 
     folder: Path | None
@@ -50,8 +50,8 @@ class Found:
         return BUILT_IN if self.folder is None else str(self.folder)
 
 
-CATALOG: dict[str, Entry] = {
-    "fashion-mnist": Entry(
+CATALOG: dict[str, CatalogEntry] = {
+    "fashion-mnist": CatalogEntry(
         classes=10,
         mean=(0.2860,),
         std=(0.3530,),
@@ -62,7 +62,7 @@ CATALOG: dict[str, Entry] = {
         advice="`apt-get install dataset-fashion-mnist` (Debian, Ubuntu)",
         package=("dataset-fashion-mnist", "usr/share/datasets/fashion-mnist"),
     ),
-    "mnist": Entry(
+    "mnist": CatalogEntry(
         classes=10,
         mean=(0.1307,),
         std=(0.3081,),
@@ -71,7 +71,7 @@ CATALOG: dict[str, Entry] = {
         read=partial(mnist.read_with_writers, files=mnist.MNIST),
         downloads=mnist.MNIST_DOWNLOADS,
     ),
-    "femnist": Entry(
+    "femnist": CatalogEntry(
         classes=femnist.CLASSES,
         mean=(0.0375,),  # of a sample of 385 writers; fixed, so that every sample is normalised alike
         std=(0.1619,),
@@ -81,7 +81,7 @@ CATALOG: dict[str, Entry] = {
         advice="LEAF (github.com/TalwalkarLab/leaf): in its data/femnist run "
         "`./preprocess.sh -s niid --sf 0.05 -k 0 -t sample`, then copy data/train and data/test into femnist/",
     ),
-    "cifar10": Entry(
+    "cifar10": CatalogEntry(
         classes=10,
         mean=(0.4914, 0.4822, 0.4465),
         std=(0.2470, 0.2435, 0.2616),
@@ -90,7 +90,7 @@ CATALOG: dict[str, Entry] = {
         read=cifar.read,
         downloads=cifar.DOWNLOADS,
     ),
-    "digits": Entry(
+    "digits": CatalogEntry(
         classes=10,
         mean=(0.2872,),
         std=(0.3540,),
@@ -132,15 +132,15 @@ def load(name: str, folder: str | Path | None = None) -> Dataset:
     )
 
 
-def locate(name: str, folder: str | Path | None = None) -> Found | None:
+def locate(name: str, folder: str | Path | None = None) -> Location | None:
     """Where a whole copy of `name` is, without reading it; None where it is nowhere on this machine."""
     entry = _entry(name)
     if name == "digits":
-        return Found(None, 0)
+        return Location(None, 0)
     for place in places(name) if folder is None else [Path(folder) / name, Path(folder)]:
         files = entry.find(place)
         if files:
-            return Found(place, sum(file.stat().st_size for file in files))
+            return Location(place, sum(file.stat().st_size for file in files))
     return None
 
 
@@ -183,7 +183,7 @@ def fetch(name: str) -> Path:
     return folder
 
 
-def _entry(name: str) -> Entry:
+def _entry(name: str) -> CatalogEntry:
     if name not in CATALOG:
         raise unknown("dataset", name, CATALOG)
     return CATALOG[name]

@@ -31,7 +31,7 @@ from ntkfl.privacy.stages import Stages
 from ntkfl.tangent import Jacobian, jacobian, plan_jacobian
 from ntkfl.tangent.losses import AnyLoss, check_loss, find_loss, loss_name, per_sample, targets
 from ntkfl.tangent.parameters import apply_flat, evaluating, flatten, load_flat
-from ntkfl.tangent.passes import Plan
+from ntkfl.tangent.passes import JacobianPlan
 from ntkfl.wire import Message
 
 State = dict[str, Tensor]  # what the server keeps between rounds; "weights" [d] is the model to broadcast next
@@ -87,7 +87,7 @@ class Task:
         self.shared, self.validation = shared, validation
         self.total_clients = total_clients  # of the whole federation, not of a round
         self.like = flatten(self.model)  # device and type of weights
-        self._plans: dict[Hashable, Plan] = {}
+        self._plans: dict[Hashable, JacobianPlan] = {}
 
     def at(self, weights: Tensor) -> nn.Module:
         """The network with these weights loaded: one scratch copy, overwritten by the next call."""
@@ -117,7 +117,7 @@ class Task:
         """J at these weights for the rows of x."""
         return jacobian(self.at(weights), x, form, plan=self.plan(x, form))
 
-    def plan(self, x: Tensor, form: str = "auto") -> Plan:
+    def plan(self, x: Tensor, form: str = "auto") -> JacobianPlan:
         """How Jacobians of this network are made, worked out once for inputs of one shape and type."""
         kind = (form, x.shape[1:], x.dtype)
         if kind not in self._plans:

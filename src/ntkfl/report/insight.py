@@ -23,7 +23,7 @@ from ntkfl.federation.local import SimulatedClients
 from ntkfl.federation.run_folder import RunFolder, write_atomically
 from ntkfl.methods import Task
 from ntkfl.methods.batchnorm import NAME, load_statistics
-from ntkfl.report.runs import Found, history
+from ntkfl.report.runs import FoundRun, history
 from ntkfl.safe_parse import parse_json
 from ntkfl.tangent import jacobian, jacobian_numbers
 from ntkfl.tangent.parameters import load_flat
@@ -34,7 +34,7 @@ ROWS = 256  # samples of a spectrum: its head is settled by then, and it takes a
 _NUMBERS = 1 << 27  # of a Jacobian, at most: half a GiB
 
 
-def insight(run: Found, keep: bool = True) -> dict[str, Any]:
+def insight(run: FoundRun, keep: bool = True) -> dict[str, Any]:
     """`clients` (counts by class) and `spectra`, or under `clients_missing` and `spectra_missing` why not."""
     found: dict[str, Any] = {}
     try:
@@ -98,7 +98,7 @@ def _clients(config: RunConfig, data: Federated) -> dict[str, Any]:
     return {"title": f"{about.dataset}, {split}, seed {config.seed}", "counts": data.counts().tolist()}
 
 
-def _spectra(run: Found, config: RunConfig, data: Federated) -> list[dict[str, Any]]:
+def _spectra(run: FoundRun, config: RunConfig, data: Federated) -> list[dict[str, Any]]:
     """Eigenvalues of the trace kernel H/N at the first round's weights and at the last, on those rounds' clients."""
     records = history(run)
     done, state = run.folder.load_checkpoint()

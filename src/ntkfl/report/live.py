@@ -24,7 +24,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from ntkfl.errors import ConfigError, NTKFLError
 from ntkfl.report.page import details, render, title
-from ntkfl.report.runs import Found, find
+from ntkfl.report.runs import FoundRun, find
 from ntkfl.report.thin import thin
 from ntkfl.report.view import files, view
 from ntkfl.version import __version__
@@ -39,7 +39,7 @@ class Watched:
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = list(paths)
-        self.found: dict[str, Found] = {}
+        self.found: dict[str, FoundRun] = {}
         self.views: dict[str, dict[str, Any]] = {}
         self.numbers: dict[str, int] = {}  # when each run last changed, counted in looks
         self.targets: tuple[float, ...] = ()
@@ -86,7 +86,7 @@ class Watched:
             return details(run, keep=False, embed=False)
 
 
-def _mark(run: Found) -> tuple[object, ...]:
+def _mark(run: FoundRun) -> tuple[object, ...]:
     """What changes whenever the run's view does: sizes and times of its files, and who holds it."""
     marks: list[object] = [run.name, run.rounds, run.stop_at, run.folder.in_use]
     for name in ("config.toml", "history.jsonl", "timings.jsonl", "failed.txt", "model.safetensors", "audit"):
@@ -98,7 +98,7 @@ def _mark(run: Found) -> tuple[object, ...]:
     return tuple(marks)
 
 
-def _links(run: Found) -> dict[str, str]:
+def _links(run: FoundRun) -> dict[str, str]:
     return {name: f"files/{run.id}/{quote(name)}" for name in files(run)}
 
 

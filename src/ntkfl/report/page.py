@@ -16,7 +16,7 @@ from urllib.parse import quote
 from ntkfl.errors import ConfigError
 from ntkfl.federation.run_folder import write_atomically
 from ntkfl.report.insight import insight
-from ntkfl.report.runs import Found, require
+from ntkfl.report.runs import FoundRun, require
 from ntkfl.report.thin import thin
 from ntkfl.report.view import audit, files, view
 from ntkfl.version import __version__
@@ -57,7 +57,7 @@ def write_report(
     return out
 
 
-def details(run: Found, keep: bool = True, embed: bool = True) -> dict[str, Any]:
+def details(run: FoundRun, keep: bool = True, embed: bool = True) -> dict[str, Any]:
     """What takes a moment to have: clients × classes, spectra, and the audit."""
     return insight(run, keep) | {"audit": audit(run, embed)}
 
@@ -87,7 +87,7 @@ def title(paths: Sequence[Path]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _links(run: Found, out: Path) -> dict[str, str]:
+def _links(run: FoundRun, out: Path) -> dict[str, str]:
     """The run's folder and files, relative to the page where both are on one disk side by side."""
     folder = run.folder.path.resolve()
     base = out.resolve().parent

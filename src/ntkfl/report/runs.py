@@ -18,7 +18,7 @@ _DEEPEST = 4  # folders below the one given in which runs are looked for
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundRun:
     """A run to show: what it is called, the curve it belongs to (seeds of one label share one), and its folder."""
 
     name: str
@@ -42,9 +42,9 @@ class Condition(NamedTuple):
     text: str
 
 
-def find(paths: Sequence[Path]) -> tuple[list[Found], tuple[float, ...]]:
+def find(paths: Sequence[Path]) -> tuple[list[FoundRun], tuple[float, ...]]:
     """The runs in `paths` (run folders, comparisons, or folders of either) and the accuracies comparisons aim at."""
-    found: dict[str, Found] = {}
+    found: dict[str, FoundRun] = {}
     targets: set[float] = set()
     several = len(paths) > 1
     for path in paths:
@@ -54,7 +54,7 @@ def find(paths: Sequence[Path]) -> tuple[list[Found], tuple[float, ...]]:
     return list(found.values()), tuple(sorted(targets))
 
 
-def require(paths: Sequence[Path]) -> tuple[list[Found], tuple[float, ...]]:
+def require(paths: Sequence[Path]) -> tuple[list[FoundRun], tuple[float, ...]]:
     """As `find`, for who expects to find something."""
     for path in paths:
         if not path.is_dir():
@@ -68,18 +68,18 @@ def require(paths: Sequence[Path]) -> tuple[list[Found], tuple[float, ...]]:
     return find(paths)
 
 
-def _below(path: Path, name: str, depth: int) -> Iterator[tuple[Found, tuple[float, ...]]]:
+def _below(path: Path, name: str, depth: int) -> Iterator[tuple[FoundRun, tuple[float, ...]]]:
     if (path / PLAN).is_file():
         yield from _comparison(path, name)
     elif RunFolder(path).holds_run:
         called = name or path.resolve().name
-        yield Found(called, called, None, RunFolder(path)), ()
+        yield FoundRun(called, called, None, RunFolder(path)), ()
     elif depth:
         for child in _folders(path):
             yield from _below(child, f"{name}/{child.name}" if name else child.name, depth - 1)
 
 
-def _comparison(path: Path, name: str) -> Iterator[tuple[Found, tuple[float, ...]]]:
+def _comparison(path: Path, name: str) -> Iterator[tuple[FoundRun, tuple[float, ...]]]:
     plan = read_plan(path)
     if plan is None:
         return
@@ -88,7 +88,7 @@ def _comparison(path: Path, name: str) -> Iterator[tuple[Found, tuple[float, ...
         group = f"{name}: {cell.label}" if name else cell.label
         called = f"{group}, seed {cell.seed}" if seeds else group
         folder = RunFolder(path / cell.folder)
-        yield Found(called, group, cell.seed, folder, cell.rounds, cell.stop_at, planned=True), plan.targets
+        yield FoundRun(called, group, cell.seed, folder, cell.rounds, cell.stop_at, planned=True), plan.targets
 
 
 def _folders(path: Path) -> list[Path]:
@@ -105,7 +105,7 @@ def _in_order(name: str) -> list[str | int]:
     return [int(part) if i % 2 else part for i, part in enumerate(re.split("([0-9]+)", name))]
 
 
-def history(run: Found) -> list[Record]:
+def history(run: FoundRun) -> list[Record]:
     """The run's records, cut as its comparison cuts it."""
     records = run.folder.records()[: run.rounds]
     if run.stop_at is None:
@@ -114,7 +114,7 @@ def history(run: Found) -> list[Record]:
     return records[: reached + 1]
 
 
-def condition(run: Found, config: Mapping[str, Any], records: Sequence[Record]) -> Condition:
+def condition(run: FoundRun, config: Mapping[str, Any], records: Sequence[Record]) -> Condition:
     """Whether the run goes on, has ended, or was left unfinished: known by the lock its process holds."""
     note = run.folder.path / "failed.txt"
     if note.exists():

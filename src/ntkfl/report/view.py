@@ -13,7 +13,7 @@ from typing import Any
 from ntkfl.errors import RunFolderError
 from ntkfl.federation.run_folder import Record
 from ntkfl.report.rejected import rejections
-from ntkfl.report.runs import Condition, Found, condition, history
+from ntkfl.report.runs import Condition, FoundRun, condition, history
 from ntkfl.safe_parse import parse_json
 
 # What is drawn, one number a round. Those a method does not have are left out.
@@ -27,7 +27,7 @@ _LARGEST_PICTURE = 1 << 20
 _LEAST_ROOM = 4 << 20  # of a page's 6 MB, what pictures of audits may take in all
 
 
-def view(run: Found) -> dict[str, Any]:
+def view(run: FoundRun) -> dict[str, Any]:
     """The run's name, condition, settings and series. A broken file is said in the run's own line, and no other's."""
     config: dict[str, Any] = {}
     records: list[Record] = []
@@ -59,7 +59,7 @@ def view(run: Found) -> dict[str, Any]:
     }
 
 
-def _last_sign(run: Found) -> float | None:
+def _last_sign(run: FoundRun) -> float | None:
     """When a running run last wrote a round, or its settings: seconds since 1970."""
     for name in ("history.jsonl", "config.toml"):
         with suppress(OSError):
@@ -112,14 +112,14 @@ def _text(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def files(run: Found) -> dict[str, Path]:
+def files(run: FoundRun) -> dict[str, Path]:
     """What of a run's folder may be looked at, by name: never its checkpoint, never what lies elsewhere."""
     names = [*FILES, *(f"{AUDIT}/{p.name}" for p in _pictures(run))]
     paths = {name: run.folder.path / name for name in names}
     return {name: path for name, path in paths.items() if path.is_file() and not path.is_symlink()}
 
 
-def audit(run: Found, embed: bool = True) -> dict[str, Any] | None:
+def audit(run: FoundRun, embed: bool = True) -> dict[str, Any] | None:
     """An audit's findings and pictures, where the run's folder has one; pictures inside the page with `embed`."""
     folder = run.folder.path / AUDIT
     if not folder.is_dir():
@@ -143,7 +143,7 @@ def audit(run: Found, embed: bool = True) -> dict[str, Any] | None:
     return {"findings": findings, "pictures": pictures, "left_out": left_out}
 
 
-def _pictures(run: Found) -> list[Path]:
+def _pictures(run: FoundRun) -> list[Path]:
     folder = run.folder.path / AUDIT
     if not folder.is_dir() or folder.is_symlink():
         return []

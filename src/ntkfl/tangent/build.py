@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ntkfl.errors import ModelError, NumericalError, unknown
 from ntkfl.tangent.jacobian import BlockJacobian, Jacobian
 from ntkfl.tangent.parameters import evaluating
-from ntkfl.tangent.passes import Plan, piece
+from ntkfl.tangent.passes import JacobianPlan, piece
 from ntkfl.tangent.planning import make_plan
 
 FORMS = ("auto", "factored", "dense")
@@ -21,7 +21,7 @@ _CPU_NUMBERS, _NUMBERS = 2**23, 2**27
 
 
 def jacobian(
-    model: nn.Module, x: Tensor, form: str = "auto", chunk: int | None = None, plan: Plan | None = None
+    model: nn.Module, x: Tensor, form: str = "auto", chunk: int | None = None, plan: JacobianPlan | None = None
 ) -> Jacobian:
     """Sample-wise Jacobian of `model` at its current weights, in eval mode, for the rows of x (integer tokens too).
 
@@ -40,7 +40,7 @@ def jacobian(
     return J
 
 
-def plan_jacobian(model: nn.Module, x: Tensor, form: str = "auto") -> Plan:
+def plan_jacobian(model: nn.Module, x: Tensor, form: str = "auto") -> JacobianPlan:
     """How `jacobian` covers this model's parameters, decided on two rows of x and proved on them against autograd.
 
     It holds for the same model object at any weights and for inputs of the same shape and type.
@@ -74,7 +74,7 @@ def _differentiable(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _checked_plan(model: nn.Module, x: Tensor, form: str) -> Plan:
+def _checked_plan(model: nn.Module, x: Tensor, form: str) -> JacobianPlan:
     if form not in FORMS:
         raise unknown("Jacobian form", form, FORMS)
     if x.ndim < 1 or x.shape[0] == 0:
@@ -82,7 +82,7 @@ def _checked_plan(model: nn.Module, x: Tensor, form: str) -> Plan:
     return make_plan(model, x, form)
 
 
-def _in_chunks(model: nn.Module, x: Tensor, plan: Plan, rows: int) -> BlockJacobian:
+def _in_chunks(model: nn.Module, x: Tensor, plan: JacobianPlan, rows: int) -> BlockJacobian:
     """Piece after piece into tensors of the final size, so that no moment holds the Jacobian twice."""
     first = piece(model, x[:rows], plan)
     if len(x) <= rows:

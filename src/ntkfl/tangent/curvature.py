@@ -25,7 +25,7 @@ from ntkfl.tangent.layers import ConvolutionBlock, EmbeddingBlock, ScaleBlock
 from ntkfl.tangent.layers.tape import Slot, Tape, Use
 from ntkfl.tangent.losses import AnyLoss, find_loss
 from ntkfl.tangent.parameters import evaluating, trainable
-from ntkfl.tangent.passes import Plan, substituted
+from ntkfl.tangent.passes import JacobianPlan, substituted
 from ntkfl.tangent.sums import CONSTANT, GRADIENT, INPUTS, OUTPUTS, REST, SAMPLES, Layer, Sums, uncovered
 
 LARGEST = 1024  # rows of a factor; of a larger one only the diagonal is kept
@@ -37,7 +37,7 @@ def curvature_sums(
     x: Tensor,
     Y: Tensor,
     loss: AnyLoss,
-    plan: Plan,
+    plan: JacobianPlan,
     constant: bool = True,
     largest: int = LARGEST,
 ) -> Sums:
@@ -154,7 +154,7 @@ def _add(totals: dict[str, Tensor], name: str, value: Tensor) -> None:
     totals[name] = totals[name] + value if name in totals else value
 
 
-def constant_inputs(model: nn.Module, x: Tensor, plan: Plan) -> set[int]:
+def constant_inputs(model: nn.Module, x: Tensor, plan: JacobianPlan) -> set[int]:
     """First columns of the layers whose input no trained weight is before: their A is the same in every round."""
     moved: set[Use] = set()
     tapes: dict[str, Tape] = {part.use.module: _Origins(part.use.module, moved) for part in plan.parts}

@@ -33,7 +33,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Plan:
+class JacobianPlan:
     """How a model's columns are covered: parts through known layers, and the parameters left for `torch.func`."""
 
     known: dict[str, nn.Module]
@@ -45,7 +45,7 @@ class Plan:
     working: int = 1  # numbers alive while a row is differentiated
 
 
-def piece(model: nn.Module, x: Tensor, plan: Plan) -> BlockJacobian:
+def piece(model: nn.Module, x: Tensor, plan: JacobianPlan) -> BlockJacobian:
     """The Jacobian of a few rows, following the plan. Dense parts become one block: one matrix product for all."""
     blocks: list[Block] = []
     dense: list[DenseBlock] = []

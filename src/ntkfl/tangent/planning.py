@@ -17,10 +17,10 @@ from ntkfl.tangent.dense import agree, random_cotangent
 from ntkfl.tangent.jacobian import BlockJacobian
 from ntkfl.tangent.layers.tape import Slot, Use, Uses
 from ntkfl.tangent.parameters import column_slices, trainable
-from ntkfl.tangent.passes import Part, Plan, piece, row_numbers, substitutable, tapped_forward
+from ntkfl.tangent.passes import JacobianPlan, Part, piece, row_numbers, substitutable, tapped_forward
 
 
-def make_plan(model: nn.Module, x: Tensor, form: str) -> Plan:
+def make_plan(model: nn.Module, x: Tensor, form: str) -> JacobianPlan:
     """The cheapest exact cover of all columns (`form` "auto"), factors wherever known ("factored"), or no factors."""
     probe = x[:2] if len(x) > 1 else torch.cat([x, x])
     parameters = trainable(model)
@@ -28,7 +28,7 @@ def make_plan(model: nn.Module, x: Tensor, form: str) -> Plan:
     outputs = _check_outputs(model, probe)
     known = {name: m for name, m in model.named_modules() if substitutable(m)}
     if form == "dense":
-        plan = Plan(known, [], list(parameters), outputs, total, outputs * total, 3 * outputs * total)
+        plan = JacobianPlan(known, [], list(parameters), outputs, total, outputs * total, 3 * outputs * total)
         _check_against_autograd(model, probe, piece(model, probe, plan))
         return plan
     alone = tapped_forward(model, probe[:1], known, set(known))[0]
@@ -57,7 +57,7 @@ def make_plan(model: nn.Module, x: Tensor, form: str) -> Plan:
             f"no factored form is known for {', '.join(left[:4])}{' …' if len(left) > 4 else ''}: "
             "use form='auto' (a dense block for those alone) or form='dense'"
         )
-    plan = Plan(known, parts, left, outputs, total)
+    plan = JacobianPlan(known, parts, left, outputs, total)
     J = piece(model, probe, plan)
     _check_against_autograd(model, probe, J)
     stored = row_numbers(J)
@@ -142,7 +142,7 @@ def _width(span: slice) -> int:
     return int(span.stop - span.start)
 
 
-def _working(plan: Plan, pair: Uses, slices: dict[str, slice]) -> int:
+def _working(plan: JacobianPlan, pair: Uses, slices: dict[str, slice]) -> int:
     """Numbers a row needs while it is differentiated: activations, sensitivities and a copy of them, dense values.
 
     An upper bound, within a factor of two of the resident memory measured for a CNN, a ResNet, a GRU and a transformer.

@@ -10,14 +10,14 @@ import pytest
 import torch
 from ntkfl_experiments.paper import analysis, figure9, lemma1, lemma2, lemma3, lemma4, theorem1, theorem2, weight_gap
 from ntkfl_experiments.paper.axes import slope
-from ntkfl_experiments.paper.item import Context, Finding
+from ntkfl_experiments.paper.item import Context, Verdict
 from ntkfl_experiments.theory import draw, in_span
 from ntkfl_experiments.theory.dynamics import descended
 
 Key = dict[str, Any]
 
 
-def by_claim(findings: list[Finding]) -> dict[str, Finding]:
+def by_claim(findings: list[Verdict]) -> dict[str, Verdict]:
     """Findings end in a Markdown table, which a bar would break."""
     for finding in findings:
         assert "|" not in f"{finding.claim}{finding.paper}{finding.ours}{finding.note}"

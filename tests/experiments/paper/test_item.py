@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
-from ntkfl_experiments.paper.item import Context, Finding, Item, Outcome
+from ntkfl_experiments.paper.item import Context, Item, ItemResult, Verdict
 from ntkfl_experiments.paper.record import commit, devices, folder_of, write
 
 from ntkfl.errors import ConfigError
@@ -45,9 +45,9 @@ def test_an_answer_is_the_same_computed_or_read(tmp_path: Path) -> None:
     assert first == context.cells("a", [{"n": 1}], lambda key: None) == [{"t": [1, 2], "x": 0.1 + 0.2}]
 
 
-def outcome() -> Outcome:
-    return Outcome({"n": 1}, [0], {"a": [{"devices": ["x"]}, {"devices": ["y", "x"]}]}, [
-        Finding("it falls", "0.1", "0.2", False, "a note"), Finding("it holds", "yes", "yes", True),
+def outcome() -> ItemResult:
+    return ItemResult({"n": 1}, [0], {"a": [{"devices": ["x"]}, {"devices": ["y", "x"]}]}, [
+        Verdict("it falls", "0.1", "0.2", False, "a note"), Verdict("it holds", "yes", "yes", True),
     ], Figure(), ["we chose n"])  # fmt: skip
 
 

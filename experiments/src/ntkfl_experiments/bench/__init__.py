@@ -5,7 +5,7 @@ from ntkfl_experiments.bench.clients import clients
 from ntkfl_experiments.bench.kernel import kernel
 from ntkfl_experiments.bench.networks import networks
 from ntkfl_experiments.bench.round import round
-from ntkfl_experiments.bench.rows import Row, Setting, Suite
+from ntkfl_experiments.bench.rows import BenchRow, Setting, Suite
 from ntkfl_experiments.bench.scaling import scaling
 from ntkfl_experiments.bench.tree import tree
 from ntkfl_experiments.bench.wire import wire
@@ -33,4 +33,4 @@ SECONDS: dict[str, float] = {
     "accuracy": 55,
 }
 
-__all__ = ["SECONDS", "SUITES", "Row", "Setting", "Suite"]
+__all__ = ["SECONDS", "SUITES", "BenchRow", "Setting", "Suite"]

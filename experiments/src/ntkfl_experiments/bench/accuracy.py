@@ -16,7 +16,7 @@ from ntkfl.federation.run_folder import Record
 from ntkfl.federation.simulation import train
 from ntkfl.methods import NTKFL, FedAvg, Method
 from ntkfl.models import mlp
-from ntkfl_experiments.bench.rows import Row, Setting
+from ntkfl_experiments.bench.rows import BenchRow, Setting
 
 # Local steps far beyond the paper's 50 save rounds but not seconds; few of them save seconds but not rounds.
 _GRID = tuple(itertools.product((0.1, 0.3), (10, 20, 50, 100)))
@@ -68,7 +68,7 @@ class _TooSlow(Exception):
     """A run that cannot be the fastest any more."""
 
 
-def accuracy(setting: Setting) -> list[Row]:
+def accuracy(setting: Setting) -> list[BenchRow]:
     """Seconds to 85 % test accuracy on non-IID Fashion-MNIST, NTK-FL and FedAvg."""
     real = not setting.quick and locate("fashion-mnist") is not None
     if not real:  # nothing is downloaded to time it
@@ -82,7 +82,7 @@ def accuracy(setting: Setting) -> list[Row]:
     if ours is None:
         raise ConfigError(f"NTK-FL did not reach {goal:.0%} in {_MOST_ROUNDS} rounds")
     rows = [
-        Row(
+        BenchRow(
             "NTK-FL, defaults",
             ours,
             1.0,
@@ -94,7 +94,9 @@ def accuracy(setting: Setting) -> list[Row]:
         seconds, rounds = race.run(FedAvg(lr=lr, local_steps=steps, average=0.9), limit=min(best, 20 * ours + 5))
         if seconds is not None:
             best = min(best, seconds)
-            rows.append(Row(f"FedAvg, η = {lr:g}, {steps} steps", seconds, seconds / ours, note=f"{rounds} rounds"))
+            rows.append(
+                BenchRow(f"FedAvg, η = {lr:g}, {steps} steps", seconds, seconds / ours, note=f"{rounds} rounds")
+            )
     first, others = rows[0], sorted(rows[1:], key=lambda row: row.seconds)
     if others:
         tried = f"averaged; the best of {len(grid)} settings of η and local steps, each run until it cannot win"

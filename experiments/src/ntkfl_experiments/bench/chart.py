@@ -8,13 +8,13 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from ntkfl.atomic import replacing
-from ntkfl_experiments.bench.rows import Row
+from ntkfl_experiments.bench.rows import BenchRow
 from ntkfl_experiments.bench.table import duration, times
 
 _OURS, _OTHERS = "#1b6ca8", "#b8c4cc"
 
 
-def chart(path: Path, suites: Mapping[str, Sequence[Row]]) -> None:
+def chart(path: Path, suites: Mapping[str, Sequence[BenchRow]]) -> None:
     """A panel a suite, a bar a row, ours in colour; times on a logarithmic scale."""
     heights = [len(rows) for rows in suites.values()]
     figure = Figure(figsize=(9, 0.9 + sum(0.38 * h + 0.75 for h in heights)), layout="constrained")
@@ -39,6 +39,6 @@ def chart(path: Path, suites: Mapping[str, Sequence[Row]]) -> None:
         figure.savefig(file, format=path.suffix[1:] or "png", dpi=150)
 
 
-def _label(row: Row) -> str:
+def _label(row: BenchRow) -> str:
     time = duration(row.seconds)
     return time if row.ratio in (None, 1.0) else f"{time}  ({times(row.ratio)})"

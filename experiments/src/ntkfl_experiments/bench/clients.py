@@ -14,14 +14,14 @@ from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent.parameters import flatten
 from ntkfl_experiments.bench.inputs import fashion, synthetic
 from ntkfl_experiments.bench.race import race
-from ntkfl_experiments.bench.rows import Row, Setting
+from ntkfl_experiments.bench.rows import BenchRow, Setting
 
 _LR = 0.1
 _ALIKE = 1e-5
 _BATCH = 20
 
 
-def clients(setting: Setting) -> list[Row]:
+def clients(setting: Setting) -> list[BenchRow]:
     """Local training of a round's clients, and a client's Jacobian beside it."""
     M, n, steps, side, hidden = (3, 12, 4, 14, 16) if setting.quick else (20, 200, 20, 28, 100)
     x, y = synthetic(M * n, side) if setting.quick else fashion(M * n)[:2]
@@ -49,17 +49,17 @@ def clients(setting: Setting) -> list[Row]:
     ours, exact = timed["batched"].result, _float64_difference(model, cohort, steps)
     goal = None if setting.quick else 3.0
 
-    def against(what: str, name: str, goal: float | None) -> Row:
+    def against(what: str, name: str, goal: float | None) -> BenchRow:
         theirs = timed[name].result
         apart = (ours - theirs).norm(dim=1) / (theirs - start).norm(dim=1)
         difference, off = float(apart.median()), int((apart > _ALIKE).sum())
         # Rounding may put a sample on the other side of a ReLU's kink; from there on a client goes its own way.
         note = "median client" + (f"; {off} crossed a ReLU's kink" if off else "") + f"; float64 {exact:.0e}"
         details = {"worst_client": float(apart.max()), "float64_difference": exact}
-        return Row(what, seconds[name], seconds[name] / seconds["batched"], goal, flop, difference, note, details)
+        return BenchRow(what, seconds[name], seconds[name] / seconds["batched"], goal, flop, difference, note, details)
 
     return [
-        Row(
+        BenchRow(
             "all clients at once",
             seconds["batched"],
             1.0,  # its share of the peak is not told: it makes fewer products than the loop
@@ -67,9 +67,9 @@ def clients(setting: Setting) -> list[Row]:
         ),
         against("a client at a time, same code", "single", None),
         against("the loop: a copy, torch.optim.SGD", "loop", goal),
-        Row("Jacobian factors of a client", seconds["factors"], 1.0, note=f"{n} samples"),
+        BenchRow("Jacobian factors of a client", seconds["factors"], 1.0, note=f"{n} samples"),
         *(
-            Row(what, seconds[name], seconds[name] / seconds["factors"], 1.0 if goal else None)
+            BenchRow(what, seconds[name], seconds[name] / seconds["factors"], 1.0 if goal else None)
             for what, name in (
                 ("a local epoch of it, one batch of all", "step"),
                 (f"a local epoch in batches of {_BATCH}", "epoch"),

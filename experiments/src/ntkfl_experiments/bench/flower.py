@@ -30,7 +30,7 @@ from ntkfl.flower.runtime import SuperLink
 from ntkfl.flower.server import FlowerRun
 from ntkfl.flower.simulate import simulate
 from ntkfl_experiments.bench.relay import Relay
-from ntkfl_experiments.bench.rows import Row
+from ntkfl_experiments.bench.rows import BenchRow
 
 METHODS: dict[str, dict[str, Any]] = {"NTK-FL": {"name": "ntk-fl"}, "FedAvg": {"name": "fedavg"}}
 VERSIONS = {name: version(name) for name in ("flwr", "ray")}
@@ -38,7 +38,7 @@ WAYS = 3 * len(METHODS)  # that `overhead` tries
 Say = Callable[[str], None]
 
 
-def overhead(clients: int, rounds: int, say: Say) -> list[Row]:
+def overhead(clients: int, rounds: int, say: Say) -> list[BenchRow]:
     """Rounds of digits with a small network, so that what shows is the carrying; all clients in every round."""
     rows = []
     for label, method in METHODS.items():
@@ -48,20 +48,20 @@ def overhead(clients: int, rounds: int, say: Say) -> list[Row]:
         here = execute(config)
         base = _typical(here.timings)
         payload = _payload(here.history)
-        rows.append(Row(f"{label}, {clients} clients", base, 1.0, note="one process", details=payload, ours=True))
+        rows.append(BenchRow(f"{label}, {clients} clients", base, 1.0, note="one process", details=payload, ours=True))
         say(f"{label}, {clients} clients: Flower's simulation")
         began = time.perf_counter()
         there = simulate(config)
         rest = time.perf_counter() - began - sum(t["seconds"] for t in there.timings[1:])
         seconds = _typical(there.timings)
         details = payload | {"until_first_round_ends": rest}
-        rows.append(Row("  Flower's simulation", seconds, seconds / base, note="Ray", details=details))
+        rows.append(BenchRow("  Flower's simulation", seconds, seconds / base, note="Ray", details=details))
         say(f"{label}, {clients} clients: Flower, deployed on loopback")
         rows.append(_deployed(config, base, payload))
     return rows
 
 
-def large(megabytes: int, say: Say) -> Row:
+def large(megabytes: int, say: Say) -> BenchRow:
     """One message of that size from each of two clients, through SuperNodes and SuperLink."""
     say(f"a message of {megabytes} MB from each of two clients")
     features, rows = 1000, megabytes * 250
@@ -80,10 +80,10 @@ def large(megabytes: int, say: Say) -> Row:
             link.run(server_app(names, run, root / "run", test=_none(features), say=say, history=out), root / "note")
             seconds = time.perf_counter() - began
         details = _payload(out) | {"measured_uplink": float(relay.up), "measured_downlink": float(relay.down)}
-    return Row(f"a message of {megabytes} MB", seconds, note="from each of two clients at once", details=details)
+    return BenchRow(f"a message of {megabytes} MB", seconds, note="from each of two clients at once", details=details)
 
 
-def _deployed(config: RunConfig, base: float, payload: dict[str, float]) -> Row:
+def _deployed(config: RunConfig, base: float, payload: dict[str, float]) -> BenchRow:
     """Seconds of a round, and the bytes between the SuperNodes and the SuperLink, TLS and all."""
     data = load_data(config)
     with tempfile.TemporaryDirectory() as folder:
@@ -113,7 +113,7 @@ def _deployed(config: RunConfig, base: float, payload: dict[str, float]) -> Row:
         up, down = ((marks[-1][i] - marks[0][i]) / between for i in range(2))
     seconds = _typical(timings)
     details = payload | {"measured_uplink": up, "measured_downlink": down}
-    return Row("  Flower, deployed", seconds, seconds / base, note="loopback, TLS, keys", details=details)
+    return BenchRow("  Flower, deployed", seconds, seconds / base, note="loopback, TLS, keys", details=details)
 
 
 @contextmanager

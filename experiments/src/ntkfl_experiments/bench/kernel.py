@@ -9,10 +9,10 @@ from ntkfl.tangent import jacobian
 from ntkfl_experiments.bench.dense import DenseWay
 from ntkfl_experiments.bench.inputs import synthetic
 from ntkfl_experiments.bench.race import race, relative
-from ntkfl_experiments.bench.rows import Row, Setting
+from ntkfl_experiments.bench.rows import BenchRow, Setting
 
 
-def kernel(setting: Setting) -> list[Row]:
+def kernel(setting: Setting) -> list[BenchRow]:
     """Trace kernel from factors, and from the dense Jacobian."""
     N, side, hidden = (40, 14, 16) if setting.quick else (1000, 28, 100)
     x = synthetic(N, side)[0].to(setting.device)
@@ -37,14 +37,14 @@ def kernel(setting: Setting) -> list[Row]:
     thick = 2.0 * N**2 * 10 * dense.weights
     goal = None if setting.quick else 300.0
     return [
-        Row(
+        BenchRow(
             "kernel alone, from factors",
             ours,
             1.0,
             flop=thin,
             note=f"N={N:,}, {side * side}-{hidden}-10; {J.nbytes / 1e6:,.1f} MB",
         ),
-        Row(
+        BenchRow(
             "kernel alone, from the dense Jacobian",
             products,
             products / ours,
@@ -53,8 +53,8 @@ def kernel(setting: Setting) -> list[Row]:
             difference,
             f"{dense.gigabytes:,.2g} GB Jacobian",
         ),
-        Row("Jacobian and kernel, factors", factors + ours, 1.0, note=f"Jacobian {factors * 1e3:,.3g} ms"),
-        Row(
+        BenchRow("Jacobian and kernel, factors", factors + ours, 1.0, note=f"Jacobian {factors * 1e3:,.3g} ms"),
+        BenchRow(
             "Jacobian and kernel, dense",
             filling + products,
             (filling + products) / (factors + ours),

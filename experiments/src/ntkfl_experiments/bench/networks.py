@@ -8,10 +8,10 @@ from ntkfl.models import cnn
 from ntkfl.tangent import jacobian
 from ntkfl_experiments.bench.inputs import synthetic
 from ntkfl_experiments.bench.race import race, relative
-from ntkfl_experiments.bench.rows import Row, Setting
+from ntkfl_experiments.bench.rows import BenchRow, Setting
 
 
-def networks(setting: Setting) -> list[Row]:
+def networks(setting: Setting) -> list[BenchRow]:
     """Jacobian and kernel of a small convolutional network, by the forms chosen, and dense."""
     N, side = (12, 14) if setting.quick else (500, 28)
     x = synthetic(N, side)[0].to(setting.device).reshape(N, 1, side, side)
@@ -28,8 +28,8 @@ def networks(setting: Setting) -> list[Row]:
     ours, dense = timed["ours"], timed["dense"]
     own, all_of_it = (jacobian(model, x, form=form).nbytes for form in ("auto", "dense"))
     return [
-        Row("CNN: Jacobian and kernel", ours.seconds, 1.0, note=f"N={N:,}; Jacobian {own / 1e6:,.3g} MB"),
-        Row(
+        BenchRow("CNN: Jacobian and kernel", ours.seconds, 1.0, note=f"N={N:,}; Jacobian {own / 1e6:,.3g} MB"),
+        BenchRow(
             "CNN: the same, dense",
             dense.seconds,
             dense.seconds / ours.seconds,

@@ -20,7 +20,7 @@ from ntkfl_experiments.bench.dense import DenseWay, explicit_steps
 from ntkfl_experiments.bench.inputs import fashion, synthetic
 from ntkfl_experiments.bench.memory import update_peak
 from ntkfl_experiments.bench.race import race, relative
-from ntkfl_experiments.bench.rows import Row, Setting
+from ntkfl_experiments.bench.rows import BenchRow, Setting
 
 _LR = 0.01
 _COMPARED_FROM = 500  # before that, flow and descent are different curves and both are right
@@ -94,7 +94,7 @@ class _Case:
         return evolve(J, self.f0[:rows], self.y[:rows], _LR, steps, kernel=kernel, scheme="descent")
 
 
-def round(setting: Setting) -> list[Row]:
+def round(setting: Setting) -> list[BenchRow]:
     """A round's server update: all candidate weights of the paper's steps."""
     case = _Case(setting)
     timed = race(
@@ -126,8 +126,10 @@ def round(setting: Setting) -> list[Row]:
     memory = update_peak(case.N, case.side, case.hidden, setting.device)
     usage = f"process peak {memory['peak'] / 1e9:.2f} GB, {memory['added'] / 1e9:.2f} GB by this" if memory else ""
     return [
-        Row("flow, full kernel", seconds["flow"], 1.0, None, product * products, None, f"{size}; {products} products"),
-        Row(
+        BenchRow(
+            "flow, full kernel", seconds["flow"], 1.0, None, product * products, None, f"{size}; {products} products"
+        ),
+        BenchRow(
             f"{case.steps[-1]:,} explicit steps, full kernel",
             descent,
             descent / seconds["flow"],
@@ -141,14 +143,14 @@ def round(setting: Setting) -> list[Row]:
         _tight(setting, case, changes, seconds["flow"]),
         _variant("flow, trace kernel", timed["trace"].result[0], seconds["trace"], seconds),
         *(_reduced_precision(setting, case, changes, seconds["flow"]) if setting.device.type == "cuda" else ()),
-        Row(
+        BenchRow(
             f"a whole round of {_CLIENTS} clients",
             seconds["round"],
             1.0,
             note=f"Jacobians, flow, {len(case.steps)} candidates scored; {usage}",
             details={f"{name}_bytes": count for name, count in memory.items()},
         ),
-        Row(
+        BenchRow(
             "the same, all messages in bytes",
             seconds["bytes"],
             seconds["bytes"] / seconds["round"],
@@ -156,17 +158,17 @@ def round(setting: Setting) -> list[Row]:
             ours=True,
         ),
         _dense(setting, case, "full", 20 if setting.quick else 200, seconds["round"], seconds["score"]),
-        Row("a whole round, the paper's trace kernel", seconds["trace round"], 1.0),
+        BenchRow("a whole round, the paper's trace kernel", seconds["trace round"], 1.0),
         _dense(setting, case, "trace", 20 if setting.quick else 500, seconds["trace round"], seconds["score"]),
     ]
 
 
-def _variant(what: str, evolution: Evolution, own: float, seconds: dict[str, float]) -> Row:
+def _variant(what: str, evolution: Evolution, own: float, seconds: dict[str, float]) -> BenchRow:
     note = f"{len(evolution.steps)} steps, {evolution.statistics.evaluations} products"
-    return Row(what, own, own / seconds["flow"], note=note, ours=True)
+    return BenchRow(what, own, own / seconds["flow"], note=note, ours=True)
 
 
-def _tight(setting: Setting, case: _Case, changes: Tensor, ours: float) -> Row:
+def _tight(setting: Setting, case: _Case, changes: Tensor, ours: float) -> BenchRow:
     """The flow at a tenth of the tolerance; and how far both are from one at a thousandth."""
     finer = race({"flow": lambda: case.update(tolerance=case.method().tolerance / 10)}, turns=2, setting=setting)[
         "flow"
@@ -175,7 +177,7 @@ def _tight(setting: Setting, case: _Case, changes: Tensor, ours: float) -> Row:
     exact = case.update(tolerance=case.method().tolerance / 1000)[1]
     off, left = relative(changes, exact), relative(found, exact)
     note = f"{evolution.statistics.evaluations} products; off by {left:.1e}, ours by {off:.1e}"
-    return Row(
+    return BenchRow(
         "flow, a tenth of the tolerance",
         finer.seconds,
         finer.seconds / ours,
@@ -185,7 +187,7 @@ def _tight(setting: Setting, case: _Case, changes: Tensor, ours: float) -> Row:
     )
 
 
-def _reduced_precision(setting: Setting, case: _Case, changes: Tensor, ours: float) -> list[Row]:
+def _reduced_precision(setting: Setting, case: _Case, changes: Tensor, ours: float) -> list[BenchRow]:
     """The flow with TensorFloat-32 products: 10 bits instead of 23, by PyTorch's own switch, and what that costs."""
     switch = torch.backends.cuda.matmul
     before, switch.allow_tf32 = switch.allow_tf32, True
@@ -195,10 +197,10 @@ def _reduced_precision(setting: Setting, case: _Case, changes: Tensor, ours: flo
         switch.allow_tf32 = before
     evolution, found = reduced.result
     note = f"torch.backends.cuda.matmul.allow_tf32; {evolution.statistics.evaluations} products"
-    return [Row("flow, tf32", reduced.seconds, reduced.seconds / ours, None, None, relative(found, changes), note)]
+    return [BenchRow("flow, tf32", reduced.seconds, reduced.seconds / ours, None, None, relative(found, changes), note)]
 
 
-def _dense(setting: Setting, case: _Case, kernel: str, few: int, ours: float, score: float) -> Row:
+def _dense(setting: Setting, case: _Case, kernel: str, few: int, ours: float, score: float) -> BenchRow:
     """Dense Jacobian, dense kernel, explicit steps and weights, measured on `few` rows and scaled to all of them.
 
     Candidates are scored as ours are.
@@ -226,7 +228,7 @@ def _dense(setting: Setting, case: _Case, kernel: str, few: int, ours: float, sc
     parts = {name: timed[name].seconds * factor for name, factor in by.items()}
     total = sum(parts.values()) + score
     held = dense.gigabytes * growth + (H.nbytes * growth**2 / 1e9)
-    return Row(
+    return BenchRow(
         f"all dense, {kernel} kernel, explicit steps",
         total,
         total / ours,

@@ -17,7 +17,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """One way of doing a thing, timed.
 
     `ratio` is its time over ours; 1 begins a comparison, None is beside any. `flop` counts the matrix
@@ -36,4 +36,4 @@ class Row:
     ours: bool = False
 
 
-Suite = Callable[[Setting], list[Row]]
+Suite = Callable[[Setting], list[BenchRow]]

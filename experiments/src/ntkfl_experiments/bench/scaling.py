@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ntkfl_experiments.bench.memory import update_peak
-from ntkfl_experiments.bench.rows import Row, Setting
+from ntkfl_experiments.bench.rows import BenchRow, Setting
 
 _SAMPLES: tuple[int, ...] = (1_000, 4_000, 16_000, 64_000, 100_000)
 _QUICK: tuple[int, ...] = (60, 240)
 
 
-def scaling(setting: Setting) -> list[Row]:
+def scaling(setting: Setting) -> list[BenchRow]:
     """A server update against the samples of a round, each size in a process of its own."""
     side, hidden = (14, 16) if setting.quick else (28, 100)
     sizes = _QUICK if setting.quick else _SAMPLES
@@ -23,7 +23,7 @@ def scaling(setting: Setting) -> list[Row]:
         product = 4.0 * N * (side * side * hidden + hidden * 10)
         note = f"{one['products']:.0f} products; {one['added'] / 1e9:.2f} GB beside the data"
         rows.append(
-            Row(f"N = {N:,}", one["seconds"], flop=product * one["products"], note=note, details=one, ours=True)
+            BenchRow(f"N = {N:,}", one["seconds"], flop=product * one["products"], note=note, details=one, ours=True)
         )
     # What does not grow, some megabytes and milliseconds, hides the slope at the smallest.
     large, last = sizes[-4:], met[-4:]

@@ -13,10 +13,10 @@ from rich.table import Table
 
 from ntkfl.atomic import write_atomically
 from ntkfl_experiments.bench.machine import Machine, versions
-from ntkfl_experiments.bench.rows import Row
+from ntkfl_experiments.bench.rows import BenchRow
 
 
-def table(title: str, rows: Sequence[Row], machine: Machine) -> Table:
+def table(title: str, rows: Sequence[BenchRow], machine: Machine) -> Table:
     """Fits 80 columns; a blank line parts comparisons."""
     shown = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 1, 0, 0))
     shown.add_column("", min_width=20, max_width=30)
@@ -38,7 +38,7 @@ def table(title: str, rows: Sequence[Row], machine: Machine) -> Table:
 
 
 def document(
-    command: Sequence[str], quick: bool, machine: Machine, suites: Mapping[str, Sequence[Row]]
+    command: Sequence[str], quick: bool, machine: Machine, suites: Mapping[str, Sequence[BenchRow]]
 ) -> dict[str, Any]:
     """All of it, for `json`."""
     rows = [
@@ -60,7 +60,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_atomically(path, text.encode())
 
 
-def fraction_of_peak(row: Row, machine: Machine) -> float | None:
+def fraction_of_peak(row: BenchRow, machine: Machine) -> float | None:
     return None if row.flop is None else row.flop / row.seconds / (machine.gflops * 1e9)
 
 
@@ -83,7 +83,7 @@ def _three(value: float) -> str:
     return f"{value:,.{digits}f}"
 
 
-def _remarks(row: Row) -> list[str]:
+def _remarks(row: BenchRow) -> list[str]:
     remarks = []
     if row.goal is not None:
         remarks.append(f"goal {row.goal:g}×")

@@ -20,7 +20,7 @@ from ntkfl.tangent.sums import SAMPLES
 from ntkfl.wire import Message
 from ntkfl_experiments.bench.inputs import fashion, synthetic
 from ntkfl_experiments.bench.memory import peak_bytes, reset_peak
-from ntkfl_experiments.bench.rows import Row, Setting
+from ntkfl_experiments.bench.rows import BenchRow, Setting
 
 _CLIENTS: tuple[int, ...] = (100, 1_000, 10_000)
 _QUICK: tuple[int, ...] = (6, 20)
@@ -30,7 +30,7 @@ _POOL = 2_000
 FAN = 10  # children of an aggregator
 
 
-def tree(setting: Setting) -> list[Row]:
+def tree(setting: Setting) -> list[BenchRow]:
     """A round of NTK-FL from sums with up to 10,000 clients, added up in a tree; each size in its own process."""
     sizes = _QUICK if setting.quick else _CLIENTS
     rows = [_row(f"{M:,} clients, a tree", _measured("tree", M, setting), ours=True) for M in sizes]
@@ -42,13 +42,13 @@ def tree(setting: Setting) -> list[Row]:
     return rows
 
 
-def _row(what: str, one: dict[str, float], ours: bool = False) -> Row:
+def _row(what: str, one: dict[str, float], ours: bool = False) -> BenchRow:
     memory = f"{one['peak'] / 1e6:,.0f} MB at the peak, {one['added'] / 1e6:,.0f} more than with two clients"
     spent = f"per client, {1e3 * one['cpu']:.1f} ms of processor time"
     note = f"{spent}; {memory}; {one['reply'] / 1e3:,.0f} kB per reply"
     if "depth" in one:
         note += f"; {one['depth']:.0f} levels, adding {one['adding'] / one['seconds']:.0%} of the time"
-    return Row(what, one["seconds"], note=note, details=one, ours=ours)
+    return BenchRow(what, one["seconds"], note=note, details=one, ours=ours)
 
 
 def add_up(method: SumNTKFL, task: Task, replies: Iterable[Message]) -> Message:

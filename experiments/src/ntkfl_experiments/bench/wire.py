@@ -8,10 +8,10 @@ import torch
 
 from ntkfl.wire.topk import decode_topk, encode_topk, topk_bytes
 from ntkfl_experiments.bench.race import race
-from ntkfl_experiments.bench.rows import Row, Setting
+from ntkfl_experiments.bench.rows import BenchRow, Setting
 
 
-def wire(setting: Setting) -> list[Row]:
+def wire(setting: Setting) -> list[BenchRow]:
     """Coding, sealing and shuffling a round of top-k rows."""
     from ntkfl.crypto.hpke import SealingKey
     from ntkfl.crypto.row_frames import Announced, BatchKey, open_row, seal_rows  # sealing is an extra
@@ -47,4 +47,4 @@ def wire(setting: Setting) -> list[Row]:
         setting=setting,
     )
     note = f"{N:,} rows of {size:,} bytes"
-    return [Row(name, timing.seconds, note=note if name == "encode" else "") for name, timing in timed.items()]
+    return [BenchRow(name, timing.seconds, note=note if name == "encode" else "") for name, timing in timed.items()]

@@ -13,7 +13,7 @@ from ntkfl.cli.stopping import stoppable
 from ntkfl.devices import find_device
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.progress import ProgressBar
-from ntkfl_experiments.bench import SECONDS, SUITES, Row, Setting
+from ntkfl_experiments.bench import SECONDS, SUITES, BenchRow, Setting
 from ntkfl_experiments.bench.chart import chart
 from ntkfl_experiments.bench.machine import look, matrix_gflops
 from ntkfl_experiments.bench.table import document, table, write_json
@@ -41,7 +41,7 @@ def bench(
             raise ConfigError(f"cannot write {path}: there is no folder {path.absolute().parent}")
     setting = Setting(quick, find_device(device))
     console = Console()
-    done: dict[str, list[Row]] = {}
+    done: dict[str, list[BenchRow]] = {}
     with (
         stoppable(lambda: "stopped; nothing was written"),
         ProgressBar(_LOOKING + sum(SECONDS[name] for name in names)) as bar,

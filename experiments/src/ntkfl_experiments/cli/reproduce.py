@@ -23,7 +23,7 @@ from ntkfl.devices import find_device
 from ntkfl.errors import unknown
 from ntkfl.progress import ProgressBar
 from ntkfl_experiments.paper import ITEMS
-from ntkfl_experiments.paper.item import SCALES, Context, Finding, Item, Outcome, Scale
+from ntkfl_experiments.paper.item import SCALES, Context, Item, ItemResult, Scale, Verdict
 from ntkfl_experiments.paper.record import VERDICTS, folder_of, write
 
 
@@ -63,7 +63,7 @@ def reproduce(
         _finish(item, outcome, context, out, time.perf_counter() - began, console)
 
 
-def _finish(item: Item, outcome: Outcome, context: Context, out: Path, seconds: float, console: Console) -> None:
+def _finish(item: Item, outcome: ItemResult, context: Context, out: Path, seconds: float, console: Console) -> None:
     command = f"ntkfl reproduce {item.name} --scale {context.scale}"
     folder = folder_of(out, item.name, context.scale)
     figure = write(folder, item, outcome, context.scale, command, seconds)
@@ -72,7 +72,7 @@ def _finish(item: Item, outcome: Outcome, context: Context, out: Path, seconds: 
     console.print(f"{seconds:.0f} s\n")
 
 
-def _table(findings: Sequence[Finding]) -> Table:
+def _table(findings: Sequence[Verdict]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("claim", "the paper", "here", ""):
         table.add_column(heading, overflow="fold")

@@ -24,7 +24,7 @@ from ntkfl.wire import Message
 from ntkfl_experiments.bench.inputs import fashion
 from ntkfl_experiments.bench.race import race
 from ntkfl_experiments.bench.rows import Setting
-from ntkfl_experiments.paper.item import Context, Finding, Item, Outcome
+from ntkfl_experiments.paper.item import Context, Item, ItemResult, Verdict
 
 CANDIDATES = (1, 2, 5, 10, 20, 40)
 SENT = (10, 25, 50, 100)  # samples of an upload: dense, 100 are 318 MB
@@ -36,7 +36,7 @@ UPLOADS = {
 }
 
 
-def claims(context: Context) -> Outcome:
+def claims(context: Context) -> ItemResult:
     samples = 500 if context.quick else 4000
     device = context.device or "cpu"
     searching = context.cells("the search over t", [{"samples": samples, "device": device}], search_times)[0]
@@ -59,7 +59,7 @@ def claims(context: Context) -> Outcome:
     }
     d, full = 79510, sending[-1]
     findings = [
-        Finding(
+        Verdict(
             "the search over Ψ candidates takes O(Ψ) time",
             "O(Ψ)",
             f"{CANDIDATES[-1]} candidates take {searching[-1] / searching[0]:.1f} times as long as one "
@@ -68,7 +68,7 @@ def claims(context: Context) -> Outcome:
             "all candidates come of one integration to the longest t, so that the first costs most",
         ),
         *(
-            Finding(
+            Verdict(
                 f"a Jacobian costs a client no more than a gradient ({key['network'].upper()}, 200 samples)",
                 "no additional client computational overhead",
                 f"factored {work['factored'] / work['gradient']:.1f}, dense {work['dense'] / work['gradient']:.0f} "
@@ -78,7 +78,7 @@ def claims(context: Context) -> Outcome:
             )
             for key, work in zip(networks, working, strict=True)
         ),
-        Finding(
+        Verdict(
             "NTK-FL's uplink is O(N_m d2 d) against O(d) for FedAvg",
             "O(N_m d2 d) against O(d)",
             f"bytes grow with N_m by the power {slopes['Jacobian, dense']:.2f} (dense) against "
@@ -91,7 +91,7 @@ def claims(context: Context) -> Outcome:
         ),
     ]
     settings = {"samples": samples, "network": "784-100-10 perceptron; CNN of ntkfl.models", "device": device}
-    return Outcome(settings, [0], data, findings, figure, ["sizes of batches and networks timed"])
+    return ItemResult(settings, [0], data, findings, figure, ["sizes of batches and networks timed"])
 
 
 def search_times(key: Mapping[str, Any]) -> list[float]:

@@ -31,7 +31,7 @@ from ntkfl.methods import NTKFL, ClientRound, Task
 from ntkfl.methods.base import Method
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
-from ntkfl_experiments.paper.item import Context, Finding, Item, Outcome
+from ntkfl_experiments.paper.item import Context, Item, ItemResult, Verdict
 from ntkfl_experiments.paper.settings import QUICK_CHOICE
 
 PAPER = {0.5: 0.65, 0.6: 0.47, 0.7: 0.35, 0.8: 0.23, 0.9: 0.06}
@@ -187,7 +187,7 @@ def figure(curve: Curve) -> Figure:
     return drawn
 
 
-def attack(context: Context) -> Outcome:
+def attack(context: Context) -> ItemResult:
     """Three attackers on top-k rows as they go over the wire; a sparsity at a time, so that each is kept."""
     images, steps, restarts = (4, 40, 1) if context.quick else (12, 80, 2)
     sparsities = (0.5, 0.9, 0.97) if context.quick else (*PAPER, *BEYOND)
@@ -205,7 +205,7 @@ def attack(context: Context) -> Outcome:
         "pictures are the first training images of Fashion-MNIST; SSIM is their mean",
         *([QUICK_CHOICE] if context.quick else []),
     ]
-    return Outcome(notes, [0], dump(curve), findings_of(curve), figure(curve), choices)
+    return ItemResult(notes, [0], dump(curve), findings_of(curve), figure(curve), choices)
 
 
 def _at_sparsity(key: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,13 +227,13 @@ def _picture(rows: list[list[float]]) -> Tensor:
     return torch.tensor(rows)[None, None]
 
 
-def findings_of(curve: Curve) -> list[Finding]:
+def findings_of(curve: Curve) -> list[Verdict]:
     shared = [s for s in curve.sparsities if s in PAPER]
     ours = {a: [curve.at(s, a).mean for s in shared] for a in ATTACKS}
     best = [max(values) for values in zip(*ours.values(), strict=True)]
     highest = curve.sparsities[-1]
     return [
-        Finding(
+        Verdict(
             "sparsification is effective against reconstruction",
             "SSIM " + ", ".join(f"{PAPER[s]:.2f} at {s:.0%}" for s in shared),
             "best attack: " + ", ".join(f"{v:.2f} at {s:.0%}" for s, v in zip(shared, best, strict=True)),
@@ -241,7 +241,7 @@ def findings_of(curve: Curve) -> list[Finding]:
             f"the closed form still has {curve.at(highest, 'analytic').mean:.2f} at {highest:.0%}; a guess by label "
             f"{statistics.fmean(curve.guess):.2f}",
         ),
-        Finding(
+        Verdict(
             "a reconstruction is worse the more is left out",
             "SSIM falls from 0.65 to 0.06",
             "; ".join(f"{a}: {'falls' if monotone(curve, a) else 'does not fall'}" for a in ATTACKS),

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from ntkfl_experiments.paper.analysis import ALPHA, CHOICES, DELTA, Cell, available, settings, work
 from ntkfl_experiments.paper.axes import BLACK, BLUE, GREEN, ORANGE, PINK, YELLOW, band, finish, panels, slope
-from ntkfl_experiments.paper.item import Context, Finding, Item, Outcome
+from ntkfl_experiments.paper.item import Context, Item, ItemResult, Verdict
 from ntkfl_experiments.paper.weight_gap import analysis_network, grid, perceptron
 from ntkfl_experiments.theory import weight_gap, weight_gap_within
 
@@ -30,7 +30,7 @@ def one(key: Mapping[str, Any]) -> Cell:
     return analysis_network(key) if key["network"] == "analysis" else perceptron(key)
 
 
-def run(context: Context) -> Outcome:
+def run(context: Context) -> ItemResult:
     names = list(dict.fromkeys(available(name) for name in ("fashion-mnist", "femnist")))
     samples, steps, seeds = (100, grid(200), range(2)) if context.quick else (400, grid(2000), range(3))
     common = {"samples": samples, "steps": steps, "width": 100}
@@ -42,7 +42,7 @@ def run(context: Context) -> Outcome:
             keys.append({**base, "network": "mlp-mse", "loss": "mse", "lr": 0.01})
             keys.append({**base, "network": "mlp-ce", "loss": "ce", "lr": 0.01})
     data = {"curves": work(context, "weights by step", keys, one)}
-    return Outcome(
+    return ItemResult(
         settings(datasets=names, samples=samples, width=100, steps=steps[-1]),
         list(seeds),
         data,
@@ -55,7 +55,7 @@ def run(context: Context) -> Outcome:
     )  # fmt: skip
 
 
-def findings(curves: list[Cell]) -> list[Finding]:
+def findings(curves: list[Cell]) -> list[Verdict]:
     def by(kind: str) -> list[Cell]:
         return [c for c in curves if c["network"] == kind]
 
@@ -76,20 +76,20 @@ def findings(curves: list[Cell]) -> list[Finding]:
     }
     spread = "; ".join(f"{NETWORKS[k][0]} {min(v):.2g} to {max(v):.2g}" for k, v in ratio.items())
     return [
-        Finding(
+        Verdict(
             "the weight difference increases with the number of steps",
             "on both datasets",
             f"at every step of the grid in {sum(rises)} of {len(rises)} curves",
             all(rises),
         ),
-        Finding(
+        Verdict(
             "2 Σ γ is an upper bound of the difference",
             "drawn above the measured curve",
             "; ".join(f"{NETWORKS[k][0]}: at {sum(v)} of {len(v)} points" for k, v in below.items()),
             all(all(v) for v in below.values()),
             f"‖w − w̃‖₁/Σγ: {spread}.",
         ),
-        Finding(
+        Verdict(
             "2 is a coefficient of the lemma",
             "“set the coefficient to 2”",
             f"for the network of the analysis it is {statistics.median(coefficient):.0f} as printed and "
@@ -99,7 +99,7 @@ def findings(curves: list[Cell]) -> list[Finding]:
             "furthest "
             "neuron went.",
         ),
-        Finding(
+        Verdict(
             "difference and Σγ have the same trend",
             "consistent trend",
             "the difference grows like (Σγ)^p, p = "

@@ -10,7 +10,7 @@ from matplotlib.ticker import PercentFormatter
 
 from ntkfl.compare.results import Row
 from ntkfl.report.curves import COLOURS, LINES
-from ntkfl_experiments.paper.item import Context, Finding, Item, Outcome
+from ntkfl_experiments.paper.item import Context, Item, ItemResult, Verdict
 from ntkfl_experiments.paper.learning import kept
 from ntkfl_experiments.paper.settings import (
     CHOICES,
@@ -29,7 +29,7 @@ from ntkfl_experiments.paper.settings import (
 LABELS = (PAPER, OURS, SHARE, NOVA, FEDAVG)
 
 
-def figure5(context: Context) -> Outcome:
+def figure5(context: Context) -> ItemResult:
     alphas, rounds, seeds = ((0.1, 0.5), 10, 1) if context.quick else ((0.1, 0.2, 0.3, 0.4, 0.5), 50, 5)
     found: dict[float, dict[str, Row]] = {}
     curves: dict[str, Any] = {}
@@ -60,17 +60,17 @@ def figure5(context: Context) -> Outcome:
     data_out = {"accuracy": {label: {f"{a:g}": ends[label][a] for a in alphas} for label in LABELS}, "curves": curves}
     choices = [*CHOICES, "settings are searched anew for every α", *notes, *([QUICK_CHOICE] if context.quick else [])]
     settings = {"dataset": "fashion-mnist", "clients": 300, "alphas": list(alphas), "rounds": rounds}
-    return Outcome(settings, list(range(seeds)), data_out, _findings(ends, alphas, seeds), figure, choices)
+    return ItemResult(settings, list(range(seeds)), data_out, _findings(ends, alphas, seeds), figure, choices)
 
 
-def _findings(ends: dict[str, dict[float, list[float]]], alphas: tuple[float, ...], seeds: int) -> list[Finding]:
+def _findings(ends: dict[str, dict[float, list[float]]], alphas: tuple[float, ...], seeds: int) -> list[Verdict]:
     mean = {label: {a: 100 * statistics.mean(values) for a, values in own.items()} for label, own in ends.items()}
     low, high = alphas[0], alphas[-1]
     swing = {label: max(own.values()) - min(own.values()) for label, own in mean.items()}
     lead = {a: mean[PAPER][a] - max(mean[NOVA][a], mean[FEDAVG][a]) for a in (low, high)}
     spreads = {label: [100 * statistics.stdev(v) for v in own.values()] for label, own in ends.items() if seeds > 1}
     findings = [
-        Finding(
+        Verdict(
             "NTK-FL's accuracy is nearly flat across α",
             "stable test accuracy in different heterogeneous settings",
             "largest minus smallest mean, points: " + ", ".join(f"{k} {v:.1f}" for k, v in swing.items()),
@@ -78,14 +78,14 @@ def _findings(ends: dict[str, dict[float, list[float]]], alphas: tuple[float, ..
             f"NTK-FL (paper) {mean[PAPER][low]:.1f} % at α = {low:g}, {mean[PAPER][high]:.1f} at {high:g}; "
             f"ours {mean[OURS][low]:.1f} and {mean[OURS][high]:.1f}",
         ),
-        Finding(
+        Verdict(
             "FedAvg and FedNova drop at small α",
             "a performance drop in the small α region",
             f"FedAvg {mean[FEDAVG][low]:.1f} % at α = {low:g}, {mean[FEDAVG][high]:.1f} at {high:g}; "
             f"FedNova {mean[NOVA][low]:.1f} and {mean[NOVA][high]:.1f}",
             all(mean[label][low] < mean[label][high] for label in (NOVA, FEDAVG)),
         ),
-        Finding(
+        Verdict(
             "NTK-FL's advantage is larger where clients differ more",
             "more advantages when the degree of heterogeneity is larger",
             f"points ahead of the better of FedAvg and FedNova: {lead[low]:+.1f} at α = {low:g}, "
@@ -96,7 +96,7 @@ def _findings(ends: dict[str, dict[float, list[float]]], alphas: tuple[float, ..
     if spreads:
         worst = {label: max(values) for label, values in spreads.items()}
         findings.append(
-            Finding(
+            Verdict(
                 "the standard deviation of every point is below 1 %",
                 "less than 1 %",
                 "largest over α, points: " + ", ".join(f"{k} {v:.2f}" for k, v in worst.items()),

@@ -95,7 +95,7 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Verdict:
     """One claim of the paper beside what was measured; `agrees` is None where nothing can be said."""
 
     claim: str
@@ -106,13 +106,13 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ItemResult:
     """What an item's work gave. `choices` lists what the paper leaves open and we chose."""
 
     settings: dict[str, Any]
     seeds: list[int]
     data: dict[str, Any]
-    findings: list[Finding]
+    findings: list[Verdict]
     figure: Figure
     choices: list[str] = field(default_factory=list)
 
@@ -123,4 +123,4 @@ class Item:
 
     name: str
     title: str
-    run: Callable[[Context], Outcome]
+    run: Callable[[Context], ItemResult]

@@ -14,7 +14,7 @@ from ntkfl.compare.results import Row
 from ntkfl.compare.run import Searches
 from ntkfl.federation.config import DataConfig
 from ntkfl.report.curves import COLOURS, LINES
-from ntkfl_experiments.paper.item import Context, Finding, Item, Outcome
+from ntkfl_experiments.paper.item import Context, Item, ItemResult, Verdict
 from ntkfl_experiments.paper.settings import (
     CENTRAL,
     CHOICES,
@@ -34,7 +34,7 @@ TAIL = 5  # rounds whose mean is a curve's level: single rounds of averaging met
 CLOSE = 2.0  # points of accuracy that we call close
 
 
-def figure3(context: Context) -> Outcome:
+def figure3(context: Context) -> ItemResult:
     """What subsampling (β = 0.4) and projecting (d1' = 100) cost NTK-FL and FedAvg."""
     reduced: dict[str, Any] = {"subsample_rate": 0.4, "projected_dim": 100}
     name, data, notes = available(context, *fashion(0.1))
@@ -51,7 +51,7 @@ def figure3(context: Context) -> Outcome:
     at = {row.label: row for row in rows}
     drops = {label: 100 * (level(at[label]) - level(at[_primed(label)])) for label in (PAPER, OURS, FEDAVG)}
     findings = [
-        Finding(
+        Verdict(
             "the joint effect costs FedAvg more accuracy than NTK-FL",
             "a slight drop in NTK-FL, a nonnegligible one in FedAvg (a figure without numbers)",
             f"points lost at the end of {rounds} rounds: "
@@ -68,7 +68,7 @@ def _primed(label: str) -> str:
     return label.replace("NTK-FL", "NTK-FL'") if "NTK-FL" in label else label + "'"
 
 
-def five_methods(context: Context, title: str, name: str, data: DataConfig, choices: Sequence[str]) -> Outcome:
+def five_methods(context: Context, title: str, name: str, data: DataConfig, choices: Sequence[str]) -> ItemResult:
     """Centralised, NTK-FL (the paper's and ours), DataShare, FedNova and FedAvg on one set of clients."""
     rounds, seeds = (12, 1) if context.quick else (100, 3)
     name, data, notes = available(context, name, data)
@@ -92,7 +92,7 @@ def first_at(row: Row, target: float) -> float | None:
     return None if None in firsts else statistics.mean(f for f in firsts if f is not None)
 
 
-def fewer_rounds(rows: Sequence[Row]) -> Finding:
+def fewer_rounds(rows: Sequence[Row]) -> Verdict:
     at = {row.label: row for row in rows}
     goal, length = level(at[FEDAVG]), at[FEDAVG].length
     need = {label: first_at(at[label], goal) for label in (PAPER, OURS)}
@@ -102,7 +102,7 @@ def fewer_rounds(rows: Sequence[Row]) -> Finding:
         for label, n in need.items()
     )
     ratio = ratios[PAPER]
-    return Finding(
+    return Verdict(
         "NTK-FL reaches FedAvg's accuracy in an order of magnitude fewer rounds",
         "an order of magnitude",
         f"FedAvg's {goal:.1%} at round {length}: {text}",
@@ -111,10 +111,10 @@ def fewer_rounds(rows: Sequence[Row]) -> Finding:
     )
 
 
-def ahead(rows: Sequence[Row]) -> Finding:
+def ahead(rows: Sequence[Row]) -> Verdict:
     at = {row.label: row for row in rows}
     ends = {label: level(at[label]) for label in (PAPER, OURS, SHARE, NOVA, FEDAVG)}
-    return Finding(
+    return Verdict(
         "NTK-FL outperforms every federated baseline",
         "consistent advantages over DataShare, FedNova and FedAvg",
         f"at round {at[PAPER].length}: " + ", ".join(f"{label} {100 * end:.1f} %" for label, end in ends.items()),
@@ -123,10 +123,10 @@ def ahead(rows: Sequence[Row]) -> Finding:
     )
 
 
-def near_centralised(rows: Sequence[Row]) -> Finding:
+def near_centralised(rows: Sequence[Row]) -> Verdict:
     at = {row.label: row for row in rows}
     gaps = {label: 100 * (level(at[label]) - level(at[CENTRAL])) for label in (PAPER, OURS)}
-    return Finding(
+    return Verdict(
         "NTK-FL is close to centralised training, an upper bound",
         "similar test performance",
         f"points against centralised at round {at[CENTRAL].length}: "
@@ -136,11 +136,11 @@ def near_centralised(rows: Sequence[Row]) -> Finding:
     )
 
 
-def chosen_t(rows: Sequence[Row]) -> Finding:
+def chosen_t(rows: Sequence[Row]) -> Verdict:
     row = next(row for row in rows if row.label == PAPER)
     steps = sorted(t for seed in row.steps for t in seed if t is not None)
     middle = statistics.median(steps)
-    return Finding(
+    return Verdict(
         "the chosen number of steps is of the order of 10² to 10³",
         "10² to 10³",
         f"median {middle:.0f}, from {steps[0]:.0f} to {steps[-1]:.0f} over {len(steps)} rounds "
@@ -157,14 +157,14 @@ def _list(names: Sequence[str]) -> str:
 
 def _outcome(
     context: Context, title: str, rows: Sequence[Row], searches: Searches, data: DataConfig, rounds: int,
-    findings: list[Finding], choices: list[str],
-) -> Outcome:  # fmt: skip
+    findings: list[Verdict], choices: list[str],
+) -> ItemResult:  # fmt: skip
     figure = Figure(figsize=(8.5, 5.2), layout="constrained")
     draw_rows(figure.subplots(), rows)
     figure.suptitle(f"{title}\n{described(data, rows)}", fontsize=11)
     settings = {"data": data.model_dump(), "clients_per_round": 20, "rounds": rounds, "network": "d1-100-10 perceptron"}
     said = [*choices, QUICK_CHOICE] if context.quick else choices
-    return Outcome(settings, rows[0].seeds, {"curves": kept(rows, searches)}, findings, figure, said)
+    return ItemResult(settings, rows[0].seeds, {"curves": kept(rows, searches)}, findings, figure, said)
 
 
 def described(data: DataConfig, rows: Sequence[Row]) -> str:
@@ -211,7 +211,7 @@ def draw_rows(axis: Axes, rows: Sequence[Row]) -> None:
     axis.legend(frameon=False, loc="lower right", ncols=2)
 
 
-def figure4a(context: Context) -> Outcome:
+def figure4a(context: Context) -> ItemResult:
     data = DataConfig(dataset="femnist", partition="writer", clients=300)
     return five_methods(
         context, "Figure 4a: FEMNIST digits, one writer a client", "femnist-writers", data,
@@ -219,16 +219,16 @@ def figure4a(context: Context) -> Outcome:
     )  # fmt: skip
 
 
-def figure4b(context: Context) -> Outcome:
+def figure4b(context: Context) -> ItemResult:
     data = DataConfig(dataset="mnist", clients=300, alpha=0.5)
     return five_methods(context, "Figure 4b: MNIST", "mnist-0.5", data, [])
 
 
-def figure4c(context: Context) -> Outcome:
+def figure4c(context: Context) -> ItemResult:
     return five_methods(context, "Figure 4c: Fashion-MNIST", *fashion(0.5), [])
 
 
-def figure7(context: Context) -> Outcome:
+def figure7(context: Context) -> ItemResult:
     data = DataConfig(dataset="cifar10", clients=300, alpha=0.1)
     return five_methods(context, "Figure 7: CIFAR-10, the 3072-100-10 network", "cifar10-0.1", data, [])
 

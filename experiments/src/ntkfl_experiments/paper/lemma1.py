@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from ntkfl_experiments.paper.analysis import ALPHA, CHOICES, DELTA, Cell, available, settings, unit_inputs, work
 from ntkfl_experiments.paper.axes import BLACK, BLUE, GREEN, ORANGE, PINK, finish, panels
-from ntkfl_experiments.paper.item import Context, Finding, Item, Outcome
+from ntkfl_experiments.paper.item import Context, Item, ItemResult, Verdict
 from ntkfl_experiments.theory import draw, flip_probability, flips, flips_concentrated, flips_everywhere, in_span
 from ntkfl_experiments.theory.bounds import FLIP
 from ntkfl_experiments.theory.dynamics import descended, flipped, furthest_move, within_reach
@@ -64,7 +64,7 @@ def train(key: Mapping[str, Any]) -> Cell:
     }
 
 
-def run(context: Context) -> Outcome:
+def run(context: Context) -> ItemResult:
     name, quick = available("fashion-mnist"), context.quick
     draws = 200 if quick else 1000
     widths = [64, 1024] if quick else [64, 256, 1024, 4096]
@@ -96,7 +96,7 @@ def run(context: Context) -> Outcome:
         "tight": work(context, "flips where the bound is below one", tight, count),
         "trained": work(context, "flips in training", trained, train),
     }
-    return Outcome(
+    return ItemResult(
         settings(dataset=name, alpha=ALPHA, widths=widths, radii=radii, randomness=draws),
         list(range(3)),
         data,
@@ -106,7 +106,7 @@ def run(context: Context) -> Outcome:
     )
 
 
-def findings(data: Mapping[str, list[Cell]]) -> list[Finding]:
+def findings(data: Mapping[str, list[Cell]]) -> list[Verdict]:
     grid, tight, trained = data["grid"], data["tight"], data["trained"]
     cells = [*grid, *tight]
     tightest = statistics.fmean(c["one"] for c in tight)
@@ -118,13 +118,13 @@ def findings(data: Mapping[str, list[Cell]]) -> list[Finding]:
     real = min((c for c in tight if c["dataset"] != "orthonormal"), key=lambda c: c["all"]["printed"])
     flown = [c for c in trained if c["flipped"] > c["printed"]]
     return [
-        Finding(
+        Verdict(
             "a neuron is within R of flipping at x_i with probability at most √(2/π) R/α",
             "for every input",
             f"the mean size of S_i is within {max(off):.1%} of n·erf(R/√2α)",
             all(c["expected"] <= c["width"] * flip_probability(c["radius"], ALPHA) * (1 + 1e-12) for c in cells),
         ),
-        Finding(
+        Verdict(
             "the bound holds for one input with probability 1 − δ",
             f"at least {1 - DELTA:.0%}",
             f"{tightest:.1%} of {sum(c['draws'] for c in tight):,} draws where it is tightest, "
@@ -132,7 +132,7 @@ def findings(data: Mapping[str, list[Cell]]) -> list[Finding]:
             tightest >= 1 - DELTA - noise,
             f"Elsewhere it is {min(loose):.0f} to {max(loose):.0f} times the mean size of S_i: Markov's 1/δ.",
         ),
-        Finding(
+        Verdict(
             "the bound holds for all i at once with probability 1 − δ",
             f"at least {1 - DELTA:.0%}, ∀ i",
             f"{worst['all']['printed']:.0%} of draws (N = {worst['samples']}, {worst['dataset']}, n = "
@@ -143,7 +143,7 @@ def findings(data: Mapping[str, list[Cell]]) -> list[Finding]:
             "breaks it, "
             "and among N inputs one is near.",
         ),
-        Finding(
+        Verdict(
             "for all i, with a union (N times the bound) or by Hoeffding",
             "not in the paper",
             f"{min(c['all']['everywhere'] for c in several):.1%} and "
@@ -151,7 +151,7 @@ def findings(data: Mapping[str, list[Cell]]) -> list[Finding]:
             "of draws at worst (N > 1)",
             None,
         ),
-        Finding(
+        Verdict(
             "activations that training flips",
             "at most the bound at the distance moved",
             f"{len(trained) - len(flown)} of {len(trained)} runs; up to "

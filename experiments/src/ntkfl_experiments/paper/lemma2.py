@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from ntkfl_experiments.paper.analysis import ALPHA, CHOICES, DELTA, Cell, available, settings, work
 from ntkfl_experiments.paper.axes import BLACK, BLUE, GREEN, ORANGE, PINK, YELLOW, band, finish, panels, slope
-from ntkfl_experiments.paper.item import Context, Finding, Item, Outcome
+from ntkfl_experiments.paper.item import Context, Item, ItemResult, Verdict
 from ntkfl_experiments.paper.weight_gap import analysis_network, grid
 from ntkfl_experiments.theory import (
     residual_gap,
@@ -20,7 +20,7 @@ from ntkfl_experiments.theory import (
 )
 
 
-def run(context: Context) -> Outcome:
+def run(context: Context) -> ItemResult:
     name, quick = available("fashion-mnist"), context.quick
     samples, steps, seeds = (40, grid(200), range(10)) if quick else (100, grid(1000), range(10))
     widths = [64, 256, 1024] if quick else [64, 256, 1024, 4096]
@@ -32,7 +32,7 @@ def run(context: Context) -> Outcome:
     data = {"curves": work(context, "weights by step and width", keys, analysis_network)}
     for cell in data["curves"]:
         cell["bounds"] = bounds(cell, furthest(data["curves"], cell))
-    return Outcome(
+    return ItemResult(
         settings(dataset=name, alpha=ALPHA, samples=samples, widths=widths, steps=steps, lr=1.0),
         list(seeds),
         data,
@@ -64,7 +64,7 @@ def bounds(cell: Cell, radii: list[float]) -> dict[str, list[float]]:
     }
 
 
-def findings(curves: list[Cell]) -> list[Finding]:
+def findings(curves: list[Cell]) -> list[Verdict]:
     later = range(1, len(curves[0]["steps"]))  # at t = 1 both are equal
 
     def held(measured: str, bound: str) -> list[bool]:
@@ -84,7 +84,7 @@ def findings(curves: list[Cell]) -> list[Finding]:
     radii = [c["moved"][-1] for c in curves]
     all_draws = [all(c["lemma"][i] <= c["bounds"]["within"][i] for i in later) for c in curves]
     return [
-        Finding(
+        Verdict(
             "‖w − w̃‖₁ ≤ √(2 n d1) η/(√π δ α) Σγ",
             "with probability 1 − δ",
             f"holds at {sum(held('gap', 'printed'))} of {points} points, {room('gap', 'printed'):.0f} times the gap "
@@ -94,7 +94,7 @@ def findings(curves: list[Cell]) -> list[Finding]:
             "no more "
             "than n neurons flip: as printed, the lemma's probability does no work.",
         ),
-        Finding(
+        Verdict(
             "the proof's last step: Lemma 1's bound put in",
             "without R",
             f"R is {min(radii):.2g} to {max(radii):.2g} at the last step; with it the bound is "
@@ -103,7 +103,7 @@ def findings(curves: list[Cell]) -> list[Finding]:
             all(0.95 < radius < 1.05 for radius in radii),
             "Lemma 1 bounds the flips by √(2/π) n R/(δα); the R is missing from the lemma and from Figure 9.",
         ),
-        Finding(
+        Verdict(
             "the bound's growth with the width",
             "√n",
             f"at the last step the gap goes like n^{slope(widths, last['gap']):.2f}, the lemma's part like "
@@ -113,7 +113,7 @@ def findings(curves: list[Cell]) -> list[Finding]:
             "With R ≤ (η/√n) Σγ put in the bound does not depend on n: "
             f"it holds at {sum(held('lemma', 'explicit'))} of {points} points.",
         ),
-        Finding(
+        Verdict(
             "both descents have the same residuals",
             "in the proof",
             f"the algorithm's gap is {outside:.2f} times the one with shared residuals at the last step (median)",

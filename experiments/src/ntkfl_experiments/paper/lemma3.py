@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ntkfl_experiments.paper.analysis import ALPHA, CHOICES, DELTA, Cell, available, settings, unit_inputs, work
 from ntkfl_experiments.paper.axes import BLACK, BLUE, GREEN, ORANGE, PINK, finish, panels
-from ntkfl_experiments.paper.item import Context, Finding, Item, Outcome
+from ntkfl_experiments.paper.item import Context, Item, ItemResult, Verdict
 from ntkfl_experiments.theory import (
     draw,
     in_span,
@@ -73,7 +73,7 @@ def attack(key: Mapping[str, Any]) -> Cell:
     return {"drift": statistics.fmean(drifts), "largest": max(drifts), "bounds": limits, "held": held}
 
 
-def run(context: Context) -> Outcome:
+def run(context: Context) -> ItemResult:
     name, quick = available("fashion-mnist"), context.quick
     samples, seeds = (50, range(2)) if quick else (100, range(5))
     widths = [64, 512] if quick else [64, 256, 1024, 4096]
@@ -102,7 +102,7 @@ def run(context: Context) -> Outcome:
         "reached": work(context, "drift by an adversary", reached, attack),
         "breaking": work(context, "drift against the printed bound", breaking, attack),
     }
-    return Outcome(
+    return ItemResult(
         settings(dataset=name, alpha=ALPHA, samples=samples, widths=widths, steps=steps, lr=1.0, radii=radii),
         list(seeds),
         data,
@@ -116,7 +116,7 @@ def run(context: Context) -> Outcome:
     )
 
 
-def findings(data: Mapping[str, list[Cell]]) -> list[Finding]:
+def findings(data: Mapping[str, list[Cell]]) -> list[Verdict]:
     trained, reached, breaking = data["trained"], data["reached"], data["breaking"]
     noise = 3 * math.sqrt(DELTA * (1 - DELTA) / breaking[0]["draws"])
     pairs = [
@@ -128,7 +128,7 @@ def findings(data: Mapping[str, list[Cell]]) -> list[Finding]:
     room = [b / d for d, b, _ in pairs if d > 0]
     worst = min(breaking, key=lambda c: c["held"]["printed"])
     return [
-        Finding(
+        Verdict(
             "‖H(t) − H‖₂ ≤ 2√2 N R/(√π δ α) in training",
             "an upper bound",
             f"holds at {sum(d <= b for d, b, _ in pairs)} of {len(pairs)} points, {min(room):.0f} to {max(room):,.0f} "
@@ -138,14 +138,14 @@ def findings(data: Mapping[str, list[Cell]]) -> list[Finding]:
             f"At {len(pairs) - len(useful)} of {len(pairs)} points it is above ‖H‖₂ itself: it keeps no eigenvalue "
             "above 0.",
         ),
-        Finding(
+        Verdict(
             "the same for an adversary who moves every neuron by at most R, on pictures",
             f"at least {1 - DELTA:.0%} of draws",
             f"{min(c['held']['printed'] for c in reached):.0%} at worst; at most "
             f"{max(c['largest'] / c['bounds']['printed'] for c in reached):.2f} of the bound",
             min(c["held"]["printed"] for c in reached) >= 1 - DELTA,
         ),
-        Finding(
+        Verdict(
             "the bound holds with probability 1 − δ for all inputs of unit length",
             f"at least {1 - DELTA:.0%} of draws",
             f"{worst['held']['printed']:.0%} (N = {worst['samples']} inputs with products 1/2, n = {worst['width']}, "
@@ -155,7 +155,7 @@ def findings(data: Mapping[str, list[Cell]]) -> list[Finding]:
             "without a "
             "union.",
         ),
-        Finding(
+        Verdict(
             "by the second moment: ‖H(t) − H‖_F ≤ N √((p² + p/n)/δ), p = 2√(2/π) R/α",
             "not in the paper",
             f"{min(c['held']['moment'] for c in [*reached, *breaking]):.0%} of draws at worst; at most the printed "

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ntkfl_experiments.paper.analysis import ALPHA, CHOICES, DELTA, Cell, available, settings, unit_inputs, work
 from ntkfl_experiments.paper.axes import BLACK, BLUE, GREEN, ORANGE, band, finish, panels, slope
-from ntkfl_experiments.paper.item import Context, Finding, Item, Outcome
+from ntkfl_experiments.paper.item import Context, Item, ItemResult, Verdict
 from ntkfl_experiments.theory import (
     draw,
     in_span,
@@ -74,7 +74,7 @@ def later(key: Mapping[str, Any]) -> Cell:
     }
 
 
-def run(context: Context) -> Outcome:
+def run(context: Context) -> ItemResult:
     name, quick = available("fashion-mnist"), context.quick
     samples = 50 if quick else 100
     draws, seeds = (50, 2) if quick else (200, 3)
@@ -101,7 +101,7 @@ def run(context: Context) -> Outcome:
         "grid": work(context, "kernels by width", grid, deviate),
         "later": work(context, "kernels after training", rounds, later),
     }
-    return Outcome(
+    return ItemResult(
         settings(dataset=name, alpha=ALPHA, samples=samples, widths=widths, randomness=draws),
         list(range(seeds)),
         data,
@@ -112,7 +112,7 @@ def run(context: Context) -> Outcome:
     )  # fmt: skip
 
 
-def findings(data: Mapping[str, list[Cell]]) -> list[Finding]:
+def findings(data: Mapping[str, list[Cell]]) -> list[Verdict]:
     grid, later_cells = data["grid"], data["later"]
     even = [c for c in grid if c["covariance"] == "isotropic"]
     medians = [statistics.median(c["deviations"]) for c in even]
@@ -128,7 +128,7 @@ def findings(data: Mapping[str, list[Cell]]) -> list[Finding]:
     grown = statistics.median(c["fitted"] / start[c["width"], c["seed"]] for c in last)
     least = min(trained, key=lambda c: c["alpha"])
     return [
-        Finding(
+        Verdict(
             "‖H − H_∞‖₂ ≤ N √(ln(2N²/δ)/(2n)) with probability 1 − δ",
             f"at least {1 - DELTA:.0%} of draws",
             f"{min(c['held'] for c in grid):.0%} of draws at worst, Σ = I and uneven; {min(room):.0f} to "
@@ -138,26 +138,26 @@ def findings(data: Mapping[str, list[Cell]]) -> list[Finding]:
             f"{min(sharper):.0f} to "
             f"{max(sharper):.0f} times the median.",
         ),
-        Finding(
+        Verdict(
             "the distance falls like 1/√n",
             "exponent −0.5",
             f"exponent {slope([c['width'] for c in even], medians):.2f}",
             abs(slope([c["width"] for c in even], medians) + 0.5) < 0.1,
         ),
-        Finding(
+        Verdict(
             "the width at which λ_min(H) ≥ λ_k/4, what Theorem 1 needs of the first kernel",
             f"by the lemma, n ≥ {promised:.1e}",
             f"at n = {enough} in every draw" if enough else f"not in every draw up to n = {even[-1]['width']}",
             None,
             "The lemma bounds the largest error; the smallest eigenvalue is kept far earlier.",
         ),
-        Finding(
+        Verdict(
             "H_∞ for a general Σ_k is x_i·x_j (π − θ)/2π with the angle under Σ_k",
             "defined as an expectation",
             f"sampled kernels tend to it with exponent {_uneven_slope(grid):.2f}",
             abs(_uneven_slope(grid) + 0.5) < 0.1,
         ),
-        Finding(
+        Verdict(
             "broadcast weights are N(0, Σ_k) in every round (Assumption 1)",
             "assumed",
             f"after {longest:,} steps H is within Lemma 4's bound of H_∞(Σ_k) in "

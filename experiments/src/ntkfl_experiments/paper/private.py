@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from ntkfl.compare.results import Row
 from ntkfl.compare.spec import Entry
-from ntkfl_experiments.paper.item import Context, Finding, Item, Outcome
+from ntkfl_experiments.paper.item import Context, Item, ItemResult, Verdict
 from ntkfl_experiments.paper.learning import draw_rows, kept
 from ntkfl_experiments.paper.settings import CHOICES, FEDAVG, QUICK_CHOICE, available, comparison, entry, fashion
 
@@ -23,7 +23,7 @@ TABLE1 = {"CP-NTK-FL": (26, 386.0), "FedCOM": (250, 379.0), "QSGD, 4 bit": (614,
 TARGET = 0.85
 
 
-def figure6(context: Context) -> Outcome:
+def figure6(context: Context) -> ItemResult:
     """Accuracy after 10 rounds over β × d1'; the paper names neither grid."""
     rates: tuple[float, ...] = (0.1, 0.5) if context.quick else (0.1, 0.2, 0.3, 0.5)
     dims: tuple[int, ...] = (50, 200) if context.quick else (50, 100, 200, 400)
@@ -50,7 +50,7 @@ def figure6(context: Context) -> Outcome:
         *notes, *([QUICK_CHOICE] if context.quick else []),
     ]  # fmt: skip
     findings = [_larger_is_better(grids, rates, dims), _robust(grids)]
-    return Outcome(
+    return ItemResult(
         settings, list(range(seeds)), {"accuracy": at, "mean": grids}, findings, _heat(grids, rates, dims), choices
     )
 
@@ -59,13 +59,13 @@ def _name(variant: str, rate: float, dim: int) -> str:
     return f"{variant}, β {rate:g}, d1' {dim}"
 
 
-def _larger_is_better(grids: dict[str, list[list[float]]], rates: tuple[float, ...], dims: tuple[int, ...]) -> Finding:
+def _larger_is_better(grids: dict[str, list[list[float]]], rates: tuple[float, ...], dims: tuple[int, ...]) -> Verdict:
     gains = {}
     for variant, grid in grids.items():
         by_rate = statistics.mean(grid[-1]) - statistics.mean(grid[0])
         by_dim = statistics.mean(row[-1] for row in grid) - statistics.mean(row[0] for row in grid)
         gains[variant] = (by_rate, by_dim)
-    return Finding(
+    return Verdict(
         "a larger β or a larger d1' gives a higher accuracy",
         "expected to achieve a higher test accuracy",
         "; ".join(
@@ -77,9 +77,9 @@ def _larger_is_better(grids: dict[str, list[list[float]]], rates: tuple[float, .
     )
 
 
-def _robust(grids: dict[str, list[list[float]]]) -> Finding:
+def _robust(grids: dict[str, list[list[float]]]) -> Verdict:
     ranges = {v: (min(min(row) for row in grid), max(max(row) for row in grid)) for v, grid in grids.items()}
-    return Finding(
+    return Verdict(
         "the scheme is robust to combinations of hyper-parameters",
         "robust (a figure without numbers here)",
         "; ".join(f"{v}: {low:.1f} to {high:.1f} %" for v, (low, high) in ranges.items()),
@@ -109,7 +109,7 @@ def _heat(grids: dict[str, list[list[float]]], rates: tuple[float, ...], dims: t
     return figure
 
 
-def table1(context: Context) -> Outcome:
+def table1(context: Context) -> ItemResult:
     """Rounds and MiB of uplink to 85 %, off the encoded messages: CP-NTK-FL sealed, framed and shuffled."""
     seeds = 1 if context.quick else 3
     name, data, notes = available(context, *fashion(0.1))
@@ -153,7 +153,7 @@ def table1(context: Context) -> Outcome:
         CHOICES[-1], *notes, *([QUICK_CHOICE] if context.quick else []),
     ]  # fmt: skip
     data_out = {"table": table, "curves": kept(rows, searches)}
-    return Outcome(settings, list(range(seeds)), data_out, _table_findings(found), figure, choices)
+    return ItemResult(settings, list(range(seeds)), data_out, _table_findings(found), figure, choices)
 
 
 def _to_target(row: Row) -> tuple[float, float] | None:
@@ -165,12 +165,12 @@ def _to_target(row: Row) -> tuple[float, float] | None:
     return rounds, statistics.mean(m for m in reached.uplink_mib if m is not None)
 
 
-def _table_findings(found: dict[str, tuple[float, float] | None]) -> list[Finding]:
+def _table_findings(found: dict[str, tuple[float, float] | None]) -> list[Verdict]:
     findings = []
     for label, reached in found.items():
         paper, ours = TABLE1.get(label) or TABLE1["CP-NTK-FL"], label.startswith("CP-NTK-FL")
         findings.append(
-            Finding(
+            Verdict(
                 f"{label}: rounds and uplink to 85 %",
                 f"{paper[0]} rounds, {paper[1]:.0f} MB",
                 "not reached by every seed" if reached is None else f"{reached[0]:.1f} rounds, {reached[1]:.0f} MiB",
@@ -182,7 +182,7 @@ def _table_findings(found: dict[str, tuple[float, float] | None]) -> list[Findin
     if preset and fedavg:
         ratio = fedavg[0] / preset[0]
         findings.append(
-            Finding(
+            Verdict(
                 "CP-NTK-FL needs an order of magnitude fewer rounds than FedAvg, at no significant cost in bytes",
                 "26 against 284 rounds (10.9 times), 386 against 1720 MB",
                 f"{preset[0]:.1f} against {fedavg[0]:.1f} rounds ({ratio:.1f} times), "

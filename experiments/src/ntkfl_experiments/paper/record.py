@@ -17,7 +17,7 @@ import torch
 from ntkfl.atomic import write_atomically
 from ntkfl.errors import ConfigError
 from ntkfl.version import __version__
-from ntkfl_experiments.paper.item import Finding, Item, Outcome, Scale
+from ntkfl_experiments.paper.item import Item, ItemResult, Scale, Verdict
 
 VERDICTS = {True: "agrees", False: "differs", None: "no verdict"}
 
@@ -27,7 +27,7 @@ def folder_of(root: Path, name: str, scale: Scale) -> Path:
     return root / name if scale == "full" else root / name / "quick"
 
 
-def write(folder: Path, item: Item, outcome: Outcome, scale: Scale, command: str, seconds: float) -> Path:
+def write(folder: Path, item: Item, outcome: ItemResult, scale: Scale, command: str, seconds: float) -> Path:
     """Everything into `folder`; returns the figure's path. `seconds` are of this call: kept runs say their own."""
     document = {
         "name": item.name,
@@ -57,7 +57,7 @@ def write(folder: Path, item: Item, outcome: Outcome, scale: Scale, command: str
     return folder / "figure.png"
 
 
-def markdown(item: Item, outcome: Outcome, command: str) -> str:
+def markdown(item: Item, outcome: ItemResult, command: str) -> str:
     choices = "".join(f"- {choice}\n" for choice in outcome.choices)
     head = f"# {item.name}: {item.title}\n\n`{command}`\n\n![figure](figure.png)\n\n"
     return (
@@ -67,7 +67,7 @@ def markdown(item: Item, outcome: Outcome, command: str) -> str:
     )
 
 
-def finding_table(findings: Sequence[Finding]) -> str:
+def finding_table(findings: Sequence[Verdict]) -> str:
     lines = ["| claim | the paper | here | |", "| --- | --- | --- | --- |"]
     for f in findings:
         note = f"; {f.note}" if f.note else ""

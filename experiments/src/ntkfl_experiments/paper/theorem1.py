@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from ntkfl_experiments.paper.analysis import ALPHA, CHOICES, DELTA, Cell, available, finite, settings, unit_inputs, work
 from ntkfl_experiments.paper.axes import BLACK, BLUE, GREEN, ORANGE, PINK, YELLOW, band, finish, panels
-from ntkfl_experiments.paper.item import Context, Finding, Item, Outcome
+from ntkfl_experiments.paper.item import Context, Item, ItemResult, Verdict
 from ntkfl_experiments.theory import (
     descent_factor,
     draw,
@@ -85,7 +85,7 @@ def sampling_error(key: Mapping[str, Any]) -> dict[str, float]:
     return {"error": float(error), "standard_error": 0.5 / math.sqrt(key["draws"])}
 
 
-def run(context: Context) -> Outcome:
+def run(context: Context) -> ItemResult:
     name, quick = available("fashion-mnist"), context.quick
     small, draws = ([2, 4], 30) if quick else ([2, 4, 8], 100)
     as_asked = {"dataset": name, "pictures": 0, "width": None, "lr": None, "steps": None}
@@ -111,7 +111,7 @@ def run(context: Context) -> Outcome:
         "rates": work(context, "learning rates", by_rate, measure),
         "sampled": work(context, "H_inf by sampling", sampled, sampling_error),
     }
-    return Outcome(
+    return ItemResult(
         settings(dataset=name, alpha=ALPHA, small=small, randomness=draws, samples=sizes, widths=widths, steps=steps),
         list(range(seeds)),
         data,
@@ -124,11 +124,11 @@ def run(context: Context) -> Outcome:
     )
 
 
-def findings(data: Mapping[str, list[Cell]]) -> list[Finding]:
+def findings(data: Mapping[str, list[Cell]]) -> list[Verdict]:
     return [*_as_asked(data["asked"]), *_elsewhere(data)]
 
 
-def _as_asked(asked: list[Cell]) -> list[Finding]:
+def _as_asked(asked: list[Cell]) -> list[Verdict]:
     """At the width and learning rate the theorem asks for."""
     wide = [c for c in asked if c["width"] >= c["asked_width"]]
     held = {kind: [_holds(c, kind) for c in wide] for kind in ("network", "linearised", "descent")}
@@ -145,7 +145,7 @@ def _as_asked(asked: list[Cell]) -> list[Finding]:
     far = max(wide, key=lambda c: c["moved"] / c["radius"])
     first = min((s for s in fails if s is not None), default=math.nan)
     return [
-        Finding(
+        Verdict(
             "the bound for f^(k+1), the network at the evolved weights, at every t",
             f"with probability at least {1 - DELTA:.0%}",
             f"in {statistics.fmean(held['network']):.0%} of {len(wide)} draws ({sizes}, {widths})",
@@ -155,20 +155,20 @@ def _as_asked(asked: list[Cell]) -> list[Finding]:
             f"{max(floors):.0e} of the start while the bound goes on to 0. Nowhere broken before the bound is "
             f"e^-{first:g}.",
         ),
-        Finding(
+        Verdict(
             "the same for the paper's function evolution",
             f"with probability at least {1 - DELTA:.0%}",
             f"in {statistics.fmean(held['linearised']):.0%} of draws, down to e^-{EXPONENTS[-1]}",
             statistics.fmean(held["linearised"]) >= 1 - DELTA,
             "e^{−ηtH/N} needs a little more than λ_min(H) ≥ λ/4, nothing else.",
         ),
-        Finding(
+        Verdict(
             "the same for gradient descent on the network, what the proof follows",
             f"with probability at least {1 - DELTA:.0%}",
             f"in {statistics.fmean(held['descent']):.0%} of draws, as far as it was run (1,000 steps)",
             statistics.fmean(held["descent"]) >= 1 - DELTA,
         ),
-        Finding(
+        Verdict(
             "the width Ω(N²/λ² ln(N²/δ)) suffices",
             "stated; the proof also needs weights that move by at most R",
             f"within R in {sum(stays)} of {len(stays)} draws; furthest {far['moved'] / far['radius']:.0f} times R",
@@ -180,7 +180,7 @@ def _as_asked(asked: list[Cell]) -> list[Finding]:
     ]
 
 
-def _elsewhere(data: Mapping[str, list[Cell]]) -> list[Finding]:
+def _elsewhere(data: Mapping[str, list[Cell]]) -> list[Verdict]:
     """Assumption 3, H_∞, and the bound at widths and learning rates that people use."""
     asked, practical, rates, sampled = data["asked"], data["practical"], data["rates"], data["sampled"]
     ok = [all(_holds(c, kind) for kind in ("linearised", "network", "descent")) for c in practical]
@@ -194,21 +194,21 @@ def _elsewhere(data: Mapping[str, list[Cell]]) -> list[Finding]:
     steep = {r: max(c["lr"] * c["largest"] / c["samples"] for c in rates if c["lr"] == r) for r in chosen}
     limits = [c["smallest_limit"] for group in (asked, practical) for c in group]
     return [
-        Finding(
+        Verdict(
             "H_∞ is positive definite (Assumption 3)",
             "assumed",
             f"λ_k from {max(limits):.2g} (N = {min(c['samples'] for c in asked)}) down to {min(limits):.2g} "
             f"(N up to {max(c['samples'] for c in practical)})",
             min(limits) > 0,
         ),
-        Finding(
+        Verdict(
             "H_∞ is an expectation over weights",
             "x_i·x_j P(both active), here (π − θ)/2π",
             ", ".join(f"{c['error']:.0e} from {c['draws']:,} draws" for c in sampled),
             all(c["error"] <= 5 * c["standard_error"] for c in sampled),
             "Largest error of an entry, sampled against the closed form: within five standard errors.",
         ),
-        Finding(
+        Verdict(
             "the bound at practical widths and η = 1",
             "not claimed: the widths are far below those asked for",
             f"holds in {sum(ok)} of {len(ok)} runs for all three sequences; the linearised residual falls "
@@ -218,7 +218,7 @@ def _elsewhere(data: Mapping[str, list[Cell]]) -> list[Finding]:
             f"λ_min(H) was at least {worst['smallest'] / worst['smallest_limit']:.2f} λ_k (worst at width "
             f"{worst['width']}, N = {worst['samples']}).",
         ),
-        Finding(
+        Verdict(
             "convergence at the learning rate asked for",
             "linear",
             f"promises a fall by {min(drops):.0e} to {max(drops):.0e} in 2,000 steps at N = {promised[0]['samples']}",
@@ -227,13 +227,13 @@ def _elsewhere(data: Mapping[str, list[Cell]]) -> list[Finding]:
             "promise "
             "is of order tλ²/N², true and without practical content.",
         ),
-        Finding(
+        Verdict(
             "the prediction error decreases with t (Remark 1)",
             "for the function evolution",
             "in every run",
             all(_falls(c["linearised"]) for c in [*practical, *rates, *asked]),
         ),
-        Finding(
+        Verdict(
             "the bound for the network at the evolved weights, at larger learning rates",
             "needs η = O(λ/N)",
             f"holds for η = {', '.join(good)}; fails for η = {', '.join(f'{r:g}' for r in bad) or 'none of these'}",

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ntkfl_experiments.paper.analysis import ALPHA, CHOICES, DELTA, Cell, available, settings, unit_inputs, work
 from ntkfl_experiments.paper.axes import BLACK, BLUE, GREEN, ORANGE, PINK, band, finish, panels
-from ntkfl_experiments.paper.item import Context, Finding, Item, Outcome
+from ntkfl_experiments.paper.item import Context, Item, ItemResult, Verdict
 from ntkfl_experiments.theory import (
     descent_factor,
     draw,
@@ -87,7 +87,7 @@ def many_rounds(key: Mapping[str, Any]) -> Cell:
     return {"falls": falls, "smallest_limit": smallest_eigenvalue(limit_kernel(x))}
 
 
-def run(context: Context) -> Outcome:
+def run(context: Context) -> ItemResult:
     name, quick = available("fashion-mnist"), context.quick
     samples, width, seeds = (40, 256, range(2)) if quick else (200, 1024, range(3))
     cohorts = [2, 4, 10] if quick else [2, 5, 10, 20]
@@ -117,7 +117,7 @@ def run(context: Context) -> Outcome:
         for s in seeds
     ]
     data = {"rounds": work(context, "rounds", rounds, many_rounds), "grid": work(context, "one round", grid, one_round)}
-    return Outcome(
+    return ItemResult(
         settings(dataset=name, alpha=ALPHA, samples=samples, width=width, clients=cohorts, local_steps=locals_),
         list(seeds),
         data,
@@ -128,7 +128,7 @@ def run(context: Context) -> Outcome:
     )  # fmt: skip
 
 
-def findings(data: Mapping[str, list[Cell]]) -> list[Finding]:
+def findings(data: Mapping[str, list[Cell]]) -> list[Verdict]:
     grid = data["grid"]
     asked = [c for c in grid if c["lr"] < 0.5]
     one = [c for c in grid if c["local_steps"] == 1]
@@ -153,14 +153,14 @@ def findings(data: Mapping[str, list[Cell]]) -> list[Finding]:
     ntk, few, many = ends["ntk-fl", 100], ends["fedavg", 10], ends["fedavg", 100]
     rounds = len(data["rounds"][0]["falls"]) - 1
     return [
-        Finding(
+        Verdict(
             "Theorem 2 as printed, with its learning rate λ/(2τNM)",
             "an upper bound",
             f"holds in {sum(asked_holds)} of {len(asked_holds)} rounds; at M = {most} FedAvg falls "
             f"{room['printed']:.0f} times as fast",
             all(asked_holds),
         ),
-        Finding(
+        Verdict(
             "the same bound without 1/M",
             "not in the paper",
             f"holds in {sum(holds['corrected'])} of {len(grid)} rounds (η = λ/(2τNM) and 1); at M = {most} FedAvg "
@@ -169,7 +169,7 @@ def findings(data: Mapping[str, list[Cell]]) -> list[Finding]:
             None,
             f"Fails: {where}. Printed: {sum(holds['printed'])} of {len(grid)}.",
         ),
-        Finding(
+        Verdict(
             "FedAvg slows down by the number of clients",
             f"decay 1/M: {most / fewest:g} times slower at M = {most} than at {fewest}",
             f"{gently:.2f} times slower per η at the theorem's learning rates, {slowing:.2f} times at η = 1 (τ = "
@@ -180,7 +180,7 @@ def findings(data: Mapping[str, list[Cell]]) -> list[Finding]:
             "is of that "
             "sequence, not of FedAvg. At η = 1 small clients come near their own labels within τ steps and stop.",
         ),
-        Finding(
+        Verdict(
             "with one local step a round falls M times less than a central step",
             "1 − ηλ/(2NM) against Theorem 1's 1 − ηλ/(2N)",
             f"it is the central step: weights equal to {max(c['difference'] for c in one):.0e} relative in {len(one)} "
@@ -190,7 +190,7 @@ def findings(data: Mapping[str, list[Cell]]) -> list[Finding]:
             "Theorem 1 at t = 1 "
             "is the bound.",
         ),
-        Finding(
+        Verdict(
             "NTK-FL's guaranteed decay is faster (Remark 2) with t = 100 … 1000 against τ = 10",
             "η₁ t > η₂ τ/M",
             f"after {rounds} rounds at η = 1: NTK-FL (t = 100) {ntk:.3g}, FedAvg (τ = 10) {few:.3g} of the squared "
@@ -198,7 +198,7 @@ def findings(data: Mapping[str, list[Cell]]) -> list[Finding]:
             rates_ordered(1.0, 100, 1.0, 10) and ntk < few,
             "Also without the M: more steps are taken in a round.",
         ),
-        Finding(
+        Verdict(
             "NTK-FL is faster than FedAvg because of 1/M",
             "bounds differ by t M/τ",
             f"with as many local steps, τ = t = 100: FedAvg {many:.3g}, NTK-FL {ntk:.3g}",

@@ -51,7 +51,7 @@ LIFETIME = 30 * DAY  # seconds that a credential is valid, unless the operator s
 
 
 @dataclass(frozen=True)
-class Client:
+class EnrolledClient:
     """A client as the operator sees it."""
 
     name: str
@@ -161,11 +161,13 @@ class KeyServer:
         with self._transaction() as db:
             db.execute("UPDATE federation SET lifetime = ?", (seconds,))
 
-    def clients(self) -> list[Client]:
+    def clients(self) -> list[EnrolledClient]:
         """All clients, by name."""
         with self._transaction() as db:
             rows = db.execute("SELECT name, role, signing_key IS NOT NULL, revoked, ends FROM clients ORDER BY name")
-            return [Client(name, role, bool(yes), bool(revoked), ends) for name, role, yes, revoked, ends in rows]
+            return [
+                EnrolledClient(name, role, bool(yes), bool(revoked), ends) for name, role, yes, revoked, ends in rows
+            ]
 
     def runs(self) -> list[str]:
         """The names of all runs."""
