@@ -11,6 +11,8 @@ from ntkfl.errors import ConfigError
 from ntkfl.methods import CPNTKFL, NTKFL, ClientRound, Task
 from ntkfl.methods.step_selection import scores
 from ntkfl.privacy.randomness import Randomness
+from ntkfl.wire import Message
+from tests.methods.rounds import small_clients, small_task
 
 
 def test_codec_and_sparsity_go_together() -> None:
@@ -52,3 +54,12 @@ def test_clients_together_send_what_each_sends_alone(method: NTKFL) -> None:
             assert list(ours.arrays) == list(theirs.arrays)
             for name, array in ours.arrays.items():
                 torch.testing.assert_close(array, theirs.arrays[name], rtol=1e-12, atol=1e-14)
+
+
+def test_an_upload_is_decoded_once_for_validation_and_for_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    method, task, clients = NTKFL(sparsity=0.5), small_task(), small_clients(6)
+    (reply,) = method.answer(task, Message("weights", 1, {"weights": task.like}), clients)
+    received = Message.decode(reply.encode())
+    method.check(task, received)
+    monkeypatch.setattr(Message, "take", None)  # nothing is read of it any more
+    assert len(method.read_rows(task, received).J) == 6

@@ -79,7 +79,16 @@ class NTKUpload(Method):
 
     def read_rows(self, task: Task, reply: Message, like: Tensor | None = None) -> SampleRows:
         """(J, f0, y) of an upload, everything checked; of the type and on the device of `like`, or of the weights."""
-        like, outputs, columns = task.like if like is None else like, task.outputs, task.like.numel()
+        like = task.like if like is None else like
+        if "rows" not in reply.read:
+            reply.read["rows"] = self._decoded(task, reply, like.new_empty(0, device="cpu"))
+        rows: SampleRows = reply.read["rows"]
+        if like.device.type == "cpu":
+            return rows
+        return SampleRows(rows.J.to(like.device), rows.outputs.to(like.device), rows.labels.to(like.device))
+
+    def _decoded(self, task: Task, reply: Message, like: Tensor) -> SampleRows:
+        outputs, columns = task.outputs, task.like.numel()
         reply.of_kind("upload")
         J: Jacobian
         if self.sparsity:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,6 +65,11 @@ class Message:
         """
         sums = [array.sum(dtype=torch.float64) for array in self.arrays.values() if array.is_floating_point()]
         return not sums or bool(torch.stack([one.to(sums[0].device) for one in sums]).isfinite().all())
+
+    @cached_property
+    def read(self) -> dict[str, Any]:
+        """What a method has read of this message: validation and the round look at it, and it is decoded once."""
+        return {}
 
     def of_kind(self, kind: str) -> Message:
         if self.kind != kind:
