@@ -83,6 +83,9 @@ def train(
     shuffle: Annotated[
         bool | None, typer.Option(help="send sealed rows through a shuffler", rich_help_panel=_HIDING)
     ] = None,
+    secure_sum: Annotated[
+        bool | None, typer.Option(help="the server learns the sum of replies alone", rich_help_panel=_HIDING)
+    ] = None,
     codec: Annotated[
         Text, typer.Option(help="of NTK-FL's Jacobians: auto, factored, dense, topk", rich_help_panel=_HIDING)
     ] = None,
@@ -154,7 +157,8 @@ def train(
         "method": {"name": method, "kernel": kernel, "scheme": scheme, "steps": parse_steps(steps), "average": average,
                    "lr": lr, "local_steps": local_steps, "batch_size": batch_size, "loss": loss,
                    "subsample_rate": subsample_rate, "projected_dim": projected_dim, "sparsity": sparsity,
-                   "values": values, "shuffle": shuffle, "codec": codec, "replay": replay,
+                   "values": values, "shuffle": shuffle, "secure_sum": secure_sum, "codec": codec,
+                   "replay": replay,
                    **dict(parse_setting(text) for text in set_ or [])},
     }  # fmt: skip
     if record_wire and out is None:

@@ -5,14 +5,15 @@ Each client of the round descends its own loss from the broadcast weights; the s
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
-from typing import ClassVar
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError, unknown
+from ntkfl.methods.additive import Summand, mean_update, update_summand
 from ntkfl.methods.base import ClientRound, Method, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.local_sgd import train_locally
 from ntkfl.methods.robust import COMBINATIONS, clip_factors, combine, fair_counts
@@ -53,8 +54,24 @@ class LocalTraining(Method):
         super().model_post_init(context)
         if self.robust not in COMBINATIONS:
             raise unknown("combination", self.robust, COMBINATIONS)
+        if self.secure_sum and self.robust != "mean":
+            raise ConfigError(f"robust = {self.robust!r} compares clients' updates, of which a secure sum shows none")
         if self.weighting not in WEIGHTINGS:
             raise ConfigError(f"unknown weighting {self.weighting!r}: valid are {', '.join(WEIGHTINGS)}")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain_mean_of_sums(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Under secure sums there is one way to combine updates."""
+        return {"robust": "mean", **values} if values.get("secure_sum") else values
+
+    def summand(self, task: Task, message: Message, reply: Message) -> Summand:
+        most = self.sum_samples if self.weighting == "samples" else None
+        return update_summand(message, reply, most, self.sum_limit)
+
+    def from_total(self, task: Task, message: Message, total: Mapping[str, Tensor], clients: int) -> Message:
+        most = self.sum_samples if self.weighting == "samples" else None
+        return mean_update(message, total, clients, most, task.like)
 
     def steps(self, client: ClientRound) -> int:
         """τ_m, the client's gradient steps in a round."""
@@ -140,6 +157,7 @@ class FedAvg(LocalTraining):
     name: ClassVar[str] = "fedavg"
     paper: ClassVar[str] = "McMahan et al. 2017"
     noises: ClassVar[bool] = True
+    additive: ClassVar[bool] = True
 
     def model_post_init(self, context: object) -> None:
         super().model_post_init(context)
