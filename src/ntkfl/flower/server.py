@@ -59,8 +59,10 @@ class FlowerServer:
     ) -> None:
         self.settings, self.out = run, RunFolder(out)
         method, names = run.build_method(), list(nodes)
-        if method.shuffle or method.projected_dim is not None:
-            raise ConfigError("a shuffled or projected method needs a key server and a shuffler: give --federation")
+        if method.shuffle or method.secure_sum or method.projected_dim is not None:
+            raise ConfigError(
+                "a shuffled, summed or projected method needs a key server and a shuffler: give --federation"
+            )
         if run.clients_per_round > run.clients or run.clients > len(nodes):
             raise ConfigError(
                 f"{run.clients_per_round} clients a round of {run.clients} to wait for, and {len(nodes)} keys are known"

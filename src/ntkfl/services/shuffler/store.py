@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from random import Random, SystemRandom
 
-from ntkfl.crypto.masking import SEED_BYTES, WORD_BYTES, pack_words, sum_masks
 from ntkfl.crypto.row_frames import Announced, BatchKey
 from ntkfl.errors import Refused
 from ntkfl.services.shuffler.announcement_store import (
@@ -38,6 +37,15 @@ from ntkfl.services.shuffler.announcement_store import (
     refuse_revoked,
 )
 from ntkfl.services.shuffler.batch import CLOSED, COLUMNS, Batch, Record, Status
+from ntkfl.services.shuffler.mask_store import (
+    check_kind,
+    drop_seed,
+    find_masks,
+    forget_masks,
+    keep_seed,
+    open_sum,
+    release_masks,
+)
 
 _GENERATOR = SystemRandom()  # the operating system's
 
@@ -93,11 +101,7 @@ class Shuffler(AnnouncementStore):
             batch = Record.find(db, announced.key)
             if batch.state != "open":
                 raise Refused(*CLOSED[batch.state])
-            if bool(batch.numbers) != (seed is not None):
-                what = "is a secure sum" if batch.numbers else "is of rows"
-                raise Refused("other-kind", f"this batch {what}, and what was sent is not for one")
-            if seed is not None and len(seed) != SEED_BYTES:
-                raise Refused("malformed", f"the seed of a mask has {SEED_BYTES} bytes, got {len(seed)}")
+            check_kind(batch, seed)
             asked = db.execute(f"SELECT sent FROM {batch.cohort} WHERE client = ?", (client,)).fetchone()
             if asked is None:
                 raise Refused("not-asked", "this batch does not ask this client")
@@ -113,7 +117,7 @@ class Shuffler(AnnouncementStore):
             except sqlite3.IntegrityError:
                 raise Refused("replayed", "one of these rows is here already") from None
             if seed is not None:
-                db.execute(f"INSERT INTO {batch.seeds} VALUES (?, ?)", (client, seed))
+                keep_seed(db, batch, client, seed)
             db.execute(f"UPDATE {batch.cohort} SET sent = ? WHERE client = ?", (len(rows), client))
 
     def status(self, key: BatchKey) -> Status:
@@ -155,7 +159,7 @@ class Shuffler(AnnouncementStore):
             copy = f"INSERT INTO {batch.released} SELECT ?, row FROM {batch.pending} WHERE rowid = ?"
             db.executemany(copy, enumerate(order))
             if batch.numbers:
-                _sum_masks(db, batch)
+                release_masks(db, batch, find_announced(db, key))
             batch.close(db, "released", status.clients, len(order))
             return len(order), batch.row_bytes
 
@@ -169,14 +173,7 @@ class Shuffler(AnnouncementStore):
     def masks(self, key: BatchKey) -> bytes:
         """The sum of the masks of a released secure sum; `Refused` before the release and after `forget`."""
         with self._transaction() as db:
-            batch = Record.find(db, key)
-            batch.find_released(db)
-            found = db.execute("SELECT masks FROM sums WHERE number = ?", (key.number,)).fetchone()
-            if found is None:
-                raise Refused("other-kind", "this batch is of rows, which have no masks")
-            if not isinstance(found[0], bytes) or len(found[0]) != WORD_BYTES * batch.numbers:
-                raise Refused("storage", f"the shuffler's masks of batch {tuple(key)} are damaged")
-            return found[0]
+            return find_masks(db, Record.find(db, key))
 
     def forget(self, key: BatchKey) -> None:
         """Delete a batch's released rows, masks and reports: the aggregator has them. Harmless where there are none."""
@@ -185,7 +182,7 @@ class Shuffler(AnnouncementStore):
             if state == ("open",):
                 raise Refused("not-ready", "this batch is not released yet; cancel it to be rid of it")
             db.execute("DELETE FROM reports WHERE number = ?", (key.number,))
-            db.execute("UPDATE sums SET masks = NULL WHERE number = ?", (key.number,))
+            forget_masks(db, key.number)
             db.execute(f"DROP TABLE IF EXISTS released_{key.number}")
 
     def cancel(self, key: BatchKey) -> None:
@@ -194,7 +191,7 @@ class Shuffler(AnnouncementStore):
             batch = Record.find(db, key)
             batch.close(db, "cancelled", 0, None)
             db.execute(f"DROP TABLE IF EXISTS {batch.released}")
-            db.execute("UPDATE sums SET masks = NULL WHERE number = ?", (batch.number,))
+            forget_masks(db, batch.number)
             db.execute("DELETE FROM reports WHERE number = ?", (batch.number,))
 
     def set_revoked(self, clients: frozenset[str], serial: int = 0) -> bool:
@@ -236,8 +233,7 @@ class Shuffler(AnnouncementStore):
         db.execute(f"CREATE TABLE cohort_{number} (client TEXT PRIMARY KEY, sent INTEGER) WITHOUT ROWID")
         db.execute(f"CREATE TABLE pending_{number} (client TEXT, digest BLOB UNIQUE, row BLOB)")
         if batch.numbers:
-            db.execute("INSERT INTO sums VALUES (?, ?, NULL)", (number, batch.numbers))
-            db.execute(f"CREATE TABLE seeds_{number} (client TEXT PRIMARY KEY, seed BLOB) WITHOUT ROWID")
+            open_sum(db, number, batch.numbers)
         db.executemany(f"INSERT INTO cohort_{number} VALUES (?, NULL)", ((name,) for name in sorted(asked)))
 
     def _steady_clock(self) -> Callable[[], float]:
@@ -264,16 +260,6 @@ class Shuffler(AnnouncementStore):
             missing = tuple(name for (name,) in db.execute(absent)) if left == 0 else ()
         ready = ready and sent >= batch.min_clients
         return Status("ready" if ready else "open", sent, None, left, missing)
-
-
-def _sum_masks(db: sqlite3.Connection, batch: Record) -> None:
-    """Keep the sum of the masks of all clients that have sent; their seeds are deleted when the batch is closed."""
-    seeds = [seed for (seed,) in db.execute(f"SELECT seed FROM {batch.seeds}")]
-    (rows,) = db.execute(f"SELECT COUNT(*) FROM {batch.pending}").fetchone()
-    if len(seeds) != rows or not all(isinstance(seed, bytes) and len(seed) == SEED_BYTES for seed in seeds):
-        raise Refused("storage", f"the shuffler's seeds of batch {tuple(batch.key)} are damaged")
-    total = sum_masks(seeds, find_announced(db, batch.key), batch.numbers)
-    db.execute("UPDATE sums SET masks = ? WHERE number = ?", (pack_words(total), batch.number))
 
 
 def _members(db: sqlite3.Connection, batch: Batch) -> Iterable[str]:
@@ -330,5 +316,4 @@ def _drop(db: sqlite3.Connection, client: str) -> None:
     for (number,) in db.execute("SELECT number FROM batches WHERE state = 'open'").fetchall():
         db.execute(f"UPDATE cohort_{number} SET sent = NULL WHERE client = ?", (client,))
         db.execute(f"DELETE FROM pending_{number} WHERE client = ?", (client,))
-        if db.execute("SELECT 1 FROM sums WHERE number = ?", (number,)).fetchone():
-            db.execute(f"DELETE FROM seeds_{number} WHERE client = ?", (client,))
+        drop_seed(db, number, client)
