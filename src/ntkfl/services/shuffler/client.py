@@ -62,7 +62,8 @@ class ShufflerClient:
     def masks(self, announced: Announced, numbers: int) -> bytes:
         """Of a released secure sum, the sum of the clients' masks: 4 bytes for each of so many numbers."""
         size = WORD_BYTES * numbers
-        body = self.http.ask("GET", f"{self._batch(announced.key)}/masks", most=FRAME_BYTES + size).content
+        most = max(SMALL, FRAME_BYTES + size)
+        body = self.http.ask("GET", f"{self._batch(announced.key)}/masks", most=most).content
         found, rows = unpack_rows(body, max_rows=1, row_bytes=size)
         if found != announced:
             raise MessageError("the shuffler released masks that answer another announcement")
