@@ -243,3 +243,14 @@ def test_a_file_the_system_refuses_is_one_line(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "Is a directory" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_secure_sums_from_the_command_line() -> None:
+    small = ("train", "--dataset", "digits", "--clients", "6", "--clients-per-round", "3", "--hidden", "4", "--json")
+    done = ntkfl(*small, "--rounds", "1", "--method", "fedavg", "--secure-sum")
+    assert done.returncode == 0, done.stderr
+    (record,) = map(json.loads, done.stdout.splitlines())
+    assert (record["summed_clients"], record["bounded_clients"]) == (3, 0)
+    refused = ntkfl(*small, "--secure-sum")
+    assert refused.returncode == 2
+    assert "ntk-fl needs more of clients than the sum of their replies" in refused.stderr

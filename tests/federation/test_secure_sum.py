@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -184,6 +185,18 @@ def test_sums_of_rounds_are_the_same_to_the_bit_whoever_masks(digits: ntkfl.data
     """Masks are fresh in every run and leave no trace in the result."""
     one, two = (trained(digits, SumNTKFL(secure_sum=True)) for _ in range(2))
     assert torch.equal(weights(one), weights(two))
+
+
+def test_a_run_goes_on_from_its_folder(digits: ntkfl.data.Federated, tmp_path: Path) -> None:
+    method = SumNTKFL(secure_sum=True, control="judge")
+    torch.manual_seed(0)
+    model = ntkfl.models.mlp(64, 16, 10).double()
+    whole = Simulation(model, digits, method, clients_per_round=4).run(3, callbacks=[])
+    for rounds in (1, 3):
+        simulation = Simulation(model, digits, method, clients_per_round=4)
+        resumed = simulation.run(rounds, out=tmp_path / "run", resume=rounds > 1, callbacks=[])
+    assert torch.equal(weights(whole), weights(resumed))
+    assert resumed.history == whole.history
 
 
 @pytest.mark.parametrize("name", ["ntk-fl", "cp-ntk-fl", "scaffold", "fedcom", "qsgd", "data-share", "centralized"])

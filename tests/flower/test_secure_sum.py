@@ -16,6 +16,7 @@ from tests.deployment.test_secure_sum import FEDAVG, participant, simulated
 from tests.flower.test_shuffled import NODES, Listening, aggregator
 
 
+@pytest.mark.long
 def test_receipts_through_flower_and_the_sums_of_the_simulation(tmp_path: Path) -> None:
     said: list[str] = []
     with Roles(tmp_path, evaluators=0, seed=7, rounds=2, method=FEDAVG) as roles:

@@ -177,7 +177,11 @@ class ShufflerTransport(ShuffledTransport):
         if batch is not None:
             released = self._collect(announced, schema)
             if isinstance(schema, SumSchema):
-                return [total_counts(message.round, self.open_total(released).arrays, self.peers.terms.real_targets)]
+                try:
+                    total = self.open_total(released)
+                except MessageError as error:
+                    raise TooFew(str(error)) from None
+                return [total_counts(message.round, total.arrays, self.peers.terms.real_targets)]
             return self._read_counts(message.round, released.rows, announced)
         return self._read_counts(message.round, self._await_reports(key), announced)
 

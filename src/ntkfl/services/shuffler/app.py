@@ -257,7 +257,7 @@ def aggregator_app(
             raise Refused("malformed", str(error)) from None
         asked = head.batch
         if asked is not None:
-            if FRAME_BYTES + asked.max_rows * asked.row_bytes > most:
+            if SEED_BYTES + FRAME_BYTES + asked.max_rows * asked.row_bytes > most:
                 raise Refused("terms", f"a client's rows may have at most {most} bytes in all")
             await refresh()
         sequence = await asyncio.to_thread(shuffler.publish, signed, head.key, asked)
