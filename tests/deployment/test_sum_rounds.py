@@ -53,7 +53,7 @@ class Masking(Here):
             summand = own.method.summand(own.task, said.message, reply)
         words = SumSchema.of(reply.kind, summand, 3).encode(summand, client.randomness)
         if said.key in self.spoiled and client.id == 0:
-            words = words + np.uint32(1 << 30)
+            words = words + np.uint32(1 << 31)
         return mask_reply(words, said.sealing_key, own.federation, own.run, said.announced)
 
     def masks(self, announced: Announced, numbers: int) -> bytes:
