@@ -15,6 +15,7 @@ from ntkfl.crypto.hpke import SealingKey
 from ntkfl.errors import ConfigError, MessageError, Refused, TooFew
 from ntkfl.federation.byzantine import Poison
 from ntkfl.federation.secure_sum import open_sum
+from ntkfl.federation.server import remarks
 from ntkfl.federation.simulation import Simulation
 from ntkfl.methods import METHODS, ClientRound, FedAvg, FedNova, Method, SumNTKFL, Task
 from ntkfl.methods.additive import Addend
@@ -191,6 +192,16 @@ def test_sums_of_rounds_are_the_same_to_the_bit_whoever_masks(digits: ntkfl.data
     """Masks are fresh in every run and leave no trace in the result."""
     one, two = (trained(digits, SumNTKFL(secure_sum=True)) for _ in range(2))
     assert torch.equal(weights(one), weights(two))
+
+
+def test_updates_beyond_their_limit_are_bounded_and_counted(digits: ntkfl.data.Federated) -> None:
+    torch.manual_seed(0)
+    before = torch.cat([p.detach().flatten() for p in ntkfl.models.mlp(64, 16, 10).double().parameters()])
+    run = trained(digits, FedAvg(secure_sum=True, local_steps=3, sum_limit=1e-3), rounds=1)
+    (record,) = run.history
+    assert record["bounded_clients"] == record["summed_clients"] == 4
+    assert 0 < float((weights(run) - before).abs().max()) <= 1e-3
+    assert remarks(record) == ["4 clients scaled numbers down to their limit: raise sum_limit"]
 
 
 def test_a_run_goes_on_from_its_folder(digits: ntkfl.data.Federated, tmp_path: Path) -> None:

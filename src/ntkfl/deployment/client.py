@@ -180,7 +180,10 @@ class ShuffledClient:
         schema = SumSchema.of(reply.kind, summand, self.pins.terms.clients_per_round)
         if (said.batch.numbers, said.batch.row_bytes) != (schema.numbers, schema.sealed_bytes):
             raise TrustError(f"round {said.key.round} asks for {said.batch.numbers} numbers, not {schema.numbers}")
-        return mask_reply(schema.encode(summand, client.randomness), *where)
+        words = schema.encode(summand, client.randomness)
+        if words[0]:
+            self.say(f"{self.name}: numbers of this reply were beyond their limit and scaled down to it")
+        return mask_reply(words, *where)
 
     def at(self, key: BatchKey, number: int) -> ClientRound:
         """This client in the round, with the samples drawn at its first exchange. A round that is tried again has

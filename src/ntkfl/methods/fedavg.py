@@ -55,7 +55,8 @@ class LocalTraining(Method):
         if self.robust not in COMBINATIONS:
             raise unknown("combination", self.robust, COMBINATIONS)
         if self.secure_sum and self.robust != "mean":
-            raise ConfigError(f"robust = {self.robust!r} compares clients' updates, of which a secure sum shows none")
+            why = "compares clients' updates, of which a secure sum shows none"
+            raise ConfigError(f"robust = {self.robust!r} {why}: leave it out")
         if self.weighting not in WEIGHTINGS:
             raise ConfigError(f"unknown weighting {self.weighting!r}: valid are {', '.join(WEIGHTINGS)}")
 
