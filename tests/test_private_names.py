@@ -19,7 +19,7 @@ def private_names(path: Path) -> list[str]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "setattr":
             names = [argument.value for argument in node.args[:2] if isinstance(argument, ast.Constant)]
             parts = [name.split(".")[-1] for name in names if isinstance(name, str)]
-            found += [part for part in parts if part.startswith("_") and not part.startswith("_gram_of")]
+            found += [part for part in parts if part.startswith("_") and not part.startswith(("__", "_gram_of"))]
     return found
 
 

@@ -275,3 +275,14 @@ def test_flags_of_a_partition_and_a_model(tmp_path: Path) -> None:
     assert finished.returncode == 0, finished.stderr
     config = read_toml(tmp_path / "a/config.toml")
     assert (config["data"]["shards_per_client"], config["model"]["gain"]) == (3, 0.5)
+
+
+def test_secure_sums_from_the_command_line() -> None:
+    small = ("train", "--dataset", "digits", "--clients", "6", "--clients-per-round", "3", "--hidden", "4", "--json")
+    done = ntkfl(*small, "--rounds", "1", "--method", "fedavg", "--secure-sum")
+    assert done.returncode == 0, done.stderr
+    (record,) = map(json.loads, done.stdout.splitlines())
+    assert (record["summed_clients"], record["bounded_clients"]) == (3, 0)
+    refused = ntkfl(*small, "--secure-sum")
+    assert refused.returncode == 2
+    assert "ntk-fl needs more of clients than the sum of their replies" in refused.stderr

@@ -80,6 +80,12 @@ FLAGS = tuple(
         ),
         ("method.shuffle", "switch", "send replies sealed and in random order through a shuffler", "What clients hide"),
         (
+            "method.secure_sum",
+            "switch",
+            "send replies masked, so that the server learns their sum alone: for methods that need no more",
+            "What clients hide",
+        ),
+        (
             "method.codec",
             "text",
             "how Jacobians are sent: factored, dense, topk (sparsified); auto: topk where sparsity is set "

@@ -44,15 +44,15 @@ class Aggregator:
         self._check_settings()
         terms, settings = self.federation.terms, self.settings
         method = terms.build_method(allow_code=allow_code)
-        if not method.shuffle:
-            raise ConfigError("clients send through the shuffler here: the terms need shuffle = true")
+        if not (method.shuffle or method.secure_sum):
+            raise ConfigError("clients send through the shuffler here: the terms need shuffle or secure_sum = true")
         model = terms.build_model(settings.seed, allow_code=allow_code)
         if method.trains_locally and statistics(model):
             raise ConfigError("batch normalisation is not averaged behind a shuffler: use group normalisation")
         smoothing = method.label_smoothing
         task = Task(model, terms.outputs, method.loss, total_clients=settings.clients, label_smoothing=smoothing)
         self.transport = reach(folder, self.federation, settings, task, method, say)
-        most = MOST_SAMPLES if settings.evaluators else 1
+        most = MOST_SAMPLES if settings.evaluators or method.secure_sum else 1
         self.server = Server(
             model,
             task,

@@ -18,7 +18,8 @@ from ntkfl.deployment.contract import Federation
 from ntkfl.deployment.ledger import Ledger
 from ntkfl.errors import ConfigError, MessageError, NTKFLError, Refused, TrustError
 from ntkfl.federation.client import Client, ClientRandomness, SystemRandomness, check_data
-from ntkfl.federation.evaluation import counts, noisy_counts, rounded, score_rows
+from ntkfl.federation.evaluation import counts, counts_summand, noisy_counts, rounded, score_rows
+from ntkfl.federation.secure_sum import SumSchema, mask_reply
 from ntkfl.federation.shuffled import seal_messages
 from ntkfl.methods import ClientRound, Task
 from ntkfl.services.announcement import EVALUATION, MOST_EXCHANGES, Announcement
@@ -132,7 +133,12 @@ class ShuffledClient:
             raise TrustError(f"round {round} asks fewer than {self.federation.shuffler.min_clients} clients")
         if len(batch.cohort) != terms.clients_per_round:
             raise TrustError(f"round {round} asks {len(batch.cohort)} clients, not {terms.clients_per_round}")
-        usual = terms.max_rows if self.method.sampled or exchange == EVALUATION else 1
+        if self.method.secure_sum and exchange not in (0, EVALUATION):
+            raise TrustError(f"round {round} asks for a second sum over the same samples")
+        if bool(batch.numbers) != self.method.secure_sum:
+            raise TrustError(f"round {round} does not ask for a secure sum where the contract does, or the reverse")
+        sampled = self.method.sampled or exchange == EVALUATION
+        usual = terms.max_rows if sampled and not self.method.secure_sum else 1
         # Replies to later questions may have one row per client: which do is known once there is one (`_check_rows`).
         if batch.max_rows not in ((usual,) if exchange in (0, EVALUATION) else (usual, 1)):
             raise TrustError(f"round {round} asks for {batch.max_rows} rows, the contract for {usual}")
@@ -150,6 +156,8 @@ class ShuffledClient:
             return self._send("reports", said.announced, seal_messages([self._counts(said.message)], 1, *where))
         if not asked or self.role != "client":
             return None
+        if self.method.secure_sum:
+            return self._send("sums", said.announced, self._masked(said, where))
         if said.kind == "evaluate":
             rows, count = self._score_rows(said.key, said.message), self.federation.terms.max_rows
         else:
@@ -159,6 +167,27 @@ class ShuffledClient:
             count = self.federation.terms.max_rows if reply.kind in self.method.sampled else 1
         self._check_rows(said, count)
         return self._send("rows", said.announced, seal_messages(rows, count, *where))
+
+    def _masked(self, said: Announcement, where: tuple[bytes, str, str, Announced]) -> bytes:
+        """The seed of a mask and the masked answer, where what is asked for is what such an answer has by contract."""
+        message, method, task = said.message, self.method, self.client.task
+        assert message is not None
+        assert said.batch is not None
+        client = self.at(said.key, message.round)
+        if said.kind == "evaluate":
+            own = method.private(task, client)
+            reply = counts(task, message, own.x, own.y)
+            summand = counts_summand(reply, method.sum_samples)
+        else:
+            reply = self.client.answer(message, said.key.round)
+            summand = method.summand(task, message, reply)
+        schema = SumSchema.of(reply.kind, summand, self.federation.terms.clients_per_round)
+        if (said.batch.numbers, said.batch.row_bytes) != (schema.numbers, schema.sealed_bytes):
+            raise TrustError(f"round {said.key.round} asks for {said.batch.numbers} numbers, not {schema.numbers}")
+        words = schema.encode(summand, client.randomness)
+        if words[0]:
+            self.say(f"{self.name}: numbers of this reply were beyond their limit and scaled down to it")
+        return mask_reply(words, *where)
 
     def at(self, key: BatchKey, number: int) -> ClientRound:
         """This client in the round, with the samples drawn at its first exchange. A round that is tried again has

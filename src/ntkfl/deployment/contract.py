@@ -103,7 +103,7 @@ class Deployment(Contract):
     clients: int = Field(ge=2, description="clients to wait for before the first round")
     evaluators: int = Field(0, ge=0, description="evaluators to wait for; without any, each round's clients count")
     seed: int = Field(0, ge=0, description="of the first weights and the choice of clients")
-    quorum: int = Field(1, ge=1, description="good rows below which a round is not built")
+    quorum: int = Field(1, ge=1, description="good rows, or clients of a secure sum, below which a round is not built")
     round_seconds: float = Field(120, ge=1, description="until an exchange goes on without those who have not answered")
     patience: float = Field(600, gt=0, description="seconds to wait for enough clients before a round has failed")
     attempts: int = Field(3, ge=1, description="times in a row that a round may fail before the run stops")

@@ -15,10 +15,12 @@ from typing import Any
 import torch
 
 from ntkfl.crypto.hpke import SEAL_BYTES, SigningKey
+from ntkfl.crypto.masking import SEED_BYTES
 from ntkfl.crypto.row_frames import FRAME_BYTES, Announced, BatchKey, open_row
 from ntkfl.deployment.contract import Deployment, Federation
 from ntkfl.errors import ConfigError, MessageError, OutOfRounds, Refused, TooFew, TrustError
-from ntkfl.federation.evaluation import score_rows
+from ntkfl.federation.evaluation import counts_summand, score_rows, total_counts
+from ntkfl.federation.secure_sum import SumSchema
 from ntkfl.federation.shuffled import Mixed, RowSchema, ShuffledTransport, is_padding
 from ntkfl.federation.transport import Traffic
 from ntkfl.methods import ClientRound, Method, Task
@@ -44,7 +46,8 @@ class ShufflerTransport(ShuffledTransport):
         say: Callable[[str], None],
     ) -> None:
         super().__init__(task, method, federation.federation, federation.run)
-        self.peers, self.settings, self.say, self.quorum = federation, settings, say, settings.quorum
+        self.peers, self.settings, self.say = federation, settings, say
+        self.quorum = 1 if method.secure_sum else settings.quorum  # a sum is one reply, whoever is in it
         self.signer = SigningKey.load(folder / "signing-key.pem")
         if self.signer.public.hex() != federation.aggregator.signing_key:
             raise TrustError(f"the key in {folder} is not the one that clients have pinned")
@@ -112,19 +115,26 @@ class ShufflerTransport(ShuffledTransport):
         signed = self.announce(asked, traffic)
         traffic.downlink[message.kind] += len(signed) * len(cohort)
         announced = Announced.of(key, signed)
-        rows, clients = self._collect(announced)
+        released = self._collect(announced, schema)
         traffic.client_seconds += time.perf_counter() - began
-        return Mixed(rows, schema, announced, sum(map(len, rows)) + FRAME_BYTES * clients)
+        if isinstance(schema, SumSchema) and len(released.rows) < self.settings.quorum:
+            raise TooFew(f"a sum of {len(released.rows)} clients, below the quorum of {self.settings.quorum}")
+        return released
 
-    def schema(self, message: Message) -> RowSchema:
+    def schema(self, message: Message) -> RowSchema | SumSchema:
         """What rows of replies to the message look like, by an answer of nobody to it."""
         nobody = ClientRound(0, *self._made_up_sample(), Randomness.simulated(0))
-        return RowSchema.of(self.method, self.method.answer(self.task, message, [nobody])[0])
+        (reply,) = self.method.answer(self.task, message, [nobody])
+        if self.method.secure_sum:
+            summand = self.method.summand(self.task, message, reply)
+            return SumSchema.of(reply.kind, summand, self.settings.clients_per_round)
+        return RowSchema.of(self.method, reply)
 
-    def batch(self, key: BatchKey, cohort: Sequence[int], schema: RowSchema) -> Batch:
+    def batch(self, key: BatchKey, cohort: Sequence[int], schema: RowSchema | SumSchema) -> Batch:
         rows, names = schema.rows(self.settings.max_rows), tuple(self._names[client] for client in cohort)
         least, seconds = self.peers.shuffler.min_clients, self.settings.round_seconds
-        return Batch(key, names, rows, schema.sealed_bytes, least, seconds)
+        numbers = schema.numbers if isinstance(schema, SumSchema) else 0
+        return Batch(key, names, rows, schema.sealed_bytes, least, seconds, numbers)
 
     def announce(self, said: Announcement, traffic: Traffic) -> bytes:
         """Publish; the bytes every client gets."""
@@ -132,8 +142,8 @@ class ShufflerTransport(ShuffledTransport):
         self.shuffler.publish(signed)
         return signed
 
-    def _collect(self, announced: Announced) -> tuple[list[bytes], int]:
-        """The released rows of a batch and the number of clients they are from, as soon as the shuffler gives them.
+    def _collect(self, announced: Announced, schema: RowSchema | SumSchema) -> Mixed:
+        """The released rows of a batch, and of a secure sum the sum of their masks, as soon as the shuffler gives them.
 
         Past its deadline, a round's first exchange goes on without those that have not answered, and waits for enough
         clients as long as `patience` says; a later one can only be released whole, so the round has failed.
@@ -143,9 +153,12 @@ class ShufflerTransport(ShuffledTransport):
             status = self.shuffler.status(key)
             if status.state in ("ready", "released"):
                 rows = self.shuffler.release(announced)
+                summed = isinstance(schema, SumSchema)
+                masks = self.shuffler.masks(announced, schema.numbers) if isinstance(schema, SumSchema) else b""
                 self.shuffler.forget(key)
                 self._answered = status.clients if key.exchange == 0 else self._answered
-                return rows, status.clients
+                sent = sum(map(len, rows)) + (FRAME_BYTES + SEED_BYTES * summed) * status.clients
+                return Mixed(rows, schema, announced, sent, masks)
             late = time.monotonic() > until or (key.exchange > 0 and status.seconds == 0)
             if status.state == "cancelled" or late:
                 self.shuffler.cancel(key)
@@ -155,21 +168,38 @@ class ShufflerTransport(ShuffledTransport):
             time.sleep(_LOOK_S)
 
     def evaluate(self, message: Message, cohort: Sequence[int]) -> list[Message]:
-        """Counts by evaluators, or else by the round's clients, one row per sample."""
+        """Counts by evaluators; or else by the round's clients, one row per sample or one secure sum of all."""
         key, evaluators = BatchKey(self._round, EVALUATION), self.settings.evaluators
-        (row,) = score_rows(self.task, message, *self._made_up_sample())
-        schema = RowSchema(row.kind, row.header(), b"", len(row.encode()) + SEAL_BYTES, sampled=True)
+        schema = self._counts_schema(message)
         batch = None if evaluators else self.batch(key, cohort, schema)
         signed = self.announce(Announcement("evaluate", key, batch, message, self.opener.public), Traffic())
         announced = Announced.of(key, signed)
-        sealed = self._await_reports(key) if batch is None else self._collect(announced)[0]
+        if batch is not None:
+            released = self._collect(announced, schema)
+            if isinstance(schema, SumSchema):
+                try:
+                    total = self.open_total(released)
+                except MessageError as error:
+                    raise TooFew(str(error)) from None
+                return [total_counts(message.round, total.arrays, self.peers.terms.real_targets)]
+            return self._read_counts(message.round, released.rows, announced)
+        return self._read_counts(message.round, self._await_reports(key), announced)
+
+    def _counts_schema(self, message: Message) -> RowSchema | SumSchema:
+        (row,) = score_rows(self.task, message, *self._made_up_sample())
+        if self.method.secure_sum:
+            summand = counts_summand(row, self.method.sum_samples)
+            return SumSchema.of(row.kind, summand, self.settings.clients_per_round)
+        return RowSchema(row.kind, row.header(), b"", len(row.encode()) + SEAL_BYTES, sampled=True)
+
+    def _read_counts(self, round: int, sealed: Sequence[bytes], announced: Announced) -> list[Message]:
         reports = []
         for sealed_row in set(sealed):
             try:
                 plain = open_row(self.opener, sealed_row, self.federation, self.run, announced)
                 reports += [] if is_padding(plain) else [Message.decode(plain)]
             except (MessageError, TrustError) as error:
-                self.say(f"round {message.round}: counts were dropped: {error}")
+                self.say(f"round {round}: counts were dropped: {error}")
         return reports
 
     def _await_reports(self, key: BatchKey) -> list[bytes]:
@@ -184,7 +214,7 @@ class ShufflerTransport(ShuffledTransport):
             time.sleep(_LOOK_S)
 
     def notes(self, cohort: Sequence[int]) -> dict[str, Any]:
-        return {"protocol_round": self._round}
+        return super().notes(cohort) | {"protocol_round": self._round}
 
     def finish(self) -> None:
         self.announce(Announcement("end", BatchKey(self._next_round(), 0)), Traffic())

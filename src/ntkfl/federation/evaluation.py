@@ -7,7 +7,7 @@ chooses the weights that are asked about and could learn a record from exact cou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol
@@ -19,6 +19,7 @@ from ntkfl.errors import MessageError, TooFew
 from ntkfl.federation.server_state import Batch, ServerState
 from ntkfl.federation.transport import Transport
 from ntkfl.methods import Task
+from ntkfl.methods.additive import LARGEST_LOSS, Addend, Summand
 from ntkfl.methods.batchnorm import NAME
 from ntkfl.privacy.discrete_laplace import discrete_laplace
 from ntkfl.wire import Message, split_rows
@@ -110,6 +111,25 @@ def counts(task: Task, message: Message, x: Tensor, y: Tensor) -> Message:
     if y.is_floating_point():
         total["correct"] = torch.tensor([-1])
     return Message("counts", message.round, total)
+
+
+def counts_summand(answer: Message, most_samples: int) -> Summand:
+    """What one answer adds to a secure sum, as if of `most_samples` samples where it counts more."""
+    samples, correct, loss = (answer.arrays[name].double().cpu() for name in ("samples", "correct", "loss"))
+    share = min(1.0, most_samples / float(samples))
+    values = {
+        "correct": correct.clamp(min=0),
+        "samples": samples,
+        "loss": loss.clamp(max=float(samples) * LARGEST_LOSS),
+    }
+    limits = {"correct": 1.0, "samples": 1.0, "loss": LARGEST_LOSS}
+    return {name: Addend(share * value, most_samples * limits[name]) for name, value in values.items()}
+
+
+def total_counts(round: int, total: Mapping[str, Tensor], real_targets: bool) -> Message:
+    """The answer that stands for the sum of many."""
+    samples, correct = int(total["samples"].round()), int(total["correct"].round())
+    return _counts(round, -1 if real_targets else min(correct, samples), samples, float(total["loss"]))
 
 
 def noisy_counts(task: Task, message: Message, x: Tensor, y: Tensor, epsilon: float) -> Message:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ntkfl.crypto.context import bind
+from ntkfl.crypto.masking import SEED_BYTES
 from ntkfl.crypto.row_frames import Announced, BatchKey, unpack_rows
 from ntkfl.errors import ConfigError, NTKFLError, Refused, TooFew
+from ntkfl.federation.client import SeededRandomness
+from ntkfl.federation.secure_sum import SumSchema, mask_reply
 from ntkfl.federation.shuffled import Mixed, RowSchema, ShuffledTransport, seal_reply
 from ntkfl.federation.transport import Traffic, Transport
 from ntkfl.federation.validation import MALFORMED
@@ -25,9 +29,9 @@ class LocalShuffler(ShuffledTransport):
     clients' sealing, the shuffler and the aggregator.
     """
 
-    def __init__(self, inner: Transport, task: Task, method: Method, rows: int) -> None:
+    def __init__(self, inner: Transport, task: Task, method: Method, rows: int, seed: int = 0) -> None:
         super().__init__(task, method, "simulation", "simulation")
-        self.inner, self.rows = inner, rows
+        self.inner, self.rows, self.seed = inner, rows, seed
         self._key, self._present = BatchKey(0, 0), frozenset[int]()
         self._shuffler = self._make()
 
@@ -56,27 +60,57 @@ class LocalShuffler(ShuffledTransport):
         own = {number: answer for number, answer in answers.items() if number in self._present}
         key, self._key = self._key, BatchKey(self._key.round, self._key.exchange + 1)
         announced = Announced.of(key, bind("simulation", *key))  # in the place of an announcement's digest
-        schema = _schema(self.method, self.task, list(own.values()))
-        count, where = schema.rows(self.rows), (self.opener.public, self.federation, self.run, announced)
-        bodies = {number: seal_reply(self.method, answer, count, *where) for number, answer in own.items()}
+        where = (self.opener.public, self.federation, self.run, announced)
+        schema: RowSchema | SumSchema
+        if self.method.secure_sum:
+            schema, bodies = self._masked(message, own, len(cohort), where)
+        else:
+            schema = _schema(self.method, self.task, list(own.values()))
+            count = schema.rows(self.rows)
+            bodies = {number: seal_reply(self.method, answer, count, *where) for number, answer in own.items()}
         names = {number: f"client-{number}" for number in cohort}
-        batch = Batch(key, tuple(names.values()), count, schema.sealed_bytes, LEAST_CLIENTS, seconds=0)
+        sizes = schema.rows(self.rows), schema.sealed_bytes
+        numbers = schema.numbers if isinstance(schema, SumSchema) else 0
+        batch = Batch(key, tuple(names.values()), *sizes, LEAST_CLIENTS, seconds=0, numbers=numbers)
         self._shuffler.open(batch, announced.digest)
         taken = set()
         for number, body in bodies.items():
-            try:
-                self._shuffler.submit(names[number], announced, unpack_rows(body)[1])
+            with suppress(Refused):
+                self._submit(names[number], announced, body, bool(numbers))
                 taken.add(number)
-            except Refused:
-                traffic.rejected[MALFORMED] += len(self.method.split(own[number]))
+        for number in own.keys() - taken:
+            traffic.rejected[MALFORMED] += len(self.method.split(own[number]))
         self._present = frozenset(taken) if key.exchange == 0 else self._present
         if len(taken) < LEAST_CLIENTS or taken != self._present:
             self._shuffler.cancel(key)
             why = f"{traffic.rejected[MALFORMED]} rows were {MALFORMED}"
             raise TooFew(f"{len(taken)} clients' rows were taken, too few for the shuffler to release them: {why}")
         sealed = self._shuffler.release(key)
+        masks = self._shuffler.masks(key) if numbers else b""
         self._shuffler.forget(key)
-        return Mixed(sealed, schema, announced, sum(map(len, bodies.values())))
+        return Mixed(sealed, schema, announced, sum(map(len, bodies.values())), masks)
+
+    def _masked(
+        self, message: Message, own: Mapping[int, Message], clients: int, where: tuple[bytes, str, str, Announced]
+    ) -> tuple[SumSchema, dict[int, bytes]]:
+        """What every client's vector looks like, and the submissions of those that have one like it."""
+        schemas, words = {}, {}
+        for number, answer in own.items():
+            with suppress(NTKFLError):  # a client that cannot comply leaves the round
+                summand = self.method.summand(self.task, message, answer)
+                schemas[number] = SumSchema.of(answer.kind, summand, clients)
+                draws = SeededRandomness(self.seed, number).of_round(message.round)
+                words[number] = schemas[number].encode(summand, draws)
+        if not words:
+            raise TooFew("no client's reply could be summed")
+        schema = Counter(schemas[number] for number in words).most_common(1)[0][0]
+        return schema, {n: mask_reply(some, *where) for n, some in words.items() if schemas[n] == schema}
+
+    def _submit(self, client: str, announced: Announced, body: bytes, masked: bool) -> None:
+        if masked:
+            self._shuffler.submit(client, announced, unpack_rows(body[SEED_BYTES:])[1], body[:SEED_BYTES])
+        else:
+            self._shuffler.submit(client, announced, unpack_rows(body)[1])
 
     def _answers(self, message: Message, cohort: Sequence[int], traffic: Traffic) -> list[Message]:
         """What clients would seal. Bytes up are counted once they are sealed."""
@@ -97,7 +131,7 @@ class LocalShuffler(ShuffledTransport):
         self.inner.end(completed)
 
     def notes(self, cohort: Sequence[int]) -> dict[str, Any]:
-        return self.inner.notes(cohort)
+        return super().notes(cohort) | self.inner.notes(cohort)
 
     def checkpoint(self) -> State:
         return self.inner.checkpoint()

@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ntkfl.crypto.hpke import SEAL_BYTES, SealingKey
 from ntkfl.crypto.row_frames import Announced, open_row, pack_rows, seal_rows
 from ntkfl.errors import ConfigError, MessageError, TrustError
+from ntkfl.federation.secure_sum import SumSchema, Total, open_sum
 from ntkfl.federation.transport import Traffic, Transport
 from ntkfl.federation.validation import MALFORMED
 from ntkfl.methods import Method, Task
@@ -139,13 +141,14 @@ def _described(row: Message) -> bytes:
 @dataclass(frozen=True)
 class Mixed:
     """What a shuffler released of an exchange: sealed rows in random order, what they should look like, the
-    announcement that they answer, and the bytes that clients sent.
+    announcement that they answer, the bytes that clients sent, and of a secure sum the sum of the masks.
     """
 
     rows: list[bytes]
-    schema: RowSchema
+    schema: RowSchema | SumSchema
     announced: Announced
     sent: int
+    masks: bytes = b""
 
 
 class ShuffledTransport(Transport):
@@ -158,13 +161,14 @@ class ShuffledTransport(Transport):
     def __init__(self, task: Task, method: Method, federation: str, run: str) -> None:
         self.task, self.method, self.federation, self.run = task, method, federation, run
         self.opener = SealingKey.generate()
+        self._summed: dict[str, Any] = {}  # of the round's secure sum, for its record
 
     def mix(self, message: Message, cohort: Sequence[int], traffic: Traffic) -> Mixed:
         """The clients' rows in answer to the message, sealed to `opener`'s public key, as the shuffler gives them."""
         raise NotImplementedError
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
-        self.opener = SealingKey.generate()
+        self.opener, self._summed = SealingKey.generate(), {}
 
     def end(self, completed: bool) -> None:
         self.opener = SealingKey.generate()  # nothing opens the round's rows any more
@@ -173,9 +177,22 @@ class ShuffledTransport(Transport):
         if not isinstance(message, Message):
             raise ConfigError(f"{self.method.name} tells clients apart, which the shuffler is there to prevent")
         mixed = self.mix(message, cohort, traffic)
+        traffic.uplink[mixed.schema.kind] += mixed.sent
+        if isinstance(mixed.schema, SumSchema):
+            total = self.open_total(mixed)
+            self._summed = {"summed_clients": total.clients, "bounded_clients": total.bounded}
+            return [self.method.from_total(self.task, message, total.arrays, total.clients)]
         where = (self.opener, self.federation, self.run, mixed.announced)
         opened = open_rows(self.method, mixed.rows, mixed.schema, *where)
-        traffic.uplink[mixed.schema.kind] += mixed.sent
         traffic.rejected += opened.rejected
         traffic.repeated += opened.repeated
         return opened.replies
+
+    def open_total(self, mixed: Mixed) -> Total:
+        """Of a secure sum: what its clients sent in all, and nothing of one of them."""
+        assert isinstance(mixed.schema, SumSchema)
+        where = (self.opener, self.federation, self.run, mixed.announced)
+        return open_sum(mixed.schema, mixed.rows, mixed.masks, *where)
+
+    def notes(self, cohort: Sequence[int]) -> dict[str, Any]:
+        return self._summed

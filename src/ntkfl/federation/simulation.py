@@ -26,7 +26,7 @@ from ntkfl.federation.server import Server
 from ntkfl.federation.transcript import Transcript
 from ntkfl.federation.transport import Transport
 from ntkfl.methods import Method, Task
-from ntkfl.methods.batchnorm import answer
+from ntkfl.methods.batchnorm import answer, statistics
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.tangent.parameters import flatten
 
@@ -154,7 +154,7 @@ class Simulation:
             model,
             self.task,
             method,
-            self._shuffled(inner) if method.shuffle else inner,
+            self._shuffled(inner) if method.shuffle or method.secure_sum else inner,
             OwnTestSet(self.test, self.task.validation),
             clients_per_round=self.clients_per_round,
             seed=seed,
@@ -163,7 +163,9 @@ class Simulation:
     def _shuffled(self, inner: Transport) -> Transport:
         from ntkfl.federation.local_shuffler import LocalShuffler  # sealing is an extra: only shuffled runs need it
 
-        return LocalShuffler(inner, self.task, self.method, self.clients.rows)
+        if self.method.secure_sum and self.method.trains_locally and statistics(self.model):
+            raise ConfigError("statistics of batch normalisation are not summed: use group normalisation")
+        return LocalShuffler(inner, self.task, self.method, self.clients.rows, self.seed)
 
     def run(
         self,
@@ -203,6 +205,8 @@ class Simulation:
         self, rounds: int, record: Collection[int], folder: RunFolder | None, told: CallbackList
     ) -> None:
         wanted = {*record, *told.transcript_rounds}
+        if wanted and self.method.secure_sum:
+            raise ConfigError("of a secure sum the server has nothing but totals: there are no messages to record")
         if any(not 1 <= number <= rounds for number in wanted):
             raise ConfigError(f"cannot record rounds {sorted(wanted)}: the run has rounds 1 to {rounds}")
         if wanted and self.local is None:

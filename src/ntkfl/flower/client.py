@@ -40,8 +40,10 @@ class FlowerClient:
     ) -> None:
         self.terms, self.folder, self.read, self.limit = terms, folder, read, limit
         method = terms.build_method(allow_code=allow_code)
-        if method.shuffle or method.projected_dim is not None:
-            raise ConfigError("a shuffled or projected method needs a key server and a shuffler: give --federation")
+        if method.shuffle or method.secure_sum or method.projected_dim is not None:
+            raise ConfigError(
+                "a shuffled, summed or projected method needs a key server and a shuffler: give --federation"
+            )
         model = terms.build_model(seed=0, allow_code=allow_code)
         smoothing = method.label_smoothing
         task = Task(model, terms.outputs, method.loss, total_clients=clients, label_smoothing=smoothing)

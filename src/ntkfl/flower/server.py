@@ -60,8 +60,10 @@ class FlowerServer:
         run = run.spelled_out(allow_code=allow_code)
         self.settings, self.out = run, RunFolder(out)
         method, names = run.build_method(allow_code=allow_code), list(nodes)
-        if method.shuffle or method.projected_dim is not None:
-            raise ConfigError("a shuffled or projected method needs a key server and a shuffler: give --federation")
+        if method.shuffle or method.secure_sum or method.projected_dim is not None:
+            raise ConfigError(
+                "a shuffled, summed or projected method needs a key server and a shuffler: give --federation"
+            )
         if run.clients_per_round > run.clients or run.clients > len(nodes):
             raise ConfigError(
                 f"{run.clients_per_round} clients a round of {run.clients} to wait for, and {len(nodes)} keys are known"

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from ntkfl.errors import ConfigError, NumericalError
+from ntkfl.methods.additive import Summand
 from ntkfl.methods.inspection import Corruption, LocalUpdate, Participation, SampleRows
 from ntkfl.privacy.accounting import Guarantee, client_guarantees
 from ntkfl.privacy.randomness import Randomness
@@ -166,6 +167,7 @@ class Method(Stages):
     extreme: ClassVar[tuple[float, ...]] = (10.0,)
     sparsifies: ClassVar[bool] = False  # whether `sparsity` means something to it
     noises: ClassVar[bool] = False  # whether `clip` and `noise` do
+    additive: ClassVar[bool] = False  # whether `round` needs no more of replies than their sum: see `summand`
     model_defaults: ClassVar[Mapping[str, float]] = {}  # options of the network that suit it, where none are given
 
     loss: Annotated[AnyLoss, PlainSerializer(loss_name, when_used="json")] = Field(
@@ -188,6 +190,8 @@ class Method(Stages):
             raise ConfigError(f"{self.name} does not sparsify what it sends: leave sparsity at 0")
         if self.clip is not None and not self.noises:
             raise ConfigError(f"{self.name} does not clip or noise what it sends: leave clip and noise out")
+        if self.secure_sum and not self.additive:
+            raise ConfigError(f"{self.name} needs more of clients than the sum of their replies: leave secure_sum out")
 
     def start(self, task: Task, weights: Tensor) -> State:
         """The server's state before the first round."""
@@ -214,6 +218,14 @@ class Method(Stages):
     def join(self, rows: list[Message]) -> list[Message]:
         """Rows of many clients, in any order, as replies for `round`."""
         return rows
+
+    def summand(self, task: Task, message: Message, reply: Message) -> Summand:
+        """What a client's reply to the message adds to a sum over clients, where the method is `additive`."""
+        raise NotImplementedError
+
+    def from_total(self, task: Task, message: Message, total: Mapping[str, Tensor], clients: int) -> Message:
+        """The one reply that stands for the sum of the summands of so many clients (float64, on the CPU)."""
+        raise NotImplementedError
 
     def check(self, task: Task, reply: Message) -> Tensor | None:
         """`MessageError` for a reply that `round` could not use.

@@ -27,6 +27,7 @@ class DataShare(FedAvg):
 
     name: ClassVar[str] = "data-share"
     paper: ClassVar[str] = "Zhao et al. 2018"
+    additive: ClassVar[bool] = False  # some clients are told more than others
 
     shared_fraction: float = Field(
         0.1, ge=0, description="β, size of the shared set relative to all clients' samples: for whoever prepares it"

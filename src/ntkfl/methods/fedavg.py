@@ -24,6 +24,7 @@ class FedAvg(LocalTraining):
     name: ClassVar[str] = "fedavg"
     paper: ClassVar[str] = "McMahan et al. 2017"
     noises: ClassVar[bool] = True
+    additive: ClassVar[bool] = True
 
     def model_post_init(self, context: object) -> None:
         super().model_post_init(context)

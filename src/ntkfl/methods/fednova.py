@@ -29,6 +29,7 @@ class FedNova(LocalTraining):
     name: ClassVar[str] = "fednova"
     paper: ClassVar[str] = "Wang et al. 2020"
     vectors: ClassVar[tuple[str, ...]] = ("direction",)
+    additive: ClassVar[bool] = True
 
     def round(
         self, task: Task, state: State, round: int, cohort: Sequence[int]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError, NumericalError, unknown
+from ntkfl.methods.additive import Summand, mean_update, update_summand
 from ntkfl.methods.base import ClientRound, Method, Task, check_finite
 from ntkfl.methods.batchnorm import answer
 from ntkfl.methods.corruption import change_of, with_numbers
@@ -49,12 +50,29 @@ class LocalTraining(Method):
     )
     trim: float = Field(0.2, ge=0, lt=0.5, description="share of clients that `trimmed` leaves out at both ends")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _plain_mean_of_sums(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Under secure sums there is one way to combine updates."""
+        return {"robust": "mean", **values} if values.get("secure_sum") else values
+
     def model_post_init(self, context: object) -> None:
         super().model_post_init(context)
+        if self.secure_sum and self.robust != "mean":
+            why = "compares clients' updates, of which a secure sum shows none"
+            raise ConfigError(f"robust = {self.robust!r} {why}: leave it out")
         if self.robust not in COMBINATIONS:
             raise unknown("combination", self.robust, COMBINATIONS)
         if self.weighting not in WEIGHTINGS:
             raise ConfigError(f"unknown weighting {self.weighting!r}: valid are {', '.join(WEIGHTINGS)}")
+
+    def summand(self, task: Task, message: Message, reply: Message) -> Summand:
+        most = self.sum_samples if self.weighting == "samples" else None
+        return update_summand(message, reply, most, self.sum_limit)
+
+    def from_total(self, task: Task, message: Message, total: Mapping[str, Tensor], clients: int) -> Message:
+        most = self.sum_samples if self.weighting == "samples" else None
+        return mean_update(message, total, clients, most, task.like)
 
     def steps(self, client: ClientRound) -> int:
         """τ_m, the client's gradient steps in a round."""

@@ -7,7 +7,7 @@ closed form. Everything in a reply is additive, so that replies may be added up 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -15,16 +15,18 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError, TooFew, unknown
+from ntkfl.methods.additive import LARGEST_LOSS, Addend, Summand
 from ntkfl.methods.base import ClientRound, Method, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.step_selection import argmin
 from ntkfl.tangent import Flow, Sums, curvature_sums
 from ntkfl.tangent.curvature import LARGEST
 from ntkfl.tangent.flow import Eigen, eigen
-from ntkfl.tangent.sums import GRADIENT, SAMPLES, Factor, Layer, is_constant
+from ntkfl.tangent.sums import CONSTANT, GRADIENT, INPUTS, SAMPLES, Factor, Layer, is_constant
 from ntkfl.wire import Message
 from ntkfl.wire.halves import EXPONENTS, pack_halves, unpack_halves
 
 CONTROLS = ("fixed", "judge")
+INPUT_LIMIT = 100.0  # secure sums: how much larger than other numbers those of an input factor may be
 _LOSSES, _FRESH = "losses", "fresh"  # sums of losses; how many samples are behind constant factors
 _ASKS = "asks"  # in the server's message where it asks for constant factors
 _OVERFLOW = 1e300  # the loss sum of weights that overflow
@@ -49,6 +51,7 @@ class SumNTKFL(Method):
     name: ClassVar[str] = "sum-ntk-fl"
     paper: ClassVar[str] = "after Yue et al. 2022 and Martens & Grosse 2015"
     shows: ClassVar[str] = "sums"
+    additive: ClassVar[bool] = True
 
     average: float = Field(0.9, ge=0, lt=1, description="running average of the rounds' weights; 0: none")
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="part of a class label spread over all; 0 with mse")
@@ -139,7 +142,7 @@ class SumNTKFL(Method):
                 arrays[name] = torch.zeros_like(arrays[name])
             told[_FRESH] = torch.tensor(0 if again else len(client), dtype=torch.int64)
             client.memory[_SENT] = torch.tensor(int(client.memory[_SENT]) if again else round)
-        return Message("update", round, self._pack(arrays) | told)
+        return Message("update", round, (arrays if self.secure_sum else self._pack(arrays)) | told)
 
     def _add_up(self, task: Task, replies: list[Message], candidates: int) -> Reply:
         """The sum of all replies, one at a time: nothing here grows with their number."""
@@ -190,13 +193,35 @@ class SumNTKFL(Method):
         samples = reply.take(SAMPLES, ())
         fresh = reply.take(_FRESH, ()) if _FRESH in reply.arrays else torch.zeros((), dtype=torch.int64)
         losses = reply.take(_LOSSES, (None,)).to(device=like.device, dtype=torch.float64)
-        if not 1 <= int(samples) < 2**31 or int(fresh) not in (0, int(samples)):
+        whole = self.secure_sum or int(fresh) in (0, int(samples))  # a total may be partly of clients that sent before
+        if not (1 <= int(samples) < 2**31 and 0 <= int(fresh) <= int(samples) and whole):
             raise MessageError(f"sums over {int(samples)} samples, and {int(fresh)} of inputs")
         if not len(losses) or bool((losses < 0).any()):
             raise MessageError("a loss below zero, or none")
         sums = Sums(arrays | {SAMPLES: samples.to(like)})
         sums.layers()
         return Reply(sums, losses, fresh.to(like))
+
+    def summand(self, task: Task, message: Message, reply: Message) -> Summand:
+        """All of it, as if of `sum_samples` samples where there are more."""
+        sums, losses, fresh = self.read(task, reply, task.like.new_empty(0, device="cpu", dtype=torch.float64))
+        most, own = self.sum_samples, float(sums.arrays[SAMPLES])
+        share = min(1.0, most / own)
+        arrays = {name: array for name, array in sums.arrays.items() if name != SAMPLES}
+        summand = {name: Addend(share * array, most * self._limit(name)) for name, array in arrays.items()}
+        counts = {SAMPLES: sums.arrays[SAMPLES]} | ({_FRESH: fresh} if _FRESH in reply.arrays else {})
+        summand |= {name: Addend(count.clamp(max=most), float(most)) for name, count in counts.items()}
+        return summand | {_LOSSES: Addend((share * losses).clamp(max=most * LARGEST_LOSS), most * LARGEST_LOSS)}
+
+    def _limit(self, name: str) -> float:
+        """Of one sample's numbers: squares of a layer's inputs, summed over positions, are larger than all else."""
+        role = name.partition("/")[2]
+        return INPUT_LIMIT * self.sum_limit if role.startswith((INPUTS, CONSTANT)) else self.sum_limit
+
+    def from_total(self, task: Task, message: Message, total: Mapping[str, Tensor], clients: int) -> Message:
+        counts = {name: total[name].round().long() for name in (SAMPLES, _FRESH) if name in total}
+        arrays = {name: array.to(task.like.dtype) for name, array in total.items() if name not in (*counts, _LOSSES)}
+        return Message("update", message.round, arrays | counts | {_LOSSES: total[_LOSSES]})
 
     def check(self, task: Task, reply: Message) -> Tensor | None:
         """Two sizes: its samples; the largest norm of its means, or that of the first weights where it is larger."""

@@ -26,6 +26,16 @@ class Stages(Options):
     sparsity: float = Field(0.0, ge=0, lt=1, description="part of an upload's smallest values that is left out")
     values: str = Field("float32", description="how the values kept by sparsification travel: float32, float16 or 8bit")
     shuffle: bool = Field(False, description="send replies sealed and in random order through a shuffler")
+    secure_sum: bool = Field(
+        False,
+        description="send replies masked, so that the server learns their sum alone: for methods that need no more",
+    )
+    sum_samples: int = Field(
+        1000, ge=1, lt=1 << 31, description="secure sums: samples that one client counts for, at most"
+    )
+    sum_limit: float = Field(
+        10.0, gt=0, description="secure sums: largest number of a client's update, or of its gradient per sample"
+    )
     distinct_rows: bool = Field(
         False, description="shuffled: of equal rows of samples, one counts; costs data whose records repeat"
     )
@@ -47,6 +57,11 @@ class Stages(Options):
             raise unknown("kind of values", self.values, VALUES)
         if self.noise and self.clip is None:
             raise ConfigError("noise is measured in units of clip: give clip too, for example 10")
+
+        if self.secure_sum and self.shuffle:
+            raise ConfigError("a secure sum shows no rows that could be shuffled: leave out shuffle or secure_sum")
+        if self.secure_sum and self.sparsity:
+            raise ConfigError("positions of sparse replies do not add up: with secure_sum leave sparsity at 0")
 
     def make_projection(self, secret: RunSecret, input_shape: Sequence[int]) -> Projection | None:
         """The run's projection, if there is one."""

@@ -14,6 +14,7 @@ from ntkfl_experiments.bench.kernel import kernel
 from ntkfl_experiments.bench.networks import networks
 from ntkfl_experiments.bench.round import round as round_suite
 from ntkfl_experiments.bench.scaling import scaling, slope
+from ntkfl_experiments.bench.secure_sum import secure_sum
 from ntkfl_experiments.bench.wire import wire
 
 
@@ -36,6 +37,14 @@ def test_wire() -> None:
     rows = wire(Setting(quick=True))
     assert [row.what for row in rows] == ["encode", "decode", "seal", "shuffle in memory", "open"]
     assert all(row.seconds > 0 for row in rows)
+
+
+def test_secure_sum() -> None:
+    rows = secure_sum(Setting(quick=True))
+    assert len({row.what for row in rows}) == len(rows) == 6
+    for row in rows:
+        assert row.seconds > 0
+        assert row.details["masked_bytes"] < 1.5 * row.details["plain_bytes"]
 
 
 def test_networks() -> None:

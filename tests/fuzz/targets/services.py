@@ -12,13 +12,17 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from ntkfl.crypto.row_frames import Announced, BatchKey
+from ntkfl.crypto.masking import SEED_BYTES, pack_words, unpack_words
+from ntkfl.crypto.row_frames import Announced, BatchKey, pack_rows, unpack_rows
 from ntkfl.deployment.client import next_sequence
 from ntkfl.deployment.contract import Terms
 from ntkfl.deployment.ledger import Ledger
+from ntkfl.federation.secure_sum import SumSchema
 from ntkfl.flower.client import FlowerClient
 from ntkfl.flower.records import notes_of, payload_of
 from ntkfl.flower.transport import one_line
+from ntkfl.methods import ClientRound, SumNTKFL, Task
+from ntkfl.privacy.randomness import Randomness
 from ntkfl.report.live import Handler, LiveServer
 from ntkfl.services.key_server.store import KeyServer
 from ntkfl.services.shuffler.batch import Batch
@@ -33,7 +37,7 @@ SAID = Announced.of(KEY, b"signed")
 
 
 def targets(scratch: Path) -> list[Target]:
-    return [*_states(scratch), *_flower(scratch), _watch(scratch), *_answered(scratch)]
+    return [*_states(scratch), *_sums(scratch), *_flower(scratch), _watch(scratch), *_answered(scratch)]
 
 
 def _states(scratch: Path) -> list[Target]:
@@ -75,6 +79,59 @@ def _states(scratch: Path) -> list[Target]:
     return [
         Target("shuffler state", (path.read_bytes(),), shuffled, share=0.4),
         Target("key server state", (keys.read_bytes(),), served, share=0.4),
+    ]
+
+
+def _sums(scratch: Path) -> list[Target]:
+    """Secure sums: a damaged state, what a client submits, and a masked vector that is none of its reply."""
+    path, seed = scratch / "sums.sqlite", bytes(range(32))
+    asked = Batch(KEY, ("a", "b"), 1, 60, 2, None, 3)
+    shuffler = Shuffler(path, run="f/r")
+    shuffler.publish(b"signed", KEY, asked)
+    shuffler.submit("a", SAID, [bytes(60)], seed)
+    shuffler.close()
+
+    def state(data: bytes) -> None:
+        with _alone(path, data) as file:
+            used = Shuffler(file, run="f/r")
+            try:
+                used.submit("b", SAID, [bytes([1]) * 60], seed)
+                used.release(KEY)
+                assert len(used.masks(KEY)) == 12
+            finally:
+                used.close()
+
+    def submitted(data: bytes) -> None:
+        taken = Shuffler(run="f/r")
+        try:
+            taken.publish(b"signed", KEY, asked)
+            said, rows = unpack_rows(memoryview(data)[SEED_BYTES:])
+            taken.submit("a", said, rows, data[:SEED_BYTES])
+            assert taken.status(KEY).clients == 1
+        finally:
+            taken.close()
+
+    method = SumNTKFL(secure_sum=True)
+    task = Task(torch.nn.Linear(4, 3), 3, "ce")
+    message = next(method.round(task, method.start(task, task.like), 1, range(2)))
+    assert isinstance(message, WireMessage)
+    client = ClientRound(0, torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1]), Randomness.simulated(0))
+    summand = method.summand(task, message, method.answer(task, message, [client])[0])
+    schema = SumSchema.of("update", summand, 2)
+    words = schema.encode(summand, client.randomness)
+
+    def total(data: bytes) -> None:
+        """Of an honest client and one that may have sent anything."""
+        arrays, bounded = schema.decode(words + unpack_words(data, schema.numbers), 2)
+        assert all(bool(array.isfinite().all()) for array in arrays.values())
+        assert abs(bounded) <= 3
+        method.check(task, method.from_total(task, message, arrays, 2))
+
+    framed = seed + pack_rows(SAID, [bytes(60)])
+    return [
+        Target("shuffler state of a sum", (path.read_bytes(),), state, share=0.3),
+        Target("masked submission", (framed,), submitted, share=0.3),
+        Target("masked vector", (pack_words(words), bytes(4 * schema.numbers)), total, share=0.3),
     ]
 
 

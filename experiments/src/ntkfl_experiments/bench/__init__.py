@@ -7,6 +7,7 @@ from ntkfl_experiments.bench.networks import networks
 from ntkfl_experiments.bench.round import round
 from ntkfl_experiments.bench.rows import BenchRow, Setting, Suite
 from ntkfl_experiments.bench.scaling import scaling
+from ntkfl_experiments.bench.secure_sum import secure_sum
 from ntkfl_experiments.bench.tree import tree
 from ntkfl_experiments.bench.wire import wire
 
@@ -17,6 +18,7 @@ SUITES: dict[str, Suite] = {
     "round": round,
     "clients": clients,
     "wire": wire,
+    "secure-sum": secure_sum,
     "scaling": scaling,
     "tree": tree,
     "accuracy": accuracy,
@@ -28,6 +30,7 @@ SECONDS: dict[str, float] = {
     "round": 120,
     "clients": 10,
     "wire": 10,
+    "secure-sum": 30,
     "scaling": 200,
     "tree": 150,
     "accuracy": 55,

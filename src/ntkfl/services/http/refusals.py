@@ -30,7 +30,8 @@ _STATUSES: dict[int, tuple[str, tuple[str, ...]]] = {
     408: ("the body came too slowly", ("too-slow",)),
     409: (
         "here already, or against what was announced",
-        ("already-enrolled", "backwards", "not-begun", "other-announcement", "other-cohort", "replayed"),
+        ("already-enrolled", "backwards", "not-begun", "other-announcement", "other-cohort", "other-kind",
+         "replayed"),
     ),
     410: ("over: released, cancelled or deleted", ("cancelled", "forgotten", "late")),
     413: ("the body is larger than this request allows", ("too-large",)),

@@ -33,6 +33,8 @@ CREATE TABLE batches (number INTEGER PRIMARY KEY, salt BLOB, state TEXT, max_row
 CREATE TABLE rounds (round INTEGER PRIMARY KEY, salt BLOB, cohort BLOB);
 PRAGMA user_version = {VERSION};
 """
+# Of secure sums, which files from before them lack: numbers of each vector, and the sum of the masks once released.
+_SUMS = "CREATE TABLE IF NOT EXISTS sums (number INTEGER PRIMARY KEY, numbers INTEGER, masks BLOB)"
 
 
 class AnnouncementStore:
@@ -196,6 +198,8 @@ def _connect(path: Path | None, run: str) -> sqlite3.Connection:
                 db.execute(statement)
             db.execute("INSERT INTO facts VALUES ('run', ?)", (run,))
         old = version not in (0, VERSION)
+        if not old:
+            db.execute(_SUMS)
         owner = None if old else db.execute("SELECT value FROM facts WHERE name = 'run'").fetchone()
         db.execute("COMMIT")
     except (OSError, *BROKEN) as error:

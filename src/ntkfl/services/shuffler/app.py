@@ -22,8 +22,9 @@ from starlette.types import Scope
 
 from ntkfl.crypto.credentials import ROLES, Credential
 from ntkfl.crypto.hpke import SigningKey
+from ntkfl.crypto.masking import SEED_BYTES
 from ntkfl.crypto.receipt import issue_receipt
-from ntkfl.crypto.row_frames import FRAME_BYTES, Announced, BatchKey, frame_rows, unpack_rows
+from ntkfl.crypto.row_frames import FRAME_BYTES, Announced, BatchKey, frame_rows, pack_rows, unpack_rows
 from ntkfl.errors import MessageError, Refused, TrustError
 from ntkfl.services.announcement import Head
 from ntkfl.services.heap import trim_heap
@@ -52,6 +53,7 @@ After = Annotated[int, Query(ge=0, lt=1 << 63)]
 
 # What FastAPI cannot see of bodies that are not JSON, for the OpenAPI documents.
 _ROWS = binary_body("rows in their frame, each sealed to the aggregator")
+_MASKED = binary_body("the seed of a mask, and behind it a frame of one row: a masked vector, sealed to the aggregator")
 _REPORT = binary_body("one row in its frame, sealed to the aggregator")
 _SIGNED_ANNOUNCEMENT = binary_body("an announcement that the aggregator signed")
 _NUMBER = {"required": True, "schema": {"type": "integer", "minimum": 1}}
@@ -61,6 +63,7 @@ _ANNOUNCEMENT: dict[int | str, dict[str, Any]] = {
     ),
     204: {"description": "nothing newer yet; ask again"},
 }
+_MASKS: dict[int | str, dict[str, Any]] = {200: binary_answer("the sum of the released clients' masks, in a frame")}
 _RELEASED: dict[int | str, dict[str, Any]] = {200: binary_answer("the batch's rows, permuted, in their frame")}
 
 
@@ -113,7 +116,9 @@ def client_app(
     wait_s: float = WAIT_S,
     lifespan: Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]] | None = None,
 ) -> FastAPI:
-    """Under `/v1/runs/{run}`: `POST /hello`, `GET /announcement?after=`, `POST /rows`, `POST /reports`, all signed."""
+    """Under `/v1/runs/{run}`: `POST /hello`, `GET /announcement?after=`, `POST /rows`, `POST /sums`, `POST /reports`,
+    all signed.
+    """
     key_server = bytes.fromhex(peers.key_server.signing_key)
 
     def admit(scope: Scope) -> tuple[str, int]:
@@ -125,8 +130,8 @@ def client_app(
         asked = Headers(scope=scope), key_server, peers.federation, scope["method"], target(scope)
         client = check_headers(*asked)[0].client
         shuffler.refuse_revoked(client)
-        rows = shuffler.submission_limit() if scope["path"].endswith("/rows") else 0
-        return client, FRAME_BYTES + max(rows, REPORT_BYTES)
+        rows = shuffler.submission_limit() if scope["path"].endswith(("/rows", "/sums")) else 0
+        return client, SEED_BYTES + FRAME_BYTES + max(rows, REPORT_BYTES)
 
     async def signed_by(request: Request, run: str) -> Credential:
         body = await request.body()
@@ -135,16 +140,24 @@ def client_app(
         _check_run(run, peers)
         return credential
 
-    async def frame(request: Request) -> Framed:
+    async def unpacked(body: memoryview) -> Framed:
         try:
-            return await asyncio.to_thread(unpack_rows, memoryview(await request.body()))
+            return await asyncio.to_thread(unpack_rows, body)
         except MessageError as error:
             raise Refused("malformed", str(error)) from None
+
+    async def frame(request: Request) -> Framed:
+        return await unpacked(memoryview(await request.body()))
+
+    async def masked_frame(request: Request) -> tuple[bytes, Framed]:
+        """The seed of a mask, and the frame behind it."""
+        body = memoryview(await request.body())
+        return bytes(body[:SEED_BYTES]), await unpacked(body[SEED_BYTES:])
 
     def receipt(announced: Announced) -> Receipt:
         return Receipt(receipt=issue_receipt(signer, peers.federation, peers.run, announced).hex())
 
-    client, rows_of = Depends(signed_by), Depends(frame)
+    client, rows_of, masked_of = Depends(signed_by), Depends(frame), Depends(masked_frame)
     signed, common = [SIGNED], refusals(401, 403, 404, 429)
     app = service_app("shuffler", max_body=min(MAX_BODY, max_held), max_held=max_held, admit=admit, lifespan=lifespan)
 
@@ -168,6 +181,12 @@ def client_app(
     def rows(credential: Credential = client, framed: Framed = rows_of) -> Receipt:
         shuffler.submit(credential.client, *framed)
         return receipt(framed[0])
+
+    @app.post(f"{RUN}/sums", dependencies=signed, responses=common | refusals(409, 410), openapi_extra=_MASKED)
+    def sums(credential: Credential = client, masked: tuple[bytes, Framed] = masked_of) -> Receipt:
+        seed, (announced, rows) = masked
+        shuffler.submit(credential.client, announced, rows, seed)
+        return receipt(announced)
 
     @app.post(f"{RUN}/reports", dependencies=signed, responses=common | refusals(409), openapi_extra=_REPORT)
     def reports(credential: Credential = client, framed: Framed = rows_of) -> Receipt:
@@ -238,7 +257,7 @@ def aggregator_app(
             raise Refused("malformed", str(error)) from None
         asked = head.batch
         if asked is not None:
-            if FRAME_BYTES + asked.max_rows * asked.row_bytes > most:
+            if SEED_BYTES + FRAME_BYTES + asked.max_rows * asked.row_bytes > most:
                 raise Refused("terms", f"a client's rows may have at most {most} bytes in all")
             await refresh()
         sequence = await asyncio.to_thread(shuffler.publish, signed, head.key, asked)
@@ -262,6 +281,15 @@ def aggregator_app(
         pieces = (b"".join(shuffler.released(key, first, some)) for first in range(0, count, some))
         length = {"content-length": str(FRAME_BYTES + count * size)}
         return StreamingResponse(frame_rows(announced, count, size, pieces), media_type=BINARY, headers=length)
+
+    @app.get(
+        f"{BATCH}/masks",
+        dependencies=checked,
+        response_class=Response,
+        responses=common | refusals(409, 410, 425) | _MASKS,
+    )
+    def masks(key: BatchKey = keyed) -> Response:
+        return Response(pack_rows(shuffler.announced(key), [shuffler.masks(key)]), media_type=BINARY)
 
     @app.post(f"{BATCH}/cancel", dependencies=checked, responses=common)
     def cancel(key: BatchKey = keyed) -> Done:

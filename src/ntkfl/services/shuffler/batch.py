@@ -11,6 +11,7 @@ from typing import Any
 
 from ntkfl.crypto.context import bind
 from ntkfl.crypto.credentials import NAME_PATTERN
+from ntkfl.crypto.masking import MOST_NUMBERS, WORD_BYTES
 from ntkfl.crypto.row_frames import BatchKey
 from ntkfl.errors import Refused
 
@@ -27,6 +28,7 @@ class Batch:
     row_bytes: int  # of every sealed row, exactly
     min_clients: int  # distinct clients below which nothing is released, ever
     seconds: float | None = None  # until the deadline; None: wait for the whole cohort
+    numbers: int = 0  # of a secure sum, those of each client's masked vector; 0: a batch of rows
 
     def check(self) -> Batch:
         """Itself; `Refused` if no batch can be made of it."""
@@ -35,6 +37,10 @@ class Batch:
         sized = 1 <= self.max_rows < 1 << 32 and 1 <= self.row_bytes < 1 << 32
         if not (named and timed and sized and len(set(self.cohort)) == len(self.cohort)):
             raise Refused("terms", "a batch asks distinct clients, for at least one row of at least one byte")
+        if self.numbers and not (
+            self.max_rows == 1 and 1 <= self.numbers <= MOST_NUMBERS and self.row_bytes >= WORD_BYTES * self.numbers
+        ):
+            raise Refused("terms", f"a secure sum asks each client for one row, of 1 to {MOST_NUMBERS} numbers")
         if self.min_clients > len(self.cohort):
             raise Refused("terms", f"{len(self.cohort)} clients can never be {self.min_clients} distinct ones")
         self.key.check()
@@ -79,15 +85,17 @@ class Record:
     deadline: float | None
     clients: int
     rows: int | None
+    numbers: int  # of a secure sum
 
     @classmethod
     def find(cls, db: sqlite3.Connection, key: BatchKey) -> Record:
         found: Any = db.execute(f"SELECT {COLUMNS} FROM batches WHERE number = ?", (key.number,)).fetchone()
         if found is None:
             raise Refused("unknown-batch", f"no batch {tuple(key)} was opened")
-        record = cls(*found)
-        numbers = (record.max_rows, record.row_bytes, record.min_clients, record.clients)
-        sound = isinstance(record.salt, bytes) and all(isinstance(n, int) for n in numbers)
+        summed: Any = db.execute("SELECT numbers FROM sums WHERE number = ?", (key.number,)).fetchone()
+        record = cls(*found, *(summed or (0,)))
+        whole = (record.max_rows, record.row_bytes, record.min_clients, record.clients, record.numbers)
+        sound = isinstance(record.salt, bytes) and all(isinstance(n, int) for n in whole)
         if record.state not in ("open", *CLOSED) or not sound:
             raise Refused("storage", f"the shuffler's record of batch {tuple(key)} is damaged")
         return record
@@ -105,6 +113,10 @@ class Record:
         return f"pending_{self.number}"
 
     @property
+    def seeds(self) -> str:
+        return f"seeds_{self.number}"
+
+    @property
     def released(self) -> str:
         return f"released_{self.number}"
 
@@ -119,5 +131,6 @@ class Record:
     def close(self, db: sqlite3.Connection, state: str, clients: int, rows: int | None) -> None:
         db.execute(f"DROP TABLE IF EXISTS {self.cohort}")
         db.execute(f"DROP TABLE IF EXISTS {self.pending}")
+        db.execute(f"DROP TABLE IF EXISTS {self.seeds}")
         sql = "UPDATE batches SET state = ?, clients = ?, rows = ? WHERE number = ?"
         db.execute(sql, (state, clients, rows, self.number))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from ntkfl.crypto.masking import WORD_BYTES
 from ntkfl.crypto.row_frames import FRAME_BYTES, Announced, BatchKey, unpack_rows
 from ntkfl.errors import MessageError
 from ntkfl.services.announcement import Head
@@ -57,6 +58,16 @@ class ShufflerClient:
         if found != announced:
             raise MessageError("the shuffler released rows that answer another announcement")
         return rows
+
+    def masks(self, announced: Announced, numbers: int) -> bytes:
+        """Of a released secure sum, the sum of the clients' masks: 4 bytes for each of so many numbers."""
+        size = WORD_BYTES * numbers
+        most = max(SMALL, FRAME_BYTES + size)
+        body = self.http.ask("GET", f"{self._batch(announced.key)}/masks", most=most).content
+        found, rows = unpack_rows(body, max_rows=1, row_bytes=size)
+        if found != announced:
+            raise MessageError("the shuffler released masks that answer another announcement")
+        return rows[0]
 
     def forget(self, key: BatchKey) -> None:
         self.http.ask("DELETE", self._batch(key))

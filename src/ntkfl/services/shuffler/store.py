@@ -29,8 +29,23 @@ from random import Random, SystemRandom
 
 from ntkfl.crypto.row_frames import Announced, BatchKey
 from ntkfl.errors import Refused
-from ntkfl.services.shuffler.announcement_store import AnnouncementStore, admit, refuse_other, refuse_revoked
+from ntkfl.services.shuffler.announcement_store import (
+    AnnouncementStore,
+    admit,
+    find_announced,
+    refuse_other,
+    refuse_revoked,
+)
 from ntkfl.services.shuffler.batch import CLOSED, COLUMNS, Batch, Record, Status
+from ntkfl.services.shuffler.mask_store import (
+    check_kind,
+    drop_seed,
+    find_masks,
+    forget_masks,
+    keep_seed,
+    open_sum,
+    release_masks,
+)
 
 _GENERATOR = SystemRandom()  # the operating system's
 
@@ -72,14 +87,21 @@ class Shuffler(AnnouncementStore):
                 self._open(db, batch)
         return sequence
 
-    def submit(self, client: str, announced: Announced, rows: Sequence[bytes | memoryview]) -> None:
-        """Take all of a client's rows, once, or `Refused`. On return they are on the disk."""
+    def submit(
+        self, client: str, announced: Announced, rows: Sequence[bytes | memoryview], seed: bytes | None = None
+    ) -> None:
+        """Take all of a client's rows, once, or `Refused`. On return they are on the disk.
+
+        For a secure sum there is one row, the masked vector, and the `seed` of its mask: both are kept or neither. A
+        batch takes the one kind or the other, so that no seed can end among rows that are released.
+        """
         with self._transaction() as db:
             refuse_revoked(db, client)
             refuse_other(db, announced)
             batch = Record.find(db, announced.key)
             if batch.state != "open":
                 raise Refused(*CLOSED[batch.state])
+            check_kind(batch, seed)
             asked = db.execute(f"SELECT sent FROM {batch.cohort} WHERE client = ?", (client,)).fetchone()
             if asked is None:
                 raise Refused("not-asked", "this batch does not ask this client")
@@ -94,6 +116,8 @@ class Shuffler(AnnouncementStore):
                 db.executemany(f"INSERT INTO {batch.pending} VALUES (?, ?, ?)", values)
             except sqlite3.IntegrityError:
                 raise Refused("replayed", "one of these rows is here already") from None
+            if seed is not None:
+                keep_seed(db, batch, client, seed)
             db.execute(f"UPDATE {batch.cohort} SET sent = ? WHERE client = ?", (len(rows), client))
 
     def status(self, key: BatchKey) -> Status:
@@ -134,6 +158,8 @@ class Shuffler(AnnouncementStore):
                 _remember_answers(db, batch)
             copy = f"INSERT INTO {batch.released} SELECT ?, row FROM {batch.pending} WHERE rowid = ?"
             db.executemany(copy, enumerate(order))
+            if batch.numbers:
+                release_masks(db, batch, find_announced(db, key))
             batch.close(db, "released", status.clients, len(order))
             return len(order), batch.row_bytes
 
@@ -144,13 +170,19 @@ class Shuffler(AnnouncementStore):
             some = f"SELECT row FROM {table} WHERE position >= ? ORDER BY position LIMIT ?"
             return [row for (row,) in db.execute(some, (first, count))]
 
+    def masks(self, key: BatchKey) -> bytes:
+        """The sum of the masks of a released secure sum; `Refused` before the release and after `forget`."""
+        with self._transaction() as db:
+            return find_masks(db, Record.find(db, key))
+
     def forget(self, key: BatchKey) -> None:
-        """Delete a batch's released rows and reports: the aggregator has them. Harmless where there are none."""
+        """Delete a batch's released rows, masks and reports: the aggregator has them. Harmless where there are none."""
         with self._transaction() as db:
             state = db.execute("SELECT state FROM batches WHERE number = ?", (key.number,)).fetchone()
             if state == ("open",):
                 raise Refused("not-ready", "this batch is not released yet; cancel it to be rid of it")
             db.execute("DELETE FROM reports WHERE number = ?", (key.number,))
+            forget_masks(db, key.number)
             db.execute(f"DROP TABLE IF EXISTS released_{key.number}")
 
     def cancel(self, key: BatchKey) -> None:
@@ -159,6 +191,7 @@ class Shuffler(AnnouncementStore):
             batch = Record.find(db, key)
             batch.close(db, "cancelled", 0, None)
             db.execute(f"DROP TABLE IF EXISTS {batch.released}")
+            forget_masks(db, batch.number)
             db.execute("DELETE FROM reports WHERE number = ?", (batch.number,))
 
     def set_revoked(self, clients: frozenset[str], serial: int = 0) -> bool:
@@ -194,6 +227,8 @@ class Shuffler(AnnouncementStore):
         db.execute("INSERT OR REPLACE INTO facts VALUES ('clock', ?)", (self._clock(),))
         db.execute(f"CREATE TABLE cohort_{number} (client TEXT PRIMARY KEY, sent INTEGER) WITHOUT ROWID")
         db.execute(f"CREATE TABLE pending_{number} (client TEXT, digest BLOB UNIQUE, row BLOB)")
+        if batch.numbers:
+            open_sum(db, number, batch.numbers)
         db.executemany(f"INSERT INTO cohort_{number} VALUES (?, NULL)", ((name,) for name in sorted(asked)))
 
     def _steady_clock(self) -> Callable[[], float]:
@@ -277,3 +312,4 @@ def _revoke(db: sqlite3.Connection, client: str) -> None:
     for (number,) in db.execute("SELECT number FROM batches WHERE state = 'open'").fetchall():
         db.execute(f"UPDATE cohort_{number} SET sent = NULL WHERE client = ?", (client,))
         db.execute(f"DELETE FROM pending_{number} WHERE client = ?", (client,))
+        drop_seed(db, number, client)

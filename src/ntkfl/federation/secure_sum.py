@@ -1,0 +1,139 @@
+"""Secure sums: clients send masked vectors, and the aggregator learns their total and nothing else.
+
+    client       round(scale · summand) + ChaCha20(seed)  ─► sealed to the aggregator;  seed ─► shuffler
+    shuffler     Σ ChaCha20(seed) over the clients released, once; the seeds are deleted
+    aggregator   Σ masked − Σ masks = Σ round(scale · summand)  modulo 2^32
+
+`mask_reply` is a client's side and `open_sum` the aggregator's; the shuffler's is `crypto.masking.sum_masks`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ntkfl.crypto.hpke import SEAL_BYTES, SealingKey
+from ntkfl.crypto.masking import SEED_BYTES, WORD_BYTES, Words, mask, pack_words, unpack_words
+from ntkfl.crypto.row_frames import Announced, open_row, pack_rows, seal_rows
+from ntkfl.errors import MessageError, TrustError
+from ntkfl.federation.fixed_point import Floats, fit, from_words, scale_of, to_words
+from ntkfl.methods.additive import Addend, Summand
+from ntkfl.privacy.randomness import Randomness
+
+_BOUNDED = "bounded"  # summed besides: 1 of a client that had to scale a part down to its limit
+
+
+@dataclass(frozen=True)
+class SumSchema:
+    """What every client's vector looks like: arrays in their order, with shapes and limits, for sums of at most
+    `clients` clients. The first number says whether the client had to scale something down.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    limits: tuple[float, ...]
+    clients: int
+
+    @staticmethod
+    def of(kind: str, summand: Summand, clients: int) -> SumSchema:
+        """From any honest summand, such as one of made-up data."""
+        parts = {_BOUNDED: Addend(torch.zeros(()), 1.0)} | summand
+        shapes = tuple(tuple(part.values.shape) for part in parts.values())
+        return SumSchema(kind, tuple(parts), shapes, tuple(part.limit for part in parts.values()), clients)
+
+    @property
+    def sizes(self) -> list[int]:
+        return [math.prod(shape) for shape in self.shapes]
+
+    @property
+    def numbers(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def sealed_bytes(self) -> int:
+        return WORD_BYTES * self.numbers + SEAL_BYTES
+
+    def rows(self, of_samples: int) -> int:
+        """One vector per client, however many samples it has."""
+        return 1
+
+    def scales(self) -> Floats:
+        """What each number is multiplied by, [numbers]."""
+        return np.repeat([scale_of(limit, self.clients) for limit in self.limits], self.sizes)
+
+    def encode(self, summand: Summand, randomness: Randomness) -> Words:
+        """The summand as integers modulo 2^32, [numbers]; parts beyond their limit are scaled down to it."""
+        parts, bounded = [np.zeros(1)], False
+        for part in summand.values():
+            values, was = fit(part.values.double().numpy().reshape(-1), part.limit)
+            parts.append(values)
+            bounded |= was
+        parts[0][0] = float(bounded)
+        return to_words(np.concatenate(parts), self.scales(), randomness.uniforms("rounding", self.numbers))
+
+    def decode(self, total: Words, clients: int) -> tuple[dict[str, Tensor], int]:
+        """(the sums by name, float64; how many clients were bounded) of a total of so many clients.
+
+        `MessageError` where a number is larger than that many clients that keep to the limits can make it.
+        """
+        scales = self.scales()
+        values = from_words(total, scales)
+        most = np.repeat(self.limits, self.sizes) * clients + clients / scales
+        if not bool((np.abs(values) <= most).all()):
+            raise MessageError("a sum beyond what its clients' limits allow: one of them did not keep to its own")
+        pieces = np.split(values, np.cumsum(self.sizes)[:-1])
+        arrays = {
+            name: torch.from_numpy(piece.copy()).reshape(shape)
+            for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)
+        }
+        return arrays, round(float(arrays.pop(_BOUNDED)))
+
+
+def mask_reply(
+    words: Words, aggregator: bytes, federation: str, run: str, announced: Announced, seed: bytes | None = None
+) -> bytes:
+    """A client's submission: the seed of its mask, for the shuffler, and its masked vector in a frame of one row,
+    sealed to the aggregator. The seed is the operating system's, and used once.
+    """
+    seed = os.urandom(SEED_BYTES) if seed is None else seed
+    masked = words + mask(seed, announced, len(words))
+    return seed + pack_rows(announced, seal_rows([pack_words(masked)], aggregator, federation, run, announced))
+
+
+@dataclass(frozen=True)
+class Total:
+    """The sum over `clients` clients, by name, float64; `bounded` of them had to scale something down."""
+
+    arrays: Mapping[str, Tensor]
+    clients: int
+    bounded: int
+
+
+def open_sum(
+    schema: SumSchema,
+    sealed: Sequence[bytes],
+    masks: bytes,
+    opener: SealingKey,
+    federation: str,
+    run: str,
+    announced: Announced,
+) -> Total:
+    """The aggregator's side. `MessageError` where one vector does not open or has another size: its mask is part of
+    the masks' sum, so without it there is no sum at all.
+    """
+    total = np.zeros(schema.numbers, dtype=np.uint32)
+    try:
+        for row in sealed:
+            total += unpack_words(open_row(opener, row, federation, run, announced), schema.numbers)
+    except (TrustError, MessageError) as error:
+        raise MessageError(f"a client's masked vector cannot be read, and the sum not without it: {error}") from None
+    total -= unpack_words(masks, schema.numbers)
+    arrays, bounded = schema.decode(total, len(sealed))
+    return Total(arrays, len(sealed), bounded)

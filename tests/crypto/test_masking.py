@@ -1,0 +1,104 @@
+"""Masks against ChaCha20 written out from RFC 8439, and their sums against integers without a modulus."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ntkfl.crypto.context import bind
+from ntkfl.crypto.masking import MOST_NUMBERS, mask, pack_words, sum_masks, unpack_words
+from ntkfl.crypto.row_frames import Announced, BatchKey
+from ntkfl.errors import MessageError
+
+SAID = Announced.of(BatchKey(3, 0), b"announced")
+SEED = bytes(range(32))
+RING = 1 << 32
+
+
+def quarter(state: list[int], a: int, b: int, c: int, d: int) -> None:
+    for x, y, z, turn in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
+        state[x] = (state[x] + state[y]) % RING
+        state[z] ^= state[x]
+        state[z] = (state[z] << turn | state[z] >> (32 - turn)) % RING
+
+
+def block(key: bytes, counter: int) -> list[int]:
+    """RFC 8439, 2.3: sixteen words of the stream, with a nonce of zeros."""
+    start = [*struct.unpack("<4I", b"expand 32-byte k"), *struct.unpack("<8I", key), counter, 0, 0, 0]
+    state = list(start)
+    for _ in range(10):
+        for i in range(4):
+            quarter(state, i, 4 + i, 8 + i, 12 + i)
+        for i in range(4):
+            quarter(state, i, 4 + (i + 1) % 4, 8 + (i + 2) % 4, 12 + (i + 3) % 4)
+    return [(one + two) % RING for one, two in zip(state, start, strict=True)]
+
+
+def test_the_block_of_the_oracle_is_that_of_the_rfc() -> None:
+    """RFC 8439, A.1, test vectors 1 and 2: a key of zeros, blocks 0 and 1."""
+    assert struct.pack("<16I", *block(bytes(32), 0)).hex().startswith("76b8e0ada0f13d90405d6ae55386bd28")
+    assert struct.pack("<16I", *block(bytes(32), 1)).hex().startswith("9f07e7be5551387a98ba977c732d080d")
+
+
+def test_a_mask_is_the_stream_of_a_key_bound_to_the_announcement() -> None:
+    key = hashlib.blake2b(bind("ntkfl mask v1", 3, 0, SAID.digest), key=SEED, digest_size=32).digest()
+    expected = [word for counter in range(3) for word in block(key, counter)][:41]
+    assert mask(SEED, SAID, 41).tolist() == expected
+
+
+def test_the_protocols_test_vector() -> None:
+    """As docs/protocol.md has it."""
+    said = Announced(BatchKey(1, 0), bytes(range(32, 64)))
+    assert [f"{word:08x}" for word in mask(SEED, said, 4)] == ["c80d6756", "28a8909b", "be1df2df", "5fcb0f21"]
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 16_383, 16_384, 16_385, 40_000])
+def test_a_longer_mask_begins_with_a_shorter_one(count: int) -> None:
+    """Also where the stream is made in several pieces."""
+    assert np.array_equal(mask(SEED, SAID, count), mask(SEED, SAID, 50_000)[:count])
+
+
+OTHERS = (Announced(BatchKey(4, 0), SAID.digest), Announced(BatchKey(3, 255), SAID.digest), Announced.of(SAID.key, b""))
+
+
+@pytest.mark.parametrize("said", OTHERS)
+def test_another_announcement_has_another_mask(said: Announced) -> None:
+    """Of 1,000 words of unrelated streams, two agree with a chance below 1e-6."""
+    assert int((mask(SEED, SAID, 1000) == mask(SEED, said, 1000)).sum()) <= 1
+
+
+@given(
+    st.lists(st.binary(min_size=32, max_size=32), min_size=1, max_size=6, unique=True),
+    st.integers(1, 40),
+    st.data(),
+)
+def test_the_sum_of_masks_takes_them_off_for_every_subset(seeds: list[bytes], count: int, data: st.DataObject) -> None:
+    """Masked vectors less the masks' sum are the vectors' sum, for any clients of those that have seeds."""
+    some = data.draw(st.sets(st.sampled_from(seeds), min_size=1))
+    number = st.integers(-(1 << 31), (1 << 31) - 1)
+    vectors = {seed: data.draw(st.lists(number, min_size=count, max_size=count)) for seed in some}
+    total = np.zeros(count, dtype=np.uint32)
+    for seed, vector in vectors.items():
+        total += np.array([value % RING for value in vector], dtype=np.uint32) + mask(seed, SAID, count)
+    total -= sum_masks(some, SAID, count)
+    assert total.tolist() == [sum(column) % RING for column in zip(*vectors.values(), strict=True)]
+
+
+def test_words_travel_little_endian() -> None:
+    words = np.array([1, 0x01020304, RING - 1], dtype=np.uint32)
+    assert pack_words(words).hex() == "0100000004030201ffffffff"
+    assert np.array_equal(unpack_words(pack_words(words), 3), words)
+    for data in (b"", bytes(11), bytes(13), bytes(16)):
+        with pytest.raises(MessageError, match="3 numbers"):
+            unpack_words(data, 3)
+
+
+@pytest.mark.parametrize(("seed", "count"), [(bytes(31), 1), (bytes(33), 1), (SEED, 0), (SEED, MOST_NUMBERS + 1)])
+def test_seeds_and_sizes_that_cannot_be(seed: bytes, count: int) -> None:
+    with pytest.raises(MessageError, match="a mask is made of 32 bytes"):
+        mask(seed, SAID, count)

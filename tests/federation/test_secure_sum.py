@@ -1,0 +1,275 @@
+"""Secure sums: exactly the sum of those that submitted, for every method that has one, and nothing below the floor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ntkfl
+from ntkfl.crypto.hpke import SealingKey
+from ntkfl.errors import ConfigError, MessageError, Refused, TooFew
+from ntkfl.federation.config import Byzantine
+from ntkfl.federation.secure_sum import open_sum
+from ntkfl.federation.server import remarks
+from ntkfl.federation.simulation import Simulation
+from ntkfl.methods import METHODS, ClientRound, FedAvg, FedNova, Method, SumNTKFL, Task
+from ntkfl.methods.additive import Addend
+from ntkfl.privacy.randomness import Randomness
+from ntkfl.services.shuffler.store import Shuffler
+from ntkfl.wire import Message
+from tests.federation.masked import KEY, NAMES, SAID, Round, played, schema_of, words_of
+
+CLIENTS = ("ada", "bob", "cyd", "dan")
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_the_masked_sum_is_the_plain_sum_for_every_set_of_clients(data: st.DataObject) -> None:
+    """Below the floor there is nothing: no rows, no masks."""
+    schema = schema_of(data.draw(st.integers(1, 6)), len(CLIENTS))
+    number = st.integers(-(2**28), 2**28)
+    least = data.draw(st.integers(2, 4))
+    own = Round(schema, CLIENTS, least)
+    some = data.draw(st.sets(st.sampled_from(CLIENTS)))
+    vectors = {client: data.draw(st.lists(number, min_size=schema.numbers, max_size=schema.numbers)) for client in some}
+    for client, vector in vectors.items():
+        own.submit(client, words_of([0, *vector[1:]]))
+    if len(some) < least:
+        with pytest.raises(Refused, match="release needs"):
+            own.shuffler.release(KEY)
+        with pytest.raises(Refused, match="not released yet"):
+            own.shuffler.masks(KEY)
+        return
+    total = own.total()
+    assert total.clients == len(some)
+    plain = [sum(column) for column in zip(*vectors.values(), strict=True)]
+    assert (total.arrays["vector"].numpy() * schema.scales()[1:]).tolist() == plain[1:]
+
+
+def test_real_numbers_arrive_within_their_rounding() -> None:
+    """Each of k clients is off by less than one unit of 1/scale; those that were bounded are counted."""
+    torch.manual_seed(0)
+    summands = [{"vector": Addend(torch.rand(50).double(), 3.0)} for _ in range(3)]
+    summands[1]["vector"].values[7] = 6.0
+    schema = schema_of(50, 3, 3.0)
+    own = Round(schema, CLIENTS[:3])
+    for i, summand in enumerate(summands):
+        own.submit(CLIENTS[i], schema.encode(summand, Randomness.simulated(i)))
+    total = own.total()
+    expected = summands[0]["vector"].values + summands[1]["vector"].values / 2 + summands[2]["vector"].values
+    assert total.bounded == 1
+    assert float((total.arrays["vector"] - expected).abs().max()) < 3 / schema.scales()[1]
+
+
+def test_a_vector_that_does_not_open_spoils_the_sum_and_says_so() -> None:
+    """Its mask is in the masks' sum: what is left without it is noise, so there is no result at all."""
+    own = played({name: words_of([0, 1, 2]) for name in CLIENTS})
+    own.release()
+    with pytest.raises(MessageError, match="cannot be read, and the sum not without it"):
+        open_sum(own.schema, own.sealed, own.masks, SealingKey.generate(), *NAMES, SAID)
+    with pytest.raises(MessageError, match="cannot be read, and the sum not without it"):
+        open_sum(schema_of(5, 4), own.sealed, own.masks, own.opener, *NAMES, SAID)
+
+
+def test_one_vector_fewer_is_noise() -> None:
+    own = played({name: words_of([0] * 65) for name in CLIENTS})
+    own.release()
+    with pytest.raises(MessageError, match="beyond what its clients' limits allow"):
+        open_sum(own.schema, own.sealed[1:], own.masks, own.opener, *NAMES, SAID)
+
+
+def test_a_sum_beyond_the_limits_is_refused() -> None:
+    """All that can be checked of a sum: two clients of four that keep to their limits make at most twice that."""
+    schema = schema_of(1, 4, 1000.0)
+    over = int(2 * 1000 * schema.scales()[1]) + 3
+    own = Round(schema, CLIENTS)
+    for name, value in (("ada", over), ("bob", 0)):
+        own.submit(name, words_of([0, value]))
+    with pytest.raises(MessageError, match="one of them did not keep to its own"):
+        own.total()
+
+
+# -- Methods -----------------------------------------------------------------------------------------------------------
+
+SUMMED: list[tuple[str, dict[str, Any]]] = [
+    ("sum-ntk-fl", {}),
+    ("sum-ntk-fl", {"control": "judge", "loss": "mse"}),
+    ("fedavg", {"local_steps": 3}),
+    ("fedavg", {"local_steps": 3, "weighting": "samples", "sum_samples": 200}),
+    ("fedprox", {"local_steps": 3, "weighting": "samples"}),
+    ("fedadam", {"local_steps": 3}),
+    ("fednova", {"local_epochs": 2, "batch_size": 20, "weighting": "samples"}),
+]
+
+
+@pytest.fixture(scope="module")
+def digits() -> ntkfl.data.Federated:
+    return ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=10, alpha=0.3), seed=0)
+
+
+def trained(digits: ntkfl.data.Federated, method: Method, rounds: int = 3, **options: Any) -> ntkfl.Run:
+    torch.manual_seed(0)
+    model = ntkfl.models.mlp(64, 16, 10).double()
+    return Simulation(model, digits, method, **{"clients_per_round": 4} | options).run(rounds, callbacks=[])
+
+
+def weights(run: ntkfl.Run) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in run.model.parameters()])
+
+
+@pytest.mark.parametrize(("name", "options"), SUMMED)
+def test_masked_training_is_plain_training(digits: ntkfl.data.Federated, name: str, options: dict[str, Any]) -> None:
+    """Three rounds end within the rounding, and the accuracy within one of the 355 test samples."""
+    plain = {"values": "float32"} if name == "sum-ntk-fl" else {"robust": "mean"}
+    one = trained(digits, METHODS[name](**options, **plain))
+    two = trained(digits, METHODS[name](**options, **plain, secure_sum=True))
+    distance = float((weights(one) - weights(two)).norm() / weights(one).norm())
+    assert 0 < distance < 1e-3
+    assert [record["summed_clients"] for record in two.history] == [4, 4, 4]
+    assert [record["bounded_clients"] for record in two.history] == [0, 0, 0]
+    for before, after in zip(one.history, two.history, strict=True):
+        assert abs(before["test_accuracy"] - after["test_accuracy"]) < 1.5 / 355
+        assert after["train_loss"] == pytest.approx(before["train_loss"], rel=1e-3)
+        assert after["uplink_bytes"] < before["uplink_bytes"]  # 4 bytes per number, where float64 has 8
+
+
+@pytest.mark.parametrize(("name", "options"), SUMMED)
+def test_the_reply_of_a_total_is_that_of_the_method(name: str, options: dict[str, Any]) -> None:
+    """Without masks or rounding: a round given the total's one reply ends as a round given all replies, in float64."""
+    method = METHODS[name](**options, secure_sum=True)
+    task = Task(ntkfl.models.mlp(5, 4, 3).double(), 3, method.loss)
+    state, cohort = method.start(task, task.like), range(3)
+    one, two = (method.round(task, state, 1, cohort) for _ in range(2))
+    message = next(one)
+    assert isinstance(message, Message)
+    assert next(two) is not None
+    replies = [method.answer(task, message, [client(i, 6 + 4 * i)])[0] for i in range(3)]
+    summands = [method.summand(task, message, reply) for reply in replies]
+    total = {n: torch.stack([summand[n].values for summand in summands]).sum(0) for n in summands[0]}
+    outcomes = []
+    for generator, given_ in ((one, list(replies)), (two, [method.from_total(task, message, total, 3)])):
+        with pytest.raises(StopIteration) as end:
+            generator.send(given_)
+        outcomes.append(end.value.value)
+    for key, tensor in outcomes[0].state.items():
+        assert torch.allclose(tensor.double(), outcomes[1].state[key].double(), rtol=1e-9, atol=1e-12), key
+    assert outcomes[0].train_loss == pytest.approx(outcomes[1].train_loss, rel=1e-6)
+
+
+def client(number: int, samples: int) -> ClientRound:
+    generator = torch.Generator().manual_seed(number)
+    x = torch.randn(samples, 5, dtype=torch.float64, generator=generator)
+    return ClientRound(number, x, torch.arange(samples) % 3, Randomness.simulated(number))
+
+
+def test_a_large_client_counts_for_a_bounded_number_of_samples() -> None:
+    methods: tuple[Method, ...] = (
+        FedAvg(secure_sum=True, weighting="samples", sum_samples=8),
+        SumNTKFL(secure_sum=True, sum_samples=8),
+    )
+    for method in methods:
+        task = Task(ntkfl.models.mlp(5, 4, 3).double(), 3, "ce", label_smoothing=method.label_smoothing)
+        message = next(method.round(task, method.start(task, task.like), 1, range(2)))
+        assert isinstance(message, Message)
+        replies = [method.answer(task, message, [client(0, samples)])[0] for samples in (80, 4)]
+        large, small = (method.summand(task, message, reply) for reply in replies)
+        assert (float(large["samples"].values), float(small["samples"].values)) == (8.0, 4.0)
+        if method.name == "fedavg":
+            change = replies[0].arrays["weights"] - task.like
+            assert torch.allclose(large["weights"].values, change)
+            assert torch.allclose(small["weights"].values, 4 / 8 * (replies[1].arrays["weights"] - task.like))
+        else:
+            assert torch.allclose(large["gradient"].values, 8 / 80 * replies[0].arrays["gradient"].double())
+            assert torch.allclose(small["gradient"].values, replies[1].arrays["gradient"].double())
+
+
+def test_sums_of_rounds_are_the_same_to_the_bit_whoever_masks(digits: ntkfl.data.Federated) -> None:
+    """Masks are fresh in every run and leave no trace in the result."""
+    one, two = (trained(digits, SumNTKFL(secure_sum=True)) for _ in range(2))
+    assert torch.equal(weights(one), weights(two))
+
+
+def test_updates_beyond_their_limit_are_bounded_and_counted(digits: ntkfl.data.Federated) -> None:
+    torch.manual_seed(0)
+    before = torch.cat([p.detach().flatten() for p in ntkfl.models.mlp(64, 16, 10).double().parameters()])
+    run = trained(digits, FedAvg(secure_sum=True, local_steps=3, sum_limit=1e-3), rounds=1)
+    (record,) = run.history
+    assert record["bounded_clients"] == record["summed_clients"] == 4
+    assert 0 < float((weights(run) - before).abs().max()) <= 1e-3
+    assert remarks(record) == ["4 clients scaled numbers down to their limit: raise sum_limit"]
+
+
+def test_a_run_goes_on_from_its_folder(digits: ntkfl.data.Federated, tmp_path: Path) -> None:
+    method = SumNTKFL(secure_sum=True, control="judge")
+    torch.manual_seed(0)
+    model = ntkfl.models.mlp(64, 16, 10).double()
+    whole = Simulation(model, digits, method, clients_per_round=4).run(3, callbacks=[])
+    for rounds in (1, 3):
+        simulation = Simulation(model, digits, method, clients_per_round=4)
+        resumed = simulation.run(rounds, out=tmp_path / "run", resume=rounds > 1, callbacks=[])
+    assert torch.equal(weights(whole), weights(resumed))
+    assert resumed.history == whole.history
+
+
+@pytest.mark.parametrize("name", ["ntk-fl", "cp-ntk-fl", "scaffold", "fedcom", "qsgd", "data-share", "centralized"])
+def test_methods_that_are_no_sums_are_refused(name: str) -> None:
+    options = {"shuffle": False} if name == "cp-ntk-fl" else {}
+    with pytest.raises(ConfigError, match=r"more of clients than the sum of their replies|sparsity at 0"):
+        METHODS[name](secure_sum=True, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"shuffle": True}, "shows no rows that could be shuffled"),
+        ({"sparsity": 0.5}, "positions of sparse replies do not add up"),
+        ({"robust": "median"}, "compares clients' updates, of which a secure sum shows none"),
+    ],
+)
+def test_options_that_need_single_replies_are_refused(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        FedAvg(secure_sum=True, **options)
+    assert FedNova(secure_sum=True).robust == "mean"
+
+
+def test_batch_normalisation_and_recordings_are_refused(digits: ntkfl.data.Federated) -> None:
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10), torch.nn.BatchNorm1d(10))
+    with pytest.raises(ConfigError, match="statistics of batch normalisation are not summed"):
+        Simulation(model, digits, FedAvg(secure_sum=True))
+    with pytest.raises(ConfigError, match="nothing but totals"):
+        Simulation(ntkfl.models.mlp(64, 4, 10), digits, FedAvg(secure_sum=True)).run(1, record=[1], callbacks=[])
+
+
+def test_a_client_that_cannot_comply_leaves_the_round(digits: ntkfl.data.Federated) -> None:
+    """Numbers that are not finite are told from others by the client alone."""
+    poison = Byzantine(kind="not-finite", fraction=0.3)
+    run = trained(digits, FedAvg(secure_sum=True, local_steps=2), rounds=4, byzantine=poison)
+    for record in run.history:
+        assert record["summed_clients"] == 4 - len(record["byzantine"])
+
+
+def test_seeds_are_not_kept(digits: ntkfl.data.Federated, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a round nothing of a seed is in the shuffler's tables."""
+    kept: list[Shuffler] = []
+    make = Shuffler.__init__
+
+    def remember(self: Shuffler, *args: Any, **options: Any) -> None:
+        make(self, *args, **options)
+        kept.append(self)
+
+    monkeypatch.setattr(Shuffler, "__init__", remember)
+    trained(digits, FedAvg(secure_sum=True, local_steps=1), rounds=1)
+    tables = [name for shuffler in kept for (name,) in shuffler._db.execute("SELECT name FROM sqlite_master")]
+    assert "sums" in tables
+    assert not [name for name in tables if name.startswith(("seeds_", "pending_", "released_"))]
+    assert [masks for shuffler in kept for (masks,) in shuffler._db.execute("SELECT masks FROM sums")] == [None]
+
+
+def test_fewer_than_two_clients_are_no_crowd(digits: ntkfl.data.Federated) -> None:
+    with pytest.raises((ConfigError, TooFew), match="at least 2 clients"):
+        trained(digits, FedAvg(secure_sum=True), clients_per_round=1)
