@@ -49,7 +49,7 @@ class Terms(Options):
     def check_code(self, allowed: bool) -> None:
         """Terms come in folders that others made: code that they name is run where that is allowed, nowhere else."""
         if self.model.own and not allowed:
-            refuse_code([self.model.name], "the run's [model]")
+            refuse_code(self.model.code, "the run's [model]")
 
     def build_model(self, seed: int, *, allow_code: bool = False) -> nn.Module:
         """The network, for inputs as it gets them; first weights drawn from `seed`."""

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ntkfl.data import NAMES
 from ntkfl.data.partition import Partition
@@ -50,17 +50,40 @@ class DataConfig(Options):
         return make(self.partition, {field.name: values[field.name] for field in takes})
 
 
+_PRETRAINED = ("head", "trainable", "lora", "lora_rank", "drop", "pool", "also", "digest")
+
+
 class ModelConfig(Options):
-    """Which network: one of `ntkfl.models`, or a user's own as `package.module:factory`."""
+    """Which network: one of `ntkfl.models`, or a user's own as `package.module:factory`, or a head on a backbone."""
 
     name: str = Field("mlp", description="mlp, cnn, resnet, gru, transformer, or package.module:factory")
+    backbone: str | None = Field(None, description="package.module:factory of a pretrained network, given the options")
+    head: tuple[int, ...] | None = Field(None, description="hidden widths of a backbone's head; default: none, linear")
+    trainable: tuple[str, ...] | None = Field(None, description="what trains, as patterns of names; default: head")
+    lora: tuple[str, ...] | None = Field(None, description="linear layers of the backbone that get adapters, patterns")
+    lora_rank: int | None = Field(None, ge=1, description="of adapters; default: 8")
+    drop: str | None = Field(None, description="the backbone's submodule to leave out, such as its classifier")
+    pool: str | None = Field(None, description="positions of the backbone's output: mean (default), first or flatten")
+    also: tuple[str, ...] | None = Field(None, description="submodules whose pooled inputs are features too")
+    digest: str | None = Field(None, pattern="^[0-9a-f]{64}$", description="sha256 that the backbone must have")
     hidden: tuple[int, ...] | None = Field(None, description="hidden widths of an mlp; default: 100")
     gain: float | None = Field(None, gt=0, description="of an mlp's first weights; default: the method's, or 1")
     bias: float | None = Field(None, description="an mlp's first biases; default: the method's, or 0")
     options: dict[str, Any] = Field(default_factory=dict, description="anything else the builder takes")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, values: Any) -> Any:
+        return {"name": "backbone", **values} if isinstance(values, dict) and values.get("backbone") else values
+
     def model_post_init(self, _: object) -> None:
-        if not self.own and self.name not in MODELS:
+        if (self.name == "backbone") != (self.backbone is not None):
+            raise ConfigError("a backbone is given as backbone = package.module:factory, and no other model beside it")
+        if self.backbone is not None and ":" not in self.backbone:
+            raise ConfigError(f"the backbone {self.backbone!r} must be package.module:factory")
+        if self.backbone is None and (given := [n for n in _PRETRAINED if getattr(self, n) is not None]):
+            raise ConfigError(f"{given[0]} is of a backbone: give one, as backbone = package.module:factory")
+        if self.backbone is None and not self.own and self.name not in MODELS:
             raise unknown("model", self.name, (*MODELS, "package.module:factory"))
         if self.name != "mlp" and any(own is not None for own in (self.hidden, self.gain, self.bias)):
             raise ConfigError(f"hidden, gain and bias are of an mlp; give {self.name} its own as options")
@@ -68,7 +91,12 @@ class ModelConfig(Options):
     @property
     def own(self) -> bool:
         """Whether a user's code builds it."""
-        return ":" in self.name
+        return bool(self.code)
+
+    @property
+    def code(self) -> list[str]:
+        """The user's code that builds it: one name, or none."""
+        return [name for name in (self.backbone or self.name,) if ":" in name]
 
     def suited(self, method: Method) -> ModelConfig:
         """With what suits the method, and defaults spelled out, where nothing was said."""
@@ -122,5 +150,4 @@ class RunConfig(Options):
     @property
     def code(self) -> list[str]:
         """Names of a user's own code in it, which `build.py` imports and calls."""
-        model, data = self.model, self.data
-        return [name for name, own in ((model.name, model.own), (data.dataset, data.own)) if own]
+        return [*self.model.code, *([self.data.dataset] if self.data.own else [])]
