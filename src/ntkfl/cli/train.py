@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ntkfl.federation.run_folder import Record
     from ntkfl.report.events import EventFiles
 
-_DATA, _METHOD, _HIDING = "Data and clients", "Method", "What clients hide"
+_DATA, _METHOD, _HIDING, _BACKBONE = "Data and clients", "Method", "What clients hide", "A pretrained backbone"
 _METHODS = f"{', '.join(METHODS)} (default ntk-fl)"
 Text: TypeAlias = str | None
 Whole: TypeAlias = int | None
@@ -104,6 +104,20 @@ def train(
     model_set: Annotated[
         list[str] | None, typer.Option("--model-set", metavar="OPTION=VALUE", help="any other option of the model")
     ] = None,
+    backbone: Annotated[
+        Text, typer.Option(help="package.module:factory of a pretrained network, frozen", rich_help_panel=_BACKBONE)
+    ] = None,
+    head: Annotated[
+        Text, typer.Option(help="hidden widths of its head, e.g. 128 (default linear)", rich_help_panel=_BACKBONE)
+    ] = None,
+    trainable: Annotated[
+        Text, typer.Option(help="what trains, e.g. 'head,layer4.*' (default head)", rich_help_panel=_BACKBONE)
+    ] = None,
+    lora: Annotated[
+        Text, typer.Option(help="its linear layers that get adapters, e.g. '*.query'", rich_help_panel=_BACKBONE)
+    ] = None,
+    lora_rank: Annotated[Whole, typer.Option(help="of adapters (default 8)", rich_help_panel=_BACKBONE)] = None,
+    drop: Annotated[Text, typer.Option(help="its submodule to leave out, e.g. fc", rich_help_panel=_BACKBONE)] = None,
     rounds: Annotated[Whole, typer.Option(help="communication rounds (default 10)")] = None,
     clients_per_round: Annotated[Whole, typer.Option(help="clients drawn each round (default 20)")] = None,
     hold_out: Annotated[Whole, typer.Option(help="clients set aside as a validation set")] = None,
@@ -139,6 +153,7 @@ def train(
         parse_poison,
         parse_setting,
         parse_steps,
+        parse_words,
     )  # slow to import, as all below the verbs is
     from ntkfl.cli.progress import RoundDisplay
     from ntkfl.federation.callbacks import Functions
@@ -149,7 +164,9 @@ def train(
         "seed": seed, "precision": precision, "poison": parse_poison(poison),
         "data": {"dataset": dataset, "partition": partition, "alpha": alpha, "clients": clients, "reading": reading,
                  "overlap": overlap},
-        "model": {"name": model, "hidden": parse_numbers("hidden", hidden, int),
+        "model": {"name": model, "hidden": parse_numbers("hidden", hidden, int), "backbone": backbone,
+                  "head": parse_numbers("head", head, int), "trainable": parse_words(trainable),
+                  "lora": parse_words(lora), "lora_rank": lora_rank, "drop": drop,
                   "options": dict(parse_setting(text) for text in model_set) if model_set else None},
         "method": {"name": method, "kernel": kernel, "scheme": scheme, "steps": parse_steps(steps), "average": average,
                    "lr": lr, "local_steps": local_steps, "batch_size": batch_size, "loss": loss,
