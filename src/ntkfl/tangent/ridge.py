@@ -91,6 +91,18 @@ class Ridge:
         return torch.cat([W, (self._targets - self._mean @ W).unsqueeze(0)])
 
 
+def solve(sums: RidgeSums, penalty: float) -> Tensor:
+    """(W; bᵀ) [p, d2] at one λ above 0: by Cholesky, many times faster than the spectrum that gives all λ."""
+    mean = sums.gram[-1, :-1] / sums.samples
+    S = sums.gram[:-1, :-1] - sums.samples * torch.outer(mean, mean)
+    S.diagonal().add_(max(penalty * float(S.diagonal().mean()), torch.finfo(S.dtype).tiny))
+    factor, failed = torch.linalg.cholesky_ex(S)
+    if int(failed):  # no variance in some direction, and no penalty to speak of
+        return Ridge(sums).weights(penalty)
+    W = torch.cholesky_solve(sums.cross[:-1] - torch.outer(mean, sums.cross[-1]), factor)
+    return torch.cat([W, (sums.cross[-1] / sums.samples - mean @ W).unsqueeze(0)])
+
+
 def left_out_errors(parts: Sequence[RidgeSums], whole: RidgeSums, penalties: Sequence[float], folds: int) -> Tensor:
     """The mean squared error at each λ of clients that the solution has not seen, [λ].
 
