@@ -22,7 +22,7 @@ from ntkfl.federation.build import build_method
 from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.methods import State, SumRidge
 from ntkfl.methods.sum_ridge import COLUMNS, FORGOTTEN, PENALTY, SHARE, shares_of
-from ntkfl.tangent.ridge import Ridge, RidgeSums, solve, total
+from ntkfl.tangent.ridge import RidgeSums, solve, total
 
 RECORDS = "forgotten.jsonl"
 EXACT = 12  # clients whose coalitions are all tried
@@ -225,7 +225,7 @@ def personal_weights(run: SharesOfRun, client: int, weight: float) -> Tensor:
     if weight < 0:
         raise ConfigError(f"a client's own sums count at least once, so the weight is 0 or above, not {weight}")
     whole = total([run.shares[c] for c in sorted(run.shares)])
-    return Ridge(whole + run.share(client) * weight).weights(run.penalty)
+    return solve(whole + run.share(client) * weight, run.penalty)
 
 
 def _digest(weights: Tensor) -> str:

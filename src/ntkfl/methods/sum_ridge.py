@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ntkfl.errors import ConfigError, MessageError, ModelError
 from ntkfl.methods.base import ClientRound, Method, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.tangent.parameters import column_slices, evaluating, trainable
-from ntkfl.tangent.ridge import PENALTIES, Ridge, RidgeSums, left_out_errors, total
+from ntkfl.tangent.ridge import PENALTIES, RidgeSums, left_out_errors, solve, total
 from ntkfl.wire import Message
 
 SHARE, FORGOTTEN, PENALTY, COLUMNS = "share/", "forgotten", "penalty", "columns"
@@ -64,7 +64,7 @@ class SumRidge(Method):
         None, ge=0, description="λ, in units of a feature's mean variance; none: chosen by left-out clients' errors"
     )
     penalties: tuple[float, ...] = Field(PENALTIES, min_length=1, description="λ to choose from")
-    folds: int = Field(10, ge=2, description="groups of clients left out in turn; with fewer clients each of them")
+    folds: int = Field(5, ge=2, description="groups of clients left out in turn; with fewer clients each of them")
     keep_shares: bool = Field(
         False, description="the server keeps each client's sums, for `ntkfl forget` and `ntkfl value`; else the total"
     )
@@ -124,7 +124,7 @@ class SumRidge(Method):
             penalty = self.penalties[int(errors.argmin())]
         elif penalty is None:
             penalty = before if before is not None else sorted(self.penalties)[len(self.penalties) // 2]
-        return Ridge(whole).weights(penalty), penalty
+        return solve(whole, penalty), penalty
 
     def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
         w = message.of_kind("weights").take("weights", tuple(task.like.shape), task.like)

@@ -8,8 +8,8 @@ The bias is not penalised, so the mean m drops out: with S = Σ (φ − m)(φ �
 
     W(λ) = argmin Σ ‖Wᵀφ + b − Y‖² + n λ s ‖W‖² = (S + n λ s I)⁻¹ Σ (φ − m) Yᵀ,     b = Ȳ − Wᵀ m.
 
-λ has no unit: 1 penalises as much as a feature of mean variance explains. One eigendecomposition of S gives all λ. The
-squared error of any weights on any set of samples is tr(Wᵀ G W) − 2 tr(Wᵀ C) + q: so is that of clients left out.
+λ has no unit: 1 penalises as much as a feature of mean variance explains. The squared error of any weights on any set
+of samples is tr(Wᵀ G W) − 2 tr(Wᵀ C) + q: so is that of clients left out.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch import Tensor
 from ntkfl.errors import TooFew
 
 PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+_SMALL = 1e-12  # a penalty that rounding may outweigh
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,11 @@ class RidgeSums:
 
     @staticmethod
     def of(features: Tensor, Y: Tensor) -> RidgeSums:
-        """Of samples with features [n, F] and targets [n, d2]."""
-        Y = Y.double()
-        a = torch.cat([features.double(), Y.new_ones(len(Y), 1)], dim=1)
-        return RidgeSums(a.new_tensor(float(len(a))), a.mT @ a, a.mT @ Y, Y.square().sum())
+        """Of samples with features [n, F] and targets [n, d2]; products are in the features' type."""
+        Y = Y.to(features)
+        a = torch.cat([features, Y.new_ones(len(Y), 1)], dim=1)
+        sums = (a.new_tensor(float(len(a))), a.mT @ a, a.mT @ Y, Y.square().sum())
+        return RidgeSums(*(part.double() for part in sums))
 
     def __add__(self, other: RidgeSums) -> RidgeSums:
         return RidgeSums(*(mine + its for mine, its in zip(self.parts(), other.parts(), strict=True)))
@@ -69,37 +71,20 @@ def total(parts: Sequence[RidgeSums]) -> RidgeSums:
     return result
 
 
-class Ridge:
-    """The solutions for one set of sums."""
-
-    def __init__(self, sums: RidgeSums) -> None:
-        if float(sums.samples) < 1:
-            raise TooFew("sums over no samples have no solution")
-        self._mean, self._targets = sums.gram[-1, :-1] / sums.samples, sums.cross[-1] / sums.samples
-        S = sums.gram[:-1, :-1] - sums.samples * torch.outer(self._mean, self._mean)
-        values, self._vectors = torch.linalg.eigh((S + S.mT) / 2)
-        self._values = values.clamp(min=0)  # rounding leaves some just below
-        self._scale = float(self._values.mean())  # n s
-        self._rotated = self._vectors.mT @ (sums.cross[:-1] - torch.outer(self._mean, sums.cross[-1]))
-
-    def weights(self, penalty: float) -> Tensor:
-        """(W; bᵀ) [p, d2] at λ = penalty. At λ = 0, directions without variance get no weight."""
-        rate = self._values + penalty * self._scale
-        least = rate.amax() * len(rate) * torch.finfo(rate.dtype).eps
-        inverse = torch.where(rate > least, 1 / rate.clamp(min=torch.finfo(rate.dtype).tiny), 0)
-        W = self._vectors @ (inverse.unsqueeze(1) * self._rotated)
-        return torch.cat([W, (self._targets - self._mean @ W).unsqueeze(0)])
-
-
 def solve(sums: RidgeSums, penalty: float) -> Tensor:
-    """(W; bᵀ) [p, d2] at one λ above 0: by Cholesky, many times faster than the spectrum that gives all λ."""
+    """(W; bᵀ) [p, d2] at λ = penalty. At λ = 0, directions without variance get no weight."""
+    if float(sums.samples) < 1:
+        raise TooFew("sums over no samples have no solution")
     mean = sums.gram[-1, :-1] / sums.samples
     S = sums.gram[:-1, :-1] - sums.samples * torch.outer(mean, mean)
-    S.diagonal().add_(max(penalty * float(S.diagonal().mean()), torch.finfo(S.dtype).tiny))
-    factor, failed = torch.linalg.cholesky_ex(S)
-    if int(failed):  # no variance in some direction, and no penalty to speak of
-        return Ridge(sums).weights(penalty)
-    W = torch.cholesky_solve(sums.cross[:-1] - torch.outer(mean, sums.cross[-1]), factor)
+    cross = sums.cross[:-1] - torch.outer(mean, sums.cross[-1])
+    scale = float(S.diagonal().mean())  # n s
+    regular = S + penalty * scale * torch.eye(len(S), dtype=S.dtype, device=S.device)
+    factor, failed = torch.linalg.cholesky_ex(regular)
+    if penalty < _SMALL or int(failed):
+        W = torch.linalg.pinv(regular, hermitian=True) @ cross
+    else:
+        W = torch.cholesky_solve(cross, factor)
     return torch.cat([W, (sums.cross[-1] / sums.samples - mean @ W).unsqueeze(0)])
 
 
@@ -116,7 +101,6 @@ def left_out_errors(parts: Sequence[RidgeSums], whole: RidgeSums, penalties: Seq
         rest = whole - out
         if float(rest.samples) < 1:
             continue
-        ridge = Ridge(rest)
-        errors += out.error(torch.stack([ridge.weights(penalty) for penalty in penalties]))
+        errors += out.error(torch.stack([solve(rest, penalty) for penalty in penalties]))
         samples += float(out.samples)
     return errors / max(samples, 1.0)
