@@ -180,8 +180,8 @@ def measure(source: Path, out: Path) -> None:
                 f"K-FAC sums ({best}) / {partition} / seed {seed}",
                 lambda p=partition, s=seed: curve(table.clients(p, s), settings[best], 3, CLIENTS, s),
             )
+    width = table.train.shape[1]
     for seed in SEEDS:
-        width = table.train.shape[1]
         table.measure(
             f"ridge with last-block inputs / {some} / seed {seed}",
             lambda s=seed: curve(table.clients(some, s, width), SumRidge(), 1, CLIENTS, s),
