@@ -21,6 +21,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setenv("NTKFL_FEATURES", "off")
 
 
 def run(name: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -33,6 +34,20 @@ def test_quickstart_is_ten_lines_and_learns(capsys: pytest.CaptureFixture[str]) 
     accuracies = [float(a) for a in re.findall(r"round \d: ([\d.]+)%", run("quickstart.py", capsys))]
     assert len(accuracies) == 5
     assert accuracies[-1] > 90
+
+
+def test_backbone_is_fifteen_lines_and_needs_one_round(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len((EXAMPLES / "backbone.py").read_text().splitlines()) <= 15
+    assert float(re.search(r"one round: ([\d.]+)%", run("backbone.py", capsys))[1]) > 95  # type: ignore[index]
+
+
+def test_hospitals(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    said = run("hospitals.py", capsys)
+    together, *alone = (float(a) for a in re.findall(r"(?:round|alone): ([\d.]+)%", said))
+    assert len(alone) == 4
+    assert together > max(alone)
+    assert len(re.findall(r"patients, worth 0\.\d+", said)) == 4
+    assert (tmp_path / "hospitals" / "forgotten.jsonl").exists()
 
 
 def test_own_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

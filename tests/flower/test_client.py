@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import save
 
 from ntkfl.deployment.contract import Terms
-from ntkfl.errors import ConfigError, DataError, MessageError, RunFolderError
+from ntkfl.errors import ConfigError, DataError, MessageError, RunFolderError, TrustError
+from ntkfl.federation.config import ModelConfig
 from ntkfl.flower.client import FlowerClient
 from ntkfl.flower.client_memory import ClientMemory
 from ntkfl.wire import Message
@@ -77,3 +78,41 @@ def test_damaged_memory_says_so(tmp_path: Path) -> None:
     (tmp_path / "2.safetensors").write_bytes(save({"control": torch.ones(9)})[:-4])
     with pytest.raises(RunFolderError, match="damaged"):
         ClientMemory(tmp_path).before(3)
+
+
+ROWS = [0]
+
+
+class Backbone(torch.nn.Module):
+    """The same weights in every process, as pretrained ones are; counts the rows it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 6)
+        with torch.no_grad():
+            for p in self.parameters():
+                p.copy_(torch.linspace(-1, 1, p.numel()).view(p.shape).sin())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ROWS[0] += len(x)
+        return torch.relu(self.layer(x.flatten(1)))
+
+
+def test_features_of_a_frozen_backbone_are_computed_once_and_stay_here(tmp_path: Path) -> None:
+    run = settings({"name": "sum-ridge"}).model_copy(
+        update={"model": ModelConfig(backbone="tests.flower.test_client:Backbone")}
+    )
+    terms = Terms(**run.model_dump(include=set(Terms.model_fields)))
+    with pytest.raises(TrustError, match=r"tests\.flower\.test_client:Backbone"):
+        FlowerClient(terms, tmp_path, lambda: digits().client(0))
+    ROWS[0] = 0
+    for _ in range(2):  # its process was started again
+        own = FlowerClient(terms, tmp_path, lambda: digits().client(0), allow_code=True)
+        for round in (1, 2):
+            reply = Message.decode(own.answer(weights(own, round), RUN))
+    samples = digits().sizes[0]
+    assert samples < ROWS[0] <= samples + 4  # the passes over zeros that count features, and the row that is compared
+    assert {name: array.numel() for name, array in reply.arrays.items()} == {
+        "samples": 1, "gram": 7 * 8 // 2, "cross": 7 * 10, "squares": 1, "fresh": 1,
+    }  # fmt: skip
+    assert len(list((tmp_path / "features").rglob("*.safetensors"))) == 1

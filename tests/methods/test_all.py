@@ -25,12 +25,13 @@ VARIANTS = [
     ("ntk-fl", {"sparsity": 0.5, "values": "float16"}),
     ("sum-ntk-fl", {"control": "judge", "input_tolerance": 0}),
     ("sum-ntk-fl", {"values": "float32", "largest": 4}),
+    ("sum-ridge", {"keep_shares": True}),
     ("fedavg", {"sparsity": 0.5}),
     ("scaffold", {"sparsity": 0.5, "values": "float16"}),
     ("fednova", {"sparsity": 0.5, "values": "8bit"}),
     ("fedadam", {"sparsity": 0.5}),
 ]
-NTK = ("ntk-fl", "cp-ntk-fl", "sum-ntk-fl")
+NTK = ("ntk-fl", "cp-ntk-fl", "sum-ntk-fl", "sum-ridge")
 IDS = [" ".join([name, *map(str, options)]) for name, options in VARIANTS]
 every_method = pytest.mark.parametrize(("name", "options"), VARIANTS, ids=IDS)
 
@@ -124,7 +125,7 @@ def replaced(client: ClientRound, memory: dict[str, Tensor]) -> ClientRound:
 def test_names_and_papers() -> None:
     assert set(METHODS) >= {
         "fedavg", "fedprox", "fednova", "scaffold", "fedadam", "fedcom", "qsgd", "data-share", "centralized", "ntk-fl",
-        "cp-ntk-fl", "sum-ntk-fl",
+        "cp-ntk-fl", "sum-ntk-fl", "sum-ridge",
     }  # fmt: skip
     for name, method in METHODS.items():
         assert method.name == name

@@ -20,7 +20,8 @@ from ntkfl.cli.verbs import DATASETS, METHODS, MODELS, PARTITIONS, one_of
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
-_DATA, _MODEL, _METHOD, _HIDING, _RUN = "Data and clients", "Model", "Method", "What clients hide", "Run"
+_DATA, _MODEL, _BACKBONE = "Data and clients", "Model", "A pretrained backbone"
+_METHOD, _HIDING, _RUN = "Method", "What clients hide", "Run"
 # Of a method's many options, those that have a flag; all others are given by --set.
 _METHODS_OWN = {
     _METHOD: ("kernel", "scheme", "steps", "average", "lr", "local_steps", "batch_size", "loss", "replay"),
@@ -29,6 +30,10 @@ _METHODS_OWN = {
 # Where a command line has a form of its own, or methods describe one option differently.
 _SAID = {
     "model.hidden": "hidden widths of an mlp, e.g. 200,100 (default 100)",
+    "model.head": "hidden widths of its head, e.g. 128 (default: none, linear)",
+    "model.trainable": "what trains, e.g. 'head,layer4.*' (default head)",
+    "model.lora": "its linear layers that get adapters, e.g. '*.query'",
+    "model.also": "submodules whose pooled inputs are features too, e.g. 'blocks.6'",
     "method.steps": "candidate t: 'paper', '100,200,400' or '100:2000:100'",
     "method.lr": "learning rate",
     "method.local_steps": "local steps of averaging methods",
@@ -90,10 +95,12 @@ def nested(flags: tuple[Flag, ...], given: Mapping[str, Any]) -> dict[str, Any]:
 def from_schemas() -> tuple[Flag, ...]:
     """Every setting of a run, and those of the methods that have a flag, with the descriptions of their schemas."""
     from ntkfl import methods
-    from ntkfl.federation.config import DataConfig, ModelConfig, RunConfig
+    from ntkfl.federation.config import PRETRAINED, DataConfig, ModelConfig, RunConfig
 
     flags = [_flag(f"data.{name}", field, _DATA) for name, field in DataConfig.model_fields.items()]
-    flags += [_flag(f"model.{n}", field, _MODEL) for n, field in ModelConfig.model_fields.items() if n != "options"]
+    for name, field in ModelConfig.model_fields.items():
+        if name != "options":
+            flags.append(_flag(f"model.{name}", field, _BACKBONE if name in PRETRAINED else _MODEL))
     flags.append(
         Flag("method.name", "text", f"{', '.join(METHODS)} (default {METHODS[0]}), or package.module:Class", _METHOD)
     )

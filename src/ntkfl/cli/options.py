@@ -29,6 +29,11 @@ def parse_steps(text: str | None) -> tuple[float, ...] | None:
     return tuple(first + i * stride for i in range(int((last - first) / stride + 1e-9) + 1))
 
 
+def parse_words(text: str | None) -> tuple[str, ...] | None:
+    """Words separated by commas."""
+    return None if text is None else tuple(text.split(","))
+
+
 def parse_numbers(name: str, text: str | None, kind: Callable[[str], Any]) -> tuple[Any, ...] | None:
     """Numbers separated by commas."""
     if text is None:

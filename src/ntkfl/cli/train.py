@@ -49,13 +49,16 @@ def train(
 
     Example: ntkfl train --dataset fashion-mnist --alpha 0.1 --rounds 10 --out runs/a
     """
-    from ntkfl.cli.options import parse_byzantine, parse_numbers, parse_setting, parse_steps  # slow, as all below is
+    from ntkfl.cli.options import parse_byzantine, parse_numbers, parse_setting, parse_steps, parse_words
     from ntkfl.federation.callbacks import TensorBoardCallback
     from ntkfl.federation.server import remarks
     from ntkfl.federation.simulation import execute
     from ntkfl.progress import RoundTable
 
-    given["hidden"] = parse_numbers("hidden", given["hidden"], int)
+    for name in ("hidden", "head"):
+        given[name] = parse_numbers(name, given[name], int)
+    for name in ("trainable", "lora", "also"):
+        given[name] = parse_words(given[name])
     given["steps"], given["byzantine"] = parse_steps(given["steps"]), parse_byzantine(given["byzantine"])
     settings = nested(FLAGS, given)
     settings["method"] |= dict(parse_setting(text) for text in set_ or [])

@@ -26,6 +26,8 @@ VERBS = {
     "audit": "Attack one round as it goes over the wire.",
     "report": "Show what runs did on one page.",
     "watch": "Watch runs while they go on.",
+    "value": "Value each client's contribution.",
+    "forget": "Take a client out of a run, exactly.",
     "data": "Datasets, and how they are dealt to clients.",
     "doctor": "Check this machine, and say what to do.",
     "export": "Write a run's model with its projection sealed.",
@@ -37,8 +39,8 @@ VERBS = {
 }
 
 METHODS = (
-    "ntk-fl", "cp-ntk-fl", "sum-ntk-fl", "fedavg", "fednova", "fedprox", "scaffold", "fedadam", "fedcom", "qsgd",
-    "data-share", "centralized",
+    "ntk-fl", "cp-ntk-fl", "sum-ntk-fl", "sum-ridge", "fedavg", "fednova", "fedprox", "scaffold", "fedadam", "fedcom",
+    "qsgd", "data-share", "centralized",
 )  # fmt: skip
 DATASETS = ("fashion-mnist", "mnist", "femnist", "cifar10", "digits")
 PARTITIONS = ("dirichlet", "writer", "iid", "shards", "client")
@@ -73,6 +75,10 @@ class Verbs(TyperGroup):
             if {"--show-completion", "--install-completion"} & {*parameter.opts}:
                 parameter.hidden = True  # type: ignore[attr-defined]
         return found
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The verbs alone, so that all of them fit a screen; the line above them names the options."""
+        self.format_commands(ctx, formatter)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*listed(), *(name for name in super().list_commands(ctx) if name not in VERBS)]

@@ -19,6 +19,7 @@ from ntkfl.deployment.ledger import Ledger
 from ntkfl.errors import ConfigError, MessageError, NTKFLError, Refused, TrustError
 from ntkfl.federation.client import Client, ClientRandomness, SystemRandomness, check_data
 from ntkfl.federation.evaluation import counts, counts_summand, noisy_counts, rounded, score_rows
+from ntkfl.federation.feature_cache import split_frozen
 from ntkfl.federation.secure_sum import SumSchema, mask_reply
 from ntkfl.federation.shuffled import seal_messages
 from ntkfl.methods import ClientRound, Task
@@ -51,7 +52,8 @@ class ShuffledClient:
         self.shuffler.identify(self.identity.current, self.identity.signing)
         self.name, self.role = self.identity.known.client, self.identity.known.role
         self.method = terms.build_method(allow_code=allow_code)
-        task = Task(model, terms.outputs, self.method.loss, label_smoothing=self.method.label_smoothing)
+        trained, self.features = split_frozen(model, self.method, folder / "features")
+        task = Task(trained, terms.outputs, self.method.loss, label_smoothing=self.method.label_smoothing)
         self.x, self.y = self._placed(x, y, task)
         rows = terms.max_rows if self.method.sampled else None
         own = randomness or SystemRandomness()
@@ -66,12 +68,13 @@ class ShuffledClient:
         return self.federation.federation, self.federation.run
 
     def _placed(self, x: Tensor, y: Tensor, task: Task) -> tuple[Tensor, Tensor]:
-        """The samples as the network gets them: projected with the key server's seed, where the method projects."""
+        """The samples as what trains gets them: projected with the key server's seed, behind a frozen backbone."""
         x, terms = x.to(task.like.dtype), self.federation.terms
         if self.method.projected_dim is not None:
             projection = self.method.make_projection(self.identity.run_secret(), terms.inputs)
             assert projection is not None
             x = projection(x)
+        x = x if self.features is None else self.features(x)
         return x, y.to(task.like.dtype) if y.is_floating_point() else y.long()
 
     def run(self) -> int:

@@ -16,7 +16,7 @@ from torch import nn
 from ntkfl.atomic import write_atomically
 from ntkfl.errors import ConfigError
 from ntkfl.federation.build import build_method, build_network
-from ntkfl.federation.config import ModelConfig, code_in, own_method
+from ntkfl.federation.config import ModelConfig, method_code, own_method
 from ntkfl.methods import Method
 from ntkfl.options import Options
 from ntkfl.safe_parse import read_toml
@@ -62,7 +62,7 @@ class Terms(Options):
     def check_code(self, allowed: bool) -> None:
         """Terms come in folders that others made: code that they name is run where that is allowed, nowhere else."""
         if not allowed:
-            refuse_code(code_in(self.model.name, self.method), "the run's terms")
+            refuse_code([*self.model.code, *method_code(self.method)], "the run's terms")
 
     def build_model(self, seed: int, *, allow_code: bool = False) -> nn.Module:
         """The network, for inputs as it gets them; first weights drawn from `seed`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from ntkfl.federation.config import ModelConfig, RunConfig, own_method
 from ntkfl.federation.memory_check import available_bytes
 from ntkfl.federation.seeds import derive
 from ntkfl.methods import METHODS, Method
-from ntkfl.models import MODELS
+from ntkfl.models import MODELS, digest, head, lora
 from ntkfl.user_code import find_factory
 from ntkfl.version import __version__
 
@@ -54,11 +55,15 @@ def build_model(config: RunConfig, data: Federated) -> nn.Module:
 def build_network(config: ModelConfig, input_shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
     """The network with weights drawn from `seed`, leaving the global generator as it was.
 
-    A factory is called with the shape of one input, the number of outputs, and the options.
+    A factory is called with the shape of one input, the number of outputs, and the options; a backbone's with the
+    options alone.
     """
     own = {"hidden": config.hidden, "gain": config.gain, "bias": config.bias} if config.name == "mlp" else {}
     options = {name: value for name, value in own.items() if value is not None} | config.options
-    builder = MODELS.get(config.name) or find_factory(config.name)
+    if config.backbone is not None:
+        builder: Callable[..., Any] = partial(_adapted, config, find_factory(config.backbone))
+    else:
+        builder = MODELS.get(config.name) or find_factory(config.name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "model"))
         try:
@@ -73,6 +78,22 @@ def build_network(config: ModelConfig, input_shape: tuple[int, ...], outputs: in
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model {config.name!r} must give an nn.Module, not {type(model).__name__}")
     return model
+
+
+def _adapted(
+    config: ModelConfig, factory: Callable[..., Any], inputs: tuple[int, ...], outputs: int, **options: Any
+) -> nn.Module:
+    """A head on what the factory gives for the options."""
+    backbone = factory(**options)
+    if not isinstance(backbone, nn.Module):
+        raise ConfigError(f"backbone {config.backbone!r} must give an nn.Module, not {type(backbone).__name__}")
+    if config.digest is not None and (found := digest(backbone)) != config.digest:
+        raise ConfigError(f"the backbone's weights are others than agreed on: {found[:12]}…, not {config.digest[:12]}…")
+    if config.lora is not None:
+        backbone = lora(backbone, config.lora_rank or 8, config.lora)
+    given = {name: getattr(config, name) for name in ("trainable", "drop", "pool", "also")}
+    given = {name: value for name, value in given.items() if value is not None}
+    return head(backbone, outputs, inputs=inputs, hidden=config.head or (), **given)
 
 
 class _Undrawn(TorchFunctionMode):

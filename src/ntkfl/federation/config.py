@@ -62,17 +62,40 @@ class DataConfig(Options):
         return make(self.partition, {field.name: values[field.name] for field in takes})
 
 
+PRETRAINED = ("backbone", "head", "trainable", "lora", "lora_rank", "drop", "pool", "also", "digest")
+
+
 class ModelConfig(Options):
-    """Which network: one of `ntkfl.models`, or a user's own as `package.module:factory`."""
+    """Which network: one of `ntkfl.models`, or a user's own as `package.module:factory`, or a head on a backbone."""
 
     name: str = Field("mlp", description=f"{', '.join(MODELS)}, or package.module:factory")
+    backbone: str | None = Field(None, description="package.module:factory of a pretrained network, given the options")
+    head: tuple[int, ...] | None = Field(None, description="hidden widths of a backbone's head; default: none, linear")
+    trainable: tuple[str, ...] | None = Field(None, description="what trains, as patterns of names; default: head")
+    lora: tuple[str, ...] | None = Field(None, description="linear layers of the backbone that get adapters, patterns")
+    lora_rank: int | None = Field(None, ge=1, description="of adapters; default: 8")
+    drop: str | None = Field(None, description="the backbone's submodule to leave out, such as its classifier")
+    pool: str | None = Field(None, description="positions of the backbone's output: mean (default), first or flatten")
+    also: tuple[str, ...] | None = Field(None, description="submodules whose pooled inputs are features too")
+    digest: str | None = Field(None, pattern="^[0-9a-f]{64}$", description="sha256 that the backbone must have")
     hidden: tuple[int, ...] | None = Field(None, description="hidden widths of an mlp; default: 100")
     gain: float | None = Field(None, gt=0, description="scale of an mlp's first weights; default: the method's, or 1")
     bias: float | None = Field(None, description="an mlp's first biases; default: the method's, or 0")
     options: dict[str, Any] = Field(default_factory=dict, description="anything else the builder takes")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, values: Any) -> Any:
+        return {"name": "backbone", **values} if isinstance(values, dict) and values.get("backbone") else values
+
     def model_post_init(self, _: object) -> None:
-        if not self.own and self.name not in MODELS:
+        if (self.name == "backbone") != (self.backbone is not None):
+            raise ConfigError("a backbone is given as backbone = package.module:factory, and no other model beside it")
+        if self.backbone is not None and ":" not in self.backbone:
+            raise ConfigError(f"the backbone {self.backbone!r} must be package.module:factory")
+        if self.backbone is None and (given := [n for n in PRETRAINED if getattr(self, n) is not None]):
+            raise ConfigError(f"{given[0]} is of a backbone: give one, as backbone = package.module:factory")
+        if self.backbone is None and not self.own and self.name not in MODELS:
             raise unknown("model", self.name, (*MODELS, "package.module:factory"))
         if self.name != "mlp" and any(own is not None for own in (self.hidden, self.gain, self.bias)):
             raise ConfigError(f"hidden, gain and bias are of an mlp; give {self.name} its own as options")
@@ -80,7 +103,12 @@ class ModelConfig(Options):
     @property
     def own(self) -> bool:
         """Whether a user's code builds it."""
-        return ":" in self.name
+        return bool(self.code)
+
+    @property
+    def code(self) -> list[str]:
+        """The user's code that builds it: one name, or none."""
+        return [name for name in (self.backbone or self.name,) if ":" in name]
 
     def suited(self, method: Method) -> ModelConfig:
         """With what suits the method, and defaults spelled out, where nothing was said."""
@@ -106,9 +134,8 @@ ATTACKS: Mapping[str, str] = {
 }
 
 
-_ANY_METHOD = frozenset(
-    {"wrong-labels", "scaled-inputs", "not-finite", "extreme"}
-)  # that clients of any method can mount
+# What clients of any method can mount.
+_ANY_METHOD = frozenset({"wrong-labels", "scaled-inputs", "not-finite", "extreme"})
 
 
 class Byzantine(Options):
@@ -173,7 +200,7 @@ class RunConfig(Options):
     @property
     def code(self) -> list[str]:
         """Names of a user's own code in it, which `build.py` imports and calls."""
-        return [*code_in(self.model.name, self.method), *([self.data.dataset] if is_code(self.data.dataset) else [])]
+        return [*self.model.code, *method_code(self.method), *([self.data.dataset] if self.data.own else [])]
 
 
 def own_method(options: Mapping[str, Any]) -> bool:
@@ -181,6 +208,6 @@ def own_method(options: Mapping[str, Any]) -> bool:
     return is_code(options.get("name"))
 
 
-def code_in(model: str, method: Mapping[str, Any]) -> list[str]:
-    """Names of a user's own code: of a model, a method and its loss."""
-    return [name for name in (model, method.get("name"), method.get("loss")) if is_code(name)]
+def method_code(options: Mapping[str, Any]) -> list[str]:
+    """Names of a user's own code in a method's options: the method itself, its loss."""
+    return [name for name in (options.get("name"), options.get("loss")) if is_code(name)]

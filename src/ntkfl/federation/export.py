@@ -173,7 +173,7 @@ def load_exported(
         if described.model is None:
             raise ModelError("this model was made from Python and has no name: give a network like it as model=")
         if described.model.own and not allow_code:
-            refuse_code([described.model.name], str(folder / "export.toml"))
+            refuse_code(described.model.code, str(folder / "export.toml"))
         model = build_network(described.model, shape, described.outputs, seed=0).to(getattr(torch, described.precision))
     try:
         model.load_state_dict(load_tensors(content))

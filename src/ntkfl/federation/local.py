@@ -12,6 +12,7 @@ from ntkfl.data import Federated
 from ntkfl.errors import ConfigError
 from ntkfl.federation.byzantine import ByzantineClients
 from ntkfl.federation.client import Answer, Batch, Client, LatestMemory, Memory, SeededRandomness
+from ntkfl.federation.feature_cache import FeatureCache
 from ntkfl.federation.transcript import Transcript, TranscriptRecorder
 from ntkfl.federation.transport import Traffic, Transport
 from ntkfl.methods import ClientRound, Method, State, Task
@@ -34,8 +35,9 @@ class SimulatedClients:
         secret: RunSecret | None = None,
         respond: Answer = answer,
         memory: Callable[[int], Memory] = lambda number: LatestMemory(),
+        features: FeatureCache | None = None,
     ) -> None:
-        self.fed, self.task, self.method, self.seed = fed, task, method, seed
+        self.fed, self.task, self.method, self.seed, self.features = fed, task, method, seed, features
         self.respond, self._memory = respond, memory
         self.secret = secret or RunSecret.simulated(seed)
         self.projection = method.make_projection(self.secret, fed.input_shape)
@@ -69,14 +71,15 @@ class SimulatedClients:
         return batch
 
     def place(self, batch: Batch) -> Batch:
-        """A batch as the network gets it: on the device, projected."""
+        """A batch as the network gets it: on the device, projected, behind a frozen backbone."""
         x, y, like = batch[0].to(self.task.like.device), batch[1], self.task.like
         if x.is_floating_point():  # tokens stay whole
             x = x.to(like.dtype)
         elif self.projection is not None:
             raise ConfigError("tokens cannot be projected: leave projected_dim out")
+        x = x if self.projection is None else self.projection(x)
         return (
-            x if self.projection is None else self.projection(x),
+            x if self.features is None else self.features(x),
             y.to(like.device, like.dtype if y.is_floating_point() else y.dtype),
         )
 

@@ -18,7 +18,7 @@ from ntkfl.data.from_arrays import Array, read_source
 from ntkfl.data.torch_data import TorchData
 from ntkfl.errors import ConfigError, DataError, ModelError, NTKFLError, RunFolderError, TrustError
 from ntkfl.federation.build import build_method, build_network
-from ntkfl.federation.config import ModelConfig, code_in
+from ntkfl.federation.config import ModelConfig, method_code
 from ntkfl.federation.evaluation import Score
 from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.federation.server_state import ServerState
@@ -137,9 +137,10 @@ class Run:
         done, checkpoint = folder.load_checkpoint()
         run = Run(model, history[:done], timings[:done], config, checkpoint)
         try:
-            named = code_in(config["model"].get("name") if model is None else "", config["method"])
+            rebuilt = model is None and "name" in config["model"]
+            named = [*method_code(config["method"]), *(ModelConfig(**config["model"]).code if rebuilt else [])]
             refuse_code([] if allow_code else named, str(folder.path / "config.toml"))
-            if model is None and "name" in config["model"]:
+            if rebuilt:
                 run._model = _rebuild(config, run.method)
         except TrustError:
             raise

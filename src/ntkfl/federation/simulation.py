@@ -18,6 +18,7 @@ from ntkfl.federation.byzantine import ByzantineClients
 from ntkfl.federation.callbacks import Callback, CallbackList, Progress
 from ntkfl.federation.config import Byzantine, RunConfig
 from ntkfl.federation.evaluation import OwnTestSet
+from ntkfl.federation.feature_cache import feature_folder, split_frozen
 from ntkfl.federation.local import LocalTransport, SimulatedClients
 from ntkfl.federation.memory_check import available_bytes, check_memory, predicted_bytes
 from ntkfl.federation.run import Run, describe
@@ -129,14 +130,15 @@ class Simulation:
         if method.loss == "ce" and data.classes is None:
             raise ConfigError("loss 'ce' needs class labels, but the targets are real-valued: use loss 'mse'")
         self.device = find_device(device) if device is not None else flatten(model).device
+        trained, features = split_frozen(model, method, feature_folder(), self.device)
         self.task = Task(
-            copy.deepcopy(model).to(self.device),
+            copy.deepcopy(trained).to(self.device),
             data.output_dim,
             method.loss,
             total_clients=len(self.data),
             label_smoothing=method.label_smoothing,
         )
-        self.clients = SimulatedClients(self.data, self.task, method, seed, secret)
+        self.clients = SimulatedClients(self.data, self.task, method, seed, secret, features=features)
         cheats = ByzantineClients.of(byzantine, method, seed, len(self.data), self.clients.rows)
         self.clients.respond = answer if cheats is None else cheats.answer
         self.task.shared = None if data.shared is None else self.clients.place(data.shared)

@@ -11,6 +11,7 @@ import torch
 from ntkfl.deployment.contract import Terms
 from ntkfl.errors import ConfigError, DataError, MessageError
 from ntkfl.federation.client import Batch, Client, ClientRandomness, SystemRandomness, check_data
+from ntkfl.federation.feature_cache import split_frozen
 from ntkfl.flower.client_memory import ClientMemory
 from ntkfl.flower.records import check_size
 from ntkfl.methods import Task
@@ -46,7 +47,8 @@ class FlowerClient:
             )
         model = terms.build_model(seed=0, allow_code=allow_code)
         smoothing = method.label_smoothing
-        task = Task(model, terms.outputs, method.loss, total_clients=clients, label_smoothing=smoothing)
+        trained, self.features = split_frozen(model, method, folder / "features")
+        task = Task(trained, terms.outputs, method.loss, total_clients=clients, label_smoothing=smoothing)
         self.client = Client(number, task, method, self.data, randomness or SystemRandomness())
         self._data: Batch | None = None
 
@@ -73,5 +75,6 @@ class FlowerClient:
                 )
             dtype = getattr(torch, self.terms.precision)
             x = x.to(dtype) if x.is_floating_point() else x
+            x = x if self.features is None else self.features(x)
             self._data = x, y.to(dtype) if y.is_floating_point() else y.long()
         return self._data

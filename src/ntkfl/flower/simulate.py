@@ -26,6 +26,7 @@ from ntkfl.federation.build import build_method, build_model, load_data
 from ntkfl.federation.byzantine import ByzantineClients
 from ntkfl.federation.callbacks import Functions
 from ntkfl.federation.config import RunConfig
+from ntkfl.federation.feature_cache import feature_folder, split_frozen
 from ntkfl.federation.local import SimulatedClients
 from ntkfl.federation.run import Run
 from ntkfl.federation.server import OnRound
@@ -146,9 +147,15 @@ def _load(settings: str, device: str, kept: str) -> SimulatedClients:
     model = build_model(config, data).to(torch.device(device))
     data = data.hold_out(config.hold_out, seed=config.seed)[0] if config.hold_out else data
     smoothing = method.label_smoothing
-    task = Task(model, data.output_dim, method.loss, total_clients=len(data), label_smoothing=smoothing)
+    trained, features = split_frozen(model, method, feature_folder())
+    task = Task(trained, data.output_dim, method.loss, total_clients=len(data), label_smoothing=smoothing)
     clients = SimulatedClients(
-        data, task, method, config.seed, memory=lambda number: ClientMemory(Path(kept) / str(number))
+        data,
+        task,
+        method,
+        config.seed,
+        memory=lambda number: ClientMemory(Path(kept) / str(number)),
+        features=features,
     )
     cheats = ByzantineClients.of(config.byzantine, method, config.seed, len(data), clients.rows)
     clients.respond = clients.respond if cheats is None else cheats.answer

@@ -13,8 +13,23 @@ from ntkfl.methods.ntk_fl import NTKFL
 from ntkfl.methods.qsgd import QSGD
 from ntkfl.methods.scaffold import Scaffold
 from ntkfl.methods.sum_ntk_fl import SumNTKFL
+from ntkfl.methods.sum_ridge import SumRidge
 
-_ALL = (NTKFL, CPNTKFL, SumNTKFL, FedAvg, FedProx, FedNova, Scaffold, FedAdam, FedCOM, QSGD, DataShare, Centralized)
+_ALL = (
+    NTKFL,
+    CPNTKFL,
+    SumNTKFL,
+    SumRidge,
+    FedAvg,
+    FedProx,
+    FedNova,
+    Scaffold,
+    FedAdam,
+    FedCOM,
+    QSGD,
+    DataShare,
+    Centralized,
+)
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 
 __all__ = [
@@ -35,5 +50,6 @@ __all__ = [
     "Scaffold",
     "State",
     "SumNTKFL",
+    "SumRidge",
     "Task",
 ]

@@ -20,8 +20,12 @@ NAME = "statistics"
 
 
 def statistics(model: nn.Module) -> dict[str, Tensor]:
-    """Running means and variances of the model's batch normalisations, by name."""
-    owners = {name: m for name, m in model.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats}
+    """Running means and variances of the model's batch normalisations, by name; none of a backbone, which keeps its."""
+    owners = {
+        name: m
+        for name, m in model.named_modules()
+        if isinstance(m, _BatchNorm) and m.track_running_stats and not getattr(m, "statistics_stay", False)
+    }
     found = {}
     for name, module in owners.items():
         for kind in ("running_mean", "running_var"):

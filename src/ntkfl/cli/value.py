@@ -1,0 +1,46 @@
+"""`ntkfl value`: what each client's data are worth to the model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ntkfl.cli.stopping import stoppable
+from ntkfl.progress import ProgressBar
+
+
+def value(
+    run: Annotated[Path, typer.Argument(help="The folder of a sum-ridge run with keep_shares.")],
+    permutations: Annotated[int, typer.Option(help="random orders, where clients are too many for all")] = 100,
+    seed: Annotated[int, typer.Option(help="of the random orders")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout, nothing else")] = False,
+) -> None:
+    """Value each client's contribution (Shapley).
+
+    Example: ntkfl value runs/a
+    """
+    from ntkfl.federation import shares
+
+    known = shares.SharesOfRun(run)
+    with stoppable(), ProgressBar(0, "solutions") as bar:
+
+        def solved(done: int, planned: int) -> None:
+            bar.plan(planned)
+            bar.end(pieces=1)
+
+        values = shares.shapley_values(
+            known.shares, known.penalty, permutations=permutations, seed=seed, on_solve=solved
+        )
+    known.folder.write("values.json", json.dumps([asdict(v) for v in values], indent=1).encode())
+    if as_json:
+        typer.echo(json.dumps([asdict(v) for v in values]))
+        return
+    sampled = any(v.error for v in values)
+    typer.echo(f"client  samples    value{'  ± standard error' if sampled else ''}")
+    for v in sorted(values, key=lambda v: -v.value):
+        typer.echo(f"{v.client:6d} {v.samples:8,d} {v.value:8.4f}{f'  ± {v.error:.4f}' if sampled else ''}")
+    typer.echo(f"{'all':>6} {sum(v.samples for v in values):8,d} {sum(v.value for v in values):8.4f}")

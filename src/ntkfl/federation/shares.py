@@ -1,0 +1,230 @@
+"""What a run of `sum-ridge` that kept its clients' sums can still do: forget a client, value each one, suit one.
+
+The solution is a function of the sums alone, and the others' are at hand: leaving a client out is solving again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load as load_tensors
+from torch import Tensor
+
+from ntkfl.errors import ConfigError, RunFolderError
+from ntkfl.federation.run_folder import Record, RunFolder
+from ntkfl.methods import State, SumRidge
+from ntkfl.methods.sum_ridge import COLUMNS, FORGOTTEN, PENALTY, SHARE, shares_of
+from ntkfl.tangent.ridge import RidgeSums, solve, total
+
+RECORDS = "forgotten.jsonl"
+EXACT = 12  # clients whose coalitions are all tried
+
+
+@dataclass(frozen=True)
+class Value:
+    """A client's part of the squared error that training removed; `error` is 0 where it is exact."""
+
+    client: int
+    samples: int
+    value: float
+    error: float
+
+
+class SharesOfRun:
+    """The folder of a finished run, and the clients' sums in its checkpoint."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.folder = RunFolder(path)
+        self.config = self.folder.config()
+        options = self.config.get("method")
+        if not isinstance(options, dict) or options.get("name") != SumRidge.name:
+            raise RunFolderError(
+                f"{self.folder.path} was not trained by {SumRidge.name}: only what is linear in its weights can be "
+                "solved again without a client; retrain without it"
+            )
+        method = SumRidge(**{name: value for name, value in options.items() if name != "name"})
+        if not method.keep_shares:
+            raise RunFolderError(
+                f"{self.folder.path} kept the total of its clients' sums alone: train with --set keep_shares=true"
+            )
+        self.method = method
+        self.round, self.tensors = self.folder.load_checkpoint()
+        self.state: State = {n.removeprefix("state/"): t for n, t in self.tensors.items() if n.startswith("state/")}
+        self.shares = shares_of(self.state)
+        if not self.shares or any(name not in self.state for name in (COLUMNS, PENALTY, "weights")):
+            raise RunFolderError(f"{self.folder.path} holds no client's sums yet: the first round has not ended")
+
+    @property
+    def penalty(self) -> float:
+        return float(self.state[PENALTY])
+
+    def share(self, client: int) -> RidgeSums:
+        if client not in self.shares:
+            known = sorted(self.shares)
+            listed = ", ".join(map(str, known)) if len(known) < 20 else f"{known[0]} … {known[-1]}"
+            raise ConfigError(f"no sums of client {client} are here: there are those of {listed}")
+        return self.shares[client]
+
+    def flat(self, weights: Tensor) -> Tensor:
+        """The run's flat weights with the last layer's (W; bᵀ) [p, d2] in their place."""
+        w0, w1, b0, b1 = self.state[COLUMNS].tolist()
+        out = self.state["weights"].clone()
+        out[w0:w1], out[b0:b1] = weights[:-1].mT.reshape(-1).to(out), weights[-1].to(out)
+        return out
+
+    def model(self, weights: Tensor) -> dict[str, Tensor]:
+        """The tensors of the run's model with this last layer."""
+        path = self.folder.path / "model.safetensors"
+        try:
+            tensors = load_tensors(path.read_bytes())
+        except Exception as error:
+            raise RunFolderError(f"{path} cannot be read: the run has not ended, or it is damaged") from error
+        W, b = weights[:-1].mT, weights[-1]
+        fitting = [
+            name.removesuffix("weight")
+            for name, t in tensors.items()
+            if name.endswith("weight") and t.shape == W.shape and name.removesuffix("weight") + "bias" in tensors
+        ]
+        if len(fitting) != 1:
+            raise RunFolderError(f"{path} has {len(fitting)} layers of shape {list(W.shape)}: which one is the last?")
+        weight, bias = f"{fitting[0]}weight", f"{fitting[0]}bias"
+        return {**tensors, weight: W.contiguous().to(tensors[weight]), bias: b.to(tensors[bias])}
+
+
+def forget(path: Path | str, client: int) -> Record:
+    """Take a client out of a finished run, exactly as if it had never taken part. The folder's record of it.
+
+    The last layer, and λ where the run chose it, are solved for again from the others' sums; the client's own are
+    deleted, and should it come back in a resumed run, it is not counted.
+    """
+    with SharesOfRun(path).folder.locked():
+        run = SharesOfRun(path)
+        samples = int(run.share(client).samples)
+        others = [run.shares[c] for c in sorted(run.shares) if c != client]
+        if not others:
+            raise ConfigError(f"client {client} is the only one: without it there is no model")
+        solved, penalty = run.method.solve(others, total(others))
+        flat, model = run.flat(solved), run.model(solved)
+        before = run.state["weights"]
+        state = {name: t for name, t in run.state.items() if not name.startswith(f"{SHARE}{client}/")}
+        state |= {
+            "weights": flat,
+            PENALTY: torch.tensor(penalty, dtype=torch.float64),
+            FORGOTTEN: torch.cat([run.state[FORGOTTEN], torch.tensor([client])]),
+        }
+        kept = {name: t for name, t in run.tensors.items() if not name.startswith(("state/", f"client/{client}/"))}
+        run.folder.save_model(model)
+        run.folder.save_checkpoint(
+            run.round, kept | {f"state/{n}": t for n, t in state.items()} | {"averaged": flat.clone()}
+        )
+        record: Record = {
+            "client": client,
+            "round": run.round,
+            "samples": samples,
+            "clients_left": len(others),
+            "penalty": penalty,
+            "weights_before": _digest(before),
+            "weights_after": _digest(flat),
+            "relative_change": float((flat - before).double().norm() / before.double().norm()),
+        }
+        run.folder.append(RECORDS, record)
+    return record
+
+
+def shapley_values(
+    shares: Mapping[int, RidgeSums],
+    penalty: float,
+    *,
+    permutations: int = 100,
+    seed: int = 0,
+    exact: int = EXACT,
+    on_solve: Callable[[int, int], None] = lambda done, planned: None,
+) -> list[Value]:
+    """Each client's Shapley value under v(S) = 1 − E(W_S) / E(0), in the order of the clients.
+
+    E is the squared error over all clients' samples, W_S the solution from the sums of the clients in S. Exact over all
+    coalitions of at most `exact` clients; else the mean over random orders of joining, with its standard error.
+    """
+    clients = sorted(shares)
+    whole = total([shares[client] for client in clients])
+
+    def worth(sums: RidgeSums) -> float:
+        return 1.0 - float(whole.error(solve(sums, penalty)) / whole.squares)
+
+    parts = [shares[client] for client in clients]
+    if len(clients) <= exact:
+        values, errors = _exact(parts, worth, on_solve), np.zeros(len(parts))
+    else:
+        values, errors = _sampled(parts, worth, permutations, seed, on_solve)
+    return [
+        Value(client, int(shares[client].samples), float(value), float(error))
+        for client, value, error in zip(clients, values, errors, strict=True)
+    ]
+
+
+def _exact(
+    parts: Sequence[RidgeSums], worth: Callable[[RidgeSums], float], on_solve: Callable[[int, int], None]
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Over all 2^K coalitions, depth first: at most K sums are held, and each is added up, never subtracted from."""
+    K = len(parts)
+    found = np.zeros(2**K)
+    done = 0
+
+    def visit(coalition: int, sums: RidgeSums | None, first: int) -> None:
+        nonlocal done
+        if sums is not None:
+            found[coalition] = worth(sums)
+            done += 1
+            on_solve(done, 2**K - 1)
+        for i in range(first, K):
+            visit(coalition | 1 << i, parts[i] if sums is None else sums + parts[i], i + 1)
+
+    visit(0, None, 0)
+    sizes = np.array([coalition.bit_count() for coalition in range(2**K)])
+    weight = np.array([1 / (K * math.comb(K - 1, s)) if s < K else 0.0 for s in range(K + 1)])[sizes]
+    values = np.zeros(K)
+    for i in range(K):
+        without = np.array([c for c in range(2**K) if not c >> i & 1])
+        values[i] = (weight[without] * (found[without | 1 << i] - found[without])).sum()
+    return values
+
+
+def _sampled(
+    parts: Sequence[RidgeSums],
+    worth: Callable[[RidgeSums], float],
+    permutations: int,
+    seed: int,
+    on_solve: Callable[[int, int], None],
+) -> tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarray[Any, np.dtype[np.float64]]]:
+    """(means, standard errors) of what a client adds to those before it in a random order."""
+    if permutations < 2:
+        raise ConfigError("at least two orders are needed for an error bar")
+    rng, K = np.random.default_rng(seed), len(parts)
+    gains = np.zeros((permutations, K))
+    for row in range(permutations):
+        sums, before = None, 0.0
+        for place, i in enumerate(rng.permutation(K)):
+            sums = parts[i] if sums is None else sums + parts[i]
+            now = worth(sums)
+            gains[row, i], before = now - before, now
+            on_solve(row * K + place + 1, permutations * K)
+    return gains.mean(0), gains.std(0, ddof=1) / math.sqrt(permutations)
+
+
+def personal_weights(run: SharesOfRun, client: int, weight: float) -> Tensor:
+    """(W; bᵀ) [p, d2] of a head that suits one client: from G + κ G_m and C + κ C_m, with κ = `weight`."""
+    if weight < 0:
+        raise ConfigError(f"a client's own sums count at least once, so the weight is 0 or above, not {weight}")
+    whole = total([run.shares[c] for c in sorted(run.shares)])
+    return solve(whole + run.share(client) * weight, run.penalty)
+
+
+def _digest(weights: Tensor) -> str:
+    return hashlib.sha256(weights.detach().cpu().contiguous().numpy().tobytes()).hexdigest()

@@ -1,0 +1,225 @@
+"""One round for a linear head: clients send sums, the server solves ridge regression for the last layer exactly.
+
+The solution is that of the clients' pooled data, whatever the partition (AFL, He et al. 2025; Fed3R, Fanì et al. 2024).
+The mathematics is in `tangent/ridge.py`. Sums of clients seen so far add up, each client counted once: one that comes
+back sends how its sums changed, or (`keep_shares`) all of them, and the server replaces what it kept of that client.
+Only the last linear layer trains: whatever is before it, such as a pretrained backbone, stays as it is.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from ntkfl.errors import ConfigError, MessageError, ModelError
+from ntkfl.methods.base import ClientRound, Method, Outcome, Outgoing, State, Task, check_finite
+from ntkfl.tangent.parameters import column_slices, evaluating, trainable
+from ntkfl.tangent.ridge import PENALTIES, RidgeSums, left_out_errors, solve, total
+from ntkfl.wire import Message
+
+SHARE, FORGOTTEN, PENALTY, COLUMNS = "share/", "forgotten", "penalty", "columns"
+_SENT, _TOTAL = "sent/", "total/"
+_NAMES = ("samples", "gram", "cross", "squares")
+_FRESH, _TAG = "fresh", "tag"
+_ROWS = 4096  # samples whose features are held at once
+
+
+class LastLayer(NamedTuple):
+    """The linear layer that gives a network's outputs, and where its weights lie in the flat vector."""
+
+    module: nn.Linear
+    weight: slice
+    bias: slice
+
+    def write(self, flat: Tensor, weights: Tensor) -> Tensor:
+        """`flat` with the layer's weights (W; bᵀ) [p, d2]."""
+        out = flat.clone()
+        out[self.weight], out[self.bias] = weights[:-1].mT.reshape(-1).to(flat), weights[-1].to(flat)
+        return out
+
+
+def last_layer(model: nn.Module, outputs: int) -> LastLayer:
+    """The last linear layer with so many outputs, which must train with its bias."""
+    parameters = trainable(model)
+    names, slices = {id(p): name for name, p in parameters.items()}, column_slices(parameters)
+    for module in reversed([m for m in model.modules() if isinstance(m, nn.Linear)]):
+        if module.out_features == outputs and id(module.weight) in names and id(module.bias) in names:
+            return LastLayer(module, slices[names[id(module.weight)]], slices[names[id(module.bias)]])
+    raise ModelError(f"{SumRidge.name} solves for a last linear layer that trains, with a bias: this network has none")
+
+
+class SumRidge(Method):
+    """w ← argmin Σ ‖f − y‖² + n λ s ‖W‖² over the last layer, from the sums of all clients seen so far."""
+
+    name: ClassVar[str] = "sum-ridge"
+    paper: ClassVar[str] = "after He et al. 2025 and Fanì et al. 2024"
+
+    loss: str = Field("mse", description="what is reported; the last layer is always solved for squared error")
+    penalty: float | None = Field(
+        None, ge=0, description="λ, in units of a feature's mean variance; none: chosen by left-out clients' errors"
+    )
+    penalties: tuple[float, ...] = Field(PENALTIES, min_length=1, description="λ to choose from")
+    folds: int = Field(5, ge=2, description="groups of clients left out in turn; with fewer clients each of them")
+    keep_shares: bool = Field(
+        False, description="the server keeps each client's sums, for `ntkfl forget` and `ntkfl value`; else the total"
+    )
+
+    def model_post_init(self, context: object) -> None:
+        super().model_post_init(context)
+        if self.values != "float32":
+            raise ConfigError(f"{self.name} sends sums in the weights' own type: leave values out")
+        if min(self.penalties) < 0:
+            raise ConfigError("penalties are 0 or above")
+        if self.keep_shares and self.shuffle:
+            raise ConfigError("behind a shuffler the server cannot tell whose sums came: leave keep_shares out")
+
+    def start(self, task: Task, weights: Tensor) -> State:
+        own = super().start(task, weights)
+        if not self.keep_shares:
+            return own
+        layer = last_layer(task.model, task.outputs)
+        columns = [layer.weight.start, layer.weight.stop, layer.bias.start, layer.bias.stop]
+        return own | {FORGOTTEN: torch.zeros(0, dtype=torch.int64), COLUMNS: torch.tensor(columns)}
+
+    def round(
+        self, task: Task, state: State, round: int, cohort: Sequence[int]
+    ) -> Generator[Outgoing, list[Message], Outcome]:
+        asked = Message("weights", round, {"weights": state["weights"]})
+        kept = {name: t for name, t in state.items() if name not in ("weights", PENALTY)}
+        if self.keep_shares:
+            # A number that nobody else knows: a client can replace its own share alone.
+            tags = {client: secrets.randbits(62) for client in cohort}
+            replies = yield {c: _with(asked, {_TAG: torch.tensor(tag)}) for c, tag in tags.items()}
+            kept |= self._shares(task, replies, {tag: client for client, tag in tags.items()}, state[FORGOTTEN])
+            shares = shares_of(kept)
+            parts = [shares[client] for client in sorted(shares)]
+            whole = total(parts)
+        else:
+            replies = yield asked
+            parts, changes = [], []
+            for reply in replies:
+                changes.append(self.read(task, reply))
+                if int(reply.take(_FRESH, ())) == 1:
+                    parts.append(changes[-1])
+            before = [_sums(kept, _TOTAL)] if _TOTAL + "gram" in kept else []
+            whole = total(before + changes)
+            kept |= _named(whole, _TOTAL)
+        solved, penalty = self.solve(parts, whole, float(state[PENALTY]) if PENALTY in state else None)
+        new = last_layer(task.model, task.outputs).write(state["weights"], solved)
+        kept |= {"weights": check_finite(new, "the solution"), PENALTY: torch.tensor(penalty, dtype=torch.float64)}
+        samples = float(whole.samples)
+        loss = float(whole.error(solved)) / (2 * samples * task.outputs)
+        return Outcome(kept, max(loss, 0.0), None, {"samples": int(samples), "penalty": penalty})
+
+    def solve(self, parts: Sequence[RidgeSums], whole: RidgeSums, before: float | None = None) -> tuple[Tensor, float]:
+        """(weights [p, d2], λ) from the sums; `parts` are clients' shares of them, to choose λ by."""
+        penalty = self.penalty
+        if penalty is None and len(parts) > 1 and len(self.penalties) > 1:
+            errors = left_out_errors(parts, whole, self.penalties, self.folds)
+            penalty = self.penalties[int(errors.argmin())]
+        elif penalty is None:
+            penalty = before if before is not None else sorted(self.penalties)[len(self.penalties) // 2]
+        return solve(whole, penalty), penalty
+
+    def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
+        w = message.of_kind("weights").take("weights", tuple(task.like.shape), task.like)
+        model = task.at(w)
+        replies = []
+        for client in clients:
+            # As they arrive, so that what is sent later is the difference to what is there.
+            exact = client_sums(task, model, client.x, client.y)
+            sums = RidgeSums(*(part.to(w.dtype).double() for part in exact.parts()))
+            if _TAG in message.arrays:
+                told = {_TAG: message.take(_TAG, ())}
+            else:
+                before = _sums(client.memory, _SENT) if _SENT + "gram" in client.memory else None
+                client.memory |= _named(sums, _SENT, w.dtype)
+                told = {_FRESH: torch.tensor(int(before is None), dtype=torch.uint8)}
+                sums = sums if before is None else sums - before
+            replies.append(Message("update", message.round, {**_packed(sums, w.dtype), **told}))
+        return replies
+
+    def _shares(self, task: Task, replies: Sequence[Message], clients: Mapping[int, int], forgotten: Tensor) -> State:
+        found: State = {}
+        for reply in replies:
+            tag = int(reply.take(_TAG, ()))
+            if tag not in clients:
+                raise MessageError("sums that carry a number which no client of the round was given")
+            if clients[tag] not in forgotten.tolist():
+                found |= _named(self.read(task, reply), f"{SHARE}{clients[tag]}/", task.like.dtype)
+        return found
+
+    def read(self, task: Task, reply: Message) -> RidgeSums:
+        """A client's sums, or how they changed, checked."""
+        sums = _unfolded({name: reply.of_kind("update").take(name).double() for name in _NAMES})
+        expected = (last_layer(task.model, task.outputs).module.in_features + 1, task.outputs)
+        if sums.cross.shape != expected:
+            raise MessageError(f"sums of shape {list(sums.cross.shape)}, and the last layer needs {list(expected)}")
+        return sums
+
+    def check(self, task: Task, reply: Message) -> Tensor | None:
+        """Two sizes, its samples and the norm of its mean G: sums far from all others' are no honest ones."""
+        sums = self.read(task, reply)
+        if not self.keep_shares and int(reply.take(_FRESH, ())) not in (0, 1):
+            raise MessageError("sums are new or they are not")
+        samples = sums.samples.abs()
+        return torch.stack([samples, sums.gram.norm() / samples.clamp(min=1)]).reshape(1, 2)
+
+
+def client_sums(task: Task, model: nn.Module, x: Tensor, y: Tensor) -> RidgeSums:
+    """The sums over a client's samples of what the model's last layer gets."""
+    layer = last_layer(model, task.outputs)
+    Y, parts, seen = task.training_targets(y), [], list[tuple[Tensor, Tensor]]()
+    hook = layer.module.register_forward_hook(lambda _, given, out: seen.append((given[0], out)))
+    try:
+        with evaluating(model), torch.no_grad():
+            for at in range(0, len(x), _ROWS):
+                outputs = model(x[at : at + _ROWS])
+                if len(seen) != 1 or seen[0][0].ndim != 2 or not torch.equal(seen[0][1], outputs):
+                    raise ModelError(f"{SumRidge.name} needs a network whose outputs are its last linear layer's")
+                parts.append(RidgeSums.of(seen.pop()[0], Y[at : at + _ROWS]))
+    finally:
+        hook.remove()
+    return total(parts)
+
+
+def shares_of(state: State) -> dict[int, RidgeSums]:
+    """The clients' sums that a server kept, by client."""
+    clients = sorted({int(name.split("/")[1]) for name in state if name.startswith(SHARE)})
+    return {client: _sums(state, f"{SHARE}{client}/") for client in clients}
+
+
+def _named(sums: RidgeSums, prefix: str, dtype: torch.dtype = torch.float64) -> State:
+    return {prefix + name: t for name, t in _packed(sums, dtype).items()}
+
+
+def _sums(state: Mapping[str, Tensor], prefix: str) -> RidgeSums:
+    return _unfolded({name: state[prefix + name].double() for name in _NAMES})
+
+
+def _packed(sums: RidgeSums, dtype: torch.dtype) -> dict[str, Tensor]:
+    """G as its upper triangle: p (p + 1) / 2 numbers."""
+    i, j = torch.triu_indices(*sums.gram.shape)
+    arrays = dict(zip(_NAMES, (sums.samples, sums.gram[i, j], sums.cross, sums.squares), strict=True))
+    return {name: array.to(dtype).cpu() for name, array in arrays.items()}
+
+
+def _unfolded(arrays: Mapping[str, Tensor]) -> RidgeSums:
+    samples, triangle, cross, squares = (arrays[name] for name in _NAMES)
+    p = cross.shape[0] if cross.ndim == 2 else 0
+    if samples.ndim or squares.ndim or p < 2 or triangle.shape != (p * (p + 1) // 2,):
+        raise MessageError("sums whose shapes do not fit together")
+    gram = triangle.new_zeros(p, p)
+    i, j = torch.triu_indices(p, p)
+    gram[i, j] = triangle
+    gram[j, i] = triangle
+    return RidgeSums(samples, gram, cross, squares)
+
+
+def _with(message: Message, arrays: dict[str, Any]) -> Message:
+    return Message(message.kind, message.round, {**message.arrays, **arrays})

@@ -1,0 +1,201 @@
+"""A pretrained network as a frozen backbone, and a head that trains.
+
+Any `nn.Module` will do, so those of torchvision, timm and transformers do; none of them is imported here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ntkfl.errors import ConfigError, ModelError
+from ntkfl.models.lora import is_adapter
+from ntkfl.models.perceptron import mlp
+
+POOLS = ("mean", "first", "flatten")
+
+
+class Backbone(nn.Module):
+    """x → features [N, features]: a network's output, pooled over positions.
+
+    `also` names submodules whose inputs are pooled to `grid` × `grid` positions and put behind the output: what the
+    last block gets often says more than what it gives.
+    """
+
+    def __init__(self, network: nn.Module, pool: str = "mean", also: Sequence[str] = (), grid: int = 2) -> None:
+        super().__init__()
+        if pool not in POOLS:
+            raise ConfigError(f"unknown pool {pool!r}: valid are {', '.join(POOLS)}")
+        self.network, self.pool, self.also, self.grid = network, pool, tuple(also), grid
+        for name in self.also:
+            _submodule(network, name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen: list[Tensor] = []
+        hooks = [
+            _submodule(self.network, name).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+            for name in self.also
+        ]
+        try:
+            out = _pooled(_tensor(self.network(x)), self.pool)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return torch.cat([out, *(self._gridded(value) for value in seen)], dim=1)
+
+    def _gridded(self, value: Tensor) -> Tensor:
+        return F.adaptive_avg_pool2d(value, self.grid).flatten(1) if value.ndim == 4 else _pooled(value, self.pool)
+
+
+class Adapted(nn.Module):
+    """`head(backbone(x))`. The backbone stays in eval mode: its dropout is off, its running statistics are kept."""
+
+    def __init__(self, backbone: Backbone, head: nn.Module) -> None:
+        super().__init__()
+        self.backbone, self.head = backbone, head
+        for module in backbone.modules():
+            if isinstance(module, _BatchNorm):
+                module.statistics_stay = True  # type: ignore[assignment]  # so that methods do not send them
+        self.train(self.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.backbone(x))
+        return out
+
+    def train(self, mode: bool = True) -> Adapted:
+        super().train(mode)
+        self.backbone.eval()
+        return self
+
+    @property
+    def frozen(self) -> bool:
+        """Whether nothing in the backbone trains: then a sample's features never change."""
+        return not any(p.requires_grad for p in self.backbone.parameters())
+
+
+def head(
+    backbone: nn.Module,
+    outputs: int,
+    *,
+    features: int | None = None,
+    inputs: Sequence[int] | None = None,
+    hidden: Sequence[int] = (),
+    trainable: Sequence[str] = ("head",),
+    drop: str | None = None,
+    pool: str = "mean",
+    also: Sequence[str] = (),
+    grid: int = 2,
+) -> Adapted:
+    """A network that trains a new head on `backbone`, which is frozen in place.
+
+    The head is linear and begins at zero, or with `hidden` widths a perceptron. Its inputs are counted by a pass over
+    zeros of the shape `inputs`, or given as `features`. `drop` replaces the named submodule, such as a classifier
+    "fc", by the identity. Outputs with positions ([N, C, H, W] or [N, T, features], also as `last_hidden_state`) are
+    pooled: their mean, the first (a class token), or all of them flattened. `trainable`, `also`, `grid`: see `freeze`
+    and `Backbone`.
+    """
+    if drop is not None:
+        _submodule(backbone, drop)
+        parent, _, name = drop.rpartition(".")
+        setattr(backbone.get_submodule(parent), name, nn.Identity())
+    front = Backbone(backbone, pool, also, grid).eval()
+    count = features if features is not None else _count(front, inputs)
+    like = next(iter(backbone.parameters()), torch.empty(0))
+    new = mlp(count, *hidden, outputs) if hidden else _linear(count, outputs)
+    model = Adapted(front, new.to(like.device, like.dtype))
+    freeze(model, trainable)
+    return model
+
+
+def freeze(model: nn.Module, trainable: Sequence[str]) -> None:
+    """Train what the patterns name, and adapters (`lora`), and nothing else. In place.
+
+    A pattern is the name of a parameter or of a submodule, with * and ? as in file names; names inside a backbone need
+    no prefix: ["head", "layer4.*"].
+    """
+    used = set()
+    for name, p in model.named_parameters():
+        matching = [pattern for pattern in trainable if _matches(name, pattern)]
+        used.update(matching)
+        p.requires_grad_(bool(matching) or is_adapter(name))
+    if unused := [pattern for pattern in trainable if pattern not in used]:
+        raise ModelError(f"no weight is called {unused[0]!r}: names are {', '.join(_examples(model))}")
+
+
+def _matches(name: str, pattern: str) -> bool:
+    short = name.removeprefix("backbone.network.")
+    return any(fnmatchcase(known, p) for known in (name, short) for p in (pattern, f"{pattern}.*"))
+
+
+def _examples(model: nn.Module) -> list[str]:
+    names = [name.removeprefix("backbone.network.") for name, _ in model.named_parameters()]
+    return names if len(names) < 7 else [*names[:3], "…", *names[-3:]]
+
+
+def digest(model: nn.Module) -> str:
+    """sha256 (hex) of a model's weights and buffers, their names and types."""
+    found = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        found.update(f"{name} {value.dtype} {list(value.shape)};".encode())
+        found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def _linear(features: int, outputs: int) -> nn.Linear:
+    layer = nn.Linear(features, outputs)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def _count(front: Backbone, inputs: Sequence[int] | None) -> int:
+    if inputs is None:
+        raise ConfigError("head needs to know its inputs: give features=1280, or inputs=(3, 224, 224)")
+    like = next(iter(front.parameters()), torch.empty(0))
+    try:
+        with torch.no_grad():
+            found = front(torch.zeros(1, *inputs, dtype=like.dtype, device=like.device))
+    except Exception as error:  # whatever a user's network raises
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"the backbone fails on an input of shape {list(inputs)}: {reason}") from error
+    return int(found.shape[1])
+
+
+def _tensor(out: Any) -> Tensor:
+    """A network's output as a tensor: itself, its `last_hidden_state`, or the first of several."""
+    if isinstance(out, Tensor):
+        return out
+    found = out.get("last_hidden_state") if isinstance(out, Mapping) else getattr(out, "last_hidden_state", None)
+    if found is None and isinstance(out, tuple | list) and out:
+        found = out[0]
+    if not isinstance(found, Tensor):
+        raise ModelError(f"the backbone gives a {type(out).__name__}, not a tensor or one with a last_hidden_state")
+    return found
+
+
+def _pooled(out: Tensor, pool: str) -> Tensor:
+    """[N, F] as it is, [N, C, H, W] → [N, C], [N, T, F] → [N, F]; all to [N, …] where they are flattened."""
+    if out.ndim < 2:
+        raise ModelError(f"the backbone gives {list(out.shape)}: a row per sample is needed")
+    if out.ndim == 2 or pool == "flatten":
+        return out.flatten(1)
+    if out.ndim == 3:
+        return out[:, 0] if pool == "first" else out.mean(1)
+    if pool == "first":
+        raise ConfigError("pool 'first' takes a sequence's first token, and this backbone gives images")
+    return out.flatten(2).mean(2)
+
+
+def _submodule(model: nn.Module, name: str) -> nn.Module:
+    try:
+        return model.get_submodule(name)
+    except AttributeError:
+        names = [own for own, _ in model.named_modules() if own]
+        raise ModelError(f"the backbone has no submodule {name!r}; the last are {', '.join(names[-5:])}") from None

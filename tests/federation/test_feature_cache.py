@@ -1,0 +1,170 @@
+"""Features of a frozen backbone: computed once, found again by content, bounded in memory, the same as without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ntkfl
+from ntkfl.federation.config import RunConfig
+from ntkfl.federation.feature_cache import FeatureCache, split_frozen
+from ntkfl.federation.simulation import execute
+from ntkfl.methods import CPNTKFL, NTKFL
+
+
+class Counted(nn.Module):
+    """A network that counts the rows it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.rows = nn.Linear(64, 6), 0
+        self.factor = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.rows += len(x)
+        return self.factor * torch.relu(self.layer(x.flatten(1)))
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NTKFL_FEATURES", str(tmp_path / "features"))
+
+
+def digits(clients: int = 4) -> ntkfl.data.Federated:
+    return ntkfl.data.load("digits").partition(ntkfl.data.IID(clients=clients), seed=0)
+
+
+def test_once_per_sample_and_once_per_disk(tmp_path: Path) -> None:
+    backbone, x = Counted(), torch.randn(10, 1, 8, 8)
+    cache = FeatureCache(backbone, tmp_path, batch=4)
+    first = cache(x)
+    assert torch.equal(first, cache(x))
+    assert backbone.rows == 10
+    torch.testing.assert_close(first, backbone(x))
+    backbone.rows = 0
+    again = FeatureCache(backbone, tmp_path)
+    assert torch.equal(again(x), first)
+    assert backbone.rows == 1  # the row that is compared
+    assert not torch.equal(again(x + 1), first)  # other samples
+    with torch.no_grad():
+        backbone.layer.weight += 1
+    assert not torch.allclose(FeatureCache(backbone, tmp_path)(x), first)  # other weights
+    (folder, _) = sorted(tmp_path.iterdir())
+    assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_other_code_and_broken_files_are_noticed(tmp_path: Path) -> None:
+    backbone, x = Counted(), torch.randn(10, 1, 8, 8)
+    first = FeatureCache(backbone, tmp_path)(x)
+    backbone.factor = 2.0  # neither a weight nor in its name
+    torch.testing.assert_close(FeatureCache(backbone, tmp_path)(x), 2 * first)
+    (file,) = tmp_path.rglob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-7])
+    torch.testing.assert_close(FeatureCache(backbone, tmp_path)(x), 2 * first)
+
+
+def test_memory_is_bounded() -> None:
+    backbone = Counted()
+    cache = FeatureCache(backbone, None, memory=2 * 10 * 6 * 4)
+    parts = torch.randn(5, 10, 1, 8, 8).unbind()
+    for part in parts:
+        cache(part)
+    assert len(cache._held) == 2
+    cache(parts[-1])
+    assert backbone.rows == 50
+    cache(parts[0])
+    assert backbone.rows == 60
+
+
+def test_a_disk_that_cannot_be_written_costs_time_alone(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    said: list[str] = []
+    cache = FeatureCache(Counted(), tmp_path / "file", say=said.append)
+    assert cache(torch.randn(3, 64)).shape == (3, 6)
+    assert "not kept" in said[0]
+
+
+@pytest.mark.parametrize("method", [ntkfl.methods.NTKFL(), ntkfl.methods.SumNTKFL(), ntkfl.methods.FedAvg()])
+def test_a_run_computes_them_once_and_ends_the_same(method: ntkfl.methods.Method) -> None:
+    torch.manual_seed(0)
+    backbone, fed = Counted(), digits()
+    model = ntkfl.models.head(backbone, 10, features=6)
+    run = ntkfl.train(model, fed, method, rounds=3, clients_per_round=4, callbacks=[])
+    assert backbone.rows == 1797  # every training and test sample once
+    assert run.history[-1]["test_accuracy"] > 0.2
+    whole = Whole(model)
+    plain = ntkfl.train(whole, fed, method, rounds=3, clients_per_round=4, callbacks=[])
+    for name in ("test_loss", "uplink_bytes", "downlink_bytes"):
+        assert [r[name] for r in plain.history] == pytest.approx([r[name] for r in run.history], rel=1e-4), name
+    x, y = fed.test
+    assert float((run.model(x).argmax(1) == y).float().mean()) == pytest.approx(run.history[-1]["test_accuracy"])
+
+
+class Whole(nn.Module):
+    """The same network, of which nobody knows that it has a backbone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.model(x)
+        return out
+
+
+def test_what_is_not_cached() -> None:
+    model = ntkfl.models.head(Counted(), 10, features=6)
+    assert split_frozen(model, CPNTKFL(), None) == (model, None)  # its inputs depend on a secret
+    ntkfl.models.freeze(model, ["head", "layer"])
+    assert split_frozen(model, NTKFL(), None) == (model, None)
+    plain = ntkfl.models.mlp(64, 10)
+    assert split_frozen(plain, NTKFL(), None) == (plain, None)
+
+
+BACKBONE = {"backbone": "tests.federation.test_feature_cache:Counted"}
+
+
+def test_a_configuration(tmp_path: Path) -> None:
+    config = RunConfig(
+        rounds=1,
+        clients_per_round=4,
+        data={"dataset": "digits", "partition": "iid", "clients": 4},
+        model=BACKBONE | {"head": [5], "lora": ["layer"], "lora_rank": 2},
+        method={"name": "fedavg", "local_steps": 2},
+    )
+    assert config.code == [BACKBONE["backbone"]]
+    run = execute(config, out=tmp_path / "run")
+    names = [name for name, p in run.model.named_parameters() if p.requires_grad]
+    assert names == [
+        "backbone.network.layer.lora_down.weight", "backbone.network.layer.lora_up.weight",
+        "head.1.weight", "head.1.bias", "head.3.weight", "head.3.bias",
+    ]  # fmt: skip
+    with pytest.raises(ntkfl.NTKFLError, match="names code"):
+        RunConfig.read(tmp_path / "run" / "config.toml")
+    again = RunConfig.read(tmp_path / "run" / "config.toml", allow_code=True)
+    assert again.model == config.model
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ({"trainable": ["head"]}, "trainable is of a backbone"),
+        ({"name": "backbone"}, "given as backbone = package.module:factory"),
+        ({"name": "cnn", **BACKBONE}, "no other model beside it"),
+        ({"backbone": "resnet18"}, "must be package.module:factory"),
+        (BACKBONE | {"hidden": [3]}, "hidden, gain and bias are of an mlp"),
+    ],
+)
+def test_settings_that_contradict(model: dict[str, object], said: str) -> None:
+    with pytest.raises(ntkfl.NTKFLError, match=said):
+        RunConfig(model=model)
+
+
+def test_a_backbone_is_the_one_agreed_on() -> None:
+    settings = {"rounds": 1, "clients_per_round": 2, "data": {"dataset": "digits", "partition": "iid", "clients": 2}}
+    method = {"name": "sum-ridge"}
+    with pytest.raises(ntkfl.NTKFLError, match="others than agreed on"):
+        execute(RunConfig(model=BACKBONE | {"digest": "0" * 64}, method=method, **settings))

@@ -1,0 +1,176 @@
+"""Unlearning is retraining without the client; Shapley values are those of their definition; a head of one's own."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from typer.testing import CliRunner
+
+import ntkfl
+from ntkfl.cli import app
+from ntkfl.errors import NTKFLError
+from ntkfl.federation.run_folder import RunFolder
+from ntkfl.federation.shares import SharesOfRun, forget, personal_weights, shapley_values
+from ntkfl.methods import SumRidge
+from ntkfl.tangent.ridge import RidgeSums, solve, total
+
+F, CLASSES = 5, 3
+
+
+def samples(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, CLASSES, (n,), generator=generator)
+    return torch.randn(n, F, generator=generator) + 2 * nn.functional.one_hot(y, F), y
+
+
+def federation(*clients: int) -> ntkfl.data.Federated:
+    return ntkfl.data.from_clients([samples(10 + 3 * c, c) for c in clients], test=samples(50, 99), classes=CLASSES)
+
+
+def trained(folder: Path | None, *clients: int, method: SumRidge | None = None) -> ntkfl.Run:
+    method = method or SumRidge(keep_shares=True)
+    model = ntkfl.models.head(nn.Sequential(nn.Linear(F, 8), nn.Tanh()).double(), CLASSES, features=8)
+    state = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for p in model.backbone.parameters():
+            p.copy_(torch.randn(p.shape, generator=state, dtype=p.dtype))
+    fed = federation(*clients)
+    return ntkfl.train(model, fed, method, rounds=1, clients_per_round=len(clients), out=folder, callbacks=[])
+
+
+@pytest.fixture(autouse=True)
+def _memory_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NTKFL_FEATURES", "off")
+
+
+def head_of(run: ntkfl.Run) -> torch.Tensor:
+    return torch.cat([run.model.head.weight.mT, run.model.head.bias.unsqueeze(0)]).detach()
+
+
+def test_forgetting_is_retraining_without_the_client(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    before = trained(folder, 0, 1, 2, 3, 4, 5)
+    without = trained(None, 0, 1, 3, 4, 5)
+    record = forget(folder, 2)
+    model = load_file(folder / "model.safetensors")
+    assert (model["head.weight"] - without.model.head.weight).abs().max() < 1e-10
+    assert (model["head.bias"] - without.model.head.bias).abs().max() < 1e-10
+    assert (model["head.weight"] - before.model.head.weight).abs().max() > 1e-3
+    assert torch.equal(model["backbone.network.0.weight"], before.model.backbone.network[0].weight)
+    assert record["samples"] == 16
+    assert record["clients_left"] == 5
+    assert RunFolder(folder).records("forgotten.jsonl") == [record]
+    _, tensors = RunFolder(folder).load_checkpoint()
+    assert not [name for name in tensors if "share/2/" in name]
+
+
+def test_a_forgotten_client_is_not_counted_again(tmp_path: Path) -> None:
+    """The resumed run asks everybody, the client among them: the model stays that of the others."""
+    folder = tmp_path / "run"
+    trained(folder, 0, 1, 2, 3)
+    forget(folder, 1)
+    fed = federation(0, 1, 2, 3)
+    model = trained(None, 0, 1, 2, 3).model  # its backbone is that of the run
+    nn.init.zeros_(model.head.weight)
+    nn.init.zeros_(model.head.bias)
+    resumed = ntkfl.train(
+        model, fed, SumRidge(keep_shares=True), rounds=2, clients_per_round=4, out=folder, resume=True, callbacks=[]
+    )
+    assert resumed.history[-1]["clients"] == [0, 1, 2, 3]
+    assert (head_of(resumed) - head_of(trained(None, 0, 2, 3))).abs().max() < 1e-10
+
+
+def test_where_forgetting_is_refused(tmp_path: Path) -> None:
+    trained(tmp_path / "total", 0, 1, method=SumRidge())
+    with pytest.raises(NTKFLError, match=r"kept the total .* keep_shares=true"):
+        forget(tmp_path / "total", 0)
+    ntkfl.train(
+        ntkfl.models.mlp(F, CLASSES), federation(0, 1), ntkfl.methods.FedAvg(local_steps=1), rounds=1,
+        clients_per_round=2, out=tmp_path / "averaged", callbacks=[],
+    )  # fmt: skip
+    with pytest.raises(NTKFLError, match=r"only what is linear .* retrain without it"):
+        forget(tmp_path / "averaged", 0)
+    trained(tmp_path / "run", 0, 1)
+    with pytest.raises(NTKFLError, match="no sums of client 7 are here: there are those of 0, 1"):
+        forget(tmp_path / "run", 7)
+    forget(tmp_path / "run", 0)
+    with pytest.raises(NTKFLError, match="the only one"):
+        forget(tmp_path / "run", 1)
+
+
+def test_the_verbs(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    trained(folder, 0, 1, 2, 3)
+    said = CliRunner().invoke(app, ["value", str(folder)])
+    assert said.exit_code == 0, said.output
+    values = {v["client"]: v["value"] for v in json.loads((folder / "values.json").read_text())}
+    assert set(values) == {0, 1, 2, 3}
+    said = CliRunner().invoke(app, ["forget", str(folder), "--client", "3"])
+    assert said.exit_code == 0, said.output
+    assert "forgot client 3 and its 19 samples" in said.output
+    said = CliRunner().invoke(app, ["forget", str(folder), "--client", "0", "--json"])
+    assert json.loads(said.output)["clients_left"] == 2
+
+
+def shares(count: int) -> dict[int, RidgeSums]:
+    found = {}
+    for c in range(count):
+        x, y = samples(6 + 2 * c, c)
+        found[c] = RidgeSums.of(x.double(), nn.functional.one_hot(y, CLASSES))
+    return found
+
+
+def worth(parts: list[RidgeSums], whole: RidgeSums, penalty: float) -> float:
+    if not parts:
+        return 0.0
+    return 1 - float(whole.error(solve(total(parts), penalty)) / whole.squares)
+
+
+def test_exact_values_are_means_over_all_orders() -> None:
+    parts, penalty = shares(4), 0.01
+    whole = total(list(parts.values()))
+    expected = dict.fromkeys(parts, 0.0)
+    for order in itertools.permutations(parts):
+        for place, client in enumerate(order):
+            before = [parts[c] for c in order[:place]]
+            gain = worth([*before, parts[client]], whole, penalty) - worth(before, whole, penalty)
+            expected[client] += gain / math.factorial(4)
+    found = shapley_values(parts, penalty)
+    assert [v.value for v in found] == pytest.approx(list(expected.values()), abs=1e-12)
+    assert sum(v.value for v in found) == pytest.approx(worth(list(parts.values()), whole, penalty), abs=1e-12)
+    assert all(v.error == 0 for v in found)
+
+
+def test_equal_clients_are_worth_the_same() -> None:
+    parts = shares(3)
+    parts[3] = parts[1]
+    found = {v.client: v.value for v in shapley_values(parts, 0.01)}
+    assert found[1] == pytest.approx(found[3], abs=1e-12)
+
+
+def test_sampled_values_agree_within_their_error_bars() -> None:
+    parts = shares(5)
+    exact = shapley_values(parts, 0.01)
+    sampled = shapley_values(parts, 0.01, exact=3, permutations=300)
+    for one, other in zip(exact, sampled, strict=True):
+        assert 0 < other.error < 0.05
+        assert abs(one.value - other.value) < 5 * other.error
+
+
+def test_a_head_of_ones_own(tmp_path: Path) -> None:
+    """κ = 0 is everybody's; as κ grows the client's own error falls towards what it would reach alone."""
+    trained(tmp_path / "run", 0, 1, 2, 3)
+    run = SharesOfRun(tmp_path / "run")
+    own = run.share(2)
+    errors = [float(own.error(personal_weights(run, 2, weight))) for weight in (0.0, 1.0, 10.0, 1000.0)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] == pytest.approx(float(own.error(solve(total(list(run.shares.values())), run.penalty))))
+    alone = float(own.error(solve(own, run.penalty)))
+    assert errors[-1] == pytest.approx(alone, rel=0.05)
