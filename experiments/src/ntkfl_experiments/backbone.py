@@ -194,7 +194,7 @@ def measure(source: Path, out: Path) -> None:
     averaged(table, some, Scaffold)
 
 
-def averaged(table: Table, partition: str, kind: type[Method], **more: Any) -> None:
+def averaged(table: Table, partition: str, kind: type[LocalTraining], **more: Any) -> None:
     """An averaging method with 20 clients per round, its settings chosen on held-out clients after ten rounds."""
     settings = averaging_settings(kind, **more)
     best = on_held_out(table, partition, settings, 10, 20)
