@@ -4,8 +4,9 @@ The linearised flow seen from the weights needs sums over samples alone: the gra
 Gauss–Newton matrix (`tangent/curvature.py`). Clients send theirs; the server adds them and evolves the weights in
 closed form. Everything in a reply is additive, so that replies may be added up before the server sees them.
 
-The factored form Ĉ has less curvature than C along the step Δ that it proposes: 13 times less for a perceptron, 25 for a
-small convolutional network, 300 for a residual one. μ makes up for it, and can be measured: Δᵀ C Δ is a sum over samples.
+The factored form Ĉ has less curvature than C along the step Δ that it proposes: about 13 times less for a perceptron, 30
+for a small convolutional network, 300 for a residual one. μ makes up for it, and can be measured, as Δᵀ C Δ is a sum over
+samples too.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ class Reply(NamedTuple):
 
 
 class SumNTKFL(Method):
-    """w ← w − φ(t(μΛ + δ)) ∘ g in the eigenbasis of the summed factors; one exchange per round, two where μ is measured."""
+    """w ← w − φ(t(μΛ + δ)) ∘ g in the eigenbasis of the summed factors.
+
+    One exchange per round, two where μ is measured.
+    """
 
     name: ClassVar[str] = "sum-ntk-fl"
     paper: ClassVar[str] = "after Yue et al. 2022 and Martens & Grosse 2015"
@@ -63,8 +67,8 @@ class SumNTKFL(Method):
     delta: float = Field(0.003, ge=0, description="δ, added to all curvature")
     control: str = Field(
         "auto",
-        description="of μ: fixed (as given), measured (in a second exchange: what curvature the step really meets), auto "
-        "(measured where positions share weights, else fixed), judge (the next cohort's loss at half and twice the last)",
+        description="of μ: fixed (as given); measured (a second exchange: the curvature that the step meets); auto "
+        "(measured where positions share weights, else fixed); judge (the next cohort's loss at half and twice the last)",
     )
     mu_range: tuple[float, float] = Field((4.0, 32.0), description="where the judge may move μ")
     largest: int = Field(LARGEST, ge=1, description="rows of a factor; of larger ones the diagonal is sent")
@@ -129,7 +133,7 @@ class SumNTKFL(Method):
         return self.control == "measured" or shares
 
     def _measured(self, flow: Flow, w: Tensor, round: int, mu: float) -> Generator[Outgoing, list[Message], float]:
-        """μ with which Ĉ has the curvature that its own step Δ meets on the cohort: Δᵀ C Δ / Δᵀ Ĉ Δ, but not below 1."""
+        """μ with which Ĉ has the curvature that its own step Δ meets on the cohort: Δᵀ C Δ / Δᵀ Ĉ Δ, at least 1."""
         change, factored = flow.change_and_curvature(self.time, mu, self.delta)
         replies = yield Message("candidates", round, self._pack({"weights": w, _STEP: change}))
         met = sum(float(reply.take(_CURVATURE, ())) for reply in replies)
@@ -246,8 +250,9 @@ class SumNTKFL(Method):
             return (met / samples).double().reshape(1, 1)
         sums = self.read(task, reply, task.like.new_empty(0, device="cpu")).sums.arrays
         samples = sums[SAMPLES].double()
-        largest = [array.double().norm() / samples for name, array in sums.items() if name != SAMPLES]
-        return torch.stack([samples, torch.stack([task.like.cpu().double().norm(), *largest]).amax()]).reshape(1, 2)
+        norms = [torch.linalg.vector_norm(array) for name, array in sums.items() if name != SAMPLES]  # inf: extreme too
+        largest = torch.stack([task.like.cpu().norm() * samples, *norms]).amax() / samples
+        return torch.stack([samples, largest]).reshape(1, 2)
 
     def _pack(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
         return pack_halves(arrays) if self.values == "float16" else arrays

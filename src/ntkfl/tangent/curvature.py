@@ -1,9 +1,9 @@
 """Sums that curvature is made of: the gradient and the Kronecker factors of the Gauss–Newton matrix, over samples.
 
-C = (1/N) Σ_i J_iᵀ H_i J_i with H_i = ∂²ℓ/∂f² = R_i R_iᵀ. Its block for a layer of weights W is Σ_ic vec(D_ic) vec(D_ic)ᵀ/N
-with D_i = R_iᵀ ∂f_i/∂W, a matrix [outputs, inputs] for each column c, and is taken for A ⊗ G. A layer that is used once per
-sample has D_ic = b_ic a_iᵀ, with its inputs a (and a 1 behind them where a bias trains) and b = R_iᵀ ∂f/∂out (K-FAC,
-Martens & Grosse 2015):
+C = (1/N) Σ_i J_iᵀ H_i J_i with H_i = ∂²ℓ/∂f² = R_i R_iᵀ. Its block for a layer of weights W is
+(1/N) Σ_ic vec(D_ic) vec(D_ic)ᵀ with D_i = R_iᵀ ∂f_i/∂W, a matrix [outputs, inputs] for each column c, and is taken for
+A ⊗ G. A layer that is used once per sample has D_ic = b_ic a_iᵀ, with its inputs a (and a 1 behind them where a bias
+trains) and b = R_iᵀ ∂f/∂out (K-FAC, Martens & Grosse 2015):
 
     A = (1/N) Σ_i a_i a_iᵀ,   G = (1/N) Σ_ic b_ic b_icᵀ
 
@@ -13,8 +13,8 @@ Where weights are shared by positions, D_ic = Σ_t b_itc a_itᵀ. To take positi
     A = (1/N) Σ_ic D_icᵀ D_ic,   G = Σ_ic D_ic D_icᵀ / Σ_ic ‖D_ic‖²
 
 one step of the power iteration to the nearest A ⊗ G from G = I (as Morwani et al. 2024 read Shampoo); its trace is C's.
-All are sums over samples: those of clients add up to those of their pooled data. `sums.py` holds them, `flow.py` evolves
-weights along them.
+All are sums over samples: those of clients add up to those of their pooled data. `sums.py` holds them, `flow.py`
+evolves weights along them.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def curvature_sums(
 
 
 def step_curvature(model: nn.Module, x: Tensor, change: Tensor, loss: str, plan: Plan) -> Tensor:
-    """Σ_i ‖R_iᵀ J_i Δ‖² = N Δᵀ C Δ over the rows of x, exact: what a change Δ [d] of the weights meets in curvature. []"""
+    """N Δᵀ C Δ = Σ_i ‖R_iᵀ J_i Δ‖² over the rows of x, []: the curvature that a change Δ [d] of the weights meets."""
     rows = max(1, (_CPU_NUMBERS if x.device.type == "cpu" else _NUMBERS) // plan.working)
     total = change.new_zeros((), dtype=torch.float64)
     for few in torch.split(x, rows):
