@@ -151,7 +151,7 @@ def test_diagonal_of_the_rest_and_of_large_factors() -> None:
 
 SHARED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "convolution": (
-        lambda: nn.Sequential(nn.Tanh(), nn.Conv2d(2, 3, 3, stride=2, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(27, 4)),
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 3, stride=2, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(27, 4)),
         (2, 5, 5),
     ),
     "groups, no bias": (
@@ -190,7 +190,7 @@ def test_weights_that_positions_share_by_brute_force(name: str, loss: str) -> No
 
 
 def test_an_average_over_positions_hides_no_curvature() -> None:
-    """A linear network that averages T equal positions is a network of one position: its curvature must be that one's."""
+    """A linear layer averaged over T equal positions is the layer at one position: its curvature must be that one's."""
     torch.manual_seed(0)
     layer, x = nn.Linear(3, 2).double(), torch.randn(5, 1, 3, dtype=torch.float64)
     model = Net(lambda m, x: m.a(x).mean(1), a=layer)
@@ -203,15 +203,14 @@ def test_an_average_over_positions_hides_no_curvature() -> None:
 
 @pytest.mark.parametrize("loss", ["ce", "mse"])
 def test_the_curvature_that_a_step_meets(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Δᵀ C Δ of the whole C against brute force; and of the factored form, as the flow says it, against its own factors."""
+    """Δᵀ C Δ of the whole C against brute force, and of the factored form against its own factors."""
     model, x = build("sequence")
     C, plan = gauss_newton(model, x, loss), plan_jacobian(model, x)
     found = sums(model, x, made_up(model, x, loss), loss)
     change, factored = Flow(found).change_and_curvature(3.0, 2.0, 0.1)
     monkeypatch.setattr(curvature, "_CPU_NUMBERS", 2 * plan.working)  # chunks of two rows
-    assert float(step_curvature(model, x, change, loss, plan)) / len(x) == pytest.approx(
-        float(change @ C @ change), rel=1e-9
-    )
+    met = float(step_curvature(model, x, change, loss, plan)) / len(x)
+    assert met == pytest.approx(float(change @ C @ change), rel=1e-9)
     expected = 0.0
     for shaped in found.layers():
         for columns, kronecker in blocks(found, shaped):

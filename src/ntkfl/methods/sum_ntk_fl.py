@@ -4,9 +4,9 @@ The linearised flow seen from the weights needs sums over samples alone: the gra
 Gauss–Newton matrix (`tangent/curvature.py`). Clients send theirs; the server adds them and evolves the weights in
 closed form. Everything in a reply is additive, so that replies may be added up before the server sees them.
 
-The factored form Ĉ has less curvature than C along the step Δ that it proposes: about 13 times less for a perceptron, 30
-for a small convolutional network, 300 for a residual one. μ makes up for it, and can be measured, as Δᵀ C Δ is a sum over
-samples too.
+The factored form Ĉ has less curvature than C along the step Δ that it proposes: about 13 times less for a perceptron,
+30 for a small convolutional network, 300 for a residual one. μ makes up for it, and can be measured, as Δᵀ C Δ is a sum
+over samples too.
 """
 
 from __future__ import annotations
@@ -62,13 +62,16 @@ class SumNTKFL(Method):
     values: str = Field("float16", description="how sums and weights travel: float16 (scaled) or float32")
     time: float | None = Field(200.0, ge=0, description="t, how long the weights flow; none: to the end")
     mu: float = Field(
-        12.0, gt=0, description="μ, by which curvature is multiplied: for what blocks and small cohorts leave out"
+        12.0,
+        gt=0,
+        description="μ, by which curvature is multiplied: for what blocks and small cohorts leave out; where it is "
+        "measured, the least",
     )
     delta: float = Field(0.003, ge=0, description="δ, added to all curvature")
     control: str = Field(
         "auto",
         description="of μ: fixed (as given); measured (a second exchange: the curvature that the step meets); auto "
-        "(measured where positions share weights, else fixed); judge (the next cohort's loss at half and twice the last)",
+        "(measured where positions share weights, else fixed); judge (the next cohort's loss at half and twice the μ)",
     )
     mu_range: tuple[float, float] = Field((4.0, 32.0), description="where the judge may move μ")
     largest: int = Field(LARGEST, ge=1, description="rows of a factor; of larger ones the diagonal is sent")
@@ -133,12 +136,12 @@ class SumNTKFL(Method):
         return self.control == "measured" or shares
 
     def _measured(self, flow: Flow, w: Tensor, round: int, mu: float) -> Generator[Outgoing, list[Message], float]:
-        """μ with which Ĉ has the curvature that its own step Δ meets on the cohort: Δᵀ C Δ / Δᵀ Ĉ Δ, at least 1."""
+        """μ with which Ĉ has the curvature that its own step Δ meets on the cohort: Δᵀ C Δ / Δᵀ Ĉ Δ; at least `mu`."""
         change, factored = flow.change_and_curvature(self.time, mu, self.delta)
         replies = yield Message("candidates", round, self._pack({"weights": w, _STEP: change}))
         met = sum(float(reply.take(_CURVATURE, ())) for reply in replies)
         samples = sum(int(reply.take(SAMPLES, ())) for reply in replies)
-        return max(1.0, met / samples / factored) if factored > 0 else mu
+        return max(self.mu, met / samples / factored) if factored > 0 else mu
 
     def answer(self, task: Task, message: Message, clients: Sequence[Client]) -> list[Message]:
         if message.kind == "candidates":

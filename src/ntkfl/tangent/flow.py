@@ -64,9 +64,8 @@ class Flow:
             if shaped.outputs is not None:
                 G = eigen(shaped.outputs, samples)
             if shaped.shared:
-                G = Eigen(
-                    G.values / G.values.sum(1, keepdim=True).clamp(min=torch.finfo(G.values.dtype).tiny), G.vectors
-                )
+                trace = G.values.sum(1, keepdim=True).clamp(min=torch.finfo(G.values.dtype).tiny)
+                G = Eigen(G.values / trace, G.vectors)
             rotated = shaped.layer.matrices(gradient, groups, n)
             if G.vectors is not None:
                 rotated = G.vectors.mT @ rotated

@@ -89,9 +89,7 @@ class Shaped(NamedTuple):
     inputs: Factor | None
     outputs: Factor | None
     constant: bool  # the inputs are of the samples alone, whatever the weights
-    shared: bool = (
-        False  # weights shared by positions: both factors have the trace of C's block, and A ⊗ G is divided by it
-    )
+    shared: bool = False  # positions share the weights: A and G have the trace of C's block, A ⊗ G / trace is meant
 
     @property
     def groups(self) -> int:
