@@ -15,6 +15,7 @@ from ntkfl.federation.validation import filter_replies
 from ntkfl.methods import ClientRound, SumNTKFL, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent import Flow, curvature_sums
+from ntkfl.tangent.curvature import step_curvature
 from ntkfl.wire import Message
 from ntkfl.wire.halves import EXPONENTS, pack_halves, unpack_halves
 from tests.methods.rounds import play, play_rounds, small_clients, small_task
@@ -253,18 +254,140 @@ def test_other_networks_are_refused_by_clients_and_servers() -> None:
         method.check(task, reply(method, other, client))
 
 
-@pytest.mark.parametrize("name", ["cnn", "resnet", "gru", "transformer"])
+def convolutional(dtype: torch.dtype = torch.float64) -> tuple[Task, list[ClientRound]]:
+    """A small residual network that averages over positions, and three clients for it."""
+    torch.manual_seed(0)
+    model = ntkfl.models.resnet((1, 6, 6), OUT, channels=(4, 8)).to(dtype)
+    x, y = torch.randn(45, 1, 6, 6, dtype=dtype), torch.arange(45) % OUT
+    x += y.view(-1, 1, 1, 1) * torch.linspace(-1, 1, 6, dtype=dtype)
+    return Task(model, OUT, "ce"), dealt(x, y, list(torch.arange(45).split(15)))
+
+
+def test_mu_is_measured_where_positions_share_weights() -> None:
+    """μ is what the step's own curvature is to that of the factored form, with one more exchange of one number."""
+    task, clients = convolutional()
+    method = SumNTKFL(values="float32", mu=1)
+    outcome, log = play(method, task, clients)
+    x, y = pooled(clients)
+    flow = Flow(curvature_sums(task.at(task.like), x, task.training_targets(y), "ce", task.plan(x)))
+    change, factored = flow.change_and_curvature(method.time, method.mu, method.delta)
+    Y = task.training_targets(y)
+    met = step_curvature(task.at(task.like), x, Y, change, "ce", task.plan(x)) / len(x)
+    assert outcome.diagnostics["mu"] == pytest.approx(float(met) / factored, rel=1e-9)
+    assert float(met) / factored > 2 * method.mu  # what the fixed one lacks here
+    expected = task.like + flow.change(method.time, float(met) / factored, method.delta)
+    assert torch.allclose(outcome.state["weights"], expected, rtol=1e-9)
+    assert [s.kind for s in log if s.client == 0] == ["weights", "update", "candidates", "losses"]
+    assert all(s.size < 100 for s in log if s.kind == "losses")
+    assert outcome.state["mu"].tolist() == [outcome.diagnostics["mu"]]  # from which the next round starts
+    for control, kinds in (("auto", ["update"]), ("measured", ["update", "losses"])):
+        _, log = play(SumNTKFL(control=control), small_task(), small_clients(9))
+        assert [s.kind for s in log if s.way == "up"] == kinds
+
+
+def test_a_measured_mu_makes_up_for_one_that_is_far_too_small() -> None:
+    task, clients = convolutional()
+    x, y = pooled(clients)
+    ends = {}
+    for control in ("auto", "fixed"):
+        state = play_rounds(SumNTKFL(control=control, mu=0.5), task, clients, 3)
+        ends[control] = float(task.losses(task.predict(state["weights"], x), y).mean())
+    before = float(task.losses(task.predict(task.like, x), y).mean())
+    assert ends["auto"] < 0.8 * before
+    assert ends["fixed"] > before
+
+
+@pytest.mark.long
+def test_a_residual_network_learns_with_the_defaults_and_not_with_a_fixed_mu() -> None:
+    fed = ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=20, alpha=0.5), seed=0)
+    torch.manual_seed(0)
+    model, ends = ntkfl.models.resnet((1, 8, 8), 10, channels=(8, 16, 32)), {}
+    for control in ("auto", "fixed"):
+        run = ntkfl.train(model, fed, SumNTKFL(control=control), rounds=5, clients_per_round=8, callbacks=[])
+        ends[control] = run.history[-1]["test_accuracy"]
+    assert ends["auto"] > 0.8  # 0.92 where it was written, against 0.10
+    assert ends["fixed"] < 0.5
+
+
+def test_curvatures_that_are_none_are_refused() -> None:
+    task, clients = convolutional(torch.float32)
+    method, whole = SumNTKFL(), torch.tensor
+    asked = Message("candidates", 1, pack_halves({"weights": task.like, "step": 0.01 * task.like}))
+    good, *others = method.answer(task, asked, clients)
+    wrong = ({"samples": whole(0)}, {"curvature": whole(-1.0)}, {"curvature": whole([1.0])})
+    for change in wrong:
+        with pytest.raises(MessageError):
+            method.check(task, changed(good, **change))
+    curvature = good.arrays["curvature"]
+    for bad, why in ((curvature * float("nan"), "not finite"), (1e6 * curvature, "extreme")):
+        assert filter_replies(method, task, [changed(good, curvature=bad), *others]).rejected == {why: 1}
+    with pytest.raises(MessageError, match="this model has"):
+        method.answer(task, Message("candidates", 1, {"weights": task.like, "step": task.like[1:]}), clients)
+
+
+def test_frozen_weights_stay_and_the_others_flow_as_if_alone() -> None:
+    """The frozen first layer as part of the network, and as part of the data, give the same round."""
+    task, clients = small_task(), small_clients(30, 12)
+    first, act, last = task.model.children()
+    first.requires_grad_(False)
+    whole, head = Task(task.model, OUT, "ce"), Task(last, OUT, "ce")
+    seen = [ClientRound(c.id, act(first(c.x)).detach(), c.y, c.randomness) for c in clients]
+    method = SumNTKFL()
+    ends = [play(method, t, c)[0].state["weights"] for t, c in ((whole, clients), (head, seen))]
+    assert torch.allclose(*ends, rtol=1e-9)
+    assert len(ends[0]) == (HIDDEN + 1) * OUT
+
+
+class Adapted(nn.Module):
+    """A frozen linear layer beside two small ones, as low-rank adapters have it: W x + B (A x), from B = 0."""
+
+    def __init__(self, base: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down = nn.Linear(base.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, base.out_features, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.base(x) + self.up(self.down(x))
+        return out
+
+
+def test_low_rank_adapters_learn_around_a_frozen_network() -> None:
+    torch.manual_seed(0)
+    first, last = Adapted(nn.Linear(D, HIDDEN), 2), Adapted(nn.Linear(HIDDEN, OUT), 2)
+    x = torch.randn(90, D)
+    y = x[:, :OUT].argmax(1)
+    fed = ntkfl.data.from_clients([(x[i::3], y[i::3]) for i in range(3)], test=(x, y))
+    model = nn.Sequential(first, nn.Tanh(), last)
+    run = ntkfl.train(model, fed, SumNTKFL(average=0), rounds=6, clients_per_round=3, callbacks=[])
+    assert run.history[-1]["train_loss"] < 0.8 * run.history[0]["train_loss"]
+    after = dict(run.model.named_parameters())
+    for name, before in model.named_parameters():
+        assert torch.equal(before, after[name]) == ("base" in name)
+
+
+def test_regression_from_end_to_end() -> None:
+    """Real targets and a nonlinear network: the error falls towards the noise that was put on them."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 3, generator=generator)
+    clean = torch.stack([x[:, 0].sin(), x[:, 1] * x[:, 2].tanh()], dim=1)
+    y = clean + 0.1 * torch.randn(400, 2, generator=generator)
+    fed = ntkfl.data.from_clients([(x[i:320:8], y[i:320:8]) for i in range(8)], test=(x[320:], clean[320:]))
+    torch.manual_seed(0)
+    method = SumNTKFL(loss="mse", mu=4, average=0)
+    run = ntkfl.train(ntkfl.models.mlp(3, 40, 2), fed, method, rounds=15, clients_per_round=8, callbacks=[])
+    assert run.history[-1]["test_loss"] < 0.2 * run.history[0]["test_loss"]
+    assert all(record["test_accuracy"] is None for record in run.history)
+
+
+@pytest.mark.parametrize("name", ntkfl.models.MODELS)
 def test_every_network_of_the_package(name: str) -> None:
     torch.manual_seed(0)
-    tokens = name == "transformer"
-    if name in ("cnn", "resnet"):
-        x = torch.randn(24, 1, 12, 12)
-        model = ntkfl.models.cnn((1, 12, 12), 3) if name == "cnn" else ntkfl.models.resnet((1, 12, 12), 3)
-    else:
-        x = torch.randint(0, 20, (24, 6)) if tokens else torch.randn(24, 6, 5)
-        model = ntkfl.models.transformer((6,), 3, vocabulary=20) if tokens else ntkfl.models.gru((6, 5), 3)
-    task = Task(model, 3, "ce")
-    y = torch.arange(24) % 3
+    shapes = {"cnn": (1, 12, 12), "resnet": (1, 12, 12), "mlp": (5,), "gru": (6, 5), "transformer": (6,)}
+    options: dict[str, Any] = {"vocabulary": 20} if name == "transformer" else {}
+    x = torch.randint(0, 20, (24, 6)) if name == "transformer" else torch.randn(24, *shapes[name])
+    task, y = Task(ntkfl.models.MODELS[name](shapes[name], 3, **options), 3, "ce"), torch.arange(24) % 3
     cautious = SumNTKFL(delta=3.0)  # short enough a step to descend on any network: the direction is what is tested
     state = play_rounds(cautious, task, dealt(x, y, list(torch.arange(24).split(9))), 2)
     before, after = (task.losses(task.predict(w, x), y).mean() for w in (task.like, state["weights"]))
@@ -276,3 +399,11 @@ def test_options() -> None:
         with pytest.raises(ConfigError):
             SumNTKFL(**wrong)
     assert SumNTKFL(loss="mse").label_smoothing == 0
+
+
+def test_a_secure_sum_has_one_exchange_per_round() -> None:
+    task, clients = convolutional()
+    _, log = play(SumNTKFL(values="float32", secure_sum=True), task, clients)
+    assert {s.kind for s in log} == {"weights", "update"}
+    with pytest.raises(ConfigError, match="taken once per round"):
+        SumNTKFL(control="measured", secure_sum=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import ntkfl
 from ntkfl.errors import MessageError
 from ntkfl.tangent import Flow, Sums, curvature, curvature_sums, plan_jacobian
-from ntkfl.tangent.curvature import constant_inputs
+from ntkfl.tangent.curvature import constant_inputs, step_curvature
 from ntkfl.tangent.losses import AnyLoss, find_loss, residual, targets
 from ntkfl.tangent.sums import Factor, Shaped
 from tests.tangent.networks import build, mlp
@@ -59,6 +59,8 @@ def blocks(found: Sums, shaped: Shaped) -> list[tuple[Tensor, Tensor]]:
     A, G = matrix(shaped.inputs, groups) / N, matrix(shaped.outputs, groups)
     if shaped.outputs is not None:
         G = G / N
+    if shaped.shared:
+        G = G / G.diagonal(dim1=1, dim2=2).sum(1).view(-1, 1, 1)
     return [(columns[i].reshape(-1), torch.kron(G[i], A[i])) for i in range(groups)]
 
 
@@ -146,53 +148,73 @@ def test_diagonal_of_the_rest_and_of_large_factors() -> None:
             assert torch.allclose(part.values, expected, rtol=1e-12, atol=0)
 
 
-def hooked(model: nn.Module, layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The layer's input and ∂f/∂(its output) [N, d2, …], by a hook and a backward pass for each output."""
-    kept: list[tuple[Tensor, Tensor]] = []
+SHARED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "convolution": (
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 3, stride=2, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(27, 4)),
+        (2, 5, 5),
+    ),
+    "groups, no bias": (
+        lambda: nn.Sequential(nn.Conv1d(4, 6, 3, groups=2, bias=False), nn.Tanh(), nn.Flatten(), nn.Linear(18, 3)),
+        (4, 5),
+    ),
+    "sequence": (
+        lambda: Net(lambda m, x: m.out(torch.tanh(m.a(x)).mean(1)), a=nn.Linear(3, 5), out=nn.Linear(5, 2)),
+        (4, 3),
+    ),
+}  # fmt: skip
 
-    def note(_: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
-        kept.append((inputs[0].detach(), out))
 
-    handle = layer.register_forward_hook(note)
-    f = model(x)
-    handle.remove()
-    ((a, out),) = kept
-    each = [torch.autograd.grad(f[:, j].sum(), out, retain_graph=True)[0] for j in range(f.shape[1])]
-    return a, torch.stack(each, dim=1)
-
-
-def test_convolutions_by_brute_force() -> None:
-    """A over all patches, G the mean over positions: KFC."""
+@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("loss", ["ce", "mse"])
+def test_weights_that_positions_share_by_brute_force(name: str, loss: str) -> None:
+    """A and G are the partial traces of C's own block, A ⊗ G / trace has its trace, and the flow follows it."""
+    make, shape = SHARED[name]
     torch.manual_seed(0)
-    layer = nn.Conv2d(2, 3, 3, stride=2, padding=1)
-    model = nn.Sequential(nn.Tanh(), layer, nn.Tanh(), nn.Flatten(), nn.Linear(3 * 9, 4)).double()
-    x = torch.randn(6, 2, 5, 5, dtype=torch.float64)
-    a, g = hooked(model, layer, x)
-    patches = nn.functional.unfold(a, 3, stride=2, padding=1).mT  # [N, P, 18]
-    seen = torch.cat([patches, torch.ones_like(patches[..., :1])], dim=-1).flatten(0, 1)
-    with torch.no_grad():
-        p = model(x).softmax(1)
-    H = torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1)
-    G = torch.einsum("njcp,njk,nkdp->cd", g.flatten(3), H, g.flatten(3)) / 9
-    shaped = sums(model, x, made_up(model, x)).layers()[0]
-    assert shaped.constant
-    assert torch.allclose(matrix(shaped.inputs, 1)[0], seen.T @ seen, rtol=1e-10, atol=1e-12)
-    assert torch.allclose(matrix(shaped.outputs, 1)[0], G, rtol=1e-9, atol=1e-12)
+    model, x = make().double(), torch.randn(6, *shape, dtype=torch.float64)
+    found, C = sums(model, x, made_up(model, x, loss), loss), gauss_newton(model, x, loss)
+    shaped = found.layers()[0]
+    assert shaped.shared
+    assert not found.layers()[1].shared
+    groups, n, m = shaped.shape
+    change, g = Flow(found).change(None, 2.0, 0.1), found.arrays["gradient"] / 6
+    for i, columns in enumerate(shaped.layer.matrices(torch.arange(len(C)), groups, n)):
+        block = C[columns.reshape(-1)][:, columns.reshape(-1)].view(n, m, n, m)
+        A, G = matrix(shaped.inputs, groups)[i] / 6, matrix(shaped.outputs, groups)[i] / 6
+        assert torch.allclose(A, torch.einsum("aiaj->ij", block), rtol=1e-9, atol=1e-12)
+        assert torch.allclose(G, torch.einsum("aibi->ab", block), rtol=1e-9, atol=1e-12)
+        kronecker = torch.kron(G, A) / A.trace()
+        assert kronecker.trace() == pytest.approx(float(torch.einsum("aiai->", block)), rel=1e-9)
+        damped = 2 * kronecker + 0.1 * torch.eye(n * m).double()
+        assert torch.allclose(change[columns].view(-1), -torch.linalg.solve(damped, g[columns].view(-1)), atol=1e-9)
+
+
+def test_an_average_over_positions_hides_no_curvature() -> None:
+    """A linear layer averaged over T equal positions is the layer at one position: its curvature must be that one's."""
+    torch.manual_seed(0)
+    layer, x = nn.Linear(3, 2).double(), torch.randn(5, 1, 3, dtype=torch.float64)
+    model = Net(lambda m, x: m.a(x).mean(1), a=layer)
+    changes = []
+    for T in (1, 16):
+        tall = x.expand(-1, T, -1).contiguous()
+        changes.append(Flow(sums(model, tall, made_up(model, tall, "mse"), "mse")).change(None, 1.0, 0.0))
+    assert torch.allclose(changes[0], changes[1], rtol=1e-8)
 
 
 @pytest.mark.parametrize("loss", ["ce", "mse"])
-def test_sequences_by_brute_force(loss: str) -> None:
-    torch.manual_seed(0)
-    model = Net(lambda m, x: m.out(torch.tanh(m.a(x)).mean(1)), a=nn.Linear(3, 5), out=nn.Linear(5, 2))
-    x = torch.randn(6, 4, 3, dtype=torch.float64)
-    a, g = hooked(model, model.a, x)  # type: ignore[arg-type]
-    with torch.no_grad():
-        R = find_loss(loss).hessian_root(model(x), made_up(model, x, loss))
-    b = torch.einsum("njc,njtq->nctq", R, g)
-    shaped = sums(model, x, made_up(model, x, loss), loss).layers()[0]
-    seen = torch.cat([a, torch.ones_like(a[..., :1])], dim=-1).flatten(0, 1)
-    assert torch.allclose(matrix(shaped.inputs, 1)[0], seen.T @ seen, rtol=1e-10, atol=1e-12)
-    assert torch.allclose(matrix(shaped.outputs, 1)[0], torch.einsum("ncta,nctb->ab", b, b) / 4, rtol=1e-9, atol=1e-12)
+def test_the_curvature_that_a_step_meets(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Δᵀ C Δ of the whole C against brute force, and of the factored form against its own factors."""
+    model, x = build("sequence")
+    C, plan = gauss_newton(model, x, loss), plan_jacobian(model, x)
+    found = sums(model, x, made_up(model, x, loss), loss)
+    change, factored = Flow(found).change_and_curvature(3.0, 2.0, 0.1)
+    monkeypatch.setattr(curvature, "CPU_NUMBERS", 2 * plan.working)  # chunks of two rows
+    met = float(step_curvature(model, x, made_up(model, x, loss), change, loss, plan)) / len(x)
+    assert met == pytest.approx(float(change @ C @ change), rel=1e-9)
+    expected = 0.0
+    for shaped in found.layers():
+        for columns, kronecker in blocks(found, shaped):
+            expected += float(change[columns] @ kronecker @ change[columns])
+    assert factored == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("loss", ["ce", "mse"])

@@ -3,6 +3,10 @@
 The linearised flow seen from the weights needs sums over samples alone: the gradient and the Kronecker factors of the
 Gauss–Newton matrix (`tangent/curvature.py`). Clients send theirs; the server adds them and evolves the weights in
 closed form. Everything in a reply is additive, so that replies may be added up before the server sees them.
+
+The factored form Ĉ has less curvature than C along the step Δ that it proposes: about 13 times less for a perceptron,
+30 for a small convolutional network, 300 for a residual one. μ makes up for it, and can be measured, as Δᵀ C Δ is a sum
+over samples too.
 """
 
 from __future__ import annotations
@@ -19,16 +23,17 @@ from ntkfl.methods.additive import LARGEST_LOSS, Addend, Summand
 from ntkfl.methods.base import ClientRound, Method, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.step_selection import argmin
 from ntkfl.tangent import Flow, Sums, curvature_sums
-from ntkfl.tangent.curvature import LARGEST
+from ntkfl.tangent.curvature import LARGEST, step_curvature
 from ntkfl.tangent.flow import Eigen, eigen
 from ntkfl.tangent.sums import CONSTANT, GRADIENT, INPUTS, SAMPLES, Factor, Layer, is_constant
 from ntkfl.wire import Message
 from ntkfl.wire.halves import EXPONENTS, pack_halves, unpack_halves
 
-CONTROLS = ("fixed", "judge")
+CONTROLS = ("auto", "fixed", "measured", "judge")
 INPUT_LIMIT = 100.0  # secure sums: how much larger than other numbers those of an input factor may be
 _LOSSES, _FRESH = "losses", "fresh"  # sums of losses; how many samples are behind constant factors
 _ASKS = "asks"  # in the server's message where it asks for constant factors
+_STEP, _CURVATURE = "step", "curvature"  # Δ, and N Δᵀ C Δ
 _OVERFLOW = 1e300  # the loss sum of weights that overflow
 _SENT = "constant_factors_sent"  # a client's memory: the round in which it sent them
 _TOTAL, _VALUES, _VECTORS, _COUNT, _COHORTS = "total/", "values/", "vectors/", "constant_samples", "constant_cohorts"
@@ -46,7 +51,10 @@ class Reply(NamedTuple):
 
 
 class SumNTKFL(Method):
-    """w ← w − φ(t(μΛ + δ)) ∘ g in the eigenbasis of the summed factors, one exchange per round."""
+    """w ← w − φ(t(μΛ + δ)) ∘ g in the eigenbasis of the summed factors.
+
+    One exchange per round, two where μ is measured.
+    """
 
     name: ClassVar[str] = "sum-ntk-fl"
     paper: ClassVar[str] = "after Yue et al. 2022 and Martens & Grosse 2015"
@@ -58,11 +66,16 @@ class SumNTKFL(Method):
     values: str = Field("float16", description="how sums and weights travel: float16 (scaled) or float32")
     time: float | None = Field(200.0, ge=0, description="t, how long the weights flow; none: to the end")
     mu: float = Field(
-        12.0, gt=0, description="μ, by which curvature is multiplied: for what blocks and small cohorts leave out"
+        12.0,
+        gt=0,
+        description="μ, by which curvature is multiplied: for what blocks and small cohorts leave out; where it is "
+        "measured, the least",
     )
     delta: float = Field(0.003, ge=0, description="δ, added to all curvature")
     control: str = Field(
-        "fixed", description="μ as given, or judge: each cohort reports what half and twice the last μ would have given"
+        "auto",
+        description="of μ: fixed (as given); measured (a second exchange: the curvature that the step meets); auto "
+        "(measured where positions share weights, else fixed); judge (the next cohort's loss at half and twice the μ)",
     )
     mu_range: tuple[float, float] = Field((4.0, 32.0), description="where the judge may move μ")
     largest: int = Field(LARGEST, ge=1, description="rows of a factor; of larger ones the diagonal is sent")
@@ -83,6 +96,8 @@ class SumNTKFL(Method):
         super().model_post_init(context)
         if self.control not in CONTROLS:
             raise unknown("control of μ", self.control, CONTROLS)
+        if self.control == "measured" and self.secure_sum:
+            raise ConfigError("a secure sum is taken once per round, and control 'measured' needs two: use 'fixed'")
         if self.values not in ("float16", "float32"):
             raise ConfigError(f"sums travel as float16 or float32, not as {self.values}")
         if not 0 < self.mu_range[0] <= self.mu_range[1]:
@@ -99,7 +114,12 @@ class SumNTKFL(Method):
         kept, spectra = self._constant_factors(state, sums, fresh)
         flow = Flow(sums, spectra)
 
-        mu = float(state["mu"][argmin(losses)]) if self.control == "judge" else self.mu
+        mu = self.mu
+        if self.control == "judge":
+            mu = float(state["mu"][argmin(losses)])
+        elif self._measures(sums):
+            mu = yield from self._measured(flow, w, round, float(state["mu"][0]) if "mu" in state else mu)
+            kept["mu"] = torch.tensor([mu], dtype=torch.float64, device=w.device)
         change = flow.change(self.time, mu, self.delta)
         new = check_finite(w + change, "the model after the flow")
         kept["weights"] = new
@@ -117,11 +137,24 @@ class SumNTKFL(Method):
         state |= {_COUNT: torch.zeros((), dtype=weights.dtype, device=weights.device), _COHORTS: torch.tensor(0)}
         return state | ({"mu": torch.tensor([self.mu], dtype=torch.float64)} if self.control == "judge" else {})
 
+    def _measures(self, sums: Sums) -> bool:
+        """Whether a second exchange measures μ; of a secure sum there is one per round."""
+        shares = self.control == "auto" and any(shaped.shared for shaped in sums.layers())
+        return self.control == "measured" or (shares and not self.secure_sum)
+
+    def _measured(self, flow: Flow, w: Tensor, round: int, mu: float) -> Generator[Outgoing, list[Message], float]:
+        """μ with which Ĉ has the curvature that its own step Δ meets on the cohort: Δᵀ C Δ / Δᵀ Ĉ Δ; at least `mu`."""
+        change, factored = flow.change_and_curvature(self.time, mu, self.delta)
+        replies = yield Message("candidates", round, self._pack({"weights": w, _STEP: change}))
+        met = sum(float(reply.take(_CURVATURE, ())) for reply in replies)
+        samples = sum(int(reply.take(SAMPLES, ())) for reply in replies)
+        return max(self.mu, met / samples / factored) if factored > 0 else mu
+
     def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
-        message.of_kind("weights")
-        w = _take(message, ("weights",), task.like)["weights"]
-        if w.shape != task.like.shape:
-            raise MessageError(f"weights of shape {list(w.shape)}, and this model has {task.like.numel()}")
+        if message.kind == "candidates":
+            w, step = self._weights(task, message, "weights", _STEP)
+            return [self._meet(task, message.round, w, step, client) for client in clients]
+        (w,) = self._weights(task, message.of_kind("weights"), "weights")
         asks = _ASKS in message.arrays
         candidates = torch.cat([w.unsqueeze(0), w + _take_steps(message, w)])
         return [self._reply(task, message.round, w, candidates, asks, client) for client in clients]
@@ -143,6 +176,21 @@ class SumNTKFL(Method):
             told[_FRESH] = torch.tensor(0 if again else len(client), dtype=torch.int64)
             client.memory[_SENT] = torch.tensor(int(client.memory[_SENT]) if again else round)
         return Message("update", round, (arrays if self.secure_sum else self._pack(arrays)) | told)
+
+    def _meet(self, task: Task, round: int, w: Tensor, step: Tensor, client: ClientRound) -> Message:
+        """What curvature the step meets on the client's samples."""
+        Y = task.training_targets(client.y)
+        met = step_curvature(task.at(w), client.x, Y, step, self.loss, task.plan(client.x))
+        samples = torch.tensor(len(client), dtype=torch.int64)
+        return Message("losses", round, {SAMPLES: samples, _CURVATURE: met.nan_to_num(nan=_OVERFLOW, posinf=_OVERFLOW)})
+
+    def _weights(self, task: Task, message: Message, *names: str) -> list[Tensor]:
+        """Vectors [d] of a server's message."""
+        vectors = list(_take(message, names, task.like).values())
+        for vector in vectors:
+            if vector.shape != task.like.shape:
+                raise MessageError(f"weights of shape {list(vector.shape)}, and this model has {task.like.numel()}")
+        return vectors
 
     def _add_up(self, task: Task, replies: list[Message], candidates: int) -> Reply:
         """The sum of all replies, one at a time: nothing here grows with their number."""
@@ -224,11 +272,20 @@ class SumNTKFL(Method):
         return Message("update", message.round, arrays | counts | {_LOSSES: total[_LOSSES]})
 
     def check(self, task: Task, reply: Message) -> Tensor | None:
-        """Two sizes: its samples; the largest norm of its means, or that of the first weights where it is larger."""
+        """Two sizes: its samples; the largest norm of its means, or that of the first weights where it is larger.
+
+        Of a reply about a step, one: the mean curvature that the step meets.
+        """
+        if reply.kind == "losses":
+            samples, met = reply.take(SAMPLES, ()), reply.take(_CURVATURE, ())
+            if not 1 <= int(samples) < 2**31 or float(met) < 0:
+                raise MessageError(f"a curvature of {float(met):g} over {int(samples)} samples")
+            return (met / samples).double().reshape(1, 1)
         sums = self.read(task, reply, task.like.new_empty(0, device="cpu")).sums.arrays
         samples = sums[SAMPLES].double()
-        largest = [array.double().norm() / samples for name, array in sums.items() if name != SAMPLES]
-        return torch.stack([samples, torch.stack([task.like.cpu().double().norm(), *largest]).amax()]).reshape(1, 2)
+        norms = [torch.linalg.vector_norm(array) for name, array in sums.items() if name != SAMPLES]  # inf: extreme too
+        largest = torch.stack([task.like.cpu().norm() * samples, *norms]).amax() / samples
+        return torch.stack([samples, largest]).reshape(1, 2)
 
     def _pack(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
         return pack_halves(arrays) if self.values == "float16" else arrays

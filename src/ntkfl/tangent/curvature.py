@@ -1,12 +1,20 @@
 """Sums that curvature is made of: the gradient and the Kronecker factors of the Gauss–Newton matrix, over samples.
 
-C = (1/N) Σ_i J_iᵀ H_i J_i with H_i = ∂²ℓ/∂f² = R_i R_iᵀ. A layer's block of C is taken for A ⊗ G (K-FAC, Martens &
-Grosse 2015; KFC for convolutions, Grosse & Martens 2016), over the T positions of a sample
+C = (1/N) Σ_i J_iᵀ H_i J_i with H_i = ∂²ℓ/∂f² = R_i R_iᵀ. Its block for a layer of weights W is
+(1/N) Σ_ic vec(D_ic) vec(D_ic)ᵀ with D_i = R_iᵀ ∂f_i/∂W, a matrix [outputs, inputs] for each column c, and is taken for
+A ⊗ G. A layer that is used once per sample has D_ic = b_ic a_iᵀ, with its inputs a (and a 1 behind them where a bias
+trains) and b = R_iᵀ ∂f/∂out (K-FAC, Martens & Grosse 2015):
 
-    A = (1/N) Σ_i Σ_t a_it a_itᵀ,   G = (1/N) Σ_i (1/T) Σ_tc b_itc b_itcᵀ
+    A = (1/N) Σ_i a_i a_iᵀ,   G = (1/N) Σ_ic b_ic b_icᵀ
 
-with the layer's inputs a (and a 1 behind them where a bias trains) and b = R_iᵀ ∂f/∂out. All are sums over samples:
-those of clients add up to those of their pooled data. `sums.py` holds them, `flow.py` evolves weights along them.
+Where weights are shared by positions, D_ic = Σ_t b_itc a_itᵀ. To take positions for independent (KFC, Grosse & Martens
+2016) would lose what they add up to: behind an average over positions up to T times. So D itself is used,
+
+    A = (1/N) Σ_ic D_icᵀ D_ic,   G = Σ_ic D_ic D_icᵀ / Σ_ic ‖D_ic‖²
+
+one step of the power iteration to the nearest A ⊗ G from G = I (as Morwani et al. 2024 read Shampoo); its trace is C's.
+All are sums over samples: those of clients add up to those of their pooled data. `sums.py` holds them, `flow.py`
+evolves weights along them.
 """
 
 from __future__ import annotations
@@ -26,10 +34,10 @@ from ntkfl.tangent.layers.tape import Slot, Tape, Use
 from ntkfl.tangent.losses import AnyLoss, find_loss
 from ntkfl.tangent.parameters import evaluating, trainable
 from ntkfl.tangent.passes import JacobianPlan, substituted
-from ntkfl.tangent.sums import CONSTANT, GRADIENT, INPUTS, OUTPUTS, REST, SAMPLES, Layer, Sums, uncovered
+from ntkfl.tangent.sums import CONSTANT, GRADIENT, INPUTS, OUTPUTS, REST, SAMPLES, SHARED, Layer, Sums, uncovered
 
 LARGEST = 1024  # rows of a factor; of a larger one only the diagonal is kept
-CPU_NUMBERS, _NUMBERS = 2**23, 2**27  # alive at once while a chunk is differentiated, as in `tracing.py`
+CPU_NUMBERS, _NUMBERS = 2**23, 2**29  # alive at once while a chunk is differentiated
 
 
 def curvature_sums(
@@ -75,6 +83,18 @@ def curvature_sums(
     return Sums({SAMPLES: Y.new_tensor(len(x)), **totals})
 
 
+def step_curvature(model: nn.Module, x: Tensor, Y: Tensor, change: Tensor, loss: AnyLoss, plan: JacobianPlan) -> Tensor:
+    """N Δᵀ C Δ = Σ_i ‖R_iᵀ J_i Δ‖² over the rows of x, []: the curvature that a change Δ [d] of the weights meets."""
+    rows, criterion = max(1, (CPU_NUMBERS if x.device.type == "cpu" else _NUMBERS) // plan.working), find_loss(loss)
+    total = change.new_zeros((), dtype=torch.float64)
+    for few, own in zip(torch.split(x, rows), torch.split(Y, rows), strict=True):
+        with evaluating(model), torch.no_grad():
+            R = criterion.hessian_root(model(few), own)
+        moved = jacobian(model, few, plan=plan).jvp(change)
+        total += (R.mT @ moved.unsqueeze(2)).square().sum(dtype=torch.float64)
+    return total
+
+
 def _layer(block: FactoredBlock) -> Layer:
     assert block.weight is not None
     bias = None if block.bias is None else (block.bias.start, block.bias.stop)
@@ -90,43 +110,60 @@ def _add_factors(
     constant: bool,
     largest: int,
 ) -> None:
-    never_changes = layer.weight[0] in unmoved and not isinstance(block, ScaleBlock)  # whose factor has sensitivities
-    inputs = f"{layer.name}/{CONSTANT if never_changes else INPUTS}"
+    name, outputs = layer.name, f"{layer.name}/{OUTPUTS}"
     if isinstance(block, ScaleBlock):
         # A channel's own 2×2 block, exact (unit-wise, Osawa et al. 2020): its weights are too few for more.
         both = [block.weight_values()] + ([] if block.bias is None else [block.bias_values()])
         back = R.mT @ torch.stack(both, dim=-1).flatten(2)
-        _add_gram(totals, inputs, back.view(*back.shape[:2], -1, len(both)), largest)
+        _add_gram(totals, f"{name}/{INPUTS}", back.view(*back.shape[:2], -1, len(both)), largest)
         return
+    if not isinstance(block, EmbeddingBlock) and _positions(block) > 1:
+        D = _derivatives(block, R)  # [N·c, groups, n, m]
+        _add_gram(totals, f"{name}/{SHARED}", D.transpose(1, 2).flatten(0, 1), largest)
+        _add_gram(totals, outputs, D.permute(0, 3, 1, 2).flatten(0, 1), largest)
+        return
+    never_changes = layer.weight[0] in unmoved
     if not never_changes or constant:
+        inputs = f"{name}/{CONSTANT if never_changes else INPUTS}"
         if isinstance(block, EmbeddingBlock):  # one-hot inputs: their second moments are counts
             counts = torch.bincount(block.a.reshape(-1), minlength=(layer.weight[1] - layer.weight[0]) // block.E)
             _add(totals, f"{inputs}.diagonal", counts.to(R.dtype).unsqueeze(0))
         else:
             _add_gram(totals, inputs, _inputs(block), largest)
-    back = R.mT @ block.g  # b: [N, c, q]
-    positions, rows = _outputs(block, back)
-    _add_gram(totals, f"{layer.name}/{OUTPUTS}", rows, largest, 1 / positions)
+    T, back = _positions(block), R.mT @ block.g  # b: [N, c, q]
+    _add_gram(totals, outputs, back.reshape(-1, _groups(block), back.shape[2] // (T * _groups(block))), largest, 1 / T)
+
+
+def _positions(block: FactoredBlock) -> int:
+    """At how many positions of a sample the weights are used."""
+    if isinstance(block, ConvolutionBlock):
+        return block.U * block.P
+    assert isinstance(block, LinearBlock | EmbeddingBlock)
+    return block.T
+
+
+def _groups(block: FactoredBlock) -> int:
+    return block.geometry.groups if isinstance(block, ConvolutionBlock) else 1
+
+
+def _derivatives(block: FactoredBlock, R: Tensor) -> Tensor:
+    """D = Rᵀ ∂f/∂W of every sample and column, a bias as the last input: [N·c, groups, outputs, inputs]."""
+    groups, outputs = _groups(block), block.g.shape[2] // _positions(block)
+    weight = R.mT @ block.weight_values()
+    D = weight.view(-1, groups, outputs // groups, weight.shape[2] // outputs)
+    if block.bias is None:
+        return D
+    return torch.cat([D, (R.mT @ block.bias_values()).reshape(*D.shape[:3], 1)], dim=-1)
 
 
 def _inputs(block: FactoredBlock) -> Tensor:
-    """What the layer sees at every position, with a 1 where a bias trains: [rows, groups, m]."""
+    """What the layer sees at its one position, with a 1 where a bias trains: [N, groups, m]."""
     if isinstance(block, ConvolutionBlock):
-        seen = block.geometry.patches(block.a.flatten(0, 1)).permute(0, 3, 1, 2).flatten(0, 1)
+        seen = block.geometry.patches(block.a.flatten(0, 1)).squeeze(3)
     else:
         assert isinstance(block, LinearBlock)
-        seen = block.a.reshape(-1, 1, block.n_in)
+        seen = block.a
     return seen if block.bias is None else torch.cat([seen, seen.new_ones(*seen.shape[:2], 1)], dim=-1)
-
-
-def _outputs(block: FactoredBlock, back: Tensor) -> tuple[int, Tensor]:
-    """(positions of a sample, b at each of them: [rows, groups, n])."""
-    if isinstance(block, ConvolutionBlock):
-        groups = block.geometry.groups
-        split = back.view(*back.shape[:2], block.U, groups, block.C_out // groups, block.P)
-        return block.U * block.P, split.permute(0, 1, 2, 5, 3, 4).flatten(0, 3)
-    assert isinstance(block, LinearBlock | EmbeddingBlock)
-    return block.T, back.reshape(-1, 1, back.shape[2] // block.T)
 
 
 def _add_gram(totals: dict[str, Tensor], name: str, rows: Tensor, largest: int, scale: float = 1.0) -> None:

@@ -15,6 +15,8 @@ from torch import Tensor
 from ntkfl.errors import MessageError, NumericalError
 from ntkfl.tangent.sums import GRADIENT, REST, SAMPLES, Factor, Layer, Sums, uncovered
 
+_SMALL = 512  # rows of a matrix that a processor decomposes sooner than an accelerator
+
 
 class Eigen(NamedTuple):
     """A factor's spectrum: values [groups, n], not negative; vectors [groups, n, n], or None for the identity."""
@@ -32,7 +34,8 @@ def eigen(factor: Factor, samples: Tensor) -> Eigen:
     if not bool(square.isfinite().all()):
         raise NumericalError("a factor of the curvature is not finite: the training diverged; take a larger μ or δ")
     try:
-        values, vectors = torch.linalg.eigh(square)
+        small = square.shape[1] <= _SMALL
+        values, vectors = (t.to(square) for t in torch.linalg.eigh(square.cpu() if small else square))
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # float32 does not always converge where many values are equal
         values, vectors = (t.to(square) for t in torch.linalg.eigh(square.double().cpu()))
     # Rounding, on the wire too, leaves some values just below zero; vectors come by columns, and files hold rows.
@@ -60,6 +63,9 @@ class Flow:
             G = Eigen(gradient.new_ones(groups, 1), None)
             if shaped.outputs is not None:
                 G = eigen(shaped.outputs, samples)
+            if shaped.shared:
+                trace = G.values.sum(1, keepdim=True).clamp(min=torch.finfo(G.values.dtype).tiny)
+                G = Eigen(G.values / trace, G.vectors)
             rotated = shaped.layer.matrices(gradient, groups, n)
             if G.vectors is not None:
                 rotated = G.vectors.mT @ rotated
@@ -71,9 +77,15 @@ class Flow:
 
     def change(self, time: float | None, mu: float, delta: float) -> Tensor:
         """w(t) − w, [d]; time None: the end of the flow, where directions without curvature stay as they are."""
-        out = torch.zeros_like(self._columns)
+        return self.change_and_curvature(time, mu, delta)[0]
+
+    def change_and_curvature(self, time: float | None, mu: float, delta: float) -> tuple[Tensor, float]:
+        """The change Δ = w(t) − w, and Δᵀ C Δ in the factored form of C, without μ and δ."""
+        out, curvature = torch.zeros_like(self._columns), 0.0
         for layer, A, G, rotated in self._parts:
-            moved = rotated * _phi(mu * G.values.unsqueeze(2) * A.values.unsqueeze(1) + delta, time)
+            product = G.values.unsqueeze(2) * A.values.unsqueeze(1)
+            moved = rotated * _phi(mu * product + delta, time)
+            curvature += float((product * moved.square()).sum(dtype=torch.float64))
             if G.vectors is not None:
                 moved = G.vectors @ moved
             if A.vectors is not None:
@@ -81,7 +93,8 @@ class Flow:
             layer.write(out, -moved)
         if len(self._rest):
             out[self._rest] = -self._columns[self._rest] * _phi(mu * self._squares + delta, time)
-        return out
+            curvature += float((self._squares * out[self._rest].square()).sum(dtype=torch.float64))
+        return out, curvature
 
 
 def _phi(rate: Tensor, time: float | None) -> Tensor:

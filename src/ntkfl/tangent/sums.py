@@ -15,9 +15,10 @@ from torch import Tensor
 from ntkfl.errors import MessageError
 
 GRADIENT, SAMPLES, REST = "gradient", "samples", "rest"
-INPUTS, CONSTANT, OUTPUTS = "inputs", "constant", "outputs"
+INPUTS, CONSTANT, SHARED, OUTPUTS = "inputs", "constant", "shared", "outputs"
 _LAYER = re.compile(r"(\d{1,12})-(\d{1,12})(?:\+(\d{1,12})-(\d{1,12}))?(T?)")
-_ROLE = re.compile(r"(inputs|constant|outputs)(\.diagonal)?")
+_ROLE = re.compile(r"(inputs|constant|shared|outputs)(\.diagonal)?")
+_SEEN = (INPUTS, CONSTANT, SHARED)  # roles of A: a layer has one of them at most
 Span = tuple[int, int]
 
 
@@ -88,6 +89,7 @@ class Shaped(NamedTuple):
     inputs: Factor | None
     outputs: Factor | None
     constant: bool  # the inputs are of the samples alone, whatever the weights
+    shared: bool = False  # positions share the weights: A and G have the trace of C's block, A ⊗ G / trace is meant
 
     @property
     def groups(self) -> int:
@@ -105,9 +107,9 @@ class Shaped(NamedTuple):
 class Sums:
     """Sums over samples by name, all additive: of two clients, of two servers, of two chunks.
 
-    `gradient` [d]; `samples` []; `<columns>/inputs` (`/constant` where no weight is before them) and
-    `<columns>/outputs`, factors of the layer at these columns as triangles or, with `.diagonal`, diagonals; `rest`, the
-    diagonal of C at all columns that no layer covers.
+    `gradient` [d]; `samples` []; `<columns>/inputs` (`/constant` where no weight is before them, `/shared` of weights
+    that positions share) and `<columns>/outputs`, factors of the layer at these columns as triangles or, with
+    `.diagonal`, diagonals; `rest`, the diagonal of C at all columns that no layer covers.
     """
 
     arrays: Mapping[str, Tensor]
@@ -132,15 +134,17 @@ class Sums:
                 raise MessageError(f"{name!r} names no factor of a layer")
             role, factor = match[1], Factor(array, match[2] is not None)
             roles = found.setdefault(layer, {})
-            if role in roles or (role in (INPUTS, CONSTANT) and roles.keys() & {INPUTS, CONSTANT}):
+            if role in roles or (role in _SEEN and roles.keys() & {*_SEEN}):
                 raise MessageError(f"a factor of the layer at columns {layer.name} stands twice")
             if array.ndim != 2 or not array.numel() or factor.size < 1 or (layer.bias is not None and layer.transposed):
                 raise MessageError(f"{name!r} of shape {list(array.shape)} is no factor")
             roles[role] = factor
-        layers = [
-            Shaped(layer, roles.get(INPUTS, roles.get(CONSTANT)), roles.get(OUTPUTS), CONSTANT in roles)
-            for layer, roles in sorted(found.items(), key=lambda item: item[0].weight)
-        ]
+        layers = []
+        for layer, roles in sorted(found.items(), key=lambda item: item[0].weight):
+            seen = next((roles[role] for role in _SEEN if role in roles), None)
+            if SHARED in roles and OUTPUTS not in roles:
+                raise MessageError(f"one factor of two of the layer at columns {layer.name}")
+            layers.append(Shaped(layer, seen, roles.get(OUTPUTS), CONSTANT in roles, SHARED in roles))
         self._check(layers)
         return layers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 
 import torch
@@ -32,13 +33,17 @@ def unpack_halves(message: Message, names: Collection[str], like: Tensor) -> dic
         name: _scaled(message.take(name, None, like), int(exponent) - _TOP)
         for name, exponent in zip(names, exponents, strict=True)
     }
-    for name, array in arrays.items():
-        if not bool(array.isfinite().all()):
+    # Halves are below 2^16, and `take` found them finite: only large exponents need a look at every number.
+    within = math.frexp(torch.finfo(like.dtype).max)[1] - (16 - _TOP)
+    for (name, array), exponent in zip(arrays.items(), exponents, strict=True):
+        if exponent > within and not bool(array.isfinite().all()):
             raise NotFinite(f"{name!r} in a {message.kind!r} message has values that are not finite")
     return arrays
 
 
 def _scaled(array: Tensor, exponent: int) -> Tensor:
-    """array · 2^exponent, in two steps: one factor alone may be outside the range of its type."""
+    """array · 2^exponent, in two steps where one factor alone may be outside the range of its type."""
+    if abs(exponent) < -math.frexp(torch.finfo(array.dtype).tiny)[1]:
+        return array * 2.0**exponent
     half = exponent // 2
     return array * 2.0**half * 2.0 ** (exponent - half)
