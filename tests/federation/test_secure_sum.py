@@ -273,3 +273,25 @@ def test_seeds_are_not_kept(digits: ntkfl.data.Federated, monkeypatch: pytest.Mo
 def test_fewer_than_two_clients_are_no_crowd(digits: ntkfl.data.Federated) -> None:
     with pytest.raises((ConfigError, TooFew), match="at least 2 clients"):
         trained(digits, FedAvg(secure_sum=True), clients_per_round=1)
+
+
+def test_an_extreme_update_weighs_as_much_as_its_limit(digits: ntkfl.data.Federated) -> None:
+    """A client that runs this code, and lies about its data or update alone, shifts each mean by limit / k at most."""
+    torch.manual_seed(0)
+    before = torch.cat([p.detach().flatten() for p in ntkfl.models.mlp(64, 16, 10).double().parameters()])
+    method, lies = FedAvg(secure_sum=True, local_steps=1, sum_limit=2.0), Poison(kind="extreme", fraction=0.3)
+    run = trained(digits, method, rounds=1, byzantine=lies, seed=1)
+    (record,) = run.history
+    liars = len(record["poisoned"])
+    assert record["bounded_clients"] == liars > 0
+    assert 1.0 < float((weights(run) - before).abs().max()) * 4 / liars <= 2.0 + 1.0  # the honest move by less than 1
+    assert bool(weights(run).isfinite().all())
+
+
+def test_an_update_of_another_network_is_not_summed() -> None:
+    method = FedAvg(secure_sum=True)
+    task = Task(ntkfl.models.mlp(5, 4, 3).double(), 3, "ce")
+    message = Message("weights", 1, {"weights": task.like})
+    reply = Message("update", 1, {"weights": task.like[1:], "samples": torch.tensor(3)})
+    with pytest.raises(MessageError, match="has shape"):
+        method.summand(task, message, reply)

@@ -43,10 +43,13 @@ def update_summand(message: Message, reply: Message, most_samples: int | None, l
         p = counted / most_samples
         summand[_SAMPLES] = Addend(torch.tensor(counted, dtype=torch.float64), float(most_samples))
     limits = {"loss": LARGEST_LOSS, "steps": MOST_STEPS}
-    for name in filter(lambda name: name != _SAMPLES, reply.arrays):
+    for name in reply.arrays:
         value = reply.take(name).double().cpu()
-        value = value - message.take(_WEIGHTS).double().cpu() if name == _WEIGHTS else value
-        summand[name] = Addend(p * value, limits.get(name, limit))
+        if name == _WEIGHTS:
+            base = message.take(_WEIGHTS).double().cpu()
+            value = reply.take(name, tuple(base.shape)).double().cpu() - base
+        if name != _SAMPLES:
+            summand[name] = Addend(p * value, limits.get(name, limit))
     return summand
 
 
