@@ -279,10 +279,10 @@ def test_an_extreme_update_weighs_as_much_as_its_limit(digits: ntkfl.data.Federa
     """A client that runs this code, and lies about its data or update alone, shifts each mean by limit / k at most."""
     torch.manual_seed(0)
     before = torch.cat([p.detach().flatten() for p in ntkfl.models.mlp(64, 16, 10).double().parameters()])
-    method, lies = FedAvg(secure_sum=True, local_steps=1, sum_limit=2.0), Poison(kind="extreme", fraction=0.3)
-    run = trained(digits, method, rounds=1, byzantine=lies, seed=1)
+    method, attack = FedAvg(secure_sum=True, local_steps=1, sum_limit=2.0), Byzantine(kind="extreme", fraction=0.3)
+    run = trained(digits, method, rounds=1, byzantine=attack, seed=1)
     (record,) = run.history
-    liars = len(record["poisoned"])
+    liars = len(record["byzantine"])
     assert record["bounded_clients"] == liars > 0
     assert 1.0 < float((weights(run) - before).abs().max()) * 4 / liars <= 2.0 + 1.0  # the honest move by less than 1
     assert bool(weights(run).isfinite().all())
