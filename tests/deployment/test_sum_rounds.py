@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ntkfl.crypto.masking import SEED_BYTES
+from ntkfl.crypto.mask_format import SEED_BYTES
 from ntkfl.crypto.row_frames import Announced, BatchKey, unpack_rows
 from ntkfl.deployment.aggregator import Aggregator
 from ntkfl.errors import TooFew

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from ntkfl.crypto.hpke import SealingKey
-from ntkfl.crypto.masking import SEED_BYTES, Words, unpack_words
+from ntkfl.crypto.mask_format import SEED_BYTES
+from ntkfl.crypto.masking import Words, unpack_words
 from ntkfl.crypto.row_frames import Announced, BatchKey, open_row, unpack_rows
 from ntkfl.federation.secure_sum import SumSchema, Total, mask_reply, open_sum
 from ntkfl.methods.additive import Addend

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntkfl.crypto.context import bind
+from ntkfl.crypto.mask_format import MOST_NUMBERS, SEED_BYTES, WORD_BYTES
 from ntkfl.crypto.row_frames import Announced
 from ntkfl.errors import ConfigError, MessageError
 
@@ -23,9 +24,6 @@ except ImportError as error:  # the core works without; this room does not
     raise ConfigError("secure sums need the extra 'services': pip install 'ntkfl[services]'") from error
 
 Words = NDArray[np.uint32]
-SEED_BYTES = 32
-WORD_BYTES = 4
-MOST_NUMBERS = 1 << 29  # of one vector: its stream stays far below the 2^32 blocks of a nonce
 _WORD = np.dtype("<u4")
 _ZEROS = bytes(1 << 16)  # bytes of a stream made at once
 

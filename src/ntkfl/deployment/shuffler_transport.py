@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ntkfl.crypto.hpke import SEAL_BYTES, SigningKey
-from ntkfl.crypto.masking import SEED_BYTES
+from ntkfl.crypto.mask_format import SEED_BYTES
 from ntkfl.crypto.row_frames import FRAME_BYTES, Announced, BatchKey, open_row
 from ntkfl.deployment.contract import Deployment, Federation
 from ntkfl.errors import ConfigError, MessageError, OutOfRounds, Refused, TooFew, TrustError

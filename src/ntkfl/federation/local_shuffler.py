@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from ntkfl.crypto.context import bind
-from ntkfl.crypto.masking import SEED_BYTES
+from ntkfl.crypto.mask_format import SEED_BYTES
 from ntkfl.crypto.row_frames import Announced, BatchKey, unpack_rows
 from ntkfl.errors import ConfigError, NTKFLError, Refused, TooFew
 from ntkfl.federation.client import SeededRandomness

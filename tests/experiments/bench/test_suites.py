@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
-from ntkfl_experiments.bench import SUITES, Row, Setting
+from ntkfl_experiments.bench import SUITES, BenchRow, Setting
 from ntkfl_experiments.bench.accuracy import accuracy
 from ntkfl_experiments.bench.chart import chart
 from ntkfl_experiments.bench.clients import clients
@@ -18,7 +18,7 @@ from ntkfl_experiments.bench.secure_sum import secure_sum
 from ntkfl_experiments.bench.wire import wire
 
 
-def _check(rows: list[Row]) -> None:
+def _check(rows: list[BenchRow]) -> None:
     assert rows
     assert rows[0].ratio == 1.0
     assert len({row.what for row in rows}) == len(rows)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import io
 
 import pytest
-from ntkfl_experiments.bench import Row
+from ntkfl_experiments.bench import BenchRow
 from ntkfl_experiments.bench.machine import Machine
 from ntkfl_experiments.bench.table import document, duration, fraction_of_peak, table, times
 from rich.console import Console
 
 MACHINE = Machine("A processor", 2, 2, "cpu", load=0.1, gflops=100.0, bandwidth=10.0)
 ROWS = [
-    Row("ours", 0.5, 1.0, flop=25e9),
-    Row(
+    BenchRow("ours", 0.5, 1.0, flop=25e9),
+    BenchRow(
         "theirs, which has a long name and a long note beside",
         150.0,
         300.0,
@@ -22,7 +22,7 @@ ROWS = [
         1.5e-6,
         "scaled from N=500 " * 5,
     ),
-    Row("another of ours", 1.0, 1.0),
+    BenchRow("another of ours", 1.0, 1.0),
 ]
 
 

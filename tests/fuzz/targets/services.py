@@ -12,7 +12,8 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from ntkfl.crypto.masking import SEED_BYTES, pack_words, unpack_words
+from ntkfl.crypto.mask_format import SEED_BYTES
+from ntkfl.crypto.masking import pack_words, unpack_words
 from ntkfl.crypto.row_frames import Announced, BatchKey, pack_rows, unpack_rows
 from ntkfl.deployment.client import next_sequence
 from ntkfl.deployment.contract import Terms

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ntkfl.crypto.hpke import SEAL_BYTES
-from ntkfl.crypto.masking import SEED_BYTES, sum_masks, unpack_words
+from ntkfl.crypto.mask_format import SEED_BYTES
+from ntkfl.crypto.masking import sum_masks, unpack_words
 from ntkfl.crypto.receipt import check_receipt
 from ntkfl.crypto.row_frames import FRAME_BYTES, Announced, pack_rows, unpack_rows
 from ntkfl.errors import MessageError

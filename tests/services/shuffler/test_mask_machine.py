@@ -126,8 +126,8 @@ class Machine(RuleBasedStateMachine):
     def revoke(self, client: str, really: bool) -> None:
         if not really:
             return
-        self.shuffler.drop(client)
         self.revoked.add(client)
+        self.shuffler.set_revoked(frozenset(self.revoked))
         for batch in self.batches:
             if batch.state == "open":
                 batch.seeds.pop(client, None)

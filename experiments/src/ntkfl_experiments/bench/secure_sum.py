@@ -24,7 +24,8 @@ def secure_sum(setting: Setting) -> list[BenchRow]:
 
 def _crowd(clients: int, numbers: int, setting: Setting) -> list[BenchRow]:
     from ntkfl.crypto.hpke import SealingKey  # sealing is an extra
-    from ntkfl.crypto.masking import SEED_BYTES, sum_masks
+    from ntkfl.crypto.mask_format import SEED_BYTES
+    from ntkfl.crypto.masking import sum_masks
     from ntkfl.crypto.row_frames import Announced, BatchKey, unpack_rows
     from ntkfl.federation.secure_sum import SumSchema, mask_reply, open_sum
     from ntkfl.services.shuffler.batch import Batch

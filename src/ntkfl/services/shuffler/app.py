@@ -22,7 +22,7 @@ from starlette.types import Scope
 
 from ntkfl.crypto.credentials import ROLES, Credential
 from ntkfl.crypto.hpke import SigningKey
-from ntkfl.crypto.masking import SEED_BYTES
+from ntkfl.crypto.mask_format import SEED_BYTES
 from ntkfl.crypto.receipt import issue_receipt
 from ntkfl.crypto.row_frames import FRAME_BYTES, Announced, BatchKey, frame_rows, pack_rows, unpack_rows
 from ntkfl.errors import MessageError, Refused, TrustError

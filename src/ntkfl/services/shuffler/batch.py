@@ -11,7 +11,7 @@ from typing import Any
 
 from ntkfl.crypto.context import bind
 from ntkfl.crypto.credentials import NAME_PATTERN
-from ntkfl.crypto.masking import MOST_NUMBERS, WORD_BYTES
+from ntkfl.crypto.mask_format import MOST_NUMBERS, WORD_BYTES
 from ntkfl.crypto.row_frames import BatchKey
 from ntkfl.errors import Refused
 

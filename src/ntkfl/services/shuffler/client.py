@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from ntkfl.crypto.masking import WORD_BYTES
+from ntkfl.crypto.mask_format import WORD_BYTES
 from ntkfl.crypto.row_frames import FRAME_BYTES, Announced, BatchKey, unpack_rows
 from ntkfl.errors import MessageError
 from ntkfl.services.announcement import Head

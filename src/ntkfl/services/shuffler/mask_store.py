@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from ntkfl.crypto.masking import SEED_BYTES, WORD_BYTES, pack_words, sum_masks
+from ntkfl.crypto.mask_format import SEED_BYTES, WORD_BYTES
 from ntkfl.crypto.row_frames import Announced
 from ntkfl.errors import Refused
 from ntkfl.services.shuffler.batch import Record
@@ -41,6 +41,8 @@ def release_masks(db: sqlite3.Connection, batch: Record, announced: Announced) -
     (rows,) = db.execute(f"SELECT COUNT(*) FROM {batch.pending}").fetchone()
     if len(seeds) != rows or not all(isinstance(seed, bytes) and len(seed) == SEED_BYTES for seed in seeds):
         raise Refused("storage", f"the shuffler's seeds of batch {tuple(batch.key)} are damaged")
+    from ntkfl.crypto.masking import pack_words, sum_masks  # numpy comes with it, which rows do without
+
     total = pack_words(sum_masks(seeds, announced, batch.numbers))
     db.execute("UPDATE sums SET masks = ? WHERE number = ?", (total, batch.number))
     db.execute(f"DROP TABLE {batch.seeds}")
