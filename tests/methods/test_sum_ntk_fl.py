@@ -303,9 +303,9 @@ def test_a_residual_network_learns_with_the_defaults_and_not_with_a_fixed_mu() -
     torch.manual_seed(0)
     model, ends = ntkfl.models.resnet((1, 8, 8), 10, channels=(8, 16, 32)), {}
     for control in ("auto", "fixed"):
-        run = ntkfl.train(model, fed, SumNTKFL(control=control), rounds=5, clients_per_round=8, callbacks=[])
+        run = ntkfl.train(model, fed, SumNTKFL(control=control), rounds=4, clients_per_round=8, callbacks=[])
         ends[control] = run.history[-1]["test_accuracy"]
-    assert ends["auto"] > 0.8  # 0.92 where it was written, against 0.10
+    assert ends["auto"] > 0.8  # 0.93 where it was written, against 0.10
     assert ends["fixed"] < 0.5
 
 
