@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from torch import Tensor, nn
 import ntkfl
 from ntkfl.data import Dirichlet, Federated, Shards
 from ntkfl.data.partition import Partition
+from ntkfl.federation.build import build_method
 from ntkfl.federation.shares import shapley_values
-from ntkfl.methods import FedAdam, FedAvg, FedProx, Method, Scaffold, SumNTKFL, SumRidge
+from ntkfl.methods import Method, SumNTKFL, SumRidge
 from ntkfl.models.backbone import Backbone
 from ntkfl.tangent.ridge import RidgeSums, solve, total
 
@@ -96,7 +98,16 @@ class Table:
         pairs = [(self.train[index, :width], self.y_train[index]) for index in map(torch.from_numpy, shares)]
         return ntkfl.data.from_clients(pairs, test=(self.test[:, :width], self.y_test), classes=10)
 
-    def measure(self, name: str, what: Callable[..., Any]) -> Any:
+    def seeds(self, name: str, partition: str, method: Method, rounds: int, per_round: int, width: int = WIDTH) -> None:
+        """The method's curve for every seed."""
+        for seed in SEEDS:
+
+            def play(seed: int = seed) -> dict[str, Any]:
+                return curve(self.clients(partition, seed, width), method, rounds, per_round, seed)
+
+            self.measure(f"{name} / {partition} / seed {seed}", play)
+
+    def measure(self, name: str, what: Callable[[], Any]) -> Any:
         """`what()`, unless it was measured before."""
         if name not in self.found:
             began = time.perf_counter()
@@ -144,15 +155,17 @@ def kfac_settings() -> dict[str, Method]:
         f"μ {mu} δ {delta} smoothing {smoothing}": SumNTKFL(
             mu=mu, delta=delta, time=None, label_smoothing=smoothing, **KFAC
         )
-        for mu in (1.0, 2.0)
-        for delta in (1e-4,)
+        for mu in (1.5, 2.0, 3.0, 4.0)
+        for delta in (1e-4, 1e-2)
         for smoothing in (0.0, 0.1)
     }
 
 
-def averaging_settings(kind: type[Method], **more: Any) -> dict[str, Method]:
+def averaging_settings(method: str, **more: float) -> dict[str, Method]:
     return {
-        f"{kind.name} lr {lr} steps {steps}": kind(lr=lr, local_steps=steps, batch_size=50, **more)
+        f"{method} lr {lr} steps {steps}": build_method(
+            {"name": method, "lr": lr, "local_steps": steps, "batch_size": 50, **more}
+        )
         for lr in (0.003, 0.03, 0.3)
         for steps in (10, 50)
     }
@@ -161,47 +174,26 @@ def averaging_settings(kind: type[Method], **more: Any) -> dict[str, Method]:
 def measure(source: Path, out: Path) -> None:
     table, some = Table(source, out), "one label per client"
     for partition in PARTITIONS:
-        for seed in SEEDS:
-            table.measure(
-                f"ridge, one round / {partition} / seed {seed}",
-                lambda p=partition, s=seed: curve(table.clients(p, s), SumRidge(), 1, CLIENTS, s),
-            )
-    for seed in SEEDS:
-        table.measure(
-            f"ridge so far, 20 per round / {some} / seed {seed}",
-            lambda s=seed: curve(table.clients(some, s), SumRidge(), 10, 20, s),
-        )
-    averaged(table, some, FedAvg)
+        table.seeds("ridge, one round", partition, SumRidge(), 1, CLIENTS)
+    table.seeds("ridge so far, 20 per round", some, SumRidge(), 10, 20)
+    averaged(table, some, "fedavg")
     settings = kfac_settings()
     best = on_held_out(table, "α = 0.1", settings, 3, CLIENTS)
     for partition in PARTITIONS:
-        for seed in SEEDS:
-            table.measure(
-                f"K-FAC sums ({best}) / {partition} / seed {seed}",
-                lambda p=partition, s=seed: curve(table.clients(p, s), settings[best], 3, CLIENTS, s),
-            )
-    width = table.train.shape[1]
-    for seed in SEEDS:
-        table.measure(
-            f"ridge with last-block inputs / {some} / seed {seed}",
-            lambda s=seed: curve(table.clients(some, s, width), SumRidge(), 1, CLIENTS, s),
-        )
-    table.measure("unlearning", lambda: unlearning(table))
-    table.measure("Shapley, 10 silos, 256 features", lambda: shapley(table, 256))
-    averaged(table, some, FedAdam, server_lr=0.01)
-    averaged(table, some, FedProx)
-    averaged(table, some, Scaffold)
+        table.seeds(f"K-FAC sums ({best})", partition, settings[best], 3, CLIENTS)
+    table.seeds("ridge with last-block inputs", some, SumRidge(), 1, CLIENTS, table.train.shape[1])
+    table.measure("unlearning", partial(unlearning, table))
+    table.measure("Shapley, 10 silos, 256 features", partial(shapley, table, 256))
+    averaged(table, some, "fedadam", server_lr=0.01)
+    averaged(table, some, "fedprox")
+    averaged(table, some, "scaffold")
 
 
-def averaged(table: Table, partition: str, kind: type[Method], **more: Any) -> None:
+def averaged(table: Table, partition: str, method: str, **more: float) -> None:
     """An averaging method with 20 clients per round, its settings chosen on held-out clients after ten rounds."""
-    settings = averaging_settings(kind, **more)
+    settings = averaging_settings(method, **more)
     best = on_held_out(table, partition, settings, 10, 20)
-    for seed in SEEDS:
-        table.measure(
-            f"{best}, 20 per round / {partition} / seed {seed}",
-            lambda s=seed: curve(table.clients(partition, s), settings[best], 50, 20, s),
-        )
+    table.seeds(f"{best}, 20 per round", partition, settings[best], 50, 20)
 
 
 def sums_of(table: Table, seed: int, width: int, silos: int) -> list[RidgeSums]:
