@@ -166,7 +166,7 @@ def averaging_settings(method: str, **more: float) -> dict[str, Method]:
         f"{method} lr {lr} steps {steps}": build_method(
             {"name": method, "lr": lr, "local_steps": steps, "batch_size": 50, **more}
         )
-        for lr in (0.003, 0.03, 0.3)
+        for lr in (0.03, 0.3, 1.0, 3.0, 10.0)
         for steps in (10, 50)
     }
 
