@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,12 @@ def test_the_verbs(tmp_path: Path) -> None:
     assert said.exit_code == 0, said.output
     values = {v["client"]: v["value"] for v in json.loads((folder / "values.json").read_text())}
     assert set(values) == {0, 1, 2, 3}
+    out = tmp_path / "own.safetensors"
+    said = CliRunner().invoke(app, ["personalize", str(folder), "--client", "1", "--out", str(out)])
+    assert said.exit_code == 0, said.output
+    before, after = (float(error) for error in re.findall(r"(0\.\d+) (?:before|now)", said.output))
+    assert after < before
+    assert load_file(out).keys() == load_file(folder / "model.safetensors").keys()
     said = CliRunner().invoke(app, ["forget", str(folder), "--client", "3"])
     assert said.exit_code == 0, said.output
     assert "forgot client 3 and its 19 samples" in said.output
@@ -171,6 +178,6 @@ def test_a_head_of_ones_own(tmp_path: Path) -> None:
     own = run.share(2)
     errors = [float(own.error(personal_weights(run, 2, weight))) for weight in (0.0, 1.0, 10.0, 1000.0)]
     assert errors == sorted(errors, reverse=True)
-    assert errors[0] == pytest.approx(float(own.error(solve(total(list(run.shares.values())), run.penalty))))
+    assert errors[0] == pytest.approx(float(own.error(run.solution())))
     alone = float(own.error(solve(own, run.penalty)))
     assert errors[-1] == pytest.approx(alone, rel=0.05)

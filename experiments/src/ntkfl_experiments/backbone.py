@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ from torch import Tensor, nn
 import ntkfl
 from ntkfl.data import Dirichlet, Federated, Shards
 from ntkfl.data.partition import Partition
+from ntkfl.federation.build import build_method
 from ntkfl.federation.shares import shapley_values
-from ntkfl.methods import FedAdam, FedAvg, FedProx, Method, Scaffold, SumNTKFL, SumRidge
-from ntkfl.methods.local_training import LocalTraining
+from ntkfl.methods import Method, SumNTKFL, SumRidge
 from ntkfl.models.backbone import Backbone
 from ntkfl.tangent.ridge import RidgeSums, solve, total
 
@@ -97,7 +98,16 @@ class Table:
         pairs = [(self.train[index, :width], self.y_train[index]) for index in map(torch.from_numpy, shares)]
         return ntkfl.data.from_clients(pairs, test=(self.test[:, :width], self.y_test), classes=10)
 
-    def measure(self, name: str, what: Callable[..., Any]) -> Any:
+    def seeds(self, name: str, partition: str, method: Method, rounds: int, per_round: int, width: int = WIDTH) -> None:
+        """The method's curve for every seed."""
+        for seed in SEEDS:
+
+            def play(seed: int = seed) -> dict[str, Any]:
+                return curve(self.clients(partition, seed, width), method, rounds, per_round, seed)
+
+            self.measure(f"{name} / {partition} / seed {seed}", play)
+
+    def measure(self, name: str, what: Callable[[], Any]) -> Any:
         """`what()`, unless it was measured before."""
         if name not in self.found:
             began = time.perf_counter()
@@ -145,16 +155,18 @@ def kfac_settings() -> dict[str, Method]:
         f"μ {mu} δ {delta} smoothing {smoothing}": SumNTKFL(
             mu=mu, delta=delta, time=None, label_smoothing=smoothing, **KFAC
         )
-        for mu in (1.0, 2.0)
+        for mu in (1.5, 2.0, 3.0, 4.0)
         for delta in (1e-4,)
         for smoothing in (0.0, 0.1)
     }
 
 
-def averaging_settings(kind: type[LocalTraining], **more: Any) -> dict[str, Method]:
+def averaging_settings(method: str, **more: float) -> dict[str, Method]:
     return {
-        f"{kind.name} lr {lr} steps {steps}": kind(lr=lr, local_steps=steps, batch_size=50, **more)
-        for lr in (0.003, 0.03, 0.3)
+        f"{method} lr {lr} steps {steps}": build_method(
+            {"name": method, "lr": lr, "local_steps": steps, "batch_size": 50, **more}
+        )
+        for lr in (0.03, 0.3, 1.0, 3.0, 10.0)
         for steps in (10, 50)
     }
 
@@ -162,47 +174,27 @@ def averaging_settings(kind: type[LocalTraining], **more: Any) -> dict[str, Meth
 def measure(source: Path, out: Path) -> None:
     table, some = Table(source, out), "one label per client"
     for partition in PARTITIONS:
-        for seed in SEEDS:
-            table.measure(
-                f"ridge, one round / {partition} / seed {seed}",
-                lambda p=partition, s=seed: curve(table.clients(p, s), SumRidge(), 1, CLIENTS, s),
-            )
-    for seed in SEEDS:
-        table.measure(
-            f"ridge so far, 20 per round / {some} / seed {seed}",
-            lambda s=seed: curve(table.clients(some, s), SumRidge(), 10, 20, s),
-        )
-    averaged(table, some, FedAvg)
+        table.seeds("ridge, one round", partition, SumRidge(), 1, CLIENTS)
+    table.seeds("ridge so far, 20 per round", some, SumRidge(), 10, 20)
+    averaged(table, some, "fedavg")
     settings = kfac_settings()
     best = on_held_out(table, "α = 0.1", settings, 3, CLIENTS)
     for partition in PARTITIONS:
-        for seed in SEEDS:
-            table.measure(
-                f"K-FAC sums ({best}) / {partition} / seed {seed}",
-                lambda p=partition, s=seed: curve(table.clients(p, s), settings[best], 3, CLIENTS, s),
-            )
-    width = table.train.shape[1]
-    for seed in SEEDS:
-        table.measure(
-            f"ridge with last-block inputs / {some} / seed {seed}",
-            lambda s=seed: curve(table.clients(some, s, width), SumRidge(), 1, CLIENTS, s),
-        )
-    table.measure("unlearning", lambda: unlearning(table))
-    table.measure("Shapley, 10 silos, 256 features", lambda: shapley(table, 256))
-    averaged(table, some, FedAdam, server_lr=0.01)
-    averaged(table, some, FedProx)
-    averaged(table, some, Scaffold)
+        table.seeds(f"K-FAC sums ({best})", partition, settings[best], 3, CLIENTS)
+    table.seeds("ridge with last-block inputs", some, SumRidge(), 1, CLIENTS, table.train.shape[1])
+    table.measure("unlearning", partial(unlearning, table))
+    table.measure("sums in fewer bits", partial(quantised, table))
+    table.measure("Shapley, 10 silos, 256 features", partial(shapley, table, 256))
+    averaged(table, some, "fedadam", server_lr=0.01)
+    averaged(table, some, "fedprox")
+    averaged(table, some, "scaffold")
 
 
-def averaged(table: Table, partition: str, kind: type[LocalTraining], **more: Any) -> None:
+def averaged(table: Table, partition: str, method: str, **more: float) -> None:
     """An averaging method with 20 clients per round, its settings chosen on held-out clients after ten rounds."""
-    settings = averaging_settings(kind, **more)
+    settings = averaging_settings(method, **more)
     best = on_held_out(table, partition, settings, 10, 20)
-    for seed in SEEDS:
-        table.measure(
-            f"{best}, 20 per round / {partition} / seed {seed}",
-            lambda s=seed: curve(table.clients(partition, s), settings[best], 50, 20, s),
-        )
+    table.seeds(f"{best}, 20 per round", partition, settings[best], 50, 20)
 
 
 def sums_of(table: Table, seed: int, width: int, silos: int) -> list[RidgeSums]:
@@ -212,9 +204,9 @@ def sums_of(table: Table, seed: int, width: int, silos: int) -> list[RidgeSums]:
 
 
 def unlearning(table: Table) -> dict[str, float]:
-    """Client 17 of 100 taken out: by subtracting its sums, and by solving from the features of all others."""
+    """Client 17 of 100 taken out, in float64: by subtracting its sums, and by solving from all others' features."""
     fed = table.clients("one label per client", 0)
-    pairs = [fed.client(i) for i in range(len(fed))]
+    pairs = [(x.double(), y) for x, y in map(fed.client, range(len(fed)))]
     parts = [RidgeSums.of(x, nn.functional.one_hot(y, 10)) for x, y in pairs]
     whole, penalty = total(parts), 1e-3
     began = time.perf_counter()
@@ -225,6 +217,47 @@ def unlearning(table: Table) -> dict[str, float]:
     again = solve(RidgeSums.of(x, nn.functional.one_hot(y, 10)), penalty)
     retraining = time.perf_counter() - began
     return {"difference": float((solved - again).abs().max()), "seconds": seconds, "retraining_seconds": retraining}
+
+
+def quantised(table: Table) -> dict[str, Any]:
+    """One round where G travels in fewer bits: accuracy and bytes per client. Of 8 bits, G's diagonal and the features'
+    sum stay in float32, and the rest is rounded up or down at random, so that errors of clients cancel.
+    """
+    fed = table.clients("one label per client", 0)
+    generator = torch.Generator().manual_seed(0)
+    totals: dict[str, RidgeSums] = {}
+    for number in range(len(fed)):
+        x, y = fed.client(number)
+        sums = RidgeSums.of(x, nn.functional.one_hot(y, 10))
+        half = float(sums.gram.abs().max()) / 2**15
+        grams = {
+            "float32": sums.gram.float().double(),
+            "float16": (sums.gram / half).half().double() * half,
+            "8 bits": _eight_bits(sums.gram, generator),
+        }
+        for name, gram in grams.items():
+            own = RidgeSums(sums.samples, gram, sums.cross, sums.squares)
+            totals[name] = totals[name] + own if name in totals else own
+    p, x = WIDTH + 1, table.test[:, :WIDTH].double()
+    numbers, rest = p * (p + 1) // 2, 4 * (10 * p + 2)
+    sizes = {"float32": 4 * numbers, "float16": 2 * numbers, "8 bits": numbers + 3 * 2 * p}
+    found = {}
+    for name, sums in totals.items():
+        W = solve(sums, 1e-3)
+        right = ((x @ W[:-1] + W[-1]).argmax(1) == table.y_test).double().mean()
+        found[name] = {"accuracy": round(100 * float(right), 2), "bytes_up": sizes[name] + rest}
+    return found
+
+
+def _eight_bits(gram: Tensor, generator: torch.Generator) -> Tensor:
+    off = gram - torch.diag(gram.diagonal())
+    off[-1] = off[:, -1] = 0
+    step = off.abs().max() / 127
+    up = torch.triu((off / step + torch.rand(off.shape, generator=generator, dtype=off.dtype)).floor() * step, 1)
+    up[:, -1] = 0
+    result = up + up.mT + torch.diag(gram.diagonal())
+    result[-1], result[:, -1] = gram[-1], gram[:, -1]
+    return result
 
 
 def shapley(table: Table, width: int) -> dict[str, Any]:

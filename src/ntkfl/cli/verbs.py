@@ -28,6 +28,7 @@ VERBS = {
     "watch": "Watch runs while they go on.",
     "value": "Value each client's contribution.",
     "forget": "Take a client out of a run, exactly.",
+    "personalize": "Write a model whose head suits one client.",
     "data": "Datasets, and how they are dealt to clients.",
     "doctor": "Check this machine, and say what to do.",
     "export": "Write a run's model with its projection sealed.",

@@ -72,6 +72,10 @@ class SharesOfRun:
             raise ConfigError(f"no sums of client {client} are here: there are those of {listed}")
         return self.shares[client]
 
+    def solution(self) -> Tensor:
+        """Everybody's (W; bᵀ) [p, d2]."""
+        return solve(total([self.shares[client] for client in sorted(self.shares)]), self.penalty)
+
     def flat(self, weights: Tensor) -> Tensor:
         """The run's flat weights with the last layer's (W; bᵀ) [p, d2] in their place."""
         w0, w1, b0, b1 = self.state[COLUMNS].tolist()

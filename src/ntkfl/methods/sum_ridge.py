@@ -64,6 +64,9 @@ class SumRidge(Method):
         None, ge=0, description="λ, in units of a feature's mean variance; none: chosen by left-out clients' errors"
     )
     penalties: tuple[float, ...] = Field(PENALTIES, min_length=1, description="λ to choose from")
+    slack: float = Field(
+        0.05, ge=0, description="the smallest λ is taken whose left-out error is within this part of the best"
+    )
     folds: int = Field(5, ge=2, description="groups of clients left out in turn; with fewer clients each of them")
     keep_shares: bool = Field(
         False, description="the server keeps each client's sums, for `ntkfl forget` and `ntkfl value`; else the total"
@@ -120,8 +123,10 @@ class SumRidge(Method):
         """(weights [p, d2], λ) from the sums; `parts` are clients' shares of them, to choose λ by."""
         penalty = self.penalty
         if penalty is None and len(parts) > 1 and len(self.penalties) > 1:
-            errors = left_out_errors(parts, whole, self.penalties, self.folds)
-            penalty = self.penalties[int(errors.argmin())]
+            errors = left_out_errors(parts, whole, self.penalties, self.folds).tolist()
+            # Shrinking lowers the squared error of clients unlike the others, and with it the accuracy.
+            good = (1 + self.slack) * min(errors)
+            penalty = min(p for p, error in zip(self.penalties, errors, strict=True) if error <= good)
         elif penalty is None:
             penalty = before if before is not None else sorted(self.penalties)[len(self.penalties) // 2]
         return solve(whole, penalty), penalty
