@@ -41,8 +41,9 @@ class Bare(nn.Module):
 NETWORKS = {
     "mlp": (lambda: nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)), (5,)),
     "convolution": (
-        lambda: nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 4, 2, 2, groups=2), nn.Flatten(),
-                              nn.Linear(16, 3)),  # fmt: skip
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 4, 2, 2, groups=2), nn.Flatten(), nn.Linear(16, 3)
+        ),
         (2, 4, 4),
     ),
     "tokens": (Tokens, (6,)),

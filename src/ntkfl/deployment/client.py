@@ -131,6 +131,10 @@ class ShuffledClient:
             return
         if batch.min_clients < self.federation.shuffler.min_clients:
             raise TrustError(f"round {round} asks fewer than {self.federation.shuffler.min_clients} clients")
+        if batch.min_clients < terms.method.get("noise_clients", 0):
+            raise TrustError(f"round {round} is released with the noise of fewer clients than its ε counts on")
+        if exchange == EVALUATION and "budget_rounds" in terms.method:
+            raise TrustError(f"round {round} asks for counts, which no budget is for: evaluators are to measure")
         if len(batch.cohort) != terms.clients_per_round:
             raise TrustError(f"round {round} asks {len(batch.cohort)} clients, not {terms.clients_per_round}")
         if self.method.secure_sum and exchange not in (0, EVALUATION):

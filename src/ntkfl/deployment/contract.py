@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import tomli_w
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from torch import nn
 
 from ntkfl.atomic import write_atomically
@@ -86,6 +86,16 @@ class Contract(Terms):
     def most_rounds(self) -> int:
         """Round numbers that clients answer under, failed rounds included."""
         return self.rounds + self.retries
+
+    @model_validator(mode="after")
+    def _within_budget(self) -> Self:
+        """Every round number may release a sum, so each counts against a method's budget, failed rounds too."""
+        budget, honest = self.method.get("budget_rounds"), self.method.get("noise_clients", 0)
+        if budget is not None and self.most_rounds > budget:
+            raise ConfigError(f"rounds + retries are {self.most_rounds}, and ε is for {budget} (budget_rounds)")
+        if honest > self.clients_per_round:
+            raise ConfigError(f"noise_clients is {honest}, more than the {self.clients_per_round} clients of a round")
+        return self
 
     @property
     def private(self) -> bool:

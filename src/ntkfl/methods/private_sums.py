@@ -63,7 +63,9 @@ class PrivateSums(Method):
     lr: float = Field(4.0, gt=0, description="step along the mean gradient, in units of clip")
     momentum: float = Field(0.8, ge=0, lt=1, description="of the server")
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="part of a class label spread over all; 0 with mse")
-    sum_limit: float = Field(0.1, gt=0, description="largest number of a client's gradient per sample, in units of clip")
+    sum_limit: float = Field(
+        0.1, gt=0, description="largest number of a client's gradient per sample, in units of clip"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -99,7 +101,9 @@ class PrivateSums(Method):
         mean = (total[_GRADIENT] / (GRAINS * count)).to(task.like)
         velocity = self.momentum * state[_VELOCITY] + whitened(mean, _read_whitening(known, task.like))
         weights = check_finite(state["weights"] - self.lr * velocity, "the model after the step")
-        spent = {} if self.epsilon is None else {"epsilon": self._spent(round), "delta": self.delta}
+        spent: dict[str, float | str] = (
+            {} if self.epsilon is None else {"epsilon": self._spent(round), "delta": self.delta, "unit": "record"}
+        )
         return Outcome({"weights": weights, _VELOCITY: velocity} | known, None, None, spent)
 
     def _add_up(self, task: Task, replies: list[Message]) -> dict[str, Tensor]:
@@ -210,14 +214,32 @@ class PrivateSums(Method):
             found.append((concentrated(moment_change([1]), self.moment_sigma([1]), self.noise_clients, 1), 1))
         return found
 
+    def promise(self, cohort: int, rounds: int) -> list[str]:
+        if rounds > self.budget_rounds:
+            raise ConfigError(f"ε is for {self.budget_rounds} rounds (budget_rounds), and the run has {rounds}")
+        if cohort < self.noise_clients:
+            raise ConfigError(
+                f"ε counts on {self.noise_clients} clients per round (noise_clients), and there are {cohort}"
+            )
+        if self.epsilon is None:
+            return ["without epsilon nothing is private: gradients are clipped, and no noise is added"]
+        against = "the aggregator" if self.secure_sum else "those who see the models; the server sees replies"
+        size = f"ε = {self.epsilon:g}, δ = {self.delta:g}"
+        return [
+            f"private: {size} for a record over {self.budget_rounds} rounds, against {against}",
+            f"if {self.noise_clients} of {cohort} clients are honest; simulated: the noise follows from the seed",
+        ]
+
     def guarantees(self, run: Participation) -> list[Guarantee]:
         if self.epsilon is None:
             return []
         seen = "the aggregator" if self.secure_sum else "those who see the models"
         releases = self._releases(run.rounds)
         against = f"{seen}, {run.rounds} rounds"
-        how = {"clients": self.noise_clients, "secure": self.secure_sum, "simulated": run.simulated}
-        return [guarantee(releases, self.delta, against=against, **how)]
+        honest, secure = self.noise_clients, self.secure_sum
+        return [
+            guarantee(releases, self.delta, clients=honest, against=against, secure=secure, simulated=run.simulated)
+        ]
 
     def _check_round(self, round: int) -> None:
         if round > self.budget_rounds:

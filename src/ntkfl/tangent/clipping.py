@@ -5,7 +5,7 @@ trains, b = −g_tᵀ r: the residual brought back to the layer's outputs). Its 
 
     ‖Σ_t b_t ⊗ a_t‖² = Σ_ts ⟨b_t, b_s⟩ ⟨a_t, a_s⟩,
 
-so no sample's gradient is formed: at T = 1 it is ‖a‖² ‖b‖². Where a layer is `whitened`, weights V with W = V P take the
+so no sample's gradient is formed: at T = 1 it is ‖a‖² ‖b‖². Where a layer is whitened, weights V with W = V P take the
 place of W: the inputs are P a, the gradient is the old one times P, and what is clipped is the norm in V.
 """
 
