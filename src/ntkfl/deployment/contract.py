@@ -118,6 +118,12 @@ class Deployment(Contract):
     patience: float = Field(600, gt=0, description="seconds to wait for enough clients before a round has failed")
     attempts: int = Field(3, ge=1, description="times in a row that a round may fail before the run stops")
 
+    @model_validator(mode="after")
+    def _measured_by_evaluators(self) -> Self:
+        if "budget_rounds" in self.method and not self.evaluators:
+            raise ConfigError("no budget is for counts of a round's clients: a private run needs evaluators")
+        return self
+
     @staticmethod
     def read(path: Path) -> Deployment:
         return Deployment(**read_toml(path))
