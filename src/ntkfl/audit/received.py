@@ -106,9 +106,9 @@ def sums_of(capture: Capture, reply: Message) -> tuple[Sums, float] | None:
     for one long step along the gradient. None where the reply is neither.
     """
     exact = capture.task.like.new_empty(0, dtype=torch.float64, device="cpu")
-    if SAMPLES not in reply.arrays:
+    if SAMPLES not in reply.arrays or reply.arrays[SAMPLES].numel() != 1:
         return None
-    samples = reply.take(SAMPLES, ()).to(exact)
+    samples = reply.take(SAMPLES).reshape(()).to(exact)
     if GRADIENT in reply.arrays:
         halves = [name for name, array in reply.arrays.items() if array.dtype == torch.float16]
         if EXPONENTS in reply.arrays:

@@ -35,6 +35,10 @@ def train(
     out: Annotated[Path | None, typer.Option(help="the run's folder")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue the run in --out")] = False,
     allow_code: AllowCode = False,
+    private: Annotated[
+        bool,
+        typer.Option("--private", help="differentially private: secure sums, ε = 3 for a record (--set epsilon=1)"),
+    ] = False,
     record_wire: Annotated[
         list[int] | None,
         typer.Option(metavar="ROUND", help="keep this round's messages in --out, for ntkfl audit; may be repeated"),
@@ -67,7 +71,7 @@ def train(
     for flag, wanted in (("--record-wire", record_wire), ("--tensorboard", tensorboard), ("--resume", resume)):
         if wanted and out is None:
             raise ConfigError(f"{flag} needs --out, the run's folder")
-    run_config = _config(settings, config, out, resume, allow_code)
+    run_config = _config(settings, config, out, resume, allow_code, private)
     display = RoundTable(run_config.method["name"], run_config.rounds, remarks, quiet=as_json)
     callbacks = [_printed(display, as_json), *([TensorBoardCallback(out)] if tensorboard and out is not None else [])]
     with stoppable(lambda: _stopped(out, bool(run_config.code))), display:
@@ -100,7 +104,9 @@ def _printed(display: RoundTable, as_json: bool) -> Callback:
     return Printed()
 
 
-def _config(given: dict[str, Any], file: Path | None, out: Path | None, resume: bool, allow_code: bool) -> RunConfig:
+def _config(
+    given: dict[str, Any], file: Path | None, out: Path | None, resume: bool, allow_code: bool, private: bool
+) -> RunConfig:
     """Settings from the file (or, when resuming, from the run's own), with those of the command line on top.
 
     The file is the user's own and may name code; a run's folder may be somebody else's.
@@ -121,6 +127,10 @@ def _config(given: dict[str, Any], file: Path | None, out: Path | None, resume: 
             base[key] = value  # another method: the file's options are not its own
         elif value:
             base[key] = base.get(key, {}) | value
+    if private:
+        from ntkfl.cli.private import private_settings
+
+        base = private_settings(base)
     base.setdefault("method", {}).setdefault("name", "ntk-fl")
     return RunConfig(**base)
 

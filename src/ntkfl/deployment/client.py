@@ -134,6 +134,8 @@ class ShuffledClient:
             return
         if batch.min_clients < self.federation.shuffler.min_clients:
             raise TrustError(f"round {round} asks fewer than {self.federation.shuffler.min_clients} clients")
+        if "budget_rounds" in terms.method:
+            self._check_budget(said)
         if len(batch.cohort) != terms.clients_per_round:
             raise TrustError(f"round {round} asks {len(batch.cohort)} clients, not {terms.clients_per_round}")
         if self.method.secure_sum and exchange not in (0, EVALUATION):
@@ -147,6 +149,20 @@ class ShuffledClient:
             raise TrustError(f"round {round} asks for {batch.max_rows} rows, the contract for {usual}")
         if batch.seconds is not None and batch.seconds < 1:
             raise TrustError(f"round {round} would be released before others could answer")
+
+    def _check_budget(self, said: Announcement) -> None:
+        """`TrustError` where a round of a private run would release something that its ε does not count."""
+        assert said.batch is not None
+        if said.batch.min_clients < self.federation.terms.method["noise_clients"]:
+            raise TrustError(f"round {said.key.round} is released with less noise than its ε counts on")
+        if said.kind == "evaluate":
+            raise TrustError(
+                f"round {said.key.round} asks for counts, which no budget is for: evaluators are to measure"
+            )
+        if said.message is not None and "asks" in said.message.arrays and said.key.round != 1:
+            raise TrustError(
+                f"round {said.key.round} asks for moments of inputs, which are given in the first one alone"
+            )
 
     def answer(self, said: Announcement) -> bytes | None:
         """Send what was asked for: the shuffler's receipt; None if this client was not asked."""

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import tomli_w
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from torch import nn
 
 from ntkfl.atomic import write_atomically
@@ -87,6 +87,16 @@ class Contract(Terms):
         """Round numbers that clients answer under, failed rounds included."""
         return self.rounds + self.retries
 
+    @model_validator(mode="after")
+    def _within_budget(self) -> Self:
+        """Every round number may release a sum, so each counts against a method's budget, failed rounds too."""
+        budget, honest = self.method.get("budget_rounds"), self.method.get("noise_clients", 0)
+        if budget is not None and self.most_rounds > budget:
+            raise ConfigError(f"rounds + retries are {self.most_rounds}, and ε is for {budget} (budget_rounds)")
+        if honest > self.clients_per_round:
+            raise ConfigError(f"noise_clients is {honest}, more than the {self.clients_per_round} clients of a round")
+        return self
+
     @property
     def private(self) -> bool:
         """Whether the method bounds and noises what clients send."""
@@ -107,6 +117,12 @@ class Deployment(Contract):
     round_seconds: float = Field(120, ge=1, description="until an exchange goes on without those who have not answered")
     patience: float = Field(600, gt=0, description="seconds to wait for enough clients before a round has failed")
     attempts: int = Field(3, ge=1, description="times in a row that a round may fail before the run stops")
+
+    @model_validator(mode="after")
+    def _measured_by_evaluators(self) -> Self:
+        if "budget_rounds" in self.method and not self.evaluators:
+            raise ConfigError("no budget is for counts of a round's clients: a private run needs evaluators")
+        return self
 
     @staticmethod
     def read(path: Path) -> Deployment:

@@ -197,8 +197,8 @@ class Simulation:
         try:
             told.on_begin(rounds)
             told.on_start(note)
-            if self.method.noise:
-                told.on_start("noise follows from the seed and hides nothing: an ε of this run is a simulation's")
+            for line in self.method.promise(self.clients_per_round, rounds):
+                told.on_start(line)
             return self.server.run(folder, described, resume=resume, on_round=told.on_round)
         finally:
             told.on_end()

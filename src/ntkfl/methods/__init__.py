@@ -10,26 +10,14 @@ from ntkfl.methods.fedcom import FedCOM
 from ntkfl.methods.fednova import FedNova
 from ntkfl.methods.fedprox import FedProx
 from ntkfl.methods.ntk_fl import NTKFL
+from ntkfl.methods.private_sums import PrivateSums
 from ntkfl.methods.qsgd import QSGD
 from ntkfl.methods.scaffold import Scaffold
 from ntkfl.methods.sum_ntk_fl import SumNTKFL
 from ntkfl.methods.sum_ridge import SumRidge
 
-_ALL = (
-    NTKFL,
-    CPNTKFL,
-    SumNTKFL,
-    SumRidge,
-    FedAvg,
-    FedProx,
-    FedNova,
-    Scaffold,
-    FedAdam,
-    FedCOM,
-    QSGD,
-    DataShare,
-    Centralized,
-)
+_SUMS, _AVERAGES = (SumNTKFL, PrivateSums, SumRidge), (FedAvg, FedProx, FedNova, Scaffold, FedAdam, FedCOM, QSGD)
+_ALL = (NTKFL, CPNTKFL, *_SUMS, *_AVERAGES, DataShare, Centralized)
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 
 __all__ = [
@@ -47,6 +35,7 @@ __all__ = [
     "FedProx",
     "Method",
     "Outcome",
+    "PrivateSums",
     "Scaffold",
     "State",
     "SumNTKFL",

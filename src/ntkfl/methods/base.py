@@ -266,6 +266,12 @@ class Method(Stages):
         known = [update.weights for update in updates if update is not None]
         return torch.stack(known).mean(0) if known and len(known) == len(updates) else None
 
+    def promise(self, cohort: int, rounds: int) -> list[str]:
+        """Lines that a simulation says of its noise before the first round."""
+        return (
+            ["noise follows from the seed and hides nothing: an ε of this run is a simulation's"] if self.noise else []
+        )
+
     def guarantees(self, run: Participation) -> list[Guarantee]:
         """What noise is worth in such a run: by default of a client, whose update is noised. None without noise."""
         numbers = {"cohort": run.cohort, "clients": run.clients, "rounds": run.rounds, "times": run.times}

@@ -55,7 +55,7 @@ def row_epsilon(noise: float, flip: float, classes: int, delta: float, times: in
     if inputs + times * response > _LARGE:
         return inputs + times * response
     # Composed here, not by the library's accountant: its version 0.6 counts a repeated randomised response once.
-    pld = _library("pld.privacy_loss_distribution")
+    pld = library("pld.privacy_loss_distribution")
     one = pld.from_gaussian_mechanism(noise / math.sqrt(times), sensitivity=2.0, value_discretization_interval=_GRID)
     other = pld.from_randomized_response(flip, classes, value_discretization_interval=_GRID).self_compose(times)
     return float(one.compose(other).get_epsilon_for_delta(delta))
@@ -63,7 +63,7 @@ def row_epsilon(noise: float, flip: float, classes: int, delta: float, times: in
 
 def gaussian_epsilon(noise: float, delta: float) -> float:
     """ε of the Gaussian mechanism, exactly: a vector of norm at most 1 replaced by another, under N(0, noise²)."""
-    return float(_library("gaussian_mechanism").get_epsilon_gaussian(noise / 2, delta))
+    return float(library("gaussian_mechanism").get_epsilon_gaussian(noise / 2, delta))
 
 
 def subsampled(epsilon: float, delta: float, rate: float) -> tuple[float, float]:
@@ -90,8 +90,8 @@ def composed(epsilon: float, delta: float, times: int, target: float) -> float:
     """ε at δ = `target` of `times` (ε, δ)-private mechanisms, optimally composed."""
     if times <= 1 or math.isinf(epsilon) or epsilon * times > _LARGE:
         return epsilon * times
-    pld = _library("pld.privacy_loss_distribution")
-    common = _library("pld.common")
+    pld = library("pld.privacy_loss_distribution")
+    common = library("pld.common")
     one = pld.from_privacy_parameters(common.DifferentialPrivacyParameters(epsilon, delta), _GRID)
     return float(one.self_compose(times).get_epsilon_for_delta(target))
 
@@ -149,8 +149,8 @@ def client_guarantees(
     if noise == 0:
         return []
     one, many = (gaussian_epsilon(noise / math.sqrt(n), delta) for n in (1, max(1, times)))
-    accounting = _library("")
-    accountant = _library("rdp").RdpAccountant(neighboring_relation=accounting.NeighboringRelation.REPLACE_ONE)
+    accounting = library("")
+    accountant = library("rdp").RdpAccountant(neighboring_relation=accounting.NeighboringRelation.REPLACE_ONE)
     total = accounting.GaussianDpEvent(noise * math.sqrt(cohort) / 2)  # of the sum: √M as much noise, sensitivity 2 C
     event: Any = accounting.SampledWithoutReplacementDpEvent(clients, cohort, total)
     accountant.compose(event, rounds)
@@ -195,7 +195,7 @@ def _log_of_one_plus(rate: float, epsilon: float) -> float:
     return epsilon + math.log(rate + (1 - rate) * math.exp(-epsilon)) if math.isfinite(epsilon) else epsilon
 
 
-def _library(name: str) -> ModuleType:
+def library(name: str) -> ModuleType:
     """A module of dp-accounting, which the extra `audit` brings."""
     try:
         return importlib.import_module(f"dp_accounting.{name}" if name else "dp_accounting")

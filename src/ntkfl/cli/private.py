@@ -1,0 +1,45 @@
+"""`ntkfl train --private`: settings that make a run differentially private, and a refusal of those that would not."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ntkfl.errors import ConfigError
+
+ROUNDS = 20
+HONEST = 0.9  # part of a round's clients whose noise the promise counts on
+
+
+def private_settings(given: dict[str, Any]) -> dict[str, Any]:
+    """The settings with what privacy needs beside them: secure sums, all clients in each round, ε = 3 at δ = 1e-5.
+
+    `ConfigError` for a setting that would void the promise.
+    """
+    data, method = given.get("data", {}), given.get("method", {})
+    for void, why in (
+        (method.get("name", "private-sums") != "private-sums", "trains with private-sums: leave --method out"),
+        (method.get("secure_sum") is False, "sums replies under masks: leave secure_sum as it is"),
+        (method.get("epsilon", 3.0) is None, "needs an epsilon"),
+        (method.get("shuffle"), "sums replies under masks, and there are no rows to shuffle: leave --shuffle out"),
+        (data.get("overlap"), "protects a record that one client holds: with --overlap several hold the same"),
+        (given.get("hold_out"), "protects all clients: --hold-out gives the server those that it measures on"),
+        (given.get("byzantine"), "counts on the noise of honest clients: leave --byzantine out"),
+    ):
+        if void:
+            raise ConfigError(f"--private {why}")
+    rounds = given.get("rounds", ROUNDS)
+    if "clients_per_round" not in given and data.get("partition", "dirichlet") in ("writer", "client"):
+        raise ConfigError("--private needs --clients-per-round where the data say how many clients there are")
+    cohort = given.get("clients_per_round", data.get("clients", 300))
+    private = {
+        "name": "private-sums",
+        "secure_sum": True,
+        "epsilon": 3.0,
+        "delta": 1e-5,
+        "budget_rounds": rounds,
+        "noise_clients": max(1, math.ceil(HONEST * cohort)),
+    } | method
+    if private["budget_rounds"] < rounds:
+        raise ConfigError(f"--private: ε is for {private['budget_rounds']} rounds, and the run has {rounds}")
+    return given | {"rounds": rounds, "clients_per_round": cohort, "method": private}

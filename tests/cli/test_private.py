@@ -1,0 +1,70 @@
+"""`ntkfl train --private`: what it sets, what it says, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ntkfl.cli.private import private_settings
+from ntkfl.errors import ConfigError
+from tests.cli.test_train import ntkfl
+
+SMALL = ["--dataset", "digits", "--clients", "8", "--hidden", "8", "--rounds", "2", "--private"]
+
+
+def test_a_private_run_says_what_it_promises_and_keeps_to_it(tmp_path: Path) -> None:
+    done = ntkfl("train", *SMALL, "--set", "epsilon=30", "--out", tmp_path / "a")
+    assert done.returncode == 0, done.stderr
+    promised = [line for line in done.stdout.splitlines() if line.startswith(("private:", "if 8 of 8"))]
+    assert promised[0] == "private: ε = 30, δ = 1e-05 for a record over 2 rounds, against the aggregator"
+    assert promised[1] == "if 8 of 8 clients are honest; simulated: the noise follows from the seed"
+    assert "privacy spent: ε = 30 at δ = 1e-05 for a record" in done.stdout
+    records = [json.loads(line) for line in (tmp_path / "a" / "history.jsonl").read_text().splitlines()]
+    assert records[-1]["epsilon"] == pytest.approx(30)
+    assert (records[-1]["unit"], records[-1]["delta"], records[-1]["train_loss"]) == ("record", 1e-5, None)
+    assert [len(record["clients"]) for record in records] == [8, 8]
+    config = (tmp_path / "a" / "config.toml").read_text()
+    assert "secure_sum = true" in config
+    assert "budget_rounds = 2" in config
+
+
+def test_defaults() -> None:
+    found = private_settings({})
+    assert (found["rounds"], found["clients_per_round"]) == (20, 300)
+    assert found["method"] == {
+        "name": "private-sums", "secure_sum": True, "epsilon": 3.0, "delta": 1e-5, "budget_rounds": 20,
+        "noise_clients": 270,
+    }  # fmt: skip
+    told = private_settings({"rounds": 5, "clients_per_round": 20, "method": {"epsilon": 1.0, "noise_clients": 10}})
+    assert (told["method"]["epsilon"], told["method"]["budget_rounds"], told["method"]["noise_clients"]) == (1.0, 5, 10)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"method": {"name": "fedavg"}},
+        {"method": {"secure_sum": False}},
+        {"method": {"shuffle": True}},
+        {"method": {"epsilon": None}},
+        {"method": {"budget_rounds": 3}, "rounds": 4},
+        {"data": {"overlap": True}},
+        {"data": {"partition": "writer"}},
+        {"hold_out": 3},
+        {"byzantine": {"kind": "sign-flip"}},
+    ],
+)
+def test_what_would_void_the_promise_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="--private"):
+        private_settings(given)
+
+
+def test_messages_are_not_recorded_and_sums_need_their_clients(tmp_path: Path) -> None:
+    recorded = ntkfl("train", *SMALL, "--record-wire", "1", "--out", tmp_path / "a")
+    assert recorded.returncode != 0
+    assert "nothing but totals" in recorded.stderr
+    few = ntkfl("train", *SMALL, "--set", "noise_clients=9")
+    assert few.returncode != 0
+    assert "ε counts on 9 clients" in few.stderr

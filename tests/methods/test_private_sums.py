@@ -1,0 +1,196 @@
+"""private-sums: what leaves a client changes little with a record, the noise is as wide as ε says, and sums train."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import ntkfl
+from ntkfl.errors import ConfigError, MessageError, TooFew
+from ntkfl.methods import ClientRound, PrivateSums, Task
+from ntkfl.methods.inspection import Participation
+from ntkfl.methods.private_sums import COUNT, GRAINS, gradient_change, moment_change
+from ntkfl.privacy.randomness import Randomness
+from ntkfl.privacy.sum_accounting import budget, epsilon_of
+from ntkfl.wire import Message
+from tests.methods.rounds import play, play_rounds, small_clients, small_task
+
+
+def asked(task: Task, round: int = 1, asks: bool = True) -> Message:
+    arrays = {"weights": task.like} | ({"asks": torch.tensor(1, dtype=torch.uint8)} if asks else {})
+    return Message("weights", round, arrays)
+
+
+def reply(method: PrivateSums, task: Task, client: ClientRound, round: int = 1) -> dict[str, torch.Tensor]:
+    (answer,) = method.answer(task, asked(task, round, round == 1), [client])
+    return {name: array.double() for name, array in answer.arrays.items()}
+
+
+def as_vector(arrays: dict[str, torch.Tensor], moments: bool) -> torch.Tensor:
+    return torch.cat([array for name, array in sorted(arrays.items()) if name.startswith("moments") == moments])
+
+
+def test_a_record_changes_integers_by_no_more_than_the_noise_is_for() -> None:
+    method, task = PrivateSums(epsilon=None, clip=0.2), small_task()
+    (client,) = small_clients(40)
+    whole = reply(method, task, client)
+    gradient, inputs = [], []
+    for left_out in range(40):
+        kept = [i for i in range(40) if i != left_out]
+        less = reply(method, task, ClientRound(0, client.x[kept], client.y[kept], client.randomness))
+        gradient.append(float((as_vector(whole, False) - as_vector(less, False)).norm()))
+        inputs.append(float((as_vector(whole, True) - as_vector(less, True)).norm()))
+    numbers, moments = task.like.numel(), len(as_vector(whole, True))
+    assert 0.9 * GRAINS < max(gradient) <= gradient_change(numbers)
+    assert 0.5 * GRAINS < max(inputs) <= moment_change([moments])
+
+
+def test_noise_has_the_width_that_the_budget_asks_for() -> None:
+    """Of all clients together σ² = Δ² / 2ρ, each ρ a share of the budget; gradients and moments have their own."""
+    rounds, honest = 10, 4
+    options = {"budget_rounds": rounds, "noise_clients": honest, "input_share": 0.2}
+    loud, task = PrivateSums(epsilon=2.0, delta=1e-6, **options), small_task()
+    quiet = PrivateSums(epsilon=None, **options)
+    (client,) = small_clients(20)
+    found: dict[bool, list[torch.Tensor]] = {False: [], True: []}
+    for key in range(60):
+        own = ClientRound(0, client.x, client.y, Randomness(bytes([key]) * 32))
+        noisy, plain = reply(loud, task, own), reply(quiet, task, own)
+        for moments in found:
+            found[moments].append(as_vector(noisy, moments) - as_vector(plain, moments))
+    rho = budget(2.0, 1e-6)
+    assert epsilon_of(rho, 1e-6) == pytest.approx(2.0)
+    numbers = len(found[True][0])
+    for moments, change, share in (
+        (False, gradient_change(task.like.numel()), 0.8 / rounds),
+        (True, moment_change([numbers]), 0.2),
+    ):
+        drawn = torch.cat(found[moments])
+        expected = change**2 / (2 * rho * share * honest)
+        assert float(drawn.square().mean()) / expected == pytest.approx(1, abs=5 * math.sqrt(2 / len(drawn)))
+
+
+def test_noise_is_new_for_every_question_and_client() -> None:
+    method, task = PrivateSums(epsilon=2.0), small_task()
+    (client,) = small_clients(20)
+    one = ClientRound(0, client.x, client.y, Randomness(bytes(32)))
+    first, again = reply(method, task, one, 2), reply(method, task, one, 2)
+    assert torch.equal(first["gradient"], again["gradient"])
+    assert not torch.equal(first["gradient"], reply(method, task, one, 3)["gradient"])
+    other = ClientRound(0, client.x, client.y, Randomness(bytes([1]) * 32))
+    assert not torch.equal(first["gradient"], reply(method, task, other, 2)["gradient"])
+
+
+def test_without_noise_a_round_is_a_clipped_step_with_momentum() -> None:
+    task, clients = small_task(), small_clients(12, 9)
+    method = PrivateSums(epsilon=None, clip=1e3, input_share=0, lr=2.0, momentum=0.5, label_smoothing=0)
+    state = play_rounds(method, task, clients, 2)
+    x, y = torch.cat([c.x for c in clients]), torch.cat([c.y for c in clients])
+    w, v = task.like.clone().requires_grad_(), torch.zeros_like(task.like)
+    for _ in range(2):
+        f = torch.func.functional_call(task.model, ntkfl.tangent.parameters.unflatten(task.model, w), (x,))
+        (g,) = torch.autograd.grad(torch.nn.functional.cross_entropy(f, y), w)
+        v = 0.5 * v + g / 1e3
+        w = (w - 2.0 * v).detach().requires_grad_()
+    assert (
+        float((state["weights"] - w.detach()).abs().max()) < 2 * 2 * 2 / GRAINS
+    )  # steps · lr · what rounding may change
+
+
+def test_inputs_are_whitened_by_their_moments() -> None:
+    """After the first round P² (A/mean + damping) = 1, with A of inputs at one norm."""
+    task, clients = small_task(), small_clients(300, 200)
+    method = PrivateSums(epsilon=None, damping=0.05)
+    outcome, _ = play(method, task, clients)
+    (name,) = [name for name in outcome.state if name.startswith("whitening/")]
+    P = ntkfl.tangent.sums.Factor(outcome.state[name].unsqueeze(0), False).square()[0]
+    x = torch.cat([c.x for c in clients])
+    rows = torch.cat([x / x.square().mean(1, keepdim=True).sqrt(), torch.ones(len(x), 1).double()], dim=1)
+    rows = rows / rows.norm(dim=1, keepdim=True)
+    A = rows.T @ rows
+    A = A / A.trace() * len(A)
+    assert torch.allclose(P @ P @ (A + 0.05 * torch.eye(6)), torch.eye(6).double(), atol=1e-3)
+    second, later = play(method, task, clients, outcome.state, 2)
+    assert name in later[0].message.arrays
+    assert not any(part.startswith("moments") for sent in later for part in sent.message.arrays)
+    assert torch.equal(second.state[name], outcome.state[name])
+
+
+def test_the_record_and_the_guarantee_say_what_was_spent() -> None:
+    task, clients = small_task(), small_clients(3000, 3000)
+    method = PrivateSums(epsilon=3.0, budget_rounds=2, noise_clients=2)
+    first, _ = play(method, task, clients)
+    second, _ = play(method, task, clients, first.state, 2)
+    assert 0 < first.diagnostics["epsilon"] < second.diagnostics["epsilon"] == pytest.approx(3.0)
+    assert second.diagnostics["epsilon"] <= 3.0 + 1e-9
+    assert (second.diagnostics["delta"], second.diagnostics["unit"]) == (1e-5, "record")
+    assert second.train_loss is None
+    run = Participation(outputs=3, times=2, rows=30, cohort=2, clients=2, rounds=2, simulated=True)
+    (told,) = method.guarantees(run)
+    assert told.epsilon == pytest.approx(3.0, rel=1e-3)
+    assert "those who see the models" in told.against
+    (hidden,) = PrivateSums(secure_sum=True, budget_rounds=2, noise_clients=2).guarantees(run)
+    assert "aggregator" in hidden.against
+    assert PrivateSums(epsilon=None).guarantees(run) == []
+
+
+def test_what_would_void_the_promise_is_refused() -> None:
+    task, clients = small_task(), small_clients(20, 20)
+    method = PrivateSums(budget_rounds=2, noise_clients=3)
+    with pytest.raises(TooFew, match="noise of 2 clients"):
+        play(method, task, clients)
+    with pytest.raises(TooFew, match="sum of 2 clients"):
+        method.from_total(task, asked(task), {}, 2)
+    with pytest.raises(ConfigError, match="ε was for 2 rounds"):
+        method.answer(task, asked(task, 3, False), clients)
+    with pytest.raises(ConfigError, match="ε was for 2 rounds"):
+        next(method.round(task, method.start(task, task.like), 3, [0, 1]))
+    with pytest.raises(MessageError, match="first round, once"):
+        method.answer(task, asked(task, 2, True), clients)
+    with pytest.raises(ConfigError, match="3 clients per round"):
+        method.promise(2, 2)
+    with pytest.raises(ConfigError, match="the run has 3"):
+        method.promise(3, 3)
+    for options in ({"noise": 1.0}, {"clip": None}):
+        with pytest.raises(ConfigError):
+            PrivateSums(**options)
+    with pytest.raises(ConfigError, match="no privacy"):
+        PrivateSums(epsilon=1e9, noise_clients=10**4).sigma(10)
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("gradient", torch.zeros(3, dtype=torch.int32)),
+        ("samples", torch.zeros(2, dtype=torch.int32)),
+        ("losses", torch.zeros(1)),
+        ("moments/0-35+35-42", torch.zeros(20, dtype=torch.int32)),
+        ("moments/0-3500+35-42", torch.zeros(21, dtype=torch.int32)),
+    ],
+)
+def test_other_replies_are_refused(name: str, array: torch.Tensor) -> None:
+    method, task = PrivateSums(), small_task()
+    (answer,) = method.answer(task, asked(task), small_clients(5))
+    method.check(task, answer)
+    with pytest.raises(MessageError):
+        method.check(task, Message("update", 1, dict(answer.arrays) | {name: array}))
+
+
+@pytest.fixture(scope="module")
+def digits() -> ntkfl.data.Federated:
+    return ntkfl.data.load("digits").partition(ntkfl.data.IID(clients=6), seed=0)
+
+
+def test_masked_sums_are_the_plain_ones(digits: ntkfl.data.Federated) -> None:
+    """The same noise, the same weights: sums of so few clients lose nothing under a mask."""
+    model, ends = ntkfl.models.mlp(64, 16, 10), []
+    for secure in (False, True):
+        method = PrivateSums(epsilon=100.0, budget_rounds=3, noise_clients=6, secure_sum=secure, sum_samples=500)
+        run = ntkfl.train(model, digits, method, rounds=3, seed=1, callbacks=[])
+        assert run.history[-1]["epsilon"] == pytest.approx(100.0)
+        assert run.history[-1].get("bounded_clients", 0) == 0
+        ends.append(ntkfl.tangent.parameters.flatten(run.model))
+    assert float((ends[0] - ends[1]).norm()) < 1e-3 * float(ends[0].norm())
+    assert COUNT < GRAINS

@@ -1,0 +1,133 @@
+"""Clipped gradients and input moments against explicit gradients of each sample, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ntkfl.tangent import plan_jacobian
+from ntkfl.tangent.clipping import clipped_gradient, input_moments, whitened
+from ntkfl.tangent.parameters import flatten
+from ntkfl.tangent.sums import Layer
+
+torch.manual_seed(0)
+
+
+class Tokens(nn.Module):
+    """An embedding, a linear layer at each token, and their mean: several positions of every kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm, self.out = nn.Embedding(7, 4), nn.LayerNorm(4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(self.norm(self.embed(x)).tanh()).mean(1)
+        return out
+
+
+class Bare(nn.Module):
+    """A weight that no layer holds: a dense block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.out = nn.Parameter(torch.randn(5)), nn.Linear(5, 3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(x * self.scale)
+        return out
+
+
+NETWORKS = {
+    "mlp": (lambda: nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)), (5,)),
+    "convolution": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 4, 2, 2, groups=2), nn.Flatten(), nn.Linear(16, 3)
+        ),
+        (2, 4, 4),
+    ),
+    "tokens": (Tokens, (6,)),
+    "bare": (Bare, (5,)),
+}
+
+
+def data(shape: tuple[int, ...], name: str) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(9, *shape, generator=generator, dtype=torch.float64)
+    if name == "tokens":
+        x = torch.randint(7, (9, *shape), generator=generator)
+    return x, torch.randn(9, 3, generator=generator, dtype=torch.float64).softmax(1)
+
+
+def each(model: nn.Module, x: Tensor, Y: Tensor) -> Tensor:
+    """Every sample's gradient, by a backward pass of its own, [N, d]."""
+    rows = []
+    for one, y in zip(x, Y, strict=True):
+        loss = -(y * model(one.unsqueeze(0)).log_softmax(1)).sum()
+        rows.append(torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(model.parameters()))]))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("quantile", [0.0, 0.5, 1.0])
+def test_each_sample_is_clipped_as_its_own_gradient_would_be(name: str, quantile: float) -> None:
+    build, shape = NETWORKS[name]
+    model = build().double()
+    x, Y = data(shape, name)
+    rows = each(model, x, Y)
+    clip = float(rows.norm(dim=1).quantile(quantile))
+    expected = (rows * (clip / rows.norm(dim=1).clamp_min(clip)).unsqueeze(1)).sum(0)
+    found = clipped_gradient(model, x, Y, "ce", plan_jacobian(model, x), clip, {})
+    assert torch.allclose(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_a_whitened_layer_is_clipped_in_its_own_weights() -> None:
+    model = NETWORKS["mlp"][0]().double()
+    x, Y = data((5,), "mlp")
+    root = torch.randn(6, 6, dtype=torch.float64)
+    P = root @ root.T / 6
+    layer = Layer((0, 30), (30, 36), False)
+    rows = torch.stack([whitened(row, {layer: P}) for row in each(model, x, Y)])
+    first = each(model, x, Y)[0]
+    as_matrix = torch.cat([first[:30].view(6, 5), first[30:36, None]], dim=1) @ P
+    assert torch.allclose(torch.cat([as_matrix[:, :5].reshape(-1), as_matrix[:, 5], first[36:]]), rows[0])
+    clip = float(rows.norm(dim=1).median())
+    expected = (rows * (clip / rows.norm(dim=1).clamp_min(clip)).unsqueeze(1)).sum(0)
+    found = clipped_gradient(model, x, Y, "ce", plan_jacobian(model, x), clip, {layer: P})
+    assert torch.allclose(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_one_sample_changes_a_clipped_sum_by_at_most_the_clip() -> None:
+    model = NETWORKS["convolution"][0]()
+    assert flatten(model).dtype == torch.float32
+    x, Y = data((2, 4, 4), "convolution")
+    x, Y = 1e3 * x.float(), Y.float()
+    plan = plan_jacobian(model, x)
+    whole = clipped_gradient(model, x, Y, "ce", plan, 0.1, {})
+    less = clipped_gradient(model, x[1:], Y[1:], "ce", plan, 0.1, {})
+    assert 0 < float((whole - less).norm()) <= 0.1 * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("name", ["mlp", "convolution"])
+def test_moments_of_inputs_have_norm_one_per_sample(name: str) -> None:
+    build, shape = NETWORKS[name]
+    model = build().double()
+    x, _ = data(shape, name)
+    x[0] *= 1e6
+    x[1] *= 0
+    plan = plan_jacobian(model, x)
+    (found,) = input_moments(model, x, plan).values()
+    assert torch.allclose(found.trace(), torch.tensor(9.0, dtype=torch.float64))
+    ones = [next(iter(input_moments(model, one.unsqueeze(0), plan).values())) for one in x]
+    assert all(float(one.norm()) <= 1 + 1e-12 for one in ones)
+    assert torch.allclose(sum(ones), found)
+    if name == "mlp":
+        rows = torch.cat([x / x.square().mean(1, keepdim=True).sqrt().clamp_min(1e-30), torch.ones(9, 1).double()], 1)
+        rows = rows / rows.norm(dim=1, keepdim=True)
+        assert torch.allclose(found, rows.T @ rows)
+
+
+def test_large_layers_have_no_moments() -> None:
+    model = NETWORKS["mlp"][0]().double()
+    x, _ = data((5,), "mlp")
+    assert input_moments(model, x, plan_jacobian(model, x), largest=5) == {}
