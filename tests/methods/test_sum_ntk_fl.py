@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import ntkfl
 from ntkfl.errors import ConfigError, MessageError, NotFinite
+from ntkfl.federation.server import remarks
 from ntkfl.federation.validation import filter_replies
 from ntkfl.methods import ClientRound, SumNTKFL, Task
 from ntkfl.privacy.randomness import Randomness
@@ -399,6 +400,15 @@ def test_options() -> None:
         with pytest.raises(ConfigError):
             SumNTKFL(**wrong)
     assert SumNTKFL(loss="mse").label_smoothing == 0
+
+
+def test_a_fixed_mu_is_warned_of_where_positions_share_weights() -> None:
+    task, clients = convolutional()
+    fixed, _ = play(SumNTKFL(control="fixed"), task, clients)
+    assert remarks(fixed.diagnostics) == [f"warning: {fixed.diagnostics['warning']}"]
+    assert "warning" not in play(SumNTKFL(), task, clients)[0].diagnostics
+    task, clients = small_task(), small_clients(9, 12)
+    assert "warning" not in play(SumNTKFL(control="fixed"), task, clients)[0].diagnostics
 
 
 def test_a_secure_sum_has_one_exchange_per_round() -> None:

@@ -249,6 +249,8 @@ def remarks(record: Record) -> list[str]:
         said.append(f"rejected: {why_rejected(record['rejected'])}")
     if record.get("bounded_clients"):
         said.append(f"{record['bounded_clients']} clients scaled numbers down to their limit: raise sum_limit")
+    if record.get("warning"):
+        said.append(f"warning: {record['warning']}")
     if record.get("solver_fallback"):
         said.append(f"solver: {record['solver_fallback']}")
     return said

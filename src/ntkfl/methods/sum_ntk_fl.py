@@ -129,7 +129,12 @@ class SumNTKFL(Method):
             if others:
                 kept["alternatives"] = torch.stack([flow.change(self.time, o, self.delta) - change for o in others])
         samples = float(sums.arrays[SAMPLES])
-        return Outcome(kept, float(losses[0]) / samples, self.time, {"samples": int(samples), "mu": mu})
+        diagnostics: dict[str, float | str] = {"samples": int(samples), "mu": mu}
+        if self.control != "judge" and "mu" not in kept and any(shaped.shared for shaped in sums.layers()):
+            diagnostics["warning"] = (
+                f"μ is fixed at {mu:g} and positions share weights: it may diverge where measured μ would not"
+            )
+        return Outcome(kept, float(losses[0]) / samples, self.time, diagnostics)
 
     def start(self, task: Task, weights: Tensor) -> State:
         """`constant_…` are there as long as constant factors are asked for; then their spectra are."""
