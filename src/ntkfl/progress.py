@@ -230,7 +230,7 @@ class RoundTable:
             self.console.print(f"test loss {last['test_loss']:.5g} after {last['round']} rounds")
         if "epsilon" in last:
             spent = f"ε = {last['epsilon']:.3g} at δ = {last['delta']:.0e} for a {last['unit']}"
-            self.console.print(f"privacy spent: {spent} (docs/secure-sums.md says what it rests on)")
+            self.console.print(f"privacy spent: {spent} (docs/private-sums.md says what it rests on)")
         self.console.print(f"{uplink:.1f} MiB up, {downlink:.1f} MiB down, {seconds:.1f} s")
         if out is not None:
             self.console.print(f"run folder: {out}", soft_wrap=True)
