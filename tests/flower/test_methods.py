@@ -19,7 +19,8 @@ from ntkfl.wire import Message
 from tests.flower.federations import NODES, NTK, apps, deployed, digits, distance, member, settings, simulated
 from tests.flower.local_grid import LocalGrid
 
-CASES: dict[str, dict[str, Any]] = {name: {"name": name} for name in METHODS if name != "cp-ntk-fl"} | {
+ELSEWHERE = ("cp-ntk-fl", "private-sums")  # a shuffler's, and one that needs evaluators: Flower alone has neither
+CASES: dict[str, dict[str, Any]] = {name: {"name": name} for name in METHODS if name not in ELSEWHERE} | {
     "ntk-fl": NTK,
     "ntk-fl, subsampled and sparsified": NTK | {"subsample_rate": 0.5, "sparsity": 0.8, "values": "8bit"},
     "ntk-fl, with noise": NTK | {"clip": 1.0, "noise": 0.5},

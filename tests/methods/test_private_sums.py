@@ -194,3 +194,15 @@ def test_masked_sums_are_the_plain_ones(digits: ntkfl.data.Federated) -> None:
         ends.append(ntkfl.tangent.parameters.flatten(run.model))
     assert float((ends[0] - ends[1]).norm()) < 1e-3 * float(ends[0].norm())
     assert COUNT < GRAINS
+
+
+@pytest.mark.parametrize("factor", [1e-6, 1e6, -1.0])
+def test_whitening_that_no_moments_give_is_refused(factor: float) -> None:
+    """Of a badly conditioned one, rounding would give one sample more than its clip."""
+    task, clients, method = small_task(), small_clients(30, 40), PrivateSums(epsilon=None)
+    outcome, _ = play(method, task, clients)
+    (name,) = [name for name in outcome.state if name.startswith("whitening/")]
+    asked = {"weights": task.like, name: outcome.state[name]}
+    method.answer(task, Message("weights", 2, asked), clients)
+    with pytest.raises(MessageError, match="as no moments give"):
+        method.answer(task, Message("weights", 2, asked | {name: factor * outcome.state[name]}), clients)

@@ -131,3 +131,17 @@ def test_large_layers_have_no_moments() -> None:
     model = NETWORKS["mlp"][0]().double()
     x, _ = data((5,), "mlp")
     assert input_moments(model, x, plan_jacobian(model, x), largest=5) == {}
+
+
+def test_a_sample_beyond_what_numbers_can_hold_adds_nothing() -> None:
+    """At extreme weights some samples overflow: they may not take the others, or the bound, with them."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    x, Y = torch.randn(6, 3), torch.eye(2)[torch.arange(6) % 2]
+    x[2] = 1e38
+    plan = plan_jacobian(model, x)
+    found = clipped_gradient(model, x, Y, "ce", plan, 0.1, {})
+    others = torch.tensor([0, 1, 3, 4, 5])
+    assert torch.equal(found, clipped_gradient(model, x[others], Y[others], "ce", plan, 0.1, {}))
+    assert bool(found.isfinite().all())
+    assert not clipped_gradient(model, x[2:3], Y[2:3], "ce", plan, 0.1, {}).any()

@@ -138,10 +138,21 @@ class PrivateSums(Method):
         w = message.take("weights", task.like.shape, task.like)
         sent = {name: message.take(name, (None,), task.like) for name in message.arrays if name.startswith(_WHITENING)}
         whitening, asks = _read_whitening(sent, task.like), _ASKS in message.arrays
+        for P in whitening.values():
+            self._check_whitening(P)
         if asks and message.round != 1:
             raise MessageError("moments of inputs are given in the first round, once")
         question = message.encode()
         return [self._reply(task, message.round, w, whitening, asks, question, client) for client in clients]
+
+    def _check_whitening(self, P: Tensor) -> None:
+        """`MessageError` unless P [m, m] can be (A/mean λ + damping)^(−1/2) of some A ≥ 0: of one that is far worse
+        conditioned, rounding would give one sample more than its clip.
+        """
+        values = torch.linalg.eigvalsh(P.double())
+        least, most = (len(P) + self.damping) ** -0.5, self.damping**-0.5
+        if not 0.99 * least <= float(values[0]) <= float(values[-1]) <= 1.01 * most:
+            raise MessageError(f"whitening has eigenvalues outside {least:.3g} … {most:.3g}, as no moments give")
 
     def _reply(
         self,

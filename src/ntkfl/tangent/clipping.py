@@ -36,7 +36,8 @@ Whitening = Mapping[Layer, Tensor]  # P [m, m], symmetric, for a layer of m inpu
 def clipped_gradient(
     model: nn.Module, x: Tensor, Y: Tensor, loss: AnyLoss, plan: JacobianPlan, clip: float, whitening: Whitening
 ) -> Tensor:
-    """Σ_i g_i · min(1, clip / ‖g_i‖) over the rows of x for targets Y [N, d2], g_i = ∂ℓ_i/∂w: [d].
+    """Σ_i g_i · min(1, clip / ‖g_i‖) over the rows of x for targets Y [N, d2], g_i = ∂ℓ_i/∂w: [d]. A sample whose
+    gradient is not finite adds nothing.
 
     Columns of whitened layers are gradients in V. `plan` is `plan_jacobian(model, x)`; chunk by chunk.
     """
@@ -46,7 +47,11 @@ def clipped_gradient(
             f = model(x[few])
         r = criterion.residual(f, Y[few])
         norms = squared_norms(J, r, whitening).sqrt()
-        total -= J.vjp(r * (clip / norms.clamp_min(clip)).unsqueeze(1))
+        usable = norms.isfinite()
+        if not bool(usable.all()):  # beyond what numbers can hold, as at extreme weights: such a sample adds nothing
+            J, r, norms = J[usable.nonzero()[:, 0]], r[usable], norms[usable]
+        if len(r):
+            total -= J.vjp(r * (clip / norms.clamp_min(clip)).unsqueeze(1))
     return whitened(total, whitening)
 
 
