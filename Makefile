@@ -5,7 +5,7 @@ PY     := $(VENV)/bin/python
 PIP    := $(PY) -m pip --disable-pip-version-check install --quiet
 LOCKED := $(PIP) --no-deps --require-hashes -r
 
-.PHONY: venv run test test-long test-browser fuzz chaos lint bench docs tables audit-deps lock try wheel clean
+.PHONY: venv run test test-long test-browser fuzz chaos lint bench docs tables audit-deps lock try wheel release clean
 
 # -- Environments: a stamp each, written last, so that an interrupted installation is repeated and a complete one is not --
 
@@ -109,6 +109,19 @@ wheel: $(VENV)/.run
 	cd build/core && bin/python -m ntkfl doctor && bin/ntkfl train --dataset digits --clients 20 --clients-per-round 4 \
 	  --rounds 2 --out run && bin/ntkfl report run
 	@ls -l build/wheel/*.whl
+
+# What would be uploaded: source archives and wheels of both packages, and the library installed from the archive and from
+# the repository's address, each into an empty environment.
+release: wheel
+	rm -rf build/release && mkdir -p build/release
+	for package in . experiments; do \
+	  (cd $$package && $(abspath $(PY)) -c "import sys; from setuptools.build_meta import build_sdist as b; b(sys.argv[1])" $(abspath build/release) >/dev/null) || exit 1; done
+	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w build/release build/release/*.tar.gz
+	build/core/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --force-reinstall "git+file://$(CURDIR)"
+	cd build/core && bin/ntkfl --version
+	build/core/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --force-reinstall build/release/*.whl
+	cd build/core && rm -rf trial && bin/ntkfl new trial && cd trial && ../bin/ntkfl train --config config.toml --rounds 2
+	@ls -l build/release
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -18,6 +17,7 @@ from packaging.requirements import Requirement
 
 from ntkfl.data.catalog import CATALOG, cache_folder, locate
 from ntkfl.errors import NTKFLError
+from ntkfl.extras import by_extra, install_command
 from ntkfl.federation.memory_check import available_bytes
 from ntkfl.version import __version__
 
@@ -49,17 +49,12 @@ def examine(needs_gpu: bool = False) -> Iterator[Check]:
 
 def _requirements() -> Iterator[Check]:
     """The core's requirements in one line where all is well, and a line an extra."""
-    needed: dict[str, list[Requirement]] = {"": []}
-    for text in requires("ntkfl") or []:
-        requirement = Requirement(text)
-        marked = re.search(r"extra == ['\"]([\w-]+)['\"]", text)
-        needed.setdefault(marked[1] if marked else "", []).append(requirement)
-    for extra, wanted in needed.items():
+    for extra, wanted in by_extra().items():
         wrong = [problem for requirement in wanted if (problem := _problem(requirement))]
         if extra:
-            kind, what, advice = "note", f"extra {extra}", f"to use it: pip install 'ntkfl[{extra}]'"
+            kind, what, advice = "note", f"extra {extra}", f"to use it: {install_command(extra)}"
         else:
-            kind, what, advice = "bad", "packages", "install again: pip install --upgrade ntkfl, or make venv"
+            kind, what, advice = "bad", "packages", f"install again, or {install_command(extra)}"
         if wrong:
             yield Check(kind, what, ", ".join(wrong), advice)
         else:
@@ -69,8 +64,6 @@ def _requirements() -> Iterator[Check]:
 
 def _problem(requirement: Requirement) -> str:
     """What is wrong with an installed package, in words; empty where nothing is."""
-    if requirement.name == "ntkfl":
-        return ""
     try:
         have = version(requirement.name)
     except PackageNotFoundError:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from ntkfl.cli import app
 from ntkfl.errors import ConfigError, NTKFLError
+from ntkfl.extras import install_command
 from ntkfl.flower.folders import ClientFile, known_keys
 from ntkfl.progress import ProgressBar
 
@@ -167,4 +168,4 @@ for line in ("simulate x.toml", "server x", "client x --data y", "init x --confi
 def test_without_flower_asking_for_it_says_how_to_install_it() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["2"] * 4, done.stderr
-    assert done.stderr.splitlines() == ["ntkfl: Flower is the extra 'flower': pip install 'ntkfl[flower]'"] * 4
+    assert done.stderr.splitlines() == [f"ntkfl: Flower needs the extra 'flower': {install_command('flower')}"] * 4

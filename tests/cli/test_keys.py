@@ -16,6 +16,7 @@ from ntkfl.cli import app
 from ntkfl.cli.serve import address
 from ntkfl.crypto.hpke import SealingKey, SigningKey
 from ntkfl.errors import ConfigError, NTKFLError
+from ntkfl.extras import install_command
 from ntkfl.services.key_server.key_protocol import enrolment
 from ntkfl.services.key_server.store import KeyServer
 
@@ -210,7 +211,7 @@ def test_without_the_extra_it_says_how_to_get_it(missing: str, made: Path) -> No
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert result.returncode == 2
     assert len(result.stderr.splitlines()) == 1
-    assert "pip install 'ntkfl[services]'" in result.stderr
+    assert install_command("services") in result.stderr
 
 
 def test_how_long_credentials_are_good_for_is_the_operator_s_to_say(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_every_block_is_of_a_kind_that_is_tested() -> None:
             assert "►" in block.text, block.text[:80]
         if block.language == "":  # commands, or a drawing
             first = block.text.split()[0]
-            assert first in ("make", "ntkfl", ".") or "►" in block.text or "─" in block.text, block.text[:80]
+            assert first in ("make", "ntkfl", ".", "pip") or "►" in block.text or "─" in block.text, block.text[:80]
 
 
 def commands(text: str) -> list[list[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ntkfl.errors import ConfigError
+from ntkfl.extras import missing
 
 
 def ssim(original: Tensor, recovered: Tensor) -> Tensor:
@@ -16,7 +16,7 @@ def ssim(original: Tensor, recovered: Tensor) -> Tensor:
     try:
         from torchmetrics.functional.image import structural_similarity_index_measure as measure
     except ImportError:
-        raise ConfigError("the audit needs torchmetrics: pip install 'ntkfl[audit]'") from None
+        raise missing("the audit", "audit") from None
     sigma = 1.5 if min(original.shape[-2:]) >= 16 else 0.5
     a, b = original.float(), recovered.nan_to_num().clamp(0, 1).float()
     values = measure(b, a, data_range=1.0, sigma=sigma, reduction="none")

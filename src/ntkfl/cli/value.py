@@ -19,7 +19,7 @@ def value(
     seed: Annotated[int, typer.Option(help="of the random orders")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout, nothing else")] = False,
 ) -> None:
-    """Value each client's contribution (Shapley).
+    """Value each client; see also: forget, personalize.
 
     Example: ntkfl value runs/a
     """

@@ -23,10 +23,11 @@ from ntkfl.cli.stopping import stoppable
 VERBS = {
     "train": "Train one model over many clients.",
     "compare": "Compare methods on equal terms.",
+    "new": "Write a small project to edit.",
     "audit": "Attack one round as it goes over the wire.",
     "report": "Show what runs did on one page.",
     "watch": "Watch runs while they go on.",
-    "value": "Value each client's contribution.",
+    "value": "Value each client; see also: forget, personalize.",
     "forget": "Take a client out of a run, exactly.",
     "personalize": "Write a model whose head suits one client.",
     "data": "Datasets, and how they are dealt to clients.",
@@ -38,6 +39,9 @@ VERBS = {
     "flower": "Clients on other machines, with Flower.",
     "join": "Take part in a run, with data of your own.",
 }
+
+# Not on the first screen, whose 24 lines are full: the line of `value` names them.
+UNLISTED = ("forget", "personalize")
 
 METHODS = (
     "ntk-fl", "cp-ntk-fl", "sum-ntk-fl", "private-sums", "sum-ridge", "fedavg", "fednova", "fedprox", "scaffold",
@@ -87,7 +91,7 @@ class Verbs(TyperGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """For lists: the verb's name and its line."""
         if cmd_name in listed():
-            return TyperCommand(cmd_name, help=listed()[cmd_name])
+            return TyperCommand(cmd_name, help=listed()[cmd_name], hidden=cmd_name in UNLISTED)
         return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> object:

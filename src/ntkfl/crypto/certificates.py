@@ -15,6 +15,7 @@ from typing import Self
 
 from ntkfl.atomic import check_private, replace_private, write_atomically, write_private
 from ntkfl.errors import ConfigError
+from ntkfl.extras import missing
 
 try:
     from cryptography import x509
@@ -29,7 +30,7 @@ try:
     )
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError as error:  # the core works without; this room does not
-    raise ConfigError("certificates need the extra 'services': pip install 'ntkfl[services]'") from error
+    raise missing("a certificate", "services") from error
 
 _VALID = timedelta(days=365)  # of what an authority signs
 _AUTHORITY_VALID = timedelta(days=3650)  # of its own certificate, which others hold: it cannot be renewed

@@ -12,6 +12,7 @@ from typing import Self
 from ntkfl.atomic import check_private, write_private
 from ntkfl.crypto.context import bind
 from ntkfl.errors import ConfigError, TrustError
+from ntkfl.extras import missing
 
 try:
     from cryptography.exceptions import InternalError, InvalidSignature, InvalidTag, UnsupportedAlgorithm
@@ -25,7 +26,7 @@ try:
         load_pem_private_key,
     )
 except ImportError as error:  # the core works without; this room does not
-    raise ConfigError("sealing and shuffling need the extra 'services': pip install 'ntkfl[services]'") from error
+    raise missing("sealing", "services") from error
 
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 SEAL_BYTES = 48  # what sealing adds: the encapsulated key (32) and the tag (16)

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from ntkfl.crypto.context import bind
 from ntkfl.crypto.mask_format import MOST_NUMBERS, SEED_BYTES, WORD_BYTES
 from ntkfl.crypto.row_frames import Announced
-from ntkfl.errors import ConfigError, MessageError
+from ntkfl.errors import MessageError
+from ntkfl.extras import missing
 
 try:
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 except ImportError as error:  # the core works without; this room does not
-    raise ConfigError("secure sums need the extra 'services': pip install 'ntkfl[services]'") from error
+    raise missing("a secure sum", "services") from error
 
 Words = NDArray[np.uint32]
 _WORD = np.dtype("<u4")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ntkfl.errors import ConfigError
+from ntkfl.extras import missing
 from ntkfl.federation.run_folder import Record
 from ntkfl.progress import RoundLine
 
@@ -133,7 +134,7 @@ class TensorBoardCallback(Callback):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise ConfigError("event files need an extra: pip install 'ntkfl[tensorboard]'") from None
+            raise missing("--tensorboard", "tensorboard") from None
         self.folder = Path(run_folder) / "tensorboard"
         self._make: Callable[..., Any] = SummaryWriter
         self._writer: Any = None

@@ -6,7 +6,7 @@ No algorithm is here. The ServerApp holds `Method.round`, the ClientApp gives `M
 
 import os
 
-from ntkfl.errors import ConfigError
+from ntkfl.extras import missing
 
 # Read by Flower when it is imported: it tells nobody that it runs, and does not ask for newer versions of itself.
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
@@ -16,4 +16,4 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # and Ray leav
 try:
     import flwr  # noqa: F401
 except ImportError as error:
-    raise ConfigError("Flower is the extra 'flower': pip install 'ntkfl[flower]'") from error
+    raise missing("Flower", "flower") from error

@@ -16,6 +16,7 @@ from threading import Event
 
 from ntkfl.atomic import check_private
 from ntkfl.errors import ConfigError
+from ntkfl.extras import missing
 from ntkfl.flower.folders import CA, NODE_KEY, SECRET, TLS_CERT, TLS_KEY, ClientFile, ServerFile
 from ntkfl.flower.superlink import SECRET_OPTION
 from ntkfl.processes import block_sigint, end_with_parent
@@ -67,7 +68,7 @@ def supernode(folder: Path, port: int) -> Command:
     }
     program = Path(sys.executable).parent / "flower-supernode"
     if not program.exists():
-        raise ConfigError(f"no {program.name} beside {sys.executable}: pip install 'ntkfl[flower]'")
+        raise missing(f"{program.name}, which is not beside {sys.executable},", "flower")
     return _command((str(program),), folder, options)
 
 

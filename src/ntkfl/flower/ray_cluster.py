@@ -17,6 +17,7 @@ from typing import Any
 from flwr.app import ConfigRecordValues
 
 from ntkfl.errors import ConfigError
+from ntkfl.extras import missing
 
 _TOKEN = "RAY_AUTH_TOKEN"
 # Read by Ray once, when it is imported.
@@ -49,7 +50,7 @@ def private_cluster(say: Callable[[str], None] = lambda line: None) -> Iterator[
     try:
         core: Any = import_module("ray._raylet")  # compiled, and without a word about its types
     except ImportError:
-        raise ConfigError("Flower's simulation needs Ray: pip install 'ntkfl[flower]'") from None
+        raise missing("Flower's simulation", "flower") from None
     if core.get_authentication_mode() != core.AuthenticationMode.TOKEN:
         raise ConfigError("Ray was imported without authentication: set RAY_AUTH_MODE=token before it is imported")
     before = os.environ.get(_TOKEN)

@@ -23,6 +23,7 @@ from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
 
 from ntkfl.errors import ConfigError
+from ntkfl.extras import install_command
 
 SECRET_OPTION = "--superexec-auth-secret-file"
 _LOADER = "load_control_authn_plugin"  # by which Flower's command finds who may use the control interface
@@ -65,7 +66,7 @@ def main() -> None:
     """`flower-superlink` with the same options; the file of the executor secret is needed."""
     command = import_module("flwr.superlink.cli.flower_superlink")
     if not hasattr(command, _LOADER):  # in another version of Flower's the token would be asked of nobody
-        raise ConfigError("this Flower is not one whose control interface can be locked: pip install 'ntkfl[flower]'")
+        raise ConfigError(f"this Flower's control interface cannot be locked; {install_command('flower')}")
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument(SECRET_OPTION, dest="secret", type=Path, required=True)
     given, _ = parser.parse_known_args()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
-from ntkfl.errors import ConfigError
+from ntkfl.extras import missing
 
 _GRID = 1e-3  # of privacy losses; rounded so that ε is never too small
 _LARGE = 40.0  # beyond, ε are added up: no guarantee worth a finer one
@@ -200,4 +200,4 @@ def library(name: str) -> ModuleType:
     try:
         return importlib.import_module(f"dp_accounting.{name}" if name else "dp_accounting")
     except ImportError:
-        raise ConfigError("(ε, δ) needs dp-accounting: pip install 'ntkfl[audit]'") from None
+        raise missing("(ε, δ)", "audit") from None

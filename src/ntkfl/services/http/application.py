@@ -7,7 +7,8 @@ import re
 from typing import Annotated, Any
 
 from ntkfl.crypto.credentials import Credential
-from ntkfl.errors import ConfigError, Refused
+from ntkfl.errors import Refused
+from ntkfl.extras import missing
 from ntkfl.services.http.refusals import ANY_REQUEST, error_response, refusal_response, refusals
 from ntkfl.services.http.schemas import Health
 from ntkfl.services.http.signing import CREDENTIAL_HEADER, DIGEST_HEADER, SIGNATURE_HEADER, check_request
@@ -21,7 +22,7 @@ try:
 
     from ntkfl.services.http.request_limits import Admit, RequestLimits
 except ImportError as error:  # the core works without; this room does not
-    raise ConfigError("services need the extra 'services': pip install 'ntkfl[services]'") from error
+    raise missing("a service", "services") from error
 
 RECEIVE_S = 60.0  # for one body to arrive
 SEND_S = 60.0  # for a reader to take one piece of an answer

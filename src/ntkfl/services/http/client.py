@@ -13,13 +13,14 @@ from typing import Self
 
 from ntkfl.atomic import check_private
 from ntkfl.crypto.hpke import SigningKey
-from ntkfl.errors import ConfigError, MessageError, Refused, TrustError
+from ntkfl.errors import MessageError, Refused, TrustError
+from ntkfl.extras import missing
 from ntkfl.services.http.signing import sign_request
 
 try:
     import httpx
 except ImportError as error:
-    raise ConfigError("services need the extra 'services': pip install 'ntkfl[services]'") from error
+    raise missing("a service", "services") from error
 
 RETRY_STATUSES = (429, 502, 503, 504)
 SMALL, MANY, ANNOUNCED = 64 << 10, 16 << 20, 256 << 20  # bytes of an answer: a few fields, a list, an announcement

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ntkfl.errors import ConfigError, Refused
+from ntkfl.errors import Refused
+from ntkfl.extras import missing
 from ntkfl.services.http.schemas import Problem
 from ntkfl.services.http.signing import Unauthenticated
 
 try:
     from starlette.responses import JSONResponse
 except ImportError as error:  # the core works without; this room does not
-    raise ConfigError("services need the extra 'services': pip install 'ntkfl[services]'") from error
+    raise missing("a service", "services") from error
 
 RETRY_AFTER_S = 1  # until a client that gets a 429 or 503 may ask again
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from ntkfl.atomic import check_private
 from ntkfl.errors import ConfigError
+from ntkfl.extras import missing
 from ntkfl.services.heap import limit_heaps
 from ntkfl.services.http.refusals import error_response
 from ntkfl.services.log import log
@@ -32,7 +33,7 @@ try:
     from fastapi import FastAPI
     from uvicorn.protocols.http.h11_impl import H11Protocol
 except ImportError as error:  # the core works without; this room does not
-    raise ConfigError("services need the extra 'services': pip install 'ntkfl[services]'") from error
+    raise missing("a service", "services") from error
 
 HEADERS_S = 15  # for a TLS handshake, for a request's headers, and for an idle connection
 _SHUTDOWN_S = 5  # for a connection that is being closed to take the rest of its answer

@@ -1,0 +1,44 @@
+"""`ntkfl new`: a small project to edit."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ntkfl.errors import ConfigError
+
+# Where each file goes; PACKAGE stands for the project's name as Python spells it.
+PLACES = {
+    "data.py": "PACKAGE/data.py",
+    "model.py": "PACKAGE/model.py",
+    "config.toml": "config.toml",
+    "compare.toml": "compare.toml",
+    "test_project.py": "test_project.py",
+    "README.md": "README.md",
+}
+
+
+def new(name: Annotated[str, typer.Argument(help="The project's name, and the folder that is made.")]) -> None:
+    """Write a small project to edit: data, network, settings, a test.
+
+    Example: ntkfl new hospitals
+    """
+    folder = Path(name)
+    package = re.sub(r"[- ]", "_", folder.name)
+    if not package.isidentifier() or keyword.iskeyword(package):
+        raise ConfigError(f"{folder.name!r} cannot be a Python package: take letters, digits and '_', a letter first")
+    if folder.exists():
+        raise ConfigError(f"{folder} exists already; take another name, nothing was written")
+    for source, place in PLACES.items():
+        text = (files("ntkfl.cli") / "project" / f"{source}.txt").read_text()
+        path = folder / place.replace("PACKAGE", package)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.replace("{package}", package).replace("{name}", folder.name))
+    (folder / package / "__init__.py").touch()
+    typer.echo(f"wrote {folder}: start with {folder / package / 'data.py'}. To try it as it is:\n")
+    typer.echo(f"  cd {folder}\n  ntkfl train --config config.toml --out runs/first")

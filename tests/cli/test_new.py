@@ -1,0 +1,65 @@
+"""`ntkfl new` writes a project that runs at once, and overwrites nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ntkfl.cli import app
+from ntkfl.cli.new import PLACES
+
+
+def test_a_new_project_trains_and_passes_its_own_tests(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ntkfl", "new", "two-sites"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "two-sites"
+    said = [line.strip() for line in done.stdout.splitlines() if line.startswith("  ")]
+    assert said[0] == "cd two-sites"
+    train = [sys.executable, "-m", *said[1].split(), "--rounds", "2"]
+    trained = subprocess.run(train, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert trained.returncode == 0, trained.stderr
+    history = [json.loads(line) for line in (folder / "runs" / "first" / "history.jsonl").read_text().splitlines()]
+    assert len(history) == 2
+    own = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_project.py"]
+    tested = subprocess.run(own, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert "3 passed" in tested.stdout, tested.stdout + tested.stderr
+
+
+def test_its_comparison_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ntkfl.compare.spec import Comparison
+
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, ["new", "sites"]).exit_code == 0
+    comparison = Comparison.read(tmp_path / "sites" / "compare.toml")
+    assert comparison.data.dataset == "sites.data:clients"
+    assert [method.label for method in comparison.methods] == ["NTK-FL from sums", "FedAvg"]
+
+
+def test_every_file_of_the_project_is_written() -> None:
+    assert {f"{name}.txt" for name in PLACES} == {path.name for path in (files("ntkfl.cli") / "project").iterdir()}
+
+
+@pytest.mark.parametrize("name", ["2sites", "class", "a.b", "a+b"])
+def test_a_name_that_python_cannot_import_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = CliRunner().invoke(app, ["new", name])
+    assert "cannot be a Python package" in str(outcome.exception)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_exists_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.toml").write_text("precious")
+    outcome = CliRunner().invoke(app, ["new", "mine"])
+    assert "exists already" in str(outcome.exception)
+    assert [p.read_text() for p in (tmp_path / "mine").iterdir()] == ["precious"]

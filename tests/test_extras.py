@@ -1,0 +1,36 @@
+"""Advice on missing extras names packages that an index has, with the bounds of pyproject.toml."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from ntkfl import extras
+
+ROOT = Path(__file__).parents[1]
+DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+@pytest.mark.parametrize("extra", sorted(DECLARED))
+def test_the_command_installs_what_the_extra_declares(extra: str) -> None:
+    said = [Requirement(part.strip("'")) for part in extras.install_command(extra).removeprefix("pip install ").split()]
+    declared = [Requirement(text) for text in DECLARED[extra]]
+    nested = [Requirement(text) for own in declared if own.name == "ntkfl" for e in own.extras for text in DECLARED[e]]
+    assert sorted(map(str, said)) == sorted(str(r) for r in [*declared, *nested] if r.name != "ntkfl")
+
+
+def test_no_text_sends_people_to_an_index_for_ntkfl_itself() -> None:
+    places = [*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.*")]
+    for path in [*places, ROOT / "README.md"]:
+        if path.suffix in (".py", ".md", ".ipynb"):
+            assert not re.search(r"pip install (--\w+ )?('ntkfl(\[\w+\])?'|ntkfl\b(?!-))", path.read_text()), path
+
+
+def test_an_error_names_what_and_how() -> None:
+    assert str(extras.missing("a service", "services")).startswith(
+        "a service needs the extra 'services': pip install 'cryptography"
+    )
