@@ -73,9 +73,10 @@ docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
 	@echo build/site/index.html
 
-# Tables of README.md and docs/ from the files in results/.
+# Tables and picture of README.md and docs/ from the files in results/.
 tables: $(VENV)/.run
 	$(PY) docs/tables.py
+	$(PY) docs/pictures.py
 
 # -- What releases are made of --------------------------------------------------------------------------------------------
 
