@@ -21,10 +21,12 @@ from torch import Tensor
 from ntkfl.errors import ConfigError, MessageError, TooFew, unknown
 from ntkfl.methods.additive import LARGEST_LOSS, Addend, Summand
 from ntkfl.methods.base import ClientRound, Method, Outcome, Outgoing, State, Task, check_finite
+from ntkfl.methods.head_factors import head_factors, head_posterior
 from ntkfl.methods.step_selection import argmin
 from ntkfl.tangent import Flow, Sums, curvature_sums
 from ntkfl.tangent.curvature import LARGEST, step_curvature
 from ntkfl.tangent.flow import Eigen, eigen
+from ntkfl.tangent.posterior import HeadPosterior
 from ntkfl.tangent.sums import CONSTANT, GRADIENT, INPUTS, SAMPLES, Factor, Layer, is_constant
 from ntkfl.wire import Message
 from ntkfl.wire.halves import EXPONENTS, pack_halves, unpack_halves
@@ -112,6 +114,7 @@ class SumNTKFL(Method):
         replies = yield Message("weights", round, arrays | _pack_steps(alternatives))
         sums, losses, fresh = self._add_up(task, replies, 1 + (0 if alternatives is None else len(alternatives)))
         kept, spectra = self._constant_factors(state, sums, fresh)
+        kept |= head_factors(sums, task.outputs)
         flow = Flow(sums, spectra)
 
         mu = self.mu
@@ -209,15 +212,15 @@ class SumNTKFL(Method):
             raise TooFew("no client's sums came")
         return total
 
+    def _spectra(self, state: State) -> dict[Layer, Eigen]:
+        """Of constant factors, once they are no longer asked for."""
+        known = {n.removeprefix(_VALUES): t for n, t in state.items() if n.startswith(_VALUES)}
+        return {Layer.parse(name): Eigen(t, state.get(_VECTORS + name)) for name, t in known.items()}
+
     def _constant_factors(self, state: State, sums: Sums, fresh: Tensor) -> tuple[State, dict[Layer, Eigen]]:
         """What the server keeps of factors that no weight is before, and their spectra by layer."""
         if _COHORTS not in state:
-            kept = {name: t for name, t in state.items() if name.startswith((_VALUES, _VECTORS))}
-            return kept, {
-                Layer.parse(name.removeprefix(_VALUES)): Eigen(t, kept.get(_VECTORS + name.removeprefix(_VALUES)))
-                for name, t in kept.items()
-                if name.startswith(_VALUES)
-            }
+            return {name: t for name, t in state.items() if name.startswith((_VALUES, _VECTORS))}, self._spectra(state)
         count, cohorts = state[_COUNT] + fresh, int(state[_COHORTS]) + 1
         kept, spectra, moved = {_COUNT: count, _COHORTS: torch.tensor(cohorts)}, {}, 0.0
         for shaped in sums.layers():
@@ -236,6 +239,12 @@ class SumNTKFL(Method):
         kept = {_VALUES + layer.name: own.values for layer, own in spectra.items()}
         vectors = {_VECTORS + layer.name: own.vectors for layer, own in spectra.items() if own.vectors is not None}
         return kept | vectors, spectra
+
+    def posterior(self, task: Task, state: State) -> HeadPosterior:
+        """Laplace, of the last layer: the factors of the last round, N its samples."""
+        if self.loss != "ce":
+            raise ConfigError(f"the posterior of {self.name} is of cross-entropy: for squared error use sum-ridge")
+        return head_posterior(state, task.like, task.outputs, self._spectra(state), (_TOTAL, _COUNT))
 
     def read(self, task: Task, reply: Message, like: Tensor) -> Reply:
         """A client's sums, everything checked; in the type and on the device of `like`."""

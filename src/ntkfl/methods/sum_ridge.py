@@ -13,48 +13,24 @@ import secrets
 from collections.abc import Generator, Mapping, Sequence
 from functools import cache, partial
 from hashlib import shake_256
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ntkfl.errors import ConfigError, MessageError, ModelError
+from ntkfl.errors import ConfigError, MessageError
 from ntkfl.methods.base import ClientRound, Method, Outcome, Outgoing, State, Task, check_finite
+from ntkfl.methods.last_layer import head_inputs, last_layer
 from ntkfl.methods.ridge_message import NAMES, exact_arrays, pack_sums, take_sums, unfold
-from ntkfl.tangent.parameters import column_slices, evaluating, trainable
+from ntkfl.tangent.posterior import HeadPosterior, RidgePosterior
 from ntkfl.tangent.ridge import PENALTIES, RidgeSums, left_out_errors, solve, total
 from ntkfl.wire import Message
 
 SHARE, FORGOTTEN, PENALTY, COLUMNS = "share/", "forgotten", "penalty", "columns"
 _SENT, _TOTAL = "sent/", "total/"
 _FRESH, _TAG = "fresh", "tag"
-_ROWS = 4096  # samples whose features are held at once
-
-
-class LastLayer(NamedTuple):
-    """The linear layer that gives a network's outputs, and where its weights lie in the flat vector."""
-
-    module: nn.Linear
-    weight: slice
-    bias: slice
-
-    def write(self, flat: Tensor, weights: Tensor) -> Tensor:
-        """`flat` with the layer's weights (W; bᵀ) [p, d2]."""
-        out = flat.clone()
-        out[self.weight], out[self.bias] = weights[:-1].mT.reshape(-1).to(flat), weights[-1].to(flat)
-        return out
-
-
-def last_layer(model: nn.Module, outputs: int) -> LastLayer:
-    """The last linear layer with so many outputs, which must train with its bias."""
-    parameters = trainable(model)
-    names, slices = {id(p): name for name, p in parameters.items()}, column_slices(parameters)
-    for module in reversed([m for m in model.modules() if isinstance(m, nn.Linear)]):
-        if module.out_features == outputs and id(module.weight) in names and id(module.bias) in names:
-            return LastLayer(module, slices[names[id(module.weight)]], slices[names[id(module.bias)]])
-    raise ModelError(f"{SumRidge.name} solves for a last linear layer that trains, with a bias: this network has none")
 
 
 class SumRidge(Method):
@@ -197,6 +173,14 @@ class SumRidge(Method):
                 found |= _named(self.read(task, reply), f"{SHARE}{clients[tag]}/", task.like.dtype)
         return found
 
+    def posterior(self, task: Task, state: State) -> HeadPosterior:
+        if PENALTY not in state:
+            raise ConfigError("nothing was solved for yet: a posterior needs a round")
+        shares = shares_of(state)
+        whole = total([shares[c] for c in sorted(shares)]) if self.keep_shares else _sums(state, _TOTAL)
+        penalty, inputs = float(state[PENALTY]), last_layer(task.model, task.outputs).module.in_features
+        return RidgePosterior(whole, penalty, solve(whole, penalty), self.label_smoothing, self._signs(inputs))
+
     def read(self, task: Task, reply: Message) -> RidgeSums:
         """A client's sums, or how they changed, checked."""
         sums = take_sums(reply.of_kind("update"))
@@ -232,21 +216,12 @@ def client_sums(
     """The sums over a client's samples of what the model's last layer gets, times `project`; samples count as
     `weights` [n] say, or once.
     """
-    layer = last_layer(model, task.outputs)
-    Y, parts, seen = task.training_targets(y), [], list[tuple[Tensor, Tensor]]()
-    hook = layer.module.register_forward_hook(lambda _, given, out: seen.append((given[0], out)))
-    try:
-        with evaluating(model), torch.no_grad():
-            for at in range(0, len(x), _ROWS):
-                outputs = model(x[at : at + _ROWS])
-                if len(seen) != 1 or seen[0][0].ndim != 2 or not torch.equal(seen[0][1], outputs):
-                    raise ModelError(f"{SumRidge.name} needs a network whose outputs are its last linear layer's")
-                features = seen.pop()[0]
-                features = features if project is None else features @ project.to(features)
-                counted = None if weights is None else weights[at : at + _ROWS]
-                parts.append(RidgeSums.of(features, Y[at : at + _ROWS], counted))
-    finally:
-        hook.remove()
+    Y, parts, at = task.training_targets(y), list[RidgeSums](), 0
+    for features, _ in head_inputs(model, task.outputs, x):
+        features = features if project is None else features @ project.to(features)
+        rows = slice(at, at + len(features))
+        parts.append(RidgeSums.of(features, Y[rows], None if weights is None else weights[rows]))
+        at += len(features)
     return total(parts)
 
 
