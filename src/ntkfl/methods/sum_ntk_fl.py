@@ -32,6 +32,11 @@ from ntkfl.wire import Message
 from ntkfl.wire.halves import EXPONENTS, pack_halves, unpack_halves
 
 CONTROLS = ("auto", "fixed", "measured", "judge")
+# From zero, the first step of a linear head is the ridge solution; its factored curvature is nearly the true one.
+LINEAR_HEAD = {
+    "mu": 2.0, "delta": 1e-4, "time": None, "label_smoothing": 0.0, "average": 0.0, "largest": 4096,
+    "values": "float32", "control": "fixed", "input_cohorts": 1,
+}  # fmt: skip
 INPUT_LIMIT = 100.0  # secure sums: how much larger than other numbers those of an input factor may be
 _LOSSES, _FRESH = "losses", "fresh"  # sums of losses; how many samples are behind constant factors
 _ASKS = "asks"  # in the server's message where it asks for constant factors
@@ -63,6 +68,11 @@ class SumNTKFL(Method):
     shows: ClassVar[str] = "sums"
     additive: ClassVar[bool] = True
 
+    linear_head: bool = Field(
+        False,
+        description="what trains is a linear head on frozen features: defaults that suit it (μ 2, δ 1e-4, t none, "
+        "largest 4096, float32, no averaging, no smoothing, input factors of one cohort)",
+    )
     average: float = Field(0.9, ge=0, lt=1, description="running average of the rounds' weights; 0: none")
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="part of a class label spread over all; 0 with mse")
     values: str = Field("float16", description="how sums and weights travel: float16 (scaled) or float32")
@@ -89,7 +99,7 @@ class SumNTKFL(Method):
     @model_validator(mode="before")
     @classmethod
     def _resolve_defaults(cls, values: dict[str, Any]) -> dict[str, Any]:
-        out = dict(values)
+        out = (LINEAR_HEAD if values.get("linear_head") else {}) | dict(values)
         if out.get("loss", "ce") != "ce":
             out.setdefault("label_smoothing", 0.0)
         return out
