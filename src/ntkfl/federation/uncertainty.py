@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import NormalDist
 
 import torch
 from torch import Tensor, nn
@@ -93,8 +94,7 @@ def coverage(prediction: Prediction, y: Tensor, levels: Sequence[float] = LEVELS
         raise ConfigError("intervals are of real targets, and these outputs are of classes")
     spread = (prediction.std.square() + prediction.noise.square()).sqrt()
     far = (y.double() - prediction.outputs).abs() / spread
-    normal = torch.distributions.Normal(0.0, 1.0)
-    bounds = {level: float(normal.icdf(torch.tensor(0.5 + level / 2))) for level in levels}
+    bounds = {level: NormalDist().inv_cdf(0.5 + level / 2) for level in levels}
     return {f"{level:g}": float((far <= bound).double().mean()) for level, bound in bounds.items()}
 
 

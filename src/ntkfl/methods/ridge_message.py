@@ -45,7 +45,7 @@ def pack_sums(sums: RidgeSums, dtype: torch.dtype, values: str, uniform: Uniform
     S = sums.gram[:-1, :-1] - _outer(first, samples)
     variances = round(S.diagonal())
     c = _scales(variances)
-    i, j = torch.triu_indices(*S.shape, offset=1)
+    i, j = torch.triu_indices(len(S), len(S), offset=1)
     r = (S / torch.outer(c, c))[i, j].cpu()
     if values == "float16":
         top = r.abs().max().clamp(min=torch.finfo(torch.float32).tiny).float() if len(r) else torch.ones(())

@@ -87,7 +87,8 @@ class RidgePosterior:
         """v(φ), [N]."""
         known = features.detach().double().cpu()
         off = (known if self.project is None else known @ self.project) - self.mean
-        return 1 / self.samples + torch.linalg.solve_triangular(self._factor, off.mT, upper=False).square().sum(0)
+        solved: Tensor = torch.linalg.solve_triangular(self._factor, off.mT, upper=False)
+        return 1 / self.samples + solved.square().sum(0)
 
     def predict(self, features: Tensor, outputs: Tensor) -> Prediction:
         f, v = outputs.detach().double().cpu(), self.variance(features)
@@ -119,8 +120,9 @@ class _Discriminant:
     def probabilities(self, f: Tensor, v: Tensor) -> Tensor:
         z = f[:, :-1] @ self._basis
         precision = 1 / (1 + v.unsqueeze(1) * self._extra.clamp(min=0))
-        far = (z.unsqueeze(1) - self._means).square() @ precision.unsqueeze(2)
-        return (self.prior.log() - 0.5 * far.squeeze(2)).softmax(1)
+        far: Tensor = (z.unsqueeze(1) - self._means).square() @ precision.unsqueeze(2)
+        scores: Tensor = self.prior.log() - 0.5 * far.squeeze(2)
+        return scores.softmax(1)
 
 
 def _class_sums(sums: RidgeSums, smoothing: float) -> tuple[Tensor, Tensor]:
@@ -199,5 +201,5 @@ def _evidence_prior(rates: Tensor, weights: Tensor) -> float:
     squared = float(weights.square().sum())
     if squared == 0:
         raise TooFew("a head of zeros says nothing of its prior: the first round has not ended")
-    candidates = (_PRIORS * weights.numel() / squared).tolist()
+    candidates: list[float] = (_PRIORS * weights.numel() / squared).tolist()
     return max(candidates, key=lambda tau: -0.5 * float(torch.log1p(rates / tau).sum()) - 0.5 * tau * squared)
