@@ -89,6 +89,32 @@ def test_laplace_of_a_head_that_overfits(model: str) -> None:
     assert found.calibration_error < 0.7 * found.plain_calibration_error
 
 
+@pytest.mark.parametrize("method", [SumRidge(), SumNTKFL(linear_head=True)])
+def test_a_temperature_makes_up_for_what_is_assumed(method: ntkfl.methods.Method) -> None:
+    """Samples of very different scale are anything but Gaussian: fitted on some, better calibrated on others."""
+
+    def scaled(n: int, seed: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        y = torch.randint(0, 2, (n,), generator=generator)
+        x = torch.randn(n, 6, generator=generator) + 0.5 * (2 * y.unsqueeze(1) - 1)
+        return x * torch.randn(n, 1, generator=generator).exp(), y
+
+    fed = ntkfl.data.from_clients([scaled(100, i) for i in range(3)], test=scaled(4000, 9))
+    model = ntkfl.models.head(nn.Identity(), 2, features=6)
+    run = ntkfl.train(model, fed, method, rounds=1, clients_per_round=3, callbacks=[])
+    plain, (x, y) = run.posterior(), fed.test
+    fitted = plain.tempered(*scaled(2000, 10))
+    before, after = (calibration(p.predict(x), y) for p in (plain, fitted))
+    assert fitted.temperature != 1
+    assert after.log_loss is not None
+    assert before.log_loss is not None
+    assert after.log_loss < before.log_loss
+    assert after.calibration_error is not None
+    assert before.calibration_error is not None
+    assert after.calibration_error < 0.8 * before.calibration_error
+    assert after.accuracy == before.accuracy
+
+
 def test_the_posterior_narrows_with_samples() -> None:
     method = SumNTKFL(time=None, mu=1, delta=1e-3, label_smoothing=0, average=0, control="fixed")
     x, _ = federation(80).test
@@ -155,6 +181,9 @@ def test_the_verb(tmp_path: Path) -> None:
     out = CliRunner().invoke(app, ["uncertainty", str(tmp_path / "run"), "--data", str(data), "--json"])
     assert out.exit_code == 0, out.output
     assert json.loads(out.output)["samples"] == 50
+    out = CliRunner().invoke(app, ["uncertainty", str(tmp_path / "run"), "--calibrate", str(data)])
+    assert out.exit_code == 0, out.output
+    assert "temperature" in out.output
     execute(config.model_copy(update={"method": {"name": "fedavg", "local_steps": 1}}), out=tmp_path / "other")
     refused = CliRunner().invoke(app, ["uncertainty", str(tmp_path / "other")])
     assert refused.exit_code != 0

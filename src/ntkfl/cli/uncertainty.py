@@ -15,6 +15,9 @@ def uncertainty(
     data: Annotated[
         str | None, typer.Option(help="samples to measure on, as for join --data; default: the run's own test set")
     ] = None,
+    calibrate: Annotated[
+        str | None, typer.Option(help="other samples, likewise, that did not train: to fit a temperature on first")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout, nothing else")] = False,
     allow_code: AllowCode = False,
 ) -> None:
@@ -33,13 +36,19 @@ def uncertainty(
     from ntkfl.user_code import find_factory
 
     loaded = Run.load(run, allow_code=allow_code)
+    images = Images(tuple(loaded.config["shape"]["inputs"]))
+    dtype = getattr(torch, loaded.config["shape"]["precision"])
     if data is None:
         x, y = load_data(RunConfig.read(run / "config.toml", allow_code=allow_code)).test
     else:
-        x, y = read_own(data, Images(tuple(loaded.config["shape"]["inputs"])), find_factory)
+        x, y = read_own(data, images, find_factory)
     if x.is_floating_point():
-        x = x.to(getattr(torch, loaded.config["shape"]["precision"]))
-    found = calibration(loaded.posterior().predict(x), y)
+        x = x.to(dtype)
+    posterior = loaded.posterior()
+    if calibrate is not None:
+        held, labels = read_own(calibrate, images, find_factory)
+        posterior = posterior.tempered(held.to(dtype) if held.is_floating_point() else held, labels)
+    found = calibration(posterior.predict(x), y)
     RunFolder(run).write("uncertainty.json", found.json().encode())
     if as_json:
         typer.echo(found.json())
@@ -52,4 +61,6 @@ def uncertainty(
     typer.echo("                     calibration error   log loss")
     typer.echo(f"with the posterior   {found.calibration_error:17.4f}   {found.log_loss:8.4f}")
     typer.echo(f"softmax of outputs   {found.plain_calibration_error:17.4f}   {found.plain_log_loss:8.4f}")
+    if calibrate is not None:
+        typer.echo(f"temperature {posterior.temperature:.3g}")
     typer.echo(f"accuracy {found.accuracy:.1%}; written to {run / 'uncertainty.json'}")

@@ -14,14 +14,17 @@ from ntkfl.errors import ConfigError
 from ntkfl.methods.last_layer import head_inputs
 from ntkfl.tangent.posterior import HeadPosterior, Prediction
 
+_TEMPERATURES = tuple(10 ** (i / 40) for i in range(-40, 61))
 LEVELS = (0.5, 0.8, 0.9, 0.95)  # of intervals whose coverage is measured
 
 
 class ModelPosterior:
-    """A trained network and the posterior of its last layer."""
+    """A trained network and the posterior of its last layer. Class probabilities are taken to the power of
+    1/`temperature`: see `tempered`.
+    """
 
-    def __init__(self, model: nn.Module, outputs: int, head: HeadPosterior) -> None:
-        self.model, self.outputs, self.head = model, outputs, head
+    def __init__(self, model: nn.Module, outputs: int, head: HeadPosterior, temperature: float = 1.0) -> None:
+        self.model, self.outputs, self.head, self.temperature = model, outputs, head, temperature
 
     def predict(self, x: Tensor) -> Prediction:
         """For inputs x [N, …] as the network gets them: outputs, their standard deviations, and class probabilities or
@@ -30,17 +33,28 @@ class ModelPosterior:
         parts = [self.head.predict(features, given) for features, given in head_inputs(self.model, self.outputs, x)]
         if not parts:
             raise ConfigError("no samples to predict for")
+        said = [p.probabilities for p in parts if p.probabilities is not None]
         return Prediction(
             torch.cat([p.outputs for p in parts]),
             torch.cat([p.std for p in parts]),
-            None if parts[0].probabilities is None else torch.cat([_known(p.probabilities) for p in parts]),
+            _tempered(torch.cat(said), self.temperature) if said else None,
             parts[0].noise,
         )
 
+    def tempered(self, x: Tensor, y: Tensor) -> ModelPosterior:
+        """With the temperature of least log loss on samples that did not train: x [N, …], classes y [N].
 
-def _known(value: Tensor | None) -> Tensor:
-    assert value is not None
-    return value
+        It makes up for what is assumed: that classes are Gaussian, that curvature factors, that training has converged.
+        """
+        plain = ModelPosterior(self.model, self.outputs, self.head).predict(x).probabilities
+        if plain is None or y.is_floating_point():
+            raise ConfigError("a temperature is of class probabilities, and these targets are real")
+        best = min(_TEMPERATURES, key=lambda temperature: _log_loss(_tempered(plain, temperature), y.cpu()))
+        return ModelPosterior(self.model, self.outputs, self.head, best)
+
+
+def _tempered(p: Tensor, temperature: float) -> Tensor:
+    return (p.clamp(min=torch.finfo(p.dtype).tiny).log() / temperature).softmax(1)
 
 
 @dataclass(frozen=True)
