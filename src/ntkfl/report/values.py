@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from ntkfl.report.runs import FoundRun
 from ntkfl.safe_parse import parse_json
 
 FILE = "values.json"
+_HUGE = 1e15  # no count or value of clients is as large; NaN is not below it either
 _MOST = 100  # clients that are drawn: those of largest value, and the smallest
 
 
@@ -36,7 +36,7 @@ def _row(entry: object) -> dict[str, Any] | None:
     if not isinstance(entry, dict):
         return None
     numbers = [entry.get(name) for name in ("client", "samples", "value", "error")]
-    if any(isinstance(n, bool) or not isinstance(n, int | float) or not math.isfinite(n) for n in numbers):
+    if any(isinstance(n, bool) or not isinstance(n, int | float) or not -_HUGE < n < _HUGE for n in numbers):
         return None
     client, samples, value, error = numbers
     return {"client": client, "samples": samples, "value": value, "error": abs(error)}  # type: ignore[arg-type]
