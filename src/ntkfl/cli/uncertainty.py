@@ -25,7 +25,7 @@ def uncertainty(
 
     Example: ntkfl uncertainty runs/a
     """
-    import torch
+    from torch import Tensor
 
     from ntkfl.data.client import Images, read_own
     from ntkfl.federation.build import load_data
@@ -36,18 +36,19 @@ def uncertainty(
     from ntkfl.user_code import find_factory
 
     loaded = Run.load(run, allow_code=allow_code)
-    images = Images(tuple(loaded.config["shape"]["inputs"]))
-    dtype = getattr(torch, loaded.config["shape"]["precision"])
-    if data is None:
-        x, y = load_data(RunConfig.read(run / "config.toml", allow_code=allow_code)).test
-    else:
-        x, y = read_own(data, images, find_factory)
-    if x.is_floating_point():
-        x = x.to(dtype)
+    images, fed = Images(tuple(loaded.config["shape"]["inputs"])), None
+    if data is None or loaded.config["data"].get("standardize"):
+        fed = load_data(RunConfig.read(run / "config.toml", allow_code=allow_code))
+
+    def read(source: str) -> tuple[Tensor, Tensor]:
+        """Samples of a file, standardised where the run's were."""
+        x, y = read_own(source, images, find_factory)
+        return x if fed is None or fed.standardization is None else fed.standardization.standardize(x), y
+
     posterior = loaded.posterior()
     if calibrate is not None:
-        held, labels = read_own(calibrate, images, find_factory)
-        posterior = posterior.tempered(held.to(dtype) if held.is_floating_point() else held, labels)
+        posterior = posterior.tempered(*read(calibrate))
+    x, y = fed.test if data is None and fed is not None else read(str(data))
     found = calibration(posterior.predict(x), y)
     RunFolder(run).write("uncertainty.json", found.json().encode())
     if as_json:

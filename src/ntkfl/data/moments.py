@@ -15,6 +15,8 @@ from torch import Tensor
 
 from ntkfl.errors import DataError
 
+_ROWS = 4096  # held in float64 at once
+
 
 @dataclass(frozen=True, eq=False)
 class Moments:
@@ -57,5 +59,9 @@ class Moments:
 
     def standardize(self, x: Tensor) -> Tensor:
         """(x − mean) / std, of the shape and type of x."""
-        mean, std = (self.mean.view(-1, 1, 1), self.std.view(-1, 1, 1)) if x.ndim == 4 else (self.mean, self.std)
-        return ((x.double() - mean.to(x.device)) / std.to(x.device)).to(x.dtype)
+        shape = (-1, 1, 1) if x.ndim == 4 else (-1,)
+        mean, std = (value.view(shape).to(x.device) for value in (self.mean, self.std))
+        out = torch.empty_like(x)
+        for at in range(0, len(x), _ROWS):
+            out[at : at + _ROWS] = (x[at : at + _ROWS].double() - mean) / std
+        return out

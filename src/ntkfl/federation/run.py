@@ -117,6 +117,8 @@ class Run:
 
         Of `sum-ridge` and, with cross-entropy, `sum-ntk-fl`; `ConfigError` for other methods.
         """
+        if self.method.projected_dim is not None:
+            raise ConfigError("inputs of this run are projected by a secret: a posterior of plain inputs is not there")
         state = {name.removeprefix("state/"): t for name, t in self.checkpoint.items() if name.startswith("state/")}
         outputs = self.config["shape"]["outputs"]
         task = Task(self.model, outputs, self.method.loss)

@@ -30,6 +30,8 @@ class ModelPosterior:
         """For inputs x [N, …] as the network gets them: outputs, their standard deviations, and class probabilities or
         the noise of targets; float64, on the CPU.
         """
+        like = next(self.model.parameters())
+        x = x.to(like.device, like.dtype if x.is_floating_point() else x.dtype)
         parts = [self.head.predict(features, given) for features, given in head_inputs(self.model, self.outputs, x)]
         if not parts:
             raise ConfigError("no samples to predict for")
