@@ -50,6 +50,8 @@ def test_a_linear_head_begins_with_the_ridge_solution() -> None:
     method = SumNTKFL(linear_head=True, delta=0)
     assert (method.mu, method.time, method.average, method.largest) == (2.0, None, 0.0, 4096)
     assert SumNTKFL(linear_head=True, mu=5).mu == 5
+    with pytest.raises(ConfigError, match="a last linear layer alone trains"):
+        method.start(small_task("ce"), small_task("ce").like)
     outcome, _ = play(method, task, clients)
     a = torch.cat([x, torch.ones(90, 1, dtype=torch.float64)], 1)
     expected = 3 / 2 * torch.linalg.lstsq(a, nn.functional.one_hot(y, 3).double() - 1 / 3).solution

@@ -38,6 +38,13 @@ def last_layer(model: nn.Module, outputs: int) -> LastLayer:
     raise ModelError("a last linear layer that trains, with a bias, is needed: this network has none")
 
 
+def trains_alone(model: nn.Module, outputs: int) -> bool:
+    """Whether nothing but a linear layer with so many outputs trains."""
+    own = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == outputs]
+    trained = {id(p) for p in trainable(model).values()}
+    return any(trained <= {id(p) for p in module.parameters()} for module in own)
+
+
 @torch.no_grad()
 def head_inputs(model: nn.Module, outputs: int, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """What the last layer gets for the rows of x, and gives: [n, F] and [n, d2], some rows at a time."""

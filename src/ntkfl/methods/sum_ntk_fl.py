@@ -22,6 +22,7 @@ from ntkfl.errors import ConfigError, MessageError, TooFew, unknown
 from ntkfl.methods.additive import LARGEST_LOSS, Addend, Summand
 from ntkfl.methods.base import ClientRound, Method, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.head_factors import head_factors, head_posterior
+from ntkfl.methods.last_layer import trains_alone
 from ntkfl.methods.step_selection import argmin
 from ntkfl.tangent import Flow, Sums, curvature_sums
 from ntkfl.tangent.curvature import LARGEST, step_curvature
@@ -151,6 +152,8 @@ class SumNTKFL(Method):
 
     def start(self, task: Task, weights: Tensor) -> State:
         """`constant_…` are there as long as constant factors are asked for; then their spectra are."""
+        if self.linear_head and not trains_alone(task.model, task.outputs):
+            raise ConfigError("linear_head is for networks of which a last linear layer alone trains: leave it out")
         state = super().start(task, weights)
         state |= {_COUNT: torch.zeros((), dtype=weights.dtype, device=weights.device), _COHORTS: torch.tensor(0)}
         return state | ({"mu": torch.tensor([self.mu], dtype=torch.float64)} if self.control == "judge" else {})
