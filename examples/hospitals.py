@@ -9,6 +9,7 @@ from torch import nn
 
 import ntkfl
 from ntkfl.federation.shares import SharesOfRun, forget, shapley_values
+from ntkfl.federation.uncertainty import calibration
 
 NAMES = ("north", "south", "east", "west")
 generator = torch.Generator().manual_seed(0)
@@ -32,6 +33,10 @@ for name, site in zip(NAMES, sites, strict=True):
     one = ntkfl.data.from_clients([site], test=fed.test)
     own = ntkfl.train(nn.Linear(12, 2), one, ntkfl.methods.SumRidge(), rounds=1, clients_per_round=1, callbacks=[])
     print(f"{name} alone: {own.history[-1]['test_accuracy']:.1%}")
+
+guess = run.posterior().predict(fed.test[0])
+found = calibration(guess, fed.test[1])
+print(f"sure to {guess.probabilities.amax(1).mean():.1%} on average, right in {found.accuracy:.1%}")
 
 kept = SharesOfRun("hospitals")
 for v in shapley_values(kept.shares, kept.penalty):

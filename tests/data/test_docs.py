@@ -20,5 +20,5 @@ def test_examples_run(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_every_dataset_is_described() -> None:
-    assert len(EXAMPLES) == 5
+    assert len(EXAMPLES) == 7
     assert all(f"| `{name}` |" in PAGE for name in NAMES)

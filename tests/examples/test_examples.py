@@ -49,8 +49,19 @@ def test_hospitals(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     together, *alone = (float(a) for a in re.findall(r"(?:round|alone): ([\d.]+)%", said))
     assert len(alone) == 4
     assert together > max(alone)
+    sure, right = (float(a) for a in re.findall(r"([\d.]+)% on average, right in ([\d.]+)%", said)[0])
+    assert abs(sure - right) < 8  # 120 patients
     assert len(re.findall(r"patients, worth 0\.\d+", said)) == 4
     assert (tmp_path / "hospitals" / "forgotten.jsonl").exists()
+
+
+def test_text(capsys: pytest.CaptureFixture[str]) -> None:
+    said = run("text.py", capsys)
+    once, alone = (float(a) for a in re.findall(r"(?:round|alone): ([\d.]+)%", said))
+    first, tenth = json.loads(re.search(r"ten: (\[.*\])", said)[1])  # type: ignore[index]
+    assert once > 85
+    assert once > 100 * tenth > 100 * first
+    assert alone < 60
 
 
 def test_own_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -38,6 +38,33 @@ def dealt(x: Tensor, y: Tensor, rows: list[Tensor]) -> list[ClientRound]:
     return [ClientRound(i, x[own], y[own], Randomness.simulated(i)) for i, own in enumerate(rows)]
 
 
+def test_a_linear_head_begins_with_the_ridge_solution() -> None:
+    """From zero, with δ → 0: K/μ times least squares of one-hot targets; later rounds lower the loss further."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randint(0, 3, (90,), generator=generator)
+    x = torch.randn(90, 5, generator=generator, dtype=torch.float64) + nn.functional.one_hot(y, 5)
+    head = nn.Linear(5, 3).double()
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    task, clients = Task(head, 3, "ce"), dealt(x, y, list(torch.arange(90).split(30)))
+    method = SumNTKFL(linear_head=True, delta=0)
+    assert (method.mu, method.time, method.average, method.largest) == (2.0, None, 0.0, 4096)
+    assert SumNTKFL(linear_head=True, mu=5).mu == 5
+    with pytest.raises(ConfigError, match="a last linear layer alone trains"):
+        method.start(small_task("ce"), small_task("ce").like)
+    outcome, _ = play(method, task, clients)
+    a = torch.cat([x, torch.ones(90, 1, dtype=torch.float64)], 1)
+    expected = 3 / 2 * torch.linalg.lstsq(a, nn.functional.one_hot(y, 3).double() - 1 / 3).solution
+    found = outcome.state["weights"]
+    torch.testing.assert_close(found[:15].view(3, 5).mT, expected[:-1], rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(found[15:], expected[-1], rtol=1e-6, atol=1e-9)
+    for child in clients:
+        child.memory.clear()
+    later = play_rounds(method, task, clients, 3)["weights"]
+    losses = [float(task.losses(task.predict(w, x), y).mean()) for w in (task.like, found, later)]
+    assert losses == sorted(losses, reverse=True)
+
+
 def test_a_round_is_the_flow_of_the_pooled_data_however_they_are_dealt() -> None:
     task = small_task(label_smoothing=0.1)
     method = SumNTKFL(values="float32")

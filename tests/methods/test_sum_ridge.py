@@ -177,7 +177,8 @@ def test_a_client_can_replace_its_own_share_alone() -> None:
 
 def test_options() -> None:
     for options, said in (
-        ({"values": "float16"}, "leave values out"),
+        ({"values": "float8"}, "kind of values"),
+        ({"class_weights": (1.0, 0.0)}, "above 0"),
         ({"keep_shares": True, "shuffle": True}, "cannot tell whose sums"),
         ({"penalties": (-1.0,)}, "0 or above"),
     ):

@@ -34,6 +34,12 @@ FLAGS = tuple(
             "of partition writer: those with fewer samples are left out (default 16)",
             "Data and clients",
         ),
+        (
+            "data.standardize",
+            "switch",
+            "inputs to mean 0 and deviation 1 by feature or channel, from sums that clients tell once",
+            "Data and clients",
+        ),
         ("model.name", "text", "mlp, cnn, resnet, gru, transformer, or package.module:factory (default mlp)", "Model"),
         (
             "model.backbone",

@@ -30,6 +30,7 @@ VERBS = {
     "value": "Value each client; see also: forget, personalize.",
     "forget": "Take a client out of a run, exactly.",
     "personalize": "Write a model whose head suits one client.",
+    "uncertainty": "Measure how well a model knows what it knows.",
     "data": "Datasets, and how they are dealt to clients.",
     "doctor": "Check this machine, and say what to do.",
     "export": "Write a run's model with its projection sealed.",

@@ -5,7 +5,9 @@ from ntkfl.data.dataset import Dataset, RowDataset
 from ntkfl.data.dirichlet import Dirichlet
 from ntkfl.data.federated import Federated
 from ntkfl.data.files import from_file
+from ntkfl.data.folders import from_folders, pictures
 from ntkfl.data.from_arrays import from_clients, from_datasets
+from ntkfl.data.moments import Moments
 from ntkfl.data.partitions import IID, ByClient, ByWriter, Shards
 
 __all__ = [
@@ -16,10 +18,13 @@ __all__ = [
     "Dataset",
     "Dirichlet",
     "Federated",
+    "Moments",
     "RowDataset",
     "Shards",
     "from_clients",
     "from_datasets",
     "from_file",
+    "from_folders",
     "load",
+    "pictures",
 ]

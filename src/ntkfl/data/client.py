@@ -21,7 +21,7 @@ from ntkfl.data.npz import read_client
 from ntkfl.errors import DataError
 
 _LARGEST = 4 << 30  # bytes of one idx file
-_PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm")
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm")
 
 
 @dataclass(frozen=True)
@@ -79,31 +79,35 @@ def _read_idx(folder: Path, files: Sequence[Path], images: Images) -> tuple[Tens
 
 
 def _read_pictures(folder: Path, images: Images) -> tuple[Tensor, Tensor]:
-    from PIL import Image  # only this way of keeping data needs it
-
-    channels = images.shape[0] if len(images.shape) == 3 else 0
-    mode = {1: "L", 3: "RGB"}.get(channels)
-    if mode is None:
-        raise DataError(f"{folder}: pictures have 1 or 3 channels; the run's inputs are {list(images.shape)}")
     arrays, labels = [], []
     for group in sorted(p for p in folder.iterdir() if p.is_dir()):
         label = _label(group.name, images.classes, folder)
-        for file in sorted(p for p in group.iterdir() if p.suffix.lower() in _PICTURES):
-            try:
-                # A picture that claims to be huge is refused below, by its size: no warning is needed.
-                with warnings.catch_warnings(action="ignore"), Image.open(file) as picture:
-                    if math.prod(picture.size) != math.prod(images.shape[1:]):  # before anything is decoded
-                        raise DataError(f"{file} is {picture.size[1]}×{picture.size[0]}, not {images.shape[1:]}")
-                    pixels = np.asarray(picture.convert(mode))
-            except DataError:
-                raise
-            except Exception:  # broken pictures raise whatever their readers come across
-                raise DataError(f"{file} is no picture that can be read") from None
-            arrays.append(pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0))
+        for file in sorted(p for p in group.iterdir() if p.suffix.lower() in PICTURES):
+            arrays.append(read_picture(file, images.shape))
             labels.append(label)
     if not arrays:
         raise DataError(f"{folder} holds neither idx files nor a folder of pictures for each class")
     return checked_pair(str(folder), (images.inputs(str(folder), np.stack(arrays)), torch.tensor(labels)))
+
+
+def read_picture(file: Path, shape: Sequence[int]) -> Bytes:
+    """A picture's bytes uint8 [C, H, W], which must be of that shape: 1 or 3 channels, any format that Pillow reads."""
+    from PIL import Image  # only this way of keeping data needs it
+
+    mode = {1: "L", 3: "RGB"}.get(shape[0] if len(shape) == 3 else 0)
+    if mode is None:
+        raise DataError(f"{file}: pictures have 1 or 3 channels; the run's inputs are {list(shape)}")
+    try:
+        # A picture that claims to be huge is refused below, by its size: no warning is needed.
+        with warnings.catch_warnings(action="ignore"), Image.open(file) as picture:
+            if math.prod(picture.size) != math.prod(shape[1:]):  # before anything is decoded
+                raise DataError(f"{file} is {picture.size[1]}×{picture.size[0]}, not {tuple(shape[1:])}")
+            pixels = np.asarray(picture.convert(mode))
+    except DataError:
+        raise
+    except Exception:  # broken pictures raise whatever their readers come across
+        raise DataError(f"{file} is no picture that can be read") from None
+    return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
 
 
 def _label(name: str, classes: Sequence[str], folder: Path) -> int:

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ntkfl.data.moments import Moments
 from ntkfl.data.seeds import generator
 from ntkfl.data.table import Rows, new_digest
 from ntkfl.errors import ConfigError, DataError
@@ -32,6 +33,7 @@ class Federated:
     classes: int | None
     description: Mapping[str, Any]
     shared: tuple[Tensor, Tensor] | None = None  # data that the server holds for all clients (data-share)
+    standardization: Moments | None = None  # of all clients, where inputs were standardised by it
 
     def __post_init__(self) -> None:
         if not self.indices:
@@ -70,6 +72,24 @@ class Federated:
     def with_shared(self, x: Tensor, y: Tensor) -> Federated:
         """The same clients, and data x, y that the server holds for all of them: what `data-share` deals out."""
         return replace(self, shared=(x, y))
+
+    def moments(self) -> Moments:
+        """n, Σ x and Σ x² of all clients' inputs: what each of them would tell, added up."""
+        return Moments.total([Moments.of(self.client(number)[0]) for number in range(len(self))])
+
+    def standardized(self) -> Federated:
+        """The same clients and test set with inputs of mean 0 and deviation 1 by feature (of images, by channel), taken
+        from `moments`. Apply `standardization.standardize` to what a trained model gets later.
+        """
+        moments = self.moments()
+        return replace(
+            self,
+            rows=_standardized(self.rows, moments),
+            test_rows=_standardized(self.test_rows, moments),
+            description={**self.description, "standardized": True},
+            shared=None if self.shared is None else (moments.standardize(self.shared[0]), self.shared[1]),
+            standardization=moments,
+        )
 
     @property
     def sizes(self) -> list[int]:
@@ -137,3 +157,11 @@ class Federated:
             indices=tuple(self.indices[number] for number in clients),
             description={**self.description, "hold_out": steps},
         )
+
+
+def _standardized(rows: Rows, moments: Moments) -> Rows:
+    """Bytes stay bytes: their own mean and std are changed."""
+    if rows.x.dtype != torch.uint8:
+        return replace(rows, x=moments.standardize(rows.x))
+    mean, std = (torch.tensor(values, dtype=torch.float64) for values in (rows.mean, rows.std))
+    return replace(rows, mean=tuple((mean + std * moments.mean).tolist()), std=tuple((std * moments.std).tolist()))

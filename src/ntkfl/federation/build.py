@@ -116,11 +116,17 @@ def _check_room(name: str, model: nn.Module) -> None:
 
 
 def load_data(config: RunConfig) -> Federated:
-    """The clients. The partition follows the run's seed, so that seeds repeat the whole experiment.
+    """The clients, standardised where the settings say so. The partition follows the run's seed, so that seeds repeat
+    the whole experiment.
 
     A method with a `shared_fraction` gets its global set out of the training rows before they are dealt, so that all
     methods see the same number of samples in all.
     """
+    data = _load_data(config)
+    return data.standardized() if config.data.standardize else data
+
+
+def _load_data(config: RunConfig) -> Federated:
     fraction = float(getattr(build_method(config.method), "shared_fraction", 0.0))
     if config.data.own:
         return _own_clients(config.data.dataset, fraction)
@@ -151,7 +157,7 @@ def spelled_out(config: RunConfig) -> dict[str, Any]:
     method = build_method(config.method)
     values = config.model_dump(mode="json", exclude={"method", "model", "byzantine"})
     if config.data.own:  # the rest says how others are dealt
-        values["data"] = {"dataset": config.data.dataset}
+        values["data"] = {"dataset": config.data.dataset, "standardize": config.data.standardize}
     return {
         "ntkfl": __version__,
         "simulation": True,

@@ -36,6 +36,9 @@ class DataConfig(Options):
     overlap: bool = Field(False, description="clients may hold the same images, as in the authors' files")
     shards_per_client: int = Field(2, ge=1, description="of partition shards")
     min_samples: int = Field(16, ge=1, description="of partition writer: those with fewer samples are left out")
+    standardize: bool = Field(
+        False, description="inputs to mean 0 and deviation 1 by feature or channel, from sums that clients tell once"
+    )
 
     @model_validator(mode="before")
     @classmethod

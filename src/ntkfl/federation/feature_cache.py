@@ -25,6 +25,7 @@ from ntkfl.data.catalog import cache_folder
 from ntkfl.methods import Method
 from ntkfl.models import digest
 from ntkfl.models.backbone import Adapted
+from ntkfl.models.split import FIRST, cut_frozen
 
 _NAME = "features"
 _SAY_S = 10.0  # seconds between lines that say how far it is
@@ -38,7 +39,7 @@ def feature_folder() -> Path | None:
 
 
 class FeatureCache:
-    """x [N, …] → backbone(x) [N, features] on x's device. At most `memory` bytes of features are held, and a pass takes
+    """x [N, …] → backbone(x) [N, …] on x's device. At most `memory` bytes of features are held, and a pass takes
     `batch` rows; with a `folder`, what was computed is found again by the next process.
     """
 
@@ -81,7 +82,7 @@ class FeatureCache:
         out: Tensor | None = None
         for at in range(0, len(x), self.batch):
             part = self.backbone(x[at : at + self.batch])
-            out = part.new_empty(len(x), part.shape[1]) if out is None else out
+            out = part.new_empty(len(x), *part.shape[1:]) if out is None else out
             out[at : at + len(part)] = part
             self._tell(at + len(part), len(x))
         assert out is not None
@@ -110,7 +111,7 @@ class FeatureCache:
             return None
         with torch.no_grad():
             first = self.backbone(x[:1])
-        same = found.dtype == first.dtype and found.shape == (len(x), first.shape[1])
+        same = found.dtype == first.dtype and found.shape == (len(x), *first.shape[1:])
         return found if same and bool((found[:1] - first).norm() <= _AGREE * first.norm()) else None
 
     def _write(self, key: str, features: Tensor) -> None:
@@ -127,19 +128,32 @@ class FeatureCache:
 
 
 def split_frozen(
-    model: nn.Module, method: Method, folder: Path | None, device: torch.device | None = None
+    model: nn.Module,
+    method: Method,
+    folder: Path | None,
+    device: torch.device | None = None,
+    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
 ) -> tuple[nn.Module, FeatureCache | None]:
-    """(what trains, the cache of what it takes): the head behind a frozen backbone; any other model whole, and None.
+    """(what trains, the cache of what it takes): the head behind a frozen backbone; of a partly frozen one all from its
+    first layer that trains on (`models/split.py`); any other model whole, and None.
 
     The trained weights are the same numbers in the same order either way. Where inputs are projected, what the backbone
     gets changes with the run's secret: nothing is cached.
     """
-    if not isinstance(model, Adapted) or not model.frozen or method.projected_dim is not None:
+    if not isinstance(model, Adapted) or method.projected_dim is not None:
         return model, None
-    backbone = model.backbone
-    if device is not None and any(p.device != device for p in backbone.parameters()):
-        backbone = copy.deepcopy(backbone).to(device)
-    return model.head, FeatureCache(backbone, folder)
+    front: nn.Module = model.backbone
+    rest: nn.Module = model.head
+    if not model.frozen:
+        cut = cut_frozen(model)
+        if isinstance(cut, str):
+            if cut != FIRST:
+                say(f"the frozen part of the backbone is computed anew in every round: {cut}")
+            return model, None
+        front, rest = cut
+    if device is not None and any(p.device != device for p in front.parameters()):
+        front = copy.deepcopy(front).to(device)
+    return rest, FeatureCache(front, folder, say=say)
 
 
 def _settings(backbone: nn.Module) -> str:

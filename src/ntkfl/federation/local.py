@@ -22,6 +22,8 @@ from ntkfl.privacy.projection import RunSecret
 from ntkfl.privacy.subsample import equal_rows
 from ntkfl.wire import Message
 
+_MOMENTS = "moments"
+
 
 class SimulatedClients:
     """The clients of `fed`, drawing from `seed`. Each sends `rows` rows of samples through a shuffler."""
@@ -103,6 +105,7 @@ class LocalTransport(Transport):
 
     def __init__(self, clients: SimulatedClients, byzantine: ByzantineClients | None = None) -> None:
         self.clients, self.byzantine = clients, byzantine
+        self._standardized = clients.fed.standardization is None  # or what it took counts in round 1
         self.record((), lambda transcript: None)
         self._round, self._rounds = 0, dict[int, ClientRound]()
         self._recorder: TranscriptRecorder | None = None
@@ -120,6 +123,8 @@ class LocalTransport(Transport):
 
     def exchange(self, message: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[Message]:
         began = time.perf_counter()
+        if self._round == 1 and not self._standardized:
+            self._count_moments(traffic)
         if isinstance(message, Message):
             answers = self._ask(message, cohort, traffic)
         else:
@@ -135,6 +140,15 @@ class LocalTransport(Transport):
             replies.append(Message.decode(payload))
             traffic.uplink[replies[-1].kind] += len(payload)
         return replies
+
+    def _count_moments(self, traffic: Traffic) -> None:
+        """What standardising inputs took: moments from every client, and mean and std back."""
+        moments, self._standardized = self.clients.fed.standardization, True
+        assert moments is not None
+        told = {"samples": moments.samples, "sums": moments.sums, "squares": moments.squares}
+        heard = {"mean": moments.mean, "std": moments.std}
+        traffic.uplink[_MOMENTS] += len(Message("update", 0, told).encode()) * len(self.clients)
+        traffic.downlink[_MOMENTS] += len(Message("weights", 0, heard).encode()) * len(self.clients)
 
     def _ask(self, message: Message, cohort: Sequence[int], traffic: Traffic) -> list[Message]:
         """Answers of clients that share what they compute."""

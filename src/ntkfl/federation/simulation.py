@@ -127,6 +127,11 @@ class Simulation:
             raise ConfigError(
                 f"clients per round must be from 1 to the {len(self.data)} clients there are, got {clients_per_round}"
             )
+        if data.standardization is not None and (method.shuffle or method.secure_sum or method.clip is not None):
+            raise ConfigError(
+                "standardising tells the server each client's mean and deviation, which this method would hide: "
+                "leave standardize out, or scale inputs by public numbers"
+            )
         if method.loss == "ce" and data.classes is None:
             raise ConfigError("loss 'ce' needs class labels, but the targets are real-valued: use loss 'mse'")
         self.device = find_device(device) if device is not None else flatten(model).device

@@ -33,6 +33,7 @@ from ntkfl.tangent import Jacobian, jacobian, plan_jacobian
 from ntkfl.tangent.losses import AnyLoss, check_loss, find_loss, loss_name, per_sample, targets
 from ntkfl.tangent.parameters import apply_flat, evaluating, flatten, load_flat
 from ntkfl.tangent.passes import JacobianPlan
+from ntkfl.tangent.posterior import HeadPosterior
 from ntkfl.wire import Message
 
 State = dict[str, Tensor]  # what the server keeps between rounds; "weights" [d] is the model to broadcast next
@@ -236,6 +237,10 @@ class Method(Stages):
         for name in reply.arrays:
             reply.take(name)
         return None
+
+    def posterior(self, task: Task, state: State) -> HeadPosterior:
+        """How sure the last layer is, from what the server kept: `task` holds the trained network."""
+        raise ConfigError(f"{self.name} leaves no sums that a posterior follows from: use sum-ridge or sum-ntk-fl")
 
     # What others ask of a method; the defaults suit methods whose clients send updates.
 

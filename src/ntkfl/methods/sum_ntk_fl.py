@@ -21,15 +21,23 @@ from torch import Tensor
 from ntkfl.errors import ConfigError, MessageError, TooFew, unknown
 from ntkfl.methods.additive import LARGEST_LOSS, Addend, Summand
 from ntkfl.methods.base import ClientRound, Method, Outcome, Outgoing, State, Task, check_finite
+from ntkfl.methods.head_factors import head_factors, head_posterior
+from ntkfl.methods.last_layer import trains_alone
 from ntkfl.methods.step_selection import argmin
 from ntkfl.tangent import Flow, Sums, curvature_sums
 from ntkfl.tangent.curvature import LARGEST, step_curvature
 from ntkfl.tangent.flow import Eigen, eigen
+from ntkfl.tangent.posterior import HeadPosterior
 from ntkfl.tangent.sums import CONSTANT, GRADIENT, INPUTS, SAMPLES, Factor, Layer, is_constant
 from ntkfl.wire import Message
 from ntkfl.wire.halves import EXPONENTS, pack_halves, unpack_halves
 
 CONTROLS = ("auto", "fixed", "measured", "judge")
+# From zero, the first step of a linear head is the ridge solution; its factored curvature is nearly the true one.
+LINEAR_HEAD = {
+    "mu": 2.0, "delta": 1e-4, "time": None, "label_smoothing": 0.0, "average": 0.0, "largest": 4096,
+    "values": "float32", "control": "fixed", "input_cohorts": 1,
+}  # fmt: skip
 INPUT_LIMIT = 100.0  # secure sums: how much larger than other numbers those of an input factor may be
 _LOSSES, _FRESH = "losses", "fresh"  # sums of losses; how many samples are behind constant factors
 _ASKS = "asks"  # in the server's message where it asks for constant factors
@@ -61,6 +69,11 @@ class SumNTKFL(Method):
     shows: ClassVar[str] = "sums"
     additive: ClassVar[bool] = True
 
+    linear_head: bool = Field(
+        False,
+        description="what trains is a linear head on frozen features: defaults that suit it (μ 2, δ 1e-4, t none, "
+        "largest 4096, float32, no averaging, no smoothing, input factors of one cohort)",
+    )
     average: float = Field(0.9, ge=0, lt=1, description="running average of the rounds' weights; 0: none")
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="part of a class label spread over all; 0 with mse")
     values: str = Field("float16", description="how sums and weights travel: float16 (scaled) or float32")
@@ -87,7 +100,7 @@ class SumNTKFL(Method):
     @model_validator(mode="before")
     @classmethod
     def _resolve_defaults(cls, values: dict[str, Any]) -> dict[str, Any]:
-        out = dict(values)
+        out = (LINEAR_HEAD if values.get("linear_head") else {}) | dict(values)
         if out.get("loss", "ce") != "ce":
             out.setdefault("label_smoothing", 0.0)
         return out
@@ -112,6 +125,7 @@ class SumNTKFL(Method):
         replies = yield Message("weights", round, arrays | _pack_steps(alternatives))
         sums, losses, fresh = self._add_up(task, replies, 1 + (0 if alternatives is None else len(alternatives)))
         kept, spectra = self._constant_factors(state, sums, fresh)
+        kept |= head_factors(sums, task.outputs)
         flow = Flow(sums, spectra)
 
         mu = self.mu
@@ -138,6 +152,8 @@ class SumNTKFL(Method):
 
     def start(self, task: Task, weights: Tensor) -> State:
         """`constant_…` are there as long as constant factors are asked for; then their spectra are."""
+        if self.linear_head and not trains_alone(task.model, task.outputs):
+            raise ConfigError("linear_head is for networks of which a last linear layer alone trains: leave it out")
         state = super().start(task, weights)
         state |= {_COUNT: torch.zeros((), dtype=weights.dtype, device=weights.device), _COHORTS: torch.tensor(0)}
         return state | ({"mu": torch.tensor([self.mu], dtype=torch.float64)} if self.control == "judge" else {})
@@ -209,15 +225,15 @@ class SumNTKFL(Method):
             raise TooFew("no client's sums came")
         return total
 
+    def _spectra(self, state: State) -> dict[Layer, Eigen]:
+        """Of constant factors, once they are no longer asked for."""
+        known = {n.removeprefix(_VALUES): t for n, t in state.items() if n.startswith(_VALUES)}
+        return {Layer.parse(name): Eigen(t, state.get(_VECTORS + name)) for name, t in known.items()}
+
     def _constant_factors(self, state: State, sums: Sums, fresh: Tensor) -> tuple[State, dict[Layer, Eigen]]:
         """What the server keeps of factors that no weight is before, and their spectra by layer."""
         if _COHORTS not in state:
-            kept = {name: t for name, t in state.items() if name.startswith((_VALUES, _VECTORS))}
-            return kept, {
-                Layer.parse(name.removeprefix(_VALUES)): Eigen(t, kept.get(_VECTORS + name.removeprefix(_VALUES)))
-                for name, t in kept.items()
-                if name.startswith(_VALUES)
-            }
+            return {name: t for name, t in state.items() if name.startswith((_VALUES, _VECTORS))}, self._spectra(state)
         count, cohorts = state[_COUNT] + fresh, int(state[_COHORTS]) + 1
         kept, spectra, moved = {_COUNT: count, _COHORTS: torch.tensor(cohorts)}, {}, 0.0
         for shaped in sums.layers():
@@ -236,6 +252,12 @@ class SumNTKFL(Method):
         kept = {_VALUES + layer.name: own.values for layer, own in spectra.items()}
         vectors = {_VECTORS + layer.name: own.vectors for layer, own in spectra.items() if own.vectors is not None}
         return kept | vectors, spectra
+
+    def posterior(self, task: Task, state: State) -> HeadPosterior:
+        """Laplace, of the last layer: the factors of the last round, N its samples."""
+        if self.loss != "ce":
+            raise ConfigError(f"the posterior of {self.name} is of cross-entropy: for squared error use sum-ridge")
+        return head_posterior(state, task.like, task.outputs, self._spectra(state), (_TOTAL, _COUNT))
 
     def read(self, task: Task, reply: Message, like: Tensor) -> Reply:
         """A client's sums, everything checked; in the type and on the device of `like`."""

@@ -8,49 +8,29 @@ Only the last linear layer trains: whatever is before it, such as a pretrained b
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from functools import cache, partial
+from hashlib import shake_256
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ntkfl.errors import ConfigError, MessageError, ModelError
+from ntkfl.errors import ConfigError, MessageError
 from ntkfl.methods.base import ClientRound, Method, Outcome, Outgoing, State, Task, check_finite
-from ntkfl.tangent.parameters import column_slices, evaluating, trainable
+from ntkfl.methods.last_layer import head_inputs, last_layer
+from ntkfl.methods.ridge_message import NAMES, exact_arrays, pack_sums, take_sums, unfold
+from ntkfl.tangent.posterior import HeadPosterior, RidgePosterior
 from ntkfl.tangent.ridge import PENALTIES, RidgeSums, left_out_errors, solve, total
 from ntkfl.wire import Message
 
 SHARE, FORGOTTEN, PENALTY, COLUMNS = "share/", "forgotten", "penalty", "columns"
 _SENT, _TOTAL = "sent/", "total/"
-_NAMES = ("samples", "gram", "cross", "squares")
 _FRESH, _TAG = "fresh", "tag"
-_ROWS = 4096  # samples whose features are held at once
-
-
-class LastLayer(NamedTuple):
-    """The linear layer that gives a network's outputs, and where its weights lie in the flat vector."""
-
-    module: nn.Linear
-    weight: slice
-    bias: slice
-
-    def write(self, flat: Tensor, weights: Tensor) -> Tensor:
-        """`flat` with the layer's weights (W; bᵀ) [p, d2]."""
-        out = flat.clone()
-        out[self.weight], out[self.bias] = weights[:-1].mT.reshape(-1).to(flat), weights[-1].to(flat)
-        return out
-
-
-def last_layer(model: nn.Module, outputs: int) -> LastLayer:
-    """The last linear layer with so many outputs, which must train with its bias."""
-    parameters = trainable(model)
-    names, slices = {id(p): name for name, p in parameters.items()}, column_slices(parameters)
-    for module in reversed([m for m in model.modules() if isinstance(m, nn.Linear)]):
-        if module.out_features == outputs and id(module.weight) in names and id(module.bias) in names:
-            return LastLayer(module, slices[names[id(module.weight)]], slices[names[id(module.bias)]])
-    raise ModelError(f"{SumRidge.name} solves for a last linear layer that trains, with a bias: this network has none")
 
 
 class SumRidge(Method):
@@ -68,14 +48,23 @@ class SumRidge(Method):
         0.05, ge=0, description="the smallest λ is taken whose left-out error is within this part of the best"
     )
     folds: int = Field(5, ge=2, description="groups of clients left out in turn; with fewer clients each of them")
+    values: str = Field(
+        "float32", description="how sums travel: float32 (the weights' own type), float16 or 8bit (of correlations)"
+    )
+    features: int | None = Field(
+        None, ge=1, description="random projections of the last layer's inputs that sums are taken of; default: none"
+    )
+    class_weights: tuple[float, ...] | None = Field(
+        None, min_length=2, description="what a sample of each class counts for, as against imbalance; default: 1"
+    )
     keep_shares: bool = Field(
         False, description="the server keeps each client's sums, for `ntkfl forget` and `ntkfl value`; else the total"
     )
 
     def model_post_init(self, context: object) -> None:
         super().model_post_init(context)
-        if self.values != "float32":
-            raise ConfigError(f"{self.name} sends sums in the weights' own type: leave values out")
+        if self.class_weights is not None and not min(self.class_weights) > 0:
+            raise ConfigError("class_weights are above 0")
         if min(self.penalties) < 0:
             raise ConfigError("penalties are 0 or above")
         if self.keep_shares and self.shuffle:
@@ -113,7 +102,8 @@ class SumRidge(Method):
             whole = total(before + changes)
             kept |= _named(whole, _TOTAL)
         solved, penalty = self.solve(parts, whole, float(state[PENALTY]) if PENALTY in state else None)
-        new = last_layer(task.model, task.outputs).write(state["weights"], solved)
+        layer = last_layer(task.model, task.outputs)
+        new = layer.write(state["weights"], self.lift(solved, layer.module.in_features))
         kept |= {"weights": check_finite(new, "the solution"), PENALTY: torch.tensor(penalty, dtype=torch.float64)}
         samples = float(whole.samples)
         loss = float(whole.error(solved)) / (2 * samples * task.outputs)
@@ -136,18 +126,42 @@ class SumRidge(Method):
         model = task.at(w)
         replies = []
         for client in clients:
-            # As they arrive, so that what is sent later is the difference to what is there.
-            exact = client_sums(task, model, client.x, client.y)
+            exact = self._client_sums(task, model, client.x, client.y)
             sums = RidgeSums(*(part.to(w.dtype).double() for part in exact.parts()))
             if _TAG in message.arrays:
                 told = {_TAG: message.take(_TAG, ())}
             else:
+                # What is sent later is the difference to these: nothing at all where the data are the same.
                 before = _sums(client.memory, _SENT) if _SENT + "gram" in client.memory else None
                 client.memory |= _named(sums, _SENT, w.dtype)
                 told = {_FRESH: torch.tensor(int(before is None), dtype=torch.uint8)}
                 sums = sums if before is None else sums - before
-            replies.append(Message("update", message.round, {**_packed(sums, w.dtype), **told}))
+            packed = pack_sums(sums, w.dtype, self.values, partial(client.randomness.uniforms, "quantisation"))
+            replies.append(Message("update", message.round, {**packed, **told}))
         return replies
+
+    def _client_sums(self, task: Task, model: nn.Module, x: Tensor, y: Tensor) -> RidgeSums:
+        """Over a client's samples, of what the model's last layer gets; projected and weighted as the options say."""
+        weights = None
+        if self.class_weights is not None:
+            if y.is_floating_point() or len(self.class_weights) != task.outputs:
+                raise ConfigError(f"class_weights are {task.outputs} numbers, one per class: targets must be classes")
+            weights = y.new_tensor(self.class_weights, dtype=task.like.dtype)[y]
+        inputs = last_layer(model, task.outputs).module.in_features
+        return client_sums(task, model, x, y, self._signs(inputs), weights)
+
+    def _signs(self, inputs: int) -> Tensor | None:
+        """P [inputs, features]; None where features are taken as they are."""
+        if self.features is None:
+            return None
+        if self.features >= inputs:
+            raise ConfigError(f"features must be below the {inputs} that the last layer has, got {self.features}")
+        return random_signs(inputs, self.features)
+
+    def lift(self, solved: Tensor, inputs: int) -> Tensor:
+        """(W; bᵀ) [inputs + 1, d2] of the layer itself: P W, where W was solved for on projected features."""
+        signs = self._signs(inputs)
+        return solved if signs is None else torch.cat([signs.to(solved) @ solved[:-1], solved[-1:]])
 
     def _shares(self, task: Task, replies: Sequence[Message], clients: Mapping[int, int], forgotten: Tensor) -> State:
         found: State = {}
@@ -159,10 +173,19 @@ class SumRidge(Method):
                 found |= _named(self.read(task, reply), f"{SHARE}{clients[tag]}/", task.like.dtype)
         return found
 
+    def posterior(self, task: Task, state: State) -> HeadPosterior:
+        if PENALTY not in state:
+            raise ConfigError("nothing was solved for yet: a posterior needs a round")
+        shares = shares_of(state)
+        whole = total([shares[c] for c in sorted(shares)]) if self.keep_shares else _sums(state, _TOTAL)
+        penalty, inputs = float(state[PENALTY]), last_layer(task.model, task.outputs).module.in_features
+        return RidgePosterior(whole, penalty, solve(whole, penalty), self.label_smoothing, self._signs(inputs))
+
     def read(self, task: Task, reply: Message) -> RidgeSums:
         """A client's sums, or how they changed, checked."""
-        sums = _unfolded({name: reply.of_kind("update").take(name).double() for name in _NAMES})
-        expected = (last_layer(task.model, task.outputs).module.in_features + 1, task.outputs)
+        sums = take_sums(reply.of_kind("update"))
+        inputs = last_layer(task.model, task.outputs).module.in_features
+        expected = ((self.features or inputs) + 1, task.outputs)
         if sums.cross.shape != expected:
             raise MessageError(f"sums of shape {list(sums.cross.shape)}, and the last layer needs {list(expected)}")
         return sums
@@ -176,20 +199,29 @@ class SumRidge(Method):
         return torch.stack([samples, sums.gram.norm() / samples.clamp(min=1)]).reshape(1, 2)
 
 
-def client_sums(task: Task, model: nn.Module, x: Tensor, y: Tensor) -> RidgeSums:
-    """The sums over a client's samples of what the model's last layer gets."""
-    layer = last_layer(model, task.outputs)
-    Y, parts, seen = task.training_targets(y), [], list[tuple[Tensor, Tensor]]()
-    hook = layer.module.register_forward_hook(lambda _, given, out: seen.append((given[0], out)))
-    try:
-        with evaluating(model), torch.no_grad():
-            for at in range(0, len(x), _ROWS):
-                outputs = model(x[at : at + _ROWS])
-                if len(seen) != 1 or seen[0][0].ndim != 2 or not torch.equal(seen[0][1], outputs):
-                    raise ModelError(f"{SumRidge.name} needs a network whose outputs are its last linear layer's")
-                parts.append(RidgeSums.of(seen.pop()[0], Y[at : at + _ROWS]))
-    finally:
-        hook.remove()
+@cache
+def random_signs(inputs: int, features: int) -> Tensor:
+    """P [inputs, features] of ±1/√features: for all machines the same, as it follows from the two numbers alone."""
+    bits = np.frombuffer(
+        shake_256(f"ntkfl ridge projection {inputs} {features}".encode()).digest(-(-inputs * features // 8)),
+        dtype=np.uint8,
+    )
+    signs = np.unpackbits(bits, count=inputs * features).reshape(inputs, features).astype(np.float64)
+    return torch.from_numpy((2 * signs - 1) / math.sqrt(features))
+
+
+def client_sums(
+    task: Task, model: nn.Module, x: Tensor, y: Tensor, project: Tensor | None = None, weights: Tensor | None = None
+) -> RidgeSums:
+    """The sums over a client's samples of what the model's last layer gets, times `project`; samples count as
+    `weights` [n] say, or once.
+    """
+    Y, parts, at = task.training_targets(y), list[RidgeSums](), 0
+    for features, _ in head_inputs(model, task.outputs, x):
+        features = features if project is None else features @ project.to(features)
+        rows = slice(at, at + len(features))
+        parts.append(RidgeSums.of(features, Y[rows], None if weights is None else weights[rows]))
+        at += len(features)
     return total(parts)
 
 
@@ -200,30 +232,11 @@ def shares_of(state: State) -> dict[int, RidgeSums]:
 
 
 def _named(sums: RidgeSums, prefix: str, dtype: torch.dtype = torch.float64) -> State:
-    return {prefix + name: t for name, t in _packed(sums, dtype).items()}
+    return {prefix + name: t for name, t in exact_arrays(sums, dtype).items()}
 
 
 def _sums(state: Mapping[str, Tensor], prefix: str) -> RidgeSums:
-    return _unfolded({name: state[prefix + name].double() for name in _NAMES})
-
-
-def _packed(sums: RidgeSums, dtype: torch.dtype) -> dict[str, Tensor]:
-    """G as its upper triangle: p (p + 1) / 2 numbers."""
-    i, j = torch.triu_indices(*sums.gram.shape)
-    arrays = dict(zip(_NAMES, (sums.samples, sums.gram[i, j], sums.cross, sums.squares), strict=True))
-    return {name: array.to(dtype).cpu() for name, array in arrays.items()}
-
-
-def _unfolded(arrays: Mapping[str, Tensor]) -> RidgeSums:
-    samples, triangle, cross, squares = (arrays[name] for name in _NAMES)
-    p = cross.shape[0] if cross.ndim == 2 else 0
-    if samples.ndim or squares.ndim or p < 2 or triangle.shape != (p * (p + 1) // 2,):
-        raise MessageError("sums whose shapes do not fit together")
-    gram = triangle.new_zeros(p, p)
-    i, j = torch.triu_indices(p, p)
-    gram[i, j] = triangle
-    gram[j, i] = triangle
-    return RidgeSums(samples, gram, cross, squares)
+    return unfold({name: state[prefix + name].double() for name in NAMES})
 
 
 def _with(message: Message, arrays: dict[str, Any]) -> Message:

@@ -10,7 +10,7 @@ import torch
 
 from ntkfl.federation.evaluation import add_up, counts, question
 from ntkfl.federation.round_driver import drive
-from ntkfl.methods import METHODS, ClientRound, Method, Outcome, Task
+from ntkfl.methods import METHODS, ClientRound, Method, Outcome, SumRidge, Task
 from ntkfl.methods.base import Outgoing
 from ntkfl.methods.batchnorm import answer
 from ntkfl.privacy.randomness import Randomness
@@ -34,11 +34,28 @@ def targets(scratch: Path) -> list[Target]:
     for name, options in _OPTIONS.items():
         method = METHODS[name](**options)
         found += _of(method)
+    found += [_ridge(values) for values in ("float32", "float16", "8bit")]
     task = _task()
     x, y = torch.randn(6, 5), torch.randint(0, 3, (6,))
     said = counts(task, question(1, task.like), x, y)
     found.append(Target("counts", (said.encode(),), lambda data: _score(Message.decode(data)), sealed_again, twisted))
     return found
+
+
+def _ridge(values: str) -> Target:
+    """What a server takes for a client's sums is finite, symmetric and of the last layer's size."""
+    method, task = SumRidge(values=values), _task()
+    (reply,) = method.answer(task, Message("weights", 1, {"weights": task.like}), _clients()[:1])
+
+    def check(data: bytes) -> None:
+        forged = Message.decode(data)
+        sums = method.read(task, forged)
+        method.check(task, forged)
+        assert all(bool(part.isfinite().all()) for part in sums.parts())
+        assert sums.gram.shape == (5, 5)
+        assert bool((sums.gram == sums.gram.mT).all())
+
+    return Target(f"server sum-ridge {values}", (reply.encode(),), check, sealed_again, twisted, share=0.25)
 
 
 def _task() -> Task:

@@ -1,0 +1,67 @@
+"""Mean and standard deviation of features from sums over samples, hence over clients.
+
+A client tells n, Σ x and Σ x² of each feature, once. They add up, whoever has which samples:
+
+    mean = Σ x / n,   std = √(Σ x² / n − mean²).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ntkfl.errors import DataError
+
+_ROWS = 4096  # held in float64 at once
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """`samples` [] (of images, pixels), `sums` and `squares` [features], in float64."""
+
+    samples: Tensor
+    sums: Tensor
+    squares: Tensor
+
+    @staticmethod
+    def of(x: Tensor) -> Moments:
+        """Of inputs [n, F] or [n, T, F] for each feature, of images [n, C, H, W] for each channel."""
+        if not x.is_floating_point():
+            raise DataError("tokens are names, not sizes: they have no mean to take away")
+        rows = x.double().movedim(1, -1) if x.ndim == 4 else x.double()
+        flat = rows.reshape(-1, rows.shape[-1])
+        return Moments(torch.tensor(float(len(flat)), dtype=torch.float64), flat.sum(0), flat.square().sum(0))
+
+    def __add__(self, other: Moments) -> Moments:
+        return Moments(self.samples + other.samples, self.sums + other.sums, self.squares + other.squares)
+
+    @staticmethod
+    def total(parts: Sequence[Moments]) -> Moments:
+        """Of all clients together."""
+        whole = parts[0]
+        for part in parts[1:]:
+            whole = whole + part
+        return whole
+
+    @property
+    def mean(self) -> Tensor:
+        return self.sums / self.samples
+
+    @property
+    def std(self) -> Tensor:
+        """1 where a feature never varies, as far as sums can tell."""
+        variance = self.squares / self.samples - self.mean.square()
+        varies = variance > 1e-12 * self.squares / self.samples
+        return torch.where(varies, variance.clamp(min=0).sqrt(), 1.0)
+
+    def standardize(self, x: Tensor) -> Tensor:
+        """(x − mean) / std, of the shape and type of x."""
+        shape = (-1, 1, 1) if x.ndim == 4 else (-1,)
+        mean, std = (value.view(shape).to(x.device) for value in (self.mean, self.std))
+        out = torch.empty_like(x)
+        for at in range(0, len(x), _ROWS):
+            out[at : at + _ROWS] = (x[at : at + _ROWS].double() - mean) / std
+        return out

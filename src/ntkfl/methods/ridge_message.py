@@ -1,0 +1,138 @@
+"""A client's sums for ridge regression as arrays of a message: exact, in half precision, or in 8 bits.
+
+Exact, G is its triangle. Reduced, Σφ and the variances still travel as they are, and what is rounded are correlations:
+with m = Σφ/n, S = G_φφ − n m mᵀ and c_i = √S_ii,
+
+    r_ij = S_ij / (c_i c_j),   i < j,
+
+so that neither a large mean nor a feature of another size costs the others their digits. In 8 bits a bucket of r shares
+its largest value, and r is rounded at random without bias: errors of many clients average out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ntkfl.errors import MessageError
+from ntkfl.tangent.ridge import RidgeSums
+from ntkfl.wire import Message
+from ntkfl.wire.quantize import dequantize, norm_count, quantize
+
+NAMES = ("samples", "gram", "cross", "squares")
+REDUCED = ("samples", "sums", "variances", "correlations", "scales", "cross", "squares")
+_BITS, _BUCKET = 8, 4096
+_SMALL = 1e-12  # a variance below this part of the largest counts as that
+
+Uniform = Callable[[int], NDArray[np.float64]]
+
+
+def pack_sums(sums: RidgeSums, dtype: torch.dtype, values: str, uniform: Uniform) -> dict[str, Tensor]:
+    """Arrays by name; exact numbers in `dtype`, `values` float32 (all of them exact), float16 or 8bit.
+
+    `uniform(count)` draws numbers in [0, 1), for rounding.
+    """
+    if values == "float32":
+        return exact_arrays(sums, dtype)
+    # What the server will compute with: rounded before anything is derived from it.
+    round = partial(_through, dtype=dtype)
+    samples, first = round(sums.samples), round(sums.gram[-1, :-1])
+    S = sums.gram[:-1, :-1] - _outer(first, samples)
+    variances = round(S.diagonal())
+    c = _scales(variances)
+    i, j = torch.triu_indices(len(S), len(S), offset=1)
+    r = (S / torch.outer(c, c))[i, j].cpu()
+    if values == "float16":
+        top = r.abs().max().clamp(min=torch.finfo(torch.float32).tiny).float() if len(r) else torch.ones(())
+        coded, scales = (r / top.double()).half(), top.reshape(1)
+    else:
+        levels, norms = quantize(r, _BITS, uniform, "max", _BUCKET)
+        coded, scales = torch.from_numpy(levels.astype(np.int8)), torch.from_numpy(norms)
+    exact = {"samples": samples, "sums": first, "variances": variances}
+    exact |= {"cross": sums.cross, "squares": sums.squares}
+    return {name: array.to(dtype).cpu() for name, array in exact.items()} | {"correlations": coded, "scales": scales}
+
+
+def exact_arrays(sums: RidgeSums, dtype: torch.dtype) -> dict[str, Tensor]:
+    """All of it in `dtype`, G as its upper triangle: p (p + 1) / 2 numbers."""
+    i, j = torch.triu_indices(*sums.gram.shape)
+    arrays = zip(NAMES, (sums.samples, sums.gram[i, j], sums.cross, sums.squares), strict=True)
+    return {name: array.to(dtype).cpu() for name, array in arrays}
+
+
+def take_sums(message: Message) -> RidgeSums:
+    """The inverse, in float64, everything checked: `MessageError` for what does not fit together."""
+    reduced = "correlations" in message.arrays
+    arrays = {name: message.take(name) for name in (REDUCED if reduced else NAMES)}
+    return _reduced(arrays) if reduced else unfold({name: array.double() for name, array in arrays.items()})
+
+
+def unfold(arrays: Mapping[str, Tensor]) -> RidgeSums:
+    """Sums with all of G's triangle."""
+    samples, triangle, cross, squares = (arrays[name] for name in NAMES)
+    p = _rows(samples, cross, squares)
+    if triangle.shape != (p * (p + 1) // 2,):
+        raise MessageError("sums whose shapes do not fit together")
+    gram = triangle.new_zeros(p, p)
+    i, j = torch.triu_indices(p, p)
+    gram[i, j] = triangle
+    gram[j, i] = triangle
+    return RidgeSums(samples, gram, cross, squares)
+
+
+def _reduced(arrays: Mapping[str, Tensor]) -> RidgeSums:
+    samples, first, variances, cross, squares = (
+        arrays[name].double() for name in ("samples", "sums", "variances", "cross", "squares")
+    )
+    coded, scales = arrays["correlations"], arrays["scales"]
+    p = _rows(samples, cross, squares)
+    F, pairs = p - 1, (p - 1) * (p - 2) // 2
+    halves = coded.dtype == torch.float16
+    fits = coded.shape == (pairs,) and scales.shape == (1 if halves else norm_count(pairs, _BUCKET),)
+    if not fits or first.shape != (F,) or variances.shape != (F,):
+        raise MessageError("sums whose shapes do not fit together")
+    if not (halves or coded.dtype == torch.int8) or scales.dtype != torch.float32 or bool((scales < 0).any()):
+        raise MessageError("correlations are halves or bytes, and scales are not negative")
+    if halves:
+        r = coded.double() * scales.double()
+    else:
+        r = dequantize(coded.numpy().astype(np.int32), scales.numpy(), _BITS, _BUCKET)
+    c = _scales(variances)
+    S = torch.diag(variances)
+    i, j = torch.triu_indices(F, F, offset=1)
+    S[i, j] = S[j, i] = r * c[i] * c[j]
+    gram = S.new_empty(p, p)
+    gram[:-1, :-1] = S + _outer(first, samples)
+    gram[-1, :-1] = gram[:-1, -1] = first
+    gram[-1, -1] = samples
+    if not bool(gram.isfinite().all()):
+        raise MessageError("sums that overflow")
+    return RidgeSums(samples, gram, cross, squares)
+
+
+def _rows(samples: Tensor, cross: Tensor, squares: Tensor) -> int:
+    """p, the features and one."""
+    p = cross.shape[0] if cross.ndim == 2 else 0
+    if samples.ndim or squares.ndim or p < 2:
+        raise MessageError("sums whose shapes do not fit together")
+    return p
+
+
+def _outer(first: Tensor, samples: Tensor) -> Tensor:
+    """n m mᵀ; of a change of sums, which need not be of more samples, nothing is taken out."""
+    return torch.outer(first, first) / samples if float(samples) > 0 else first.new_zeros(len(first), len(first))
+
+
+def _scales(variances: Tensor) -> Tensor:
+    """c [F]; ones where no variance is above zero."""
+    top = float(variances.abs().max())
+    return variances.abs().clamp(min=_SMALL * top).sqrt() if top > 0 else torch.ones_like(variances)
+
+
+def _through(value: Tensor, dtype: torch.dtype) -> Tensor:
+    return value.to(dtype).double()
