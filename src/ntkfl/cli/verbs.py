@@ -27,7 +27,7 @@ VERBS = {
     "audit": "Attack one round as it goes over the wire.",
     "report": "Show what runs did on one page.",
     "watch": "Watch runs while they go on.",
-    "value": "Value each client; see also: forget, personalize.",
+    "value": "Value each client; also: forget, personalize, uncertainty.",
     "forget": "Take a client out of a run, exactly.",
     "personalize": "Write a model whose head suits one client.",
     "uncertainty": "Measure how well a model knows what it knows.",
@@ -42,7 +42,7 @@ VERBS = {
 }
 
 # Not on the first screen, whose 24 lines are full: the line of `value` names them.
-UNLISTED = ("forget", "personalize")
+UNLISTED = ("forget", "personalize", "uncertainty")
 
 METHODS = (
     "ntk-fl", "cp-ntk-fl", "sum-ntk-fl", "private-sums", "sum-ridge", "fedavg", "fednova", "fedprox", "scaffold",
