@@ -62,7 +62,7 @@ def _of(name: str, method: SumNTKFL, last: int) -> list[Target]:
     def server(data: bytes) -> None:
         forged = Message.decode(data)
         measures = method.check(task, forged)  # what comes first: a reply may also be refused here
-        assert measures is None or bool(measures.isfinite().all())
+        assert measures is None or not bool(measures.isnan().any())  # inf is as extreme as can be, and dropped
         after = drive(method, task, state, last, [0, 1], lambda _: [forged, told[1]]).state
         assert "weights" in after
         for key, tensor in after.items():
