@@ -259,7 +259,9 @@ def _last_inputs(model: nn.Module, outputs: int, x: Tensor) -> Iterator[tuple[sl
         with evaluating(model), torch.no_grad():
             for at in range(0, len(x), _ROWS):
                 out = model(x[at : at + _ROWS])
-                if len(seen) != 1 or seen[0][0].ndim != 2 or not torch.equal(seen[0][1], out):
+                # A sample that is not finite must not show by an error.
+                same = len(seen) == 1 and torch.allclose(seen[0][1], out, rtol=0, atol=0, equal_nan=True)
+                if not same or seen[0][0].ndim != 2:
                     raise ModelError(f"{PrivateRidge.name} needs a network whose outputs are its last linear layer's")
                 yield slice(at, at + _ROWS), seen.pop()[0]
     finally:
