@@ -87,7 +87,7 @@ def test_without_noise_it_is_ridge_regression() -> None:
     state = play(PrivateRidge(epsilon=None), task, clients)[0].state
     x, y = torch.cat([c.x for c in clients]), torch.cat([c.y for c in clients])
     a = torch.cat([nn.functional.layer_norm(x, (FEATURES,)), x.new_ones(len(x), 1)], dim=1) / math.sqrt(P)
-    G, C = a.mT @ a, a.mT @ (nn.functional.one_hot(y, OUTPUTS).double() - 1 / OUTPUTS)
+    G, C = a.mT @ a, a.mT @ nn.functional.one_hot(y, OUTPUTS).double()
     # Features of mean 0 leave one direction of G empty; the floor is 1e-6 of the mean eigenvalue.
     values = torch.linalg.eigvalsh(G)
     regular = G + 1e-6 * values.mean() * torch.eye(P, dtype=G.dtype)

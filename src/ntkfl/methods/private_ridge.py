@@ -97,7 +97,8 @@ class PrivateRidge(Method):
         edge = 2 * noise * math.sqrt(len(cross) / 2)
         clean = cleaned(values, edge)
         floor = self.penalty * edge + _SMALL * clean.mean()
-        return vectors @ ((vectors.mT @ cross) / (clean + floor).unsqueeze(1))
+        solved: Tensor = vectors @ ((vectors.mT @ cross) / (clean + floor).unsqueeze(1))
+        return solved
 
     def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
         self._check_round(message.of_kind("weights").round)
@@ -109,8 +110,6 @@ class PrivateRidge(Method):
         randomness = client.randomness.for_question(question)
         p = last_layer(model, task.outputs).module.in_features + 1
         targets = task.training_targets(client.y).double()
-        if not client.y.is_floating_point():
-            targets = targets - 1 / task.outputs
         gram, cross = targets.new_zeros(p, p), targets.new_zeros(p, targets.shape[1])
         for few, features in _last_inputs(model, task.outputs, client.x):
             a = torch.cat([features.double(), targets.new_ones(len(features), 1)], dim=1)

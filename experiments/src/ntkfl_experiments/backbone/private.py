@@ -33,7 +33,7 @@ def ridge_settings(table: Table, device: str) -> dict[str, Any]:
             x = _scaled(torch.cat([x for x, _ in pairs]).to(device))
             y = torch.cat([y for _, y in pairs]).to(device)
             held, labels = _scaled(fed.test[0].to(device)), fed.test[1].to(device)
-            targets = nn.functional.one_hot(y, 10).to(x) - 0.1
+            targets = nn.functional.one_hot(y, 10).to(x)
             gram, cross = to_scaled(x.mT @ x), x.mT @ targets
             generator = torch.Generator(device).manual_seed(seed)
             drawn = [torch.randn(t.shape, generator=generator, dtype=t.dtype, device=device) for t in (gram, cross)]
@@ -59,7 +59,8 @@ def ridge_settings(table: Table, device: str) -> dict[str, Any]:
 
 def _scaled(x: Tensor) -> Tensor:
     a = torch.cat([x, x.new_ones(len(x), 1)], dim=1).double()
-    return a / a.norm(dim=1, keepdim=True)
+    unit: Tensor = a / a.norm(dim=1, keepdim=True)
+    return unit
 
 
 def ridge_reports(settings: dict[str, Any]) -> list[Trial]:

@@ -110,7 +110,7 @@ class Table:
         except ntkfl.NTKFLError as error:  # a step that is too large
             return {"accuracy": [0.0] * trial.rounds, "diverged": str(error)[:80]}
         first = run.history[0]
-        told = {name: first[name] for name in ("penalty", "epsilon") if name in first}
+        told: dict[str, Any] = {name: first[name] for name in ("penalty", "epsilon") if name in first}
         accuracies = [round(100 * record["test_accuracy"], 2) for record in run.history]
         return {"accuracy": accuracies, "bytes_up": first["uplink_bytes"] // per_round, **told}
 
@@ -121,4 +121,4 @@ def unit(x: Tensor) -> Tensor:
     """
     parts = [part - part.mean(1, keepdim=True) for part in (x[:, :WIDTH], x[:, WIDTH:]) if part.shape[1]]
     parts = [part / part.norm(dim=1, keepdim=True) for part in parts]
-    return torch.cat(parts, dim=1) * (x.shape[1] / len(parts)) ** 0.5
+    return torch.cat(parts, dim=1) * float((x.shape[1] / len(parts)) ** 0.5)

@@ -37,11 +37,11 @@ class LastBlock(nn.Module):
 
     def __init__(self, net: nn.Module, outputs: int) -> None:
         super().__init__()
-        block: Any = net._blocks[-1]  # type: ignore[index]
+        block: Any = net.get_submodule("_blocks.15")
         self.expand = folded(block._expand_conv, block._bn0)
         self.depthwise = nn.Sequential(block._depthwise_conv, block._bn1).eval()
         self.project = folded(block._project_conv, block._bn2)
-        self.last = folded(net._conv_head, net._bn1)
+        self.last = folded(net.get_submodule("_conv_head"), net.get_submodule("_bn1"))
         self.head = nn.Linear(self.last.out_features, outputs)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
@@ -72,7 +72,8 @@ def folded(conv: Any, norm: Any) -> nn.Linear:
 def block_inputs(network: nn.Module, images: Tensor, device: str) -> Tensor:
     """What the last block gets: float32 [N, 192, 4, 4], on the CPU."""
     seen: list[Tensor] = []
-    hook = network.net._blocks[-1].register_forward_pre_hook(lambda _, given: seen.append(given[0].cpu()))  # type: ignore[index, union-attr]
+    block = network.get_submodule("net._blocks.15")
+    hook = block.register_forward_pre_hook(lambda _, given: seen.append(given[0].cpu()))
     with torch.inference_mode():
         for at in range(0, len(images), BATCH):
             network(images[at : at + BATCH].to(device).float())
@@ -85,7 +86,8 @@ def federation(x: Tensor, y: Tensor, test: tuple[Tensor, Tensor], seed: int, hel
     pairs = [(x[index], y[index]) for index in map(torch.from_numpy, shares)]
     if held:
         out = torch.randperm(CLIENTS, generator=torch.Generator().manual_seed(seed)).tolist()
-        test = tuple(torch.cat([pairs[i][part] for i in out[:HELD_OUT]]) for part in (0, 1))  # type: ignore[assignment]
+        others = [pairs[i] for i in out[:HELD_OUT]]
+        test = torch.cat([x for x, _ in others]), torch.cat([y for _, y in others])
         pairs = [pairs[i] for i in out[HELD_OUT:]]
     return ntkfl.data.from_clients(pairs, test=test, classes=10)
 
@@ -96,11 +98,16 @@ def play(
     """Accuracy of every round in percent."""
     began = time.perf_counter()
     torch.manual_seed(seed)
-    model: nn.Module = LastBlock(network.net.cpu(), 10)  # type: ignore[operator, union-attr]
-    common = {"seed": seed, "device": device, "callbacks": [], "clients_per_round": min(PER_ROUND, len(fed))}
+    model: nn.Module = LastBlock(network.get_submodule("net").cpu(), 10)
+    common: dict[str, Any] = {
+        "seed": seed,
+        "device": device,
+        "callbacks": [],
+        "clients_per_round": min(PER_ROUND, len(fed)),
+    }
     for name, p in model.named_parameters():
         p.requires_grad_(name.startswith("head."))
-    run = ntkfl.train(model, fed, SumRidge(), rounds=1, **common)  # type: ignore[arg-type]
+    run = ntkfl.train(model, fed, SumRidge(), rounds=1, **common)
     accuracies = [record["test_accuracy"] for record in run.history]
     model = run.model.cpu()
     if setting["what"] == "LoRA":
@@ -110,13 +117,13 @@ def play(
         p.requires_grad_(own or name.startswith("head."))
     method = SumNTKFL(
         mu=setting["mu"], delta=setting["delta"], time=None, label_smoothing=0.0, average=0.0, largest=1500,
-        values="float32", control=setting.get("control", "measured"),
+        values="float32", control="measured",
     )  # fmt: skip
-    run = ntkfl.train(model, fed, method, rounds=rounds - 1, **common)  # type: ignore[arg-type]
+    run = ntkfl.train(model, fed, method, rounds=rounds - 1, **common)
     accuracies += [record["test_accuracy"] for record in run.history]
     return {
         "accuracy": [round(100 * a, 2) for a in accuracies],
-        "bytes_up": run.history[0]["uplink_bytes"] // common["clients_per_round"],  # type: ignore[operator]
+        "bytes_up": run.history[0]["uplink_bytes"] // common["clients_per_round"],
         "seconds": round(time.perf_counter() - began),
         "mu": [round(record["mu"], 1) for record in run.history],
     }
@@ -142,16 +149,15 @@ def tune(source: Path, out: Path, device: str, limit: float = 80.0) -> None:
     scores: dict[str, float] = {}
     for name, setting in SETTINGS.items():
         if time.perf_counter() - began > limit:
-            add(f"held out / {name}", "not tried: out of time")
-            continue
+            break
         try:
             value = play(network, fed, setting, 10, device, ROUNDS)
             scores[name] = value["accuracy"][-1]
         except ntkfl.NTKFLError as error:
             value = {"diverged": str(error)[:100]}
         add(f"held out / {name}", value)
-    tried = {what: [name for name in scores if name.startswith(what)] for what in ("block", "LoRA")}
-    best = [max(names, key=scores.__getitem__) for names in tried.values() if names]
+    kinds = [[name for name in SETTINGS if name.startswith(what)] for what in ("block", "LoRA")]
+    best = [max(names, key=lambda name: scores.get(name, 0.0)) for names in kinds]  # the first where none was tried
     for seed in SEEDS:
         fed = federation(x, y, (test_x, test_y), seed, held=False)
         for name in best:
