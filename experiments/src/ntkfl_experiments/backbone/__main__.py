@@ -28,30 +28,31 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     told = parser.parse_args()
+    source, out = told.paths[0], told.paths[-1]
     if told.verb == "features":
         from ntkfl_experiments.backbone.features import write_features
 
-        write_features(*told.paths, device=told.device)
+        write_features(out, told.device)
     elif told.verb == "measure":
         from ntkfl_experiments.backbone.measure import measure
 
-        measure(*told.paths, device=told.device, jobs=told.jobs)
+        measure(source, out, told.device, told.jobs)
     elif told.verb == "tune":
         from ntkfl_experiments.backbone.tuning import tune
 
-        tune(*told.paths, device=told.device)
+        tune(source, out, told.device)
     elif told.verb == "picture":
         from ntkfl_experiments.backbone.picture import picture
 
-        picture(*told.paths)
+        picture(source, out)
     elif told.verb == "words":
         from ntkfl_experiments.backbone.text import write_words
 
-        write_words(*told.paths)
+        write_words(source, out)
     else:
         from ntkfl_experiments.backbone.text import text
 
-        text(*told.paths)
+        text(source, out)
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def play(
     accuracies += [record["test_accuracy"] for record in run.history]
     return {
         "accuracy": [round(100 * a, 2) for a in accuracies],
-        "bytes_up": run.history[0]["uplink_bytes"] // common["clients_per_round"],
+        "bytes_up": run.history[0]["uplink_bytes"] // cohort,
         "seconds": round(time.perf_counter() - began),
         "mu": [round(record["mu"], 1) for record in run.history],
     }
