@@ -99,12 +99,8 @@ def play(
     began = time.perf_counter()
     torch.manual_seed(seed)
     model: nn.Module = LastBlock(network.get_submodule("net").cpu(), 10)
-    common: dict[str, Any] = {
-        "seed": seed,
-        "device": device,
-        "callbacks": [],
-        "clients_per_round": min(PER_ROUND, len(fed)),
-    }
+    cohort = min(PER_ROUND, len(fed))
+    common: dict[str, Any] = {"seed": seed, "device": device, "callbacks": [], "clients_per_round": cohort}
     for name, p in model.named_parameters():
         p.requires_grad_(name.startswith("head."))
     run = ntkfl.train(model, fed, SumRidge(), rounds=1, **common)
