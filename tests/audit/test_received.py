@@ -15,7 +15,8 @@ from ntkfl.methods import METHODS
 from tests.audit.fixtures import config
 
 OPTIONS: dict[str, dict[str, Any]] = {"cp-ntk-fl": {"projected_dim": 20}}
-SHOWS = {"ntk-fl": "rows", "cp-ntk-fl": "rows", "sum-ntk-fl": "sums", "private-sums": "sums", "centralized": "samples"}
+SHOWS = dict.fromkeys(("ntk-fl", "cp-ntk-fl"), "rows") | {"centralized": "samples"}
+SHOWS |= dict.fromkeys(("sum-ntk-fl", "private-sums", "private-ridge"), "sums")
 WEIGHTS = {"fedavg", "fedprox", "fedadam", "data-share", "scaffold"}  # whose replies are weights
 
 

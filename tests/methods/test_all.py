@@ -17,6 +17,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "fedadam": {"server_lr": 0.05},
     "qsgd": {"norm": "max"},
     "private-sums": {"epsilon": None, "clip": 1.0, "lr": 0.3},  # its noise is tested beside it
+    "private-ridge": {"epsilon": None},
 }
 VARIANTS = [
     *((name, {}) for name in METHODS),
@@ -35,7 +36,7 @@ VARIANTS = [
     ("fednova", {"sparsity": 0.5, "values": "8bit"}),
     ("fedadam", {"sparsity": 0.5}),
 ]
-NTK = ("ntk-fl", "cp-ntk-fl", "sum-ntk-fl", "private-sums", "sum-ridge")
+NTK = ("ntk-fl", "cp-ntk-fl", "sum-ntk-fl", "private-sums", "sum-ridge", "private-ridge")
 IDS = [" ".join([name, *map(str, options)]) for name, options in VARIANTS]
 every_method = pytest.mark.parametrize(("name", "options"), VARIANTS, ids=IDS)
 
@@ -67,7 +68,7 @@ def test_three_rounds_train(name: str, options: dict[str, object], loss: str) ->
         state = outcome.state
         losses.append(mean_loss(task, state["weights"], clients))
         assert state["weights"].dtype == torch.float32
-        if name == "private-sums":
+        if name in ("private-sums", "private-ridge"):
             assert outcome.train_loss is None  # a loss would cost privacy of its own
         else:
             assert 0 < outcome.train_loss < 1.5 * losses[0]
@@ -132,7 +133,7 @@ def replaced(client: ClientRound, memory: dict[str, Tensor]) -> ClientRound:
 def test_names_and_papers() -> None:
     assert set(METHODS) >= {
         "fedavg", "fedprox", "fednova", "scaffold", "fedadam", "fedcom", "qsgd", "data-share", "centralized", "ntk-fl",
-        "cp-ntk-fl", "sum-ntk-fl", "sum-ridge",
+        "cp-ntk-fl", "sum-ntk-fl", "sum-ridge", "private-ridge",
     }  # fmt: skip
     for name, method in METHODS.items():
         assert method.name == name

@@ -76,8 +76,9 @@ FLAGS = tuple(
         (
             "method.name",
             "text",
-            "ntk-fl, cp-ntk-fl, sum-ntk-fl, private-sums, sum-ridge, fedavg, fednova, fedprox, scaffold, "
-            "fedadam, fedcom, qsgd, data-share, centralized (default ntk-fl), or package.module:Class",
+            "ntk-fl, cp-ntk-fl, sum-ntk-fl, private-sums, sum-ridge, private-ridge, fedavg, fednova, "
+            "fedprox, scaffold, fedadam, fedcom, qsgd, data-share, centralized (default ntk-fl), or "
+            "package.module:Class",
             "Method",
         ),
         ("method.kernel", "text", "full (the linearised network) or trace (the paper's) (default full)", "Method"),

@@ -45,8 +45,8 @@ VERBS = {
 UNLISTED = ("forget", "personalize", "uncertainty")
 
 METHODS = (
-    "ntk-fl", "cp-ntk-fl", "sum-ntk-fl", "private-sums", "sum-ridge", "fedavg", "fednova", "fedprox", "scaffold",
-    "fedadam", "fedcom", "qsgd", "data-share", "centralized",
+    "ntk-fl", "cp-ntk-fl", "sum-ntk-fl", "private-sums", "sum-ridge", "private-ridge", "fedavg", "fednova", "fedprox",
+    "scaffold", "fedadam", "fedcom", "qsgd", "data-share", "centralized",
 )  # fmt: skip
 DATASETS = ("fashion-mnist", "mnist", "femnist", "cifar10", "digits")
 PARTITIONS = ("dirichlet", "writer", "iid", "shards", "client")

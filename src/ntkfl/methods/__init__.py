@@ -10,13 +10,15 @@ from ntkfl.methods.fedcom import FedCOM
 from ntkfl.methods.fednova import FedNova
 from ntkfl.methods.fedprox import FedProx
 from ntkfl.methods.ntk_fl import NTKFL
+from ntkfl.methods.private_ridge import PrivateRidge
 from ntkfl.methods.private_sums import PrivateSums
 from ntkfl.methods.qsgd import QSGD
 from ntkfl.methods.scaffold import Scaffold
 from ntkfl.methods.sum_ntk_fl import SumNTKFL
 from ntkfl.methods.sum_ridge import SumRidge
 
-_SUMS, _AVERAGES = (SumNTKFL, PrivateSums, SumRidge), (FedAvg, FedProx, FedNova, Scaffold, FedAdam, FedCOM, QSGD)
+_SUMS = (SumNTKFL, PrivateSums, SumRidge, PrivateRidge)
+_AVERAGES = (FedAvg, FedProx, FedNova, Scaffold, FedAdam, FedCOM, QSGD)
 _ALL = (NTKFL, CPNTKFL, *_SUMS, *_AVERAGES, DataShare, Centralized)
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 
@@ -35,6 +37,7 @@ __all__ = [
     "FedProx",
     "Method",
     "Outcome",
+    "PrivateRidge",
     "PrivateSums",
     "Scaffold",
     "State",
