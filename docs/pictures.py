@@ -28,7 +28,9 @@ def headline() -> Figure:
         rounds = range(1, length + 1)
         columns = [[curve[r - 1] for curve in seeds] for r in rounds]
         curves.plot(rounds, [statistics.mean(c) for c in columns], color=color, label=name, linewidth=2)
-        curves.fill_between(rounds, list(map(min, columns)), list(map(max, columns)), color=color, alpha=0.2, linewidth=0)
+        curves.fill_between(
+            rounds, list(map(min, columns)), list(map(max, columns)), color=color, alpha=0.2, linewidth=0
+        )
         reached = next(r for r in rows[label]["reached"] if r["target"] == TARGET)
         up, down = (statistics.mean(reached[way]) for way in ("uplink_mib", "downlink_mib"))
         bars.barh(place, up, color=color)
