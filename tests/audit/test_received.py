@@ -16,7 +16,16 @@ from tests.audit.fixtures import config
 
 OPTIONS: dict[str, dict[str, Any]] = {"cp-ntk-fl": {"projected_dim": 20}}
 SHOWS = {"ntk-fl": "rows", "cp-ntk-fl": "rows", "sum-ntk-fl": "sums", "private-sums": "sums", "centralized": "samples"}
-WEIGHTS = {"fedavg", "fedprox", "fedadam", "data-share", "scaffold"}  # whose replies are weights
+WEIGHTS = {
+    "fedavg",
+    "fedprox",
+    "fedadam",
+    "fedavgm",
+    "fedexp",
+    "feddyn",
+    "data-share",
+    "scaffold",
+}  # whose replies are weights
 
 
 def captured(name: str) -> Capture:

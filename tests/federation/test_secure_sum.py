@@ -103,6 +103,10 @@ SUMMED: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {"local_steps": 3, "weighting": "samples", "sum_samples": 200}),
     ("fedprox", {"local_steps": 3, "weighting": "samples"}),
     ("fedadam", {"local_steps": 3}),
+    ("fedavgm", {"local_steps": 3}),
+    ("fedexp", {"local_steps": 3}),
+    ("fedexp", {"local_steps": 3, "weighting": "samples"}),
+    ("feddyn", {"local_steps": 3}),
     ("fednova", {"local_epochs": 2, "batch_size": 20, "weighting": "samples"}),
 ]
 

@@ -67,7 +67,20 @@ def test_the_server_refuses_what_is_no_update() -> None:
 
 @pytest.mark.parametrize("robust", ["median", "trimmed", "clip"])
 @pytest.mark.parametrize(
-    "name", ["fedavg", "fedprox", "fednova", "scaffold", "fedadam", "fedcom", "qsgd", "data-share"]
+    "name",
+    [
+        "fedavg",
+        "fedprox",
+        "fednova",
+        "scaffold",
+        "fedadam",
+        "fedavgm",
+        "fedexp",
+        "feddyn",
+        "fedcom",
+        "qsgd",
+        "data-share",
+    ],
 )
 def test_equal_clients_are_combined_into_what_each_sent(name: str, robust: str) -> None:
     """Where all agree there is nothing to trim, so every combination is the mean."""

@@ -6,7 +6,10 @@ from ntkfl.methods.cp_ntk_fl import CPNTKFL
 from ntkfl.methods.data_share import DataShare
 from ntkfl.methods.fedadam import FedAdam
 from ntkfl.methods.fedavg import FedAvg
+from ntkfl.methods.fedavgm import FedAvgM
 from ntkfl.methods.fedcom import FedCOM
+from ntkfl.methods.feddyn import FedDyn
+from ntkfl.methods.fedexp import FedExP
 from ntkfl.methods.fednova import FedNova
 from ntkfl.methods.fedprox import FedProx
 from ntkfl.methods.ntk_fl import NTKFL
@@ -16,7 +19,8 @@ from ntkfl.methods.scaffold import Scaffold
 from ntkfl.methods.sum_ntk_fl import SumNTKFL
 from ntkfl.methods.sum_ridge import SumRidge
 
-_SUMS, _AVERAGES = (SumNTKFL, PrivateSums, SumRidge), (FedAvg, FedProx, FedNova, Scaffold, FedAdam, FedCOM, QSGD)
+_SUMS = (SumNTKFL, PrivateSums, SumRidge)
+_AVERAGES = (FedAvg, FedProx, FedNova, Scaffold, FedAdam, FedAvgM, FedExP, FedDyn, FedCOM, QSGD)
 _ALL = (NTKFL, CPNTKFL, *_SUMS, *_AVERAGES, DataShare, Centralized)
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 
@@ -30,7 +34,10 @@ __all__ = [
     "DataShare",
     "FedAdam",
     "FedAvg",
+    "FedAvgM",
     "FedCOM",
+    "FedDyn",
+    "FedExP",
     "FedNova",
     "FedProx",
     "Method",

@@ -59,7 +59,8 @@ class Outcome:
     """What a round ended with. `train_loss` is over the cohort's samples, `steps` the t chosen: where there is one.
 
     `passed` are weights the round went through on its way to its own, where it took several steps: all of them count
-    in the running average.
+    in the running average. `reported` are those to evaluate and save in place of the state's own, where a method trains
+    on from others than it reports.
     """
 
     state: State
@@ -67,6 +68,7 @@ class Outcome:
     steps: float | None = None
     diagnostics: dict[str, float | str] = field(default_factory=dict)
     passed: tuple[Tensor, ...] = ()
+    reported: Tensor | None = None
 
 
 class Task:

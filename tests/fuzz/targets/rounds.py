@@ -24,6 +24,8 @@ _OPTIONS: dict[str, dict[str, object]] = {
     "scaffold": {"local_steps": 2},
     "fednova": {"local_steps": 2},
     "fedadam": {"local_steps": 2},
+    "fedexp": {"local_steps": 2},
+    "feddyn": {"local_steps": 2},
     "fedcom": {"local_steps": 2},
     "qsgd": {},
 }
