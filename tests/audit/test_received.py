@@ -14,18 +14,11 @@ from ntkfl.audit.views import views
 from ntkfl.methods import METHODS
 from tests.audit.fixtures import config
 
-OPTIONS: dict[str, dict[str, Any]] = {"cp-ntk-fl": {"projected_dim": 20}}
+OPTIONS: dict[str, dict[str, Any]] = {"cp-ntk-fl": {"projected_dim": 20}, "fedpm": {"lr": 0.1}}
 SHOWS = {"ntk-fl": "rows", "cp-ntk-fl": "rows", "sum-ntk-fl": "sums", "private-sums": "sums", "centralized": "samples"}
-WEIGHTS = {
-    "fedavg",
-    "fedprox",
-    "fedadam",
-    "fedavgm",
-    "fedexp",
-    "feddyn",
-    "data-share",
-    "scaffold",
-}  # whose replies are weights
+WEIGHTS = {  # whose replies tell the server weights
+    "fedavg", "fedprox", "fedadam", "fedavgm", "fedexp", "feddyn", "fedpm", "fedfisher", "data-share", "scaffold",
+}  # fmt: skip
 
 
 def captured(name: str) -> Capture:

@@ -111,6 +111,8 @@ def test_completion_of_verbs_options_and_values() -> None:
         "fedadam",
         "fedavgm",
         "feddyn",
+        "fedfisher",
+        "fedpm",
         "fedexp",
         "fedcom",
     } - {"scaffold"}

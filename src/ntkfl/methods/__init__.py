@@ -10,7 +10,9 @@ from ntkfl.methods.fedavgm import FedAvgM
 from ntkfl.methods.fedcom import FedCOM
 from ntkfl.methods.feddyn import FedDyn
 from ntkfl.methods.fedexp import FedExP
+from ntkfl.methods.fedfisher import FedFisher
 from ntkfl.methods.fednova import FedNova
+from ntkfl.methods.fedpm import FedPM
 from ntkfl.methods.fedprox import FedProx
 from ntkfl.methods.ntk_fl import NTKFL
 from ntkfl.methods.private_sums import PrivateSums
@@ -20,7 +22,7 @@ from ntkfl.methods.sum_ntk_fl import SumNTKFL
 from ntkfl.methods.sum_ridge import SumRidge
 
 _SUMS = (SumNTKFL, PrivateSums, SumRidge)
-_AVERAGES = (FedAvg, FedProx, FedNova, Scaffold, FedAdam, FedAvgM, FedExP, FedDyn, FedCOM, QSGD)
+_AVERAGES = (FedAvg, FedProx, FedNova, Scaffold, FedAdam, FedAvgM, FedExP, FedDyn, FedPM, FedFisher, FedCOM, QSGD)
 _ALL = (NTKFL, CPNTKFL, *_SUMS, *_AVERAGES, DataShare, Centralized)
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 
@@ -38,7 +40,9 @@ __all__ = [
     "FedCOM",
     "FedDyn",
     "FedExP",
+    "FedFisher",
     "FedNova",
+    "FedPM",
     "FedProx",
     "Method",
     "Outcome",

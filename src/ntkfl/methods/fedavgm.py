@@ -1,4 +1,5 @@
-"""FedAvgM. Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification, 2019.
+"""FedAvgM. Hsu, Qi and Brown, Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+Classification, 2019.
 
 Federated averaging whose server has momentum: the averaged update is added to what is left of earlier ones.
 """
