@@ -45,7 +45,7 @@ METHODS = (
 )  # fmt: skip
 DATASETS = ("fashion-mnist", "mnist", "femnist", "cifar10", "digits")
 PARTITIONS = ("dirichlet", "writer", "iid", "shards", "client")
-MODELS = ("mlp", "cnn", "resnet", "gru", "transformer")
+MODELS = ("mlp", "cnn", "resnet", "gru", "transformer", "random-features")
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="run code that the folder names (package.module:factory): trust its maker")
 ]
