@@ -19,18 +19,20 @@ from ntkfl.methods import METHODS, NTKFL, ClientRound, FedAvg, Method, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
 from tests.federation.rounds import play_round
+from tests.methods.rounds import suited
 
 METHODS_OF_UPDATES = ("fedavg", "fednova", "scaffold", "fedcom", "qsgd", "fedadam")
 
 
 def federation(method: Method, clients: int = 5, rows: int = 6) -> tuple[Task, list[ClientRound], list[Message]]:
     torch.manual_seed(0)
-    task = Task(ntkfl.models.mlp(5, 4, 3), 3, "ce")
+    task = suited(method.name, Task(ntkfl.models.mlp(5, 4, 3), 3, "ce"))
     people = [
         ClientRound(i, torch.randn(rows, 5), torch.arange(rows) % 3, Randomness.simulated(i)) for i in range(clients)
     ]
-    arrays = {"weights": task.like} | ({"control": torch.zeros_like(task.like)} if method.name == "scaffold" else {})
-    return task, people, method.answer(task, Message("weights", 1, arrays), people)
+    asked = next(method.round(task, method.start(task, task.like), 1, range(clients)))
+    assert isinstance(asked, Message)
+    return task, people, method.answer(task, asked, people)
 
 
 def changed(reply: Message, **arrays: torch.Tensor) -> Message:

@@ -41,7 +41,8 @@ VERBS = {
 
 METHODS = (
     "ntk-fl", "cp-ntk-fl", "sum-ntk-fl", "private-sums", "sum-ridge", "fedavg", "fednova", "fedprox", "scaffold",
-    "fedadam", "fedavgm", "fedexp", "feddyn", "fedpm", "fedfisher", "fedcom", "qsgd", "data-share", "centralized",
+    "fedadam", "fedavgm", "fedexp", "feddyn", "fedpm", "fedfisher", "tct", "fedcom", "qsgd", "data-share",
+    "centralized",
 )  # fmt: skip
 DATASETS = ("fashion-mnist", "mnist", "femnist", "cifar10", "digits")
 PARTITIONS = ("dirichlet", "writer", "iid", "shards", "client")

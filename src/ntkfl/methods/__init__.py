@@ -20,9 +20,10 @@ from ntkfl.methods.qsgd import QSGD
 from ntkfl.methods.scaffold import Scaffold
 from ntkfl.methods.sum_ntk_fl import SumNTKFL
 from ntkfl.methods.sum_ridge import SumRidge
+from ntkfl.methods.tct import TCT
 
 _SUMS = (SumNTKFL, PrivateSums, SumRidge)
-_AVERAGES = (FedAvg, FedProx, FedNova, Scaffold, FedAdam, FedAvgM, FedExP, FedDyn, FedPM, FedFisher, FedCOM, QSGD)
+_AVERAGES = (FedAvg, FedProx, FedNova, Scaffold, FedAdam, FedAvgM, FedExP, FedDyn, FedPM, FedFisher, TCT, FedCOM, QSGD)
 _ALL = (NTKFL, CPNTKFL, *_SUMS, *_AVERAGES, DataShare, Centralized)
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 
@@ -31,6 +32,7 @@ __all__ = [
     "METHODS",
     "NTKFL",
     "QSGD",
+    "TCT",
     "Centralized",
     "ClientRound",
     "DataShare",

@@ -25,7 +25,7 @@ _DIAGONAL = "fisher"
 _SMALL = 1e-10  # a residual, against the first, with which the equations are solved
 
 
-class Block(NamedTuple):
+class LayerFisher(NamedTuple):
     """F's block A ⊗ G of a layer; each a matrix [groups, n, n], a diagonal [groups, n], or None for 1."""
 
     layer: Layer
@@ -37,7 +37,7 @@ class Block(NamedTuple):
 class Fisher(NamedTuple):
     """F_m: blocks of layers, and its diagonal at all other columns."""
 
-    blocks: list[Block]
+    blocks: list[LayerFisher]
     columns: Tensor
     diagonal: Tensor
 
@@ -124,7 +124,7 @@ class FedFisher(LocalTraining):
             if one.shared and G is not None:  # both have the block's trace
                 trace = (G if G.ndim == 2 else G.diagonal(dim1=1, dim2=2)).sum(1)
                 G = G / trace.clamp(min=torch.finfo(G.dtype).tiny).view(-1, *[1] * (G.ndim - 1))
-            blocks.append(Block(one.layer, one.shape[1], A, G))
+            blocks.append(LayerFisher(one.layer, one.shape[1], A, G))
         columns = uncovered([one.layer for one in shaped], w.numel(), w.device)
         return Fisher(blocks, columns, arrays[REST] if len(columns) else w.new_zeros(0))
 

@@ -29,7 +29,7 @@ PRECONDITIONERS = ("foof", "hessian")
 _MIXED, _DIAGONAL = "mixed", ".diagonal"
 
 
-class Part(NamedTuple):
+class Preconditioner(NamedTuple):
     """Columns of the weights, as matrices [outputs, m] (for each group), of which P multiplies the rows."""
 
     layer: Layer
@@ -101,7 +101,7 @@ class FedPM(LocalTraining):
         i, j = torch.triu_indices(*whole.shape, device=whole.device)
         return {f"{Layer((0, len(whole)), None, False).name}/{INPUTS}": whole[i, j].unsqueeze(0)}
 
-    def _parts(self, arrays: Mapping[str, Tensor], w: Tensor) -> list[Part]:
+    def _parts(self, arrays: Mapping[str, Tensor], w: Tensor) -> list[Preconditioner]:
         """P with λ, read from what `_curvature` gives."""
         return [_part(name, array, w.numel(), self.damping) for name, array in arrays.items()]
 
@@ -130,7 +130,7 @@ def _names(reply: Message) -> list[str]:
     return sorted(name for name in reply.arrays if "/" in name)
 
 
-def _part(name: str, array: Tensor, d: int, damping: float) -> Part:
+def _part(name: str, array: Tensor, d: int, damping: float) -> Preconditioner:
     """One array of a preconditioner; `MessageError` where it is of another network than one of d weights."""
     columns, _, role = name.partition("/")
     layer, factor = Layer.parse(columns), Factor(array, role.endswith(_DIAGONAL))
@@ -142,11 +142,11 @@ def _part(name: str, array: Tensor, d: int, damping: float) -> Part:
     if not fits or (layer.bias is not None and (biases * inputs != weights or layer.bias[1] > d)):
         raise MessageError(f"{name!r} of shape {list(array.shape)} is no preconditioner of this network")
     if factor.diagonal:
-        return Part(layer, array.unsqueeze(1) + damping, True)
-    return Part(layer, factor.square() + damping * torch.eye(m, dtype=array.dtype, device=array.device), False)
+        return Preconditioner(layer, array.unsqueeze(1) + damping, True)
+    return Preconditioner(layer, factor.square() + damping * torch.eye(m, dtype=array.dtype, device=array.device), False)
 
 
-def _inverses(parts: Sequence[Part]) -> list[Part]:
+def _inverses(parts: Sequence[Preconditioner]) -> list[Preconditioner]:
     return [part._replace(matrix=1 / part.matrix if part.diagonal else _inverse(part.matrix)) for part in parts]
 
 
@@ -158,7 +158,7 @@ def _inverse(matrix: Tensor) -> Tensor:
     return inverse
 
 
-def _apply(parts: Sequence[Part], vector: Tensor) -> Tensor:
+def _apply(parts: Sequence[Preconditioner], vector: Tensor) -> Tensor:
     """P times a vector [d]; columns of no part stay as they are."""
     out = vector.clone()
     for layer, matrix, diagonal in parts:
