@@ -18,7 +18,6 @@ OPTIONS: dict[str, dict[str, Any]] = {"cp-ntk-fl": {"projected_dim": 20}, "fedpm
 SHOWS = {"ntk-fl": "rows", "cp-ntk-fl": "rows", "sum-ntk-fl": "sums", "private-sums": "sums", "centralized": "samples"}
 WEIGHTS = {  # whose replies tell the server weights
     "fedavg", "fedprox", "fedadam", "fedavgm", "fedexp", "feddyn", "fedpm", "fedfisher", "data-share", "scaffold",
-    "tct",
 }  # fmt: skip
 
 

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError, ModelError
 from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, check_finite
-from ntkfl.methods.inspection import LocalUpdate
 from ntkfl.methods.local_training import LocalTraining, mean_loss, report
 from ntkfl.models.convexified import Convexified
 from ntkfl.wire import Message
@@ -39,6 +38,7 @@ class TCT(LocalTraining):
 
     name: ClassVar[str] = "tct"
     paper: ClassVar[str] = "Yu et al. 2022"
+    vectors: ClassVar[tuple[str, ...]] = ()  # what an audit knows attacks on: of the first rounds, audit fedavg
     sparsifies: ClassVar[bool] = False
     model_defaults: ClassVar[Mapping[str, float]] = {"convexify": 100_000}
 
@@ -97,7 +97,7 @@ class TCT(LocalTraining):
         """
         phi = _model(task, torch.cat([theta.reshape(-1), w])).features(client.x)  # [n, p]
         n, Y = len(phi), task.training_targets(client.y)
-        if not client.y.is_floating_point():
+        if self.loss == "ce":  # which does not see a shift of all outputs
             Y = Y - 1 / task.outputs
         kept = client.memory.get("residuals", torch.zeros_like(Y)).to(Y)
         if kept.shape != Y.shape:
@@ -129,14 +129,6 @@ class TCT(LocalTraining):
         theta, w = _split(task, task.like)
         sent = _take(message, _THETA, theta, "weights") if _THETA in message.arrays else torch.zeros_like(theta)
         return torch.cat([sent.reshape(-1), _take(message, _NETWORK, w, "weights")])
-
-    def local_update(self, reply: Message, w: Tensor) -> LocalUpdate | None:
-        """Of the network, as long as that is what trains."""
-        if _NETWORK not in reply.arrays:
-            return None
-        network = reply.take(_NETWORK, None, w)
-        zeros = w.new_zeros(w.numel() - network.numel())
-        return LocalUpdate(torch.cat([zeros, network]), self.local_steps, self.lr, self.batch_size)
 
     @property
     def attacks(self) -> frozenset[str]:
