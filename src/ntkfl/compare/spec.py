@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, field_validator
 
 from ntkfl.data import load
 from ntkfl.data.files import is_data_file
@@ -26,7 +26,14 @@ class Search(Options):
     )
     keep: float = Field(0.25, gt=0, le=1, description="part of the settings that goes on to the next rung")
     extend: int = Field(3, ge=0, description="how often a grid may grow where its best value lies at the edge")
-    seed: int = Field(0, ge=0)
+    seed: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (0,), min_length=1, description="of a setting's runs: one, or several whose scores are averaged"
+    )
+
+    @field_validator("seed", mode="before")
+    @classmethod
+    def _several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, int) else value
 
 
 class Entry(Options):

@@ -143,7 +143,9 @@ def _part(name: str, array: Tensor, d: int, damping: float) -> Preconditioner:
         raise MessageError(f"{name!r} of shape {list(array.shape)} is no preconditioner of this network")
     if factor.diagonal:
         return Preconditioner(layer, array.unsqueeze(1) + damping, True)
-    return Preconditioner(layer, factor.square() + damping * torch.eye(m, dtype=array.dtype, device=array.device), False)
+    return Preconditioner(
+        layer, factor.square() + damping * torch.eye(m, dtype=array.dtype, device=array.device), False
+    )
 
 
 def _inverses(parts: Sequence[Preconditioner]) -> list[Preconditioner]:
