@@ -21,7 +21,9 @@ from ntkfl.wire import Message
 from tests.federation.rounds import play_round
 from tests.methods.rounds import suited
 
-METHODS_OF_UPDATES = ("fedavg", "fednova", "scaffold", "fedcom", "qsgd", "fedadam")
+METHODS_OF_UPDATES = (
+    "fedavg", "fednova", "scaffold", "fedcom", "qsgd", "fedadam", "feddyn", "fedpm", "fedfisher", "tct",
+)  # fmt: skip
 
 
 def federation(method: Method, clients: int = 5, rows: int = 6) -> tuple[Task, list[ClientRound], list[Message]]:
@@ -100,7 +102,8 @@ def test_an_input_scaled_up_and_its_sensitivities_down_is_extreme_all_the_same()
 def test_a_bad_update_costs_its_client(name: str, value: float, why: str) -> None:
     method = METHODS[name](local_steps=1)
     task, _, replies = federation(method)
-    vector = {"fednova": "direction", "fedcom": "norms", "qsgd": "norms", "scaffold": "control"}.get(name, "weights")
+    vectors = {"fednova": "direction", "fedcom": "norms", "qsgd": "norms", "scaffold": "control", "tct": "network"}
+    vector = (vectors | {"fedpm": "24-36+36-39/inputs", "fedfisher": "24-36+36-39/outputs"}).get(name, "weights")
     bad = changed(replies[1], **{vector: torch.full_like(replies[1].arrays[vector], value)})
     sifted = filter_replies(method, task, [replies[0], bad, *replies[2:]])
     assert sifted.rejected == Counter({why: 1})

@@ -115,11 +115,11 @@ class ModelConfig(Options):
 
     def suited(self, method: Method) -> ModelConfig:
         """With what suits the method, and defaults spelled out, where nothing was said."""
-        given, suits = self.model_dump(exclude_none=True), dict(method.model_defaults)
-        if self.name != "mlp":
-            suits = {name: value for name, value in suits.items() if name == "convexify"}
-        else:
+        given, suits = self.model_dump(exclude_none=True), dict[str, Any](method.model_defaults)
+        if self.name == "mlp":
             suits = {"hidden": (100,), "gain": 1.0, "bias": 0.0, **suits}
+        else:  # the others are a perceptron's own
+            suits = {name: value for name, value in suits.items() if name == "convexify"}
         return ModelConfig(**{**suits, **given})
 
 

@@ -68,9 +68,9 @@ class FedPM(LocalTraining):
         w = state["weights"]
         replies = yield Message("weights", round, {"weights": w})
         p = self.client_weights(replies, w)
-        names = _names(replies[0])
-        if any(_names(reply) != names for reply in replies):
+        if any(_shapes(reply) != _shapes(replies[0]) for reply in replies):
             raise MessageError("preconditioners of different networks cannot be mixed")
+        names = _names(replies[0])
         mean = {name: weighted_sum((reply.take(name, None, w) for reply in replies), p) for name in names}
         mixed = self.combine((self.take(reply, _MIXED, w) for reply in replies), p)
         new = w + _apply(_inverses(self._parts(mean, w)), mixed)
@@ -128,6 +128,10 @@ class FedPM(LocalTraining):
 
 def _names(reply: Message) -> list[str]:
     return sorted(name for name in reply.arrays if "/" in name)
+
+
+def _shapes(reply: Message) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(reply.arrays[name].shape) for name in _names(reply)}
 
 
 def _part(name: str, array: Tensor, d: int, damping: float) -> Preconditioner:

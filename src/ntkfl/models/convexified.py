@@ -82,7 +82,7 @@ def convexified(network: nn.Module, outputs: int, features: int = 100_000, seed:
 def _last_layer(network: nn.Module, outputs: int, names: set[str]) -> str:
     """The name of the last linear layer with so many outputs whose weights train."""
     layers = [n for n, m in network.named_modules() if isinstance(m, nn.Linear) and m.out_features == outputs]
-    found = [name for name in layers if f"{name}.weight" in names]
+    found: list[str] = [name for name in layers if f"{name}.weight" in names]
     if not found:
         raise ModelError("a convexified network needs a last linear layer that trains, and this one has none")
     return found[-1]

@@ -19,7 +19,6 @@ evolves weights along them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -113,22 +112,41 @@ def input_sums(model: nn.Module, x: Tensor, plan: JacobianPlan, largest: int = L
 
 def whole_sums(model: nn.Module, x: Tensor, Y: Tensor, loss: AnyLoss, plan: JacobianPlan) -> Tensor:
     """N C = Σ_i J_iᵀ H_i J_i over the rows of x, not factored: [d, d], for networks of few weights."""
-    return sum((rows.mT @ rows for rows in _roots(model, x, Y, loss, plan)), Y.new_zeros(plan.total, plan.total))
-
-
-def diagonal_sums(model: nn.Module, x: Tensor, Y: Tensor, loss: AnyLoss, plan: JacobianPlan) -> Tensor:
-    """The diagonal of N C, exactly: [d]."""
-    return sum((rows.square().sum(0) for rows in _roots(model, x, Y, loss, plan)), Y.new_zeros(plan.total))
-
-
-def _roots(model: nn.Module, x: Tensor, Y: Tensor, loss: AnyLoss, plan: JacobianPlan) -> Iterator[Tensor]:
-    """Rows R_iᵀ J_i, whose squares add up to N C: [n·c, d] of a few samples at a time."""
-    criterion = find_loss(loss)
+    total, criterion = Y.new_zeros(plan.total, plan.total), find_loss(loss)
     few = max(1, (CPU_NUMBERS if x.device.type == "cpu" else _NUMBERS) // (plan.total * plan.outputs))
     for some, own in zip(torch.split(x, few), torch.split(Y, few), strict=True):
         with evaluating(model), torch.no_grad():
             R = criterion.hessian_root(model(some), own)
-        yield (R.mT @ jacobian(model, some, plan=plan).dense()).flatten(0, 1)
+        rows = (R.mT @ jacobian(model, some, plan=plan).dense()).flatten(0, 1)
+        total += rows.mT @ rows
+    return total
+
+
+def diagonal_sums(model: nn.Module, x: Tensor, Y: Tensor, loss: AnyLoss, plan: JacobianPlan) -> Tensor:
+    """The diagonal of N C, exactly: [d]."""
+    plan = replace(plan, parts=[replace(part, dense=False) for part in plan.parts])
+    total, criterion = Y.new_zeros(plan.total), find_loss(loss)
+    for some, own in zip(torch.split(x, _rows(plan, x)), torch.split(Y, _rows(plan, x)), strict=True):
+        J = jacobian(model, some, plan=plan)
+        assert isinstance(J, BlockJacobian)
+        with evaluating(model), torch.no_grad():
+            R = criterion.hessian_root(model(some), own)
+        for block in J.blocks:
+            if not isinstance(block, FactoredBlock):
+                _add_squares(total, block, R)
+                continue
+            assert block.weight is not None
+            total[block.weight] += _weight_squares(block, R)
+            if block.bias is not None:
+                total[block.bias] += (R.mT @ block.bias_values()).square().sum((0, 1))
+    return total
+
+
+def _weight_squares(block: FactoredBlock, R: Tensor) -> Tensor:
+    """C's diagonal at a layer's weights; used once per sample they have D = b aᵀ, and D² = b² (a²)ᵀ."""
+    if isinstance(block, LinearBlock) and block.T == 1:
+        return ((R.mT @ block.g).square().sum(1).mT @ block.a[:, 0].square()).reshape(-1)
+    return (R.mT @ block.weight_values()).square().sum((0, 1))
 
 
 def _rows(plan: JacobianPlan, x: Tensor) -> int:
