@@ -193,9 +193,11 @@ def test_unfactored_sums_by_brute_force(name: str, monkeypatch: pytest.MonkeyPat
     """C itself and its diagonal, of networks whose layers are used once and often, in chunks."""
     monkeypatch.setattr(curvature, "CPU_NUMBERS", 1)  # a row at a time
     torch.manual_seed(0)
-    model, x = (
-        build(name) if name not in SHARED else (SHARED[name][0]().double(), torch.randn(3, *SHARED[name][1]).double())
-    )
+    if name in SHARED:
+        make, shape = SHARED[name]
+        model, x = make().double(), torch.randn(3, *shape, dtype=torch.float64)
+    else:
+        model, x = build(name)
     Y, plan = made_up(model, x), plan_jacobian(model, x)
     expected = len(x) * gauss_newton(model, x, "ce")
     torch.testing.assert_close(whole_sums(model, x, Y, "ce", plan), expected, atol=1e-9, rtol=1e-7)

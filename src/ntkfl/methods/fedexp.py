@@ -43,22 +43,22 @@ class FedExP(FedAvg):
         p = self.client_weights(replies, w)
         updates = [self.take(reply, "weights", w, w) - w for reply in replies]
         delta = self.combine(updates, p)
-        step = max(1.0, float(self._mean_square(replies, updates, p) / (2 * (_square(delta) + self.epsilon))))
+        step = max(1.0, self._mean_square(replies, updates, p) / (2 * (_square(delta) + self.epsilon)))
         new = check_finite(w + step * delta, "the extrapolated model")
         # The first of all weights are no iterate of the server's.
         reported = new if round == 1 else (w + new) / 2
         return Outcome({"weights": new}, mean_loss(replies, p), diagnostics={"server_step": step}, reported=reported)
 
-    def _mean_square(self, replies: Sequence[Message], updates: Sequence[Tensor], p: Tensor) -> Tensor:
+    def _mean_square(self, replies: Sequence[Message], updates: Sequence[Tensor], p: Tensor) -> float:
         """Σ_m p_m ‖Δ_m‖², of updates no longer than those of which `combine` makes the mean."""
         squares = [
-            reply.take(_SQUARE, ()).double() if _SQUARE in reply.arrays else _square(update).cpu()
+            float(reply.take(_SQUARE, ())) if _SQUARE in reply.arrays else _square(update)
             for reply, update in zip(replies, updates, strict=True)
         ]
-        lengths = torch.stack(squares).sqrt()
+        lengths = torch.tensor(squares, dtype=torch.float64).sqrt()
         if self.robust != "mean":
             lengths = lengths * clip_factors(lengths, self.update_limit)
-        return (p.cpu().double() * lengths.square()).sum()
+        return float((p.cpu().double() * lengths.square()).sum())
 
     def summand(self, task: Task, message: Message, reply: Message) -> Summand:
         """As an update, and p ‖Δ_m‖², of which `mean_update` makes the mean too."""
@@ -67,5 +67,5 @@ class FedExP(FedAvg):
         return own | {_SQUARE: Addend(own["weights"].values.square().sum() / p, self.sum_limit**2)}
 
 
-def _square(vector: Tensor) -> Tensor:
-    return vector.double().square().sum()
+def _square(vector: Tensor) -> float:
+    return float(vector.double().square().sum())
