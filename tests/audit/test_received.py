@@ -14,10 +14,12 @@ from ntkfl.audit.views import views
 from ntkfl.methods import METHODS
 from tests.audit.fixtures import config
 
-OPTIONS: dict[str, dict[str, Any]] = {"cp-ntk-fl": {"projected_dim": 20}}
+OPTIONS: dict[str, dict[str, Any]] = {"cp-ntk-fl": {"projected_dim": 20}, "fedpm": {"lr": 0.1}}
 SHOWS = dict.fromkeys(("ntk-fl", "cp-ntk-fl"), "rows") | {"centralized": "samples"}
 SHOWS |= dict.fromkeys(("sum-ntk-fl", "private-sums", "private-ridge"), "sums")
-WEIGHTS = {"fedavg", "fedprox", "fedadam", "data-share", "scaffold"}  # whose replies are weights
+WEIGHTS = {  # whose replies tell the server weights
+    "fedavg", "fedprox", "fedadam", "fedavgm", "fedexp", "feddyn", "fedpm", "fedfisher", "data-share", "scaffold",
+}  # fmt: skip
 
 
 def captured(name: str) -> Capture:

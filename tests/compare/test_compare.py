@@ -55,6 +55,22 @@ def read(tmp_path: Path, text: str = TOML) -> Comparison:
     return Comparison.read(path)
 
 
+def test_a_curve_may_have_a_network_and_cohorts_of_its_own(tmp_path: Path) -> None:
+    other = (
+        TOML
+        + """[[methods]]
+label = "ridge"
+clients_per_round = 24
+model = { name = "random-features", options = { features = 50 } }
+method = { name = "sum-ridge" }
+"""
+    )
+    comparison = read(tmp_path, other)
+    ntk, _, ridge = (comparison.run(entry, 0, {}) for entry in comparison.methods)
+    assert (ntk.clients_per_round, ntk.model.hidden) == (4, (12,))
+    assert (ridge.clients_per_round, ridge.model.name, ridge.model.options) == (24, "random-features", {"features": 50})
+
+
 def test_end_to_end_and_cached(tmp_path: Path) -> None:
     read(tmp_path)
     first = ntkfl("compare", tmp_path / "small.toml", "--out", tmp_path / "out")
@@ -122,6 +138,21 @@ def test_search_follows_held_out_clients_and_extends_edges(tmp_path: Path) -> No
     assert chosen["FedAvg"].at_edge == []
     assert chosen["FedAvg"].tried["lr"] == [0.1, 0.3, 0.9, 2.7, 8.1]
     assert chosen["NTK-FL"].options == {}
+
+
+def test_scores_of_several_seeds_are_averaged(tmp_path: Path) -> None:
+    """Of two settings, one is best with one seed, and the other with all three."""
+    comparison = read(tmp_path, TOML.replace("extend = 1", "extend = 0\nseed = [10, 11, 12]"))
+    assert read(tmp_path, TOML.replace("extend = 1", "extend = 1\nseed = 7")).search.seed == (7,)
+
+    def run(cells: list[Cell]) -> None:
+        for cell in cells:
+            luck = {10: 0.9, 11: 0.1, 12: 0.1}[cell.config.seed] if cell.config.method["lr"] == 0.1 else 0.5
+            FakeRuns(lambda method, luck=luck: luck - method["local_steps"] / 100)([cell])
+
+    chosen = search(comparison, comparison.methods, tmp_path / "s", run)  # type: ignore[arg-type]
+    assert chosen["FedAvg"].options == {"lr": 0.3, "local_steps": 2}
+    assert chosen["FedAvg"].score == pytest.approx(1 + 0.48)
 
 
 def test_halving_continues_only_the_best(tmp_path: Path) -> None:

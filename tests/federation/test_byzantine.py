@@ -69,7 +69,10 @@ def test_random_jacobians_are_as_long_as_the_true_ones(options: dict[str, Any]) 
     assert abs(float(cosine)) < 0.5
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedadam", "fednova", "scaffold", "qsgd", "fedcom"])
+TURNED = ["fedavg", "fedadam", "fednova", "scaffold", "fedavgm", "fedexp", "feddyn", "fedpm", "qsgd", "fedcom"]
+
+
+@pytest.mark.parametrize("name", TURNED)
 def test_updates_turned_round(name: str) -> None:
     """What the server makes of one client's corrupted reply is −3 times the step it makes of the truth."""
     method = METHODS[name](local_steps=2, **({"bits": 16} if name in ("qsgd", "fedcom") else {}))

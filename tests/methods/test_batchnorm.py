@@ -57,7 +57,9 @@ def test_ntk_fl_leaves_them_as_broadcast() -> None:
     assert torch.equal(flat_statistics(run.model), flat_statistics(model))
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold", "fednova", "fedadam", "qsgd", "centralized"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "fedprox", "scaffold", "fednova", "fedadam", "fedexp", "qsgd", "centralized"]
+)
 def test_every_averaging_method_trains_batch_normalisation(name: str, tmp_path: Any) -> None:
     """Its statistics move towards the data's, in the model that is reported, and survive a checkpoint."""
     torch.manual_seed(0)

@@ -65,10 +65,14 @@ def test_the_server_refuses_what_is_no_update() -> None:
             conversation.send([reply])
 
 
+AVERAGING = (
+    "fedavg", "fedprox", "fednova", "scaffold", "fedadam", "fedavgm", "fedexp", "feddyn", "fedpm", "fedcom", "qsgd",
+    "data-share",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize("robust", ["median", "trimmed", "clip"])
-@pytest.mark.parametrize(
-    "name", ["fedavg", "fedprox", "fednova", "scaffold", "fedadam", "fedcom", "qsgd", "data-share"]
-)
+@pytest.mark.parametrize("name", AVERAGING)
 def test_equal_clients_are_combined_into_what_each_sent(name: str, robust: str) -> None:
     """Where all agree there is nothing to trim, so every combination is the mean."""
     first, second = ([scalar_client(i, 1.0, 3.0) for i in range(4)] for _ in range(2))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import ntkfl
 from ntkfl.errors import MessageError
 from ntkfl.tangent import Flow, Sums, curvature, curvature_sums, plan_jacobian
-from ntkfl.tangent.curvature import constant_inputs, step_curvature
+from ntkfl.tangent.curvature import constant_inputs, diagonal_sums, step_curvature, whole_sums
 from ntkfl.tangent.losses import AnyLoss, find_loss, residual, targets
 from ntkfl.tangent.sums import Factor, Shaped
 from tests.tangent.networks import build, mlp
@@ -186,6 +186,22 @@ def test_weights_that_positions_share_by_brute_force(name: str, loss: str) -> No
         assert kronecker.trace() == pytest.approx(float(torch.einsum("aiai->", block)), rel=1e-9)
         damped = 2 * kronecker + 0.1 * torch.eye(n * m).double()
         assert torch.allclose(change[columns].view(-1), -torch.linalg.solve(damped, g[columns].view(-1)), atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["deep tanh", "tied weight", "module used twice", *SHARED])
+def test_unfactored_sums_by_brute_force(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C itself and its diagonal, of networks whose layers are used once and often, in chunks."""
+    monkeypatch.setattr(curvature, "CPU_NUMBERS", 1)  # a row at a time
+    torch.manual_seed(0)
+    if name in SHARED:
+        make, shape = SHARED[name]
+        model, x = make().double(), torch.randn(3, *shape, dtype=torch.float64)
+    else:
+        model, x = build(name)
+    Y, plan = made_up(model, x), plan_jacobian(model, x)
+    expected = len(x) * gauss_newton(model, x, "ce")
+    torch.testing.assert_close(whole_sums(model, x, Y, "ce", plan), expected, atol=1e-9, rtol=1e-7)
+    torch.testing.assert_close(diagonal_sums(model, x, Y, "ce", plan), expected.diagonal(), atol=1e-9, rtol=1e-7)
 
 
 def test_an_average_over_positions_hides_no_curvature() -> None:

@@ -40,7 +40,12 @@ FLAGS = tuple(
             "inputs to mean 0 and deviation 1 by feature or channel, from sums that clients tell once",
             "Data and clients",
         ),
-        ("model.name", "text", "mlp, cnn, resnet, gru, transformer, or package.module:factory (default mlp)", "Model"),
+        (
+            "model.name",
+            "text",
+            "mlp, cnn, resnet, gru, transformer, random-features, or package.module:factory (default mlp)",
+            "Model",
+        ),
         (
             "model.backbone",
             "text",
@@ -74,11 +79,17 @@ FLAGS = tuple(
         ("model.gain", "number", "scale of an mlp's first weights; default: the method's, or 1", "Model"),
         ("model.bias", "number", "an mlp's first biases; default: the method's, or 0", "Model"),
         (
+            "model.convexify",
+            "integer",
+            "features of the network's linearisation, at most; default: the method's, or none",
+            "Model",
+        ),
+        (
             "method.name",
             "text",
             "ntk-fl, cp-ntk-fl, sum-ntk-fl, private-sums, sum-ridge, private-ridge, fedavg, fednova, "
-            "fedprox, scaffold, fedadam, fedcom, qsgd, data-share, centralized (default ntk-fl), or "
-            "package.module:Class",
+            "fedprox, scaffold, fedadam, fedavgm, fedexp, feddyn, fedpm, fedfisher, tct, fedcom, qsgd, "
+            "data-share, centralized (default ntk-fl), or package.module:Class",
             "Method",
         ),
         ("method.kernel", "text", "full (the linearised network) or trace (the paper's) (default full)", "Method"),

@@ -46,11 +46,12 @@ UNLISTED = ("forget", "personalize", "uncertainty")
 
 METHODS = (
     "ntk-fl", "cp-ntk-fl", "sum-ntk-fl", "private-sums", "sum-ridge", "private-ridge", "fedavg", "fednova", "fedprox",
-    "scaffold", "fedadam", "fedcom", "qsgd", "data-share", "centralized",
+    "scaffold", "fedadam", "fedavgm", "fedexp", "feddyn", "fedpm", "fedfisher", "tct", "fedcom", "qsgd", "data-share",
+    "centralized",
 )  # fmt: skip
 DATASETS = ("fashion-mnist", "mnist", "femnist", "cifar10", "digits")
 PARTITIONS = ("dirichlet", "writer", "iid", "shards", "client")
-MODELS = ("mlp", "cnn", "resnet", "gru", "transformer")
+MODELS = ("mlp", "cnn", "resnet", "gru", "transformer", "random-features")
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="run code that the folder names (package.module:factory): trust its maker")
 ]

@@ -62,12 +62,14 @@ def _halve(
     going = dict(fresh)
     for rung, rounds in enumerate(comparison.search.rounds):
         cells = {
-            (label, s): _cell(comparison, entries[label], s, rounds, root) for label in going for s in going[label]
+            (label, s): [_cell(comparison, entries[label], s, seed, rounds, root) for seed in comparison.search.seed]
+            for label in going
+            for s in going[label]
         }
-        run(list(cells.values()))
-        for (label, s), cell in cells.items():
+        run([cell for own in cells.values() for cell in own])
+        for (label, s), own in cells.items():
             # A setting that went further is always ahead of one that was dropped earlier.
-            scores[label][s] = rung + score(cell)
+            scores[label][s] = rung + sum(map(score, own)) / len(own)
         for label, settings in going.items():
             keep = max(1, math.ceil(len(settings) * comparison.search.keep))
             going[label] = sorted(settings, key=lambda s: -scores[label][s])[:keep]
@@ -86,11 +88,9 @@ def _validation(record: Record) -> float:
     return float(record["validation_accuracy"])
 
 
-def _cell(comparison: Comparison, entry: Entry, setting: Setting, rounds: int, root: Path) -> Cell:
-    settings = comparison.search
-    config = comparison.run(
-        entry, settings.seed, dict(setting), rounds=rounds, hold_out=settings.hold_out, stop_at=None
-    )
+def _cell(comparison: Comparison, entry: Entry, setting: Setting, seed: int, rounds: int, root: Path) -> Cell:
+    hold_out = comparison.search.hold_out
+    config = comparison.run(entry, seed, dict(setting), rounds=rounds, hold_out=hold_out, stop_at=None)
     text = ", ".join(f"{k} {v:g}" for k, v in setting)
     return Cell(f"{entry.label} ({text})", config, root)
 

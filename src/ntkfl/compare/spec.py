@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, field_validator
 
 from ntkfl.data import load
 from ntkfl.data.files import is_data_file
@@ -26,7 +26,14 @@ class Search(Options):
     )
     keep: float = Field(0.25, gt=0, le=1, description="part of the settings that goes on to the next rung")
     extend: int = Field(3, ge=0, description="how often a grid may grow where its best value lies at the edge")
-    seed: int = Field(0, ge=0)
+    seed: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (0,), min_length=1, description="of a setting's runs: one, or several whose scores are averaged"
+    )
+
+    @field_validator("seed", mode="before")
+    @classmethod
+    def _several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, int) else value
 
 
 class Entry(Options):
@@ -36,6 +43,8 @@ class Entry(Options):
     method: dict[str, Any]
     grid: dict[str, tuple[float, ...]] = Field(default_factory=dict)
     rounds: int | None = Field(None, ge=1, description="if other than the comparison's")
+    clients_per_round: int | None = Field(None, ge=1, description="if other than the comparison's")
+    model: ModelConfig | None = Field(None, description="if other than the comparison's")
     stop_at: float | None = Field(None, gt=0, le=1)
     byzantine: Byzantine | None = Field(
         None,
@@ -99,11 +108,11 @@ class Comparison(Options):
         """The run of one entry with these searched options."""
         values: dict[str, Any] = {
             "rounds": entry.rounds or self.rounds,
-            "clients_per_round": self.clients_per_round,
+            "clients_per_round": entry.clients_per_round or self.clients_per_round,
             "seed": seed,
             "stop_at": entry.stop_at,
             "data": self.data.model_dump(),
-            "model": self.model.model_dump(),
+            "model": (entry.model or self.model).model_dump(),
             "method": {**entry.method, **whole(options)},
             "byzantine": entry.byzantine,
         }

@@ -44,12 +44,13 @@ class ServerState:
     def advance(self, outcome: Outcome) -> None:
         """Take over what a round ended with."""
         self.state = outcome.state
-        for weights in (*outcome.passed, self.flat_weights()):
+        for weights in (*outcome.passed, self.flat_weights(outcome.reported)):
             self.average.add(weights)
 
-    def flat_weights(self) -> Tensor:
-        """The weights and, behind them, the running statistics that are averaged with them."""
-        return torch.cat([self.state["weights"], *([self.state[NAME]] if NAME in self.state else [])])
+    def flat_weights(self, weights: Tensor | None = None) -> Tensor:
+        """The state's weights, or others, and behind them the running statistics that are averaged with them."""
+        own = self.state["weights"] if weights is None else weights
+        return torch.cat([own, *([self.state[NAME]] if NAME in self.state else [])])
 
     def parts(self, flat: Tensor) -> tuple[Tensor, Tensor]:
         """(weights [d], statistics [b]) of what `flat_weights` gives; b is 0 for a network without any."""

@@ -6,8 +6,13 @@ from ntkfl.methods.cp_ntk_fl import CPNTKFL
 from ntkfl.methods.data_share import DataShare
 from ntkfl.methods.fedadam import FedAdam
 from ntkfl.methods.fedavg import FedAvg
+from ntkfl.methods.fedavgm import FedAvgM
 from ntkfl.methods.fedcom import FedCOM
+from ntkfl.methods.feddyn import FedDyn
+from ntkfl.methods.fedexp import FedExP
+from ntkfl.methods.fedfisher import FedFisher
 from ntkfl.methods.fednova import FedNova
+from ntkfl.methods.fedpm import FedPM
 from ntkfl.methods.fedprox import FedProx
 from ntkfl.methods.ntk_fl import NTKFL
 from ntkfl.methods.private_ridge import PrivateRidge
@@ -16,9 +21,10 @@ from ntkfl.methods.qsgd import QSGD
 from ntkfl.methods.scaffold import Scaffold
 from ntkfl.methods.sum_ntk_fl import SumNTKFL
 from ntkfl.methods.sum_ridge import SumRidge
+from ntkfl.methods.tct import TCT
 
 _SUMS = (SumNTKFL, PrivateSums, SumRidge, PrivateRidge)
-_AVERAGES = (FedAvg, FedProx, FedNova, Scaffold, FedAdam, FedCOM, QSGD)
+_AVERAGES = (FedAvg, FedProx, FedNova, Scaffold, FedAdam, FedAvgM, FedExP, FedDyn, FedPM, FedFisher, TCT, FedCOM, QSGD)
 _ALL = (NTKFL, CPNTKFL, *_SUMS, *_AVERAGES, DataShare, Centralized)
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 
@@ -27,13 +33,19 @@ __all__ = [
     "METHODS",
     "NTKFL",
     "QSGD",
+    "TCT",
     "Centralized",
     "ClientRound",
     "DataShare",
     "FedAdam",
     "FedAvg",
+    "FedAvgM",
     "FedCOM",
+    "FedDyn",
+    "FedExP",
+    "FedFisher",
     "FedNova",
+    "FedPM",
     "FedProx",
     "Method",
     "Outcome",

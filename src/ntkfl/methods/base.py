@@ -60,7 +60,8 @@ class Outcome:
     """What a round ended with. `train_loss` is over the cohort's samples, `steps` the t chosen: where there is one.
 
     `passed` are weights the round went through on its way to its own, where it took several steps: all of them count
-    in the running average.
+    in the running average. `reported` are those to evaluate and save in place of the state's own, where a method trains
+    on from others than it reports.
     """
 
     state: State
@@ -68,6 +69,7 @@ class Outcome:
     steps: float | None = None
     diagnostics: dict[str, float | str] = field(default_factory=dict)
     passed: tuple[Tensor, ...] = ()
+    reported: Tensor | None = None
 
 
 class Task:
@@ -254,6 +256,10 @@ class Method(Stages):
     def read_rows(self, task: Task, reply: Message, like: Tensor | None = None) -> SampleRows:
         """The rows of a reply, where `shows` is rows; of the type and on the device of `like`, or of the weights."""
         raise ConfigError(f"replies of {self.name} have no rows of samples")
+
+    def broadcast_weights(self, task: Task, message: Message) -> Tensor:
+        """The weights [d] that the server's first message of a round tells clients."""
+        return message.take("weights", None, task.like)
 
     def local_update(self, reply: Message, w: Tensor) -> LocalUpdate | None:
         """A client's local weights where the server sees them in its reply to the weights w [d]; else None."""

@@ -57,7 +57,7 @@ def curvature_sums(
     plan = replace(plan, parts=[replace(part, dense=False) for part in plan.parts])
     unmoved = constant_inputs(model, x[:1], plan)
     criterion = find_loss(loss)
-    rows = max(1, (CPU_NUMBERS if x.device.type == "cpu" else _NUMBERS) // plan.working)
+    rows = _rows(plan, x)
     totals: dict[str, Tensor] = {}
     squares = Y.new_zeros(plan.total)
     layers: list[Layer] = []
@@ -85,7 +85,7 @@ def curvature_sums(
 
 def step_curvature(model: nn.Module, x: Tensor, Y: Tensor, change: Tensor, loss: AnyLoss, plan: JacobianPlan) -> Tensor:
     """N Δᵀ C Δ = Σ_i ‖R_iᵀ J_i Δ‖² over the rows of x, []: the curvature that a change Δ [d] of the weights meets."""
-    rows, criterion = max(1, (CPU_NUMBERS if x.device.type == "cpu" else _NUMBERS) // plan.working), find_loss(loss)
+    rows, criterion = _rows(plan, x), find_loss(loss)
     total = change.new_zeros((), dtype=torch.float64)
     for few, own in zip(torch.split(x, rows), torch.split(Y, rows), strict=True):
         with evaluating(model), torch.no_grad():
@@ -93,6 +93,65 @@ def step_curvature(model: nn.Module, x: Tensor, Y: Tensor, change: Tensor, loss:
         moved = jacobian(model, few, plan=plan).jvp(change)
         total += (R.mT @ moved.unsqueeze(2)).square().sum(dtype=torch.float64)
     return total
+
+
+def input_sums(model: nn.Module, x: Tensor, plan: JacobianPlan, largest: int = LARGEST) -> dict[str, Tensor]:
+    """Σ a aᵀ over the samples, and all positions, at which a layer's weights are used, as `<columns>/inputs`; of linear
+    layers and convolutions alone. A layer's curvature in its own outputs' squared error (FOOF, Benzing 2022).
+    """
+    plan = replace(plan, parts=[replace(part, dense=False) for part in plan.parts])
+    totals: dict[str, Tensor] = {}
+    for few in torch.split(x, _rows(plan, x)):
+        J = jacobian(model, few, plan=plan)
+        assert isinstance(J, BlockJacobian)
+        for block in J.blocks:
+            if isinstance(block, LinearBlock | ConvolutionBlock):
+                _add_gram(totals, f"{_layer(block).name}/{INPUTS}", _inputs(block), largest)
+    return totals
+
+
+def whole_sums(model: nn.Module, x: Tensor, Y: Tensor, loss: AnyLoss, plan: JacobianPlan) -> Tensor:
+    """N C = Σ_i J_iᵀ H_i J_i over the rows of x, not factored: [d, d], for networks of few weights."""
+    total, criterion = Y.new_zeros(plan.total, plan.total), find_loss(loss)
+    few = max(1, (CPU_NUMBERS if x.device.type == "cpu" else _NUMBERS) // (plan.total * plan.outputs))
+    for some, own in zip(torch.split(x, few), torch.split(Y, few), strict=True):
+        with evaluating(model), torch.no_grad():
+            R = criterion.hessian_root(model(some), own)
+        rows = (R.mT @ jacobian(model, some, plan=plan).dense()).flatten(0, 1)
+        total += rows.mT @ rows
+    return total
+
+
+def diagonal_sums(model: nn.Module, x: Tensor, Y: Tensor, loss: AnyLoss, plan: JacobianPlan) -> Tensor:
+    """The diagonal of N C, exactly: [d]."""
+    plan = replace(plan, parts=[replace(part, dense=False) for part in plan.parts])
+    total, criterion = Y.new_zeros(plan.total), find_loss(loss)
+    for some, own in zip(torch.split(x, _rows(plan, x)), torch.split(Y, _rows(plan, x)), strict=True):
+        J = jacobian(model, some, plan=plan)
+        assert isinstance(J, BlockJacobian)
+        with evaluating(model), torch.no_grad():
+            R = criterion.hessian_root(model(some), own)
+        for block in J.blocks:
+            if not isinstance(block, FactoredBlock):
+                _add_squares(total, block, R)
+                continue
+            assert block.weight is not None
+            total[block.weight] += _weight_squares(block, R)
+            if block.bias is not None:
+                total[block.bias] += (R.mT @ block.bias_values()).square().sum((0, 1))
+    return total
+
+
+def _weight_squares(block: FactoredBlock, R: Tensor) -> Tensor:
+    """C's diagonal at a layer's weights; used once per sample they have D = b aᵀ, and D² = b² (a²)ᵀ."""
+    if isinstance(block, LinearBlock) and block.T == 1:
+        return ((R.mT @ block.g).square().sum(1).mT @ block.a[:, 0].square()).reshape(-1)
+    return (R.mT @ block.weight_values()).square().sum((0, 1))
+
+
+def _rows(plan: JacobianPlan, x: Tensor) -> int:
+    """Rows whose derivatives are held at once."""
+    return max(1, (CPU_NUMBERS if x.device.type == "cpu" else _NUMBERS) // plan.working)
 
 
 def _layer(block: FactoredBlock) -> Layer:
@@ -157,12 +216,12 @@ def _derivatives(block: FactoredBlock, R: Tensor) -> Tensor:
 
 
 def _inputs(block: FactoredBlock) -> Tensor:
-    """What the layer sees at its one position, with a 1 where a bias trains: [N, groups, m]."""
+    """What the layer sees at each of its positions, with a 1 where a bias trains: [N·positions, groups, m]."""
     if isinstance(block, ConvolutionBlock):
-        seen = block.geometry.patches(block.a.flatten(0, 1)).squeeze(3)
+        seen = block.geometry.patches(block.a.flatten(0, 1)).permute(0, 3, 1, 2).flatten(0, 1)
     else:
         assert isinstance(block, LinearBlock)
-        seen = block.a
+        seen = block.a.flatten(0, 1).unsqueeze(1)
     return seen if block.bias is None else torch.cat([seen, seen.new_ones(*seen.shape[:2], 1)], dim=-1)
 
 
