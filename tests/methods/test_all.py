@@ -136,7 +136,8 @@ def replaced(client: ClientRound, memory: dict[str, Tensor]) -> ClientRound:
 def test_names_and_papers() -> None:
     assert set(METHODS) >= {
         "fedavg", "fedprox", "fednova", "scaffold", "fedadam", "fedcom", "qsgd", "data-share", "centralized", "ntk-fl",
-        "cp-ntk-fl", "sum-ntk-fl", "sum-ridge", "private-ridge", "fedavgm", "fedexp", "feddyn", "fedpm", "fedfisher", "tct",
+        "cp-ntk-fl", "sum-ntk-fl", "sum-ridge", "private-ridge", "fedavgm", "fedexp", "feddyn", "fedpm", "fedfisher",
+        "tct",
     }  # fmt: skip
     for name, method in METHODS.items():
         assert method.name == name
