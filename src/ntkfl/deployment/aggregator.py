@@ -15,11 +15,13 @@ from ntkfl.deployment.contract import Contract, Deployment, Federation
 from ntkfl.deployment.shuffler_transport import ShufflerTransport
 from ntkfl.errors import ConfigError, RunFolderError
 from ntkfl.federation.evaluation import MOST_SAMPLES, AskedClients
+from ntkfl.federation.privacy_statement import privacy_statement
 from ntkfl.federation.run import Run
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.server import OnRound, Server
 from ntkfl.methods import Method, Task
 from ntkfl.methods.batchnorm import statistics
+from ntkfl.methods.inspection import Participation
 from ntkfl.version import __version__
 
 Say = Callable[[str], None]
@@ -90,7 +92,9 @@ class Aggregator:
             )
 
     def _described(self, method: Method) -> Mapping[str, Any]:
-        terms = self.federation.terms
+        terms, floor = self.federation.terms, self.federation.shuffler.min_clients
+        cohort, most = terms.clients_per_round, terms.most_rounds
+        run = Participation(terms.outputs, most, cohort, cohort, self.settings.clients, most, simulated=False)
         return {
             "ntkfl": __version__,
             "protocol": VERSION,
@@ -100,4 +104,5 @@ class Aggregator:
             **self.settings.model_dump(mode="json"),
             "method": {"name": method.name} | method.model_dump(mode="json"),
             "shape": {"inputs": list(terms.inputs), "outputs": terms.outputs, "precision": terms.precision},
+            "privacy": privacy_statement(method, run, floor),
         }

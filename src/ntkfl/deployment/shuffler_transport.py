@@ -24,6 +24,7 @@ from ntkfl.federation.secure_sum import SumSchema
 from ntkfl.federation.shuffled import Mixed, RowSchema, ShuffledTransport, is_padding
 from ntkfl.federation.transport import Traffic
 from ntkfl.methods import ClientRound, Method, Task
+from ntkfl.methods.inspection import Participation
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.services.announcement import EVALUATION, Announcement
 from ntkfl.services.shuffler.batch import Batch
@@ -55,6 +56,7 @@ class ShufflerTransport(ShuffledTransport):
         self._inputs = method.model_input_shape(federation.terms.inputs)
         self._names: list[str] = []  # of the clients of this round, by number
         self._round = 0  # of the protocol
+        self._training_round = 0
         self._exchange = 0
         self._answered = 0  # clients whose rows the round's first exchange released: later ones need exactly them
         self._dropped: set[str] = set()  # clients that answered a round's first exchange and not its next
@@ -96,6 +98,7 @@ class ShufflerTransport(ShuffledTransport):
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
         super().begin(round, cohort)
+        self._training_round = round
         self._round, self._exchange, most = self._next_round(), 0, self.settings.most_rounds
         if self._round > most:
             raise OutOfRounds(f"all {most} rounds that the contract allows are used up, failed ones included")
@@ -214,7 +217,18 @@ class ShufflerTransport(ShuffledTransport):
             time.sleep(_LOOK_S)
 
     def notes(self, cohort: Sequence[int]) -> dict[str, Any]:
-        return super().notes(cohort) | {"protocol_round": self._round}
+        return super().notes(cohort) | {"protocol_round": self._round} | self._spent()
+
+    def _spent(self) -> dict[str, Any]:
+        """Of a run with a budget, ε of all round numbers so far: the sum of a round that failed may have been seen."""
+        if "budget_rounds" not in self.peers.terms.method or self._round == self._training_round:
+            return {}
+        cohort, clients, numbers = self.settings.clients_per_round, self.settings.clients, self._round
+        run = Participation(self.task.outputs, numbers, cohort, cohort, clients, numbers, simulated=False)
+        try:
+            return {"epsilon": guarantee.epsilon for guarantee in self.method.guarantees(run)}
+        except ConfigError as error:
+            return {"warning": f"epsilon does not count rounds that failed: {error}"}
 
     def finish(self) -> None:
         self.announce(Announcement("end", BatchKey(self._next_round(), 0)), Traffic())

@@ -29,6 +29,8 @@ class LocalShuffler(ShuffledTransport):
     clients' sealing, the shuffler and the aggregator.
     """
 
+    floor = LEAST_CLIENTS
+
     def __init__(self, inner: Transport, task: Task, method: Method, rows: int, seed: int = 0) -> None:
         super().__init__(task, method, "simulation", "simulation")
         self.inner, self.rows, self.seed = inner, rows, seed

@@ -190,7 +190,7 @@ class Server:
             record |= {"attempt": attempt, "evaluated_samples": score.samples}
         if self.transport.anonymous:
             record["dropped_rows"] = traffic.dropped
-        record |= self.transport.notes(cohort) | outcome.diagnostics
+        record |= outcome.diagnostics | self.transport.notes(cohort)
         for line in remarks(record):
             self.say(f"round {number}: {line}")
         return record

@@ -15,12 +15,14 @@ from ntkfl.deployment.contract import Deployment
 from ntkfl.errors import ConfigError
 from ntkfl.federation.client import check_data
 from ntkfl.federation.evaluation import AskedClients, Evaluator, OwnTestSet
+from ntkfl.federation.privacy_statement import privacy_statement
 from ntkfl.federation.run import Run
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.server import OnRound, Server
 from ntkfl.federation.server_state import Batch
 from ntkfl.flower.transport import FlowerTransport
 from ntkfl.methods import Task
+from ntkfl.methods.inspection import Participation
 from ntkfl.safe_parse import read_toml
 from ntkfl.version import __version__
 
@@ -112,6 +114,8 @@ class FlowerServer:
 
     def _described(self) -> Mapping[str, Any]:
         settings, method = self.settings, self.server.method
+        cohort, rounds = settings.clients_per_round, settings.rounds
+        run = Participation(settings.outputs, rounds, cohort, cohort, settings.clients, rounds, simulated=False)
         return {
             "ntkfl": __version__,
             "simulation": False,
@@ -120,4 +124,5 @@ class FlowerServer:
             **settings.model_dump(mode="json", exclude=_SHUFFLED),
             "method": {"name": method.name} | method.model_dump(mode="json"),
             "shape": {"inputs": list(settings.inputs), "outputs": settings.outputs, "precision": settings.precision},
+            "privacy": privacy_statement(method, run),
         }

@@ -1,0 +1,45 @@
+"""What a run promises, and who sees what of it: the table `privacy` in the settings that its folder keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ntkfl.errors import ConfigError
+from ntkfl.methods import Method
+from ntkfl.methods.inspection import Participation
+
+_REPLIES = {
+    "rows": "rows of samples (Jacobian, outputs, label)",
+    "updates": "a client's update",
+    "sums": "sums over a client's samples",
+    "samples": "samples themselves",
+}
+
+
+def privacy_statement(method: Method, run: Participation, floor: int | None = None) -> dict[str, Any]:
+    """The method's own guarantees for such a run, each with what it assumes; whether replies are summed under masks;
+    the `floor`, fewer clients than which nothing is released of; and a line for each role on what it sees.
+    """
+    said: dict[str, Any] = {"secure_sum": method.secure_sum, "sees": _sees(method)}
+    if floor is not None:
+        said["floor"] = floor
+    try:
+        found = method.guarantees(run)
+    except ConfigError as error:  # dp-accounting is an extra
+        return said | {"guarantees": [], "note": str(error)}
+    fields = ("epsilon", "delta", "unit", "against", "assumptions", "simulated")
+    return said | {"guarantees": [{name: getattr(one, name) for name in fields} for one in found]}
+
+
+def _sees(method: Method) -> dict[str, str]:
+    """By role, in the order of what it sees."""
+    reply = _REPLIES[method.shows]
+    if not (method.secure_sum or method.shuffle):
+        return {"aggregator": f"{reply}, under the client's name", "others": "the model"}
+    if method.secure_sum:
+        aggregator = "the total over a round's clients and how many they are; of a single client nothing"
+        shuffler = "who takes part; sealed vectors and seeds of masks; the model"
+    else:
+        aggregator = f"{reply}, without senders"
+        shuffler = "who takes part; sealed rows, equally many of each client; the model"
+    return {"aggregator": aggregator, "shuffler": shuffler, "key server": "who is enrolled", "others": "the model"}
