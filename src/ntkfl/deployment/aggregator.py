@@ -54,7 +54,7 @@ class Aggregator:
         smoothing = method.label_smoothing
         task = Task(model, terms.outputs, method.loss, total_clients=settings.clients, label_smoothing=smoothing)
         self.transport = reach(folder, self.federation, settings, task, method, say)
-        most = MOST_SAMPLES if settings.evaluators or method.secure_sum else 1
+        most = MOST_SAMPLES if settings.evaluators or method.secure_sum or terms.sum_counts else 1
         self.server = Server(
             model,
             task,
@@ -89,6 +89,12 @@ class Aggregator:
             raise ConfigError(
                 f"clients_per_round must be from {least} (the shuffler's minimum) to the {settings.clients} "
                 f"clients, got {settings.clients_per_round}"
+            )
+
+        if settings.sum_counts and 0 < settings.evaluators < least:
+            raise ConfigError(
+                f"a sum of counts needs {least} evaluators (the shuffler's minimum), and there are "
+                f"{settings.evaluators}: set sum_counts = false, and the aggregator sees each one's"
             )
 
     def _described(self, method: Method) -> Mapping[str, Any]:

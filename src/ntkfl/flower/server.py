@@ -11,7 +11,7 @@ import torch
 from flwr.serverapp import Grid
 from pydantic import Field
 
-from ntkfl.deployment.contract import Deployment
+from ntkfl.deployment.contract import Deployment, with_sums
 from ntkfl.errors import ConfigError
 from ntkfl.federation.client import check_data
 from ntkfl.federation.evaluation import AskedClients, Evaluator, OwnTestSet
@@ -26,7 +26,8 @@ from ntkfl.methods.inspection import Participation
 from ntkfl.safe_parse import read_toml
 from ntkfl.version import __version__
 
-_SHUFFLED = {"retries", "count_multiple", "count_epsilon"}  # settings that mean something behind a shuffler alone
+# Settings that mean something behind a shuffler alone.
+_SHUFFLED = {"retries", "sum_counts", "count_multiple", "count_epsilon"}
 
 
 class FlowerRun(Deployment):
@@ -36,7 +37,7 @@ class FlowerRun(Deployment):
 
     @staticmethod
     def read(path: Path) -> FlowerRun:
-        return FlowerRun(**read_toml(path))
+        return FlowerRun(**with_sums(read_toml(path)))
 
     @property
     def limit(self) -> int:

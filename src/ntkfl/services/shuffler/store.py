@@ -36,7 +36,7 @@ from ntkfl.services.shuffler.announcement_store import (
     refuse_other,
     refuse_revoked,
 )
-from ntkfl.services.shuffler.batch import CLOSED, COLUMNS, Batch, Record, Status
+from ntkfl.services.shuffler.batch import CLOSED, COLUMNS, EVALUATORS, Batch, Record, Status
 from ntkfl.services.shuffler.mask_store import (
     check_kind,
     drop_seed,
@@ -248,7 +248,7 @@ class Shuffler(AnnouncementStore):
         sent, asked, revoked = db.execute(f"SELECT COUNT(sent), COUNT(*), {gone} FROM {batch.cohort}").fetchone()
         missing: tuple[str, ...] = ()
         left = None if batch.deadline is None else max(0.0, batch.deadline - self._clock())
-        if batch.key.exchange == 0:
+        if batch.key.exchange in (0, EVALUATORS):
             ready = sent == asked - (revoked or 0) or left == 0
         else:  # a revoked one too: the others' rows alone would point at its own of the first exchange
             ready, absent = sent == asked, f"SELECT client FROM {batch.cohort} WHERE sent IS NULL ORDER BY client"
@@ -258,8 +258,15 @@ class Shuffler(AnnouncementStore):
 
 
 def _members(db: sqlite3.Connection, batch: Batch) -> Iterable[str]:
-    """The clients a batch waits for: in a round's first exchange its cohort, later those that answered the first."""
+    """The clients a batch waits for: in a round's first exchange its cohort, later those that answered the first; or
+    evaluators, who answer nothing else.
+    """
     round, exchange = batch.key
+    if exchange == EVALUATORS:
+        there = {name for (name,) in db.execute("SELECT client FROM present WHERE role = 'evaluator'")}
+        if not batch.numbers or not there.issuperset(batch.cohort):
+            raise Refused("not-evaluator", "this exchange is a secure sum of evaluators' counts")
+        return batch.cohort
     if exchange == 0:
         salt = os.urandom(32)
         db.execute("INSERT INTO rounds VALUES (?, ?, ?)", (round, salt, batch.cohort_digest(salt)))
