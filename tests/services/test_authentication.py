@@ -45,7 +45,7 @@ def endpoints(deployment: Deployment) -> list[Endpoint]:
     apps: list[FastAPI] = [
         key_server_app(KeyServer.open(deployment.folder / "key-server")),
         client_app(shuffler, peers, LongPollEvent(), SigningKey.generate()),
-        aggregator_app(shuffler, peers, LongPollEvent(), refresh),
+        aggregator_app(shuffler, peers, LongPollEvent(), refresh, SigningKey.generate()),
     ]
     found = []
     for app in apps:

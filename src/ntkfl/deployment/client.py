@@ -69,6 +69,11 @@ class ShuffledClient:
         """Names of the federation and of the run."""
         return self.federation.federation, self.federation.run
 
+    @property
+    def _sums(self) -> str:
+        """Where masked vectors go."""
+        return "sums" if self.method.mask_holders == 1 else "ticketed/sums"
+
     def _placed(self, x: Tensor, y: Tensor, task: Task) -> tuple[Tensor, Tensor]:
         """The samples as what trains gets them: projected with the key server's seed, behind a frozen backbone."""
         x, terms = x.to(task.like.dtype), self.federation.terms
@@ -142,6 +147,10 @@ class ShuffledClient:
             return
         if batch.min_clients < self.federation.shuffler.min_clients:
             raise TrustError(f"round {round} asks fewer than {self.federation.shuffler.min_clients} clients")
+        if batch.numbers and batch.holders != self.method.mask_holders:
+            raise TrustError(
+                f"round {round} has masks held by {batch.holders}, the contract by {self.method.mask_holders}"
+            )
         if batch.seconds is not None and batch.seconds < 1:
             raise TrustError(f"round {round} would be released before others could answer")
         if exchange == EVALUATORS:
@@ -189,14 +198,14 @@ class ShuffledClient:
         asked = said.batch is not None and self.name in said.batch.cohort
         where = (said.sealing_key, *self._run, said.announced)
         if self.role == "evaluator" and said.kind == "evaluate" and self.federation.terms.sum_counts:
-            return self._send("sums", said.announced, self._masked(said, where)) if asked else None
+            return self._send(self._sums, said.announced, self._masked(said, where)) if asked else None
         if said.kind == "evaluate" and self.role == "evaluator":
             self._check_rows(said, 1)
             return self._send("reports", said.announced, seal_messages([self._counts(said.message)], 1, *where))
         if not asked or self.role != "client" or said.key.exchange == EVALUATORS:
             return None
         if self._summed(said):
-            return self._send("sums", said.announced, self._masked(said, where))
+            return self._send(self._sums, said.announced, self._masked(said, where))
         if said.kind == "evaluate":
             rows, count = self._score_rows(said.key, said.message), self.federation.terms.max_rows
         else:
@@ -230,7 +239,10 @@ class ShuffledClient:
         words = schema.encode(summand, randomness)
         if words[0]:
             self.say(f"{self.name}: numbers of this reply were beyond their limit and scaled down to it")
-        return mask_reply(words, *where)
+        if method.mask_holders == 1:
+            return mask_reply(words, *where)
+        announced = where[-1]
+        return mask_reply(words, *where, second=lambda seed: self.identity.mask_ticket(announced, seed))
 
     def at(self, key: BatchKey, number: int) -> ClientRound:
         """This client in the round, with the samples drawn at its first exchange. A round that is tried again has

@@ -15,18 +15,20 @@ from typing import Any
 import torch
 
 from ntkfl.crypto.hpke import SEAL_BYTES, SigningKey
-from ntkfl.crypto.mask_format import SEED_BYTES
+from ntkfl.crypto.mask_format import WORD_BYTES
+from ntkfl.crypto.masking import add_packed
 from ntkfl.crypto.row_frames import FRAME_BYTES, Announced, BatchKey, open_row
 from ntkfl.deployment.contract import Deployment, Federation
 from ntkfl.errors import ConfigError, MessageError, OutOfRounds, Refused, TooFew, TrustError
 from ntkfl.federation.evaluation import SUMMED_SAMPLES, counts_summand, score_rows, total_counts
-from ntkfl.federation.secure_sum import SumSchema
+from ntkfl.federation.secure_sum import SumSchema, submission_bytes
 from ntkfl.federation.shuffled import Mixed, RowSchema, ShuffledTransport, is_padding
 from ntkfl.federation.transport import Traffic
 from ntkfl.methods import ClientRound, Method, Task
 from ntkfl.methods.inspection import Participation
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.services.announcement import EVALUATION, Announcement
+from ntkfl.services.http.client import SMALL, HttpClient
 from ntkfl.services.shuffler.batch import EVALUATORS, Batch
 from ntkfl.services.shuffler.client import ShufflerClient
 from ntkfl.wire import Message
@@ -53,6 +55,7 @@ class ShufflerTransport(ShuffledTransport):
         if self.signer.public.hex() != federation.aggregator.signing_key:
             raise TrustError(f"the key in {folder} is not the one that clients have pinned")
         self.shuffler = ShufflerClient(federation, folder)
+        self.key_server = HttpClient(federation.key_server.url, folder / "ca.pem")
         self._inputs = method.model_input_shape(federation.terms.inputs)
         self._names: list[str] = []  # of the clients of this round, by number
         self._round = 0  # of the protocol
@@ -140,7 +143,8 @@ class ShufflerTransport(ShuffledTransport):
         rows = schema.rows(self.settings.max_rows)
         least, seconds = self.peers.shuffler.min_clients, self.settings.round_seconds
         numbers = schema.numbers if isinstance(schema, SumSchema) else 0
-        return Batch(key, names, rows, schema.sealed_bytes, least, seconds, numbers)
+        holders = self.method.mask_holders if numbers else 1
+        return Batch(key, names, rows, schema.sealed_bytes, least, seconds, numbers, holders)
 
     def announce(self, said: Announcement, traffic: Traffic) -> bytes:
         """Publish; the bytes every client gets."""
@@ -159,11 +163,12 @@ class ShufflerTransport(ShuffledTransport):
             status = self.shuffler.status(key)
             if status.state in ("ready", "released"):
                 rows = self.shuffler.release(announced)
-                summed = isinstance(schema, SumSchema)
-                masks = self.shuffler.masks(announced, schema.numbers) if isinstance(schema, SumSchema) else b""
+                masks, more = b"", FRAME_BYTES
+                if isinstance(schema, SumSchema):
+                    masks, more = self._masks(announced, schema, len(rows)), submission_bytes(self.method.mask_holders)
                 self.shuffler.forget(key)
                 self._answered = status.clients if key.exchange == 0 else self._answered
-                sent = sum(map(len, rows)) + (FRAME_BYTES + SEED_BYTES * summed) * status.clients
+                sent = sum(map(len, rows)) + more * status.clients
                 return Mixed(rows, schema, announced, sent, masks)
             late = time.monotonic() > until or (key.exchange > 0 and status.seconds == 0)
             if status.state == "cancelled" or late:
@@ -172,6 +177,20 @@ class ShufflerTransport(ShuffledTransport):
                 whom = f" of the {self._answered} that began the round" if key.exchange not in (0, EVALUATORS) else ""
                 raise TooFew(f"{status.clients} clients{whom} answered, too few for the shuffler to release their rows")
             time.sleep(_LOOK_S)
+
+    def _masks(self, announced: Announced, schema: SumSchema, clients: int) -> bytes:
+        """The sum of the released clients' masks: the shuffler's, and where there is a second holder its own of exactly
+        the same clients.
+        """
+        masks = self.shuffler.masks(announced, schema.numbers)
+        if self.method.mask_holders == 1:
+            return masks
+        signed, size = self.shuffler.tickets(announced, clients), WORD_BYTES * schema.numbers
+        path = f"/v1/runs/{self.run}/masks/release"
+        second = self.key_server.ask("POST", path, signed, most=max(SMALL, size)).content
+        if len(second) != size:
+            raise TooFew("the key server's masks are not those of this sum")
+        return add_packed(masks, second)
 
     def evaluate(self, message: Message, cohort: Sequence[int]) -> list[Message]:
         """Counts by evaluators, one report of each or one secure sum of all; or else by the round's clients, one row
