@@ -19,6 +19,8 @@ _SEEDS = """CREATE TABLE IF NOT EXISTS second_seeds (run TEXT, client TEXT, numb
   ticket BLOB, PRIMARY KEY (run, client)) WITHOUT ROWID"""
 _SUMS = "CREATE TABLE IF NOT EXISTS second_sums (run TEXT PRIMARY KEY, number INTEGER, released BLOB, masks BLOB)"
 
+_DAMAGED = "the key server's record of masks is damaged"
+
 
 def prepare(db: sqlite3.Connection) -> None:
     """Tables that files from before second holders lack; what is deleted is overwritten."""
@@ -37,8 +39,10 @@ def take_seed(db: sqlite3.Connection, run: str, client: str, announced: Announce
     number, digest = announced.check().key.number, announced.digest
     mine = "SELECT number, digest, seed, ticket FROM second_seeds WHERE run = ? AND client = ?"
     known = db.execute(mine, (run, client)).fetchone()
+    if known is not None and [type(value) for value in known] != [int, bytes, bytes, bytes]:
+        raise Refused("no-state", _DAMAGED)
     if known is not None and known[:3] == (number, digest, seed):
-        return bytes(known[3])
+        return _checked(known[3], TICKET_BYTES)
     if known is not None and known[0] == number:
         raise Refused("replayed", "another seed of this client for this batch is here already")
     if number <= max(_released(db, run)[0], -1 if known is None else known[0]):
@@ -71,7 +75,8 @@ def release(db: sqlite3.Connection, run: str, released: ReleasedSet, floor: int)
         raise Refused("below-floor", f"no sum here is of fewer than {floor} clients")
     from ntkfl.crypto.masking import pack_words, sum_masks  # numpy comes with it, which other requests do without
 
-    masks = pack_words(sum_masks([seeds[ticket] for ticket in tickets], announced, numbers))
+    own = [_checked(seeds[ticket], SEED_BYTES) for ticket in tickets]
+    masks = pack_words(sum_masks(own, announced, numbers))
     db.execute("INSERT OR REPLACE INTO second_sums VALUES (?, ?, ?, ?)", (run, number, name, masks))
     # The table is dropped whole: single records that are deleted can leave copies in the pages of one that lives on.
     kept = db.execute("SELECT * FROM second_seeds WHERE run != ? OR number > ?", (run, number)).fetchall()
@@ -87,5 +92,11 @@ def _released(db: sqlite3.Connection, run: str) -> tuple[int, bytes, bytes]:
     if found is None:
         return -1, b"", b""
     if not (isinstance(found[0], int) and isinstance(found[1], bytes) and isinstance(found[2], bytes)):
-        raise Refused("no-state", "the key server's record of masks is damaged")
+        raise Refused("no-state", _DAMAGED)
     return found[0], found[1], found[2]
+
+
+def _checked(value: object, size: int) -> bytes:
+    if not isinstance(value, bytes) or len(value) != size:
+        raise Refused("no-state", _DAMAGED)
+    return value
