@@ -15,7 +15,8 @@ from ntkfl.audit.received import sums_of
 from ntkfl.audit.study import judged, study
 from ntkfl.audit.sum_attacks import attacks
 from ntkfl.federation.build import build_model, load_data
-from ntkfl.tangent.parameters import flatten
+from ntkfl.tangent.losses import per_sample
+from ntkfl.tangent.parameters import apply_flat, flatten
 from tests.audit.fixtures import config
 
 PLAN = config({"name": "fedavg"}, rounds=3)  # `config` gives methods of rows their steps
@@ -127,3 +128,46 @@ def test_floats_and_later_rounds_are_read_as_well() -> None:
     assert "deep leakage, sum of 8 samples" in found
     assert later.after is not None
     assert any(f.role == "outsider" for f in found.values())
+
+
+# -- Runs with secure sums ---------------------------------------------------------------------------------------------
+
+PRIVATE = {"name": "private-sums", "secure_sum": True, "budget_rounds": 3, "noise_clients": 3, "clip": 5.0}
+
+
+def test_of_a_secure_sum_the_total_alone_is_attacked() -> None:
+    """The same round, masked: nobody has a client's sums, and what the total tells is what it tells unmasked."""
+    plain, masked = planned({"name": "sum-ntk-fl"}), planned({"name": "sum-ntk-fl", "secure_sum": True})
+    result = study(masked, quick=True)
+    assert masked.masked
+    assert {f.role for f in result.findings} == {"secure-sum", "secure-sum+clients", "outsider"}
+    wanted = "membership by input factor, sums"
+    (one,) = [f for f in sums.attack(plain, quick=True) if (f.attack, f.role) == (wanted, "secure-sum")]
+    (two,) = [f for f in result.findings if (f.attack, f.role) == (wanted, "secure-sum")]
+    assert one.values == two.values
+    assert result.verdicts["aggregator"] == "has the total alone."
+    assert "every client's reply" in result.sees["aggregator+shuffler"]
+    assert result.sees["aggregator"].startswith("one sum of 3 replies")
+
+
+@pytest.mark.parametrize("round", [1, 2])
+def test_a_private_sum_is_read_as_a_gradient(round: int) -> None:
+    """With next to no noise and a clip that binds nobody it is the cohort's gradient, with the whitening taken back."""
+    heard = planned(PRIVATE | {"epsilon": 1e5, "clip": 1e3, "sum_limit": 0.1}, round)
+    total = sums._added(sums._clients(heard))
+    assert abs(total.samples - sum(len(y) for _, y in heard.truth)) <= 2
+    x, y, _ = heard.rows_truth()
+    w = heard.weights.clone().requires_grad_()
+    losses = per_sample(heard.task.loss, apply_flat(heard.task.model, w, x), heard.task.training_targets(y))
+    (gradient,) = torch.autograd.grad(losses.sum(), w)
+    assert float((total.gradient - gradient.double()).norm() / gradient.norm()) < 0.1
+
+
+def test_noise_hides_who_was_in_a_private_sum() -> None:
+    """A record's own gradient is found in the sum with next to no noise, and not at ε = 1."""
+    options = ({"epsilon": 1e5}, {"epsilon": 1.0})
+    loud, quiet = ({f.attack: f for f in sums.attack(planned(PRIVATE | own), quick=True)} for own in options)
+    name = "membership by alignment, sums"
+    assert loud[name].mean > 0.15
+    assert abs(quiet[name].mean) < 0.15
+    assert loud["class counts by gradient, sums"].mean > 0.9

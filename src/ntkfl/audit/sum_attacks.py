@@ -28,6 +28,9 @@ from ntkfl.audit.unmixing import (
     unmix,
     whole,
 )
+from ntkfl.tangent.clipping import squared_norms
+from ntkfl.tangent.jacobian import BlockJacobian
+from ntkfl.tangent.losses import find_loss
 from ntkfl.tangent.parameters import column_slices, trainable
 
 _SCORED, _SHOWN = 8, 8  # pictures of a sum that are compared, and drawn
@@ -210,6 +213,7 @@ def _members(capture: Capture, held: list[Seen], role: str, of: str, seed: int) 
         hidden = [_with_one(front[0].module(x).detach().relu()) for x, _ in pair]
         first = layer_gradient(front[0], one.gradient)
         ways = {"gradient": tuple(-outside(first, v, one.resolution) for v in inputs)}
+        ways["alignment"] = tuple(_alignment(capture, one.gradient, records) for records in pair)
         for name, layer, vs in zip(("input factor", "hidden factor"), front, (inputs, hidden), strict=False):
             A = one.factor(layer)
             if A is not None:
@@ -223,6 +227,19 @@ def _members(capture: Capture, held: list[Seen], role: str, of: str, seed: int) 
             continue
         found.append(membership.by_scores(f"membership by {name}, {of}", role, a, b, seed))
     return found
+
+
+def _alignment(capture: Capture, total: Tensor, records: tuple[Tensor, Tensor]) -> Tensor:
+    """⟨Σ g, g_i⟩ / ‖g_i‖ of every record i, [N]: a member's own gradient is in the sum. Under Gaussian noise no other
+    statistic of one record tells more.
+    """
+    task, w = capture.task, capture.weights
+    x = records[0].view(len(records[0]), *capture.truth[0][0].shape[1:]).to(task.like)
+    J, Y = task.jacobian(w, x), task.training_targets(records[1].to(task.like.device))
+    r = find_loss(task.loss).residual(task.predict(w, x), Y)
+    assert isinstance(J, BlockJacobian)
+    along = -(J.jvp(total.to(task.like)) * r).sum(1)
+    return (along / squared_norms(J, r, {}).sqrt().clamp_min(1e-30)).double().cpu()
 
 
 def _with_one(x: Tensor) -> Tensor:

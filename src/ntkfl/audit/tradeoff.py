@@ -14,7 +14,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import torch
 from matplotlib.figure import Figure
 
 from ntkfl.atomic import replacing, write_atomically
-from ntkfl.audit import labels, linkage, membership, projection, reconstruction
+from ntkfl.audit import labels, linkage, membership, projection, reconstruction, sums
 from ntkfl.audit.capture import Capture, captures
 from ntkfl.audit.finding import Finding
 from ntkfl.compare.spec import Comparison, Entry
@@ -42,11 +42,19 @@ COLUMNS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "picture": (("analytic", "aggregator", "SSIM"), ("projection, no", "aggregator", "SSIM")),
     "picture, with a client": (("analytic", "aggregator+client", "SSIM"), ("analytic", "aggregator", "SSIM")),
     "label": (("labels of rows", "aggregator", "accuracy"),),
-    "class mix": (("class mix", "aggregator", "overlap"),),
+    "class mix": (("class mix", "aggregator", "overlap"), ("class counts by gradient", "aggregator", "overlap")),
     "rows linked": (("within a round", "aggregator", "accuracy"),),
     "sender": (("across rounds", "aggregator", "accuracy"),),
-    "member, by loss": (("membership by loss, the round", "aggregator", "advantage"),),
+    "member, by loss": (
+        ("membership by loss, the round", "aggregator", "advantage"),
+        ("membership by loss, the round", "outsider", "advantage"),
+    ),
     "member, by rows": (("looking rows up", "aggregator", "advantage"),),
+    "member, by sums": (
+        ("membership by input factor, sums", "aggregator", "advantage"),
+        ("membership by gradient, sums", "aggregator", "advantage"),
+    ),
+    "member, by alignment": (("membership by alignment, sums", "aggregator", "advantage"),),
 }
 
 
@@ -90,8 +98,15 @@ def measure(config: RunConfig, data: Federated) -> dict[str, Any]:
 
 
 def attacks(last: Capture, earlier: Sequence[Capture], seed: int) -> list[Finding]:
-    """The attacks of the table. Deep leakage is left out: where the analytic attack applies it is the stronger."""
+    """The attacks of the table. Deep leakage is left out: where the analytic attack applies it is the stronger. Of a
+    secure sum the aggregator is who sees totals alone, and its client a minority of them.
+    """
+    of_sums = sums.attack(last, seed, quick=True, sizes={}) if last.method.shows == "sums" or last.masked else []
+    if last.masked:
+        held = {"secure-sum": "aggregator", "secure-sum+clients": "aggregator+client"}
+        return [replace(found, role=held.get(found.role, found.role)) for found in of_sums]
     return [
+        *of_sums,
         *reconstruction.analytic(last, seed, count=20),
         *projection.attack(last, seed, pairs=(0,)),
         *labels.attack(last, seed),

@@ -36,6 +36,7 @@ class Entry(Options):
     method: dict[str, Any]
     grid: dict[str, tuple[float, ...]] = Field(default_factory=dict)
     rounds: int | None = Field(None, ge=1, description="if other than the comparison's")
+    clients_per_round: int | None = Field(None, ge=1, description="likewise")
     stop_at: float | None = Field(None, gt=0, le=1)
     byzantine: Byzantine | None = Field(
         None,
@@ -99,7 +100,7 @@ class Comparison(Options):
         """The run of one entry with these searched options."""
         values: dict[str, Any] = {
             "rounds": entry.rounds or self.rounds,
-            "clients_per_round": self.clients_per_round,
+            "clients_per_round": entry.clients_per_round or self.clients_per_round,
             "seed": seed,
             "stop_at": entry.stop_at,
             "data": self.data.model_dump(),
