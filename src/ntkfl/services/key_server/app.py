@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.types import Scope
 
 from ntkfl.crypto.credentials import NAME_PATTERN
 from ntkfl.crypto.mask_format import SEED_BYTES
@@ -19,7 +20,7 @@ from ntkfl.services.key_server.store import KeyServer
 from ntkfl.services.log import log
 from ntkfl.services.trusted_peers import HEX_KEY
 
-MAX_BODY = 256 << 10  # a released set of 10,000 clients has 160 kB
+MAX_BODY, MAX_RELEASED = 16 << 10, 256 << 10  # of a request; of a released set, which has 160 kB of 10,000 clients
 _SEED = binary_body("the seed of a second mask, in a frame of one row")
 _RELEASED = binary_body("the set that the shuffler released and signed")
 _MASKS: dict[int | str, dict[str, Any]] = {200: binary_answer("the sum of that set's second masks")}
@@ -67,7 +68,11 @@ def key_server_app(server: KeyServer) -> FastAPI:
     """`POST /v1/enrol`, `POST /v1/renew` and `POST /v1/runs/{run}/seed` (signed, empty body), `GET /v1/revoked`; and as
     a second holder of masks `POST /v1/runs/{run}/masks` (signed) and `POST /v1/runs/{run}/masks/release`.
     """
-    app = service_app("key-server", max_body=MAX_BODY)
+
+    def admit(scope: Scope) -> tuple[str, int]:
+        return "", MAX_RELEASED if scope["path"].endswith("/masks/release") else MAX_BODY
+
+    app = service_app("key-server", max_body=MAX_RELEASED, admit=admit)
 
     @app.post("/v1/enrol", responses=refusals(403, 409))
     def enrol(request: Request, body: Enrolment) -> Issued:
