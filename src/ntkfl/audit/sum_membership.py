@@ -1,4 +1,4 @@
-"""Was a record in a sum? By the span of the gradient, by leverage in the factors, and by its own gradient in the sum."""
+"""Was a record in a sum? By the span of the gradient, by leverage in the factors, by its own gradient in the sum."""
 
 from __future__ import annotations
 

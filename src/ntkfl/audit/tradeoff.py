@@ -36,6 +36,8 @@ from ntkfl.privacy.accounting import Guarantee
 from ntkfl.processes import Pool
 from ntkfl.version import __version__
 
+# Kinds of methods, by what clients send; all others send updates.
+_FAMILIES = {"ntk-fl": "rows", "cp-ntk-fl": "rows", "sum-ntk-fl": "sums", "private-sums": "sums"}
 LISTENED = 4  # rounds whose rows are kept for links across rounds
 # Columns of the table, and the finding each shows: (part of its name, role, measure); the first that is there.
 COLUMNS: dict[str, tuple[tuple[str, str, str], ...]] = {
@@ -286,7 +288,7 @@ def _pick(
 
 
 def _family(row: TradeoffRow) -> str:
-    return "rows" if row.method["name"] in ("ntk-fl", "cp-ntk-fl") else "updates"
+    return _FAMILIES.get(row.method["name"], "updates")
 
 
 def _percent(values: Sequence[float]) -> str:
@@ -298,7 +300,9 @@ def _epsilon(row: TradeoffRow) -> str:
     """One round's, and the least over the run."""
     if not row.epsilon:
         return "none"
-    unit = "record" if _family(row) == "rows" else "client"
+    unit = "client" if _family(row) == "updates" else "record"
+    if "one round" not in row.epsilon[0][0]:
+        return f"{row.epsilon[0][1]:.3g} a {unit} in all"
     one, *rest = (f"{e:.3g}" if math.isfinite(e) else "∞" for _, e in row.epsilon)
     least = min((e for _, e in row.epsilon[1:]), default=math.inf)
     return f"{one} a {unit} and round" + (f", {least:.3g} in all" if rest and math.isfinite(least) else "")

@@ -36,10 +36,13 @@ def _sees(method: Method) -> dict[str, str]:
     reply = _REPLIES[method.shows]
     if not (method.secure_sum or method.shuffle):
         return {"aggregator": f"{reply}, under the client's name", "others": "the model"}
+    key_server = "who is enrolled"
     if method.secure_sum:
         aggregator = "the total over a round's clients and how many they are; of a single client nothing"
         shuffler = "who takes part; sealed vectors and seeds of masks; the model"
+        key_server += ", who takes part and seeds of second masks" if method.mask_holders == 2 else ""
     else:
-        aggregator = f"{reply}, without senders"
+        losses = "; of candidates' losses the total" if method.summed("candidates") else ""
+        aggregator = f"{reply}, without senders{losses}"
         shuffler = "who takes part; sealed rows, equally many of each client; the model"
-    return {"aggregator": aggregator, "shuffler": shuffler, "key server": "who is enrolled", "others": "the model"}
+    return {"aggregator": aggregator, "shuffler": shuffler, "key server": key_server, "others": "the model"}
