@@ -19,6 +19,6 @@ function promised(said) {
   if (said.spent) add("Spent so far", said.spent);
   add("Secure sums", said.secure_sum ? "on: the server learns totals alone" : "off");
   if (finite(said.floor)) add("Floor", `nothing is released of fewer than ${said.floor} clients`);
-  for (const [role, line] of Object.entries(said.sees)) add(`The ${role} see${role.endsWith("s") ? "" : "s"}`, line);
+  for (const [role, line] of Object.entries(said.sees)) add(role === "others" ? "Others see" : `The ${role} sees`, line);
   return element("dl", { class: "promise" }, ...lines);
 }
