@@ -77,7 +77,7 @@ def test_records_that_are_not_in_a_sum_are_not_found_in_it(heard: Capture) -> No
     """The same attack where the records asked about are another client's: no advantage but what chance leaves."""
     one, other = sums._clients(heard)[:2]
     wrong = {f.attack: f for f in attacks(heard, [replace(one, x=other.x, y=other.y)], "aggregator", "sums", 0, True)}
-    for name in ("input factor", "hidden factor", "gradient"):
+    for name in ("input factor", "hidden factor", "gradient", "alignment"):
         finding = wrong[f"membership by {name}, sums"]
         half = finding.details["members"] / 2
         assert abs(finding.mean) < 3 * (0.5 / half) ** 0.5  # three deviations of a difference of two shares

@@ -29,7 +29,9 @@ def members(
     assert capture.public is not None
     others = (capture.public[0].flatten(1).to(held[0].x), capture.public[1])
     scores: dict[str, list[tuple[Tensor, Tensor]]] = {}
-    usual = _with_one(others[0]), _sensitivities(capture, front[0], others)
+    # Alignment is judged on public records that its moments were not estimated from: those would look a little unlike.
+    usual, fresh = ((others[0][start::2], others[1][start::2]) for start in (0, 1))
+    moments = _with_one(usual[0]), _sensitivities(capture, front[0], usual)
     for number, one in enumerate(held):
         draws = torch.Generator().manual_seed(seed + number)
         some = torch.randperm(len(one.y), generator=draws)[: max(1, _ASKED // len(held))]
@@ -38,9 +40,9 @@ def members(
         hidden = [_with_one(front[0].module(x).detach().relu()) for x, _ in pair]
         first = layer_gradient(front[0], one.gradient)
         ways = {"gradient": tuple(-outside(first, v, one.resolution) for v in inputs)}
-        deltas = [_sensitivities(capture, front[0], records) for records in pair]
-        known = list(zip(inputs, deltas, strict=True))
-        ways["alignment"] = tuple(_alignment(front[0], one.gradient, known, usual))
+        asked = membership.matched((one.x[some], one.y[some]), fresh, seed + number)
+        known = [(_with_one(records[0]), _sensitivities(capture, front[0], records)) for records in asked]
+        ways["alignment"] = tuple(_alignment(front[0], one.gradient, known, moments))
         for name, layer, vs in zip(("input factor", "hidden factor"), front, (inputs, hidden), strict=False):
             A = one.factor(layer)
             if A is not None:
@@ -69,7 +71,10 @@ def _alignment(
 
     def inverse(x: Tensor) -> Tensor:
         moments = x.T @ x / len(x)
-        return torch.linalg.inv(moments + _RIDGE * moments.diagonal().mean() * torch.eye(len(moments)).to(x))
+        inverted: Tensor = torch.linalg.inv(
+            moments + _RIDGE * moments.diagonal().mean() * torch.eye(len(moments)).to(x)
+        )
+        return inverted
 
     A, B = (inverse(values) for values in public)
     whitened = B @ layer_gradient(front, gradient) @ A

@@ -165,7 +165,8 @@ def client_app(
     def receipt(announced: Announced) -> Receipt:
         return Receipt(receipt=issue_receipt(signer, peers.federation, peers.run, announced).hex())
 
-    client, rows_of, masked_of, ticketed_of = map(Depends, (signed_by, frame, masked_frame, ticketed_frame))
+    client, rows_of = Depends(signed_by), Depends(frame)
+    masked_of, ticketed_of = Depends(masked_frame), Depends(ticketed_frame)
     signed, common = [SIGNED], refusals(401, 403, 404, 429)
     app = service_app("shuffler", max_body=min(MAX_BODY, max_held), max_held=max_held, admit=admit, lifespan=lifespan)
 

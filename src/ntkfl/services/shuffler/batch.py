@@ -99,7 +99,8 @@ class Record:
             raise Refused("unknown-batch", f"no batch {tuple(key)} was opened")
         summed: Any = db.execute("SELECT numbers FROM sums WHERE number = ?", (key.number,)).fetchone()
         second = db.execute("SELECT 1 FROM tickets WHERE number = ?", (key.number,)).fetchone()
-        record = cls(*found, *(summed or (0,)), 1 if second is None else 2)
+        values: tuple[Any, ...] = (*found, *(summed or (0,)), 1 if second is None else 2)
+        record = cls(*values)
         whole = (record.max_rows, record.row_bytes, record.min_clients, record.clients, record.numbers)
         sound = isinstance(record.salt, bytes) and all(isinstance(n, int) for n in whole)
         if record.state not in ("open", *CLOSED) or not sound:
