@@ -152,6 +152,8 @@ def test_sums_of_counts_are_the_default_where_they_hide(tmp_path: Path) -> None:
 
 def test_one_evaluator_is_no_sum(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(tomli_w.dumps(SETTINGS | {"evaluators": 1, "sum_counts": True}))
-    init(tmp_path / "demo", tmp_path / "run.toml", DemoSetup(clients=3, evaluators=1))
+    with pytest.raises(ConfigError, match="a sum of counts needs 2 evaluators"):
+        init(tmp_path / "demo", tmp_path / "run.toml", DemoSetup(clients=3, evaluators=1))
+    init(tmp_path / "demo", tmp_path / "run.toml", DemoSetup(clients=3, evaluators=2))
     with pytest.raises(ConfigError, match="a sum of counts needs 2 evaluators"):
         Aggregator(tmp_path / "demo" / "aggregator", tmp_path / "run")

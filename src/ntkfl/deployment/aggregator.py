@@ -91,11 +91,7 @@ class Aggregator:
                 f"clients, got {settings.clients_per_round}"
             )
 
-        if settings.sum_counts and 0 < settings.evaluators < least:
-            raise ConfigError(
-                f"a sum of counts needs {least} evaluators (the shuffler's minimum), and there are "
-                f"{settings.evaluators}: set sum_counts = false, and the aggregator sees each one's"
-            )
+        settings.check_evaluators(settings.evaluators, least)
 
     def _described(self, method: Method) -> Mapping[str, Any]:
         terms, floor = self.federation.terms, self.federation.shuffler.min_clients

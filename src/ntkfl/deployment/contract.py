@@ -94,6 +94,14 @@ class Contract(Terms):
         values = with_sums(values)
         return Contract(**{name: values[name] for name in Contract.model_fields if name in values})
 
+    def check_evaluators(self, evaluators: int, least: int) -> None:
+        """`ConfigError` where counts are summed, and evaluators are fewer than the shuffler's minimum."""
+        if self.sum_counts and 0 < evaluators < least:
+            raise ConfigError(
+                f"a sum of counts needs {least} evaluators (the shuffler's minimum), and there are {evaluators}: "
+                "set sum_counts = false, and the aggregator sees each one's"
+            )
+
     @property
     def most_rounds(self) -> int:
         """Round numbers that clients answer under, failed rounds included."""

@@ -88,7 +88,9 @@ def init(folder: Path, config: Path, setup: DemoSetup, on_client: Callable[[], N
     `on_client` is called after each client's.
     """
     values = read_toml(config)
-    contract = Contract.of(values).spelled_out(allow_code=True)  # a file that its user wrote for the purpose
+    contract = Contract.of(values)
+    contract.check_evaluators(setup.evaluators, setup.min_clients)
+    contract = contract.spelled_out(allow_code=True)  # a file that its user wrote for the purpose
     authority = Authority(f"{setup.federation} services")
     callers = Authority(f"{setup.federation} aggregator")
     certificates = {role: authority.server(role, host) for role, host in setup.hosts.items()}
