@@ -169,7 +169,7 @@ def test_a_private_sum_is_read_as_a_gradient(round: int) -> None:
 @pytest.mark.parametrize(("noise", "least", "most"), [(0.0, 0.9, 1.0), (300.0, 0.3, 0.7)])
 def test_a_record_is_found_in_a_sum_unless_there_is_noise(noise: float, least: float, most: float) -> None:
     """100 gradients δ vᵀ of 20 × 40 numbers added up, correlated as real ones are. A member adds √800 where the other
-    99 add numbers of size √99: 2.8 deviations, an area of 0.98; under noise of 300 deviations per number nothing is left.
+    99 add numbers of size √99: 2.8 deviations, an area of 0.98. Under noise of 300 deviations nothing is left.
     """
     draws = torch.Generator().manual_seed(0)
     mixes = [torch.randn(n, n, generator=draws, dtype=torch.float64) for n in (40, 20)]

@@ -72,7 +72,7 @@ def test_a_small_table_is_made_once_and_written(
         hidden = private.finding(column)
         assert hidden is not None
         assert abs(hidden.mean) < 0.1
-    assert private.epsilon == (("those who see the models, 2 rounds", pytest.approx(1.0, rel=1e-2)),)
+    assert private.epsilon == (("the aggregator, 2 rounds", pytest.approx(1.0, rel=1e-2)),)
     assert verdict(noise, rows, "label") == "reduced"
     assert verdict(noise, rows, "member, by rows") == "stopped"
     assert not opened.epsilon

@@ -28,7 +28,7 @@ from ntkfl.audit.capture import Capture, captures
 from ntkfl.audit.finding import Finding
 from ntkfl.compare.spec import Comparison, Entry
 from ntkfl.data import Federated
-from ntkfl.federation.build import load_data, spelled_out
+from ntkfl.federation.build import build_method, load_data, spelled_out
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.run_folder import Record
 from ntkfl.methods.inspection import Participation
@@ -122,9 +122,8 @@ def guarantees_of(capture: Capture, history: Sequence[Record], config: RunConfig
     times = max(Counter(i for record in history for i in record["clients"]).values())
     rows = int(min(record.get("samples", 0) for record in history))
     cohort, rounds = config.clients_per_round, len(history)
-    return capture.method.guarantees(
-        Participation(capture.task.outputs, times, rows, cohort, clients, rounds, simulated=True)
-    )
+    method = build_method(config.method)  # the capture's own is without masks
+    return method.guarantees(Participation(capture.task.outputs, times, rows, cohort, clients, rounds, simulated=True))
 
 
 def run(
