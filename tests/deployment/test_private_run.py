@@ -73,7 +73,8 @@ def test_a_private_run_across_processes_is_the_simulations_to_the_bit(tmp_path: 
         assert (guarantee["delta"], guarantee["unit"], guarantee["simulated"]) == (1e-5, "record", False)
         assert any("at least 3 clients of each round are honest" in line for line in guarantee["assumptions"])
         assert (stated["secure_sum"], stated["floor"]) == (True, 3)
-        assert "nothing" in stated["sees"]["aggregator"]
+        assert "of a single client nothing" in stated["sees"]["aggregator"]
+        assert stated["sees"]["aggregator"].endswith("of evaluations each evaluator's counts, without its name")
 
 
 @pytest.mark.long

@@ -93,6 +93,13 @@ class Aggregator:
 
         settings.check_evaluators(settings.evaluators, least)
 
+    def _evaluation(self, method: Method) -> str:
+        """What this role sees of counts."""
+        if self.settings.evaluators:
+            return "the total of counts" if self.settings.sum_counts else "each evaluator's counts, without its name"
+        summed = self.settings.sum_counts or method.secure_sum
+        return "the total of counts" if summed else "a row per sample, without senders"
+
     def _described(self, method: Method) -> Mapping[str, Any]:
         terms, floor = self.federation.terms, self.federation.shuffler.min_clients
         cohort, most = terms.clients_per_round, terms.most_rounds
@@ -106,5 +113,5 @@ class Aggregator:
             **self.settings.model_dump(mode="json"),
             "method": {"name": method.name} | method.model_dump(mode="json"),
             "shape": {"inputs": list(terms.inputs), "outputs": terms.outputs, "precision": terms.precision},
-            "privacy": privacy_statement(method, run, floor),
+            "privacy": privacy_statement(method, run, floor, self._evaluation(method)),
         }

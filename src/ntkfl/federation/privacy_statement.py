@@ -16,11 +16,17 @@ _REPLIES = {
 }
 
 
-def privacy_statement(method: Method, run: Participation, floor: int | None = None) -> dict[str, Any]:
+def privacy_statement(
+    method: Method, run: Participation, floor: int | None = None, evaluation: str = ""
+) -> dict[str, Any]:
     """The method's own guarantees for such a run, each with what it assumes; whether replies are summed under masks;
-    the `floor`, fewer clients than which nothing is released of; and a line for each role on what it sees.
+    the `floor`, fewer clients than which nothing is released of; and a line for each role on what it sees. What the
+    aggregator has of an `evaluation`, where others measure, is part of its line.
     """
-    said: dict[str, Any] = {"secure_sum": method.secure_sum, "sees": _sees(method)}
+    sees = _sees(method)
+    if evaluation:
+        sees["aggregator"] += f"; of evaluations {evaluation}"
+    said: dict[str, Any] = {"secure_sum": method.secure_sum, "sees": sees}
     if floor is not None:
         said["floor"] = floor
     try:
