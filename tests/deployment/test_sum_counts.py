@@ -129,12 +129,14 @@ def test_a_client_has_no_part_in_the_evaluators_sum(evaluating: ShuffledClient, 
 
 
 def test_the_shuffler_takes_evaluators_alone_into_their_sum() -> None:
-    shuffler, key = Shuffler(clock=lambda: 0.0), BatchKey(1, EVALUATORS)
+    shuffler, key = Shuffler(floor=5, clock=lambda: 0.0), BatchKey(1, EVALUATORS)  # the floor is the clients'
     for name, role in (("e-0", "evaluator"), ("e-1", "evaluator"), ("client-0", "client")):
         shuffler.present(name, role)
     for cohort, numbers in ((("e-0", "client-0"), 4), (("e-0", "e-1"), 0)):
         with pytest.raises(Refused, match="evaluators' counts"):
             shuffler.open(Batch(key, cohort, 1, 100, 2, 0.0, numbers), bytes(32))
+    with pytest.raises(Refused, match="fewer than 2 clients"):
+        shuffler.open(Batch(key, ("e-0", "e-1"), 1, 100, 1, 0.0, 4), bytes(32))
     shuffler.open(Batch(key, ("e-0", "e-1"), 1, 100, 2, 0.0, 4), bytes(32))
     assert shuffler.status(key).state == "open"
 
@@ -148,6 +150,16 @@ def test_sums_of_counts_are_the_default_where_they_hide(tmp_path: Path) -> None:
         assert Contract.of(values | {"evaluators": evaluators}).sum_counts is expected
     assert not Contract.of(values | {"evaluators": 2, "sum_counts": False}).sum_counts
     assert not Contract.of(values | {"evaluators": 2, "method": {"name": "fedavg"}}).sum_counts
+
+
+def test_folders_from_before_sums_of_counts_are_taken_as_they_were(tmp_path: Path) -> None:
+    method = {"name": "fedavg", "secure_sum": True}
+    (tmp_path / "run.toml").write_text(tomli_w.dumps(SETTINGS | {"evaluators": 2, "method": method}))
+    init(tmp_path / "demo", tmp_path / "run.toml", DemoSetup(clients=3, evaluators=2))
+    path = tmp_path / "demo" / "aggregator" / "federation.toml"
+    assert "sum_counts = true" in path.read_text()
+    path.write_text(path.read_text().replace("sum_counts = true\n", ""))
+    assert not Aggregator(path.parent, tmp_path / "run").settings.sum_counts
 
 
 def test_one_evaluator_is_no_sum(tmp_path: Path) -> None:

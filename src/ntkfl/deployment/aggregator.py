@@ -42,7 +42,8 @@ class Aggregator:
         reach: Callable[..., ShufflerTransport] = ShufflerTransport,
     ) -> None:
         self.federation = Federation.read(folder)
-        self.settings = Deployment.read(folder / "run.toml").spelled_out(allow_code=allow_code)
+        agreed = {"sum_counts": self.federation.terms.sum_counts}  # folders from before it say nothing of it
+        self.settings = Deployment.read(folder / "run.toml", **agreed).spelled_out(allow_code=allow_code)
         self._check_settings()
         terms, settings = self.federation.terms, self.settings
         method = terms.build_method(allow_code=allow_code)
@@ -91,7 +92,7 @@ class Aggregator:
                 f"clients, got {settings.clients_per_round}"
             )
 
-        settings.check_evaluators(settings.evaluators, least)
+        settings.check_evaluators(settings.evaluators)
 
     def _evaluation(self, method: Method) -> str:
         """What this role sees of counts."""

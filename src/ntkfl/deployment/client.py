@@ -27,7 +27,7 @@ from ntkfl.privacy.randomness import Randomness
 from ntkfl.services.announcement import EVALUATION, MOST_EXCHANGES, Announcement
 from ntkfl.services.http.client import ANNOUNCED, HttpClient
 from ntkfl.services.key_server.client import Identity
-from ntkfl.services.shuffler.batch import EVALUATORS
+from ntkfl.services.shuffler.batch import EVALUATORS, least_of
 from ntkfl.wire import Message
 
 
@@ -145,8 +145,8 @@ class ShuffledClient:
             )
         if batch is None:
             return
-        if batch.min_clients < self.federation.shuffler.min_clients:
-            raise TrustError(f"round {round} asks fewer than {self.federation.shuffler.min_clients} clients")
+        if batch.min_clients < (least := least_of(said.key, self.federation.shuffler.min_clients)):
+            raise TrustError(f"round {round} asks fewer than {least} clients")
         if batch.numbers and batch.holders != self.method.mask_holders:
             raise TrustError(
                 f"round {round} has masks held by {batch.holders}, the contract by {self.method.mask_holders}"

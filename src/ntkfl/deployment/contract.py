@@ -21,6 +21,7 @@ from ntkfl.federation.config import ModelConfig, method_code, own_method
 from ntkfl.methods import Method
 from ntkfl.options import Options
 from ntkfl.safe_parse import read_toml
+from ntkfl.services.shuffler.batch import LEAST_EVALUATORS
 from ntkfl.services.trusted_peers import FILE, TrustedPeers
 from ntkfl.user_code import refuse_code
 
@@ -94,12 +95,12 @@ class Contract(Terms):
         values = with_sums(values)
         return Contract(**{name: values[name] for name in Contract.model_fields if name in values})
 
-    def check_evaluators(self, evaluators: int, least: int) -> None:
-        """`ConfigError` where counts are summed, and evaluators are fewer than the shuffler's minimum."""
-        if self.sum_counts and 0 < evaluators < least:
+    def check_evaluators(self, evaluators: int) -> None:
+        """`ConfigError` where counts are summed, and there is one evaluator."""
+        if self.sum_counts and 0 < evaluators < LEAST_EVALUATORS:
             raise ConfigError(
-                f"a sum of counts needs {least} evaluators (the shuffler's minimum), and there are {evaluators}: "
-                "set sum_counts = false, and the aggregator sees each one's"
+                f"a sum of counts needs {LEAST_EVALUATORS} evaluators, and there is {evaluators}: set sum_counts = "
+                "false, and the aggregator sees its counts"
             )
 
     @property
@@ -152,8 +153,9 @@ class Deployment(Contract):
         return self
 
     @staticmethod
-    def read(path: Path) -> Deployment:
-        return Deployment(**with_sums(read_toml(path)))
+    def read(path: Path, **agreed: Any) -> Deployment:
+        """From run.toml; what it leaves open is as `agreed`."""
+        return Deployment(**with_sums(agreed | read_toml(path)))
 
 
 class Federation(TrustedPeers):

@@ -89,7 +89,7 @@ def init(folder: Path, config: Path, setup: DemoSetup, on_client: Callable[[], N
     """
     values = read_toml(config)
     contract = Contract.of(values)
-    contract.check_evaluators(setup.evaluators, setup.min_clients)
+    contract.check_evaluators(setup.evaluators)
     contract = contract.spelled_out(allow_code=True)  # a file that its user wrote for the purpose
     authority = Authority(f"{setup.federation} services")
     callers = Authority(f"{setup.federation} aggregator")

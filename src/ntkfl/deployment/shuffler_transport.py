@@ -29,7 +29,7 @@ from ntkfl.methods.inspection import Participation
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.services.announcement import EVALUATION, Announcement
 from ntkfl.services.http.client import SMALL, HttpClient
-from ntkfl.services.shuffler.batch import EVALUATORS, Batch
+from ntkfl.services.shuffler.batch import EVALUATORS, LEAST_EVALUATORS, Batch, least_of
 from ntkfl.services.shuffler.client import ShufflerClient
 from ntkfl.wire import Message
 
@@ -141,7 +141,7 @@ class ShufflerTransport(ShuffledTransport):
 
     def _asking(self, key: BatchKey, names: tuple[str, ...], schema: RowSchema | SumSchema) -> Batch:
         rows = schema.rows(self.settings.max_rows)
-        least, seconds = self.peers.shuffler.min_clients, self.settings.round_seconds
+        least, seconds = least_of(key, self.peers.shuffler.min_clients), self.settings.round_seconds
         numbers = schema.numbers if isinstance(schema, SumSchema) else 0
         holders = self.method.mask_holders if numbers else 1
         return Batch(key, names, rows, schema.sealed_bytes, least, seconds, numbers, holders)
@@ -199,9 +199,8 @@ class ShufflerTransport(ShuffledTransport):
         apart, summed = bool(self.settings.evaluators), self.peers.terms.sum_counts
         key = BatchKey(self._round, EVALUATORS if apart and summed else EVALUATION)
         names = tuple(self.present("evaluator")) if apart else tuple(self._names[client] for client in cohort)
-        least = self.peers.shuffler.min_clients
-        if apart and summed and len(names) < least:
-            raise TooFew(f"{len(names)} evaluators are there, and a sum is of {least} at least")
+        if apart and summed and len(names) < LEAST_EVALUATORS:
+            raise TooFew(f"{len(names)} evaluators are there, and a sum is of {LEAST_EVALUATORS} at least")
         schema = self._counts_schema(message, len(names))
         batch = None if apart and not summed else self._asking(key, names, schema)
         signed = self.announce(Announcement("evaluate", key, batch, message, self.opener.public), Traffic())

@@ -34,6 +34,7 @@ from ntkfl.crypto.row_frames import Announced
 from ntkfl.errors import ConfigError, MessageError, Refused, TrustError, unknown
 from ntkfl.services.key_server import mask_holder
 from ntkfl.services.key_server.key_protocol import check_enrolment, seal_run_secret, sign_revoked
+from ntkfl.services.shuffler.batch import least_of
 from ntkfl.services.trusted_peers import TrustedPeers
 
 STATE, SIGNING_KEY = "state.sqlite", "signing-key.pem"
@@ -239,7 +240,7 @@ class KeyServer:
         """The sum of the second masks of the set that the shuffler signed, once."""
         if self.peers is None:
             raise Refused("unknown-run", "this key server holds no masks")
-        shuffler, floor = self.peers.shuffler, self.peers.shuffler.min_clients
+        shuffler = self.peers.shuffler
         try:
             released = unpack_released(signed, bytes.fromhex(shuffler.signing_key), self.federation, run)
         except TrustError:
@@ -249,7 +250,7 @@ class KeyServer:
         with self._transaction() as db:
             _refuse_unknown_run(db, run)
             mask_holder.prepare(db)
-            return mask_holder.release(db, run, released, floor)
+            return mask_holder.release(db, run, released, least_of(released.announced.key, shuffler.min_clients))
 
     def revoked(self) -> dict[str, object]:
         """The signed list of revoked clients."""

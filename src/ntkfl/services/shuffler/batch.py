@@ -16,7 +16,13 @@ from ntkfl.crypto.row_frames import BatchKey
 from ntkfl.errors import Refused
 
 EVALUATORS = 254  # the exchange number of a secure sum of evaluators' counts: a crowd of its own
+LEAST_EVALUATORS = 2  # of them in a sum: they are few, and hold data of their own
 COLUMNS = "number, salt, state, max_rows, row_bytes, min_clients, deadline, clients, rows"
+
+
+def least_of(key: BatchKey, min_clients: int) -> int:
+    """Clients below which a batch is never released, where a federation's minimum is `min_clients`."""
+    return LEAST_EVALUATORS if key.exchange == EVALUATORS else min_clients
 
 
 @dataclass(frozen=True)

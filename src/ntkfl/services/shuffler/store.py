@@ -37,7 +37,7 @@ from ntkfl.services.shuffler.announcement_store import (
     refuse_other,
     refuse_revoked,
 )
-from ntkfl.services.shuffler.batch import CLOSED, COLUMNS, EVALUATORS, Batch, Record, Status
+from ntkfl.services.shuffler.batch import CLOSED, COLUMNS, EVALUATORS, Batch, Record, Status, least_of
 from ntkfl.services.shuffler.mask_store import (
     check_kind,
     drop_seed,
@@ -230,8 +230,8 @@ class Shuffler(AnnouncementStore):
 
     def _open(self, db: sqlite3.Connection, batch: Batch) -> None:
         number = batch.check().key.number
-        if batch.min_clients < self._floor:
-            raise Refused("below-floor", f"no batch here has fewer than {self._floor} clients")
+        if batch.min_clients < (least := least_of(batch.key, self._floor)):
+            raise Refused("below-floor", f"no batch here has fewer than {least} clients")
         if db.execute("SELECT 1 FROM batches WHERE number = ?", (number,)).fetchone():
             return  # by the same announcement, or it would not have been admitted
         asked = _members(db, batch)
