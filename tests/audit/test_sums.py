@@ -16,7 +16,7 @@ from ntkfl.audit.page import render
 from ntkfl.audit.received import sums_of
 from ntkfl.audit.study import judged, study
 from ntkfl.audit.sum_attacks import attacks
-from ntkfl.audit.sum_membership import _alignment
+from ntkfl.audit.sum_membership import alignment
 from ntkfl.federation.build import build_model, load_data
 from ntkfl.tangent.losses import per_sample
 from ntkfl.tangent.parameters import apply_flat, flatten
@@ -183,7 +183,7 @@ def test_a_record_is_found_in_a_sum_unless_there_is_noise(noise: float, least: f
     G = G + noise * G.std() * torch.randn(G.shape, generator=draws, dtype=torch.float64)
     layer = LinearLayer(torch.nn.Linear(39, 20), slice(0, 780), slice(780, 800))
     flat = torch.cat([G[:, :-1].reshape(-1), G[:, -1]])
-    a, b = _alignment(layer, flat, (members, others), public)
+    a, b = alignment(layer, flat, (members, others), public)
     found = Roc.of(a, b).area()
     assert least <= found <= most
 

@@ -42,7 +42,7 @@ def members(
         ways = {"gradient": tuple(-outside(first, v, one.resolution) for v in inputs)}
         asked = membership.matched((one.x[some], one.y[some]), fresh, seed + number)
         known = [(_with_one(records[0]), _sensitivities(capture, front[0], records)) for records in asked]
-        ways["alignment"] = tuple(_alignment(front[0], one.gradient, known, moments))
+        ways["alignment"] = tuple(alignment(front[0], one.gradient, known, moments))
         for name, layer, vs in zip(("input factor", "hidden factor"), front, (inputs, hidden), strict=False):
             A = one.factor(layer)
             if A is not None:
@@ -58,7 +58,7 @@ def members(
     return found
 
 
-def _alignment(
+def alignment(
     front: LinearLayer, gradient: Tensor, pair: Sequence[tuple[Tensor, Tensor]], public: tuple[Tensor, Tensor]
 ) -> list[Tensor]:
     """How much of each record's own gradient δ vᵀ lies in a layer's gradient G of a sum, [N] for each of two sets:
