@@ -42,7 +42,9 @@ def free_ports(count: int) -> list[int]:
 class Roles:
     """Folders and processes of a federation in `folder`; everything is killed at the end."""
 
-    def __init__(self, folder: Path, clients: int = 4, evaluators: int = 1, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, clients: int = 4, evaluators: int = 1, min_clients: int = 2, **settings: Any
+    ) -> None:
         self.folder, self.fed = folder / "federation", digits(clients)
         deal(self.fed, folder / "data")
         self.data, self.out = folder / "data", folder / "run"
@@ -53,7 +55,8 @@ class Roles:
         } | settings  # fmt: skip
         (folder / "run.toml").write_text(tomli_w.dumps(config))
         ports = dict(zip(("key_server_port", "shuffler_port", "aggregator_port"), free_ports(3), strict=True))
-        self.peers = init(self.folder, folder / "run.toml", DemoSetup(clients=clients, evaluators=evaluators, **ports))
+        setup = DemoSetup(clients=clients, evaluators=evaluators, min_clients=min_clients, **ports)
+        self.peers = init(self.folder, folder / "run.toml", setup)
         self.processes: list[Process] = []
 
     def start(self, *arguments: str | Path, listeners: int = 0) -> Process:

@@ -58,10 +58,14 @@ def shuffler(own: Round) -> list[Words]:
 
 
 def p_value(view: View) -> float:
+    return compared(view, lambda world: played(world, limit=2e8))
+
+
+def compared(view: View, play: Callable[[dict[str, Words]], Round]) -> float:
     """That the two worlds look alike, at the place where they look least so, times the number of places: by the highest
     five bits of all numbers of a vector, and of some numbers, as a secret is another at each.
     """
-    seen = [[view(played(world, limit=2e8)) for _ in range(PLAYED)] for world in worlds()]
+    seen = [[view(play(world)) for _ in range(PLAYED)] for world in worlds()]
     found = []
     for k in range(len(seen[0][0])):
         one, two = (np.stack([views[k] for views in world]) >> 27 for world in seen)  # [played, numbers]

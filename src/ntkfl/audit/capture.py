@@ -54,6 +54,7 @@ class Capture:
     public: tuple[Tensor, Tensor] | None = field(default=None, repr=False)  # raw x, y anybody may have: the test set
     pixels: tuple[tuple[float, ...], tuple[float, ...]] | None = None  # mean and std that normalised pixels in 0..1
     after: Tensor | None = field(default=None, repr=False)  # the weights it ended with [d]; of a round that was played
+    masked: bool = False  # the run has secure sums: of what clients sent, the aggregator has the total alone
 
     @property
     def weights(self) -> Tensor:
@@ -99,14 +100,18 @@ def capture(
 def captures(
     config: RunConfig, rounds: Collection[int], *, data: Federated | None = None, on_round: OnRound | None = None
 ) -> dict[int, Capture]:
-    """Several rounds of one planned run, played once."""
-    data = data or load_data(config)
+    """Several rounds of one planned run, played once. One with secure sums is played without the masks, to have what
+    they would hide; they change nothing else but the last digits.
+    """
+    data, masked = data or load_data(config), config.method.get("secure_sum") is True
+    if masked:
+        config = config.model_copy(update={"method": config.method | {"secure_sum": False}})
     heard: list[Transcript] = []
     played = config.model_copy(update={"rounds": max(rounds), "stop_at": None})
     listener = Functions(on_round=on_round, on_transcript=heard.append, transcript_rounds=rounds)
     run = execute(played, data=data, callbacks=[listener])
     simulation = _simulation(config, data)
-    found = {transcript.round: _capture(transcript, simulation) for transcript in heard}
+    found = {transcript.round: replace(_capture(transcript, simulation), masked=masked) for transcript in heard}
     last = max(rounds)
     return found | {last: replace(found[last], after=run.checkpoint["state/weights"])}
 
@@ -137,6 +142,8 @@ def captures_of_run(
     run = RunFolder(folder)
     config = RunConfig.read(run.path / "config.toml", allow_code=allow_code) if run.holds_run else None
     history = run.records()
+    if config is not None and config.method.get("secure_sum"):
+        raise ConfigError(f"{run.path} has secure sums, of which nothing is kept: audit its settings, with --config")
     if config is None or not history:
         raise RunFolderError(f"{run.path} holds no run with a finished round")
     for number in rounds:

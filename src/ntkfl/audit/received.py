@@ -11,10 +11,14 @@ from torch import Tensor
 from ntkfl.audit.analytic import LinearLayer
 from ntkfl.audit.capture import Capture
 from ntkfl.methods.inspection import LocalUpdate
+from ntkfl.methods.private_sums import COUNT, GRAINS
 from ntkfl.tangent import Jacobian, Sums, concatenate
-from ntkfl.tangent.sums import GRADIENT, REST, SAMPLES, Shaped
+from ntkfl.tangent.clipping import whitened
+from ntkfl.tangent.sums import GRADIENT, REST, SAMPLES, Factor, Layer, Shaped
 from ntkfl.wire import Message
 from ntkfl.wire.halves import EXPONENTS, unpack_halves
+
+WHITENING = "whitening/"  # before the name of a layer, in what a private run broadcasts
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,20 @@ def rows_of(capture: Capture, wanted: Sequence[int] | None = None) -> ReceivedRo
     return ReceivedRows(concatenate(list(Js)), *(torch.cat(t) for t in tensors))
 
 
+def _noisy(capture: Capture, reply: Message, exact: Tensor) -> Sums:
+    """The integers of `private-sums` as a gradient and a count, with the public whitening taken back."""
+    clip = capture.method.clip
+    assert clip is not None
+    gradient, inverse = reply.take(GRADIENT, None, exact) * clip / GRAINS, dict[Layer, Tensor]()
+    for name in capture.broadcast.arrays:
+        if name.startswith(WHITENING):
+            triangle = capture.broadcast.take(name, (None,), exact)
+            P = Factor(triangle.unsqueeze(0), False).square()[0]
+            inverse[Layer.parse(name.removeprefix(WHITENING))] = torch.linalg.inv(P)
+    count = reply.take(SAMPLES).reshape(()).to(exact) / COUNT
+    return Sums({GRADIENT: whitened(gradient, inverse), SAMPLES: count})
+
+
 @dataclass(frozen=True)
 class Seen:
     """A sum as somebody has it, `resolution` being the part of an entry that rounding leaves unsure; and, for scoring
@@ -109,6 +127,8 @@ def sums_of(capture: Capture, reply: Message) -> tuple[Sums, float] | None:
     if SAMPLES not in reply.arrays or reply.arrays[SAMPLES].numel() != 1:
         return None
     samples = reply.take(SAMPLES).reshape(()).to(exact)
+    if GRADIENT in reply.arrays and not reply.arrays[GRADIENT].is_floating_point():
+        return _noisy(capture, reply, exact), 2.0**-23
     if GRADIENT in reply.arrays:
         halves = [name for name, array in reply.arrays.items() if array.dtype == torch.float16]
         if EXPONENTS in reply.arrays:

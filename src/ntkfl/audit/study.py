@@ -35,7 +35,7 @@ STAGES: dict[str, tuple[float, float, float]] = {
 # Options of a method that hide something, and what switches each off.
 _OFF: dict[str, Any] = {
     "projected_dim": None, "sparsity": 0.0, "values": "float32", "shuffle": False, "clip": None, "noise": 0.0,
-    "label_flip": 0.0, "codec": "factored", "replay": False,
+    "label_flip": 0.0, "codec": "factored", "replay": False, "secure_sum": False, "epsilon": None, "noise_clients": 1,
 }  # fmt: skip
 
 
@@ -74,8 +74,7 @@ def undefended(config: RunConfig) -> RunConfig:
     stripped |= {name: value for name, value in _OFF.items() if name in known and value is not None}
     if method.shows == "rows":  # attacks are on single rows: a few tell
         stripped["subsample_rate"] = min(method.subsample_rate, 0.15)
-    if "projected_dim" in known:
-        stripped["projected_dim"] = None
+    stripped |= dict.fromkeys({"projected_dim", "epsilon"} & known.keys())  # of these none is said, not left out
     few = min(_REFERENCE_CLIENTS, config.clients_per_round)
     return config.model_copy(
         update={"method": {"name": method.name} | stripped, "clients_per_round": few, "rounds": 1, "stop_at": None}
@@ -149,7 +148,7 @@ def _attacks(capture: Capture, earlier: Sequence[Capture], quick: bool, seed: in
         "sums": lambda: sums.attack(capture, seed, quick=quick),
     }
     found: list[Finding] = []
-    for name in STAGES:
+    for name in ("sums",) if capture.masked else STAGES:  # nothing else is of a total
         say(name)
         found += attacks[name]()
     return found
@@ -185,6 +184,12 @@ def _amount(finding: Finding) -> str:
 
 
 def _without_attack(role: str, capture: Capture) -> str:
+    if role.startswith("aggregator") and capture.masked:
+        return "has the total alone" + (
+            "; with the shuffler, every client's reply." if role.endswith("shuffler") else "."
+        )
+    if role == "shuffler" and capture.masked:
+        return "learns who takes part; sealed vectors and masks, no content."
     if role == "shuffler":
         return (
             "learns who takes part and how many samples each uses; no content."

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ntkfl.audit import membership
 from ntkfl.audit.analytic import LinearLayer, linear_layers
 from ntkfl.audit.capture import Capture
 from ntkfl.audit.deep_leakage import Settings, match_gradient, reconstruct
@@ -17,12 +16,11 @@ from ntkfl.audit.finding import Finding
 from ntkfl.audit.labels import mix, overlap
 from ntkfl.audit.measures import best_ssim, guesses, psnr, relative_error, ssim
 from ntkfl.audit.received import Seen
+from ntkfl.audit.sum_membership import members
 from ntkfl.audit.unmixing import (
     counts_by_logits,
     counts_by_public,
     layer_gradient,
-    leverage,
-    outside,
     ratios,
     single,
     unmix,
@@ -31,7 +29,6 @@ from ntkfl.audit.unmixing import (
 from ntkfl.tangent.parameters import column_slices, trainable
 
 _SCORED, _SHOWN = 8, 8  # pictures of a sum that are compared, and drawn
-_ASKED = 2000  # records that membership is tried on, in all sums of a size or role
 _UNMIXED = 64  # samples up to which inputs are searched for one by one
 _OPTIMISED = 8  # and up to which all are optimised at once
 _BOUND = 0.01  # weight of what dummies are beyond pixels
@@ -45,7 +42,7 @@ def attacks(capture: Capture, held: list[Seen], role: str, of: str, seed: int, q
     found += _from_factor(capture, held, role, of, seed, quick)
     found += _optimised(capture, held, role, of, seed, quick)
     found += _means(capture, held, role, of)
-    found += _members(capture, held, role, of, seed)
+    found += members(capture, _front(capture), held, role, of, seed)
     return found + ([] if role == "outsider" else _classes(capture, held, role, of))  # who does not know the scale
 
 
@@ -189,44 +186,6 @@ def _means(capture: Capture, held: list[Seen], role: str, of: str) -> list[Findi
     says = f"The mean of {held[0].samples:,} inputs is read off to {float(error.mean()):.2%}; so are their covariances."
     attack, what = f"mean input, {of}", "the mean of the inputs x"
     return [Finding(attack, role, what, "relative error", tuple(error.tolist()), chance, 0.0, says)]
-
-
-# -- Membership ------------------------------------------------------------------------------------------------------
-
-
-def _members(capture: Capture, held: list[Seen], role: str, of: str, seed: int) -> list[Finding]:
-    """Records looked up in the factors of the two front layers and in the first one's gradient, all sums together."""
-    front = _front(capture)
-    if not front:
-        return []
-    assert capture.public is not None
-    others = (capture.public[0].flatten(1).to(held[0].x), capture.public[1])
-    scores: dict[str, list[tuple[Tensor, Tensor]]] = {}
-    for number, one in enumerate(held):
-        draws = torch.Generator().manual_seed(seed + number)
-        some = torch.randperm(len(one.y), generator=draws)[: max(1, _ASKED // len(held))]
-        pair = membership.matched((one.x[some], one.y[some]), others, seed + number)
-        inputs = [_with_one(x) for x, _ in pair]
-        hidden = [_with_one(front[0].module(x).detach().relu()) for x, _ in pair]
-        first = layer_gradient(front[0], one.gradient)
-        ways = {"gradient": tuple(-outside(first, v, one.resolution) for v in inputs)}
-        for name, layer, vs in zip(("input factor", "hidden factor"), front, (inputs, hidden), strict=False):
-            A = one.factor(layer)
-            if A is not None:
-                ways[name] = tuple(-leverage(A, v, one.resolution) for v in vs)
-        for name, (a, b) in ways.items():
-            scores.setdefault(name, []).append((a, b))
-    found = []
-    for name, pairs in scores.items():
-        a, b = (torch.cat(side) for side in zip(*pairs, strict=True))
-        if len(a) < 4 or len(pairs) < len(held):
-            continue
-        found.append(membership.by_scores(f"membership by {name}, {of}", role, a, b, seed))
-    return found
-
-
-def _with_one(x: Tensor) -> Tensor:
-    return torch.cat([x, torch.ones_like(x[:, :1])], 1).double()
 
 
 # -- Labels ----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ The same attacks (`sum_attacks.py`) on every sum, so that only its size and its 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import add
@@ -30,9 +30,14 @@ _QUICK = {1: 10, 8: 2, 64: 1}
 _CLIENTS = 5  # whose own replies are attacked
 
 
-def attack(capture: Capture, seed: int = 0, *, quick: bool = False) -> list[Finding]:
+def attack(
+    capture: Capture, seed: int = 0, *, quick: bool = False, sizes: Mapping[int, int] | None = None
+) -> list[Finding]:
     """By a server that has each client's sums, one that has the cohort's total alone, that one and a minority of the
     cohort, and whoever compares the weights of two rounds. Inputs behind a secret projection are left alone.
+
+    Where the run masks what clients send, there is no server of the first kind. `sizes`: samples of sums that are made
+    beside them, and how many of each.
     """
     if capture.public is None or capture.projection is not None or not capture.truth[0][0].is_floating_point():
         return []
@@ -43,14 +48,15 @@ def attack(capture: Capture, seed: int = 0, *, quick: bool = False) -> list[Find
     minority = (len(clients) - 1) // 2
     found = []
     for role, held in (
-        ("aggregator", clients[:_CLIENTS]),
+        ("aggregator", [] if capture.masked else clients[:_CLIENTS]),
         ("secure-sum", [total]),
         ("secure-sum+clients", [_less(total, clients[:minority], clients[minority:])] if minority else []),
         ("outsider", _between_rounds(capture, total)),
     ):
         found += attacks(capture, held, role, "sums", seed, quick)
     found += _by_loss(capture, seed)
-    for size, times in (_QUICK if quick else SIZES).items():
+    made = sizes if sizes is not None else {} if capture.masked else _QUICK if quick else SIZES
+    for size, times in made.items():
         found += attacks(capture, _made(capture, size, times, seed), "aggregator", _named(size), seed, quick)
     return found
 

@@ -14,7 +14,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,12 @@ import torch
 from matplotlib.figure import Figure
 
 from ntkfl.atomic import replacing, write_atomically
-from ntkfl.audit import labels, linkage, membership, projection, reconstruction
+from ntkfl.audit import labels, linkage, membership, projection, reconstruction, sums
 from ntkfl.audit.capture import Capture, captures
 from ntkfl.audit.finding import Finding
 from ntkfl.compare.spec import Comparison, Entry
 from ntkfl.data import Federated
-from ntkfl.federation.build import load_data, spelled_out
+from ntkfl.federation.build import build_method, load_data, spelled_out
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.run_folder import Record
 from ntkfl.methods.inspection import Participation
@@ -36,17 +36,27 @@ from ntkfl.privacy.accounting import Guarantee
 from ntkfl.processes import Pool
 from ntkfl.version import __version__
 
+# Kinds of methods, by what clients send; all others send updates.
+_FAMILIES = {"ntk-fl": "rows", "cp-ntk-fl": "rows", "sum-ntk-fl": "sums", "private-sums": "sums"}
 LISTENED = 4  # rounds whose rows are kept for links across rounds
 # Columns of the table, and the finding each shows: (part of its name, role, measure); the first that is there.
 COLUMNS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "picture": (("analytic", "aggregator", "SSIM"), ("projection, no", "aggregator", "SSIM")),
     "picture, with a client": (("analytic", "aggregator+client", "SSIM"), ("analytic", "aggregator", "SSIM")),
     "label": (("labels of rows", "aggregator", "accuracy"),),
-    "class mix": (("class mix", "aggregator", "overlap"),),
+    "class mix": (("class mix", "aggregator", "overlap"), ("class counts by gradient", "aggregator", "overlap")),
     "rows linked": (("within a round", "aggregator", "accuracy"),),
     "sender": (("across rounds", "aggregator", "accuracy"),),
-    "member, by loss": (("membership by loss, the round", "aggregator", "advantage"),),
+    "member, by loss": (
+        ("membership by loss, the round", "aggregator", "advantage"),
+        ("membership by loss, the round", "outsider", "advantage"),
+    ),
     "member, by rows": (("looking rows up", "aggregator", "advantage"),),
+    "member, by sums": (
+        ("membership by input factor, sums", "aggregator", "advantage"),
+        ("membership by gradient, sums", "aggregator", "advantage"),
+    ),
+    "member, by alignment": (("membership by alignment, sums", "aggregator", "advantage"),),
 }
 
 
@@ -90,8 +100,15 @@ def measure(config: RunConfig, data: Federated) -> dict[str, Any]:
 
 
 def attacks(last: Capture, earlier: Sequence[Capture], seed: int) -> list[Finding]:
-    """The attacks of the table. Deep leakage is left out: where the analytic attack applies it is the stronger."""
+    """The attacks of the table. Deep leakage is left out: where the analytic attack applies it is the stronger. Of a
+    secure sum the aggregator is who sees totals alone, and its client a minority of them.
+    """
+    of_sums = sums.attack(last, seed, quick=True, sizes={}) if last.method.shows == "sums" or last.masked else []
+    if last.masked:
+        held = {"secure-sum": "aggregator", "secure-sum+clients": "aggregator+client"}
+        return [replace(found, role=held.get(found.role, found.role)) for found in of_sums]
     return [
+        *of_sums,
         *reconstruction.analytic(last, seed, count=20),
         *projection.attack(last, seed, pairs=(0,)),
         *labels.attack(last, seed),
@@ -105,9 +122,8 @@ def guarantees_of(capture: Capture, history: Sequence[Record], config: RunConfig
     times = max(Counter(i for record in history for i in record["clients"]).values())
     rows = int(min(record.get("samples", 0) for record in history))
     cohort, rounds = config.clients_per_round, len(history)
-    return capture.method.guarantees(
-        Participation(capture.task.outputs, times, rows, cohort, clients, rounds, simulated=True)
-    )
+    method = build_method(config.method)  # the capture's own is without masks
+    return method.guarantees(Participation(capture.task.outputs, times, rows, cohort, clients, rounds, simulated=True))
 
 
 def run(
@@ -271,7 +287,7 @@ def _pick(
 
 
 def _family(row: TradeoffRow) -> str:
-    return "rows" if row.method["name"] in ("ntk-fl", "cp-ntk-fl") else "updates"
+    return _FAMILIES.get(row.method["name"], "updates")
 
 
 def _percent(values: Sequence[float]) -> str:
@@ -283,7 +299,9 @@ def _epsilon(row: TradeoffRow) -> str:
     """One round's, and the least over the run."""
     if not row.epsilon:
         return "none"
-    unit = "record" if _family(row) == "rows" else "client"
+    unit = "client" if _family(row) == "updates" else "record"
+    if "one round" not in row.epsilon[0][0]:
+        return f"{row.epsilon[0][1]:.3g} a {unit} in all"
     one, *rest = (f"{e:.3g}" if math.isfinite(e) else "∞" for _, e in row.epsilon)
     least = min((e for _, e in row.epsilon[1:]), default=math.inf)
     return f"{one} a {unit} and round" + (f", {least:.3g} in all" if rest and math.isfinite(least) else "")

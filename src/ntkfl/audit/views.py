@@ -28,19 +28,29 @@ def views(capture: Capture) -> dict[str, str]:
     adds_up = all(sums_of(capture, upload) is not None for upload in capture.uploads)
     nothing = "nothing: what clients send here does not add up."
     weights = "; and, where the model is handed out between rounds, how far its weights moved" if adds_up else ""
+    if capture.masked:
+        what = f"one sum of {clients} replies ({arrays})"
     seen = {
         "aggregator": f"{what}{_second(capture)}.",
         "shuffler": (
             f"who sent how many sealed rows ({counts} a client of {first.row_bytes} bytes each) and the broadcast "
             "weights; it opens none."
             if sealed
+            else "who took part, a sealed vector and the seed of a mask of each, and the broadcast weights."
+            if capture.masked
             else "nothing: this configuration has no shuffler."
         ),
         "key-server": f"the names of clients, and {P}; no row."
         if projected
         else "the names of clients; no row, no key.",
         "aggregator+client": f"the rows, {P if projected else 'no secret matrix, as there is none'}, and own data.",
-        "aggregator+shuffler": "the rows, and who sent which." if sealed else "what the aggregator sees.",
+        "aggregator+shuffler": (
+            "the rows, and who sent which."
+            if sealed
+            else "every client's reply, by name."
+            if capture.masked
+            else "what the aggregator sees."
+        ),
         "aggregator+key-server": f"the rows and {P}." if projected else "what the aggregator sees.",
         "secure-sum": f"one sum of {clients} updates, over {samples:,} samples." if adds_up else nothing,
         "secure-sum+clients": (

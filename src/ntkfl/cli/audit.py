@@ -81,7 +81,7 @@ def _audit(
     if run is None and number > planned.rounds:
         raise ConfigError(f"the run is planned for {planned.rounds} rounds: there is no round {number}")
     method = build_method(planned.method)
-    if quick and run is None and not method.shuffle:
+    if quick and run is None and not (method.shuffle or method.secure_sum):
         planned = planned.model_copy(update={"clients_per_round": min(_QUICK_CLIENTS, planned.clients_per_round)})
     before = [n for n in range(max(1, number - earlier), number) if method.shuffle and not quick]
     if run is not None and number in recorded:  # what is recorded needs no replay

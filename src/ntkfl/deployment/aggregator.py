@@ -15,11 +15,13 @@ from ntkfl.deployment.contract import Contract, Deployment, Federation
 from ntkfl.deployment.shuffler_transport import ShufflerTransport
 from ntkfl.errors import ConfigError, RunFolderError
 from ntkfl.federation.evaluation import MOST_SAMPLES, AskedClients
+from ntkfl.federation.privacy_statement import privacy_statement
 from ntkfl.federation.run import Run
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.server import OnRound, Server
 from ntkfl.methods import Method, Task
 from ntkfl.methods.batchnorm import statistics
+from ntkfl.methods.inspection import Participation
 from ntkfl.version import __version__
 
 Say = Callable[[str], None]
@@ -40,7 +42,8 @@ class Aggregator:
         reach: Callable[..., ShufflerTransport] = ShufflerTransport,
     ) -> None:
         self.federation = Federation.read(folder)
-        self.settings = Deployment.read(folder / "run.toml").spelled_out(allow_code=allow_code)
+        agreed = {"sum_counts": self.federation.terms.sum_counts}  # folders from before it say nothing of it
+        self.settings = Deployment.read(folder / "run.toml", **agreed).spelled_out(allow_code=allow_code)
         self._check_settings()
         terms, settings = self.federation.terms, self.settings
         method = terms.build_method(allow_code=allow_code)
@@ -52,7 +55,7 @@ class Aggregator:
         smoothing = method.label_smoothing
         task = Task(model, terms.outputs, method.loss, total_clients=settings.clients, label_smoothing=smoothing)
         self.transport = reach(folder, self.federation, settings, task, method, say)
-        most = MOST_SAMPLES if settings.evaluators or method.secure_sum else 1
+        most = MOST_SAMPLES if settings.evaluators or method.secure_sum or terms.sum_counts else 1
         self.server = Server(
             model,
             task,
@@ -89,8 +92,19 @@ class Aggregator:
                 f"clients, got {settings.clients_per_round}"
             )
 
+        settings.check_evaluators(settings.evaluators)
+
+    def _evaluation(self, method: Method) -> str:
+        """What this role sees of counts."""
+        if self.settings.evaluators:
+            return "the total of counts" if self.settings.sum_counts else "each evaluator's counts, without its name"
+        summed = self.settings.sum_counts or method.secure_sum
+        return "the total of counts" if summed else "a row per sample, without senders"
+
     def _described(self, method: Method) -> Mapping[str, Any]:
-        terms = self.federation.terms
+        terms, floor = self.federation.terms, self.federation.shuffler.min_clients
+        cohort, most = terms.clients_per_round, terms.most_rounds
+        run = Participation(terms.outputs, most, cohort, cohort, self.settings.clients, most, simulated=False)
         return {
             "ntkfl": __version__,
             "protocol": VERSION,
@@ -100,4 +114,5 @@ class Aggregator:
             **self.settings.model_dump(mode="json"),
             "method": {"name": method.name} | method.model_dump(mode="json"),
             "shape": {"inputs": list(terms.inputs), "outputs": terms.outputs, "precision": terms.precision},
+            "privacy": privacy_statement(method, run, floor, self._evaluation(method)),
         }

@@ -18,14 +18,16 @@ from ntkfl.deployment.contract import Federation
 from ntkfl.deployment.ledger import Ledger
 from ntkfl.errors import ConfigError, MessageError, NTKFLError, Refused, TrustError
 from ntkfl.federation.client import Client, ClientRandomness, SystemRandomness, check_data
-from ntkfl.federation.evaluation import counts, counts_summand, noisy_counts, rounded, score_rows
+from ntkfl.federation.evaluation import SUMMED_SAMPLES, counts, counts_summand, noisy_counts, rounded, score_rows
 from ntkfl.federation.feature_cache import split_frozen
 from ntkfl.federation.secure_sum import SumSchema, mask_reply
 from ntkfl.federation.shuffled import seal_messages
 from ntkfl.methods import ClientRound, Task
+from ntkfl.privacy.randomness import Randomness
 from ntkfl.services.announcement import EVALUATION, MOST_EXCHANGES, Announcement
 from ntkfl.services.http.client import ANNOUNCED, HttpClient
 from ntkfl.services.key_server.client import Identity
+from ntkfl.services.shuffler.batch import EVALUATORS, least_of
 from ntkfl.wire import Message
 
 
@@ -66,6 +68,11 @@ class ShuffledClient:
     def _run(self) -> tuple[str, str]:
         """Names of the federation and of the run."""
         return self.federation.federation, self.federation.run
+
+    @property
+    def _sums(self) -> str:
+        """Where masked vectors go."""
+        return "sums" if self.method.mask_holders == 1 else "ticketed/sums"
 
     def _placed(self, x: Tensor, y: Tensor, task: Task) -> tuple[Tensor, Tensor]:
         """The samples as what trains gets them: projected with the key server's seed, behind a frozen backbone."""
@@ -118,7 +125,8 @@ class ShuffledClient:
         said = Announcement.check(signed, bytes.fromhex(self.federation.aggregator.signing_key), *self._run)
         if said.kind != "end":
             self._check_contract(said)
-        cohort = "" if said.batch is None else said.batch.cohort_digest().hex()
+        apart = said.batch is None or said.key.exchange == EVALUATORS
+        cohort = "" if said.batch is None or apart else said.batch.cohort_digest().hex()
         return said if self.ledger.take(said.key, cohort) else None
 
     def _check_contract(self, said: Announcement) -> None:
@@ -126,29 +134,48 @@ class ShuffledClient:
         terms, (round, exchange), batch = self.federation.terms, said.key, said.batch
         if not 1 <= round <= terms.most_rounds:
             raise TrustError(f"round {round} is none of the {terms.most_rounds} that the contract allows")
-        if MOST_EXCHANGES <= exchange < EVALUATION:
+        if MOST_EXCHANGES <= exchange < EVALUATORS:
             raise TrustError(f"round {round} asks more often than a round needs to")
-        if (said.kind == "evaluate") != (exchange == EVALUATION):
+        if (said.kind == "evaluate") != (exchange in (EVALUATORS, EVALUATION)):
             raise TrustError(f"round {round} mixes up training and evaluation")
+        apart = said.kind == "evaluate" and terms.sum_counts != (exchange == EVALUATORS)
+        if apart and self.role == "evaluator":
+            raise TrustError(
+                f"round {round} asks for counts by themselves where the contract sums them, or the reverse"
+            )
         if batch is None:
             return
-        if batch.min_clients < self.federation.shuffler.min_clients:
-            raise TrustError(f"round {round} asks fewer than {self.federation.shuffler.min_clients} clients")
+        if batch.min_clients < (least := least_of(said.key, self.federation.shuffler.min_clients)):
+            raise TrustError(f"round {round} asks fewer than {least} clients")
+        if batch.numbers and batch.holders != self.method.mask_holders:
+            raise TrustError(
+                f"round {round} has masks held by {batch.holders}, the contract by {self.method.mask_holders}"
+            )
+        if batch.seconds is not None and batch.seconds < 1:
+            raise TrustError(f"round {round} would be released before others could answer")
+        if exchange == EVALUATORS:
+            if not batch.numbers:
+                raise TrustError(f"round {round} asks evaluators for counts without masks")
+            return
         if "budget_rounds" in terms.method:
             self._check_budget(said)
         if len(batch.cohort) != terms.clients_per_round:
             raise TrustError(f"round {round} asks {len(batch.cohort)} clients, not {terms.clients_per_round}")
         if self.method.secure_sum and exchange not in (0, EVALUATION):
             raise TrustError(f"round {round} asks for a second sum over the same samples")
-        if bool(batch.numbers) != self.method.secure_sum:
+        if bool(batch.numbers) != self._summed(said):
             raise TrustError(f"round {round} does not ask for a secure sum where the contract does, or the reverse")
         sampled = self.method.sampled or exchange == EVALUATION
-        usual = terms.max_rows if sampled and not self.method.secure_sum else 1
+        usual = terms.max_rows if sampled and not batch.numbers else 1
         # Replies to later questions may have one row per client: which do is known once there is one (`_check_rows`).
         if batch.max_rows not in ((usual,) if exchange in (0, EVALUATION) else (usual, 1)):
             raise TrustError(f"round {round} asks for {batch.max_rows} rows, the contract for {usual}")
-        if batch.seconds is not None and batch.seconds < 1:
-            raise TrustError(f"round {round} would be released before others could answer")
+
+    def _summed(self, said: Announcement) -> bool:
+        """Whether the answer is a part of a secure sum, by the contract."""
+        if said.kind == "evaluate":
+            return self.method.secure_sum or self.federation.terms.sum_counts
+        return said.message is not None and self.method.summed(said.message.kind)
 
     def _check_budget(self, said: Announcement) -> None:
         """`TrustError` where a round of a private run would release something that its ε does not count."""
@@ -170,13 +197,15 @@ class ShuffledClient:
             return None
         asked = said.batch is not None and self.name in said.batch.cohort
         where = (said.sealing_key, *self._run, said.announced)
+        if self.role == "evaluator" and said.kind == "evaluate" and self.federation.terms.sum_counts:
+            return self._send(self._sums, said.announced, self._masked(said, where)) if asked else None
         if said.kind == "evaluate" and self.role == "evaluator":
             self._check_rows(said, 1)
             return self._send("reports", said.announced, seal_messages([self._counts(said.message)], 1, *where))
-        if not asked or self.role != "client":
+        if not asked or self.role != "client" or said.key.exchange == EVALUATORS:
             return None
-        if self.method.secure_sum:
-            return self._send("sums", said.announced, self._masked(said, where))
+        if self._summed(said):
+            return self._send(self._sums, said.announced, self._masked(said, where))
         if said.kind == "evaluate":
             rows, count = self._score_rows(said.key, said.message), self.federation.terms.max_rows
         else:
@@ -192,21 +221,28 @@ class ShuffledClient:
         message, method, task = said.message, self.method, self.client.task
         assert message is not None
         assert said.batch is not None
-        client = self.at(said.key, message.round)
-        if said.kind == "evaluate":
-            own = method.private(task, client)
+        clients, randomness = self.federation.terms.clients_per_round, Randomness.fresh()  # of the rounding
+        if self.role == "evaluator":
+            reply, clients = self._counts(message), len(said.batch.cohort)
+            summand = counts_summand(reply, SUMMED_SAMPLES)
+        elif said.kind == "evaluate":
+            own = method.private(task, self.at(said.key, message.round))
             reply = counts(task, message, own.x, own.y)
             summand = counts_summand(reply, method.sum_samples)
         else:
+            randomness = self.at(said.key, message.round).randomness
             reply = self.client.answer(message, said.key.round)
             summand = method.summand(task, message, reply)
-        schema = SumSchema.of(reply.kind, summand, self.federation.terms.clients_per_round)
+        schema = SumSchema.of(reply.kind, summand, clients)
         if (said.batch.numbers, said.batch.row_bytes) != (schema.numbers, schema.sealed_bytes):
             raise TrustError(f"round {said.key.round} asks for {said.batch.numbers} numbers, not {schema.numbers}")
-        words = schema.encode(summand, client.randomness)
+        words = schema.encode(summand, randomness)
         if words[0]:
             self.say(f"{self.name}: numbers of this reply were beyond their limit and scaled down to it")
-        return mask_reply(words, *where)
+        if method.mask_holders == 1:
+            return mask_reply(words, *where)
+        announced = where[-1]
+        return mask_reply(words, *where, second=lambda seed: self.identity.mask_ticket(announced, seed))
 
     def at(self, key: BatchKey, number: int) -> ClientRound:
         """This client in the round, with the samples drawn at its first exchange. A round that is tried again has

@@ -5,6 +5,7 @@ A client that pins the terms of the run cannot be talked into weaker ones: annou
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +21,7 @@ from ntkfl.federation.config import ModelConfig, method_code, own_method
 from ntkfl.methods import Method
 from ntkfl.options import Options
 from ntkfl.safe_parse import read_toml
+from ntkfl.services.shuffler.batch import LEAST_EVALUATORS
 from ntkfl.services.trusted_peers import FILE, TrustedPeers
 from ntkfl.user_code import refuse_code
 
@@ -79,8 +81,27 @@ class Contract(Terms):
     retries: int = Field(10, ge=0, description="rounds of the whole run that may fail; each uses up a round number")
     clients_per_round: int = Field(ge=2, description="clients asked in a round, exactly")
     max_rows: int = Field(200, ge=1, description="rows of samples that every client sends, padding among them")
+    sum_counts: bool = Field(
+        False,
+        description="counts of evaluators, and of a shuffled round's clients, as a secure sum; by default where "
+        "replies are summed and there are several evaluators",
+    )
     count_multiple: int = Field(1, ge=1, description="evaluators round their counts to multiples of it")
     count_epsilon: float = Field(1.0, gt=0, description="ε of an evaluator's answer, where the method adds noise")
+
+    @staticmethod
+    def of(values: Mapping[str, Any]) -> Contract:
+        """The contract in a run.toml."""
+        values = with_sums(values)
+        return Contract(**{name: values[name] for name in Contract.model_fields if name in values})
+
+    def check_evaluators(self, evaluators: int) -> None:
+        """`ConfigError` where counts are summed, and there is one evaluator."""
+        if self.sum_counts and 0 < evaluators < LEAST_EVALUATORS:
+            raise ConfigError(
+                f"a sum of counts needs {LEAST_EVALUATORS} evaluators, and there is {evaluators}: set sum_counts = "
+                "false, and the aggregator sees its counts"
+            )
 
     @property
     def most_rounds(self) -> int:
@@ -101,6 +122,13 @@ class Contract(Terms):
     def private(self) -> bool:
         """Whether the method bounds and noises what clients send."""
         return self.method.get("clip") is not None or bool(self.method.get("label_flip"))
+
+
+def with_sums(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run.toml says, and of `sum_counts`, where it says nothing: a sum hides each of several evaluators."""
+    method, evaluators = values.get("method"), values.get("evaluators")
+    summed = isinstance(method, Mapping) and method.get("secure_sum") is True
+    return {"sum_counts": summed and isinstance(evaluators, int) and evaluators > 1} | dict(values)
 
 
 def _described(method: Method) -> dict[str, Any]:
@@ -125,8 +153,9 @@ class Deployment(Contract):
         return self
 
     @staticmethod
-    def read(path: Path) -> Deployment:
-        return Deployment(**read_toml(path))
+    def read(path: Path, **agreed: Any) -> Deployment:
+        """From run.toml; what it leaves open is as `agreed`."""
+        return Deployment(**with_sums(agreed | read_toml(path)))
 
 
 class Federation(TrustedPeers):

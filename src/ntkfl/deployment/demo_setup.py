@@ -88,7 +88,8 @@ def init(folder: Path, config: Path, setup: DemoSetup, on_client: Callable[[], N
     `on_client` is called after each client's.
     """
     values = read_toml(config)
-    contract = Contract(**{name: values[name] for name in Contract.model_fields if name in values})
+    contract = Contract.of(values)
+    contract.check_evaluators(setup.evaluators)
     contract = contract.spelled_out(allow_code=True)  # a file that its user wrote for the purpose
     authority = Authority(f"{setup.federation} services")
     callers = Authority(f"{setup.federation} aggregator")

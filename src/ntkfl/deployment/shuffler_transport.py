@@ -15,18 +15,21 @@ from typing import Any
 import torch
 
 from ntkfl.crypto.hpke import SEAL_BYTES, SigningKey
-from ntkfl.crypto.mask_format import SEED_BYTES
+from ntkfl.crypto.mask_format import WORD_BYTES
+from ntkfl.crypto.masking import add_packed
 from ntkfl.crypto.row_frames import FRAME_BYTES, Announced, BatchKey, open_row
 from ntkfl.deployment.contract import Deployment, Federation
 from ntkfl.errors import ConfigError, MessageError, OutOfRounds, Refused, TooFew, TrustError
-from ntkfl.federation.evaluation import counts_summand, score_rows, total_counts
-from ntkfl.federation.secure_sum import SumSchema
+from ntkfl.federation.evaluation import SUMMED_SAMPLES, counts_summand, score_rows, total_counts
+from ntkfl.federation.secure_sum import SumSchema, submission_bytes
 from ntkfl.federation.shuffled import Mixed, RowSchema, ShuffledTransport, is_padding
 from ntkfl.federation.transport import Traffic
 from ntkfl.methods import ClientRound, Method, Task
+from ntkfl.methods.inspection import Participation
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.services.announcement import EVALUATION, Announcement
-from ntkfl.services.shuffler.batch import Batch
+from ntkfl.services.http.client import SMALL, HttpClient
+from ntkfl.services.shuffler.batch import EVALUATORS, LEAST_EVALUATORS, Batch, least_of
 from ntkfl.services.shuffler.client import ShufflerClient
 from ntkfl.wire import Message
 
@@ -47,14 +50,16 @@ class ShufflerTransport(ShuffledTransport):
     ) -> None:
         super().__init__(task, method, federation.federation, federation.run)
         self.peers, self.settings, self.say = federation, settings, say
-        self.quorum = 1 if method.secure_sum else settings.quorum  # a sum is one reply, whoever is in it
+        self.quorum = settings.quorum
         self.signer = SigningKey.load(folder / "signing-key.pem")
         if self.signer.public.hex() != federation.aggregator.signing_key:
             raise TrustError(f"the key in {folder} is not the one that clients have pinned")
         self.shuffler = ShufflerClient(federation, folder)
+        self.key_server = HttpClient(federation.key_server.url, folder / "ca.pem")
         self._inputs = method.model_input_shape(federation.terms.inputs)
         self._names: list[str] = []  # of the clients of this round, by number
         self._round = 0  # of the protocol
+        self._training_round = 0
         self._exchange = 0
         self._answered = 0  # clients whose rows the round's first exchange released: later ones need exactly them
         self._dropped: set[str] = set()  # clients that answered a round's first exchange and not its next
@@ -96,6 +101,7 @@ class ShufflerTransport(ShuffledTransport):
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
         super().begin(round, cohort)
+        self._training_round = round
         self._round, self._exchange, most = self._next_round(), 0, self.settings.most_rounds
         if self._round > most:
             raise OutOfRounds(f"all {most} rounds that the contract allows are used up, failed ones included")
@@ -117,7 +123,7 @@ class ShufflerTransport(ShuffledTransport):
         announced = Announced.of(key, signed)
         released = self._collect(announced, schema)
         traffic.client_seconds += time.perf_counter() - began
-        if isinstance(schema, SumSchema) and len(released.rows) < self.settings.quorum:
+        if self.method.secure_sum and len(released.rows) < self.settings.quorum:
             raise TooFew(f"a sum of {len(released.rows)} clients, below the quorum of {self.settings.quorum}")
         return released
 
@@ -125,16 +131,20 @@ class ShufflerTransport(ShuffledTransport):
         """What rows of replies to the message look like, by an answer of nobody to it."""
         nobody = ClientRound(0, *self._made_up_sample(), Randomness.simulated(0))
         (reply,) = self.method.answer(self.task, message, [nobody])
-        if self.method.secure_sum:
+        if self.method.summed(message.kind):
             summand = self.method.summand(self.task, message, reply)
             return SumSchema.of(reply.kind, summand, self.settings.clients_per_round)
         return RowSchema.of(self.method, reply)
 
     def batch(self, key: BatchKey, cohort: Sequence[int], schema: RowSchema | SumSchema) -> Batch:
-        rows, names = schema.rows(self.settings.max_rows), tuple(self._names[client] for client in cohort)
-        least, seconds = self.peers.shuffler.min_clients, self.settings.round_seconds
+        return self._asking(key, tuple(self._names[client] for client in cohort), schema)
+
+    def _asking(self, key: BatchKey, names: tuple[str, ...], schema: RowSchema | SumSchema) -> Batch:
+        rows = schema.rows(self.settings.max_rows)
+        least, seconds = least_of(key, self.peers.shuffler.min_clients), self.settings.round_seconds
         numbers = schema.numbers if isinstance(schema, SumSchema) else 0
-        return Batch(key, names, rows, schema.sealed_bytes, least, seconds, numbers)
+        holders = self.method.mask_holders if numbers else 1
+        return Batch(key, names, rows, schema.sealed_bytes, least, seconds, numbers, holders)
 
     def announce(self, said: Announcement, traffic: Traffic) -> bytes:
         """Publish; the bytes every client gets."""
@@ -153,25 +163,46 @@ class ShufflerTransport(ShuffledTransport):
             status = self.shuffler.status(key)
             if status.state in ("ready", "released"):
                 rows = self.shuffler.release(announced)
-                summed = isinstance(schema, SumSchema)
-                masks = self.shuffler.masks(announced, schema.numbers) if isinstance(schema, SumSchema) else b""
+                masks, more = b"", FRAME_BYTES
+                if isinstance(schema, SumSchema):
+                    masks, more = self._masks(announced, schema, len(rows)), submission_bytes(self.method.mask_holders)
                 self.shuffler.forget(key)
                 self._answered = status.clients if key.exchange == 0 else self._answered
-                sent = sum(map(len, rows)) + (FRAME_BYTES + SEED_BYTES * summed) * status.clients
+                sent = sum(map(len, rows)) + more * status.clients
                 return Mixed(rows, schema, announced, sent, masks)
             late = time.monotonic() > until or (key.exchange > 0 and status.seconds == 0)
             if status.state == "cancelled" or late:
                 self.shuffler.cancel(key)
                 self._dropped |= set(status.missing)
-                whom = f" of the {self._answered} that began the round" if key.exchange else ""
+                whom = f" of the {self._answered} that began the round" if key.exchange not in (0, EVALUATORS) else ""
                 raise TooFew(f"{status.clients} clients{whom} answered, too few for the shuffler to release their rows")
             time.sleep(_LOOK_S)
 
+    def _masks(self, announced: Announced, schema: SumSchema, clients: int) -> bytes:
+        """The sum of the released clients' masks: the shuffler's, and where there is a second holder its own of exactly
+        the same clients.
+        """
+        masks = self.shuffler.masks(announced, schema.numbers)
+        if self.method.mask_holders == 1:
+            return masks
+        signed, size = self.shuffler.tickets(announced, clients), WORD_BYTES * schema.numbers
+        path = f"/v1/runs/{self.run}/masks/release"
+        second = self.key_server.ask("POST", path, signed, most=max(SMALL, size)).content
+        if len(second) != size:
+            raise TooFew("the key server's masks are not those of this sum")
+        return add_packed(masks, second)
+
     def evaluate(self, message: Message, cohort: Sequence[int]) -> list[Message]:
-        """Counts by evaluators; or else by the round's clients, one row per sample or one secure sum of all."""
-        key, evaluators = BatchKey(self._round, EVALUATION), self.settings.evaluators
-        schema = self._counts_schema(message)
-        batch = None if evaluators else self.batch(key, cohort, schema)
+        """Counts by evaluators, one report of each or one secure sum of all; or else by the round's clients, one row
+        per sample or one secure sum.
+        """
+        apart, summed = bool(self.settings.evaluators), self.peers.terms.sum_counts
+        key = BatchKey(self._round, EVALUATORS if apart and summed else EVALUATION)
+        names = tuple(self.present("evaluator")) if apart else tuple(self._names[client] for client in cohort)
+        if apart and summed and len(names) < LEAST_EVALUATORS:
+            raise TooFew(f"{len(names)} evaluators are there, and a sum is of {LEAST_EVALUATORS} at least")
+        schema = self._counts_schema(message, len(names))
+        batch = None if apart and not summed else self._asking(key, names, schema)
         signed = self.announce(Announcement("evaluate", key, batch, message, self.opener.public), Traffic())
         announced = Announced.of(key, signed)
         if batch is not None:
@@ -185,11 +216,11 @@ class ShufflerTransport(ShuffledTransport):
             return self._read_counts(message.round, released.rows, announced)
         return self._read_counts(message.round, self._await_reports(key), announced)
 
-    def _counts_schema(self, message: Message) -> RowSchema | SumSchema:
+    def _counts_schema(self, message: Message, clients: int) -> RowSchema | SumSchema:
         (row,) = score_rows(self.task, message, *self._made_up_sample())
-        if self.method.secure_sum:
-            summand = counts_summand(row, self.method.sum_samples)
-            return SumSchema.of(row.kind, summand, self.settings.clients_per_round)
+        if self.method.secure_sum or self.peers.terms.sum_counts:
+            most = SUMMED_SAMPLES if self.settings.evaluators else self.method.sum_samples
+            return SumSchema.of(row.kind, counts_summand(row, most), clients)
         return RowSchema(row.kind, row.header(), b"", len(row.encode()) + SEAL_BYTES, sampled=True)
 
     def _read_counts(self, round: int, sealed: Sequence[bytes], announced: Announced) -> list[Message]:
@@ -214,7 +245,19 @@ class ShufflerTransport(ShuffledTransport):
             time.sleep(_LOOK_S)
 
     def notes(self, cohort: Sequence[int]) -> dict[str, Any]:
-        return super().notes(cohort) | {"protocol_round": self._round}
+        return super().notes(cohort) | {"protocol_round": self._round} | self._spent()
+
+    def _spent(self) -> dict[str, Any]:
+        """Of a run with a budget, ε of all round numbers so far: the sum of a round that failed may have been seen."""
+        if "budget_rounds" not in self.peers.terms.method or self._round == self._training_round:
+            return {}
+        cohort, clients, numbers = self.settings.clients_per_round, self.settings.clients, self._round
+        run = Participation(self.task.outputs, numbers, cohort, cohort, clients, numbers, simulated=False)
+        try:
+            found = self.method.guarantees(run)
+            return {"epsilon": max(guarantee.epsilon for guarantee in found)} if found else {}
+        except ConfigError as error:
+            return {"warning": f"epsilon does not count rounds that failed: {error}"}
 
     def finish(self) -> None:
         self.announce(Announcement("end", BatchKey(self._next_round(), 0)), Traffic())

@@ -198,7 +198,7 @@ class RunConfig(Options):
             raise ConfigError(
                 f"{path} is of a run made from Python: its model and data have no names to rebuild them by"
             )
-        for noted in ("ntkfl", "shape", "runtime"):
+        for noted in ("ntkfl", "shape", "runtime", "privacy"):
             values.pop(noted, None)
         config = RunConfig(**values)
         if not allow_code:

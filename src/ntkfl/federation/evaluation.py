@@ -25,6 +25,7 @@ from ntkfl.privacy.discrete_laplace import discrete_laplace
 from ntkfl.wire import Message, split_rows
 
 MOST_SAMPLES = 1 << 31  # of one report
+SUMMED_SAMPLES = 1 << 17  # of an evaluator in a secure sum: one with more counts as one with as many
 MOST_LOSS = 1e6  # of one sample: larger is said as this
 NOISY_LOSS, LOSS_UNITS = 10, 1000  # where counts get noise: the most that one sample adds, and units per 1 of it
 

@@ -150,7 +150,8 @@ class Server:
         traffic = Traffic()
 
         def exchange(message: Outgoing) -> list[Message]:
-            replies = self._validated(self.transport.exchange(message, cohort, traffic), traffic)
+            summed = isinstance(message, Message) and self.method.summed(message.kind)
+            replies = self._validated(self.transport.exchange(message, cohort, traffic), traffic, summed)
             self.transport.accepted(replies)
             return replies
 
@@ -164,9 +165,11 @@ class Server:
                 raise TooFew(f"the round cannot be built from its rows: {error}") from None
             raise
 
-    def _validated(self, replies: list[Message], traffic: Traffic) -> list[Message]:
-        """The replies without the rows, or without the clients, that a round cannot be built from."""
-        anonymous, quorum = self.transport.anonymous, self.transport.quorum
+    def _validated(self, replies: list[Message], traffic: Traffic, summed: bool) -> list[Message]:
+        """The replies without the rows, or without the clients, that a round cannot be built from. One that is a secure
+        sum stands for many.
+        """
+        anonymous, quorum = self.transport.anonymous, 1 if summed else self.transport.quorum
         filtered = filter_replies(self.method, self.task, replies)
         traffic.rejected += filtered.rejected
         traffic.rejected_clients += 0 if anonymous else filtered.touched
@@ -190,7 +193,7 @@ class Server:
             record |= {"attempt": attempt, "evaluated_samples": score.samples}
         if self.transport.anonymous:
             record["dropped_rows"] = traffic.dropped
-        record |= self.transport.notes(cohort) | outcome.diagnostics
+        record |= outcome.diagnostics | self.transport.notes(cohort)
         for line in remarks(record):
             self.say(f"round {number}: {line}")
         return record

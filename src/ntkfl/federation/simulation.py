@@ -21,6 +21,7 @@ from ntkfl.federation.evaluation import OwnTestSet
 from ntkfl.federation.feature_cache import feature_folder, split_frozen
 from ntkfl.federation.local import LocalTransport, SimulatedClients
 from ntkfl.federation.memory_check import available_bytes, check_memory, predicted_bytes
+from ntkfl.federation.privacy_statement import privacy_statement
 from ntkfl.federation.run import Run, describe
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.server import Server
@@ -28,6 +29,7 @@ from ntkfl.federation.transcript import Transcript
 from ntkfl.federation.transport import Transport
 from ntkfl.methods import Method, Task
 from ntkfl.methods.batchnorm import answer, statistics
+from ntkfl.methods.inspection import Participation
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.tangent.parameters import flatten
 
@@ -196,7 +198,7 @@ class Simulation:
         note = self.check_memory()
         about = (self.model, self.all_data, self.method, self.clients_per_round, self.seed, self.hold_out)
         described = dict(settings) if settings is not None else describe(*about)
-        described |= {"rounds": rounds, "stop_at": stop_at, "shape": self.shape()}
+        described |= {"rounds": rounds, "stop_at": stop_at, "shape": self.shape(), "privacy": self._privacy(rounds)}
         if self.byzantine is not None:
             described |= {"byzantine": self.byzantine.model_dump(mode="json")}
         try:
@@ -207,6 +209,12 @@ class Simulation:
             return self.server.run(folder, described, resume=resume, on_round=told.on_round)
         finally:
             told.on_end()
+
+    def _privacy(self, rounds: int) -> dict[str, Any]:
+        """What such a run promises, if a client is in every round and has one sample."""
+        cohort = self.clients_per_round
+        run = Participation(self.task.outputs, rounds, cohort, cohort, len(self.data), rounds, simulated=True)
+        return privacy_statement(self.method, run, self.server.transport.floor)
 
     def _record_transcripts(
         self, rounds: int, record: Collection[int], folder: RunFolder | None, told: CallbackList

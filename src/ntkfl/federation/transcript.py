@@ -98,7 +98,8 @@ class TranscriptRecorder:
         """Before the answers travel; shuffled ones of samples as `rows_each` rows, padding among them."""
         each = [outgoing] if isinstance(outgoing, Message) else [outgoing[i] for i in self.cohort]
         self._questions = tuple(message.encode() for message in each)
-        if not method.shuffle:
+        self._shuffled = method.shuffle and not method.summed(each[0].kind)
+        if not self._shuffled:
             self._submitted = tuple(len(answer.encode()) for answer in answers)
             self._rows, self._row_bytes = (1,) * len(answers), None
             return
@@ -119,7 +120,7 @@ class TranscriptRecorder:
     def answered(self, method: Method, replies: Sequence[Message]) -> None:
         """As the aggregator has them."""
         senders = samples = None
-        if method.shuffle:
+        if self._shuffled:
             received = [row for reply in replies for row in method.split(reply)]
             try:
                 found = [self._sent[hashlib.sha256(row.encode()).digest()].pop() for row in received]

@@ -43,6 +43,7 @@ class Transport:
 
     quorum: int = 1  # replies, or where they are anonymous rows, below which a round is not built
     anonymous: bool = False  # whether replies come without their senders, and a round that they spoil is tried again
+    floor: int | None = None  # clients below which nothing is released, where somebody in between sees to that
 
     def gather(self) -> None:
         """Before the first round: wait until the clients that are expected are there."""

@@ -11,20 +11,23 @@ import torch
 from flwr.serverapp import Grid
 from pydantic import Field
 
-from ntkfl.deployment.contract import Deployment
+from ntkfl.deployment.contract import Deployment, with_sums
 from ntkfl.errors import ConfigError
 from ntkfl.federation.client import check_data
 from ntkfl.federation.evaluation import AskedClients, Evaluator, OwnTestSet
+from ntkfl.federation.privacy_statement import privacy_statement
 from ntkfl.federation.run import Run
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.server import OnRound, Server
 from ntkfl.federation.server_state import Batch
 from ntkfl.flower.transport import FlowerTransport
 from ntkfl.methods import Task
+from ntkfl.methods.inspection import Participation
 from ntkfl.safe_parse import read_toml
 from ntkfl.version import __version__
 
-_SHUFFLED = {"retries", "count_multiple", "count_epsilon"}  # settings that mean something behind a shuffler alone
+# Settings that mean something behind a shuffler alone.
+_SHUFFLED = {"retries", "sum_counts", "count_multiple", "count_epsilon"}
 
 
 class FlowerRun(Deployment):
@@ -33,8 +36,8 @@ class FlowerRun(Deployment):
     max_message_mb: float = Field(2000, gt=0, description="largest message; a larger one is refused before it is made")
 
     @staticmethod
-    def read(path: Path) -> FlowerRun:
-        return FlowerRun(**read_toml(path))
+    def read(path: Path, **agreed: Any) -> FlowerRun:
+        return FlowerRun(**with_sums(agreed | read_toml(path)))
 
     @property
     def limit(self) -> int:
@@ -112,6 +115,8 @@ class FlowerServer:
 
     def _described(self) -> Mapping[str, Any]:
         settings, method = self.settings, self.server.method
+        cohort, rounds = settings.clients_per_round, settings.rounds
+        run = Participation(settings.outputs, rounds, cohort, cohort, settings.clients, rounds, simulated=False)
         return {
             "ntkfl": __version__,
             "simulation": False,
@@ -120,4 +125,5 @@ class FlowerServer:
             **settings.model_dump(mode="json", exclude=_SHUFFLED),
             "method": {"name": method.name} | method.model_dump(mode="json"),
             "shape": {"inputs": list(settings.inputs), "outputs": settings.outputs, "precision": settings.precision},
+            "privacy": privacy_statement(method, run),
         }

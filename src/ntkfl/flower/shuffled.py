@@ -21,6 +21,7 @@ from ntkfl.federation.transport import Traffic
 from ntkfl.flower.transport import FlowerTransport
 from ntkfl.methods import Method, Task
 from ntkfl.services.announcement import Announcement
+from ntkfl.services.shuffler.batch import EVALUATORS
 
 
 class FlowerShufflerTransport(ShufflerTransport):
@@ -58,7 +59,7 @@ class FlowerShufflerTransport(ShufflerTransport):
         Where too few hand in a receipt, the shuffler would wait in vain.
         """
         signed = super().announce(said, traffic)
-        if said.batch is not None:
+        if said.batch is not None and said.key.exchange != EVALUATORS:  # who are at the shuffler, and at no node
             receipts = self.carry(dict.fromkeys(said.batch.cohort, signed), traffic)
             announced = Announced.of(said.key, signed)
             good = {name for name, receipt in receipts.items() if self._holds(name, receipt, announced, traffic)}

@@ -222,8 +222,12 @@ class Method(Stages):
         """Rows of many clients, in any order, as replies for `round`."""
         return rows
 
+    def summed(self, question: str) -> bool:
+        """Whether replies to this kind of message of the server's travel as a secure sum."""
+        return self.secure_sum
+
     def summand(self, task: Task, message: Message, reply: Message) -> Summand:
-        """What a client's reply to the message adds to a sum over clients, where the method is `additive`."""
+        """What a client's reply to the message adds to a sum over clients, where replies to it are `summed`."""
         raise NotImplementedError
 
     def from_total(self, task: Task, message: Message, total: Mapping[str, Tensor], clients: int) -> Message:

@@ -10,7 +10,7 @@ This file is the paper's box. What surrounds it has files of its own: how upload
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from ntkfl.errors import ConfigError, unknown
+from ntkfl.methods.additive import Summand, losses_summand, mean_losses
 from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.noisy_samples import NoisySamples
 from ntkfl.methods.replay import Replay
@@ -53,6 +54,9 @@ class NTKFL(Replay, RobustRows, NoisySamples):
     )
     tolerance: float = Field(1e-3, ge=1e-9, lt=1, description="relative error of each step of the flow's integration")
     choose: str = Field("cohort", description="t by the cohort's own losses, or by a validation set (held-out clients)")
+    sum_losses: bool = Field(
+        False, description="shuffled: candidates' losses as a secure sum, of which nobody's can be left out"
+    )
     logit_adjustment: float = Field(
         0.0,
         ge=0,
@@ -69,6 +73,8 @@ class NTKFL(Replay, RobustRows, NoisySamples):
         out = dict(values)
         if out.get("kernel") == "trace" or out.get("loss", "ce") != "ce":
             out.setdefault("label_smoothing", 0.0)
+        if out.get("sum_losses"):
+            out.setdefault("trim_losses", 0.0)
         lr = out.get("lr", cls.model_fields["lr"].default)
         if out.get("steps") is None and out.get("scheme", "flow") == "flow" and isinstance(lr, float | int) and lr > 0:
             out["steps"] = geometric_steps(lr)
@@ -80,6 +86,10 @@ class NTKFL(Replay, RobustRows, NoisySamples):
         for option, known in named.items():
             if (value := getattr(self, option)) not in known:
                 raise unknown("choice of t" if option == "choose" else option, value, known)
+        if self.sum_losses and not (self.shuffle and self.choose == "cohort"):
+            raise ConfigError("sum_losses is of a cohort behind a shuffler: it needs shuffle and choose = 'cohort'")
+        if self.sum_losses and self.trim_losses:
+            raise ConfigError("trim_losses compares clients' losses, of which sum_losses shows none: use one of them")
         if self.scheme != "flow" and self.steps is None:
             raise ConfigError(f"scheme {self.scheme!r} takes whole steps: give them, for example 100, 200 … 2000")
 
@@ -107,6 +117,15 @@ class NTKFL(Replay, RobustRows, NoisySamples):
             return score(task, message, clients, self.shuffle)
         w = message.of_kind("weights").take("weights", (task.like.numel(),), task.like)
         return self.uploads(task, message.round, w, clients)
+
+    def summed(self, question: str) -> bool:
+        return self.sum_losses and question == "candidates"
+
+    def summand(self, task: Task, message: Message, reply: Message) -> Summand:
+        return losses_summand(reply)
+
+    def from_total(self, task: Task, message: Message, total: Mapping[str, Tensor], clients: int) -> Message:
+        return mean_losses(message, total, clients, task.like)
 
     def evolve(self, task: Task, rows: Gathered, products: int | None = None) -> Evolution:
         """The flow of these rows' outputs from f0 towards their labels, with at most so many kernel products."""

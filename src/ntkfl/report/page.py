@@ -23,7 +23,7 @@ from ntkfl.report.view import audit, files, view
 from ntkfl.version import __version__
 
 _ROUNDS = 40_000  # of all runs together, some 3 MB; longer ones are thinned
-_SCRIPTS = ("format.js", "chart.js", "pictures.js", "tables.js", "rejected.js", "values.js", "page.js")
+_SCRIPTS = ("format.js", "chart.js", "pictures.js", "tables.js", "rejected.js", "values.js", "privacy.js", "page.js")
 
 
 def write_report(

@@ -55,6 +55,7 @@ def view(run: FoundRun) -> dict[str, Any]:
         "uplink": _by_kind(records, "uplink"),
         "downlink": _by_kind(records, "downlink"),
         "device": ", ".join(sorted({str(t["device"]) for t in timings if "device" in t})),
+        "privacy": _privacy(config, records),
         "settings": _settings(config),
     }
 
@@ -93,13 +94,48 @@ def _settings(config: Mapping[str, Any], at: str = "") -> dict[str, str]:
     """Every setting by its dotted name, as text."""
     flat: dict[str, str] = {}
     for key, value in config.items():
-        if not at and key in ("shape", "simulation"):
+        if not at and key in ("shape", "simulation", "privacy"):
             continue
         if isinstance(value, Mapping):
             flat |= _settings(value, f"{at}{key}.")
         else:
             flat[f"{at}{key}"] = _text(value)
     return flat
+
+
+def _privacy(config: Mapping[str, Any], records: Sequence[Record]) -> dict[str, Any] | None:
+    """What the run's settings state of its privacy, and what its last record says is spent; None of an older run's."""
+    said = config.get("privacy")
+    if not isinstance(said, Mapping):
+        return None
+    stated = said.get("guarantees")
+    promised = [_promise(one) for one in stated if isinstance(one, Mapping)] if isinstance(stated, list) else []
+    last = records[-1] if records else {}
+    spent = {name: last.get(name) for name in ("epsilon", "delta", "unit")}
+    sees = said.get("sees")
+    return {
+        "guarantees": promised,
+        "note": _text(said["note"]) if "note" in said else "",
+        "spent": _size(spent) + f" after round {last.get('round')}" if _number(spent["epsilon"]) is not None else "",
+        "simulated": config.get("simulation") is True,
+        "secure_sum": said.get("secure_sum") is True,
+        "floor": _number(said.get("floor")),
+        "sees": {str(role): _text(line) for role, line in sees.items()} if isinstance(sees, Mapping) else {},
+    }
+
+
+def _promise(stated: Mapping[str, Any]) -> dict[str, Any]:
+    assumed = stated.get("assumptions")
+    lines = [_text(line) for line in assumed] if isinstance(assumed, list) else []
+    return {"says": f"{_size(stated)}, against {_text(stated.get('against'))}", "assumptions": lines}
+
+
+def _size(of: Mapping[str, Any]) -> str:
+    """(ε, δ) and the unit, in words."""
+    epsilon = _number(of.get("epsilon"))
+    size = "no finite ε" if epsilon is None else f"ε = {epsilon:.3g}"
+    delta = _text(of.get("delta")).replace("e-0", "e-")
+    return f"{size} at δ = {delta} for a {_text(of.get('unit'))}"
 
 
 def _text(value: object) -> str:

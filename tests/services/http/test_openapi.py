@@ -160,7 +160,7 @@ def test_the_shuffler_for_clients(deployment: Deployment, shuffler: Process) -> 
 
 
 def test_the_shuffler_for_the_aggregator(deployment: Deployment, shuffler: Process) -> None:
-    app = aggregator_app(Shuffler(), deployment.peers, LongPollEvent(), _nothing)
+    app = aggregator_app(Shuffler(), deployment.peers, LongPollEvent(), _nothing, SigningKey.generate())
     met = fuzz(app, shuffler.urls["shuffler-aggregator"], session(deployment, certificate=True))
     assert len(met) == 9  # its eight operations, and its health
     assert met["GET /health"] == {200}

@@ -162,6 +162,7 @@ function drawSelection() {
   drawCurves();
   drawServer();
   drawRejections();
+  byId("privacy").hidden = !promises(byId("promises"), shownGroups());
   drawBytes();
   settingTable(byId("setting-table"), shownGroups(), byId("differences").checked);
   drawDetails();

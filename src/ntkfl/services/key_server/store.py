@@ -29,8 +29,12 @@ from ntkfl.atomic import check_private, write_private
 from ntkfl.crypto.context import Secret
 from ntkfl.crypto.credentials import NAME_PATTERN, ROLES, Credential, as_date
 from ntkfl.crypto.hpke import SigningKey, parse_key
-from ntkfl.errors import ConfigError, Refused, TrustError, unknown
+from ntkfl.crypto.mask_tickets import sign_ticket, unpack_released
+from ntkfl.crypto.row_frames import Announced
+from ntkfl.errors import ConfigError, MessageError, Refused, TrustError, unknown
+from ntkfl.services.key_server import mask_holder
 from ntkfl.services.key_server.key_protocol import check_enrolment, seal_run_secret, sign_revoked
+from ntkfl.services.shuffler.batch import least_of
 from ntkfl.services.trusted_peers import TrustedPeers
 
 STATE, SIGNING_KEY = "state.sqlite", "signing-key.pem"
@@ -64,11 +68,11 @@ class EnrolledClient:
 class KeyServer:
     """What the key server knows and does; any thread may call it."""
 
-    def __init__(self, state: Path, federation: str, key: SigningKey) -> None:
-        """On a state file made by `create`."""
+    def __init__(self, state: Path, federation: str, key: SigningKey, peers: TrustedPeers | None = None) -> None:
+        """On a state file made by `create`. With `peers` it can be the second holder of masks."""
         self._state, self.federation, self._key = state, federation, key
         self._turn = threading.Lock()
-        self.public = key.public
+        self.public, self.peers = key.public, peers
         if not state.is_file():
             raise ConfigError(f"no state at {state}; a lost state is a lost ρ: begin a new federation")
         check_private(state)
@@ -101,7 +105,7 @@ class KeyServer:
         if key.public.hex() != peers.key_server.signing_key:
             raise ConfigError(f"{folder / SIGNING_KEY} is not the key that federation.toml names")
         check_private(folder / SIGNING_KEY)
-        return cls(folder / STATE, peers.federation, key)
+        return cls(folder / STATE, peers.federation, key, peers)
 
     # -- The operator's side
 
@@ -215,14 +219,38 @@ class KeyServer:
         """The run's ρ, sealed to the credential's holder, who must have been authenticated (see `authenticate`)."""
         with self._transaction() as db:
             _refuse_unknown(db, credential)
+            _refuse_unknown_run(db, run)
             found = db.execute("SELECT seed FROM runs WHERE name = ?", (run,)).fetchone()
-            if found is None:
-                raise Refused("unknown-run", "no such run in this federation")
             if found[0] is None:
                 found = (os.urandom(32),)
                 db.execute("UPDATE runs SET seed = ? WHERE name = ?", (found[0], run))
         public = bytes.fromhex(credential.sealing_key)
         return seal_run_secret(Secret(found[0]), public, self._key, self.federation, run, credential.client)
+
+    def take_seed(self, credential: Credential, run: str, announced: Announced, seed: bytes) -> tuple[bytes, bytes]:
+        """Hold the seed of an authenticated client's second mask: a ticket for the shuffler, and its signature."""
+        with self._transaction() as db:
+            _refuse_unknown(db, credential)
+            _refuse_unknown_run(db, run)
+            mask_holder.prepare(db)
+            ticket = mask_holder.take_seed(db, run, credential.client, announced, seed)
+        return ticket, sign_ticket(self._key, self.federation, run, credential.client, announced, ticket)
+
+    def release_masks(self, run: str, signed: bytes) -> bytes:
+        """The sum of the second masks of the set that the shuffler signed, once."""
+        if self.peers is None:
+            raise Refused("unknown-run", "this key server holds no masks")
+        shuffler = self.peers.shuffler
+        try:
+            released = unpack_released(signed, bytes.fromhex(shuffler.signing_key), self.federation, run)
+        except TrustError:
+            raise Refused("unsigned", "not a released set that the shuffler signed") from None
+        except MessageError as error:
+            raise Refused("malformed", str(error)) from None
+        with self._transaction() as db:
+            _refuse_unknown_run(db, run)
+            mask_holder.prepare(db)
+            return mask_holder.release(db, run, released, least_of(released.announced.key, shuffler.min_clients))
 
     def revoked(self) -> dict[str, object]:
         """The signed list of revoked clients."""
@@ -295,6 +323,11 @@ def _refuse_unknown(db: sqlite3.Connection, credential: Credential) -> None:
         raise Refused("unknown-client", f"client {name!r} is not enrolled here with these keys")
     if row[2]:
         raise Refused("revoked", f"client {name!r} is revoked")
+
+
+def _refuse_unknown_run(db: sqlite3.Connection, run: str) -> None:
+    if not db.execute("SELECT 1 FROM runs WHERE name = ?", (run,)).fetchone():
+        raise Refused("unknown-run", "no such run in this federation")
 
 
 def _hash(token: str) -> bytes:

@@ -35,6 +35,8 @@ PRAGMA user_version = {VERSION};
 """
 # Of secure sums, which files from before them lack: numbers of each vector, and the sum of the masks once released.
 _SUMS = "CREATE TABLE IF NOT EXISTS sums (number INTEGER PRIMARY KEY, numbers INTEGER, masks BLOB)"
+# Of sums whose masks have a second holder: the tickets of those released.
+_TICKETS = "CREATE TABLE IF NOT EXISTS tickets (number INTEGER PRIMARY KEY, tickets BLOB)"
 
 
 class AnnouncementStore:
@@ -200,6 +202,7 @@ def _connect(path: Path | None, run: str) -> sqlite3.Connection:
         old = version not in (0, VERSION)
         if not old:
             db.execute(_SUMS)
+            db.execute(_TICKETS)
         owner = None if old else db.execute("SELECT value FROM facts WHERE name = 'run'").fetchone()
         db.execute("COMMIT")
     except (OSError, *BROKEN) as error:

@@ -22,7 +22,8 @@ from starlette.types import Scope
 
 from ntkfl.crypto.credentials import ROLES, Credential
 from ntkfl.crypto.hpke import SigningKey
-from ntkfl.crypto.mask_format import SEED_BYTES
+from ntkfl.crypto.mask_format import SEED_BYTES, SIGNED_TICKET_BYTES
+from ntkfl.crypto.mask_tickets import check_ticket, pack_released, split_submission
 from ntkfl.crypto.receipt import issue_receipt
 from ntkfl.crypto.row_frames import FRAME_BYTES, Announced, BatchKey, frame_rows, pack_rows, unpack_rows
 from ntkfl.errors import MessageError, Refused, TrustError
@@ -54,6 +55,7 @@ After = Annotated[int, Query(ge=0, lt=1 << 63)]
 # What FastAPI cannot see of bodies that are not JSON, for the OpenAPI documents.
 _ROWS = binary_body("rows in their frame, each sealed to the aggregator")
 _MASKED = binary_body("the seed of a mask, and behind it a frame of one row: a masked vector, sealed to the aggregator")
+_TICKETED = binary_body("the same, with the key server's ticket for a second seed, and its signature, in between")
 _REPORT = binary_body("one row in its frame, sealed to the aggregator")
 _SIGNED_ANNOUNCEMENT = binary_body("an announcement that the aggregator signed")
 _NUMBER = {"required": True, "schema": {"type": "integer", "minimum": 1}}
@@ -64,6 +66,7 @@ _ANNOUNCEMENT: dict[int | str, dict[str, Any]] = {
     204: {"description": "nothing newer yet; ask again"},
 }
 _MASKS: dict[int | str, dict[str, Any]] = {200: binary_answer("the sum of the released clients' masks, in a frame")}
+_TICKETS: dict[int | str, dict[str, Any]] = {200: binary_answer("tickets of the released clients, signed")}
 _RELEASED: dict[int | str, dict[str, Any]] = {200: binary_answer("the batch's rows, permuted, in their frame")}
 
 
@@ -90,7 +93,7 @@ def serve_shuffler(folder: Path, at: tuple[str, int], aggregator_at: tuple[str, 
 
     tls = folder / "tls.pem", folder / "tls-key.pem"
     clients = client_app(shuffler, peers, long_poll, signer, max_held=max_held, lifespan=lifespan)
-    aggregator = aggregator_app(shuffler, peers, long_poll, revocations.refresh, most=min(MAX_BODY, max_held))
+    aggregator = aggregator_app(shuffler, peers, long_poll, revocations.refresh, signer, min(MAX_BODY, max_held))
     try:
         serve(
             [
@@ -131,7 +134,7 @@ def client_app(
         client = check_headers(*asked)[0].client
         shuffler.refuse_revoked(client)
         rows = shuffler.submission_limit() if scope["path"].endswith(("/rows", "/sums")) else 0
-        return client, SEED_BYTES + FRAME_BYTES + max(rows, REPORT_BYTES)
+        return client, SEED_BYTES + SIGNED_TICKET_BYTES + FRAME_BYTES + max(rows, REPORT_BYTES)
 
     async def signed_by(request: Request, run: str) -> Credential:
         body = await request.body()
@@ -154,10 +157,16 @@ def client_app(
         body = memoryview(await request.body())
         return bytes(body[:SEED_BYTES]), await unpacked(body[SEED_BYTES:])
 
+    async def ticketed_frame(request: Request) -> tuple[bytes, bytes, Framed]:
+        """The seed of a mask, the key server's signed ticket for another, and the frame behind them."""
+        seed, signed, framed = split_submission(memoryview(await request.body()), SEED_BYTES)
+        return seed, signed, await unpacked(framed)
+
     def receipt(announced: Announced) -> Receipt:
         return Receipt(receipt=issue_receipt(signer, peers.federation, peers.run, announced).hex())
 
-    client, rows_of, masked_of = Depends(signed_by), Depends(frame), Depends(masked_frame)
+    client, rows_of = Depends(signed_by), Depends(frame)
+    masked_of, ticketed_of = Depends(masked_frame), Depends(ticketed_frame)
     signed, common = [SIGNED], refusals(401, 403, 404, 429)
     app = service_app("shuffler", max_body=min(MAX_BODY, max_held), max_held=max_held, admit=admit, lifespan=lifespan)
 
@@ -188,6 +197,18 @@ def client_app(
         shuffler.submit(credential.client, announced, rows, seed)
         return receipt(announced)
 
+    @app.post(
+        f"{RUN}/ticketed/sums", dependencies=signed, responses=common | refusals(409, 410), openapi_extra=_TICKETED
+    )
+    def ticketed(credential: Credential = client, masked: tuple[bytes, bytes, Framed] = ticketed_of) -> Receipt:
+        seed, given, (announced, rows) = masked
+        try:
+            ticket = check_ticket(given, key_server, peers.federation, peers.run, credential.client, announced)
+        except TrustError:
+            raise Refused("unsigned", "no ticket of the key server's for this client and announcement") from None
+        shuffler.submit(credential.client, announced, rows, seed, ticket)
+        return receipt(announced)
+
     @app.post(f"{RUN}/reports", dependencies=signed, responses=common | refusals(409), openapi_extra=_REPORT)
     def reports(credential: Credential = client, framed: Framed = rows_of) -> Receipt:
         if credential.role != "evaluator":
@@ -210,11 +231,13 @@ def aggregator_app(
     peers: TrustedPeers,
     long_poll: LongPollEvent,
     refresh: Callable[[], Awaitable[None]],
+    own: SigningKey,
     most: int = MAX_BODY,
 ) -> FastAPI:
     """Under `/v1/runs/{run}`: clients, announcements, batches and reports. Its listener admits the aggregator alone.
 
-    `most`: bytes of a submission; no batch is opened that asks a client for more.
+    `own` signs what the second holder of masks is told. `most`: bytes of a submission; no batch is opened that asks a
+    client for more.
     """
     signer = bytes.fromhex(peers.aggregator.signing_key)
 
@@ -257,7 +280,7 @@ def aggregator_app(
             raise Refused("malformed", str(error)) from None
         asked = head.batch
         if asked is not None:
-            if SEED_BYTES + FRAME_BYTES + asked.max_rows * asked.row_bytes > most:
+            if SEED_BYTES + SIGNED_TICKET_BYTES + FRAME_BYTES + asked.max_rows * asked.row_bytes > most:
                 raise Refused("terms", f"a client's rows may have at most {most} bytes in all")
             await refresh()
         sequence = await asyncio.to_thread(shuffler.publish, signed, head.key, asked)
@@ -290,6 +313,16 @@ def aggregator_app(
     )
     def masks(key: BatchKey = keyed) -> Response:
         return Response(pack_rows(shuffler.announced(key), [shuffler.masks(key)]), media_type=BINARY)
+
+    @app.get(
+        f"{BATCH}/tickets",
+        dependencies=checked,
+        response_class=Response,
+        responses=common | refusals(409, 410, 425) | _TICKETS,
+    )
+    def tickets(key: BatchKey = keyed) -> Response:
+        signed = pack_released(own, peers.federation, peers.run, shuffler.released_set(key))
+        return Response(signed, media_type=BINARY)
 
     @app.post(f"{BATCH}/cancel", dependencies=checked, responses=common)
     def cancel(key: BatchKey = keyed) -> Done:

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from random import Random, SystemRandom
 
+from ntkfl.crypto.mask_tickets import ReleasedSet
 from ntkfl.crypto.row_frames import Announced, BatchKey
 from ntkfl.errors import Refused
 from ntkfl.services.shuffler.announcement_store import (
@@ -36,11 +37,12 @@ from ntkfl.services.shuffler.announcement_store import (
     refuse_other,
     refuse_revoked,
 )
-from ntkfl.services.shuffler.batch import CLOSED, COLUMNS, Batch, Record, Status
+from ntkfl.services.shuffler.batch import CLOSED, COLUMNS, EVALUATORS, Batch, Record, Status, least_of
 from ntkfl.services.shuffler.mask_store import (
     check_kind,
     drop_seed,
     find_masks,
+    find_tickets,
     forget_masks,
     keep_seed,
     open_sum,
@@ -88,12 +90,18 @@ class Shuffler(AnnouncementStore):
         return sequence
 
     def submit(
-        self, client: str, announced: Announced, rows: Sequence[bytes | memoryview], seed: bytes | None = None
+        self,
+        client: str,
+        announced: Announced,
+        rows: Sequence[bytes | memoryview],
+        seed: bytes | None = None,
+        ticket: bytes | None = None,
     ) -> None:
         """Take all of a client's rows, once, or `Refused`. On return they are on the disk.
 
         For a secure sum there is one row, the masked vector, and the `seed` of its mask: both are kept or neither. A
-        batch takes the one kind or the other, so that no seed can end among rows that are released.
+        batch takes the one kind or the other, so that no seed can end among rows that are released. Where masks have a
+        second holder, its `ticket`, which the caller has checked, says that it has heard of the client too.
         """
         with self._transaction() as db:
             refuse_revoked(db, client)
@@ -101,7 +109,7 @@ class Shuffler(AnnouncementStore):
             batch = Record.find(db, announced.key)
             if batch.state != "open":
                 raise Refused(*CLOSED[batch.state])
-            check_kind(batch, seed)
+            check_kind(batch, seed, ticket)
             asked = db.execute(f"SELECT sent FROM {batch.cohort} WHERE client = ?", (client,)).fetchone()
             if asked is None:
                 raise Refused("not-asked", "this batch does not ask this client")
@@ -117,7 +125,7 @@ class Shuffler(AnnouncementStore):
             except sqlite3.IntegrityError:
                 raise Refused("replayed", "one of these rows is here already") from None
             if seed is not None:
-                keep_seed(db, batch, client, seed)
+                keep_seed(db, batch, client, seed, ticket)
             db.execute(f"UPDATE {batch.cohort} SET sent = ? WHERE client = ?", (len(rows), client))
 
     def status(self, key: BatchKey) -> Status:
@@ -175,6 +183,12 @@ class Shuffler(AnnouncementStore):
         with self._transaction() as db:
             return find_masks(db, Record.find(db, key))
 
+    def released_set(self, key: BatchKey) -> ReleasedSet:
+        """Of a released sum with two holders, what the second is to sum; `Refused` before and after, like `masks`."""
+        with self._transaction() as db:
+            batch = Record.find(db, key)
+            return ReleasedSet(find_announced(db, key), batch.numbers, find_tickets(db, batch))
+
     def forget(self, key: BatchKey) -> None:
         """Delete a batch's released rows, masks and reports: the aggregator has them. Harmless where there are none."""
         with self._transaction() as db:
@@ -216,8 +230,8 @@ class Shuffler(AnnouncementStore):
 
     def _open(self, db: sqlite3.Connection, batch: Batch) -> None:
         number = batch.check().key.number
-        if batch.min_clients < self._floor:
-            raise Refused("below-floor", f"no batch here has fewer than {self._floor} clients")
+        if batch.min_clients < (least := least_of(batch.key, self._floor)):
+            raise Refused("below-floor", f"no batch here has fewer than {least} clients")
         if db.execute("SELECT 1 FROM batches WHERE number = ?", (number,)).fetchone():
             return  # by the same announcement, or it would not have been admitted
         asked = _members(db, batch)
@@ -228,7 +242,7 @@ class Shuffler(AnnouncementStore):
         db.execute(f"CREATE TABLE cohort_{number} (client TEXT PRIMARY KEY, sent INTEGER) WITHOUT ROWID")
         db.execute(f"CREATE TABLE pending_{number} (client TEXT, digest BLOB UNIQUE, row BLOB)")
         if batch.numbers:
-            open_sum(db, number, batch.numbers)
+            open_sum(db, number, batch.numbers, batch.holders)
         db.executemany(f"INSERT INTO cohort_{number} VALUES (?, NULL)", ((name,) for name in sorted(asked)))
 
     def _steady_clock(self) -> Callable[[], float]:
@@ -248,7 +262,7 @@ class Shuffler(AnnouncementStore):
         sent, asked, revoked = db.execute(f"SELECT COUNT(sent), COUNT(*), {gone} FROM {batch.cohort}").fetchone()
         missing: tuple[str, ...] = ()
         left = None if batch.deadline is None else max(0.0, batch.deadline - self._clock())
-        if batch.key.exchange == 0:
+        if batch.key.exchange in (0, EVALUATORS):
             ready = sent == asked - (revoked or 0) or left == 0
         else:  # a revoked one too: the others' rows alone would point at its own of the first exchange
             ready, absent = sent == asked, f"SELECT client FROM {batch.cohort} WHERE sent IS NULL ORDER BY client"
@@ -258,8 +272,15 @@ class Shuffler(AnnouncementStore):
 
 
 def _members(db: sqlite3.Connection, batch: Batch) -> Iterable[str]:
-    """The clients a batch waits for: in a round's first exchange its cohort, later those that answered the first."""
+    """The clients a batch waits for: in a round's first exchange its cohort, later those that answered the first; or
+    evaluators, who answer nothing else.
+    """
     round, exchange = batch.key
+    if exchange == EVALUATORS:
+        there = {name for (name,) in db.execute("SELECT client FROM present WHERE role = 'evaluator'")}
+        if not batch.numbers or not there.issuperset(batch.cohort):
+            raise Refused("not-evaluator", "this exchange is a secure sum of evaluators' counts")
+        return batch.cohort
     if exchange == 0:
         salt = os.urandom(32)
         db.execute("INSERT INTO rounds VALUES (?, ?, ?)", (round, salt, batch.cohort_digest(salt)))

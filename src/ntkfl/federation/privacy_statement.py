@@ -1,0 +1,54 @@
+"""What a run promises, and who sees what of it: the table `privacy` in the settings that its folder keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ntkfl.errors import ConfigError
+from ntkfl.methods import Method
+from ntkfl.methods.inspection import Participation
+
+_REPLIES = {
+    "rows": "rows of samples (Jacobian, outputs, label)",
+    "updates": "a client's update",
+    "sums": "sums over a client's samples",
+    "samples": "samples themselves",
+}
+
+
+def privacy_statement(
+    method: Method, run: Participation, floor: int | None = None, evaluation: str = ""
+) -> dict[str, Any]:
+    """The method's own guarantees for such a run, each with what it assumes; whether replies are summed under masks;
+    the `floor`, fewer clients than which nothing is released of; and a line for each role on what it sees. What the
+    aggregator has of an `evaluation`, where others measure, is part of its line.
+    """
+    sees = _sees(method)
+    if evaluation:
+        sees["aggregator"] += f"; of evaluations {evaluation}"
+    said: dict[str, Any] = {"secure_sum": method.secure_sum, "sees": sees}
+    if floor is not None:
+        said["floor"] = floor
+    try:
+        found = method.guarantees(run)
+    except ConfigError as error:  # dp-accounting is an extra
+        return said | {"guarantees": [], "note": str(error)}
+    fields = ("epsilon", "delta", "unit", "against", "assumptions", "simulated")
+    return said | {"guarantees": [{name: getattr(one, name) for name in fields} for one in found]}
+
+
+def _sees(method: Method) -> dict[str, str]:
+    """By role, in the order of what it sees."""
+    reply = _REPLIES[method.shows]
+    if not (method.secure_sum or method.shuffle):
+        return {"aggregator": f"{reply}, under the client's name", "others": "the model"}
+    key_server = "who is enrolled"
+    if method.secure_sum:
+        aggregator = "the total over a round's clients and how many they are; of a single client nothing"
+        shuffler = "who takes part; sealed vectors and seeds of masks; the model"
+        key_server += ", who takes part and seeds of second masks" if method.mask_holders == 2 else ""
+    else:
+        losses = "; of candidates' losses the total" if method.summed("candidates") else ""
+        aggregator = f"{reply}, without senders{losses}"
+        shuffler = "who takes part; sealed rows, equally many of each client; the model"
+    return {"aggregator": aggregator, "shuffler": shuffler, "key server": key_server, "others": "the model"}

@@ -1,0 +1,24 @@
+"use strict";
+// What each run promises, on what that rests, and who sees what: as its settings and its last record state it.
+
+// false where no run says anything.
+function promises(place, groups) {
+  const stated = groups.map((group) => [group, group.runs.find((run) => run.privacy)?.privacy]).filter(([, said]) => said);
+  place.replaceChildren(...stated.flatMap(([group, said]) => [element("h3", {}, swatch(group.look), group.label), promised(said)]));
+  return stated.length > 0;
+}
+
+function promised(said) {
+  const lines = [];
+  const add = (term, ...inside) => lines.push(element("dt", {}, term), element("dd", {}, ...inside));
+  for (const one of said.guarantees) {
+    const rests = element("details", {}, element("summary", {}, `It rests on ${one.assumptions.length} assumptions`), element("ul", {}, ...one.assumptions.map((line) => element("li", {}, line))));
+    add("Guarantee", element("strong", {}, one.says), said.simulated ? " (simulated)" : "", one.assumptions.length ? rests : null);
+  }
+  if (!said.guarantees.length) add("Guarantee", said.note ? `not computed: ${said.note}` : "none: no noise, so no ε");
+  if (said.spent) add("Spent so far", said.spent);
+  add("Secure sums", said.secure_sum ? "on: the server learns totals alone" : "off");
+  if (finite(said.floor)) add("Floor", `nothing is released of fewer than ${said.floor} clients`);
+  for (const [role, line] of Object.entries(said.sees)) add(role === "others" ? "Others see" : `The ${role} sees`, line);
+  return element("dl", { class: "promise" }, ...lines);
+}

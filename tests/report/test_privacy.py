@@ -1,0 +1,81 @@
+"""What a report says of a run's privacy: what its settings state, what its last record spent, and nothing made up."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ntkfl.federation.config import RunConfig
+from ntkfl.federation.run_folder import RunFolder
+from ntkfl.federation.simulation import execute
+from ntkfl.report.page import write_report
+from ntkfl.report.runs import FoundRun
+from ntkfl.report.view import view
+
+PRIVATE = {"name": "private-sums", "secure_sum": True, "epsilon": 2.0, "budget_rounds": 4, "noise_clients": 3}
+COMMON: dict[str, Any] = {"rounds": 2, "clients_per_round": 4, "data": {"dataset": "digits", "clients": 6}}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("private")
+    methods = {"private": PRIVATE, "open": {"name": "fedavg", "local_steps": 1}, "rows": {"name": "cp-ntk-fl"}}
+    methods["rows"] |= {"projected_dim": 20, "steps": [50.0], "sum_losses": True}
+    for name, method in methods.items():
+        execute(RunConfig(**COMMON, model={"hidden": [8]}, method=method), out=root / name)
+    return root
+
+
+def stated(folder: Path) -> Any:
+    return view(FoundRun("run", "run", None, RunFolder(folder)))["privacy"]
+
+
+def test_a_private_run_states_its_guarantee_and_what_is_spent(runs: Path) -> None:
+    said = stated(runs / "private")
+    (one,) = said["guarantees"]
+    spent = RunFolder(runs / "private").records()[-1]["epsilon"]
+    assert re.fullmatch(r"ε = 1\.\d+ at δ = 1e-5 for a record, against the aggregator, 2 rounds", one["says"])
+    assert any("at least 3 clients of each round are honest" in line for line in one["assumptions"])
+    assert said["spent"] == f"ε = {spent:.3g} at δ = 1e-5 for a record after round 2"
+    assert (said["secure_sum"], said["floor"], said["simulated"]) == (True, 2, True)
+    assert "of a single client nothing" in said["sees"]["aggregator"]
+    assert set(said["sees"]) == {"aggregator", "shuffler", "key server", "others"}
+
+
+def test_others_promise_nothing_and_say_who_sees_what(runs: Path) -> None:
+    plain, rows = stated(runs / "open"), stated(runs / "rows")
+    for said in (plain, rows):
+        assert (said["guarantees"], said["spent"], said["secure_sum"]) == ([], "", False)
+    assert plain["floor"] is None
+    assert plain["sees"]["aggregator"] == "a client's update, under the client's name"
+    assert rows["sees"]["aggregator"].endswith("without senders; of candidates' losses the total")
+    assert "privacy" not in "".join(view(FoundRun("run", "run", None, RunFolder(runs / "open")))["settings"])
+
+
+def test_settings_that_say_nothing_or_nonsense_break_no_page(runs: Path, tmp_path: Path) -> None:
+    config = (runs / "open" / "config.toml").read_text()
+    start = config.index("[privacy]")
+    end = config.find("\n[", config.index("[privacy.sees]") + 1)
+    without = config[:start] + (config[end:] if end > 0 else "")
+    for number, text in enumerate(
+        (without, "privacy = 3\n" + without, f'{without}\n[privacy]\nguarantees = [{{}}, 4]\nsees = "x"\n')
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "config.toml").write_text(text)
+        said = stated(folder)
+        assert said is None or said["guarantees"][0]["says"].startswith("no finite ε")
+
+
+def test_the_page_holds_the_section(runs: Path, tmp_path: Path) -> None:
+    text = write_report([runs], tmp_path / "report.html").read_text()
+    assert '<section id="privacy" aria-labelledby="privacy-title" hidden>' in text
+    assert "function promises(" in text
+    data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.S)[1].replace("\\u003c", "<"))  # type: ignore[index]
+    assert {run["name"]: bool(run["privacy"]["guarantees"]) for run in data["runs"]} == {
+        "private": True, "open": False, "rows": False
+    }  # fmt: skip
