@@ -171,7 +171,7 @@ class RoundTable:
         self,
         title: str,
         rounds: int,
-        remarks: Callable[[Record], Sequence[str]] = lambda record: (),
+        remarks: Callable[[Record, Record], Sequence[str]] = lambda record, timing: (),
         *,
         quiet: bool = False,
     ) -> None:
@@ -208,7 +208,7 @@ class RoundTable:
             self._pace = Pace.of_rounds(record, timing)
         left = self._pace.left(record["round"], self.rounds) or 0
         self.console.print(row(record, timing) + ("" if self.live else f"  {clock(left):>5}"), soft_wrap=True)
-        for line in self._remarks(record):
+        for line in self._remarks(record, timing):
             self.console.print(f"       {line}", style="dim")
         self._bar.update(self._task, completed=record["round"], reached=reached(record, ""))
 

@@ -20,6 +20,7 @@ from ntkfl.deployment.aggregator import Aggregator
 from ntkfl.deployment.demo_setup import DemoSetup, init
 from ntkfl.errors import ConfigError, Refused, RunFolderError, TooFew, TrustError
 from ntkfl.federation.evaluation import score_rows
+from ntkfl.federation.server import remarks
 from ntkfl.federation.server_state import draw_cohort
 from ntkfl.federation.shuffled import seal_messages, seal_reply
 from ntkfl.methods import ClientRound
@@ -108,15 +109,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_sealed_row_that_is_not_finite_is_left_out_and_counted(folder: Path, tmp_path: Path) -> None:
-    said: list[str] = []
-    aggregator = Aggregator(folder, tmp_path / "run", said.append)
+    aggregator = Aggregator(folder, tmp_path / "run")
     before = aggregator.server.state.state["weights"].clone()
     aggregator.transport.shuffler = Here(aggregator)  # type: ignore[assignment]
     (record,) = aggregator.run().history
     assert record["rejected"] == {"not finite": 1}
     assert record["dropped_rows"] == 1
     assert record["samples"] == record["evaluated_samples"] - 1 == 17
-    assert "round 1: rejected: 1 not finite" in said
+    assert remarks(record) == ["rejected: 1 not finite"]
     weights = aggregator.server.state.state["weights"]
     assert bool(weights.isfinite().all())
     assert not torch.equal(weights, before)
@@ -159,7 +159,7 @@ def test_a_client_that_leaves_in_a_round_costs_the_round_and_not_the_run(tmp_pat
     here = aggregator.transport.shuffler = Here(aggregator, names, leaves)  # type: ignore[assignment]
     first, second = aggregator.run().history
     assert [announced.key for announced, _ in here.recorded][:2] == [BatchKey(1, 0), BatchKey(2, 0)]
-    assert "2 clients of the 3 that began the round answered, too few" in said[0]
+    assert "2 of the 3 that began the round answered within " in said[0]
     assert (first["round"], first["protocol_round"]) == (1, 2)
     assert (second["round"], second["protocol_round"]) == (2, 3)
     assert leaves not in first["clients"]

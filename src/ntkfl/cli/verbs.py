@@ -46,6 +46,15 @@ METHODS = (
 DATASETS = ("fashion-mnist", "mnist", "femnist", "cifar10", "digits")
 PARTITIONS = ("dirichlet", "writer", "iid", "shards", "client")
 MODELS = ("mlp", "cnn", "resnet", "gru", "transformer")
+LogFormat = Annotated[
+    str, typer.Option(click_type=click.Choice(["plain", "json"]), help="One line per round and per problem, in this form.")
+]
+LogLevel = Annotated[
+    str, typer.Option(click_type=click.Choice(["debug", "info", "warning"]), help="debug logs every request too.")
+]
+Metrics = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="Serve Prometheus metrics there, for the operator alone.")
+]
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="run code that the folder names (package.module:factory): trust its maker")
 ]

@@ -28,9 +28,11 @@ from ntkfl.privacy.randomness import Randomness
 from ntkfl.services.announcement import EVALUATION, Announcement
 from ntkfl.services.shuffler.batch import Batch
 from ntkfl.services.shuffler.client import ShufflerClient
+from ntkfl.services.status import StatusFile
 from ntkfl.wire import Message
 
 _LOOK_S, _GATHER_S = 0.05, 0.2  # between two looks at a batch, and at who is there
+_SAY_S = 5.0  # of waiting in which no answer came, until it is said
 
 
 class ShufflerTransport(ShuffledTransport):
@@ -52,10 +54,12 @@ class ShufflerTransport(ShuffledTransport):
         if self.signer.public.hex() != federation.aggregator.signing_key:
             raise TrustError(f"the key in {folder} is not the one that clients have pinned")
         self.shuffler = ShufflerClient(federation, folder)
+        self.status = StatusFile(folder, "aggregator", run=f"{federation.federation}/{federation.run}")
         self._inputs = method.model_input_shape(federation.terms.inputs)
         self._names: list[str] = []  # of the clients of this round, by number
         self._round = 0  # of the protocol
         self._exchange = 0
+        self._told: tuple[BatchKey, dict[str, int | None]] | None = None
         self._answered = 0  # clients whose rows the round's first exchange released: later ones need exactly them
         self._dropped: set[str] = set()  # clients that answered a round's first exchange and not its next
 
@@ -71,6 +75,7 @@ class ShufflerTransport(ShuffledTransport):
             while len(there := self.present(role)) < wanted:
                 if len(there) != told:
                     told = len(there)
+                    self.status.update(state=f"waits for {wanted} {role}s, {told} are there")
                     left = max(0.0, until - time.monotonic())
                     self.say(f"{told} of {wanted} {role}s are there; waits {left:.0f} seconds more at most")
                 if time.monotonic() > until:
@@ -115,7 +120,7 @@ class ShufflerTransport(ShuffledTransport):
         signed = self.announce(asked, traffic)
         traffic.downlink[message.kind] += len(signed) * len(cohort)
         announced = Announced.of(key, signed)
-        released = self._collect(announced, schema)
+        released = self._collect(announced, schema, len(cohort), traffic)
         traffic.client_seconds += time.perf_counter() - began
         if isinstance(schema, SumSchema) and len(released.rows) < self.settings.quorum:
             raise TooFew(f"a sum of {len(released.rows)} clients, below the quorum of {self.settings.quorum}")
@@ -142,30 +147,57 @@ class ShufflerTransport(ShuffledTransport):
         self.shuffler.publish(signed)
         return signed
 
-    def _collect(self, announced: Announced, schema: RowSchema | SumSchema) -> Mixed:
+    def _collect(
+        self, announced: Announced, schema: RowSchema | SumSchema, asked: int, traffic: Traffic
+    ) -> Mixed:
         """The released rows of a batch, and of a secure sum the sum of their masks, as soon as the shuffler gives them.
 
         Past its deadline, a round's first exchange goes on without those that have not answered, and waits for enough
-        clients as long as `patience` says; a later one can only be released whole, so the round has failed.
+        clients as long as `patience` says; a later one can only be released whole, so the round has failed. The
+        shuffler tells how many answered, and not which, so that is what is said and recorded.
         """
-        key, until = announced.key, time.monotonic() + self.settings.round_seconds + self.settings.patience
+        key, began = announced.key, time.monotonic()
+        until = began + self.settings.round_seconds + self.settings.patience
+        asked = self._answered if key.exchange else asked
+        answered, last, said = 0, began, False
         while True:
             status = self.shuffler.status(key)
+            if status.clients > answered:
+                answered, last = status.clients, time.monotonic()
+            self._tell(key, asked, answered, status.seconds)
+            waited = time.monotonic() - last if answered < asked else 0.0
+            if status.state == "open" and waited > _SAY_S and not said:
+                said, left = True, status.seconds or until - time.monotonic()
+                self.say(
+                    f"round {key.round}: {answered} of {asked} clients have answered; "
+                    f"waits for {asked - answered} more, {left:.0f} s at most"
+                )
             if status.state in ("ready", "released"):
                 rows = self.shuffler.release(announced)
                 summed = isinstance(schema, SumSchema)
                 masks = self.shuffler.masks(announced, schema.numbers) if isinstance(schema, SumSchema) else b""
                 self.shuffler.forget(key)
                 self._answered = status.clients if key.exchange == 0 else self._answered
+                traffic.heard(asked, status.clients, waited)
                 sent = sum(map(len, rows)) + (FRAME_BYTES + SEED_BYTES * summed) * status.clients
                 return Mixed(rows, schema, announced, sent, masks)
             late = time.monotonic() > until or (key.exchange > 0 and status.seconds == 0)
             if status.state == "cancelled" or late:
                 self.shuffler.cancel(key)
                 self._dropped |= set(status.missing)
-                whom = f" of the {self._answered} that began the round" if key.exchange else ""
-                raise TooFew(f"{status.clients} clients{whom} answered, too few for the shuffler to release their rows")
+                whom = f"the {asked} that began the round" if key.exchange else f"{asked} clients"
+                missing = f", missing: {', '.join(status.missing)}" if status.missing else ""
+                raise TooFew(
+                    f"{status.clients} of {whom} answered within {time.monotonic() - began:.0f} s{missing}; "
+                    "too few for the shuffler to release their rows"
+                )
             time.sleep(_LOOK_S)
+
+    def _tell(self, key: BatchKey, asked: int, answered: int, left: float | None) -> None:
+        batch = {"asked": asked, "answered": answered, "seconds_left": None if left is None else round(left)}
+        if (key, batch) != self._told:
+            self._told = key, batch
+            self.status.update(state="training", key=key, batch=batch)
 
     def evaluate(self, message: Message, cohort: Sequence[int]) -> list[Message]:
         """Counts by evaluators; or else by the round's clients, one row per sample or one secure sum of all."""
@@ -175,7 +207,7 @@ class ShufflerTransport(ShuffledTransport):
         signed = self.announce(Announcement("evaluate", key, batch, message, self.opener.public), Traffic())
         announced = Announced.of(key, signed)
         if batch is not None:
-            released = self._collect(announced, schema)
+            released = self._collect(announced, schema, len(cohort), Traffic())
             if isinstance(schema, SumSchema):
                 try:
                     total = self.open_total(released)
@@ -218,6 +250,7 @@ class ShufflerTransport(ShuffledTransport):
 
     def finish(self) -> None:
         self.announce(Announcement("end", BatchKey(self._next_round(), 0)), Traffic())
+        self.status.update(state="the run has ended", batch=None)
 
     def _made_up_sample(self) -> tuple[torch.Tensor, torch.Tensor]:
         x = torch.zeros(1, *self._inputs, dtype=self.task.like.dtype)

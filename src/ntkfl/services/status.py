@@ -1,0 +1,62 @@
+"""`status.json` in a role's folder: how far the role is, for `ntkfl deploy status` on the same machine.
+
+It holds names and numbers that the role knows anyway, and no secret. While the role runs it holds a lock on the file,
+so a reader can tell a role that stands still from one that has died.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ntkfl.safe_parse import parse_json
+
+FILE = "status.json"
+_LARGEST = 1 << 20
+
+
+class StatusFile:
+    """Written in place by the one process that has the lock; a second process of the same role writes nothing."""
+
+    def __init__(self, folder: Path, role: str, **values: Any) -> None:
+        self._values: dict[str, Any] = {"role": role, "pid": os.getpid()} | values
+        self._handle: int | None = os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o600)
+        for _ in range(20):  # a reader holds the lock for an instant
+            with suppress(OSError):
+                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(0.01)
+        else:
+            os.close(self._handle)
+            self._handle = None
+        self.update()
+
+    def update(self, **values: Any) -> None:
+        """These values, beside those given before; None removes one."""
+        known = self._values | values
+        self._values = {name: value for name, value in known.items() if value is not None}
+        if self._handle is not None:
+            text = json.dumps(self._values | {"time": round(time.time(), 1)}).encode()
+            os.pwrite(self._handle, text, 0)
+            os.ftruncate(self._handle, len(text))
+
+
+def read_status(folder: Path) -> dict[str, Any] | None:
+    """What the role of this folder wrote last, with `running`: whether it is still there. None: it never ran."""
+    running, values = False, None
+    try:
+        with open(folder / FILE, "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                running = True
+            with suppress(ValueError):  # half written, or not by us
+                values = parse_json(file.read(_LARGEST).decode())
+    except OSError:
+        return None
+    return (values if isinstance(values, dict) else {}) | {"running": running}
