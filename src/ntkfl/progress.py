@@ -259,6 +259,11 @@ def reached(record: Record, test: str = "test ") -> str:
     return "" if loss is None else f"{test}loss {loss:.4g}"
 
 
+def plural(count: int, noun: str) -> str:
+    """1 client, 2 clients."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def span(seconds: float) -> str:
     """5 s, 2:05 min, 1:02 h: as exact as a guess can be."""
     whole = round(seconds)

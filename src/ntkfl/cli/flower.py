@@ -72,7 +72,9 @@ def simulate(
 @app.command("init")
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
-    config: Annotated[Path, typer.Option(help="The run: inputs, outputs, clients, [model], [method], …")],
+    config: Annotated[
+        Path | None, typer.Option(help="The run: inputs, outputs, [model], …; if not given, a demo on digits.")
+    ] = None,
     clients: Annotated[int, typer.Option(min=2, help="Clients to make a folder and a key for.")] = 4,
     host: Annotated[str, typer.Option(help="Name or address under which the server is reached.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="The server's port.")] = 8000,

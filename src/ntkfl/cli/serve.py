@@ -42,6 +42,7 @@ def key_server(
     from ntkfl.services.key_server.store import DAY, STATE, KeyServer
     from ntkfl.services.log import configure_logging
     from ntkfl.services.metrics import serving_metrics
+    from ntkfl.services.status import STOPPED, StatusFile
     from ntkfl.services.trusted_peers import TrustedPeers
 
     peers = TrustedPeers.read(folder)
@@ -54,8 +55,10 @@ def key_server(
     typer.echo("sees no data, no rows, no model; whoever reads that folder can attack every row of the run")
     configure_logging("key-server", form=log_format, level=log_level)
     _note_certificate(folder)
+    status = StatusFile(folder, "key-server")
     with serving_metrics(metrics, lambda: collect_metrics(server)):
         serve([Listener(key_server_app(server), *at, cert=folder / "tls.pem", key=folder / "tls-key.pem")])
+    status.update(state=STOPPED)
     leave(0)
 
 

@@ -27,7 +27,7 @@ from ntkfl.methods import ClientRound, Task
 from ntkfl.services.announcement import EVALUATION, MOST_EXCHANGES, Announcement
 from ntkfl.services.http.client import ANNOUNCED, HttpClient
 from ntkfl.services.key_server.client import Identity
-from ntkfl.services.status import StatusFile
+from ntkfl.services.status import ENDED, StatusFile
 from ntkfl.wire import Message
 
 
@@ -95,8 +95,8 @@ class ShuffledClient:
                 if said is None:
                     continue
                 if said.kind == "end":
-                    self.say("the run has ended")
-                    status.update(state="the run has ended")
+                    self.say(ENDED)
+                    status.update(state=ENDED)
                     return answered
                 began, round = time.perf_counter(), said.key.round
                 if self.answer(said) is None:

@@ -28,7 +28,7 @@ from ntkfl.privacy.randomness import Randomness
 from ntkfl.services.announcement import EVALUATION, Announcement
 from ntkfl.services.shuffler.batch import Batch
 from ntkfl.services.shuffler.client import ShufflerClient
-from ntkfl.services.status import StatusFile
+from ntkfl.services.status import ENDED, StatusFile
 from ntkfl.wire import Message
 
 _LOOK_S, _GATHER_S = 0.05, 0.2  # between two looks at a batch, and at who is there
@@ -75,9 +75,9 @@ class ShufflerTransport(ShuffledTransport):
             while len(there := self.present(role)) < wanted:
                 if len(there) != told:
                     told = len(there)
-                    self.status.update(state=f"waits for {wanted} {role}s, {told} are there")
+                    self.status.update(state=f"waits; {role}s that are there: {told} of {wanted}")
                     left = max(0.0, until - time.monotonic())
-                    self.say(f"{told} of {wanted} {role}s are there; waits {left:.0f} seconds more at most")
+                    self.say(f"{role}s that are there: {told} of {wanted}; waits {left:.0f} s more at most")
                 if time.monotonic() > until:
                     raise TooFew(f"{len(there)} of {wanted} {role}s came within {self.settings.patience:g} seconds")
                 time.sleep(_GATHER_S)
@@ -166,7 +166,9 @@ class ShufflerTransport(ShuffledTransport):
                 answered, last = status.clients, time.monotonic()
             self._tell(key, asked, answered, status.seconds)
             waited = time.monotonic() - last if answered < asked else 0.0
-            if status.state == "open" and waited > _SAY_S and not said:
+            # As long as answers took so far, others may take too.
+            usual = last - began if answered else self.settings.round_seconds / 2
+            if status.state == "open" and waited > max(_SAY_S, usual) and not said:
                 said, left = True, status.seconds or until - time.monotonic()
                 self.say(
                     f"round {key.round}: {answered} of {asked} clients have answered; "
@@ -250,7 +252,7 @@ class ShufflerTransport(ShuffledTransport):
 
     def finish(self) -> None:
         self.announce(Announcement("end", BatchKey(self._next_round(), 0)), Traffic())
-        self.status.update(state="the run has ended", batch=None)
+        self.status.update(state=ENDED, batch=None)
 
     def _made_up_sample(self) -> tuple[torch.Tensor, torch.Tensor]:
         x = torch.zeros(1, *self._inputs, dtype=self.task.like.dtype)

@@ -111,7 +111,7 @@ class FlowerTransport(Transport):
             self._fail(waiting.pop(message_id), _GONE, traffic)
         replies: dict[int, bytes] = {}
         until = None if self.seconds is None else time.monotonic() + self.seconds
-        pause, last, said = _FIRST_LOOK, time.monotonic(), False
+        pause, last, said, began = _FIRST_LOOK, time.monotonic(), False, time.monotonic()
         while waiting and (until is None or time.monotonic() < until):
             time.sleep(pause)
             pause = min(_LAST_LOOK, 1.3 * pause)
@@ -120,7 +120,8 @@ class FlowerTransport(Transport):
                 if client is not None:
                     last = time.monotonic()
                     self._take(client, reply, replies, traffic)
-            if until is not None and waiting and not said and time.monotonic() > last + _SAY_S:
+            usual = last - began if replies else (self.seconds or 0.0) / 2  # so long others may take too
+            if until is not None and waiting and not said and time.monotonic() > last + max(_SAY_S, usual):
                 said, left = True, max(0.0, until - time.monotonic())
                 names = ", ".join(sorted(map(self.names, waiting.values())))
                 self.say(f"{len(replies)} of {len(payloads)} have answered; waits for {names}, {left:.0f} s more at most")

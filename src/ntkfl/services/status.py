@@ -17,6 +17,7 @@ from typing import Any
 from ntkfl.safe_parse import parse_json
 
 FILE = "status.json"
+STOPPED, ENDED = "stopped", "the run has ended"  # states of a role that has left in order
 _LARGEST = 1 << 20
 
 

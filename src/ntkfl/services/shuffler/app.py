@@ -107,6 +107,7 @@ def serve_shuffler(folder: Path, at: tuple[str, int], aggregator_at: tuple[str, 
         )
     finally:
         shuffler.close()
+        watch.stopped()
 
 
 # -- For clients ------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from ntkfl.services.log import log
 from ntkfl.services.metrics import METRICS
 from ntkfl.services.shuffler.batch import Batch
 from ntkfl.services.shuffler.store import Shuffler
-from ntkfl.services.status import StatusFile
+from ntkfl.services.status import STOPPED, StatusFile
 
 _LOOK_S = 1.0
 
@@ -79,6 +79,10 @@ class Watch:
         if self.status is not None:
             refused = {dict(labels)["reason"]: int(n) for labels, n in METRICS.counts("ntkfl_refusals_total").items()}
             self.status.update(present=present, key=key, batch=batch, refused=refused or None)
+
+    def stopped(self) -> None:
+        if self.status is not None:
+            self.status.update(state=STOPPED, batch=None)
 
     async def keep_looking(self) -> None:
         while True:
