@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -108,11 +109,19 @@ def test_who_fails_is_named_and_the_round_goes_on_with_the_rest(tmp_path: Path) 
     programs = apps(run, tmp_path)
     programs[NODES[1]] = client_app(member(run, tmp_path, 1, lambda: (x, y + 100)))
     said: list[str] = []
-    (record,) = deployed(LocalGrid(programs, silent=[NODES[2]]), run, tmp_path / "run", said.append).run().history
+    grid = LocalGrid(programs, silent=[NODES[2]])
+    finished = deployed(grid, run, tmp_path / "run", said.append).run()
+    (record,), (timing,) = finished.history, finished.timings
     assert set(record["failed"]) == {"client-1", "client-2"}
     assert record["failed"]["client-1"] == "labels must be whole numbers from 0 to 9, one per sample"
-    assert record["failed"]["client-2"] == "no answer within 1 seconds"
+    assert record["failed"]["client-2"] == "no answer within 1 s"
     assert f"client-1: {record['failed']['client-1']}" in said
+    assert (record["asked"], record["answered"]) == (4, 2)
+    assert 0.5 < timing["waited_seconds"] < timing["seconds"]
+    (line,) = remarks(record, timing)
+    assert re.fullmatch(r"2 of 4 clients answered; waited \d+ s for client-1, client-2", line)
+    # Whoever failed is not asked again in the round, nor to measure the model: it would be waited for once more.
+    assert [m.metadata.dst_node_id for m in grid.sent].count(NODES[2]) == 1
     sizes = digits().sizes
     assert record["samples"] == sizes[0] + sizes[3]
     assert json.loads((tmp_path / "run" / "history.jsonl").read_text())["failed"] == record["failed"]

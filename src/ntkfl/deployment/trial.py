@@ -95,6 +95,8 @@ class Trial:
             return process.returncode
         finally:
             _end(process)
+            if sys.stdout.isatty():
+                sys.stdout.write("\x1b[?25h")  # its progress display had hidden the cursor
 
     def check(self) -> None:
         """Say which processes have ended that should not have; `ConfigError` where it is a service."""

@@ -127,7 +127,7 @@ class FlowerTransport(Transport):
                 self.say(f"{len(replies)} of {len(payloads)} have answered; waits for {names}, {left:.0f} s more at most")
         traffic.waited_seconds += time.monotonic() - last if waiting else 0.0
         for client in waiting.values():
-            self._fail(client, f"no answer within {self.seconds:g} seconds", traffic)
+            self._fail(client, f"no answer within {self.seconds:g} s", traffic)
         return replies
 
     def _take(self, client: int, reply: FlowerMessage, replies: dict[int, bytes], traffic: Traffic) -> None:
