@@ -40,9 +40,7 @@ SETTINGS = {
 class Here:
     """The shuffler itself instead of a way to it: who is asked answers as soon as an announcement is published."""
 
-    def __init__(
-        self, aggregator: Aggregator, names: list[str] = NAMES, leaves: str = "", silent: str = ""
-    ) -> None:
+    def __init__(self, aggregator: Aggregator, names: list[str] = NAMES, leaves: str = "", silent: str = "") -> None:
         """`leaves`: the client that answers a round's first exchange and no other; `silent`: one that never answers."""
         self.own, self.names, self.leaves, self.silent = aggregator.transport, names, leaves, silent
         ticks = itertools.count(step=1000)  # every deadline has passed when it is looked at

@@ -17,7 +17,9 @@ from ntkfl.services.metrics import KNOWN, Metrics, serving_metrics
 from tests.deployment.federation import Deployment, free_port
 from tests.services.processes import Process
 
-LINE = re.compile(r'(?P<name>[a-z_]+)(\{(?P<labels>[a-z_]+="([^"\\\n]|\\.)*"(,[a-z_]+="([^"\\\n]|\\.)*")*)\})? (?P<value>\S+)')
+LINE = re.compile(
+    r'(?P<name>[a-z_]+)(\{(?P<labels>[a-z_]+="([^"\\\n]|\\.)*"(,[a-z_]+="([^"\\\n]|\\.)*")*)\})? (?P<value>\S+)'
+)
 
 
 def parsed(text: str) -> dict[str, float]:
@@ -102,7 +104,7 @@ def test_services_as_prometheus_and_a_kubelet_see_them(tmp_path: Path) -> None:
         assert scraped(ports[0], "/health") == "ok\n"
         with pytest.raises(HTTPError, match="404"):
             scraped(ports[0], "/")
-        # The state is gone: the process is healthy, so a restart would not help, and not ready, so nobody is sent to it.
+        # The state is gone: the process is healthy, as a restart would not help, and not ready: nobody is sent to it.
         with sqlite3.connect(deployment.folder / "key-server" / "state.sqlite") as db:
             db.execute("DROP TABLE runs")
         with httpx.Client(verify=deployment.tls(), trust_env=False) as http:

@@ -8,12 +8,15 @@ import signal
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ntkfl.cli.stopping import stoppable
 from ntkfl.progress import plural
+
+if TYPE_CHECKING:
+    from ntkfl.services.probe import Part
 
 app = typer.Typer(
     help="Try a whole federation on this machine, and see how one is doing.\n\nExample: ntkfl deploy try",
@@ -24,17 +27,17 @@ app = typer.Typer(
 
 @app.command("try")
 def try_out(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder, or one of a trial to go on with.")] = Path(
-        "trial"
-    ),
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A new folder, or one of a trial to go on with.")
+    ] = Path("trial"),
     clients: Annotated[int, typer.Option(min=2, max=32, help="Clients, a process each.")] = 4,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of training.")] = 5,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the services running after the last round.")] = False,
 ) -> None:
     """Start a whole federation here, train CP-NTK-FL on the built-in digits, and stop it again.
 
-    Key server, shuffler, aggregator, clients and an evaluator are processes of their own, with keys, TLS and logs. Ctrl-C
-    stops all of them; the same command then goes on.
+    Key server, shuffler, aggregator, clients and an evaluator are processes of their own, with keys, TLS and logs.
+    Ctrl-C stops all of them; the same command then goes on.
 
     Example: ntkfl deploy try
     """
@@ -69,19 +72,20 @@ def try_out(
 
 @app.command("status")
 def status(
-    where: Annotated[str, typer.Argument(metavar="DIR|URL", help="A role's, federation's or run's folder, or a service.")],
+    where: Annotated[
+        str, typer.Argument(metavar="DIR|URL", help="A role's, federation's or run's folder, or a service.")
+    ],
     ca: Annotated[Path | None, typer.Option(help="With a URL: the authority's certificate, a role's ca.pem.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
 ) -> None:
-    """Say how a federation is doing: who is there, which round it is, how many answered, what was refused, what ends when.
+    """Say how a federation is doing: who is there, which round it is, how many answered, what was refused.
 
-    As far as the role whose folder it is can tell. Ends with code 1 where something needs attention.
+    Also when certificates and credentials end. It is what the role whose folder it is can tell. Ends with code 1 where
+    something needs attention.
 
     Example: ntkfl deploy status trial
     """
-    from ntkfl.deployment.status import look  # needs the extra
-
-    parts = look(where, ca)
+    parts = _look(where, ca)
     problems = [line for part in parts for line in part.problems]
     if as_json:
         typer.echo(json.dumps({"parts": [asdict(part) for part in parts], "problems": problems}))
@@ -94,3 +98,16 @@ def status(
         for line in problems:
             typer.echo(f"  {line}")
     raise typer.Exit(int(bool(problems)))
+
+
+def _look(where: str, ca: Path | None) -> list[Part]:
+    """Services and clients are looked at without torch, which their machines may not have."""
+    from ntkfl.services.probe import look_at_role, look_at_service  # needs the extra
+
+    if where.startswith("https://"):
+        return [look_at_service(where, ca)]
+    if (part := look_at_role(Path(where))) is not None:
+        return [part]
+    from ntkfl.deployment.status import look
+
+    return look(where)

@@ -13,8 +13,7 @@ from ntkfl.errors import ConfigError, TrustError
 from ntkfl.progress import ProgressBar, plural
 
 app = typer.Typer(
-    help="Keys, tokens and certificates of a federation.\n\n"
-    "Example: ntkfl keys init demo --clients 4",
+    help="Keys, tokens and certificates of a federation.\n\nExample: ntkfl keys init demo --clients 4",
     no_args_is_help=True,
     add_completion=False,
 )

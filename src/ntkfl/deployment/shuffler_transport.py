@@ -147,9 +147,7 @@ class ShufflerTransport(ShuffledTransport):
         self.shuffler.publish(signed)
         return signed
 
-    def _collect(
-        self, announced: Announced, schema: RowSchema | SumSchema, asked: int, traffic: Traffic
-    ) -> Mixed:
+    def _collect(self, announced: Announced, schema: RowSchema | SumSchema, asked: int, traffic: Traffic) -> Mixed:
         """The released rows of a batch, and of a secure sum the sum of their masks, as soon as the shuffler gives them.
 
         Past its deadline, a round's first exchange goes on without those that have not answered, and waits for enough

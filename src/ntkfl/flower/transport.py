@@ -124,7 +124,9 @@ class FlowerTransport(Transport):
             if until is not None and waiting and not said and time.monotonic() > last + max(_SAY_S, usual):
                 said, left = True, max(0.0, until - time.monotonic())
                 names = ", ".join(sorted(map(self.names, waiting.values())))
-                self.say(f"{len(replies)} of {len(payloads)} have answered; waits for {names}, {left:.0f} s more at most")
+                self.say(
+                    f"{len(replies)} of {len(payloads)} have answered; waits for {names}, {left:.0f} s more at most"
+                )
         traffic.waited_seconds += time.monotonic() - last if waiting else 0.0
         for client in waiting.values():
             self._fail(client, f"no answer within {self.seconds:g} s", traffic)

@@ -65,7 +65,9 @@ class Metrics:
             for name in sorted(self._values):
                 kind, says = KNOWN[name]
                 lines += [f"# HELP {name} {says}", f"# TYPE {name} {kind}"]
-                lines += [f"{name}{_written(labels)} {value:.17g}" for labels, value in sorted(self._values[name].items())]
+                lines += [
+                    f"{name}{_written(labels)} {value:.17g}" for labels, value in sorted(self._values[name].items())
+                ]
         return "\n".join(lines) + "\n"
 
 
@@ -77,9 +79,7 @@ def _labels(labels: dict[str, object]) -> Labels:
 
 
 def _written(labels: Labels) -> str:
-    escaped = (
-        (name, value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")) for name, value in labels
-    )
+    escaped = ((name, value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")) for name, value in labels)
     return "{" + ",".join(f'{name}="{value}"' for name, value in escaped) + "}" if labels else ""
 
 

@@ -1,4 +1,4 @@
-"""The base of every service's application: `GET /health` and `/ready`, one shape of errors, bounded requests, signed requests."""
+"""The base of every service's application: `/health` and `/ready`, one shape of errors, bounded and signed requests."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def service_app(
     lifespan: Lifespan[FastAPI] | None = None,
     ready: Callable[[], None] = lambda: None,
 ) -> FastAPI:
-    """An application with `GET /health` (the process answers) and `GET /ready` (it can serve: `ready` returns, or raises
-    `Refused`), errors as `{"error": reason, "message": line}`, and bounded requests.
+    """An application with `GET /health` (the process answers) and `GET /ready` (it can serve: `ready` returns, or
+    raises `Refused`), errors as `{"error": reason, "message": line}`, and bounded requests.
 
     A handler raises `Refused`. For `admit` and the bounds see `RequestLimits`; all bodies together may hold 16 bodies,
     or 64 MiB if that is more, unless `max_held` says otherwise. A handler that knows the client sets
