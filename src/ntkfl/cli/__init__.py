@@ -18,7 +18,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
-    help="Federated learning by neural tangent kernels. VERB --help has an example; also --version.",
+    help="Federated learning by tangent kernels. See VERB --help and --version.",
 )
 
 

@@ -16,10 +16,10 @@ from ntkfl.cli.stopping import stoppable
 from ntkfl.progress import plural
 
 if TYPE_CHECKING:
-    from ntkfl.services.probe import Part
+    from ntkfl.services.probe import RoleStatus
 
 app = typer.Typer(
-    help="Try a whole federation on this machine, and see how one is doing.\n\nExample: ntkfl deploy try",
+    help="Try a federation out, and see how one is doing.\n\nExample: ntkfl deploy try",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -100,7 +100,7 @@ def status(
     raise typer.Exit(int(bool(problems)))
 
 
-def _look(where: str, ca: Path | None) -> list[Part]:
+def _look(where: str, ca: Path | None) -> list[RoleStatus]:
     """Services and clients are looked at without torch, which their machines may not have."""
     from ntkfl.services.probe import look_at_role, look_at_service  # needs the extra
 

@@ -58,7 +58,7 @@ def key_server(
     status = StatusFile(folder, "key-server")
     with serving_metrics(metrics, lambda: collect_metrics(server)):
         serve([Listener(key_server_app(server), *at, cert=folder / "tls.pem", key=folder / "tls-key.pem")])
-    status.update(state=STOPPED)
+    status.close(STOPPED)
     leave(0)
 
 

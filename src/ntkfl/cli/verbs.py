@@ -129,6 +129,8 @@ def load(name: str) -> click.Command:
         if own.startswith(f"{name} "):
             app.command(own.removeprefix(f"{name} "))(_function(own))
     command = typer.main.get_command(app)
+    if isinstance(command, TyperGroup) and hasattr(click.exceptions, "NoSuchCommand"):
+        command.suggest_commands = False  # that click does so itself
     _restore_argument_help(command)
     _escape_markup(command)
     return command

@@ -96,7 +96,7 @@ class ShuffledClient:
                     continue
                 if said.kind == "end":
                     self.say(ENDED)
-                    status.update(state=ENDED)
+                    status.close(ENDED)
                     return answered
                 began, round = time.perf_counter(), said.key.round
                 if self.answer(said) is None:

@@ -250,7 +250,7 @@ class ShufflerTransport(ShuffledTransport):
 
     def finish(self) -> None:
         self.announce(Announcement("end", BatchKey(self._next_round(), 0)), Traffic())
-        self.status.update(state=ENDED, batch=None)
+        self.status.close(ENDED)
 
     def _made_up_sample(self) -> tuple[torch.Tensor, torch.Tensor]:
         x = torch.zeros(1, *self._inputs, dtype=self.task.like.dtype)

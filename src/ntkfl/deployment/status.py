@@ -12,9 +12,9 @@ from pathlib import Path
 from ntkfl.errors import ConfigError, NTKFLError
 from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.federation.server import remarks
-from ntkfl.progress import plural
+from ntkfl.progress import percent, plural
 from ntkfl.safe_parse import read_toml
-from ntkfl.services.probe import Part, add_certificate, add_progress, begin, listed, look_at_role
+from ntkfl.services.probe import RoleStatus, add_certificate, add_progress, begin, listed, look_at_role
 from ntkfl.services.shuffler.client import ShufflerClient
 from ntkfl.services.status import ENDED
 from ntkfl.services.trusted_peers import FILE, TrustedPeers
@@ -23,7 +23,7 @@ _ROUNDS = 5  # of a run, the last ones
 _TIMEOUT_S = 3.0
 
 
-def look(where: str) -> list[Part]:
+def look(where: str) -> list[RoleStatus]:
     """At a folder: a role's, a federation's or a run's."""
     folder = Path(where)
     if not folder.is_dir():
@@ -34,7 +34,7 @@ def look(where: str) -> list[Part]:
     return parts
 
 
-def _folder(folder: Path) -> Iterator[Part]:
+def _folder(folder: Path) -> Iterator[RoleStatus]:
     if (folder / "history.jsonl").exists() or (folder / "config.toml").exists():
         yield _run(folder)
     elif (part := look_at_role(folder)) is not None:
@@ -51,7 +51,7 @@ def _folder(folder: Path) -> Iterator[Part]:
             yield from _folder(client)
 
 
-def _aggregator(folder: Path, peers: TrustedPeers) -> Part:
+def _aggregator(folder: Path, peers: TrustedPeers) -> RoleStatus:
     part, status = begin("aggregator", folder)
     add_progress(part, status, status.get("rounds"))
     if status.get("state") != ENDED:
@@ -68,8 +68,8 @@ def _aggregator(folder: Path, peers: TrustedPeers) -> Part:
     return part
 
 
-def _flower(folder: Path) -> Part:
-    part = Part(f"{'server' if (folder / 'server.toml').exists() else folder.name} on Flower, {folder}")
+def _flower(folder: Path) -> RoleStatus:
+    part = RoleStatus(f"{'server' if (folder / 'server.toml').exists() else folder.name} on Flower, {folder}")
     values = {name: folder / f"{name}.pem" for name in ("tls", "ca") if (folder / f"{name}.pem").exists()}
     file = "server.toml" if (folder / "server.toml").exists() else "client.toml"
     host, _, port = str(read_toml(folder / file).get("superlink", "")).rpartition(":")
@@ -83,8 +83,8 @@ def _flower(folder: Path) -> Part:
     return part
 
 
-def _run(folder: Path) -> Part:
-    part = Part(f"run, {folder}")
+def _run(folder: Path) -> RoleStatus:
+    part = RoleStatus(f"run, {folder}")
     part.lines += _rounds(RunFolder(folder))
     return part
 
@@ -107,6 +107,6 @@ def _rounds(folder: RunFolder) -> list[str]:
 
 def _round(record: Record, timing: Record) -> str:
     accuracy = record.get("test_accuracy")
-    reached = "" if accuracy is None else f", accuracy {100 * accuracy:.1f} %"
+    reached = "" if accuracy is None else f", accuracy {percent(accuracy)}"
     asked = f", {record['answered']} of {record['asked']} answered" if "asked" in record else ""
     return f"round {record['round']}: {timing['seconds']:.1f} s{asked}{reached}"

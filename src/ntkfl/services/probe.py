@@ -30,7 +30,7 @@ _TIMEOUT_S = 3.0
 
 
 @dataclass
-class Part:
+class RoleStatus:
     """A role, a service or a run: what it is, and lines about it; `problems` are those that want somebody to act."""
 
     title: str
@@ -42,7 +42,7 @@ class Part:
         self.problems.append(f"{self.title}: {line}")
 
 
-def look_at_role(folder: Path) -> Part | None:
+def look_at_role(folder: Path) -> RoleStatus | None:
     """A key server, a shuffler or a client, by what its folder holds; None for any other folder."""
     if not (folder / FILE).exists() or (folder / "run.toml").exists():
         return None
@@ -52,7 +52,7 @@ def look_at_role(folder: Path) -> Part | None:
     return _key_server(folder, peers) if (folder / "tls.pem").exists() else _client(folder, peers)
 
 
-def _shuffler(folder: Path, peers: TrustedPeers) -> Part:
+def _shuffler(folder: Path, peers: TrustedPeers) -> RoleStatus:
     part, status = begin("shuffler", folder)
     if status.get("state") != STOPPED:
         add_health(part, peers.shuffler.url, folder / "ca.pem")
@@ -66,7 +66,7 @@ def _shuffler(folder: Path, peers: TrustedPeers) -> Part:
     return part
 
 
-def _key_server(folder: Path, peers: TrustedPeers) -> Part:
+def _key_server(folder: Path, peers: TrustedPeers) -> RoleStatus:
     part, status = begin("key server", folder)
     if status.get("state") != STOPPED:
         add_health(part, peers.key_server.url, folder / "ca.pem")
@@ -86,7 +86,7 @@ def _key_server(folder: Path, peers: TrustedPeers) -> Part:
     return part
 
 
-def _client(folder: Path, peers: TrustedPeers) -> Part:
+def _client(folder: Path, peers: TrustedPeers) -> RoleStatus:
     part, status = begin(folder.name, folder)
     if "answered" in status:
         part.lines.append(f"answered round {status['answered']} last, {_ago(status)} ago")
@@ -104,9 +104,9 @@ def _client(folder: Path, peers: TrustedPeers) -> Part:
     return part
 
 
-def begin(what: str, folder: Path) -> tuple[Part, dict[str, Any]]:
+def begin(what: str, folder: Path) -> tuple[RoleStatus, dict[str, Any]]:
     """The part, and what the role says of itself."""
-    part, status = Part(f"{what}, {folder}"), read_status(folder)
+    part, status = RoleStatus(f"{what}, {folder}"), read_status(folder)
     if status is None:
         part.lines.append("has not run here")
         return part, {}
@@ -122,7 +122,7 @@ def begin(what: str, folder: Path) -> tuple[Part, dict[str, Any]]:
     return part, status
 
 
-def add_progress(part: Part, status: dict[str, Any], rounds: object = None) -> None:
+def add_progress(part: RoleStatus, status: dict[str, Any], rounds: object = None) -> None:
     key, batch = status.get("key"), status.get("batch")
     if not (status.get("running") and isinstance(key, list) and len(key) == 2):
         return
@@ -135,9 +135,9 @@ def add_progress(part: Part, status: dict[str, Any], rounds: object = None) -> N
     part.lines.append(line + (f" (the run has {rounds} rounds)" if rounds else ""))
 
 
-def look_at_service(url: str, ca: Path | None = None) -> Part:
+def look_at_service(url: str, ca: Path | None = None) -> RoleStatus:
     """At an address alone: whether it answers, whether it is ready, when its certificate ends."""
-    part = Part(f"service, {url}")
+    part = RoleStatus(f"service, {url}")
     add_health(part, url, ca)
     try:
         parts = urlsplit(url)
@@ -150,7 +150,7 @@ def look_at_service(url: str, ca: Path | None = None) -> Part:
     return part
 
 
-def add_health(part: Part, url: str, ca: Path | None) -> None:
+def add_health(part: RoleStatus, url: str, ca: Path | None) -> None:
     try:
         context = ssl.create_default_context(cafile=ca)
         if ca is None:  # nothing is believed that it says, and nothing is sent to it
@@ -167,14 +167,14 @@ def add_health(part: Part, url: str, ca: Path | None) -> None:
         part.problem(f"{url} answers and is not ready (status {ready.status_code})")
 
 
-def add_certificate(part: Part, path: Path) -> None:
+def add_certificate(part: RoleStatus, path: Path) -> None:
     try:
         add_end(part, f"certificate {path.name}", read_certificate(path).not_valid_after_utc)
     except NTKFLError as error:
         part.problem(str(error))
 
 
-def add_end(part: Part, what: str, ends: datetime, soon: timedelta = SOON) -> None:
+def add_end(part: RoleStatus, what: str, ends: datetime, soon: timedelta = SOON) -> None:
     left = ends - datetime.now(UTC)
     if left <= timedelta(0):
         part.problem(f"{what} ended on {ends:%Y-%m-%d}")

@@ -25,8 +25,9 @@ class StatusFile:
     """Written in place by the one process that has the lock; a second process of the same role writes nothing."""
 
     def __init__(self, folder: Path, role: str, **values: Any) -> None:
+        self._handle: int | None = None
         self._values: dict[str, Any] = {"role": role, "pid": os.getpid()} | values
-        self._handle: int | None = os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o600)
+        self._handle = os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o600)
         for _ in range(20):  # a reader holds the lock for an instant
             with suppress(OSError):
                 fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -45,6 +46,16 @@ class StatusFile:
             text = json.dumps(self._values | {"time": round(time.time(), 1)}).encode()
             os.pwrite(self._handle, text, 0)
             os.ftruncate(self._handle, len(text))
+
+    def close(self, state: str) -> None:
+        """The role leaves in order: its last state, and the lock is free."""
+        self.update(state=state, batch=None)
+        self.__del__()
+
+    def __del__(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
 
 
 def read_status(folder: Path) -> dict[str, Any] | None:

@@ -39,7 +39,7 @@ from ntkfl.services.shuffler.announcement_store import REPORT_BYTES
 from ntkfl.services.shuffler.revocations import Revocations
 from ntkfl.services.shuffler.schemas import BatchStatus, Clients, Done, Latest, Receipt, Reports, Sequence
 from ntkfl.services.shuffler.store import Shuffler
-from ntkfl.services.shuffler.watch import Watch
+from ntkfl.services.shuffler.watch import ShufflerWatch
 from ntkfl.services.status import StatusFile
 from ntkfl.services.trusted_peers import TrustedPeers
 
@@ -80,7 +80,7 @@ def serve_shuffler(folder: Path, at: tuple[str, int], aggregator_at: tuple[str, 
     if signer.public.hex() != peers.shuffler.signing_key:
         raise TrustError(f"the key in {folder} is not the one that federation.toml names")
     revocations = Revocations(shuffler, peers, folder / "ca.pem")
-    watch = Watch(shuffler, StatusFile(folder, "shuffler", run=run))
+    watch = ShufflerWatch(shuffler, StatusFile(folder, "shuffler", run=run))
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -122,7 +122,7 @@ def client_app(
     max_held: int = MAX_HELD,
     wait_s: float = WAIT_S,
     lifespan: Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]] | None = None,
-    watch: Watch | None = None,
+    watch: ShufflerWatch | None = None,
 ) -> FastAPI:
     """Under `/v1/runs/{run}`: `POST /hello`, `GET /announcement?after=`, `POST /rows`, `POST /sums`, `POST /reports`,
     all signed.
@@ -167,7 +167,7 @@ def client_app(
 
     client, rows_of, masked_of = Depends(signed_by), Depends(frame), Depends(masked_frame)
     signed, common = [SIGNED], refusals(401, 403, 404, 429)
-    ready = (watch or Watch(shuffler)).ready
+    ready = (watch or ShufflerWatch(shuffler)).ready
     most = min(MAX_BODY, max_held)
     app = service_app("shuffler", max_body=most, max_held=max_held, admit=admit, lifespan=lifespan, ready=ready)
 
@@ -221,7 +221,7 @@ def aggregator_app(
     long_poll: LongPollEvent,
     refresh: Callable[[], Awaitable[None]],
     most: int = MAX_BODY,
-    watch: Watch | None = None,
+    watch: ShufflerWatch | None = None,
 ) -> FastAPI:
     """Under `/v1/runs/{run}`: clients, announcements, batches and reports. Its listener admits the aggregator alone.
 
@@ -239,7 +239,7 @@ def aggregator_app(
             raise Refused("malformed", str(error)) from None
 
     keyed, checked, common = Depends(batch_key), [Depends(known)], refusals(404)
-    watch = watch or Watch(shuffler)
+    watch = watch or ShufflerWatch(shuffler)
     app = service_app("shuffler-aggregator", max_body=MAX_BODY, ready=watch.ready)
 
     @app.get(f"{RUN}/clients", dependencies=checked, responses=common)

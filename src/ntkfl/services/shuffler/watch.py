@@ -21,7 +21,7 @@ _LOOK_S = 1.0
 
 
 @dataclass
-class Watch:
+class ShufflerWatch:
     """Looks at the shuffler's state; without a status file, only for metrics and readiness."""
 
     shuffler: Shuffler
@@ -82,7 +82,7 @@ class Watch:
 
     def stopped(self) -> None:
         if self.status is not None:
-            self.status.update(state=STOPPED, batch=None)
+            self.status.close(STOPPED)
 
     async def keep_looking(self) -> None:
         while True:
