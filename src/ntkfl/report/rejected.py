@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 from typing import Any
 
 from ntkfl.federation.run_folder import Record
@@ -39,7 +38,8 @@ def rejections(
     A line has `kind`, `why`, what it counts (`of`), `total`, in how many `rounds`, and the `first`.
     """
     lines: list[dict[str, Any]] = []
-    records = [_with_absences(r, t) for r, t in zip_longest(records, timings[: len(records)], fillvalue={})]
+    times = [*timings[: len(records)], *({} for _ in range(len(records) - len(timings)))]
+    records = [_with_absences(record, timing) for record, timing in zip(records, times, strict=True)]
     series: dict[str, list[float | None]] = {}
     for kind, field, unit in KINDS:
         counts = [_counts(record.get(field)) for record in records]

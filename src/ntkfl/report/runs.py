@@ -130,8 +130,7 @@ def condition(run: FoundRun, config: Mapping[str, Any], records: Sequence[Record
         return Condition("waiting", "not begun")
     wanted = int(run.rounds or config.get("rounds") or 0)
     stop = run.stop_at or config.get("stop_at")
-    reached = stop is not None and bool(records) and (records[-1].get("test_accuracy") or 0) >= stop
-    if reached:
+    if stop is not None and records and (records[-1].get("test_accuracy") or 0) >= stop:
         return Condition("finished", f"finished: reached {percent(stop, 0)} in round {len(records)}")
     if wanted and len(records) >= wanted:
         return Condition("finished", f"finished: {plural(len(records), 'round')}")
