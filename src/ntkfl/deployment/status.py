@@ -99,9 +99,12 @@ def _rounds(folder: RunFolder) -> list[str]:
         f"run {folder.path}: {plural(len(history), 'round')} finished{', and one goes on' if folder.in_use else ''}"
     ]
     for record, timing in list(zip(history, timings, strict=False))[-_ROUNDS:]:
-        lines.append(f"  {_round(record, timing)}")
-        lines += [f"    {line}" for line in remarks(record, timing)]
-        lines += [f"    attempt failed: {why}" for why in record.get("failed_attempts", ())]
+        try:
+            lines.append(f"  {_round(record, timing)}")
+            lines += [f"    {line}" for line in remarks(record, timing)]
+            lines += [f"    attempt failed: {why}" for why in record.get("failed_attempts", ())]
+        except (KeyError, ValueError, TypeError, AttributeError):
+            lines.append("  a record that cannot be read")
     return lines
 
 

@@ -124,7 +124,7 @@ def begin(what: str, folder: Path) -> tuple[RoleStatus, dict[str, Any]]:
 
 def add_progress(part: RoleStatus, status: dict[str, Any], rounds: object = None) -> None:
     key, batch = status.get("key"), status.get("batch")
-    if not (status.get("running") and isinstance(key, list) and len(key) == 2):
+    if not (status.get("running") and key):
         return
     exchange = "evaluation" if key[1] == EVALUATION else f"exchange {key[1] + 1}"
     line = f"protocol round {key[0]}, {exchange}"

@@ -14,11 +14,31 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from ntkfl.safe_parse import parse_json
 
 FILE = "status.json"
 STOPPED, ENDED = "stopped", "the run has ended"  # states of a role that has left in order
 _LARGEST = 1 << 20
+
+
+class _Written(BaseModel):
+    """What such a file may hold; all else in it is left alone."""
+
+    role: str = ""
+    pid: int | None = None
+    time: float | None = None
+    state: str = ""
+    out: str | None = None
+    rounds: int | None = None
+    key: tuple[int, int] | None = None
+    batch: dict[str, int | str | None] | None = None
+    present: dict[str, list[str]] | None = None
+    refused: dict[str, int] | None = None
+    heard: int | None = None
+    answered: int | None = None
+    problem: str | None = None
 
 
 class StatusFile:
@@ -60,7 +80,7 @@ class StatusFile:
 
 def read_status(folder: Path) -> dict[str, Any] | None:
     """What the role of this folder wrote last, with `running`: whether it is still there. None: it never ran."""
-    running, values = False, None
+    running, values = False, dict[str, Any]()
     try:
         with open(folder / FILE, "rb") as file:
             try:
@@ -68,7 +88,7 @@ def read_status(folder: Path) -> dict[str, Any] | None:
             except BlockingIOError:
                 running = True
             with suppress(ValueError):  # half written, or not by us
-                values = parse_json(file.read(_LARGEST).decode())
+                values = _Written.model_validate(parse_json(file.read(_LARGEST).decode())).model_dump(exclude_none=True)
     except OSError:
         return None
-    return (values if isinstance(values, dict) else {}) | {"running": running}
+    return values | {"running": running}
