@@ -226,7 +226,7 @@ def client(
     answering = join(about, folder, data, federation=federation, seed=seed, say=say, allow_code=allow_code)
     log = folder / "supernode.log"
     with _ended_by_signals(lambda: None if attach else say("signs off; Ctrl-C once more does not")) as ended, quiet():
-        say(f"answers {about.superlink}" + ("" if attach else f"; the SuperNode's log is {log}"))
+        say(f"takes part at {about.superlink}" + ("" if attach else f"; the SuperNode's log is {log}"))
 
         def attend(alive: Callable[[], bool]) -> None:
             serve_node(address, secret, answering, alive, say)
