@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,6 @@ LEFT = {
     ],
     "flower.md": [f"runs/{name}/model.safetensors" for name in ("simulated", "three", "cp")],
 }
-QUICK = ("data", "keys", "export")  # verbs that begin no process and talk to none
 
 
 def console(page: str) -> list[str]:
@@ -71,10 +71,8 @@ def shell(folder: Path, commands: list[str], seconds: float) -> str:
     try:
         said, _ = process.communicate(timeout=seconds)
     finally:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
     assert process.returncode == 0, said[-4000:]
     return said
 
