@@ -63,7 +63,7 @@ def test_roles_that_have_left_in_order_are_no_problem(folder: Path) -> None:
     code, said = status(folder)
     assert code == 0, said
     assert said.count("was stopped ") == 2
-    assert "answered round 5 last" in said
+    assert "answered protocol round 5 last" in said
     code, said = status(folder, "--json")
     assert json.loads(said)["problems"] == []
     assert len(json.loads(said)["parts"]) == 6

@@ -57,7 +57,7 @@ class ShufflerTransport(ShuffledTransport):
         self.status = StatusFile(folder, "aggregator", run=f"{federation.federation}/{federation.run}")
         self._inputs = method.model_input_shape(federation.terms.inputs)
         self._names: list[str] = []  # of the clients of this round, by number
-        self._round = 0  # of the protocol
+        self._number, self._round = 0, 0  # of training, and of the protocol
         self._exchange = 0
         self._told: tuple[BatchKey, dict[str, int | None]] | None = None
         self._answered = 0  # clients whose rows the round's first exchange released: later ones need exactly them
@@ -101,7 +101,8 @@ class ShufflerTransport(ShuffledTransport):
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
         super().begin(round, cohort)
-        self._round, self._exchange, most = self._next_round(), 0, self.settings.most_rounds
+        self._number, self._round, self._exchange = round, self._next_round(), 0
+        most = self.settings.most_rounds
         if self._round > most:
             raise OutOfRounds(f"all {most} rounds that the contract allows are used up, failed ones included")
 
@@ -169,7 +170,7 @@ class ShufflerTransport(ShuffledTransport):
             if status.state == "open" and waited > max(_SAY_S, usual) and not said:
                 said, left = True, status.seconds or until - time.monotonic()
                 self.say(
-                    f"round {key.round}: {answered} of {asked} clients have answered; "
+                    f"round {self._number}: {answered} of {asked} clients have answered; "
                     f"waits for {asked - answered} more, {left:.0f} s at most"
                 )
             if status.state in ("ready", "released"):

@@ -89,9 +89,9 @@ def _key_server(folder: Path, peers: TrustedPeers) -> RoleStatus:
 def _client(folder: Path, peers: TrustedPeers) -> RoleStatus:
     part, status = begin(folder.name, folder)
     if "answered" in status:
-        part.lines.append(f"answered round {status['answered']} last, {_ago(status)} ago")
+        part.lines.append(f"answered protocol round {status['answered']} last, {_ago(status)} ago")
     elif "heard" in status:
-        part.lines.append(f"heard of round {status['heard']}, and was not asked")
+        part.lines.append(f"heard of protocol round {status['heard']}, and was not asked")
     if "problem" in status:
         part.problem(str(status["problem"]))
     credential = folder / "credential"
