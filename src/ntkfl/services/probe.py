@@ -122,7 +122,7 @@ def begin(what: str, folder: Path) -> tuple[RoleStatus, dict[str, Any]]:
     return part, status
 
 
-def add_progress(part: RoleStatus, status: dict[str, Any], rounds: object = None) -> None:
+def add_progress(part: RoleStatus, status: dict[str, Any], rounds: int | None = None) -> None:
     key, batch = status.get("key"), status.get("batch")
     if not (status.get("running") and key):
         return
@@ -132,7 +132,7 @@ def add_progress(part: RoleStatus, status: dict[str, Any], rounds: object = None
         line += f": {batch.get('answered')} of {batch.get('asked')} have answered"
         if batch.get("seconds_left") is not None and batch.get("state", "open") == "open":
             line += f", {batch['seconds_left']} s left"
-    part.lines.append(line + (f" (the run has {rounds} rounds)" if rounds else ""))
+    part.lines.append(line + (f" (the run has {plural(rounds, 'round')})" if rounds else ""))
 
 
 def look_at_service(url: str, ca: Path | None = None) -> RoleStatus:
