@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -127,3 +129,12 @@ def test_a_service_warns_at_its_start_of_a_certificate_that_ends_soon(
         assert (code, "in 19 days: ntkfl keys renew" in said) == (1, True)
         assert process.stop() == 0
     assert [line for line in process.err if "key-server: warning: " in line and "tls.pem ends on " in line]
+
+
+@pytest.mark.parametrize("missing", ["httpx", "cryptography"])
+def test_without_the_extra_it_says_how_to_get_it(missing: str) -> None:
+    program = f"import sys; sys.modules[{missing!r}] = None; from ntkfl.cli import main; main()"
+    command = [sys.executable, "-c", program, "deploy", "status", "https://127.0.0.1:1"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
+    assert "need the extra 'services'" in result.stderr

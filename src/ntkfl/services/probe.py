@@ -13,17 +13,20 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
-from cryptography import x509
-
 from ntkfl.crypto.certificates import read_certificate
 from ntkfl.crypto.credentials import Credential
-from ntkfl.errors import NTKFLError
+from ntkfl.errors import ConfigError, NTKFLError
 from ntkfl.progress import plural, span
 from ntkfl.services.announcement import EVALUATION
 from ntkfl.services.key_server.store import KeyServer
 from ntkfl.services.status import ENDED, STOPPED, read_status
 from ntkfl.services.trusted_peers import FILE, TrustedPeers
+
+try:
+    import httpx
+    from cryptography import x509
+except ImportError as error:
+    raise ConfigError("services need the extra 'services': pip install 'ntkfl[services]'") from error
 
 SOON = timedelta(days=30)  # before a certificate ends
 _TIMEOUT_S = 3.0
