@@ -35,9 +35,9 @@ def test_a_log_that_was_asked_for_gets_a_line_now_and_then_and_the_last(capsys: 
     clock = Clock()
     rounds(RoundLine(20, True, clock), clock, 7)
     assert capsys.readouterr().err.splitlines() == [
-        "round 3 of 20, test accuracy 3.0%, 12 s, 1:08 min left",
-        "round 6 of 20, test accuracy 6.0%, 24 s, 56 s left",
-        "round 7 of 20, test accuracy 7.0%, 28 s",
+        "round 3 of 20, test accuracy 3.0 %, 12 s, 1:08 min left",
+        "round 6 of 20, test accuracy 6.0 %, 24 s, 56 s left",
+        "round 7 of 20, test accuracy 7.0 %, 28 s",
     ]
 
 
@@ -57,9 +57,9 @@ def test_a_terminal_has_one_line_that_is_written_over(monkeypatch: pytest.Monkey
     assert all(len(text.rstrip("\n")) == 59 for text in shown)  # each covers the one before it
     assert [text.rstrip() for text in shown] == [
         "training, 2 rounds",
-        "round 1 of 2, test accuracy 1.0%, 4 s, 4 s left",
-        "round 2 of 2, test accuracy 2.0%, 8 s, 0 s left",
-        "round 2 of 2, test accuracy 2.0%, 8 s",
+        "round 1 of 2, test accuracy 1.0 %, 4 s, 4 s left",
+        "round 2 of 2, test accuracy 2.0 %, 8 s, 0 s left",
+        "round 2 of 2, test accuracy 2.0 %, 8 s",
     ]
     assert screen.getvalue().count("\n") == 1
 
@@ -91,7 +91,7 @@ def test_the_time_left_of_a_resumed_run_counts_the_rounds_that_were_played(monke
     with RoundLine(10, True, clock) as line:
         clock.now += 4
         line.show({"round": 5, "test_accuracy": 0.5, "test_loss": 1.0}, {"seconds": 4.0})
-        assert "round 5 of 10, test accuracy 50.0%, 4 s, 20 s left" in screen.getvalue()
+        assert "round 5 of 10, test accuracy 50.0 %, 4 s, 20 s left" in screen.getvalue()
         clock.now += 8
         line.show({"round": 6, "test_accuracy": None, "test_loss": 0.25}, {"seconds": 8.0})
         assert "round 6 of 10, test loss 0.25, 12 s, 24 s left" in screen.getvalue()

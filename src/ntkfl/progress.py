@@ -140,7 +140,7 @@ class RoundLine:
     def __enter__(self) -> Self:
         self._began = self._said = self._clock()
         if self._over:
-            self._write(f"training, {self.rounds} rounds")
+            self._write(f"training, {plural(self.rounds, 'round')}")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -171,7 +171,7 @@ class RoundTable:
         self,
         title: str,
         rounds: int,
-        remarks: Callable[[Record], Sequence[str]] = lambda record: (),
+        remarks: Callable[[Record, Record], Sequence[str]] = lambda record, timing: (),
         *,
         quiet: bool = False,
     ) -> None:
@@ -208,7 +208,7 @@ class RoundTable:
             self._pace = Pace.of_rounds(record, timing)
         left = self._pace.left(record["round"], self.rounds) or 0
         self.console.print(row(record, timing) + ("" if self.live else f"  {clock(left):>5}"), soft_wrap=True)
-        for line in self._remarks(record):
+        for line in self._remarks(record, timing):
             self.console.print(f"       {line}", style="dim")
         self._bar.update(self._task, completed=record["round"], reached=reached(record, ""))
 
@@ -223,11 +223,11 @@ class RoundTable:
         if last["test_accuracy"] is not None:
             best = max(measured, key=lambda r: r["test_accuracy"])
             self.console.print(
-                f"accuracy {last['test_accuracy']:.2%} after {last['round']} rounds "
-                f"(best {best['test_accuracy']:.2%}, round {best['round']})"
+                f"accuracy {percent(last['test_accuracy'], 2)} after {plural(last['round'], 'round')} "
+                f"(best {percent(best['test_accuracy'], 2)}, round {best['round']})"
             )
         elif last["test_loss"] is not None:
-            self.console.print(f"test loss {last['test_loss']:.5g} after {last['round']} rounds")
+            self.console.print(f"test loss {last['test_loss']:.5g} after {plural(last['round'], 'round')}")
         if "epsilon" in last:
             spent = f"ε = {last['epsilon']:.3g} at δ = {last['delta']:.0e} for a {last['unit']}"
             self.console.print(f"privacy spent: {spent} (docs/private-sums.md says what it rests on)")
@@ -241,7 +241,7 @@ HEADER = "round  accuracy  test loss  train loss   steps  MiB up  MiB down  seco
 
 def row(record: Record, timing: Record) -> str:
     """A round below `HEADER`."""
-    accuracy = "—" if record["test_accuracy"] is None else f"{record['test_accuracy']:.4f}"
+    accuracy = "—" if record["test_accuracy"] is None else percent(record["test_accuracy"], 2)
     loss = "—" if record["test_loss"] is None else f"{record['test_loss']:.4f}"
     met = "—" if record["train_loss"] is None else f"{record['train_loss']:.4f}"
     steps = "—" if record["steps"] is None else f"{record['steps']:.0f}"
@@ -255,8 +255,18 @@ def reached(record: Record, test: str = "test ") -> str:
     """The accuracy, or for real-valued targets the loss."""
     accuracy, loss = record["test_accuracy"], record["test_loss"]
     if accuracy is not None:
-        return f"{test}accuracy {accuracy:.1%}"
+        return f"{test}accuracy {percent(accuracy)}"
     return "" if loss is None else f"{test}loss {loss:.4g}"
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """How every accuracy is printed: 77.5 %."""
+    return f"{100 * share:.{digits}f} %"
+
+
+def plural(count: int, noun: str) -> str:
+    """1 client, 2 clients."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def span(seconds: float) -> str:

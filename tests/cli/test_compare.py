@@ -45,7 +45,7 @@ def test_a_log_hears_of_rounds_now_and_then_and_of_every_run_that_ends(tmp_path:
         "10 of 100 rounds  (0 of 2 runs finished, 1:39 min left)",
         "22 of 100 rounds  (0 of 2 runs finished, 1:18 min left)",
         "32 of 100 rounds  (0 of 2 runs finished, 1:10 min left)",
-        "✓ FedAvg, seed 0: 0.5000 after 20 rounds, 10.0 s  (1 of 2 runs finished, 1:00 min left)",
+        "✓ FedAvg, seed 0: 50.00 % after 20 rounds, 10.0 s  (1 of 2 runs finished, 1:00 min left)",
         "45 of 100 rounds  (1 of 2 runs finished, 1:02 min left)",
     ]
     assert "\x1b" not in text.getvalue()

@@ -44,7 +44,7 @@ def fault(*arguments: str | Path) -> str:
 def made(tmp_path: Path) -> Path:
     (tmp_path / "run.toml").write_text(RUN)
     lines = said("keys", "init", tmp_path / "made", "--config", tmp_path / "run.toml", "--clients", "2")
-    assert lines[0] == "federation demo, run run-0: 2 clients, 1 evaluators"
+    assert lines[0] == "federation demo, run run-0: 2 clients, 1 evaluator"
     assert "In production no machine sees two roles' keys" in lines[-1]
     return tmp_path / "made"
 

@@ -51,7 +51,7 @@ def test_training_shows_the_time_left_and_says_how_to_go_on(tmp_path: Path, term
     out = tmp_path / "run"
     command = Command("train", *SMALL, "--rounds", "100000", "--out", out, terminal=terminal)
     command.until("left.*\\d:\\d\\d:\\d\\d" if terminal else "\n +3 .* \\d+[:h]\\d\\d\n")
-    stop(command, f"stopped after \\d+ whole rounds; continue with: ntkfl train --resume --out\\s+{out}")
+    stop(command, f"stopped after \\d+ whole rounds?; continue with: ntkfl train --resume --out\\s+{out}")
 
 
 def test_a_comparison_ends_with_its_workers(tmp_path: Path) -> None:

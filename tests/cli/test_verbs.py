@@ -20,7 +20,7 @@ import pytest
 from typer.testing import CliRunner
 from typer.utils import get_params_from_function
 
-from ntkfl import extras
+from ntkfl import doctor, extras
 from ntkfl.cli import app, verbs
 from ntkfl.data import NAMES
 from ntkfl.data.partitions import PARTITIONS
@@ -125,6 +125,12 @@ def test_an_unknown_verb_is_told_which_is_near() -> None:
     assert "train" in outcome.output
 
 
+def test_an_unknown_command_of_a_verb_gets_one_suggestion() -> None:
+    said = CliRunner().invoke(app, ["keys", "lst"]).output
+    assert said.count("Did you mean") == 1
+    assert "'list'" in said
+
+
 def test_doctor_looks_at_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("NTKFL_DATA", str(tmp_path))
@@ -152,6 +158,15 @@ def test_doctor_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert "Something that is needed is missing" in said
 
 
+def test_doctor_calls_a_gpu_needed_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(doctor.shutil, "which", lambda _: None)
+    wanted, unwanted = doctor._gpu(needed=True), doctor._gpu(needed=False)
+    assert (wanted.kind, unwanted.kind) == ("bad", "note")
+    assert unwanted.advice.startswith("not needed")
+    assert wanted.advice.startswith("without --gpu")
+
+
 def test_event_files_hold_the_history_and_go_on_after_a_resume(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -162,10 +177,10 @@ def test_event_files_hold_the_history_and_go_on_after_a_resume(tmp_path: Path) -
     read = EventAccumulator(str(tmp_path / "a" / "tensorboard"))
     read.Reload()
     history = [json.loads(line) for line in (tmp_path / "a" / "history.jsonl").read_text().splitlines()]
-    points = read.Scalars("round/test_accuracy")
+    points = read.Scalars("accuracy/test_accuracy")
     assert [p.step for p in points] == [1, 2, 3]
     assert [p.value for p in points] == pytest.approx([r["test_accuracy"] for r in history])
-    assert {"uplink/update", "time/seconds"} <= set(read.Tags()["scalars"])
+    assert {"messages/uplink_update", "time/seconds"} <= set(read.Tags()["scalars"])
 
 
 def test_event_files_need_a_folder_and_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +216,7 @@ def test_a_terminal_of_eighty_columns_and_no_colour(tmp_path: Path) -> None:
     assert not re.search("\x1b\\[[0-9;]*[39][0-7]m", text)  # bold and dim are no colours
     rounds = [line for line in re.sub("\x1b\\[[0-9;?]*[A-Za-z]|\r", "\n", text).split("\n") if line.strip()]
     assert all(len(line) <= 80 for line in rounds)
-    assert re.match(r"accuracy \d\d?\.\d\d% after 2 rounds", rounds[-2])
+    assert re.match(r"accuracy \d\d?\.\d\d % after 2 rounds", rounds[-2])
 
 
 def test_a_page_for_other_machines_is_served_plainly_only_when_told_so(tmp_path: Path) -> None:

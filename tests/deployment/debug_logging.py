@@ -8,7 +8,7 @@ import sys
 from ntkfl.services import log
 
 
-def configure_debug_logging(service: str, stream: object = None) -> None:
+def configure_debug_logging(service: str, **_: object) -> None:
     configure_logging(service)
     for name in ("ntkfl.services", "uvicorn", "uvicorn.error", "asyncio"):
         logging.getLogger(name).setLevel(1)

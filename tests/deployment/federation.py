@@ -53,7 +53,8 @@ class Deployment:
 
     def start(self) -> Process:
         command = ("-m", "ntkfl", "serve", "shuffler", self.folder / "shuffler")
-        process = Process(*command, "--port", "0", "--aggregator-port", "0", listeners=2)
+        log = "--log-format", "json", "--log-level", "debug"
+        process = Process(*command, "--port", "0", "--aggregator-port", "0", *log, listeners=2)
         self.urls = process.urls
         return process
 

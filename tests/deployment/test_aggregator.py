@@ -20,6 +20,7 @@ from ntkfl.deployment.aggregator import Aggregator
 from ntkfl.deployment.demo_setup import DemoSetup, init
 from ntkfl.errors import ConfigError, Refused, RunFolderError, TooFew, TrustError
 from ntkfl.federation.evaluation import score_rows
+from ntkfl.federation.server import remarks
 from ntkfl.federation.server_state import draw_cohort
 from ntkfl.federation.shuffled import seal_messages, seal_reply
 from ntkfl.methods import ClientRound
@@ -27,6 +28,7 @@ from ntkfl.privacy.randomness import Randomness
 from ntkfl.services.announcement import Announcement
 from ntkfl.services.shuffler.batch import Status
 from ntkfl.services.shuffler.store import Shuffler
+from ntkfl.services.status import read_status
 
 NAMES = ["client-0", "client-1", "client-2"]
 SETTINGS = {
@@ -38,9 +40,9 @@ SETTINGS = {
 class Here:
     """The shuffler itself instead of a way to it: who is asked answers as soon as an announcement is published."""
 
-    def __init__(self, aggregator: Aggregator, names: list[str] = NAMES, leaves: str = "") -> None:
-        """`leaves`: the client that answers a round's first exchange and no other."""
-        self.own, self.names, self.leaves = aggregator.transport, names, leaves
+    def __init__(self, aggregator: Aggregator, names: list[str] = NAMES, leaves: str = "", silent: str = "") -> None:
+        """`leaves`: the client that answers a round's first exchange and no other; `silent`: one that never answers."""
+        self.own, self.names, self.leaves, self.silent = aggregator.transport, names, leaves, silent
         ticks = itertools.count(step=1000)  # every deadline has passed when it is looked at
         self.shuffler = Shuffler(clock=lambda: float(next(ticks)))
         self.recorded: list[tuple[Announced, list[bytes]]] = []
@@ -62,7 +64,7 @@ class Here:
         if said.batch is not None:
             assert said.announced is not None
             for name in said.batch.cohort:
-                if said.key.exchange == 0 or name != self.leaves:
+                if name != self.silent and (said.key.exchange == 0 or name != self.leaves):
                     rows = self.rows(said, self.people[self.names.index(name)])
                     self.shuffler.submit(name, said.announced, rows)
 
@@ -108,15 +110,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_sealed_row_that_is_not_finite_is_left_out_and_counted(folder: Path, tmp_path: Path) -> None:
-    said: list[str] = []
-    aggregator = Aggregator(folder, tmp_path / "run", said.append)
+    aggregator = Aggregator(folder, tmp_path / "run")
     before = aggregator.server.state.state["weights"].clone()
     aggregator.transport.shuffler = Here(aggregator)  # type: ignore[assignment]
     (record,) = aggregator.run().history
     assert record["rejected"] == {"not finite": 1}
     assert record["dropped_rows"] == 1
     assert record["samples"] == record["evaluated_samples"] - 1 == 17
-    assert "round 1: rejected: 1 not finite" in said
+    assert remarks(record) == ["rejected: 1 not finite"]
     weights = aggregator.server.state.state["weights"]
     assert bool(weights.isfinite().all())
     assert not torch.equal(weights, before)
@@ -147,6 +148,23 @@ def test_after_a_round_no_key_opens_what_was_recorded(tmp_path: Path) -> None:
                 open_row(key, row, "demo", "run-0", said)
 
 
+def test_the_record_says_how_many_were_asked_and_answered(tmp_path: Path) -> None:
+    """Of a round in which one was silent: counts, since the shuffler says which rows came, and not whose."""
+    aggregator = Aggregator(made(tmp_path, rounds=1, clients=4, clients_per_round=4), tmp_path / "run")
+    names = [*NAMES, "client-3"]
+    aggregator.transport.shuffler = Here(aggregator, names, silent="client-2")  # type: ignore[assignment]
+    run = aggregator.run()
+    (record,), (timing,) = run.history, run.timings
+    assert (record["asked"], record["answered"]) == (4, 3)
+    assert record["samples"] == 3 * 6
+    assert 0 < timing["waited_seconds"] <= timing["seconds"]
+    assert remarks(record, {"waited_seconds": 37.4}) == ["3 of 4 clients answered; waited 37 s for 1"]
+    assert remarks(record | {"answered": 4}) == []
+    status = read_status(tmp_path / "demo" / "aggregator")
+    assert status is not None
+    assert (status["state"], status["out"]) == ("the run has ended", str(tmp_path / "run"))
+
+
 def test_a_client_that_leaves_in_a_round_costs_the_round_and_not_the_run(tmp_path: Path) -> None:
     """Without its losses its uploads would be the ones that match none: nothing more of the round is released. The
     round is tried again under the next number, with clients that stay.
@@ -159,7 +177,10 @@ def test_a_client_that_leaves_in_a_round_costs_the_round_and_not_the_run(tmp_pat
     here = aggregator.transport.shuffler = Here(aggregator, names, leaves)  # type: ignore[assignment]
     first, second = aggregator.run().history
     assert [announced.key for announced, _ in here.recorded][:2] == [BatchKey(1, 0), BatchKey(2, 0)]
-    assert "2 clients of the 3 that began the round answered, too few" in said[0]
+    assert "2 of the 3 that began the round answered within " in said[0]
+    assert f"missing: {leaves};" in said[0]
+    assert first["failed_attempts"] == [said[0].partition("failed: ")[2]]
+    assert (first["asked"], first["answered"], second["answered"]) == (3, 3, 3)
     assert (first["round"], first["protocol_round"]) == (1, 2)
     assert (second["round"], second["protocol_round"]) == (2, 3)
     assert leaves not in first["clients"]

@@ -85,9 +85,9 @@ def test_event_files_hold_every_number_of_a_round(tmp_path: Path) -> None:
     events.Reload()
     names = sorted(events.Tags()["scalars"])
     assert names == [
-        "round/test_accuracy",
-        "round/test_loss",
+        "accuracy/test_accuracy",  # what TensorBoard opens with
+        "loss/test_loss",
+        "messages/uplink_update",
         "time/seconds",
-        "uplink/update",
     ]
-    assert [(e.step, e.value) for e in events.Scalars("round/test_accuracy")] == [(1, 0.5), (2, 0.75)]
+    assert [(e.step, e.value) for e in events.Scalars("accuracy/test_accuracy")] == [(1, 0.5), (2, 0.75)]

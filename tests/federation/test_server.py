@@ -76,7 +76,7 @@ def test_a_failed_round_is_tried_again_with_others_and_leaves_no_trace() -> None
     assert [record["attempt"] for record in run.history] == [0, 2, 0]
     assert transport.ended == [True, False, False, True, True]
     assert (transport.gathered, transport.finished) == (1, 1)
-    assert said == ["round 2, attempt 0: too few", "round 2, attempt 1: again too few"]
+    assert said == ["round 2, attempt 1 of 3 failed: too few", "round 2, attempt 2 of 3 failed: again too few"]
     calm = server()[0]
     assert calm.run(None, {"rounds": 1}, resume=False).history == run.history[:1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import threading
 import time
@@ -64,3 +65,30 @@ def test_it_is_not_tried_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ConfigError, match="the SuperNode ended: ERROR: Failed to activate SuperNode"):
         keep(tmp_path, 3, "stay")
     assert (tmp_path / "tries").read_text() == "x"
+
+
+def test_a_superlink_that_is_not_there_is_said_at_once_and_once(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    said, ended = list[str](), threading.Event()
+    watch = (f"127.0.0.1:{port}", ended, said.append, 0.01)
+    watching = threading.Thread(target=commands.watch_superlink, args=watch, daemon=True)
+    watching.start()
+    until(lambda: bool(said))
+    assert said == [f"nobody answers at 127.0.0.1:{port} (Connection refused); tries again"]
+    time.sleep(0.1)
+    assert len(said) == 1  # though it has tried again many times
+    with socket.create_server(("127.0.0.1", port)):
+        until(lambda: len(said) == 2)
+    assert said[1] == f"the SuperLink at 127.0.0.1:{port} answers"
+    until(lambda: len(said) == 3)  # and it is gone again
+    ended.set()
+    watching.join(5)
+    assert not watching.is_alive()
+
+
+def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)

@@ -72,7 +72,7 @@ def faults(world: World, port: int) -> None:
     history = world.records("second")
     failed = history[0]["failed"]
     assert failed["client-4"] == "labels must be whole numbers from 0 to 9, one per sample"
-    assert failed["client-3"] == "no answer within 20 seconds"
+    assert failed["client-3"] == "no answer within 20 s"
     assert "client-4: labels must be" in second.output()
     assert any("client-5" in r["clients"] and "client-5" not in r.get("failed", {}) for r in history[1:])
     assert "client-5" not in history[0]["clients"]

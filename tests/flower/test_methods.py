@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ntkfl.errors import ConfigError, NTKFLError, TooFew
+from ntkfl.federation.server import remarks
 from ntkfl.flower.apps import client_app
 from ntkfl.flower.server import FlowerServer
 from ntkfl.methods import METHODS
@@ -108,11 +110,19 @@ def test_who_fails_is_named_and_the_round_goes_on_with_the_rest(tmp_path: Path) 
     programs = apps(run, tmp_path)
     programs[NODES[1]] = client_app(member(run, tmp_path, 1, lambda: (x, y + 100)))
     said: list[str] = []
-    (record,) = deployed(LocalGrid(programs, silent=[NODES[2]]), run, tmp_path / "run", said.append).run().history
+    grid = LocalGrid(programs, silent=[NODES[2]])
+    finished = deployed(grid, run, tmp_path / "run", said.append).run()
+    (record,), (timing,) = finished.history, finished.timings
     assert set(record["failed"]) == {"client-1", "client-2"}
     assert record["failed"]["client-1"] == "labels must be whole numbers from 0 to 9, one per sample"
-    assert record["failed"]["client-2"] == "no answer within 1 seconds"
+    assert record["failed"]["client-2"] == "no answer within 1 s"
     assert f"client-1: {record['failed']['client-1']}" in said
+    assert (record["asked"], record["answered"]) == (4, 2)
+    assert 0.5 < timing["waited_seconds"] < timing["seconds"]
+    (line,) = remarks(record, timing)
+    assert re.fullmatch(r"2 of 4 clients answered; waited \d+ s for client-1, client-2", line)
+    # Whoever failed is not asked again in the round, nor to measure the model: it would be waited for once more.
+    assert [m.metadata.dst_node_id for m in grid.sent].count(NODES[2]) == 1
     sizes = digits().sizes
     assert record["samples"] == sizes[0] + sizes[3]
     assert json.loads((tmp_path / "run" / "history.jsonl").read_text())["failed"] == record["failed"]
@@ -156,7 +166,7 @@ def test_what_cannot_work_is_refused_before_anything_is_sent(tmp_path: Path) -> 
 @pytest.mark.parametrize("method", [NTK, {"name": "fedavg", "local_steps": 3}])
 def test_what_one_client_sends_that_is_not_finite_is_left_out(method: dict[str, Any], tmp_path: Path) -> None:
     """A row of it, or all of its update; the record and the log say so, and the training goes on without."""
-    run, said = settings(method, rounds=1, clients_per_round=4), list[str]()
+    run = settings(method, rounds=1, clients_per_round=4)
     liar = member(run, tmp_path, 2)
     honest = liar.answer
 
@@ -169,10 +179,10 @@ def test_what_one_client_sends_that_is_not_finite_is_left_out(method: dict[str, 
 
     liar.answer = lie  # type: ignore[method-assign]
     grid = LocalGrid(apps(run, tmp_path) | {NODES[2]: client_app(liar)})
-    (record,) = deployed(grid, run, tmp_path / "run", said.append).run().history
+    (record,) = deployed(grid, run, tmp_path / "run").run().history
     assert record["rejected"] == {"not finite": 1}
     assert record["rejected_clients"] == 1
-    assert said.count("round 1: rejected: 1 not finite") == 1
+    assert remarks(record) == ["rejected: 1 not finite"]
     weights = load_file(tmp_path / "run" / "model.safetensors")
     assert all(bool(value.isfinite().all()) for value in weights.values())
     before = dict(run.build_model(run.seed).named_parameters())

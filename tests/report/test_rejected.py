@@ -35,6 +35,26 @@ def test_every_reason_is_counted_by_round() -> None:
     assert sorted(series) == sorted(line["series"] for line in lines)
 
 
+def test_clients_that_did_not_answer_are_counted_and_the_wait_for_them() -> None:
+    """Unnamed ones behind a shuffler; those that `failed` names are counted there, and not once more."""
+    records: list[dict[str, Any]] = [
+        {"round": 1, "asked": 4, "answered": 4},
+        {"round": 2, "asked": 4, "answered": 3, "failed_attempts": ["too few"]},
+        {"round": 3, "asked": 4, "answered": 2, "failed": {"a": "no answer"}},
+        {"round": 4, "asked": "many", "answered": None},
+    ]
+    timings = [{"seconds": 5.0}, {"seconds": 42.0, "waited_seconds": 36.6}, {"seconds": 42.0, "waited_seconds": 30.0}]
+    lines, series = rejections(records, timings)
+    assert series["rejected/clients that did not answer/"] == [0, 1, 1, 0]
+    assert series["rejected/seconds waited for them/"] == [0, 37, 30, 0]
+    assert {(line["kind"], line["of"], line["total"]) for line in lines} == {
+        ("clients that failed", "clients", 1),
+        ("clients that did not answer", "clients", 2),
+        ("seconds waited for them", "seconds", 67),
+        ("attempts at a round that failed", "attempts", 1),
+    }
+
+
 def test_nothing_where_there_is_nothing() -> None:
     assert rejections([{"round": 1, "byzantine": [], "made_up_rows": 0}, {"round": 2, "rejected": {}}]) == ([], {})
     assert rejections([]) == ([], {})

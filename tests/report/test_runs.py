@@ -187,6 +187,34 @@ def test_spectra_are_the_kernels_of_the_first_and_last_weights(runs: Path) -> No
     assert insight(run) == json.loads((run.folder.path / KEPT).read_text())
 
 
+def test_a_run_made_in_python_keeps_its_classes_and_spectra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data and network are its user's, and no report can rebuild them."""
+    fed = ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=20, alpha=0.1), seed=0)
+    torch.manual_seed(3)
+    model = ntkfl.models.mlp(64, 8, 10)
+    method = ntkfl.methods.FedAvg(local_steps=2, lr=0.1)
+    trained = ntkfl.train(model, fed, method, rounds=2, clients_per_round=3, out=tmp_path / "own", callbacks=[])
+    found = insight(named(tmp_path, "own"), keep=False)
+    assert found["clients"]["counts"] == fed.counts().tolist()
+    first, last = found["spectra"]
+    assert (first["label"], last["label"]) == ("round 1", "after round 2")
+    x = torch.cat([fed.client(i)[0] for i in trained.history[0]["clients"]])
+    H = ntkfl.jacobian(model, x[:: math.ceil(len(x) / 256)], form="dense").kernel()
+    expected = torch.linalg.eigvalsh(H.double() / len(H)).flip(0)
+    torch.testing.assert_close(torch.tensor(first["values"][:20]).double(), expected[:20], rtol=2e-3, atol=1e-6)
+    assert first["values"] != last["values"]
+
+    def out_of_memory(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("ntkfl.federation.insight.jacobian", out_of_memory)
+    again = ntkfl.train(model, fed, method, rounds=2, clients_per_round=3, out=tmp_path / "again", callbacks=[])
+    assert again.history == trained.history  # the run itself is none the worse
+    found = insight(named(tmp_path, "again"), keep=False)
+    assert found["clients"]["counts"] == fed.counts().tolist()
+    assert found["spectra_missing"] == "could not be computed (MemoryError)"
+
+
 def test_what_cannot_be_rebuilt_is_skipped_by_name(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = (runs / "whole" / "config.toml").read_text()
     cases = {

@@ -54,7 +54,7 @@ async def slow(seconds: float) -> str:
     await asyncio.sleep(seconds)
     return "done"
 
-configure_logging("test")
+configure_logging("test", level="debug")
 folder = Path(sys.argv[1])
 at = dict(host="127.0.0.1", port=0, cert=folder / "tls.pem", key=folder / "key.pem")
 serve([Listener(app, **at), Listener(service_app("back", max_body=10), **at, client_ca=folder / "callers.pem")])

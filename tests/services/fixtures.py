@@ -26,7 +26,8 @@ SEED_PATH = "/v1/runs/run-0/seed"
 
 
 def start(folder: Path) -> Process:
-    return Process("-m", "ntkfl", "serve", "key-server", folder / "key-server", "--port", "0")
+    log = "--log-format", "json", "--log-level", "debug"
+    return Process("-m", "ntkfl", "serve", "key-server", folder / "key-server", "--port", "0", *log)
 
 
 @dataclass

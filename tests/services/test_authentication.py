@@ -25,7 +25,8 @@ from ntkfl.services.shuffler.store import Shuffler
 from tests.deployment.federation import Deployment, refused
 
 # What anybody may ask: whether a service is there, and the list of revoked clients, which the key server signs.
-PUBLIC = {("key-server", "/health"), ("shuffler", "/health"), ("key-server", "/v1/revoked")}
+PUBLIC = {(service, path) for service in ("key-server", "shuffler") for path in ("/health", "/ready")}
+PUBLIC |= {("key-server", "/v1/revoked")}
 ENROL = ("key-server", "/v1/enrol")  # by a token in its body: see below
 RELEASE = ("key-server", "/v1/runs/run-0/masks/release")  # by the shuffler's signature in its body: see below
 Endpoint = tuple[str, str, str]  # service, method, path

@@ -61,7 +61,7 @@ def third_time() -> int:
         raise Refused("busy", "later") if asked == 1 else Refused("too-many", "later")
     return asked
 
-configure_logging("test")
+configure_logging("test", level="debug")
 tls = dict(cert=folder / "tls.pem", key=folder / "key.pem")
 serve([Listener(app, "127.0.0.1", 0, **tls, connections=int(sys.argv[3]))])
 """

@@ -18,7 +18,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
-    help="Federated learning by neural tangent kernels. Examples: VERB --help.",
+    help="Federated learning by neural tangent kernels. See VERB --help, --version.",
 )
 
 

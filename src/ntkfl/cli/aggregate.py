@@ -8,13 +8,16 @@ from typing import Annotated
 import typer
 
 from ntkfl.cli.stopping import stoppable
-from ntkfl.cli.verbs import AllowCode
+from ntkfl.cli.verbs import AllowCode, LogFormat, LogLevel, Metrics
 
 
 def aggregate(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The aggregator's folder, see `ntkfl keys init`.")],
     out: Annotated[Path, typer.Option(help="The run's folder; a run that was stopped goes on from it.")],
     allow_code: AllowCode = False,
+    log_format: LogFormat = "plain",
+    log_level: LogLevel = "info",
+    metrics: Metrics = None,
 ) -> None:
     """Run the server that trains, behind the shuffler.
 
@@ -24,13 +27,28 @@ def aggregate(
     """
     from ntkfl.deployment.aggregator import Aggregator  # needs the extra
     from ntkfl.federation.server import remarks
-    from ntkfl.progress import RoundTable
+    from ntkfl.progress import Record, RoundTable
+    from ntkfl.services.log import configure_logging, log, warn
+    from ntkfl.services.metrics import serving_metrics
 
-    aggregator = Aggregator(folder, out, say=lambda line: typer.echo(line, err=True), allow_code=allow_code)
-    settings = aggregator.settings
-    display = RoundTable(aggregator.server.method.name, settings.rounds, remarks)
-    typer.echo(f"waits for {settings.clients} clients at {aggregator.federation.shuffler.aggregator_url}")
+    configure_logging("aggregator", form=log_format, level=log_level)
+    aggregator = Aggregator(folder, out, say=log, allow_code=allow_code)
+    settings, as_json = aggregator.settings, log_format == "json"
+    display = RoundTable(aggregator.server.method.name, settings.rounds, remarks, quiet=as_json)
+
+    def show(record: Record, timing: Record) -> None:
+        if as_json:
+            log("round", **(record | timing))
+            for line in remarks(record, timing):
+                warn(f"round {record['round']}: {line}")
+        display.show(record, timing)
+
+    log(f"waits for {settings.clients} clients at {aggregator.federation.shuffler.aggregator_url}")
     allowed = " --allow-code" if allow_code else ""
-    with stoppable(lambda: f"stopped; go on with: ntkfl aggregate {folder} --out {out}{allowed}"), display:
-        run = aggregator.run(on_round=display.show)
+    with (
+        stoppable(lambda: f"stopped; go on with: ntkfl aggregate {folder} --out {out}{allowed}"),
+        serving_metrics(metrics),
+        display,
+    ):
+        run = aggregator.run(on_round=show)
     display.summary(run.history, run.timings, out)

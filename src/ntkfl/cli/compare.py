@@ -22,7 +22,7 @@ from ntkfl.compare.run import carry_out
 from ntkfl.compare.spec import Comparison
 from ntkfl.compare.trials import Cell, Workers
 from ntkfl.federation.run_folder import Record
-from ntkfl.progress import LOG_S, Pace, span
+from ntkfl.progress import LOG_S, Pace, percent, plural, span
 
 
 def compare(
@@ -162,7 +162,7 @@ class Watcher:
                     f"seed {cell.config.seed}",
                     f"[cyan]{bar:<24}",
                     f"{len(history)}/{cell.config.rounds}",
-                    f"{history[-1]['test_accuracy']:.1%}",
+                    percent(history[-1]["test_accuracy"]),
                 )
             self.live.update(table)
         elif done < len(unique) and self.clock() - self.said > LOG_S:
@@ -185,7 +185,8 @@ def _line(cell: Cell) -> str:
     if cell.failed:
         return f"✗ {cell.label}, seed {cell.config.seed}: {cell.failed}"
     last = cell.history()[-1]
-    what = f"{last['test_accuracy']:.4f} after {last['round']} rounds"
+    rounds = plural(last["round"], "round")
+    what = f"{percent(last['test_accuracy'], 2)} after {rounds}"
     if "validation_accuracy" in last:  # a search never shows the test set
-        what = f"{last['validation_accuracy']:.4f} on held-out clients after {last['round']} rounds"
+        what = f"{percent(last['validation_accuracy'], 2)} on held-out clients after {rounds}"
     return f"✓ {cell.label}, seed {cell.config.seed}: {what}, {cell.seconds():.1f} s"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ntkfl.cli.stopping import answered, leave, stoppable
-from ntkfl.cli.verbs import AllowCode
+from ntkfl.cli.verbs import AllowCode, LogFormat, LogLevel
 from ntkfl.errors import ConfigError
 from ntkfl.progress import ProgressBar, RoundTable
 
@@ -72,7 +72,9 @@ def simulate(
 @app.command("init")
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
-    config: Annotated[Path, typer.Option(help="The run: inputs, outputs, clients, [model], [method], …")],
+    config: Annotated[
+        Path | None, typer.Option(help="The run: inputs, outputs, [model], …; if not given, a demo on digits.")
+    ] = None,
     clients: Annotated[int, typer.Option(min=2, help="Clients to make a folder and a key for.")] = 4,
     host: Annotated[str, typer.Option(help="Name or address under which the server is reached.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="The server's port.")] = 8000,
@@ -136,6 +138,8 @@ def run(
     ] = None,
     allow_code: AllowCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a round on stdout, nothing else.")] = False,
+    log_format: LogFormat = "plain",
+    log_level: LogLevel = "info",
 ) -> None:
     """Train with the clients that are connected to the SuperLink.
 
@@ -147,8 +151,10 @@ def run(
     from ntkfl.flower.apps import server_app
     from ntkfl.flower.quiet import quiet
     from ntkfl.flower.server import FlowerRun
+    from ntkfl.services.log import configure_logging, log
     from ntkfl.user_code import find_factory
 
+    configure_logging("server", form=log_format, level=log_level)
     settings = FlowerRun.read(folder / "run.toml")
     settings.check_code(allow_code)  # before anybody is asked
     images = Images(settings.inputs, settings.mean, settings.std, settings.class_names)
@@ -163,7 +169,7 @@ def run(
         test=batch,
         federation=federation,
         on_round=show,
-        say=lambda line: typer.echo(line, err=True),
+        say=log,
         history=history,
         allow_code=allow_code,
     )
@@ -190,6 +196,8 @@ def client(
     attach: Annotated[str | None, typer.Option(help="Answer for the SuperNode at this address; start none.")] = None,
     allow_code: AllowCode = False,
     print_only: Print = False,
+    log_format: LogFormat = "plain",
+    log_level: LogLevel = "info",
 ) -> None:
     """Take part with your own data: start a SuperNode, and answer what it brings.
 
@@ -200,6 +208,8 @@ def client(
     from ntkfl.flower.folders import ClientFile, read_secret
     from ntkfl.flower.quiet import quiet
     from ntkfl.flower.runtime import serve_node
+    from ntkfl.services.log import configure_logging
+    from ntkfl.services.log import log as say
 
     about, secret = ClientFile.read(folder), read_secret(folder)
     port = commands.free_port()
@@ -212,13 +222,11 @@ def client(
         typer.echo(f"ntkfl flower client {folder} --data {data} --attach {address}{allowed}")
         return
 
-    def say(line: str) -> None:
-        typer.echo(f"{about.name}: {line}", err=True)
-
+    configure_logging(about.name, form=log_format, level=log_level)
     answering = join(about, folder, data, federation=federation, seed=seed, say=say, allow_code=allow_code)
     log = folder / "supernode.log"
     with _ended_by_signals(lambda: None if attach else say("signs off; Ctrl-C once more does not")) as ended, quiet():
-        typer.echo(f"{about.name} answers {about.superlink}" + ("" if attach else f"; the SuperNode's log is {log}"))
+        say(f"takes part at {about.superlink}" + ("" if attach else f"; the SuperNode's log is {log}"))
 
         def attend(alive: Callable[[], bool]) -> None:
             serve_node(address, secret, answering, alive, say)
@@ -226,6 +234,8 @@ def client(
         if attach:
             attend(lambda: not ended.is_set())
         else:
+            watch = (about.superlink, ended, say)
+            threading.Thread(target=commands.watch_superlink, args=watch, daemon=True).start()
             commands.keep_supernode(commands.supernode(folder, port), log, attend, ended, say)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ntkfl.cli.stopping import stoppable
-from ntkfl.cli.verbs import AllowCode
+from ntkfl.cli.verbs import AllowCode, LogFormat, LogLevel
 
 
 def join(
@@ -19,6 +19,8 @@ def join(
     ],
     patience: Annotated[float, typer.Option(help="Seconds to keep asking a service that cannot be reached.")] = 60,
     allow_code: AllowCode = False,
+    log_format: LogFormat = "plain",
+    log_level: LogLevel = "info",
 ) -> None:
     """Take part in a run, with data of your own.
 
@@ -29,11 +31,13 @@ def join(
     from ntkfl.data.client import Images, read_own
     from ntkfl.deployment.client import ShuffledClient  # needs the extra
     from ntkfl.deployment.contract import Federation
+    from ntkfl.services.log import configure_logging, log
     from ntkfl.user_code import find_factory
 
+    configure_logging(folder.resolve().name, form=log_format, level=log_level)
     terms = Federation.read(folder).terms
     images = Images(terms.inputs, terms.mean, terms.std, terms.class_names)
     x, y = read_own(data, images, find_factory)
     allowed = " --allow-code" if allow_code else ""
     with stoppable(lambda: f"stopped; the same command takes part again: ntkfl join {folder} --data {data}{allowed}"):
-        ShuffledClient(folder, x, y, patience=patience, say=typer.echo, allow_code=allow_code).run()
+        ShuffledClient(folder, x, y, patience=patience, say=log, allow_code=allow_code).run()

@@ -10,11 +10,10 @@ import typer
 
 from ntkfl.cli.stopping import stoppable
 from ntkfl.errors import ConfigError, TrustError
-from ntkfl.progress import ProgressBar
+from ntkfl.progress import ProgressBar, plural
 
 app = typer.Typer(
-    help="Keys, tokens and certificates of a federation.\n\n"
-    "Example: ntkfl keys init demo --config configs/demo.toml --clients 4",
+    help="Keys, tokens and certificates of a federation.\n\nExample: ntkfl keys init demo --clients 4",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -25,7 +24,9 @@ KeyServerFolder = Annotated[Path, typer.Argument(metavar="KEY_SERVER_DIR", help=
 @app.command("init")
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
-    config: Annotated[Path, typer.Option(help="The run: inputs, outputs, precision, [model], [method], …")],
+    config: Annotated[
+        Path | None, typer.Option(help="The run: inputs, outputs, [model], …; if not given, a demo on digits.")
+    ] = None,
     clients: Annotated[int, typer.Option(help="Clients to make a folder and a token for.")] = 4,
     evaluators: Annotated[int, typer.Option(help="Evaluators to make a folder and a token for.")] = 1,
     federation: Annotated[str, typer.Option(help="The federation's name.")] = "demo",
@@ -62,8 +63,9 @@ def init(
         stoppable(lambda: f"stopped; begin anew: rm -r {folder}"),
         ProgressBar(clients + evaluators, "folders of clients") as bar,
     ):
-        made = demo_setup.init(folder, config, setup, on_client=bar.end)
-    typer.echo(f"federation {made.federation}, run {made.run}: {clients} clients, {evaluators} evaluators")
+        made = demo_setup.init(folder, config or demo_setup.demo_run(setup), setup, on_client=bar.end)
+    members = f"{plural(clients, 'client')}, {plural(evaluators, 'evaluator')}"
+    typer.echo(f"federation {made.federation}, run {made.run}: {members}")
     typer.echo(
         f"  {folder / 'key-server'}    gives ρ to enrolled clients: ntkfl serve key-server {folder / 'key-server'}"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -10,6 +11,7 @@ from urllib.parse import urlsplit
 import typer
 
 from ntkfl.cli.stopping import leave
+from ntkfl.cli.verbs import LogFormat, LogLevel, Metrics
 from ntkfl.errors import ConfigError
 
 app = typer.Typer(
@@ -30,12 +32,17 @@ def key_server(
     credential_days: Annotated[
         float | None, typer.Option(min=0.01, max=3650, help="Days that credentials issued from now on are valid.")
     ] = None,
+    log_format: LogFormat = "plain",
+    log_level: LogLevel = "info",
+    metrics: Metrics = None,
 ) -> None:
     """The key server: enrols clients by one-time tokens, and gives them the run's secret ρ, sealed to each."""
     from ntkfl.services.http.server import Listener, serve
-    from ntkfl.services.key_server.app import key_server_app  # needs the extra
+    from ntkfl.services.key_server.app import collect_metrics, key_server_app  # needs the extra
     from ntkfl.services.key_server.store import DAY, STATE, KeyServer
     from ntkfl.services.log import configure_logging
+    from ntkfl.services.metrics import serving_metrics
+    from ntkfl.services.status import STOPPED, StatusFile
     from ntkfl.services.trusted_peers import TrustedPeers
 
     peers = TrustedPeers.read(folder)
@@ -46,8 +53,12 @@ def key_server(
     typer.echo(f"key server of federation {peers.federation}")
     typer.echo(f"holds ρ, enrolments and the hashes of tokens in {folder / STATE}, and its own keys in {folder}")
     typer.echo("sees no data, no rows, no model; whoever reads that folder can attack every row of the run")
-    configure_logging("key-server")
-    serve([Listener(key_server_app(server), *at, cert=folder / "tls.pem", key=folder / "tls-key.pem")])
+    configure_logging("key-server", form=log_format, level=log_level)
+    _note_certificate(folder)
+    status = StatusFile(folder, "key-server")
+    with serving_metrics(metrics, lambda: collect_metrics(server)):
+        serve([Listener(key_server_app(server), *at, cert=folder / "tls.pem", key=folder / "tls-key.pem")])
+    status.close(STOPPED)
     leave(0)
 
 
@@ -58,12 +69,16 @@ def shuffler(
     port: Port = None,
     aggregator_port: Annotated[int | None, typer.Option(help="The aggregator's; else as for --port.")] = None,
     held: Annotated[int, typer.Option(min=1, help="MiB of uploads in memory at once; more must wait.")] = 512,
+    log_format: LogFormat = "plain",
+    log_level: LogLevel = "info",
+    metrics: Metrics = None,
 ) -> None:
     """The shuffler: collects sealed rows, releases them permuted, and relays what the aggregator announces.
 
     Clients that together send more than it may hold are told to retry a moment later, and do.
     """
     from ntkfl.services.log import configure_logging
+    from ntkfl.services.metrics import serving_metrics
     from ntkfl.services.shuffler.app import STATE, serve_shuffler
     from ntkfl.services.trusted_peers import TrustedPeers  # needs the extra
 
@@ -72,9 +87,23 @@ def shuffler(
     typer.echo(f"shuffler of federation {peers.federation}, run {peers.run}")
     typer.echo(f"holds rows it cannot read, and until a batch is released who sent them, in {folder / STATE}")
     typer.echo(f"releases no batch of fewer than {peers.shuffler.min_clients} clients; logs no names")
-    configure_logging("shuffler")
-    serve_shuffler(folder, *at, max_held=held << 20)
+    configure_logging("shuffler", form=log_format, level=log_level)
+    _note_certificate(folder)
+    with serving_metrics(metrics):
+        serve_shuffler(folder, *at, max_held=held << 20)
     leave(0)
+
+
+def _note_certificate(folder: Path) -> None:
+    """When it ends: into the metrics, and as a warning where that is soon."""
+    from ntkfl.crypto.certificates import TLS_CERT, read_certificate
+    from ntkfl.services.log import warn
+    from ntkfl.services.metrics import METRICS
+
+    ends = read_certificate(folder / TLS_CERT).not_valid_after_utc
+    METRICS.set("ntkfl_certificate_end_seconds", ends.timestamp())
+    if ends - datetime.now(UTC) < timedelta(days=30):
+        warn(f"{folder / TLS_CERT} ends on {ends:%Y-%m-%d}: ntkfl keys renew")
 
 
 def address(url: str, host: str | None, port: int | None) -> tuple[str, int]:

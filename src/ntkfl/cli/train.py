@@ -145,6 +145,7 @@ def _stopped(out: Path | None, code: bool) -> str:
     if out is None:
         return "stopped; nothing was kept, as no --out was given"
     from ntkfl.federation.run_folder import RunFolder
+    from ntkfl.progress import plural
 
-    done = len(RunFolder(out).records())
-    return f"stopped after {done} whole rounds; continue with: ntkfl train --resume --out {out}{' --allow-code' * code}"
+    done, allowed = plural(len(RunFolder(out).records()), "whole round"), " --allow-code" * code
+    return f"stopped after {done}; continue with: ntkfl train --resume --out {out}{allowed}"

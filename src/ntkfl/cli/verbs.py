@@ -35,6 +35,7 @@ VERBS = {
     "doctor": "Check this machine, and say what to do.",
     "export": "Write a run's model with its projection sealed.",
     "keys": "Keys, tokens and certificates of a federation.",
+    "deploy": "Try a federation out, and see how one is doing.",
     "serve": "Run a federation's key server or shuffler.",
     "aggregate": "Run the server that trains, behind the shuffler.",
     "flower": "Clients on other machines, with Flower.",
@@ -52,6 +53,16 @@ METHODS = (
 DATASETS = ("fashion-mnist", "mnist", "femnist", "cifar10", "digits")
 PARTITIONS = ("dirichlet", "writer", "iid", "shards", "client")
 MODELS = ("mlp", "cnn", "resnet", "gru", "transformer", "random-features")
+LogFormat = Annotated[
+    str,
+    typer.Option(click_type=click.Choice(["plain", "json"]), help="One line per round and per problem, in this form."),
+]
+LogLevel = Annotated[
+    str, typer.Option(click_type=click.Choice(["debug", "info", "warning"]), help="debug logs every request too.")
+]
+Metrics = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="Serve Prometheus metrics there, for the operator alone.")
+]
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="run code that the folder names (package.module:factory): trust its maker")
 ]
@@ -124,6 +135,8 @@ def load(name: str) -> click.Command:
         if own.startswith(f"{name} "):
             app.command(own.removeprefix(f"{name} "))(_function(own))
     command = typer.main.get_command(app)
+    if isinstance(command, TyperGroup) and hasattr(click.exceptions, "NoSuchCommand"):
+        command.suggest_commands = False  # that click does so itself
     _restore_argument_help(command)
     _escape_markup(command)
     return command

@@ -7,6 +7,7 @@ round's cohort is not answered. What was answered is counted on the disk.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from ntkfl.services.announcement import EVALUATION, MOST_EXCHANGES, Announcement
 from ntkfl.services.http.client import ANNOUNCED, HttpClient
 from ntkfl.services.key_server.client import Identity
 from ntkfl.services.shuffler.batch import EVALUATORS, least_of
+from ntkfl.services.status import ENDED, StatusFile
 from ntkfl.wire import Message
 
 
@@ -45,7 +47,7 @@ class ShuffledClient:
         say: Callable[[str], None] = print,
         allow_code: bool = False,
     ) -> None:
-        self.federation, self.say = Federation.read(folder), say
+        self.federation, self.folder, self.say = Federation.read(folder), folder, say
         terms = self.federation.terms
         check_data(x, y, terms.inputs, terms.outputs)
         model = terms.build_model(seed=0, allow_code=allow_code)  # before anybody hears of this client
@@ -87,7 +89,8 @@ class ShuffledClient:
     def run(self) -> int:
         """Take part until the aggregator ends the run; the number of exchanges answered."""
         self.hello()
-        self.say(f"{self.name} is enrolled as {self.role} and waits for {'/'.join(self._run)}")
+        self.say(f"is enrolled as {self.role}; waits for {'/'.join(self._run)} at {self.shuffler.url}")
+        status = StatusFile(self.folder, self.role, name=self.name, run="/".join(self._run), state="waiting")
         sequence, answered = 0, 0
         while True:
             response = self.shuffler.ask("GET", f"{self._path}/announcement?after={sequence}", most=ANNOUNCED)
@@ -99,20 +102,28 @@ class ShuffledClient:
                 if said is None:
                     continue
                 if said.kind == "end":
-                    self.say(f"{self.name}: the run has ended")
+                    self.say(ENDED)
+                    status.close(ENDED)
                     return answered
-                if self.answer(said) is not None:
-                    answered += 1
-                    what = "evaluation" if said.kind == "evaluate" else f"exchange {said.key.exchange + 1}"
-                    self.say(f"{self.name}: answered round {said.key.round}, {what}")
+                began, round = time.perf_counter(), said.key.round
+                if self.answer(said) is None:
+                    status.update(heard=round)
+                    continue
+                answered += 1
+                status.update(heard=round, answered=round, problem=None)
+                if said.key.exchange == 0 or self.role == "evaluator":  # a line per round
+                    self.say(f"answered round {round} in {time.perf_counter() - began:.1f} s")
             except Refused as refusal:
                 if refusal.reason == "revoked":
                     raise
-                self.say(f"{self.name}: {refusal.reason}: {refusal}")
+                status.update(problem=str(refusal))
+                self.say(f"{refusal.reason}: {refusal}")
             except NTKFLError as error:
-                self.say(f"{self.name}: not answered: {error}")
+                status.update(problem=str(error))
+                self.say(f"not answered: {error}")
             except Exception as error:  # whatever an announcement does to this client, the next may be sound
-                self.say(f"{self.name}: not answered: {type(error).__name__}")
+                status.update(problem=type(error).__name__)
+                self.say(f"not answered: {type(error).__name__}")
 
     def hello(self) -> None:
         """Tell the shuffler that this client is there."""
@@ -238,7 +249,7 @@ class ShuffledClient:
             raise TrustError(f"round {said.key.round} asks for {said.batch.numbers} numbers, not {schema.numbers}")
         words = schema.encode(summand, randomness)
         if words[0]:
-            self.say(f"{self.name}: numbers of this reply were beyond their limit and scaled down to it")
+            self.say("numbers of this reply were beyond their limit and scaled down to it")
         if method.mask_holders == 1:
             return mask_reply(words, *where)
         announced = where[-1]

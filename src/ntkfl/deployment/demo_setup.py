@@ -28,12 +28,35 @@ from ntkfl.crypto.hpke import SigningKey
 from ntkfl.deployment.contract import Contract, Federation
 from ntkfl.errors import ConfigError
 from ntkfl.options import Options
-from ntkfl.safe_parse import read_toml
+from ntkfl.safe_parse import parse_toml, read_toml
 from ntkfl.services.key_server.store import DAY, LIFETIME, SIGNING_KEY, STATE, KeyServer
 from ntkfl.services.trusted_peers import TrustedAggregator, TrustedKeyServer, TrustedShuffler
 
 CA, AGGREGATOR_CA, AUTHORITY = "ca.pem", "aggregator-ca.pem", "authority"
 TOKEN, RUN = "token", "run.toml"
+
+
+# What a federation trains where nobody says otherwise: something that works at once, on data that come along.
+DEMO_RUN = """\
+# A federation to try out on one machine: the built-in digits, all roles of CP-NTK-FL as processes.
+inputs = [1, 8, 8]
+outputs = 10
+rounds = {rounds}
+clients = {clients}
+clients_per_round = {clients}
+evaluators = {evaluators}
+round_seconds = {round_seconds}
+
+[model]
+name = "mlp"
+hidden = [50]
+
+[method]
+name = "cp-ntk-fl"
+projected_dim = 32
+subsample_rate = 0.5
+sparsity = 0.9
+"""
 
 
 class DemoSetup(Options):
@@ -82,12 +105,21 @@ def _url(host: str, port: int) -> str:
     return f"https://[{host}]:{port}" if bracketed else f"https://{host}:{port}"
 
 
-def init(folder: Path, config: Path, setup: DemoSetup, on_client: Callable[[], None] = lambda: None) -> Federation:
-    """Make the folders of all roles in `folder`, which must be new or empty; `config` is the aggregator's run.toml.
+def demo_run(setup: DemoSetup, rounds: int = 5, round_seconds: float = 60) -> str:
+    """A run.toml for such a federation: CP-NTK-FL on the built-in digits."""
+    counts = {"clients": setup.clients, "evaluators": setup.evaluators}
+    return DEMO_RUN.format(rounds=rounds, round_seconds=round_seconds, **counts)
+
+
+def init(
+    folder: Path, config: Path | str, setup: DemoSetup, on_client: Callable[[], None] = lambda: None
+) -> Federation:
+    """Make the folders of all roles in `folder`, which must be new or empty; `config` is the aggregator's run.toml, or
+    its text.
 
     `on_client` is called after each client's.
     """
-    values = read_toml(config)
+    values = read_toml(config) if isinstance(config, Path) else parse_toml(config)
     contract = Contract.of(values)
     contract.check_evaluators(setup.evaluators)
     contract = contract.spelled_out(allow_code=True)  # a file that its user wrote for the purpose
@@ -123,7 +155,8 @@ def init(folder: Path, config: Path, setup: DemoSetup, on_client: Callable[[], N
     shuffler_key.save(folder / "shuffler" / SIGNING_KEY)
     (folder / "shuffler" / AGGREGATOR_CA).write_bytes(callers.pem)
     aggregator_key.save(folder / "aggregator" / SIGNING_KEY)
-    (folder / "aggregator" / RUN).write_bytes(config.read_bytes())
+    text = config.read_bytes() if isinstance(config, Path) else config.encode()
+    (folder / "aggregator" / RUN).write_bytes(text)
 
     lifetime = max(1, round(setup.credential_days * DAY))
     server = KeyServer.create(folder / "key-server" / STATE, setup.federation, server_key, lifetime)

@@ -31,9 +31,11 @@ from ntkfl.services.announcement import EVALUATION, Announcement
 from ntkfl.services.http.client import SMALL, HttpClient
 from ntkfl.services.shuffler.batch import EVALUATORS, LEAST_EVALUATORS, Batch, least_of
 from ntkfl.services.shuffler.client import ShufflerClient
+from ntkfl.services.status import ENDED, StatusFile
 from ntkfl.wire import Message
 
 _LOOK_S, _GATHER_S = 0.05, 0.2  # between two looks at a batch, and at who is there
+_SAY_S = 5.0  # of waiting in which no answer came, until it is said
 
 
 class ShufflerTransport(ShuffledTransport):
@@ -56,11 +58,12 @@ class ShufflerTransport(ShuffledTransport):
             raise TrustError(f"the key in {folder} is not the one that clients have pinned")
         self.shuffler = ShufflerClient(federation, folder)
         self.key_server = HttpClient(federation.key_server.url, folder / "ca.pem")
+        self.status = StatusFile(folder, "aggregator", run=f"{federation.federation}/{federation.run}")
         self._inputs = method.model_input_shape(federation.terms.inputs)
         self._names: list[str] = []  # of the clients of this round, by number
-        self._round = 0  # of the protocol
-        self._training_round = 0
+        self._number, self._round = 0, 0  # of training, and of the protocol
         self._exchange = 0
+        self._told: tuple[BatchKey, dict[str, int | None]] | None = None
         self._answered = 0  # clients whose rows the round's first exchange released: later ones need exactly them
         self._dropped: set[str] = set()  # clients that answered a round's first exchange and not its next
 
@@ -76,8 +79,9 @@ class ShufflerTransport(ShuffledTransport):
             while len(there := self.present(role)) < wanted:
                 if len(there) != told:
                     told = len(there)
+                    self.status.update(state=f"waits; {role}s that are there: {told} of {wanted}")
                     left = max(0.0, until - time.monotonic())
-                    self.say(f"{told} of {wanted} {role}s are there; waits {left:.0f} seconds more at most")
+                    self.say(f"{role}s that are there: {told} of {wanted}; waits {left:.0f} s more at most")
                 if time.monotonic() > until:
                     raise TooFew(f"{len(there)} of {wanted} {role}s came within {self.settings.patience:g} seconds")
                 time.sleep(_GATHER_S)
@@ -101,8 +105,8 @@ class ShufflerTransport(ShuffledTransport):
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
         super().begin(round, cohort)
-        self._training_round = round
-        self._round, self._exchange, most = self._next_round(), 0, self.settings.most_rounds
+        self._number, self._round, self._exchange = round, self._next_round(), 0
+        most = self.settings.most_rounds
         if self._round > most:
             raise OutOfRounds(f"all {most} rounds that the contract allows are used up, failed ones included")
 
@@ -121,7 +125,7 @@ class ShufflerTransport(ShuffledTransport):
         signed = self.announce(asked, traffic)
         traffic.downlink[message.kind] += len(signed) * len(cohort)
         announced = Announced.of(key, signed)
-        released = self._collect(announced, schema)
+        released = self._collect(announced, schema, len(cohort), traffic)
         traffic.client_seconds += time.perf_counter() - began
         if self.method.secure_sum and len(released.rows) < self.settings.quorum:
             raise TooFew(f"a sum of {len(released.rows)} clients, below the quorum of {self.settings.quorum}")
@@ -152,15 +156,31 @@ class ShufflerTransport(ShuffledTransport):
         self.shuffler.publish(signed)
         return signed
 
-    def _collect(self, announced: Announced, schema: RowSchema | SumSchema) -> Mixed:
+    def _collect(self, announced: Announced, schema: RowSchema | SumSchema, asked: int, traffic: Traffic) -> Mixed:
         """The released rows of a batch, and of a secure sum the sum of their masks, as soon as the shuffler gives them.
 
         Past its deadline, a round's first exchange goes on without those that have not answered, and waits for enough
-        clients as long as `patience` says; a later one can only be released whole, so the round has failed.
+        clients as long as `patience` says; a later one can only be released whole, so the round has failed. The
+        shuffler tells how many answered, and not which, so that is what is said and recorded.
         """
-        key, until = announced.key, time.monotonic() + self.settings.round_seconds + self.settings.patience
+        key, began = announced.key, time.monotonic()
+        until = began + self.settings.round_seconds + self.settings.patience
+        asked = self._answered if key.exchange not in (0, EVALUATORS) else asked
+        answered, last, said = 0, began, False
         while True:
             status = self.shuffler.status(key)
+            if status.clients > answered:
+                answered, last = status.clients, time.monotonic()
+            self._tell(key, asked, answered, status.seconds)
+            waited = time.monotonic() - last if answered < asked else 0.0
+            # As long as answers took so far, others may take too.
+            usual = last - began if answered else self.settings.round_seconds / 2
+            if status.state == "open" and waited > max(_SAY_S, usual) and not said:
+                said, left = True, status.seconds or until - time.monotonic()
+                self.say(
+                    f"round {self._number}: {answered} of {asked} clients have answered; "
+                    f"waits for {asked - answered} more, {left:.0f} s at most"
+                )
             if status.state in ("ready", "released"):
                 rows = self.shuffler.release(announced)
                 masks, more = b"", FRAME_BYTES
@@ -168,14 +188,20 @@ class ShufflerTransport(ShuffledTransport):
                     masks, more = self._masks(announced, schema, len(rows)), submission_bytes(self.method.mask_holders)
                 self.shuffler.forget(key)
                 self._answered = status.clients if key.exchange == 0 else self._answered
+                traffic.heard(asked, status.clients, waited)
                 sent = sum(map(len, rows)) + more * status.clients
                 return Mixed(rows, schema, announced, sent, masks)
             late = time.monotonic() > until or (key.exchange > 0 and status.seconds == 0)
             if status.state == "cancelled" or late:
                 self.shuffler.cancel(key)
                 self._dropped |= set(status.missing)
-                whom = f" of the {self._answered} that began the round" if key.exchange not in (0, EVALUATORS) else ""
-                raise TooFew(f"{status.clients} clients{whom} answered, too few for the shuffler to release their rows")
+                later = key.exchange not in (0, EVALUATORS)
+                whom = f"the {asked} that began the round" if later else f"{asked} clients"
+                missing = f", missing: {', '.join(status.missing)}" if status.missing else ""
+                raise TooFew(
+                    f"{status.clients} of {whom} answered within {time.monotonic() - began:.0f} s{missing}; "
+                    "too few for the shuffler to release their rows"
+                )
             time.sleep(_LOOK_S)
 
     def _masks(self, announced: Announced, schema: SumSchema, clients: int) -> bytes:
@@ -192,6 +218,12 @@ class ShufflerTransport(ShuffledTransport):
             raise TooFew("the key server's masks are not those of this sum")
         return add_packed(masks, second)
 
+    def _tell(self, key: BatchKey, asked: int, answered: int, left: float | None) -> None:
+        batch = {"asked": asked, "answered": answered, "seconds_left": None if left is None else round(left)}
+        if (key, batch) != self._told:
+            self._told = key, batch
+            self.status.update(state="training", key=key, batch=batch)
+
     def evaluate(self, message: Message, cohort: Sequence[int]) -> list[Message]:
         """Counts by evaluators, one report of each or one secure sum of all; or else by the round's clients, one row
         per sample or one secure sum.
@@ -206,7 +238,7 @@ class ShufflerTransport(ShuffledTransport):
         signed = self.announce(Announcement("evaluate", key, batch, message, self.opener.public), Traffic())
         announced = Announced.of(key, signed)
         if batch is not None:
-            released = self._collect(announced, schema)
+            released = self._collect(announced, schema, len(names), Traffic())
             if isinstance(schema, SumSchema):
                 try:
                     total = self.open_total(released)
@@ -249,7 +281,7 @@ class ShufflerTransport(ShuffledTransport):
 
     def _spent(self) -> dict[str, Any]:
         """Of a run with a budget, ε of all round numbers so far: the sum of a round that failed may have been seen."""
-        if "budget_rounds" not in self.peers.terms.method or self._round == self._training_round:
+        if "budget_rounds" not in self.peers.terms.method or self._round == self._number:
             return {}
         cohort, clients, numbers = self.settings.clients_per_round, self.settings.clients, self._round
         run = Participation(self.task.outputs, numbers, cohort, cohort, clients, numbers, simulated=False)
@@ -261,6 +293,7 @@ class ShufflerTransport(ShuffledTransport):
 
     def finish(self) -> None:
         self.announce(Announcement("end", BatchKey(self._next_round(), 0)), Traffic())
+        self.status.close(ENDED)
 
     def _made_up_sample(self) -> tuple[torch.Tensor, torch.Tensor]:
         x = torch.zeros(1, *self._inputs, dtype=self.task.like.dtype)

@@ -144,10 +144,10 @@ class TensorBoardCallback(Callback):
         if self._writer is None:
             # Not before: a run's folder must be empty when the run begins. A resumed run's later points are replaced.
             self._writer = self._make(str(self.folder), purge_step=number)
-        values = {f"round/{name}": value for name, value in record.items() if name != "round"}
+        values = {f"{_group(name)}/{name}": value for name, value in record.items() if name != "round"}
         values |= {f"time/{name}": value for name, value in timing.items() if name != "round"}
         for direction in ("uplink", "downlink"):
-            values |= {f"{direction}/{kind}": count for kind, count in (record.get(direction) or {}).items()}
+            values |= {f"messages/{direction}_{kind}": count for kind, count in (record.get(direction) or {}).items()}
         for name, value in values.items():
             if isinstance(value, int | float):
                 self._writer.add_scalar(name, value, number)
@@ -156,6 +156,11 @@ class TensorBoardCallback(Callback):
     def on_end(self) -> None:
         if self._writer is not None:
             self._writer.close()
+
+
+def _group(name: str) -> str:
+    """TensorBoard opens with the first group by name: the accuracies."""
+    return next((group for group in ("accuracy", "loss") if name.endswith(group)), "round")
 
 
 def _call(method: Callable[..., None], *values: Any) -> None:

@@ -25,6 +25,7 @@ from ntkfl.federation.server_state import ServerState
 from ntkfl.federation.uncertainty import ModelPosterior
 from ntkfl.methods import Method, State, Task
 from ntkfl.privacy.projection import RunSecret
+from ntkfl.progress import plural
 from ntkfl.tangent.parameters import flatten
 from ntkfl.user_code import refuse_code
 from ntkfl.version import __version__
@@ -69,7 +70,7 @@ class Run:
     def __repr__(self) -> str:
         """One line: the history has a record per round, and each lists clients."""
         last = self.history[-1] if self.history else {}
-        found = [f"{len(self.history)} rounds"]
+        found = [plural(len(self.history), "round")]
         for name in ("test_accuracy", "test_loss"):
             if (value := last.get(name)) is not None:
                 found.append(f"{name} {value:.4f}")

@@ -30,9 +30,9 @@ OnRound = Callable[[Record, Record], None]
 
 
 class Played(NamedTuple):
-    """A round that succeeded: at which attempt, with which clients, what it ended with and what it sent."""
+    """A round that succeeded: why earlier attempts failed, with which clients, what it ended with and what it sent."""
 
-    attempt: int
+    failed_attempts: Sequence[str]
     cohort: Sequence[int]
     outcome: Outcome
     traffic: Traffic
@@ -115,29 +115,33 @@ class Server:
         self.transport.end(completed=True)
         now = time.perf_counter()
         device, client_seconds = self.task.like.device, played.traffic.client_seconds
+        waited = played.traffic.waited_seconds
         return record, {
             "round": number,
             "seconds": now - began,
             "client_seconds": client_seconds,
             "server_seconds": evaluation - began - client_seconds,
             "evaluation_seconds": now - evaluation,
+            **({"waited_seconds": waited} if waited else {}),
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         }
 
     def _round(self, number: int) -> Played:
         """The first attempt that succeeds; the state is what it ended with."""
+        failed: list[str] = []
         for attempt in range(self.attempts):
             try:
                 cohort = self._cohort(number, attempt)
                 outcome, traffic = self.attempt(number, cohort)
                 self.state.advance(outcome)
-                return Played(attempt, cohort, outcome, traffic)
+                return Played(failed, cohort, outcome, traffic)
             except OutOfRounds:
                 raise
             except TooFew as error:
                 if not self.deployed:
                     raise
-                self.say(f"round {number}, attempt {attempt}: {error}")
+                failed.append(str(error))
+                self.say(f"round {number}, attempt {attempt + 1} of {self.attempts} failed: {error}")
         raise TooFew(f"round {number} failed {self.attempts} times; start again to go on from the last")
 
     def _cohort(self, number: int, attempt: int) -> list[int]:
@@ -183,20 +187,18 @@ class Server:
         return filtered.replies
 
     def _record(self, number: int, played: Played) -> Record:
-        attempt, cohort, outcome, traffic = played
+        failed_attempts, cohort, outcome, traffic = played
         score, own = self.evaluator.measure(self.state, number, cohort)
         if score.loss is not None and not math.isfinite(score.loss):
             raise NumericalError(f"the test loss of round {number} is not finite: the training diverged; lower the lr")
         names = [self.transport.name(client) for client in cohort]
         record = record_of(number, score.accuracy, score.loss, outcome, traffic, names) | own
         if self.deployed:
-            record |= {"attempt": attempt, "evaluated_samples": score.samples}
+            record |= {"attempt": len(failed_attempts), "evaluated_samples": score.samples}
+            record |= {"failed_attempts": list(failed_attempts)} if failed_attempts else {}
         if self.transport.anonymous:
             record["dropped_rows"] = traffic.dropped
-        record |= outcome.diagnostics | self.transport.notes(cohort)
-        for line in remarks(record):
-            self.say(f"round {number}: {line}")
-        return record
+        return record | outcome.diagnostics | self.transport.notes(cohort)
 
     def checkpoint(self) -> State:
         return self.state.checkpoint() | self.transport.checkpoint()
@@ -215,7 +217,8 @@ def record_of(
     clients: Sequence[int | str],
 ) -> Record:
     """What every record says of its round; `failed` only where a client did, by name and with the reason, `rejected`
-    only where rows or updates were, by reason, and `repeated_rows` only where there were some.
+    only where rows or updates were, by reason, `repeated_rows` only where there were some, and `asked` and `answered`
+    only where clients may stay away.
     """
     rejected: Record = {"rejected": dict(traffic.rejected)} if traffic.rejected else {}
     if traffic.repeated:
@@ -235,6 +238,7 @@ def record_of(
             "uplink": dict(traffic.uplink),
             "downlink": dict(traffic.downlink),
         }
+        | ({"asked": traffic.asked, "answered": traffic.answered} if traffic.asked else {})
         | rejected
         | ({"failed": dict(traffic.failed)} if traffic.failed else {})
     )
@@ -245,9 +249,14 @@ def why_rejected(rejected: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in sorted(rejected.items())) or "nothing came"
 
 
-def remarks(record: Record) -> list[str]:
+def remarks(record: Record, timing: Record | None = None) -> list[str]:
     """What a round had to leave out, or to do otherwise than meant, as lines for a log."""
     said = []
+    if record.get("answered", 0) < record.get("asked", 0):
+        absent = ", ".join(record.get("failed", ())) or str(record["asked"] - record["answered"])
+        seconds = (timing or {}).get("waited_seconds")
+        waited = f"; waited {seconds:.0f} s for {absent}" if seconds else ""
+        said.append(f"{record['answered']} of {record['asked']} clients answered{waited}")
     if record.get("rejected"):
         said.append(f"rejected: {why_rejected(record['rejected'])}")
     if record.get("bounded_clients"):

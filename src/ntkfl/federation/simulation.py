@@ -19,6 +19,7 @@ from ntkfl.federation.callbacks import Callback, CallbackList, Progress
 from ntkfl.federation.config import Byzantine, RunConfig
 from ntkfl.federation.evaluation import OwnTestSet
 from ntkfl.federation.feature_cache import feature_folder, split_frozen
+from ntkfl.federation.insight import keep_insight
 from ntkfl.federation.local import LocalTransport, SimulatedClients
 from ntkfl.federation.memory_check import available_bytes, check_memory, predicted_bytes
 from ntkfl.federation.privacy_statement import privacy_statement
@@ -206,7 +207,11 @@ class Simulation:
             told.on_start(note)
             for line in self.method.promise(self.clients_per_round, rounds):
                 told.on_start(line)
-            return self.server.run(folder, described, resume=resume, on_round=told.on_round)
+            run = self.server.run(folder, described, resume=resume, on_round=told.on_round)
+            if folder is not None and settings is None and run.history:
+                state = self.server.state.state
+                keep_insight(folder, self.all_data, self.clients, self.task.like, state, run.history)
+            return run
         finally:
             told.on_end()
 

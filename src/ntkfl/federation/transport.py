@@ -20,7 +20,8 @@ from ntkfl.wire import Message
 class Traffic:
     """What one round sent: bytes by direction and kind of message; rows (of averaging methods, replies) rejected, by
     reason; replies that lost some, where their senders are known; shuffled rows that equal others; the seconds clients
-    took; and the clients that failed, with the reason.
+    took; the clients that failed, with the reason; and, where clients may stay away (`heard`), how many were asked and
+    answered, and the seconds that were waited for those that did not answer.
     """
 
     uplink: Counter[str] = field(default_factory=Counter)
@@ -30,6 +31,15 @@ class Traffic:
     repeated: int = 0
     client_seconds: float = 0.0
     failed: dict[str, str] = field(default_factory=dict)
+    asked: int = 0
+    answered: int = 0
+    waited_seconds: float = 0.0
+
+    def heard(self, asked: int, answered: int, waited_seconds: float = 0.0) -> None:
+        """Of one exchange. A client has answered the round when it has answered all of its exchanges."""
+        self.answered = min(self.answered, answered) if self.asked else answered
+        self.asked = max(self.asked, asked)
+        self.waited_seconds += waited_seconds
 
     @property
     def dropped(self) -> int:

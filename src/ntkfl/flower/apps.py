@@ -84,7 +84,7 @@ def join(
         client.hello()
         return client_app(client)
     numbers = {"number": about.number, "clients": about.clients, "limit": int(about.max_message_mb * 1e6)}
-    own = FlowerClient(terms, folder, read, randomness=randomness, allow_code=allow_code, **numbers)
+    own = FlowerClient(terms, folder, read, randomness=randomness, allow_code=allow_code, say=say, **numbers)
     try:
         own.data()
     except NTKFLError as error:  # said here now, and to the server whenever it asks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,7 +39,9 @@ class FlowerClient:
         randomness: ClientRandomness | None = None,
         limit: int = 1 << 40,
         allow_code: bool = False,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
+        self.say, self._said = say, 0  # the last round that was said
         self.terms, self.folder, self.read, self.limit = terms, folder, read, limit
         method = terms.build_method(allow_code=allow_code)
         if method.shuffle or method.secure_sum or method.projected_dim is not None:
@@ -59,9 +62,13 @@ class FlowerClient:
             raise MessageError("a run has a name of 16 hexadecimal digits")
         if asked.kind == "evaluate":
             return self.client.evaluate(asked).encode()
+        began = time.perf_counter()
         self.client.memory = ClientMemory(self.folder / "memory" / run)
         reply = self.client.answer(asked, run)
         check_size(reply, self.limit, "from this client")
+        if asked.round != self._said:  # a line per round, whatever its exchanges
+            self._said = asked.round
+            self.say(f"answered round {asked.round} in {time.perf_counter() - began:.1f} s")
         return reply.encode()
 
     def data(self) -> Batch:

@@ -79,6 +79,7 @@ def free_port() -> int:
 
 _NOT_TAKEN = b"Failed to activate SuperNode"  # in the log of one that the SuperLink does not take
 MISSED_S, RETRY_S = 120.0, 5.0
+_MINUTE_S = 60.0  # between two lines about a SuperLink that is still not there
 
 
 @contextmanager
@@ -136,6 +137,26 @@ def keep_supernode(
             raise ConfigError(f"the SuperNode ended: {last_line(log)}; its log is {log}")
         say("the SuperLink does not take it: the key is not known there yet, or the last SuperNode not missed; again")
         if ended.wait(RETRY_S):
+            return
+
+
+def watch_superlink(address: str, ended: Event, say: Callable[[str], None], every: float = RETRY_S) -> None:
+    """Say when nobody answers at the SuperLink's address, at once and then every minute, and when somebody does again.
+    A SuperNode keeps trying by itself, and only its log hears of it.
+    """
+    host, _, port = address.rpartition(":")
+    said: float | None = None
+    while True:
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=5):
+                if said is not None:
+                    say(f"the SuperLink at {address} answers")
+                said = None
+        except OSError as error:
+            if said is None or time.monotonic() > said + _MINUTE_S:
+                said = time.monotonic()
+                say(f"nobody answers at {address} ({error.strerror or error}); tries again")
+        if ended.wait(every):
             return
 
 

@@ -38,10 +38,29 @@ from ntkfl.deployment.demo_setup import AUTHORITY, new_folder
 from ntkfl.errors import ConfigError
 from ntkfl.flower.server import FlowerRun
 from ntkfl.options import Options
-from ntkfl.safe_parse import read_toml
+from ntkfl.safe_parse import parse_toml, read_toml
 
 CA, SECRET, NODE_KEY = "ca.pem", "executor-secret", "node-key"
 ADDRESS = r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"
+
+
+# What a deployment trains where nobody says otherwise.
+DEMO_RUN = """\
+# A deployment to try out: NTK-FL on the built-in digits.
+inputs = [1, 8, 8]
+outputs = 10
+rounds = 5
+clients = {clients}
+clients_per_round = {clients}
+round_seconds = 60
+
+[model]
+name = "mlp"
+hidden = [50]
+
+[method]
+name = "ntk-fl"
+"""
 
 
 class ServerFile(Options):
@@ -79,17 +98,18 @@ class ClientFile(Options):
 
 def init(
     folder: Path,
-    config: Path,
+    config: Path | None,
     clients: int,
     host: str = "127.0.0.1",
     port: int = 8000,
     on_client: Callable[[], None] = lambda: None,
 ) -> FlowerRun:
-    """Make the folders in `folder`, which must be new; `config` becomes the server's run.toml.
+    """Make the folders in `folder`, which must be new; `config` becomes the server's run.toml, None a demo's.
 
     `on_client` hears of each client whose folder is made.
     """
-    run = FlowerRun.read(config).spelled_out(allow_code=True)  # a file that its user wrote for the purpose
+    values = parse_toml(DEMO_RUN.format(clients=clients)) if config is None else read_toml(config)
+    run = FlowerRun(**values).spelled_out(allow_code=True)  # a file that its user wrote for the purpose
     if clients < run.clients:
         raise ConfigError(f"{config} waits for {run.clients} clients; folders for {clients} are too few")
     server = ServerFile(superlink=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
@@ -100,7 +120,8 @@ def init(
     authority.save(folder / AUTHORITY, "services")
     new_folder(folder / "server")
     _write(folder / "server" / "server.toml", server.model_dump())
-    (folder / "server" / "run.toml").write_bytes(config.read_bytes())
+    text = DEMO_RUN.format(clients=clients).encode() if config is None else config.read_bytes()
+    (folder / "server" / "run.toml").write_bytes(text)
     (folder / "server" / TLS_CERT).write_bytes(certificate)
     write_private(folder / "server" / TLS_KEY, key)
     new_folder(folder / "server" / "clients")

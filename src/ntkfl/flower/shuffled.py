@@ -6,6 +6,7 @@ through Flower. The aggregator, in its ServerApp, fetches the released rows from
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -90,11 +91,14 @@ def deliver(client: ShuffledClient, signed: bytes) -> bytes:
 
     Through Flower goes nothing else of it: of an error, its kind alone.
     """
+    began = time.perf_counter()
     try:
         said = client.heed(signed)
         receipt = None if said is None else client.answer(said)
+        if said is not None and receipt and said.key.exchange == 0:
+            client.say(f"answered round {said.key.round} in {time.perf_counter() - began:.1f} s")
     except NTKFLError as error:
-        client.say(f"{client.name}: not answered: {error}")
+        client.say(f"not answered: {error}")
         raise MessageError(type(error).__name__) from None
     if not receipt:
         raise MessageError("not a question for this client")

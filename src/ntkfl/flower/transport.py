@@ -19,6 +19,7 @@ from ntkfl.wire import Message
 _FIRST_LOOK, _LAST_LOOK = 0.02, 0.5  # seconds between two looks for replies: soon at first, then less often
 _ABSENT = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 _GATHER_S = 0.2  # between two looks at who is connected
+_SAY_S = 5.0  # of waiting in which no reply came, until it is said
 _GONE = "its node is not connected"
 _LONGEST = 300  # characters of a client's reason that are kept
 
@@ -45,6 +46,7 @@ class FlowerTransport(Transport):
         self.grid, self.nodes, self.names, self.along = grid, nodes, names, notes
         self.seconds, self.patience, self.expected = seconds, patience, expected
         self.quorum, self.limit, self.say = quorum, limit, say
+        self._failed: set[int] = set()  # in this round
 
     def gather(self) -> None:
         self.available(self.expected)
@@ -64,9 +66,17 @@ class FlowerTransport(Transport):
     def name(self, client: int) -> str:
         return self.names(client)
 
+    def begin(self, round: int, cohort: Sequence[int]) -> None:
+        self._failed = set()
+
+    def evaluate(self, message: Message, cohort: Sequence[int]) -> list[Message]:
+        """By those that have answered so far: whoever is gone would be waited for once more."""
+        return super().evaluate(message, [client for client in cohort if client not in self._failed])
+
     def exchange(self, message: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[Message]:
         began = time.perf_counter()
         replies = self._ask(message, cohort, traffic)
+        traffic.heard(len(cohort), len(cohort) - len(set(map(self.names, cohort)) & traffic.failed.keys()))
         traffic.client_seconds += time.perf_counter() - began
         received = []
         while replies:  # each is let go as it is read: uploads are large
@@ -101,16 +111,25 @@ class FlowerTransport(Transport):
             self._fail(waiting.pop(message_id), _GONE, traffic)
         replies: dict[int, bytes] = {}
         until = None if self.seconds is None else time.monotonic() + self.seconds
-        pause = _FIRST_LOOK
+        pause, last, said, began = _FIRST_LOOK, time.monotonic(), False, time.monotonic()
         while waiting and (until is None or time.monotonic() < until):
             time.sleep(pause)
             pause = min(_LAST_LOOK, 1.3 * pause)
             for reply in self.grid.pull_messages(list(waiting)):
                 client = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if client is not None:
+                    last = time.monotonic()
                     self._take(client, reply, replies, traffic)
+            usual = last - began if replies else (self.seconds or 0.0) / 2  # so long others may take too
+            if until is not None and waiting and not said and time.monotonic() > last + max(_SAY_S, usual):
+                said, left = True, max(0.0, until - time.monotonic())
+                names = ", ".join(sorted(map(self.names, waiting.values())))
+                self.say(
+                    f"{len(replies)} of {len(payloads)} have answered; waits for {names}, {left:.0f} s more at most"
+                )
+        traffic.waited_seconds += time.monotonic() - last if waiting else 0.0
         for client in waiting.values():
-            self._fail(client, f"no answer within {self.seconds:g} seconds", traffic)
+            self._fail(client, f"no answer within {self.seconds:g} s", traffic)
         return replies
 
     def _take(self, client: int, reply: FlowerMessage, replies: dict[int, bytes], traffic: Traffic) -> None:
@@ -124,6 +143,7 @@ class FlowerTransport(Transport):
             self._fail(client, str(error), traffic)
 
     def _fail(self, client: int, reason: str, traffic: Traffic) -> None:
+        self._failed.add(client)
         traffic.failed[self.names(client)] = reason
         self.say(f"{self.names(client)}: {reason}")
 

@@ -1,7 +1,8 @@
 """What a run's folder does not say outright but determines: who had which classes, and the kernel's spectrum.
 
 Both are computed from configuration, data and checkpoint, and kept in `insight.json` beside them, so that the next
-report of the same run need not compute them again. Where something is missing, they say what, and stay out.
+report of the same run need not compute them again; a run made in Python keeps them itself when it ends. Where
+something is missing, they say what, and stay out.
 """
 
 from __future__ import annotations
@@ -11,27 +12,19 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
 from ntkfl.data import Federated
 from ntkfl.data.catalog import locate
 from ntkfl.errors import NTKFLError, RunFolderError
 from ntkfl.federation.build import build_method, build_model, load_data
 from ntkfl.federation.config import RunConfig
+from ntkfl.federation.insight import KEPT, spectra
 from ntkfl.federation.local import SimulatedClients
 from ntkfl.federation.run_folder import RunFolder, write_atomically
 from ntkfl.methods import Task
-from ntkfl.methods.batchnorm import NAME, load_statistics
 from ntkfl.report.runs import FoundRun, history
 from ntkfl.safe_parse import parse_json
-from ntkfl.tangent import jacobian, jacobian_numbers
-from ntkfl.tangent.parameters import load_flat
+from ntkfl.tangent.parameters import flatten
 from ntkfl.threads import one_thread
-
-KEPT = "insight.json"
-ROWS = 256  # samples of a spectrum: its head is settled by then, and it takes a moment
-_NUMBERS = 1 << 27  # of a Jacobian, at most: half a GiB
 
 
 def insight(run: FoundRun, keep: bool = True) -> dict[str, Any]:
@@ -99,38 +92,13 @@ def _clients(config: RunConfig, data: Federated) -> dict[str, Any]:
 
 
 def _spectra(run: FoundRun, config: RunConfig, data: Federated) -> list[dict[str, Any]]:
-    """Eigenvalues of the trace kernel H/N at the first round's weights and at the last, on those rounds' clients."""
-    records = history(run)
+    """At the first round's weights and at the last."""
     done, state = run.folder.load_checkpoint()
+    records = history(run)
     if not records or not done:
         raise RunFolderError("no round is finished yet")
-    model = build_model(config, data).eval()
-    spectra = [{"label": "round 1", "values": _spectrum(model, _rows(config, data, 1, records[0]["clients"]))}]
-    load_flat(model, state["state/weights"])
-    if f"state/{NAME}" in state:
-        load_statistics(model, state[f"state/{NAME}"])
-    last = records[-1]
-    rows = _rows(config, data, last["round"], last["clients"])
-    spectra.append({"label": f"after round {done}", "values": _spectrum(model, rows)})
-    return spectra
-
-
-def _rows(config: RunConfig, data: Federated, round: int, clients: list[int]) -> Tensor:
-    """Inputs of a round as its clients gave them to the network: subsampled, projected. At most `ROWS`, evenly."""
-    method = build_method(config.method)
+    method, model = build_method(config.method), build_model(config, data).eval()
     fed = data.hold_out(config.hold_out, seed=config.seed)[0] if config.hold_out else data
-    task = Task(build_model(config, data), fed.output_dim, method.loss)
-    people = SimulatedClients(fed, task, method, config.seed)
-    held = {i: fed.client(i)[0] for i in clients}
-    x = torch.cat([held[i][people[i].drawn(round, len(held[i]))] for i in clients])
-    x = x[:: -(-len(x) // ROWS)]
-    return people.place((x, torch.zeros(len(x))))[0]
-
-
-def _spectrum(model: nn.Module, x: Tensor) -> list[float]:
-    """Eigenvalues of H/N, largest first; H_ij = (1/d2)⟨J_i, J_j⟩_F over the rows of x. float [N]"""
-    fitting = max(16, _NUMBERS // max(1, jacobian_numbers(model, x[:1], "auto")))
-    x = x[:fitting]
-    kernel = jacobian(model, x).kernel().double() / len(x)
-    values = torch.linalg.eigvalsh(kernel).flip(0).clamp_min(0)
-    return [float(f"{v:.4g}") for v in values.tolist()]
+    clients = SimulatedClients(fed, Task(model, fed.output_dim, method.loss), method, config.seed)
+    own = {name.removeprefix("state/"): value for name, value in state.items() if name.startswith("state/")}
+    return spectra(model, clients, flatten(model), own, records, done)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from ntkfl.compare.plan import PLAN, read_plan
 from ntkfl.errors import RunFolderError
 from ntkfl.federation.run_folder import Record, RunFolder
+from ntkfl.progress import percent, plural
 
 _DEEPEST = 4  # folders below the one given in which runs are looked for
 
@@ -114,6 +115,12 @@ def history(run: FoundRun) -> list[Record]:
     return records[: reached + 1]
 
 
+def _answered(records: Sequence[Record]) -> str:
+    """Of a deployment's last round."""
+    last = records[-1] if records else {}
+    return f", {last['answered']} of {last['asked']} clients answered" if {"asked", "answered"} <= last.keys() else ""
+
+
 def condition(run: FoundRun, config: Mapping[str, Any], records: Sequence[Record]) -> Condition:
     """Whether the run goes on, has ended, or was left unfinished: known by the lock its process holds."""
     note = run.folder.path / "failed.txt"
@@ -123,12 +130,11 @@ def condition(run: FoundRun, config: Mapping[str, Any], records: Sequence[Record
         return Condition("waiting", "not begun")
     wanted = int(run.rounds or config.get("rounds") or 0)
     stop = run.stop_at or config.get("stop_at")
-    reached = stop is not None and bool(records) and (records[-1].get("test_accuracy") or 0) >= stop
-    if reached:
-        return Condition("finished", f"finished: reached {stop:.0%} in round {len(records)}")
+    if stop is not None and records and (records[-1].get("test_accuracy") or 0) >= stop:
+        return Condition("finished", f"finished: reached {percent(stop, 0)} in round {len(records)}")
     if wanted and len(records) >= wanted:
-        return Condition("finished", f"finished: {len(records)} rounds")
-    so_far = f"{len(records)} of {wanted} rounds" if wanted else f"{len(records)} rounds"
+        return Condition("finished", f"finished: {plural(len(records), 'round')}")
+    so_far = f"{len(records)} of {plural(wanted, 'round')}" if wanted else plural(len(records), "round")
     if run.folder.in_use:
-        return Condition("running", f"running: {so_far}")
+        return Condition("running", f"running: {so_far}{_answered(records)}")
     return Condition("stopped", f"stopped after {so_far}")

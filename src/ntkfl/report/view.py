@@ -39,7 +39,7 @@ def view(run: FoundRun) -> dict[str, Any]:
         how = condition(run, config, records)
     except (RunFolderError, OSError, ValueError, TypeError, OverflowError) as error:
         how = Condition("failed", f"cannot be read: {error}")
-    rejected, counted = rejections(records)
+    rejected, counted = rejections(records, timings)
     return {
         "id": run.id,
         "name": run.name,

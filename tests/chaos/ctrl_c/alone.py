@@ -39,7 +39,7 @@ WEIGHTS = 1 << 30  # bytes of the model that is exported, so that writing it tak
 def train(folder: Path, _: ExitStack) -> Case:
     out, small = folder / "run", ("--dataset", "digits", "--clients", "10", "--clients-per-round", "3", "--hidden", "8")
     words = ("train", *small, "--rounds", "100000", "--out", out)
-    line = f"stopped after \\d+ whole rounds; continue with: ntkfl train --resume --out\\s+{out}"
+    line = f"stopped after \\d+ whole rounds?; continue with: ntkfl train --resume --out\\s+{out}"
     again = ("train", "--resume", "--out", out)
     return Case("train", words, line=line, again=again, kept=lambda: rounds(out))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import logging
+import re
 import socket
 import ssl
 import threading
@@ -31,14 +33,47 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("client"))
 
 
+def test_a_service_that_is_not_there_is_said_at_once_and_when_it_is_back(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line when nobody answers, though it tries many times, and one when somebody does."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    client = HttpClient(f"https://127.0.0.1:{port}", folder / "ca.pem", patience=20)
+    monkeypatch.setattr(logging.getLogger("ntkfl.services"), "propagate", True)
+    caplog.set_level(logging.INFO, "ntkfl.services")
+    answers: list[int] = []
+    asking = threading.Thread(target=lambda: answers.append(client.ask("GET", "/x").status_code))
+    asking.start()
+    while not caplog.messages:
+        asking.join(0.02)
+    assert re.fullmatch(
+        rf"{client.url} cannot be reached \(.*refused\); tries again, 20 s more at most", caplog.messages[0]
+    )
+    asking.join(0.5)
+    assert len(caplog.messages) == 1
+    head = b"HTTP/1.1 200 OK\r\ncontent-length: 2"
+    with closing(Talker(folder, head, b"{}", port=port)):
+        asking.join(10)
+    assert answers == [200]
+    assert caplog.messages[1:] == [f"{client.url} answers again"]
+
+
 class Talker:
     """Answers every request with `head` and then with bytes until its caller hangs up, or `size` of them."""
 
-    def __init__(self, folder: Path, head: bytes, body: bytes | int, files: tuple[str, str] = ("tls.pem", "key.pem")):
+    def __init__(
+        self,
+        folder: Path,
+        head: bytes,
+        body: bytes | int,
+        files: tuple[str, str] = ("tls.pem", "key.pem"),
+        port: int = 0,
+    ):
         self.sent = 0
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*(folder / name for name in files))
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", port))
         self._context, self._head, self._body = context, head, body
         self.url = f"https://127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._serve, daemon=True).start()

@@ -24,7 +24,7 @@ from ntkfl.crypto.context import Secret
 from ntkfl.errors import ConfigError
 from ntkfl.services.http.application import service_app
 from ntkfl.services.http.server import Listener, serve, tls_context
-from ntkfl.services.log import configure_logging, log
+from ntkfl.services.log import configure_logging, log, warn
 from tests.services.example_service import caller, connection, make, start
 from tests.services.processes import Process
 
@@ -188,6 +188,26 @@ def test_a_service_that_cannot_begin_says_so_without_details(
     assert "ValueError" in [line.get("error") for line in lines]
     assert "hidden-detail" not in logging_to.getvalue() + "".join(capfd.readouterr())
     assert "listening" not in capfd.readouterr().out
+
+
+def test_both_forms_of_the_log_say_the_same_and_requests_are_debug(logging_to: StringIO) -> None:
+    logger = logging.getLogger("ntkfl.services")
+    for form in ("json", "plain"):
+        configure_logging("test", logging_to, form=form)
+        log("request", level=logging.DEBUG)
+        log("round 1: released", clients=3, service="shuffler", secret=Secret(b"value"))
+        warn("nobody answers")
+    as_json, problem, plain, plain_problem = logging_to.getvalue().splitlines()
+    said = json.loads(as_json)
+    assert (said["event"], said["service"], said["clients"]) == ("round 1: released", "shuffler", 3)
+    assert json.loads(problem)["level"] == "warning"
+    when = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ"
+    assert re.fullmatch(rf'{when} shuffler: round 1: released clients=3 secret="<Secret>"', plain)
+    assert re.fullmatch(rf"{when} test: warning: nobody answers", plain_problem)
+    configure_logging("test", logging_to, level="debug")
+    log("request", level=logging.DEBUG)
+    assert '"request"' in logging_to.getvalue()
+    logger.setLevel(logging.INFO)
 
 
 def test_log_fields_that_are_no_names_or_numbers_do_not_show(logging_to: StringIO) -> None:

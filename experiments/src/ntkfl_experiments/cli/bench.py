@@ -12,13 +12,11 @@ from rich.console import Console
 from ntkfl.cli.stopping import stoppable
 from ntkfl.devices import find_device
 from ntkfl.errors import ConfigError, unknown
-from ntkfl.progress import ProgressBar
+from ntkfl.progress import ProgressBar, span
 from ntkfl_experiments.bench import SECONDS, SUITES, BenchRow, Setting
 from ntkfl_experiments.bench.chart import chart
 from ntkfl_experiments.bench.machine import look, matrix_gflops
 from ntkfl_experiments.bench.table import document, table, write_json
-
-_LOOKING = 3  # seconds, about
 
 
 def bench(
@@ -42,11 +40,11 @@ def bench(
     setting = Setting(quick, find_device(device))
     console = Console()
     done: dict[str, list[BenchRow]] = {}
-    with (
-        stoppable(lambda: "stopped; nothing was written"),
-        ProgressBar(_LOOKING + sum(SECONDS[name] for name in names)) as bar,
-    ):
-        bar.begin("measuring the machine", _LOOKING)
+    expected = sum(SECONDS[name] for name in names)
+    if not quick:
+        console.print(f"about {span(expected)} on two quiet cores", highlight=False)
+    with stoppable(lambda: "stopped; nothing was written"), ProgressBar(expected) as bar:
+        bar.begin("measuring the machine", 0)  # it says nothing about how long the suites take
         machine = look(setting)
         for line in machine.lines:
             console.print(line, highlight=False)

@@ -1,9 +1,10 @@
-"""The base of every service's application: `GET /health`, one shape of errors, bounded requests, signed requests."""
+"""The base of every service's application: `/health` and `/ready`, one shape of errors, bounded and signed requests."""
 
 from __future__ import annotations
 
 import http
 import re
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from ntkfl.crypto.credentials import Credential
@@ -38,8 +39,10 @@ def service_app(
     max_held: int | None = None,
     admit: Admit | None = None,
     lifespan: Lifespan[FastAPI] | None = None,
+    ready: Callable[[], None] = lambda: None,
 ) -> FastAPI:
-    """An application with `GET /health`, errors as `{"error": reason, "message": line}`, and bounded requests.
+    """An application with `GET /health` (the process answers) and `GET /ready` (it can serve: `ready` returns, or
+    raises `Refused`), errors as `{"error": reason, "message": line}`, and bounded requests.
 
     A handler raises `Refused`. For `admit` and the bounds see `RequestLimits`; all bodies together may hold 16 bodies,
     or 64 MiB if that is more, unless `max_held` says otherwise. A handler that knows the client sets
@@ -66,11 +69,13 @@ def service_app(
     )
 
     @app.exception_handler(Refused)
-    async def refused(_: Request, error: Refused) -> Response:
+    async def refused(request: Request, error: Refused) -> Response:
+        request.state.refused = error.reason
         return refusal_response(error)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> Response:
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        request.state.refused = "invalid"
         return error_response(422, "invalid", _what_is_invalid(error))
 
     @app.exception_handler(HTTPException)
@@ -80,6 +85,11 @@ def service_app(
 
     @app.get("/health")
     async def health() -> Health:
+        return Health(service=title, version=__version__)
+
+    @app.get("/ready")
+    def is_ready() -> Health:
+        ready()
         return Health(service=title, version=__version__)
 
     return app

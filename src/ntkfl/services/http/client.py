@@ -16,6 +16,7 @@ from ntkfl.crypto.hpke import SigningKey
 from ntkfl.errors import MessageError, Refused, TrustError
 from ntkfl.extras import missing
 from ntkfl.services.http.signing import sign_request
+from ntkfl.services.log import log, warn
 
 try:
     import httpx
@@ -25,6 +26,7 @@ except ImportError as error:
 RETRY_STATUSES = (429, 502, 503, 504)
 SMALL, MANY, ANNOUNCED = 64 << 10, 16 << 20, 256 << 20  # bytes of an answer: a few fields, a list, an announcement
 _MAX_RETRY_AFTER_S = 60.0  # whatever a service asks for
+_SAY_S = 10.0  # between two lines about a service that is still not there
 _UNPACKED = {"accept-encoding": "identity"}
 
 
@@ -57,7 +59,7 @@ class HttpClient:
         be reached; `MessageError` if the answer has more than `most` bytes.
         """
         until = time.monotonic() + self.patience
-        pause = 0.1
+        pause, problem = 0.1, _Problem(self.url, until)
         while True:
             request = self._http.build_request(method, path, content=body or None, json=json, headers=_UNPACKED)
             if self._credential is not None:
@@ -72,10 +74,14 @@ class HttpClient:
                 if time.monotonic() > until:
                     reason = str(error) or type(error).__name__
                     raise Refused("unreachable", f"{self.url} cannot be reached: {reason}") from None
+                problem.goes_on(f"cannot be reached ({error or type(error).__name__})")
             else:
                 if response.status_code not in RETRY_STATUSES or time.monotonic() > until:
+                    problem.ended()
                     return _accept(response)
                 later = retry_after(response)
+                if response.status_code != 429:  # of which a service has told us the reason, and when to retry
+                    problem.goes_on(f"cannot answer now (status {response.status_code})")
             time.sleep(max(pause, later) * random.uniform(1, 1.5))  # clients refused together retry apart
             pause = min(2.0, 2 * pause)
 
@@ -93,6 +99,24 @@ class HttpClient:
 
     def close(self) -> None:
         self._http.close()
+
+
+class _Problem:
+    """Of one request: said at once, again every ten seconds, and when it is over."""
+
+    def __init__(self, url: str, until: float) -> None:
+        self._url, self._until = url, until
+        self._said: float | None = None
+
+    def goes_on(self, what: str) -> None:
+        now = time.monotonic()
+        if self._said is None or now > self._said + _SAY_S:
+            self._said = now
+            warn(f"{self._url} {what}; tries again, {max(0.0, self._until - now):.0f} s more at most")
+
+    def ended(self) -> None:
+        if self._said is not None:
+            log(f"{self._url} answers again")
 
 
 def check_answer(response: httpx.Response, most: int, size: int) -> None:

@@ -15,11 +15,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ntkfl.errors import Refused
 from ntkfl.services.http.refusals import error_response, refusal_response
 from ntkfl.services.log import log
+from ntkfl.services.metrics import METRICS
 
 MAX_UNDER_WAY = 8  # requests of one client at once
 _PIECE = 64 << 10  # of a long answer: what a slow reader has not taken waits as one object for all, not as a copy each
+_AGAIN_S = 60.0  # between two lines of the log about one reason to refuse
 _DRAIN = 32 << 20  # bytes of a refused body that are read and dropped, so that its sender gets to read the answer
 
+_ORDINARY = ("not-ready", "unknown-batch")  # what the aggregator meets in every round
 Admit = Callable[[Scope], tuple[str, int]]
 
 
@@ -69,6 +72,7 @@ class RequestLimits:
         self._receive_s, self._send_s = receive_s, send_s
         self._held = 0
         self._under_way: Counter[str] = Counter()
+        self._refused: dict[str, tuple[float, int]] = {}  # by reason: when it was said last, and how often since
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -91,6 +95,7 @@ class RequestLimits:
             await self._receive(scope, receive, body)
             await self._app(scope, _replay(body, receive), answer)
         except Refused as error:  # by `_receive`: the application answers its own
+            scope.setdefault("state", {})["refused"] = error.reason
             if body.coming:
                 await _drain(receive)
             await refusal_response(error, {"connection": "close"})(scope, receive, answer)
@@ -105,14 +110,20 @@ class RequestLimits:
             await error_response(500, "internal", "the service failed; its log says where")(scope, receive, answer)
         finally:
             self._release(body)
-            client = scope.get("state", {}).get("client")
+            known = scope.get("state", {})
+            client, seconds = known.get("client"), time.perf_counter() - begun
+            METRICS.count("ntkfl_requests_total", service=self._service, status=status)
+            METRICS.count("ntkfl_request_seconds_total", seconds, service=self._service)
+            if "refused" in known:
+                self._tell(known["refused"])
             log(
                 "request",
+                level=logging.DEBUG,
                 service=self._service,
                 method=scope["method"],
                 path=scope["path"][:200],
                 status=status or None,
-                duration_ms=round(1e3 * (time.perf_counter() - begun), 1),
+                duration_ms=round(1e3 * seconds, 1),
                 **({"client": client} if client else {}),
             )
 
@@ -146,6 +157,18 @@ class RequestLimits:
         except TimeoutError:
             body.coming = False
             raise Refused("too-slow", f"a body must arrive within {self._receive_s:g} seconds") from None
+
+    def _tell(self, reason: str) -> None:
+        """Count a refusal, and log the first of a reason and then one a minute: nobody can fill the disk with them."""
+        METRICS.count("ntkfl_refusals_total", service=self._service, reason=reason)
+        if reason in _ORDINARY:
+            return
+        said, times = self._refused.get(reason, (-_AGAIN_S, 0))
+        now, times = time.monotonic(), times + 1
+        if now >= said + _AGAIN_S:
+            log(f"refused: {reason}", level=logging.WARNING, service=self._service, times=times)
+            said, times = now, 0
+        self._refused[reason] = said, times
 
     def _count(self, client: str, body: _Body) -> None:
         if not client:

@@ -18,6 +18,7 @@ from ntkfl.services.http.refusals import refusals
 from ntkfl.services.http.schemas import Answer
 from ntkfl.services.key_server.store import KeyServer
 from ntkfl.services.log import log
+from ntkfl.services.metrics import METRICS
 from ntkfl.services.trusted_peers import HEX_KEY
 
 MAX_BODY, MAX_RELEASED = 16 << 10, 256 << 10  # of a request; of a released set, which has 160 kB of 10,000 clients
@@ -64,6 +65,21 @@ class Revoked(Answer):
     signature: str = Field(description="base64")
 
 
+def collect_metrics(server: KeyServer) -> None:
+    """How many clients there are, by state, and when the first credential in force ends."""
+    clients = server.clients()
+    states = {
+        "revoked": [client for client in clients if client.revoked],
+        "enrolled": [client for client in clients if client.enrolled and not client.revoked],
+        "expected": [client for client in clients if not (client.enrolled or client.revoked)],
+    }
+    for state, found in states.items():
+        METRICS.set("ntkfl_key_server_clients", len(found), state=state)
+    ends = [client.ends for client in states["enrolled"] if client.ends is not None]
+    if ends:
+        METRICS.set("ntkfl_credential_end_seconds", min(ends))
+
+
 def key_server_app(server: KeyServer) -> FastAPI:
     """`POST /v1/enrol`, `POST /v1/renew` and `POST /v1/runs/{run}/seed` (signed, empty body), `GET /v1/revoked`; and as
     a second holder of masks `POST /v1/runs/{run}/masks` (signed) and `POST /v1/runs/{run}/masks/release`.
@@ -72,7 +88,10 @@ def key_server_app(server: KeyServer) -> FastAPI:
     def admit(scope: Scope) -> tuple[str, int]:
         return "", MAX_RELEASED if scope["path"].endswith("/masks/release") else MAX_BODY
 
-    app = service_app("key-server", max_body=MAX_RELEASED, admit=admit)
+    def ready() -> None:
+        server.runs()
+
+    app = service_app("key-server", max_body=MAX_RELEASED, admit=admit, ready=ready)
 
     @app.post("/v1/enrol", responses=refusals(403, 409))
     def enrol(request: Request, body: Enrolment) -> Issued:

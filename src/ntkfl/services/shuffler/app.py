@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict
@@ -39,6 +40,8 @@ from ntkfl.services.shuffler.announcement_store import REPORT_BYTES
 from ntkfl.services.shuffler.revocations import Revocations
 from ntkfl.services.shuffler.schemas import BatchStatus, Clients, Done, Latest, Receipt, Reports, Sequence
 from ntkfl.services.shuffler.store import Shuffler
+from ntkfl.services.shuffler.watch import ShufflerWatch
+from ntkfl.services.status import StatusFile
 from ntkfl.services.trusted_peers import TrustedPeers
 
 STATE, SIGNING_KEY = "state.sqlite", "signing-key.pem"
@@ -80,20 +83,23 @@ def serve_shuffler(folder: Path, at: tuple[str, int], aggregator_at: tuple[str, 
     if signer.public.hex() != peers.shuffler.signing_key:
         raise TrustError(f"the key in {folder} is not the one that federation.toml names")
     revocations = Revocations(shuffler, peers, folder / "ca.pem")
+    watch = ShufflerWatch(shuffler, StatusFile(folder, "shuffler", run=run))
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         tasks = [
             asyncio.create_task(revocations.keep_refreshing()),
             asyncio.create_task(long_poll.close_after(stop)),
+            asyncio.create_task(watch.keep_looking()),
         ]
         yield
         for task in tasks:
             task.cancel()
 
     tls = folder / "tls.pem", folder / "tls-key.pem"
-    clients = client_app(shuffler, peers, long_poll, signer, max_held=max_held, lifespan=lifespan)
-    aggregator = aggregator_app(shuffler, peers, long_poll, revocations.refresh, signer, min(MAX_BODY, max_held))
+    clients = client_app(shuffler, peers, long_poll, signer, max_held=max_held, lifespan=lifespan, watch=watch)
+    most = min(MAX_BODY, max_held)
+    aggregator = aggregator_app(shuffler, peers, long_poll, revocations.refresh, signer, most=most, watch=watch)
     try:
         serve(
             [
@@ -104,6 +110,7 @@ def serve_shuffler(folder: Path, at: tuple[str, int], aggregator_at: tuple[str, 
         )
     finally:
         shuffler.close()
+        watch.stopped()
 
 
 # -- For clients ------------------------------------------------------------------------------------------------------
@@ -118,6 +125,7 @@ def client_app(
     max_held: int = MAX_HELD,
     wait_s: float = WAIT_S,
     lifespan: Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]] | None = None,
+    watch: ShufflerWatch | None = None,
 ) -> FastAPI:
     """Under `/v1/runs/{run}`: `POST /hello`, `GET /announcement?after=`, `POST /rows`, `POST /sums`, `POST /reports`,
     all signed.
@@ -128,7 +136,7 @@ def client_app(
         """The client that signed the request, and how many bytes the body may have. `Refused`, before a byte of it is
         read, where no client of this federation did, or a revoked one.
         """
-        if scope["path"] == "/health":
+        if scope["path"] in ("/health", "/ready"):
             return "", 0
         asked = Headers(scope=scope), key_server, peers.federation, scope["method"], target(scope)
         client = check_headers(*asked)[0].client
@@ -168,7 +176,9 @@ def client_app(
     client, rows_of = Depends(signed_by), Depends(frame)
     masked_of, ticketed_of = Depends(masked_frame), Depends(ticketed_frame)
     signed, common = [SIGNED], refusals(401, 403, 404, 429)
-    app = service_app("shuffler", max_body=min(MAX_BODY, max_held), max_held=max_held, admit=admit, lifespan=lifespan)
+    ready = (watch or ShufflerWatch(shuffler)).ready
+    most = min(MAX_BODY, max_held)
+    app = service_app("shuffler", max_body=most, max_held=max_held, admit=admit, lifespan=lifespan, ready=ready)
 
     @app.post(f"{RUN}/hello", dependencies=signed, responses=common)
     def hello(credential: Credential = client) -> Done:
@@ -233,6 +243,7 @@ def aggregator_app(
     refresh: Callable[[], Awaitable[None]],
     own: SigningKey,
     most: int = MAX_BODY,
+    watch: ShufflerWatch | None = None,
 ) -> FastAPI:
     """Under `/v1/runs/{run}`: clients, announcements, batches and reports. Its listener admits the aggregator alone.
 
@@ -251,7 +262,8 @@ def aggregator_app(
             raise Refused("malformed", str(error)) from None
 
     keyed, checked, common = Depends(batch_key), [Depends(known)], refusals(404)
-    app = service_app("shuffler-aggregator", max_body=MAX_BODY)
+    watch = watch or ShufflerWatch(shuffler)
+    app = service_app("shuffler-aggregator", max_body=MAX_BODY, ready=watch.ready)
 
     @app.get(f"{RUN}/clients", dependencies=checked, responses=common)
     def clients(role: str = "client") -> Clients:
@@ -284,8 +296,10 @@ def aggregator_app(
                 raise Refused("terms", f"a client's rows may have at most {most} bytes in all")
             await refresh()
         sequence = await asyncio.to_thread(shuffler.publish, signed, head.key, asked)
+        if asked is not None:
+            watch.opened(asked)
         long_poll.notify()
-        log("published", sequence=sequence, batch=head.key)
+        log("published", level=logging.DEBUG, sequence=sequence, round=head.key.round, exchange=head.key.exchange)
         return Sequence(sequence=sequence)
 
     @app.get(BATCH, dependencies=checked, responses=common)
@@ -300,6 +314,7 @@ def aggregator_app(
     )
     def release(key: BatchKey = keyed) -> Response:
         announced, (count, size) = shuffler.announced(key), shuffler.permute(key)
+        watch.released(key)
         some = max(1, PIECE // size)  # rows that are in memory at once, however many there are
         pieces = (b"".join(shuffler.released(key, first, some)) for first in range(0, count, some))
         length = {"content-length": str(FRAME_BYTES + count * size)}
@@ -326,7 +341,9 @@ def aggregator_app(
 
     @app.post(f"{BATCH}/cancel", dependencies=checked, responses=common)
     def cancel(key: BatchKey = keyed) -> Done:
+        answered = shuffler.status(key).clients
         shuffler.cancel(key)
+        watch.cancelled(key, answered)
         return Done(status="cancelled")
 
     @app.delete(BATCH, dependencies=checked, responses=common | refusals(425))

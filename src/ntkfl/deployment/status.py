@@ -1,0 +1,115 @@
+"""How a federation is doing, as far as one role can tell: from its folder, a whole federation's, or a run's.
+
+The aggregator learns how many answered a round, never which, and that is what is told.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from ntkfl.errors import ConfigError, NTKFLError
+from ntkfl.federation.run_folder import Record, RunFolder
+from ntkfl.federation.server import remarks
+from ntkfl.progress import percent, plural
+from ntkfl.safe_parse import read_toml
+from ntkfl.services.probe import RoleStatus, add_certificate, add_progress, begin, listed, look_at_role
+from ntkfl.services.shuffler.client import ShufflerClient
+from ntkfl.services.status import ENDED
+from ntkfl.services.trusted_peers import FILE, TrustedPeers
+
+_ROUNDS = 5  # of a run, the last ones
+_TIMEOUT_S = 3.0
+
+
+def look(where: str) -> list[RoleStatus]:
+    """At a folder: a role's, a federation's or a run's."""
+    folder = Path(where)
+    if not folder.is_dir():
+        raise ConfigError(f"no folder {folder}: give a role's folder, a federation's, a run's, or https://HOST:PORT")
+    parts = list(_folder(folder))
+    if not parts:
+        raise ConfigError(f"{folder} is the folder of no role and of no run that is known here")
+    return parts
+
+
+def _folder(folder: Path) -> Iterator[RoleStatus]:
+    if (folder / "history.jsonl").exists() or (folder / "config.toml").exists():
+        yield _run(folder)
+    elif (part := look_at_role(folder)) is not None:
+        yield part
+    elif (folder / "run.toml").exists() and (folder / FILE).exists():
+        yield _aggregator(folder, TrustedPeers.read(folder))
+    elif (folder / "server.toml").exists() or (folder / "client.toml").exists():
+        yield _flower(folder)
+    else:
+        for name in ("key-server", "shuffler", "aggregator", "server"):
+            if (folder / name).is_dir():
+                yield from _folder(folder / name)
+        for client in sorted((folder / "clients").glob("*")) if (folder / "clients").is_dir() else ():
+            yield from _folder(client)
+
+
+def _aggregator(folder: Path, peers: TrustedPeers) -> RoleStatus:
+    part, status = begin("aggregator", folder)
+    add_progress(part, status, status.get("rounds"))
+    if status.get("state") != ENDED:
+        try:
+            shuffler = ShufflerClient(peers, folder)
+            shuffler.http.patience = 0
+            for role in ("client", "evaluator"):
+                part.lines.append(f"{role}s that have greeted the shuffler: {listed(shuffler.clients(role))}")
+        except NTKFLError as error:
+            part.problem(str(error))
+    if isinstance(out := status.get("out"), str) and Path(out).is_dir():
+        part.lines += _rounds(RunFolder(Path(out)))
+    add_certificate(part, folder / "tls.pem")
+    return part
+
+
+def _flower(folder: Path) -> RoleStatus:
+    part = RoleStatus(f"{'server' if (folder / 'server.toml').exists() else folder.name} on Flower, {folder}")
+    values = {name: folder / f"{name}.pem" for name in ("tls", "ca") if (folder / f"{name}.pem").exists()}
+    file = "server.toml" if (folder / "server.toml").exists() else "client.toml"
+    host, _, port = str(read_toml(folder / file).get("superlink", "")).rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_TIMEOUT_S):
+            part.lines.append(f"the SuperLink at {host}:{port} answers")
+    except (OSError, ValueError) as error:
+        part.problem(f"nobody answers at {host}:{port}: {getattr(error, 'strerror', '') or error}")
+    for path in values.values():
+        add_certificate(part, path)
+    return part
+
+
+def _run(folder: Path) -> RoleStatus:
+    part = RoleStatus(f"run, {folder}")
+    part.lines += _rounds(RunFolder(folder))
+    return part
+
+
+def _rounds(folder: RunFolder) -> list[str]:
+    """The last rounds: asked, answered, seconds, and what was left out."""
+    try:
+        history, timings = folder.records("history.jsonl"), folder.records("timings.jsonl")
+    except NTKFLError as error:
+        return [str(error)]
+    lines = [
+        f"run {folder.path}: {plural(len(history), 'round')} finished{', and one goes on' if folder.in_use else ''}"
+    ]
+    for record, timing in list(zip(history, timings, strict=False))[-_ROUNDS:]:
+        try:
+            lines.append(f"  {_round(record, timing)}")
+            lines += [f"    {line}" for line in remarks(record, timing)]
+            lines += [f"    attempt failed: {why}" for why in record.get("failed_attempts", ())]
+        except (KeyError, ValueError, TypeError, AttributeError):
+            lines.append("  a record that cannot be read")
+    return lines
+
+
+def _round(record: Record, timing: Record) -> str:
+    accuracy = record.get("test_accuracy")
+    reached = "" if accuracy is None else f", accuracy {percent(accuracy)}"
+    asked = f", {record['answered']} of {record['asked']} answered" if "asked" in record else ""
+    return f"round {record['round']}: {timing['seconds']:.1f} s{asked}{reached}"

@@ -1,0 +1,90 @@
+"""How far the shuffler is, for its operator: once a second into `status.json` and its metrics, and a line per round.
+
+It names clients that are there, as its file does, and of a batch it says how many answered, never which.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+
+from ntkfl.crypto.row_frames import BatchKey
+from ntkfl.errors import Refused
+from ntkfl.services.log import log
+from ntkfl.services.metrics import METRICS
+from ntkfl.services.shuffler.batch import Batch
+from ntkfl.services.shuffler.store import Shuffler
+from ntkfl.services.status import STOPPED, StatusFile
+
+_LOOK_S = 1.0
+
+
+@dataclass
+class ShufflerWatch:
+    """Looks at the shuffler's state; without a status file, only for metrics and readiness."""
+
+    shuffler: Shuffler
+    status: StatusFile | None = None
+    _asked: dict[BatchKey, int] = field(default_factory=dict)  # of the newest batch
+    _round_answered: int = 0  # clients that later exchanges of the round wait for
+    _ended: BatchKey | None = None
+    _problem: Refused | None = None
+
+    def ready(self) -> None:
+        """`Refused` while the state cannot be used, as it was found at the last look."""
+        if self._problem is not None:
+            raise self._problem
+
+    def opened(self, batch: Batch) -> None:
+        self._asked = {batch.key: self._round_answered if batch.key.exchange else len(batch.cohort)}
+
+    def released(self, key: BatchKey) -> None:
+        if key == self._ended:  # the aggregator asks again for what it did not get whole
+            return
+        answered, self._ended = self.shuffler.status(key).clients, key
+        if key.exchange == 0:
+            self._round_answered = answered
+        METRICS.count("ntkfl_batches_total", state="released")
+        level = logging.INFO if key.exchange == 0 else logging.DEBUG
+        log(f"round {key.round}: released the rows of {answered}{self._of(key)} clients", level=level)
+
+    def cancelled(self, key: BatchKey, answered: int) -> None:
+        METRICS.count("ntkfl_batches_total", state="cancelled")
+        log(f"round {key.round}: cancelled, {answered}{self._of(key)} clients had answered", level=logging.WARNING)
+
+    def _of(self, key: BatchKey) -> str:
+        return f" of {self._asked[key]}" if key in self._asked else ""
+
+    def look(self) -> None:
+        try:
+            present = {role: self.shuffler.clients(role) for role in ("client", "evaluator")}
+            _, key = self.shuffler.latest()
+            batch: dict[str, object] | None = None
+            if key is not None and key in self._asked:
+                found = self.shuffler.status(key)
+                batch = {"state": found.state, "asked": self._asked[key], "answered": found.clients}
+                batch |= {"seconds_left": None if found.seconds is None else round(found.seconds)}
+                METRICS.set("ntkfl_batch_asked", self._asked[key])
+                METRICS.set("ntkfl_batch_answered", found.clients)
+            self._problem = None
+        except Refused as problem:
+            self._problem = problem
+            return
+        for role, names in present.items():
+            METRICS.set("ntkfl_present", len(names), role=role)
+        if key is not None:
+            METRICS.set("ntkfl_batch_round", key.round)
+            METRICS.set("ntkfl_batch_exchange", key.exchange)
+        if self.status is not None:
+            refused = {dict(labels)["reason"]: int(n) for labels, n in METRICS.counts("ntkfl_refusals_total").items()}
+            self.status.update(present=present, key=key, batch=batch, refused=refused or None)
+
+    def stopped(self) -> None:
+        if self.status is not None:
+            self.status.close(STOPPED)
+
+    async def keep_looking(self) -> None:
+        while True:
+            await asyncio.to_thread(self.look)
+            await asyncio.sleep(_LOOK_S)

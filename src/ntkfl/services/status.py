@@ -1,0 +1,94 @@
+"""`status.json` in a role's folder: how far the role is, for `ntkfl deploy status` on the same machine.
+
+It holds names and numbers that the role knows anyway, and no secret. While the role runs it holds a lock on the file,
+so a reader can tell a role that stands still from one that has died.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from ntkfl.safe_parse import parse_json
+
+FILE = "status.json"
+STOPPED, ENDED = "stopped", "the run has ended"  # states of a role that has left in order
+_LARGEST = 1 << 20
+
+
+class _Written(BaseModel):
+    """What such a file may hold; all else in it is left alone."""
+
+    role: str = ""
+    pid: int | None = None
+    time: float | None = None
+    state: str = ""
+    out: str | None = None
+    rounds: int | None = None
+    key: tuple[int, int] | None = None
+    batch: dict[str, int | str | None] | None = None
+    present: dict[str, list[str]] | None = None
+    refused: dict[str, int] | None = None
+    heard: int | None = None
+    answered: int | None = None
+    problem: str | None = None
+
+
+class StatusFile:
+    """Written in place by the one process that has the lock; a second process of the same role writes nothing."""
+
+    def __init__(self, folder: Path, role: str, **values: Any) -> None:
+        self._handle: int | None = None
+        self._values: dict[str, Any] = {"role": role, "pid": os.getpid()} | values
+        self._handle = os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o600)
+        for _ in range(20):  # a reader holds the lock for an instant
+            with suppress(OSError):
+                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(0.01)
+        else:
+            os.close(self._handle)
+            self._handle = None
+        self.update()
+
+    def update(self, **values: Any) -> None:
+        """These values, beside those given before; None removes one."""
+        known = self._values | values
+        self._values = {name: value for name, value in known.items() if value is not None}
+        if self._handle is not None:
+            text = json.dumps(self._values | {"time": round(time.time(), 1)}).encode()
+            os.pwrite(self._handle, text, 0)
+            os.ftruncate(self._handle, len(text))
+
+    def close(self, state: str) -> None:
+        """The role leaves in order: its last state, and the lock is free."""
+        self.update(state=state, batch=None)
+        self.__del__()
+
+    def __del__(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+
+def read_status(folder: Path) -> dict[str, Any] | None:
+    """What the role of this folder wrote last, with `running`: whether it is still there. None: it never ran."""
+    running, values = False, dict[str, Any]()
+    try:
+        with open(folder / FILE, "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                running = True
+            with suppress(ValueError):  # half written, or not by us
+                values = _Written.model_validate(parse_json(file.read(_LARGEST).decode())).model_dump(exclude_none=True)
+    except OSError:
+        return None
+    return values | {"running": running}

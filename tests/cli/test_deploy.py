@@ -1,0 +1,140 @@
+"""`ntkfl deploy status` from the folders of roles that never ran, that ended, and whose certificates end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ntkfl.cli import app
+from ntkfl.crypto import certificates
+from ntkfl.deployment.demo_setup import DemoSetup, demo_run, init
+from ntkfl.services import probe
+from ntkfl.services.probe import RoleStatus, add_end
+from ntkfl.services.status import ENDED, STOPPED, StatusFile
+from tests.deployment.federation import Deployment, free_port
+
+
+def status(*words: str | Path) -> tuple[int, str]:
+    outcome = CliRunner().invoke(app, ["deploy", "status", *map(str, words)])
+    assert outcome.exception is None or isinstance(outcome.exception, SystemExit), outcome.exception
+    return outcome.exit_code, outcome.output
+
+
+def elsewhen(days: float) -> type[datetime]:
+    """A clock that is so many days ahead."""
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
+            return datetime.now(UTC) + timedelta(days=days)
+
+    return Clock
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    setup = DemoSetup(clients=2, key_server_port=free_port(), shuffler_port=free_port(), aggregator_port=free_port())
+    init(tmp_path / "demo", demo_run(setup), setup)
+    return tmp_path / "demo"
+
+
+def test_a_federation_that_never_ran(folder: Path) -> None:
+    code, said = status(folder)
+    assert code == 1  # nobody answers
+    assert "expected: 3 (client-0, client-1, evaluator-0)" in said
+    for role in ("key server", "shuffler", "aggregator", "client-0", "evaluator-0"):
+        assert f"{role}, {folder}" in said
+    assert said.count("has not run here") == 6
+    assert said.count("certificate tls.pem ends on ") == 3
+    code, said = status(folder / "clients" / "client-0")
+    assert (code, said.splitlines()[-1]) == (0, "No problem was found.")
+    assert "has not enrolled" in said
+
+
+def test_roles_that_have_left_in_order_are_no_problem(folder: Path) -> None:
+    for role in ("key-server", "shuffler"):
+        StatusFile(folder / role, role).close(STOPPED)
+    StatusFile(folder / "aggregator", "aggregator").close(ENDED)
+    StatusFile(folder / "clients" / "client-0", "client", answered=5).close(ENDED)
+    code, said = status(folder)
+    assert code == 0, said
+    assert said.count("was stopped ") == 2
+    assert "answered protocol round 5 last" in said
+    code, said = status(folder, "--json")
+    assert json.loads(said)["problems"] == []
+    assert len(json.loads(said)["parts"]) == 6
+
+
+def test_a_running_service_by_its_folder_and_by_its_address(tmp_path: Path) -> None:
+    deployment = Deployment(tmp_path)
+    with deployment.start_key_server() as process:
+        code, said = status(deployment.folder / "key-server")
+        assert code == 0, said
+        assert f"{process.urls['key-server']} answers and is ready (key-server)" in said
+        assert f"runs, pid {process.pid}" in said
+        code, said = status(process.urls["key-server"], "--ca", deployment.folder / "aggregator" / "ca.pem")
+        assert (code, "its certificate ends on " in said, "was not checked" in said) == (0, True, False)
+        code, said = status(process.urls["key-server"], "--ca", deployment.folder / "shuffler" / "aggregator-ca.pem")
+        assert code == 1
+        assert "CERTIFICATE_VERIFY_FAILED" in said  # another authority's word does not count
+        assert "was not checked" in status(process.urls["key-server"])[1]
+    code, said = status(deployment.folder / "key-server")
+    assert code == 1
+    assert "does not run; its last sign was " in said  # killed
+
+
+def test_what_ends_soon_is_a_problem_before_it_has_ended() -> None:
+    now = datetime.now(UTC)
+    for days, problems in ((40, 0), (29, 1), (-1, 1)):
+        part = RoleStatus("role")
+        add_end(part, "certificate", now + timedelta(days=days))
+        assert len(part.problems) == problems
+    assert "ended on" in part.lines[0]
+
+
+def test_a_certificate_that_ended_is_shown_and_renewed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    StatusFile(folder / "shuffler", "shuffler").close(STOPPED)
+    assert status(folder / "shuffler")[0] == 0
+
+    monkeypatch.setattr(probe, "datetime", elsewhen(400))
+    code, said = status(folder / "shuffler")
+    assert (code, "certificate tls.pem ended on" in said) == (1, True)
+    monkeypatch.setattr(certificates, "datetime", elsewhen(400))
+    renewed = CliRunner().invoke(app, ["keys", "renew", str(folder / "authority"), str(folder / "shuffler")])
+    assert renewed.exit_code == 0, renewed.output
+    assert status(folder / "shuffler")[0] == 0
+
+
+def test_a_folder_of_nobody_is_one_line(tmp_path: Path) -> None:
+    for where in (tmp_path, tmp_path / "nowhere"):
+        outcome = CliRunner().invoke(app, ["deploy", "status", str(where)])
+        assert outcome.exit_code != 0
+        assert "folder" in str(outcome.exception)
+
+
+def test_a_service_warns_at_its_start_of_a_certificate_that_ends_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = Deployment(tmp_path)
+    monkeypatch.setattr(certificates, "datetime", elsewhen(-345))  # of a year's 365 days, 20 are left
+    certificates.renew(deployment.folder / "authority", [deployment.folder / "key-server"])
+    with deployment.start_key_server() as process:
+        code, said = status(deployment.folder / "key-server")
+        assert (code, "in 19 days: ntkfl keys renew" in said) == (1, True)
+        assert process.stop() == 0
+    assert [line for line in process.err if "key-server: warning: " in line and "tls.pem ends on " in line]
+
+
+@pytest.mark.parametrize("missing", ["httpx", "cryptography"])
+def test_without_the_extra_it_says_how_to_get_it(missing: str) -> None:
+    program = f"import sys; sys.modules[{missing!r}] = None; from ntkfl.cli import main; main()"
+    command = [sys.executable, "-c", program, "deploy", "status", "https://127.0.0.1:1"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
+    assert "need the extra 'services'" in result.stderr

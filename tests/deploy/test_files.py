@@ -1,0 +1,247 @@
+"""The files in deploy/: they parse, every command in them exists with its options, and the steps of the containers run
+here without a container engine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.deployment.federation import free_port
+from tests.docs.test_blocks import parse
+from tests.services.processes import Process
+
+yaml = pytest.importorskip("yaml", reason="needs PyYAML")
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+KUBERNETES = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+
+
+def stages() -> dict[str, dict[str, Any]]:
+    """Of the Dockerfile: by name, what it is made from, what it copies, and its ENTRYPOINT and CMD."""
+    found: dict[str, dict[str, Any]] = {}
+    for line in (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ").splitlines():
+        word, _, rest = line.partition(" ")
+        if word == "FROM":
+            base, _, name = rest.partition(" AS ")
+            found[name] = {"base": base, "copies": []}
+        elif word == "COPY":
+            found[name]["copies"].append(rest.split())
+        elif word in ("ENTRYPOINT", "CMD"):
+            found[name][word] = json.loads(rest)
+    return found
+
+
+STAGES = stages()
+ROLES = ("key-server", "shuffler", "aggregator", "client")
+
+
+def strings(value: object) -> list[list[str]]:
+    """Every list of words in a document, and every text that is a shell's, as words."""
+    if isinstance(value, dict):
+        return [words for inner in value.values() for words in strings(inner)]
+    if isinstance(value, list):
+        if value and all(isinstance(word, str) for word in value):
+            return [value, *(shlex.split(word) for word in value if " && " in word)]
+        return [words for inner in value for words in strings(inner)]
+    return []
+
+
+def commands(words: list[str]) -> list[list[str]]:
+    """The `ntkfl` commands among words: without that word, up to the next part of a shell's line."""
+    found = []
+    while "ntkfl" in words:
+        words = words[words.index("ntkfl") + 1 :]
+        end = words.index("&&") if "&&" in words else len(words)
+        found.append(words[:end])
+    return found
+
+
+def test_every_command_exists_with_its_options() -> None:
+    found = [STAGES[role]["ENTRYPOINT"][1:] + STAGES[role]["CMD"] for role in ROLES]
+    for document in (COMPOSE, *KUBERNETES):
+        found += [command for words in strings(document) for command in commands(words)]
+    for container in containers():
+        if "args" in container:
+            found.append(container["command"][1:] + container["args"])
+    for unit in UNITS:
+        (line,) = re.findall(r"^ExecStart=/opt/ntkfl/bin/ntkfl (.*)$", unit.read_text(), re.MULTILINE)
+        found.append(line.split())
+    assert len(found) > 15
+    for command in found:
+        parse([*command, "--data", "x"] if command[0] == "join" and "--data" not in command else command)
+
+
+def test_the_images_copy_what_is_there_and_only_two_have_torch() -> None:
+    assert set(ROLES) < set(STAGES)
+    for stage in STAGES.values():
+        assert stage["base"] in STAGES or stage["base"] == "python:3.12-slim"
+        for words in stage["copies"]:
+            sources = [word for word in words[:-1] if not word.startswith("--")]
+            assert words[0] == "--from=wheel" or all((ROOT / source).exists() for source in sources), words
+    assert {role: STAGES[role]["base"] for role in ROLES} == {
+        "key-server": "services",
+        "shuffler": "services",
+        "aggregator": "torch",
+        "client": "torch",
+    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    known = {*project["dependencies"], *project["optional-dependencies"]["services"]}
+    wanted = [line for line in (DEPLOY / "services.txt").read_text().splitlines() if line and line[0] != "#"]
+    assert set(wanted) <= known
+    assert not any(re.match("torch|numpy|matplotlib", line) for line in wanted)
+
+
+def test_compose_names_images_folders_and_services_that_there_are() -> None:
+    services = COMPOSE["services"]
+    built = {service["image"]: service["build"]["target"] for service in services.values() if "build" in service}
+    assert built == {f"ntkfl-{role}": role for role in ROLES}
+    made = {f"./trial/federation/{role}" for role in ("key-server", "shuffler", "aggregator")}
+    made |= {f"./trial/federation/clients/{name}" for name in (*(f"client-{i}" for i in range(4)), "evaluator-0")}
+    mounted = [volume.split(":") for service in services.values() for volume in service["volumes"]]
+    assert {source for source, *rest in mounted if rest[0] == "/federation"} == made
+    for name, service in services.items():
+        assert service["image"] in built
+        assert set(service.get("depends_on", ())) <= set(services)
+        for waited in service.get("depends_on", {}):
+            assert "healthcheck" in services[waited], f"{name} waits until {waited} is healthy"
+
+
+def containers() -> list[dict[str, Any]]:
+    pods = [document["spec"]["template"]["spec"] for document in KUBERNETES if "template" in document.get("spec", {})]
+    return [container for pod in pods for container in pod["containers"]]
+
+
+def test_kubernetes_probes_ask_what_is_served_and_every_name_is_known() -> None:
+    for document in KUBERNETES:
+        spec = document["spec"]
+        if document["kind"] == "Service":
+            (target,) = (d for d in KUBERNETES if d["kind"] == "StatefulSet" and d["metadata"] == document["metadata"])
+            labels = target["spec"]["template"]["metadata"]["labels"]
+            assert spec["selector"].items() <= labels.items()
+            ports = {p["name"] for c in target["spec"]["template"]["spec"]["containers"] for p in c["ports"]}
+            assert {port["targetPort"] for port in spec["ports"]} <= ports
+        if "template" not in spec:
+            continue
+        pod = spec["template"]["spec"]
+        volumes = {v["name"] for v in pod.get("volumes", [])}
+        volumes |= {claim["metadata"]["name"] for claim in spec.get("volumeClaimTemplates", [])}
+        for container in (*pod["initContainers"], *pod["containers"]):
+            assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+            assert container["image"] in {f"ntkfl-{role}" for role in ROLES}
+        for container in pod["containers"]:
+            ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+            for kind in ("livenessProbe", "readinessProbe"):
+                if kind in container:
+                    asked = container[kind]["httpGet"]
+                    assert asked["port"] in ports
+                    assert asked["path"] == ("/health" if kind == "livenessProbe" else "/ready")
+                    assert (asked.get("scheme") == "HTTPS") == (asked["port"] != "metrics")
+            assert f"0.0.0.0:{ports['metrics']}" in container["args"]
+        annotations = spec["template"]["metadata"]["annotations"]
+        assert annotations["prometheus.io/port"] == "9464"
+    assert [len(containers()), len(KUBERNETES)] == [3, 6]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_systemd_takes_the_units(tmp_path: Path) -> None:
+    """With a program that there is in place of /opt/ntkfl/bin/ntkfl; users are looked up on the machine itself."""
+    for unit in UNITS:
+        text = unit.read_text().replace("/opt/ntkfl/bin/ntkfl", sys.executable).replace("User=ntkfl\n", "User=root\n")
+        (tmp_path / unit.name).write_text(text)
+    command = ["systemd-analyze", "verify", "--man=no", *(str(tmp_path / unit.name) for unit in UNITS)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    own = [line for line in done.stderr.splitlines() if str(tmp_path) in line or "ntkfl" in line]
+    assert own == []
+    (tmp_path / UNITS[0].name).write_text(text.replace("Restart=on-failure", "Restart=sometimes"))
+    broken = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "sometimes" in broken.stderr  # it does look
+
+
+# As in the images of key server and shuffler: nothing but what deploy/services.txt brings can be imported.
+WITHOUT_TORCH = """
+import importlib.metadata as metadata, re, runpy, sys
+from packaging.requirements import Requirement
+wanted, known = [re.match(r"[\\w-]+", line)[0] for line in open(sys.argv[1]) if line.strip() and line[0] != "#"], set()
+while wanted:
+    name = wanted.pop().lower().replace("_", "-")
+    if name in known:
+        continue
+    known.add(name)
+    needs = [Requirement(text) for text in metadata.requires(name) or []]
+    wanted += [n.name for n in needs if n.marker is None or n.marker.evaluate({"extra": ""})]
+owners = metadata.packages_distributions()
+
+class OnlyThose:
+    def find_spec(self, name, path=None, target=None):
+        whose = {owner.lower().replace("_", "-") for owner in owners.get(name.split(".")[0], ())}
+        if whose and not whose & (known | {"ntkfl", "ntkfl-experiments"}):
+            raise ImportError(f"{name} is not in this image")
+
+for name in [n for n in sys.modules if n.split(".")[0] == "packaging"]:
+    del sys.modules[name]
+sys.meta_path.insert(0, OnlyThose())
+sys.argv = ["ntkfl", *sys.argv[2:]]
+runpy.run_module("ntkfl", run_name="__main__")
+"""
+
+
+@pytest.mark.long
+def test_the_containers_steps_without_containers(tmp_path: Path) -> None:
+    """Compose's setup; key server and shuffler as their images start them, without torch; then their health checks,
+    which succeed while the services run and fail when they do not.
+    """
+    trial, (key_port, client_port, aggregator_port) = tmp_path / "trial", (free_port(), free_port(), free_port())
+    here = {"/trial": str(trial), "--key-server-host key-server": "", "--shuffler-host shuffler": ""}
+    (setup,) = COMPOSE["services"]["setup"]["command"]
+    for there, instead in here.items():
+        assert there in setup
+        setup = setup.replace(there, instead)
+    ports = f"--key-server-port {key_port} --shuffler-port {client_port} --aggregator-port {aggregator_port}"
+    setup = setup.replace("ntkfl keys init", f"ntkfl keys init {ports}")
+    trial.mkdir()
+    program = f"{shlex.quote(sys.executable)} -m ntkfl"
+    subprocess.run(
+        ["sh", "-c", setup.replace("ntkfl ", f"{program} ")], check=True, timeout=120, stdout=subprocess.DEVNULL
+    )
+    assert (trial / "data" / "client-3.npz").exists()
+
+    (tmp_path / "image.py").write_text(WITHOUT_TORCH)
+    image = (str(tmp_path / "image.py"), str(DEPLOY / "services.txt"))
+
+    def words(role: str, *command: str) -> list[str]:
+        changed = {
+            "/federation": str(trial / "federation" / role),
+            "0.0.0.0": "127.0.0.1",
+            "0.0.0.0:9464": "127.0.0.1:0",
+        }
+        return [changed.get(word, word.replace("/federation/", f"{trial}/federation/{role}/")) for word in command]
+
+    def start(role: str, listeners: int) -> Process:
+        return Process(*image, *words(role, *STAGES[role]["ENTRYPOINT"][1:], *STAGES[role]["CMD"]), listeners=listeners)
+
+    def healthy(role: str, port: int) -> bool:
+        _, program, *check = COMPOSE["services"][role]["healthcheck"]["test"]
+        assert program == "ntkfl"
+        address = re.sub(r"https://[\w-]+:\d+", f"https://127.0.0.1:{port}", " ".join(words(role, *check)))
+        done = subprocess.run([sys.executable, *image, *address.split()], capture_output=True, text=True, timeout=60)
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.returncode == 0
+
+    with start("key-server", 1) as key_server, start("shuffler", 2) as shuffler:
+        assert healthy("key-server", key_port)
+        assert healthy("shuffler", client_port)
+        assert key_server.stop() == shuffler.stop() == 0
+        assert json.loads(key_server.err[-1])["event"] == "stopped"  # as JSON, as the images ask for
+    assert not healthy("key-server", key_port)
