@@ -58,7 +58,8 @@ def test_a_round_is_the_box(kernel: str, codec: str) -> None:
     """Broadcast, uploads, evolution to a grid of t, candidates, the cohort's choice: new weights."""
     task, clients = small_task("mse"), small_clients(9, 4, 6)
     steps, lr = (30.0, 300.0, 3e4), 0.05
-    method = NTKFL(loss="mse", kernel=kernel, codec=codec, lr=lr, steps=steps, tolerance=1e-9, **PLAIN)
+    exact: dict[str, Any] = {"tolerance": 1e-9, "candidate_codec": "exact", **PLAIN}
+    method = NTKFL(loss="mse", kernel=kernel, codec=codec, lr=lr, steps=steps, **exact)
     outcome, log = play(method, task, clients)
     assert [sent.kind for sent in log if sent.client == 0] == ["weights", "upload", "candidates", "losses"]
     x = torch.cat([client.x for client in clients])
@@ -77,7 +78,8 @@ def test_a_round_is_the_box(kernel: str, codec: str) -> None:
 
 def test_one_round_is_the_stages_by_hand(digits: ntkfl.data.Federated) -> None:
     """Concatenated Jacobians, one evolution, the candidate with the least loss over the cohort's own data."""
-    method = NTKFL(steps=(20.0, 200.0, 4000.0), average=0, label_smoothing=0.2, trim_losses=0)
+    options: dict[str, Any] = {"average": 0, "label_smoothing": 0.2, "trim_losses": 0, "candidate_codec": "exact"}
+    method = NTKFL(steps=(20.0, 200.0, 4000.0), **options)
     finished = run(digits, method, rounds=1)
     model = net()
     batches = [digits.client(i) for i in finished.history[0]["clients"]]

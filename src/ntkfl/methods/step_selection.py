@@ -20,13 +20,10 @@ _OVERFLOWING_SUM = 1e300
 _SCORED = 4096  # rows of clients scored together
 
 
-def score(task: Task, asked: Message, clients: Sequence[ClientRound], shuffled: bool) -> list[Message]:
-    """Each client's reply to the candidates [S, d] that the server asks about."""
-    candidates = asked.take("weights", (None, task.like.numel()), task.like)
-    if not len(candidates):
-        raise MessageError("the server asks which candidate is best, and sends none")
+def score(task: Task, round: int, candidates: Tensor, clients: Sequence[ClientRound], shuffled: bool) -> list[Message]:
+    """Each client's reply on the candidates [S, d], several clients at once."""
     groups = in_groups(clients, _SCORED)
-    return [losses for some in groups for losses in scores(task, asked.round, candidates, some, shuffled)]
+    return [losses for some in groups for losses in scores(task, round, candidates, some, shuffled)]
 
 
 def scores(task: Task, round: int, candidates: Tensor, clients: Sequence[ClientRound], shuffled: bool) -> list[Message]:
