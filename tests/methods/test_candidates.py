@@ -46,8 +46,8 @@ def test_a_round_sends_clients_at_most_twice_what_fedavg_does(digits: ntkfl.data
 
 @pytest.mark.parametrize("seed", [10, 11, 12])
 def test_coded_candidates_have_nearly_the_losses_of_exact_ones_and_the_exact_one_is_kept(seed: int) -> None:
-    """Digits in float64, the first round, where candidates lie furthest apart: a mean loss moves by less than 2 %, the choice
-    stays, and the exact weights go on.
+    """Digits in float64, the first round, where candidates lie furthest apart: a mean loss moves by less than 2 %, the
+    choice stays, and the exact weights go on.
     """
     fed = ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=40, alpha=0.3), seed=seed)
     torch.manual_seed(seed)

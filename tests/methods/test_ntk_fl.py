@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import ntkfl
 from ntkfl.errors import ConfigError, MessageError
+from ntkfl.federation.callbacks import Functions
 from ntkfl.methods import CPNTKFL, NTKFL, ClientRound, FedAvg, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent.parameters import apply_flat
@@ -130,6 +131,25 @@ def test_settings_say_which_steps_the_defaults_came_to() -> None:
     assert NTKFL(lr=0.02).model_dump()["steps"] == ntkfl.geometric_steps(0.02)
     for method in (NTKFL(lr=0.02), NTKFL(replay=True), NTKFL(clip=1.0, noise=1.0), CPNTKFL(kernel="trace")):
         assert type(method)(**method.model_dump(mode="json")) == method
+
+
+def test_lr_without_effect_is_said(digits: ntkfl.data.Federated) -> None:
+    """Times go with 1/η by default, and the flow knows η·t alone."""
+    (line,) = NTKFL(lr=0.1).advice()
+    assert "lr = 0.1 changes nothing" in line
+    told: list[str] = []
+    fast = run(digits, NTKFL(lr=0.1), callbacks=[Functions(on_start=told.append)])
+    assert f"warning: {line}" in told
+    slow = run(digits, NTKFL())
+    for ours, theirs in zip(fast.history, slow.history, strict=True):
+        assert ours["steps"] == pytest.approx(0.1 * theirs["steps"])
+        assert ours["test_accuracy"] == pytest.approx(theirs["test_accuracy"], abs=0.01)
+    assert (
+        NTKFL().advice()
+        == NTKFL(lr=0.1, steps=(10.0, 20.0)).advice()
+        == NTKFL(scheme="descent", steps=(1.0,)).advice()
+        == []
+    )
 
 
 @pytest.mark.parametrize(

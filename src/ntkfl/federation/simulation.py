@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from ntkfl.federation.server import Server
 from ntkfl.federation.transcript import Transcript
 from ntkfl.federation.transport import Transport
 from ntkfl.methods import Method, Task
-from ntkfl.methods.batchnorm import answer, statistics
+from ntkfl.methods.batchnorm import advice, answer, statistics
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.tangent.parameters import flatten
 
@@ -199,6 +200,10 @@ class Simulation:
             told.on_start(note)
             for line in self.method.promise(self.clients_per_round, rounds):
                 told.on_start(line)
+            for line in advice(self.method, self.task):
+                if callbacks is None:
+                    warnings.warn(line, stacklevel=3)  # of `train`'s caller, who has no display of lines
+                told.on_start(f"warning: {line}")
             return self.server.run(folder, described, resume=resume, on_round=told.on_round)
         finally:
             told.on_end()

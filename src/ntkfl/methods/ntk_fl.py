@@ -116,6 +116,14 @@ class NTKFL(Replay, Candidates, NoisySamples):
         how = (self.loss, self.kernel, self.scheme, self.tolerance, products)
         return evolve(rows.J, f0, task.training_targets(y), self.lr, times or self.steps, *how)
 
+    def advice(self) -> list[str]:
+        if self.lr == type(self).model_fields["lr"].default or self.steps != geometric_steps(self.lr):
+            return []
+        how = "give steps to train for shorter or longer in a round"
+        return [
+            f"lr = {self.lr:g} changes nothing: with the flow η·t alone counts, and by default t goes with 1/η; {how}"
+        ]
+
     def round_bytes(self, task: Task, counts: Sequence[int], probe: Tensor) -> int:
         """Jacobians, a few arrays [S, N, d2] and [S, d], and twice the trace kernel [N, N]."""
         item, rows, steps = task.like.element_size(), sum(counts), len(self.steps or ()) + int(math.log2(self.extend))
