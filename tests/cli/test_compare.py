@@ -50,3 +50,29 @@ def test_a_log_hears_of_rounds_now_and_then_and_of_every_run_that_ends(tmp_path:
     ]
     assert "\x1b" not in text.getvalue()
     assert "\r" not in text.getvalue()
+
+
+def test_runs_of_an_earlier_stage_stay_in_the_count(tmp_path: Path) -> None:
+    """A search's two lines stand above when the runs that follow begin: two are finished, not none."""
+    text = io.StringIO()
+    watcher = Watcher(Console(file=text, width=200), Clock())
+
+    def cells(root: str, rounds: int) -> list[Cell]:
+        made = [
+            Cell("FedAvg", RunConfig(rounds=rounds, seed=seed, method={"name": "fedavg"}), tmp_path / root)
+            for seed in (0, 1)
+        ]
+        for cell in made:
+            if not cell.folder.path.exists():
+                cell.folder.create(spelled_out(cell.config))
+            for number in range(len(cell.folder.records()) + 1, rounds + 1):
+                cell.folder.append("history.jsonl", {"round": number, "test_accuracy": 0.5})
+                cell.folder.append("timings.jsonl", {"round": number, "seconds": 0.5})
+        return made
+
+    with watcher:
+        watcher.watch(cells("search", 1))
+        watcher.watch(cells("search", 2))  # the same runs, for longer
+        watcher.watch([*cells("cells", 2)[:1], Cell("new", RunConfig(method={"name": "fedavg"}), tmp_path / "cells")])
+    counts = [line.partition("(")[2].split(" runs")[0] for line in text.getvalue().splitlines()]
+    assert counts == ["2 of 2", "2 of 2", "4 of 4", "4 of 4", "5 of 6"]

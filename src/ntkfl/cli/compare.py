@@ -41,6 +41,7 @@ def compare(
     comparison, note = Comparison.read(config).with_available_data()
     if note:
         console.print(f"[yellow]{note}[/yellow]", soft_wrap=True)
+    comparison = comparison.with_hold_out()
     folder = out or Path("runs") / comparison.name
     watcher = Watcher(console)
     began = time.perf_counter()
@@ -82,9 +83,11 @@ def _title(comparison: Comparison) -> str:
     data = comparison.data
     split = f"Dirichlet α = {data.alpha:g}" if data.partition == "dirichlet" else data.partition
     seeds = f"{len(comparison.seeds)} seeds" if len(comparison.seeds) > 1 else f"seed {comparison.seeds[0]}"
+    most = "" if "clients_per_round" in comparison.model_fields_set else "up to "
+    cohort = f"{most}{comparison.clients_per_round}"
     if data.own:
-        return f"{data.dataset}, {comparison.clients_per_round} clients a round, {seeds}"
-    return f"{data.dataset}, {data.clients} clients ({split}), {comparison.clients_per_round} a round, {seeds}"
+        return f"{data.dataset}, {cohort} clients a round, {seeds}"
+    return f"{data.dataset}, {data.clients} clients ({split}), {cohort} a round, {seeds}"
 
 
 def _tables(comparison: Comparison, rows: Sequence[Row]) -> list[tuple[str, Table]]:
@@ -123,7 +126,7 @@ class Watcher:
         self.console, self.clock = console, clock
         self.said = clock()
         self.live: Live | None = None
-        self.announced: set[tuple[str, int]] = set()
+        self.announced: set[tuple[Path, int]] = set()
         self.stage, self.pace = frozenset[str](), Pace(clock)  # the runs of a stage, and its pace
 
     def __enter__(self) -> None:
@@ -141,18 +144,15 @@ class Watcher:
         histories = {key: cell.history() for key, cell in unique.items()}
         planned = {key: len(histories[key]) if cell.finished else cell.config.rounds for key, cell in unique.items()}
         left = self._left(planned, histories)
-        done = sum(cell.finished for cell in unique.values())
-        how_far = f"{done} of {len(unique)} runs finished{left and f', {left}'}"
-        going = []
-        for key, cell in unique.items():
-            history = histories[key]
-            if cell.finished:
-                if (key, cell.config.rounds) not in self.announced:  # a search goes on with the same run, for longer
-                    self.announced.add((key, cell.config.rounds))
-                    note = "" if self.live else f"  ({how_far})"
-                    self._print(_line(cell) + note)
-            elif history:
-                going.append((cell, history))
+        ended = {key: cell for key, cell in unique.items() if cell.finished}
+        # A search goes on with the same run, for longer. Earlier stages count too: their lines stand above.
+        fresh = [cell for cell in ended.values() if (cell.folder.path, cell.config.rounds) not in self.announced]
+        self.announced |= {(cell.folder.path, cell.config.rounds) for cell in fresh}
+        told, waiting = len(self.announced), len(unique) - len(ended)
+        how_far = f"{told} of {told + waiting} runs finished{left and f', {left}'}"
+        for cell in fresh:
+            self._print(_line(cell) + ("" if self.live else f"  ({how_far})"))
+        going = [(cell, histories[key]) for key, cell in unique.items() if histories[key] and key not in ended]
         if self.live:
             table = Table(box=None, title=how_far, title_justify="left")
             for cell, history in going:
@@ -165,7 +165,7 @@ class Watcher:
                     f"{history[-1]['test_accuracy']:.1%}",
                 )
             self.live.update(table)
-        elif done < len(unique) and self.clock() - self.said > LOG_S:
+        elif waiting and self.clock() - self.said > LOG_S:
             self._print(f"{sum(map(len, histories.values()))} of {sum(planned.values())} rounds  ({how_far})")
 
     def _print(self, line: str) -> None:

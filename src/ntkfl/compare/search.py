@@ -88,6 +88,7 @@ def _validation(record: Record) -> float:
 
 def _cell(comparison: Comparison, entry: Entry, setting: Setting, rounds: int, root: Path) -> Cell:
     settings = comparison.search
+    assert settings.hold_out is not None  # see `Comparison.with_hold_out`
     config = comparison.run(
         entry, settings.seed, dict(setting), rounds=rounds, hold_out=settings.hold_out, stop_at=None
     )
