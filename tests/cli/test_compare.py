@@ -73,6 +73,8 @@ def test_runs_of_an_earlier_stage_stay_in_the_count(tmp_path: Path) -> None:
     with watcher:
         watcher.watch(cells("search", 1))
         watcher.watch(cells("search", 2))  # the same runs, for longer
-        watcher.watch([*cells("cells", 2)[:1], Cell("new", RunConfig(method={"name": "fedavg"}), tmp_path / "cells")])
+        watcher.watch(
+            [*cells("cells", 2)[:1], Cell("new", RunConfig(seed=5, method={"name": "fedavg"}), tmp_path / "cells")]
+        )
     counts = [line.partition("(")[2].split(" runs")[0] for line in text.getvalue().splitlines()]
     assert counts == ["2 of 2", "2 of 2", "4 of 4", "4 of 4", "5 of 6"]
