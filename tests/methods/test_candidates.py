@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import torch
 import ntkfl
 from ntkfl.errors import ConfigError
 from ntkfl.methods import CPNTKFL, NTKFL, ClientRound, FedAvg, Method, SumNTKFL, Task
-from ntkfl.methods.candidates import take_candidates
+from ntkfl.methods.candidates import residual_left, take_candidates
 from ntkfl.privacy.randomness import Randomness
-from tests.methods.rounds import play, small_clients, small_task
+from tests.methods.rounds import one_weight, play, scalar_client, small_clients, small_task
+
+PLAIN = {"row_clip": None, "drop_opposed": False, "trim": 0.0, "trim_losses": 0.0, "verify": False}
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +81,7 @@ def test_an_observer_sees_the_chosen_candidate_nearly() -> None:
 
 
 def test_times_double_while_the_longest_wins_and_within_the_bound(digits: ntkfl.data.Federated) -> None:
-    """Times so short that the longest always wins."""
+    """Times so short that the longest always wins, and that little is learned in them."""
     records = run(digits, NTKFL(steps=(0.5, 1.0), extend=8), rounds=5).history
     assert [r["steps"] for r in records] == [r["longest_steps"] for r in records] == [1, 2, 4, 8, 8]
     assert [r["steps"] for r in run(digits, NTKFL(steps=(0.5, 1.0)), rounds=2).history] == [1, 1]
@@ -91,6 +94,24 @@ def test_longer_times_outlive_a_stop(digits: ntkfl.data.Federated, tmp_path: Pat
     resumed = run(digits, method, rounds=4, out=tmp_path, resume=True)
     assert [r["longest_steps"] for r in resumed.history] == [1, 2, 4, 8]
     assert resumed.history == whole.history
+
+
+def test_the_residual_left_is_that_of_a_linear_flow() -> None:
+    """One sample of f = w x with mse: r(t) = r(0) e^(−ηx²t), whose mean up to t is r(0) (1 − e^(−ηx²t)) / (ηx²t)."""
+    method = NTKFL(loss="mse", lr=0.1, steps=(1e-3, 5.0, 20.0), **PLAIN)
+    task, client = one_weight(0.3), scalar_client(0, 2.0, 1.0)
+    _, log = play(method, task, [client])
+    rows = method.gather(task, task.like, [s.message for s in log if s.kind == "upload"], 1)
+    for t in (5.0, 20.0):
+        left = residual_left(method.evolve(task, rows, (1e-3, t)))
+        assert left == pytest.approx(-math.expm1(-0.4 * t) / (0.4 * t), rel=1e-3)
+
+
+def test_times_stay_where_the_longest_is_long_already() -> None:
+    method = NTKFL(loss="mse", lr=0.1, steps=(1e-3, 50.0), extend=8, **PLAIN)
+    outcome, _ = play(method, one_weight(0.3), [scalar_client(0, 2.0, 1.0)])
+    assert outcome.steps == 50
+    assert "extended_steps" not in outcome.state
 
 
 def test_times_stay_where_a_shorter_one_wins_or_the_longest_was_not_reached() -> None:

@@ -24,6 +24,7 @@ from ntkfl.wire.span import FINE, pack_span, unpack_span
 
 CANDIDATE_CODECS = ("span", "exact")
 EXTENDED = "extended_steps"  # in the server's state: candidates beyond the last of `steps`
+_SHORT = 0.8  # residual left, on average over a flow, above which it has hardly begun
 WHOLE = "weights"  # in a message: candidates one by one
 
 
@@ -37,8 +38,8 @@ class Candidates(RobustRows):
         16.0,
         ge=1,
         description="how far beyond the last of `steps` candidates may go, as a multiple of it: one twice as long is "
-        "added after each round that takes the longest; by default 1, not at all, where steps are given or with the "
-        "paper's trace kernel",
+        "added after each round whose longest wins and is still short; by default 1, not at all, where steps are given "
+        "or with the paper's trace kernel",
     )
     choose: str = Field("cohort", description="t by the cohort's own losses, or by a validation set (held-out clients)")
     candidate_codec: str = Field(
@@ -59,10 +60,13 @@ class Candidates(RobustRows):
         return (*self.steps, *(self.steps[-1] * 2.0**k for k in range(1, added + 1)))
 
     def extended(self, state: State, evolution: Evolution, best: int) -> State:
-        """The part of the next state that says how long candidates are: longer, where the longest asked for won."""
+        """The part of the next state that says how long candidates are: longer, where the longest asked for won and the
+        flow has hardly begun by then. A cohort takes the longest also where it is long already, as it fits its own
+        samples ever better: longer ones then cost time, and accuracy where weights are not averaged.
+        """
         times, own = self.times(state), len(self.steps or ())
-        more = evolution.steps[best] == times[-1] and 2 * times[-1] <= self.extend * times[own - 1]
-        added = len(times) - own + more
+        wins = evolution.steps[best] == times[-1] and 2 * times[-1] <= self.extend * times[own - 1]
+        added = len(times) - own + (wins and residual_left(evolution) > _SHORT)
         return {EXTENDED: torch.tensor(added)} if added else {}
 
     def select(
@@ -91,6 +95,14 @@ class Candidates(RobustRows):
     @property
     def attacks(self) -> frozenset[str]:
         return super().attacks | (LOSS_ATTACKS if self.choose == "cohort" else frozenset())
+
+
+def residual_left(evolution: Evolution) -> float:
+    """The mean residual of the whole flow in units of the first candidate's, ‖R(t_S)/t_S‖ / ‖R(t_1)/t_1‖: 1 where
+    hardly anything has been learned by t_S, towards 0 where most of t_S was spent on what was learned before.
+    """
+    first, last = (evolution.residuals[i].norm() / evolution.steps[i] for i in (0, -1))
+    return float(last / first) if first > 0 else 0.0
 
 
 def take_candidates(message: Message, like: Tensor) -> Tensor:
