@@ -67,7 +67,7 @@ def unpack_span(message: Message, like: Tensor) -> Tensor:
 def _rounded(rows: Tensor, top: int) -> tuple[Tensor, Tensor]:
     """Levels −top … top [k, d], and the blocks' steps, float32 [k, blocks]; of a block of zeros the step is 0."""
     d = rows.shape[1]
-    blocks = torch.nn.functional.pad(rows, (0, -d % _BLOCK)).unflatten(1, (-1, _BLOCK))
+    blocks = torch.nn.functional.pad(rows, (0, -d % _BLOCK)).view(len(rows), -(-d // _BLOCK), _BLOCK)
     steps = (blocks.abs().amax(2) / top).float()
     levels = (blocks / steps.to(rows).clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(2)).round().clamp(-top, top)
     return levels.flatten(1)[:, :d], steps
