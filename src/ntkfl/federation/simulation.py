@@ -80,9 +80,7 @@ def execute(
     With a `transport`, the `runtime` it belongs to is written down with the settings.
     """
     data = data or load_data(config)
-    if "clients_per_round" not in config.model_fields_set:
-        there = len(data) - config.hold_out
-        config = config.model_copy(update={"clients_per_round": min(config.clients_per_round, max(1, there))})
+    config = config.with_cohort(len(data))
     simulation = Simulation(
         build_model(config, data),
         data,
