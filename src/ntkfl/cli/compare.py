@@ -61,7 +61,7 @@ def compare(
     write(folder, comparison, rows, searches, shlex.join(["ntkfl", *sys.argv[1:]]))
     drawn = [row for row in rows if comparison.figure is None or row.label in comparison.figure]
     figure = plot_curves(drawn, _title(comparison), comparison.targets, folder / "curves.png")
-    for heading, table in _tables(comparison, rows):
+    for heading, table in tables(comparison, rows, console.width):
         console.print(f"\n[bold]{heading}[/bold]", soft_wrap=True)
         with console.capture() as drawn_table:
             console.print(table)
@@ -90,8 +90,10 @@ def _title(comparison: Comparison) -> str:
     return f"{data.dataset}, {data.clients} clients ({split}), {cohort} a round, {seeds}"
 
 
-def _tables(comparison: Comparison, rows: Sequence[Row]) -> list[tuple[str, Table]]:
-    """Two narrow tables and the settings, each under a heading, so that they fit 80 columns."""
+def tables(comparison: Comparison, rows: Sequence[Row], width: int) -> list[tuple[str, Table]]:
+    """Two narrow tables and the settings, each under a heading, so that they fit 80 columns. Where one does not fit
+    into `width`, its cells are wrapped: nothing is cut off.
+    """
     headers, body = columns(comparison, rows)
     shown = sum(header.startswith("%") for header in headers)
     parts = [
@@ -102,8 +104,11 @@ def _tables(comparison: Comparison, rows: Sequence[Row]) -> list[tuple[str, Tabl
     for title, chosen in parts:
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column("method", no_wrap=True, max_width=30)
-        for i in chosen:
-            table.add_column(headers[i], justify="right", min_width=max(len(cells[i]) for cells in body))
+        least = [max(len(cells[i]) for cells in body) for i in chosen]
+        label = min(30, max(len(cells[0]) for cells in body))
+        fits = label + sum(least) + len(least) + 3 <= width  # a blank after each column, and one at both edges
+        for i, own in zip(chosen, least, strict=True):
+            table.add_column(headers[i], justify="right", min_width=own if fits else None)
         for cells in body:
             table.add_row(cells[0], *(cells[i] for i in chosen))
         tables.append((title, table))
