@@ -34,7 +34,5 @@ print(f"as Datasets: {same.fingerprint() == fed.fingerprint()}; dealt anew to {l
 
 # Real-valued targets train the same way, with loss="mse".
 hours = ntkfl.data.from_clients([(x, x[:, :1] * 3 + 1) for x, _ in clients], test=(test[0], test[0][:, :1] * 3 + 1))
-run = ntkfl.train(
-    ntkfl.models.mlp(6, 32, 1), hours, ntkfl.methods.NTKFL(loss="mse", lr=0.1), rounds=4, clients_per_round=5
-)
+run = ntkfl.train(ntkfl.models.mlp(6, 32, 1), hours, ntkfl.methods.NTKFL(loss="mse"), rounds=4, clients_per_round=5)
 print(f"mean squared loss by round: {[round(r['test_loss'], 3) for r in run.history]}")

@@ -25,7 +25,7 @@ noisy = y.clone()
 noisy[::10] += 20  # one reading in ten is broken
 fed = ntkfl.data.from_clients([(x[i::4], noisy[i::4]) for i in range(4)], test=(x, y))
 for loss in ("mse", Huber()):
-    method = ntkfl.methods.NTKFL(loss=loss, lr=0.1)
+    method = ntkfl.methods.NTKFL(loss=loss)
     run = ntkfl.train(ntkfl.models.mlp(3, 32, 1), fed, method, rounds=4, clients_per_round=4)
     error = float((run.model(x).detach() - y).abs().mean())
     print(f"{loss}: mean error {error:.3f}")

@@ -66,7 +66,7 @@ def test_local_weights_are_those_that_the_client_trained() -> None:
 
 def test_a_round_ends_with_the_candidate_that_the_losses_choose() -> None:
     """NTK-FL's reported losses, averaged over samples by hand; and the next round broadcasts those weights."""
-    settings = config({"name": "ntk-fl", "average": 0.0, "trim_losses": 0.0})
+    settings = config({"name": "ntk-fl", "average": 0.0, "trim_losses": 0.0, "candidate_codec": "exact"})
     first, second = (capture(settings, number) for number in (1, 2))
     end = first.method.ends_with(first.weights, first.uploads, first.candidates, first.losses)
     assert end is not None

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ntkfl.cli.compare import Watcher
+from ntkfl.cli.compare import Watcher, tables
+from ntkfl.compare.results import Row
+from ntkfl.compare.spec import Comparison
 from ntkfl.compare.trials import Cell
 from ntkfl.federation.build import spelled_out
 from ntkfl.federation.config import RunConfig
@@ -50,3 +52,48 @@ def test_a_log_hears_of_rounds_now_and_then_and_of_every_run_that_ends(tmp_path:
     ]
     assert "\x1b" not in text.getvalue()
     assert "\r" not in text.getvalue()
+
+
+def test_runs_of_an_earlier_stage_stay_in_the_count(tmp_path: Path) -> None:
+    """A search's two lines stand above when the runs that follow begin: two are finished, not none."""
+    text = io.StringIO()
+    watcher = Watcher(Console(file=text, width=200), Clock())
+
+    def cells(root: str, rounds: int) -> list[Cell]:
+        made = [
+            Cell("FedAvg", RunConfig(rounds=rounds, seed=seed, method={"name": "fedavg"}), tmp_path / root)
+            for seed in (0, 1)
+        ]
+        for cell in made:
+            if not cell.folder.path.exists():
+                cell.folder.create(spelled_out(cell.config))
+            for number in range(len(cell.folder.records()) + 1, rounds + 1):
+                cell.folder.append("history.jsonl", {"round": number, "test_accuracy": 0.5})
+                cell.folder.append("timings.jsonl", {"round": number, "seconds": 0.5})
+        return made
+
+    with watcher:
+        watcher.watch(cells("search", 1))
+        watcher.watch(cells("search", 2))  # the same runs, for longer
+        watcher.watch(
+            [*cells("cells", 2)[:1], Cell("new", RunConfig(seed=5, method={"name": "fedavg"}), tmp_path / "cells")]
+        )
+    counts = [line.partition("(")[2].split(" runs")[0] for line in text.getvalue().splitlines()]
+    assert counts == ["2 of 2", "2 of 2", "4 of 4", "4 of 4", "5 of 6"]
+
+
+def test_a_table_too_wide_for_the_terminal_loses_nothing(tmp_path: Path) -> None:
+    """Eight rounds with their spread, in 80 columns."""
+    shown = (1, 2, 3, 4, 5, 6, 7)
+    entry = {"label": "a method with a long label", "method": {"name": "fedavg"}}
+    comparison = Comparison(name="x", seeds=(0, 1), targets=(), show_rounds=shown, methods=(entry,))
+    curves = [[0.8 + 0.01 * i + s for i in range(8)] for s in (0.0, 0.05)]
+    row = Row(entry["label"], {}, [0, 1], 8, curves, curves, [], [[1.0], [1.0]], [], [], ["", ""], [], [])
+    text = io.StringIO()
+    console = Console(file=text, width=80)
+    (_, table), *_ = tables(comparison, [row], console.width)
+    console.print(table)
+    words = text.getvalue().split()
+    assert all(f"r{r}" in words for r in range(1, 9))
+    assert all(f"{82.5 + i:.1f}" in words for i in range(8))
+    assert words.count("3.5") == 8  # the spread of each

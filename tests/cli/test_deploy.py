@@ -137,4 +137,4 @@ def test_without_the_extra_it_says_how_to_get_it(missing: str) -> None:
     command = [sys.executable, "-c", program, "deploy", "status", "https://127.0.0.1:1"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
-    assert "need the extra 'services'" in result.stderr
+    assert "needs the extra 'services'" in result.stderr

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ntkfl.compare.results import Reached, bytes_text, reached_text, spread, summarise
+from ntkfl.compare.results import Reached, Row, bytes_text, columns, reached_text, spread, summarise
 from ntkfl.compare.search import edges_of, score, search
 from ntkfl.compare.spec import Comparison
 from ntkfl.compare.trials import Cell
@@ -221,6 +221,49 @@ def test_rounds_and_bytes_to_a_target(tmp_path: Path) -> None:
     assert reached_text(row.reached[0], 4) == "3 ± 1"
     assert reached_text(row.reached[1], 4) == "not in 4"
     assert spread([3.0, None, 5.0]) == "4 ± 1 (2 of 3)"
+    headers, (cells_,) = columns(comparison, [row])
+    assert dict(zip(headers, cells_, strict=True))["% r4"] == "35.5 ± 6.4"  # mean and spread of 40 and 31
+
+
+@pytest.mark.parametrize(
+    ("curves", "shown"),
+    [
+        ([[0.1, 0.2, 0.3]], {"% r1": "10.0", "% r2": "20.0", "% r3": "30.0"}),
+        ([[0.1, 0.2]], {"% r1": "10.0", "% r2": "20.0"}),
+        ([[0.1, 0.2, 0.5], [0.1, 0.3]], {"% r1": "10.0 ± 0.0", "% r2": "25.0 ± 7.1", "% last": "40.0 ± 14.1"}),
+        ([[0.1, 0.2, 0.5], []], {"% r1": "10.0", "% r2": "20.0", "% r3": "50.0"}),  # a seed that diverged at once
+    ],
+)
+def test_the_last_round_is_always_shown(curves: list[list[float]], shown: dict[str, str], tmp_path: Path) -> None:
+    comparison = read(tmp_path, TOML.replace("show_rounds = [1, 4]", "show_rounds = [1, 2, 25]"))
+    row = Row("x", {}, [0, 1], 3, curves, curves, [], [], [], [], ["", ""], [], [])
+    headers, (cells,) = columns(comparison, [row])
+    accuracies = [header for header in headers if header.startswith("%")]
+    assert dict(zip(accuracies, cells[1:], strict=False)) == shown
+
+
+def test_clients_that_score_are_a_tenth_where_no_number_is_given(tmp_path: Path) -> None:
+    assert read(tmp_path).with_hold_out().search.hold_out == 6
+    unsaid = TOML.replace("hold_out = 6\n", "")
+    assert read(tmp_path, unsaid).with_hold_out().search.hold_out == 3  # of 30
+    assert read(tmp_path, unsaid.replace("clients = 30", "clients = 4")).with_hold_out().search.hold_out == 1
+    plain = unsaid.replace("grid =", "# grid =")
+    assert read(tmp_path, plain).with_hold_out().search.hold_out is None  # nothing is searched
+
+
+def test_fewer_clients_than_a_cohort_all_take_part(tmp_path: Path) -> None:
+    text = (
+        TOML.replace("clients_per_round = 4\n", "").replace("clients = 30", "clients = 5").replace("hold_out = 6\n", "")
+    )
+    read(tmp_path, text.replace("seeds = [0, 1]", "seeds = [0]"))
+    finished = ntkfl("compare", tmp_path / "small.toml", "--out", tmp_path / "out")
+    assert finished.returncode == 0, finished.stderr
+    cohorts = {
+        (path.parents[1].name, len(record["clients"]))
+        for path in (tmp_path / "out").rglob("history.jsonl")
+        for record in map(json.loads, path.read_text().splitlines())
+    }
+    assert cohorts == {("search", 4), ("cells", 5)}  # one of five is held out while settings are searched
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 from ntkfl.federation.client import Answer, LatestMemory
@@ -25,6 +26,7 @@ class Given:
     def __init__(self, task: Task, method: Method, clients: Sequence[ClientRound], respond: Answer, rows: int) -> None:
         self.task, self.method, self.respond, self.rows = task, method, respond, rows
         self._clients = {client.id: _Same(client) for client in clients}
+        self.fed = SimpleNamespace(standardization=None)
 
     def __getitem__(self, number: int) -> _Same:
         return self._clients[number]

@@ -14,7 +14,7 @@ from ntkfl.federation.evaluation import OwnTestSet
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.server import Server
 from ntkfl.federation.transport import Traffic, Transport
-from ntkfl.methods import ClientRound, FedAvg, Method, Task
+from ntkfl.methods import NTKFL, ClientRound, FedAvg, Method, Task
 from ntkfl.methods.base import Outgoing
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
@@ -68,6 +68,13 @@ def server(fails: dict[tuple[int, int], Exception] | None = None, **options: Any
     test = OwnTestSet((torch.randn(6, 4), torch.arange(6) % 2))
     how = {"clients_per_round": 3, "seed": 0, "attempts": 3, "deployed": True} | options
     return Server(model, task, method, transport, test, say=said.append, **how), transport, said
+
+
+def test_a_deployed_server_says_what_its_method_advises() -> None:
+    own, _, said = server()
+    own.method = NTKFL(lr=0.1)
+    own.run(None, {"rounds": 0}, resume=False)
+    assert said == [f"warning: {line}" for line in NTKFL(lr=0.1).advice()] != []
 
 
 def test_a_failed_round_is_tried_again_with_others_and_leaves_no_trace() -> None:

@@ -12,7 +12,7 @@ from torch import nn
 import ntkfl
 from ntkfl.errors import ModelError
 from ntkfl.methods import METHODS, NTKFL, ClientRound, Task
-from ntkfl.methods.batchnorm import NAME, flat_statistics, load_statistics, start, statistics
+from ntkfl.methods.batchnorm import NAME, advice, flat_statistics, load_statistics, start, statistics
 from ntkfl.methods.local_sgd import train_locally
 from ntkfl.privacy.randomness import Randomness
 
@@ -53,8 +53,20 @@ def test_ntk_fl_leaves_them_as_broadcast() -> None:
     load_statistics(model, flat_statistics(model) * 0 + torch.rand(16, dtype=torch.float64) + 0.5)
     fed = ntkfl.data.from_clients([(torch.randn(20, 5), torch.randint(0, 3, (20,))) for _ in range(3)],
                                   test=(torch.randn(9, 5), torch.arange(9) % 3))  # fmt: skip
-    run = ntkfl.train(model, fed, NTKFL(), rounds=2, clients_per_round=3)
+    with pytest.warns(UserWarning, match=r"ntk-fl trains weights alone.* use nn\.GroupNorm"):
+        run = ntkfl.train(model, fed, NTKFL(), rounds=2, clients_per_round=3)
     assert torch.equal(flat_statistics(run.model), flat_statistics(model))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_who_trains_weights_alone_is_warned(name: str) -> None:
+    method = METHODS[name]() if name != "private-sums" else METHODS[name](noise_clients=2, epsilon=1.0)
+    with_norm = advice(method, Task(normalised(), 3, "ce"))
+    assert len(with_norm) == (0 if method.trains_locally else 1)
+    assert advice(method, Task(nn.Linear(5, 3), 3, "ce")) == []
+    kept = normalised()
+    kept[1].statistics_stay = True  # as of a pretrained backbone
+    assert advice(method, Task(kept, 3, "ce")) == []
 
 
 @pytest.mark.parametrize(

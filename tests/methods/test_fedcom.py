@@ -98,3 +98,5 @@ def test_an_average_out_of_place() -> None:
         FedCOM(tracking=True).answer(task, Message("update", 1, {"average": task.like}), clients)
     with pytest.raises(ConfigError, match="local_steps"):
         FedCOM(tracking=True, local_epochs=2)
+    with pytest.raises(ConfigError, match="equally many steps"):
+        FedCOM(tracking=True, most_local_steps=30)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import ntkfl
 from ntkfl.errors import ConfigError, MessageError
+from ntkfl.federation.callbacks import Functions
 from ntkfl.methods import CPNTKFL, NTKFL, ClientRound, FedAvg, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent.parameters import apply_flat
@@ -58,7 +59,8 @@ def test_a_round_is_the_box(kernel: str, codec: str) -> None:
     """Broadcast, uploads, evolution to a grid of t, candidates, the cohort's choice: new weights."""
     task, clients = small_task("mse"), small_clients(9, 4, 6)
     steps, lr = (30.0, 300.0, 3e4), 0.05
-    method = NTKFL(loss="mse", kernel=kernel, codec=codec, lr=lr, steps=steps, tolerance=1e-9, **PLAIN)
+    exact: dict[str, Any] = {"tolerance": 1e-9, "candidate_codec": "exact", **PLAIN}
+    method = NTKFL(loss="mse", kernel=kernel, codec=codec, lr=lr, steps=steps, **exact)
     outcome, log = play(method, task, clients)
     assert [sent.kind for sent in log if sent.client == 0] == ["weights", "upload", "candidates", "losses"]
     x = torch.cat([client.x for client in clients])
@@ -77,7 +79,8 @@ def test_a_round_is_the_box(kernel: str, codec: str) -> None:
 
 def test_one_round_is_the_stages_by_hand(digits: ntkfl.data.Federated) -> None:
     """Concatenated Jacobians, one evolution, the candidate with the least loss over the cohort's own data."""
-    method = NTKFL(steps=(20.0, 200.0, 4000.0), average=0, label_smoothing=0.2, trim_losses=0)
+    options: dict[str, Any] = {"average": 0, "label_smoothing": 0.2, "trim_losses": 0, "candidate_codec": "exact"}
+    method = NTKFL(steps=(20.0, 200.0, 4000.0), **options)
     finished = run(digits, method, rounds=1)
     model = net()
     batches = [digits.client(i) for i in finished.history[0]["clients"]]
@@ -128,6 +131,25 @@ def test_settings_say_which_steps_the_defaults_came_to() -> None:
     assert NTKFL(lr=0.02).model_dump()["steps"] == ntkfl.geometric_steps(0.02)
     for method in (NTKFL(lr=0.02), NTKFL(replay=True), NTKFL(clip=1.0, noise=1.0), CPNTKFL(kernel="trace")):
         assert type(method)(**method.model_dump(mode="json")) == method
+
+
+def test_lr_without_effect_is_said(digits: ntkfl.data.Federated) -> None:
+    """Times go with 1/η by default, and the flow knows η·t alone."""
+    (line,) = NTKFL(lr=0.1).advice()
+    assert "lr = 0.1 changes nothing" in line
+    told: list[str] = []
+    fast = run(digits, NTKFL(lr=0.1), callbacks=[Functions(on_start=told.append)])
+    assert f"warning: {line}" in told
+    slow = run(digits, NTKFL())
+    for ours, theirs in zip(fast.history, slow.history, strict=True):
+        assert ours["steps"] == pytest.approx(0.1 * theirs["steps"])
+        assert ours["test_accuracy"] == pytest.approx(theirs["test_accuracy"], abs=0.01)
+    assert (
+        NTKFL().advice()
+        == NTKFL(lr=0.1, steps=(10.0, 20.0)).advice()
+        == NTKFL(scheme="descent", steps=(1.0,)).advice()
+        == []
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ntkfl.methods.robust import (
-    trimmed_mean,
-)
-from ntkfl.methods.step_selection import choose
+from ntkfl.errors import MessageError
+from ntkfl.methods.robust import trimmed_mean
+from ntkfl.methods.step_selection import check_scores, choose
 from ntkfl.wire import Message
 
 
@@ -55,3 +54,13 @@ def test_a_client_that_claims_many_samples_counts_once_where_losses_are_trimmed(
     byzantine = Message("losses", 1, {"sums": torch.tensor([0.0, 9e6]).double(), "samples": many})
     assert choose([*said, byzantine], 2, False, 0.0)[0] == 0
     assert choose([*said, byzantine], 2, False, 0.25)[0] == 1
+
+
+@pytest.mark.parametrize("samples", [0, -1, 2**31, 1e30])
+def test_losses_of_no_samples_or_too_many_are_refused(samples: float) -> None:
+    """A count may come as any type: one beyond int64 must not end the round with an error of its own."""
+    reply = Message("losses", 1, {"sums": torch.tensor([1.0, 2.0]).double(), "samples": torch.tensor(samples)})
+    with pytest.raises(MessageError, match="samples"):
+        check_scores(reply, False)
+    with pytest.raises(MessageError, match="samples"):
+        choose([reply], 2, False, 0.0)

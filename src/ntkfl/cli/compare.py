@@ -41,6 +41,7 @@ def compare(
     comparison, note = Comparison.read(config).with_available_data()
     if note:
         console.print(f"[yellow]{note}[/yellow]", soft_wrap=True)
+    comparison = comparison.with_hold_out()
     folder = out or Path("runs") / comparison.name
     watcher = Watcher(console)
     began = time.perf_counter()
@@ -60,7 +61,7 @@ def compare(
     write(folder, comparison, rows, searches, shlex.join(["ntkfl", *sys.argv[1:]]))
     drawn = [row for row in rows if comparison.figure is None or row.label in comparison.figure]
     figure = plot_curves(drawn, _title(comparison), comparison.targets, folder / "curves.png")
-    for heading, table in _tables(comparison, rows):
+    for heading, table in tables(comparison, rows, console.width):
         console.print(f"\n[bold]{heading}[/bold]", soft_wrap=True)
         with console.capture() as drawn_table:
             console.print(table)
@@ -82,13 +83,17 @@ def _title(comparison: Comparison) -> str:
     data = comparison.data
     split = f"Dirichlet α = {data.alpha:g}" if data.partition == "dirichlet" else data.partition
     seeds = f"{len(comparison.seeds)} seeds" if len(comparison.seeds) > 1 else f"seed {comparison.seeds[0]}"
+    most = "" if "clients_per_round" in comparison.model_fields_set else "up to "
+    cohort = f"{most}{comparison.clients_per_round}"
     if data.own:
-        return f"{data.dataset}, {comparison.clients_per_round} clients a round, {seeds}"
-    return f"{data.dataset}, {data.clients} clients ({split}), {comparison.clients_per_round} a round, {seeds}"
+        return f"{data.dataset}, {cohort} clients a round, {seeds}"
+    return f"{data.dataset}, {data.clients} clients ({split}), {cohort} a round, {seeds}"
 
 
-def _tables(comparison: Comparison, rows: Sequence[Row]) -> list[tuple[str, Table]]:
-    """Two narrow tables and the settings, each under a heading, so that they fit 80 columns."""
+def tables(comparison: Comparison, rows: Sequence[Row], width: int) -> list[tuple[str, Table]]:
+    """Two narrow tables and the settings, each under a heading, so that they fit 80 columns. Where one does not fit
+    into `width`, its cells are wrapped: nothing is cut off.
+    """
     headers, body = columns(comparison, rows)
     shown = sum(header.startswith("%") for header in headers)
     parts = [
@@ -99,8 +104,11 @@ def _tables(comparison: Comparison, rows: Sequence[Row]) -> list[tuple[str, Tabl
     for title, chosen in parts:
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column("method", no_wrap=True, max_width=30)
-        for i in chosen:
-            table.add_column(headers[i], justify="right", min_width=max(len(cells[i]) for cells in body))
+        least = [max(len(cells[i]) for cells in body) for i in chosen]
+        label = min(30, max(len(cells[0]) for cells in body))
+        fits = label + sum(least) + len(least) + 3 <= width  # a blank after each column, and one at both edges
+        for i, own in zip(chosen, least, strict=True):
+            table.add_column(headers[i], justify="right", min_width=own if fits else None)
         for cells in body:
             table.add_row(cells[0], *(cells[i] for i in chosen))
         tables.append((title, table))
@@ -123,7 +131,7 @@ class Watcher:
         self.console, self.clock = console, clock
         self.said = clock()
         self.live: Live | None = None
-        self.announced: set[tuple[str, int]] = set()
+        self.announced: set[tuple[Path, int]] = set()
         self.stage, self.pace = frozenset[str](), Pace(clock)  # the runs of a stage, and its pace
 
     def __enter__(self) -> None:
@@ -141,18 +149,15 @@ class Watcher:
         histories = {key: cell.history() for key, cell in unique.items()}
         planned = {key: len(histories[key]) if cell.finished else cell.config.rounds for key, cell in unique.items()}
         left = self._left(planned, histories)
-        done = sum(cell.finished for cell in unique.values())
-        how_far = f"{done} of {len(unique)} runs finished{left and f', {left}'}"
-        going = []
-        for key, cell in unique.items():
-            history = histories[key]
-            if cell.finished:
-                if (key, cell.config.rounds) not in self.announced:  # a search goes on with the same run, for longer
-                    self.announced.add((key, cell.config.rounds))
-                    note = "" if self.live else f"  ({how_far})"
-                    self._print(_line(cell) + note)
-            elif history:
-                going.append((cell, history))
+        ended = {key: cell for key, cell in unique.items() if cell.finished}
+        # A search goes on with the same run, for longer. Earlier stages count too: their lines stand above.
+        fresh = [cell for cell in ended.values() if (cell.folder.path, cell.config.rounds) not in self.announced]
+        self.announced |= {(cell.folder.path, cell.config.rounds) for cell in fresh}
+        told, waiting = len(self.announced), len(unique) - len(ended)
+        how_far = f"{told} of {told + waiting} runs finished{left and f', {left}'}"
+        for cell in fresh:
+            self._print(_line(cell) + ("" if self.live else f"  ({how_far})"))
+        going = [(cell, histories[key]) for key, cell in unique.items() if histories[key] and key not in ended]
         if self.live:
             table = Table(box=None, title=how_far, title_justify="left")
             for cell, history in going:
@@ -165,7 +170,7 @@ class Watcher:
                     percent(history[-1]["test_accuracy"]),
                 )
             self.live.update(table)
-        elif done < len(unique) and self.clock() - self.said > LOG_S:
+        elif waiting and self.clock() - self.said > LOG_S:
             self._print(f"{sum(map(len, histories.values()))} of {sum(planned.values())} rounds  ({how_far})")
 
     def _print(self, line: str) -> None:

@@ -110,23 +110,26 @@ def bytes_text(reached: Reached) -> str:
     return " + ".join(f"{statistics.mean(way):.0f}" for way in ways) if all(ways) else ""
 
 
-def accuracy_at(row: Row, round: int) -> str:
-    """Mean accuracy at a round over the seeds that got so far, in percent."""
-    values = [curve[round - 1] for curve in row.accuracy if len(curve) >= round]
-    return f"{100 * statistics.mean(values):.1f}" if values else ""
+def accuracy_at(row: Row, round: int | None) -> str:
+    """Accuracy at a round, or at each seed's last, over the seeds that got so far: '84.2 ± 0.3', in percent."""
+    reached = [curve for curve in row.accuracy if curve and len(curve) >= (round or 1)]
+    return spread([100 * curve[-1 if round is None else round - 1] for curve in reached], 1)
 
 
 def columns(comparison: Comparison, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """The table as text: headers, and a list of cells a method."""
-    longest = max(len(curve) for row in rows for curve in row.accuracy)
-    shown = [r for r in comparison.show_rounds if r <= longest]
-    headers = ["method", *(f"% r{r}" for r in shown)]
+    """The table as text: headers, and a list of cells a method. The last round is always shown: by its number, or as
+    `last` where runs differ in length.
+    """
+    lengths = {len(curve) for row in rows for curve in row.accuracy if curve} or {0}
+    shown: dict[str, int | None] = {f"% r{r}": r for r in comparison.show_rounds if r <= max(lengths)}
+    shown |= {f"% r{max(lengths)}": max(lengths)} if len(lengths) == 1 else {"% last": None}
+    headers = ["method", *shown]
     for target in comparison.targets:
         headers += [f"rounds to {target:.0%}", f"MiB up + down to {target:.0%}"]
     headers.append("s/round")
     body = []
     for row in rows:
-        cells = [row.label, *(accuracy_at(row, r) for r in shown)]
+        cells = [row.label, *(accuracy_at(row, r) for r in shown.values())]
         for reached in row.reached:
             cells += [reached_text(reached, row.length), bytes_text(reached)]
         each = [s[-1] / len(s) for s in row.seconds if s]

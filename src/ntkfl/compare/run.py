@@ -24,6 +24,7 @@ def carry_out(
     planned: Callable[[int], None] = lambda _: None,
 ) -> tuple[list[Row], Searches]:
     """The rows in the entries' order, and what each search found. Finished runs under `folder` are taken as they are.
+    Settings are searched on `comparison.search.hold_out` clients, or on a share of them where that is not said.
 
     `watch` sees the cells about twice a second; `planned` is told how many runs are left once settings are chosen.
     """
@@ -32,6 +33,7 @@ def carry_out(
         pool.run(cells, watch)
 
     # Held by one: another comparison here would meet this one's runs half done.
+    comparison = comparison.with_hold_out()
     with RunFolder(folder).locked():
         chosen = search(comparison, comparison.methods, folder / "search", run)
         cells = planned_cells(comparison, chosen, folder / "cells")

@@ -90,6 +90,7 @@ def _validation(record: Record) -> float:
 
 def _cell(comparison: Comparison, entry: Entry, setting: Setting, seed: int, rounds: int, root: Path) -> Cell:
     hold_out = comparison.search.hold_out
+    assert hold_out is not None  # see `Comparison.with_hold_out`
     config = comparison.run(entry, seed, dict(setting), rounds=rounds, hold_out=hold_out, stop_at=None)
     text = ", ".join(f"{k} {v:g}" for k, v in setting)
     return Cell(f"{entry.label} ({text})", config, root)

@@ -11,16 +11,20 @@ from pydantic import AliasChoices, Field, field_validator
 from ntkfl.data import load
 from ntkfl.data.files import is_data_file
 from ntkfl.errors import ConfigError, DataError, unknown
-from ntkfl.federation.build import build_method
+from ntkfl.federation.build import build_method, load_data
 from ntkfl.federation.config import Byzantine, DataConfig, ModelConfig, RunConfig
 from ntkfl.options import Options
 from ntkfl.safe_parse import read_toml
+
+_HELD_OUT = 0.1  # part of the clients that scores settings by default
 
 
 class Search(Options):
     """Successive halving over the entries' grids, scored on held-out clients and never on the test set."""
 
-    hold_out: int = Field(30, ge=1, description="clients set aside to score settings on")
+    hold_out: int | None = Field(
+        None, ge=1, description="clients set aside to score settings on; default: a tenth of them, at least one"
+    )
     rounds: tuple[int, ...] = Field(
         (10, 30), min_length=1, description="rounds of each rung; runs continue, not repeat"
     )
@@ -66,7 +70,9 @@ class Comparison(Options):
 
     name: str = Field(pattern=r"^[\w.-]+$")
     rounds: int = Field(10, ge=1)
-    clients_per_round: int = Field(20, ge=1)
+    clients_per_round: int = Field(
+        20, ge=1, description="clients drawn each round; by default all where fewer are there"
+    )
     seeds: tuple[int, ...] = Field((0,), min_length=1)
     targets: tuple[float, ...] = Field((0.8, 0.85), description="test accuracies whose rounds and bytes are reported")
     show_rounds: tuple[int, ...] = Field((1, 5, 10, 25, 50), description="rounds whose accuracy the table shows")
@@ -104,11 +110,18 @@ class Comparison(Options):
             return self.model_copy(update={"data": self.fallback}), f"{why}.\n{error}"
         return self, ""
 
+    def with_hold_out(self) -> Comparison:
+        """With the number of clients that score settings, where some are searched and no number was given."""
+        if self.search.hold_out is not None or not any(entry.grid for entry in self.methods):
+            return self
+        clients = len(load_data(self.run(self.methods[0], self.seeds[0], {})))
+        search = self.search.model_copy(update={"hold_out": max(1, round(_HELD_OUT * clients))})
+        return self.model_copy(update={"search": search})
+
     def run(self, entry: Entry, seed: int, options: Mapping[str, Any], **changes: Any) -> RunConfig:
         """The run of one entry with these searched options."""
         values: dict[str, Any] = {
             "rounds": entry.rounds or self.rounds,
-            "clients_per_round": entry.clients_per_round or self.clients_per_round,
             "seed": seed,
             "stop_at": entry.stop_at,
             "data": self.data.model_dump(),
@@ -116,6 +129,10 @@ class Comparison(Options):
             "method": {**entry.method, **whole(options)},
             "byzantine": entry.byzantine,
         }
+        if entry.clients_per_round is not None:
+            values["clients_per_round"] = entry.clients_per_round
+        elif "clients_per_round" in self.model_fields_set:  # else as many as there are, up to the default
+            values["clients_per_round"] = self.clients_per_round
         return RunConfig(**(values | changes))
 
 

@@ -30,7 +30,9 @@ class Callback:
         """Once, first of all: how many rounds are planned."""
 
     def on_start(self, note: str) -> None:
-        """Before the first round: one line about the run, such as the memory a round needs. May be called twice."""
+        """Before the first round: one line about the run, such as the memory a round needs, or a warning. May be called
+        several times.
+        """
 
     def on_round(self, record: Record, timing: Record) -> None:
         """After each round: its line of `history.jsonl` and its line of `timings.jsonl`."""

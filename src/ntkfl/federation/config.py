@@ -205,6 +205,13 @@ class RunConfig(Options):
             refuse_code(config.code, str(path))
         return config
 
+    def with_cohort(self, clients: int) -> RunConfig:
+        """With all of so many clients in a round, where they are fewer than the default and no number was given."""
+        if "clients_per_round" in self.model_fields_set:
+            return self
+        there = max(1, clients - self.hold_out)
+        return self.model_copy(update={"clients_per_round": min(self.clients_per_round, there)})
+
     @property
     def code(self) -> list[str]:
         """Names of a user's own code in it, which `build.py` imports and calls."""

@@ -24,6 +24,7 @@ from ntkfl.federation.transport import Traffic, Transport
 from ntkfl.federation.validation import NOT_FINITE, filter_replies
 from ntkfl.methods import Method, Outcome, State, Task
 from ntkfl.methods.base import Outgoing
+from ntkfl.methods.batchnorm import advice
 from ntkfl.wire import Message
 
 OnRound = Callable[[Record, Record], None]
@@ -69,6 +70,8 @@ class Server:
         """Play `settings["rounds"]` rounds, or as far as `settings["stop_at"]` asks. With a folder, the run is kept
         there after every round, and `resume` goes on from it.
         """
+        for line in advice(self.method, self.task) if self.deployed else ():  # a simulation tells its callbacks
+            self.say(f"warning: {line}")
         with folder.locked() if folder else nullcontext():
             history, timings = self._rounds(folder, settings, resume, on_round)
             trained = self.state.trained(self.model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from ntkfl.federation.server import Server
 from ntkfl.federation.transcript import Transcript
 from ntkfl.federation.transport import Transport
 from ntkfl.methods import Method, Task
-from ntkfl.methods.batchnorm import answer, statistics
+from ntkfl.methods.batchnorm import advice, answer, statistics
 from ntkfl.methods.inspection import Participation
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.tangent.parameters import flatten
@@ -82,9 +83,7 @@ def execute(
     With a `transport`, the `runtime` it belongs to is written down with the settings.
     """
     data = data or load_data(config)
-    if "clients_per_round" not in config.model_fields_set:
-        there = len(data) - config.hold_out
-        config = config.model_copy(update={"clients_per_round": min(config.clients_per_round, max(1, there))})
+    config = config.with_cohort(len(data))
     simulation = Simulation(
         build_model(config, data),
         data,
@@ -207,6 +206,10 @@ class Simulation:
             told.on_start(note)
             for line in self.method.promise(self.clients_per_round, rounds):
                 told.on_start(line)
+            for line in advice(self.method, self.task):
+                if callbacks is None:
+                    warnings.warn(line, stacklevel=3)  # of `train`'s caller, who has no display of lines
+                told.on_start(f"warning: {line}")
             run = self.server.run(folder, described, resume=resume, on_round=told.on_round)
             if folder is not None and settings is None and run.history:
                 state = self.server.state.state

@@ -54,6 +54,7 @@ def simulate(
 ) -> Run:
     """Train what the configuration says, as `execute` does, with the clients in Flower's simulation."""
     data = load_data(config)
+    config = config.with_cohort(len(data))
     if config.clients_per_round > len(data):
         raise ConfigError(f"clients per round must be at most the {len(data)} there are")
     finished: list[Run] = []

@@ -287,6 +287,10 @@ class Method(Stages):
             ["noise follows from the seed and hides nothing: an ε of this run is a simulation's"] if self.noise else []
         )
 
+    def advice(self) -> list[str]:
+        """Lines on options that do not do what their user may expect, said before the first round."""
+        return []
+
     def guarantees(self, run: Participation) -> list[Guarantee]:
         """What noise is worth in such a run: by default of a client, whose update is noised. None without noise."""
         numbers = {"cohort": run.cohort, "clients": run.clients, "rounds": run.rounds, "times": run.times}

@@ -53,6 +53,18 @@ def start(method: Method, task: Task, weights: Tensor) -> State:
     return state if own is None or not method.trains_locally else state | {NAME: own}
 
 
+def advice(method: Method, task: Task) -> list[str]:
+    """What the method advises, and what becomes of batch normalisation where weights alone are trained."""
+    if method.trains_locally or not statistics(task.model):
+        return method.advice()
+    frozen = (
+        f"the network has batch normalisation, and {method.name} trains weights alone: running means and variances "
+        "stay as they are, which costs accuracy unless they come pretrained; use nn.GroupNorm in its place, or a "
+        "method whose clients train locally (fedavg)"
+    )
+    return [*method.advice(), frozen]
+
+
 def attach(outgoing: Outgoing, vector: Tensor) -> Outgoing:
     """The server's message, or each client's own, with statistics [b] beside what it says."""
     if isinstance(outgoing, Message):

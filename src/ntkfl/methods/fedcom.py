@@ -41,7 +41,7 @@ class FedCOM(Compression):
 
     def model_post_init(self, context: object) -> None:
         super().model_post_init(context)
-        if self.tracking and self.local_epochs is not None:
+        if self.tracking and (self.local_epochs, self.most_local_steps) != (None, None):
             raise ConfigError("gradient tracking needs clients that take equally many steps: give local_steps instead")
 
     def round(

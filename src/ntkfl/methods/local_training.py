@@ -24,6 +24,7 @@ from ntkfl.wire import Message
 from ntkfl.wire.topk import decode_topk, encode_topk
 
 WEIGHTINGS = ("samples", "uniform")
+_SPEED = "local_steps"  # in a client's memory, where it draws them
 FAIR = 3.0  # median clients that one counts for, at most, by the samples or steps it reports
 
 
@@ -38,6 +39,11 @@ class LocalTraining(Method):
     local_steps: int = Field(20, ge=1, description="gradient steps a client takes in a round")
     local_epochs: int | None = Field(
         None, ge=1, description="in place of local_steps: as many steps as that many passes over a client's own samples"
+    )
+    most_local_steps: int | None = Field(
+        None,
+        ge=1,
+        description="clients are of unequal speed: each draws its steps in a round once, from local_steps to this many",
     )
     batch_size: int = Field(200, ge=1, description="samples in a local step; a smaller client uses all it has")
     weighting: str = Field("uniform", description="clients count equally (the paper's objective) or by their samples")
@@ -63,6 +69,8 @@ class LocalTraining(Method):
             raise ConfigError(f"robust = {self.robust!r} {why}: leave it out")
         if self.robust not in COMBINATIONS:
             raise unknown("combination", self.robust, COMBINATIONS)
+        if self.most_local_steps is not None and (self.local_epochs or self.most_local_steps < self.local_steps):
+            raise ConfigError("most_local_steps is at least local_steps, and local_epochs is left out beside it")
         if self.weighting not in WEIGHTINGS:
             raise ConfigError(f"unknown weighting {self.weighting!r}: valid are {', '.join(WEIGHTINGS)}")
 
@@ -76,9 +84,14 @@ class LocalTraining(Method):
 
     def steps(self, client: ClientRound) -> int:
         """τ_m, the client's gradient steps in a round."""
-        if self.local_epochs is None:
+        if self.local_epochs is not None:
+            return self.local_epochs * -(-len(client) // self.batch_size)
+        if self.most_local_steps is None:
             return self.local_steps
-        return self.local_epochs * -(-len(client) // self.batch_size)
+        if _SPEED not in client.memory:  # drawn once: were it drawn anew each round, clients' work would even out
+            drawn = client.randomness.integers("steps", 1, self.most_local_steps - self.local_steps + 1)
+            client.memory[_SPEED] = self.local_steps + torch.from_numpy(drawn)[0]
+        return int(client.memory[_SPEED])
 
     def train(
         self, task: Task, weights: Tensor, clients: Sequence[ClientRound], adjust: Adjustment | None = None

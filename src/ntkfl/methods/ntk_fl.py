@@ -4,13 +4,14 @@ Clients send sample-wise Jacobians, outputs and labels; the server evolves the w
 grid of times and keeps the time at which the cohort's own loss is least.
 
 This file is the paper's box. What surrounds it has files of its own: how uploads are packed, read and checked
-(`ntk_upload.py`), what bounds the harm that Byzantine clients do (`robust_rows.py`), noise on samples
-(`noisy_samples.py`), and more training on kept rows (`replay.py`).
+(`ntk_upload.py`), what bounds the harm that Byzantine clients do (`robust_rows.py`), the grid of times and the choice
+(`candidates.py`), noise on samples (`noisy_samples.py`), and more training on kept rows (`replay.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+import math
+from collections.abc import Generator, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -18,12 +19,11 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from ntkfl.errors import ConfigError, unknown
-from ntkfl.methods.additive import Summand, losses_summand, mean_losses
 from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, check_finite
+from ntkfl.methods.candidates import Candidates
 from ntkfl.methods.noisy_samples import NoisySamples
 from ntkfl.methods.replay import Replay
-from ntkfl.methods.robust_rows import Gathered, RobustRows, product_budget, spent
-from ntkfl.methods.step_selection import CHOICES, LOSS_ATTACKS, choose, score, validate
+from ntkfl.methods.robust_rows import Gathered, product_budget, spent
 from ntkfl.tangent import Evolution, evolve, geometric_steps
 from ntkfl.tangent.evolution import KERNEL_BYTES, KERNELS, SCHEMES
 from ntkfl.wire import Message
@@ -31,7 +31,7 @@ from ntkfl.wire import Message
 _RARE = 1e-3  # added to a class's share: one that is missing is not infinitely rare
 
 
-class NTKFL(Replay, RobustRows, NoisySamples):
+class NTKFL(Replay, Candidates, NoisySamples):
     """w^(k,t) = w^(k) + (η/N) Jᵀ R(t): J has a row for each of the cohort's N samples, and R(t) are their residuals
     accumulated along the kernel up to t. w^(k+1) is the w^(k,t) of least loss over the cohort.
 
@@ -49,14 +49,7 @@ class NTKFL(Replay, RobustRows, NoisySamples):
     lr: float = Field(0.01, gt=0, description="η; with the flow only η·t counts")
     kernel: str = Field("full", description="full (the linearised network) or trace (the paper's)")
     scheme: str = Field("flow", description="flow, descent or paper")
-    steps: tuple[float, ...] | None = Field(
-        None, description="candidate numbers of steps t; default: geometric in η·t up to 40; the paper: 100, 200 … 2000"
-    )
     tolerance: float = Field(1e-3, ge=1e-9, lt=1, description="relative error of each step of the flow's integration")
-    choose: str = Field("cohort", description="t by the cohort's own losses, or by a validation set (held-out clients)")
-    sum_losses: bool = Field(
-        False, description="shuffled: candidates' losses as a secure sum, of which nobody's can be left out"
-    )
     logit_adjustment: float = Field(
         0.0,
         ge=0,
@@ -76,82 +69,66 @@ class NTKFL(Replay, RobustRows, NoisySamples):
         if out.get("sum_losses"):
             out.setdefault("trim_losses", 0.0)
         lr = out.get("lr", cls.model_fields["lr"].default)
+        if out.get("steps") is not None or out.get("kernel") == "trace":
+            out.setdefault("extend", 1.0)
         if out.get("steps") is None and out.get("scheme", "flow") == "flow" and isinstance(lr, float | int) and lr > 0:
             out["steps"] = geometric_steps(lr)
         return out
 
     def model_post_init(self, context: object) -> None:
         super().model_post_init(context)
-        named = {"kernel": KERNELS, "scheme": SCHEMES, "choose": CHOICES}
-        for option, known in named.items():
+        for option, known in {"kernel": KERNELS, "scheme": SCHEMES}.items():
             if (value := getattr(self, option)) not in known:
-                raise unknown("choice of t" if option == "choose" else option, value, known)
-        if self.sum_losses and not (self.shuffle and self.choose == "cohort"):
-            raise ConfigError("sum_losses is of a cohort behind a shuffler: it needs shuffle and choose = 'cohort'")
-        if self.sum_losses and self.trim_losses:
-            raise ConfigError("trim_losses compares clients' losses, of which sum_losses shows none: use one of them")
+                raise unknown(option, value, known)
         if self.scheme != "flow" and self.steps is None:
             raise ConfigError(f"scheme {self.scheme!r} takes whole steps: give them, for example 100, 200 … 2000")
 
     def round(
         self, task: Task, state: State, round: int, cohort: Sequence[int]
     ) -> Generator[Outgoing, list[Message], Outcome]:
-        w, products = state["weights"], product_budget(state)
+        w, times, products = state["weights"], self.times(state), product_budget(state)
         uploads = yield Message("weights", round, {"weights": w})
         rows = self.gather(task, w, uploads, round)  # J, f0 and y of all clients
-        evolution = self.agreeing(rows, lambda own: self.evolve(task, own, products))  # to every t of the grid
+        evolution = self.agreeing(rows, lambda own: self.evolve(task, own, times, products))  # to every t of the grid
         candidates = w + evolution.deltas()  # w^(k,t_1) … w^(k,t_Ψ)
-        if self.choose == "cohort":
-            replies = yield Message("candidates", round, {"weights": candidates})
-            best, loss = choose(replies, len(candidates), self.shuffle, self.trim_losses)
-        else:
-            best, loss = validate(task, candidates)
+        best, loss = yield from self.select(task, candidates, round)
         new = check_finite(candidates[best].clone(), "the chosen model")
-        outcome = Outcome({"weights": new} | spent(state, evolution), loss, evolution.steps[best])
+        kept = {"weights": new} | spent(state, evolution) | self.extended(state, evolution, best)
+        outcome = Outcome(kept, loss, evolution.steps[best], {"longest_steps": evolution.steps[-1]})
         outcome.diagnostics |= rows.diagnostics(evolution)
         return self.replayed(task, state, round, rows, outcome)
 
     def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
         clients = [self.private(task, client) for client in clients]
         if message.kind == "candidates":
-            return score(task, message, clients, self.shuffle)
+            return self.judge(task, message, clients)
         w = message.of_kind("weights").take("weights", (task.like.numel(),), task.like)
         return self.uploads(task, message.round, w, clients)
 
-    def summed(self, question: str) -> bool:
-        return self.sum_losses and question == "candidates"
-
-    def summand(self, task: Task, message: Message, reply: Message) -> Summand:
-        return losses_summand(reply)
-
-    def from_total(self, task: Task, message: Message, total: Mapping[str, Tensor], clients: int) -> Message:
-        return mean_losses(message, total, clients, task.like)
-
-    def evolve(self, task: Task, rows: Gathered, products: int | None = None) -> Evolution:
-        """The flow of these rows' outputs from f0 towards their labels, with at most so many kernel products."""
+    def evolve(
+        self, task: Task, rows: Gathered, times: Sequence[float] | None = None, products: int | None = None
+    ) -> Evolution:
+        """The flow of these rows' outputs from f0 towards their labels up to each of the times (default: `steps`), with
+        at most so many kernel products.
+        """
         f0, y = rows.f0, rows.y
         if self.logit_adjustment and not y.is_floating_point():
             prior = torch.bincount(y, minlength=task.outputs).to(f0) / len(y)
             f0 = f0 + self.logit_adjustment * (prior + _RARE).log()
         how = (self.loss, self.kernel, self.scheme, self.tolerance, products)
-        return evolve(rows.J, f0, task.training_targets(y), self.lr, self.steps, *how)
+        return evolve(rows.J, f0, task.training_targets(y), self.lr, times or self.steps, *how)
+
+    def advice(self) -> list[str]:
+        if self.lr == type(self).model_fields["lr"].default or self.steps != geometric_steps(self.lr):
+            return []
+        how = "give steps to train for shorter or longer in a round"
+        return [
+            f"lr = {self.lr:g} changes nothing: with the flow η·t alone counts, and by default t goes with 1/η; {how}"
+        ]
 
     def round_bytes(self, task: Task, counts: Sequence[int], probe: Tensor) -> int:
         """Jacobians, a few arrays [S, N, d2] and [S, d], and twice the trace kernel [N, N]."""
-        item, rows, steps = task.like.element_size(), sum(counts), len(self.steps or ())
+        item, rows, steps = task.like.element_size(), sum(counts), len(self.steps or ()) + int(math.log2(self.extend))
         arrays = 8 * rows * task.outputs * (2 * steps + 16) + 3 * item * steps * task.like.numel()
         kernel = 2 * min(item * rows * rows, KERNEL_BYTES) if self.kernel == "trace" else 0
         return self.jacobian_bytes(task, counts, probe) + arrays + kernel
-
-    def ends_with(
-        self, w: Tensor, replies: Sequence[Message], candidates: Message | None, losses: Sequence[Message]
-    ) -> Tensor | None:
-        """The candidate that the reported losses choose."""
-        if candidates is None or not losses:
-            return None
-        asked = candidates.take("weights", None, w)
-        return asked[choose(losses, len(asked), self.shuffle, self.trim_losses)[0]]
-
-    @property
-    def attacks(self) -> frozenset[str]:
-        return super().attacks | (LOSS_ATTACKS if self.choose == "cohort" else frozenset())

@@ -20,13 +20,10 @@ _OVERFLOWING_SUM = 1e300
 _SCORED = 4096  # rows of clients scored together
 
 
-def score(task: Task, asked: Message, clients: Sequence[ClientRound], shuffled: bool) -> list[Message]:
-    """Each client's reply to the candidates [S, d] that the server asks about."""
-    candidates = asked.take("weights", (None, task.like.numel()), task.like)
-    if not len(candidates):
-        raise MessageError("the server asks which candidate is best, and sends none")
+def score(task: Task, round: int, candidates: Tensor, clients: Sequence[ClientRound], shuffled: bool) -> list[Message]:
+    """Each client's reply on the candidates [S, d], several clients at once."""
     groups = in_groups(clients, _SCORED)
-    return [losses for some in groups for losses in scores(task, asked.round, candidates, some, shuffled)]
+    return [losses for some in groups for losses in scores(task, round, candidates, some, shuffled)]
 
 
 def scores(task: Task, round: int, candidates: Tensor, clients: Sequence[ClientRound], shuffled: bool) -> list[Message]:
@@ -58,8 +55,8 @@ def check_scores(reply: Message, shuffled: bool) -> None:
     most = OVERFLOW if shuffled else _OVERFLOWING_SUM
     if bool(((losses < 0) | (losses > 1.01 * most)).any()):
         raise MessageError(f"a loss below zero, or above {most:g}")
-    if not shuffled and int(reply.take("samples", ())) < 1:
-        raise MessageError("losses of no samples")
+    if not shuffled:
+        _samples(reply)
 
 
 def choose(replies: Sequence[Message], candidates: int, shuffled: bool, trim: float) -> tuple[int, float]:
@@ -86,8 +83,16 @@ def _reports(replies: Sequence[Message], candidates: int, shuffled: bool) -> tup
         means = torch.cat([r.of_kind("losses").take("losses", (None, candidates)) for r in replies]).double()
         return means, torch.ones(len(means)).to(means)
     sums = torch.stack([r.of_kind("losses").take("sums", (candidates,)) for r in replies])
-    samples = torch.tensor([int(r.take("samples", ())) for r in replies]).to(sums)
+    samples = torch.tensor([_samples(r) for r in replies]).to(sums)
     return sums / samples.unsqueeze(1), samples
+
+
+def _samples(reply: Message) -> int:
+    """The number of samples that a client's losses are of: a number may have come as any type, and be of any size."""
+    samples = int(reply.take("samples", ()))
+    if not 1 <= samples < 2**31:
+        raise MessageError(f"losses of {samples} samples")
+    return samples
 
 
 def validate(task: Task, candidates: Tensor) -> tuple[int, float]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from ntkfl_experiments.backbone import averaging, private, sums
 from ntkfl_experiments.backbone.measure import KFAC, RIDGE
-from ntkfl_experiments.backbone.trials import CHOSEN_ON, PARTITIONS, SEEDS, Table, Trial, unit
+from ntkfl_experiments.backbone.trials import CHOSEN_ON, PARTITIONS, SEEDS, HeadTrial, Table, unit
 from ntkfl_experiments.backbone.tuning import folded
 from torch import nn
 
@@ -36,7 +36,9 @@ def test_seeds_that_choose_do_not_report() -> None:
 
 
 def test_sums_do_not_depend_on_how_samples_are_dealt(table: Table) -> None:
-    found = [table.play(Trial("ridge", part, 20, RIDGE | {"penalty": 1e-3}, 1, 100))["accuracy"] for part in PARTITIONS]
+    found = [
+        table.play(HeadTrial("ridge", part, 20, RIDGE | {"penalty": 1e-3}, 1, 100))["accuracy"] for part in PARTITIONS
+    ]
     assert found[0] == found[1] == found[2]
     assert found[0][0] > 80
 
@@ -48,12 +50,14 @@ def test_held_out_clients_are_tested_and_do_not_train(table: Table) -> None:
     seen = torch.cat([fed.client(i)[0] for i in range(80)])
     assert len(x) + len(seen) == 1000
     assert float(torch.cdist(x, seen).min()) > 0
-    value = table.play(Trial("K-FAC", "one label per client", 10, KFAC | {"mu": 2.0}, 1, 100, held=True))
+    value = table.play(HeadTrial("K-FAC", "one label per client", 10, KFAC | {"mu": 2.0}, 1, 100, held=True))
     assert value["accuracy"][0] > 50
 
 
 def test_the_best_setting_is_by_mean_over_seeds() -> None:
-    trials = [Trial(name, "α = 0.1", seed, {"name": name}, 2, 1, held=True) for name in ("a", "b") for seed in (10, 11)]
+    trials = [
+        HeadTrial(name, "α = 0.1", seed, {"name": name}, 2, 1, held=True) for name in ("a", "b") for seed in (10, 11)
+    ]
     values = dict(zip((t.key for t in trials), ([0.0, 90.0], [0.0, 10.0], [60.0, 60.0], [60.0, 20.0]), strict=True))
     found = {key: {"accuracy": value} for key, value in values.items()}
     assert averaging.best(trials, found).name == "b"

@@ -6,7 +6,7 @@ from itertools import product
 from statistics import mean
 from typing import Any
 
-from ntkfl_experiments.backbone.trials import CHOSEN_ON, SEEDS, Trial
+from ntkfl_experiments.backbone.trials import CHOSEN_ON, SEEDS, HeadTrial
 
 SEARCHED_ROUNDS, ROUNDS, PER_ROUND = 10, 50, 20
 _RATES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
@@ -31,18 +31,18 @@ def told(options: dict[str, Any]) -> str:
     return " ".join(f"{name} {value}" for name, value in options.items() if name not in ("name", "batch_size"))
 
 
-def searches(method: str, partition: str) -> list[Trial]:
+def searches(method: str, partition: str) -> list[HeadTrial]:
     """Every setting on every seed that may choose."""
     return [
-        Trial(f"{method} {told(own)}", partition, seed, own, SEARCHED_ROUNDS, PER_ROUND, held=True)
+        HeadTrial(f"{method} {told(own)}", partition, seed, own, SEARCHED_ROUNDS, PER_ROUND, held=True)
         for own in settings(method)
         for seed in CHOSEN_ON
     ]
 
 
-def best(trials: list[Trial], found: dict[str, Any], last: int = 0) -> Trial:
+def best(trials: list[HeadTrial], found: dict[str, Any], last: int = 0) -> HeadTrial:
     """The trial whose setting has the best mean accuracy on held-out clients over all rounds (or the `last` ones)."""
-    groups: dict[str, list[Trial]] = {}
+    groups: dict[str, list[HeadTrial]] = {}
     for trial in trials:
         groups.setdefault(trial.name, []).append(trial)
     scores = {name: mean(mean(found[t.key]["accuracy"][-last:]) for t in group) for name, group in groups.items()}
@@ -55,6 +55,6 @@ def at_the_edge(method: str, chosen: dict[str, Any]) -> list[str]:
     return [name for name, tried in grid.items() if len(tried) > 2 and chosen[name] in (tried[0], tried[-1])]
 
 
-def reports(chosen: Trial) -> list[Trial]:
+def reports(chosen: HeadTrial) -> list[HeadTrial]:
     method = chosen.method["name"]
-    return [Trial(method, chosen.partition, seed, chosen.method, ROUNDS, PER_ROUND) for seed in SEEDS]
+    return [HeadTrial(method, chosen.partition, seed, chosen.method, ROUNDS, PER_ROUND) for seed in SEEDS]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ntkfl_experiments.backbone import averaging, private, sums
-from ntkfl_experiments.backbone.trials import CHOSEN_ON, CLIENTS, PARTITIONS, SEEDS, Table, Trial
+from ntkfl_experiments.backbone.trials import CHOSEN_ON, CLIENTS, PARTITIONS, SEEDS, HeadTrial, Table
 
 ONE_LABEL, SKEWED = "one label per client", "α = 0.1"
 RIDGE = {"name": "sum-ridge"}
@@ -88,25 +88,25 @@ def measure(source: Path, out: Path, device: str, jobs: int) -> None:
     print("\n".join(summarised(results.found)))
 
 
-def ridge_reports(method: dict[str, Any]) -> list[Trial]:
-    trials = [Trial("ridge", part, seed, method, 1, CLIENTS) for part in PARTITIONS for seed in SEEDS]
-    trials += [Trial("ridge with last-block inputs", ONE_LABEL, seed, method, 1, CLIENTS, "both") for seed in SEEDS]
+def ridge_reports(method: dict[str, Any]) -> list[HeadTrial]:
+    trials = [HeadTrial("ridge", part, seed, method, 1, CLIENTS) for part in PARTITIONS for seed in SEEDS]
+    trials += [HeadTrial("ridge with last-block inputs", ONE_LABEL, seed, method, 1, CLIENTS, "both") for seed in SEEDS]
     for part in (ONE_LABEL, SKEWED):
-        trials += [Trial("ridge, clients seen so far", part, seed, method, 10, 20) for seed in SEEDS]
+        trials += [HeadTrial("ridge, clients seen so far", part, seed, method, 10, 20) for seed in SEEDS]
     return trials
 
 
-def kfac_searches() -> list[Trial]:
+def kfac_searches() -> list[HeadTrial]:
     return [
-        Trial(f"K-FAC μ {mu}", SKEWED, seed, KFAC | {"mu": mu}, 3, CLIENTS, held=True)
+        HeadTrial(f"K-FAC μ {mu}", SKEWED, seed, KFAC | {"mu": mu}, 3, CLIENTS, held=True)
         for mu in (1.5, 2.0, 2.5, 3.0)
         for seed in CHOSEN_ON
     ]
 
 
-def kfac_reports(method: dict[str, Any]) -> list[Trial]:
-    trials = [Trial("K-FAC", part, seed, method, 5, CLIENTS) for part in PARTITIONS for seed in SEEDS]
-    both = [Trial("K-FAC with last-block inputs", ONE_LABEL, seed, method, 5, CLIENTS, "both") for seed in SEEDS]
+def kfac_reports(method: dict[str, Any]) -> list[HeadTrial]:
+    trials = [HeadTrial("K-FAC", part, seed, method, 5, CLIENTS) for part in PARTITIONS for seed in SEEDS]
+    both = [HeadTrial("K-FAC with last-block inputs", ONE_LABEL, seed, method, 5, CLIENTS, "both") for seed in SEEDS]
     return both + trials
 
 
@@ -116,12 +116,12 @@ def _load(source: Path) -> None:
     _table = Table(source)
 
 
-def _play(trial: Trial) -> dict[str, Any]:
+def _play(trial: HeadTrial) -> dict[str, Any]:
     assert _table is not None
     return _table.play(trial)
 
 
-def _submit(pool: ProcessPoolExecutor, trials: list[Trial]) -> dict[str, Future[dict[str, Any]]]:
+def _submit(pool: ProcessPoolExecutor, trials: list[HeadTrial]) -> dict[str, Future[dict[str, Any]]]:
     return {trial.key: pool.submit(_play, trial) for trial in trials}
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ntkfl.methods.private_ridge import cleaned, from_scaled, to_scaled
 from ntkfl.privacy.sum_accounting import budget
-from ntkfl_experiments.backbone.trials import CHOSEN_ON, CLIENTS, SEEDS, Table, Trial
+from ntkfl_experiments.backbone.trials import CHOSEN_ON, CLIENTS, SEEDS, HeadTrial, Table
 
 EPSILONS, DELTA = (3.0, 1.0), 1e-5
 CHOSEN_AT = 3.0
@@ -63,7 +63,7 @@ def _scaled(x: Tensor) -> Tensor:
     return unit
 
 
-def ridge_reports(settings: dict[str, Any]) -> list[Trial]:
+def ridge_reports(settings: dict[str, Any]) -> list[HeadTrial]:
     """One partition: what is released does not depend on it."""
     trials = []
     for inputs in INPUTS:
@@ -71,11 +71,11 @@ def ridge_reports(settings: dict[str, Any]) -> list[Trial]:
             method = {"name": "private-ridge", "epsilon": epsilon, "delta": DELTA, "noise_clients": CLIENTS}
             method |= settings[inputs]["best"]
             name = f"private-ridge ε {epsilon:g}, {inputs}"
-            trials += [Trial(name, "one label per client", seed, method, 1, CLIENTS, inputs) for seed in SEEDS]
+            trials += [HeadTrial(name, "one label per client", seed, method, 1, CLIENTS, inputs) for seed in SEEDS]
     return trials
 
 
-def gradient_searches() -> list[Trial]:
+def gradient_searches() -> list[HeadTrial]:
     """private-sums for five rounds on a linear head."""
     base = {
         "name": "private-sums",
@@ -89,7 +89,7 @@ def gradient_searches() -> list[Trial]:
         "momentum": 0.5,
     }
     return [
-        Trial(
+        HeadTrial(
             f"private-sums lr {lr} damping {damping}",
             "α = 0.1",
             seed,
@@ -105,8 +105,8 @@ def gradient_searches() -> list[Trial]:
     ]
 
 
-def gradient_reports(chosen: Trial) -> list[Trial]:
+def gradient_reports(chosen: HeadTrial) -> list[HeadTrial]:
     return [
-        Trial("private-sums ε 3, five rounds, unit", "α = 0.1", seed, chosen.method, 5, CLIENTS, "unit")
+        HeadTrial("private-sums ε 3, five rounds, unit", "α = 0.1", seed, chosen.method, 5, CLIENTS, "unit")
         for seed in SEEDS
     ]

@@ -14,7 +14,7 @@ import numpy as np
 
 from ntkfl_experiments.backbone import averaging
 from ntkfl_experiments.backbone.measure import KFAC, ONE_LABEL, RIDGE, SKEWED, Results, summarised
-from ntkfl_experiments.backbone.trials import CHOSEN_ON, CLIENTS, SEEDS, Table, Trial
+from ntkfl_experiments.backbone.trials import CHOSEN_ON, CLIENTS, SEEDS, HeadTrial, Table
 
 TRAINING = 40_000
 
@@ -36,17 +36,17 @@ def write_words(reviews: Path, out: Path) -> None:
 def text(source: Path, out: Path) -> None:
     table, results = Table(source), Results(out)
 
-    def play(trials: list[Trial]) -> None:
+    def play(trials: list[HeadTrial]) -> None:
         for trial in trials:
             results.add(trial.key, table.play(trial))
 
     def seeds(name: str, method: dict[str, Any], rounds: int, per_round: int) -> None:
-        play([Trial(name, part, seed, method, rounds, per_round) for part in (ONE_LABEL, SKEWED) for seed in SEEDS])
+        play([HeadTrial(name, part, seed, method, rounds, per_round) for part in (ONE_LABEL, SKEWED) for seed in SEEDS])
 
     seeds("ridge", RIDGE, 1, CLIENTS)
     seeds("ridge, clients seen so far", RIDGE, 10, 20)
     searches = [
-        Trial(f"K-FAC μ {mu}", SKEWED, seed, KFAC | {"mu": mu}, 3, CLIENTS, held=True)
+        HeadTrial(f"K-FAC μ {mu}", SKEWED, seed, KFAC | {"mu": mu}, 3, CLIENTS, held=True)
         for mu in (1.0, 1.5, 2.0, 3.0)
         for seed in CHOSEN_ON
     ]

@@ -26,7 +26,7 @@ PARTITIONS: dict[str, Partition] = {
 
 
 @dataclass(frozen=True)
-class Trial:
+class HeadTrial:
     """`name` is what the figures call it; seeds and partition are added. `held`: on held-out clients."""
 
     name: str
@@ -85,7 +85,7 @@ class Table:
         test = torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
         return ntkfl.data.from_clients([train.client(i) for i in range(len(train))], test=test, classes=self.classes)
 
-    def play(self, trial: Trial, device: str = "cpu") -> dict[str, Any]:
+    def play(self, trial: HeadTrial, device: str = "cpu") -> dict[str, Any]:
         """Accuracy of every round in percent, and the bytes of a client that sends in the first."""
         make = self.split if trial.held else self.clients
         fed = make(trial.partition, trial.seed, trial.inputs)
