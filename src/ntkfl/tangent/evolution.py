@@ -5,7 +5,8 @@ evolution. They differ in what is accumulated, and agree only as ηλ/N → 0:
 
 - `flow`: R = ∫_0^t r(f(u)) du along f' = (η/N) Θ r(f), the gradient flow of the linearised network;
 - `descent`: R = Σ_{u<t} r(f(u)) along explicit gradient descent;
-- `paper`: R = Σ_{u<t} r(f(u)) with f(u) on the flow (`mse`, trace kernel), the paper's closed form.
+- `paper`: R = Σ_{u<t} r(f(u)) with f(u) on the flow (trace kernel): the paper's closed form for `mse`, what its
+  authors' code sums for `ce`.
 
 Θ is J Jᵀ (`full`, exactly the linearised network) or H ⊗ I with the paper's kernel H (`trace`).
 """
@@ -86,12 +87,12 @@ def evolve(
     """Evolve outputs f0 [N, d2] towards labels y (classes [N] or real [N, d2]) along the linearisation J.
 
     `steps` is an increasing list of positive numbers of gradient steps of size `lr` (default: `geometric_steps`);
-    `descent` and `paper` need whole ones. `flow` costs in proportion to the square root of the stiffness, `descent` in
-    proportion to the largest step; both hold a few N×d2 arrays beside J, `trace` an N×N kernel up to 8 GiB, and above
-    that makes it anew by blocks in every product. `mse` with `flow` is solved in closed form, whatever ηt is: by
-    eigenvalues (`trace`), or in a Krylov space of as many arrays as it takes products (`full`). A flow that would take
-    more than `most_products` products with the kernel (50,000, unless fewer are allowed) ends with the steps reached
-    by then.
+    `descent` and `paper` need whole ones. `flow` costs in proportion to the square root of the stiffness, `paper` as
+    many products and a residual for each whole step, `descent` in proportion to the largest step. All hold a few N×d2
+    arrays beside J, `trace` an N×N kernel up to 8 GiB, and above that makes it anew by blocks in every product. `mse`
+    with `flow` is solved in closed form, whatever ηt is: by eigenvalues (`trace`), or in a Krylov space of as many
+    arrays as it takes products (`full`). A flow that would take more than `most_products` products with the kernel
+    (50,000, unless fewer are allowed) ends with the steps reached by then.
 
     `loss` is "ce", "mse", a `Loss` of your own, or a function of outputs and targets (convex in the outputs).
     `rtol`, from 1e-9 to below 1, is the relative error of each step of an integrated flow.
@@ -119,8 +120,8 @@ def evolve(
         raise NumericalError("f0 has values that are not finite")
     Y = criterion.targets(y.to(J.device), d2, torch.float64)
 
-    if scheme == "paper" and (loss, kernel) != ("mse", "trace"):
-        raise ConfigError("scheme 'paper' is the closed form for loss 'mse' and kernel 'trace'; use 'flow' for others")
+    if scheme == "paper" and kernel != "trace":
+        raise ConfigError("scheme 'paper' is the paper's sum, of its kernel 'trace'; use 'flow' for the full one")
     if not bool(criterion.beyond_rounding(f0, Y.to(f0.dtype)).norm() > 0):  # nothing to learn: R stays 0
         still = f0.expand(len(wanted), N, d2)
         return Evolution(J, lr, wanted, torch.zeros_like(still), lambda: still)
@@ -132,7 +133,8 @@ def evolve(
         residuals, trajectory, stats = _descent(_kernel_product(J, kernel, fits), f0, Y, lr, wanted, criterion)
     else:
         linear = (loss, kernel) == ("mse", "full")
-        how = (criterion, kernel, fits, rtol, most_products)
+        solve = _sampled_flow if scheme == "paper" else _flow
+        how = (solve, criterion, kernel, fits, rtol, most_products)
         residuals, trajectory, stats = (
             _linear_flow(J, f0, Y, lr, wanted, rtol) if linear else None
         ) or _flow_as_far_as_it_goes(J, f0, Y, lr, wanted, *how)
@@ -149,22 +151,24 @@ def _flow_as_far_as_it_goes(
     Y: Tensor,
     lr: float,
     steps: Sequence[float],
+    solve: Callable[..., _Solution],
     loss: Loss,
     kernel: str,
     fits: bool,
     rtol: float,
     most: int | None,
 ) -> _Solution:
-    """The flow; where its error cannot be held, again with products in float64; where that fails too, or the cost has
-    no end, the steps that were reached. `Statistics.fallback` says which; `NumericalError` where not one was.
+    """The flow by `solve`; where its error cannot be held, again with products in float64; where that fails too, or
+    the cost has no end, the steps that were reached. `Statistics.fallback` says which; `NumericalError` where not one
+    was.
     """
-    best = _flow(_kernel_product(J, kernel, fits), f0, Y, lr, steps, loss, rtol, most)
+    best = solve(_kernel_product(J, kernel, fits), f0, Y, lr, steps, loss, rtol, most)
     why, dear = best[2].stopped, best[2].exhausted
     if not why:
         return best
     said = ""
     if not dear and J.dtype != torch.float64:
-        again = _flow(_kernel_product(J.double(), kernel, fits), f0.double(), Y, lr, steps, loss, rtol, most)
+        again = solve(_kernel_product(J.double(), kernel, fits), f0.double(), Y, lr, steps, loss, rtol, most)
         again[2].evaluations += best[2].evaluations
         if len(again[0]) >= len(best[0]):
             best, said = again, "products in float64"
@@ -240,6 +244,46 @@ def _flow(
     states, stats = integrate(slope, start, steps, stiffness, rtol, rounding, most)
     residuals = torch.stack(states) if states else f0.new_empty((0, *f0.shape))
     return residuals, lambda: torch.stack([outputs(R) for R in residuals]), stats
+
+
+def _sampled_flow(
+    theta: _Product,
+    f0: Tensor,
+    Y: Tensor,
+    lr: float,
+    steps: Sequence[float],
+    loss: Loss,
+    rtol: float,
+    most: int | None,
+) -> _Solution:
+    """R(t) = Σ_{u<t} r(f(u)) at whole u, f' = (η/N) Θ r(f), by Runge–Kutta–Chebyshev.
+
+    The state is f: where R is interpolated, as in `_flow`, each f(u) would take a product with the kernel of its own.
+    """
+    rate, start = lr / len(f0), f0.double()
+    near = Y.to(f0.dtype)
+
+    def slope(f: Tensor) -> Tensor:
+        return theta(loss.residual(f.to(f0.dtype), near)).double() * rate
+
+    def stiffness(f: Tensor) -> _Product:
+        rounded = f.to(f0.dtype)
+        return lambda v: theta(loss.curvature_product(rounded, near, v.to(f0.dtype))).double() * rate
+
+    total, done, residuals, outputs = loss.residual(start, Y), 0, [], []
+
+    def add(f: Tensor) -> None:
+        nonlocal total, done
+        done += 1
+        if done in wanted:
+            residuals.append(total)
+            outputs.append(f)
+        total = total + loss.residual(f, Y)
+
+    wanted = frozenset(steps)
+    _, stats = integrate(slope, start, range(1, int(steps[-1]) + 1), stiffness, rtol, 0.0, most, add)
+    summed = torch.stack(residuals) if residuals else f0.new_empty((0, *f0.shape))
+    return summed, lambda: torch.stack(outputs), stats
 
 
 def _linear_flow(
