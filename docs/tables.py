@@ -20,6 +20,7 @@ ORDER = (
     "lemma1", "lemma2", "lemma3", "lemma4", "claims",
 )  # fmt: skip
 FILES = ("README.md", "docs/results.md")
+VERDICTS = {True: "holds", False: "**does not hold**", None: "cannot be judged"}
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -71,17 +72,42 @@ def table1() -> str:
 
 
 def paper() -> str:
-    """Every item's claims: the paper's word, ours, and whether they agree."""
-    body = []
+    """Every claim of the paper once, with what each item that measures it found, and the verdict."""
+    lines = []
+    for claim, found in _claims().items():
+        said = [_said(f, name if len(found) > 1 else "") for name, f in found]
+        items = ", ".join(f"[{name}](../results/paper/{name}/findings.md)" for name, _ in found)
+        verdict = VERDICTS[_verdict([f["holds"] for _, f in found])]
+        lines.append([items, claim, found[0][1]["paper"], "; ".join(said), verdict])
+    return _table(["item", "claim", "the paper", "here", ""], lines)
+
+
+def tally() -> str:
+    """How many claims have which verdict."""
+    verdicts = [_verdict([f["holds"] for _, f in found]) for found in _claims().values()]
+    counts = [str(verdicts.count(kind)) for kind in (True, False, None)]
+    return _table(["claims of the paper", "hold", "do not hold", "cannot be judged"], [[str(len(verdicts)), *counts]])
+
+
+def _claims() -> dict[str, list[tuple[str, dict[str, Any]]]]:
+    """Claim by claim, (item, finding) of every item that measures it."""
+    found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for name in ORDER:
-        if not (PAPER / name / "result.json").exists():
-            continue
-        for i, f in enumerate(_result(name)["findings"]):
-            item = f"[{name}](../results/paper/{name}/findings.md)" if i == 0 else ""
-            note = f"; {f['note']}" if f["note"] else ""
-            verdict = {True: "agrees", False: "**differs**", None: "–"}[f["agrees"]]
-            body.append([item, f["claim"], f["paper"], f["ours"] + note, verdict])
-    return _table(["item", "claim", "the paper", "here", ""], body)
+        if (PAPER / name / "result.json").exists():
+            for f in _result(name)["findings"]:
+                found.setdefault(f["claim"], []).append((name, f))
+    return found
+
+
+def _verdict(each: list[bool | None]) -> bool | None:
+    """A claim of several settings fails where one fails, and holds where all do."""
+    return False if False in each else (None if None in each else True)
+
+
+def _said(finding: dict[str, Any], item: str) -> str:
+    """Of several items each is named."""
+    note = f" ({finding['note']})" if finding["note"] else ""
+    return f"{item}: {finding['ours']}{note}" if item else f"{finding['ours']}{note}"
 
 
 def _result(name: str) -> dict[str, Any]:
@@ -94,7 +120,7 @@ def _table(headers: list[str], body: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(cell.replace('|', '∣') for cell in line)} |\n" for line in lines)
 
 
-TABLES: dict[str, Callable[[], str]] = {"headline": headline, "table1": table1, "paper": paper}
+TABLES: dict[str, Callable[[], str]] = {"headline": headline, "table1": table1, "paper": paper, "tally": tally}
 
 
 def filled(text: str) -> str:
