@@ -177,8 +177,10 @@ def _between(
     y, slope, new, new_slope = ends
     s = at / h
     state = _hermite(s, h, y, slope, new, new_slope)
+    if s > 1 - 1e-9 or not rounding:
+        return state, False
     size = max(float(slope.norm()), float(new_slope.norm()))
-    if s > 1 - 1e-9 or rho * rho * h * rounding / 7 * float(new.norm()) <= _DOUBT * size:
+    if rho * rho * h * rounding / 7 * float(new.norm()) <= _DOUBT * size:
         return state, False
     cubic = (new - y) * (6 * s * (1 - s) / h) + slope * ((1 - s) * (1 - 3 * s)) + new_slope * (s * (3 * s - 2))
     if float((field.evaluate(state) - cubic).norm()) <= _DOUBT * size:
