@@ -54,21 +54,27 @@ def _accuracies(row: dict[str, Any]) -> list[str]:
 
 
 def table1() -> str:
-    """The paper's Table 1 beside ours."""
+    """The paper's Table 1 beside ours, bytes in both directions."""
     table = _result("table1")["data"]["table"]
     body = []
     for label, row in table.items():
         paper = row["paper"] or ["", ""]
         met = [r for r in row["rounds"] if r is not None]
-        here = (
-            f"{statistics.mean(met):.1f}"
-            if len(met) == len(row["rounds"])
-            else f"{len(met)} of {len(row['rounds'])} seeds"
-        )
-        sent = [m for m in row["uplink_mib"] if m is not None]
-        mib = f"{statistics.mean(sent):.0f}" if len(met) == len(row["rounds"]) else ""
-        body.append([label, str(paper[0]), here, f"{paper[1]:.0f}" if paper[1] else "", mib])
-    return _table(["to 85 %", "rounds, the paper", "rounds, here", "MB, the paper", "MiB, here"], body)
+        said = [label, str(paper[0]), f"{len(met)} of {len(row['rounds'])} seeds", f"{paper[1]:.0f}" if paper[1] else "", "", "", ""]
+        if len(met) == len(row["rounds"]):
+            up = statistics.mean(row["uplink_mib"])
+            down = statistics.mean(row.get("downlink_mib") or [r * _broadcast(label) for r in met])
+            rounds = f"{statistics.mean(met):.1f} ({min(met)} to {max(met)})"
+            said[2:] = [rounds, said[3], f"{up:.0f}", f"{down:,.0f}", f"{up + down:,.0f}"]
+        body.append(said)
+    headers = ["to 85 %", "rounds, the paper", "rounds, here", "MB up, the paper", "MiB up, here", "down", "sum"]
+    return _table(headers, body)
+
+
+def _broadcast(label: str) -> float:
+    """MiB down in a round to 20 clients, of results that did not record it: float32 weights, and 15 candidates."""
+    weights, times = (21_110, 16) if label.startswith("CP-NTK-FL") else (79_510, 1)
+    return 20 * 4 * weights * times / 2**20
 
 
 def paper() -> str:

@@ -68,7 +68,7 @@ def judge_figure3(data: Mapping[str, Any]) -> Findings:
     return [
         Verdict(
             "subsampling and projection cost FedAvg more accuracy than NTK-FL",
-            "“causes more accuracy degradation in FedAvg than in NTK-FL”",
+            "“causes more accuracy degradation in FedAvg … than in NTK-FL”",
             text,
             None if min(more) <= 0 < max(more) else statistics.mean(more) > 0,
             "seeds disagree on which loses more" if min(more) <= 0 < max(more) else "in every seed",
