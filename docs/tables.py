@@ -60,7 +60,15 @@ def table1() -> str:
     for label, row in table.items():
         paper = row["paper"] or ["", ""]
         met = [r for r in row["rounds"] if r is not None]
-        said = [label, str(paper[0]), f"{len(met)} of {len(row['rounds'])} seeds", f"{paper[1]:.0f}" if paper[1] else "", "", "", ""]
+        said = [
+            label,
+            str(paper[0]),
+            f"{len(met)} of {len(row['rounds'])} seeds",
+            f"{paper[1]:.0f}" if paper[1] else "",
+            "",
+            "",
+            "",
+        ]
         if len(met) == len(row["rounds"]):
             up = statistics.mean(row["uplink_mib"])
             down = statistics.mean(row.get("downlink_mib") or [r * _broadcast(label) for r in met])
@@ -80,22 +88,22 @@ def _broadcast(label: str) -> float:
 def paper() -> str:
     """Every claim of the paper once, with what each item that measures it found, and the verdict."""
     lines = []
-    for claim, found in _claims().items():
+    for claim, found in claims().items():
         said = [_said(f, name if len(found) > 1 else "") for name, f in found]
         items = ", ".join(f"[{name}](../results/paper/{name}/findings.md)" for name, _ in found)
-        verdict = VERDICTS[_verdict([f["holds"] for _, f in found])]
+        verdict = VERDICTS[verdict_of([f["holds"] for _, f in found])]
         lines.append([items, claim, found[0][1]["paper"], "; ".join(said), verdict])
     return _table(["item", "claim", "the paper", "here", ""], lines)
 
 
 def tally() -> str:
     """How many claims have which verdict."""
-    verdicts = [_verdict([f["holds"] for _, f in found]) for found in _claims().values()]
+    verdicts = [verdict_of([f["holds"] for _, f in found]) for found in claims().values()]
     counts = [str(verdicts.count(kind)) for kind in (True, False, None)]
     return _table(["claims of the paper", "hold", "do not hold", "cannot be judged"], [[str(len(verdicts)), *counts]])
 
 
-def _claims() -> dict[str, list[tuple[str, dict[str, Any]]]]:
+def claims() -> dict[str, list[tuple[str, dict[str, Any]]]]:
     """Claim by claim, (item, finding) of every item that measures it."""
     found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for name in ORDER:
@@ -105,7 +113,7 @@ def _claims() -> dict[str, list[tuple[str, dict[str, Any]]]]:
     return found
 
 
-def _verdict(each: list[bool | None]) -> bool | None:
+def verdict_of(each: list[bool | None]) -> bool | None:
     """A claim of several settings fails where one fails, and holds where all do."""
     return False if False in each else (None if None in each else True)
 

@@ -43,10 +43,10 @@ def test_every_item_with_results_is_in_the_table() -> None:
 
 
 def test_a_claim_of_several_settings_is_counted_once() -> None:
-    assert TABLES._verdict([True, True]) is True
-    assert TABLES._verdict([True, None]) is None
-    assert TABLES._verdict([True, None, False]) is False
-    claims = TABLES._claims()
+    assert TABLES.verdict_of([True, True]) is True
+    assert TABLES.verdict_of([True, None]) is None
+    assert TABLES.verdict_of([True, None, False]) is False
+    claims = TABLES.claims()
     assert len(claims["NTK-FL outperforms every federated baseline"]) == 4
     rows = TABLES.paper().splitlines()[2:]
     assert len(rows) == len(claims)

@@ -50,8 +50,9 @@ def times_fewer(slow: Sequence[int | None], fast: Sequence[int | None]) -> tuple
 
 def pinned(curve: Curve) -> float:
     """The part of rounds that chose the shortest t of the grid."""
-    chosen = [t for seed in curve["steps"] for t in seed if t is not None]
-    return sum(t == min(curve["setting"]["steps"]) for t in chosen) / len(chosen)
+    chosen = [float(t) for seed in curve["steps"] for t in seed if t is not None]
+    shortest = float(min(curve["setting"]["steps"]))
+    return sum(t == shortest for t in chosen) / len(chosen)
 
 
 def judge_figure3(data: Mapping[str, Any]) -> Findings:
