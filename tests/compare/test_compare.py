@@ -189,7 +189,7 @@ def test_rounds_and_bytes_to_a_target(tmp_path: Path) -> None:
         cells.append(cell)
     row = summarise(comparison, "x", {}, cells)
     assert row.reached[0] == Reached(0.3, [2, 4], [2.0, 4.0], [6.0, 12.0])
-    assert bytes_text(row.reached[0]) == "3 + 9"
+    assert bytes_text(row.reached[0]) == "3 + 9 = 12"
     assert bytes_text(row.reached[1]) == ""
     assert row.reached[1].rounds == [None, None]
     assert row.reached_unaveraged[0].rounds == [None, None]
