@@ -20,6 +20,7 @@ ORDER = (
     "lemma1", "lemma2", "lemma3", "lemma4", "claims",
 )  # fmt: skip
 FILES = ("README.md", "docs/results.md")
+VERDICTS = {True: "holds", False: "**does not hold**", None: "cannot be judged"}
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -53,35 +54,74 @@ def _accuracies(row: dict[str, Any]) -> list[str]:
 
 
 def table1() -> str:
-    """The paper's Table 1 beside ours."""
+    """The paper's Table 1 beside ours, bytes in both directions."""
     table = _result("table1")["data"]["table"]
     body = []
     for label, row in table.items():
         paper = row["paper"] or ["", ""]
         met = [r for r in row["rounds"] if r is not None]
-        here = (
-            f"{statistics.mean(met):.1f}"
-            if len(met) == len(row["rounds"])
-            else f"{len(met)} of {len(row['rounds'])} seeds"
-        )
-        sent = [m for m in row["uplink_mib"] if m is not None]
-        mib = f"{statistics.mean(sent):.0f}" if len(met) == len(row["rounds"]) else ""
-        body.append([label, str(paper[0]), here, f"{paper[1]:.0f}" if paper[1] else "", mib])
-    return _table(["to 85 %", "rounds, the paper", "rounds, here", "MB, the paper", "MiB, here"], body)
+        said = [
+            label,
+            str(paper[0]),
+            f"{len(met)} of {len(row['rounds'])} seeds",
+            f"{paper[1]:.0f}" if paper[1] else "",
+            "",
+            "",
+            "",
+        ]
+        if len(met) == len(row["rounds"]):
+            up = statistics.mean(row["uplink_mib"])
+            down = statistics.mean(row.get("downlink_mib") or [r * _broadcast(label) for r in met])
+            rounds = f"{statistics.mean(met):.1f} ({min(met)} to {max(met)})"
+            said[2:] = [rounds, said[3], f"{up:.0f}", f"{down:,.0f}", f"{up + down:,.0f}"]
+        body.append(said)
+    headers = ["to 85 %", "rounds, the paper", "rounds, here", "MB up, the paper", "MiB up, here", "down", "sum"]
+    return _table(headers, body)
+
+
+def _broadcast(label: str) -> float:
+    """MiB down in a round to 20 clients, of results that did not record it: float32 weights, and 15 candidates."""
+    weights, times = (21_110, 16) if label.startswith("CP-NTK-FL") else (79_510, 1)
+    return 20 * 4 * weights * times / 2**20
 
 
 def paper() -> str:
-    """Every item's claims: the paper's word, ours, and whether they agree."""
-    body = []
+    """Every claim of the paper once, with what each item that measures it found, and the verdict."""
+    lines = []
+    for claim, found in claims().items():
+        said = [_said(f, name if len(found) > 1 else "") for name, f in found]
+        items = ", ".join(f"[{name}](../results/paper/{name}/findings.md)" for name, _ in found)
+        verdict = VERDICTS[verdict_of([f["holds"] for _, f in found])]
+        lines.append([items, claim, found[0][1]["paper"], "; ".join(said), verdict])
+    return _table(["item", "claim", "the paper", "here", ""], lines)
+
+
+def tally() -> str:
+    """How many claims have which verdict."""
+    verdicts = [verdict_of([f["holds"] for _, f in found]) for found in claims().values()]
+    counts = [str(verdicts.count(kind)) for kind in (True, False, None)]
+    return _table(["claims of the paper", "hold", "do not hold", "cannot be judged"], [[str(len(verdicts)), *counts]])
+
+
+def claims() -> dict[str, list[tuple[str, dict[str, Any]]]]:
+    """Claim by claim, (item, finding) of every item that measures it."""
+    found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for name in ORDER:
-        if not (PAPER / name / "result.json").exists():
-            continue
-        for i, f in enumerate(_result(name)["findings"]):
-            item = f"[{name}](../results/paper/{name}/findings.md)" if i == 0 else ""
-            note = f"; {f['note']}" if f["note"] else ""
-            verdict = {True: "agrees", False: "**differs**", None: "–"}[f["agrees"]]
-            body.append([item, f["claim"], f["paper"], f["ours"] + note, verdict])
-    return _table(["item", "claim", "the paper", "here", ""], body)
+        if (PAPER / name / "result.json").exists():
+            for f in _result(name)["findings"]:
+                found.setdefault(f["claim"], []).append((name, f))
+    return found
+
+
+def verdict_of(each: list[bool | None]) -> bool | None:
+    """A claim of several settings fails where one fails, and holds where all do."""
+    return False if False in each else (None if None in each else True)
+
+
+def _said(finding: dict[str, Any], item: str) -> str:
+    """Of several items each is named."""
+    note = f" ({finding['note']})" if finding["note"] else ""
+    return f"{item}: {finding['ours']}{note}" if item else f"{finding['ours']}{note}"
 
 
 def _result(name: str) -> dict[str, Any]:
@@ -94,7 +134,7 @@ def _table(headers: list[str], body: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(cell.replace('|', '∣') for cell in line)} |\n" for line in lines)
 
 
-TABLES: dict[str, Callable[[], str]] = {"headline": headline, "table1": table1, "paper": paper}
+TABLES: dict[str, Callable[[], str]] = {"headline": headline, "table1": table1, "paper": paper, "tally": tally}
 
 
 def filled(text: str) -> str:

@@ -163,6 +163,13 @@ def test_halving_continues_only_the_best(tmp_path: Path) -> None:
     assert lengths == [1, 1, 1, 2]  # a quarter of four settings went on, from where it was
 
 
+def test_a_small_grid_may_keep_more_than_its_part(tmp_path: Path) -> None:
+    comparison = read(tmp_path, TOML.replace("extend = 1", "extend = 0\nkeep_at_least = 3"))
+    runs = FakeRuns(lambda m: m["lr"] + m["local_steps"] / 100)
+    search(comparison, comparison.methods, tmp_path / "s", runs)  # type: ignore[arg-type]
+    assert sorted(len(RunFolder(p).records()) for p in (tmp_path / "s").iterdir()) == [1, 2, 2, 2]
+
+
 @pytest.mark.parametrize(
     ("best", "grid", "expected"),
     [
@@ -213,7 +220,7 @@ def test_rounds_and_bytes_to_a_target(tmp_path: Path) -> None:
         cells.append(cell)
     row = summarise(comparison, "x", {}, cells)
     assert row.reached[0] == Reached(0.3, [2, 4], [2.0, 4.0], [6.0, 12.0])
-    assert bytes_text(row.reached[0]) == "3 + 9"
+    assert bytes_text(row.reached[0]) == "3 + 9 = 12"
     assert bytes_text(row.reached[1]) == ""
     assert row.reached[1].rounds == [None, None]
     assert row.reached_unaveraged[0].rounds == [None, None]

@@ -40,3 +40,15 @@ def test_every_item_with_results_is_in_the_table() -> None:
     from ntkfl_experiments.paper import ITEMS
 
     assert set(TABLES.ORDER) == set(ITEMS)
+
+
+def test_a_claim_of_several_settings_is_counted_once() -> None:
+    assert TABLES.verdict_of([True, True]) is True
+    assert TABLES.verdict_of([True, None]) is None
+    assert TABLES.verdict_of([True, None, False]) is False
+    claims = TABLES.claims()
+    assert len(claims["NTK-FL outperforms every federated baseline"]) == 4
+    rows = TABLES.paper().splitlines()[2:]
+    assert len(rows) == len(claims)
+    hold, fail, neither = (sum(row.endswith(f"| {word} |") for row in rows) for word in TABLES.VERDICTS.values())
+    assert TABLES.tally().splitlines()[2] == f"| {len(rows)} | {hold} | {fail} | {neither} |"

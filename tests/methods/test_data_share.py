@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ntkfl.errors import MessageError
 from ntkfl.methods import ClientRound, DataShare, FedAvg, Task
+from ntkfl.tangent.parameters import apply_flat
 from ntkfl.wire import Message
 from tests.methods.rounds import play, play_rounds, small_clients, small_task
 
@@ -108,3 +109,18 @@ def test_memory_changes_only_with_an_answer() -> None:
     with pytest.raises(MessageError, match="shared"):
         DataShare().answer(task, Message("weights", 1, wrong), clients)
     assert not clients[0].memory
+
+
+def test_it_can_begin_from_a_model_trained_on_what_is_shared() -> None:
+    """Whole-batch descent on G, by hand; the client's first training then begins there."""
+    x, y = shared_set()
+    task = small_task(shared=(x, y))
+    w, lr = task.like.clone(), 0.3
+    for _ in range(4):
+        w.requires_grad_()
+        loss = torch.nn.functional.cross_entropy(apply_flat(task.model, w, x), y)
+        w = (w - lr * torch.autograd.grad(loss, w)[0]).detach()
+    warm = DataShare(lr=lr, batch_size=100, warm_steps=4).start(task, task.like)
+    torch.testing.assert_close(warm["weights"], w, atol=1e-9, rtol=0)
+    assert torch.equal(DataShare(lr=lr).start(task, task.like)["weights"], task.like)
+    assert torch.equal(DataShare(lr=lr, warm_steps=4).start(small_task(), task.like)["weights"], task.like)

@@ -118,6 +118,28 @@ def test_labels_are_smoothed_with_the_full_kernel_and_as_the_paper_has_them_with
     assert FedAvg().label_smoothing == 0
 
 
+def test_the_papers_own_round_is_the_sum_in_its_authors_code() -> None:
+    """Cross-entropy, the trace kernel, residuals at u = 0 … t − 1 of f' = (η/N) H (Y − softmax f)."""
+    task, clients = small_task("ce"), small_clients(9, 4, 6)
+    lr, steps = 0.5, (4.0, 9.0)
+    method = NTKFL(kernel="trace", scheme="paper", lr=lr, steps=steps, tolerance=1e-7, average=0)
+    _, log = play(method, task, clients)
+    x, y = torch.cat([client.x for client in clients]), torch.cat([client.y for client in clients])
+    Y = nn.functional.one_hot(y, DIMENSIONS[1]).double()
+    J = torch.func.jacrev(lambda v: apply_flat(task.model, v, x))(task.like)
+    H = torch.einsum("icd,jcd->ij", J, J) / DIMENSIONS[1] * (lr / len(x))
+    f, R, h, by_hand = task.predict(task.like, x), torch.zeros_like(Y), 1 / 200, []
+    for u in range(9):
+        R = R + (Y - f.softmax(1))
+        for _ in range(200):
+            f = f + h * H @ (Y - (f + h / 2 * H @ (Y - f.softmax(1))).softmax(1))
+        if u + 1 in steps:
+            by_hand.append(lr / len(x) * torch.einsum("icd,ic->d", J, R))
+    (asked,) = {sent.message.arrays["weights"] for sent in log if sent.kind == "candidates" and sent.client == 0}
+    for ours, change in zip(asked, by_hand, strict=True):
+        assert float((ours - task.like - change).norm() / change.norm()) < 1e-4
+
+
 def test_the_papers_kernel_comes_without_what_is_not_in_the_paper() -> None:
     paper = NTKFL(kernel="trace")
     assert (paper.row_clip, paper.drop_opposed, paper.trim, paper.trim_losses) == (None, False, 0, 0)

@@ -105,9 +105,12 @@ def reached_text(reached: Reached, length: int) -> str:
 
 
 def bytes_text(reached: Reached) -> str:
-    """MiB up and down to a target, means over the seeds that got there: '48 + 21'."""
+    """MiB up and down to a target and their sum, means over the seeds that got there: '48 + 21 = 69'."""
     ways = [[v for v in way if v is not None] for way in (reached.uplink_mib, reached.downlink_mib)]
-    return " + ".join(f"{statistics.mean(way):.0f}" for way in ways) if all(ways) else ""
+    if not all(ways):
+        return ""
+    means = [statistics.mean(way) for way in ways]
+    return " + ".join(f"{mean:.0f}" for mean in means) + f" = {sum(means):.0f}"
 
 
 def accuracy_at(row: Row, round: int | None) -> str:

@@ -71,7 +71,7 @@ def _halve(
             # A setting that went further is always ahead of one that was dropped earlier.
             scores[label][s] = rung + sum(map(score, own)) / len(own)
         for label, settings in going.items():
-            keep = max(1, math.ceil(len(settings) * comparison.search.keep))
+            keep = max(comparison.search.keep_at_least, math.ceil(len(settings) * comparison.search.keep))
             going[label] = sorted(settings, key=lambda s: -scores[label][s])[:keep]
 
 

@@ -29,6 +29,7 @@ class Search(Options):
         (10, 30), min_length=1, description="rounds of each rung; runs continue, not repeat"
     )
     keep: float = Field(0.25, gt=0, le=1, description="part of the settings that goes on to the next rung")
+    keep_at_least: int = Field(1, ge=1, description="settings that go on, where that part of a small grid is fewer")
     extend: int = Field(3, ge=0, description="how often a grid may grow where its best value lies at the edge")
     seed: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (0,), min_length=1, description="of a setting's runs: one, or several whose scores are averaged"

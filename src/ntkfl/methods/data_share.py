@@ -1,7 +1,7 @@
 """Data sharing. Zhao et al., Federated Learning with Non-IID Data, 2018.
 
 The server holds a small set G of samples of all classes and gives each client a random portion of it, once; clients
-train as in FedAvg on their own samples and these. (The paper also begins from a model trained on G; this does not.)
+train as in FedAvg on their own samples and these. The paper begins from a model trained on G: `warm_steps`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from pydantic import Field
 from torch import Tensor
 
 from ntkfl.errors import MessageError
-from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, take_labels
+from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, check_finite, take_labels
 from ntkfl.methods.fedavg import FedAvg
+from ntkfl.methods.local_sgd import train_locally
+from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message, pack_labels
 
 Batch = tuple[Tensor, Tensor]
@@ -34,8 +36,17 @@ class DataShare(FedAvg):
     )
     shared_portion: float = Field(1.0, gt=0, le=1, description="α, portion of the shared set that a client is given")
 
+    warm_steps: int = Field(0, ge=0, description="gradient steps on the shared set before the first round")
+
     def start(self, task: Task, weights: Tensor) -> State:
-        """`holders` are the ids of the clients that have been given their portion, ascending."""
+        """`holders` are the ids of the clients that have been given their portion, ascending. Begins from `weights`
+        trained on the shared set for `warm_steps`, by the local learning rate and batches.
+        """
+        if self.warm_steps and self._size(task):
+            assert task.shared is not None
+            server = ClientRound(-1, *task.shared, Randomness.simulated(0))  # its own samples: no client's secret
+            result = train_locally(task, weights, [server], self.warm_steps, self.lr, self.batch_size)
+            weights = check_finite(result.weights[0], "the model trained on the shared set")
         return super().start(task, weights) | {"holders": torch.empty(0, dtype=torch.int64)}
 
     def round(

@@ -5,7 +5,8 @@ evolution. They differ in what is accumulated, and agree only as ηλ/N → 0:
 
 - `flow`: R = ∫_0^t r(f(u)) du along f' = (η/N) Θ r(f), the gradient flow of the linearised network;
 - `descent`: R = Σ_{u<t} r(f(u)) along explicit gradient descent;
-- `paper`: R = Σ_{u<t} r(f(u)) with f(u) on the flow (`mse`, trace kernel), the paper's closed form.
+- `paper`: R = Σ_{u<t} r(f(u)) with f(u) on the flow (trace kernel): the paper's closed form for `mse`, what its
+  authors' code sums for `ce`.
 
 Θ is J Jᵀ (`full`, exactly the linearised network) or H ⊗ I with the paper's kernel H (`trace`).
 """
@@ -23,9 +24,9 @@ from torch import Tensor
 
 from ntkfl.errors import ConfigError, DataError, NumericalError, unknown
 from ntkfl.tangent.jacobian import Jacobian
-from ntkfl.tangent.krylov import linear_flow
-from ntkfl.tangent.losses import AnyLoss, Loss, find_loss, per_sample
-from ntkfl.tangent.solvers import Statistics, integrate
+from ntkfl.tangent.losses import AnyLoss, Loss, find_loss
+from ntkfl.tangent.schemes import Solution, descent, finite, flow, kernel_product, krylov_flow, sampled_flow, spectral
+from ntkfl.tangent.solvers import Statistics
 
 KERNELS = ("full", "trace")
 SCHEMES = ("flow", "descent", "paper")
@@ -49,7 +50,7 @@ class Evolution:
     @cached_property
     def outputs(self) -> Tensor:
         """f^(k,t): [S, N, d2], made when asked for; weights need the residuals alone."""
-        return _finite(self.trajectory()).to(self.jacobian.dtype)
+        return finite(self.trajectory()).to(self.jacobian.dtype)
 
     def delta(self, i: int) -> Tensor:
         """w^(k,t_i) − w^(k) = (η/N) Jᵀ R(t_i): [d]."""
@@ -86,12 +87,12 @@ def evolve(
     """Evolve outputs f0 [N, d2] towards labels y (classes [N] or real [N, d2]) along the linearisation J.
 
     `steps` is an increasing list of positive numbers of gradient steps of size `lr` (default: `geometric_steps`);
-    `descent` and `paper` need whole ones. `flow` costs in proportion to the square root of the stiffness, `descent` in
-    proportion to the largest step; both hold a few N×d2 arrays beside J, `trace` an N×N kernel up to 8 GiB, and above
-    that makes it anew by blocks in every product. `mse` with `flow` is solved in closed form, whatever ηt is: by
-    eigenvalues (`trace`), or in a Krylov space of as many arrays as it takes products (`full`). A flow that would take
-    more than `most_products` products with the kernel (50,000, unless fewer are allowed) ends with the steps reached
-    by then.
+    `descent` and `paper` need whole ones. `flow` costs in proportion to the square root of the stiffness, `paper` as
+    many products and a residual for each whole step, `descent` in proportion to the largest step. All hold a few N×d2
+    arrays beside J, `trace` an N×N kernel up to 8 GiB, and above that makes it anew by blocks in every product. `mse`
+    with `flow` is solved in closed form, whatever ηt is: by eigenvalues (`trace`), or in a Krylov space of as many
+    arrays as it takes products (`full`). A flow that would take more than `most_products` products with the kernel
+    (50,000, unless fewer are allowed) ends with the steps reached by then.
 
     `loss` is "ce", "mse", a `Loss` of your own, or a function of outputs and targets (convex in the outputs).
     `rtol`, from 1e-9 to below 1, is the relative error of each step of an integrated flow.
@@ -119,28 +120,25 @@ def evolve(
         raise NumericalError("f0 has values that are not finite")
     Y = criterion.targets(y.to(J.device), d2, torch.float64)
 
-    if scheme == "paper" and (loss, kernel) != ("mse", "trace"):
-        raise ConfigError("scheme 'paper' is the closed form for loss 'mse' and kernel 'trace'; use 'flow' for others")
+    if scheme == "paper" and kernel != "trace":
+        raise ConfigError("scheme 'paper' is the paper's sum, of its kernel 'trace'; use 'flow' for the full one")
     if not bool(criterion.beyond_rounding(f0, Y.to(f0.dtype)).norm() > 0):  # nothing to learn: R stays 0
         still = f0.expand(len(wanted), N, d2)
         return Evolution(J, lr, wanted, torch.zeros_like(still), lambda: still)
     # The closed form needs the whole kernel; a flow too large for it is integrated like any other.
     fits = N * N * f0.element_size() <= KERNEL_BYTES
     if (loss, kernel) == ("mse", "trace") and (scheme == "paper" or (scheme == "flow" and fits)):
-        residuals, trajectory, stats = _spectral(J, f0, Y, lr, wanted, scheme)
+        residuals, trajectory, stats = spectral(J, f0, Y, lr, wanted, scheme)
     elif scheme == "descent":
-        residuals, trajectory, stats = _descent(_kernel_product(J, kernel, fits), f0, Y, lr, wanted, criterion)
+        residuals, trajectory, stats = descent(kernel_product(J, kernel, fits), f0, Y, lr, wanted, criterion)
     else:
         linear = (loss, kernel) == ("mse", "full")
-        how = (criterion, kernel, fits, rtol, most_products)
+        solve = sampled_flow if scheme == "paper" else flow
+        how = (solve, criterion, kernel, fits, rtol, most_products)
         residuals, trajectory, stats = (
-            _linear_flow(J, f0, Y, lr, wanted, rtol) if linear else None
+            krylov_flow(J, f0, Y, lr, wanted, rtol) if linear else None
         ) or _flow_as_far_as_it_goes(J, f0, Y, lr, wanted, *how)
-    return Evolution(J, lr, wanted[: len(residuals)], _finite(residuals).to(J.dtype), trajectory, stats)
-
-
-_Product = Callable[[Tensor], Tensor]
-_Solution = tuple[Tensor, Callable[[], Tensor], Statistics]  # residuals [S, N, d2], how to make the outputs, the cost
+    return Evolution(J, lr, wanted[: len(residuals)], finite(residuals).to(J.dtype), trajectory, stats)
 
 
 def _flow_as_far_as_it_goes(
@@ -149,22 +147,24 @@ def _flow_as_far_as_it_goes(
     Y: Tensor,
     lr: float,
     steps: Sequence[float],
+    solve: Callable[..., Solution],
     loss: Loss,
     kernel: str,
     fits: bool,
     rtol: float,
     most: int | None,
-) -> _Solution:
-    """The flow; where its error cannot be held, again with products in float64; where that fails too, or the cost has
-    no end, the steps that were reached. `Statistics.fallback` says which; `NumericalError` where not one was.
+) -> Solution:
+    """The flow by `solve`; where its error cannot be held, again with products in float64; where that fails too, or
+    the cost has no end, the steps that were reached. `Statistics.fallback` says which; `NumericalError` where not one
+    was.
     """
-    best = _flow(_kernel_product(J, kernel, fits), f0, Y, lr, steps, loss, rtol, most)
+    best = solve(kernel_product(J, kernel, fits), f0, Y, lr, steps, loss, rtol, most)
     why, dear = best[2].stopped, best[2].exhausted
     if not why:
         return best
     said = ""
     if not dear and J.dtype != torch.float64:
-        again = _flow(_kernel_product(J.double(), kernel, fits), f0.double(), Y, lr, steps, loss, rtol, most)
+        again = solve(kernel_product(J.double(), kernel, fits), f0.double(), Y, lr, steps, loss, rtol, most)
         again[2].evaluations += best[2].evaluations
         if len(again[0]) >= len(best[0]):
             best, said = again, "products in float64"
@@ -176,12 +176,6 @@ def _flow_as_far_as_it_goes(
         short = f"{len(residuals)} of {len(steps)} candidates"
         said = f"{said}, {short}" if said else short
     return residuals, trajectory, replace(stats, fallback=f"{said}: {why}")
-
-
-def _finite(values: Tensor) -> Tensor:
-    if not bool(values.isfinite().all()):
-        raise NumericalError("the evolution produced values that are not finite: look for extreme rows in the Jacobian")
-    return values
 
 
 def _check_steps(steps: Sequence[float], lr: float, scheme: str) -> tuple[float, ...]:
@@ -197,113 +191,3 @@ def _check_steps(steps: Sequence[float], lr: float, scheme: str) -> tuple[float,
     if scheme != "flow" and any(t != round(t) for t in wanted):
         raise ConfigError(f"scheme {scheme!r} takes whole numbers of steps; fractional ones need scheme 'flow'")
     return wanted
-
-
-def _kernel_product(J: Jacobian, kernel: str, fits: bool) -> _Product:
-    """R ↦ Θ R, [N, d2] -> [N, d2], in the Jacobian's precision; a trace kernel that does not fit is never whole."""
-    if kernel == "full":
-        return J.product
-    if not fits:
-        return J.kernel_product
-    H = J.kernel()
-    return lambda R: (R.to(H.dtype).T.contiguous() @ H).T  # H is symmetric; this way is the faster
-
-
-def _flow(
-    theta: _Product,
-    f0: Tensor,
-    Y: Tensor,
-    lr: float,
-    steps: Sequence[float],
-    loss: Loss,
-    rtol: float,
-    most: int | None,
-) -> _Solution:
-    """R' = r(f0 + (η/N) Θ R), R(0) = 0, by Runge–Kutta–Chebyshev."""
-    rate = lr / len(f0)
-    Y = Y.to(f0.dtype)
-    rounding = 0.0 if f0.dtype == torch.float64 else torch.finfo(f0.dtype).eps
-
-    # Outputs are no better than the products they come from, so they stay in that precision; the state does not.
-    def outputs(R: Tensor) -> Tensor:
-        return torch.add(f0, theta(R), alpha=rate)
-
-    def slope(R: Tensor) -> Tensor:
-        return loss.residual(outputs(R), Y).double()
-
-    def stiffness(R: Tensor) -> _Product:
-        # The Jacobian of R' is −(η/N) Λ Θ with Λ the loss's curvature: similar to a symmetric positive one.
-        f = outputs(R)
-        return lambda v: loss.curvature_product(f, Y, rate * theta(v)).double()
-
-    start = torch.zeros_like(f0, dtype=torch.float64)
-    states, stats = integrate(slope, start, steps, stiffness, rtol, rounding, most)
-    residuals = torch.stack(states) if states else f0.new_empty((0, *f0.shape))
-    return residuals, lambda: torch.stack([outputs(R) for R in residuals]), stats
-
-
-def _linear_flow(
-    J: Jacobian, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], rtol: float
-) -> _Solution | None:
-    """`mse` with the full kernel: R' = r − hΘR, h = η/(N d2), in a Krylov space; None where that grows too large.
-
-    In float32, products are wrong by up to eps·λ_max, which moves an eigenvalue of 0 enough to decay once htλ_max·eps
-    nears 1: for such long times they are made again in float64, from a copy of J.
-    """
-    d2 = f0.shape[1]
-    start, h = (Y - f0.double()) / d2, lr / f0.numel()
-    eps = torch.finfo(J.dtype).eps
-    found, stats = linear_flow(J.product, start, h, steps, 0.01 * rtol, eps), Statistics()
-    if J.dtype != torch.float64 and (found is None or h * found.largest * steps[-1] * eps > 0.1):
-        stats.evaluations = 0 if found is None else found.products
-        stats.fallback = "products in float64: after so long a time the rounding of float32 counts"
-        found = linear_flow(J.double().product, start, h, steps, 0.01 * rtol, eps)
-    if found is None:
-        return None
-    stats.evaluations += found.products
-    slopes = found.slopes
-    return found.residuals, lambda: Y - d2 * slopes, stats
-
-
-def _descent(theta: _Product, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], loss: Loss) -> _Solution:
-    """Explicit gradient descent on the linearised model; the plain reference."""
-    rate = lr / f0.shape[0]
-    start = f0.double()
-    before = float(per_sample(loss, start, Y).mean())
-    f, R = start, torch.zeros_like(start)
-    outputs, residuals, done = [], [], 0
-    for wanted in steps:
-        while done < wanted:
-            R = R + loss.residual(f, Y)
-            f = start + rate * theta(R).double()
-            done += 1
-        now = float(per_sample(loss, f, Y).mean())
-        # The loss is convex in f, so stable descent cannot end above where it began.
-        if not math.isfinite(now) or now > before * (1 + 1e-6) + 1e-12:
-            raise NumericalError(
-                f"gradient descent diverged: after {done} steps of size {lr:g} the loss is {now:.4g}, "
-                f"against {before:.4g} at the start; take a smaller lr, or scheme 'flow', which has no stability limit"
-            )
-        outputs.append(f)
-        residuals.append(R)
-    return torch.stack(residuals), lambda: torch.stack(outputs), Statistics(evaluations=done)
-
-
-def _spectral(J: Jacobian, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], scheme: str) -> _Solution:
-    """`mse` with the trace kernel, in closed form: with H = Q diag(λ) Qᵀ and h = η/(N d2), f(t) − Y decays as e^{−hλt}.
-
-    Accumulated residuals per eigenvalue: ∫_0^t e^{−hλu} du (`flow`) or Σ_{u<t} e^{−hλu} (`paper`), both t as λ → 0.
-    """
-    N, d2 = f0.shape
-    H, stats = J.kernel().double(), Statistics(evaluations=1)
-    if not bool(H.isfinite().all()) and J.dtype != torch.float64:
-        H, stats = J.double().kernel(), Statistics(evaluations=2, fallback="products in float64: the kernel overflowed")
-    eigenvalues, Q = torch.linalg.eigh(_finite(H))
-    decay = eigenvalues.clamp_min(0) * (lr / (N * d2))  # [N]; the kernel is positive semidefinite up to rounding
-    t = torch.tensor(steps, dtype=torch.float64, device=f0.device).unsqueeze(1)  # [S, 1]
-    per_step = torch.expm1(-decay) if scheme == "paper" else -decay
-    tiny = decay < 1e-300
-    weight = torch.where(tiny, t, torch.expm1(-decay * t) / torch.where(tiny, 1.0, per_step))  # [S, N]
-    start = Q.T @ (Y - f0.double())  # [N, d2]
-    residuals = Q @ (weight.unsqueeze(-1) * start) / d2
-    return residuals, lambda: Y - Q @ (torch.exp(-decay * t).unsqueeze(-1) * start), stats

@@ -8,6 +8,7 @@ gradient descent pays in proportion to it.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -46,9 +47,11 @@ def integrate(
     rtol: float,
     rounding: float = 0.0,
     most_products: int | None = None,
+    collect: Callable[[Tensor], None] | None = None,
 ) -> tuple[list[Tensor], Statistics]:
     """States at the increasing `times`, from `start` at time 0. Fewer, and `Statistics.stopped` says why, where the
-    error cannot be held (values that are not finite, steps that shrink to nothing) or the cost has no end.
+    error cannot be held (values that are not finite, steps that shrink to nothing) or the cost has no end. With
+    `collect` each goes there instead, one after another, so that thousands of them need not be held at once.
 
     `stiffness(y)` is F's Jacobian at y, times −1, as a product with vectors. Each step's error, relative to the size of
     the state, is held below `rtol`; output times inside a step are interpolated by the cubic through both ends
@@ -63,7 +66,9 @@ def integrate(
     with_field = stepper(rhs, y)
     slope = with_field.evaluate(y)
     radius = _Radius(stiffness, slope)
-    t, out, pending = 0.0, [], list(times)
+    out: list[Tensor] = []
+    keep = collect or out.append
+    t, pending = 0.0, deque(times)
     rho = radius(y)
     h = _first_step(with_field, y, slope, rho, times[-1], rtol) if math.isfinite(rho) else 0.0
     previous_h, previous_error, since_radius = 0.0, 1.0, 0
@@ -95,8 +100,8 @@ def integrate(
             continue
         while pending and pending[0] <= t + h * (1 + 1e-12):
             ends = (y, slope, new, new_slope)
-            state, landed = _between(with_field, pending.pop(0) - t, h, ends, rho, rounding)
-            out.append(state)
+            state, landed = _between(with_field, pending.popleft() - t, h, ends, rho, rounding)
+            keep(state)
             stats.landed += landed
         # Predictive controller of the reference implementation: the trend of the error over the last two steps.
         factor = 0.8 / max(error, 1e-10) ** (1 / 3)
@@ -172,8 +177,10 @@ def _between(
     y, slope, new, new_slope = ends
     s = at / h
     state = _hermite(s, h, y, slope, new, new_slope)
+    if s > 1 - 1e-9 or not rounding:
+        return state, False
     size = max(float(slope.norm()), float(new_slope.norm()))
-    if s > 1 - 1e-9 or rho * rho * h * rounding / 7 * float(new.norm()) <= _DOUBT * size:
+    if rho * rho * h * rounding / 7 * float(new.norm()) <= _DOUBT * size:
         return state, False
     cubic = (new - y) * (6 * s * (1 - s) / h) + slope * ((1 - s) * (1 - 3 * s)) + new_slope * (s * (3 * s - 2))
     if float((field.evaluate(state) - cubic).norm()) <= _DOUBT * size:

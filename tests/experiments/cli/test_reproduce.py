@@ -40,10 +40,15 @@ def test_an_item_leaves_its_files_and_is_not_worked_out_twice(tmp_path: Path) ->
         "quick",
         "ntkfl reproduce lemma3 --scale quick",
     )
-    assert {f["agrees"] for f in result["findings"]} <= {True, False, None}
+    assert {f["holds"] for f in result["findings"]} <= {True, False, None}
     answers = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json")}
     assert answers
     again = ntkfl("lemma3", where=tmp_path)
     assert again.returncode == 0, again.stderr
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json")} == answers
     assert json.loads((folder / "result.json").read_text())["data"] == result["data"]
+    judged = ntkfl("lemma3", "--judge", where=tmp_path)
+    assert judged.returncode == 0, judged.stderr
+    assert "Lemma 3" in judged.stdout
+    nothing = ntkfl("fig9", "--judge", where=tmp_path)
+    assert (nothing.returncode, "no result of fig9" in nothing.stderr) == (2, True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from ntkfl_experiments.paper.claims import UPLOADS, growth, upload_bytes
+from ntkfl_experiments.paper.claims import UPLOADS, growth, judge, read_shuffled, upload_bytes
 
 
 def test_growth_is_the_power() -> None:
@@ -21,3 +23,33 @@ def test_uploads_are_the_numbers_they_hold() -> None:
     assert many["Jacobian, factored"] - few["Jacobian, factored"] < 2 * 4 * 2_100
     assert set(many) == set(UPLOADS)
     assert many["Jacobian, top 3 %, 8 bit"] < 0.03 * many["Jacobian, dense"]
+
+
+def test_a_shuffled_row_is_read_like_any_other() -> None:
+    found = read_shuffled({"samples": 8, "seed": 0})
+    assert found["ssim"] == pytest.approx(found["plain"], abs=1e-3)
+    assert found["ssim"] > 0.9
+    assert found["advantage"] == 1
+
+
+def measured(**shuffled: float) -> dict[str, Any]:
+    """What would make every claim hold."""
+    work = {"gradient": 1.0, "factored": 1.2, "dense": 600.0, "local": 12.0}
+    sent = {"Jacobian, dense": 100 * 10 * 79510 * 4, "Jacobian, factored": 8e5, "weights (FedAvg)": 4 * 79510}
+    return {
+        "search_seconds": {"1": 1.0, "10": 2.0, "40": 4.0},
+        "client_seconds": {"mlp": work, "cnn": work},
+        "upload_bytes": {"50": sent, "100": sent},
+        "upload_slopes": {"Jacobian, dense": 1.0, "weights (FedAvg)": 0.0},
+        "shuffled": {"samples": 8, "seconds": 1.0, "plain": 0.9, "ssim": 0.1, "advantage": 0.0} | shuffled,
+    }
+
+
+def test_every_claim_can_hold_and_can_fail() -> None:
+    good = measured()
+    assert [v.holds for v in judge(good)[0]] == [True] * 6
+    bad = measured(ssim=0.9, advantage=0.9)
+    bad["search_seconds"] = {"1": 1.0, "10": 100.0, "40": 1600.0}
+    bad["client_seconds"]["mlp"] = {"gradient": 1.0, "factored": 20.0, "dense": 600.0, "local": 12.0}
+    bad["upload_slopes"] = {"Jacobian, dense": 2.0, "weights (FedAvg)": 0.0}
+    assert [v.holds for v in judge(bad)[0]] == [False] * 6

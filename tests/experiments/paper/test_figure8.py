@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ntkfl_experiments.paper.figure8 import ATTACKS, Curve, Point, dump, findings_of, monotone, run
+from ntkfl_experiments.paper.figure8 import ATTACKS, Curve, Point, dump, judge, monotone, run
 
 from ntkfl.audit.deep_leakage import Settings
 from ntkfl.data.catalog import locate
@@ -23,14 +23,14 @@ def curve(levels: dict[str, tuple[float, float]]) -> Curve:
 def test_protection_is_judged_by_the_best_attack() -> None:
     weak = curve({"zeros": (0.6, 0.05), "sent": (0.6, 0.06), "analytic": (0.6, 0.07)})
     strong = curve({"zeros": (0.6, 0.05), "sent": (0.6, 0.06), "analytic": (0.99, 0.9)})
-    assert [f.agrees for f in findings_of(weak)] == [True, True]
-    assert [f.agrees for f in findings_of(strong)] == [False, True]
+    assert [f.holds for f in judge(dump(weak))[0]] == [True, True]
+    assert [f.holds for f in judge(dump(strong))[0]] == [False, True]
 
 
 def test_a_rise_beyond_two_errors_is_no_fall() -> None:
     found = curve({"zeros": (0.5, 0.51), "sent": (0.5, 0.7), "analytic": (0.9, 0.9)})
     assert [monotone(found, attack) for attack in ATTACKS] == [True, False, True]
-    assert findings_of(found)[1].agrees is False
+    assert judge(dump(found))[0][1].holds is False
     assert dump(found)["monotone"] == {"zeros": True, "sent": False, "analytic": True}
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
-from ntkfl_experiments.paper.item import Context, Item, ItemResult, Verdict
-from ntkfl_experiments.paper.record import commit, devices, folder_of, write
+from ntkfl_experiments.paper.item import Beside, Context, Findings, Item, ItemResult, Verdict
+from ntkfl_experiments.paper.record import commit, devices, folder_of, judge_again, write
 
 from ntkfl.errors import ConfigError
 
@@ -46,32 +46,56 @@ def test_an_answer_is_the_same_computed_or_read(tmp_path: Path) -> None:
 
 
 def outcome() -> ItemResult:
-    return ItemResult({"n": 1}, [0], {"a": [{"devices": ["x"]}, {"devices": ["y", "x"]}]}, [
-        Verdict("it falls", "0.1", "0.2", False, "a note"), Verdict("it holds", "yes", "yes", True),
-    ], Figure(), ["we chose n"])  # fmt: skip
+    data = {"a": [{"devices": ["x"]}, {"devices": ["y", "x"]}], "level": (0.2, 0.1)}
+    return ItemResult({"n": 1}, [0], data, Figure(), ["we chose n"])
+
+
+def judge(data: Mapping[str, Any]) -> Findings:
+    assert data["level"] == [0.2, 0.1]  # as JSON has it
+    claims = [Verdict("it falls", "0.1", "0.2", False, "a note"), Verdict("it rises", "yes", "?", None, "not tried")]
+    return claims, [Beside("its width", "3")]
+
+
+ITEM = Item("fig0", "a figure", lambda context: outcome(), judge)
 
 
 def test_a_quick_look_never_replaces_a_result(tmp_path: Path) -> None:
-    item = Item("fig0", "a figure", lambda context: outcome())
     for scale, seconds in (("full", 2.0), ("quick", 1.0)):
-        write(folder_of(tmp_path, "fig0", scale), item, outcome(), scale, "ntkfl reproduce fig0", seconds)  # type: ignore[arg-type]
+        write(folder_of(tmp_path, "fig0", scale), ITEM, outcome(), scale, "ntkfl reproduce fig0", seconds)  # type: ignore[arg-type]
     result = json.loads((tmp_path / "fig0" / "result.json").read_text())
     assert (result["scale"], result["seconds"]) == ("full", 2.0)
     assert json.loads((tmp_path / "fig0" / "quick" / "result.json").read_text())["scale"] == "quick"
     assert result["devices_of_runs"] == ["x", "y"]
     assert result["commit"] == commit()
-    assert [f["agrees"] for f in result["findings"]] == [False, True]
+    assert [f["holds"] for f in result["findings"]] == [False, None]
     text = (tmp_path / "fig0" / "findings.md").read_text()
-    assert "| it falls | 0.1 | 0.2; a note | differs |" in text
+    assert "| it falls | 0.1 | 0.2; a note | does not hold |" in text
+    assert "| it rises | yes | ?; not tried | cannot be judged |" in text
+    assert "- its width: 3" in text
     assert "- we chose n" in text
     assert (tmp_path / "fig0" / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_stored_result_is_judged_again_and_keeps_its_data(tmp_path: Path) -> None:
+    write(tmp_path, ITEM, outcome(), "full", "ntkfl reproduce fig0", 2.0)
+    before = json.loads((tmp_path / "result.json").read_text())
+    stricter = Item("fig0", "a figure", ITEM.run, lambda data: ([Verdict("it falls", "0.1", "0.2", True)], []))
+    claims, beside = judge_again(tmp_path, stricter)
+    after = json.loads((tmp_path / "result.json").read_text())
+    assert ([c.holds for c in claims], beside) == ([True], [])
+    assert [f["holds"] for f in after["findings"]] == [True]
+    assert {k: v for k, v in after.items() if k not in ("findings", "beside")} == {
+        k: v for k, v in before.items() if k not in ("findings", "beside")
+    }
+    assert "| it falls | 0.1 | 0.2 | holds |" in (tmp_path / "findings.md").read_text()
+    with pytest.raises(ConfigError, match="no result of fig0"):
+        judge_again(tmp_path / "elsewhere", ITEM)
+
+
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    item = Item("fig0", "a figure", lambda context: outcome())
     with pytest.raises(ConfigError, match="cannot write"):
-        write(tmp_path / "file" / "fig0", item, outcome(), "full", "", 0)
+        write(tmp_path / "file" / "fig0", ITEM, outcome(), "full", "", 0)
 
 
 def test_devices_are_found_at_any_depth() -> None:

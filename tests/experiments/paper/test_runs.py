@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from ntkfl_experiments.paper import heterogeneity
+from ntkfl_experiments.paper.curves import judge_five
 from ntkfl_experiments.paper.item import Context
 from ntkfl_experiments.paper.learning import five_methods
 from ntkfl_experiments.paper.settings import CENTRAL, FEDAVG, LABELLED, NOVA, OURS, PAPER, SHARE
@@ -29,7 +30,7 @@ def test_five_methods_on_one_federation(tmp_path: Path) -> None:
     assert curves[FEDAVG]["setting"]["local_steps"] in (10, 50)
     assert curves[FEDAVG]["searched"] == {"lr": [0.03, 0.1], "local_steps": [10, 50]}
     assert curves[PAPER]["setting"]["steps"] == LABELLED[PAPER]["steps"]
-    assert len(outcome.findings) == 4
+    assert len(judge_five(outcome.data)[0]) == 5
     before = stamps(tmp_path)
     again = five_methods(context, "digits", "digits", DIGITS, [])
     assert (again.data, stamps(tmp_path)) == (outcome.data, before)
@@ -37,12 +38,18 @@ def test_five_methods_on_one_federation(tmp_path: Path) -> None:
 
 def test_a_drop_at_small_alpha_is_judged_by_the_means() -> None:
     flat, steep = [0.85, 0.85], [0.80, 0.80]
-    ends = {label: {0.1: flat, 0.5: flat} for label in (PAPER, OURS, SHARE)} | {
-        label: {0.1: steep, 0.5: flat} for label in (NOVA, FEDAVG)
+    ends = {label: {"0.1": flat, "0.5": flat} for label in (PAPER, OURS, SHARE)} | {
+        label: {"0.1": steep, "0.5": flat} for label in (NOVA, FEDAVG)
     }
-    verdicts = [f.agrees for f in heterogeneity._findings(ends, (0.1, 0.5), 2)]
-    assert verdicts == [True, True, True, True]
-    ends[FEDAVG] = {0.1: flat, 0.5: steep}
-    ends[OURS] = {0.1: [0.8, 0.9], 0.5: flat}
-    verdicts = [f.agrees for f in heterogeneity._findings(ends, (0.1, 0.5), 2)]
-    assert verdicts == [True, False, False, False]
+    assert [f.holds for f in heterogeneity.judge({"accuracy": ends})[0]] == [True, True, True, True]
+    ends[FEDAVG] = {"0.1": flat, "0.5": steep}
+    ends[OURS] = {"0.1": [0.8, 0.9], "0.5": flat}
+    assert [f.holds for f in heterogeneity.judge({"accuracy": ends})[0]] == [True, False, False, False]
+
+
+def test_a_spread_that_few_seeds_cannot_tell_from_one_point_is_not_judged() -> None:
+    """Five seeds: a standard deviation above √(χ²_{0.95}(4)/4) = 1.54 points refutes 1, one of 1.2 does not."""
+    for points, holds in ((0.5, True), (1.2, None), (1.6, False)):
+        values = [0.85 + points / 100 * z / 1.5811 for z in (-2, -1, 0, 1, 2)]  # deviations of unit variance
+        ends = {label: {"0.1": values, "0.5": values} for label in (PAPER, OURS, SHARE, NOVA, FEDAVG)}
+        assert heterogeneity.judge({"accuracy": ends})[0][-1].holds is holds

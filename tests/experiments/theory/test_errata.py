@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from ntkfl_experiments.theory import (
+    descent_factor,
     draw,
     flips,
+    flow_factor,
     kernel_drift,
     limit_kernel,
     requirements,
@@ -22,6 +25,7 @@ from ntkfl_experiments.theory.dynamics import descended, federated_round, flip_n
 from torch import nn
 
 import ntkfl
+from ntkfl.errors import ConfigError
 from ntkfl.models import mlp
 
 DOUBLE = torch.float64
@@ -52,6 +56,29 @@ def test_outputs_decay_by_the_number_of_outputs_more_slowly_than_printed() -> No
     found = (x @ W.T).detach()
     assert float((evolution(5 * 3) - found).norm() / (f0 - y).norm()) < 5e-3
     assert float((evolution(5) - found).norm() / (f0 - y).norm()) > 0.1  # as printed
+
+
+def test_the_printed_pair_of_evolutions_goes_a_tenth_of_the_way_to_the_labels() -> None:
+    """Outputs that decay d2 times too fast leave residuals too small: J Δw ends at (Y − f0)/d2 · a/(1 − e^−a)."""
+    generator = torch.Generator().manual_seed(0)
+    x, Y, f0 = (torch.randn(6, n, generator=generator, dtype=DOUBLE) for n in (12, 10, 10))
+    values, Q = torch.linalg.eigh(x @ x.T)  # one linear layer, ten outputs: the kernel of each
+
+    def way(lr: float, steps: int) -> torch.Tensor:
+        """The part of the way from f0 to Y per eigenvector: η/(N d2) λ Σ_{u<t} e^{−ηλu/N}, both as printed."""
+        a = lr * values / 6
+        return a / 10 * torch.expm1(-a * steps) / torch.expm1(-a)
+
+    assert float((way(1e-3, 10_000_000) - 0.1).abs().max()) < 1e-3
+    a = 1e-2 * values / 6
+    torch.testing.assert_close(way(1e-2, 1_000_000), 0.1 * a / -torch.expm1(-a))
+    # A learning rate at which one direction arrives, a = 9.9995, leaves all smaller eigenvalues short of it.
+    lr = 9.9995 * 6 / float(values[-1])
+    assert float(way(lr, 1000)[-1]) == pytest.approx(1, abs=1e-3)
+    assert float(way(lr, 1000)[0]) < 0.5
+    # By hand on the weights: the same sum of the printed residuals, through the Jacobian of the layer.
+    R = Q @ ((-torch.expm1(-a * 500) / -torch.expm1(-a)).unsqueeze(1) * (Q.T @ (Y - f0))) * (1e-2 / (6 * 10))
+    torch.testing.assert_close(Q.T @ (x @ (x.T @ R)), way(1e-2, 500).unsqueeze(1) * (Q.T @ (Y - f0)))
 
 
 def test_the_printed_solution_does_not_solve_the_printed_equation() -> None:
@@ -179,3 +206,60 @@ def test_the_width_of_theorem_1_does_not_keep_weights_where_its_proof_needs_them
     after = descended(network, x, y, asked.lr, 200)
     assert furthest_move(after, network) > 2 * asked.radius
     assert asked.width_to_stay > 1e4 * asked.width
+
+
+def test_theorem_1_for_the_function_evolution_has_a_condition_on_the_learning_rate() -> None:
+    """e^{−4sρ} ≤ 1 − s, with s = ηλ/2N and ρ = λ_min(H)/λ, asks for ρ ≥ −ln(1 − s)/4s: 1/4 for small s, more later."""
+    samples, limit = 10, 0.5
+    for s, least in ((1e-4, 0.25), (0.5, 0.347), (0.99, 1.163)):
+        lr = 2 * samples * s / limit
+        assert -math.log(1 - s) / (4 * s) == pytest.approx(least, abs=1e-3)
+        for times, inside in ((1.01, True), (0.99, False)):
+            smallest = times * limit * -math.log(1 - s) / (4 * s)
+            bound = descent_factor(lr, limit, samples, 7)
+            assert (flow_factor(lr, smallest, samples, 7) <= bound) is inside
+    with pytest.raises(ConfigError, match="ηλ < 2N"):
+        descent_factor(2 * samples / limit, limit, samples, 1)
+
+
+@pytest.mark.parametrize("samples", [2, 10, 1000, 100_000])
+@pytest.mark.parametrize("smallest", [0.5, 0.01, 1e-6])
+def test_theorem_1_never_enters_the_corner_where_lemmas_1_and_3_fail(samples: int, smallest: float) -> None:
+    """λ is at most 1/2, the diagonal of H_∞. At the width and radius asked for, δ = 0.1."""
+    delta = 0.1
+    asked = requirements(samples, smallest, 1.0, delta)
+    bound = flips(math.ceil(asked.width), asked.radius, 1.0, delta)
+    assert bound > 8  # neurons: Lemma 1 fails where it is below one
+    mean = delta * bound  # of a binomial, at most; Chernoff: P(|S_i| > mean/δ) ≤ e^{−mean (ln(1/δ)/δ − 1/δ + 1)}
+    log_all = math.log(samples) - mean * (math.log(1 / delta) / delta - 1 / delta + 1)
+    assert log_all < math.log(delta)  # so it holds for all i
+    p = 2 * FLIP * asked.radius
+    assert asked.width * p >= delta / (1 - delta)  # the printed Lemma 3 is then above the second moment's bound
+
+
+def test_figure_9s_coefficient_goes_with_the_learning_rate() -> None:
+    for lr, coefficient in ((0.1, 223), (1e-3, 2.23)):
+        assert weight_gap(100, 784, lr, 1.0, 0.1, [1.0]) == pytest.approx(coefficient, rel=2e-3)
+
+
+def test_table_1s_megabytes_are_not_of_the_sparsity_named() -> None:
+    """26 rounds × 20 clients × 60 rows of 10 × 21,110 float32 numbers, values alone."""
+    dense = 26 * 20 * (200 * 0.3) * 10 * (200 * 100 + 100 + 100 * 10 + 10) * 4 / 2**20
+    assert 0.1 * dense == pytest.approx(2512, abs=1)  # FedAvg's 1,720 is less
+    assert 1 - 386 / dense == pytest.approx(0.985, abs=5e-4)
+
+
+def test_the_trace_kernel_is_not_exact_where_outputs_share_weights() -> None:
+    """f = (w·x, 2 w·x) is linear in w, and H ⊗ I is not its kernel; two rows of weights of their own are."""
+    x = torch.randn(4, 3, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
+    J = torch.stack([x, 2 * x], dim=1)  # [N, d2, d]
+    own = torch.zeros(4, 2, 6, dtype=DOUBLE)
+    own[:, 0, :3], own[:, 1, 3:] = x, x
+
+    def differ(J: torch.Tensor) -> float:
+        full = J.reshape(8, -1) @ J.reshape(8, -1).T
+        trace = torch.kron(torch.einsum("ijd,kjd->ik", J, J) / 2, torch.eye(2, dtype=DOUBLE))
+        return float((full - trace).norm() / full.norm())
+
+    assert differ(own) < 1e-14
+    assert differ(J) > 0.5

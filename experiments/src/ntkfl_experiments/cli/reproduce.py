@@ -23,8 +23,8 @@ from ntkfl.devices import find_device
 from ntkfl.errors import unknown
 from ntkfl.progress import ProgressBar
 from ntkfl_experiments.paper import ITEMS
-from ntkfl_experiments.paper.item import SCALES, Context, Item, ItemResult, Scale, Verdict
-from ntkfl_experiments.paper.record import VERDICTS, folder_of, write
+from ntkfl_experiments.paper.item import SCALES, Context, Findings, Item, Scale
+from ntkfl_experiments.paper.record import VERDICTS, folder_of, judge_again, write
 
 
 def reproduce(
@@ -34,8 +34,9 @@ def reproduce(
     workers: Annotated[int | None, typer.Option(min=1, help="runs at a time (default one a core)")] = None,
     out: Annotated[Path, typer.Option(help="folder of results")] = Path("results/paper"),
     runs: Annotated[Path, typer.Option(help="folder that keeps finished work")] = Path("runs/paper"),
+    judge: Annotated[bool, typer.Option("--judge", help="judge stored results again, and run nothing")] = False,
 ) -> None:
-    """The paper's figures, tables and theorems: work one out, and say where it agrees.
+    """The paper's figures, tables and theorems: work one out, and say which claims hold.
 
     Finished runs are kept and never repeated; an interrupted call continues when called again.
 
@@ -55,29 +56,34 @@ def reproduce(
     chosen: Scale = "full" if scale == "full" else "quick"
     hint = f"stopped; finished work is kept, continue with: {shlex.join(['ntkfl', *sys.argv[1:]])}"
     for item in ITEMS.values() if name == "all" else [ITEMS[name]]:
+        folder = folder_of(out, item.name, chosen)
+        if judge:
+            _show(item, judge_again(folder, item), folder, console)
+            continue
         with stoppable(lambda: hint), _display(console) as show:
             context = Context(chosen, runs / chosen / item.name, device, workers or min(os.cpu_count() or 1, 16), show)
             began = time.perf_counter()
             show.line(f"{item.name}: {item.title}")
             outcome = item.run(context)
-        _finish(item, outcome, context, out, time.perf_counter() - began, console)
+        seconds = time.perf_counter() - began
+        command = f"ntkfl reproduce {item.name} --scale {chosen}"
+        _show(item, write(folder, item, outcome, chosen, command, seconds), folder, console)
+        console.print(f"{seconds:.0f} s\n")
 
 
-def _finish(item: Item, outcome: ItemResult, context: Context, out: Path, seconds: float, console: Console) -> None:
-    command = f"ntkfl reproduce {item.name} --scale {context.scale}"
-    folder = folder_of(out, item.name, context.scale)
-    figure = write(folder, item, outcome, context.scale, command, seconds)
-    console.print(_table(outcome.findings))
-    console.print(f"figure:  {figure}\nresults: {folder / 'result.json'}, {folder / 'findings.md'}", soft_wrap=True)
-    console.print(f"{seconds:.0f} s\n")
+def _show(item: Item, found: Findings, folder: Path, console: Console) -> None:
+    console.print(_table(found), f"{item.name}: {folder / 'figure.png'}, result.json, findings.md", soft_wrap=True)
 
 
-def _table(findings: Sequence[Verdict]) -> Table:
+def _table(found: Findings) -> Table:
+    claims, beside = found
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("claim", "the paper", "here", ""):
         table.add_column(heading, overflow="fold")
-    for f in findings:
-        table.add_row(f.claim, f.paper, f"{f.ours}; {f.note}" if f.note else f.ours, VERDICTS[f.agrees])
+    for f in claims:
+        table.add_row(f.claim, f.paper, f"{f.ours}; {f.note}" if f.note else f.ours, VERDICTS[f.holds])
+    for b in beside:
+        table.add_row(b.what, "not claimed", b.found, "")
     return table
 
 

@@ -96,13 +96,27 @@ class Context:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One claim of the paper beside what was measured; `agrees` is None where nothing can be said."""
+    """One claim of the paper beside what was measured; `holds` is None where it cannot be judged, and `note` says why.
+
+    Items that measure the same claim in several settings give it the same words: it is counted once.
+    """
 
     claim: str
     paper: str
     ours: str
-    agrees: bool | None
+    holds: bool | None
     note: str = ""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Something measured on the way that the paper does not claim."""
+
+    what: str
+    found: str
+
+
+Findings = tuple[list[Verdict], list[Beside]]
 
 
 @dataclass(frozen=True)
@@ -112,15 +126,18 @@ class ItemResult:
     settings: dict[str, Any]
     seeds: list[int]
     data: dict[str, Any]
-    findings: list[Verdict]
     figure: Figure
     choices: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Item:
-    """A name people type, what it is in the paper, and the work."""
+    """A name people type, what it is in the paper, the work, and what its data say.
+
+    `judge` reads the data as they are kept, so that a stored result can be judged again without its work.
+    """
 
     name: str
     title: str
     run: Callable[[Context], ItemResult]
+    judge: Callable[[Mapping[str, Any]], Findings]

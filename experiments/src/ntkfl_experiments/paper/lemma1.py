@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from ntkfl_experiments.paper.analysis import ALPHA, CHOICES, DELTA, Cell, available, settings, unit_inputs, work
 from ntkfl_experiments.paper.axes import BLACK, BLUE, GREEN, ORANGE, PINK, finish, panels
-from ntkfl_experiments.paper.item import Context, Item, ItemResult, Verdict
-from ntkfl_experiments.theory import draw, flip_probability, flips, flips_concentrated, flips_everywhere, in_span
+from ntkfl_experiments.paper.item import Beside, Context, Findings, Item, ItemResult, Verdict
+from ntkfl_experiments.theory import draw, flips, flips_concentrated, flips_everywhere, in_span
 from ntkfl_experiments.theory.bounds import FLIP
 from ntkfl_experiments.theory.dynamics import descended, flipped, furthest_move, within_reach
 
@@ -100,13 +100,12 @@ def run(context: Context) -> ItemResult:
         settings(dataset=name, alpha=ALPHA, widths=widths, radii=radii, randomness=draws),
         list(range(3)),
         data,
-        findings(data),
         picture(data),
         CHOICES,
     )
 
 
-def findings(data: Mapping[str, list[Cell]]) -> list[Verdict]:
+def judge(data: Mapping[str, list[Cell]]) -> Findings:
     grid, tight, trained = data["grid"], data["tight"], data["trained"]
     cells = [*grid, *tight]
     tightest = statistics.fmean(c["one"] for c in tight)
@@ -119,48 +118,32 @@ def findings(data: Mapping[str, list[Cell]]) -> list[Verdict]:
     flown = [c for c in trained if c["flipped"] > c["printed"]]
     return [
         Verdict(
-            "a neuron is within R of flipping at x_i with probability at most √(2/π) R/α",
-            "for every input",
-            f"the mean size of S_i is within {max(off):.1%} of n·erf(R/√2α)",
-            all(c["expected"] <= c["width"] * flip_probability(c["radius"], ALPHA) * (1 + 1e-12) for c in cells),
-        ),
-        Verdict(
-            "the bound holds for one input with probability 1 − δ",
-            f"at least {1 - DELTA:.0%}",
-            f"{tightest:.1%} of {sum(c['draws'] for c in tight):,} draws where it is tightest, "
-            f"{min(c['one'] for c in grid):.1%} elsewhere",
-            tightest >= 1 - DELTA - noise,
-            f"Elsewhere it is {min(loose):.0f} to {max(loose):.0f} times the mean size of S_i: Markov's 1/δ.",
-        ),
-        Verdict(
-            "the bound holds for all i at once with probability 1 − δ",
-            f"at least {1 - DELTA:.0%}, ∀ i",
-            f"{worst['all']['printed']:.0%} of draws (N = {worst['samples']}, {worst['dataset']}, n = "
-            f"{worst['width']}); "
-            f"{real['all']['printed']:.0%} for pictures (N = {real['samples']})",
+            "Lemma 1: S_i has at most √(2/π) n R/(δα) neurons, for all i",
+            f"with probability at least {1 - DELTA:.0%}, ∀ i",
+            f"in {worst['all']['printed']:.0%} of draws (N = {worst['samples']}, {worst['dataset']}, n = "
+            f"{worst['width']}); {real['all']['printed']:.0%} for pictures (N = {real['samples']})",
             worst["all"]["printed"] >= 1 - DELTA - noise,
-            "Markov's inequality is for one i. Where R is so small that the bound is below one neuron, any flip "
-            "breaks it, "
-            "and among N inputs one is near.",
+            "Markov's inequality is for one i; where R is so small that the bound is below one neuron, any flip breaks "
+            "it. Theorem 1's widths are far from there",
         ),
-        Verdict(
-            "for all i, with a union (N times the bound) or by Hoeffding",
-            "not in the paper",
+    ], [
+        Beside(
+            "Lemma 1 for one input",
+            f"holds in {tightest:.1%} of {sum(c['draws'] for c in tight):,} draws where it is tightest, "
+            f"{min(c['one'] for c in grid):.1%} elsewhere, where it is {min(loose):.0f} to {max(loose):.0f} times the "
+            f"mean size of S_i; that is within {max(off):.1%} of n·erf(R/√2α)",
+        ),
+        Beside(
+            "Lemma 1 for all i, with a union (N times the bound) or by Hoeffding",
             f"{min(c['all']['everywhere'] for c in several):.1%} and "
-            f"{min(c['all']['concentrated'] for c in several):.1%} "
-            "of draws at worst (N > 1)",
-            None,
+            f"{min(c['all']['concentrated'] for c in several):.1%} of draws at worst (N > 1)",
         ),
-        Verdict(
-            "activations that training flips",
-            "at most the bound at the distance moved",
-            f"{len(trained) - len(flown)} of {len(trained)} runs; up to "
-            f"{max(c['flipped'] / c['width'] for c in trained):.0%} of "
-            f"neurons flip, {max(c['flipped'] / c['reachable'] for c in trained):.0%} of those in reach",
-            not flown,
-            f"In {sum(c['printed'] >= c['width'] for c in trained)} of {len(trained)} runs the bound is above n: it "
-            "says "
-            "nothing.",
+        Beside(
+            "activations that training flips, against Lemma 1 at the distance moved",
+            f"below it in {len(trained) - len(flown)} of {len(trained)} runs; up to "
+            f"{max(c['flipped'] / c['width'] for c in trained):.0%} of neurons flip, "
+            f"{max(c['flipped'] / c['reachable'] for c in trained):.0%} of those in reach; in "
+            f"{sum(c['printed'] >= c['width'] for c in trained)} of {len(trained)} runs the bound is above n",
         ),
     ]
 
@@ -204,4 +187,4 @@ def picture(data: Mapping[str, list[Cell]]) -> Figure:
     return figure
 
 
-ITEMS = (Item("lemma1", "Lemma 1: how many activations flip", run),)
+ITEMS = (Item("lemma1", "Lemma 1: how many activations flip", run, judge),)

@@ -17,9 +17,9 @@ import torch
 from ntkfl.atomic import write_atomically
 from ntkfl.errors import ConfigError
 from ntkfl.version import __version__
-from ntkfl_experiments.paper.item import Item, ItemResult, Scale, Verdict
+from ntkfl_experiments.paper.item import Findings, Item, ItemResult, Scale, Verdict
 
-VERDICTS = {True: "agrees", False: "differs", None: "no verdict"}
+VERDICTS = {True: "holds", False: "does not hold", None: "cannot be judged"}
 
 
 def folder_of(root: Path, name: str, scale: Scale) -> Path:
@@ -27,9 +27,9 @@ def folder_of(root: Path, name: str, scale: Scale) -> Path:
     return root / name if scale == "full" else root / name / "quick"
 
 
-def write(folder: Path, item: Item, outcome: ItemResult, scale: Scale, command: str, seconds: float) -> Path:
-    """Everything into `folder`; returns the figure's path. `seconds` are of this call: kept runs say their own."""
-    document = {
+def write(folder: Path, item: Item, outcome: ItemResult, scale: Scale, command: str, seconds: float) -> Findings:
+    """Everything into `folder`; returns what it says. `seconds` are of this call: kept runs say their own."""
+    document: dict[str, Any] = {
         "name": item.name,
         "title": item.title,
         "scale": scale,
@@ -42,27 +42,49 @@ def write(folder: Path, item: Item, outcome: ItemResult, scale: Scale, command: 
         "seeds": outcome.seeds,
         "settings": outcome.settings,
         "choices": outcome.choices,
-        "findings": [asdict(finding) for finding in outcome.findings],
-        "data": outcome.data,
+        "data": json.loads(json.dumps(outcome.data)),  # judged as it will be read
     }
+    found = judged(item, document)
     picture = io.BytesIO()
     outcome.figure.savefig(picture, format="png", dpi=120)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / "result.json", (json.dumps(document, ensure_ascii=False) + "\n").encode())
-        write_atomically(folder / "findings.md", markdown(item, outcome, command).encode())
+        write_atomically(folder / "findings.md", markdown(item, document, found).encode())
         write_atomically(folder / "figure.png", picture.getvalue())
     except OSError as error:
         raise ConfigError(f"cannot write to {folder}: {error.strerror}; finished runs are kept") from None
-    return folder / "figure.png"
+    return found
 
 
-def markdown(item: Item, outcome: ItemResult, command: str) -> str:
-    choices = "".join(f"- {choice}\n" for choice in outcome.choices)
-    head = f"# {item.name}: {item.title}\n\n`{command}`\n\n![figure](figure.png)\n\n"
+def judged(item: Item, document: dict[str, Any]) -> Findings:
+    """What the data of a result say, put into the result as well."""
+    found = item.judge(document["data"])
+    document["findings"], document["beside"] = ([asdict(one) for one in part] for part in found)
+    return found
+
+
+def judge_again(folder: Path, item: Item) -> Findings:
+    """A stored result judged by the code as it is now; its data, figure and origin stay."""
+    path = folder / "result.json"
+    try:
+        document = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"no result of {item.name} in {folder}: run it first, without --judge") from None
+    found = judged(item, document)
+    write_atomically(path, (json.dumps(document, ensure_ascii=False) + "\n").encode())
+    write_atomically(folder / "findings.md", markdown(item, document, found).encode())
+    return found
+
+
+def markdown(item: Item, document: dict[str, Any], found: Findings) -> str:
+    claims, beside = found
+    choices = "".join(f"- {choice}\n" for choice in document["choices"])
+    measured = "".join(f"- {one.what}: {one.found}\n" for one in beside)
     return (
-        head
-        + finding_table(outcome.findings)
+        f"# {item.name}: {item.title}\n\n`{document['command']}`\n\n![figure](figure.png)\n\n"
+        + finding_table(claims)
+        + (f"\nMeasured beside it, and not claimed by the paper:\n{measured}" if measured else "")
         + (f"\nWhat the paper leaves open, and we chose:\n{choices}" if choices else "")
     )
 
@@ -71,7 +93,7 @@ def finding_table(findings: Sequence[Verdict]) -> str:
     lines = ["| claim | the paper | here | |", "| --- | --- | --- | --- |"]
     for f in findings:
         note = f"; {f.note}" if f.note else ""
-        lines.append(f"| {f.claim} | {f.paper} | {f.ours}{note} | {VERDICTS[f.agrees]} |")
+        lines.append(f"| {f.claim} | {f.paper} | {f.ours}{note} | {VERDICTS[f.holds]} |")
     return "\n".join(lines) + "\n"
 
 
