@@ -15,7 +15,14 @@ from ntkfl.methods import METHODS
 from tests.audit.fixtures import config
 
 OPTIONS: dict[str, dict[str, Any]] = {"cp-ntk-fl": {"projected_dim": 20}}
-SHOWS = {"ntk-fl": "rows", "cp-ntk-fl": "rows", "sum-ntk-fl": "sums", "private-sums": "sums", "centralized": "samples"}
+SHOWS = {
+    "ntk-fl": "rows",
+    "cp-ntk-fl": "rows",
+    "sum-ntk-fl": "sums",
+    "private-sums": "sums",
+    "dp-fedavg": "sums",
+    "centralized": "samples",
+}
 WEIGHTS = {"fedavg", "fedprox", "fedadam", "data-share", "scaffold"}  # whose replies are weights
 
 

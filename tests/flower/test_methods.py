@@ -19,7 +19,8 @@ from ntkfl.wire import Message
 from tests.flower.federations import NODES, NTK, apps, deployed, digits, distance, member, settings, simulated
 from tests.flower.local_grid import LocalGrid
 
-ELSEWHERE = ("cp-ntk-fl", "private-sums")  # a shuffler's, and one that needs evaluators: Flower alone has neither
+# A shuffler's, and those that need evaluators: Flower alone has neither.
+ELSEWHERE = ("cp-ntk-fl", "private-sums", "dp-fedavg")
 CASES: dict[str, dict[str, Any]] = {name: {"name": name} for name in METHODS if name not in ELSEWHERE} | {
     "ntk-fl": NTK,
     "ntk-fl, subsampled and sparsified": NTK | {"subsample_rate": 0.5, "sparsity": 0.8, "values": "8bit"},

@@ -17,6 +17,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "fedadam": {"server_lr": 0.05},
     "qsgd": {"norm": "max"},
     "private-sums": {"epsilon": None, "clip": 1.0, "lr": 0.3},  # its noise is tested beside it
+    "dp-fedavg": {"epsilon": None},
 }
 VARIANTS = [
     *((name, {}) for name in METHODS),
@@ -67,7 +68,7 @@ def test_three_rounds_train(name: str, options: dict[str, object], loss: str) ->
         state = outcome.state
         losses.append(mean_loss(task, state["weights"], clients))
         assert state["weights"].dtype == torch.float32
-        if name == "private-sums":
+        if name in ("private-sums", "dp-fedavg"):
             assert outcome.train_loss is None  # a loss would cost privacy of its own
         else:
             assert 0 < outcome.train_loss < 1.5 * losses[0]

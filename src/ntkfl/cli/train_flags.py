@@ -71,7 +71,8 @@ FLAGS = tuple(
             "method.name",
             "text",
             "ntk-fl, cp-ntk-fl, sum-ntk-fl, private-sums, sum-ridge, fedavg, fednova, fedprox, scaffold, "
-            "fedadam, fedcom, qsgd, data-share, centralized (default ntk-fl), or package.module:Class",
+            "fedadam, fedcom, qsgd, dp-fedavg, data-share, centralized (default ntk-fl), or "
+            "package.module:Class",
             "Method",
         ),
         ("method.kernel", "text", "full (the linearised network) or trace (the paper's) (default full)", "Method"),

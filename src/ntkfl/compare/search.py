@@ -62,12 +62,12 @@ def _halve(
     going = dict(fresh)
     for rung, rounds in enumerate(comparison.search.rounds):
         cells = {
-            (label, s): _cell(comparison, entries[label], s, rounds, root) for label in going for s in going[label]
+            (label, s): _cells(comparison, entries[label], s, rounds, root) for label in going for s in going[label]
         }
-        run(list(cells.values()))
-        for (label, s), cell in cells.items():
+        run([cell for some in cells.values() for cell in some])
+        for (label, s), some in cells.items():
             # A setting that went further is always ahead of one that was dropped earlier.
-            scores[label][s] = rung + score(cell)
+            scores[label][s] = rung + sum(map(score, some)) / len(some)
         for label, settings in going.items():
             keep = max(1, math.ceil(len(settings) * comparison.search.keep))
             going[label] = sorted(settings, key=lambda s: -scores[label][s])[:keep]
@@ -86,13 +86,14 @@ def _validation(record: Record) -> float:
     return float(record["validation_accuracy"])
 
 
-def _cell(comparison: Comparison, entry: Entry, setting: Setting, rounds: int, root: Path) -> Cell:
-    settings = comparison.search
-    config = comparison.run(
-        entry, settings.seed, dict(setting), rounds=rounds, hold_out=settings.hold_out, stop_at=None
-    )
+def _cells(comparison: Comparison, entry: Entry, setting: Setting, rounds: int, root: Path) -> list[Cell]:
+    """A setting's run with each seed of the search."""
+    settings, changes = comparison.search, {"rounds": rounds, "hold_out": comparison.search.hold_out, "stop_at": None}
     text = ", ".join(f"{k} {v:g}" for k, v in setting)
-    return Cell(f"{entry.label} ({text})", config, root)
+    return [
+        Cell(f"{entry.label} ({text})", comparison.run(entry, seed, dict(setting), **changes), root)
+        for seed in settings.seeds or (settings.seed,)
+    ]
 
 
 def _settings(grid: Mapping[str, Sequence[float]]) -> list[Setting]:

@@ -27,6 +27,7 @@ class Search(Options):
     keep: float = Field(0.25, gt=0, le=1, description="part of the settings that goes on to the next rung")
     extend: int = Field(3, ge=0, description="how often a grid may grow where its best value lies at the edge")
     seed: int = Field(0, ge=0)
+    seeds: tuple[int, ...] = Field((), description="in place of seed: a setting's score is its mean over these")
 
 
 class Entry(Options):

@@ -4,6 +4,7 @@ from ntkfl.methods.base import ClientRound, Method, Outcome, State, Task
 from ntkfl.methods.centralized import Centralized
 from ntkfl.methods.cp_ntk_fl import CPNTKFL
 from ntkfl.methods.data_share import DataShare
+from ntkfl.methods.dp_fedavg import DPFedAvg
 from ntkfl.methods.fedadam import FedAdam
 from ntkfl.methods.fedavg import FedAvg
 from ntkfl.methods.fedcom import FedCOM
@@ -16,7 +17,8 @@ from ntkfl.methods.scaffold import Scaffold
 from ntkfl.methods.sum_ntk_fl import SumNTKFL
 from ntkfl.methods.sum_ridge import SumRidge
 
-_SUMS, _AVERAGES = (SumNTKFL, PrivateSums, SumRidge), (FedAvg, FedProx, FedNova, Scaffold, FedAdam, FedCOM, QSGD)
+_SUMS = (SumNTKFL, PrivateSums, SumRidge)
+_AVERAGES = (FedAvg, FedProx, FedNova, Scaffold, FedAdam, FedCOM, QSGD, DPFedAvg)
 _ALL = (NTKFL, CPNTKFL, *_SUMS, *_AVERAGES, DataShare, Centralized)
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 
@@ -27,6 +29,7 @@ __all__ = [
     "QSGD",
     "Centralized",
     "ClientRound",
+    "DPFedAvg",
     "DataShare",
     "FedAdam",
     "FedAvg",
