@@ -124,6 +124,25 @@ def test_search_follows_held_out_clients_and_extends_edges(tmp_path: Path) -> No
     assert chosen["NTK-FL"].options == {}
 
 
+def test_a_search_of_several_seeds_follows_their_mean(tmp_path: Path) -> None:
+    """One setting is best with the first seed, another on average."""
+    comparison = read(tmp_path, TOML.replace("extend = 1", "extend = 0\nseeds = [10, 11, 12]"))
+    seeds = list[int]()
+
+    class Seeded(FakeRuns):
+        def __call__(self, cells: list[Cell]) -> None:
+            for cell in cells:
+                seeds.append(cell.config.seed)
+                self.accuracy = lambda m, s=cell.config.seed: 0.9 if (m["lr"] < 0.2) == (s == 10) else 0.1
+                super().__call__([cell])
+
+    chosen = search(comparison, comparison.methods, tmp_path / "s", Seeded(None))  # type: ignore[arg-type]
+    assert chosen["FedAvg"].options["lr"] == 0.3
+    assert set(seeds) == {10, 11, 12}
+    assert chosen["FedAvg"].score is not None
+    assert chosen["FedAvg"].score % 1 == pytest.approx((0.9 + 0.9 + 0.1) / 3)
+
+
 def test_halving_continues_only_the_best(tmp_path: Path) -> None:
     comparison = read(tmp_path, TOML.replace("extend = 1", "extend = 0"))
     runs = FakeRuns(lambda m: m["lr"] + m["local_steps"] / 100)

@@ -17,7 +17,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "fedadam": {"server_lr": 0.05},
     "qsgd": {"norm": "max"},
     "private-sums": {"epsilon": None, "clip": 1.0, "lr": 0.3},  # its noise is tested beside it
-    "dp-fedavg": {"epsilon": None},
+    "dp-fedavg": {"epsilon": None, "clip": 10.0},
 }
 VARIANTS = [
     *((name, {}) for name in METHODS),

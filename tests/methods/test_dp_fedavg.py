@@ -40,7 +40,7 @@ def test_a_client_changes_the_sum_by_no_more_than_the_noise_is_for() -> None:
 def test_without_noise_and_clipping_it_is_federated_averaging() -> None:
     task, clients = small_task(), small_clients(12, 9, 30)
     options = {"lr": 0.2, "local_steps": 4}
-    private, _ = play(DPFedAvg(epsilon=None, clip=100.0, **options), task, clients)
+    private, _ = play(DPFedAvg(epsilon=None, clip=100.0, server_lr=1.0, momentum=0.0, **options), task, clients)
     plain, _ = play(FedAvg(robust="mean", **options), task, clients)
     assert float((private.state["weights"] - plain.state["weights"]).abs().max()) < 100 / GRAINS
     assert private.train_loss is None
@@ -48,7 +48,7 @@ def test_without_noise_and_clipping_it_is_federated_averaging() -> None:
 
 def test_the_servers_momentum_and_step() -> None:
     task, clients = small_task(), small_clients(12, 9)
-    method = DPFedAvg(epsilon=None, lr=0.05, local_steps=2, server_lr=0.5, momentum=0.9)
+    method = DPFedAvg(epsilon=None, clip=1.0, lr=0.05, local_steps=2, server_lr=0.5, momentum=0.9)
     first, _ = play(method, task, clients)
     second, _ = play(method, task, clients, first.state, 2)
     step = 2 * (first.state["weights"] - task.like)

@@ -34,12 +34,12 @@ class DPFedAvg(NoisySums):
     vector: ClassVar[str] = "change"
 
     unit: str = Field("client", description="what ε protects: a client with all its data")
-    clip: float | None = Field(1.0, gt=0, description="bound on the 2-norm of a client's change of the weights")
+    clip: float | None = Field(0.5, gt=0, description="bound on the 2-norm of a client's change of the weights")
     lr: float = Field(0.1, gt=0, description="local learning rate")
     local_steps: int = Field(20, ge=1, description="gradient steps a client takes in a round")
     batch_size: int = Field(200, ge=1, description="samples in a local step; a smaller client uses all it has")
-    server_lr: float = Field(1.0, gt=0, description="step along the mean change")
-    momentum: float = Field(0.0, ge=0, lt=1, description="of the server")
+    server_lr: float = Field(0.4, gt=0, description="step along the mean change")
+    momentum: float = Field(0.8, ge=0, lt=1, description="of the server")
 
     def start(self, task: Task, weights: Tensor) -> State:
         return super().start(task, weights) | {_VELOCITY: torch.zeros_like(weights)}

@@ -53,7 +53,7 @@ class NoisySums(Method):
     sampling_rate: float = Field(
         1.0, gt=0, le=1, description="chance that a round draws a given client, if ε is to count on it; 1: no credit"
     )
-    clip: float | None = Field(5.0, gt=0, description="bound on the 2-norm of what a `unit` contributes to the sum")
+    clip: float | None = Field(1.0, gt=0, description="bound on the 2-norm of what a `unit` contributes to the sum")
     sum_limit: float = Field(
         0.1, gt=0, description="largest number of a client's gradient per sample, in units of clip; of a record's ε"
     )

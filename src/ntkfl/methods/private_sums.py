@@ -39,14 +39,18 @@ class PrivateSums(NoisySums):
     first_tries: int = Field(1, ge=1, description="attempts at the first round that the budget for moments is for")
     damping: float = Field(0.05, gt=0, description="added to moments of mean eigenvalue 1 before whitening")
     rank: int = Field(50, ge=1, description="directions that are whitened one by one; all others are alike")
-    lr: float = Field(4.0, gt=0, description="step along the mean gradient, in units of clip")
+    clip: float | None = Field(8.0, gt=0, description="bound on the 2-norm of a record's gradient, or a client's mean")
+    lr: float = Field(6.0, gt=0, description="step along the mean gradient, in units of clip")
     momentum: float = Field(0.8, ge=0, lt=1, description="of the server")
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="part of a class label spread over all; 0 with mse")
 
     @model_validator(mode="before")
     @classmethod
     def _resolve_defaults(cls, values: dict[str, Any]) -> dict[str, Any]:
-        return {"label_smoothing": 0.0, **values} if values.get("loss", "ce") != "ce" else values
+        """Those of client level: fewer contributions under far more noise, where moments are not worth their part."""
+        level = {"clip": 1.0, "lr": 0.1, "input_share": 0.0} if values.get("unit") == "client" else {}
+        smoothing = {"label_smoothing": 0.0} if values.get("loss", "ce") != "ce" else {}
+        return level | smoothing | values
 
     def model_post_init(self, context: object) -> None:
         super().model_post_init(context)
