@@ -137,7 +137,7 @@ class NoisySums(Method):
         if self.epsilon is None:
             return {}
         wide = self.widths(sizes)
-        drawn = {}
+        drawn: dict[str, Tensor] = {}
         for moments in (False, True):
             names = [name for name in sorted(sizes) if name.startswith(MOMENTS) == moments]
             if names:
