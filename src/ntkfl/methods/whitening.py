@@ -22,16 +22,21 @@ from ntkfl.tangent.sums import Factor, Layer
 WHITENING, REST = "whitening/", "rest/"
 
 
+def triangle(square: Tensor) -> Tensor:
+    """The upper triangle of a symmetric matrix [m, m] row by row, [m (m + 1) / 2]."""
+    rows, columns = torch.triu_indices(*square.shape, device=square.device)
+    return square[rows, columns]
+
+
 def scaled_triangle(A: Tensor) -> Tensor:
-    """The upper triangle of A [m, m] row by row, of the same 2-norm as all of A: beside the diagonal times √2."""
-    rows, columns = torch.triu_indices(*A.shape, device=A.device)
-    return A[rows, columns] * _beside(len(A), A)
+    """The triangle of A [m, m], of the same 2-norm as all of A: beside the diagonal times √2."""
+    return triangle(A) * _beside(len(A), A)
 
 
-def directions(triangle: Tensor, damping: float, rank: int) -> tuple[Tensor, Tensor]:
+def directions(summed: Tensor, damping: float, rank: int) -> tuple[Tensor, Tensor]:
     """V [m, at most rank] and r [1] of a (noisy) sum of scaled triangles."""
-    m = Factor(triangle.unsqueeze(0), False).size
-    A = Factor((triangle / _beside(m, triangle)).unsqueeze(0), False).square()[0]
+    m = Factor(summed.unsqueeze(0), False).size
+    A = Factor((summed / _beside(m, summed)).unsqueeze(0), False).square()[0]
     values, vectors = torch.linalg.eigh(A)
     values = values.clamp_min(0)  # noise may have made some negative
     values = values / values.mean().clamp_min(1e-30)
