@@ -48,6 +48,7 @@ def test_defaults() -> None:
         {"method": {"name": "fedavg"}},
         {"method": {"secure_sum": False}},
         {"method": {"shuffle": True}},
+        {"method": {"noise_by": "server"}},
         {"method": {"epsilon": None}},
         {"method": {"budget_rounds": 3}, "rounds": 4},
         {"data": {"overlap": True}},
@@ -68,3 +69,12 @@ def test_messages_are_not_recorded_and_sums_need_their_clients(tmp_path: Path) -
     few = ntkfl("train", *SMALL, "--set", "noise_clients=9")
     assert few.returncode != 0
     assert "ε counts on 9 clients" in few.stderr
+
+
+@pytest.mark.parametrize("given", [["--set", "unit=client"], ["--method", "dp-fedavg", "--set", "local_steps=2"]])
+def test_a_clients_privacy(given: list[str], tmp_path: Path) -> None:
+    done = ntkfl("train", *SMALL, "--set", "epsilon=30", *given, "--out", tmp_path / "a")
+    assert done.returncode == 0, done.stderr
+    assert "private: ε = 30, δ = 1e-05 for a client over 2 rounds, against the aggregator" in done.stdout
+    assert "privacy spent: ε = 30 at δ = 1e-05 for a client" in done.stdout
+    assert json.loads((tmp_path / "a" / "history.jsonl").read_text().splitlines()[-1])["unit"] == "client"

@@ -22,7 +22,7 @@ from tests.flower.federations import NODES, NTK, apps, deployed, digits, distanc
 from tests.flower.local_grid import LocalGrid
 
 # A shuffler's, and those that need evaluators: Flower alone has neither.
-ELSEWHERE = ("cp-ntk-fl", "private-sums", "private-ridge")
+ELSEWHERE = ("cp-ntk-fl", "private-sums", "private-ridge", "dp-fedavg")
 CASES: dict[str, dict[str, Any]] = {name: {"name": name} for name in METHODS if name not in ELSEWHERE} | {
     "ntk-fl": NTK,
     "ntk-fl, subsampled and sparsified": NTK | {"subsample_rate": 0.5, "sparsity": 0.8, "values": "8bit"},

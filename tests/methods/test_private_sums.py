@@ -11,11 +11,17 @@ import ntkfl
 from ntkfl.errors import ConfigError, MessageError, TooFew
 from ntkfl.methods import ClientRound, PrivateSums, Task
 from ntkfl.methods.inspection import Participation
-from ntkfl.methods.private_sums import COUNT, GRAINS, gradient_change, moment_change
+from ntkfl.methods.whitening import is_whitening, read_whitening
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.sum_accounting import budget, epsilon_of
+from ntkfl.privacy.sum_noise import COUNT, GRAINS, moment_change, vector_change
 from ntkfl.wire import Message
-from tests.methods.rounds import play, play_rounds, small_clients, small_task
+from tests.methods.rounds import gradient, play, play_rounds, small_clients, small_task
+
+
+@pytest.fixture(scope="module")
+def digits() -> ntkfl.data.Federated:
+    return ntkfl.data.load("digits").partition(ntkfl.data.IID(clients=6), seed=0)
 
 
 def asked(task: Task, round: int = 1, asks: bool = True) -> Message:
@@ -36,14 +42,14 @@ def test_a_record_changes_integers_by_no_more_than_the_noise_is_for() -> None:
     method, task = PrivateSums(epsilon=None, clip=0.2), small_task()
     (client,) = small_clients(40)
     whole = reply(method, task, client)
-    gradient, inputs = [], []
+    changes, inputs = [], []
     for left_out in range(40):
         kept = [i for i in range(40) if i != left_out]
         less = reply(method, task, ClientRound(0, client.x[kept], client.y[kept], client.randomness))
-        gradient.append(float((as_vector(whole, False) - as_vector(less, False)).norm()))
+        changes.append(float((as_vector(whole, False) - as_vector(less, False)).norm()))
         inputs.append(float((as_vector(whole, True) - as_vector(less, True)).norm()))
     numbers, moments = task.like.numel(), len(as_vector(whole, True))
-    assert 0.9 * GRAINS < max(gradient) <= gradient_change(numbers)
+    assert 0.9 * GRAINS < max(changes) <= vector_change(numbers, True)
     assert 0.5 * GRAINS < max(inputs) <= moment_change([moments])
 
 
@@ -64,7 +70,7 @@ def test_noise_has_the_width_that_the_budget_asks_for() -> None:
     assert epsilon_of(rho, 1e-6) == pytest.approx(2.0)
     numbers = len(found[True][0])
     for moments, change, share in (
-        (False, gradient_change(task.like.numel()), 0.8 / rounds),
+        (False, vector_change(task.like.numel(), True), 0.8 / rounds),
         (True, moment_change([numbers]), 0.2),
     ):
         drawn = torch.cat(found[moments])
@@ -81,6 +87,97 @@ def test_noise_is_new_for_every_question_and_client() -> None:
     assert not torch.equal(first["gradient"], reply(method, task, one, 3)["gradient"])
     other = ClientRound(0, client.x, client.y, Randomness(bytes([1]) * 32))
     assert not torch.equal(first["gradient"], reply(method, task, other, 2)["gradient"])
+
+
+def test_at_client_level_a_client_changes_integers_by_no_more_than_the_noise_is_for() -> None:
+    """Whatever its data: gradients far beyond `clip`, below it, and of many samples or one."""
+    method, task = PrivateSums(unit="client", epsilon=None, clip=2.0), small_task()
+    found = []
+    for client in small_clients(1, 3, 40, 200):
+        for scale in (1e-3, 1.0, 1e6):
+            arrays = reply(method, task, ClientRound(0, scale * client.x, client.y, client.randomness))
+            assert "samples" not in arrays
+            found.append(float(as_vector(arrays, False).norm()))
+            assert float(as_vector(arrays, True).norm()) <= moment_change([len(as_vector(arrays, True))])
+    bound = vector_change(task.like.numel(), False)
+    assert 0.99 * GRAINS < max(found) <= bound < GRAINS * 1.01
+    assert min(found) < GRAINS / 2  # what is short enough is not scaled
+
+
+def test_at_client_level_a_round_is_the_mean_of_clipped_client_gradients() -> None:
+    task, clients = small_task(), small_clients(12, 9, 30)
+    method = PrivateSums(unit="client", epsilon=None, clip=0.3, input_share=0, lr=2.0, label_smoothing=0)
+    outcome, _ = play(method, task, clients)
+    step = torch.zeros_like(task.like)
+    for client in clients:
+        g = gradient(task, task.like, client.x, client.y) / 0.3
+        step += g / g.norm().clamp_min(1) / 3
+    assert float((outcome.state["weights"] - (task.like - 2.0 * step)).abs().max()) < 2.0 / GRAINS
+
+
+def test_noise_by_the_server_is_added_once_and_as_wide_as_that_of_all_clients() -> None:
+    task, clients = small_task(), small_clients(20, 30)
+    options = {"epsilon": 2.0, "budget_rounds": 4}
+    ends = []
+    for noise_by in ("clients", "server"):
+        method = PrivateSums(noise_by=noise_by, **options)
+        replies = method.answer(task, asked(task), clients)
+        summed = sum(reply.arrays["gradient"].double() for reply in replies)
+        ends.append(summed)
+    quiet = PrivateSums(noise_by="server", epsilon=None, budget_rounds=4).answer(task, asked(task), clients)
+    assert torch.equal(ends[1], sum(reply.arrays["gradient"].double() for reply in quiet))  # no noise has left them
+    assert not torch.equal(ends[0], ends[1])
+    drawn, numbers = [], task.like.numel()
+    for key in range(60):
+        task.randomness = lambda round, key=key: Randomness.simulated(key, round)  # type: ignore[misc]
+        noisy = method.total(task, 1, method.answer(task, asked(task), clients))
+        drawn.append(noisy["gradient"] - ends[1])
+    width = method.widths({"gradient": numbers})["gradient"]
+    together = torch.cat(drawn)
+    assert float(together.square().mean()) / width**2 == pytest.approx(1, abs=5 * math.sqrt(2 / len(together)))
+    assert width == pytest.approx(2 * PrivateSums(noise_clients=4, **options).widths({"gradient": numbers})["gradient"])
+    assert "trusted" in method.promise(2, 4)[1]
+    run = Participation(outputs=3, times=2, rows=30, cohort=2, clients=2, rounds=2, simulated=False)
+    assert any("trusted" in line for line in method.guarantees(run)[0].assumptions)
+
+
+def test_the_servers_noise_is_the_operating_systems_unless_simulated(digits: ntkfl.data.Federated) -> None:
+    task = small_task()
+    assert task.randomness(1).seed("noise") != task.randomness(1).seed("noise")
+    method, model = PrivateSums(noise_by="server", epsilon=30.0, budget_rounds=1), ntkfl.models.mlp(64, 16, 10)
+    runs = [ntkfl.train(model, digits, method, rounds=1, seed=1, callbacks=[]) for _ in range(2)]
+    assert runs[0].history == runs[1].history
+
+
+def test_sampling_earns_credit_where_it_is_real() -> None:
+    task, clients = small_task(total_clients=20), small_clients(3000, 3000)
+    method = PrivateSums(epsilon=3.0, budget_rounds=10, noise_clients=2, sampling_rate=0.1)
+    plain = PrivateSums(epsilon=3.0, budget_rounds=10, noise_clients=2)
+    sizes = {"gradient": 100, "moments/0-35+35-42": 21}
+    assert all(method.widths(sizes)[name] < 0.8 * plain.widths(sizes)[name] for name in sizes)
+    outcome, _ = play(method, task, clients)
+    assert outcome.diagnostics["epsilon"] < outcome.diagnostics["epsilon_always_drawn"]
+    run = Participation(outputs=3, times=2, rows=30, cohort=2, clients=20, rounds=10, simulated=True)
+    sampled, always = method.guarantees(run)
+    assert sampled.epsilon == pytest.approx(3.0, rel=1e-3)
+    assert always.epsilon > 4.5
+    assert any("at random" in line for line in sampled.assumptions)
+    assert any("no credit" in line for line in always.assumptions)
+    with pytest.raises(ConfigError, match="more than sampling_rate"):
+        play(method, small_task(total_clients=19), clients)
+    assert "drawn at random" in method.promise(2, 10)[1]
+
+
+def test_more_attempts_at_the_first_round_are_paid_for() -> None:
+    sizes = {"gradient": 100, "moments/0-35+35-42": 21}
+    once, twice = (PrivateSums(epsilon=1.0, budget_rounds=10, first_tries=tries) for tries in (1, 2))
+    assert twice.widths(sizes)["gradient"] == pytest.approx(once.widths(sizes)["gradient"], rel=1e-6)
+    assert twice.widths(sizes)["moments/0-35+35-42"] == pytest.approx(
+        math.sqrt(2) * once.widths(sizes)["moments/0-35+35-42"], rel=1e-6
+    )
+    assert twice.spent(10)["epsilon"] == pytest.approx(1.0)
+    with pytest.raises(ConfigError, match="10 rounds in all"):
+        PrivateSums(budget_rounds=10, first_tries=11)
 
 
 def test_without_noise_a_round_is_a_clipped_step_with_momentum() -> None:
@@ -105,7 +202,7 @@ def test_inputs_are_whitened_by_their_moments() -> None:
     method = PrivateSums(epsilon=None, damping=0.05)
     outcome, _ = play(method, task, clients)
     (name,) = [name for name in outcome.state if name.startswith("whitening/")]
-    P = ntkfl.tangent.sums.Factor(outcome.state[name].unsqueeze(0), False).square()[0]
+    (P,) = read_whitening({k: a for k, a in outcome.state.items() if is_whitening(k)}, task.like, 0.05).values()
     x = torch.cat([c.x for c in clients])
     rows = torch.cat([x / x.square().mean(1, keepdim=True).sqrt(), torch.ones(len(x), 1).double()], dim=1)
     rows = rows / rows.norm(dim=1, keepdim=True)
@@ -153,11 +250,14 @@ def test_what_would_void_the_promise_is_refused() -> None:
         method.promise(2, 2)
     with pytest.raises(ConfigError, match="the run has 3"):
         method.promise(3, 3)
-    for options in ({"noise": 1.0}, {"clip": None}):
+    for options in (
+        {"noise": 1.0}, {"clip": None}, {"unit": "site"}, {"noise_by": "nobody"},
+        {"noise_by": "server", "noise_clients": 2},
+    ):  # fmt: skip
         with pytest.raises(ConfigError):
             PrivateSums(**options)
     with pytest.raises(ConfigError, match="no privacy"):
-        PrivateSums(epsilon=1e9, noise_clients=10**4).sigma(10)
+        PrivateSums(epsilon=1e9, noise_clients=10**4).widths({"gradient": 10})
 
 
 @pytest.mark.parametrize(
@@ -178,11 +278,6 @@ def test_other_replies_are_refused(name: str, array: torch.Tensor) -> None:
         method.check(task, Message("update", 1, dict(answer.arrays) | {name: array}))
 
 
-@pytest.fixture(scope="module")
-def digits() -> ntkfl.data.Federated:
-    return ntkfl.data.load("digits").partition(ntkfl.data.IID(clients=6), seed=0)
-
-
 def test_masked_sums_are_the_plain_ones(digits: ntkfl.data.Federated) -> None:
     """The same noise, the same weights: sums of so few clients lose nothing under a mask."""
     model, ends = ntkfl.models.mlp(64, 16, 10), []
@@ -194,15 +289,3 @@ def test_masked_sums_are_the_plain_ones(digits: ntkfl.data.Federated) -> None:
         ends.append(ntkfl.tangent.parameters.flatten(run.model))
     assert float((ends[0] - ends[1]).norm()) < 1e-3 * float(ends[0].norm())
     assert COUNT < GRAINS
-
-
-@pytest.mark.parametrize("factor", [1e-6, 1e6, -1.0])
-def test_whitening_that_no_moments_give_is_refused(factor: float) -> None:
-    """Of a badly conditioned one, rounding would give one sample more than its clip."""
-    task, clients, method = small_task(), small_clients(30, 40), PrivateSums(epsilon=None)
-    outcome, _ = play(method, task, clients)
-    (name,) = [name for name in outcome.state if name.startswith("whitening/")]
-    asked = {"weights": task.like, name: outcome.state[name]}
-    method.answer(task, Message("weights", 2, asked), clients)
-    with pytest.raises(MessageError, match="as no moments give"):
-        method.answer(task, Message("weights", 2, asked | {name: factor * outcome.state[name]}), clients)

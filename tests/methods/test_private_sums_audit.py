@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from ntkfl.methods import ClientRound, PrivateSums, Task
-from ntkfl.methods.private_sums import GRAINS
 from ntkfl.privacy.randomness import Randomness
+from ntkfl.privacy.sum_noise import GRAINS
 from ntkfl.wire import Message
 
 CANARIES = 400

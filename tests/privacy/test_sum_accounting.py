@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ntkfl.errors import ConfigError
-from ntkfl.privacy.sum_accounting import budget, concentrated, epsilon_of, guarantee
+from ntkfl.privacy.sum_accounting import ORDERS, budget, concentrated, divergences, epsilon_of, guarantee, spent
 
 
 def renyi(change: int, sigma: float, clients: int, alpha: float) -> float:
@@ -75,3 +75,50 @@ def test_dp_accounting_says_what_the_closed_form_says() -> None:
     assert found.unit == "record"
     assert any("270" in line for line in found.assumptions)
     assert any("collude" in line for line in found.assumptions)
+
+
+def mixture_renyi(alpha: float, rate: float, change: int, sigma: float) -> float:
+    """D_α of (was the client drawn, a discrete Gaussian moved by `change` if it was) against the same unmoved."""
+    inside = math.exp((alpha - 1) * renyi(change, sigma, 1, alpha))
+    return math.log((1 - rate) + rate * inside) / (alpha - 1)
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.5, 1.0])
+def test_a_client_that_is_drawn_at_random_spends_the_mean_of_both_cases(rate: float) -> None:
+    change, sigma = 2, 3.0
+    found = divergences([(change**2 / (2 * sigma**2), 3)], rate)
+    for i in (0, 200, 300):
+        assert found[i] == pytest.approx(3 * mixture_renyi(ORDERS[i], rate, change, sigma), rel=1e-6)
+
+
+def test_what_sampling_is_worth() -> None:
+    """Less than always being drawn, more than being drawn the expected number of times; and no less than the hockey
+    stick of the number of rounds drawn, which is binomial, says exactly for Gaussian noise.
+    """
+    rate, rounds, rho, delta = 1 / 15, 20, 0.05, 1e-5
+    sampled = spent([(rho, rounds)], delta, rate)
+    assert epsilon_of(rate * rounds * rho, delta) < sampled < epsilon_of(rounds * rho, delta)
+    drawn = [math.comb(rounds, k) * rate**k * (1 - rate) ** (rounds - k) for k in range(rounds + 1)]
+    exact = math.fsum(p * gaussian_delta(sampled, 1 / math.sqrt(2 * k * rho)) for k, p in enumerate(drawn) if k)
+    assert exact < delta < 30 * exact
+    assert spent([(rho, rounds)], delta, 1.0) == pytest.approx(epsilon_of(rounds * rho, delta))
+
+
+def test_a_budget_of_parts_is_used_up_under_sampling() -> None:
+    parts = ((0.19, 1), (0.09, 9))
+    for rate in (1.0, 0.1):
+        rho = budget(1.0, 1e-5, parts, rate)
+        assert spent([(rho * part, times) for part, times in parts], 1e-5, rate) == pytest.approx(1.0, rel=1e-6)
+    assert budget(1.0, 1e-5, parts, 0.1) > 2 * budget(1.0, 1e-5, parts)
+    assert budget(1.0, 1e-5, parts) == pytest.approx(budget(1.0, 1e-5))
+
+
+def test_dp_accountings_own_event_agrees() -> None:
+    """ρ as the library's own event, composed by its accountant."""
+    dp_accounting = pytest.importorskip("dp_accounting")
+    rdp = pytest.importorskip("dp_accounting.rdp")
+    accountant = rdp.RdpAccountant(orders=ORDERS)
+    accountant.compose(dp_accounting.ZCDpEvent(0.01), 7)
+    told = guarantee([(0.01, 7)], 1e-5, clients=1, against="all", secure=False, simulated=False, unit="client")
+    assert told.epsilon == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-9)
+    assert told.unit == "client"

@@ -11,14 +11,13 @@ from torch import Tensor
 from ntkfl.audit.analytic import LinearLayer
 from ntkfl.audit.capture import Capture
 from ntkfl.methods.inspection import LocalUpdate
-from ntkfl.methods.private_sums import COUNT, GRAINS
+from ntkfl.methods.whitening import is_whitening, read_whitening
+from ntkfl.privacy.sum_noise import COUNT, GRAINS
 from ntkfl.tangent import Jacobian, Sums, concatenate
 from ntkfl.tangent.clipping import whitened
-from ntkfl.tangent.sums import GRADIENT, REST, SAMPLES, Factor, Layer, Shaped
+from ntkfl.tangent.sums import GRADIENT, REST, SAMPLES, Shaped
 from ntkfl.wire import Message
 from ntkfl.wire.halves import EXPONENTS, unpack_halves
-
-WHITENING = "whitening/"  # before the name of a layer, in what a private run broadcasts
 
 
 @dataclass(frozen=True)
@@ -71,12 +70,10 @@ def _noisy(capture: Capture, reply: Message, exact: Tensor) -> Sums:
     """The integers of `private-sums` as a gradient and a count, with the public whitening taken back."""
     clip = capture.method.clip
     assert clip is not None
-    gradient, inverse = reply.take(GRADIENT, None, exact) * clip / GRAINS, dict[Layer, Tensor]()
-    for name in capture.broadcast.arrays:
-        if name.startswith(WHITENING):
-            triangle = capture.broadcast.take(name, (None,), exact)
-            P = Factor(triangle.unsqueeze(0), False).square()[0]
-            inverse[Layer.parse(name.removeprefix(WHITENING))] = torch.linalg.inv(P)
+    gradient, broadcast = reply.take(GRADIENT, None, exact) * clip / GRAINS, capture.broadcast
+    sent = {name: broadcast.take(name, None, exact) for name in broadcast.arrays if is_whitening(name)}
+    like, damping = capture.task.like.to(exact), capture.method.model_dump().get("damping", 0.0)
+    inverse = {layer: torch.linalg.inv(P) for layer, P in read_whitening(sent, like, damping).items()}
     count = reply.take(SAMPLES).reshape(()).to(exact) / COUNT
     return Sums({GRADIENT: whitened(gradient, inverse), SAMPLES: count})
 

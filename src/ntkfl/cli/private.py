@@ -7,6 +7,7 @@ from typing import Any
 
 from ntkfl.errors import ConfigError
 
+METHODS = ("private-sums", "dp-fedavg")
 ROUNDS = 20
 HONEST = 0.9  # part of a round's clients whose noise the promise counts on
 
@@ -18,8 +19,9 @@ def private_settings(given: dict[str, Any]) -> dict[str, Any]:
     """
     data, method = given.get("data", {}), given.get("method", {})
     for void, why in (
-        (method.get("name", "private-sums") != "private-sums", "trains with private-sums: leave --method out"),
+        (method.get("name", METHODS[0]) not in METHODS, f"trains with {' or '.join(METHODS)}"),
         (method.get("secure_sum") is False, "sums replies under masks: leave secure_sum as it is"),
+        (method.get("noise_by", "clients") != "clients", "trusts no server with sums: leave noise_by out"),
         (method.get("epsilon", 3.0) is None, "needs an epsilon"),
         (method.get("shuffle"), "sums replies under masks, and there are no rows to shuffle: leave --shuffle out"),
         (data.get("overlap"), "protects a record that one client holds: with --overlap several hold the same"),
@@ -33,7 +35,7 @@ def private_settings(given: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError("--private needs --clients-per-round where the data say how many clients there are")
     cohort = given.get("clients_per_round", data.get("clients", 300))
     private = {
-        "name": "private-sums",
+        "name": METHODS[0],
         "secure_sum": True,
         "epsilon": 3.0,
         "delta": 1e-5,

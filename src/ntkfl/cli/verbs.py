@@ -47,8 +47,8 @@ UNLISTED = ("forget", "personalize", "uncertainty")
 
 METHODS = (
     "ntk-fl", "cp-ntk-fl", "sum-ntk-fl", "private-sums", "sum-ridge", "private-ridge", "fedavg", "fednova", "fedprox",
-    "scaffold", "fedadam", "fedavgm", "fedexp", "feddyn", "fedpm", "fedfisher", "tct", "fedcom", "qsgd", "data-share",
-    "centralized",
+    "scaffold", "fedadam", "fedavgm", "fedexp", "feddyn", "fedpm", "fedfisher", "tct", "fedcom", "qsgd", "dp-fedavg",
+    "data-share", "centralized",
 )  # fmt: skip
 DATASETS = ("fashion-mnist", "mnist", "femnist", "cifar10", "digits")
 PARTITIONS = ("dirichlet", "writer", "iid", "shards", "client")

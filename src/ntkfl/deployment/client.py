@@ -197,9 +197,10 @@ class ShuffledClient:
             raise TrustError(
                 f"round {said.key.round} asks for counts, which no budget is for: evaluators are to measure"
             )
-        if said.message is not None and "asks" in said.message.arrays and said.key.round != 1:
+        tries = self.federation.terms.method.get("first_tries", 1)
+        if said.message is not None and "asks" in said.message.arrays and said.key.round > tries:
             raise TrustError(
-                f"round {said.key.round} asks for moments of inputs, which are given in the first one alone"
+                f"round {said.key.round} asks for moments of inputs, which are given in the first {tries} alone"
             )
 
     def answer(self, said: Announcement) -> bytes | None:

@@ -33,6 +33,7 @@ from ntkfl.methods import Method, Task
 from ntkfl.methods.batchnorm import advice, answer, statistics
 from ntkfl.methods.inspection import Participation
 from ntkfl.privacy.projection import RunSecret
+from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent.parameters import flatten
 
 
@@ -145,6 +146,7 @@ class Simulation:
             total_clients=len(self.data),
             label_smoothing=method.label_smoothing,
         )
+        self.task.randomness = lambda round: Randomness.simulated(seed, "server", round)
         self.clients = SimulatedClients(self.data, self.task, method, seed, secret, features=features)
         cheats = ByzantineClients.of(byzantine, method, seed, len(self.data), self.clients.rows)
         self.clients.respond = answer if cheats is None else cheats.answer

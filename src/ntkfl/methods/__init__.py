@@ -4,6 +4,7 @@ from ntkfl.methods.base import ClientRound, Method, Outcome, State, Task
 from ntkfl.methods.centralized import Centralized
 from ntkfl.methods.cp_ntk_fl import CPNTKFL
 from ntkfl.methods.data_share import DataShare
+from ntkfl.methods.dp_fedavg import DPFedAvg
 from ntkfl.methods.fedadam import FedAdam
 from ntkfl.methods.fedavg import FedAvg
 from ntkfl.methods.fedavgm import FedAvgM
@@ -24,7 +25,9 @@ from ntkfl.methods.sum_ridge import SumRidge
 from ntkfl.methods.tct import TCT
 
 _SUMS = (SumNTKFL, PrivateSums, SumRidge, PrivateRidge)
-_AVERAGES = (FedAvg, FedProx, FedNova, Scaffold, FedAdam, FedAvgM, FedExP, FedDyn, FedPM, FedFisher, TCT, FedCOM, QSGD)
+_AVERAGES = (
+    FedAvg, FedProx, FedNova, Scaffold, FedAdam, FedAvgM, FedExP, FedDyn, FedPM, FedFisher, TCT, FedCOM, QSGD, DPFedAvg,
+)  # fmt: skip
 _ALL = (NTKFL, CPNTKFL, *_SUMS, *_AVERAGES, DataShare, Centralized)
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 
@@ -36,6 +39,7 @@ __all__ = [
     "TCT",
     "Centralized",
     "ClientRound",
+    "DPFedAvg",
     "DataShare",
     "FedAdam",
     "FedAvg",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Generator, Hashable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
@@ -90,6 +90,8 @@ class Task:
         self.outputs, self.loss, self.label_smoothing = outputs, loss, label_smoothing
         self.shared, self.validation = shared, validation
         self.total_clients = total_clients  # of the whole federation, not of a round
+        # What the server itself draws in a round, such as noise: its operating system's, unless this is a simulation.
+        self.randomness: Callable[[int], Randomness] = lambda round: Randomness.fresh()
         self.like = flatten(self.model)  # device and type of weights
         self._plans: dict[Hashable, JacobianPlan] = {}
 

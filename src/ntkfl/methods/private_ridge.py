@@ -29,7 +29,7 @@ from ntkfl.methods.additive import Addend, Summand
 from ntkfl.methods.base import ClientRound, Method, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.inspection import Participation
 from ntkfl.methods.last_layer import last_layer
-from ntkfl.methods.private_sums import triangle
+from ntkfl.methods.whitening import triangle
 from ntkfl.privacy.accounting import Guarantee
 from ntkfl.privacy.discrete_gaussian import discrete_gaussians
 from ntkfl.privacy.sum_accounting import budget, concentrated, guarantee

@@ -1,26 +1,46 @@
 """What discrete Gaussian noise on sums is worth: concentrated differential privacy, and (ε, δ) of a whole run.
 
-A vector of integers that a record changes by at most Δ in 2-norm, under the sum of n clients' discrete Gaussian noise
-of standard deviation σ each, is ρ-concentrated differentially private with
+A vector of integers that a record (or a client) changes by at most Δ in 2-norm, under the sum of n clients' discrete
+Gaussian noise of standard deviation σ each, is ρ-concentrated differentially private with
 
     ρ = ½ min( Δ²/(n σ²) + τ d / 2,  (Δ/(√n σ) + τ √d)² ),   τ = 10 Σ_{k=1}^{n−1} exp(−2π² σ² k/(k+1))
 
 (Kairouz, Liu, Steinke, The Distributed Discrete Gaussian Mechanism, ICML 2021, theorem 1): sums of discrete Gaussians
-are nearly one. ρ of several releases add up. `epsilon_of` is the closed form from ρ to ε (Canonne, Kamath, Steinke
-2020, proposition 12), for any α > 1; `guarantee` asks dp-accounting. A record is added or removed.
+are nearly one. ρ of several releases add up, and become ε by a closed form (Canonne, Kamath, Steinke 2020, proposition
+12) for any α > 1; `guarantee` asks dp-accounting. A record, or a client's whole data, is added or removed.
+
+**Sampling.** Where each round draws its clients at random, whatever their data, a given client is in a round with
+chance q, and a round that it is not in says nothing about it. Of what a round shows, the cohort included, the Rényi
+divergence is then exactly the mean over both cases,
+
+    D_α = ln(1 − q + q e^{(α−1) α ρ}) / (α − 1).
+
+That holds for records too, and for cohorts of fixed size, known to everybody. The usual amplification by *secret*
+sampling does not hold for a record of a sampled client: its other records may show that the client was drawn.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ntkfl.errors import ConfigError
 from ntkfl.privacy.accounting import SIMULATED, Guarantee, library
 
 ORDERS = tuple((1 + np.logspace(-2, 4, 600)).tolist())  # α, Rényi orders
-_DEPLOYED = "each client draws its noise from its operating system's randomness and shows it to nobody"
+Release = tuple[float, int]  # ρ of what a round releases, and in how many rounds
+_DEPLOYED = {
+    "clients": "each client draws its noise from its operating system's randomness and shows it to nobody",
+    "server": "the server draws the noise from its operating system's randomness and shows it to nobody",
+}
+_ADDED = {
+    "record": "a record is added or removed: a replaced one is two such changes",
+    "client": "a client's data are added or removed: other data are two such changes; that it took part is no secret",
+}
 
 
 def concentrated(change: float, sigma: float, clients: int, numbers: int) -> float:
@@ -31,42 +51,70 @@ def concentrated(change: float, sigma: float, clients: int, numbers: int) -> flo
     return 0.5 * min(plain**2 + tau * numbers / 2, (plain + tau * math.sqrt(numbers)) ** 2)
 
 
-def epsilon_of(rho: float, delta: float) -> float:
-    """min over α of ρα + ln(1/(αδ))/(α − 1) + ln(1 − 1/α), at least 0."""
-    if rho == 0:
+def divergences(releases: Sequence[Release], rate: float = 1.0) -> NDArray[np.float64]:
+    """Σ D_α of all releases at `ORDERS`, where a client is drawn in each round with chance `rate`."""
+    a, total = np.asarray(ORDERS), np.zeros(len(ORDERS))
+    for rho, times in releases:
+        x = (a - 1) * a * rho
+        total += times * (x if rate == 1 else np.logaddexp(math.log1p(-rate), math.log(rate) + x)) / (a - 1)
+    return total
+
+
+def spent(releases: Sequence[Release], delta: float, rate: float = 1.0) -> float:
+    """ε of the releases: min over α of D_α − ln(αδ)/(α − 1) + ln(1 − 1/α), at least 0."""
+    if all(rho == 0 for rho, _ in releases):
         return 0.0
     a = np.asarray(ORDERS)
-    return max(0.0, float((rho * a - np.log(a * delta) / (a - 1) + np.log1p(-1 / a)).min()))
+    return max(0.0, float((divergences(releases, rate) - np.log(a * delta) / (a - 1) + np.log1p(-1 / a)).min()))
 
 
-def budget(epsilon: float, delta: float) -> float:
-    """The largest ρ that is worth (ε, δ)."""
+def epsilon_of(rho: float, delta: float) -> float:
+    """ε of one release, or of several whose ρ add up to this."""
+    return spent([(rho, 1)], delta)
+
+
+@lru_cache(maxsize=64)
+def budget(epsilon: float, delta: float, parts: tuple[Release, ...] = ((1.0, 1),), rate: float = 1.0) -> float:
+    """The largest ρ that is worth (ε, δ), where releases take these parts of it: (part, in how many rounds)."""
     if not (epsilon > 0 and 0 < delta < 1):
         raise ConfigError(f"privacy is ε above 0 and δ between 0 and 1, got {epsilon} and {delta}")
+
+    def worth(rho: float) -> float:
+        return spent([(rho * part, times) for part, times in parts], delta, rate)
+
     low, high = 0.0, 1.0
-    while epsilon_of(high, delta) < epsilon:
+    while worth(high) < epsilon:
         high *= 2
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if epsilon_of(middle, delta) <= epsilon else (low, middle)
+        low, high = (middle, high) if worth(middle) <= epsilon else (low, middle)
     return low
 
 
 def guarantee(
-    releases: list[tuple[float, int]], delta: float, *, clients: int, against: str, secure: bool, simulated: bool
+    releases: Sequence[Release],
+    delta: float,
+    *,
+    clients: int,
+    against: str,
+    secure: bool,
+    simulated: bool,
+    unit: str = "record",
+    noise_by: str = "clients",
+    rate: float = 1.0,
 ) -> Guarantee:
-    """(ε, δ) of a record, of `releases` (ρ, times), where the noise of `clients` honest clients counts."""
-    accounting = library("")
-    relation = accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
-    accountant = library("rdp").RdpAccountant(orders=ORDERS, neighboring_relation=relation)
-    for rho, times in releases:
-        accountant.compose(accounting.ZCDpEvent(rho), times)
+    """(ε, δ) of a record or a client (`unit`), of `releases`, where the noise of `clients` honest clients counts."""
+    orders = np.asarray(ORDERS)
+    epsilon, _ = library("rdp").compute_epsilon(orders, divergences(releases, rate), delta)
     trust = "aggregator and shuffler do not collude" if secure else "the server sees each client's reply: it is trusted"
-    assumptions = (
-        SIMULATED if simulated else _DEPLOYED,
-        "a record is added or removed: a replaced one is two such changes",
-        trust,
-        f"at least {clients} clients of each round are honest; others may tell their noise",
-        "no credit for sampling: the record's client may be in every round, and cohorts are no secret",
-    )
-    return Guarantee(float(accountant.get_epsilon(delta)), delta, "record", against, assumptions, simulated)
+    honest = f"at least {clients} clients of each round are honest; others may tell their noise"
+    if noise_by == "server":
+        trust, honest = (
+            "the server is trusted: it sees sums without noise",
+            "the server adds the noise that it is to add",
+        )
+    sampled = "no credit for sampling: the client may be in every round, and cohorts are no secret"
+    if rate < 1:
+        sampled = f"the server draws cohorts at random, whatever came before: a client with chance {rate:.3g} at most"
+    assumptions = (SIMULATED if simulated else _DEPLOYED[noise_by], _ADDED[unit], trust, honest, sampled)
+    return Guarantee(float(epsilon), delta, unit, against, assumptions, simulated)

@@ -1,0 +1,262 @@
+"""Sums with noise under a budget: what differentially private methods share, whatever it is that they sum.
+
+A client's contribution is a vector that a record (or, at client level, all of the client) changes by a norm of at most
+`clip`. It leaves as integers with the client's share of discrete Gaussian noise, that of `noise_clients` clients adding
+up to what ε asks for; or, with `noise_by = "server"`, without, and a trusted server adds the noise once. With
+`secure_sum` the server sees the total alone. No loss, no statistics: sums are all that leaves a client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ntkfl.errors import ConfigError, MessageError, TooFew, unknown
+from ntkfl.methods.additive import Addend, Summand
+from ntkfl.methods.base import ClientRound, Method, Task
+from ntkfl.methods.inspection import Participation
+from ntkfl.privacy.accounting import Guarantee
+from ntkfl.privacy.discrete_gaussian import discrete_gaussians
+from ntkfl.privacy.randomness import Purpose, Randomness
+from ntkfl.privacy.sum_accounting import guarantee
+from ntkfl.privacy.sum_noise import COUNT, GRAINS, SumBudget, moment_change, to_integers, vector_change
+from ntkfl.tangent.sums import Factor, Layer
+from ntkfl.wire import Message
+
+SAMPLES, MOMENTS = "samples", "moments/"
+NOISE_BY = ("clients", "server")
+_TAILS = 10.0  # standard deviations of a client's noise that fit below a sum's limit
+_LARGEST = 2.0**30  # of a client's numbers: with noise they still fit into 32 bits
+
+
+class NoisySums(Method):
+    """Σ_m round(contribution_m) + noise, of ε and δ over `budget_rounds` rounds."""
+
+    shows: ClassVar[str] = "sums"
+    additive: ClassVar[bool] = True
+    noises: ClassVar[bool] = True
+    units: ClassVar[tuple[str, ...]] = ("record", "client")
+    vector: ClassVar[str] = "gradient"  # the name of what is summed in every round
+
+    epsilon: float | None = Field(3.0, gt=0, description="ε of a `unit` over all rounds; none: no noise, no privacy")
+    delta: float = Field(1e-5, gt=0, lt=1, description="δ")
+    unit: str = Field("record", description="what ε protects: a record, or a client with all its data")
+    budget_rounds: int = Field(20, ge=1, description="rounds that ε is for; later ones are refused")
+    noise_by: str = Field("clients", description="clients, each its share, or server: once, by one that is trusted")
+    noise_clients: int = Field(
+        1, ge=1, description="clients of each round whose noise ε counts on; rounds of fewer fail"
+    )
+    sampling_rate: float = Field(
+        1.0, gt=0, le=1, description="chance that a round draws a given client, if ε is to count on it; 1: no credit"
+    )
+    clip: float | None = Field(1.0, gt=0, description="bound on the 2-norm of what a `unit` contributes to the sum")
+    sum_limit: float = Field(
+        0.1, gt=0, description="largest number of a client's gradient per sample, in units of clip; of a record's ε"
+    )
+
+    def model_post_init(self, context: object) -> None:
+        super().model_post_init(context)
+        if self.noise:
+            raise ConfigError(f"the noise of {self.name} follows from epsilon: leave noise out")
+        if self.clip is None:
+            raise ConfigError(f"{self.name} clips what is summed: give clip, for example 5")
+        if self.unit not in self.units:
+            raise unknown("unit", self.unit, self.units)
+        if self.noise_by not in NOISE_BY:
+            raise unknown("source of noise", self.noise_by, NOISE_BY)
+        if self.noise_by == "server" and self.noise_clients > 1:
+            raise ConfigError("the server adds all of the noise, and ε counts on no client's: leave noise_clients out")
+
+    # The server's side.
+
+    def total(self, task: Task, round: int, replies: list[Message]) -> dict[str, Tensor]:
+        """The replies' sum by name, with all of its noise: float64 on the CPU."""
+        if not self.secure_sum and len(replies) < self.noise_clients:
+            raise TooFew(f"the noise of {len(replies)} clients, where ε counts on that of {self.noise_clients}")
+        total: dict[str, Tensor] = {}
+        while replies:
+            one = self.read(task, replies.pop(0))
+            if total and one.keys() != total.keys():
+                raise MessageError("sums of different parts do not add up")
+            total = {name: array + total[name] if total else array for name, array in one.items()}
+        if not total:
+            raise TooFew("no client's sums came")
+        if self.noise_by == "server":
+            noise = self._noise({name: array.numel() for name, array in total.items()}, task.randomness(round))
+            total = {name: array + noise[name] if noise else array for name, array in total.items()}
+        return total
+
+    def mean(self, task: Task, total: Mapping[str, Tensor], cohort: Sequence[int]) -> Tensor:
+        """The mean contribution [d], in units of clip: over the noisy count of records, or the clients asked."""
+        count = float(total[SAMPLES]) / COUNT if self.unit == "record" else float(len(cohort))
+        if count < 1:
+            raise TooFew("the noise is larger than the number of samples: there is nothing to learn from")
+        return (total[self.vector] / (GRAINS * count)).to(task.like)
+
+    def spent(self, round: int) -> dict[str, float | str]:
+        """What a record of the run says of privacy after this round."""
+        if (budget := self._budget()) is None:
+            return {}
+        told: dict[str, float | str] = {"epsilon": budget.spent(round), "delta": self.delta, "unit": self.unit}
+        return told if self.sampling_rate == 1 else told | {"epsilon_always_drawn": budget.spent(round, 1.0)}
+
+    def check_round(self, round: int) -> None:
+        if round > self.budget_rounds:
+            raise ConfigError(f"round {round}: ε was for {self.budget_rounds} rounds (budget_rounds), and is spent")
+
+    def check_cohort(self, task: Task, cohort: Sequence[int]) -> None:
+        if len(cohort) > self.sampling_rate * task.total_clients * (1 + 1e-9) and self.sampling_rate < 1:
+            each = f"{len(cohort)} of {task.total_clients} clients"
+            raise ConfigError(f"a round draws {each}, more than sampling_rate {self.sampling_rate:.3g} says")
+
+    # The clients' side.
+
+    def reply(
+        self, client: ClientRound, round: int, question: bytes, vector: Tensor, moments: Mapping[str, Tensor]
+    ) -> Message:
+        """Integers with noise of its own for every question: of a vector [d] that the `unit` changes by at most 1, the
+        number of samples, where a record is protected, and moments, of which the same holds for each.
+        """
+        values = {self.vector: vector} | {MOMENTS + name: array for name, array in moments.items()}
+        randomness = client.randomness.for_question(question)
+        integers = to_integers([(value, self._limit(name)) for name, value in values.items()], randomness)
+        whole = dict(zip(values, integers, strict=True))
+        if self.unit == "record":
+            whole[SAMPLES] = torch.tensor([COUNT * len(client)])
+        if self.noise_by == "clients":
+            noise = self._noise({name: array.numel() for name, array in whole.items()}, randomness)
+            whole = {name: array + noise[name] if noise else array for name, array in whole.items()}
+        return Message("update", round, {name: array.int() for name, array in whole.items()})
+
+    def _noise(self, sizes: Mapping[str, int], randomness: Randomness) -> dict[str, Tensor]:
+        """Of so many numbers by name; none without ε. Moments have a width of their own."""
+        if self.epsilon is None:
+            return {}
+        wide = self.widths(sizes)
+        drawn: dict[str, Tensor] = {}
+        for moments in (False, True):
+            names = [name for name in sorted(sizes) if name.startswith(MOMENTS) == moments]
+            if names:
+                purpose: Purpose = "moments" if moments else "noise"
+                count = sum(sizes[name] for name in names)
+                own = torch.from_numpy(discrete_gaussians(wide[names[0]], count, randomness, purpose))
+                drawn |= dict(zip(names, torch.split(own, [sizes[name] for name in names]), strict=True))
+        return drawn
+
+    # How wide the noise is, and what it is worth.
+
+    @property
+    def once(self) -> tuple[float, int]:
+        """The part of the budget that goes to moments, and how often they may be asked for."""
+        return 0.0, 1
+
+    def _budget(self) -> SumBudget | None:
+        if self.epsilon is None:
+            return None
+        part, tries = self.once
+        return SumBudget(
+            self.epsilon, self.delta, self.budget_rounds, part, tries, self.noise_clients, self.sampling_rate
+        )
+
+    def widths(self, sizes: Mapping[str, int]) -> dict[str, float]:
+        """σ of the noise that each client (or the server) adds to arrays of so many numbers, in integers."""
+        if (budget := self._budget()) is None:
+            return dict.fromkeys(sizes, 0.0)
+        moments = [size for name, size in sizes.items() if name.startswith(MOMENTS)]
+        usual = budget.width(vector_change(sizes[self.vector], self.unit == "record"))
+        once = budget.width_once(moment_change(moments)) if moments else 0.0
+        return {name: once if name.startswith(MOMENTS) else usual for name in sizes}
+
+    def promise(self, cohort: int, rounds: int) -> list[str]:
+        if rounds > self.budget_rounds:
+            raise ConfigError(f"ε is for {self.budget_rounds} rounds (budget_rounds), and the run has {rounds}")
+        if cohort < self.noise_clients:
+            raise ConfigError(
+                f"ε counts on {self.noise_clients} clients per round (noise_clients), and there are {cohort}"
+            )
+        if self.epsilon is None:
+            return ["without epsilon nothing is private: contributions are clipped, and no noise is added"]
+        honest = f"if {self.noise_clients} of {cohort} clients are honest"
+        if self.noise_by == "server":
+            honest = "if the server, which adds the noise, is trusted"
+        drawn = "" if self.sampling_rate == 1 else ", and cohorts are drawn at random"
+        against = "the aggregator" if self._hides_replies else "those who see the models; the server sees replies"
+        size = f"ε = {self.epsilon:g}, δ = {self.delta:g}"
+        return [
+            f"private: {size} for a {self.unit} over {self.budget_rounds} rounds, against {against}",
+            f"{honest}{drawn}; simulated: the noise follows from the seed",
+        ]
+
+    @property
+    def _hides_replies(self) -> bool:
+        """Whether the server sees nothing without noise."""
+        return self.secure_sum and self.noise_by == "clients"
+
+    def guarantees(self, run: Participation) -> list[Guarantee]:
+        """With credit for sampling, where ε counts on it, and without."""
+        if (budget := self._budget()) is None:
+            return []
+        seen = "the aggregator" if self._hides_replies else "those who see the models"
+        return [
+            guarantee(
+                budget.releases(run.rounds),
+                self.delta,
+                clients=self.noise_clients,
+                against=f"{seen}, {run.rounds} rounds",
+                secure=self.secure_sum,
+                simulated=run.simulated,
+                unit=self.unit,
+                noise_by=self.noise_by,
+                rate=rate,
+            )
+            for rate in sorted({self.sampling_rate, 1.0})
+        ]
+
+    # What is sent.
+
+    def read(self, task: Task, reply: Message) -> dict[str, Tensor]:
+        """A client's integers, or the total of many, checked: float64 on the CPU."""
+        reply.of_kind("update")
+        sizes = {self.vector: task.like.numel()} | ({SAMPLES: 1} if self.unit == "record" else {})
+        if not sizes.keys() <= reply.arrays.keys():
+            raise MessageError(f"an update needs {' and '.join(sizes)}")
+        arrays = {}
+        for name in reply.arrays:
+            if name not in sizes and not (name.startswith(MOMENTS) and self.once[0]):
+                raise MessageError(f"{name!r} is no part of an update")
+            array = reply.take(name, (sizes.get(name),)).double().cpu()
+            if name.startswith(MOMENTS):
+                layer, size = Layer.parse(name.removeprefix(MOMENTS)), Factor(array.unsqueeze(0), False).size
+                inputs = size - (layer.bias is not None)
+                if inputs < 1 or layer.weight[1] > task.like.numel() or (layer.weight[1] - layer.weight[0]) % inputs:
+                    raise MessageError(f"{name!r} has no size that this network's inputs have")
+            arrays[name] = array
+        return arrays
+
+    def check(self, task: Task, reply: Message) -> Tensor | None:
+        self.read(task, reply)
+        return None
+
+    def summand(self, task: Task, message: Message, reply: Message) -> Summand:
+        """Integers as they are. What happens to them from here on is post-processing of noisy numbers."""
+        arrays = self.read(task, reply)
+        wide = dict.fromkeys(arrays, 0.0)
+        if self.noise_by == "clients":
+            wide = self.widths({name: array.numel() for name, array in arrays.items()})
+        return {name: Addend(array, self._limit(name) + _TAILS * wide[name]) for name, array in arrays.items()}
+
+    def _limit(self, name: str) -> float:
+        """The largest number that a client contributes, in integers: cut there for the fixed point, not for privacy."""
+        if self.unit == "client":
+            return float(GRAINS)
+        per_sample = {self.vector: GRAINS * self.sum_limit, SAMPLES: COUNT}.get(name, GRAINS)
+        return min(float(per_sample * self.sum_samples), _LARGEST)
+
+    def from_total(self, task: Task, message: Message, total: Mapping[str, Tensor], clients: int) -> Message:
+        if clients < self.noise_clients:
+            raise TooFew(f"a sum of {clients} clients, where ε counts on the noise of {self.noise_clients}")
+        return Message("update", message.round, dict(total))

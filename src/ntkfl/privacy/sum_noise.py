@@ -1,0 +1,99 @@
+"""Integers with discrete Gaussian noise under one budget: how far a record moves their sum, how wide the noise is.
+
+A vector of norm at most 1 becomes integers, `GRAINS` of them per unit, rounded up or down at random. `SumBudget` gives
+each release its part of (ε, δ), and with it the width of the noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ntkfl.errors import ConfigError
+from ntkfl.privacy.randomness import Randomness
+from ntkfl.privacy.sum_accounting import Release, budget, concentrated, spent
+
+GRAINS = 2**14  # integers that a norm of 1 becomes
+COUNT = GRAINS // 10  # what one sample adds to the count, beside its gradient
+ROUNDING = 1e-3  # by which norms computed in float32 may be off
+_LEAST_WIDTH = 8.0  # sums of narrower discrete Gaussians are not nearly one
+
+
+def vector_change(numbers: int, counted: bool) -> float:
+    """Δ: by how much a vector of norm 1 changes a sum's rounded one of so many numbers, and its count, in integers.
+
+    Two real vectors a distance apart, rounded by the same draws, are at most √numbers further apart.
+    """
+    return math.hypot(GRAINS * (1 + ROUNDING) + math.sqrt(numbers), COUNT if counted else 0)
+
+
+def moment_change(sizes: Sequence[int]) -> float:
+    """Δ of all moments of inputs, so many numbers of each layer: a sample adds a matrix of norm 1 to each."""
+    return GRAINS * (1 + ROUNDING) * math.sqrt(len(sizes)) + math.sqrt(sum(sizes))
+
+
+def clipped(vector: Tensor, clip: float) -> Tensor:
+    """v / clip, scaled down to norm 1 where it is longer: float64 [n]. Nothing of one whose norm is not finite."""
+    v = vector.double() / clip
+    norm = v.norm()
+    return v / norm.clamp_min(1) if bool(norm.isfinite()) else torch.zeros_like(v)
+
+
+def to_integers(values: Sequence[tuple[Tensor, float]], randomness: Randomness) -> list[Tensor]:
+    """GRAINS · v as integers for each (v [n], limit), cut at ±limit, rounded up with the chance of what is left."""
+    uniforms = torch.from_numpy(randomness.uniforms("rounding", sum(v.numel() for v, _ in values)))
+    parts = torch.split(uniforms, [v.numel() for v, _ in values])
+    return [
+        ((GRAINS * v.double().cpu()).clamp(-limit, limit) + few).floor().long()
+        for (v, limit), few in zip(values, parts, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class SumBudget:
+    """(ε, δ) over `rounds` rounds of noisy sums. The part `once` of it goes to something that only the first round
+    releases, at up to `tries` attempts.
+
+    The noise of `clients` clients counts in each round; `rate` is the chance of a client to be drawn in one.
+    """
+
+    epsilon: float
+    delta: float
+    rounds: int
+    once: float = 0.0
+    tries: int = 1
+    clients: int = 1
+    rate: float = 1.0
+
+    def width(self, change: float) -> float:
+        """σ of each client's noise on what every round releases, which a record changes by at most `change`."""
+        return self._width(change, (1 - self.once) / self.rounds)
+
+    def width_once(self, change: float) -> float:
+        """σ of each client's noise on what the first round releases besides."""
+        return self._width(change, self.once / self.tries)
+
+    def spent(self, rounds: int, rate: float | None = None) -> float:
+        """ε after so many rounds; at `rate` 1, of a client that was in all of them."""
+        return spent(self.releases(rounds), self.delta, self.rate if rate is None else rate)
+
+    def releases(self, rounds: int) -> list[Release]:
+        """Of so many rounds, all attempts among them. How many numbers there are decides Δ and σ alike, not ρ."""
+        each, first = concentrated(GRAINS, self.width(GRAINS), self.clients, 1), 0.0
+        if self.once:
+            first = concentrated(GRAINS, self.width_once(GRAINS), self.clients, 1)
+        tries = min(self.tries, rounds)
+        return [(each + first, tries), (each, rounds - tries)]
+
+    def _width(self, change: float, part: float) -> float:
+        each = (1 - self.once) / self.rounds
+        parts = ((each + self.once / self.tries, self.tries), (each, self.rounds - self.tries))
+        rho = part * budget(self.epsilon, self.delta, parts, self.rate)
+        width = change / math.sqrt(2 * rho * self.clients)
+        if width < _LEAST_WIDTH:
+            raise ConfigError("so little noise is no privacy: take a smaller epsilon, or none for training without")
+        return width
