@@ -22,7 +22,7 @@ _STATUSES: dict[int, tuple[str, tuple[str, ...]]] = {
     400: ("the body cannot be parsed, or has two lengths", ("two-lengths",)),
     401: ("no valid signature of a client of this federation", ()),  # every `Unauthenticated`
     403: (
-        "not for this client: revoked, not asked, not in that role, or a crowd too small",
+        "not for this client: revoked, not asked, not in that role, or too few clients",
         (
             "bad-token", "below-floor", "ended", "not-asked", "not-evaluator", "revoked", "unknown-client", "unsigned",
         ),

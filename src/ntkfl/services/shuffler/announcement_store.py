@@ -92,7 +92,7 @@ class AnnouncementStore:
             return find_announced(db, key)
 
     def report(self, evaluator: str, announced: Announced, sealed: bytes | memoryview) -> None:
-        """Keep an evaluator's sealed reply, one per key: it speaks for data of its own and needs no crowd."""
+        """Keep an evaluator's sealed reply, one per key: it speaks for data of its own and hides among nobody."""
         with self._transaction() as db:
             refuse_revoked(db, evaluator)
             refuse_other(db, announced)

@@ -15,7 +15,7 @@ from ntkfl.crypto.mask_format import MOST_NUMBERS, WORD_BYTES
 from ntkfl.crypto.row_frames import BatchKey
 from ntkfl.errors import Refused
 
-EVALUATORS = 254  # the exchange number of a secure sum of evaluators' counts: a crowd of its own
+EVALUATORS = 254  # the exchange number of a secure sum of evaluators' counts: an anonymity set of its own
 LEAST_EVALUATORS = 2  # of them in a sum: they are few, and hold data of their own
 COLUMNS = "number, salt, state, max_rows, row_bytes, min_clients, deadline, clients, rows"
 

@@ -55,7 +55,7 @@ _GENERATOR = SystemRandom()  # the operating system's
 class Shuffler(AnnouncementStore):
     """The batches of one run, in a file or (no `path`) in memory, and what else passes through. Thread-safe.
 
-    `floor` is its operator's: the aggregator cannot ask for smaller crowds. A file belongs to one `run`.
+    `floor` is its operator's: the aggregator cannot ask for smaller anonymity sets. A file belongs to one `run`.
     """
 
     def __init__(
