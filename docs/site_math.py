@@ -1,10 +1,11 @@
-"""Formulas of the documentation, typeset: plain text in the Markdown, MathML on the site.
+"""Formulas of the documentation, typeset: plain text in the Markdown, italics, sub- and superscripts on the site.
 
-The pages write formulas as code, `w(t) = w0 − (I − e^{−tC}) C⁻¹ g`, which reads well in an editor and in a repository. Every current
-browser draws MathML by itself, so no script and no font is fetched.
+The pages write formulas as code, `w(t) = w0 − (I − e^{−tC}) C⁻¹ g`, which reads well in an editor and in a repository. They become plain HTML
+rather than MathML or a picture: it needs no script and no font from elsewhere (MathML looks uneven where no font for mathematics is installed),
+and a long formula wraps on a phone.
 
-What is written: `_x`, `_{…}`, ₀ and a digit after a single letter (d2) are subscripts; `^x`, `^{…}`, `^(…)`, ² and ᵀ are superscripts; Σ is a sum;
-√ takes what follows. A word of several letters stands upright.
+What is written: `_x`, `_{…}`, ₀ and a digit after a single letter (d2) are subscripts; `^x`, `^{…}`, `^(…)`, ² and ᵀ are superscripts. A letter is
+a variable, two are a product; a longer word stands upright.
 """
 
 from __future__ import annotations
@@ -14,28 +15,29 @@ import re
 import unicodedata
 from typing import Any
 
-_SUPER, _SUB = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ᵀᵗⁿ", "₀₁₂₃₄₅₆₇₈₉"
 _TOKEN = re.compile(
-    rf"(?P<space>\s+)|(?P<super>[{_SUPER}]+)|(?P<sub>[{_SUB}]+)|(?P<number>\d[\d,]*(?:\.\d+)?(?:e[-−]?\d+)?)"
-    r"|(?P<word>[A-Za-z]{2,}\d*)|(?P<indexed>[A-Za-z]\d+)|(?P<letter>[^\W\d_][\u0300-\u036f]*)|(?P<mark>.)"
+    r"(?P<super>[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ᵀᵗⁿ]+)|(?P<sub>[₀-₉]+)|(?P<word>(?<![A-Za-z])(?:ln|tr|lr|in)(?![A-Za-z])|[A-Za-z]{3,}\d*)|(?P<indexed>[A-Za-z]\d+)"
+    r"|(?P<letter>[^\W\d_][\u0300-\u036f]*)|(?P<number>\d+)|(?P<mark>.)",
+    re.DOTALL,
 )
 _MATHS = re.compile(r"[Σ∫∂∇∈⊗∘√⟨⟩‖½ᵀ≈≤≥∞−·×←Α-Ωα-ω⁻²₀₁₂]|[\w)]\^[\w({]|_\{")
 _CODE = re.compile(r"[\"\\;─►│`$#]|--|::|ntkfl|\w\.\w+\(|[a-z]{2,}_[a-z]{2,}|[A-Za-z]=[A-Za-z\d]|/\w+/|https?:")
-_SYMBOL = re.compile(r"[A-Za-z](?:_\w{1,2}|\d)?")
+_SYMBOL = re.compile(r"[A-Za-z](?:_\w{1,2}|\d)?(?:[/ ][A-Za-z](?:_\w{1,2}|\d)?)?")  # H_i, I/d2, J v
+_ENOUGH = 8  # formulas of a page whose single letters are variables too; elsewhere `x` may be an array's name
 _INLINE = re.compile(r"<code>([^<]*)</code>")
 _BLOCK = re.compile(r'<div class="highlight"><pre><span></span><code>([^<]*)</code></pre></div>')
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """Every formula of a page; symbols by themselves too, on pages that have several formulas."""
+    """Every formula of a page; symbols by themselves too, on pages that have many formulas."""
     content = _BLOCK.sub(_block, content)
     inline = [html.unescape(text) for text in _INLINE.findall(content)]
-    mathematical = sum(map(is_formula, inline)) >= 3
+    mathematical = sum(map(is_formula, inline)) >= _ENOUGH
 
     def replace(found: re.Match[str]) -> str:
         text = html.unescape(found[1])
         wanted = is_formula(text) or (mathematical and _SYMBOL.fullmatch(text))
-        return f'<span class="formula">{mathml(text)}</span>' if wanted else found[0]
+        return typeset(text) if wanted else found[0]
 
     return _INLINE.sub(replace, content)
 
@@ -50,100 +52,59 @@ def _block(found: re.Match[str]) -> str:
     lines = [re.split(r"\s{3,}", line.strip()) for line in html.unescape(found[1]).splitlines() if line.strip()]
     if not lines or not all(is_formula(parts[0]) for parts in lines):
         return found[0]
-    shown = [[mathml(p, block=True) if is_formula(p) else html.escape(p) for p in parts] for parts in lines]
+    shown = [[typeset(p) if is_formula(p) else html.escape(p) for p in parts] for parts in lines]
     rows = ("".join(f"<span>{part}</span>" for part in parts) for parts in shown)
     return '<div class="formulas">' + "".join(f"<div>{row}</div>" for row in rows) + "</div>"
 
 
-def mathml(text: str, *, block: bool = False) -> str:
-    style = ' displaystyle="true"' if block else ""
-    return f'<math{style} alttext="{html.escape(text)}"><mrow>{_Reader(text).row()}</mrow></math>'
+def typeset(text: str) -> str:
+    """A formula as HTML."""
+    tokens = [(found.lastgroup or "", found[0]) for found in _TOKEN.finditer(text)]
+    return f'<span class="formula">{_row(tokens)}</span>'
 
 
-class _Reader:
-    """Reads a formula from left to right; an atom takes the scripts that follow it."""
-
-    def __init__(self, text: str) -> None:
-        found = [(m.lastgroup or "", m[0]) for m in _TOKEN.finditer(text)]
-        self.tokens, self.at = found, 0
-
-    def row(self, end: str = "") -> str:
-        """Up to the closing sign `end`, which is read too, or to the formula's end."""
-        parts: list[str] = []
-        while self.at < len(self.tokens):
-            kind, text = self.tokens[self.at]
-            if text == end:
-                self.at += 1
-                break
-            if kind == "space":
-                self.at += 1
-                word = parts and parts[-1].startswith("<mi>") and self._next() in ("word", "letter", "indexed")
-                parts.append('<mspace width="0.25em"></mspace>' if word else "")
-                continue
-            parts.append(self.scripted())
-        return "".join(parts)
-
-    def scripted(self) -> str:
-        """An atom with its sub- and superscript."""
-        base = self.atom()
-        sub = sup = ""
-        while (kind := self._next()) and not (sub and sup):
-            text = self.tokens[self.at][1]
-            if not sub and (kind == "sub" or text == "_"):
-                sub = self._script(kind)
-            elif not sup and (kind == "super" or text == "^"):
-                sup = self._script(kind)
-            else:
-                break
-        limits = base == "<mo>∑</mo>"
-        if sub and sup:
-            name = "munderover" if limits else "msubsup"
-            return f"<{name}>{base}{sub}{sup}</{name}>"
-        if sub:
-            name = "munder" if limits else "msub"
-            return f"<{name}>{base}{sub}</{name}>"
-        return f"<msup>{base}{sup}</msup>" if sup else base
-
-    def atom(self) -> str:
-        kind, text = self.tokens[self.at]
-        self.at += 1
-        if kind == "number":
-            return f"<mn>{text}</mn>"
-        if kind == "indexed":
-            return f"<msub><mi>{text[0]}</mi><mn>{text[1:]}</mn></msub>"
-        if text == "Σ":
-            return "<mo>∑</mo>"
-        if kind in ("word", "letter"):
-            return f"<mi>{text}</mi>"
-        if text == "√":
-            inner = self._group("(", ")") if self._is("(") else self.atom()
-            return f"<msqrt>{inner}</msqrt>"
-        stretchy = ' stretchy="false"' if text in "()[]{}|‖⟨⟩" else ""
-        return f"<mo{stretchy}>{html.escape(text)}</mo>"
-
-    def _script(self, kind: str) -> str:
-        text = self.tokens[self.at][1]
-        self.at += 1
+def _row(tokens: list[tuple[str, str]]) -> str:
+    """The tokens up to the end of their group, each taken from the list's front."""
+    tokens = list(tokens)
+    parts = []
+    while tokens:
+        kind, text = tokens.pop(0)
         if kind in ("sub", "super"):
-            return f"<mrow>{_Reader(unicodedata.normalize('NFKC', text).replace('-', '−')).row()}</mrow>"
-        if self._is("{"):
-            return f"<mrow>{self._group('{', '}')}</mrow>"
-        if self._is("("):
-            inner = self._group("(", ")")
-            return f'<mrow><mo stretchy="false">(</mo>{inner}<mo stretchy="false">)</mo></mrow>'
-        if self._next() == "word" and len(self.tokens[self.at][1]) == 2:  # two indices: b_ic
-            self.at += 1
-            first, second = self.tokens[self.at - 1][1]
-            return f"<mrow><mi>{first}</mi><mi>{second}</mi></mrow>"
-        return self.atom() if self._next() else "<mrow></mrow>"
+            parts.append(_script("sub" if kind == "sub" else "sup", html.escape(unicodedata.normalize("NFKC", text))))
+        elif text in ("_", "^") and tokens and not tokens[0][1].isspace():
+            parts.append(_script("sub" if text == "_" else "sup", _argument(tokens)))
+        else:
+            parts.append(_atom(kind, text))
+    return "".join(parts)
 
-    def _group(self, opening: str, closing: str) -> str:
-        assert self._is(opening)
-        self.at += 1
-        return self.row(closing)
 
-    def _next(self) -> str:
-        return self.tokens[self.at][0] if self.at < len(self.tokens) else ""
+def _argument(tokens: list[tuple[str, str]]) -> str:
+    """What stands in a script: a group in braces, a group in parentheses, which are shown, or letters that follow each other."""
+    kind, text = tokens.pop(0)
+    if text not in ("{", "("):
+        if kind == "word" and set(text) <= set("ijr"):  # indices: φ_ijr
+            return "".join(_atom("letter", letter) for letter in text)
+        shown = _atom(kind, text)
+        while kind == "letter" and tokens and tokens[0][0] == "letter":  # b_ic
+            shown += _atom(*tokens.pop(0))
+        return shown
+    closing = "}" if text == "{" else ")"
+    depth, inner = 1, []
+    while tokens and depth:
+        token = tokens.pop(0)
+        depth += (token[1] == text) - (token[1] == closing)
+        inner.append(token)
+    shown = _row(inner[:-1] if depth == 0 else inner)
+    return shown if text == "{" else f"({shown})"
 
-    def _is(self, text: str) -> bool:
-        return self.at < len(self.tokens) and self.tokens[self.at][1] == text
+
+def _atom(kind: str, text: str) -> str:
+    if kind == "indexed":
+        return f"<var>{text[0]}</var>{_script('sub', text[1:])}"
+    if kind == "letter" and text != "Σ":
+        return f"<var>{text}</var>"
+    return html.escape(text)
+
+
+def _script(name: str, inner: str) -> str:
+    return f"<{name}>{inner}</{name}>"

@@ -38,7 +38,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     linked = re.sub(r"(\]\(|src=\")(?:docs/|\.\./)", r"\1", markdown)
     for name, method in METHODS.items():
         directive = f"::: ntkfl.methods.{method.__name__}\n"
-        linked = linked.replace(directive, f"{directive}\n[Every option of `{name}`](options.md#{name})\n")
+        linked = linked.replace(
+            directive, f"{directive}    options: {{ members: false }}\n\n[Every option of `{name}`](options.md#{name})\n"
+        )
     return linked
 
 
