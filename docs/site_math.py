@@ -1,11 +1,11 @@
 """Formulas of the documentation, typeset: plain text in the Markdown, italics, sub- and superscripts on the site.
 
-The pages write formulas as code, `w(t) = w0 − (I − e^{−tC}) C⁻¹ g`, which reads well in an editor and in a repository. They become plain HTML
-rather than MathML or a picture: it needs no script and no font from elsewhere (MathML looks uneven where no font for mathematics is installed),
-and a long formula wraps on a phone.
+The pages write formulas as code, `w(t) = w0 − (I − e^{−tC}) C⁻¹ g`, which reads well in an editor and in a repository.
+They become plain HTML rather than MathML or pictures: no script or font is loaded from elsewhere, MathML looks uneven
+where no font for mathematics is installed, and a long formula wraps on a phone.
 
-What is written: `_x`, `_{…}`, ₀ and a digit after a single letter (d2) are subscripts; `^x`, `^{…}`, `^(…)`, ² and ᵀ are superscripts. A letter is
-a variable, two are a product; a longer word stands upright.
+What is written: `_x`, `_{…}`, ₀ and a digit after a single letter (d2) are subscripts; `^x`, `^{…}`, `^(…)`, ² and ᵀ
+are superscripts. A letter is a variable, two are a product; a longer word stands upright.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def typeset(text: str) -> str:
 
 
 def _row(tokens: list[tuple[str, str]]) -> str:
-    """The tokens up to the end of their group, each taken from the list's front."""
+    """Tokens with their scripts."""
     tokens = list(tokens)
     parts = []
     while tokens:
@@ -79,7 +79,7 @@ def _row(tokens: list[tuple[str, str]]) -> str:
 
 
 def _argument(tokens: list[tuple[str, str]]) -> str:
-    """What stands in a script: a group in braces, a group in parentheses, which are shown, or letters that follow each other."""
+    """What stands in a script: a group in braces, one in parentheses (which are shown), or letters in a row."""
     kind, text = tokens.pop(0)
     if text not in ("{", "("):
         if kind == "word" and set(text) <= set("ijr"):  # indices: φ_ijr

@@ -1,4 +1,4 @@
-"""Two pages of the documentation site, made from the schemas: the options of every method, and the settings of a run."""
+"""Two pages of the documentation site, made from the schemas: options of every method, settings of a run."""
 
 from __future__ import annotations
 
@@ -25,15 +25,18 @@ def method_options() -> str:
     """The page of every method's options: first those that all share, then each method's own."""
     shared = Method.model_fields
     parts = [
-        "# Options of methods\n\nEvery option of every method, from the schemas that check them. On the command line "
-        "`--set OPTION=VALUE`, or a flag where [`ntkfl train`](commands.md#ntkfl-train) has one; in a TOML in the table "
-        "`[method]`; in Python an argument of the class. What they mean together: [methods](methods.md).\n",
-        "\n## Shared by all methods\n\nA method below that says otherwise repeats the option in its own table. Where a combination makes no sense, "
-        "training refuses it before it begins.\n\n",
+        "# Options of methods\n\nEvery option of every method, from the schemas that check them. On the command line: "
+        "`--set OPTION=VALUE`, or a flag where [`ntkfl train`](commands.md#ntkfl-train) has one. In a TOML: in the "
+        "table `[method]`. In Python: an argument of the class. What they do together: [methods](methods.md).\n",
+        "\n## Shared by all methods\n\nA method that differs from these repeats the option in its own table.\n\n",
         _table(shared.items()),
     ]
     for name, method in METHODS.items():
-        own = [(o, field) for o, field in method.model_fields.items() if o not in shared or _row(o, field) != _row(o, shared[o])]
+        own = [
+            (o, field)
+            for o, field in method.model_fields.items()
+            if o not in shared or _row(o, field) != _row(o, shared[o])
+        ]
         said = (inspect.getdoc(method) or "").split("\n\n")[0]
         parts.append(f"\n## {name}\n\n[`ntkfl.methods.{method.__name__}`][ntkfl.methods.{method.__name__}]\n\n")
         parts.append(f"{said}\n\n{_table(own)}")
@@ -44,9 +47,9 @@ def run_settings() -> str:
     """The page of what a run's TOML holds besides the method: the run, its data and partitions, its model."""
     of_run = [(name, field) for name, field in RunConfig.model_fields.items() if _plain(field)]
     parts = [
-        "# Settings of a run\n\nEverything that `config.toml` of a run may hold, from the schemas that check it. On the "
-        "command line each is a flag of [`ntkfl train`](commands.md#ntkfl-train); the table `[method]` has a page of its "
-        "own, [options of methods](options.md). What a run writes: [runs](runs.md).\n",
+        "# Settings of a run\n\nEverything that the `config.toml` of a run may hold, from the schemas that check it. "
+        "Most have a flag of [`ntkfl train`](commands.md#ntkfl-train) too. The table `[method]` has a page of its own, "
+        "[options of methods](options.md). What a run writes: [runs](runs.md).\n",
         f"\n## The run\n\nAt the top of the file.\n\n{_table(of_run)}",
         f"\n## Data\n\nThe table `[data]`.\n\n{_table(DataConfig.model_fields.items())}",
         "\n## Partitions\n\nHow a dataset is dealt to clients: `partition` of `[data]`, or the class in Python.\n",
@@ -57,7 +60,8 @@ def run_settings() -> str:
         parts.append(f"\n### {kind}\n\n[`{name}`][{name}]\n\n{said}\n\n{_partition(partition)}")
     parts += [
         f"\n## Model\n\nThe table `[model]`.\n\n{_table(ModelConfig.model_fields.items())}",
-        f"\n## Byzantine clients\n\nThe table `[byzantine]`, in simulations.\n\n{_table(Byzantine.model_fields.items())}",
+        "\n## Byzantine clients\n\nThe table `[byzantine]`, in simulations.\n\n",
+        _table(Byzantine.model_fields.items()),
         "\n| attack | what such a client does |\n| --- | --- |\n",
         *(f"| `{name}` | {_cell(said)} |\n" for name, said in ATTACKS.items()),
     ]

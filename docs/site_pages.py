@@ -34,12 +34,13 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Links as they are in the repository, to where the same pages are on the site; classes lead to their options."""
     if page.file.src_uri.startswith("examples/"):
-        return markdown
+        return markdown.replace("](../docs/", "](../")
     linked = re.sub(r"(\]\(|src=\")(?:docs/|\.\./)", r"\1", markdown)
     for name, method in METHODS.items():
         directive = f"::: ntkfl.methods.{method.__name__}\n"
         linked = linked.replace(
-            directive, f"{directive}    options: {{ members: false }}\n\n[Every option of `{name}`](options.md#{name})\n"
+            directive,
+            f"{directive}    options: {{ members: false }}\n\n[Every option of `{name}`](options.md#{name})\n",
         )
     return linked
 

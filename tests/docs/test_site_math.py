@@ -52,7 +52,17 @@ def test_letters_are_variables_and_words_are_not() -> None:
 
 
 @pytest.mark.parametrize(
-    "code", ["ntkfl train --lr 0.1", "label_smoothing", "x", 'codec="factored"', "sum_limit · sum_samples", "a ──► b", "[data]", "1e-3"]
+    "code",
+    [
+        "ntkfl train --lr 0.1",
+        "label_smoothing",
+        "x",
+        'codec="factored"',
+        "sum_limit · sum_samples",
+        "a ──► b",
+        "[data]",
+        "1e-3",
+    ],
 )
 def test_code_is_no_formula(code: str) -> None:
     assert not HOOK.is_formula(code)

@@ -1,4 +1,4 @@
-"""The callbacks for MLflow and Weights & Biases that runs.md prints: run with the packages, or with stand-ins for them."""
+"""The callbacks for MLflow and Weights & Biases in runs.md: run with the packages, or with stand-ins for them."""
 
 from __future__ import annotations
 
