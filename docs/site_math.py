@@ -22,7 +22,8 @@ _TOKEN = re.compile(
 )
 _MATHS = re.compile(r"[Σ∫∂∇∈⊗∘√⟨⟩‖½ᵀ≈≤≥∞−·×←Α-Ωα-ω⁻²₀₁₂]|[\w)]\^[\w({]|_\{")
 _CODE = re.compile(r"[\"\\;─►│`$#]|--|::|ntkfl|\w\.\w+\(|[a-z]{2,}_[a-z]{2,}|[A-Za-z]=[A-Za-z\d]|/\w+/|https?:")
-_SYMBOL = re.compile(r"[A-Za-z](?:_\w{1,2}|\d)?(?:[/ ][A-Za-z](?:_\w{1,2}|\d)?)?")  # H_i, I/d2, J v
+# What can only be mathematics on a page full of it: C, H_i, I/d2, 1/(N d2), f(x).
+_SYMBOL = re.compile(r"(?=.*[A-Za-z])(?:[A-Za-z](?![A-Za-z])(?:_\w{1,2}|\d)?|\d+|[ /()+])+")
 _ENOUGH = 8  # formulas of a page whose single letters are variables too; elsewhere `x` may be an array's name
 _INLINE = re.compile(r"<code>([^<]*)</code>")
 _BLOCK = re.compile(r'<div class="highlight"><pre><span></span><code>([^<]*)</code></pre></div>')

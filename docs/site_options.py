@@ -116,7 +116,9 @@ def _default(field: FieldInfo) -> str:
 def _shown(value: object) -> str:
     if value is None or value == {}:
         return "none"
-    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{list(value) if isinstance(value, tuple) else value}`"
 
 
 def _cell(text: str) -> str:
