@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+from site_options import method_options, run_settings
+
+from ntkfl.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
 
@@ -22,13 +25,24 @@ def on_files(files: Files, config: Any) -> Files:
     for path in sorted((ROOT / "examples").rglob("*")):
         if path.is_file() and path.suffix in (".py", ".ipynb", ".md"):
             files.append(File.generated(config, path.relative_to(ROOT).as_posix(), content=path.read_bytes()))
-    files.append(File.generated(config, "commands.md", content=commands()))
+    made = {"commands.md": commands(), "options.md": method_options(), "settings.md": run_settings()}
+    for name, text in made.items():
+        files.append(File.generated(config, name, content=text))
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links as they are in the repository, to where the same pages are on the site."""
-    return re.sub(r"(\]\(|src=\")(?:docs/|\.\./)", r"\1", markdown)
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Links as they are in the repository, to where the same pages are on the site; classes lead to their options."""
+    if page.file.src_uri.startswith("examples/"):
+        return markdown.replace("](../docs/", "](../")
+    linked = re.sub(r"(\]\(|src=\")(?:docs/|\.\./)", r"\1", markdown)
+    for name, method in METHODS.items():
+        directive = f"::: ntkfl.methods.{method.__name__}\n"
+        linked = linked.replace(
+            directive,
+            f"{directive}    options: {{ members: false }}\n\n[Every option of `{name}`](options.md#{name})\n",
+        )
+    return linked
 
 
 def commands() -> str:

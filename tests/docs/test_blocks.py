@@ -24,6 +24,8 @@ ELSEWHERE = {
     "README.md": "tests/test_readme.py",
     "data.md": "tests/data/test_docs.py",
     "models.md": "tests/test_readme.py",
+    "runs.md": "tests/docs/test_trackers.py",
+    "tutorial.md": "tests/docs/test_tutorial.py",
 }
 
 

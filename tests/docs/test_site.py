@@ -1,33 +1,157 @@
-"""The documentation site builds, and every link in it leads somewhere."""
+"""The documentation site builds, every link in it leads somewhere, and it can be read and searched from the disk."""
 
 from __future__ import annotations
 
+import html
+import json
 import os
+import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from ntkfl.methods import METHODS
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("mkdocs", reason="needs mkdocs: make docs")
     pytest.importorskip("mkdocstrings", reason="needs mkdocs: make docs")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=200)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    api = (tmp_path / "api.html").read_text()
-    for name in ("train", "jacobian", "evolve", "from_clients", "NTKFL"):
-        assert f'.{name}"' in api, name
-    assert "ntkfl watch" in (tmp_path / "commands.html").read_text()
-    assert (tmp_path / "results/baselines/curves.png").exists()
+    return folder
+
+
+def test_pages_made_by_the_build_are_there(site: Path) -> None:
+    assert "ntkfl watch" in (site / "commands.html").read_text()
+    assert (site / "results/baselines/curves.png").exists()
+    sections = re.findall(r'<h2 id="([\w-]+)"', (site / "options.html").read_text())
+    assert sections == ["shared-by-all-methods", *METHODS]
+    assert '<h3 id="dirichlet">' in (site / "settings.html").read_text()
+
+
+def test_the_api_has_the_names_people_type(site: Path) -> None:
+    page = (site / "api.html").read_text()
+    for name in (
+        "train",
+        "jacobian",
+        "evolve",
+        "data.from_clients",
+        "methods.SumNTKFL",
+        "models.mlp",
+        "Run",
+        "Callback",
+    ):
+        assert f'<h3 id="ntkfl.{name}"' in page, name
+        assert f"ntkfl.{name}" in html.unescape(re.sub(r"<[^>]+>", "", page)), name
+    headings = re.findall(r'<h3 id="([\w.]+)"', page)
+    assert not [h for h in headings if h.startswith("ntkfl.federation.simulation")]
+    for name in METHODS:
+        assert f'href="options.html#{name}"' in page
+
+
+def test_the_search_index_can_be_loaded_from_the_disk(site: Path) -> None:
+    index = (site / "search" / "search_index.js").read_text()
+    assert index.startswith("var __index = ")
+    found = {entry["location"] for entry in json.loads(index.removeprefix("var __index = "))["docs"]}
+    assert {"api.html#ntkfl.train", "options.html#fedavg", "settings.html#dirichlet", "tutorial.html"} <= found
+
+
+def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        loaded = re.findall(r'<(?:script|img|iframe)[^>]* src="([^"]+)"', page.read_text())
+        loaded += re.findall(r'<link[^>]* rel="(?:stylesheet|preconnect|icon)"[^>]*>', page.read_text())
+        assert not [address for address in loaded if "//" in address], page
+
+
+def test_formulas_are_typeset(site: Path) -> None:
+    page = (site / "sums.html").read_text()
+    assert "<var>C</var><sup>−1</sup>" in page
+    assert '<div class="formulas">' in page
+    assert "ᵀ" not in "".join(re.findall(r"<article.*</article>", page, re.DOTALL))
+    assert "<code>sum-ntk-fl</code>" in page  # code stays code
 
 
 def test_every_page_is_in_the_menu() -> None:
     menu = (ROOT / "mkdocs.yml").read_text().split("\nnav:")[1]
     for page in (ROOT / "docs").glob("*.md"):
         assert page.name in menu, page.name
+
+
+@pytest.mark.parametrize(
+    ("page", "title"),
+    [
+        ("install", "Install"),
+        ("tutorial", "Tutorial"),
+        ("deploy", "Deployment"),
+        ("robustness", "Robustness"),
+        ("api", "Python API"),
+        ("threat-model", "Threat model"),
+    ],
+)
+def test_titles_can_be_guessed(page: str, title: str) -> None:
+    assert (ROOT / "docs" / f"{page}.md").read_text().startswith(f"# {title}\n")
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: make test-browser")
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        sandbox = [] if os.geteuid() else ["--no-sandbox"]  # Chromium refuses root one
+        started = driver.chromium.launch(executable_path=path, args=[*sandbox, "--disable-gpu"])
+        yield started
+        started.close()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("page", "typed"), [("index", "ntkfl.jacobian"), ("examples/index", "from_clients")])
+def test_search_works_from_the_disk(site: Path, chromium: Any, page: str, typed: str) -> None:
+    window = chromium.new_page()
+    window.set_default_timeout(60_000)
+    said: list[str] = []
+    window.on("pageerror", lambda error: said.append(str(error)))
+    window.goto(f"file://{site}/{page}.html")
+    window.click(".md-search__input")
+    window.keyboard.type(typed)
+    window.wait_for_selector(".md-search-result__item a")
+    links = [link.get_attribute("href") for link in window.locator(".md-search-result__item a").all()]
+    assert any(re.search(rf"/api\.html.*#ntkfl\.(data\.)?{typed.removeprefix('ntkfl.')}", link) for link in links), (
+        links
+    )
+    assert said == []
+    window.close()
+
+
+@pytest.mark.browser
+def test_no_page_is_wider_than_a_phone(site: Path, chromium: Any) -> None:
+    window = chromium.new_page(viewport={"width": 390, "height": 844})
+    wide = []
+    for page in sorted(site.glob("*.html")):
+        if page.name == "404.html":  # for servers: its addresses begin at their root
+            continue
+        window.goto(f"file://{page}")
+        window.wait_for_function("document.documentElement.classList.contains('js')")
+        width = window.evaluate("document.documentElement.scrollWidth")
+        if width > 390:
+            wide.append((page.name, width))
+        boxes = ".md-typeset__scrollwrap, .highlight, .doc-signature"
+        overflowing = window.evaluate(
+            f"""[...document.querySelectorAll('article table, article pre')].filter(e =>
+            e.getBoundingClientRect().right > innerWidth && !e.closest('{boxes}')).map(e => e.innerText.slice(0, 40))"""
+        )
+        assert overflowing == [], page.name
+    assert wide == []

@@ -1,0 +1,88 @@
+"""Formulas written as code become italics and scripts; code stays code."""
+
+from __future__ import annotations
+
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+def load() -> ModuleType:
+    spec = spec_from_file_location("site_math", Path(__file__).parents[2] / "docs" / "site_math.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+HOOK = load()
+
+
+def short(text: str) -> str:
+    """Variables as they are, subscripts in [], superscripts in {}."""
+    page = HOOK.typeset(text).removeprefix('<span class="formula">').removesuffix("</span>")
+    for tag, sign in (("<var>", ""), ("</var>", ""), ("<sub>", "["), ("</sub>", "]"), ("<sup>", "{"), ("</sup>", "}")):
+        page = page.replace(tag, sign)
+    return page
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("w(t) = w0 − (I − e^{−tC}) C⁻¹ g", "w(t) = w[0] − (I − e{−tC}) C{−1} g"),
+        ("J ∈ R^{N×d2×d}", "J ∈ R{N×d[2]×d}"),
+        ("Σ_ic b_ic b_icᵀ", "Σ[ic] b[ic] b[ic]{T}"),
+        ("∫_0^t e^{−a(u+{v})} du", "∫[0]{t} e{−a(u+{v})} du"),
+        ("w^(k,t) − λ_min n_in", "w{(k,t)} − λ[min] n[in]"),
+        ("‖a‖₂² < 10⁻³", "‖a‖[2]{2} &lt; 10{−3}"),
+        ("e^{−t", "e{−t"),  # not closed: shown as far as it goes
+    ],
+)
+def test_scripts(written: str, shown: str) -> None:
+    assert short(written).rstrip("}") == shown.rstrip("}")
+
+
+def test_letters_are_variables_and_words_are_not() -> None:
+    page = HOOK.typeset("ln(N/δ) + softmax(f) tC")
+    assert page.count("<var>") == 5
+    assert "ln(<var>N</var>/<var>δ</var>) + softmax(<var>f</var>) <var>t</var><var>C</var>" in page
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "ntkfl train --lr 0.1",
+        "label_smoothing",
+        "x",
+        'codec="factored"',
+        "sum_limit · sum_samples",
+        "a ──► b",
+        "[data]",
+        "1e-3",
+    ],
+)
+def test_code_is_no_formula(code: str) -> None:
+    assert not HOOK.is_formula(code)
+
+
+@pytest.mark.parametrize("symbol", ["<code>C</code>", "<code>1/(N d2)</code>", "<code>f(x_i)</code>"])
+def test_a_page(symbol: str) -> None:
+    formula, name = "<code>Σ_i x_i</code>", "<code>from_clients</code>"
+    few = HOOK.on_page_content(formula + symbol + name)
+    assert "Σ<sub>" in few
+    assert symbol in few  # where there is little mathematics, a letter can be a name
+    many = HOOK.on_page_content(formula * 8 + symbol + name)
+    assert symbol not in many
+    assert name in many
+
+
+def test_a_block_keeps_its_lines_and_words() -> None:
+    start, end = '<div class="highlight"><pre><span></span><code>', "</code></pre></div>"
+    page = HOOK.on_page_content(f"{start}A = Σ_i a_i    inputs &lt; 3\nG = Σ_i g_i\n{end}")
+    assert page.count("<div>") == 2
+    assert "<span>inputs &lt; 3</span>" in page
+    kept = f"{start}ntkfl train --lr 0.1\n{end}"
+    assert HOOK.on_page_content(kept) == kept

@@ -1,0 +1,99 @@
+"""The site's pages of options say what the schemas check: every option, its default, its bounds."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from pydantic import Field
+
+from ntkfl.data.partitions import PARTITIONS
+from ntkfl.errors import ConfigError
+from ntkfl.federation.config import Byzantine, DataConfig, ModelConfig, RunConfig
+from ntkfl.methods import METHODS
+from ntkfl.options import Options
+
+Rows = dict[str, list[str]]
+
+
+def rows(page: str) -> dict[str, Rows]:
+    """The tables of a page by heading: an option's cells by its name."""
+    sections = re.split(r"^#+ (.+)\n", page, flags=re.MULTILINE)[1:]
+    found = {}
+    for heading, text in zip(sections[::2], sections[1::2], strict=True):
+        lines = re.findall(r"^\| `([\w-]+)` \| (.*) \|$", text, re.MULTILINE)
+        found[heading] = {name: re.split(r" (?<!\\)\| ", rest) for name, rest in lines}
+    return found
+
+
+def load() -> ModuleType:
+    spec = spec_from_file_location("site_options", Path(__file__).parents[2] / "docs" / "site_options.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+HOOK = load()
+
+
+@pytest.fixture(scope="module")
+def tables() -> dict[str, Rows]:
+    return rows(HOOK.method_options())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_option_of_a_method_is_there_with_its_default(name: str, tables: dict[str, Rows]) -> None:
+    shown = tables["Shared by all methods"] | tables[name]
+    schema = METHODS[name].model_fields
+    assert set(shown) == set(schema)
+    for option, (_, default, meaning) in shown.items():
+        value = schema[option].get_default(call_default_factory=True)
+        if value is None:
+            assert default == "none", option
+        else:  # as TOML writes it
+            read = default.strip("`") if isinstance(value, str) else json.loads(default.strip("`"))
+            assert (tuple(read) if isinstance(read, list) else read) == value, option
+        assert meaning == schema[option].description
+
+
+def test_bounds_are_those_that_are_checked(tables: dict[str, Rows]) -> None:
+    """Each written bound, tried out: the value itself, where it is excluded, is refused."""
+    tried = 0
+    for name, method in METHODS.items():
+        for option, (values, *_) in tables[name].items():
+            for sign, bound in re.findall(r"([<>≤≥]) ([\d.e+-]+)", values):
+                step = 1 if "integer" in values else 1e-6
+                wrong = float(bound) + {"<": 0, ">": 0, "≤": step, "≥": -step}[sign]
+                with pytest.raises(ConfigError, match=option):
+                    method(**{option: int(wrong) if "integer" in values else wrong})
+                tried += 1
+    assert tried > 100
+
+
+def test_values_of_each_kind() -> None:
+    class Sample(Options):
+        a: int | None = Field(None, ge=1)
+        b: tuple[float, ...] = ()
+        c: bool = True
+        d: float = Field(0.5, gt=0, le=1)
+
+    said = {name: HOOK.values(field) for name, field in Sample.model_fields.items()}
+    assert said == {"a": "integer ≥ 1", "b": "list of numbers", "c": "true or false", "d": "number > 0 and ≤ 1"}
+
+
+def test_every_setting_of_a_run_and_every_partition_is_there() -> None:
+    shown = rows(HOOK.run_settings())
+    nested = {"data", "model", "method", "byzantine"}
+    assert set(shown["The run"]) == set(RunConfig.model_fields) - nested
+    assert set(shown["Data"]) == set(DataConfig.model_fields)
+    assert set(shown["Model"]) == set(ModelConfig.model_fields)
+    assert set(Byzantine.model_fields) <= set(shown["Byzantine clients"])
+    for kind, partition in PARTITIONS.items():
+        assert set(shown[kind]) == {field.name for field in fields(partition)}  # type: ignore[arg-type]
