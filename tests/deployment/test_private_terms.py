@@ -53,7 +53,7 @@ def test_rounds_that_the_budget_is_for_are_answered(client: tuple[ShuffledClient
     ("kind", "key", "least", "asks", "why"),
     [
         ("exchange", BatchKey(1, 0), 2, False, "less noise"),
-        ("exchange", BatchKey(2, 0), 3, True, "first one alone"),
+        ("exchange", BatchKey(2, 0), 3, True, "first 1 alone"),
         ("evaluate", BatchKey(1, EVALUATION), 3, False, "evaluators"),
         ("exchange", BatchKey(8, 0), 3, False, "none of the 7"),
         ("exchange", BatchKey(1, 1), 3, False, "second sum"),

@@ -412,7 +412,14 @@ def test_regression_from_end_to_end() -> None:
 @pytest.mark.parametrize("name", ntkfl.models.MODELS)
 def test_every_network_of_the_package(name: str) -> None:
     torch.manual_seed(0)
-    shapes = {"cnn": (1, 12, 12), "resnet": (1, 12, 12), "mlp": (5,), "gru": (6, 5), "transformer": (6,)}
+    shapes = {
+        "cnn": (1, 12, 12),
+        "resnet": (1, 12, 12),
+        "mlp": (5,),
+        "gru": (6, 5),
+        "transformer": (6,),
+        "random-features": (5,),
+    }
     options: dict[str, Any] = {"vocabulary": 20} if name == "transformer" else {}
     x = torch.randint(0, 20, (24, 6)) if name == "transformer" else torch.randn(24, *shapes[name])
     task, y = Task(ntkfl.models.MODELS[name](shapes[name], 3, **options), 3, "ce"), torch.arange(24) % 3

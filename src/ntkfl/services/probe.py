@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 
 from ntkfl.crypto.certificates import read_certificate
 from ntkfl.crypto.credentials import Credential
-from ntkfl.errors import ConfigError, NTKFLError
+from ntkfl.errors import NTKFLError
+from ntkfl.extras import missing
 from ntkfl.progress import plural, span
 from ntkfl.services.announcement import EVALUATION
 from ntkfl.services.key_server.store import KeyServer
@@ -26,7 +27,7 @@ try:
     import httpx
     from cryptography import x509
 except ImportError as error:
-    raise ConfigError("services need the extra 'services': pip install 'ntkfl[services]'") from error
+    raise missing("a federation's status", "services") from error
 
 SOON = timedelta(days=30)  # before a certificate ends
 _TIMEOUT_S = 3.0
