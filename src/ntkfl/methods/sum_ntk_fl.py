@@ -88,7 +88,8 @@ class SumNTKFL(Method):
     control: str = Field(
         "auto",
         description="of μ: fixed (as given); measured (a second exchange: the curvature that the step meets); auto "
-        "(measured where positions share weights, else fixed); judge (the next cohort's loss at half and twice the μ)",
+        "(measured where positions share weights or a factor is a diagonal, else fixed); judge (the next cohort's loss "
+        "at half and twice the μ)",
     )
     mu_range: tuple[float, float] = Field((4.0, 32.0), description="where the judge may move μ")
     largest: int = Field(LARGEST, ge=1, description="rows of a factor; of larger ones the diagonal is sent")
@@ -144,10 +145,8 @@ class SumNTKFL(Method):
                 kept["alternatives"] = torch.stack([flow.change(self.time, o, self.delta) - change for o in others])
         samples = float(sums.arrays[SAMPLES])
         diagnostics: dict[str, float | str] = {"samples": int(samples), "mu": mu}
-        if self.control != "judge" and "mu" not in kept and any(shaped.shared for shaped in sums.layers()):
-            diagnostics["warning"] = (
-                f"μ is fixed at {mu:g} and positions share weights: it may diverge where measured μ would not"
-            )
+        if self.control != "judge" and "mu" not in kept and (why := self._rough(sums)):
+            diagnostics["warning"] = f"μ is fixed at {mu:g} and {why}: it may diverge where measured μ would not"
         return Outcome(kept, float(losses[0]) / samples, self.time, diagnostics)
 
     def start(self, task: Task, weights: Tensor) -> State:
@@ -160,8 +159,15 @@ class SumNTKFL(Method):
 
     def _measures(self, sums: Sums) -> bool:
         """Whether a second exchange measures μ; of a secure sum there is one per round."""
-        shares = self.control == "auto" and any(shaped.shared for shaped in sums.layers())
-        return self.control == "measured" or (shares and not self.secure_sum)
+        rough = self.control == "auto" and bool(self._rough(sums))
+        return self.control == "measured" or (rough and not self.secure_sum)
+
+    def _rough(self, sums: Sums) -> str:
+        """Why some factors lose much of the curvature, so that no μ chosen beforehand fits; empty where none does."""
+        layers = sums.layers()
+        if any(shaped.shared for shaped in layers):
+            return "positions share weights"
+        return "a factor is a diagonal" if any(max(shaped.shape[1:]) > self.largest for shaped in layers) else ""
 
     def _measured(self, flow: Flow, w: Tensor, round: int, mu: float) -> Generator[Outgoing, list[Message], float]:
         """μ with which Ĉ has the curvature that its own step Δ meets on the cohort: Δᵀ C Δ / Δᵀ Ĉ Δ; at least `mu`."""
