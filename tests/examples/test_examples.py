@@ -155,6 +155,17 @@ def test_all_are_listed() -> None:
         assert (EXAMPLES / target).exists(), target
 
 
+def test_laplace_backend(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("laplace", reason="needs laplace-torch: pip install laplace-torch")
+    said = run("laplace_backend.py", capsys)
+    assert re.findall(r"^(\w+): (\d+) weights", said, re.MULTILINE) == [("all", "410"), ("last_layer", "370")]
+    for rows in re.findall(r"Jacobians differ by (\S+),", said):
+        assert float(rows) < 1e-12
+    # laplace-torch multiplies its curvature by a float32 identity.
+    for curvature, predictions, evidence in re.findall(r"curvature by (\S+), predictions by (\S+), evidence by (\S+)", said):
+        assert max(float(curvature), float(predictions), float(evidence)) < 1e-6
+
+
 def test_the_notebook_runs_cell_by_cell(capsys: pytest.CaptureFixture[str]) -> None:
     matplotlib.use("agg")
     notebook = json.loads((EXAMPLES / "quickstart.ipynb").read_text())

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ntkfl.tangent.dense import DenseBlock
-from ntkfl.tangent.factored import Call, FactoredBlock, LinearBlock
+from ntkfl.tangent.factored import Call, FactoredBlock, LinearBlock, joined
 from ntkfl.tangent.layers.tape import Tape
 
 REUSED_NUMBERS = 2**22  # beyond twice this (32 MiB) the C library gives every array fresh pages, which cost more
@@ -105,9 +105,9 @@ class ConvolutionBlock(FactoredBlock):
             for block in more:
                 total.values += block.values
             return total
-        a = torch.stack([c.input for c in calls], dim=1)
-        g = torch.stack([c.sensitivity for c in calls], dim=2).flatten(2)
-        return cls(a.contiguous(), g.contiguous(), weight, bias, settings)
+        a = joined([c.input.unsqueeze(1) for c in calls], dim=1)
+        g = joined([c.sensitivity.flatten(2) for c in calls], dim=2)
+        return cls(a, g, weight, bias, settings)
 
     @classmethod
     def fits(cls, a: Tensor, g: Tensor, weight: int, bias: int | None, settings: tuple[int, ...]) -> bool:
