@@ -57,6 +57,14 @@ class Geometry(NamedTuple):
         nothing = [0] * len(self.kernel)
         return torch.convolution(x, weight, bias, self.stride, self.padding, self.dilation, False, nothing, self.groups)
 
+    def input_gradient(self, cotangent: Tensor, weight: Tensor, size: Sequence[int]) -> Tensor:
+        """The transpose of `convolve` in x, whose images have this size."""
+        each = zip(size, self.positions(size), self.stride, self.padding, self.reach, strict=True)
+        unseen = [n - ((m - 1) * s - 2 * p + reach + 1) for n, m, s, p, reach in each]  # beyond the last patch
+        return torch.convolution(
+            cotangent, weight, None, self.stride, self.padding, self.dilation, True, unseen, self.groups
+        )
+
     def weight_gradient(self, x: Tensor, cotangent: Tensor, shape: tuple[int, ...]) -> Tensor:
         """The transpose of `convolve` in the filters, which have this shape."""
         nothing, mask = [0] * len(self.kernel), (False, True, False)
@@ -75,6 +83,24 @@ class Geometry(NamedTuple):
         D = len(self.kernel)
         x = x.permute(0, 1, *range(2 + D, 2 + 2 * D), *range(2, 2 + D))
         return x.reshape(n, self.groups, C // self.groups * math.prod(self.kernel), P)
+
+
+class _TapedConvolution(torch.autograd.Function):
+    """A convolution with its weights held fixed: the gradient of its input alone, as a transposed convolution.
+
+    PyTorch's own backward pass, mapped over the d2 cotangents, first copies an input for each of them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, at: Geometry) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.at, ctx.size = at, x.shape[2:]
+        return at.convolve(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None, None, None]:
+        (weight,) = ctx.saved_tensors
+        return ctx.at.input_gradient(cotangents[0], weight, ctx.size), None, None, None
 
 
 class ConvolutionBlock(FactoredBlock):
@@ -212,7 +238,8 @@ def run_convolution(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, tape: Tape, input
         return NotImplemented
     bare = Geometry(module.kernel_size, module.stride, (0,) * D, module.dilation, module.groups)
     x, at = _padded(input, bare, module.padding)
-    out = at.convolve(x, tape.value(module.weight), tape.optional(module.bias))
+    weight, bias = tape.value(module.weight), tape.optional(module.bias)
+    out = at.convolve(x, weight, bias) if tape.uses is None else _TapedConvolution.apply(x, weight, bias, at)
     return tape.tap(ConvolutionBlock, x, out, "weight", None if module.bias is None else "bias", at.settings)
 
 
