@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ def network(name: str, samples: int, quick: bool) -> tuple[nn.Module, Tensor]:
     shape = (colours, side, side)
     if name == "MLP":
         return mlp(side * side, 100, _OUTPUTS), x.flatten(1)
-    return {"CNN": cnn, "ResNet": resnet, "transformer": transformer}[name](shape, _OUTPUTS).eval(), x
+    builders: dict[str, Callable[..., nn.Module]] = {"CNN": cnn, "ResNet": resnet, "transformer": transformer}
+    return builders[name](shape, _OUTPUTS).eval(), x
 
 
 def ours(model: nn.Module, x: Tensor) -> Tensor:
@@ -49,14 +51,12 @@ def torch_func(model: nn.Module, x: Tensor) -> Tensor:
 
 def backpack(model: nn.Module, x: Tensor) -> Tensor:
     """`BatchGrad` of an output at a time: a tenth of the Jacobian is held, and the kernel adds up."""
-    import backpack as library
-    from backpack.extensions import BatchGrad
-
+    library, extensions = import_module("backpack"), import_module("backpack.extensions")
     extended = library.extend(model)
     total = x.new_zeros(len(x), len(x))
     for output in range(_OUTPUTS):
         model.zero_grad()
-        with library.backpack(BatchGrad()):
+        with library.backpack(extensions.BatchGrad()):
             extended(x)[:, output].sum().backward()
         if not all(hasattr(p, "grad_batch") for p in model.parameters()):
             raise NotImplementedError("a layer without BatchGrad")
@@ -68,11 +68,10 @@ def backpack(model: nn.Module, x: Tensor) -> Tensor:
 
 def curvlinops(model: nn.Module, x: Tensor) -> Tensor:
     """Jᵀ as a linear operator on the whole batch: a product for every output of every sample."""
-    from curvlinops import TransposedJacobianLinearOperator
-
     data = [(x, x.new_zeros(len(x), _OUTPUTS))]
     parameters = list(model.parameters())
-    operator = TransposedJacobianLinearOperator(model, parameters, data, check_deterministic=False)
+    library = import_module("curvlinops")
+    operator = library.TransposedJacobianLinearOperator(model, parameters, data, check_deterministic=False)
     seeds = torch.split(torch.eye(len(x) * _OUTPUTS), 50)
     rows = torch.cat([operator @ few.T for few in seeds], dim=1).T.reshape(len(x), -1)
     return rows @ rows.T / _OUTPUTS
@@ -87,9 +86,7 @@ def neural_tangents(model: nn.Module, x: Tensor) -> Tensor:
 
 @cache
 def _compiled(model: nn.Module) -> Callable[..., Any]:
-    import jax
-    import neural_tangents as nt
-
+    jax, nt = import_module("jax"), import_module("neural_tangents")
     kernel = nt.empirical_ntk_fn(
         _in_jax(model), trace_axes=(-1,), vmap_axes=0, implementation=nt.NtkImplementation.STRUCTURED_DERIVATIVES
     )
@@ -99,13 +96,11 @@ def _compiled(model: nn.Module) -> Callable[..., Any]:
 
 def _in_jax(model: nn.Module) -> Callable[..., Any]:
     """The same chain of linear layers, convolutions and ReLUs in JAX; its weights in a list."""
-    import jax
-
     if not isinstance(model, nn.Sequential) or not all(
         isinstance(layer, nn.Linear | nn.Conv2d | nn.ReLU | nn.Flatten) for layer in model
     ):
         raise NotImplementedError("the network must be written again in JAX")
-    layers = list(model)
+    jax, layers = import_module("jax"), list(model)
 
     def f(weights: list[Any], h: Any) -> Any:
         left = iter(weights)

@@ -15,7 +15,7 @@ import numpy as np
 from ntkfl_experiments.bench.contenders import NETWORKS, WAYS
 from ntkfl_experiments.bench.rows import BenchRow, Setting
 
-_SAMPLES = {"MLP": 500, "CNN": 200, "ResNet": 30, "transformer": 100}
+_SAMPLES = {"MLP": 200, "CNN": 100, "ResNet": 16, "transformer": 50}
 _LIMITS = {
     "torch.func": "stores every derivative",
     "BackPACK": "chains of layers that it knows",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -239,7 +239,8 @@ def run_convolution(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, tape: Tape, input
     bare = Geometry(module.kernel_size, module.stride, (0,) * D, module.dilation, module.groups)
     x, at = _padded(input, bare, module.padding)
     weight, bias = tape.value(module.weight), tape.optional(module.bias)
-    out = at.convolve(x, weight, bias) if tape.uses is None else _TapedConvolution.apply(x, weight, bias, at)
+    taped: Callable[..., Tensor] = _TapedConvolution.apply
+    out = at.convolve(x, weight, bias) if tape.uses is None else taped(x, weight, bias, at)
     return tape.tap(ConvolutionBlock, x, out, "weight", None if module.bias is None else "bias", at.settings)
 
 
