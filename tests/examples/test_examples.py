@@ -155,6 +155,17 @@ def test_all_are_listed() -> None:
         assert (EXAMPLES / target).exists(), target
 
 
+def test_laplace_backend(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("laplace", reason="needs laplace-torch: pip install laplace-torch")
+    said = run("laplace_backend.py", capsys)
+    assert re.findall(r"^(\w+): (\d+) weights", said, re.MULTILINE) == [("all", "410"), ("last_layer", "370")]
+    for rows in re.findall(r"Jacobians differ by (\S+),", said):
+        assert float(rows) < 1e-12
+    apart = re.findall(r"(?:curvature|predictions|evidence) by (\S+?),?\s", said)
+    assert len(apart) == 6
+    assert max(float(a) for a in apart) < 1e-6  # its own curvature is a product with a float32 identity
+
+
 def test_the_notebook_runs_cell_by_cell(capsys: pytest.CaptureFixture[str]) -> None:
     matplotlib.use("agg")
     notebook = json.loads((EXAMPLES / "quickstart.ipynb").read_text())

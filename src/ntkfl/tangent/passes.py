@@ -125,22 +125,20 @@ def substitutable(module: nn.Module) -> bool:
 
 def _sensitivities(f: Tensor, outputs: Sequence[Tensor]) -> Iterator[Tensor]:
     """∂f_j/∂out, [d2, *out.shape], for each tapped output in turn; zero for one that nothing uses."""
-    seeds = torch.eye(f.shape[1], dtype=f.dtype, device=f.device).unsqueeze(1).expand(-1, *f.shape)
-    gradients: list[Tensor | None]
+
+    def backward(seed: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(f, outputs, seed.expand(f.shape), retain_graph=True, materialize_grads=True)
+
+    seeds = torch.eye(f.shape[1], dtype=f.dtype, device=f.device)
     try:
-        gradients = list(
-            torch.autograd.grad(f, outputs, seeds, retain_graph=True, is_grads_batched=True, allow_unused=True)
-        )
+        # Not `is_grads_batched`: its older rules take the seeds one by one in a convolution and stack the results.
+        gradients = list(torch.vmap(backward)(seeds))
     except RuntimeError:  # an operation whose backward pass does not batch: an output at a time
-        each = [torch.autograd.grad(f, outputs, seed, retain_graph=True, allow_unused=True) for seed in seeds]
-        gradients = [None if same[0] is None else torch.stack(same) for same in zip(*each, strict=True)]
-    shapes = [out.shape for out in outputs]
-    zero = f.detach().new_zeros(())
+        gradients = [torch.stack(same) for same in zip(*[backward(seed) for seed in seeds], strict=True)]
 
     def one_by_one() -> Iterator[Tensor]:
-        for i, shape in enumerate(shapes):
-            gradient, gradients[i] = gradients[i], None
-            yield zero.expand(len(seeds), *shape) if gradient is None else gradient.detach()
+        while gradients:
+            yield gradients.pop(0).detach()
 
     return one_by_one()
 

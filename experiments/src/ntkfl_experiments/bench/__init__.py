@@ -2,6 +2,7 @@
 
 from ntkfl_experiments.bench.accuracy import accuracy
 from ntkfl_experiments.bench.clients import clients
+from ntkfl_experiments.bench.jacobians import jacobians
 from ntkfl_experiments.bench.kernel import kernel
 from ntkfl_experiments.bench.networks import networks
 from ntkfl_experiments.bench.round import round
@@ -15,6 +16,7 @@ from ntkfl_experiments.bench.wire import wire
 SUITES: dict[str, Suite] = {
     "kernel": kernel,
     "networks": networks,
+    "jacobians": jacobians,
     "round": round,
     "clients": clients,
     "wire": wire,
@@ -27,6 +29,7 @@ SUITES: dict[str, Suite] = {
 SECONDS: dict[str, float] = {
     "kernel": 30,
     "networks": 20,
+    "jacobians": 150,
     "round": 120,
     "clients": 10,
     "wire": 10,

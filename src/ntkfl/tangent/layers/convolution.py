@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ntkfl.tangent.dense import DenseBlock
-from ntkfl.tangent.factored import Call, FactoredBlock, LinearBlock
+from ntkfl.tangent.factored import Call, FactoredBlock, LinearBlock, joined
 from ntkfl.tangent.layers.tape import Tape
 
 REUSED_NUMBERS = 2**22  # beyond twice this (32 MiB) the C library gives every array fresh pages, which cost more
@@ -57,6 +57,14 @@ class Geometry(NamedTuple):
         nothing = [0] * len(self.kernel)
         return torch.convolution(x, weight, bias, self.stride, self.padding, self.dilation, False, nothing, self.groups)
 
+    def input_gradient(self, cotangent: Tensor, weight: Tensor, size: Sequence[int]) -> Tensor:
+        """The transpose of `convolve` in x, whose images have this size."""
+        each = zip(size, self.positions(size), self.stride, self.padding, self.reach, strict=True)
+        unseen = [n - ((m - 1) * s - 2 * p + reach + 1) for n, m, s, p, reach in each]  # beyond the last patch
+        return torch.convolution(
+            cotangent, weight, None, self.stride, self.padding, self.dilation, True, unseen, self.groups
+        )
+
     def weight_gradient(self, x: Tensor, cotangent: Tensor, shape: tuple[int, ...]) -> Tensor:
         """The transpose of `convolve` in the filters, which have this shape."""
         nothing, mask = [0] * len(self.kernel), (False, True, False)
@@ -75,6 +83,24 @@ class Geometry(NamedTuple):
         D = len(self.kernel)
         x = x.permute(0, 1, *range(2 + D, 2 + 2 * D), *range(2, 2 + D))
         return x.reshape(n, self.groups, C // self.groups * math.prod(self.kernel), P)
+
+
+class _TapedConvolution(torch.autograd.Function):
+    """A convolution with its weights held fixed: the gradient of its input alone, as a transposed convolution.
+
+    PyTorch's own backward pass, mapped over the d2 cotangents, first copies an input for each of them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, at: Geometry) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.at, ctx.size = at, x.shape[2:]
+        return at.convolve(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None, None, None]:
+        (weight,) = ctx.saved_tensors
+        return ctx.at.input_gradient(cotangents[0], weight, ctx.size), None, None, None
 
 
 class ConvolutionBlock(FactoredBlock):
@@ -105,9 +131,9 @@ class ConvolutionBlock(FactoredBlock):
             for block in more:
                 total.values += block.values
             return total
-        a = torch.stack([c.input for c in calls], dim=1)
-        g = torch.stack([c.sensitivity for c in calls], dim=2).flatten(2)
-        return cls(a.contiguous(), g.contiguous(), weight, bias, settings)
+        a = joined([c.input.unsqueeze(1) for c in calls], dim=1)
+        g = joined([c.sensitivity.flatten(2) for c in calls], dim=2)
+        return cls(a, g, weight, bias, settings)
 
     @classmethod
     def fits(cls, a: Tensor, g: Tensor, weight: int, bias: int | None, settings: tuple[int, ...]) -> bool:
@@ -212,7 +238,9 @@ def run_convolution(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, tape: Tape, input
         return NotImplemented
     bare = Geometry(module.kernel_size, module.stride, (0,) * D, module.dilation, module.groups)
     x, at = _padded(input, bare, module.padding)
-    out = at.convolve(x, tape.value(module.weight), tape.optional(module.bias))
+    weight, bias = tape.value(module.weight), tape.optional(module.bias)
+    taped: Callable[..., Tensor] = _TapedConvolution.apply
+    out = at.convolve(x, weight, bias) if tape.uses is None else taped(x, weight, bias, at)
     return tape.tap(ConvolutionBlock, x, out, "weight", None if module.bias is None else "bias", at.settings)
 
 

@@ -1,0 +1,70 @@
+"""Trace kernels of four kinds of networks by this package and by the other libraries: time and peak memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ntkfl_experiments.bench.contenders import NETWORKS, WAYS
+from ntkfl_experiments.bench.rows import BenchRow, Setting
+
+_SAMPLES = {"MLP": 200, "CNN": 100, "ResNet": 16, "transformer": 50}
+_LIMITS = {
+    "torch.func": "stores every derivative",
+    "BackPACK": "chains of layers that it knows",
+    "curvlinops": "no sample-wise rows: a product over the batch per output and sample",
+    "neural-tangents": "networks in JAX",
+}
+
+
+def jacobians(setting: Setting) -> list[BenchRow]:
+    """Sample-wise Jacobian and trace kernel beside torch.func, BackPACK, curvlinops, neural-tangents (processor time).
+
+    Each in a process of its own, with as many threads as PyTorch takes; a library that is not installed has no row.
+    """
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for network in NETWORKS:
+            samples = 4 if setting.quick else _SAMPLES[network]
+            found = {way: _child(way, network, samples, setting.quick, Path(folder) / way) for way in WAYS}
+            refusals = [f"{way} cannot: {answer['cannot']}" for way, answer in found.items() if "cannot" in answer]
+            rows += [
+                _row(network, way, answer, found["ntkfl"], "; ".join([f"N={samples:,}", *refusals]))
+                for way, answer in found.items()
+                if "seconds" in answer
+            ]
+    return rows
+
+
+def _child(way: str, network: str, samples: int, quick: bool, target: Path) -> dict[str, Any]:
+    # Not -m: the package imports the module, which would then be there twice.
+    code = "from ntkfl_experiments.bench.contenders import main; main()"
+    target = target.with_suffix(".npy")
+    command = [sys.executable, "-c", code, way, network, str(samples), str(quick), str(target)]
+    quiet = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=quiet)
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer | ({"kernel": np.load(target).astype(np.float64)} if "seconds" in answer else {})
+
+
+def _row(network: str, way: str, found: dict[str, Any], mine: dict[str, Any], about: str) -> BenchRow:
+    what, megabytes = f"{network}: {way}", found["added"] / 1e6
+    details = {"peak_megabytes": megabytes}
+    if found is mine:
+        return BenchRow(what, found["seconds"], 1.0, note=f"peak {megabytes:,.0f} MB; {about}", details=details)
+    details["memory_ratio"] = found["added"] / max(mine["added"], 1.0)
+    return BenchRow(
+        what,
+        found["seconds"],
+        found["seconds"] / mine["seconds"],
+        difference=float(np.linalg.norm(found["kernel"] - mine["kernel"]) / np.linalg.norm(mine["kernel"])),
+        note=f"peak {megabytes:,.0f} MB, {details['memory_ratio']:,.3g} times ours; {_LIMITS[way]}",
+        details=details,
+    )
