@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeGuard
 
 from ntkfl.errors import ConfigError, TrustError
@@ -31,6 +34,20 @@ def find_factory(name: str) -> Callable[..., Any]:
     if not callable(found):
         raise ConfigError(f"{module_name!r} has no function {attribute!r}")
     return found  # type: ignore[no-any-return]  # whatever it is, it can be called
+
+
+def source_digest(name: str) -> str:
+    """SHA-256 of the file that holds `package.module:factory`; empty where there is none to read.
+
+    What that file imports is not seen.
+    """
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        spec = importlib.util.find_spec(name.partition(":")[0])
+        return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest() if spec and spec.origin else ""
+    except (ImportError, ValueError, OSError):  # said where the code is used
+        return ""
 
 
 def refuse_code(named: Sequence[str], source: str) -> None:

@@ -18,9 +18,9 @@ SMALL = ["--dataset", "digits", "--clients", "8", "--hidden", "8", "--rounds", "
 def test_a_private_run_says_what_it_promises_and_keeps_to_it(tmp_path: Path) -> None:
     done = ntkfl("train", *SMALL, "--set", "epsilon=30", "--out", tmp_path / "a")
     assert done.returncode == 0, done.stderr
-    promised = [line for line in done.stdout.splitlines() if line.startswith(("private:", "if 8 of 8"))]
+    promised = [line for line in done.stdout.splitlines() if line.startswith(("private:", "if at least 8 of 8"))]
     assert promised[0] == "private: ε = 30, δ = 1e-05 for a record over 2 rounds, against the aggregator"
-    assert promised[1] == "if 8 of 8 clients are honest; simulated: the noise follows from the seed"
+    assert promised[1] == "if at least 8 of 8 clients are honest; simulated: the noise follows from the seed"
     assert "privacy spent: ε = 30 at δ = 1e-05 for a record" in done.stdout
     records = [json.loads(line) for line in (tmp_path / "a" / "history.jsonl").read_text().splitlines()]
     assert records[-1]["epsilon"] == pytest.approx(30)
@@ -78,3 +78,14 @@ def test_a_clients_privacy(given: list[str], tmp_path: Path) -> None:
     assert "private: ε = 30, δ = 1e-05 for a client over 2 rounds, against the aggregator" in done.stdout
     assert "privacy spent: ε = 30 at δ = 1e-05 for a client" in done.stdout
     assert json.loads((tmp_path / "a" / "history.jsonl").read_text().splitlines()[-1])["unit"] == "client"
+
+
+def test_all_clients_of_a_file_take_part(tmp_path: Path) -> None:
+    file = tmp_path / "sites.csv"
+    file.write_text("a,label,client\n" + "".join(f"{i}.5,{i % 2},site-{i % 6}\n" for i in range(60)))
+    assert private_settings({"data": {"dataset": str(file)}})["clients_per_round"] == 6
+
+
+def test_another_method_is_named_with_what_to_do() -> None:
+    with pytest.raises(ConfigError, match="not sum-ridge: --method private-ridge"):
+        private_settings({"method": {"name": "sum-ridge"}})

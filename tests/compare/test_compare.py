@@ -13,9 +13,10 @@ import pytest
 
 from ntkfl.compare.results import Reached, Row, bytes_text, columns, reached_text, spread, summarise
 from ntkfl.compare.search import edges_of, score, search
-from ntkfl.compare.spec import Comparison
+from ntkfl.compare.spec import Comparison, Entry
 from ntkfl.compare.trials import Cell
 from ntkfl.errors import ConfigError
+from ntkfl.federation.config import RunConfig
 from ntkfl.federation.run_folder import RunFolder
 
 TOML = """
@@ -301,3 +302,34 @@ def test_fallback_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usable, note = read(tmp_path, text + "[fallback]\ndataset = 'digits'\nclients = 9\n").with_available_data()
     assert usable.data.dataset == "digits"
     assert "built-in digits serve instead" in note
+
+
+def test_an_edited_method_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell's folder is named by the source of the user's code, too: its old results are not shown for the new one."""
+    monkeypatch.chdir(tmp_path)
+    source = "from ntkfl.methods import FedAvg\n\n\nclass Mine(FedAvg):\n    pass\n"
+    (tmp_path / "edited_method.py").write_text(source)
+    config = RunConfig(data={"dataset": "digits", "clients": 4}, method={"name": "edited_method:Mine"})
+    before = Cell("mine", config, tmp_path).key
+    assert Cell("mine", config, tmp_path).key == before
+    (tmp_path / "edited_method.py").write_text(source + "    # another step\n")
+    assert Cell("mine", config, tmp_path).key != before
+
+
+def test_an_edited_file_of_data_is_run_again(tmp_path: Path) -> None:
+    file = tmp_path / "sites.csv"
+    file.write_text("a,label,client\n1.5,0,x\n2.5,1,x\n0.5,0,y\n3.5,1,y\n")
+    config = RunConfig(data={"dataset": str(file)}, method={"name": "fedavg"})
+    before = Cell("a", config, tmp_path).key
+    file.write_text(file.read_text().replace("1.5", "1.6"))
+    assert Cell("a", config, tmp_path).key != before
+
+
+def test_a_method_can_be_given_by_its_name_alone() -> None:
+    assert Entry(label="a", method="fedavg").method == {"name": "fedavg"}  # type: ignore[arg-type]
+
+
+def test_small_bytes_add_up_as_they_are_shown() -> None:
+    assert bytes_text(Reached(0.8, [3], [0.81], [0.31])) == "0.8 + 0.3 = 1.1"
+    assert bytes_text(Reached(0.8, [3], [0.06], [0.03])) == "0.06 + 0.03 = 0.09"
+    assert bytes_text(Reached(0.8, [3], [48.2], [21.1])) == "48 + 21 = 69"

@@ -55,6 +55,15 @@ def head_of(run: ntkfl.Run) -> torch.Tensor:
     return torch.cat([run.model.head.weight.mT, run.model.head.bias.unsqueeze(0)]).detach()
 
 
+def test_inputs_standardised_by_all_clients_forbid_forgetting(tmp_path: Path) -> None:
+    """The mean and deviation would still know the client."""
+    model = ntkfl.models.head(nn.Identity(), CLASSES, features=F)
+    fed, method = federation(0, 1, 2).standardized(), SumRidge(keep_shares=True)
+    ntkfl.train(model, fed, method, rounds=1, clients_per_round=3, out=tmp_path / "run", callbacks=[])
+    with pytest.raises(NTKFLError, match="standardised by all clients' sums"):
+        forget(tmp_path / "run", 2)
+
+
 def test_forgetting_is_retraining_without_the_client(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     before = trained(folder, 0, 1, 2, 3, 4, 5)

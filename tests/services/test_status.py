@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ntkfl.services.status import FILE, StatusFile, read_status
+from ntkfl.errors import ConfigError
+from ntkfl.services.status import FILE, StatusFile, read_status, refuse_second
 
 PROGRAM = """
 import sys, time
@@ -37,11 +38,14 @@ def test_a_role_that_was_killed_is_told_from_one_that_waits(tmp_path: Path) -> N
         second = StatusFile(tmp_path, "client", name="another")  # a second process of one role: the first has the word
         second.update(answered=9)
         assert read_status(tmp_path) == there
+        with pytest.raises(ConfigError, match=f"process {process.pid} runs this role"):
+            refuse_second(tmp_path)
     finally:
         process.kill()
         process.wait()
     gone = read_status(tmp_path)
     assert gone == there | {"running": False}
+    refuse_second(tmp_path)
     assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
 
 

@@ -30,8 +30,10 @@ def aggregate(
     from ntkfl.progress import Record, RoundTable
     from ntkfl.services.log import configure_logging, log, warn
     from ntkfl.services.metrics import serving_metrics
+    from ntkfl.services.status import refuse_second
 
     configure_logging("aggregator", form=log_format, level=log_level)
+    refuse_second(folder)
     aggregator = Aggregator(folder, out, say=log, allow_code=allow_code)
     settings, as_json = aggregator.settings, log_format == "json"
     display = RoundTable(aggregator.server.method.name, settings.rounds, remarks, quiet=as_json)

@@ -32,9 +32,11 @@ def join(
     from ntkfl.deployment.client import ShuffledClient  # needs the extra
     from ntkfl.deployment.contract import Federation
     from ntkfl.services.log import configure_logging, log
+    from ntkfl.services.status import refuse_second
     from ntkfl.user_code import find_factory
 
     configure_logging(folder.resolve().name, form=log_format, level=log_level)
+    refuse_second(folder)
     terms = Federation.read(folder).terms
     images = Images(terms.inputs, terms.mean, terms.std, terms.class_names)
     x, y = read_own(data, images, find_factory)

@@ -12,6 +12,24 @@ ROUNDS = 20
 HONEST = 0.9  # part of a round's clients whose noise the promise counts on
 
 
+def _not_private(name: str) -> str:
+    instead = "--method private-ridge --secure-sum is its private form" if name == "sum-ridge" else "leave --method out"
+    return f"trains with {' or '.join(METHODS)}, not {name}: {instead}, or say --method {METHODS[0]}"
+
+
+def _clients(given: dict[str, Any], data: dict[str, Any]) -> int:
+    """All clients that there will be; those of a file or of a user's function are counted."""
+    from ntkfl.data.files import is_data_file
+    from ntkfl.federation.build import load_data
+    from ntkfl.federation.config import RunConfig
+    from ntkfl.user_code import is_code
+
+    name = data.get("dataset", "")
+    if not (is_data_file(name) or is_code(name)):
+        return int(data.get("clients", 300))
+    return len(load_data(RunConfig(**(given | {"method": {"name": "fedavg"}}))))
+
+
 def private_settings(given: dict[str, Any]) -> dict[str, Any]:
     """The settings with what privacy needs beside them: secure sums, all clients in each round, ε = 3 at δ = 1e-5.
 
@@ -19,7 +37,7 @@ def private_settings(given: dict[str, Any]) -> dict[str, Any]:
     """
     data, method = given.get("data", {}), given.get("method", {})
     for void, why in (
-        (method.get("name", METHODS[0]) not in METHODS, f"trains with {' or '.join(METHODS)}"),
+        (method.get("name", METHODS[0]) not in METHODS, _not_private(str(method.get("name")))),
         (method.get("secure_sum") is False, "sums replies under masks: leave secure_sum as it is"),
         (method.get("noise_by", "clients") != "clients", "trusts no server with sums: leave noise_by out"),
         (method.get("epsilon", 3.0) is None, "needs an epsilon"),
@@ -33,7 +51,7 @@ def private_settings(given: dict[str, Any]) -> dict[str, Any]:
     rounds = given.get("rounds", ROUNDS)
     if "clients_per_round" not in given and data.get("partition", "dirichlet") in ("writer", "client"):
         raise ConfigError("--private needs --clients-per-round where the data say how many clients there are")
-    cohort = given.get("clients_per_round", data.get("clients", 300))
+    cohort = given.get("clients_per_round") or _clients(given, data)
     private = {
         "name": METHODS[0],
         "secure_sum": True,

@@ -42,9 +42,10 @@ def key_server(
     from ntkfl.services.key_server.store import DAY, STATE, KeyServer
     from ntkfl.services.log import configure_logging
     from ntkfl.services.metrics import serving_metrics
-    from ntkfl.services.status import STOPPED, StatusFile
+    from ntkfl.services.status import STOPPED, StatusFile, refuse_second
     from ntkfl.services.trusted_peers import TrustedPeers
 
+    refuse_second(folder)
     peers = TrustedPeers.read(folder)
     server = KeyServer.open(folder)
     if credential_days is not None:
@@ -80,8 +81,10 @@ def shuffler(
     from ntkfl.services.log import configure_logging
     from ntkfl.services.metrics import serving_metrics
     from ntkfl.services.shuffler.app import STATE, serve_shuffler
+    from ntkfl.services.status import refuse_second
     from ntkfl.services.trusted_peers import TrustedPeers  # needs the extra
 
+    refuse_second(folder)
     peers = TrustedPeers.read(folder)
     at = address(peers.shuffler.url, host, port), address(peers.shuffler.aggregator_url, host, aggregator_port)
     typer.echo(f"shuffler of federation {peers.federation}, run {peers.run}")

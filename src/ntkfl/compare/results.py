@@ -9,6 +9,7 @@ import platform
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,8 @@ def bytes_text(reached: Reached) -> str:
     if not all(ways):
         return ""
     means = [statistics.mean(way) for way in ways]
-    return " + ".join(f"{mean:.0f}" for mean in means) + f" = {sum(means):.0f}"
+    digits = 0 if sum(means) >= 10 else 1 if sum(means) >= 1 else 2
+    return " + ".join(f"{mean:.{digits}f}" for mean in means) + f" = {sum(means):.{digits}f}"
 
 
 def accuracy_at(row: Row, round: int | None) -> str:
@@ -135,7 +137,8 @@ def columns(comparison: Comparison, rows: Sequence[Row]) -> tuple[list[str], lis
         cells = [row.label, *(accuracy_at(row, r) for r in shown.values())]
         for reached in row.reached:
             cells += [reached_text(reached, row.length), bytes_text(reached)]
-        each = [s[-1] / len(s) for s in row.seconds if s]
+        # The median: a worker's first round also pays for its start.
+        each = [statistics.median(b - a for a, b in pairwise([0.0, *s])) for s in row.seconds if s]
         body.append([*cells, f"{statistics.mean(each):.2f}" if each else ""])
     return headers, body
 

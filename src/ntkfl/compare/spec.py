@@ -57,6 +57,11 @@ class Entry(Options):
         description="clients that corrupt what they reply in this curve's runs, though not in its search",
     )
 
+    @field_validator("method", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
     def model_post_init(self, _: object) -> None:
         probe = {name: values[0] for name, values in self.grid.items() if values}
         if len(probe) != len(self.grid):

@@ -13,6 +13,7 @@ from typing import Self
 
 from ntkfl.atomic import write_atomically
 from ntkfl.data import Federated
+from ntkfl.data.files import is_data_file
 from ntkfl.devices import find_device
 from ntkfl.errors import Diverged, NTKFLError, NumericalError
 from ntkfl.federation.build import load_data, spelled_out
@@ -20,6 +21,7 @@ from ntkfl.federation.config import RunConfig
 from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.federation.simulation import execute
 from ntkfl.processes import Pool
+from ntkfl.user_code import source_digest
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Cell:
     def key(self) -> str:
         values = spelled_out(self.config)
         values = {k: v for k, v in values.items() if k not in ("rounds", "stop_at")}
+        values |= _own_files(self.config)
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
@@ -117,6 +120,14 @@ def _work(cell: Cell, device: str | None) -> None:
 def _data_options(config: RunConfig) -> dict[str, object]:
     """Of the method's options only those that change the data, so that one worker prepares equal data once."""
     return {k: v for k, v in config.method.items() if k in ("name", "shared_fraction")}
+
+
+def _own_files(config: RunConfig) -> dict[str, str]:
+    """Digests of a user's own code and data file: whoever edits them asks for new runs."""
+    found = {f"code {name}": source_digest(name) for name in config.code}
+    if is_data_file(config.data.dataset):
+        found["data"] = hashlib.sha256(Path(config.data.dataset).read_bytes()).hexdigest()
+    return found
 
 
 @lru_cache(maxsize=2)

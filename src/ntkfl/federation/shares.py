@@ -62,6 +62,11 @@ class SharesOfRun:
             raise RunFolderError(f"{self.folder.path} holds no client's sums yet: the first round has not ended")
 
     @property
+    def standardized(self) -> bool:
+        data = self.config.get("data")
+        return isinstance(data, dict) and bool(data.get("standardize") or data.get("standardized"))
+
+    @property
     def penalty(self) -> float:
         return float(self.state[PENALTY])
 
@@ -120,6 +125,11 @@ def forget(path: Path | str, client: int) -> Record:
         others = [run.shares[c] for c in sorted(run.shares) if c != client]
         if not others:
             raise ConfigError(f"client {client} is the only one: without it there is no model")
+        if run.standardized:
+            raise ConfigError(
+                f"inputs of {run.folder.path} were standardised by all clients' sums, client {client}'s among them: "
+                "forgetting would not be exact; train again without it"
+            )
         solved, penalty = run.method.solve(others, total(others))
         flat, model = run.flat(solved), run.model(solved)
         before = run.state["weights"]

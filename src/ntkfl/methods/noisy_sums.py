@@ -180,7 +180,7 @@ class NoisySums(Method):
             )
         if self.epsilon is None:
             return ["without epsilon nothing is private: contributions are clipped, and no noise is added"]
-        honest = f"if {self.noise_clients} of {cohort} clients are honest"
+        honest = f"if at least {self.noise_clients} of {cohort} clients are honest"
         if self.noise_by == "server":
             honest = "if the server, which adds the noise, is trusted"
         drawn = "" if self.sampling_rate == 1 else ", and cohorts are drawn at random"

@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from ntkfl.errors import ConfigError
 from ntkfl.safe_parse import parse_json
 
 FILE = "status.json"
@@ -76,6 +77,13 @@ class StatusFile:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
+
+
+def refuse_second(folder: Path) -> None:
+    """`ConfigError` where the role of this folder runs already: two of it would answer each other's questions."""
+    status = read_status(folder)
+    if status is not None and status["running"]:
+        raise ConfigError(f"{folder} is in use: process {status.get('pid', '?')} runs this role; stop it first")
 
 
 def read_status(folder: Path) -> dict[str, Any] | None:
