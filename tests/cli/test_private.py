@@ -20,7 +20,7 @@ def test_a_private_run_says_what_it_promises_and_keeps_to_it(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     promised = [line for line in done.stdout.splitlines() if line.startswith(("private:", "if at least 8 of 8"))]
     assert promised[0] == "private: ε = 30, δ = 1e-05 for a record over 2 rounds, against the aggregator"
-    assert promised[1] == "if at least 8 of 8 clients are honest; simulated: the noise follows from the seed"
+    assert promised[1] == "if at least 8 of 8 clients are honest; simulated: the noise is the seed's"
     assert "privacy spent: ε = 30 at δ = 1e-05 for a record" in done.stdout
     records = [json.loads(line) for line in (tmp_path / "a" / "history.jsonl").read_text().splitlines()]
     assert records[-1]["epsilon"] == pytest.approx(30)

@@ -188,7 +188,7 @@ class NoisySums(Method):
         size = f"ε = {self.epsilon:g}, δ = {self.delta:g}"
         return [
             f"private: {size} for a {self.unit} over {self.budget_rounds} rounds, against {against}",
-            f"{honest}{drawn}; simulated: the noise follows from the seed",
+            f"{honest}{drawn}; simulated: the noise is the seed's",
         ]
 
     @property

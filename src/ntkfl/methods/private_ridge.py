@@ -160,8 +160,7 @@ class PrivateRidge(Method):
         against = "the aggregator" if self.secure_sum else "those who see the model; the server sees replies"
         return [
             f"private: ε = {self.epsilon:g}, δ = {self.delta:g} for a record, against {against}",
-            f"if at least {self.noise_clients} of {cohort} clients are honest; "
-            "simulated: the noise follows from the seed",
+            f"if at least {self.noise_clients} of {cohort} clients are honest; simulated: the noise is the seed's",
         ]
 
     def guarantees(self, run: Participation) -> list[Guarantee]:
