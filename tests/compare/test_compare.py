@@ -326,10 +326,20 @@ def test_an_edited_file_of_data_is_run_again(tmp_path: Path) -> None:
 
 
 def test_a_method_can_be_given_by_its_name_alone() -> None:
-    assert Entry(label="a", method="fedavg").method == {"name": "fedavg"}  # type: ignore[arg-type]
+    assert Entry(label="a", method="fedavg").method == {"name": "fedavg"}
 
 
 def test_small_bytes_add_up_as_they_are_shown() -> None:
     assert bytes_text(Reached(0.8, [3], [0.81], [0.31])) == "0.8 + 0.3 = 1.1"
     assert bytes_text(Reached(0.8, [3], [0.06], [0.03])) == "0.06 + 0.03 = 0.09"
     assert bytes_text(Reached(0.8, [3], [48.2], [21.1])) == "48 + 21 = 69"
+
+
+def test_settings_are_chosen_by_rounds_that_are_reported() -> None:
+    def rungs(rounds: int, search: dict[str, Any]) -> tuple[int, ...]:
+        entry = {"label": "a", "method": "fedavg", "grid": {"lr": [0.1, 0.3]}}
+        values: dict[str, Any] = {"name": "a", "rounds": rounds, "methods": [entry], "search": search}
+        return Comparison(**values).rungs
+
+    assert [rungs(rounds, {}) for rounds in (8, 20, 100)] == [(8,), (10, 20), (10, 30)]
+    assert rungs(8, {"rounds": [5, 12]}) == (5, 12)

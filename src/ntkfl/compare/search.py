@@ -60,7 +60,7 @@ def _halve(
 ) -> None:
     """Rungs of growing length; the best of each go on. The score kept is that of the last rung a setting reached."""
     going = dict(fresh)
-    for rung, rounds in enumerate(comparison.search.rounds):
+    for rung, rounds in enumerate(comparison.rungs):
         cells = {
             (label, s): [_cell(comparison, entries[label], s, seed, rounds, root) for seed in comparison.search.seed]
             for label in going

@@ -25,8 +25,10 @@ class Search(Options):
     hold_out: int | None = Field(
         None, ge=1, description="clients set aside to score settings on; default: a tenth of them, at least one"
     )
-    rounds: tuple[int, ...] = Field(
-        (10, 30), min_length=1, description="rounds of each rung; runs continue, not repeat"
+    rounds: tuple[int, ...] | None = Field(
+        None,
+        min_length=1,
+        description="rounds of each rung; runs continue, not repeat; default: 10 and 30, no more than are reported",
     )
     keep: float = Field(0.25, gt=0, le=1, description="part of the settings that goes on to the next rung")
     keep_at_least: int = Field(1, ge=1, description="settings that go on, where that part of a small grid is fewer")
@@ -115,6 +117,12 @@ class Comparison(Options):
             why = f"{self.data.dataset} could not be downloaded, so the built-in {self.fallback.dataset} serve instead"
             return self.model_copy(update={"data": self.fallback}), f"{why}.\n{error}"
         return self, ""
+
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        """Rounds after which settings are compared: a setting is not to be chosen for rounds that nobody reports."""
+        most = max(entry.rounds or self.rounds for entry in self.methods)
+        return self.search.rounds or tuple(sorted({min(10, most), min(30, most)}))
 
     def with_hold_out(self) -> Comparison:
         """With the number of clients that score settings, where some are searched and no number was given."""
