@@ -22,7 +22,7 @@ from tests.fuzz.targets.twists import sealed_again, twisted
 # no factors beside those that do sends the diagonal of the rest, and `largest` makes diagonals of factors.
 _METHODS = {
     "halves": SumNTKFL(input_cohorts=2),
-    "floats": SumNTKFL(values="float32", input_cohorts=2, largest=4),
+    "floats": SumNTKFL(values="float32", input_cohorts=2, largest=4, control="fixed"),
     "judge": SumNTKFL(control="judge", input_cohorts=1),
 }
 _DIGITS = "0123456789"
