@@ -41,9 +41,7 @@ def test_a_service_that_is_not_there_is_said_at_once_and_when_it_is_back(
         port = probe.getsockname()[1]
     client = HttpClient(f"https://127.0.0.1:{port}", folder / "ca.pem", patience=20)
     monkeypatch.setattr(logging.getLogger("ntkfl.services"), "propagate", True)
-    monkeypatch.setattr(
-        logging.getLogger("ntkfl.services"), "handlers", []
-    )  # another test's may write to caplog as well
+    monkeypatch.setattr(logging.getLogger("ntkfl.services"), "handlers", [])  # another test may have left one
     caplog.set_level(logging.INFO, "ntkfl.services")
     answers: list[int] = []
     asking = threading.Thread(target=lambda: answers.append(client.ask("GET", "/x").status_code))
