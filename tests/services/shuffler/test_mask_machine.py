@@ -13,7 +13,14 @@ from pathlib import Path
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from ntkfl.crypto.masking import pack_words, sum_masks
 from ntkfl.crypto.row_frames import Announced, BatchKey
@@ -63,6 +70,14 @@ class Machine(RuleBasedStateMachine):
         except Refused as refused:
             return refused.reason
         return None
+
+    @initialize(far=st.sampled_from([True, True, False]))
+    def begin(self, far: bool) -> None:
+        """Most histories begin with a sum that was released: rules drawn alone seldom get there."""
+        if far:
+            self.open(FLOOR)
+            self.submit(list(NAMES))
+            self.release(5.0)
 
     @precondition(lambda self: not self.batches or self.last.state != "open")
     @rule(least=st.integers(FLOOR, 3))
