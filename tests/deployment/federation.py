@@ -6,7 +6,9 @@ import itertools
 import socket
 import ssl
 import time
+from contextlib import suppress
 from pathlib import Path
+from random import SystemRandom
 
 import httpx
 
@@ -33,8 +35,11 @@ def valid(seconds: int = 3600) -> tuple[int, int]:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
+    """Below those that a system hands out by itself: another test's connection may take one of these at any time."""
+    while True:
+        port = SystemRandom().randrange(20_000, 32_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 class Deployment:
