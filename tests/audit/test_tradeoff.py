@@ -83,7 +83,7 @@ def test_a_small_table_is_made_once_and_written(
     assert [row["label"] for row in document["rows"]] == ["open", "noise", "averaged", "sums", "private"]
     assert all(SIMULATED in document["rows"][n]["assumptions"] for n in (1, 2, 4))
     table = (tmp_path / "out/table.md").read_text()
-    assert "a record and round" in table
-    assert "1 a record in all" in table
+    assert "per record and round" in table
+    assert "1 per record in all" in table
     assert "ε (simulated)" in table
     assert (tmp_path / "out/tradeoff.png").stat().st_size > 10_000

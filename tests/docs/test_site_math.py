@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 
+from tests.docs.hooks import load
 
-def load() -> ModuleType:
-    spec = spec_from_file_location("site_math", Path(__file__).parents[2] / "docs" / "site_math.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-HOOK = load()
+HOOK = load("site_math")
 
 
 def short(text: str) -> str:

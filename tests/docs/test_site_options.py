@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import fields
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 from pydantic import Field
@@ -17,6 +14,7 @@ from ntkfl.errors import ConfigError
 from ntkfl.federation.config import Byzantine, DataConfig, ModelConfig, RunConfig
 from ntkfl.methods import METHODS
 from ntkfl.options import Options
+from tests.docs.hooks import load
 
 Rows = dict[str, list[str]]
 
@@ -31,16 +29,7 @@ def rows(page: str) -> dict[str, Rows]:
     return found
 
 
-def load() -> ModuleType:
-    spec = spec_from_file_location("site_options", Path(__file__).parents[2] / "docs" / "site_options.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-HOOK = load()
+HOOK = load("site_options")
 
 
 @pytest.fixture(scope="module")

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from tests.docs.hooks import load
 
 ROOT = Path(__file__).parents[2]
 
 
-def tables() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-TABLES = tables()
+TABLES = load("tables")
 
 
 @pytest.mark.parametrize("name", TABLES.FILES)

@@ -12,7 +12,8 @@ import ntkfl
 from ntkfl.errors import ConfigError, MessageError, TooFew
 from ntkfl.methods import ClientRound, PrivateRidge, Task
 from ntkfl.methods.inspection import Participation
-from ntkfl.methods.private_ridge import GRAINS, change, cleaned, from_scaled, to_scaled
+from ntkfl.methods.private_ridge import GRAINS, change, cleaned
+from ntkfl.methods.whitening import scaled_triangle, unscaled
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.sum_accounting import budget
 from ntkfl.wire import Message
@@ -107,8 +108,8 @@ def test_cleaned_eigenvalues_are_those_along_noisy_eigenvectors() -> None:
     generator = torch.Generator().manual_seed(0)
     Q = torch.linalg.qr(torch.randn(p, p, generator=generator, dtype=torch.float64))[0]
     A = (Q * (200.0 / torch.arange(1, p + 1, dtype=torch.float64))) @ Q.mT
-    noisy = to_scaled(A) + noise * torch.randn(p * (p + 1) // 2, generator=generator, dtype=torch.float64)
-    values, vectors = torch.linalg.eigh(from_scaled(noisy, p))
+    noisy = scaled_triangle(A) + noise * torch.randn(p * (p + 1) // 2, generator=generator, dtype=torch.float64)
+    values, vectors = torch.linalg.eigh(unscaled(noisy))
     along = (vectors * (A @ vectors)).sum(0)
     edge = 2 * noise * math.sqrt(p / 2)
     before, after = (float((v - along).abs().mean()) for v in (values, cleaned(values, edge)))
@@ -120,8 +121,8 @@ def test_cleaned_eigenvalues_are_those_along_noisy_eigenvectors() -> None:
 def test_a_scaled_triangle_has_the_norm_of_its_matrix() -> None:
     A = torch.randn(9, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     A = A + A.mT
-    assert float(to_scaled(A).norm()) == pytest.approx(float(A.norm()))
-    assert torch.allclose(from_scaled(to_scaled(A), 9), A, atol=1e-12)
+    assert float(scaled_triangle(A).norm()) == pytest.approx(float(A.norm()))
+    assert torch.allclose(unscaled(scaled_triangle(A)), A, atol=1e-12)
 
 
 def test_the_record_and_the_guarantee_say_what_was_spent() -> None:

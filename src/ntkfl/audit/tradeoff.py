@@ -307,10 +307,10 @@ def _epsilon(row: TradeoffRow) -> str:
         return "none"
     unit = "client" if _family(row) == "updates" else "record"
     if "one round" not in row.epsilon[0][0]:
-        return f"{row.epsilon[0][1]:.3g} a {unit} in all"
+        return f"{row.epsilon[0][1]:.3g} per {unit} in all"
     one, *rest = (f"{e:.3g}" if math.isfinite(e) else "∞" for _, e in row.epsilon)
     least = min((e for _, e in row.epsilon[1:]), default=math.inf)
-    return f"{one} a {unit} and round" + (f", {least:.3g} in all" if rest and math.isfinite(least) else "")
+    return f"{one} per {unit} and round" + (f", {least:.3g} in all" if rest and math.isfinite(least) else "")
 
 
 def _plain(row: TradeoffRow, rows: Sequence[TradeoffRow]) -> dict[str, Any]:

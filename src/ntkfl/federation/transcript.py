@@ -1,8 +1,8 @@
 """What went over the wire in one round, kept byte for byte: `wire/round-NNN/` of a run's folder.
 
     wire.json      the cohort, and of every exchange: kinds, sizes, counts, and (for scoring attacks) who sent which row
-    E-down-K       the question of exchange E: one for all, or (E-down-0, E-down-1 …) one a client
-    E-up-K         the replies as the aggregator decoded them: one a client, or, shuffled, all rows joined
+    E-down-K       the question of exchange E: one for all, or (E-down-0, E-down-1 …) one per client
+    E-up-K         the replies as the aggregator decoded them: one per client, or, shuffled, all rows joined
 
 A simulation plays all roles, so it can keep what no single role of a deployment knows: it keeps no secret anyway.
 """
@@ -30,8 +30,8 @@ from ntkfl.wire import Message
 class Exchange:
     """One question and its answers. `submitted` has the bytes each client sent, in order of the cohort."""
 
-    questions: tuple[bytes, ...]  # one for all, or one a client
-    replies: tuple[bytes, ...]  # as the aggregator has them: one a client, or the joined rows
+    questions: tuple[bytes, ...]  # one for all, or one per client
+    replies: tuple[bytes, ...]  # as the aggregator has them: one per client, or the joined rows
     submitted: tuple[int, ...]
     rows: tuple[int, ...]  # messages in each client's submission: 1, or shuffled its sealed rows, padding too
     row_bytes: int | None  # of a sealed row; None where nothing is sealed

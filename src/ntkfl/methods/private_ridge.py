@@ -29,7 +29,7 @@ from ntkfl.methods.additive import Addend, Summand
 from ntkfl.methods.base import ClientRound, Method, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.inspection import Participation
 from ntkfl.methods.last_layer import last_layer
-from ntkfl.methods.whitening import triangle
+from ntkfl.methods.whitening import scaled_triangle, unscaled
 from ntkfl.privacy.accounting import Guarantee
 from ntkfl.privacy.discrete_gaussian import discrete_gaussians
 from ntkfl.privacy.sum_accounting import budget, concentrated, guarantee
@@ -93,7 +93,7 @@ class PrivateRidge(Method):
 
     def solve(self, scaled: Tensor, cross: Tensor, noise: float) -> Tensor:
         """The weights [p, d2] from a scaled triangle of G with noise of this deviation, and C [p, d2], in float64."""
-        values, vectors = torch.linalg.eigh(from_scaled(scaled, len(cross)))
+        values, vectors = torch.linalg.eigh(unscaled(scaled))
         edge = 2 * noise * math.sqrt(len(cross) / 2)
         clean = cleaned(values, edge)
         floor = self.penalty * edge + _SMALL * clean.mean()
@@ -116,7 +116,7 @@ class PrivateRidge(Method):
             a, t = _at_most(a / self._clip(p)), _at_most(targets[few])
             gram += a.mT @ a
             cross += a.mT @ t
-        values = {_GRAM: to_scaled(gram), _CROSS: cross.reshape(-1)}
+        values = {_GRAM: scaled_triangle(gram), _CROSS: cross.reshape(-1)}
         uniforms = randomness.uniforms("rounding", sum(map(Tensor.numel, values.values())))
         arrays = {}
         for name, value in values.items():
@@ -233,21 +233,6 @@ def cleaned(values: Tensor, edge: float) -> Tensor:
     apart = values.unsqueeze(1) - values.unsqueeze(0)
     eta = edge / math.sqrt(len(values))
     return (values - edge**2 / 2 * (apart / (apart.square() + eta**2)).mean(1)).clamp(min=0)
-
-
-def to_scaled(square: Tensor) -> Tensor:
-    """A triangle of the same 2-norm as the whole symmetric matrix: numbers beside the diagonal times √2."""
-    beside = torch.full_like(square, math.sqrt(2)).fill_diagonal_(1.0)
-    return triangle(square * beside)
-
-
-def from_scaled(values: Tensor, p: int) -> Tensor:
-    """The symmetric matrix [p, p] of a scaled triangle."""
-    rows, columns = torch.triu_indices(p, p)
-    upper = values.new_zeros(p, p)
-    upper[rows, columns] = values
-    upper = upper / torch.full_like(upper, math.sqrt(2)).fill_diagonal_(2.0)
-    return upper + upper.mT
 
 
 def _last_inputs(model: nn.Module, outputs: int, x: Tensor) -> Iterator[tuple[slice, Tensor]]:

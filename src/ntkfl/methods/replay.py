@@ -36,7 +36,7 @@ class Replay(NTKUpload):
     @model_validator(mode="before")
     @classmethod
     def _replay_by_default(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Several steps of a round in the average, and inputs that can be had from uploads."""
+        """Several steps of a round in the average, and inputs that uploads hold."""
         return {"average": 0.98, "codec": "factored"} | values if values.get("replay") else values
 
     def model_post_init(self, context: object) -> None:

@@ -19,8 +19,8 @@ from ntkfl.tangent.factored import LinearBlock
 from ntkfl.tangent.jacobian import BlockJacobian
 
 COMBINATIONS = ("clip", "mean", "median", "trimmed")
-# How much more than the median one a client may resist: honest ones, but for single ones with a class that nobody else
-# has, stay below. Of single rows, where senders are not known.
+# How many times the median a client's resistance may be. Honest clients stay below, unless one has a class that nobody
+# else has. The second bound is for single rows, where senders are not known.
 STANDS_OUT, ROW_STANDS_OUT = 2.0, 1.4
 _MAJORITY = 3  # clients of whom two can outvote one: of fewer, nobody's numbers are any measure for the others'
 _MOST_LABELS = 32  # above which rows are not compared with those of their label, at a kernel product each

@@ -33,10 +33,16 @@ def scaled_triangle(A: Tensor) -> Tensor:
     return triangle(A) * _beside(len(A), A)
 
 
+def unscaled(triangle: Tensor) -> Tensor:
+    """A [m, m] of its scaled triangle."""
+    m = Factor(triangle.unsqueeze(0), False).size
+    return Factor((triangle / _beside(m, triangle)).unsqueeze(0), False).square()[0]
+
+
 def directions(summed: Tensor, damping: float, rank: int) -> tuple[Tensor, Tensor]:
     """V [m, at most rank] and r [1] of a (noisy) sum of scaled triangles."""
-    m = Factor(summed.unsqueeze(0), False).size
-    A = Factor((summed / _beside(m, summed)).unsqueeze(0), False).square()[0]
+    A = unscaled(summed)
+    m = len(A)
     values, vectors = torch.linalg.eigh(A)
     values = values.clamp_min(0)  # noise may have made some negative
     values = values / values.mean().clamp_min(1e-30)

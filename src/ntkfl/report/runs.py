@@ -56,7 +56,7 @@ def find(paths: Sequence[Path]) -> tuple[list[FoundRun], tuple[float, ...]]:
 
 
 def require(paths: Sequence[Path]) -> tuple[list[FoundRun], tuple[float, ...]]:
-    """As `find`, for who expects to find something."""
+    """As `find`, and an error where nothing is found."""
     for path in paths:
         if not path.is_dir():
             raise RunFolderError(

@@ -28,7 +28,7 @@ def jacobian(
     form: "factored" (every parameter through a known layer, else an error), "dense" (every derivative stored,
     N·d2·d numbers), or "auto" (of each known layer the smaller of factors and derivatives, a dense block for all other
     parameters). `chunk` rows are differentiated at a time; by default as many as keep the working memory near 32 MiB
-    (512 on an accelerator). `plan` is `plan_jacobian(model, x, form)`, for who calls this often. The model is left as
+    (512 on an accelerator). `plan` is `plan_jacobian(model, x, form)`, made once for many calls. The model is left as
     it was.
     """
     with _differentiable(model):

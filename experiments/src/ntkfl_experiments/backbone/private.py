@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ntkfl.methods.private_ridge import cleaned, from_scaled, to_scaled
+from ntkfl.methods.private_ridge import cleaned
+from ntkfl.methods.whitening import scaled_triangle, unscaled
 from ntkfl.privacy.sum_accounting import budget
 from ntkfl_experiments.backbone.trials import CHOSEN_ON, CLIENTS, SEEDS, HeadTrial, Table
 
@@ -34,14 +35,14 @@ def ridge_settings(table: Table, device: str) -> dict[str, Any]:
             y = torch.cat([y for _, y in pairs]).to(device)
             held, labels = _scaled(fed.test[0].to(device)), fed.test[1].to(device)
             targets = nn.functional.one_hot(y, 10).to(x)
-            gram, cross = to_scaled(x.mT @ x), x.mT @ targets
+            gram, cross = scaled_triangle(x.mT @ x), x.mT @ targets
             generator = torch.Generator(device).manual_seed(seed)
             drawn = [torch.randn(t.shape, generator=generator, dtype=t.dtype, device=device) for t in (gram, cross)]
             for share in SHARES:
                 rho = budget(CHOSEN_AT, DELTA)
                 on_gram, on_cross = (1 / math.sqrt(2 * rho * part) for part in (share, 1 - share))
                 noisy = gram + on_gram * drawn[0], cross + on_cross * drawn[1]
-                values, vectors = torch.linalg.eigh(from_scaled(noisy[0], x.shape[1]))
+                values, vectors = torch.linalg.eigh(unscaled(noisy[0]))
                 edge = 2 * on_gram * math.sqrt(x.shape[1] / 2)
                 clean = cleaned(values, edge)
                 for penalty in PENALTIES:
