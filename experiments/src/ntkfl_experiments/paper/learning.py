@@ -36,7 +36,7 @@ def figure3(context: Context) -> ItemResult:
     """What subsampling (β = 0.4) and projecting (d1' = 100) cost NTK-FL and FedAvg."""
     reduced: dict[str, Any] = {"subsample_rate": 0.4, "projected_dim": 100}
     name, data, notes = available(context, *fashion(0.1))
-    rounds, seeds = (12, 1) if context.quick else (100, 3)
+    rounds, seeds = (12, 1) if context.quick else (100, 5)
     if data.dataset == "digits":
         reduced["projected_dim"] = 16
     entries = [
@@ -54,7 +54,7 @@ def five_methods(
     context: Context, title: str, name: str, data: DataConfig, choices: Sequence[str], weighting: str = "uniform"
 ) -> ItemResult:
     """Centralised, NTK-FL (the paper's and ours), DataShare, FedNova and FedAvg on one set of clients."""
-    rounds, seeds = (12, 1) if context.quick else (100, 3)
+    rounds, seeds = (12, 1) if context.quick else (100, 5)
     name, data, notes = available(context, name, data)
     entries = [entry(label, context) for label in (CENTRAL, PAPER, OURS)]
     entries += [entry(label, context, weighting=weighting) for label in (SHARE, NOVA, FEDAVG)]

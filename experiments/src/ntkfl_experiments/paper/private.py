@@ -18,6 +18,7 @@ from ntkfl_experiments.paper.settings import (
     LABELLED,
     PAPER,
     QUICK_CHOICE,
+    SEEDS,
     available,
     comparison,
     entry,
@@ -73,7 +74,7 @@ def figure6(context: Context) -> ItemResult:
     ]  # fmt: skip
     return ItemResult(
         settings,
-        list(range(seeds)),
+        list(SEEDS[:seeds]),
         {"accuracy": at, "mean": grids, "chosen": chosen},
         _heat(grids, rates, dims),
         choices,
@@ -183,7 +184,7 @@ def table1(context: Context) -> ItemResult:
         CHOICES[2], *notes, *([QUICK_CHOICE] if context.quick else []),
     ]  # fmt: skip
     data_out = {"table": table, "curves": kept(rows, searches)}
-    return ItemResult(settings, list(range(seeds)), data_out, figure, choices)
+    return ItemResult(settings, list(SEEDS[:seeds]), data_out, figure, choices)
 
 
 def judge_table1(data: Mapping[str, Any]) -> Findings:
