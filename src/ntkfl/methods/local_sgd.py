@@ -5,13 +5,15 @@ Clients differ in how many samples they hold, so batches are padded to one size 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
 from ntkfl.methods.base import ClientRound, Task
+from ntkfl.methods.cuda_graph import recordable, repeated
 from ntkfl.methods.gram_sgd import Stacked, first_layer, pays, shaped, train_in_span
 from ntkfl.methods.stateful_sgd import Adjustment, LocalResult, batch_order, differs_in_training, train_in_training_mode
 from ntkfl.tangent.losses import AnyLoss, per_sample
@@ -54,7 +56,7 @@ def train_locally(
     with evaluating(task.model):
         layer = first_layer(task.model) if batched and adjust is None and longest <= batch_size else None
         if layer is not None and pays(layer, longest, max(counts)):
-            x, Y, mask = next(_batches(task, clients, 1, batch_size))
+            x, Y, mask, _ = _batches(task, clients, 1, batch_size)
             losses = train_in_span(layer, _masked_loss(task.loss), stacked, x, Y, mask, rates)
         else:
             losses = _descend(task, stacked, _batches(task, clients, max(counts), batch_size), rates, adjust, batched)
@@ -62,10 +64,19 @@ def train_locally(
     return LocalResult(_flat(stacked), (losses * taken).sum(0) / ends.clamp(min=1))
 
 
+class Batches(NamedTuple):
+    """All samples of M clients, padded to the longest, and those of each step; None: all of them at each step."""
+
+    x: Tensor  # [M, n, ...]
+    Y: Tensor  # [M, n, d2]
+    mask: Tensor  # [M, B], of a step's samples: 1 where there is one
+    order: Tensor | None  # [steps, M, B], rows of x
+
+
 def _descend(
     task: Task,
     stacked: Stacked,
-    batches: Iterator[tuple[Tensor, Tensor, Tensor]],
+    batches: Batches,
     rates: Sequence[float | Tensor],
     adjust: Adjustment | None,
     batched: bool,
@@ -78,15 +89,33 @@ def _descend(
 
     one = grad_and_value(loss)
     gradient = vmap(one, randomness="different") if batched else _unbatched(one)
-    met = []
-    for rate, (x, Y, mask) in zip(rates, batches, strict=True):
-        gradients, losses = gradient(stacked, x, Y, mask)
+    x, Y, mask, order = batches
+    # Every step finds its rate and its samples in these tensors, so that it can be recorded and replayed.
+    varying = any(isinstance(rate, Tensor) for rate in rates)
+    rate = torch.zeros_like(mask[:, 0]) if varying else rates[0]
+    chosen = None if order is None else order[0].clone()
+    rows = torch.arange(len(x), device=x.device).unsqueeze(1)
+    met = torch.zeros_like(mask[:, 0])
+
+    def step() -> None:
+        some = (x, Y) if chosen is None else (x[rows, chosen], Y[rows, chosen])
+        gradients, losses = gradient(stacked, *some, mask)
         if adjust is not None:
             gradients = _stack(task, adjust(_flat(gradients), _flat(stacked)))
         for name, g in gradients.items():
             stacked[name].sub_(g * shaped(rate, g))
-        met.append(losses)
-    return torch.stack(met)
+        met.copy_(losses)
+
+    take = repeated(step, len(rates) if recordable(task.model) else 1, x.device)
+    losses = met.new_zeros(len(rates), len(met))
+    for i, size in enumerate(rates):
+        if isinstance(rate, Tensor):
+            rate.copy_(size) if isinstance(size, Tensor) else rate.fill_(size)
+        if order is not None and chosen is not None:
+            chosen.copy_(order[i])
+        take()
+        losses[i] = met
+    return losses
 
 
 def _stack(task: Task, weights: Tensor) -> Stacked:
@@ -129,32 +158,20 @@ def _unbatched(one: Callable[..., tuple[Stacked, Tensor]]) -> Callable[..., tupl
     return gradient
 
 
-def _batches(
-    task: Task, clients: Sequence[ClientRound], steps: int, batch_size: int
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """x [M, B, ...], targets [M, B, d2] and mask [M, B] for each step."""
-    width = min(batch_size, max(len(c) for c in clients))
+def _batches(task: Task, clients: Sequence[ClientRound], steps: int, batch_size: int) -> Batches:
+    """The samples of all clients, and which of them each step takes."""
     longest = max(len(c) for c in clients)
     like = task.like
     x = torch.stack([_padded(c.x, longest) for c in clients])
     Y = torch.stack([_padded(task.training_targets(c.y), longest) for c in clients])
+    width = min(batch_size, longest)
+    held = torch.tensor([min(len(c), batch_size) for c in clients])
+    mask = (torch.arange(width) < held.unsqueeze(1)).to(like)
     if longest <= batch_size:  # every client uses all it has, at every step
-        mask = torch.stack([(torch.arange(longest, device=like.device) < len(c)).to(like.dtype) for c in clients])
-        for _ in range(steps):
-            yield x, Y, mask
-        return
+        return Batches(x, Y, mask, None)
     orders = [batch_order(c, steps, batch_size) for c in clients]
-    mask = torch.stack([(torch.arange(width) < min(len(c), batch_size)).to(like.dtype) for c in clients]).to(
-        like.device
-    )
-    rows = torch.arange(len(clients), device=like.device).unsqueeze(1)
-    for step in range(steps):
-        index = torch.stack([_fit(order[step], width) for order in orders]).to(like.device)
-        yield x[rows, index], Y[rows, index], mask
-
-
-def _fit(index: Tensor, width: int) -> Tensor:
-    return torch.nn.functional.pad(index, (0, width - len(index)))
+    order = torch.stack([torch.nn.functional.pad(o, (0, width - o.shape[1])) for o in orders], dim=1)
+    return Batches(x, Y, mask, order.to(like.device))
 
 
 def _padded(rows: Tensor, length: int) -> Tensor:

@@ -98,6 +98,8 @@ class LocalTraining(Method):
     ) -> LocalResult:
         steps = [self.steps(client) for client in clients]
         result = train_locally(task, weights, clients, steps, self.lr, self.batch_size, adjust)
+        if bool(result.weights.isfinite().all() & result.losses.isfinite().all()):  # one answer from the device, not 2M
+            return result
         for client, w_m, loss in zip(clients, *result, strict=True):
             check_finite(w_m, f"the local model of client {client.id}")
             check_finite(loss.float(), f"the local loss of client {client.id}")
