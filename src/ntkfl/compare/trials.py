@@ -11,6 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
+import torch
+
 from ntkfl.atomic import write_atomically
 from ntkfl.data import Federated
 from ntkfl.data.files import is_data_file
@@ -115,6 +117,9 @@ def _work(cell: Cell, device: str | None) -> None:
         write_atomically(cell.folder.path / "failed.txt", str(error).encode())
     except NTKFLError as error:
         raise type(error)(f"{cell.label}: {error}") from None
+    finally:
+        if device is not None and device.startswith("cuda"):
+            torch.cuda.empty_cache()  # other workers share the device, and the next run may need less
 
 
 def _data_options(config: RunConfig) -> dict[str, object]:

@@ -23,7 +23,9 @@ def predicted_bytes(task: Task, method: Method, sizes: Sequence[int], clients_pe
 def available_bytes(device: torch.device) -> int | None:
     """What is free on the device; None where that cannot be told."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        # What this process freed, torch keeps for it: taken on the device, and yet free for us.
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + kept
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         return int(lines["MemAvailable"].split()[0]) * 1024

@@ -53,7 +53,8 @@ def test_the_level_is_the_mean_of_the_last_five_rounds_over_seeds() -> None:
 
 
 def test_first_hits_are_of_each_seed() -> None:
-    assert first_hits(curve(rise(3), rise(7), [0.5] * LENGTH), 0.9) == [3, 7, None]
+    assert first_hits(curve(rise(3), rise(7), [0.5] * LENGTH), [0.9] * 3) == [3, 7, None]
+    assert first_hits(curve(rise(3), rise(7)), [0.4, 0.95]) == [1, None]
 
 
 def test_a_ratio_is_of_first_hits_with_the_range_over_seeds() -> None:
@@ -141,3 +142,16 @@ def test_what_a_projection_costs_is_judged_seed_by_seed(
     curves |= {primed(label): curve([a] * 10, [b] * 10) for label, (a, b) in ((PAPER, paper), (FEDAVG, fedavg))}
     curves[primed(OURS)] = curve(plain, plain)
     assert [claim.holds for claim in judge_figure3(labelled(curves))[0]] == verdicts
+
+
+def test_seeds_that_end_at_other_levels_are_each_compared_with_their_own() -> None:
+    """FedAvg's mean level is above what its second seed ever reaches; each seed's own level it reaches itself."""
+    at = five()
+    at[FEDAVG] = curve(rise(20, high=0.8), rise(30, high=0.7))
+    at[PAPER] = curve(rise(2), rise(3), steps=[500.0] * LENGTH)
+    at[OURS] = curve(rise(2), rise(2))
+    said = fewer_rounds(at)
+    assert said.holds
+    assert "70.0 to 80.0 %" in said.ours and "rounds 20, 30" in said.ours
+    assert f"{PAPER} 10.0 times fewer (10.0 to 10.0)" in said.ours
+    assert f"{OURS} 12.5 times fewer (10.0 to 15.0)" in said.ours
