@@ -71,8 +71,8 @@ def test_show_prints_the_counts_and_draws_them(bare: Path) -> None:
     rows = lines(result)
     federated = load("digits").partition(Dirichlet(clients=30, alpha=0.2), seed=4)
     assert rows["clients"] == ["clients", "30"]
-    assert rows["distinct"] == ["distinct", "images", "1,442"]
-    assert "samples a client  min 48, median 48, max 49" in result.stdout
+    assert rows["distinct"] == ["distinct", "samples", "1,442"]
+    assert "samples per client  min 48, median 48, max 49" in result.stdout
     for number in (0, 9):
         shown = [int(word) if word != "·" else 0 for word in rows[str(number)][1:]]
         assert shown == [*federated.counts()[number], federated.sizes[number]]

@@ -82,6 +82,7 @@ def train(
             device=device,
             callbacks=callbacks,
             record=record_wire or (),
+            insight=True,
         )
     if not as_json:
         display.summary(run.history, run.timings, out)

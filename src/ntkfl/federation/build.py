@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from ntkfl.data import Federated, from_file, load
+from ntkfl.data import Federated, RowDataset, from_file, load
 from ntkfl.data.files import is_data_file
 from ntkfl.errors import ConfigError, unknown
-from ntkfl.federation.config import ModelConfig, RunConfig, own_method
+from ntkfl.federation.config import DataConfig, ModelConfig, RunConfig, own_method
 from ntkfl.federation.memory_check import available_bytes
 from ntkfl.federation.seeds import derive
 from ntkfl.methods import METHODS, Method
@@ -133,7 +133,7 @@ def _load_data(config: RunConfig) -> Federated:
     if is_data_file(config.data.dataset):
         if fraction > 0:
             raise ConfigError("a shared_fraction is taken out of a dataset with a name, not of a file")
-        return from_file(config.data.dataset).partition(config.data.how(), seed=config.seed)
+        return read_file(config.data).partition(config.data.how(), seed=config.seed)
     dataset, shared = load(config.data.dataset), None
     if fraction > 0:
         # The fraction is of what clients hold, so of all rows it is fraction / (1 + fraction).
@@ -141,6 +141,11 @@ def _load_data(config: RunConfig) -> Federated:
         shared = (taken[0], taken[1])
     data = dataset.partition(config.data.how(), seed=config.seed)
     return data if shared is None else data.with_shared(*shared)
+
+
+def read_file(data: DataConfig) -> RowDataset:
+    """The rows of the file that is the dataset, by the columns that are named."""
+    return from_file(data.dataset, label=data.label_column, client=data.client_column, split=data.split_column)
 
 
 def _own_clients(name: str, shared_fraction: float) -> Federated:
@@ -156,6 +161,7 @@ def spelled_out(config: RunConfig) -> dict[str, Any]:
     """What config.toml holds: every setting, defaults included."""
     method = build_method(config.method)
     values = config.model_dump(mode="json", exclude={"method", "model", "byzantine"})
+    values["data"] = {name: value for name, value in values["data"].items() if value is not None}
     if config.data.own:  # the rest says how others are dealt
         values["data"] = {"dataset": config.data.dataset, "standardize": config.data.standardize}
     return {

@@ -39,6 +39,11 @@ class DataConfig(Options):
     standardize: bool = Field(
         False, description="inputs to mean 0 and deviation 1 by feature or channel, from sums that clients tell once"
     )
+    label_column: str | None = Field(None, description="of a file: the column of labels; default: label")
+    client_column: str | None = Field(
+        None, description="of a file: the column that says whose a row is; default: client"
+    )
+    split_column: str | None = Field(None, description="of a file: the column of train and test; default: split")
 
     @model_validator(mode="before")
     @classmethod
@@ -52,6 +57,9 @@ class DataConfig(Options):
             raise unknown("dataset", self.dataset, (*NAMES, "FILE.csv", "FILE.npz", "package.module:function"))
         if self.partition not in PARTITIONS:
             raise unknown("partition", self.partition, PARTITIONS)
+        named = [name for name in ("label_column", "client_column", "split_column") if getattr(self, name) is not None]
+        if named and not is_data_file(self.dataset):
+            raise ConfigError(f"{named[0]} names a column of a file, and {self.dataset} is none")
 
     @property
     def own(self) -> bool:
@@ -198,7 +206,7 @@ class RunConfig(Options):
             raise ConfigError(
                 f"{path} is of a run made from Python: its model and data have no names to rebuild them by"
             )
-        for noted in ("ntkfl", "shape", "runtime", "privacy"):
+        for noted in ("ntkfl", "shape", "runtime", "privacy", "names"):
             values.pop(noted, None)
         config = RunConfig(**values)
         if not allow_code:

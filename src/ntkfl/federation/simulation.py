@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ntkfl.data import Federated
+from ntkfl.data.files import is_data_file
 from ntkfl.devices import find_device
 from ntkfl.errors import ConfigError, ModelError, NumericalError
 from ntkfl.federation.build import build_method, build_model, load_data, spelled_out
@@ -79,9 +80,11 @@ def execute(
     record: Collection[int] = (),
     transport: Transport | None = None,
     runtime: str | None = None,
+    insight: bool = False,
 ) -> Run:
     """Train what the configuration says, as `Simulation` does; `data` are what it names, where they are loaded already.
-    With a `transport`, the `runtime` it belongs to is written down with the settings.
+    With a `transport`, the `runtime` it belongs to is written down with the settings. With `insight`, what a report
+    could not compute later is kept: of a user's own file or code.
     """
     data = data or load_data(config)
     config = config.with_cohort(len(data))
@@ -97,7 +100,9 @@ def execute(
         transport=transport,
     )
     settings = spelled_out(config) | ({} if runtime is None else {"runtime": runtime})
-    how = {"out": out, "resume": resume, "callbacks": callbacks, "record": record}
+    own = insight and (bool(config.code) or is_data_file(config.data.dataset))
+    title = f"{config.data.dataset}, {'as given' if config.data.own else config.data.partition}" if own else None
+    how = {"out": out, "resume": resume, "callbacks": callbacks, "record": record, "title": title}
     return simulation.run(config.rounds, stop_at=config.stop_at, settings=settings, **how)  # type: ignore[arg-type]
 
 
@@ -188,9 +193,11 @@ class Simulation:
         callbacks: Sequence[Callback] | None = None,
         record: Collection[int] = (),
         settings: Mapping[str, Any] | None = None,
+        title: str | None = None,
     ) -> Run:
         """Play the rounds. Of those in `record` every message is kept in the folder, for `ntkfl audit` to attack;
-        `settings` overrides what the folder says of the run.
+        `settings` overrides what the folder says of the run. Without them, or with a `title` for it, what reports show
+        of data and network is kept.
         """
         if not isinstance(rounds, int) or rounds < 1:
             raise ConfigError(f"rounds must be a whole number of at least 1, got {rounds!r}")
@@ -203,6 +210,8 @@ class Simulation:
         described |= {"rounds": rounds, "stop_at": stop_at, "shape": self.shape(), "privacy": self._privacy(rounds)}
         if self.byzantine is not None:
             described |= {"byzantine": self.byzantine.model_dump(mode="json")}
+        if self.data.client_names or self.data.class_names:  # for people who look at the run: messages have numbers
+            described |= {"names": {"clients": self.data.client_names, "classes": self.data.class_names}}
         try:
             told.on_begin(rounds)
             told.on_start(note)
@@ -213,9 +222,9 @@ class Simulation:
                     warnings.warn(line, stacklevel=3)  # of `train`'s caller, who has no display of lines
                 told.on_start(f"warning: {line}")
             run = self.server.run(folder, described, resume=resume, on_round=told.on_round)
-            if folder is not None and settings is None and run.history:
-                state = self.server.state.state
-                keep_insight(folder, self.all_data, self.clients, self.task.like, state, run.history)
+            if folder is not None and (settings is None or title) and run.history:
+                state, called = self.server.state.state, title or "data given in Python"
+                keep_insight(folder, self.all_data, self.clients, self.task.like, state, run.history, called)
             return run
         finally:
             told.on_end()
