@@ -15,7 +15,7 @@ from ntkfl.data import Federated
 from ntkfl.data.files import is_data_file
 from ntkfl.devices import find_device
 from ntkfl.errors import ConfigError, ModelError, NumericalError
-from ntkfl.federation.build import build_method, build_model, load_data, spelled_out
+from ntkfl.federation.build import build_method, build_model, describe_method, load_data, spelled_out
 from ntkfl.federation.byzantine import ByzantineClients
 from ntkfl.federation.callbacks import Callback, CallbackList, Progress
 from ntkfl.federation.config import Byzantine, RunConfig
@@ -35,6 +35,7 @@ from ntkfl.methods.batchnorm import advice, answer, statistics
 from ntkfl.methods.inspection import Participation
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.privacy.randomness import Randomness
+from ntkfl.progress import plural
 from ntkfl.tangent.parameters import flatten
 
 
@@ -153,6 +154,12 @@ class Simulation:
         )
         self.task.randomness = lambda round: Randomness.simulated(seed, "server", round)
         self.clients = SimulatedClients(self.data, self.task, method, seed, secret, features=features)
+        self.test = self.clients.place(data.test)
+        self._check_model()
+        self.notes: list[str] = []
+        if transport is None:  # clients elsewhere have settings of their own
+            method, self.notes = method.for_network(self.task, self.test[0][:1])
+            self.method = self.clients.method = method
         cheats = ByzantineClients.of(byzantine, method, seed, len(self.data), self.clients.rows)
         self.clients.respond = answer if cheats is None else cheats.answer
         self.task.shared = None if data.shared is None else self.clients.place(data.shared)
@@ -161,8 +168,6 @@ class Simulation:
             self.task.validation = self.clients.place(
                 (torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))
             )
-        self.test = self.clients.place(data.test)
-        self._check_model()
         self.byzantine, self.local = byzantine, None if transport else LocalTransport(self.clients, cheats)
         inner = transport or self.local
         assert inner is not None
@@ -208,6 +213,7 @@ class Simulation:
         about = (self.model, self.all_data, self.method, self.clients_per_round, self.seed, self.hold_out)
         described = dict(settings) if settings is not None else describe(*about)
         described |= {"rounds": rounds, "stop_at": stop_at, "shape": self.shape(), "privacy": self._privacy(rounds)}
+        described |= {"method": describe_method(self.method)}
         if self.byzantine is not None:
             described |= {"byzantine": self.byzantine.model_dump(mode="json")}
         if self.data.client_names or self.data.class_names:  # for people who look at the run: messages have numbers
@@ -215,8 +221,10 @@ class Simulation:
         try:
             told.on_begin(rounds)
             told.on_start(note)
-            for line in self.method.promise(self.clients_per_round, rounds):
+            for line in [*self.method.promise(self.clients_per_round, rounds), *self.notes]:
                 told.on_start(line)
+            if uncovered := described["privacy"].get("uncovered"):
+                told.on_start(f"not covered: {uncovered}")
             for line in advice(self.method, self.task):
                 if callbacks is None:
                     warnings.warn(line, stacklevel=3)  # of `train`'s caller, who has no display of lines
@@ -233,7 +241,12 @@ class Simulation:
         """What such a run promises, if a client is in every round and has one sample."""
         cohort = self.clients_per_round
         run = Participation(self.task.outputs, rounds, cohort, cohort, len(self.data), rounds, simulated=True)
-        return privacy_statement(self.method, run, self.server.transport.floor)
+        drawn = ", a random part of the file's rows" if "test" in self.data.description else ""
+        held = f" and {self.hold_out} held-out clients" if self.hold_out else ""
+        uncovered = (
+            f"the {plural(len(self.test[1]), 'test sample')}{drawn}{held}: the server measures on them as they are"
+        )
+        return privacy_statement(self.method, run, self.server.transport.floor, uncovered=uncovered)
 
     def _record_transcripts(
         self, rounds: int, record: Collection[int], folder: RunFolder | None, told: CallbackList

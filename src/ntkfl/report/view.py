@@ -116,6 +116,7 @@ def _privacy(config: Mapping[str, Any], records: Sequence[Record]) -> dict[str, 
     return {
         "guarantees": promised,
         "note": _text(said["note"]) if "note" in said else "",
+        "uncovered": _text(said.get("uncovered", "")),
         "spent": _size(spent) + f" after round {last.get('round')}" if _number(spent["epsilon"]) is not None else "",
         "simulated": config.get("simulation") is True,
         "secure_sum": said.get("secure_sum") is True,
