@@ -178,7 +178,7 @@ def test_columns_by_any_name_and_labels_that_are_text(tmp_path: Path) -> None:
     assert turned.partition(ByClient()).counts()[1].tolist() == [0, fed.sizes[1]]
     with pytest.raises(DataError, match="unknown class 'cold': valid are flu, none"):
         from_file(tmp_path / "v.csv", label="diagnosis", client="hospital", class_names=["flu", "none"])
-    with pytest.raises(DataError, match=r"unknown column 'hospitl': did you mean 'hospital'\?"):
+    with pytest.raises(DataError, match=r"no column 'hospitl': did you mean 'hospital'\? its columns are age, diag"):
         from_file(tmp_path / "v.csv", label="diagnosis", client="hospitl")
     with pytest.raises(DataError, match="--label-column"):
         from_file(tmp_path / "v.csv")

@@ -119,7 +119,8 @@ def show(
     if out is not None:
         from ntkfl.report.clients import bubble_plot  # plotting is slow to import
 
-        typer.echo(f"wrote {bubble_plot(counts, out, _title(name, how, seed))}")
+        called = {"names": federated.client_names, "class_names": federated.class_names}
+        typer.echo(f"wrote {bubble_plot(counts, out, _title(name, how, seed), **called)}")
 
 
 @app.command("deal")

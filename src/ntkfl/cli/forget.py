@@ -32,7 +32,7 @@ def forget(
     typer.echo(
         f"forgot client {client} and its {record['samples']:,} samples: the model is that of the other "
         f"{record['clients_left']} clients (λ {record['penalty']:g}); weights changed by "
-        f"{record['relative_change']:.2%}; recorded in {run / shares.RECORDS}"
+        f"{percent(record['relative_change'], 2)}; recorded in {run / shares.RECORDS}"
     )
     before = RunFolder(run).records()[record["round"] - 1].get(shares.BEFORE, {}).get("test_accuracy")
     was = "" if before is None else f", {percent(before)} before anything was forgotten"

@@ -8,8 +8,9 @@ x [N, …], y [N] and, likewise, `client` [N], `test_x` and `test_y`. Labels may
 from __future__ import annotations
 
 import csv
+import difflib
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -28,6 +29,7 @@ from ntkfl.errors import DataError, unknown
 SUFFIXES = (".csv", ".parquet", ".npz")
 LABEL, CLIENT, SPLIT = "label", "client", "split"
 _TEST_SHARE = 0.2  # of the rows, where a file does not say which are for testing
+_SHOWN = 10  # names of columns in an error
 _FEW = 20  # rows of which each may have a class of its own
 _LARGEST = 8 << 30  # bytes of a CSV: it is held as text while it is read
 
@@ -121,11 +123,13 @@ def _read(path: Path, names: Columns, class_names: Sequence[str]) -> _Content:
     columns = _read_csv(path) if path.suffix.lower() == ".csv" else _read_parquet(path)
     for given in names:
         if given is not None and given not in columns:
-            raise DataError(f"{path} has {unknown('column', given, columns)}")
+            near = difflib.get_close_matches(given, columns, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise DataError(f"{path} has no column {given!r}: {hint}its columns are {_listed(columns)}")
     label, client, split = names.label or LABEL, names.client or CLIENT, names.split or SPLIT
     if label not in columns:
         raise DataError(
-            f"{path} has no column {label!r}; its columns are {', '.join(columns)}: say which holds labels by "
+            f"{path} has no column {label!r}; its columns are {_listed(columns)}: say which holds labels by "
             "--label-column (in Python: label=)"
         )
     features = [name for name in columns if name not in (label, client, split)]
@@ -136,6 +140,12 @@ def _read(path: Path, names: Columns, class_names: Sequence[str]) -> _Content:
     y, known = _labels(path, label, columns[label], class_names)
     clients = np.asarray(columns[client]) if client in columns else None
     return _Content(x, y, clients, _test_rows(path, split, columns[split]) if split in columns else None, known)
+
+
+def _listed(names: Iterable[str]) -> str:
+    """At most ten of them: tables of pixels have hundreds."""
+    known = list(names)
+    return ", ".join(known if len(known) <= _SHOWN else [*known[: _SHOWN // 2], "…", *known[-_SHOWN // 2 :]])
 
 
 def _labels(
