@@ -245,7 +245,7 @@ def test_names_stay_with_the_run_and_are_never_sent(
     assert not [m for m in sent for name in (b"clinic", b"north", b"south", b"cold", b"flu") if name in m]
     again = RunConfig.read(tmp_path / "run" / "config.toml")
     assert load_data(again).client_names == ("clinic", "north", "south")
-    with pytest.raises(ConfigError, match="label_column names a column of a file"):
+    with pytest.raises(ConfigError, match="label-column names a column of a file"):
         RunConfig(data={"dataset": "digits", "label_column": "x"})
 
 

@@ -15,14 +15,15 @@ from rich.text import Text
 from ntkfl.cli.stopping import stoppable
 from ntkfl.cli.verbs import ClientColumn, LabelColumn, SplitColumn
 from ntkfl.data.catalog import CATALOG, NAMES, fetch, load, locate
-from ntkfl.data.dataset import Dataset, RowDataset
 from ntkfl.data.federated import Federated
-from ntkfl.data.files import Columns, from_file, is_data_file
+from ntkfl.data.files import Columns
 from ntkfl.data.npz import deal
 from ntkfl.data.partition import Partition
 from ntkfl.data.partitions import make
+from ntkfl.data.sources import names_clients, open_dataset
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.progress import ProgressBar
+from ntkfl.user_code import find_factory, is_code
 
 app = typer.Typer(
     help="Datasets, and how they are dealt to clients.\n\nExample: ntkfl data show fashion-mnist --alpha 0.1",
@@ -73,7 +74,12 @@ def fetch_datasets(names: Annotated[list[str], typer.Argument(help="Datasets, se
 
 @app.command("show")
 def show(
-    name: Annotated[str, typer.Argument(help="A dataset, see `ntkfl data list`, or FILE.csv, .parquet or .npz.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A dataset (`ntkfl data list`), FILE.csv, .parquet or .npz, a folder, or package.module:function."
+        ),
+    ],
     partition: Annotated[
         str | None, typer.Option(help="dirichlet, writer, iid, shards, or client (as a file says).")
     ] = None,
@@ -95,7 +101,7 @@ def show(
 
     Example: ntkfl data show visits.csv --label-column diagnosis --client-column hospital
     """
-    partition = partition or ("client" if is_data_file(name) else "dirichlet")
+    partition = partition or ("client" if names_clients(name) else "dirichlet")
     options: dict[str, Any] = {
         "clients": 300 if clients is None and partition not in ("writer", "client") else clients,
         "alpha": 0.1 if alpha is None and partition == "dirichlet" else alpha,
@@ -105,7 +111,7 @@ def show(
         "min_samples": min_samples,
     }
     how = make(partition, {option: value for option, value in options.items() if value is not None})
-    federated = _dataset(name, Columns(label_column, client_column, split_column)).partition(how, seed=seed)
+    federated = _dealt(name, Columns(label_column, client_column, split_column), how, seed)
     console = _console()
     if federated.classes is None:
         if out is not None:
@@ -119,13 +125,19 @@ def show(
     if out is not None:
         from ntkfl.report.clients import bubble_plot  # plotting is slow to import
 
+        title = name if is_code(name) else _title(name, how, seed)
         called = {"names": federated.client_names, "class_names": federated.class_names}
-        typer.echo(f"wrote {bubble_plot(counts, out, _title(name, how, seed), **called)}")
+        typer.echo(f"wrote {bubble_plot(counts, out, title, **called)}")
 
 
 @app.command("deal")
 def deal_clients(
-    name: Annotated[str, typer.Argument(help="A dataset, see `ntkfl data list`, or FILE.csv, .parquet or .npz.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A dataset (`ntkfl data list`), FILE.csv, .parquet or .npz, a folder, or package.module:function."
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="Folder for client-0.npz … and test.npz.")],
     clients: Annotated[int, typer.Option(help="Clients.")] = 4,
     alpha: Annotated[float, typer.Option(help="Dirichlet: how alike clients are.")] = 0.1,
@@ -141,17 +153,19 @@ def deal_clients(
     how = make("dirichlet", {"clients": clients, "alpha": alpha})
     hint = f"stopped; what is in {out} is whole, and the same command writes all of it anew"
     with stoppable(lambda: hint), ProgressBar(clients + 1, "files") as bar:
-        dataset = _dataset(name, Columns(label_column, client_column, split_column))
-        paths = deal(dataset.partition(how, seed=seed), out, on_file=bar.end)
+        columns = Columns(label_column, client_column, split_column)
+        paths = deal(_dealt(name, columns, how, seed), out, on_file=bar.end)
     typer.echo(f"wrote {len(paths) - 1} clients and a test set to {out}")
 
 
-def _dataset(name: str, columns: Columns) -> Dataset | RowDataset:
-    if is_data_file(name):
-        return from_file(name, **columns._asdict())
-    if flags := columns.flags():
-        raise ConfigError(f"{flags.split()[0]} names a column of a file, and {name} is none")
-    return load(name)
+def _dealt(name: str, columns: Columns, how: Partition, seed: int) -> Federated:
+    """The clients of a dataset, dealt by `how`; those of a user's function come dealt."""
+    if not is_code(name):
+        return open_dataset(name, columns).partition(how, seed=seed)
+    found = find_factory(name)()
+    if not isinstance(found, Federated):
+        raise ConfigError(f"{name!r} must give clients (ntkfl.data.from_clients), not {type(found).__name__}")
+    return found
 
 
 def _console() -> Console:

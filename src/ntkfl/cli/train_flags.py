@@ -8,7 +8,7 @@ FLAGS = tuple(
         (
             "data.dataset",
             "text",
-            "fashion-mnist, mnist, femnist, cifar10, digits, FILE.csv, .parquet or .npz, or "
+            "fashion-mnist, mnist, femnist, cifar10, digits, FILE.csv, .parquet or .npz, a folder, or "
             "package.module:function (default fashion-mnist)",
             "Data and clients",
         ),

@@ -20,7 +20,7 @@ from ntkfl.data.idx import parse, read_content
 from ntkfl.data.npz import read_client
 from ntkfl.errors import DataError
 
-_LARGEST = 4 << 30  # bytes of one idx file
+IDX_BYTES = 4 << 30  # of one idx file
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm")
 
 
@@ -71,7 +71,7 @@ def read_own(
 
 
 def _read_idx(folder: Path, files: Sequence[Path], images: Images) -> tuple[Tensor, Tensor]:
-    arrays = [parse(read_content(file, _LARGEST), str(file)) for file in files]
+    arrays = [parse(read_content(file, IDX_BYTES), str(file)) for file in files]
     labels = [array for array in arrays if array.ndim == 1]
     pictures = [array for array in arrays if array.ndim > 2]
     if len(labels) != 1 or len(pictures) != 1 or len(arrays) != 2:

@@ -84,9 +84,7 @@ def from_file(
     content = _read(path, Columns(label, client, split), class_names)
     test, drawn = content.test, content.test is None
     if test is None:
-        test = np.zeros(len(content.y), dtype=bool)
-        chosen = generator(0, "test rows").permutation(len(test))[: max(1, round(_TEST_SHARE * len(test)))]
-        test[chosen] = True
+        test = draw_test(len(content.y))
     if test.all() or not test.any():
         raise DataError(f"{path}: all rows are for {'testing' if test.all() else 'training'}, none for the other")
     parts = [(content.x[rows], content.y[rows]) for rows in (~test, test)]
@@ -98,6 +96,13 @@ def from_file(
         return rows
     names, writers = np.unique(content.clients[~test], return_inverse=True)
     return replace(rows, writers=torch.from_numpy(writers.astype(np.int64)), client_names=tuple(map(str, names)))
+
+
+def draw_test(rows: int) -> NDArray[np.bool_]:
+    """Which of so many rows are for testing, where nothing says it: a fifth, always the same."""
+    test = np.zeros(rows, dtype=bool)
+    test[generator(0, "test rows").permutation(rows)[: max(1, round(_TEST_SHARE * rows))]] = True
+    return test
 
 
 def read_rows(

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from ntkfl.data import Federated, RowDataset, from_file, load
-from ntkfl.data.files import is_data_file
+from ntkfl.data import Federated, RowDataset
+from ntkfl.data.sources import open_dataset
 from ntkfl.errors import ConfigError, unknown
-from ntkfl.federation.config import DataConfig, ModelConfig, RunConfig, own_method
+from ntkfl.federation.config import ModelConfig, RunConfig, own_method
 from ntkfl.federation.memory_check import available_bytes
 from ntkfl.federation.seeds import derive
 from ntkfl.methods import METHODS, Method
@@ -130,22 +130,15 @@ def _load_data(config: RunConfig) -> Federated:
     fraction = float(getattr(build_method(config.method), "shared_fraction", 0.0))
     if config.data.own:
         return _own_clients(config.data.dataset, fraction)
-    if is_data_file(config.data.dataset):
-        if fraction > 0:
-            raise ConfigError("a shared_fraction is taken out of a dataset with a name, not of a file")
-        return read_file(config.data).partition(config.data.how(), seed=config.seed)
-    dataset, shared = load(config.data.dataset), None
+    dataset, shared = open_dataset(config.data.dataset, config.data.columns), None
     if fraction > 0:
+        if isinstance(dataset, RowDataset):
+            raise ConfigError("a shared_fraction is taken out of a dataset with a name, not of a user's own")
         # The fraction is of what clients hold, so of all rows it is fraction / (1 + fraction).
         dataset, *taken = dataset.without(fraction / (1 + fraction), seed=config.seed)
         shared = (taken[0], taken[1])
     data = dataset.partition(config.data.how(), seed=config.seed)
     return data if shared is None else data.with_shared(*shared)
-
-
-def read_file(data: DataConfig) -> RowDataset:
-    """The rows of the file that is the dataset, by the columns that are named."""
-    return from_file(data.dataset, label=data.label_column, client=data.client_column, split=data.split_column)
 
 
 def _own_clients(name: str, shared_fraction: float) -> Federated:

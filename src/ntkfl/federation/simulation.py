@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ntkfl.data import Federated
-from ntkfl.data.files import is_data_file
+from ntkfl.data import NAMES, Federated
 from ntkfl.devices import find_device
 from ntkfl.errors import ConfigError, ModelError, NumericalError
 from ntkfl.federation.build import build_method, build_model, describe_method, load_data, spelled_out
@@ -101,7 +100,7 @@ def execute(
         transport=transport,
     )
     settings = spelled_out(config) | ({} if runtime is None else {"runtime": runtime})
-    own = insight and (bool(config.code) or is_data_file(config.data.dataset))
+    own = insight and (bool(config.code) or config.data.dataset not in NAMES)
     title = f"{config.data.dataset}, {'as given' if config.data.own else config.data.partition}" if own else None
     how = {"out": out, "resume": resume, "callbacks": callbacks, "record": record, "title": title}
     return simulation.run(config.rounds, stop_at=config.stop_at, settings=settings, **how)  # type: ignore[arg-type]
