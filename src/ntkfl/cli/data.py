@@ -126,8 +126,8 @@ def show(
         from ntkfl.report.clients import bubble_plot  # plotting is slow to import
 
         title = name if is_code(name) else _title(name, how, seed)
-        called = {"names": federated.client_names, "class_names": federated.class_names}
-        typer.echo(f"wrote {bubble_plot(counts, out, title, **called)}")
+        names, class_names = federated.client_names, federated.class_names
+        typer.echo(f"wrote {bubble_plot(counts, out, title, names=names, class_names=class_names)}")
 
 
 @app.command("deal")

@@ -127,7 +127,7 @@ def _forgot(records: Sequence[Record]) -> str:
     if not isinstance(gone, list) or not gone:
         return ""
     accuracy = before.get("test_accuracy") if isinstance(before, dict) else None
-    was = f", accuracy {percent(accuracy)} before" if type(accuracy) in (int, float) else ""
+    was = f", accuracy {percent(accuracy)} before" if isinstance(accuracy, int | float) else ""
     return f"; {plural(len(gone), 'client')} forgotten since{was}"
 
 
