@@ -210,7 +210,8 @@ class RunConfig(Options):
         named = values.get("model")
         if values.pop("simulation", None) and isinstance(named, dict) and "start" in named:
             raise ConfigError(
-                f"{path} is of a run made from Python: its model and data have no names to rebuild them by"
+                f"{path} is of a run made from Python: its model and data have no names to rebuild them by; there, "
+                "ntkfl.Run.load(folder, model) loads it"
             )
         for noted in ("ntkfl", "shape", "runtime", "privacy", "names"):
             values.pop(noted, None)

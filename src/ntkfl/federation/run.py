@@ -25,7 +25,7 @@ from ntkfl.federation.server_state import ServerState
 from ntkfl.federation.uncertainty import ModelPosterior
 from ntkfl.methods import Method, State, Task
 from ntkfl.privacy.projection import RunSecret
-from ntkfl.progress import plural
+from ntkfl.progress import percent, plural
 from ntkfl.tangent.parameters import flatten
 from ntkfl.user_code import refuse_code
 from ntkfl.version import __version__
@@ -71,9 +71,10 @@ class Run:
         """One line: the history has a record per round, and each lists clients."""
         last = self.history[-1] if self.history else {}
         found = [plural(len(self.history), "round")]
-        for name in ("test_accuracy", "test_loss"):
-            if (value := last.get(name)) is not None:
-                found.append(f"{name} {value:.4f}")
+        if (accuracy := last.get("test_accuracy")) is not None:
+            found.append(f"test accuracy {percent(accuracy)}")
+        if (loss := last.get("test_loss")) is not None:
+            found.append(f"test loss {loss:.4f}")
         return f"Run({self.config['method']['name']}: {', '.join(found)})"
 
     def frame(self) -> Any:

@@ -32,6 +32,7 @@ from ntkfl.federation.transport import Transport
 from ntkfl.methods import Method, Task
 from ntkfl.methods.batchnorm import advice, answer, statistics
 from ntkfl.methods.inspection import Participation
+from ntkfl.models.backbone import flat_hint
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.progress import plural
@@ -286,6 +287,7 @@ class Simulation:
             reason = str(error).split("\n")[0]
             if x.is_floating_point() and "indices" in reason:  # an embedding's
                 reason += "; tokens are whole numbers: say so with from_clients(..., tokens=True)"
+            reason += flat_hint(x.shape[1:], reason)
             raise ModelError(f"the model fails on inputs of shape {list(x.shape[1:])} as a tensor: {reason}") from error
         if tuple(f.shape) != (len(x), self.data.output_dim):
             raise ModelError(
