@@ -166,6 +166,13 @@ class Run:
         return run
 
 
+def names_in(config: Mapping[str, Any], kind: str) -> list[str]:
+    """Of `clients` or `classes`, as a run's settings keep them; none where it keeps none."""
+    kept = config.get("names")
+    listed = kept.get(kind) if isinstance(kept, Mapping) else None
+    return [str(name) for name in listed] if isinstance(listed, list | tuple) else []
+
+
 def _rebuild(config: Mapping[str, Any], method: Method) -> nn.Module:
     shape = config["shape"]
     inputs = method.model_input_shape(shape["inputs"])

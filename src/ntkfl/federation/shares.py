@@ -22,7 +22,7 @@ from ntkfl.errors import ConfigError, NTKFLError, RunFolderError, unknown
 from ntkfl.federation.build import load_data
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.evaluation import Score
-from ntkfl.federation.run import Run
+from ntkfl.federation.run import Run, names_in
 from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.methods import State, SumRidge
 from ntkfl.methods.sum_ridge import COLUMNS, FORGOTTEN, PENALTY, SHARE, shares_of
@@ -73,9 +73,7 @@ class SharesOfRun:
     @property
     def names(self) -> list[str]:
         """Of the clients by number, where their data named them."""
-        found = self.config.get("names")
-        listed = found.get("clients") if isinstance(found, dict) else None
-        return [str(name) for name in listed] if isinstance(listed, list) else []
+        return names_in(self.config, "clients")
 
     def called(self, client: int) -> str:
         """A client's name, or its number."""
