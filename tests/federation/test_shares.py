@@ -20,7 +20,8 @@ from ntkfl.errors import NTKFLError
 from ntkfl.federation.build import load_data
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.run_folder import RunFolder
-from ntkfl.federation.shares import SharesOfRun, forget, personal_weights, shapley_values
+from ntkfl.federation.shapley import shapley_values
+from ntkfl.federation.shares import SharesOfRun, forget, personal_weights
 from ntkfl.federation.simulation import execute
 from ntkfl.methods import SumRidge
 from ntkfl.report.runs import find
@@ -284,6 +285,10 @@ def test_values_are_bounded_whatever_a_client_holds() -> None:
         whole = worth(list(parts.values()), total(list(parts.values())), penalty)
         assert sum(v.value for v in found) == pytest.approx(whole, abs=1e-9)
         assert {v.client: v.value for v in found}[3] < 0.1  # what two samples can tell
+        # A sample alone says its class of everybody, which is worse than saying nothing: worth 0, and not less.
+        pair = {0: parts[2], 1: parts[4]}
+        both, big = (worth(some, total(list(pair.values())), penalty) for some in (list(pair.values()), [parts[2]]))
+        assert shapley_values(pair, penalty)[1].value == pytest.approx((both - big) / 2, abs=1e-9)
 
 
 def test_equal_clients_are_worth_the_same() -> None:

@@ -23,18 +23,17 @@ def value(
 
     Example: ntkfl value runs/a
     """
-    from ntkfl.federation import shares
+    from ntkfl.federation.shapley import shapley_values
+    from ntkfl.federation.shares import SharesOfRun
 
-    known = shares.SharesOfRun(run)
+    known = SharesOfRun(run)
     with stoppable(), ProgressBar(0, "solutions") as bar:
 
         def solved(done: int, planned: int) -> None:
             bar.plan(planned)
             bar.end(pieces=1)
 
-        values = shares.shapley_values(
-            known.shares, known.penalty, permutations=permutations, seed=seed, on_solve=solved
-        )
+        values = shapley_values(known.shares, known.penalty, permutations=permutations, seed=seed, on_solve=solved)
     values = [replace(v, name=known.called(v.client) if known.names else "") for v in values]
     known.folder.write("values.json", json.dumps([asdict(v) for v in values], indent=1).encode())
     if as_json:
