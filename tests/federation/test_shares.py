@@ -234,6 +234,19 @@ def test_a_score_that_cannot_be_measured_again_is_none(tmp_path: Path) -> None:
     assert last["before_forgetting"]["test_accuracy"] == old["test_accuracy"]
 
 
+def test_code_that_fails_keeps_nobody_from_being_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    execute(by_name(tmp_path), out=tmp_path / "run")
+    (tmp_path / "visits.csv").write_text("gone")
+    assert "no rows below its header" in forget(tmp_path / "run", "north")["not_measured"]
+
+    def broken(config: RunConfig) -> None:
+        raise ZeroDivisionError("of a user's own")
+
+    monkeypatch.setattr("ntkfl.federation.shares.load_data", broken)
+    assert forget(tmp_path / "run", "south")["not_measured"] == "ZeroDivisionError: of a user's own"
+    assert RunFolder(tmp_path / "run").records()[-1]["forgotten"] == [1, 2]
+
+
 def shares(count: int) -> dict[int, RidgeSums]:
     found = {}
     for c in range(count):

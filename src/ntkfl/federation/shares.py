@@ -191,8 +191,11 @@ def _measured(path: Path, model: Mapping[str, Tensor], allow_code: bool) -> tupl
         run = Run.load(path, allow_code=allow_code)
         run.model.load_state_dict(dict(model))
         return run.evaluate(x, y, tokens=not x.is_floating_point()), ""
-    except NTKFLError as error:
-        return None, str(error)
+    except (
+        Exception
+    ) as error:  # of a user's own code, whatever it raises: nothing may keep a client from being forgotten
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        return None, str(error) if isinstance(error, NTKFLError) else f"{type(error).__name__}: {reason}"
 
 
 def _rescore(run: SharesOfRun, client: int, score: Score | None, penalty: float) -> None:
