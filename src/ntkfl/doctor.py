@@ -102,10 +102,9 @@ def _gpu(needed: bool) -> Check:
             "good", "GPU", f"{name}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free; use it with --device cuda"
         )
     if shutil.which("nvidia-smi") is None:
-        advice = "a paper-scale server update takes seconds on two cores"
-        return Check(
-            missing, "GPU", "none", f"without --gpu it is not needed: {advice}" if needed else f"not needed: {advice}"
-        )
+        if needed:
+            return Check(missing, "GPU", "none: no NVIDIA driver is installed", "install one, or leave --gpu out")
+        return Check(missing, "GPU", "none", "not needed: a paper-scale server update takes seconds on two cores")
     if torch.version.cuda is None:
         advice = "install a CUDA build of torch over it, see https://pytorch.org/get-started/locally"
         return Check(missing, "GPU", f"there, but torch {torch.__version__} is built for the CPU alone", advice)

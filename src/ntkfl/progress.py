@@ -200,7 +200,7 @@ class RoundTable:
         self._bar.stop()
 
     def note(self, line: str) -> None:
-        self.console.print(line, style="dim")
+        self.console.print(line, style="dim", soft_wrap=True)
 
     def show(self, record: Record, timing: Record) -> None:
         if self._pace is None:

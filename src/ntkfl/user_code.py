@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -32,7 +33,10 @@ def find_factory(name: str) -> Callable[..., Any]:
         raise ConfigError(f"cannot import {module_name!r} for {name!r}: {error}") from None
     found = getattr(module, attribute, None)
     if not callable(found):
-        raise ConfigError(f"{module_name!r} has no function {attribute!r}")
+        near = difflib.get_close_matches(attribute, [own for own in vars(module) if not own.startswith("_")], n=1)
+        raise ConfigError(
+            f"{module_name!r} has no function {attribute!r}{f': did you mean {near[0]!r}?' if near else ''}"
+        )
     return found  # type: ignore[no-any-return]  # whatever it is, it can be called
 
 

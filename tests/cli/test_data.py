@@ -71,8 +71,8 @@ def test_show_prints_the_counts_and_draws_them(bare: Path) -> None:
     rows = lines(result)
     federated = load("digits").partition(Dirichlet(clients=30, alpha=0.2), seed=4)
     assert rows["clients"] == ["clients", "30"]
-    assert rows["distinct"] == ["distinct", "images", "1,442"]
-    assert "samples a client  min 48, median 48, max 49" in result.stdout
+    assert rows["distinct"] == ["distinct", "samples", "1,442"]
+    assert "samples per client  min 48, median 48, max 49" in result.stdout
     for number in (0, 9):
         shown = [int(word) if word != "·" else 0 for word in rows[str(number)][1:]]
         assert shown == [*federated.counts()[number], federated.sizes[number]]
@@ -147,3 +147,20 @@ def test_deal_shows_how_far_it_is_and_stops_with_a_hint(bare: Path, monkeypatch:
     assert sorted(path.name for path in (bare / "dealt").iterdir()) == ["client-0.npz", "client-1.npz"]
     assert run(*words).exit_code == 0
     assert len(list((bare / "dealt").iterdir())) == 5
+
+
+def test_a_table_is_shown_by_the_names_in_it(bare: Path) -> None:
+    rows = "".join(f"{i},{'flu' if i % 3 else 'cold [red]'},{'north' if i % 2 else '[bold]south'}\n" for i in range(60))
+    (bare / "visits.csv").write_text("age,diagnosis,hospital\n" + rows)
+    named = ["visits.csv", "--label-column", "diagnosis", "--client-column", "hospital"]
+    shown = run("show", *named, "--out", "clients.png")
+    table = lines(shown)
+    assert table["client"] == ["client", "cold", "[red]", "flu", "all"]
+    assert {"north", "[bold]south"} <= table.keys()
+    assert "(a random part of all rows)" in shown.stdout
+    assert (bare / "clients.png").read_bytes().startswith(b"\x89PNG")
+    assert run("deal", *named, "--clients", "2", "--out", "dealt").exit_code == 0
+    (bare / "real.csv").write_text("x,label,client\n" + "".join(f"{i},{i / 2},a\n" for i in range(9)))
+    assert lines(run("show", "real.csv"))["clients"] == ["clients", "1"]  # real targets have no classes to list
+    refused = run("show", "digits", "--label-column", "x")
+    assert "--label-column names a column of a file" in str(refused.exception)

@@ -73,6 +73,8 @@ def test_the_commands_printed_are_safe_ones(folder: Path) -> None:
     assert "--allow-runtime" not in supernode
     port = supernode.rsplit(" ", 1)[1]
     assert answering == f"ntkfl flower client {own} --data mine.npz --attach 127.0.0.1:{port}"
+    named = invoke("client", own, "--data", "mine.csv", "--label-column", "ill", "--allow-code", "--print").splitlines()
+    assert named[1].endswith(" --label-column ill --allow-code")
 
 
 def test_flower_takes_the_commands_as_printed(folder: Path) -> None:

@@ -45,6 +45,16 @@ def test_tables_archives_and_functions_are_read(folder: Path, tmp_path: Path, mo
         assert "127.0.0.1" in str(error), error
 
 
+def test_a_table_with_columns_of_its_own_names(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("a,b,c,d,outcome,ward\n" + "1,2,3,4,0,X\n1,2,3,4,1,X\n")
+    command = ["join", str(folder), "--data", str(tmp_path / "mine.csv"), "--patience", "0.1"]
+    assert "has no column 'label'" in str(CliRunner().invoke(app, command).exception)
+    named = [*command, "--label-column", "outcome", "--client-column", "ward"]
+    assert "127.0.0.1" in str(CliRunner().invoke(app, named).exception)  # read, and nobody there
+    (tmp_path / "mine.csv").write_text("a,b,c,d,outcome,ward\n" + "1,2,3,4,ill,X\n1,2,3,4,well,X\n")
+    assert "class_names" in str(CliRunner().invoke(app, named).exception)
+
+
 def test_data_of_another_shape_are_refused_at_once(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("a,b,label\n1,2,0\n")
     error = join(folder, str(tmp_path / "mine.csv"))

@@ -10,6 +10,8 @@ import pytest
 
 from ntkfl.cli.private import private_settings
 from ntkfl.errors import ConfigError
+from ntkfl.report.runs import find
+from ntkfl.report.view import view
 from tests.cli.test_train import ntkfl
 
 SMALL = ["--dataset", "digits", "--clients", "8", "--hidden", "8", "--rounds", "2", "--private"]
@@ -84,6 +86,20 @@ def test_all_clients_of_a_file_take_part(tmp_path: Path) -> None:
     file = tmp_path / "sites.csv"
     file.write_text("a,label,client\n" + "".join(f"{i}.5,{i % 2},site-{i % 6}\n" for i in range(60)))
     assert private_settings({"data": {"dataset": str(file)}})["clients_per_round"] == 6
+
+
+def test_the_test_fifth_of_a_file_is_outside_the_promise(tmp_path: Path) -> None:
+    file = tmp_path / "sites.csv"
+    file.write_text("a,label,client\n" + "".join(f"{i}.5,{i % 2},site-{i % 6}\n" for i in range(60)))
+    given = ["--dataset", file, "--hidden", "4", "--rounds", "1", "--clients-per-round", "6", "--set", "epsilon=30"]
+    done = ntkfl("train", *given, "--private", "--out", tmp_path / "a")
+    assert done.returncode == 0, done.stderr
+    words = "the 12 test samples, a random part of the file's rows: the server measures on them as they are"
+    assert f"not covered: {words}" in done.stdout
+    assert f'uncovered = "{words}"' in (tmp_path / "a" / "config.toml").read_text()
+    assert view(find([tmp_path / "a"])[0][0])["privacy"]["uncovered"] == words
+    plain = ntkfl("train", *given[:-2], "--method", "fedavg", "--out", tmp_path / "b")
+    assert "covered" not in plain.stdout + (tmp_path / "b" / "config.toml").read_text()  # nothing is promised
 
 
 def test_another_method_is_named_with_what_to_do() -> None:

@@ -12,12 +12,14 @@ import pytest
 import torch
 
 import ntkfl
-from ntkfl.data import IID, ByClient, Dirichlet, from_clients, from_file
+from ntkfl.data import IID, ByClient, Dirichlet, from_clients, from_datasets, from_file
 from ntkfl.data.client import Images, read_own
+from ntkfl.data.files import Columns
 from ntkfl.errors import ConfigError, DataError
 from ntkfl.federation.build import load_data
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.simulation import execute
+from ntkfl.wire import Message
 
 HEADER = "age,client,dose,label,split\n"
 ROWS = [
@@ -115,7 +117,7 @@ def test_real_targets_have_a_decimal_point(tmp_path: Path) -> None:
         ("x,label\n1,0\n2\n", "row 3 has 1 values, the header has 2"),
         ("x,label\n1,0\nten,1\n", "row 3 has 'ten' in column 'x', which must be numbers"),
         ("x,label\n1,0\n,1\n", "row 3 has '' in column 'x'"),
-        ("x,label\n1,cat\n", "row 2 has 'cat' in column 'label', which must be numbers"),
+        ("x,label\n1,0.5\n2,cat\n", "row 3 has 'cat' in column 'label', which must be numbers"),
         ("x,label\n1,0\nnan,1\n2,1\n", "not finite"),
         ("x,label\n1,0\n2,-1\n", "labels must lie in 0"),
         ("x,label,split\n1,0,train\n2,1,dev\n", "column 'split' has 'dev'; it must be train or test"),
@@ -151,6 +153,100 @@ def test_a_clients_own_table(tmp_path: Path) -> None:
     x, y = read_own(str(table(tmp_path / "mine.csv")), Images((2,)), lambda name: dict)
     assert x.tolist() == [[a, d] for _, a, d, _, _ in ROWS]
     assert y.tolist() == [row[3] for row in ROWS]
+
+
+def visits(path: Path) -> Path:
+    rows = [(i % 7, "flu" if i % 3 else "cold", ["north", "south", "10"][i % 3]) for i in range(60)]
+    path.write_text("age,diagnosis,hospital\n" + "".join(f"{a},{d},{h}\n" for a, d, h in rows))
+    return path
+
+
+def test_columns_by_any_name_and_labels_that_are_text(tmp_path: Path) -> None:
+    dataset = from_file(visits(tmp_path / "v.csv"), label="diagnosis", client="hospital")
+    fed = dataset.partition(ByClient())
+    assert (fed.client_names, fed.class_names) == (("10", "north", "south"), ("cold", "flu"))
+    assert fed.counts()[1].tolist() == [fed.sizes[1], 0]  # north has every third row, the colds
+    assert fed.counts()[2].tolist() == [0, fed.sizes[2]]
+    assert fed.describe()["test"] == "a random part of all rows"
+    part, held = fed.hold_out(1, seed=3)
+    for some in (part, held):  # names stay with their clients
+        for i, name in enumerate(some.client_names):
+            assert torch.equal(some.client(i)[0], fed.client(fed.client_names.index(name))[0])
+    assert dataset.partition(IID(clients=4)).client_names == ()
+    assert dataset.partition(IID(clients=4)).class_names == ("cold", "flu")
+    turned = from_file(tmp_path / "v.csv", label="diagnosis", client="hospital", class_names=["flu", "cold"])
+    assert turned.partition(ByClient()).counts()[1].tolist() == [0, fed.sizes[1]]
+    with pytest.raises(DataError, match="unknown class 'cold': valid are flu, none"):
+        from_file(tmp_path / "v.csv", label="diagnosis", client="hospital", class_names=["flu", "none"])
+    with pytest.raises(DataError, match=r"no column 'hospitl': did you mean 'hospital'\? its columns are age, diag"):
+        from_file(tmp_path / "v.csv", label="diagnosis", client="hospitl")
+    with pytest.raises(DataError, match="--label-column"):
+        from_file(tmp_path / "v.csv")
+    with pytest.raises(DataError, match="--client-column hospital"):
+        from_file(tmp_path / "v.csv", label="diagnosis")
+
+
+def test_a_column_of_free_text_is_no_label(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,label\n" + "".join(f"{i},note {i}\n" for i in range(30)))
+    with pytest.raises(DataError, match="label of its own in every row"):
+        from_file(tmp_path / "a.csv")
+    (tmp_path / "a.csv").write_text("x,label\n" + "".join(f"{i},{'ab'[i % 2] if i else ''}\n" for i in range(30)))
+    with pytest.raises(DataError, match="row without a label"):
+        from_file(tmp_path / "a.csv")
+
+
+def test_an_archive_with_labels_that_are_text(tmp_path: Path) -> None:
+    x, kind = np.arange(24.0).reshape(12, 2), np.array(["b", "a", "c"] * 4)
+    np.savez(tmp_path / "a.npz", x=x, kind=kind, site=np.arange(12) % 2, test_x=x[:3], test_y=kind[:3])
+    fed = from_file(tmp_path / "a.npz", label="kind", client="site").partition(ByClient())
+    assert (fed.client_names, fed.class_names) == (("0", "1"), ("a", "b", "c"))
+    assert fed.test[1].tolist() == [1, 0, 2]
+    with pytest.raises(DataError, match="other"):
+        from_file(tmp_path / "a.npz", label="other")
+
+
+def test_a_clients_own_table_has_the_runs_classes(tmp_path: Path) -> None:
+    """A client that has never seen a flu counts classes as the others do."""
+    columns = Columns("diagnosis", "hospital")
+    (tmp_path / "mine.csv").write_text("age,diagnosis,hospital\n1,flu,north\n2,flu,north\n")
+    images = Images((1,), classes=("cold", "flu"))
+    x, y = read_own(str(tmp_path / "mine.csv"), images, lambda name: dict, columns)
+    assert (x.tolist(), y.tolist()) == ([[1.0], [2.0]], [1, 1])
+    with pytest.raises(DataError, match="class_names"):
+        read_own(str(tmp_path / "mine.csv"), Images((1,)), lambda name: dict, columns)
+
+
+def test_clients_by_name_in_python() -> None:
+    x, y = torch.ones(4, 2), torch.tensor([0, 1, 0, 1])
+    fed = from_clients({"north": (x, y), "south": (2 * x, y)}, test=(x, y), class_names=["no", "yes"])
+    assert (fed.client_names, fed.class_names, fed.classes) == (("north", "south"), ("no", "yes"), 2)
+    assert from_datasets({"north": (x, y)}, test=(x, y)).client_names == ("north",)
+    with pytest.raises(DataError, match="client south: x has a value that is not finite"):
+        from_clients({"north": (x, y), "south": (x / 0, y)}, test=(x, y))
+    with pytest.raises(DataError, match="1 names for 2 classes"):
+        from_clients([(x, y)], test=(x, y), classes=2, class_names=["no"])
+
+
+@pytest.mark.parametrize("method", [{"name": "fedavg", "secure_sum": True}, {"name": "ntk-fl", "shuffle": True}])
+def test_names_stay_with_the_run_and_are_never_sent(
+    method: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[bytes] = []
+    encode = Message.encode
+    monkeypatch.setattr(Message, "encode", lambda self, *given: sent.append(encode(self, *given)) or sent[-1])
+    file = visits(tmp_path / "v.csv")
+    file.write_text(file.read_text().replace("10", "clinic"))
+    data = {"dataset": str(file), "label_column": "diagnosis", "client_column": "hospital"}
+    config = RunConfig(data=data, rounds=1, model={"hidden": [4]}, method=method)
+    run = execute(config, out=tmp_path / "run")
+    assert run.config["names"] == {"clients": ("clinic", "north", "south"), "classes": ("cold", "flu")}
+    assert run.history[0]["clients"] == [0, 1, 2]
+    assert sent
+    assert not [m for m in sent for name in (b"clinic", b"north", b"south", b"cold", b"flu") if name in m]
+    again = RunConfig.read(tmp_path / "run" / "config.toml")
+    assert load_data(again).client_names == ("clinic", "north", "south")
+    with pytest.raises(ConfigError, match="label-column names a column of a file"):
+        RunConfig(data={"dataset": "digits", "label_column": "x"})
 
 
 def test_training_from_a_file_and_again_from_its_settings(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_printing_a_run_is_one_line_without_its_history() -> None:
     run = trained()
     last = run.history[-1]
     assert repr(run) == (
-        f"Run(fedavg: 2 rounds, test_accuracy {last['test_accuracy']:.4f}, test_loss {last['test_loss']:.4f})"
+        f"Run(fedavg: 2 rounds, test accuracy {100 * last['test_accuracy']:.1f} %, test loss {last['test_loss']:.4f})"
     )
 
 

@@ -17,9 +17,16 @@ from typer.testing import CliRunner
 import ntkfl
 from ntkfl.cli import app
 from ntkfl.errors import NTKFLError
+from ntkfl.federation.build import load_data
+from ntkfl.federation.config import RunConfig
 from ntkfl.federation.run_folder import RunFolder
-from ntkfl.federation.shares import SharesOfRun, forget, personal_weights, shapley_values
+from ntkfl.federation.shapley import shapley_values
+from ntkfl.federation.shares import SharesOfRun, forget, personal_weights
+from ntkfl.federation.simulation import execute
 from ntkfl.methods import SumRidge
+from ntkfl.report.runs import find
+from ntkfl.report.values import client_values
+from ntkfl.report.view import view
 from ntkfl.tangent.ridge import RidgeSums, solve, total
 
 F, CLASSES = 5, 3
@@ -151,6 +158,95 @@ def test_the_verbs(tmp_path: Path) -> None:
     assert json.loads(said.output)["clients_left"] == 2
 
 
+def by_name(folder: Path, method: str = "sum-ridge") -> RunConfig:
+    """A run of the command line's kind, from a table with names of clients and classes."""
+    file = folder / "visits.csv"
+    lines = []
+    for number, name in enumerate(("north", "south", "east")):
+        x, y = samples(40, number)
+        lines += [",".join([*(f"{v:.4f}" for v in row), "abc"[c], name]) for row, c in zip(x.tolist(), y, strict=True)]
+    file.write_text("a,b,c,d,e,label,client\n" + "\n".join(lines))
+    data, options = {"dataset": str(file)}, {"name": method, "keep_shares": True}
+    return RunConfig(
+        data=data, rounds=1, model={"name": "random-features", "options": {"features": 20}}, method=options
+    )
+
+
+def test_clients_by_the_names_in_their_file(tmp_path: Path) -> None:
+    execute(by_name(tmp_path), out=tmp_path / "run", insight=True)
+    kept = json.loads((tmp_path / "run" / "insight.json").read_text())["clients"]
+    assert (kept["names"], kept["classes"]) == (["east", "north", "south"], ["a", "b", "c"])
+    said = CliRunner().invoke(app, ["value", str(tmp_path / "run")])
+    assert said.exit_code == 0, said.output
+    assert {line.split()[0] for line in said.output.splitlines()[1:4]} == {"north", "south", "east"}
+    assert {v["name"] for v in json.loads((tmp_path / "run" / "values.json").read_text())} == {"north", "south", "east"}
+    assert client_values(find([tmp_path / "run"])[0][0])["clients"][0]["name"] in {"north", "south", "east"}
+    known = SharesOfRun(tmp_path / "run")
+    assert [known.find(who) for who in ("north", "1", 1)] == [1, 1, 1]
+    with pytest.raises(NTKFLError, match=r"unknown client 'nroth': did you mean 'north'\?"):
+        known.find("nroth")
+    known.config["names"] = {"clients": ["7", "1", "0"]}
+    assert [known.find(who) for who in ("7", "1", "0")] == [0, 1, 2]  # names first
+    with pytest.raises(NTKFLError, match="unknown client '2'"):  # it could be meant as a name
+        known.find("2")
+    out = tmp_path / "own.safetensors"
+    said = CliRunner().invoke(app, ["personalize", str(tmp_path / "run"), "--client", "south", "--out", str(out)])
+    assert "on client south's own samples" in said.output
+
+
+def test_a_run_that_forgot_has_a_score_of_its_own(tmp_path: Path) -> None:
+    config = by_name(tmp_path)
+    before = execute(config, out=tmp_path / "run", insight=True).history[-1]
+    CliRunner().invoke(app, ["value", str(tmp_path / "run")])
+    said = CliRunner().invoke(app, ["forget", str(tmp_path / "run"), "--client", "north"])
+    assert said.exit_code == 0, said.output
+    now = ntkfl.Run.load(tmp_path / "run")
+    score = now.evaluate(*load_data(config).test)
+    last = now.history[-1]
+    assert (last["test_accuracy"], last["test_loss"]) == (score.accuracy, pytest.approx(score.loss))
+    assert last["test_loss"] != before["test_loss"]
+    assert last["before_forgetting"]["test_loss"] == before["test_loss"]
+    assert (last["forgotten"], last["train_loss"]) == ([1], None)
+    assert (
+        f"test accuracy {100 * score.accuracy:.1f} % now, {100 * before['test_accuracy']:.1f} % before" in said.output
+    )
+    assert "forgot client north and its" in said.output
+    assert not [f for f in ("values.json", "insight.json") if (tmp_path / "run" / f).exists()]  # of the old model
+    shown = view(find([tmp_path / "run"])[0][0])
+    assert shown["series"]["test_accuracy"] == [pytest.approx(score.accuracy, abs=1e-5)]
+    assert shown[
+        "text"
+    ] == f"finished: 1 round; 1 client forgotten since, accuracy {before['test_accuracy']:.1%} before".replace(
+        "%", " %"
+    )
+    forget(tmp_path / "run", "south")  # and the score of training stays what is said of before
+    last = RunFolder(tmp_path / "run").records()[-1]
+    assert (last["forgotten"], last["before_forgetting"]["test_loss"]) == ([1, 2], before["test_loss"])
+
+
+def test_a_score_that_cannot_be_measured_again_is_none(tmp_path: Path) -> None:
+    """The data were given in Python: better none than that of another model."""
+    old = trained(tmp_path / "run", 0, 1, 2).history[-1]
+    said = CliRunner().invoke(app, ["forget", str(tmp_path / "run"), "--client", "1"])
+    assert "its score was not measured again, and the history has none" in said.output
+    last = RunFolder(tmp_path / "run").records()[-1]
+    assert (last["test_accuracy"], last["test_loss"]) == (None, None)
+    assert last["before_forgetting"]["test_accuracy"] == old["test_accuracy"]
+
+
+def test_code_that_fails_keeps_nobody_from_being_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    execute(by_name(tmp_path), out=tmp_path / "run")
+    (tmp_path / "visits.csv").write_text("gone")
+    assert "no rows below its header" in forget(tmp_path / "run", "north")["not_measured"]
+
+    def broken(config: RunConfig) -> None:
+        raise ZeroDivisionError("of a user's own")
+
+    monkeypatch.setattr("ntkfl.federation.shares.load_data", broken)
+    assert forget(tmp_path / "run", "south")["not_measured"] == "ZeroDivisionError: of a user's own"
+    assert RunFolder(tmp_path / "run").records()[-1]["forgotten"] == [1, 2]
+
+
 def shares(count: int) -> dict[int, RidgeSums]:
     found = {}
     for c in range(count):
@@ -160,9 +256,18 @@ def shares(count: int) -> dict[int, RidgeSums]:
 
 
 def worth(parts: list[RidgeSums], whole: RidgeSums, penalty: float) -> float:
+    """By the definition: the penalty of all clients, and never below that of no model."""
     if not parts:
         return 0.0
-    return 1 - float(whole.error(solve(total(parts), penalty)) / whole.squares)
+    sums = total(parts)
+    mean, middle = sums.gram[-1, :-1] / sums.samples, whole.gram[-1, :-1] / whole.samples
+    S = sums.gram[:-1, :-1] - sums.samples * torch.outer(mean, mean)
+    scale = float(whole.gram.diagonal()[:-1].sum() - whole.samples * middle.square().sum()) / F  # N s
+    W = torch.linalg.solve(
+        S + penalty * scale * torch.eye(F, dtype=S.dtype), sums.cross[:-1] - torch.outer(mean, sums.cross[-1])
+    )
+    solved = torch.cat([W, (sums.cross[-1] / sums.samples - mean @ W).unsqueeze(0)])
+    return max(0.0, 1 - float(whole.error(solved) / whole.squares))
 
 
 def test_exact_values_are_means_over_all_orders() -> None:
@@ -178,6 +283,25 @@ def test_exact_values_are_means_over_all_orders() -> None:
     assert [v.value for v in found] == pytest.approx(list(expected.values()), abs=1e-12)
     assert sum(v.value for v in found) == pytest.approx(worth(list(parts.values()), whole, penalty), abs=1e-12)
     assert all(v.error == 0 for v in found)
+
+
+def test_values_are_bounded_whatever_a_client_holds() -> None:
+    """Two samples that hardly differ and yet have different labels: fitted alone, weights of 10⁶."""
+    parts = shares(3)
+    x = torch.zeros(2, F, dtype=torch.float64)
+    x[1, 0] = 1e-6
+    parts[3] = RidgeSums.of(x, nn.functional.one_hot(torch.tensor([0, 1]), CLASSES))
+    parts[4] = RidgeSums.of(x[:1], nn.functional.one_hot(torch.tensor([2]), CLASSES))
+    for penalty in (1e-6, 1e-2, 1.0):
+        found = shapley_values(parts, penalty)
+        assert all(-1 <= v.value <= 1 for v in found)
+        whole = worth(list(parts.values()), total(list(parts.values())), penalty)
+        assert sum(v.value for v in found) == pytest.approx(whole, abs=1e-9)
+        assert {v.client: v.value for v in found}[3] < 0.1  # what two samples can tell
+        # A sample alone says its class of everybody, which is worse than saying nothing: worth 0, and not less.
+        pair = {0: parts[2], 1: parts[4]}
+        both, big = (worth(some, total(list(pair.values())), penalty) for some in (list(pair.values()), [parts[2]]))
+        assert shapley_values(pair, penalty)[1].value == pytest.approx((both - big) / 2, abs=1e-9)
 
 
 def test_equal_clients_are_worth_the_same() -> None:

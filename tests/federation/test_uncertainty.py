@@ -172,6 +172,9 @@ def test_the_verb(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "run" / "uncertainty.json").read_text())
     assert found["samples"] == 355
     assert found["calibration_error"] < found["plain_calibration_error"]
+    # The class of the largest output is what training measures; the posterior's likeliest class is another's business.
+    assert found["plain_accuracy"] == ntkfl.Run.load(tmp_path / "run").history[-1]["test_accuracy"]
+    assert "measured on 355 samples: the run's test set" in said.output
     assert f"{found['calibration_error']:.4f}" in said.output
     data = tmp_path / "own.npz"
     import numpy as np
@@ -184,6 +187,32 @@ def test_the_verb(tmp_path: Path) -> None:
     out = CliRunner().invoke(app, ["uncertainty", str(tmp_path / "run"), "--calibrate", str(data)])
     assert out.exit_code == 0, out.output
     assert "temperature" in out.output
+    half = CliRunner().invoke(app, ["uncertainty", str(tmp_path / "run"), "--calibrate", "test"])
+    assert "measured on 178 samples: the other half of the run's test set" in half.output
+    assert "fitted on 177 samples: half of the run's test set" in half.output
     execute(config.model_copy(update={"method": {"name": "fedavg", "local_steps": 1}}), out=tmp_path / "other")
     refused = CliRunner().invoke(app, ["uncertainty", str(tmp_path / "other")])
     assert refused.exit_code != 0
+
+
+@pytest.mark.parametrize("method", ["sum-ridge", "sum-ntk-fl"])
+def test_of_a_table_samples_that_trained_are_refused(tmp_path: Path, method: str) -> None:
+    """The same accuracy as training's, averaged weights or not; the run's file holds what it was trained on."""
+    x, y = logistic(300, 1)
+    rows = [",".join([*(f"{v:.4f}" for v in row), "abc"[c]]) for row, c in zip(x.tolist(), y.tolist(), strict=True)]
+    for name, part in (("mine", rows[:200]), ("other", rows[200:])):
+        header = ",".join([*(f"f{i}" for i in range(F)), "kind", "site"])
+        (tmp_path / f"{name}.csv").write_text("\n".join([header, *(f"{r},s{i % 3}" for i, r in enumerate(part))]))
+    data = {"dataset": str(tmp_path / "mine.csv"), "label_column": "kind", "client_column": "site"}
+    model = {"hidden": [6]} if method == "sum-ntk-fl" else {"name": "random-features", "options": {"features": 9}}
+    execute(RunConfig(data=data, rounds=3, model=model, method={"name": method}), out=tmp_path / "run")
+    said = CliRunner().invoke(app, ["uncertainty", str(tmp_path / "run")])
+    assert said.exit_code == 0, said.output
+    found = json.loads((tmp_path / "run" / "uncertainty.json").read_text())
+    assert found["plain_accuracy"] == ntkfl.Run.load(tmp_path / "run").history[-1]["test_accuracy"]
+    for option in ("--data", "--calibrate"):
+        refused = CliRunner().invoke(app, ["uncertainty", str(tmp_path / "run"), option, str(tmp_path / "mine.csv")])
+        assert "is what the run was trained on" in str(refused.exception)
+        other = CliRunner().invoke(app, ["uncertainty", str(tmp_path / "run"), option, str(tmp_path / "other.csv")])
+        assert other.exit_code == 0, other.output  # columns and classes as the run's
+        assert f"100 samples: {tmp_path / 'other.csv'}" in other.output

@@ -84,7 +84,11 @@ def test_times_double_while_the_longest_wins_and_within_the_bound(digits: ntkfl.
     """Times so short that the longest always wins, and that little is learned in them."""
     records = run(digits, NTKFL(steps=(0.5, 1.0), extend=8), rounds=5).history
     assert [r["steps"] for r in records] == [r["longest_steps"] for r in records] == [1, 2, 4, 8, 8]
-    assert [r["steps"] for r in run(digits, NTKFL(steps=(0.5, 1.0)), rounds=2).history] == [1, 1]
+    assert ["warning" in r for r in records] == [False, False, False, True, True]  # once no longer ones are allowed
+    fixed = run(digits, NTKFL(steps=(0.5, 1.0)), rounds=2).history
+    assert [r["steps"] for r in fixed] == [1, 1]
+    assert all("the longest candidate, t = 1, was chosen" in r["warning"] for r in fixed)
+    assert not any("warning" in r for r in run(digits, NTKFL(), rounds=2).history)
 
 
 def test_longer_times_outlive_a_stop(digits: ntkfl.data.Federated, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -289,3 +290,31 @@ def test_masked_sums_are_the_plain_ones(digits: ntkfl.data.Federated) -> None:
         ends.append(ntkfl.tangent.parameters.flatten(run.model))
     assert float((ends[0] - ends[1]).norm()) < 1e-3 * float(ends[0].norm())
     assert COUNT < GRAINS
+
+
+@pytest.mark.parametrize(("features", "whitens"), [(1023, True), (1024, False)])
+def test_where_nothing_is_whitened_all_of_the_budget_goes_to_gradients(
+    features: int, whitens: bool, tmp_path: Path
+) -> None:
+    """A layer of at most 1,024 inputs, the bias's 1 among them, is whitened; beyond, noise is as narrow as without."""
+    generator = torch.Generator().manual_seed(0)
+    sites = [(torch.randn(200, features, generator=generator), torch.arange(200) % 2) for _ in range(3)]
+    fed, method = ntkfl.data.from_clients(sites[:2], test=sites[2]), PrivateSums(epsilon=2.0, budget_rounds=2)
+    heard: list[str] = []
+
+    class Heard(ntkfl.Callback):
+        def on_start(self, note: str) -> None:
+            heard.append(note)
+
+    run = ntkfl.train(
+        ntkfl.models.mlp(features, 2, 2), fed, method, rounds=2, out=tmp_path / "run", callbacks=[Heard()]
+    )
+    assert any("inputs are not whitened" in line and "1,024" in line for line in heard) != whitens
+    assert run.method.input_share == (0.1 if whitens else 0.0)
+    assert run.config["method"]["input_share"] == run.method.input_share
+    assert any(is_whitening(name.removeprefix("state/")) for name in run.checkpoint) == whitens
+    assert run.history[-1]["epsilon"] == pytest.approx(2.0, rel=1e-3)  # all of it is spent, either way
+    sizes, without = {"gradient": 100, "samples": 1}, PrivateSums(epsilon=2.0, budget_rounds=2, input_share=0.0)
+    wider = run.method.widths(sizes)["gradient"] / without.widths(sizes)["gradient"]
+    assert wider == pytest.approx(0.9**-0.5 if whitens else 1.0, rel=1e-6)
+    assert any("not covered: the 200 test samples: the server measures on them" in line for line in heard)

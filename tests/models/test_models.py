@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import ntkfl
-from ntkfl.errors import ConfigError
+from ntkfl.errors import ConfigError, ModelError
 from ntkfl.federation.build import build_network
 from ntkfl.federation.config import ModelConfig
 from ntkfl.methods import CPNTKFL, NTKFL
@@ -101,6 +101,10 @@ def test_an_images_rows_are_its_steps() -> None:
         (lambda: ModelConfig(name="cnn", hidden=(3,)), "are of an mlp"),
         (lambda: build_network(ModelConfig(name="no_such:thing"), (3,), 2, 0), "cannot import 'no_such'"),
         (lambda: build_network(ModelConfig(name="math:nothing"), (3,), 2, 0), "has no function 'nothing'"),
+        (
+            lambda: build_network(ModelConfig(name="math:sqr"), (3,), 2, 0),
+            r"has no function 'sqr': did you mean 'sqrt'\?",
+        ),
         (lambda: build_network(ModelConfig(name="builtins:dict"), (3,), 2, 0), "cannot be built"),
         (lambda: build_network(ModelConfig(name="cnn", options={"depth": 3}), (1, 28, 28), 2, 0), "unexpected keyword"),
     ],
@@ -151,3 +155,14 @@ def test_tokens_train_end_to_end() -> None:
         ntkfl.train(model, fed, NTKFL(projected_dim=3), rounds=1, clients_per_round=6)
     with pytest.raises(ntkfl.errors.DataError, match="whole numbers from 0 on"):
         ntkfl.data.from_clients([(x[:4] - 3, y[:4])], test=(x, y), tokens=True)
+
+
+def test_images_in_a_table_are_flat_and_an_error_says_what_to_do() -> None:
+    x, y = torch.ones(4, 64), torch.tensor([0, 1, 0, 1])
+    fed, conv = ntkfl.data.from_clients([(x, y)], test=(x, y)), nn.Conv2d(1, 2, 3)
+    with pytest.raises(ModelError, match=r"begin the network with nn.Unflatten\(1, \(channels, height, width\)\)"):
+        ntkfl.train(nn.Sequential(conv, nn.Flatten(), nn.Linear(72, 2)), fed, ntkfl.methods.FedAvg(), rounds=1)
+    with pytest.raises(ModelError, match=r"nn.Unflatten\(1"):
+        ntkfl.models.head(nn.Sequential(conv, nn.Flatten()), 2, inputs=(64,))
+    model = ntkfl.models.head(nn.Sequential(nn.Unflatten(1, (1, 8, 8)), conv, nn.Flatten()), 2, inputs=(64,))
+    assert ntkfl.train(model, fed, ntkfl.methods.SumRidge(), rounds=1, callbacks=[]).history

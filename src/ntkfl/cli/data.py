@@ -10,17 +10,20 @@ import typer
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ntkfl.cli.stopping import stoppable
+from ntkfl.cli.verbs import ClientColumn, LabelColumn, SplitColumn
 from ntkfl.data.catalog import CATALOG, NAMES, fetch, load, locate
-from ntkfl.data.dataset import Dataset, RowDataset
 from ntkfl.data.federated import Federated
-from ntkfl.data.files import from_file, is_data_file
+from ntkfl.data.files import Columns
 from ntkfl.data.npz import deal
 from ntkfl.data.partition import Partition
 from ntkfl.data.partitions import make
-from ntkfl.errors import unknown
+from ntkfl.data.sources import names_clients, open_dataset
+from ntkfl.errors import ConfigError, unknown
 from ntkfl.progress import ProgressBar
+from ntkfl.user_code import find_factory, is_code
 
 app = typer.Typer(
     help="Datasets, and how they are dealt to clients.\n\nExample: ntkfl data show fashion-mnist --alpha 0.1",
@@ -71,7 +74,12 @@ def fetch_datasets(names: Annotated[list[str], typer.Argument(help="Datasets, se
 
 @app.command("show")
 def show(
-    name: Annotated[str, typer.Argument(help="A dataset, see `ntkfl data list`, or FILE.csv, .parquet or .npz.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A dataset (`ntkfl data list`), FILE.csv, .parquet or .npz, a folder, or package.module:function."
+        ),
+    ],
     partition: Annotated[
         str | None, typer.Option(help="dirichlet, writer, iid, shards, or client (as a file says).")
     ] = None,
@@ -85,9 +93,15 @@ def show(
     min_samples: Annotated[int | None, typer.Option(help="Writers with fewer are left out; 16 if not given.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Draw clients × classes there, e.g. clients.png.")] = None,
+    label_column: LabelColumn = None,
+    client_column: ClientColumn = None,
+    split_column: SplitColumn = None,
 ) -> None:
-    """How a dataset is dealt to clients, as a table and as a bubble plot."""
-    partition = partition or ("client" if is_data_file(name) else "dirichlet")
+    """How a dataset is dealt to clients, as a table and as a bubble plot.
+
+    Example: ntkfl data show visits.csv --label-column diagnosis --client-column hospital
+    """
+    partition = partition or ("client" if names_clients(name) else "dirichlet")
     options: dict[str, Any] = {
         "clients": 300 if clients is None and partition not in ("writer", "client") else clients,
         "alpha": 0.1 if alpha is None and partition == "dirichlet" else alpha,
@@ -97,25 +111,40 @@ def show(
         "min_samples": min_samples,
     }
     how = make(partition, {option: value for option, value in options.items() if value is not None})
-    federated = _dataset(name).partition(how, seed=seed)
-    counts = federated.counts()
+    federated = _dealt(name, Columns(label_column, client_column, split_column), how, seed)
     console = _console()
+    if federated.classes is None:
+        if out is not None:
+            raise ConfigError(f"{name} has real targets: there are no classes to draw; leave --out out")
+        console.print(_summary(federated, None))
+        return
+    counts = federated.counts()
     console.print(_summary(federated, counts))
     console.print()
-    console.print(_first_clients(counts))
+    console.print(_first_clients(federated, counts))
     if out is not None:
         from ntkfl.report.clients import bubble_plot  # plotting is slow to import
 
-        typer.echo(f"wrote {bubble_plot(counts, out, _title(name, how, seed))}")
+        title = name if is_code(name) else _title(name, how, seed)
+        names, class_names = federated.client_names, federated.class_names
+        typer.echo(f"wrote {bubble_plot(counts, out, title, names=names, class_names=class_names)}")
 
 
 @app.command("deal")
 def deal_clients(
-    name: Annotated[str, typer.Argument(help="A dataset, see `ntkfl data list`, or FILE.csv, .parquet or .npz.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A dataset (`ntkfl data list`), FILE.csv, .parquet or .npz, a folder, or package.module:function."
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="Folder for client-0.npz … and test.npz.")],
     clients: Annotated[int, typer.Option(help="Clients.")] = 4,
     alpha: Annotated[float, typer.Option(help="Dirichlet: how alike clients are.")] = 0.1,
     seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
+    label_column: LabelColumn = None,
+    client_column: ClientColumn = None,
+    split_column: SplitColumn = None,
 ) -> None:
     """Write every client's data into a file of its own, to try out `ntkfl join` with.
 
@@ -124,12 +153,19 @@ def deal_clients(
     how = make("dirichlet", {"clients": clients, "alpha": alpha})
     hint = f"stopped; what is in {out} is whole, and the same command writes all of it anew"
     with stoppable(lambda: hint), ProgressBar(clients + 1, "files") as bar:
-        paths = deal(_dataset(name).partition(how, seed=seed), out, on_file=bar.end)
+        columns = Columns(label_column, client_column, split_column)
+        paths = deal(_dealt(name, columns, how, seed), out, on_file=bar.end)
     typer.echo(f"wrote {len(paths) - 1} clients and a test set to {out}")
 
 
-def _dataset(name: str) -> Dataset | RowDataset:
-    return from_file(name) if is_data_file(name) else load(name)
+def _dealt(name: str, columns: Columns, how: Partition, seed: int) -> Federated:
+    """The clients of a dataset, dealt by `how`; those of a user's function come dealt."""
+    if not is_code(name):
+        return open_dataset(name, columns).partition(how, seed=seed)
+    found = find_factory(name)()
+    if not isinstance(found, Federated):
+        raise ConfigError(f"{name!r} must give clients (ntkfl.data.from_clients), not {type(found).__name__}")
+    return found
 
 
 def _console() -> Console:
@@ -138,26 +174,30 @@ def _console() -> Console:
     return console if console.is_terminal else Console(width=200)
 
 
-def _summary(federated: Federated, counts: NDArray[np.int64]) -> Table:
+def _summary(federated: Federated, counts: NDArray[np.int64] | None) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     table.add_column()
     table.add_row("clients", f"{len(federated):,}")
     table.add_row("samples in all", f"{sum(federated.sizes):,}")
-    table.add_row("distinct images", f"{federated.distinct:,}")
-    table.add_row("samples a client", _spread(federated.sizes))
-    table.add_row("classes a client", _spread((counts > 0).sum(axis=1)))
-    table.add_row("test samples", f"{len(federated.test_rows):,}")
+    table.add_row("distinct samples", f"{federated.distinct:,}")
+    table.add_row("samples per client", _spread(federated.sizes))
+    if counts is not None:
+        table.add_row("classes per client", _spread((counts > 0).sum(axis=1)))
+    drawn = f" ({federated.description['test']})" if "test" in federated.description else ""
+    table.add_row("test samples", f"{len(federated.test_rows):,}{drawn}")
     return table
 
 
-def _first_clients(counts: NDArray[np.int64]) -> Table:
+def _first_clients(federated: Federated, counts: NDArray[np.int64]) -> Table:
+    clients = federated.client_names or [str(number) for number in range(len(counts))]
+    classes = federated.class_names or [str(number) for number in range(counts.shape[1])]
     title = f"samples of each class, first {min(_LISTED, len(counts))} clients"
     table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
-    for column in ("client", *map(str, range(counts.shape[1])), "all"):
-        table.add_column(column, justify="right")
-    for number, row in enumerate(counts[:_LISTED]):
-        table.add_row(str(number), *(str(count) if count else "·" for count in row), str(row.sum()))
+    for column in ("client", *classes, "all"):
+        table.add_column(Text(column), justify="right")  # as text: a file's names are no markup
+    for name, row in zip(clients, counts[:_LISTED], strict=False):
+        table.add_row(Text(name), *(str(count) if count else "·" for count in row), str(row.sum()))
     return table
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ntkfl.cli.stopping import answered, leave, stoppable
-from ntkfl.cli.verbs import AllowCode, LogFormat, LogLevel
+from ntkfl.cli.verbs import AllowCode, ClientColumn, LabelColumn, LogFormat, LogLevel, SplitColumn
 from ntkfl.errors import ConfigError
 from ntkfl.progress import ProgressBar, RoundTable
 
@@ -193,6 +193,9 @@ def client(
     seed: Annotated[
         int | None, typer.Option(help="Draw as a simulation with this seed does: repeats, and hides nothing.")
     ] = None,
+    label_column: LabelColumn = None,
+    client_column: ClientColumn = None,
+    split_column: SplitColumn = None,
     attach: Annotated[str | None, typer.Option(help="Answer for the SuperNode at this address; start none.")] = None,
     allow_code: AllowCode = False,
     print_only: Print = False,
@@ -203,6 +206,7 @@ def client(
 
     Example: ntkfl flower client fl/clients/client-0 --data mine.npz
     """
+    from ntkfl.data.files import Columns
     from ntkfl.flower import commands
     from ntkfl.flower.apps import join
     from ntkfl.flower.folders import ClientFile, read_secret
@@ -212,18 +216,20 @@ def client(
     from ntkfl.services.log import log as say
 
     about, secret = ClientFile.read(folder), read_secret(folder)
+    columns = Columns(label_column, client_column, split_column)
     port = commands.free_port()
     address = attach or f"{commands.LOOPBACK}:{port}"
     if not _is_loopback(address.rpartition(":")[0]):
         raise ConfigError(f"{address} is not on this machine: what a SuperNode brings crosses no network unsealed")
     if print_only:
         typer.echo(str(commands.supernode(folder, port)))
-        allowed = " --allow-code" if allow_code else ""
+        allowed = columns.flags() + (" --allow-code" if allow_code else "")
         typer.echo(f"ntkfl flower client {folder} --data {data} --attach {address}{allowed}")
         return
 
     configure_logging(about.name, form=log_format, level=log_level)
-    answering = join(about, folder, data, federation=federation, seed=seed, say=say, allow_code=allow_code)
+    how = {"federation": federation, "seed": seed, "say": say, "allow_code": allow_code, "columns": columns}
+    answering = join(about, folder, data, **how)  # type: ignore[arg-type]
     log = folder / "supernode.log"
     with _ended_by_signals(lambda: None if attach else say("signs off; Ctrl-C once more does not")) as ended, quiet():
         say(f"takes part at {about.superlink}" + ("" if attach else f"; the SuperNode's log is {log}"))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ntkfl.cli.stopping import stoppable
-from ntkfl.cli.verbs import AllowCode, LogFormat, LogLevel
+from ntkfl.cli.verbs import AllowCode, ClientColumn, LabelColumn, LogFormat, LogLevel, SplitColumn
 
 
 def join(
@@ -18,6 +18,9 @@ def join(
         typer.Option(help="FILE.npz, .csv or .parquet, a folder (idx files or pictures), or package.module:function."),
     ],
     patience: Annotated[float, typer.Option(help="Seconds to keep asking a service that cannot be reached.")] = 60,
+    label_column: LabelColumn = None,
+    client_column: ClientColumn = None,
+    split_column: SplitColumn = None,
     allow_code: AllowCode = False,
     log_format: LogFormat = "plain",
     log_level: LogLevel = "info",
@@ -29,6 +32,7 @@ def join(
     Example: ntkfl join demo/clients/client-0 --data mine.npz
     """
     from ntkfl.data.client import Images, read_own
+    from ntkfl.data.files import Columns
     from ntkfl.deployment.client import ShuffledClient  # needs the extra
     from ntkfl.deployment.contract import Federation
     from ntkfl.services.log import configure_logging, log
@@ -39,7 +43,8 @@ def join(
     refuse_second(folder)
     terms = Federation.read(folder).terms
     images = Images(terms.inputs, terms.mean, terms.std, terms.class_names)
-    x, y = read_own(data, images, find_factory)
-    allowed = " --allow-code" if allow_code else ""
+    columns = Columns(label_column, client_column, split_column)
+    x, y = read_own(data, images, find_factory, columns)
+    allowed = columns.flags() + (" --allow-code" if allow_code else "")
     with stoppable(lambda: f"stopped; the same command takes part again: ntkfl join {folder} --data {data}{allowed}"):
         ShuffledClient(folder, x, y, patience=patience, say=log, allow_code=allow_code).run()

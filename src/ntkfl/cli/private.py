@@ -19,13 +19,13 @@ def _not_private(name: str) -> str:
 
 def _clients(given: dict[str, Any], data: dict[str, Any]) -> int:
     """All clients that there will be; those of a file or of a user's function are counted."""
-    from ntkfl.data.files import is_data_file
+    from ntkfl.data.sources import is_own
     from ntkfl.federation.build import load_data
     from ntkfl.federation.config import RunConfig
     from ntkfl.user_code import is_code
 
     name = data.get("dataset", "")
-    if not (is_data_file(name) or is_code(name)):
+    if not (is_own(name) or is_code(name)):
         return int(data.get("clients", 300))
     return len(load_data(RunConfig(**(given | {"method": {"name": "fedavg"}}))))
 

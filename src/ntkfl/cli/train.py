@@ -74,6 +74,9 @@ def train(
     run_config = _config(settings, config, out, resume, allow_code, private)
     display = RoundTable(run_config.method["name"], run_config.rounds, remarks, quiet=as_json)
     callbacks = [_printed(display, as_json), *([TensorBoardCallback(out)] if tensorboard and out is not None else [])]
+    display.note(_taken(run_config, settings if config is None and not resume else None))
+    if out is None:
+        display.note("not kept: without --out no model, history or report is left when this ends")
     with stoppable(lambda: _stopped(out, bool(run_config.code))), display:
         run = execute(
             run_config,
@@ -82,9 +85,25 @@ def train(
             device=device,
             callbacks=callbacks,
             record=record_wire or (),
+            insight=True,
         )
     if not as_json:
         display.summary(run.history, run.timings, out)
+
+
+def _taken(config: RunConfig, given: dict[str, Any] | None) -> str:
+    """Which method and model a run has, and which of them by default: `given` are settings of the command line where it
+    has no others.
+    """
+    from ntkfl.federation.build import build_method
+
+    name, model = config.method["name"], config.model.suited(build_method(config.method))
+    by_default = " (default)" if given is not None and not given["method"].get("name") else ""
+    shown = f"head on {model.backbone}" if model.backbone else model.name
+    if model.name == "mlp":
+        shown += f", hidden {', '.join(map(str, model.hidden or ()))}"
+    chosen = given is None or given["model"]
+    return f"method: {name}{by_default}; model: {shown}{'' if chosen else ' (default)'}"
 
 
 def _printed(display: RoundTable, as_json: bool) -> Callback:

@@ -8,7 +8,7 @@ FLAGS = tuple(
         (
             "data.dataset",
             "text",
-            "fashion-mnist, mnist, femnist, cifar10, digits, FILE.csv, .parquet or .npz, or "
+            "fashion-mnist, mnist, femnist, cifar10, digits, FILE.csv, .parquet or .npz, a folder, or "
             "package.module:function (default fashion-mnist)",
             "Data and clients",
         ),
@@ -40,6 +40,14 @@ FLAGS = tuple(
             "inputs to mean 0 and deviation 1 by feature or channel, from sums that clients tell once",
             "Data and clients",
         ),
+        ("data.label_column", "text", "of a file: the column of labels; default: label", "Data and clients"),
+        (
+            "data.client_column",
+            "text",
+            "of a file: the column that says whose a row is; default: client",
+            "Data and clients",
+        ),
+        ("data.split_column", "text", "of a file: the column of train and test; default: split", "Data and clients"),
         (
             "model.name",
             "text",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -23,24 +23,30 @@ def value(
 
     Example: ntkfl value runs/a
     """
-    from ntkfl.federation import shares
+    from ntkfl.federation.shapley import shapley_values
+    from ntkfl.federation.shares import SharesOfRun
 
-    known = shares.SharesOfRun(run)
+    known = SharesOfRun(run)
     with stoppable(), ProgressBar(0, "solutions") as bar:
 
         def solved(done: int, planned: int) -> None:
             bar.plan(planned)
             bar.end(pieces=1)
 
-        values = shares.shapley_values(
-            known.shares, known.penalty, permutations=permutations, seed=seed, on_solve=solved
-        )
+        values = shapley_values(known.shares, known.penalty, permutations=permutations, seed=seed, on_solve=solved)
+    values = [replace(v, name=known.called(v.client) if known.names else "") for v in values]
     known.folder.write("values.json", json.dumps([asdict(v) for v in values], indent=1).encode())
     if as_json:
         typer.echo(json.dumps([asdict(v) for v in values]))
         return
     sampled = any(v.error for v in values)
-    typer.echo(f"client  samples    value{'  ± standard error' if sampled else ''}")
+    wide = max(6, *(len(known.called(v.client)) for v in values))
+    typer.echo(f"{'client':>{wide}}  samples    value{'  ± standard error' if sampled else ''}")
     for v in sorted(values, key=lambda v: -v.value):
-        typer.echo(f"{v.client:6d} {v.samples:8,d} {v.value:8.4f}{f'  ± {v.error:.4f}' if sampled else ''}")
-    typer.echo(f"{'all':>6} {sum(v.samples for v in values):8,d} {sum(v.value for v in values):8.4f}")
+        spread = f"  ± {v.error:.4f}" if sampled else ""
+        typer.echo(f"{known.called(v.client):>{wide}} {v.samples:8,d} {v.value:8.4f}{spread}")
+    typer.echo(f"{'all':>{wide}} {sum(v.samples for v in values):8,d} {sum(v.value for v in values):8.4f}")
+    typer.echo(
+        f"part of the squared error removed, at λ = {known.penalty:g} of all clients for every coalition; "
+        "a coalition whose model is worse than none counts 0 (docs/backbones.md)"
+    )

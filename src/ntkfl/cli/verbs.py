@@ -67,6 +67,12 @@ AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="run code that the folder names (package.module:factory): trust its maker")
 ]
 
+LabelColumn = Annotated[str | None, typer.Option(help="of a table: the column of labels; label if not given")]
+ClientColumn = Annotated[
+    str | None, typer.Option(help="of a table: the column that says whose a row is; client if not given")
+]
+SplitColumn = Annotated[str | None, typer.Option(help="of a table: the column of train and test; split if not given")]
+
 
 @cache
 def added() -> dict[str, tuple[str, str]]:

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AliasChoices, Field, field_validator
 
-from ntkfl.data import load
-from ntkfl.data.files import is_data_file
+from ntkfl.data import NAMES, load
 from ntkfl.errors import ConfigError, DataError, unknown
 from ntkfl.federation.build import build_method, load_data
 from ntkfl.federation.config import Byzantine, DataConfig, ModelConfig, RunConfig
@@ -107,7 +106,7 @@ class Comparison(Options):
 
     def with_available_data(self) -> tuple[Comparison, str]:
         """This comparison on data that is available, and a line on why where those are not the ones it names."""
-        if self.data.own or is_data_file(self.data.dataset):
+        if self.data.dataset not in NAMES:
             return self, ""
         try:
             load(self.data.dataset)

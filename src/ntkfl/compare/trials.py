@@ -15,7 +15,7 @@ import torch
 
 from ntkfl.atomic import write_atomically
 from ntkfl.data import Federated
-from ntkfl.data.files import is_data_file
+from ntkfl.data.sources import is_own, own_digest
 from ntkfl.devices import find_device
 from ntkfl.errors import Diverged, NTKFLError, NumericalError
 from ntkfl.federation.build import load_data, spelled_out
@@ -130,8 +130,8 @@ def _data_options(config: RunConfig) -> dict[str, object]:
 def _own_files(config: RunConfig) -> dict[str, str]:
     """Digests of a user's own code and data file: whoever edits them asks for new runs."""
     found = {f"code {name}": source_digest(name) for name in config.code}
-    if is_data_file(config.data.dataset):
-        found["data"] = hashlib.sha256(Path(config.data.dataset).read_bytes()).hexdigest()
+    if is_own(config.data.dataset):
+        found["data"] = own_digest(config.data.dataset)
     return found
 
 

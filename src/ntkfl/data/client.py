@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from ntkfl.data.arrays import Bytes
-from ntkfl.data.files import read_rows
+from ntkfl.data.files import USUAL, Columns, is_data_file, read_rows
 from ntkfl.data.from_arrays import checked_pair, read_source
 from ntkfl.data.idx import parse, read_content
 from ntkfl.data.npz import read_client
 from ntkfl.errors import DataError
 
-_LARGEST = 4 << 30  # bytes of one idx file
+IDX_BYTES = 4 << 30  # of one idx file
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm")
 
 
@@ -45,10 +45,12 @@ class Images:
         return x.sub_(torch.tensor(mean).view(-1, 1, 1)).div_(torch.tensor(std).view(-1, 1, 1))
 
 
-def read_own(source: str, images: Images, find: Callable[[str], Callable[..., Any]]) -> tuple[Tensor, Tensor]:
+def read_own(
+    source: str, images: Images, find: Callable[[str], Callable[..., Any]], columns: Columns = USUAL
+) -> tuple[Tensor, Tensor]:
     """x [n, …] and y of `source`: FILE.npz, .csv or .parquet, a folder, or `package.module:function`.
 
-    The function gives (x, y), a torch Dataset or a DataLoader.
+    The function gives (x, y), a torch Dataset or a DataLoader; `columns` are what a file calls its own.
 
     `find` turns such a name into the function. A folder holds idx files (one of images, one of labels, .gz or not) or a
     folder of pictures for each class, named by its number or as in `images.classes`.
@@ -57,9 +59,9 @@ def read_own(source: str, images: Images, find: Callable[[str], Callable[..., An
     if path.is_dir():
         found = sorted(p for p in path.iterdir() if "idx" in p.name and p.is_file())
         return _read_idx(path, found, images) if found else _read_pictures(path, images)
-    if path.suffix.lower() in (".csv", ".parquet"):
-        return checked_pair(source, read_rows(path))
-    if path.suffix == ".npz" or path.exists():
+    if is_data_file(source):
+        return checked_pair(source, read_rows(path, columns, images.classes))
+    if path.exists():
         return read_client(path)
     if ":" in source:
         return read_source(source, find(source)())
@@ -69,7 +71,7 @@ def read_own(source: str, images: Images, find: Callable[[str], Callable[..., An
 
 
 def _read_idx(folder: Path, files: Sequence[Path], images: Images) -> tuple[Tensor, Tensor]:
-    arrays = [parse(read_content(file, _LARGEST), str(file)) for file in files]
+    arrays = [parse(read_content(file, IDX_BYTES), str(file)) for file in files]
     labels = [array for array in arrays if array.ndim == 1]
     pictures = [array for array in arrays if array.ndim > 2]
     if len(labels) != 1 or len(pictures) != 1 or len(arrays) != 2:

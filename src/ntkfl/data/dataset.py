@@ -107,13 +107,18 @@ class Dataset:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RowDataset:
-    """Rows of any kind, split into train and test; writers int64 [N] is whose each training row is, where known."""
+    """Rows of any kind, split into train and test; writers int64 [N] is whose each training row is, where known, as an
+    index into `client_names`. `test_drawn` says that the test rows are a random part of all.
+    """
 
     name: str
     rows: Rows
     test_rows: Rows
     classes: int | None
     writers: Tensor | None = None
+    client_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
+    test_drawn: bool = False
 
     def __repr__(self) -> str:
         kind = "real targets" if self.classes is None else f"{self.classes} classes"
@@ -131,7 +136,12 @@ class RowDataset:
         if self.classes is None and how.by_class:
             raise ConfigError(f"regression targets have no classes to deal by: partition {how.kind!r} needs some")
         writers = None if self.writers is None else self.writers.numpy()
-        return _deal(self.name, self.rows, self.test_rows, self.classes, writers, how, seed, {})
+        note: dict[str, object] = {"test": "a random part of all rows"} if self.test_drawn else {}
+        dealt = _deal(self.name, self.rows, self.test_rows, self.classes, writers, how, seed, note)
+        names: tuple[str, ...] = ()
+        if how.by_writer and writers is not None and self.client_names:
+            names = tuple(self.client_names[writers[int(share[0])]] for share in dealt.indices)
+        return replace(dealt, client_names=names, class_names=self.class_names)
 
 
 def _deal(

@@ -24,6 +24,7 @@ class Federated:
     """Clients as index sets over one store of rows, so that clients sharing rows cost no copies.
 
     Made by `Dataset.partition` or `from_clients`; indices holds one int64 [n] a client, classes is None for regression.
+    `client_names` and `class_names`, where they are known, are for people: they are never sent.
     """
 
     name: str
@@ -34,6 +35,8 @@ class Federated:
     description: Mapping[str, Any]
     shared: tuple[Tensor, Tensor] | None = None  # data that the server holds for all clients (data-share)
     standardization: Moments | None = None  # of all clients, where inputs were standardised by it
+    client_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.indices:
@@ -43,6 +46,12 @@ class Federated:
                 raise DataError(f"{self.name}: client {number} has no samples")
             if index.min() < 0 or index.max() >= len(self.rows):
                 raise DataError(f"{self.name}: client {number} has a row outside 0..{len(self.rows) - 1}")
+        for what, names, count in (
+            ("clients", self.client_names, len(self.indices)),
+            ("classes", self.class_names, self.classes),
+        ):
+            if names and (len(names) != count or len(set(names)) != len(names)):
+                raise DataError(f"{self.name}: {len(set(names))} names for {count} {what}: each needs its own")
 
     def __repr__(self) -> str:
         """Sizes alone: whoever prints a federation does not print people's rows."""
@@ -155,6 +164,7 @@ class Federated:
         return replace(
             self,
             indices=tuple(self.indices[number] for number in clients),
+            client_names=tuple(self.client_names[number] for number in clients) if self.client_names else (),
             description={**self.description, "hold_out": steps},
         )
 

@@ -1,13 +1,17 @@
 """A user's own data in one file: CSV, Parquet or .npz, of one client or of many.
 
-A table has a column `label`; `client`, where there is one, says whose a row is, and `split` is "train" or "test". All
-other columns are numbers, the features. An .npz has x [N, …], y [N] and, likewise, `client` [N], `test_x` and `test_y`.
+A table has a column of labels; another, where there is one, says whose a row is, and a third is "train" or "test". They
+are called `label`, `client` and `split`, or as `Columns` says. All other columns are numbers, the features. An .npz has
+x [N, …], y [N] and, likewise, `client` [N], `test_x` and `test_y`. Labels may be text: classes by name.
 """
 
 from __future__ import annotations
 
 import csv
+import difflib
 import zipfile
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,12 +24,31 @@ from ntkfl.data.arrays import read_npz
 from ntkfl.data.dataset import RowDataset
 from ntkfl.data.from_arrays import from_clients
 from ntkfl.data.seeds import generator
-from ntkfl.errors import DataError
+from ntkfl.errors import DataError, unknown
 
 SUFFIXES = (".csv", ".parquet", ".npz")
 LABEL, CLIENT, SPLIT = "label", "client", "split"
 _TEST_SHARE = 0.2  # of the rows, where a file does not say which are for testing
+_SHOWN = 10  # names of columns in an error
+_FEW = 20  # rows of which each may have a class of its own
 _LARGEST = 8 << 30  # bytes of a CSV: it is held as text while it is read
+
+
+class Columns(NamedTuple):
+    """What a table calls the columns that are no features, and an archive its arrays; None: `label` (of an archive y),
+    `client` and `split`.
+    """
+
+    label: str | None = None
+    client: str | None = None
+    split: str | None = None
+
+    def flags(self) -> str:
+        """As a command line has them, each after a space."""
+        return "".join(f" --{name}-column {own}" for name, own in self._asdict().items() if own is not None)
+
+
+USUAL = Columns()
 
 
 class _Content(NamedTuple):
@@ -33,6 +56,7 @@ class _Content(NamedTuple):
     y: NDArray[Any]
     clients: NDArray[Any] | None
     test: NDArray[np.bool_] | None  # which rows are for testing
+    class_names: tuple[str, ...] = ()
 
 
 def is_data_file(name: str) -> bool:
@@ -40,50 +64,127 @@ def is_data_file(name: str) -> bool:
     return Path(name).suffix.lower() in SUFFIXES
 
 
-def from_file(path: Path | str, *, classes: int | None = None, tokens: bool = False) -> RowDataset:
+def from_file(
+    path: Path | str,
+    *,
+    label: str | None = None,
+    client: str | None = None,
+    split: str | None = None,
+    class_names: Sequence[str] = (),
+    classes: int | None = None,
+    tokens: bool = False,
+) -> RowDataset:
     """Training and test rows of a file, to be dealt to clients by a partition, such as `ByClient`.
 
-    Where the file does not say which rows are for testing, a fifth of them is, drawn at random but always the same.
-    `classes` and `tokens` are as for `from_clients`.
+    `label`, `client` and `split` name its columns. Labels that are text are classes, numbered in the order of their
+    names or of `class_names`. Where the file does not say which rows are for testing, a fifth of them is, drawn at
+    random but always the same. `classes` and `tokens` are as for `from_clients`.
     """
     path = Path(path)
-    content = _read(path)
-    test = content.test
+    content = _read(path, Columns(label, client, split), class_names)
+    test, drawn = content.test, content.test is None
     if test is None:
-        test = np.zeros(len(content.y), dtype=bool)
-        chosen = generator(0, "test rows").permutation(len(test))[: max(1, round(_TEST_SHARE * len(test)))]
-        test[chosen] = True
+        test = draw_test(len(content.y))
     if test.all() or not test.any():
         raise DataError(f"{path}: all rows are for {'testing' if test.all() else 'training'}, none for the other")
     parts = [(content.x[rows], content.y[rows]) for rows in (~test, test)]
+    classes = classes or len(content.class_names) or None
     whole = from_clients(parts[:1], test=parts[1], classes=classes, name=path.name, tokens=tokens)
-    writers = None
-    if content.clients is not None:
-        writers = torch.from_numpy(np.unique(content.clients[~test], return_inverse=True)[1].astype(np.int64))
-    return RowDataset(str(path), whole.rows, whole.test_rows, whole.classes, writers)
+    rows = RowDataset(str(path), whole.rows, whole.test_rows, whole.classes)
+    rows = replace(rows, class_names=content.class_names, test_drawn=drawn)
+    if content.clients is None:
+        return rows
+    names, writers = np.unique(content.clients[~test], return_inverse=True)
+    return replace(rows, writers=torch.from_numpy(writers.astype(np.int64)), client_names=tuple(map(str, names)))
 
 
-def read_rows(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
-    """x [n, features] and y [n] of one client's table: all its rows, whatever `client` and `split` say."""
-    content = _read(path)
+def draw_test(rows: int) -> NDArray[np.bool_]:
+    """Which of so many rows are for testing, where nothing says it: a fifth, always the same."""
+    test = np.zeros(rows, dtype=bool)
+    test[generator(0, "test rows").permutation(rows)[: max(1, round(_TEST_SHARE * rows))]] = True
+    return test
+
+
+def read_rows(
+    path: Path, columns: Columns = USUAL, class_names: Sequence[str] = ()
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """x [n, …] and y [n] of one client's file: all rows of a table, whatever `client` and `split` say. Labels that are
+    text must be among `class_names`: one client's file need not hold every class.
+    """
+    content = _read(path, columns, class_names)
+    if content.class_names and not class_names:
+        raise DataError(
+            f"{path}: labels are text, such as {content.class_names[0][:40]!r}: list the classes, in the order of all "
+            "clients, in the run's setting class_names"
+        )
+    if content.test is not None and path.suffix.lower() == ".npz":
+        return content.x[~content.test], content.y[~content.test]
     return content.x, content.y
 
 
-def _read(path: Path) -> _Content:
+def _read(path: Path, names: Columns, class_names: Sequence[str]) -> _Content:
     if path.suffix.lower() == ".npz":
-        return _read_npz(path)
+        return _read_npz(path, names, class_names)
     columns = _read_csv(path) if path.suffix.lower() == ".csv" else _read_parquet(path)
-    if LABEL not in columns:
-        raise DataError(f"{path} has no column {LABEL!r}; its columns are {', '.join(columns)}")
-    features = [name for name in columns if name not in (LABEL, CLIENT, SPLIT)]
+    for given in names:
+        if given is not None and given not in columns:
+            near = difflib.get_close_matches(given, columns, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise DataError(f"{path} has no column {given!r}: {hint}its columns are {_listed(columns)}")
+    label, client, split = names.label or LABEL, names.client or CLIENT, names.split or SPLIT
+    if label not in columns:
+        raise DataError(
+            f"{path} has no column {label!r}; its columns are {_listed(columns)}: say which holds labels by "
+            "--label-column (in Python: label=)"
+        )
+    features = [name for name in columns if name not in (label, client, split)]
     if not features:
-        raise DataError(f"{path} has no features: every column but {LABEL!r}, {CLIENT!r} and {SPLIT!r} is one")
-    x = np.stack([_numbers(path, name, columns[name]) for name in features], axis=1)
-    y = _numbers(path, LABEL, columns[LABEL])
-    if all(value.removeprefix("-").isdecimal() and len(value) < 10 for value in columns[LABEL]):
-        y = y.astype(np.int64)  # classes; with a decimal point they are real-valued targets
-    clients = np.asarray(columns[CLIENT]) if CLIENT in columns else None
-    return _Content(x, y, clients, _test_rows(path, columns[SPLIT]) if SPLIT in columns else None)
+        raise DataError(f"{path} has no features: every column but {label!r}, {client!r} and {split!r} is one")
+    hint = ", unless it says whose a row is (--client-column {0}) or is the label (--label-column {0})"
+    x = np.stack([_numbers(path, name, columns[name], hint.format(name)) for name in features], axis=1)
+    y, known = _labels(path, label, columns[label], class_names)
+    clients = np.asarray(columns[client]) if client in columns else None
+    return _Content(x, y, clients, _test_rows(path, split, columns[split]) if split in columns else None, known)
+
+
+def _listed(names: Iterable[str]) -> str:
+    """At most ten of them: tables of pixels have hundreds."""
+    known = list(names)
+    return ", ".join(known if len(known) <= _SHOWN else [*known[: _SHOWN // 2], "…", *known[-_SHOWN // 2 :]])
+
+
+def _labels(
+    path: Path, name: str, values: Sequence[str], class_names: Sequence[str]
+) -> tuple[NDArray[Any], tuple[str, ...]]:
+    """(classes or real targets [N], the classes' names where labels are text or `class_names` are given)."""
+    if class_names and set(values) <= set(class_names):
+        number = {own: i for i, own in enumerate(class_names)}
+        return np.array([number[value] for value in values], dtype=np.int64), tuple(class_names)
+    if all(_is_whole(value) for value in values):
+        return np.array(values, dtype=np.float64).astype(np.int64), tuple(class_names)
+    texts = [value for value in values if not _is_number(value)]
+    if not texts or any(_is_number(value) and not _is_whole(value) for value in values):
+        return _numbers(path, name, values), ()  # real-valued targets, and an error where one of them is text
+    if class_names:
+        wrong = next(value for value in values if value not in class_names)
+        raise DataError(f"{path}: {unknown('class', wrong[:40], class_names)}")
+    known, y = np.unique(np.asarray(values), return_inverse=True)
+    if len(known) == len(values) > _FEW or "" in known:
+        why = "row without a label" if "" in known else "label of its own in every row: is it the column of labels?"
+        raise DataError(f"{path}: column {name!r} has a {why}")
+    return y.astype(np.int64), tuple(map(str, known))
+
+
+def _is_whole(value: str) -> bool:
+    return value.removeprefix("-").isdecimal() and len(value) < 10
+
+
+def _is_number(value: str) -> bool:
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
 
 
 def _read_csv(path: Path) -> dict[str, list[str]]:
@@ -120,50 +221,50 @@ def _read_parquet(path: Path) -> dict[str, list[str]]:
         raise DataError(f"{path} cannot be read as Parquet: {' '.join(str(error).split())}") from None
 
 
-def _numbers(path: Path, name: str, values: list[str]) -> NDArray[Any]:
+def _numbers(path: Path, name: str, values: Sequence[str], hint: str = "") -> NDArray[Any]:
     try:
         return np.array(values, dtype=np.float64)
     except ValueError:
         pass
     for number, value in enumerate(values, start=2):
-        try:
-            float(value)
-        except ValueError:
-            raise DataError(
-                f"{path}: row {number} has {value[:40]!r} in column {name!r}, which must be numbers"
-            ) from None
+        if not _is_number(value):
+            raise DataError(f"{path}: row {number} has {value[:40]!r} in column {name!r}, which must be numbers{hint}")
     raise DataError(f"{path}: column {name!r} does not hold numbers")
 
 
-def _test_rows(path: Path, values: list[str]) -> NDArray[np.bool_]:
+def _test_rows(path: Path, name: str, values: list[str]) -> NDArray[np.bool_]:
     wrong = set(values) - {"train", "test"}
     if wrong:
-        raise DataError(f"{path}: column {SPLIT!r} has {min(wrong)[:40]!r}; it must be train or test")
+        raise DataError(f"{path}: column {name!r} has {min(wrong)[:40]!r}; it must be train or test")
     return np.array([value == "test" for value in values])
 
 
-def _read_npz(path: Path) -> _Content:
+def _read_npz(path: Path, given: Columns, class_names: Sequence[str]) -> _Content:
+    if given.split is not None:
+        raise DataError(f"{path}: an archive's test samples are its arrays test_x and test_y, not a column")
+    label, client = given.label or "y", given.client or CLIENT
     try:
         with zipfile.ZipFile(path) as archive:
             names = {name.removesuffix(".npy") for name in archive.namelist()}
     except Exception:  # broken archives raise whatever their reader comes across
         names = set()  # `read_npz` says what is wrong
-    kinds: dict[str, tuple[str, int | None]] = {"x": ("biuf", None), "y": ("biuf", None)}
+    kinds: dict[str, tuple[str, int | None]] = {"x": ("biuf", None), label: ("biufU", None)}
+    kinds |= {} if given.client is None else {client: ("biuU", 1)}
     more: dict[str, tuple[str, int | None]] = {
-        "client": ("biuU", 1),
+        client: ("biuU", 1),
         "test_x": ("biuf", None),
-        "test_y": ("biuf", None),
+        "test_y": ("biufU", None),
     }
     arrays = read_npz(path, kinds | {name: kind for name, kind in more.items() if name in names})
-    x, y, clients = arrays["x"], arrays["y"], arrays.get("client")
+    x, y, clients = arrays["x"], arrays[label], arrays.get(client)
     if x.ndim == 0 or y.ndim == 0 or len(x) != len(y) or (clients is not None and len(clients) != len(y)):
         raise DataError(f"{path}: x {list(x.shape)}, y {list(y.shape)} and client must have one entry per row")
     if ("test_x" in arrays) != ("test_y" in arrays):
         raise DataError(f"{path}: test_x and test_y come together")
     if "test_x" not in arrays:
-        return _Content(x, y, clients, None)
+        return _named(path, label, _Content(x, y, clients, None), class_names)
     test_x, test_y = arrays["test_x"], arrays["test_y"]
-    real = {array.dtype.kind == "f" for array in (y, test_y)}
+    real = {array.dtype.kind if array.dtype.kind in "fU" else "whole" for array in (y, test_y)}
     if (
         test_x.shape[1:] != x.shape[1:]
         or test_y.shape[1:] != y.shape[1:]
@@ -174,4 +275,15 @@ def _read_npz(path: Path) -> _Content:
     test = np.arange(len(y) + len(test_y)) >= len(y)
     if clients is not None:
         clients = np.concatenate([clients, np.resize(clients, len(test_y))])  # of no meaning: test rows have no client
-    return _Content(np.concatenate([x, test_x]), np.concatenate([y, test_y]), clients, test)
+    whole = _Content(np.concatenate([x, test_x]), np.concatenate([y, test_y]), clients, test)
+    return _named(path, label, whole, class_names)
+
+
+def _named(path: Path, label: str, content: _Content, class_names: Sequence[str]) -> _Content:
+    """An archive's labels, where they are text, as a table's."""
+    if content.y.dtype.kind != "U":
+        return content._replace(class_names=() if content.y.dtype.kind == "f" else tuple(class_names))
+    if content.y.ndim != 1:
+        raise DataError(f"{path}: labels that are text are one per row, not {list(content.y.shape)}")
+    y, known = _labels(path, label, content.y.tolist(), class_names)
+    return content._replace(y=y, class_names=known)

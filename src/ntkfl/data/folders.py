@@ -23,8 +23,8 @@ def from_folders(root: Path | str, read: Read, *, test: Path | str | None = None
     """A federation of the folders in `root`, one per client, with a folder for each class and files in those.
 
     `read(paths)` gives the inputs [n, …] of some files: `pictures((3, 32, 32))`, or a function of yours, as for texts.
-    Classes are numbered in the order of their names. `test` is a folder of classes, by default the one called test in
-    `root`. With `tokens`, inputs are whole numbers.
+    Classes are numbered in the order of their names, and clients called as their folders. `test` is a folder of
+    classes, by default the one called test in `root`. With `tokens`, inputs are whole numbers.
     """
     root = Path(root)
     held = Path(test) if test is not None else root / _TEST
@@ -37,7 +37,8 @@ def from_folders(root: Path | str, read: Read, *, test: Path | str | None = None
     if len(classes) < 2:
         raise DataError(f"{root}: files lie in CLIENT/CLASS/FILE, and {len(classes)} classes were found")
     parts = [_samples(folder, read, classes) for folder in (*clients, held)]
-    return from_clients(parts[:-1], test=parts[-1], classes=len(classes), name=root.name, tokens=tokens)
+    named = {folder.name: part for folder, part in zip(clients, parts[:-1], strict=True)}
+    return from_clients(named, test=parts[-1], class_names=classes, name=root.name, tokens=tokens)
 
 
 def pictures(shape: Sequence[int], mean: Sequence[float] = (), std: Sequence[float] = ()) -> Read:

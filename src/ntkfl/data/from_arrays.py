@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,14 +23,17 @@ Source: TypeAlias = tuple[Array, Array] | TorchData  # of one client's samples
 
 
 def from_clients(
-    clients: Iterable[Source],
+    clients: Iterable[Source] | Mapping[str, Source],
     *,
     test: Source,
     classes: int | None = None,
+    class_names: Sequence[str] = (),
     name: str = "own",
     tokens: bool = False,
 ) -> Federated:
     """A federation of one (x, y), torch Dataset or DataLoader per client, and a test set that every run is measured on.
+
+    A mapping names the clients, `class_names` the classes, for reports and commands; no name is ever sent.
 
     Items of a Dataset are pairs (x, y) of one sample, those of a DataLoader are batches; each is read once, whole.
     x is [n, ...] of one feature shape, made float32 and used as it is, so normalise it first; with `tokens` it holds
@@ -39,10 +42,12 @@ def from_clients(
     """
     if test is None:
         raise DataError("from_clients needs test=(x, y): every run is measured on it")
-    clients = list(clients)
+    client_names = tuple(map(str, clients)) if isinstance(clients, Mapping) else ()
+    clients = list(clients.values() if isinstance(clients, Mapping) else clients)
     if not clients:
         raise DataError("from_clients needs at least one client (x, y)")
-    named = [(f"client {number}", source) for number, source in enumerate(clients)] + [("test", test)]
+    called = client_names or range(len(clients))
+    named = [(f"client {who}", source) for who, source in zip(called, clients, strict=True)] + [("test", test)]
     pairs = [(who, *read_source(who, source, tokens)) for who, source in named]
     first, first_x, first_y = pairs[0]
     for who, x, y in pairs:
@@ -50,7 +55,7 @@ def from_clients(
             raise DataError(f"{who} has features {list(x.shape[1:])}, but {first} has {list(first_x.shape[1:])}")
         if y.dtype != first_y.dtype or y.shape[1:] != first_y.shape[1:]:
             raise DataError(f"{who} has {_kind(y)}, but {first} has {_kind(first_y)}")
-    known = _classes([(who, y) for who, _, y in pairs], classes)
+    known = _classes([(who, y) for who, _, y in pairs], classes or len(class_names) or None)
 
     *parts, (_, test_x, test_y) = pairs
     ends = np.cumsum([len(y) for _, _, y in parts])
@@ -62,31 +67,37 @@ def from_clients(
         indices=tuple(torch.arange(end - len(y), end) for end, (_, _, y) in zip(ends, parts, strict=True)),
         classes=known,
         description={"dataset": name},
+        client_names=client_names,
+        class_names=tuple(class_names),
     )
 
 
 def from_datasets(
-    train: TorchData | tuple[Array, Array] | Sequence[Source],
+    train: TorchData | tuple[Array, Array] | Sequence[Source] | Mapping[str, Source],
     *,
     test: Source,
     partition: Partition | None = None,
     seed: int = 0,
     classes: int | None = None,
+    class_names: Sequence[str] = (),
     name: str = "own",
     tokens: bool = False,
 ) -> Federated:
-    """One training set, dealt to clients by `partition` from `seed`; or a list of them, one per client, as they are.
+    """One training set, dealt to clients by `partition` from `seed`; or a list (or mapping by name) of them, one per
+    client, as they are.
 
     Everything else is as for `from_clients`.
     """
-    if isinstance(train, list) or (isinstance(train, tuple) and not _is_pair(train)):
+    made = {"test": test, "classes": classes, "class_names": class_names, "name": name, "tokens": tokens}
+    if isinstance(train, list | Mapping) or (isinstance(train, tuple) and not _is_pair(train)):
         if partition is not None:
             raise ConfigError("partition deals one training set to clients, and a list of them comes dealt")
-        return from_clients(train, test=test, classes=classes, name=name, tokens=tokens)
+        return from_clients(train, **made)  # type: ignore[arg-type]
     if partition is None:
         raise ConfigError("one training set needs a partition, such as ntkfl.data.Dirichlet(clients=20, alpha=0.1)")
-    whole = from_clients([train], test=test, classes=classes, name=name, tokens=tokens)  # type: ignore[list-item]
-    return RowDataset(name, whole.rows, whole.test_rows, whole.classes).partition(partition, seed)
+    whole = from_clients([train], **made)  # type: ignore[arg-type, list-item]
+    rows = RowDataset(name, whole.rows, whole.test_rows, whole.classes, class_names=whole.class_names)
+    return rows.partition(partition, seed)
 
 
 def _is_pair(value: tuple[Any, ...]) -> bool:

@@ -20,6 +20,7 @@ class Partition(ABC):
 
     kind: ClassVar[str]
     by_class: ClassVar[bool] = False  # whether it reads labels as classes
+    by_writer: ClassVar[bool] = False  # whether a client is a writer, with that one's rows alone
 
     @abstractmethod
     def assign(self, labels: Indices, writers: Indices | None, rng: np.random.Generator) -> list[Indices]:

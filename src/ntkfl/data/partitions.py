@@ -65,6 +65,7 @@ class ByWriter(Partition):
     """
 
     kind: ClassVar[str] = "writer"
+    by_writer: ClassVar[bool] = True
 
     clients: int | None = None
     min_samples: int = 16
@@ -97,11 +98,15 @@ class ByClient(Partition):
     """One client per name in a file's column `client`, in the names' order."""
 
     kind: ClassVar[str] = "client"
+    by_writer: ClassVar[bool] = True
 
     def assign(self, labels: Indices, writers: Indices | None, rng: np.random.Generator) -> list[Indices]:
         """Rows of each client, see the class."""
         if writers is None:
-            raise DataError("this dataset does not say whose its rows are: it has no column or array 'client'")
+            raise DataError(
+                "this dataset does not say whose its rows are: it has no column or array 'client'; name the one that "
+                "does by --client-column (in Python: client=), or deal the rows, as by --partition iid --clients 10"
+            )
         return [np.flatnonzero(writers == number) for number in np.unique(writers)]
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from ntkfl.data import Federated, from_file, load
-from ntkfl.data.files import is_data_file
+from ntkfl.data import Federated, RowDataset
+from ntkfl.data.sources import open_dataset
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.federation.config import ModelConfig, RunConfig, own_method
 from ntkfl.federation.memory_check import available_bytes
@@ -130,12 +130,10 @@ def _load_data(config: RunConfig) -> Federated:
     fraction = float(getattr(build_method(config.method), "shared_fraction", 0.0))
     if config.data.own:
         return _own_clients(config.data.dataset, fraction)
-    if is_data_file(config.data.dataset):
-        if fraction > 0:
-            raise ConfigError("a shared_fraction is taken out of a dataset with a name, not of a file")
-        return from_file(config.data.dataset).partition(config.data.how(), seed=config.seed)
-    dataset, shared = load(config.data.dataset), None
+    dataset, shared = open_dataset(config.data.dataset, config.data.columns), None
     if fraction > 0:
+        if isinstance(dataset, RowDataset):
+            raise ConfigError("a shared_fraction is taken out of a dataset with a name, not of a user's own")
         # The fraction is of what clients hold, so of all rows it is fraction / (1 + fraction).
         dataset, *taken = dataset.without(fraction / (1 + fraction), seed=config.seed)
         shared = (taken[0], taken[1])
@@ -156,6 +154,7 @@ def spelled_out(config: RunConfig) -> dict[str, Any]:
     """What config.toml holds: every setting, defaults included."""
     method = build_method(config.method)
     values = config.model_dump(mode="json", exclude={"method", "model", "byzantine"})
+    values["data"] = {name: value for name, value in values["data"].items() if value is not None}
     if config.data.own:  # the rest says how others are dealt
         values["data"] = {"dataset": config.data.dataset, "standardize": config.data.standardize}
     return {

@@ -10,9 +10,10 @@ from typing import Any, Literal
 from pydantic import AliasChoices, Field, model_validator
 
 from ntkfl.data import NAMES
-from ntkfl.data.files import is_data_file
+from ntkfl.data.files import Columns, is_data_file
 from ntkfl.data.partition import Partition
 from ntkfl.data.partitions import PARTITIONS, make
+from ntkfl.data.sources import FORMS, is_own, names_clients
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.methods import Method
 from ntkfl.models import MODELS
@@ -25,7 +26,8 @@ class DataConfig(Options):
     """Which data, and how they are dealt to clients."""
 
     dataset: str = Field(
-        "fashion-mnist", description=f"{', '.join(NAMES)}, FILE.csv, .parquet or .npz, or package.module:function"
+        "fashion-mnist",
+        description=f"{', '.join(NAMES)}, FILE.csv, .parquet or .npz, a folder, or package.module:function",
     )
     partition: str = Field("dirichlet", description=", ".join(PARTITIONS))
     clients: int = Field(300, ge=1, description="clients in all")
@@ -39,19 +41,31 @@ class DataConfig(Options):
     standardize: bool = Field(
         False, description="inputs to mean 0 and deviation 1 by feature or channel, from sums that clients tell once"
     )
+    label_column: str | None = Field(None, description="of a file: the column of labels; default: label")
+    client_column: str | None = Field(
+        None, description="of a file: the column that says whose a row is; default: client"
+    )
+    split_column: str | None = Field(None, description="of a file: the column of train and test; default: split")
 
     @model_validator(mode="before")
     @classmethod
     def _files_name_their_clients(cls, values: Any) -> Any:
-        """Unless told otherwise, rows of a file are dealt as its column `client` says."""
+        """Unless told otherwise, rows of a file are dealt as its column `client` says, pictures as their folders do."""
         named = values.get("dataset") if isinstance(values, dict) else None  # a file may say `data = 3`
-        return {"partition": "client"} | values if isinstance(named, str) and is_data_file(named) else values
+        return {"partition": "client"} | values if isinstance(named, str) and names_clients(named) else values
 
     def model_post_init(self, _: object) -> None:
-        if not self.own and self.dataset not in NAMES and not is_data_file(self.dataset):
-            raise unknown("dataset", self.dataset, (*NAMES, "FILE.csv", "FILE.npz", "package.module:function"))
+        if not self.own and self.dataset not in NAMES and not is_own(self.dataset):
+            raise unknown("dataset", self.dataset, (*NAMES, *FORMS))
         if self.partition not in PARTITIONS:
             raise unknown("partition", self.partition, PARTITIONS)
+        if not is_data_file(self.dataset) and (flags := self.columns.flags()):
+            raise ConfigError(f"{flags.split()[0]} names a column of a file, and {self.dataset} is none")
+
+    @property
+    def columns(self) -> Columns:
+        """What a file calls the columns that are no features."""
+        return Columns(self.label_column, self.client_column, self.split_column)
 
     @property
     def own(self) -> bool:
@@ -196,9 +210,10 @@ class RunConfig(Options):
         named = values.get("model")
         if values.pop("simulation", None) and isinstance(named, dict) and "start" in named:
             raise ConfigError(
-                f"{path} is of a run made from Python: its model and data have no names to rebuild them by"
+                f"{path} is of a run made from Python: its model and data have no names to rebuild them by; there, "
+                "ntkfl.Run.load(folder, model) loads it"
             )
-        for noted in ("ntkfl", "shape", "runtime", "privacy"):
+        for noted in ("ntkfl", "shape", "runtime", "privacy", "names"):
             values.pop(noted, None)
         config = RunConfig(**values)
         if not allow_code:

@@ -1,7 +1,7 @@
 """The spectrum of a run's tangent kernel, and what of it a run made in Python keeps for reports.
 
-A report rebuilds a run from its settings; one made in Python from data and a network of its user's cannot be, so its
-classes and spectra are computed when it ends, while both are at hand.
+A report rebuilds a run from its settings; one made of its user's own data or network cannot be, so its classes and
+spectra are computed when it ends, while both are at hand.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def keep_insight(
     first: Tensor,
     state: State,
     history: Sequence[Record],
+    title: str,
 ) -> None:
     """Write `insight.json`: the classes of each client of `data`, and the spectra at the `first` weights and at the
     `state`'s. Without it a report says what it lacks, so whatever goes wrong with a user's network ends nothing.
@@ -42,7 +43,8 @@ def keep_insight(
     found: dict[str, object] = {"round": len(history)}
     try:
         if data.classes is not None:
-            found["clients"] = {"title": "data given in Python", "counts": data.counts().tolist()}
+            names = {"names": data.client_names, "classes": data.class_names}
+            found["clients"] = {"title": title, "counts": data.counts().tolist()} | names
         network = copy.deepcopy(clients.task.model).eval()
         with one_thread():
             found["spectra"] = spectra(network, clients, first, state, history, len(history))

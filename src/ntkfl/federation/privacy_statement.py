@@ -17,11 +17,12 @@ _REPLIES = {
 
 
 def privacy_statement(
-    method: Method, run: Participation, floor: int | None = None, evaluation: str = ""
+    method: Method, run: Participation, floor: int | None = None, evaluation: str = "", uncovered: str = ""
 ) -> dict[str, Any]:
     """The method's own guarantees for such a run, each with what it assumes; whether replies are summed under masks;
     the `floor`, fewer clients than which nothing is released of; and a line for each role on what it sees. What the
-    aggregator has of an `evaluation`, where others measure, is part of its line.
+    aggregator has of an `evaluation`, where others measure, is part of its line. `uncovered` are samples that no
+    guarantee is for, such as those the server measures on.
     """
     sees = _sees(method)
     if evaluation:
@@ -32,7 +33,8 @@ def privacy_statement(
     try:
         found = method.guarantees(run)
     except ConfigError as error:  # dp-accounting is an extra
-        return said | {"guarantees": [], "note": str(error)}
+        return said | {"guarantees": [], "note": str(error)} | ({"uncovered": uncovered} if uncovered else {})
+    said |= {"uncovered": uncovered} if uncovered and found else {}
     fields = ("epsilon", "delta", "unit", "against", "assumptions", "simulated")
     return said | {"guarantees": [{name: getattr(one, name) for name in fields} for one in found]}
 

@@ -25,7 +25,7 @@ from ntkfl.federation.server_state import ServerState
 from ntkfl.federation.uncertainty import ModelPosterior
 from ntkfl.methods import Method, State, Task
 from ntkfl.privacy.projection import RunSecret
-from ntkfl.progress import plural
+from ntkfl.progress import percent, plural
 from ntkfl.tangent.parameters import flatten
 from ntkfl.user_code import refuse_code
 from ntkfl.version import __version__
@@ -71,9 +71,10 @@ class Run:
         """One line: the history has a record per round, and each lists clients."""
         last = self.history[-1] if self.history else {}
         found = [plural(len(self.history), "round")]
-        for name in ("test_accuracy", "test_loss"):
-            if (value := last.get(name)) is not None:
-                found.append(f"{name} {value:.4f}")
+        if (accuracy := last.get("test_accuracy")) is not None:
+            found.append(f"test accuracy {percent(accuracy)}")
+        if (loss := last.get("test_loss")) is not None:
+            found.append(f"test loss {loss:.4f}")
         return f"Run({self.config['method']['name']}: {', '.join(found)})"
 
     def frame(self) -> Any:
@@ -163,6 +164,13 @@ class Run:
         if run._model is not None:
             _load_weights(folder, run)
         return run
+
+
+def names_in(config: Mapping[str, Any], kind: str) -> list[str]:
+    """Of `clients` or `classes`, as a run's settings keep them; none where it keeps none."""
+    kept = config.get("names")
+    listed = kept.get(kind) if isinstance(kept, Mapping) else None
+    return [str(name) for name in listed] if isinstance(listed, list | tuple) else []
 
 
 def _rebuild(config: Mapping[str, Any], method: Method) -> nn.Module:

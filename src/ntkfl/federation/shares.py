@@ -1,4 +1,5 @@
-"""What a run of `sum-ridge` that kept its clients' sums can still do: forget a client, value each one, suit one.
+"""What a run of `sum-ridge` that kept its clients' sums can still do: forget a client, suit one (`shapley.py`: value
+each).
 
 The solution is a function of the sums alone, and the others' are at hand: leaving a client out is solving again.
 """
@@ -6,35 +7,28 @@ The solution is a function of the sums alone, and the others' are at hand: leavi
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
-from ntkfl.errors import ConfigError, RunFolderError
+from ntkfl.errors import ConfigError, NTKFLError, RunFolderError, unknown
+from ntkfl.federation.build import load_data
+from ntkfl.federation.config import RunConfig
+from ntkfl.federation.evaluation import Score
+from ntkfl.federation.run import Run, names_in
 from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.methods import State, SumRidge
 from ntkfl.methods.sum_ridge import COLUMNS, FORGOTTEN, PENALTY, SHARE, shares_of
 from ntkfl.tangent.ridge import RidgeSums, solve, total
 
 RECORDS = "forgotten.jsonl"
-EXACT = 12  # clients whose coalitions are all tried
-
-
-@dataclass(frozen=True)
-class Value:
-    """A client's part of the squared error that training removed; `error` is 0 where it is exact."""
-
-    client: int
-    samples: int
-    value: float
-    error: float
+BEFORE = "before_forgetting"  # in a history: the scores of the model that still knew everybody
+_SCORES = ("test_accuracy", "test_loss", "last_accuracy", "validation_accuracy", "validation_loss", "train_loss")
+_DERIVED = ("values.json", "uncertainty.json", "insight.json")  # of the model, or of the clients, before
 
 
 class SharesOfRun:
@@ -62,6 +56,28 @@ class SharesOfRun:
             raise RunFolderError(f"{self.folder.path} holds no client's sums yet: the first round has not ended")
 
     @property
+    def names(self) -> list[str]:
+        """Of the clients by number, where their data named them."""
+        return names_in(self.config, "clients")
+
+    def called(self, client: int) -> str:
+        """A client's name, or its number."""
+        return self.names[client] if 0 <= client < len(self.names) else str(client)
+
+    def find(self, who: int | str) -> int:
+        """The number of a client, given it or the client's name. Where a name is a number, numbers are names."""
+        if isinstance(who, int):
+            return who
+        names = self.names
+        if who in names:
+            return names.index(who)
+        if who.isdecimal() and len(who) < 10 and not any(name.isdecimal() for name in names):
+            return int(who)
+        if not names:
+            raise ConfigError(f"clients of {self.folder.path} have no names: give a client's number, not {who!r}")
+        raise unknown("client", who, names)
+
+    @property
     def standardized(self) -> bool:
         data = self.config.get("data")
         return isinstance(data, dict) and bool(data.get("standardize") or data.get("standardized"))
@@ -73,8 +89,8 @@ class SharesOfRun:
     def share(self, client: int) -> RidgeSums:
         if client not in self.shares:
             known = sorted(self.shares)
-            listed = ", ".join(map(str, known)) if len(known) < 20 else f"{known[0]} … {known[-1]}"
-            raise ConfigError(f"no sums of client {client} are here: there are those of {listed}")
+            listed = ", ".join(map(self.called, known)) if len(known) < 20 else f"{known[0]} … {known[-1]}"
+            raise ConfigError(f"no sums of client {self.called(client)} are here: there are those of {listed}")
         return self.shares[client]
 
     def solution(self) -> Tensor:
@@ -113,22 +129,25 @@ class SharesOfRun:
         return {**tensors, weight: W.contiguous().to(tensors[weight]), bias: b.to(tensors[bias])}
 
 
-def forget(path: Path | str, client: int) -> Record:
-    """Take a client out of a finished run, exactly as if it had never taken part. The folder's record of it.
+def forget(path: Path | str, who: int | str, *, allow_code: bool = False) -> Record:
+    """Take a client, by number or name, out of a finished run, as if it had never taken part. The record of it.
 
     The last layer, and λ where the run chose it, are solved for again from the others' sums; the client's own are
-    deleted, and should it come back in a resumed run, it is not counted.
+    deleted, and should it come back in a resumed run, it is not counted. The model is measured anew where the settings
+    tell its data and network, which they may by names of code: that is run with `allow_code` alone. The history has the
+    new scores, or none, and the old ones as of before.
     """
     with SharesOfRun(path).folder.locked():
         run = SharesOfRun(path)
+        client = run.find(who)
         samples = int(run.share(client).samples)
         others = [run.shares[c] for c in sorted(run.shares) if c != client]
         if not others:
-            raise ConfigError(f"client {client} is the only one: without it there is no model")
+            raise ConfigError(f"client {run.called(client)} is the only one: without it there is no model")
         if run.standardized:
             raise ConfigError(
-                f"inputs of {run.folder.path} were standardised by all clients' sums, client {client}'s among them: "
-                "forgetting would not be exact; train again without it"
+                f"inputs of {run.folder.path} were standardised by all clients' sums, those of client "
+                f"{run.called(client)} among them: forgetting would not be exact; train again without it"
             )
         solved, penalty = run.method.solve(others, total(others))
         flat, model = run.flat(solved), run.model(solved)
@@ -140,7 +159,9 @@ def forget(path: Path | str, client: int) -> Record:
             FORGOTTEN: torch.cat([run.state[FORGOTTEN], torch.tensor([client])]),
         }
         kept = {name: t for name, t in run.tensors.items() if not name.startswith(("state/", f"client/{client}/"))}
+        score, missing = _measured(run.folder.path, model, allow_code)
         run.folder.save_model(model)
+        _rescore(run, client, score, penalty)
         run.folder.save_checkpoint(
             run.round, kept | {f"state/{n}": t for n, t in state.items()} | {"averaged": flat.clone()}
         )
@@ -153,89 +174,40 @@ def forget(path: Path | str, client: int) -> Record:
             "weights_before": _digest(before),
             "weights_after": _digest(flat),
             "relative_change": float((flat - before).double().norm() / before.double().norm()),
+            **({"name": run.called(client)} if run.names else {}),
+            **({"not_measured": missing} if score is None else {}),
+            **({} if score is None else {"test_accuracy": score.accuracy, "test_loss": score.loss}),
         }
         run.folder.append(RECORDS, record)
+        for name in _DERIVED:
+            (run.folder.path / name).unlink(missing_ok=True)
     return record
 
 
-def shapley_values(
-    shares: Mapping[int, RidgeSums],
-    penalty: float,
-    *,
-    permutations: int = 100,
-    seed: int = 0,
-    exact: int = EXACT,
-    on_solve: Callable[[int, int], None] = lambda done, planned: None,
-) -> list[Value]:
-    """Each client's Shapley value under v(S) = 1 − E(W_S) / E(0), in the order of the clients.
-
-    E is the squared error over all clients' samples, W_S the solution from the sums of the clients in S. Exact over all
-    coalitions of at most `exact` clients; else the mean over random orders of joining, with its standard error.
-    """
-    clients = sorted(shares)
-    whole = total([shares[client] for client in clients])
-
-    def worth(sums: RidgeSums) -> float:
-        return 1.0 - float(whole.error(solve(sums, penalty)) / whole.squares)
-
-    parts = [shares[client] for client in clients]
-    if len(clients) <= exact:
-        values, errors = _exact(parts, worth, on_solve), np.zeros(len(parts))
-    else:
-        values, errors = _sampled(parts, worth, permutations, seed, on_solve)
-    return [
-        Value(client, int(shares[client].samples), float(value), float(error))
-        for client, value, error in zip(clients, values, errors, strict=True)
-    ]
+def _measured(path: Path, model: Mapping[str, Tensor], allow_code: bool) -> tuple[Score | None, str]:
+    """The score of a run's network with these tensors on its test set, or why there is none."""
+    try:
+        x, y = load_data(RunConfig.read(path / "config.toml", allow_code=allow_code)).test
+        run = Run.load(path, allow_code=allow_code)
+        run.model.load_state_dict(dict(model))
+        return run.evaluate(x, y, tokens=not x.is_floating_point()), ""
+    except (
+        Exception
+    ) as error:  # of a user's own code, whatever it raises: nothing may keep a client from being forgotten
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        return None, str(error) if isinstance(error, NTKFLError) else f"{type(error).__name__}: {reason}"
 
 
-def _exact(
-    parts: Sequence[RidgeSums], worth: Callable[[RidgeSums], float], on_solve: Callable[[int, int], None]
-) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Over all 2^K coalitions, depth first: at most K sums are held, and each is added up, never subtracted from."""
-    K = len(parts)
-    found = np.zeros(2**K)
-    done = 0
-
-    def visit(coalition: int, sums: RidgeSums | None, first: int) -> None:
-        nonlocal done
-        if sums is not None:
-            found[coalition] = worth(sums)
-            done += 1
-            on_solve(done, 2**K - 1)
-        for i in range(first, K):
-            visit(coalition | 1 << i, parts[i] if sums is None else sums + parts[i], i + 1)
-
-    visit(0, None, 0)
-    sizes = np.array([coalition.bit_count() for coalition in range(2**K)])
-    weight = np.array([1 / (K * math.comb(K - 1, s)) if s < K else 0.0 for s in range(K + 1)])[sizes]
-    values = np.zeros(K)
-    for i in range(K):
-        without = np.array([c for c in range(2**K) if not c >> i & 1])
-        values[i] = (weight[without] * (found[without | 1 << i] - found[without])).sum()
-    return values
-
-
-def _sampled(
-    parts: Sequence[RidgeSums],
-    worth: Callable[[RidgeSums], float],
-    permutations: int,
-    seed: int,
-    on_solve: Callable[[int, int], None],
-) -> tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarray[Any, np.dtype[np.float64]]]:
-    """(means, standard errors) of what a client adds to those before it in a random order."""
-    if permutations < 2:
-        raise ConfigError("at least two orders are needed for an error bar")
-    rng, K = np.random.default_rng(seed), len(parts)
-    gains = np.zeros((permutations, K))
-    for row in range(permutations):
-        sums, before = None, 0.0
-        for place, i in enumerate(rng.permutation(K)):
-            sums = parts[i] if sums is None else sums + parts[i]
-            now = worth(sums)
-            gains[row, i], before = now - before, now
-            on_solve(row * K + place + 1, permutations * K)
-    return gains.mean(0), gains.std(0, ddof=1) / math.sqrt(permutations)
+def _rescore(run: SharesOfRun, client: int, score: Score | None, penalty: float) -> None:
+    """The last record with the new model's scores, none where it was not measured; those of training stand beside."""
+    records = run.folder.records()
+    last = records[run.round - 1]
+    last.setdefault(BEFORE, {name: last[name] for name in _SCORES if name in last})
+    gone = [*last.get("forgotten", []), client]
+    kept = {name: value for name, value in last.items() if name not in _SCORES}
+    scores = {"test_accuracy": score.accuracy if score else None, "test_loss": score.loss if score else None}
+    records[run.round - 1] = kept | scores | {"train_loss": None, "penalty": penalty, "forgotten": gone}
+    run.folder.write("history.jsonl", "".join(json.dumps(r, allow_nan=False) + "\n" for r in records).encode())
 
 
 def personal_weights(run: SharesOfRun, client: int, weight: float) -> Tensor:

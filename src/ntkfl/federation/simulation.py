@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ntkfl.data import Federated
+from ntkfl.data import NAMES, Federated
 from ntkfl.devices import find_device
 from ntkfl.errors import ConfigError, ModelError, NumericalError
-from ntkfl.federation.build import build_method, build_model, load_data, spelled_out
+from ntkfl.federation.build import build_method, build_model, describe_method, load_data, spelled_out
 from ntkfl.federation.byzantine import ByzantineClients
 from ntkfl.federation.callbacks import Callback, CallbackList, Progress
 from ntkfl.federation.config import Byzantine, RunConfig
@@ -32,8 +32,10 @@ from ntkfl.federation.transport import Transport
 from ntkfl.methods import Method, Task
 from ntkfl.methods.batchnorm import advice, answer, statistics
 from ntkfl.methods.inspection import Participation
+from ntkfl.models.backbone import flat_hint
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.privacy.randomness import Randomness
+from ntkfl.progress import plural
 from ntkfl.tangent.parameters import flatten
 
 
@@ -79,9 +81,11 @@ def execute(
     record: Collection[int] = (),
     transport: Transport | None = None,
     runtime: str | None = None,
+    insight: bool = False,
 ) -> Run:
     """Train what the configuration says, as `Simulation` does; `data` are what it names, where they are loaded already.
-    With a `transport`, the `runtime` it belongs to is written down with the settings.
+    With a `transport`, the `runtime` it belongs to is written down with the settings. With `insight`, what a report
+    could not compute later is kept: of a user's own file or code.
     """
     data = data or load_data(config)
     config = config.with_cohort(len(data))
@@ -97,7 +101,9 @@ def execute(
         transport=transport,
     )
     settings = spelled_out(config) | ({} if runtime is None else {"runtime": runtime})
-    how = {"out": out, "resume": resume, "callbacks": callbacks, "record": record}
+    own = insight and (bool(config.code) or config.data.dataset not in NAMES)
+    title = f"{config.data.dataset}, {'as given' if config.data.own else config.data.partition}" if own else None
+    how = {"out": out, "resume": resume, "callbacks": callbacks, "record": record, "title": title}
     return simulation.run(config.rounds, stop_at=config.stop_at, settings=settings, **how)  # type: ignore[arg-type]
 
 
@@ -148,6 +154,12 @@ class Simulation:
         )
         self.task.randomness = lambda round: Randomness.simulated(seed, "server", round)
         self.clients = SimulatedClients(self.data, self.task, method, seed, secret, features=features)
+        self.test = self.clients.place(data.test)
+        self._check_model()
+        self.notes: list[str] = []
+        if transport is None:  # clients elsewhere have settings of their own
+            method, self.notes = method.for_network(self.task, self.test[0][:1])
+            self.method = self.clients.method = method
         cheats = ByzantineClients.of(byzantine, method, seed, len(self.data), self.clients.rows)
         self.clients.respond = answer if cheats is None else cheats.answer
         self.task.shared = None if data.shared is None else self.clients.place(data.shared)
@@ -156,8 +168,6 @@ class Simulation:
             self.task.validation = self.clients.place(
                 (torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))
             )
-        self.test = self.clients.place(data.test)
-        self._check_model()
         self.byzantine, self.local = byzantine, None if transport else LocalTransport(self.clients, cheats)
         inner = transport or self.local
         assert inner is not None
@@ -188,9 +198,11 @@ class Simulation:
         callbacks: Sequence[Callback] | None = None,
         record: Collection[int] = (),
         settings: Mapping[str, Any] | None = None,
+        title: str | None = None,
     ) -> Run:
         """Play the rounds. Of those in `record` every message is kept in the folder, for `ntkfl audit` to attack;
-        `settings` overrides what the folder says of the run.
+        `settings` overrides what the folder says of the run. Without them, or with a `title` for it, what reports show
+        of data and network is kept.
         """
         if not isinstance(rounds, int) or rounds < 1:
             raise ConfigError(f"rounds must be a whole number of at least 1, got {rounds!r}")
@@ -201,21 +213,26 @@ class Simulation:
         about = (self.model, self.all_data, self.method, self.clients_per_round, self.seed, self.hold_out)
         described = dict(settings) if settings is not None else describe(*about)
         described |= {"rounds": rounds, "stop_at": stop_at, "shape": self.shape(), "privacy": self._privacy(rounds)}
+        described |= {"method": describe_method(self.method)}
         if self.byzantine is not None:
             described |= {"byzantine": self.byzantine.model_dump(mode="json")}
+        if self.data.client_names or self.data.class_names:  # for people who look at the run: messages have numbers
+            described |= {"names": {"clients": self.data.client_names, "classes": self.data.class_names}}
         try:
             told.on_begin(rounds)
             told.on_start(note)
-            for line in self.method.promise(self.clients_per_round, rounds):
+            for line in [*self.method.promise(self.clients_per_round, rounds), *self.notes]:
                 told.on_start(line)
+            if uncovered := described["privacy"].get("uncovered"):
+                told.on_start(f"not covered: {uncovered}")
             for line in advice(self.method, self.task):
                 if callbacks is None:
                     warnings.warn(line, stacklevel=3)  # of `train`'s caller, who has no display of lines
                 told.on_start(f"warning: {line}")
             run = self.server.run(folder, described, resume=resume, on_round=told.on_round)
-            if folder is not None and settings is None and run.history:
-                state = self.server.state.state
-                keep_insight(folder, self.all_data, self.clients, self.task.like, state, run.history)
+            if folder is not None and (settings is None or title) and run.history:
+                state, called = self.server.state.state, title or "data given in Python"
+                keep_insight(folder, self.all_data, self.clients, self.task.like, state, run.history, called)
             return run
         finally:
             told.on_end()
@@ -224,7 +241,12 @@ class Simulation:
         """What such a run promises, if a client is in every round and has one sample."""
         cohort = self.clients_per_round
         run = Participation(self.task.outputs, rounds, cohort, cohort, len(self.data), rounds, simulated=True)
-        return privacy_statement(self.method, run, self.server.transport.floor)
+        drawn = ", a random part of the file's rows" if "test" in self.data.description else ""
+        held = f" and {self.hold_out} held-out clients" if self.hold_out else ""
+        uncovered = (
+            f"the {plural(len(self.test[1]), 'test sample')}{drawn}{held}: the server measures on them as they are"
+        )
+        return privacy_statement(self.method, run, self.server.transport.floor, uncovered=uncovered)
 
     def _record_transcripts(
         self, rounds: int, record: Collection[int], folder: RunFolder | None, told: CallbackList
@@ -265,6 +287,7 @@ class Simulation:
             reason = str(error).split("\n")[0]
             if x.is_floating_point() and "indices" in reason:  # an embedding's
                 reason += "; tokens are whole numbers: say so with from_clients(..., tokens=True)"
+            reason += flat_hint(x.shape[1:], reason)
             raise ModelError(f"the model fails on inputs of shape {list(x.shape[1:])} as a tensor: {reason}") from error
         if tuple(f.shape) != (len(x), self.data.output_dim):
             raise ModelError(

@@ -61,14 +61,17 @@ def _tempered(p: Tensor, temperature: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Calibration:
-    """On samples with known targets. Of classes: accuracy, log loss and calibration error with the posterior, and
-    `plain`, with the softmax of outputs alone. Of real targets: what part lies in intervals of each nominal level.
+    """On samples with known targets. Of classes: accuracy, log loss and calibration error with the posterior's class
+    probabilities, and `plain`, with the outputs alone, as training measures, or their softmax. The two accuracies
+    differ where the likeliest class is not that of the largest output. Of real targets: what part lies in intervals of
+    each nominal level.
     """
 
     samples: int
     accuracy: float | None = None
     log_loss: float | None = None
     calibration_error: float | None = None
+    plain_accuracy: float | None = None
     plain_log_loss: float | None = None
     plain_calibration_error: float | None = None
     coverage: dict[str, float] | None = None
@@ -89,10 +92,17 @@ def calibration(prediction: Prediction, y: Tensor) -> Calibration:
         float((p.argmax(1) == y).double().mean()),
         _log_loss(p, y),
         expected_calibration_error(p, y),
+        float((prediction.outputs.argmax(1) == y).double().mean()),
         _log_loss(plain, y),
         expected_calibration_error(plain, y),
         mean_std=mean_std,
     )
+
+
+def halves(samples: int) -> tuple[Tensor, Tensor]:
+    """Two random halves of so many samples, always the same: to calibrate on, and to measure on."""
+    order = torch.randperm(samples, generator=torch.Generator().manual_seed(0))
+    return order[: samples // 2], order[samples // 2 :]
 
 
 def expected_calibration_error(probabilities: Tensor, y: Tensor, bins: int = 15) -> float:

@@ -11,6 +11,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from ntkfl.data.client import Images, read_own
+from ntkfl.data.files import USUAL, Columns
 from ntkfl.deployment.aggregator import Aggregator
 from ntkfl.deployment.client import ShuffledClient
 from ntkfl.deployment.contract import Federation
@@ -68,6 +69,7 @@ def join(
     seed: int | None,
     say: Say,
     allow_code: bool = False,
+    columns: Columns = USUAL,
 ) -> ClientApp:
     """The ClientApp of the client whose folder this is; with `federation`, its folder there, behind a shuffler."""
     terms = about.terms if federation is None else Federation.read(federation).terms
@@ -75,7 +77,7 @@ def join(
     randomness = SystemRandomness() if seed is None else SeededRandomness(seed, about.number)
 
     def read() -> Batch:
-        return read_own(data, images, find_factory)
+        return read_own(data, images, find_factory, columns)
 
     if federation is not None:
         client = ShuffledClient(federation, *read(), randomness=randomness, say=say, allow_code=allow_code)

@@ -283,6 +283,10 @@ class Method(Stages):
         known = [update.weights for update in updates if update is not None]
         return torch.stack(known).mean(0) if known and len(known) == len(updates) else None
 
+    def for_network(self, task: Task, x: Tensor) -> tuple[Method, list[str]]:
+        """The method with those options that the network decides, for inputs such as x [1, …], and lines on which."""
+        return self, []
+
     def promise(self, cohort: int, rounds: int) -> list[str]:
         """Lines that a simulation says of its noise before the first round."""
         return (

@@ -73,10 +73,26 @@ class Candidates(RobustRows):
         flow has hardly begun by then. A cohort takes the longest also where it is long already, as it fits its own
         samples ever better: longer ones then cost time, and accuracy where weights are not averaged.
         """
-        times, own = self.times(state), len(self.steps or ())
-        wins = evolution.steps[best] == times[-1] and 2 * times[-1] <= self.extend * times[own - 1]
-        added = len(times) - own + (wins and residual_left(evolution) > _SHORT)
+        added = len(self.times(state)) - len(self.steps or ())
+        added += self._short(state, evolution, best) and self._may_grow(state)
         return {EXTENDED: torch.tensor(added)} if added else {}
+
+    def too_short(self, state: State, evolution: Evolution, best: int) -> dict[str, float | str]:
+        """A record's warning where longer candidates are asked for and `extend` allows none."""
+        if self._may_grow(state) or not self._short(state, evolution, best):
+            return {}
+        chosen = (
+            f"the longest candidate, t = {evolution.steps[best]:g}, was chosen, and training has hardly begun by then"
+        )
+        return {"warning": f"{chosen}: give longer steps, or let them grow (--set extend=16)"}
+
+    def _short(self, state: State, evolution: Evolution, best: int) -> bool:
+        """Whether the longest candidate won and the flow has hardly begun by then."""
+        return bool(evolution.steps[best] == self.times(state)[-1] and residual_left(evolution) > _SHORT)
+
+    def _may_grow(self, state: State) -> bool:
+        assert self.steps is not None
+        return 2 * self.times(state)[-1] <= self.extend * self.steps[-1]
 
     def select(
         self, task: Task, candidates: Tensor, round: int

@@ -95,7 +95,7 @@ class NTKFL(Replay, Candidates, NoisySamples):
         new = check_finite(candidates[best].clone(), "the chosen model")
         kept = {"weights": new} | spent(state, evolution) | self.extended(state, evolution, best)
         outcome = Outcome(kept, loss, evolution.steps[best], {"longest_steps": evolution.steps[-1]})
-        outcome.diagnostics |= rows.diagnostics(evolution)
+        outcome.diagnostics |= rows.diagnostics(evolution) | self.too_short(state, evolution, best)
         return self.replayed(task, state, round, rows, outcome)
 
     def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:

@@ -17,11 +17,12 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError
-from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, check_finite
+from ntkfl.methods.base import ClientRound, Method, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.noisy_sums import MOMENTS, NoisySums
 from ntkfl.methods.whitening import directions, is_whitening, read_whitening, scaled_triangle, whitening_arrays
 from ntkfl.privacy.sum_noise import clipped
 from ntkfl.tangent.clipping import clipped_gradient, input_moments, whitened
+from ntkfl.tangent.curvature import LARGEST
 from ntkfl.tangent.sums import Layer
 from ntkfl.wire import Message
 
@@ -60,6 +61,16 @@ class PrivateSums(NoisySums):
     @property
     def once(self) -> tuple[float, int]:
         return self.input_share, self.first_tries
+
+    def for_network(self, task: Task, x: Tensor) -> tuple[Method, list[str]]:
+        """Where no layer is whitened, all of the budget goes to gradients: input_share 0."""
+        if not self.input_share or input_moments(task.model, x, task.plan(x)):
+            return self, []
+        said = (
+            f"inputs are not whitened: no layer that sees them as they are has at most {LARGEST:,} inputs; the part "
+            f"{self.input_share:g} of the budget for that goes to the gradients (input_share = 0)"
+        )
+        return self.model_copy(update={"input_share": 0.0}), [said]
 
     # The server's side.
 

@@ -165,6 +165,7 @@ def _count(front: Backbone, inputs: Sequence[int] | None) -> int:
             found = front(torch.zeros(1, *inputs, dtype=like.dtype, device=like.device))
     except Exception as error:  # whatever a user's network raises
         reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason += flat_hint(inputs, reason)
         raise ModelError(f"the backbone fails on an input of shape {list(inputs)}: {reason}") from error
     return int(found.shape[1])
 
@@ -200,3 +201,10 @@ def _submodule(model: nn.Module, name: str) -> nn.Module:
     except AttributeError:
         names = [own for own, _ in model.named_modules() if own]
         raise ModelError(f"the backbone has no submodule {name!r}; the last are {', '.join(names[-5:])}") from None
+
+
+def flat_hint(inputs: Sequence[int], reason: str) -> str:
+    """What to add to an error where a network wants images and gets a table's rows."""
+    if len(inputs) != 1 or "conv" not in reason:
+        return ""
+    return "; rows of a table are flat: begin the network with nn.Unflatten(1, (channels, height, width))"

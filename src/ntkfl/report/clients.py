@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +16,22 @@ from ntkfl.errors import ConfigError
 
 _CELL = 0.27  # inches between neighbouring clients and between neighbouring classes
 _FILL = 0.92  # of a cell, for the largest bubble
+_LETTER, _LONGEST = 0.075, 18  # inches of a name's letter, and how many are shown
 _COLOUR = "#3d7ea6"
 _FORMATS = (".png", ".pdf", ".svg")
 
 
-def bubble_plot(counts: NDArray[np.int64], path: str | Path, title: str, shown: int = 40) -> Path:
+def bubble_plot(
+    counts: NDArray[np.int64],
+    path: str | Path,
+    title: str,
+    shown: int = 40,
+    names: Sequence[str] = (),
+    class_names: Sequence[str] = (),
+) -> Path:
     """Draw counts [clients, classes] to `path`: a bubble's area is in proportion to its count.
 
-    At most `shown` clients are drawn, the first ones, so that bubbles stay legible.
+    At most `shown` clients are drawn, the first ones, so that bubbles stay legible; by `names` where there are some.
     """
     path = Path(path)
     if path.suffix.lower() not in _FORMATS:
@@ -30,12 +39,19 @@ def bubble_plot(counts: NDArray[np.int64], path: str | Path, title: str, shown: 
     drawn = counts[:shown]
     clients, classes = drawn.shape
     width, height = max(clients, 16) * _CELL, max(classes, 5) * _CELL  # few clients stand wider apart
+    names, class_names = ([_short(name) for name in some] for some in (names[:shown], class_names))
     left, right, bottom, top = 0.65, 1.1, 0.6, 0.55  # inches
+    left += _LETTER * max(map(len, class_names), default=0)
+    bottom += _LETTER * max(map(len, names), default=0)
     figure = Figure(figsize=(left + width + right, bottom + height + top), dpi=160)
     FigureCanvasAgg(figure)
     total = figure.get_size_inches()
     axes = figure.add_axes((left / total[0], bottom / total[1], width / total[0], height / total[1]))
     draw_bubbles(axes, drawn)
+    if names:
+        axes.set_xticks(range(clients), names, rotation=90)
+    if class_names:
+        axes.set_yticks(range(classes), class_names)
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold", pad=9)
     note = f"client (first {clients} of {len(counts)})" if clients < len(counts) else "client"
     axes.set_xlabel(note, fontsize=9.5, labelpad=5)
@@ -46,6 +62,11 @@ def bubble_plot(counts: NDArray[np.int64], path: str | Path, title: str, shown: 
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None
     return path
+
+
+def _short(name: str) -> str:
+    """For an axis; without what matplotlib would take for mathematics."""
+    return (name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…").replace("$", "\\$")
 
 
 def draw_bubbles(axes: Axes, counts: NDArray[np.int64]) -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
-from ntkfl.data import Federated
+from ntkfl.data import NAMES, Federated
 from ntkfl.data.catalog import locate
 from ntkfl.errors import NTKFLError, RunFolderError
 from ntkfl.federation.build import build_method, build_model, load_data
@@ -68,8 +68,10 @@ def _rebuildable(folder: RunFolder) -> RunConfig:
     config = RunConfig.read(folder.path / "config.toml", allow_code=True)  # read, and refused below
     if config.code:
         raise RunFolderError(f"{' and '.join(config.code)} is code of its user's, which a report does not run")
-    if locate(config.data.dataset) is None:
-        name = config.data.dataset
+    name = config.data.dataset
+    if name not in NAMES:
+        raise RunFolderError(f"{name} is its user's own data, which a report does not read")
+    if locate(name) is None:
         raise RunFolderError(f"{name} is not on this machine; with `ntkfl data fetch {name}` the next report has it")
     return config
 

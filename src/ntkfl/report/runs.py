@@ -121,6 +121,16 @@ def _answered(records: Sequence[Record]) -> str:
     return f", {last['answered']} of {last['asked']} clients answered" if {"asked", "answered"} <= last.keys() else ""
 
 
+def _forgot(records: Sequence[Record]) -> str:
+    """What `ntkfl forget` did since: the last scores are then of another model than training ended with."""
+    gone, before = records[-1].get("forgotten"), records[-1].get("before_forgetting")
+    if not isinstance(gone, list) or not gone:
+        return ""
+    accuracy = before.get("test_accuracy") if isinstance(before, dict) else None
+    was = f", accuracy {percent(accuracy)} before" if isinstance(accuracy, int | float) else ""
+    return f"; {plural(len(gone), 'client')} forgotten since{was}"
+
+
 def condition(run: FoundRun, config: Mapping[str, Any], records: Sequence[Record]) -> Condition:
     """Whether the run goes on, has ended, or was left unfinished: known by the lock its process holds."""
     note = run.folder.path / "failed.txt"
@@ -131,9 +141,9 @@ def condition(run: FoundRun, config: Mapping[str, Any], records: Sequence[Record
     wanted = int(run.rounds or config.get("rounds") or 0)
     stop = run.stop_at or config.get("stop_at")
     if stop is not None and records and (records[-1].get("test_accuracy") or 0) >= stop:
-        return Condition("finished", f"finished: reached {percent(stop, 0)} in round {len(records)}")
+        return Condition("finished", f"finished: reached {percent(stop, 0)} in round {len(records)}{_forgot(records)}")
     if wanted and len(records) >= wanted:
-        return Condition("finished", f"finished: {plural(len(records), 'round')}")
+        return Condition("finished", f"finished: {plural(len(records), 'round')}{_forgot(records)}")
     so_far = f"{len(records)} of {plural(wanted, 'round')}" if wanted else plural(len(records), "round")
     if run.folder.in_use:
         return Condition("running", f"running: {so_far}{_answered(records)}")

@@ -9,12 +9,13 @@ from ntkfl.safe_parse import parse_json
 
 FILE = "values.json"
 _HUGE = 1e15  # no count or value of clients is as large; NaN is not below it either
+_LONGEST = 60  # characters of a client's name
 _MOST = 100  # clients that are drawn: those of largest value, and the smallest
 
 
 def client_values(run: FoundRun) -> dict[str, Any] | None:
-    """Under `clients` each client's `client`, `samples`, `value` and standard `error`, the largest value first, and
-    `left_out`, how many of the middle are not shown. None where the folder has none that can be read.
+    """Under `clients` each client's `client`, `name`, `samples`, `value` and standard `error`, the largest value first,
+    and `left_out`, how many of the middle are not shown. None where the folder has none that can be read.
     """
     path = run.folder.path / FILE
     if not path.is_file() or path.is_symlink():
@@ -39,4 +40,11 @@ def _row(entry: object) -> dict[str, Any] | None:
     if any(isinstance(n, bool) or not isinstance(n, int | float) or not -_HUGE < n < _HUGE for n in numbers):
         return None
     client, samples, value, error = numbers
-    return {"client": client, "samples": samples, "value": value, "error": abs(error)}  # type: ignore[arg-type]
+    name = entry.get("name")
+    return {
+        "client": client,
+        "name": name[:_LONGEST] if isinstance(name, str) else "",
+        "samples": samples,
+        "value": value,
+        "error": abs(error),  # type: ignore[arg-type]
+    }

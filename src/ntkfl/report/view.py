@@ -94,7 +94,7 @@ def _settings(config: Mapping[str, Any], at: str = "") -> dict[str, str]:
     """Every setting by its dotted name, as text."""
     flat: dict[str, str] = {}
     for key, value in config.items():
-        if not at and key in ("shape", "simulation", "privacy"):
+        if not at and key in ("shape", "simulation", "privacy", "names"):
             continue
         if isinstance(value, Mapping):
             flat |= _settings(value, f"{at}{key}.")
@@ -116,6 +116,7 @@ def _privacy(config: Mapping[str, Any], records: Sequence[Record]) -> dict[str, 
     return {
         "guarantees": promised,
         "note": _text(said["note"]) if "note" in said else "",
+        "uncovered": _text(said.get("uncovered", "")),
         "spent": _size(spent) + f" after round {last.get('round')}" if _number(spent["epsilon"]) is not None else "",
         "simulated": config.get("simulation") is True,
         "secure_sum": said.get("secure_sum") is True,

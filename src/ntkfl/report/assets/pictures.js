@@ -72,22 +72,31 @@ function bubbles(figure, data, everyone) {
   const counts = everyone ? data.counts : data.counts.slice(0, 40);
   const classes = counts[0].length;
   const largest = Math.max(1, ...counts.flat());
-  const [cell, left, top] = [20, 34, 6];
-  const [width, height] = [left + counts.length * cell + 4, top + classes * cell + 40];
+  const short = (name) => (name.length > 18 ? `${name.slice(0, 17)}…` : name);
+  const listed = (found) => (Array.isArray(found) ? found.map(String) : []);
+  const [names, kinds] = [listed(data.names), listed(data.classes)];
+  const clientName = (i) => names[i] ?? String(i);
+  const className = (c) => kinds[c] ?? String(c);
+  const room = (found) => 7 * Math.max(0, ...found.map((name) => short(name).length)); // pixels that names take
+  const [cell, left, top] = [20, Math.max(34, 14 + room(kinds)), 6];
+  const below = names.length ? 26 + room(names.slice(0, counts.length)) : 40;
+  const [width, height] = [left + counts.length * cell + 4, top + classes * cell + below];
   const parts = [];
   for (let c = 0; c < classes; c++) {
     const y = top + (classes - 1 - c + 0.5) * cell;
     parts.push(shape("line", { class: "grid", x1: left, x2: width, y1: y, y2: y }));
-    parts.push(shape("text", { x: left - 8, y: y + 4, "text-anchor": "end" }, String(c)));
+    parts.push(shape("text", { x: left - 8, y: y + 4, "text-anchor": "end" }, short(className(c))));
   }
   counts.forEach((own, client) => {
     const x = left + (client + 0.5) * cell;
-    if (client % 5 === 0) parts.push(shape("text", { x, y: top + classes * cell + 15, "text-anchor": "middle" }, String(client)));
+    const foot = top + classes * cell + 8;
+    if (names.length) parts.push(shape("text", { x: x + 4, y: foot, "text-anchor": "end", transform: `rotate(-90 ${x + 4} ${foot})` }, short(clientName(client))));
+    else if (client % 5 === 0) parts.push(shape("text", { x, y: top + classes * cell + 15, "text-anchor": "middle" }, String(client)));
     own.forEach((count, c) => {
       if (!count) return;
       parts.push(shape("circle", {
         class: "bubble", cx: x, cy: top + (classes - 1 - c + 0.5) * cell, r: ((cell * 0.92) / 2) * Math.sqrt(count / largest),
-        "data-say": `client ${client}, class ${c}\n${count} samples`,
+        "data-say": `client ${clientName(client)}, class ${className(c)}\n${count} samples`,
       }));
     });
   });
@@ -99,5 +108,5 @@ function bubbles(figure, data, everyone) {
   const mixed = mean(data.counts.map((own) => own.filter((n) => n > 0).length));
   figure.svg.setAttribute("aria-label", `${data.title}: ${data.counts.length} clients, ${classes} classes, on average ${mixed.toFixed(1)} classes a client`);
   figure.svg.replaceChildren(...parts);
-  numbers(figure, data.title, () => [["client", ...counts[0].map((_, c) => `class ${c}`)], ...counts.map((own, i) => [String(i), ...own.map(String)])]);
+  numbers(figure, data.title, () => [["client", ...counts[0].map((_, c) => `class ${className(c)}`)], ...counts.map((own, i) => [clientName(i), ...own.map(String)])]);
 }

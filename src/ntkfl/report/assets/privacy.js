@@ -16,6 +16,7 @@ function promised(said) {
     add("Guarantee", element("strong", {}, one.says), said.simulated ? " (simulated)" : "", one.assumptions.length ? rests : null);
   }
   if (!said.guarantees.length) add("Guarantee", said.note ? `not computed: ${said.note}` : "none: no noise, so no ε");
+  if (said.uncovered) add("Not covered", said.uncovered);
   if (said.spent) add("Spent so far", said.spent);
   add("Secure sums", said.secure_sum ? "on: the server learns totals alone" : "off");
   if (finite(said.floor)) add("Floor", `nothing is released of fewer than ${said.floor} clients`);

@@ -1,7 +1,7 @@
 "use strict";
 // What clients were worth: a bar for each, and a line of one standard error to both sides.
 
-// known: [[name of the run, {clients: [{client, samples, value, error}], left_out}]]
+// known: [[name of the run, {clients: [{client, name, samples, value, error}], left_out}]]
 function valueBars(figure, known) {
   figure.again = () => valueBars(figure, known);
   if (!figure.drawn) {
@@ -27,8 +27,9 @@ function valueBars(figure, known) {
     top += 20;
     const first = top;
     for (const c of found.clients) {
-      const said = `client ${c.client}, ${c.samples.toLocaleString("en-US")} samples\n${brief(c.value)}${c.error ? ` ± ${brief(c.error)}` : ""}`;
-      parts.push(shape("text", { x: left - 8, y: top + 11, "text-anchor": "end" }, `client ${c.client}`));
+      const who = c.name || `client ${c.client}`;
+      const said = `${who}, ${c.samples.toLocaleString("en-US")} samples\n${brief(c.value)}${c.error ? ` ± ${brief(c.error)}` : ""}`;
+      parts.push(shape("text", { x: left - 8, y: top + 11, "text-anchor": "end" }, who.length > 13 ? `${who.slice(0, 12)}…` : who));
       parts.push(shape("rect", {
         class: "worth s0", x: Math.min(at(0), at(c.value)), y: top, width: Math.max(0.5, Math.abs(at(c.value) - at(0))), height: 13, fill: "currentColor",
         "data-client": c.client, "data-say": said,
@@ -52,5 +53,5 @@ function valueBars(figure, known) {
   figure.svg.setAttribute("aria-label", `${title}: ${known.map(([name, found]) => `${name}, ${found.clients.length} clients, from ${brief(found.clients.at(-1).value)} to ${brief(found.clients[0].value)}`).join("; ")}`);
   figure.svg.replaceChildren(...parts);
   numbers(figure, title, () => [["run", "client", "samples", "value", "standard error"], ...known.flatMap(([name, found]) =>
-    found.clients.map((c) => [name, String(c.client), c.samples.toLocaleString("en-US"), brief(c.value), brief(c.error)]))]);
+    found.clients.map((c) => [name, c.name || String(c.client), c.samples.toLocaleString("en-US"), brief(c.value), brief(c.error)]))]);
 }

@@ -1,0 +1,117 @@
+"""One loader behind every command: names, files, folders of idx files and of pictures, a function."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from ntkfl.cli import app
+from ntkfl.data import IID, ByClient, Dataset, RowDataset
+from ntkfl.data.files import Columns
+from ntkfl.data.sources import names_clients, open_dataset, own_digest
+from ntkfl.errors import ConfigError, DataError
+from ntkfl.federation.build import load_data
+from ntkfl.federation.config import RunConfig
+
+
+def write_idx(path: Path, array: np.ndarray) -> None:
+    header = bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape)
+    path.write_bytes(header + array.astype(np.uint8).tobytes())
+
+
+def idx_folder(folder: Path, test: bool) -> Path:
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for name, count in (("train", 30), ("t10k", 10)) if test else (("mine", 40),):
+        write_idx(folder / f"{name}-images-idx3-ubyte", rng.integers(0, 256, (count, 4, 3)))
+        write_idx(folder / f"{name}-labels-idx1-ubyte", np.arange(count) % 3)
+    return folder
+
+
+def picture_folder(root: Path) -> Path:
+    image = pytest.importorskip("PIL.Image", reason="needs Pillow")
+    for client, counts in {"north": {"cat": 3, "dog": 2}, "south": {"cat": 4}, "test": {"cat": 2, "dog": 2}}.items():
+        for label, count in counts.items():
+            (root / client / label).mkdir(parents=True)
+            for i in range(count):
+                image.fromarray(np.full((5, 4), 60 * (label == "dog") + i, np.uint8)).save(
+                    root / client / label / f"{i}.png"
+                )
+    return root
+
+
+def test_names_files_and_what_is_neither(tmp_path: Path) -> None:
+    assert isinstance(open_dataset("digits"), Dataset)
+    (tmp_path / "a.csv").write_text("x,y,label\n" + "".join(f"{i},1,{i % 2}\n" for i in range(10)))
+    assert isinstance(open_dataset(str(tmp_path / "a.csv"), Columns(label="label")), RowDataset)
+    with pytest.raises(ConfigError, match="did you mean 'digits'"):
+        open_dataset("digit")
+    for name in ("", "x" * 5000, "a\0b", str(tmp_path / "none")):  # no file, whatever the system says of such names
+        with pytest.raises(ConfigError, match="unknown dataset"):
+            RunConfig(data={"dataset": name})
+    with pytest.raises(ConfigError, match="--label-column names a column of a file"):
+        open_dataset("digits", Columns(label="x"))
+
+
+@pytest.mark.parametrize("test", [True, False])
+def test_idx_files(tmp_path: Path, test: bool) -> None:
+    folder = idx_folder(tmp_path / "own", test)
+    dataset = open_dataset(str(folder))
+    assert isinstance(dataset, RowDataset)
+    assert (len(dataset), len(dataset.test_rows), dataset.classes) == ((30, 10, 3) if test else (32, 8, 3))
+    assert dataset.test_drawn != test
+    fed = dataset.partition(IID(clients=5))
+    x, _ = fed.client(0)
+    assert x.shape[1:] == (1, 4, 3)
+    assert 0 <= float(x.min()) <= float(x.max()) <= 1
+    assert not names_clients(str(folder))
+    assert len(load_data(RunConfig(data={"dataset": str(folder), "clients": 4, "alpha": 1.0}))) == 4
+    write_idx(folder / "more-idx", np.zeros(3))
+    with pytest.raises(DataError, match="expected idx files of images and of their labels"):
+        open_dataset(str(folder))
+
+
+def test_pictures_have_clients_and_classes_by_name(tmp_path: Path) -> None:
+    folder = picture_folder(tmp_path / "photos")
+    fed = load_data(RunConfig(data={"dataset": str(folder)}))
+    assert (fed.client_names, fed.class_names) == (("north", "south"), ("cat", "dog"))
+    assert fed.counts().tolist() == [[3, 2], [4, 0]]
+    torch.testing.assert_close(fed.client(0)[0][4, 0, 0, 0], torch.tensor(61 / 255))
+    assert open_dataset(str(folder)).partition(IID(clients=9)).sizes == [1] * 9
+    shown = CliRunner().invoke(app, ["data", "show", str(folder)])
+    assert shown.exit_code == 0, shown.output
+    assert [line.split() for line in shown.output.splitlines()][-2:] == [
+        ["north", "3", "2", "5"],
+        ["south", "4", "·", "4"],
+    ]
+    before = own_digest(str(folder))
+    (folder / "north" / "cat" / "0.png").unlink()
+    assert own_digest(str(folder)) != before
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="neither idx files nor pictures as CLIENT/CLASS/FILE"):
+        open_dataset(str(tmp_path / "empty"))
+
+
+def test_clients_of_a_function_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_clients.py").write_text(
+        "import ntkfl, torch\n"
+        "def clients():\n"
+        "    x, y = torch.ones(6, 2), torch.tensor([0, 1] * 3)\n"
+        "    return ntkfl.data.from_clients({'north': (x, y), 'south': (x, y)}, test=(x, y))\n"
+        "def other():\n    return 3\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    shown = CliRunner().invoke(app, ["data", "show", "own_clients:clients"])
+    assert shown.exit_code == 0, shown.output
+    assert [line.split()[0] for line in shown.output.splitlines()[-2:]] == ["north", "south"]
+    assert "must give clients" in str(CliRunner().invoke(app, ["data", "show", "own_clients:other"]).exception)
+
+
+def test_a_table_says_whose_its_rows_are(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,label\n" + "".join(f"{i},{i % 2}\n" for i in range(10)))
+    with pytest.raises(DataError, match=r"--client-column .* --partition iid"):
+        open_dataset(str(tmp_path / "a.csv")).partition(ByClient())
