@@ -14,10 +14,11 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from ntkfl.cli.stopping import stoppable
-from ntkfl.compare.results import Row, columns, search_lines, setting_text, write
+from ntkfl.compare.results import Row, columns, search_lines, setting_texts, write
 from ntkfl.compare.run import carry_out
 from ntkfl.compare.spec import Comparison
 from ntkfl.compare.trials import Cell, Workers
@@ -34,6 +35,7 @@ def compare(
     """Compare methods on equal terms.
 
     Finished runs are kept and never repeated; an interrupted comparison continues when called again.
+    A run that ends in an error leaves the others alone: the summary says where, and the exit code is 1.
 
     Example: ntkfl compare configs/quickstart.toml
     """
@@ -58,6 +60,10 @@ def compare(
     from ntkfl.report.curves import plot_curves  # plotting is slow to import, and workers need none of it
     from ntkfl.report.page import write_report
 
+    if not any(any(row.accuracy) for row in rows):
+        console.print("no run finished a round", soft_wrap=True)
+        _tell_failures(console, pool.broken)
+        raise typer.Exit(1)
     write(folder, comparison, rows, searches, shlex.join(["ntkfl", *sys.argv[1:]]))
     drawn = [row for row in rows if comparison.figure is None or row.label in comparison.figure]
     figure = plot_curves(drawn, _title(comparison), comparison.targets, folder / "curves.png")
@@ -69,14 +75,29 @@ def compare(
         typer.echo("\n".join(lines).strip("\n"))
     typer.echo()
     for line in search_lines(comparison, searches):
-        console.print(line)
+        console.print(line, markup=False)
+    told = {(cell.label, cell.config.seed) for cell in pool.broken}
     for row in rows:
         for seed, why in zip(row.seeds, row.failed, strict=True):
-            if why:
-                console.print(f"{row.label}, seed {seed}: {why}", soft_wrap=True)
+            if why and (row.label, seed) not in told:
+                console.print(f"{row.label}, seed {seed}: {why}", soft_wrap=True, markup=False)
     console.print(f"{time.perf_counter() - began:.0f} s in all", soft_wrap=True)
     console.print(f"curves:  {figure}\nresults: {folder / 'results.json'}, {folder / 'results.csv'}", soft_wrap=True)
     console.print(f"report:  {write_report([folder], folder / 'report.html')}  (open it in a browser)", soft_wrap=True)
+    if pool.broken:
+        _tell_failures(console, pool.broken)
+        raise typer.Exit(1)
+
+
+def _tell_failures(console: Console, cells: Sequence[Cell]) -> None:
+    """Every run that ended in an error; those with the same one together, of which the first says where and how."""
+    console.print(f"\n[red]{plural(len(cells), 'run')} failed[/red]; called again, the comparison tries them again")
+    alike: dict[str, list[Cell]] = {}
+    for cell in cells:
+        alike.setdefault(cell.failed, []).append(cell)
+    for own in alike.values():
+        names = "; ".join(f"{cell.label}, seed {cell.config.seed}" for cell in own)
+        console.print(f"✗ {names}:\n  {own[0].error}", soft_wrap=True, markup=False)
 
 
 def _title(comparison: Comparison) -> str:
@@ -104,20 +125,22 @@ def tables(comparison: Comparison, rows: Sequence[Row], width: int) -> list[tupl
     for title, chosen in parts:
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column("method", no_wrap=True, max_width=30)
-        least = [max(len(cells[i]) for cells in body) for i in chosen]
-        label = min(30, max(len(cells[0]) for cells in body))
-        fits = label + sum(least) + len(least) + 3 <= width  # a blank after each column, and one at both edges
-        for i, own in zip(chosen, least, strict=True):
-            table.add_column(headers[i], justify="right", min_width=own if fits else None)
+        # A header may be wrapped between words, a cell only where there is no room for all of them.
+        least = [max(map(len, [*headers[i].split(), *(cells[i] for cells in body)])) for i in chosen]
+        most = [max(own, len(headers[i])) for i, own in zip(chosen, least, strict=True)]
+        taken = min(30, max(len(cells[0]) for cells in body)) + len(least) + 3  # a blank after each, one at both edges
+        wide = most if taken + sum(most) <= width else least if taken + sum(least) <= width else [None] * len(least)
+        for i, own in zip(chosen, wide, strict=True):
+            table.add_column(headers[i], justify="right", width=own)
         for cells in body:
-            table.add_row(cells[0], *(cells[i] for i in chosen))
+            table.add_row(escape(cells[0]), *(cells[i] for i in chosen))
         tables.append((title, table))
     settings = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     settings.add_column("method", no_wrap=True, max_width=30)
     settings.add_column("options", overflow="fold")
     settings.add_column("seconds", justify="right")
-    for row, cells in zip(rows, body, strict=True):
-        settings.add_row(row.label, setting_text(row), cells[-1])
+    for text, cells in zip(setting_texts(comparison, rows), body, strict=True):
+        settings.add_row(escape(cells[0]), escape(text), cells[-1])
     return [*tables, ("Settings, and seconds a round", settings)]
 
 
@@ -147,9 +170,9 @@ class Watcher:
     def watch(self, cells: Sequence[Cell]) -> None:
         unique = {cell.key: cell for cell in cells}
         histories = {key: cell.history() for key, cell in unique.items()}
-        planned = {key: len(histories[key]) if cell.finished else cell.config.rounds for key, cell in unique.items()}
+        ended = {key: cell for key, cell in unique.items() if cell.finished or cell.failed}
+        planned = {key: len(histories[key]) if key in ended else cell.config.rounds for key, cell in unique.items()}
         left = self._left(planned, histories)
-        ended = {key: cell for key, cell in unique.items() if cell.finished}
         # A search goes on with the same run, for longer. Earlier stages count too: their lines stand above.
         fresh = [cell for cell in ended.values() if (cell.folder.path, cell.config.rounds) not in self.announced]
         self.announced |= {(cell.folder.path, cell.config.rounds) for cell in fresh}
@@ -163,7 +186,7 @@ class Watcher:
             for cell, history in going:
                 bar = "━" * round(24 * len(history) / cell.config.rounds)
                 table.add_row(
-                    cell.label,
+                    escape(cell.label),
                     f"seed {cell.config.seed}",
                     f"[cyan]{bar:<24}",
                     f"{len(history)}/{cell.config.rounds}",
@@ -175,7 +198,7 @@ class Watcher:
 
     def _print(self, line: str) -> None:
         self.said = self.clock()
-        self.console.print(line, soft_wrap=True)
+        self.console.print(line, soft_wrap=True, markup=False)
 
     def _left(self, planned: Mapping[str, int], histories: Mapping[str, Sequence[Record]]) -> str:
         """The time left of a stage, from the rounds played since it began."""

@@ -16,6 +16,7 @@ from ntkfl.compare.results import Row
 from ntkfl.compare.run import Searches, carry_out
 from ntkfl.compare.spec import Comparison
 from ntkfl.compare.trials import Cell, Workers
+from ntkfl.errors import NTKFLError
 
 Scale = Literal["quick", "full"]
 SCALES: tuple[Scale, ...] = ("quick", "full")
@@ -91,7 +92,11 @@ class Context:
 
     def compare(self, comparison: Comparison, pool: Workers) -> tuple[list[Row], Searches]:
         """A comparison's rows; its finished runs are kept under its name, for all items that use that name."""
-        return carry_out(comparison, self.folder.parent / comparison.name, pool, self.show.runs)
+        found = carry_out(comparison, self.folder.parent / comparison.name, pool, self.show.runs)
+        if pool.broken:
+            cell = pool.broken[0]
+            raise NTKFLError(f"{cell.label}, seed {cell.config.seed}: {cell.error}")
+        return found
 
 
 @dataclass(frozen=True)
