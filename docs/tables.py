@@ -1,4 +1,5 @@
-"""Tables of README.md and docs/, made from the files in results/: `make tables` writes them, a test finds them stale.
+"""Tables of README.md and docs/, made from the files in results/ and from schemas: `make tables` writes them, a test
+finds them stale.
 
 A table stands between two comments, `<!-- table: NAME -->` and `<!-- end -->`; what is between them is replaced.
 """
@@ -13,13 +14,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parent))  # the other programs of docs/, which belong to no package
+from site_options import schema_table
+
+from ntkfl.compare.spec import Comparison, Entry, Search
+
 ROOT = Path(__file__).parent.parent
 PAPER = ROOT / "results" / "paper"
 ORDER = (
     "fig3", "fig4a", "fig4b", "fig4c", "fig5", "fig6", "table1", "fig7", "fig8", "fig9", "theorem1", "theorem2",
     "lemma1", "lemma2", "lemma3", "lemma4", "claims",
 )  # fmt: skip
-FILES = ("README.md", "docs/results.md")
+FILES = ("README.md", "docs/results.md", "docs/runs.md")
 VERDICTS = {True: "holds", False: "**does not hold**", None: "cannot be judged"}
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -138,7 +144,15 @@ def _table(headers: list[str], body: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(cell.replace('|', '∣') for cell in line)} |\n" for line in lines)
 
 
-TABLES: dict[str, Callable[[], str]] = {"headline": headline, "table1": table1, "paper": paper, "tally": tally}
+TABLES: dict[str, Callable[[], str]] = {
+    "headline": headline,
+    "table1": table1,
+    "paper": paper,
+    "tally": tally,
+    "comparison-file": lambda: schema_table(Comparison, "key"),
+    "comparison-search": lambda: schema_table(Search, "key of `[search]`"),
+    "comparison-methods": lambda: schema_table(Entry, "key of `[[methods]]`"),
+}
 
 
 def filled(text: str) -> str:
