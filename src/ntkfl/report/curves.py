@@ -28,7 +28,7 @@ def plot_curves(rows: Sequence[Row], title: str, targets: Sequence[float], path:
     panels = figure.subplots(1, 3, sharey=True)
     axes: list[tuple[Axes, str, str]] = [
         (panels[0], "rounds", "communication rounds"),
-        (panels[1], "uplink", "uplink, MiB"),
+        (panels[1], "bytes", "MiB up and down"),
         (panels[2], "seconds", f"seconds ({', '.join(sorted({d for row in rows for d in row.devices}))})"),
     ]
     for axis, kind, label in axes:
@@ -79,7 +79,8 @@ def _curve(axis: Axes, row: Row, kind: str, colour: str, line: str) -> None:
         return
     across = list(zip(*(curve[:shortest] for curve in curves), strict=True))
     mean = [statistics.mean(values) for values in across]
-    sources = {"uplink": row.uplink_mib, "seconds": row.seconds}
+    both = [[a + b for a, b in zip(*ways, strict=True)] for ways in zip(row.uplink_mib, row.downlink_mib, strict=True)]
+    sources = {"bytes": both, "seconds": row.seconds}
     source = row.finished(sources[kind]) if kind in sources else None
     if source is None:
         x: list[float] = [float(i + 1) for i in range(shortest)]

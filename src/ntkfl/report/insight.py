@@ -67,7 +67,7 @@ def _rebuildable(folder: RunFolder) -> RunConfig:
         raise RunFolderError("a deployment's data are its clients' own")
     config = RunConfig.read(folder.path / "config.toml", allow_code=True)  # read, and refused below
     if config.code:
-        raise RunFolderError(f"{' and '.join(config.code)} is code of its user's, which a report does not run")
+        raise RunFolderError(f"the run's settings name code ({', '.join(config.code)}), and a report runs none")
     if locate(config.data.dataset) is None:
         name = config.data.dataset
         raise RunFolderError(f"{name} is not on this machine; with `ntkfl data fetch {name}` the next report has it")
