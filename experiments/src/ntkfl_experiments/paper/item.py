@@ -103,7 +103,8 @@ class Context:
 class Verdict:
     """One claim of the paper beside what was measured; `holds` is None where it cannot be judged, and `note` says why.
 
-    Items that measure the same claim in several settings give it the same words: it is counted once.
+    Items that measure the same claim in several settings give it the same words: it is counted once. `short` is `ours`
+    in a few words, for a table of all claims; it is made anew from the data and not stored.
     """
 
     claim: str
@@ -111,6 +112,7 @@ class Verdict:
     ours: str
     holds: bool | None
     note: str = ""
+    short: str = ""
 
 
 @dataclass(frozen=True)
