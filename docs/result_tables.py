@@ -36,13 +36,17 @@ def first_hits(curves: Sequence[Sequence[float]], target: float) -> list[int | N
 
 
 def rounds_text(hits: Sequence[int | None], length: int) -> str:
-    """'5.3 (5 to 6)'; how many seeds got there where not all did."""
+    """'5.3 (5 to 6)', unbroken in a narrow column; how many seeds got there where not all did."""
     there = [hit for hit in hits if hit is not None]
     if not there:
         return f"not in {length}"
     if len(there) < len(hits):
         return f"{len(there)} of {len(hits)} seeds"
-    return f"{statistics.mean(there):.1f} ({min(there)} to {max(there)})"
+    return _unbroken(f"{statistics.mean(there):.1f} ({min(there)} to {max(there)})")
+
+
+def _unbroken(text: str) -> str:
+    return text.replace(" ", "\u00a0")
 
 
 def sent(row: Row, target: float) -> list[str]:
@@ -139,7 +143,9 @@ def ratios() -> str:
         for label in slow:
             others = first_hits(rows[label]["accuracy"], target)
             found = times_fewer(others, hits)
-            said = "not in every seed" if found is None else f"**{found[0]:.1f}** ({found[1]:.1f} to {found[2]:.1f})"
+            said = "not in every seed"
+            if found is not None:
+                said = _unbroken(f"**{found[0]:.1f}** ({found[1]:.1f} to {found[2]:.1f})")
             length = rows[label]["length"]
             cells = [rounds_text(hits, rows[fast]["length"]), rounds_text(others, length), said]
             lines.append([f"{setting}, {percent(target)}", called, label.removesuffix(", averaged"), *cells])
@@ -270,4 +276,4 @@ def _timed(rows: Sequence[Row], suite: str, what: str, by_ratio: bool) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 0.2 else f"{1e3 * seconds:.3g} ms"
+    return _unbroken(f"{seconds:.3g} s" if seconds >= 0.2 else f"{1e3 * seconds:.3g} ms")

@@ -92,7 +92,7 @@ def test_methods_on_equal_terms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "results.json").write_text(json.dumps({"rows": rows}))
     monkeypatch.setattr(RESULT_TABLES, "RESULTS", tmp_path)
-    body = [line.split(" | ") for line in RESULT_TABLES.equal_terms("made").splitlines()[2:]]
+    body = [line.split(" | ") for line in RESULT_TABLES.equal_terms("made").replace("\u00a0", " ").splitlines()[2:]]
     assert [[cell.strip("| ") for cell in cells] for cells in body] == [
         ["pair", "η 0.1, steps 5", "3.0 (3 to 3)", "2.0 (2 to 2)", "20", "", ""],
         ["both", "η 0.1, steps 5", "1 of 2 seeds", "2.5 (2 to 3)", "25", "25", "50"],

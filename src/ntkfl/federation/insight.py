@@ -37,9 +37,9 @@ def keep_insight(
     state: State,
     history: Sequence[Record],
 ) -> None:
-    """Write `insight.json`: the classes of each client of `data`, called `title`, and the spectra at the `first` weights
-    and at the `state`'s. Without it a report says what it lacks, so whatever goes wrong with a user's network ends
-    nothing.
+    """Write `insight.json`: the classes of each client of `data`, which the page calls `title`, and the spectra at the
+    `first` weights and at the `state`'s. Without it a report says what it lacks, so whatever goes wrong with a user's
+    network ends nothing.
     """
     found: dict[str, object] = {"round": len(history)}
     try:
