@@ -91,6 +91,57 @@ def test_what_is_no_method_is_refused_in_one_line(name: str, why: str) -> None:
     assert "\n" not in str(refused.value)
 
 
+WRONG = {
+    "NoYield": ("round", "return Outcome(state, None)", "`round` has no yield"),
+    "NoOutcome": ("round", "yield Message('weights', round, dict(state))", "must return an Outcome, not None"),
+    "NoWeights": ("round", "yield Message('weights', round, dict(state)); return Outcome({}, None)", "found none"),
+    "Shape": (
+        "round",
+        "yield Message('weights', round, dict(state)); return Outcome({'weights': state['weights'][:5]}, None)",
+        r"'weights' of shape \[310\], found \[5\]",
+    ),
+    "Few": ("answer", "return super().answer(task, message, clients)[:1]", "here 3, got a list of 1"),
+    "One": ("answer", "return super().answer(task, message, clients)[0]", "here 3, got Message"),
+    "Nothing": ("answer", "pass", "here 3, got NoneType"),
+    "Number": (
+        "answer",
+        "return [Message('update', 1, {'gradient': 1.0}) for _ in clients]",
+        "must be a tensor, not 1.0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_breaks_the_contract_is_said(name: str, tmp_path: Path) -> None:
+    """By the method's name, and never as an error deep in the library, or as clients lost without a word."""
+    hook, body, why = WRONG[name]
+    arguments = {"round": "self, task, state, round, cohort", "answer": "self, task, message, clients"}[hook]
+    source = "from ntkfl.methods import Outcome\nfrom ntkfl.wire import Message\nfrom fedsgd import FedSGD\n"
+    source += f"class {name}(FedSGD):\n    def {hook}({arguments}):\n        {body}\n"
+    (tmp_path / f"wrong_{name}.py").write_text(source)
+    fed = ntkfl.data.load("digits").partition(ntkfl.data.IID(clients=3), seed=0)
+    method = build_method({"name": f"wrong_{name}:{name}"})
+    with pytest.raises(ConfigError, match=why) as refused:
+        ntkfl.train(ntkfl.models.mlp(64, 4, 10), fed, method, rounds=1, callbacks=[])
+    assert f"wrong_{name}:{name}" in str(refused.value)
+
+
+def test_a_loss_may_be_a_tensor(tmp_path: Path) -> None:
+    source = "import torch\nfrom fedsgd import FedSGD\n\n\nclass Loss(FedSGD):\n    def round(self, *a):\n"
+    source += "        outcome = yield from super().round(*a)\n        outcome.train_loss = torch.tensor(0.5)\n"
+    (tmp_path / "tensor_loss.py").write_text(source + "        return outcome\n")
+    fed = ntkfl.data.load("digits").partition(ntkfl.data.IID(clients=3), seed=0)
+    how = {"rounds": 1, "callbacks": [], "out": tmp_path / "run"}
+    ntkfl.train(ntkfl.models.mlp(64, 4, 10), fed, build_method({"name": "tensor_loss:Loss"}), **how)
+    assert '"train_loss": 0.5' in (tmp_path / "run" / "history.jsonl").read_text()
+
+
+def test_a_syntax_error_is_said_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "cut_short.py").write_text("import torch\nclass Mine(:\n")
+    with pytest.raises(ConfigError, match=r"cannot import 'cut_short' .*invalid syntax \(.*cut_short.py, line 2\)"):
+        build_method({"name": "cut_short:Mine"})
+
+
 def trained(method: ntkfl.methods.Method) -> tuple[torch.Tensor, torch.Tensor]:
     """Weights before and after one round of all of three clients, in float64."""
     torch.manual_seed(0)

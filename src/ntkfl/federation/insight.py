@@ -1,7 +1,7 @@
-"""The spectrum of a run's tangent kernel, and what of it a run of a user's own code keeps for reports.
+"""The spectrum of a run's tangent kernel, and what of it a run made in Python keeps for reports.
 
-A report rebuilds a run from its settings. It cannot rebuild what was given in Python, and does not run code that
-settings name; so classes and spectra of such runs are computed when they end, while data and network are at hand.
+A report rebuilds a run from its settings; one made in Python from data and a network of its user's cannot be, so its
+classes and spectra are computed when it ends, while both are at hand.
 """
 
 from __future__ import annotations
@@ -31,20 +31,18 @@ _NUMBERS = 1 << 27  # of a Jacobian, at most: half a GiB
 def keep_insight(
     folder: RunFolder,
     data: Federated,
-    title: str,
     clients: SimulatedClients,
     first: Tensor,
     state: State,
     history: Sequence[Record],
 ) -> None:
-    """Write `insight.json`: the classes of each client of `data`, which the page calls `title`, and the spectra at the
-    `first` weights and at the `state`'s. Without it a report says what it lacks, so whatever goes wrong with a user's
-    network ends nothing.
+    """Write `insight.json`: the classes of each client of `data`, and the spectra at the `first` weights and at the
+    `state`'s. Without it a report says what it lacks, so whatever goes wrong with a user's network ends nothing.
     """
     found: dict[str, object] = {"round": len(history)}
     try:
         if data.classes is not None:
-            found["clients"] = {"title": title, "counts": data.counts().tolist()}
+            found["clients"] = {"title": "data given in Python", "counts": data.counts().tolist()}
         network = copy.deepcopy(clients.task.model).eval()
         with one_thread():
             found["spectra"] = spectra(network, clients, first, state, history, len(history))

@@ -98,10 +98,7 @@ def execute(
     )
     settings = spelled_out(config) | ({} if runtime is None else {"runtime": runtime})
     how = {"out": out, "resume": resume, "callbacks": callbacks, "record": record}
-    run = simulation.run(config.rounds, stop_at=config.stop_at, settings=settings, **how)  # type: ignore[arg-type]
-    if config.code and out is not None and transport is None and not config.hold_out:  # a search needs no report
-        simulation.keep_insight(RunFolder(out), run, f"{config.data.dataset}, seed {config.seed}")
-    return run
+    return simulation.run(config.rounds, stop_at=config.stop_at, settings=settings, **how)  # type: ignore[arg-type]
 
 
 class Simulation:
@@ -216,17 +213,12 @@ class Simulation:
                     warnings.warn(line, stacklevel=3)  # of `train`'s caller, who has no display of lines
                 told.on_start(f"warning: {line}")
             run = self.server.run(folder, described, resume=resume, on_round=told.on_round)
-            if folder is not None and settings is None:
-                self.keep_insight(folder, run, "data given in Python")
+            if folder is not None and settings is None and run.history:
+                state = self.server.state.state
+                keep_insight(folder, self.all_data, self.clients, self.task.like, state, run.history)
             return run
         finally:
             told.on_end()
-
-    def keep_insight(self, folder: RunFolder, run: Run, title: str) -> None:
-        """For a report, which cannot build again what was given in Python, and does not run code that settings name."""
-        if run.history:
-            state = self.server.state.state
-            keep_insight(folder, self.all_data, title, self.clients, self.task.like, state, run.history)
 
     def _privacy(self, rounds: int) -> dict[str, Any]:
         """What such a run promises, if a client is in every round and has one sample."""
