@@ -79,7 +79,7 @@ def test_runs_of_an_earlier_stage_stay_in_the_count(tmp_path: Path) -> None:
             [*cells("cells", 2)[:1], Cell("new", RunConfig(seed=5, method={"name": "fedavg"}), tmp_path / "cells")]
         )
     counts = [line.partition("(")[2].split(" runs")[0] for line in text.getvalue().splitlines()]
-    assert counts == ["2 of 2", "2 of 2", "4 of 4", "4 of 4", "5 of 6"]
+    assert counts == ["1 of 2", "2 of 2", "3 of 4", "4 of 4", "5 of 6"]
 
 
 def test_a_table_too_wide_for_the_terminal_loses_nothing(tmp_path: Path) -> None:

@@ -281,7 +281,7 @@ def test_rounds_and_bytes_to_a_target(tmp_path: Path) -> None:
     assert row.reached[1].rounds == [None, None]
     assert row.reached_unaveraged[0].rounds == [None, None]
     assert row.seconds == [[0.5, 1.0, 1.5, 2.0]] * 2
-    assert reached_text(row.reached[0], 4) == "3 ± 1"
+    assert reached_text(row.reached[0], 4) == "3.0 ± 1.4"
     assert reached_text(row.reached[1], 4) == "not in 4"
     assert spread([3.0, None, 5.0]) == "4 ± 1 (2 of 3)"
     headers, (cells_,) = columns(comparison, [row])
@@ -387,6 +387,7 @@ def test_a_method_can_be_given_by_its_name_alone() -> None:
 def test_small_bytes_add_up_as_they_are_shown() -> None:
     assert bytes_text(Reached(0.8, [3], [0.81], [0.31])) == "0.8 + 0.3 = 1.1"
     assert bytes_text(Reached(0.8, [3], [0.06], [0.03])) == "0.06 + 0.03 = 0.09"
+    assert bytes_text(Reached(0.8, [3], [0.007], [0.002])) == "0.007 + 0.002 = 0.009"
     assert bytes_text(Reached(0.8, [3], [48.2], [21.1])) == "48 + 21 = 69"
     assert bytes_text(Reached(0.8, [3], [1.17], [0.46])) == "1.2 + 0.5 = 1.7"  # not 1.6, which is 1.63
 

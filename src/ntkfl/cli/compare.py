@@ -107,8 +107,8 @@ def _title(comparison: Comparison) -> str:
     most = "" if "clients_per_round" in comparison.model_fields_set else "up to "
     cohort = f"{most}{comparison.clients_per_round}"
     if data.own:
-        return f"{data.dataset}, {cohort} clients a round, {seeds}"
-    return f"{data.dataset}, {data.clients} clients ({split}), {cohort} a round, {seeds}"
+        return f"{data.dataset}, {cohort} clients per round, {seeds}"
+    return f"{data.dataset}, {data.clients} clients ({split}), {cohort} per round, {seeds}"
 
 
 def tables(comparison: Comparison, rows: Sequence[Row], width: int) -> list[tuple[str, Table]]:
@@ -141,7 +141,7 @@ def tables(comparison: Comparison, rows: Sequence[Row], width: int) -> list[tupl
     settings.add_column("seconds", justify="right")
     for text, cells in zip(setting_texts(comparison, rows), body, strict=True):
         settings.add_row(escape(cells[0]), escape(text), cells[-1])
-    return [*tables, ("Settings, and seconds a round", settings)]
+    return [*tables, ("Settings, and seconds per round", settings)]
 
 
 class Watcher:
@@ -177,12 +177,15 @@ class Watcher:
         fresh = [cell for cell in ended.values() if (cell.folder.path, cell.config.rounds) not in self.announced]
         self.announced |= {(cell.folder.path, cell.config.rounds) for cell in fresh}
         told, waiting = len(self.announced), len(unique) - len(ended)
-        how_far = f"{told} of {told + waiting} runs finished{left and f', {left}'}"
-        for cell in fresh:
-            self._print(_line(cell) + ("" if self.live else f"  ({how_far})"))
+
+        def how_far(lines: int) -> str:
+            return f"{lines} of {told + waiting} runs finished{left and f', {left}'}"
+
+        for number, cell in enumerate(fresh, start=told - len(fresh) + 1):  # as many as there are lines by then
+            self._print(_line(cell) + ("" if self.live else f"  ({how_far(number)})"))
         going = [(cell, histories[key]) for key, cell in unique.items() if histories[key] and key not in ended]
         if self.live:
-            table = Table(box=None, title=how_far, title_justify="left")
+            table = Table(box=None, title=how_far(told), title_justify="left")
             for cell, history in going:
                 bar = "━" * round(24 * len(history) / cell.config.rounds)
                 table.add_row(
@@ -194,7 +197,7 @@ class Watcher:
                 )
             self.live.update(table)
         elif waiting and self.clock() - self.said > LOG_S:
-            self._print(f"{sum(map(len, histories.values()))} of {sum(planned.values())} rounds  ({how_far})")
+            self._print(f"{sum(map(len, histories.values()))} of {sum(planned.values())} rounds  ({how_far(told)})")
 
     def _print(self, line: str) -> None:
         self.said = self.clock()

@@ -112,7 +112,8 @@ def spread(values: Sequence[float | None], digits: int = 0) -> str:
 
 def reached_text(reached: Reached, length: int, failed: bool = False) -> str:
     """Rounds to a target. `failed`: no seed's run was finished, so that none can be said not to get there."""
-    return spread(reached.rounds) or ("failed" if failed else f"not in {length}")
+    digits = 1 if len(reached.rounds) > 1 else 0
+    return spread(reached.rounds, digits) or ("failed" if failed else f"not in {length}")
 
 
 def bytes_text(reached: Reached) -> str:
@@ -121,7 +122,7 @@ def bytes_text(reached: Reached) -> str:
     if not all(ways):
         return ""
     means = [statistics.mean(way) for way in ways]
-    digits = 0 if sum(means) >= 10 else 1 if sum(means) >= 1 else 2
+    digits = next((i for i, least in enumerate((10, 1, 0.05, 0.005)) if sum(means) >= least), 4)
     shown = [round(mean, digits) for mean in means]  # as shown, so that they add up
     return " + ".join(f"{mean:.{digits}f}" for mean in shown) + f" = {sum(shown):.{digits}f}"
 

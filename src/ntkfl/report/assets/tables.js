@@ -15,7 +15,7 @@ function bothWays(sent) {
   const there = sent.filter((ways) => ways?.every(finite));
   if (!there.length) return "—";
   const [up, down] = WAYS.map((_, way) => mean(there.map((ways) => ways[way])) / MIB);
-  const digits = up + down >= 10 ? 0 : up + down >= 1 ? 1 : 2;
+  const digits = [10, 1, 0.05, 0.005, 0].findIndex((least) => up + down >= least);
   const shown = [up, down].map((v) => Number(v.toFixed(digits)));
   return `${shown.map((v) => v.toFixed(digits)).join(" + ")} = ${(shown[0] + shown[1]).toFixed(digits)}`;
 }
