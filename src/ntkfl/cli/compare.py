@@ -125,13 +125,9 @@ def tables(comparison: Comparison, rows: Sequence[Row], width: int) -> list[tupl
     for title, chosen in parts:
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column("method", no_wrap=True, max_width=30)
-        # A header may be wrapped between words, a cell only where there is no room for all of them.
-        least = [max(map(len, [*headers[i].split(), *(cells[i] for cells in body)])) for i in chosen]
-        most = [max(own, len(headers[i])) for i, own in zip(chosen, least, strict=True)]
-        taken = min(30, max(len(cells[0]) for cells in body)) + len(least) + 3  # a blank after each, one at both edges
-        wide = most if taken + sum(most) <= width else least if taken + sum(least) <= width else [None] * len(least)
-        for i, own in zip(chosen, wide, strict=True):
-            table.add_column(headers[i], justify="right", width=own)
+        taken = min(30, max(len(cells[0]) for cells in body)) + len(chosen) + 3  # a blank after each, one at both edges
+        for i, wide in zip(chosen, _widths(headers, body, chosen, width - taken), strict=True):
+            table.add_column(headers[i], justify="right", width=wide)
         for cells in body:
             table.add_row(escape(cells[0]), *(cells[i] for i in chosen))
         tables.append((title, table))
@@ -142,6 +138,20 @@ def tables(comparison: Comparison, rows: Sequence[Row], width: int) -> list[tupl
     for text, cells in zip(setting_texts(comparison, rows), body, strict=True):
         settings.add_row(escape(cells[0]), escape(text), cells[-1])
     return [*tables, ("Settings, and seconds per round", settings)]
+
+
+def _widths(
+    headers: Sequence[str], body: Sequence[Sequence[str]], chosen: Sequence[int], room: int
+) -> Sequence[int | None]:
+    """Of each chosen column: a header may be wrapped between words, a cell only where there is no room for them all."""
+    widths = [max(map(len, [*headers[i].split(), *(cells[i] for cells in body)])) for i in chosen]
+    if sum(widths) > room:
+        return [None] * len(chosen)
+    for _ in range(room - sum(widths)):  # what is left goes to the narrowest whose header is still wrapped
+        short = [k for k, i in enumerate(chosen) if widths[k] < len(headers[i])]
+        if short:
+            widths[min(short, key=lambda k: widths[k])] += 1
+    return widths
 
 
 class Watcher:
