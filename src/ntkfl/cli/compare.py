@@ -125,7 +125,8 @@ def tables(comparison: Comparison, rows: Sequence[Row], width: int) -> list[tupl
     for title, chosen in parts:
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column("method", no_wrap=True, max_width=30)
-        taken = min(30, max(len(cells[0]) for cells in body)) + len(chosen) + 3  # a blank after each, one at both edges
+        label = min(30, max(len("method"), *(len(cells[0]) for cells in body)))
+        taken = label + 2 * len(chosen) + 3  # a blank after each column, one between two, one at both edges
         for i, wide in zip(chosen, _widths(headers, body, chosen, width - taken), strict=True):
             table.add_column(headers[i], justify="right", width=wide)
         for cells in body:
