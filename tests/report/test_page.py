@@ -243,3 +243,23 @@ def test_a_chart_of_one_value_is_a_line_of_text(runs: Path, tmp_path: Path, open
     page.evaluate("runs.values().next().value.series.steps[1] = 300; drawAll()")  # as a live page would
     assert page.is_visible("#steps svg")
     assert page.inner_text("#steps figcaption") == "steps t chosen"
+
+
+def test_a_failed_run_says_where(runs: Path, tmp_path: Path, open_page: Open) -> None:
+    """Of several seeds, the first one's reason; an error's lines stand on lines of their own."""
+    shutil.copytree(runs / "small", tmp_path / "small")
+    cells = json.loads((tmp_path / "small" / "plan.json").read_text())["cells"]
+    for cell in (cell for cell in cells if cell["label"] == "NTK-FL"):
+        folder = tmp_path / "small" / cell["folder"]
+        (folder / "history.jsonl").write_text("".join((folder / "history.jsonl").read_text().splitlines(True)[:1]))
+        folder.with_name(f"{folder.name}.error.txt").write_text(
+            "KeyError: 'v' (mine.py, line 6)\n  mine.py, line 6: v\n"
+        )
+    page = open_page(write_report([tmp_path / "small"], tmp_path / "page.html").as_uri(), width=390)
+    said = page.inner_text("tr[data-group=NTK-FL] .failed").splitlines()
+    assert [line.strip() for line in said] == [
+        "2 failed, 1 round",
+        "KeyError: 'v' (mine.py, line 6)",
+        "mine.py, line 6: v",
+    ]
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

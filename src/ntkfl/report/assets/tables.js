@@ -86,7 +86,9 @@ function conditions(cell, runs) {
   const texts = runs.length === 1 ? [[runs[0].condition, runs[0].text + (page.live ? quiet : "")]] : [...new Set(runs.map((r) => r.condition))].map((kind) => {
     const own = runs.filter((r) => r.condition === kind);
     const rounds = own.map((r) => r.of ?? r.rounds.length);
-    return [kind, `${own.length} ${kind}, ${Math.min(...rounds)}${Math.min(...rounds) < Math.max(...rounds) ? ` to ${Math.max(...rounds)}` : ""} rounds`];
+    const why = kind === "failed" ? `\n${own[0].text.replace(/^failed[^:]*: /, "")}` : "";
+    const [least, most] = [Math.min(...rounds), Math.max(...rounds)];
+    return [kind, `${own.length} ${kind}, ${least}${least < most ? ` to ${most}` : ""} round${most === 1 ? "" : "s"}${why}`];
   });
   const text = texts.map((t) => t[1]).join("\n");
   if (cell.textContent === text) return;
