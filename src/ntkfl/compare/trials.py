@@ -12,6 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
+import torch
+
 from ntkfl.atomic import write_atomically
 from ntkfl.compare.failures import error_of, note_of, write_error
 from ntkfl.data import Federated
@@ -139,6 +141,9 @@ def _work(cell: Cell, device: str | None) -> None:
         write_atomically(cell.folder.path / "failed.txt", str(error).encode())
     except Exception as error:  # of a user's own code, mostly: told with its place, and the other cells go on
         write_error(cell.folder.path, cell.config, device, error)
+    finally:
+        if device is not None and device.startswith("cuda"):
+            torch.cuda.empty_cache()  # other workers share the device, and the next run may need less
 
 
 def _data_options(config: RunConfig) -> dict[str, object]:
