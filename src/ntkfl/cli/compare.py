@@ -29,7 +29,7 @@ from ntkfl.progress import LOG_S, Pace, percent, plural, span
 def compare(
     config: Annotated[Path, typer.Argument(help="a TOML that lists methods, options, grids and seeds")],
     out: Annotated[Path | None, typer.Option(help="folder of runs and results (default runs/NAME)")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="runs at a time (default one a core)")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="runs at a time (default one per core)")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda")] = None,
 ) -> None:
     """Compare methods on equal terms.

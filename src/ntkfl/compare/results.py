@@ -36,7 +36,7 @@ class Reached:
 
 @dataclass(frozen=True)
 class Row:
-    """One method: curves are one list a seed."""
+    """One method: curves are one list per seed."""
 
     label: str
     setting: dict[str, Any]
@@ -59,7 +59,7 @@ class Row:
 
 
 def summarise(comparison: Comparison, label: str, setting: dict[str, Any], cells: Sequence[Cell]) -> Row:
-    """A method's cells, one a seed, as a row."""
+    """A method's cells, one per seed, as a row."""
     histories = [cell.history() for cell in cells]
     reported = [[float(r["test_accuracy"]) for r in h] for h in histories]
     last = [[float(r["last_accuracy"]) for r in h] for h in histories]
@@ -134,7 +134,7 @@ def accuracy_at(row: Row, round: int | None) -> str:
 
 
 def columns(comparison: Comparison, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """The table as text: headers, and a list of cells a method. The last round is always shown: by its number, or as
+    """The table as text: headers, and a list of cells per method. The last round is always shown: by its number, or as
     `last` where runs differ in length.
     """
     lengths = {len(curve) for row in rows for curve in row.finished(row.accuracy) if curve} or {0}
