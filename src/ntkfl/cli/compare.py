@@ -50,7 +50,8 @@ def compare(
 
     def planned(waiting: int) -> None:
         if waiting:
-            console.print(f"{waiting} runs to do; to see them go: ntkfl watch {folder}", soft_wrap=True)
+            left = "them" if waiting > 1 else "it"
+            console.print(f"{plural(waiting, 'run')} to do; to see {left} go: ntkfl watch {folder}", soft_wrap=True)
 
     again = f"ntkfl compare {config}{f' --out {out}' if out else ''}"
     hint = f"stopped; finished runs are kept, continue with: {again}"
