@@ -1,4 +1,6 @@
-"""Two pages of the documentation site, made from the schemas: options of every method, settings of a run."""
+"""Two pages of the documentation site, and tables of docs/runs.md, made from the schemas: options of every method,
+settings of a run, keys of a comparison.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import inspect
 from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -68,6 +70,11 @@ def run_settings() -> str:
     return "".join(parts)
 
 
+def schema_table(schema: type[Options], first: str) -> str:
+    """All keys of one table of a TOML; `first` heads their column."""
+    return _table(schema.model_fields.items(), first)
+
+
 def values(field: FieldInfo) -> str:
     """What an option may be: its type and its bounds."""
     annotation = field.annotation
@@ -82,13 +89,15 @@ def _kind(annotation: Any) -> str:
         return " or ".join(f"`{value}`" for value in get_args(annotation))
     if get_origin(annotation) is tuple:
         return f"list of {_kind(get_args(annotation)[0])}s"
-    if get_origin(annotation) is dict:
+    if get_origin(annotation) is Annotated:
+        return _kind(get_args(annotation)[0])
+    if get_origin(annotation) is dict or (isinstance(annotation, type) and issubclass(annotation, Options)):
         return "table"
     return _KINDS.get(annotation, "function")
 
 
-def _table(options: Iterable[tuple[str, FieldInfo]]) -> str:
-    head = "| option | values | default | meaning |\n| --- | --- | --- | --- |\n"
+def _table(options: Iterable[tuple[str, FieldInfo]], first: str = "option") -> str:
+    head = f"| {first} | values | default | meaning |\n| --- | --- | --- | --- |\n"
     return head + "".join(_row(name, field) for name, field in options)
 
 
@@ -108,6 +117,8 @@ def _partition(partition: type) -> str:
 
 
 def _default(field: FieldInfo) -> str:
+    if isinstance(field.json_schema_extra, dict) and "default" in field.json_schema_extra:
+        return str(field.json_schema_extra["default"])  # one that whoever reads the file fills in
     if field.is_required():
         return "required"
     return _shown(field.get_default(call_default_factory=True))
@@ -116,6 +127,8 @@ def _default(field: FieldInfo) -> str:
 def _shown(value: object) -> str:
     if value is None or value == {}:
         return "none"
+    if isinstance(value, Options):
+        return "its defaults"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     return f"`{list(value) if isinstance(value, tuple) else value}`"

@@ -1,4 +1,5 @@
-"""Tables of README.md and docs/, made from the files in results/: `make tables` writes them, a test finds them stale.
+"""Tables of README.md and docs/, made from the files in results/ and from schemas: `make tables` writes them, a test
+finds them stale.
 
 A table stands between two comments, `<!-- table: NAME -->` and `<!-- end -->`; what is between them is replaced.
 """
@@ -10,8 +11,17 @@ import re
 import statistics
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parent))  # the other programs of docs/, which belong to no package
+from ntkfl_experiments.paper import ITEMS
+from ntkfl_experiments.paper.item import Verdict
+from result_tables import bench, equal_terms, findings, networks, overlap, private, ratios, scaling, table, tree
+from site_options import schema_table
+
+from ntkfl.compare.spec import Comparison, Entry, Search
 
 ROOT = Path(__file__).parent.parent
 PAPER = ROOT / "results" / "paper"
@@ -19,7 +29,8 @@ ORDER = (
     "fig3", "fig4a", "fig4b", "fig4c", "fig5", "fig6", "table1", "fig7", "fig8", "fig9", "theorem1", "theorem2",
     "lemma1", "lemma2", "lemma3", "lemma4", "claims",
 )  # fmt: skip
-FILES = ("README.md", "docs/results.md")
+FILES = ("README.md", "docs/results.md", "docs/runs.md")
+DATASETS = {"fig4a": "FEMNIST", "fig4b": "MNIST", "fig4c": "Fashion-MNIST", "fig7": "CIFAR-10"}
 VERDICTS = {True: "holds", False: "**does not hold**", None: "cannot be judged"}
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -37,7 +48,7 @@ def headline() -> str:
         rows = json.loads((ROOT / "results" / file / "results.json").read_text())["rows"]
         row = next(row for row in rows if row["label"] == label)
         body.append([name, str(len(row["seeds"])), _rounds(row), *_mib(row), *_accuracies(row)])
-    return _table(["method", "seeds", "rounds to 85 %", "MiB up", "down", "sum", "% at round 5", "10", "20"], body)
+    return table(["method", "seeds", "rounds to 85 %", "MiB up", "down", "sum", "% at round 5", "10", "20"], body)
 
 
 def _mib(row: dict[str, Any]) -> list[str]:
@@ -59,9 +70,8 @@ def _accuracies(row: dict[str, Any]) -> list[str]:
 
 def table1() -> str:
     """The paper's Table 1 beside ours, bytes in both directions."""
-    table = _result("table1")["data"]["table"]
     body = []
-    for label, row in table.items():
+    for label, row in _result("table1")["data"]["table"].items():
         paper = row["paper"] or ["", ""]
         met = [r for r in row["rounds"] if r is not None]
         said = [
@@ -80,7 +90,7 @@ def table1() -> str:
             said[2:] = [rounds, said[3], f"{up:.0f}", f"{down:,.0f}", f"{up + down:,.0f}"]
         body.append(said)
     headers = ["to 85 %", "rounds, the paper", "rounds, here", "MB up, the paper", "MiB up, here", "down", "sum"]
-    return _table(headers, body)
+    return table(headers, body)
 
 
 def _broadcast(label: str) -> float:
@@ -90,30 +100,42 @@ def _broadcast(label: str) -> float:
 
 
 def paper() -> str:
-    """Every claim of the paper once, with what each item that measures it found, and the verdict."""
+    """Every claim of the paper once, what each item that measures it found in a few words, and the verdict."""
     lines = []
     for claim, found in claims().items():
-        said = [_said(f, name if len(found) > 1 else "") for name, f in found]
         items = ", ".join(f"[{name}](../results/paper/{name}/findings.md)" for name, _ in found)
-        verdict = VERDICTS[verdict_of([f["holds"] for _, f in found])]
-        lines.append([items, claim, found[0][1]["paper"], "; ".join(said), verdict])
-    return _table(["item", "claim", "the paper", "here", ""], lines)
+        here = "; ".join(f"{DATASETS[name]} {f.short}" if len(found) > 1 else f.short for name, f in found)
+        verdict = VERDICTS[verdict_of([f.holds for _, f in found])]
+        lines.append([claim, _quoted(found[0][1].paper), here, verdict, items])
+    return table(["claim", "the paper", "here", "verdict", "details"], lines)
+
+
+def _quoted(paper: str) -> str:
+    """The quotation alone, where the paper's words are quoted: its numbers are on the item's page."""
+    return paper.partition("”")[0] + "”" if paper.startswith("“") else paper
 
 
 def tally() -> str:
     """How many claims have which verdict."""
-    verdicts = [verdict_of([f["holds"] for _, f in found]) for found in claims().values()]
-    counts = [str(verdicts.count(kind)) for kind in (True, False, None)]
-    return _table(["claims of the paper", "hold", "do not hold", "cannot be judged"], [[str(len(verdicts)), *counts]])
+    counts = _counts()
+    return table(
+        ["claims of the paper", "hold", "do not hold", "cannot be judged"], [[str(sum(counts)), *map(str, counts)]]
+    )
 
 
-def claims() -> dict[str, list[tuple[str, dict[str, Any]]]]:
+def _counts() -> list[int]:
+    verdicts = [verdict_of([f.holds for _, f in found]) for found in claims().values()]
+    return [verdicts.count(kind) for kind in VERDICTS]
+
+
+@cache
+def claims() -> dict[str, list[tuple[str, Verdict]]]:
     """Claim by claim, (item, finding) of every item that measures it."""
-    found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    found: dict[str, list[tuple[str, Verdict]]] = {}
     for name in ORDER:
         if (PAPER / name / "result.json").exists():
-            for f in _result(name)["findings"]:
-                found.setdefault(f["claim"], []).append((name, f))
+            for verdict in ITEMS[name].judge(_result(name)["data"])[0]:
+                found.setdefault(verdict.claim, []).append((name, verdict))
     return found
 
 
@@ -122,10 +144,9 @@ def verdict_of(each: list[bool | None]) -> bool | None:
     return False if False in each else (None if None in each else True)
 
 
-def _said(finding: dict[str, Any], item: str) -> str:
-    """Of several items each is named."""
-    note = f" ({finding['note']})" if finding["note"] else ""
-    return f"{item}: {finding['ours']}{note}" if item else f"{finding['ours']}{note}"
+def _findings() -> str:
+    shorts = [f.short for _, f in claims()["NTK-FL reaches FedAvg's accuracy in an order of magnitude fewer rounds"]]
+    return findings(_counts(), [float(short.removesuffix("×")) for short in shorts if short.endswith("×")])
 
 
 def _result(name: str) -> dict[str, Any]:
@@ -133,12 +154,25 @@ def _result(name: str) -> dict[str, Any]:
     return found
 
 
-def _table(headers: list[str], body: list[list[str]]) -> str:
-    lines = [headers, ["---"] * len(headers), *body]
-    return "".join(f"| {' | '.join(cell.replace('|', '∣') for cell in line)} |\n" for line in lines)
-
-
-TABLES: dict[str, Callable[[], str]] = {"headline": headline, "table1": table1, "paper": paper, "tally": tally}
+TABLES: dict[str, Callable[[], str]] = {
+    "headline": headline,
+    "table1": table1,
+    "paper": paper,
+    "tally": tally,
+    "findings": _findings,
+    "ratios": ratios,
+    "baselines": lambda: equal_terms("baselines"),
+    "rivals": lambda: equal_terms("rivals"),
+    "private": private,
+    "networks": networks,
+    "overlap": overlap,
+    "bench": bench,
+    "scaling": scaling,
+    "tree": tree,
+    "comparison-file": lambda: schema_table(Comparison, "key"),
+    "comparison-search": lambda: schema_table(Search, "key of `[search]`"),
+    "comparison-methods": lambda: schema_table(Entry, "key of `[[methods]]`"),
+}
 
 
 def filled(text: str) -> str:

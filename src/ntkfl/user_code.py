@@ -31,6 +31,9 @@ def find_factory(name: str) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except (ImportError, ValueError, TypeError) as error:  # the latter of names such as ':x' and '.x:y'
         raise ConfigError(f"cannot import {module_name!r} for {name!r}: {error}") from None
+    except SyntaxError as error:
+        place = f"{error.filename}, line {error.lineno}"
+        raise ConfigError(f"cannot import {module_name!r} for {name!r}: {error.msg} ({place})") from None
     found = getattr(module, attribute, None)
     if not callable(found):
         near = difflib.get_close_matches(attribute, [own for own in vars(module) if not own.startswith("_")], n=1)

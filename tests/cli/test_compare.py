@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ntkfl.cli.compare import Watcher, tables
-from ntkfl.compare.results import Row
+from ntkfl.compare.results import Reached, Row
 from ntkfl.compare.spec import Comparison
 from ntkfl.compare.trials import Cell
 from ntkfl.federation.build import spelled_out
@@ -79,7 +79,7 @@ def test_runs_of_an_earlier_stage_stay_in_the_count(tmp_path: Path) -> None:
             [*cells("cells", 2)[:1], Cell("new", RunConfig(seed=5, method={"name": "fedavg"}), tmp_path / "cells")]
         )
     counts = [line.partition("(")[2].split(" runs")[0] for line in text.getvalue().splitlines()]
-    assert counts == ["2 of 2", "2 of 2", "4 of 4", "4 of 4", "5 of 6"]
+    assert counts == ["1 of 2", "2 of 2", "3 of 4", "4 of 4", "5 of 6"]
 
 
 def test_a_table_too_wide_for_the_terminal_loses_nothing(tmp_path: Path) -> None:
@@ -88,7 +88,9 @@ def test_a_table_too_wide_for_the_terminal_loses_nothing(tmp_path: Path) -> None
     entry = {"label": "a method with a long label", "method": {"name": "fedavg"}}
     comparison = Comparison(name="x", seeds=(0, 1), targets=(), show_rounds=shown, methods=(entry,))
     curves = [[0.8 + 0.01 * i + s for i in range(8)] for s in (0.0, 0.05)]
-    row = Row(entry["label"], {}, [0, 1], 8, curves, curves, [], [[1.0], [1.0]], [], [], ["", ""], [], [])
+    row = Row(
+        entry["label"], {"name": "fedavg"}, [0, 1], 8, curves, curves, [], [], [[1.0]] * 2, [], [], ["", ""], [], []
+    )
     text = io.StringIO()
     console = Console(file=text, width=80)
     (_, table), *_ = tables(comparison, [row], console.width)
@@ -97,3 +99,23 @@ def test_a_table_too_wide_for_the_terminal_loses_nothing(tmp_path: Path) -> None
     assert all(f"r{r}" in words for r in range(1, 9))
     assert all(f"{82.5 + i:.1f}" in words for i in range(8))
     assert words.count("3.5") == 8  # the spread of each
+
+
+def test_a_table_that_fits_is_not_cut_at_the_right() -> None:
+    """Two targets with bytes both ways, in 80 columns: headers are wrapped, cells are whole."""
+    entries = [{"label": "NTK-FL from sums", "method": {"name": "fedavg"}}]
+    comparison = Comparison(name="x", seeds=(0, 1), targets=(0.8, 0.9), methods=entries)
+    reached = [Reached(0.8, [2, 2], [0.32] * 2, [0.32] * 2), Reached(0.9, [3, 3], [1.2] * 2, [0.5] * 2)]
+    curves = [[0.5], [0.5]]
+    row = Row(
+        "NTK-FL from sums", {"name": "fedavg"}, [0, 1], 8, curves, curves, [], [], curves, reached, [], ["", ""], [], []
+    )
+    text = io.StringIO()
+    console = Console(file=text, width=80)
+    _, (_, table), _ = tables(comparison, [row], console.width)
+    console.print(table)
+    assert "0.32 + 0.32 = 0.64" in text.getvalue()
+    assert "1.2 + 0.5 = 1.7" in text.getvalue()
+    words = text.getvalue().split()
+    assert words.count("down") == 2
+    assert words.count("90%") == 2

@@ -11,8 +11,18 @@ from typing import Any
 
 import pytest
 
-from ntkfl.compare.results import Reached, Row, bytes_text, columns, reached_text, spread, summarise
-from ntkfl.compare.search import edges_of, score, search
+from ntkfl.compare.results import (
+    Reached,
+    Row,
+    bytes_text,
+    columns,
+    reached_text,
+    search_lines,
+    setting_texts,
+    spread,
+    summarise,
+)
+from ntkfl.compare.search import describe, edges_of, score, search
 from ntkfl.compare.spec import Comparison, Entry
 from ntkfl.compare.trials import Cell
 from ntkfl.errors import ConfigError
@@ -94,12 +104,21 @@ def test_end_to_end_and_cached(tmp_path: Path) -> None:
     lines = list(csv.DictReader((tmp_path / "out/results.csv").read_text().splitlines()))
     assert len(lines) == 2 * 2 + 2 * 4
     assert float(lines[0]["accuracy"]) == pytest.approx(ntk["accuracy"][0][0], rel=1e-5)
+    for way in ("uplink", "downlink"):  # cumulative, in the file as in the runs' own histories
+        histories = [RunFolder(tmp_path / "out" / c["folder"]).records() for c in plan_cells(tmp_path / "out")]
+        sent = sum(r[f"{way}_bytes"] for r in histories[0][:2]) / 2**20
+        assert float(lines[1][f"{way}_mib"]) == pytest.approx(sent, rel=1e-4)
 
     stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("history.jsonl")}
     again = ntkfl("compare", tmp_path / "small.toml", "--out", tmp_path / "out")
     assert again.returncode == 0, again.stderr
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("history.jsonl")} == stamps
     assert json.loads((tmp_path / "out/results.json").read_text())["rows"] == document["rows"]
+
+
+def plan_cells(folder: Path) -> list[dict[str, Any]]:
+    cells: list[dict[str, Any]] = json.loads((folder / "plan.json").read_text())["cells"]
+    return cells
 
 
 def test_a_diverging_setting_is_a_result(tmp_path: Path) -> None:
@@ -141,6 +160,42 @@ def test_search_follows_held_out_clients_and_extends_edges(tmp_path: Path) -> No
     assert chosen["NTK-FL"].options == {}
 
 
+def test_a_grid_grows_no_further_than_its_options_bounds(tmp_path: Path) -> None:
+    """The next value after 0.9 would be 1.6, which is no momentum: it stays at the edge, and that is said."""
+    entry = {"label": "m", "method": "fedavgm", "grid": {"momentum": [0.5, 0.9]}}
+    comparison = Comparison(name="a", methods=[entry], search={"hold_out": 3, "rounds": [1]})
+    chosen = search(comparison, comparison.methods, tmp_path / "s", FakeRuns(lambda m: m["momentum"]))  # type: ignore[arg-type]
+    assert chosen["m"].options == {"momentum": 0.9}
+    (line,) = search_lines(comparison, {"m": describe(chosen["m"], comparison.methods[0])})
+    assert line == (
+        "m: searched momentum in {0.5, 0.9} on 3 held-out clients; "
+        "chose momentum 0.9, at the edge of what was tried in momentum: a wider grid may have better"
+    )
+
+
+def test_a_perfect_score_is_kept(tmp_path: Path) -> None:
+    comparison = read(tmp_path, TOML.replace("extend = 1", "extend = 0"))
+    chosen = search(comparison, comparison.methods, tmp_path / "s", FakeRuns(lambda _: 1.0))  # type: ignore[arg-type]
+    assert describe(chosen["FedAvg"], comparison.methods[1])["held_out_score"] == 1.0
+
+
+def test_settings_in_which_methods_differ_are_shown_of_each() -> None:
+    """Averaging is on by default in some methods and off in others: nobody should have to know."""
+
+    def texts(*methods: dict[str, Any]) -> list[str]:
+        entries = [{"label": str(i), "method": method} for i, method in enumerate(methods)]
+        comparison = Comparison(name="a", methods=entries)
+        rows = [Row(str(i), m, [0], 3, [[]], [[]], [], [], [], [], [], [""], [], []) for i, m in enumerate(methods)]
+        return setting_texts(comparison, rows)
+
+    sums, averaging = texts({"name": "sum-ntk-fl"}, {"name": "fedavg", "lr": 0.1})
+    assert "average 0.9" in sums.split(", ")
+    assert {"average 0", "lr 0.1"} <= set(averaging.split(", "))
+    assert "lr" not in sums  # it means something else there
+    assert texts({"name": "fedavg"}, {"name": "fedavg", "average": 0.0}) == ["defaults", "average 0"]
+    assert texts({"name": "fedavg"}, {"name": "fedavg", "local_steps": 50}) == ["local_steps 20", "local_steps 50"]
+
+
 def test_scores_of_several_seeds_are_averaged(tmp_path: Path) -> None:
     """Of two settings, one is best with one seed, and the other with all three."""
     comparison = read(tmp_path, TOML.replace("extend = 1", "extend = 0\nseed = [10, 11, 12]"))
@@ -153,7 +208,7 @@ def test_scores_of_several_seeds_are_averaged(tmp_path: Path) -> None:
 
     chosen = search(comparison, comparison.methods, tmp_path / "s", run)  # type: ignore[arg-type]
     assert chosen["FedAvg"].options == {"lr": 0.3, "local_steps": 2}
-    assert chosen["FedAvg"].score == pytest.approx(1 + 0.48)
+    assert chosen["FedAvg"].score == pytest.approx(0.48)
 
 
 def test_halving_continues_only_the_best(tmp_path: Path) -> None:
@@ -226,7 +281,7 @@ def test_rounds_and_bytes_to_a_target(tmp_path: Path) -> None:
     assert row.reached[1].rounds == [None, None]
     assert row.reached_unaveraged[0].rounds == [None, None]
     assert row.seconds == [[0.5, 1.0, 1.5, 2.0]] * 2
-    assert reached_text(row.reached[0], 4) == "3 ± 1"
+    assert reached_text(row.reached[0], 4) == "3.0 ± 1.4"
     assert reached_text(row.reached[1], 4) == "not in 4"
     assert spread([3.0, None, 5.0]) == "4 ± 1 (2 of 3)"
     headers, (cells_,) = columns(comparison, [row])
@@ -244,7 +299,7 @@ def test_rounds_and_bytes_to_a_target(tmp_path: Path) -> None:
 )
 def test_the_last_round_is_always_shown(curves: list[list[float]], shown: dict[str, str], tmp_path: Path) -> None:
     comparison = read(tmp_path, TOML.replace("show_rounds = [1, 4]", "show_rounds = [1, 2, 25]"))
-    row = Row("x", {}, [0, 1], 3, curves, curves, [], [], [], [], ["", ""], [], [])
+    row = Row("x", {}, [0, 1], 3, curves, curves, [], [], [], [], [], [""] * len(curves), [], [])
     headers, (cells,) = columns(comparison, [row])
     accuracies = [header for header in headers if header.startswith("%")]
     assert dict(zip(accuracies, cells[1:], strict=False)) == shown
@@ -332,7 +387,9 @@ def test_a_method_can_be_given_by_its_name_alone() -> None:
 def test_small_bytes_add_up_as_they_are_shown() -> None:
     assert bytes_text(Reached(0.8, [3], [0.81], [0.31])) == "0.8 + 0.3 = 1.1"
     assert bytes_text(Reached(0.8, [3], [0.06], [0.03])) == "0.06 + 0.03 = 0.09"
+    assert bytes_text(Reached(0.8, [3], [0.007], [0.002])) == "0.007 + 0.002 = 0.009"
     assert bytes_text(Reached(0.8, [3], [48.2], [21.1])) == "48 + 21 = 69"
+    assert bytes_text(Reached(0.8, [3], [1.17], [0.46])) == "1.2 + 0.5 = 1.7"  # not 1.6, which is 1.63
 
 
 def test_settings_are_chosen_by_rounds_that_are_reported() -> None:

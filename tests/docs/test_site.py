@@ -155,3 +155,16 @@ def test_no_page_is_wider_than_a_phone(site: Path, chromium: Any) -> None:
         )
         assert overflowing == [], page.name
     assert wide == []
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("page", ["index", "methods", "options", "results", "runs"])
+def test_tables_fit_a_desktop(site: Path, chromium: Any, page: str) -> None:
+    window = chromium.new_page(viewport={"width": 1280, "height": 900})
+    window.goto(f"file://{site}/{page}.html")
+    window.wait_for_selector(".md-typeset__scrollwrap")
+    wide = window.evaluate(
+        """[...document.querySelectorAll('article table')].filter(e =>
+        e.scrollWidth > e.closest('.md-typeset__scrollwrap').clientWidth + 1).map(e => e.innerText.slice(0, 60))"""
+    )
+    assert wide == []

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import fields
+from pathlib import Path
+from typing import Annotated
 
 import pytest
 from pydantic import Field
 
+from ntkfl.compare.spec import Comparison, Entry, Search
 from ntkfl.data.partitions import PARTITIONS
 from ntkfl.errors import ConfigError
 from ntkfl.federation.config import Byzantine, DataConfig, ModelConfig, RunConfig
@@ -73,8 +76,28 @@ def test_values_of_each_kind() -> None:
         c: bool = True
         d: float = Field(0.5, gt=0, le=1)
 
+        e: Sample | None = None
+        f: tuple[Annotated[int, Field(ge=0)], ...] = ()
+
     said = {name: HOOK.values(field) for name, field in Sample.model_fields.items()}
-    assert said == {"a": "integer ≥ 1", "b": "list of numbers", "c": "true or false", "d": "number > 0 and ≤ 1"}
+    assert said == {
+        "a": "integer ≥ 1",
+        "b": "list of numbers",
+        "c": "true or false",
+        "d": "number > 0 and ≤ 1",
+        "e": "table",
+        "f": "list of integers",
+    }
+
+
+@pytest.mark.parametrize("schema", [Comparison, Search, Entry])
+def test_every_key_of_a_comparison_is_in_the_docs_and_explained(schema: type[Options]) -> None:
+    """What stands in docs/runs.md is held to the schema by test_tables.py; here, that it leaves nothing out."""
+    page = (Path(__file__).parents[2] / "docs/runs.md").read_text()
+    shown = {name: cells for table in rows("# x\n" + page).values() for name, cells in table.items()}
+    for name, field in schema.model_fields.items():
+        assert name in shown
+        assert field.description, f"{schema.__name__}.{name} has no description"
 
 
 def test_every_setting_of_a_run_and_every_partition_is_there() -> None:

@@ -56,7 +56,7 @@ def test_clients_of_ones_own_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert RunConfig.read(tmp_path / "run" / "config.toml", allow_code=True).data.dataset == config.data.dataset
     assert "alpha" not in (tmp_path / "run" / "config.toml").read_text()  # they come dealt
     (run,) = find([tmp_path / "run"])[0]
-    assert "code of its user's, which a report does not run" in insight(run)["clients_missing"]
+    assert "and a report runs none" in insight(run)["clients_missing"]
     for dataset, method, message in (
         ("own_config_clients:pair", "ntk-fl", "must give clients"),
         ("own_config_clients:nobody", "ntk-fl", "no function 'nobody'"),

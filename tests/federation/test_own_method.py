@@ -28,6 +28,7 @@ from tests.services.processes import Process
 
 ROOT = Path(__file__).parents[2]
 SIGNS, MOMENTUM = "own_method:SignSGD", "momentum:ServerMomentum"
+PRINTED = {"fedsgd": "FedSGD", "momentum": "ServerMomentum", "client_momentum": "ClientMomentum"}
 SMALL = {
     "rounds": 2, "clients_per_round": 3, "model": {"hidden": [8]},
     "data": {"dataset": "digits", "clients": 6, "alpha": 1.0},
@@ -36,14 +37,16 @@ SMALL = {
 
 @pytest.fixture(autouse=True)
 def _own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The example, and the method that docs/methods.md prints, where a user would have them: in the working folder."""
-    (printed,) = re.findall(r"```python\n(.*?class ServerMomentum.*?)```", (ROOT / "docs/methods.md").read_text(), re.S)
-    (tmp_path / "momentum.py").write_text(printed)
+    """The example, and the methods that docs/methods.md prints, where a user would have them: in the working folder."""
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/methods.md").read_text(), re.S | re.M)
+    for module, name in PRINTED.items():
+        (printed,) = (block for block in blocks if f"class {name}(" in block)
+        (tmp_path / f"{module}.py").write_text(printed)
     (tmp_path / "own_method.py").write_bytes((ROOT / "examples/own_method.py").read_bytes())
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     yield
-    for name in ("momentum", "own_method"):
+    for name in (*PRINTED, "own_method"):
         sys.modules.pop(name, None)
 
 
@@ -86,6 +89,88 @@ def test_what_is_no_method_is_refused_in_one_line(name: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why) as refused:
         build_method({"name": name})
     assert "\n" not in str(refused.value)
+
+
+WRONG = {
+    "NoYield": ("round", "return Outcome(state, None)", "`round` has no yield"),
+    "NoOutcome": ("round", "yield Message('weights', round, dict(state))", "must return an Outcome, not None"),
+    "NoWeights": ("round", "yield Message('weights', round, dict(state)); return Outcome({}, None)", "found none"),
+    "Shape": (
+        "round",
+        "yield Message('weights', round, dict(state)); return Outcome({'weights': state['weights'][:5]}, None)",
+        r"'weights' of shape \[310\], found \[5\]",
+    ),
+    "Few": ("answer", "return super().answer(task, message, clients)[:1]", "here 3, got a list of 1"),
+    "One": ("answer", "return super().answer(task, message, clients)[0]", "here 3, got Message"),
+    "Nothing": ("answer", "pass", "here 3, got NoneType"),
+    "Number": (
+        "answer",
+        "return [Message('update', 1, {'gradient': 1.0}) for _ in clients]",
+        "must be a tensor, not 1.0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_breaks_the_contract_is_said(name: str, tmp_path: Path) -> None:
+    """By the method's name, and never as an error deep in the library, or as clients lost without a word."""
+    hook, body, why = WRONG[name]
+    arguments = {"round": "self, task, state, round, cohort", "answer": "self, task, message, clients"}[hook]
+    source = "from ntkfl.methods import Outcome\nfrom ntkfl.wire import Message\nfrom fedsgd import FedSGD\n"
+    source += f"class {name}(FedSGD):\n    def {hook}({arguments}):\n        {body}\n"
+    (tmp_path / f"wrong_{name}.py").write_text(source)
+    fed = ntkfl.data.load("digits").partition(ntkfl.data.IID(clients=3), seed=0)
+    method = build_method({"name": f"wrong_{name}:{name}"})
+    with pytest.raises(ConfigError, match=why) as refused:
+        ntkfl.train(ntkfl.models.mlp(64, 4, 10), fed, method, rounds=1, callbacks=[])
+    assert f"wrong_{name}:{name}" in str(refused.value)
+
+
+def test_a_loss_may_be_a_tensor(tmp_path: Path) -> None:
+    source = "import torch\nfrom fedsgd import FedSGD\n\n\nclass Loss(FedSGD):\n    def round(self, *a):\n"
+    source += "        outcome = yield from super().round(*a)\n        outcome.train_loss = torch.tensor(0.5)\n"
+    (tmp_path / "tensor_loss.py").write_text(source + "        return outcome\n")
+    fed = ntkfl.data.load("digits").partition(ntkfl.data.IID(clients=3), seed=0)
+    how = {"rounds": 1, "callbacks": [], "out": tmp_path / "run"}
+    ntkfl.train(ntkfl.models.mlp(64, 4, 10), fed, build_method({"name": "tensor_loss:Loss"}), **how)
+    assert '"train_loss": 0.5' in (tmp_path / "run" / "history.jsonl").read_text()
+
+
+def test_a_syntax_error_is_said_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "cut_short.py").write_text("import torch\nclass Mine(:\n")
+    with pytest.raises(ConfigError, match=r"cannot import 'cut_short' .*invalid syntax \(.*cut_short.py, line 2\)"):
+        build_method({"name": "cut_short:Mine"})
+
+
+def trained(method: ntkfl.methods.Method) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights before and after one round of all of three clients, in float64."""
+    torch.manual_seed(0)
+    model = ntkfl.models.mlp(64, 4, 10).double()
+    fed = ntkfl.data.load("digits").partition(ntkfl.data.IID(clients=3), seed=0)
+    run = ntkfl.train(model, fed, method, rounds=1, clients_per_round=3)
+    ends = (torch.nn.utils.parameters_to_vector(m.parameters()).detach() for m in (model, run.model))
+    return next(ends), next(ends)
+
+
+def test_the_smallest_method_is_the_equation_printed_above_it() -> None:
+    """w − lr · (the clients' mean gradient): FedAvg's round where clients take one step on all they have."""
+    w, own = trained(build_method({"name": "fedsgd:FedSGD", "lr": 0.3}))
+    averaged = FedAvg(lr=0.3, local_steps=1, batch_size=10_000, robust="mean")
+    torch.testing.assert_close(own, trained(averaged)[1], rtol=1e-9, atol=1e-12)
+    assert (own - w).norm() > 1e-3
+
+
+def test_client_momentum_is_the_equation_printed_above_it() -> None:
+    """Without momentum FedAvg; with β, two steps by hand end at w − η g(w) − η (β g(w) + g(w − η g(w)))."""
+    how = {"lr": 0.1, "batch_size": 10_000, "robust": "mean"}
+    plain = trained(build_method({"name": "client_momentum:ClientMomentum", "momentum": 0, "local_steps": 3, **how}))
+    torch.testing.assert_close(plain[1], trained(FedAvg(local_steps=3, **how))[1], rtol=1e-9, atol=1e-12)
+    w, one = trained(FedAvg(local_steps=1, **how))
+    two = trained(FedAvg(local_steps=2, **how))[1]
+    own = trained(build_method({"name": "client_momentum:ClientMomentum", "momentum": 0.5, "local_steps": 2, **how}))
+    torch.testing.assert_close(
+        own[1], two + 0.5 * (one - w), rtol=1e-9, atol=1e-12
+    )  # η β g(w), averaged, is β (w − w₁)
 
 
 def test_server_momentum_is_the_equation_printed_above_it() -> None:

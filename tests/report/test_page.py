@@ -36,7 +36,7 @@ def test_curves_have_a_point_a_round(report: str, open_page: Open) -> None:
     page = open_page(report)
     for figure in ("by-round", "by-bytes", "by-seconds"):
         assert sorted(points(page, figure).values()) == [2, 3, 4, 5]
-    assert list(points(page, "steps").values()) == [3]  # NTK-FL alone chooses t
+    assert page.inner_text("#steps") == "steps t chosen: 400 at every point"  # of NTK-FL alone, and always the same
     assert list(points(page, "products").values()) == [3]
     assert list(points(page, "error").values()) == [3]
     assert page.locator("#by-round .band").count() == 2  # two of the four have seeds to spread over
@@ -129,8 +129,9 @@ def test_conditions_files_spectrum_and_audit(report: str, open_page: Open, runs:
     assert rows.count() == 2 + 3 + 4 + 5
 
 
-def test_what_was_rejected(report: str, open_page: Open, runs: Path, tmp_path: Path, shoot: Shoot) -> None:
-    assert open_page(report).is_hidden("#rejections")  # nothing was
+def test_what_was_rejected(open_page: Open, runs: Path, tmp_path: Path, shoot: Shoot) -> None:
+    alone = write_report([runs / "whole"], tmp_path / "alone.html").as_uri()
+    assert open_page(alone).is_hidden("#rejections")  # nothing was
     for name in ("whole", "attacked"):
         shutil.copytree(runs / "whole", tmp_path / name)
     history = tmp_path / "attacked" / "history.jsonl"
@@ -211,3 +212,54 @@ def test_the_page_holds_everything_it_needs(report: str) -> None:
     text = Path(report.removeprefix("file://")).read_text()
     assert not re.search(r"""(src|href)=["'](https?:)?//|@import|url\(""", text)
     assert "default-src 'none'" in text
+
+
+def test_bytes_are_told_both_ways_and_their_sum(report: str, open_page: Open, runs: Path) -> None:
+    page = open_page(report)
+    history = [json.loads(line) for line in (runs / "whole" / "history.jsonl").read_text().splitlines()]
+    sent = [sum(record[way] for record in history) / 2**20 for way in ("uplink_bytes", "downlink_bytes")]
+    row = page.locator("#run-table tr", has_text="whole")
+    up, down, both = map(float, re.findall(r"[\d.]+", row.locator("td").nth(5).inner_text()))
+    assert (up, down) == tuple(round(way, 2) for way in sent)
+    assert both == pytest.approx(up + down)
+    first = history[0]
+    page.fill("#target", "1")
+    page.press("#target", "Enter")
+    until = [float(text) for text in re.findall(r"[\d.]+", row.locator("td").nth(4).inner_text())]
+    assert until[:2] == [round(first[way] / 2**20, 3) for way in ("uplink_bytes", "downlink_bytes")]
+    assert until[2] == pytest.approx(until[0] + until[1])
+    assert "MiB up and down" in (page.text_content("#by-bytes svg") or "")
+
+
+def test_a_chart_of_one_value_is_a_line_of_text(runs: Path, tmp_path: Path, open_page: Open) -> None:
+    shutil.copytree(runs / "whole", tmp_path / "same")
+    history = tmp_path / "same" / "history.jsonl"
+    records = [json.loads(line) | {"steps": 400} for line in history.read_text().splitlines()]
+    history.write_text("".join(json.dumps(record) + "\n" for record in records))
+    page = open_page(write_report([tmp_path / "same"], tmp_path / "page.html").as_uri())
+    assert page.inner_text("#steps") == "steps t chosen: 400 at every point"
+    assert page.is_hidden("#steps svg")
+    assert page.is_visible("#by-round svg")
+    page.evaluate("runs.values().next().value.series.steps[1] = 300; drawAll()")  # as a live page would
+    assert page.is_visible("#steps svg")
+    assert page.inner_text("#steps figcaption") == "steps t chosen"
+
+
+def test_a_failed_run_says_where(runs: Path, tmp_path: Path, open_page: Open) -> None:
+    """Of several seeds, the first one's reason; an error's lines stand on lines of their own."""
+    shutil.copytree(runs / "small", tmp_path / "small")
+    cells = json.loads((tmp_path / "small" / "plan.json").read_text())["cells"]
+    for cell in (cell for cell in cells if cell["label"] == "NTK-FL"):
+        folder = tmp_path / "small" / cell["folder"]
+        (folder / "history.jsonl").write_text("".join((folder / "history.jsonl").read_text().splitlines(True)[:1]))
+        folder.with_name(f"{folder.name}.error.txt").write_text(
+            "KeyError: 'v' (mine.py, line 6)\n  mine.py, line 6: v\n"
+        )
+    page = open_page(write_report([tmp_path / "small"], tmp_path / "page.html").as_uri(), width=390)
+    said = page.inner_text("tr[data-group=NTK-FL] .failed").splitlines()
+    assert [line.strip() for line in said] == [
+        "2 failed, 1 round",
+        "KeyError: 'v' (mine.py, line 6)",
+        "mine.py, line 6: v",
+    ]
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -218,7 +218,7 @@ def test_a_run_made_in_python_keeps_its_classes_and_spectra(tmp_path: Path, monk
 def test_what_cannot_be_rebuilt_is_skipped_by_name(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = (runs / "whole" / "config.toml").read_text()
     cases = {
-        "mine": (re.sub(r'name = "mlp"(.|\n)*?\n\[', 'name = "os:system"\n[', config), "code of its user's"),
+        "mine": (re.sub(r'name = "mlp"(.|\n)*?\n\[', 'name = "os:system"\n[', config), "and a report runs none"),
         "gone": (config.replace('"digits"', '"femnist"'), "femnist is not on this machine"),
         "elsewhere": (config.replace("simulation = true", "simulation = false"), "clients' own"),
     }

@@ -14,10 +14,11 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from ntkfl.cli.stopping import stoppable
-from ntkfl.compare.results import Row, columns, search_lines, setting_text, write
+from ntkfl.compare.results import Row, columns, search_lines, setting_texts, write
 from ntkfl.compare.run import carry_out
 from ntkfl.compare.spec import Comparison
 from ntkfl.compare.trials import Cell, Workers
@@ -28,12 +29,13 @@ from ntkfl.progress import LOG_S, Pace, percent, plural, span
 def compare(
     config: Annotated[Path, typer.Argument(help="a TOML that lists methods, options, grids and seeds")],
     out: Annotated[Path | None, typer.Option(help="folder of runs and results (default runs/NAME)")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="runs at a time (default one a core)")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="runs at a time (default one per core)")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda")] = None,
 ) -> None:
     """Compare methods on equal terms.
 
     Finished runs are kept and never repeated; an interrupted comparison continues when called again.
+    A run that ends in an error leaves the others alone: the summary says where, and the exit code is 1.
 
     Example: ntkfl compare configs/quickstart.toml
     """
@@ -48,7 +50,8 @@ def compare(
 
     def planned(waiting: int) -> None:
         if waiting:
-            console.print(f"{waiting} runs to do; to see them go: ntkfl watch {folder}", soft_wrap=True)
+            left = "them" if waiting > 1 else "it"
+            console.print(f"{plural(waiting, 'run')} to do; to see {left} go: ntkfl watch {folder}", soft_wrap=True)
 
     again = f"ntkfl compare {config}{f' --out {out}' if out else ''}"
     hint = f"stopped; finished runs are kept, continue with: {again}"
@@ -58,6 +61,10 @@ def compare(
     from ntkfl.report.curves import plot_curves  # plotting is slow to import, and workers need none of it
     from ntkfl.report.page import write_report
 
+    if not any(any(row.accuracy) for row in rows):
+        console.print("no run finished a round", soft_wrap=True)
+        _tell_failures(console, pool.broken)
+        raise typer.Exit(1)
     write(folder, comparison, rows, searches, shlex.join(["ntkfl", *sys.argv[1:]]))
     drawn = [row for row in rows if comparison.figure is None or row.label in comparison.figure]
     figure = plot_curves(drawn, _title(comparison), comparison.targets, folder / "curves.png")
@@ -69,14 +76,29 @@ def compare(
         typer.echo("\n".join(lines).strip("\n"))
     typer.echo()
     for line in search_lines(comparison, searches):
-        console.print(line)
+        console.print(line, markup=False)
+    told = {(cell.label, cell.config.seed) for cell in pool.broken}
     for row in rows:
         for seed, why in zip(row.seeds, row.failed, strict=True):
-            if why:
-                console.print(f"{row.label}, seed {seed}: {why}", soft_wrap=True)
+            if why and (row.label, seed) not in told:
+                console.print(f"{row.label}, seed {seed}: {why}", soft_wrap=True, markup=False)
     console.print(f"{time.perf_counter() - began:.0f} s in all", soft_wrap=True)
     console.print(f"curves:  {figure}\nresults: {folder / 'results.json'}, {folder / 'results.csv'}", soft_wrap=True)
     console.print(f"report:  {write_report([folder], folder / 'report.html')}  (open it in a browser)", soft_wrap=True)
+    if pool.broken:
+        _tell_failures(console, pool.broken)
+        raise typer.Exit(1)
+
+
+def _tell_failures(console: Console, cells: Sequence[Cell]) -> None:
+    """Every run that ended in an error; those with the same one together, of which the first says where and how."""
+    console.print(f"\n[red]{plural(len(cells), 'run')} failed[/red]; called again, the comparison tries them again")
+    alike: dict[str, list[Cell]] = {}
+    for cell in cells:
+        alike.setdefault(cell.failed, []).append(cell)
+    for own in alike.values():
+        names = "; ".join(f"{cell.label}, seed {cell.config.seed}" for cell in own)
+        console.print(f"✗ {names}:\n  {own[0].error}", soft_wrap=True, markup=False)
 
 
 def _title(comparison: Comparison) -> str:
@@ -86,8 +108,8 @@ def _title(comparison: Comparison) -> str:
     most = "" if "clients_per_round" in comparison.model_fields_set else "up to "
     cohort = f"{most}{comparison.clients_per_round}"
     if data.own:
-        return f"{data.dataset}, {cohort} clients a round, {seeds}"
-    return f"{data.dataset}, {data.clients} clients ({split}), {cohort} a round, {seeds}"
+        return f"{data.dataset}, {cohort} clients per round, {seeds}"
+    return f"{data.dataset}, {data.clients} clients ({split}), {cohort} per round, {seeds}"
 
 
 def tables(comparison: Comparison, rows: Sequence[Row], width: int) -> list[tuple[str, Table]]:
@@ -104,21 +126,34 @@ def tables(comparison: Comparison, rows: Sequence[Row], width: int) -> list[tupl
     for title, chosen in parts:
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column("method", no_wrap=True, max_width=30)
-        least = [max(len(cells[i]) for cells in body) for i in chosen]
-        label = min(30, max(len(cells[0]) for cells in body))
-        fits = label + sum(least) + len(least) + 3 <= width  # a blank after each column, and one at both edges
-        for i, own in zip(chosen, least, strict=True):
-            table.add_column(headers[i], justify="right", min_width=own if fits else None)
+        label = min(30, max(len("method"), *(len(cells[0]) for cells in body)))
+        taken = label + 2 * len(chosen) + 3  # a blank after each column, one between two, one at both edges
+        for i, wide in zip(chosen, _widths(headers, body, chosen, width - taken), strict=True):
+            table.add_column(headers[i], justify="right", width=wide)
         for cells in body:
-            table.add_row(cells[0], *(cells[i] for i in chosen))
+            table.add_row(escape(cells[0]), *(cells[i] for i in chosen))
         tables.append((title, table))
     settings = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     settings.add_column("method", no_wrap=True, max_width=30)
     settings.add_column("options", overflow="fold")
     settings.add_column("seconds", justify="right")
-    for row, cells in zip(rows, body, strict=True):
-        settings.add_row(row.label, setting_text(row), cells[-1])
-    return [*tables, ("Settings, and seconds a round", settings)]
+    for text, cells in zip(setting_texts(comparison, rows), body, strict=True):
+        settings.add_row(escape(cells[0]), escape(text), cells[-1])
+    return [*tables, ("Settings, and seconds per round", settings)]
+
+
+def _widths(
+    headers: Sequence[str], body: Sequence[Sequence[str]], chosen: Sequence[int], room: int
+) -> Sequence[int | None]:
+    """Of each chosen column: a header may be wrapped between words, a cell only where there is no room for them all."""
+    widths = [max(map(len, [*headers[i].split(), *(cells[i] for cells in body)])) for i in chosen]
+    if sum(widths) > room:
+        return [None] * len(chosen)
+    for _ in range(room - sum(widths)):  # what is left goes to the narrowest whose header is still wrapped
+        short = [k for k, i in enumerate(chosen) if widths[k] < len(headers[i])]
+        if short:
+            widths[min(short, key=lambda k: widths[k])] += 1
+    return widths
 
 
 class Watcher:
@@ -147,23 +182,26 @@ class Watcher:
     def watch(self, cells: Sequence[Cell]) -> None:
         unique = {cell.key: cell for cell in cells}
         histories = {key: cell.history() for key, cell in unique.items()}
-        planned = {key: len(histories[key]) if cell.finished else cell.config.rounds for key, cell in unique.items()}
+        ended = {key: cell for key, cell in unique.items() if cell.finished or cell.failed}
+        planned = {key: len(histories[key]) if key in ended else cell.config.rounds for key, cell in unique.items()}
         left = self._left(planned, histories)
-        ended = {key: cell for key, cell in unique.items() if cell.finished}
         # A search goes on with the same run, for longer. Earlier stages count too: their lines stand above.
         fresh = [cell for cell in ended.values() if (cell.folder.path, cell.config.rounds) not in self.announced]
         self.announced |= {(cell.folder.path, cell.config.rounds) for cell in fresh}
         told, waiting = len(self.announced), len(unique) - len(ended)
-        how_far = f"{told} of {told + waiting} runs finished{left and f', {left}'}"
-        for cell in fresh:
-            self._print(_line(cell) + ("" if self.live else f"  ({how_far})"))
+
+        def how_far(lines: int) -> str:
+            return f"{lines} of {told + waiting} runs finished{left and f', {left}'}"
+
+        for number, cell in enumerate(fresh, start=told - len(fresh) + 1):  # as many as there are lines by then
+            self._print(_line(cell) + ("" if self.live else f"  ({how_far(number)})"))
         going = [(cell, histories[key]) for key, cell in unique.items() if histories[key] and key not in ended]
         if self.live:
-            table = Table(box=None, title=how_far, title_justify="left")
+            table = Table(box=None, title=how_far(told), title_justify="left")
             for cell, history in going:
                 bar = "━" * round(24 * len(history) / cell.config.rounds)
                 table.add_row(
-                    cell.label,
+                    escape(cell.label),
                     f"seed {cell.config.seed}",
                     f"[cyan]{bar:<24}",
                     f"{len(history)}/{cell.config.rounds}",
@@ -171,11 +209,11 @@ class Watcher:
                 )
             self.live.update(table)
         elif waiting and self.clock() - self.said > LOG_S:
-            self._print(f"{sum(map(len, histories.values()))} of {sum(planned.values())} rounds  ({how_far})")
+            self._print(f"{sum(map(len, histories.values()))} of {sum(planned.values())} rounds  ({how_far(told)})")
 
     def _print(self, line: str) -> None:
         self.said = self.clock()
-        self.console.print(line, soft_wrap=True)
+        self.console.print(line, soft_wrap=True, markup=False)
 
     def _left(self, planned: Mapping[str, int], histories: Mapping[str, Sequence[Record]]) -> str:
         """The time left of a stage, from the rounds played since it began."""

@@ -76,7 +76,7 @@ def read_plan(folder: Path) -> Plan | None:
 
 
 def planned_cells(comparison: Comparison, chosen: dict[str, Chosen], root: Path) -> dict[str, list[Cell]]:
-    """Every entry's runs with the options its search chose, one a seed."""
+    """Every entry's runs with the options its search chose, one per seed."""
     return {
         entry.label: [
             Cell(entry.label, comparison.run(entry, seed, chosen[entry.label].options), root)

@@ -16,8 +16,11 @@ from typing import Any
 import torch
 
 from ntkfl.atomic import write_atomically
-from ntkfl.compare.spec import Comparison
+from ntkfl.compare.spec import Comparison, Entry
 from ntkfl.compare.trials import Cell
+from ntkfl.federation.build import build_method
+from ntkfl.methods import Method
+from ntkfl.progress import plural
 from ntkfl.version import __version__
 
 
@@ -33,7 +36,7 @@ class Reached:
 
 @dataclass(frozen=True)
 class Row:
-    """One method: curves are one list a seed."""
+    """One method: curves are one list per seed."""
 
     label: str
     setting: dict[str, Any]
@@ -42,6 +45,7 @@ class Row:
     accuracy: list[list[float]]  # of the weights the run reports
     last_accuracy: list[list[float]]  # of each round's own weights, without averaging
     uplink_mib: list[list[float]]  # cumulative
+    downlink_mib: list[list[float]]  # cumulative
     seconds: list[list[float]]  # cumulative
     reached: list[Reached]
     reached_unaveraged: list[Reached]
@@ -49,9 +53,13 @@ class Row:
     devices: list[str]  # where the seconds were measured
     steps: list[list[float | None]]  # t that NTK-FL chose
 
+    def finished(self, curves: list[list[float]]) -> list[list[float]]:
+        """Of these curves those of seeds whose run did not fail."""
+        return [curve for curve, why in zip(curves, self.failed, strict=True) if not why]
+
 
 def summarise(comparison: Comparison, label: str, setting: dict[str, Any], cells: Sequence[Cell]) -> Row:
-    """A method's cells, one a seed, as a row."""
+    """A method's cells, one per seed, as a row."""
     histories = [cell.history() for cell in cells]
     reported = [[float(r["test_accuracy"]) for r in h] for h in histories]
     last = [[float(r["last_accuracy"]) for r in h] for h in histories]
@@ -67,6 +75,7 @@ def summarise(comparison: Comparison, label: str, setting: dict[str, Any], cells
         reported,
         last,
         uplink,
+        downlink,
         [_cumulative([t["seconds"] for t in seconds]) for seconds in times],
         [_reached(t, reported, uplink, downlink) for t in comparison.targets],
         [_reached(t, last, uplink, downlink) for t in comparison.targets],
@@ -101,8 +110,10 @@ def spread(values: Sequence[float | None], digits: int = 0) -> str:
     return text if len(there) == len(values) else f"{text} ({len(there)} of {len(values)})"
 
 
-def reached_text(reached: Reached, length: int) -> str:
-    return spread(reached.rounds) or f"not in {length}"
+def reached_text(reached: Reached, length: int, failed: bool = False) -> str:
+    """Rounds to a target. `failed`: no seed's run was finished, so that none can be said not to get there."""
+    digits = 1 if len(reached.rounds) > 1 else 0
+    return spread(reached.rounds, digits) or ("failed" if failed else f"not in {length}")
 
 
 def bytes_text(reached: Reached) -> str:
@@ -111,8 +122,9 @@ def bytes_text(reached: Reached) -> str:
     if not all(ways):
         return ""
     means = [statistics.mean(way) for way in ways]
-    digits = 0 if sum(means) >= 10 else 1 if sum(means) >= 1 else 2
-    return " + ".join(f"{mean:.{digits}f}" for mean in means) + f" = {sum(means):.{digits}f}"
+    digits = next((i for i, least in enumerate((10, 1, 0.05, 0.005)) if sum(means) >= least), 4)
+    shown = [round(mean, digits) for mean in means]  # as shown, so that they add up
+    return " + ".join(f"{mean:.{digits}f}" for mean in shown) + f" = {sum(shown):.{digits}f}"
 
 
 def accuracy_at(row: Row, round: int | None) -> str:
@@ -122,10 +134,10 @@ def accuracy_at(row: Row, round: int | None) -> str:
 
 
 def columns(comparison: Comparison, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """The table as text: headers, and a list of cells a method. The last round is always shown: by its number, or as
+    """The table as text: headers, and a list of cells per method. The last round is always shown: by its number, or as
     `last` where runs differ in length.
     """
-    lengths = {len(curve) for row in rows for curve in row.accuracy if curve} or {0}
+    lengths = {len(curve) for row in rows for curve in row.finished(row.accuracy) if curve} or {0}
     shown: dict[str, int | None] = {f"% r{r}": r for r in comparison.show_rounds if r <= max(lengths)}
     shown |= {f"% r{max(lengths)}": max(lengths)} if len(lengths) == 1 else {"% last": None}
     headers = ["method", *shown]
@@ -136,17 +148,53 @@ def columns(comparison: Comparison, rows: Sequence[Row]) -> tuple[list[str], lis
     for row in rows:
         cells = [row.label, *(accuracy_at(row, r) for r in shown.values())]
         for reached in row.reached:
-            cells += [reached_text(reached, row.length), bytes_text(reached)]
+            cells += [reached_text(reached, row.length, all(row.failed)), bytes_text(reached)]
         # The median: a worker's first round also pays for its start.
         each = [statistics.median(b - a for a, b in pairwise([0.0, *s])) for s in row.seconds if s]
         body.append([*cells, f"{statistics.mean(each):.2f}" if each else ""])
     return headers, body
 
 
-def setting_text(row: Row) -> str:
-    """The options a row's runs had, in words."""
-    options = ", ".join(f"{name} {_short(value)}" for name, value in row.setting.items() if name != "name")
-    return options or "defaults"
+def setting_texts(comparison: Comparison, rows: Sequence[Row]) -> list[str]:
+    """The settings of each row's runs, in words: what was given or chosen, and whatever rows differ in by default."""
+    methods = [build_method(row.setting) for row in rows]
+    # An option of all rows' methods; where classes declare it apart, it is another option of that name.
+    shared = (
+        name
+        for name in type(methods[0]).model_fields
+        if all(name in type(method).model_fields for method in methods)
+        and len({_declaring(type(method), name) for method in methods}) == 1
+    )
+    differing = [name for name in shared if _differ(methods, name)]
+    entries = {entry.label: entry for entry in comparison.methods}
+    texts = []
+    for row, method in zip(rows, methods, strict=True):
+        shown = {name: value for name, value in row.setting.items() if name != "name"}
+        shown |= {name: getattr(method, name) for name in differing}
+        words = [f"{name} {_short(value)}" for name, value in shown.items()]
+        texts.append(", ".join([*words, *_aside(entries[row.label])]) or "defaults")
+    return texts
+
+
+def _aside(entry: Entry) -> list[str]:
+    """What an entry has otherwise than the comparison, beside the options of its method."""
+    words = []
+    if entry.clients_per_round is not None:
+        words.append(f"{entry.clients_per_round} clients per round")
+    if entry.model is not None:
+        words.append(f"network {entry.model.name}")
+    if entry.byzantine is not None:
+        words.append(f"{entry.byzantine.fraction:.0%} of clients Byzantine: {entry.byzantine.kind}")
+    return words
+
+
+def _declaring(method: type[Method], name: str) -> type:
+    """The class that brought an option in, whatever default its children gave it."""
+    return next(base for base in reversed(method.__mro__) if name in getattr(base, "model_fields", {}))
+
+
+def _differ(methods: Sequence[Method], name: str) -> bool:
+    return any(getattr(method, name) != getattr(methods[0], name) for method in methods)
 
 
 def _short(value: Any) -> str:
@@ -164,18 +212,22 @@ def search_lines(comparison: Comparison, searches: Mapping[str, Mapping[str, Any
         tried = "; ".join(
             f"{name} in {{{', '.join(f'{v:g}' for v in values)}}}" for name, values in found["searched"].items()
         )
-        choice = ", ".join(f"{name} {value:g}" for name, value in found["chosen"].items())
-        edge = f", still at the edge in {', '.join(found['still_at_edge'])}" if found["still_at_edge"] else ""
+        choice = "chose " + ", ".join(f"{name} {value:g}" for name, value in found["chosen"].items())
+        if found["still_at_edge"]:
+            names = " and ".join(found["still_at_edge"])
+            choice += f", at the edge of what was tried in {names}: a wider grid may have better"
+        if found["held_out_score"] == 0:
+            choice = "every run of it failed, so nothing was chosen"
         lines.append(
-            f"{label}: searched {tried} on {comparison.search.hold_out} held-out clients; chose {choice}{edge}"
+            f"{label}: searched {tried} on {plural(comparison.search.hold_out or 0, 'held-out client')}; {choice}"
         )
     return lines
 
 
 def markdown(comparison: Comparison, rows: Sequence[Row], searches: Mapping[str, Mapping[str, Any]]) -> str:
     headers, body = columns(comparison, rows)
-    for row, cells in zip(rows, body, strict=True):
-        cells.append(setting_text(row))
+    for text, cells in zip(setting_texts(comparison, rows), body, strict=True):
+        cells.append(text)
     lines = [[*headers, "setting"], ["---"] * (len(headers) + 1), *body]
     table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
     return table + "".join(f"\n- {line}" for line in search_lines(comparison, searches)) + "\n"
@@ -197,10 +249,10 @@ def write(
     }
     lines = io.StringIO(newline="")
     writer = csv.writer(lines)
-    writer.writerow(["method", "seed", "round", "accuracy", "accuracy_unaveraged", "uplink_mib", "seconds"])
+    names = ("accuracy", "last_accuracy", "uplink_mib", "downlink_mib", "seconds")
+    writer.writerow(["method", "seed", "round", "accuracy", "accuracy_unaveraged", *names[2:]])
     for row in rows:
-        curves = zip(row.seeds, row.accuracy, row.last_accuracy, row.uplink_mib, row.seconds, strict=True)
-        for seed, *series in curves:
+        for seed, *series in zip(row.seeds, *(getattr(row, name) for name in names), strict=True):
             for i, values in enumerate(zip(*series, strict=True)):
                 writer.writerow([row.label, seed, i + 1, *(f"{v:.5g}" for v in values)])
     write_atomically(folder / "results.json", (json.dumps(document) + "\n").encode())

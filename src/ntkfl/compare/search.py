@@ -11,15 +11,21 @@ from typing import Any
 
 from ntkfl.compare.spec import Comparison, Entry, whole
 from ntkfl.compare.trials import Cell
+from ntkfl.errors import ConfigError
+from ntkfl.federation.build import build_method
 from ntkfl.federation.run_folder import Record
 
 Setting = tuple[tuple[str, float], ...]  # searched options in the grid's order
 Runner = Callable[[Sequence[Cell]], None]
+Scores = dict[Setting, tuple[int, float]]  # the last rung a setting reached, and its score there
 
 
 @dataclass
 class Chosen:
-    """What a search ended with: the options, their score, and every value that was tried."""
+    """What a search ended with: the options, their score, and every value that was tried.
+
+    The score is the accuracy on held-out clients; 0 where every run failed, so that nothing was chosen by it.
+    """
 
     options: dict[str, float]
     score: float | None = None
@@ -32,7 +38,7 @@ def search(comparison: Comparison, entries: Sequence[Entry], root: Path, run: Ru
     chosen = {entry.label: Chosen({}) for entry in entries}
     open_entries = {entry.label: entry for entry in entries if entry.grid}
     grids = {label: {k: sorted(v) for k, v in entry.grid.items()} for label, entry in open_entries.items()}
-    scores: dict[str, dict[Setting, float]] = {label: {} for label in open_entries}
+    scores: dict[str, Scores] = {label: {} for label in open_entries}
     for extension in range(comparison.search.extend + 1):
         fresh = {label: [s for s in _settings(grids[label]) if s not in scores[label]] for label in open_entries}
         _halve(comparison, open_entries, fresh, scores, root, run)
@@ -40,10 +46,13 @@ def search(comparison: Comparison, entries: Sequence[Entry], root: Path, run: Ru
         for label, entry in open_entries.items():
             best = max(scores[label], key=lambda s: scores[label][s])
             edges = edges_of(dict(best), grids[label])
-            chosen[label] = Chosen(dict(best), scores[label][best], grids[label], sorted(edges))
-            if edges and extension < comparison.search.extend:
-                grids[label] = {k: sorted({*values, *edges.get(k, ())}) for k, values in grids[label].items()}
-                still[label] = entry
+            reached = scores[label][best][1]
+            chosen[label] = Chosen(dict(best), reached, grids[label], sorted(edges))
+            if edges and reached > 0 and extension < comparison.search.extend:
+                beyond = {k: [v for v in values if _valid(entry, dict(best) | {k: v})] for k, values in edges.items()}
+                if any(beyond.values()):
+                    grids[label] = {k: sorted({*values, *beyond.get(k, ())}) for k, values in grids[label].items()}
+                    still[label] = entry
         open_entries = still
         if not open_entries:
             break
@@ -54,7 +63,7 @@ def _halve(
     comparison: Comparison,
     entries: Mapping[str, Entry],
     fresh: Mapping[str, list[Setting]],
-    scores: dict[str, dict[Setting, float]],
+    scores: dict[str, Scores],
     root: Path,
     run: Runner,
 ) -> None:
@@ -69,14 +78,14 @@ def _halve(
         run([cell for own in cells.values() for cell in own])
         for (label, s), own in cells.items():
             # A setting that went further is always ahead of one that was dropped earlier.
-            scores[label][s] = rung + sum(map(score, own)) / len(own)
+            scores[label][s] = rung, sum(map(score, own)) / len(own)
         for label, settings in going.items():
             keep = max(comparison.search.keep_at_least, math.ceil(len(settings) * comparison.search.keep))
-            going[label] = sorted(settings, key=lambda s: -scores[label][s])[:keep]
+            going[label] = sorted(settings, key=lambda s: -scores[label][s][1])[:keep]
 
 
 def score(cell: Cell) -> float:
-    """Mean accuracy on the held-out clients over the last third of the rounds; 0 where the run diverged."""
+    """Mean accuracy on the held-out clients over the last third of the rounds; 0 where the run failed."""
     records = cell.history()
     if cell.failed or not records:
         return 0.0
@@ -117,6 +126,15 @@ def edges_of(best: Mapping[str, float], grid: Mapping[str, Sequence[float]]) -> 
     return beyond
 
 
+def _valid(entry: Entry, options: Mapping[str, float]) -> bool:
+    """Whether the method takes these values: a grid grows no further than an option's bounds."""
+    try:
+        build_method({**entry.method, **whole(options)})
+    except ConfigError:
+        return False
+    return True
+
+
 def _tidy(value: float) -> float:
     return float(f"{value:.2g}")
 
@@ -127,6 +145,6 @@ def describe(chosen: Chosen, entry: Entry) -> dict[str, Any]:
         "fixed": entry.method,
         "searched": chosen.tried,
         "chosen": whole(chosen.options),
-        "held_out_score": None if chosen.score is None else chosen.score % 1,
+        "held_out_score": chosen.score,
         "still_at_edge": chosen.at_edge,
     }

@@ -45,13 +45,18 @@ class Search(Options):
 class Entry(Options):
     """One curve: a method with fixed options, and lists of values to search for others."""
 
-    label: str = Field(min_length=1)
-    method: dict[str, Any]
-    grid: dict[str, tuple[float, ...]] = Field(default_factory=dict)
+    label: str = Field(min_length=1, description="the curve's name in tables and charts, another for each entry")
+    method: dict[str, Any] = Field(
+        description='a name such as "fedavg" or "package.module:Class", or a table of name and options'
+    )
+    grid: dict[str, tuple[float, ...]] = Field(
+        default_factory=dict,
+        description="for each option to search, the numbers to try; all their combinations are",
+    )
     rounds: int | None = Field(None, ge=1, description="if other than the comparison's")
     clients_per_round: int | None = Field(None, ge=1, description="if other than the comparison's")
     model: ModelConfig | None = Field(None, description="if other than the comparison's")
-    stop_at: float | None = Field(None, gt=0, le=1)
+    stop_at: float | None = Field(None, gt=0, le=1, description="end a run once its test accuracy is this")
     byzantine: Byzantine | None = Field(
         None,
         validation_alias=AliasChoices("byzantine", "poison"),
@@ -75,20 +80,28 @@ class Entry(Options):
 class Comparison(Options):
     """The whole file."""
 
-    name: str = Field(pattern=r"^[\w.-]+$")
-    rounds: int = Field(10, ge=1)
+    name: str = Field(
+        pattern=r"^[\w.-]+$",
+        description="letters, digits, '.', '-' and '_'; runs are kept in runs/NAME",
+        json_schema_extra={"default": "the file's name"},
+    )
+    rounds: int = Field(10, ge=1, description="communication rounds of every run")
     clients_per_round: int = Field(
         20, ge=1, description="clients drawn each round; by default all where fewer are there"
     )
-    seeds: tuple[int, ...] = Field((0,), min_length=1)
+    seeds: tuple[int, ...] = Field(
+        (0,), min_length=1, description="each method runs once with each; tables show mean ± standard deviation"
+    )
     targets: tuple[float, ...] = Field((0.8, 0.85), description="test accuracies whose rounds and bytes are reported")
-    show_rounds: tuple[int, ...] = Field((1, 5, 10, 25, 50), description="rounds whose accuracy the table shows")
+    show_rounds: tuple[int, ...] = Field(
+        (1, 5, 10, 25, 50), description="rounds whose accuracy the table shows, beside the last"
+    )
     figure: tuple[str, ...] | None = Field(None, description="labels of the curves to draw; default: all")
-    data: DataConfig = DataConfig()
-    model: ModelConfig = ModelConfig()
-    search: Search = Search()
+    data: DataConfig = Field(DataConfig(), description="the table [data] of a run: dataset, partition, clients, …")
+    model: ModelConfig = Field(ModelConfig(), description="the table [model] of a run: name, hidden, options, …")
+    search: Search = Field(Search(), description="how grids are searched")
     fallback: DataConfig | None = Field(None, description="data to use where those named cannot be downloaded")
-    methods: tuple[Entry, ...] = Field(min_length=1)
+    methods: tuple[Entry, ...] = Field(min_length=1, description="one entry per curve: [[methods]]")
 
     def model_post_init(self, _: object) -> None:
         labels = [entry.label for entry in self.methods]

@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Self
 import torch
 
 from ntkfl.atomic import write_atomically
+from ntkfl.compare.failures import error_of, note_of, write_error
 from ntkfl.data import Federated
 from ntkfl.data.sources import is_own, own_digest
 from ntkfl.devices import find_device
@@ -59,13 +61,23 @@ class Cell:
 
     @property
     def failed(self) -> str:
-        """Why the run could not be finished, where it diverged; such a cell is not tried again."""
+        """Why the run could not be finished, in one line: it diverged, or ended in an error."""
+        return self._diverged or self.error.partition("\n")[0]
+
+    @property
+    def error(self) -> str:
+        """The error that the run ended in, with the place in its user's code; it is tried again next time."""
+        return error_of(self.root / self.key)
+
+    @property
+    def _diverged(self) -> str:
+        """A result, which would be the same next time."""
         note = self.root / self.key / "failed.txt"
         return note.read_text(errors="replace") if note.exists() else ""
 
     @property
     def finished(self) -> bool:
-        if self.failed:
+        if self._diverged:
             return True
         records = self.history()
         stop = self.config.stop_at
@@ -80,6 +92,7 @@ class Workers:
         if device is not None:
             find_device(device)  # before any worker is started
         self.count, self.device = count, device
+        self.broken: list[Cell] = []  # cells that ended in an error; no other stage of this comparison tries them again
         self._pool: Pool | None = None
 
     def __enter__(self) -> Self:
@@ -90,17 +103,28 @@ class Workers:
             self._pool.close(at_once=kind is not None)
 
     def run(self, cells: Sequence[Cell], watch: Callable[[Sequence[Cell]], None]) -> None:
-        """Finish all cells, several at a time; `watch` is called about twice a second."""
-        waiting = {cell.key: cell for cell in cells if not cell.finished}  # equal cells run once
+        """Finish all cells, several at a time; `watch` is called about twice a second.
+
+        An error in one leaves the others alone: its cell is then among `broken`.
+        """
+        tried = {cell.folder.path for cell in self.broken}
+        left = [cell for cell in cells if not cell.finished and cell.folder.path not in tried]
+        waiting = {cell.key: cell for cell in left}  # equal cells run once
+        for cell in waiting.values():
+            note_of(cell.folder.path).unlink(missing_ok=True)
         futures = [self._started().submit(_work, cell, self.device) for cell in waiting.values()]
         while not all(future.done() for future in futures):
-            for future in futures:
-                if future.done():
-                    future.result()
             watch(cells)
             time.sleep(0.5)
-        for future in futures:
-            future.result()
+        try:
+            for future in futures:
+                future.result()
+        except BrokenProcessPool:
+            raise NTKFLError(
+                "a worker was ended from outside, most likely for lack of memory: call again with fewer --workers; "
+                "finished runs are kept"
+            ) from None
+        self.broken += [cell for cell in waiting.values() if cell.error]
         watch(cells)
 
     def _started(self) -> Pool:
@@ -112,11 +136,13 @@ class Workers:
 def _work(cell: Cell, device: str | None) -> None:
     try:
         data = _prepared(cell.config.model_copy(update={"method": _data_options(cell.config)}).model_dump_json())
-        execute(cell.config, data=data, out=cell.folder.path, resume=True, device=device)
+        execute(
+            cell.config, data=data, out=cell.folder.path, resume=True, device=device, insight=not cell.config.hold_out
+        )
     except (NumericalError, Diverged) as error:  # a setting that diverges is a result, not a failure of the comparison
         write_atomically(cell.folder.path / "failed.txt", str(error).encode())
-    except NTKFLError as error:
-        raise type(error)(f"{cell.label}: {error}") from None
+    except Exception as error:  # of a user's own code, mostly: told with its place, and the other cells go on
+        write_error(cell.folder.path, cell.config, device, error)
     finally:
         if device is not None and device.startswith("cuda"):
             torch.cuda.empty_cache()  # other workers share the device, and the next run may need less

@@ -82,16 +82,30 @@ def averaged(replies: Sequence[Message], before: Tensor | None) -> Tensor | None
 def answer(method: Method, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
     """`method.answer`, beginning from the statistics sent, and with those the clients ended with in their replies."""
     if NAME not in message.arrays:
-        return method.answer(task, message, clients)
+        return _answered(method, task, message, clients)
     own = flat_statistics(task.model)
     if own is None:
         raise ConfigError("the server sends statistics of batch normalisation, and this model has none")
     load_statistics(task.model, message.take(NAME, tuple(own.shape), own))
-    replies = method.answer(task, message, clients)
+    replies = _answered(method, task, message, clients)
     return [
         reply if client.statistics is None else _with(reply, client.statistics)
         for reply, client in zip(replies, clients, strict=True)
     ]
+
+
+def _answered(method: Method, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
+    """`method.answer`, if it is one message of tensors per client: else clients would be lost without a word."""
+    replies = method.answer(task, message, clients)
+    if not isinstance(replies, list) or len(replies) != len(clients):
+        found = f"a list of {len(replies)}" if isinstance(replies, list) else f"{type(replies).__name__}"
+        raise ConfigError(
+            f"{method.name}: `answer` must return a list with one message per client, here {len(clients)}, got {found}"
+        )
+    for name, array in (pair for reply in replies for pair in reply.arrays.items()):
+        if not isinstance(array, Tensor):
+            raise ConfigError(f"{method.name}: {name!r} in a reply must be a tensor, not {array!r:.60}")
+    return replies
 
 
 def _with(message: Message, vector: Tensor) -> Message:

@@ -20,12 +20,15 @@ LINES = ("-", "--", ":", "-.")  # the next style once the colours are used up
 
 
 def plot_curves(rows: Sequence[Row], title: str, targets: Sequence[float], path: Path) -> Path:
-    """Three panels side by side; the line is the mean over seeds, the band runs from the lowest to the highest."""
+    """Three panels side by side; the line is the mean over seeds, the band runs from the lowest to the highest.
+
+    A seed whose run failed is left out.
+    """
     figure = Figure(figsize=(15, 4.8), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
     axes: list[tuple[Axes, str, str]] = [
         (panels[0], "rounds", "communication rounds"),
-        (panels[1], "uplink", "uplink, MiB"),
+        (panels[1], "bytes", "MiB up and down"),
         (panels[2], "seconds", f"seconds ({', '.join(sorted({d for row in rows for d in row.devices}))})"),
     ]
     for axis, kind, label in axes:
@@ -70,16 +73,19 @@ def tick_label(value: float, _: object) -> str:
 
 
 def _curve(axis: Axes, row: Row, kind: str, colour: str, line: str) -> None:
-    shortest = min((len(curve) for curve in row.accuracy), default=0)
+    curves = row.finished(row.accuracy)
+    shortest = min((len(curve) for curve in curves), default=0)
     if not shortest:
         return
-    across = list(zip(*(curve[:shortest] for curve in row.accuracy), strict=True))
+    across = list(zip(*(curve[:shortest] for curve in curves), strict=True))
     mean = [statistics.mean(values) for values in across]
-    source = {"uplink": row.uplink_mib, "seconds": row.seconds}.get(kind)
+    both = [[a + b for a, b in zip(*ways, strict=True)] for ways in zip(row.uplink_mib, row.downlink_mib, strict=True)]
+    sources = {"bytes": both, "seconds": row.seconds}
+    source = row.finished(sources[kind]) if kind in sources else None
     if source is None:
         x: list[float] = [float(i + 1) for i in range(shortest)]
     else:
         x = [statistics.mean(values) for values in zip(*(s[:shortest] for s in source), strict=True)]
     axis.plot(x, mean, line, color=colour, linewidth=1.8, label=row.label, marker="o" if shortest < 4 else None)
-    if len(row.accuracy) > 1:
+    if len(curves) > 1:
         axis.fill_between(x, [min(v) for v in across], [max(v) for v in across], color=colour, alpha=0.15, linewidth=0)

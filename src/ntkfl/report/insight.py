@@ -67,7 +67,7 @@ def _rebuildable(folder: RunFolder) -> RunConfig:
         raise RunFolderError("a deployment's data are its clients' own")
     config = RunConfig.read(folder.path / "config.toml", allow_code=True)  # read, and refused below
     if config.code:
-        raise RunFolderError(f"{' and '.join(config.code)} is code of its user's, which a report does not run")
+        raise RunFolderError(f"the run's settings name code ({', '.join(config.code)}), and a report runs none")
     name = config.data.dataset
     if name not in NAMES:
         raise RunFolderError(f"{name} is its user's own data, which a report does not read")

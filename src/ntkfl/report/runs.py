@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ntkfl.compare.failures import error_of
 from ntkfl.compare.plan import PLAN, read_plan
 from ntkfl.errors import RunFolderError
 from ntkfl.federation.run_folder import Record, RunFolder
@@ -137,7 +138,8 @@ def condition(run: FoundRun, config: Mapping[str, Any], records: Sequence[Record
     if note.exists():
         return Condition("failed", f"failed: {note.read_text(errors='replace').strip()}")
     if not config:
-        return Condition("waiting", "not begun")
+        error = error_of(run.folder.path)
+        return Condition("failed", f"failed: {error}") if error else Condition("waiting", "not begun")
     wanted = int(run.rounds or config.get("rounds") or 0)
     stop = run.stop_at or config.get("stop_at")
     if stop is not None and records and (records[-1].get("test_accuracy") or 0) >= stop:
@@ -147,4 +149,6 @@ def condition(run: FoundRun, config: Mapping[str, Any], records: Sequence[Record
     so_far = f"{len(records)} of {plural(wanted, 'round')}" if wanted else plural(len(records), "round")
     if run.folder.in_use:
         return Condition("running", f"running: {so_far}{_answered(records)}")
+    if error := error_of(run.folder.path):
+        return Condition("failed", f"failed after {so_far}: {error}")
     return Condition("stopped", f"stopped after {so_far}")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from ntkfl_experiments.paper import ITEMS
-from ntkfl_experiments.paper.record import markdown
+from ntkfl_experiments.paper.record import markdown, stored
 
 STORED = Path(__file__).parents[3] / "results" / "paper"
 
@@ -16,10 +15,11 @@ STORED = Path(__file__).parents[3] / "results" / "paper"
 @pytest.mark.parametrize("name", ITEMS)
 def test_findings_are_as_the_stored_data_say(name: str) -> None:
     document = json.loads((STORED / name / "result.json").read_text())
-    claims, beside = found = ITEMS[name].judge(document["data"])
+    found = ITEMS[name].judge(document["data"])
+    claims, beside = stored(found)
     stale = f"stale: ntkfl reproduce {name} --scale full --judge"
-    assert document["findings"] == [asdict(claim) for claim in claims], stale
-    assert document["beside"] == [asdict(one) for one in beside], stale
+    assert document["findings"] == claims, stale
+    assert document["beside"] == beside, stale
     assert (STORED / name / "findings.md").read_text() == markdown(ITEMS[name], document, found), stale
 
 

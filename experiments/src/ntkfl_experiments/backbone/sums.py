@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ntkfl.data import Federated
-from ntkfl.federation.shares import shapley_values
+from ntkfl.federation.shapley import shapley_values
 from ntkfl.tangent.ridge import PENALTIES, RidgeSums, left_out_errors, solve, total
 from ntkfl_experiments.backbone.trials import CHOSEN_ON, PARTITIONS, WIDTH, Table
 

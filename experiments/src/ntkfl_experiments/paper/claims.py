@@ -84,6 +84,7 @@ def judge(data: Mapping[str, Any]) -> Findings:
             "“can be completed in O(Ψ) time”",
             f"{CANDIDATES[-1]} candidates take {seconds[-1] / seconds[0]:.1f} times as long as one (power {slope:.2f})",
             slope <= 1.1,
+            short=f"{CANDIDATES[-1]} candidates take {seconds[-1] / seconds[0]:.1f} times as long as one",
         ),
         Verdict(
             "a Jacobian costs a client no more than a gradient",
@@ -92,6 +93,7 @@ def judge(data: Mapping[str, Any]) -> Findings:
             "mean loss (784-100-10, 200 samples)",
             ratio["mlp"]["factored"] <= 1.5,
             "judged by the factored form, ours, within 1.5 times",
+            f"{ratio['mlp']['factored']:.1f} times a gradient; dense {ratio['mlp']['dense']:.0f}",
         ),
         Verdict(
             "NTK-FL is faster than FedAvg on the client side",
@@ -100,6 +102,7 @@ def judge(data: Mapping[str, Any]) -> Findings:
             f"local steps of FedAvg, {1e3 * work['dense']:.0f} for a dense Jacobian",
             work["factored"] < work["local"],
             "by the factored form, ours; a dense Jacobian, as the authors make it, is slower",
+            f"{1e3 * work['factored']:.1f} ms against {1e3 * work['local']:.1f}; dense {1e3 * work['dense']:,.0f}",
         ),
         Verdict(
             "NTK-FL's uplink is O(N_m d2 d) against O(d) for FedAvg",
@@ -108,6 +111,7 @@ def judge(data: Mapping[str, Any]) -> Findings:
             f"{slopes['weights (FedAvg)']:.2f}; {most} samples: "
             f"{full['Jacobian, dense'] / (int(most) * 10 * WEIGHTS * 4):.3f} times N_m d2 d float32 numbers",
             abs(slopes["Jacobian, dense"] - 1) < 0.05 and abs(slopes["weights (FedAvg)"]) < 0.05,
+            short=f"power of N_m: {slopes['Jacobian, dense']:.2f}; FedAvg's {slopes['weights (FedAvg)']:.2f}",
         ),
         Verdict(
             "shuffling makes reconstruction computationally infeasible",
@@ -117,6 +121,7 @@ def judge(data: Mapping[str, Any]) -> Findings:
             f"{mixed['plain']:.2f}",
             mixed["ssim"] <= 0.5 * mixed["plain"],
             "a row is enough; its place among others plays no part (docs/audit.md has projected rows too)",
+            f"SSIM {mixed['ssim']:.2f} from one shuffled row",
         ),
         Verdict(
             "shuffling ensures membership privacy",
@@ -124,6 +129,7 @@ def judge(data: Mapping[str, Any]) -> Findings:
             f"advantage {mixed['advantage']:.2f} of looking a record up among the shuffled rows",
             mixed["advantage"] <= 0.1,
             "an advantage of 0 is a guess, 1 is certainty",
+            f"advantage {mixed['advantage']:.2f}; 0 is a guess",
         ),
     ], [
         Beside(

@@ -76,6 +76,7 @@ def judge_figure3(data: Mapping[str, Any]) -> Findings:
             text,
             None if min(more) <= 0 < max(more) else statistics.mean(more) > 0,
             "seeds disagree on which loses more" if min(more) <= 0 < max(more) else "in every seed",
+            short=f"points lost: NTK-FL {mean[PAPER]:.1f}, FedAvg {mean[FEDAVG]:.1f}",
         ),
         Verdict(
             "they cost NTK-FL little",
@@ -83,6 +84,7 @@ def judge_figure3(data: Mapping[str, Any]) -> Findings:
             f"NTK-FL (paper) {mean[PAPER]:.1f} points, ours {mean[OURS]:.1f}",
             mean[PAPER] <= CLOSE,
             f"slight is at most {CLOSE:g} points, as similar is; the paper has no number",
+            short=f"{mean[PAPER]:.1f} points lost; slight is at most {CLOSE:g}",
         ),
     ], []
 
@@ -116,11 +118,13 @@ def fewer_rounds(at: Mapping[str, Curve]) -> Verdict:
         f"{', '.join(map(str, slow))}): {text}",
         holds,
         why,
+        "not reached" if ratio is None else f"{ratio[0]:.1f}×",
     )
 
 
 def ahead(at: Mapping[str, Curve]) -> Verdict:
     ends = {label: level(at[label]) for label in (PAPER, OURS, SHARE, NOVA, FEDAVG)}
+    lead = 100 * (ends[PAPER] - max(ends[label] for label in (SHARE, NOVA, FEDAVG)))
     holds, why = _fairly(all(ends[PAPER] > ends[label] for label in (SHARE, NOVA, FEDAVG)), at[PAPER])
     return Verdict(
         "NTK-FL outperforms every federated baseline",
@@ -128,6 +132,7 @@ def ahead(at: Mapping[str, Curve]) -> Verdict:
         f"at round {_length(at)}: " + ", ".join(f"{label} {100 * end:.1f} %" for label, end in ends.items()),
         holds,
         why,
+        f"{lead:+.1f} points",
     )
 
 
@@ -141,6 +146,7 @@ def near_centralised(at: Mapping[str, Curve]) -> Verdict:
         + ", ".join(f"{label} {gap:+.1f}" for label, gap in gaps.items()),
         holds,
         why or f"similar is at most {CLOSE:g} points below; the paper has no number",
+        f"{gaps[PAPER]:+.1f} points",
     )
 
 
@@ -152,6 +158,7 @@ def upper_bound(at: Mapping[str, Curve]) -> Verdict:
         "“can be considered as an upper bound of all other algorithms”",
         "above it: " + (", ".join(f"{label} by {gap:.1f} points" for label, gap in above.items()) or "none"),
         not above,
+        short=f"{max(gaps.values()):+.1f} points",
     )
 
 
@@ -172,6 +179,7 @@ def chosen_t(at: Mapping[str, Curve]) -> Verdict:
         f"{pinned(curve):.0%} of rounds, its longest in {top:.0%}",
         None if within else 100 <= statistics.median(steps) < 10_000,
         f"the grid has no other values: {min(grid):.0f} to {max(grid):.0f}" if within else "",
+        f"median {statistics.median(steps):.0f}",
     )
 
 

@@ -277,12 +277,14 @@ def judge(data: Mapping[str, Any]) -> Findings:
             "best attack: " + ", ".join(f"{v:.2f} at {s:.0%}" for s, v in best.items()),
             best[shared[-1]] <= guess,
             f"effective is no better than a guess by label, {guess:.2f}; the paper does not state its network",
+            f"SSIM {best[shared[-1]]:.2f} at {shared[-1]:.0%}; a guess has {guess:.2f}",
         ),
         Verdict(
             "a reconstruction is closer to the original the less is left out",
             "“when the sparsity decreases, the reconstructions are closer to original images”",
             "; ".join(f"{a}: {'yes' if data['monotone'][a] else 'no'}" for a in ATTACKS),
             all(data["monotone"][a] for a in ATTACKS),
+            short=f"for {sum(map(bool, data['monotone'].values()))} of {len(ATTACKS)} attacks",
         ),
     ], [Beside(f"analytic inversion at {highest:.0%}", f"SSIM {mean[highest, 'analytic']:.2f}"), *_elsewhere(data)]
 

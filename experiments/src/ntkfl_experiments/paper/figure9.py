@@ -82,6 +82,7 @@ def judge(data: Mapping[str, list[Cell]]) -> Findings:
             "“the weight difference increases when more update steps are used”",
             f"at every step of the grid in {sum(rises)} of {len(rises)} curves",
             all(rises),
+            short=f"in {sum(rises)} of {len(rises)} curves",
         ),
         Verdict(
             "2 Σγ is above the difference (Figure 9)",
@@ -91,6 +92,7 @@ def judge(data: Mapping[str, list[Cell]]) -> Findings:
             "the paper states neither network nor η, by which the lemma's coefficient goes: "
             f"{statistics.median(coefficient):.0f} as printed at η = {lemma[0]['lr']}, "
             f"{statistics.median(coefficient) * 1e-3 / lemma[0]['lr']:.2f} at 10⁻³",
+            f"at {sum(map(sum, below.values()))} of {sum(map(len, below.values()))} points; depends on η",
         ),
     ], [
         Beside("‖w − w̃‖₁/Σγ", spread),

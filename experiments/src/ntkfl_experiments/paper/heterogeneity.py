@@ -81,6 +81,7 @@ def judge(data: Mapping[str, Any]) -> Findings:
             "largest minus smallest mean, points: " + ", ".join(f"{k} {v:.1f}" for k, v in swing.items()),
             swing[PAPER] < min(swing[NOVA], swing[FEDAVG]),
             "stable is less than FedAvg and FedNova move",
+            f"moves {swing[PAPER]:.1f} points; FedAvg {swing[FEDAVG]:.1f}, FedNova {swing[NOVA]:.1f}",
         ),
         Verdict(
             "FedAvg and FedNova drop at small α",
@@ -88,6 +89,7 @@ def judge(data: Mapping[str, Any]) -> Findings:
             f"FedAvg {mean[FEDAVG][low]:.1f} % at α = {low:g}, {mean[FEDAVG][high]:.1f} at {high:g}; "
             f"FedNova {mean[NOVA][low]:.1f} and {mean[NOVA][high]:.1f}",
             all(mean[label][low] < mean[label][high] for label in (NOVA, FEDAVG)),
+            short=", ".join(f"{k} {mean[k][low] - mean[k][high]:+.1f}" for k in (FEDAVG, NOVA)) + " points",
         ),
         Verdict(
             "NTK-FL's advantage is larger where clients differ more",
@@ -95,6 +97,7 @@ def judge(data: Mapping[str, Any]) -> Findings:
             f"points ahead of the better of FedAvg and FedNova: {lead[low]:+.1f} at α = {low:g}, "
             f"{lead[high]:+.1f} at {high:g}",
             lead[low] > lead[high],
+            short=f"{lead[low]:+.1f} points at α = {low:g}, {lead[high]:+.1f} at {high:g}",
         ),
     ]
     return [*claims, *([_spread(ends, seeds)] if seeds > 1 else [])], []
@@ -113,6 +116,7 @@ def _spread(ends: Mapping[str, Mapping[float, list[float]]], seeds: int) -> Verd
         "largest over α, points: " + ", ".join(f"{k} {v:.2f}" for k, v in worst.items()),
         True if largest < 1 else (False if largest > limit else None),
         f"{seeds} seeds of a true 1 % show up to {limit:.2f} (19 of 20 times)" if largest >= 1 else "",
+        f"largest {largest:.2f} points, of {seeds} seeds",
     )
 
 

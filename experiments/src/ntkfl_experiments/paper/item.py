@@ -16,6 +16,7 @@ from ntkfl.compare.results import Row
 from ntkfl.compare.run import Searches, carry_out
 from ntkfl.compare.spec import Comparison
 from ntkfl.compare.trials import Cell, Workers
+from ntkfl.errors import NTKFLError
 
 Scale = Literal["quick", "full"]
 SCALES: tuple[Scale, ...] = ("quick", "full")
@@ -91,14 +92,19 @@ class Context:
 
     def compare(self, comparison: Comparison, pool: Workers) -> tuple[list[Row], Searches]:
         """A comparison's rows; its finished runs are kept under its name, for all items that use that name."""
-        return carry_out(comparison, self.folder.parent / comparison.name, pool, self.show.runs)
+        found = carry_out(comparison, self.folder.parent / comparison.name, pool, self.show.runs)
+        if pool.broken:
+            cell = pool.broken[0]
+            raise NTKFLError(f"{cell.label}, seed {cell.config.seed}: {cell.error}")
+        return found
 
 
 @dataclass(frozen=True)
 class Verdict:
     """One claim of the paper beside what was measured; `holds` is None where it cannot be judged, and `note` says why.
 
-    Items that measure the same claim in several settings give it the same words: it is counted once.
+    Items that measure the same claim in several settings give it the same words: it is counted once. `short` is `ours`
+    in a few words, for a table of all claims; it is made anew from the data and not stored.
     """
 
     claim: str
@@ -106,6 +112,7 @@ class Verdict:
     ours: str
     holds: bool | None
     note: str = ""
+    short: str = ""
 
 
 @dataclass(frozen=True)

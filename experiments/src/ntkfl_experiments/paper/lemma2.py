@@ -92,6 +92,7 @@ def judge(data: Mapping[str, list[Cell]]) -> Findings:
             all(held("gap", "printed")) and all(held("lemma", "printed")),
             f"at {sum(trivial)} of {len(trivial)} points it is above √(n d1) η Σγ, which holds with certainty, since "
             "no more than n neurons flip: its probability does no work",
+            f"at {sum(held('gap', 'printed'))} of {points} points; {room('gap', 'printed'):,.0f} times the gap",
         ),
     ], [
         Beside(

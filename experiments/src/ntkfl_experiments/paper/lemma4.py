@@ -140,6 +140,7 @@ def judge(data: Mapping[str, list[Cell]]) -> Findings:
             f"in {min(c['held'] for c in grid):.0%} of draws at worst, Σ = I and uneven; {min(room):.0f} to "
             f"{max(room):.0f} times the median",
             min(c["held"] for c in grid) >= 1 - DELTA,
+            short=f"in {min(c['held'] for c in grid):.0%} of draws at worst",
         ),
         Verdict(
             "broadcast weights are draws of N(0, Σ_k) in every round, with signs c_r of their own (Assumption 1)",
@@ -148,6 +149,7 @@ def judge(data: Mapping[str, list[Cell]]) -> Findings:
             f"drawn, {min(knows[longest]):.0f} to {max(knows[longest]):.0f} after {longest:,} steps",
             max(knows[longest]) <= 4,
             "weights whose signs are fresh know nothing of the labels; trained ones do",
+            f"{max(knows[longest]):.0f} standard deviations off after {longest:,} steps",
         ),
     ], [
         Beside(

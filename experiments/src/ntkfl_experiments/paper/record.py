@@ -60,8 +60,16 @@ def write(folder: Path, item: Item, outcome: ItemResult, scale: Scale, command: 
 def judged(item: Item, document: dict[str, Any]) -> Findings:
     """What the data of a result say, put into the result as well."""
     found = item.judge(document["data"])
-    document["findings"], document["beside"] = ([asdict(one) for one in part] for part in found)
+    document["findings"], document["beside"] = stored(found)
     return found
+
+
+def stored(found: Findings) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Findings as result.json has them."""
+    claims, beside = ([asdict(one) for one in part] for part in found)
+    for claim in claims:
+        del claim["short"]
+    return claims, beside
 
 
 def judge_again(folder: Path, item: Item) -> Findings:

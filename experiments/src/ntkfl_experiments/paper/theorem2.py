@@ -157,6 +157,7 @@ def judge(data: Mapping[str, list[Cell]]) -> Findings:
             f"holds in {sum(asked_holds)} of {len(asked_holds)} rounds; at M = {most} FedAvg falls "
             f"{room['printed']:.0f} times as fast",
             all(asked_holds),
+            short=f"in {sum(asked_holds)} of {len(asked_holds)} rounds",
         ),
         Verdict(
             "NTK-FL converges faster than FedAvg (Remark 2)",
@@ -165,6 +166,7 @@ def judge(data: Mapping[str, list[Cell]]) -> Findings:
             "residual",
             ntk < few,
             "as measured: the remark itself compares two upper bounds, from which nothing follows",
+            f"residual {ntk:.2g} against {few:.2g} after {rounds} rounds",
         ),
     ], [
         Beside(

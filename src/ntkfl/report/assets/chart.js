@@ -59,8 +59,22 @@ function lineChart(figure, spec) {
   draw(figure);
 }
 
+// The one value of all points, where they share one: a sentence says it better than a chart.
+function constant(spec) {
+  const values = new Set(spec.series.flatMap((s) => [...s.y, ...(s.low ?? []), ...(s.high ?? [])]).filter(finite));
+  return values.size === 1 ? [...values][0] : null;
+}
+
 function draw(figure) {
   const { spec, svg } = figure;
+  const same = constant(spec);
+  svg.toggleAttribute("hidden", same !== null);
+  figure.querySelector("details")?.toggleAttribute("hidden", same !== null);
+  if (same !== null) {
+    figure.querySelector("figcaption").textContent = `${spec.title}: ${spec.yFormat(same)} at every point`;
+    [figure.x, figure.y] = [new Axis([], false, 0, 1), new Axis([], false, 0, 1)];
+    return svg.replaceChildren(shape("g", { class: "mark" }));
+  }
   const width = (figure.width = figure.clientWidth || 360);
   const height = Math.round(Math.max(230, Math.min(330, width * 0.68)));
   const inset = { left: 58, right: 12, top: 10, bottom: 44 };

@@ -1,11 +1,23 @@
 "use strict";
 // The runs with what they reached, the settings side by side, and audits.
 
-const COLUMNS = ["run", "", "accuracy, %", "best, %", "rounds to target", "MiB to target", "MiB up", "seconds", "files"];
+const COLUMNS = ["run", "", "accuracy, %", "best, %", "rounds to target", "MiB up + down to target", "MiB up + down in all", "seconds", "files"];
+const WAYS = ["uplink_bytes", "downlink_bytes"];
 
+// The first round at the target, and the bytes sent up and down until then.
 function reached(run, target) {
   const i = (run.series.test_accuracy ?? []).findIndex((a) => finite(a) && a >= target);
-  return i < 0 ? null : { rounds: run.rounds[i], bytes: sums(run.series.uplink_bytes ?? [])[i] / MIB };
+  return i < 0 ? null : { rounds: run.rounds[i], bytes: WAYS.map((way) => sums(run.series[way] ?? [])[i]) };
+}
+
+// [up, down] in bytes of each seed, as means in MiB: "48 + 21 = 69". They add up as they are shown.
+function bothWays(sent) {
+  const there = sent.filter((ways) => ways?.every(finite));
+  if (!there.length) return "—";
+  const [up, down] = WAYS.map((_, way) => mean(there.map((ways) => ways[way])) / MIB);
+  const digits = [10, 1, 0.05, 0.005, 0].findIndex((least) => up + down >= least);
+  const shown = [up, down].map((v) => Number(v.toFixed(digits)));
+  return `${shown.map((v) => v.toFixed(digits)).join(" + ")} = ${(shown[0] + shown[1]).toFixed(digits)}`;
 }
 
 function spread(values, fixed = null) {
@@ -38,11 +50,11 @@ function runTable(place, groups, target, hidden, onToggle, onLight) {
     const last = group.runs.map((r) => r.series.test_accuracy?.at(-1) ?? null);
     const best = group.runs.map((r) => Math.max(...(r.series.test_accuracy ?? []).filter(finite)));
     const got = group.runs.map((r) => reached(r, target));
-    const total = (name, scale) => group.runs.map((r) => (r.series[name] ? r.series[name].reduce((a, b) => a + (b ?? 0), 0) / scale : null));
+    const total = (run, name) => (run.series[name] ? run.series[name].reduce((a, b) => a + (b ?? 0), 0) : null);
     const hundred = (values) => spread(values.map((v) => (finite(v) ? 100 * v : null)), 1);
     const texts = [
       hundred(last), hundred(best), spread(got.map((g) => g?.rounds ?? null), group.runs.length > 1 ? 1 : 0),
-      spread(got.map((g) => g?.bytes ?? null)), spread(total("uplink_bytes", MIB)), spread(total("seconds", 1)),
+      bothWays(got.map((g) => g?.bytes)), bothWays(group.runs.map((r) => WAYS.map((way) => total(r, way)))), spread(group.runs.map((r) => total(r, "seconds"))),
     ];
     conditions(row.cells[1], group.runs);
     texts.forEach((text, i) => { if (row.cells[i + 2].textContent !== text) row.cells[i + 2].textContent = text; });
@@ -74,7 +86,9 @@ function conditions(cell, runs) {
   const texts = runs.length === 1 ? [[runs[0].condition, runs[0].text + (page.live ? quiet : "")]] : [...new Set(runs.map((r) => r.condition))].map((kind) => {
     const own = runs.filter((r) => r.condition === kind);
     const rounds = own.map((r) => r.of ?? r.rounds.length);
-    return [kind, `${own.length} ${kind}, ${Math.min(...rounds)}${Math.min(...rounds) < Math.max(...rounds) ? ` to ${Math.max(...rounds)}` : ""} rounds`];
+    const why = kind === "failed" ? `\n${own[0].text.replace(/^failed[^:]*: /, "")}` : "";
+    const [least, most] = [Math.min(...rounds), Math.max(...rounds)];
+    return [kind, `${own.length} ${kind}, ${least}${least < most ? ` to ${most}` : ""} round${most === 1 ? "" : "s"}${why}`];
   });
   const text = texts.map((t) => t[1]).join("\n");
   if (cell.textContent === text) return;

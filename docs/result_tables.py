@@ -1,0 +1,279 @@
+"""Tables and sentences of docs/results.md, each from the files that `ntkfl compare`, `bench` and `reproduce` wrote."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ntkfl_experiments.paper.curves import times_fewer
+
+from ntkfl.progress import percent as in_percent
+
+RESULTS = Path(__file__).parent.parent / "results"
+Row = dict[str, Any]  # of a comparison's results.json
+
+
+def table(headers: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    lines = [headers, ["---"] * len(headers), *body]
+    return "".join(f"| {' | '.join(cell.replace('|', '∣') for cell in line)} |\n" for line in lines)
+
+
+def percent(part: float) -> str:
+    return in_percent(part, 0)
+
+
+def rows_of(name: str) -> dict[str, Row]:
+    """A comparison's rows by label."""
+    return {row["label"]: row for row in json.loads((RESULTS / name / "results.json").read_text())["rows"]}
+
+
+def first_hits(curves: Sequence[Sequence[float]], target: float) -> list[int | None]:
+    return [next((i + 1 for i, a in enumerate(curve) if a >= target), None) for curve in curves]
+
+
+def rounds_text(hits: Sequence[int | None], length: int) -> str:
+    """'5.3 (5 to 6)', unbroken in a narrow column; how many seeds got there where not all did."""
+    there = [hit for hit in hits if hit is not None]
+    if not there:
+        return f"not in {length}"
+    if len(there) < len(hits):
+        return f"{len(there)} of {len(hits)} seeds"
+    return _unbroken(f"{statistics.mean(there):.1f} ({min(there)} to {max(there)})")
+
+
+def _unbroken(text: str) -> str:
+    return text.replace(" ", "\u00a0")
+
+
+def sent(row: Row, target: float) -> list[str]:
+    """MiB up, down and their sum to the target; empty where a seed did not get there, or downlink was not recorded."""
+    reached = next(r for r in row["reached"] if r["target"] == target)
+    if None in reached["rounds"]:
+        return ["", "", ""]
+    up = statistics.mean(reached["uplink_mib"])
+    if "downlink_mib" not in reached:
+        return [f"{up:,.0f}", "", ""]
+    down = statistics.mean(reached["downlink_mib"])
+    return [f"{up:,.0f}", f"{down:,.0f}", f"{up + down:,.0f}"]
+
+
+def setting_text(row: Row) -> str:
+    """η and local steps, where they were searched; else nothing."""
+    names = {"lr": "η", "local_steps": "steps", "server_lr": "server η", "mu": "μ"}
+    return ", ".join(f"{called} {row['setting'][name]:g}" for name, called in names.items() if name in row["setting"])
+
+
+def equal_terms(name: str, target: float = 0.85) -> str:
+    """Every method of a comparison: rounds to the target of each round's own weights and of averaged ones, and bytes of
+    the latter. 'X, averaged' beside 'X' is the same method with settings chosen for averaged weights.
+    """
+    rows = rows_of(name)
+    lines = []
+    for label, row in rows.items():
+        if label.endswith(", averaged") and label.removesuffix(", averaged") in rows:
+            continue
+        best = rows.get(f"{label}, averaged", row)
+        own = next(r for r in row["reached_unaveraged"] if r["target"] == target)["rounds"]
+        averaged = next(r for r in best["reached"] if r["target"] == target)["rounds"]
+        shown = best if row["accuracy"] != row["last_accuracy"] or best is not row else None
+        hits = [hit for hit in (averaged if shown else own) if hit is not None]
+        order = (len(own) - len(hits), statistics.mean(hits) if hits else 0.0)
+        cells = [label.removesuffix(", averaged"), setting_text(best), rounds_text(own, row["length"])]
+        cells += [rounds_text(averaged, best["length"]) if shown else "", *sent(shown or row, target)]
+        lines.append((order, cells))
+    headers = ["method", "setting", f"rounds to {percent(target)}, own weights", "averaged", "MiB up", "down", "sum"]
+    return table(headers, [cells for _, cells in sorted(lines, key=lambda line: line[0])])
+
+
+def findings(tally: Sequence[int], paper: Sequence[float]) -> str:
+    """What the results come to. `tally` counts the paper's claims that hold, do not and cannot be judged; `paper` has
+    the times fewer rounds that its own choices take, one per dataset.
+    """
+    main = rows_of("sums/main")
+    sums, adam, avg = (main[label] for label in ("sums", "FedAdam, averaged", "FedAvg, averaged"))
+    rounds = [f"{statistics.mean(first_hits(row['accuracy'], 0.85)):.1f}" for row in (sums, adam, avg)]  # type: ignore[type-var]
+    mib = [sent(row, 0.85)[2] for row in (sums, adam, avg)]
+    backbone = json.loads((RESULTS / "backbone" / "measured.json").read_text())
+    heads = [backbone[f"K-FAC / one label per client / seed {seed}"]["accuracy"] for seed in (20, 21, 22)]
+    once, thrice = (statistics.mean(head[i] for head in heads) for i in (0, 2))
+    noisy = rows_of("private_sums/epsilon-1")["private sums"]
+    kept = 100 * statistics.mean(curve[-1] for curve in noisy["accuracy"])
+    attacks = json.loads((RESULTS / "paper" / "claims" / "result.json").read_text())["data"]["shuffled"]
+    lines = [
+        "**Few rounds.** On Fashion-MNIST with clients whose labels differ, NTK-FL from sums reaches 85 % in "
+        f"{rounds[0]} rounds. FedAdam at its best takes {rounds[1]}, FedAvg {rounds[2]} ([headline](#headline)).",
+        f"**Few bytes.** That is {mib[0]} MiB up and down together, against {mib[1]} and {mib[2]} "
+        "([headline](#headline)).",
+        "**One round with a pretrained network.** CIFAR-10 behind a frozen EfficientNet-Lite0, one label per client: "
+        f"{once:.1f} % after one round, {thrice:.1f} after three ([backbones](backbones.md)).",
+        f"**The paper.** Of {sum(tally)} claims {tally[0]} hold, {tally[1]} do not, {tally[2]} cannot be judged. With "
+        f"the paper's own choices NTK-FL takes {min(paper):.1f} to {max(paper):.1f} times fewer rounds than FedAvg, "
+        "where it says an order of magnitude ([item by item](#the-paper-item-by-item)).",
+        "**Noise hides, sparsifying and shuffling do not.** Pictures are read off shuffled, sparse rows with an SSIM "
+        f"of {attacks['ssim']:.2f} ([audit](audit.md)). With differential privacy at ε = "
+        f"{noisy['setting']['epsilon']:g} per record, {kept:.1f} % remain after {noisy['length']} rounds "
+        "([private sums](private-sums.md)).",
+    ]
+    return "".join(f"{i}. {line}\n" for i, line in enumerate(lines, start=1))
+
+
+# The setting in words, its file, the target, the fast one's label and what it is called, the slow ones' labels.
+AVERAGED = ("FedAdam, averaged", "FedAvg, averaged")
+RATIOS = (
+    ("Fashion-MNIST, averaged", "sums/main", 0.85, "sums", "from sums", AVERAGED),
+    ("Fashion-MNIST, averaged", "sums/main", 0.85, "rows (NTK-FL)", "from rows", AVERAGED),
+    ("Fashion-MNIST, own weights", "baselines", 0.85, "NTK-FL", "from rows", ("FedAdam", "FedAvg")),
+    ("Fashion-MNIST, own weights", "baselines", 0.85, "NTK-FL (paper, its steps)", "paper's", ("FedAdam", "FedAvg")),
+    ("overlapping clients, averaged", "overlap", 0.85, "NTK-FL, averaged", "from rows", AVERAGED[1:]),
+    ("CNN, averaged", "architectures/cnn", 0.84, "NTK-FL", "from rows", AVERAGED[1:]),
+    ("GRU, averaged", "architectures/gru", 0.90, "NTK-FL", "from rows", AVERAGED[1:]),
+)
+
+
+def ratios() -> str:
+    """How many times fewer rounds, first hit against first hit, seed by seed."""
+    lines = []
+    for setting, name, target, fast, called, slow in RATIOS:
+        rows = rows_of(name)
+        hits = first_hits(rows[fast]["accuracy"], target)
+        for label in slow:
+            others = first_hits(rows[label]["accuracy"], target)
+            found = times_fewer(others, hits)
+            said = "not in every seed"
+            if found is not None:
+                said = _unbroken(f"**{found[0]:.1f}** ({found[1]:.1f} to {found[2]:.1f})")
+            length = rows[label]["length"]
+            cells = [rounds_text(hits, rows[fast]["length"]), rounds_text(others, length), said]
+            lines.append([f"{setting}, {percent(target)}", called, label.removesuffix(", averaged"), *cells])
+    return table(["setting", "NTK-FL", "against", "its rounds", "theirs", "times fewer (by seed)"], lines)
+
+
+CP = {
+    "CP-NTK-FL": "`cp-ntk-fl`",
+    "CP-NTK-FL, factored (as sending z)": "`--codec factored`: as sending projected inputs",
+    "CP-NTK-FL, replay (server keeps z)": "`--replay`: the server keeps them",
+    "NTK-FL with the paper's stages": "`ntk-fl` with the paper's stages",
+    "the same, paper's kernel": "the same, the paper's kernel, not averaged",
+}
+
+
+def private() -> str:
+    """CP-NTK-FL and its variants, beside the paper's line."""
+    rows, lines = rows_of("private"), [["the paper", "26", "386", "", "", "", ""]]
+    for label, called in CP.items():
+        row = rows[label]
+        reached = next(r for r in row["reached"] if r["target"] == 0.85)["rounds"]
+        at = [f"{100 * _at(row, r):.1f}" if row["length"] >= r else "" for r in (10, 26)]
+        lines.append([called, rounds_text(reached, row["length"]), *sent(row, 0.85), *at])
+    return table(["variant", "rounds to 85 %", "MiB up", "down", "sum", "% at round 10", "26"], lines)
+
+
+def _at(row: Row, round: int) -> float:
+    return statistics.mean(curve[round - 1] for curve in row["accuracy"])
+
+
+NETWORKS = (
+    ("CNN, Fashion-MNIST", "architectures/cnn", 0.84, ("NTK-FL", "FedAvg, averaged")),
+    ("GRU, digits", "architectures/gru", 0.90, ("NTK-FL", "FedAvg, averaged")),
+    ("residual, CIFAR-10", "architectures/resnet", 0.30, ("NTK-FL", "FedAvg, averaged")),
+    ("CNN, from sums", "sums/cnn", 0.84, ("sums", "FedAvg, averaged")),
+    ("residual, from sums", "sums/resnet", 0.40, ("sums", "FedAvg, averaged")),
+)
+
+
+def networks() -> str:
+    """Other architectures: rounds, accuracy at the end, and uplink of a round."""
+    lines = []
+    for network, name, target, labels in NETWORKS:
+        for label in labels:
+            row = rows_of(name)[label]
+            hits = first_hits(row["accuracy"], target)
+            ends = statistics.mean(curve[-1] for curve in row["accuracy"])
+            up = statistics.mean(curve[-1] / len(curve) for curve in row["uplink_mib"])
+            method = "NTK-FL from sums" if label == "sums" else label
+            end = f"{100 * ends:.1f} ({row['length']})"
+            lines.append(
+                [
+                    network,
+                    method,
+                    f"{percent(target)}: {rounds_text(hits, row['length'])}",
+                    end,
+                    f"{up:,.0f}" if up >= 100 else f"{up:.3g}",
+                ]
+            )
+    return table(["network", "method", "rounds to", "% at the end (round)", "MiB up per round"], lines)
+
+
+def overlap() -> str:
+    return equal_terms("overlap")
+
+
+# (suite, its row, what is said, whether its ratio counts instead of its seconds)
+BENCH = (
+    ("round", "a whole round of 20 clients", "a round, full kernel: Jacobians, flow, candidates", False),
+    ("round", "the same, all messages in bytes", "the same, every message in bytes", False),
+    ("round", "all dense, full kernel, explicit steps", "the dense path against it", True),
+    ("round", "a whole round, the paper's trace kernel", "a round, the paper's trace kernel", False),
+    ("round", "all dense, trace kernel, explicit steps", "the dense path against it", True),
+    ("round", "2,000 explicit steps, full kernel", "2,000 explicit steps against the flow", True),
+    ("kernel", "kernel alone, from the dense Jacobian", "trace kernel of 1,000 samples: dense against factors", True),
+    ("networks", "CNN: the same, dense", "Jacobian and kernel of a CNN: dense against ours", True),
+    ("clients", "Jacobian factors of a client", "a client's Jacobian factors, 200 samples", False),
+    ("clients", "a local epoch of it, one batch of all", "its local epoch, one batch", False),
+    ("clients", "a local epoch in batches of 20", "its local epoch, batches of 20", False),
+    ("accuracy", "NTK-FL, defaults", "to 85 %, seed 0: NTK-FL", False),
+    ("accuracy", "FedAvg", "to 85 %, seed 0: FedAvg, the fastest of eight settings", False),
+)  # fmt: skip
+
+
+def bench() -> str:
+    machines = [json.loads((RESULTS / "bench" / f"{name}.json").read_text()) for name in ("cpu", "gpu")]
+    lines = [
+        [said, *(_timed(m["rows"], suite, what, by_ratio) for m in machines)] for suite, what, said, by_ratio in BENCH
+    ]
+    return table(["what", *map(_machine, machines)], lines)
+
+
+def scaling() -> str:
+    """A server's update by the samples of a round: seconds, and memory beside the data."""
+    lines, sizes = [], ["1,000", "4,000", "16,000", "64,000", "100,000"]
+    for name in ("cpu", "gpu"):
+        document = json.loads((RESULTS / "bench" / f"{name}.json").read_text())
+        found = {row["what"]: row for row in document["rows"] if row["suite"] == "scaling"}
+        rows = [found[f"N = {size}"] for size in sizes]
+        memory = [re.search(r"([\d.]+ GB) beside", row["note"]) for row in rows]
+        lines.append([f"{_machine(document)}, time", *(seconds_text(row["seconds"]) for row in rows)])
+        lines.append([f"{_machine(document)}, memory", *(m[1] if m else "" for m in memory)])
+    return table(["samples of a round", *sizes], lines)
+
+
+def tree() -> str:
+    """Many clients: an aggregation tree, and one process that holds all replies."""
+    rows = {r["what"]: r["details"] for r in json.loads((RESULTS / "bench" / "tree.json").read_text())["rows"]}
+    counts = sorted({d["clients"] for d in rows.values()})
+    lines = []
+    for way in dict.fromkeys(what.partition(", ")[2] for what in rows):
+        own = [rows.get(f"{count:,} clients, {way}") for count in counts]
+        lines.append([f"{way}: processor time per client", *(f"{1e3 * d['cpu']:.1f} ms" if d else "" for d in own)])
+        lines.append([f"{way}: peak memory", *(f"{d['peak'] / 1e6:,.0f} MB" if d else "" for d in own)])
+    return table(["clients in the round", *(f"{count:,}" for count in counts)], lines)
+
+
+def _machine(document: dict[str, Any]) -> str:
+    machine = document["machine"]
+    return f"{machine['cores']} cores" if machine["device"] == "cpu" else str(machine["device"]).removeprefix("NVIDIA ")
+
+
+def _timed(rows: Sequence[Row], suite: str, what: str, by_ratio: bool) -> str:
+    row = next((r for r in rows if r["suite"] == suite and r["what"].startswith(what)), None)
+    if row is None:
+        return ""
+    return f"{row['ratio']:,.3g}×" if by_ratio else seconds_text(row["seconds"])
+
+
+def seconds_text(seconds: float) -> str:
+    return _unbroken(f"{seconds:.3g} s" if seconds >= 0.2 else f"{1e3 * seconds:.3g} ms")

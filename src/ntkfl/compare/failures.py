@@ -1,0 +1,81 @@
+"""A run of a comparison that ended in an error: where in its user's code, and how to run it alone."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sysconfig
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import tomli_w
+
+import ntkfl
+from ntkfl.atomic import write_atomically
+from ntkfl.errors import NTKFLError
+from ntkfl.federation.config import RunConfig
+
+_TRACEBACK = "\n\nThe whole traceback:\n\n"
+_LIBRARIES = (*(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")), ntkfl.__path__[0])
+
+
+def note_of(folder: Path) -> Path:
+    """Where the error of a run in `folder` is written: beside it, so that the run can begin there anew."""
+    return folder.with_name(f"{folder.name}.error.txt")
+
+
+def error_of(folder: Path) -> str:
+    """What is said of a run's error, in a few lines; empty where there was none."""
+    try:
+        return note_of(folder).read_text(errors="replace").partition(_TRACEBACK)[0].strip()
+    except FileNotFoundError:
+        return ""
+
+
+def write_error(folder: Path, config: RunConfig, device: str | None, error: Exception) -> None:
+    """What went wrong, the user's own lines on the way there, and the command that runs this one alone."""
+    settings = folder.with_name(f"{folder.name}.toml")
+    on = ["--device", device] if device else []
+    frames = own_frames(error, config.code)
+    place = f" ({frames[-1].partition(': ')[0]})" if frames else ""
+    lines = [f"{_said(error)}{place}", *(f"  {line}" for line in frames)]
+    lines.append(f"  to run it alone: {shlex.join(['ntkfl', 'train', '--config', _near(settings), *on])}")
+    lines.append(f"  the whole traceback: {_near(note_of(folder))}")
+    values = config.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(settings, tomli_w.dumps(values).encode())
+    text = "\n".join(lines) + _TRACEBACK + "".join(traceback.format_exception(error))
+    write_atomically(note_of(folder), text.encode())
+
+
+def own_frames(error: BaseException, code: Sequence[str]) -> list[str]:
+    """'file, line 12, in answer: source' for each frame in the user's own code, outermost first.
+
+    That is code outside of installed packages, and code of a package that the settings name (`package.module:name`).
+    """
+    named = {name.partition(":")[0].partition(".")[0] for name in code}
+    found = []
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        file = Path(frame.f_code.co_filename)
+        if package in named or (file.exists() and not _is_library(file)):
+            (summary,) = traceback.StackSummary.extract([(frame, line)])
+            found.append(f"{_near(file)}, line {line}, in {summary.name}: {summary.line}")
+    return found
+
+
+def _is_library(file: Path) -> bool:
+    return any(file.resolve().is_relative_to(Path(folder).resolve()) for folder in _LIBRARIES)
+
+
+def _said(error: Exception) -> str:
+    """An error of ours says what to do by itself; others go by their type."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, NTKFLError) else f"{type(error).__name__}: {text}".removesuffix(": ")
+
+
+def _near(path: Path) -> str:
+    """Relative to the working folder where it lies there."""
+    there = path.resolve()
+    return os.path.relpath(there) if there.is_relative_to(Path.cwd()) else str(there)

@@ -1,0 +1,160 @@
+"""An error in one run of a comparison: said with its place, the others go on."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from ntkfl.cli import app
+from ntkfl.compare import trials
+from ntkfl.compare.failures import own_frames
+from ntkfl.report.runs import find
+from ntkfl.report.view import view
+
+METHOD = """
+from ntkfl.methods import FedAvg
+
+
+def helper(client):
+    return client.memory["velocity"]
+
+
+class Broken(FedAvg):
+    def answer(self, task, message, clients):
+        if message.round == 2:
+            helper(clients[0])
+        return super().answer(task, message, clients)
+"""
+TOML = """
+rounds = 3
+clients_per_round = 3
+seeds = [0, 1]
+targets = [0.3]
+[data]
+dataset = "digits"
+clients = 6
+[model]
+hidden = [4]
+[[methods]]
+label = "whole"
+method = { name = "fedavg", local_steps = 1 }
+[[methods]]
+label = "broken [a]"
+method = { name = "broken_method:Broken", local_steps = 1 }
+"""
+
+
+class InThisProcess:
+    """A pool that does its work at once: no process to start."""
+
+    def __init__(self, count: int) -> None:
+        pass
+
+    def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(work(*arguments))
+        return future
+
+    def close(self, at_once: bool = False) -> None:
+        pass
+
+
+@pytest.fixture
+def compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Result]]:
+    """The command, in a folder with the method above."""
+    monkeypatch.setattr(trials, "Pool", InThisProcess)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "broken_method.py").write_text(METHOD)
+
+    def compare(toml: str) -> Result:
+        (tmp_path / "c.toml").write_text(toml)
+        return CliRunner().invoke(app, ["compare", "c.toml", "--out", "out"])
+
+    yield compare
+    sys.modules.pop("broken_method", None)
+
+
+def test_an_error_is_said_with_its_place_and_the_others_go_on(
+    compared: Callable[[str], Result], tmp_path: Path
+) -> None:
+    done = compared(TOML)
+    assert done.exit_code == 1
+    last = done.output.partition("2 runs failed")[2]
+    assert "✗ broken [a], seed 0; broken [a], seed 1:\n" in last
+    assert "KeyError: 'velocity' (broken_method.py, line 6, in helper)" in last
+    assert "  broken_method.py, line 12, in answer: helper(clients[0])\n" in last
+    assert '  broken_method.py, line 6, in helper: return client.memory["velocity"]\n' in last
+    assert "local_training.py" not in last  # frames of the library help nobody here
+    whole, broken = json.loads((tmp_path / "out/results.json").read_text())["rows"]
+    assert [len(curve) for curve in whole["accuracy"]] == [3, 3]
+    assert [len(curve) for curve in broken["accuracy"]] == [1, 1]
+    assert broken["failed"] == ["KeyError: 'velocity' (broken_method.py, line 6, in helper)"] * 2
+    table = (tmp_path / "out/table.md").read_text()
+    assert re.search(r"\| broken \[a\] \|.*\| failed \|", table)
+    shown = {run.name: view(run) for run in find([tmp_path / "out"])[0]}
+    assert shown["whole, seed 0"]["condition"] == "finished"
+    assert shown["broken [a], seed 0"]["condition"] == "failed"
+    assert "failed after 1 of 3 rounds: KeyError" in shown["broken [a], seed 0"]["text"]
+
+
+def test_the_command_it_names_runs_that_one_alone(compared: Callable[[str], Result]) -> None:
+    said = compared(TOML).output
+    alone = re.search(r"to run it alone: ntkfl (.*)", said)
+    assert alone is not None
+    again = CliRunner().invoke(app, shlex.split(alone[1]))
+    assert isinstance(again.exception, KeyError)  # nothing caught: a debugger stops where it happens
+    trace = re.search(r"the whole traceback: (.*)", said)
+    assert trace is not None
+    assert "Traceback (most recent call last)" in Path(trace[1]).read_text()
+
+
+def test_a_failed_run_is_tried_again_and_goes_on(compared: Callable[[str], Result], tmp_path: Path) -> None:
+    """What it needs may lie outside of the method's file, so its cell stays the same."""
+    ready = METHOD.replace(
+        "def helper(client):", "def helper(client):\n    import os\n    if os.path.exists('ready'): return"
+    )
+    (tmp_path / "broken_method.py").write_text(ready)
+    assert compared(TOML).exit_code == 1
+    Path("ready").touch()
+    again = compared(TOML)
+    assert again.exit_code == 0, again.output
+    assert "failed" not in again.output
+    assert not list(tmp_path.rglob("*.error.txt"))
+    rows = json.loads((tmp_path / "out/results.json").read_text())["rows"]
+    assert [len(curve) for row in rows for curve in row["accuracy"]] == [3] * 4
+
+
+def test_where_every_run_of_a_search_fails_nothing_is_chosen(compared: Callable[[str], Result]) -> None:
+    done = compared(TOML.replace("seeds = [0, 1]", "seeds = [0]") + "grid = { lr = [0.1, 0.3] }\n")
+    assert done.exit_code == 1
+    assert "every run of it failed, so nothing was chosen" in " ".join(done.output.split())
+    assert "3 runs failed" in done.output  # two settings of the grid, which did not grow, and the run itself
+
+
+def test_nothing_but_failures_has_no_table(compared: Callable[[str], Result]) -> None:
+    head, _, _ = TOML.partition("[[methods]]")
+    own = '[[methods]]\nlabel = "a"\nmethod = { name = "broken_method:Broken", local_steps = 1 }\n'
+    Path("broken_method.py").write_text(METHOD.replace("message.round == 2", "True"))
+    done = compared(head + own)
+    assert done.exit_code == 1
+    assert "no run finished a round" in done.output
+    assert "KeyError" in done.output
+
+
+def test_frames_of_a_named_package_are_its_users_wherever_it_is_installed() -> None:
+    with pytest.raises(ValueError, match="double quotes") as caught:
+        json.loads("{")
+    own, named = own_frames(caught.value, []), own_frames(caught.value, ["json.decoder:JSONDecoder"])
+    assert [Path(frame.partition(",")[0]).name for frame in own] == [Path(__file__).name]
+    assert any("decoder.py" in frame for frame in named)
