@@ -1,0 +1,170 @@
+"""Where the time of a round goes: a federation of the paper's size plays rounds, and every part of them is timed.
+
+The parts are functions of the library that a round calls. For the time of the measurement each is wrapped in a clock:
+a part's time is its own, without that of the parts inside it, and on a GPU a clock waits for all work given to it. So
+the parts add up to the round, and nothing is done that a round of `ntkfl train` does not do, but waiting.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from pydantic import PrivateAttr
+
+from ntkfl.data import Dirichlet, Federated, from_clients
+from ntkfl.data.catalog import load, locate
+from ntkfl.federation import server
+from ntkfl.federation.evaluation import OwnTestSet
+from ntkfl.federation.simulation import Simulation
+from ntkfl.methods import NTKFL, Task, candidates, robust_rows
+from ntkfl.methods.candidates import Candidates
+from ntkfl.methods.ntk_upload import NTKUpload
+from ntkfl.methods.robust_rows import Gathered, RobustRows
+from ntkfl.models import mlp
+from ntkfl.tangent import Evolution
+from ntkfl.wire import Message
+from ntkfl_experiments.bench.inputs import synthetic
+from ntkfl_experiments.bench.race import finish, race
+from ntkfl_experiments.bench.rows import BenchRow, Setting
+
+REST, EVOLUTION = "everything else", "server: evolution"
+# The object, the name of the function in it, and what the part is called.
+PARTS: tuple[tuple[Any, str, str], ...] = (
+    (NTKUpload, "uploads", "clients: Jacobians"),
+    (Candidates, "judge", "clients: candidates scored"),
+    (Message, "encode", "messages: encoded"),
+    (Message, "decode", "messages: decoded"),
+    (server, "filter_replies", "server: messages read and checked"),
+    (RobustRows, "gather", "server: rows put together"),
+    (robust_rows, "true_rows", "defences: rows computed again"),
+    (robust_rows, "clip_rows", "defences: long rows clipped"),
+    (robust_rows, "opposed", "defences: opposed rows"),
+    (robust_rows, "without_outliers", "defences: outliers looked for"),
+    (NTKFL, "evolve", EVOLUTION),
+    (Evolution, "deltas", "server: weights of all candidates"),
+    (candidates, "pack_span", "server: candidates packed"),
+    (OwnTestSet, "measure", "evaluation"),
+)
+_CLIENTS = 20
+
+
+class Clocks:
+    """Seconds by part, each without the parts inside it; `calls` by part."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.seconds: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
+        self._inner: list[float] = []
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        finish(self.device)
+        self._inner.append(0.0)
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            finish(self.device)
+            whole = time.perf_counter() - began
+            self.seconds[name] += whole - self._inner.pop()
+            self.calls[name] += 1
+            if self._inner:
+                self._inner[-1] += whole
+
+    @contextmanager
+    def on(self, parts: tuple[tuple[Any, str, str], ...]) -> Iterator[None]:
+        """Inside the block every call of these functions is timed."""
+        with ExitStack() as stack:
+            for owner, attribute, name in parts:
+                stack.enter_context(patch.object(owner, attribute, self._timed(vars(owner)[attribute], name)))
+            yield
+
+    def _timed(self, function: Any, name: str) -> Any:
+        plain: Callable[..., Any] = function.__func__ if isinstance(function, staticmethod) else function
+
+        @wraps(plain)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            with self.part(name):
+                return plain(*args, **kwargs)
+
+        return staticmethod(timed) if isinstance(function, staticmethod) else timed
+
+
+class _Counting(NTKFL):
+    """The default method, and the multiplications and additions of its evolutions' kernel products."""
+
+    _flop: float = PrivateAttr(0.0)
+    _products: int = PrivateAttr(0)
+
+    def evolve(
+        self, task: Task, rows: Gathered, times: Sequence[float] | None = None, products: int | None = None
+    ) -> Evolution:
+        evolution = super().evolve(task, rows, times, products)
+        self._products += evolution.statistics.evaluations
+        # There and back through every layer: twice the weights, biases aside, for a product and a row.
+        self._flop += 4.0 * evolution.statistics.evaluations * len(rows.y) * task.like.numel()
+        return evolution
+
+
+def profile(setting: Setting) -> list[BenchRow]:
+    """Where the time of a round goes: the default method, messages in bytes, with evaluation."""
+    data, called = _data(setting)
+    torch.manual_seed(0)
+    width, hidden, rounds = math.prod(data.input_shape), *((16, 1) if setting.quick else (100, 5))
+    method, network = _Counting(), mlp(width, hidden, data.output_dim)
+    server = Simulation(network, data, method, clients_per_round=_CLIENTS, device=setting.device).server
+    server.play(1)  # plans, caches, and on a GPU its libraries: once in a run
+    method._flop, method._products = 0.0, 0
+    clocks, samples, peak = Clocks(setting.device), 0, 0.0
+    for number in range(2, rounds + 2):
+        with clocks.on(PARTS), clocks.part(REST):
+            samples += server.play(number)[0]["samples"]
+        # Beside each round, as a machine with other work shows its best only now and then.
+        peak = max(peak, _product_rate(samples // (number - 1), width, hidden, setting))
+    total, size = sum(clocks.seconds.values()), f"{width}-{hidden}-{data.output_dim}"
+    rows = [
+        BenchRow(
+            "a whole round",
+            total / rounds,
+            1.0,
+            note=f"mean of {rounds}; {_CLIENTS} clients of {called}, {samples // rounds:,} rows, {size}; "
+            f"matrix products of its shape {peak / 1e9:,.0f} GFLOP/s",
+            details={"product_flops": peak},
+        )
+    ]
+    for name, seconds in clocks.seconds.most_common():
+        share, calls = seconds / total, clocks.calls[name] / rounds
+        details, note = {"share": share, "calls": calls}, f"{share:.1%}, {calls:g} calls"
+        if name == EVOLUTION:
+            details |= {"products": method._products / rounds, "of_peak": method._flop / seconds / peak}
+            note += f", {details['products']:g} products, {details['of_peak']:.0%} of their peak"
+        rows.append(BenchRow(name, seconds / rounds, note=note, details=details))
+    return rows
+
+
+def _data(setting: Setting) -> tuple[Federated, str]:
+    """Fashion-MNIST over 300 clients where it is on this machine, else images alike: inputs flat, as the MLP's are."""
+    if not setting.quick and locate("fashion-mnist") is not None:
+        return load("fashion-mnist").partition(Dirichlet(clients=300, alpha=0.1), seed=0), "Fashion-MNIST"
+    side, each = (14, 5) if setting.quick else (28, 200)
+    x, y = synthetic((_CLIENTS + 1) * each, side)
+    clients = list(zip(torch.split(x, each), torch.split(y, each), strict=True))
+    return from_clients(clients[1:], test=clients[0]), "synthetic images"
+
+
+def _product_rate(rows: int, width: int, hidden: int, setting: Setting) -> float:
+    """Operations per second of the two matrix products that a kernel product consists of: there and back."""
+    a, r = torch.randn(rows, width, device=setting.device), torch.randn(rows, hidden, device=setting.device)
+    weight = torch.empty(hidden, width, device=setting.device)
+    ways = {"back": lambda: torch.mm(r.T, a, out=weight), "there": lambda: torch.mm(a, weight.T, out=r)}
+    seconds = sum(timing.seconds for timing in race(ways, 3, setting).values())
+    return 4.0 * rows * width * hidden / seconds
