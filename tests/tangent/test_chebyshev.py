@@ -66,3 +66,25 @@ def test_a_field_that_no_graph_holds_runs_plainly() -> None:
     own = stepper(lambda y: y * float(y.sum()), start)
     assert type(own) is Stepper
     assert torch.equal(own.evaluate(start), 2 * start)
+
+
+def devices() -> list[str]:
+    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+
+
+@pytest.mark.parametrize("device", devices())
+def test_an_attempt_is_a_step_and_the_norms_of_its_estimate(device: str) -> None:
+    start = torch.tensor([0.4, -0.2], dtype=torch.float64, device=device)
+    own, plain, h = stepper(circle, start), Stepper(circle), 0.3
+    for stages in (2, 3, 8):  # once more than once: a graph's tables are used again
+        slope = plain.evaluate(start)
+        made = own.attempt(start, slope, h, stages)
+        state = plain.step(start, slope, h, stages)
+        after = plain.evaluate(state)
+        assert (made.state - state).abs().max() < 1e-14
+        assert (made.slope - after).abs().max() < 1e-14
+        estimate = 0.8 * (start - state) + 0.4 * h * (slope + after)
+        wanted = [float(v.norm()) for v in (estimate, start, state, slope, after)]
+        assert list(made[2:]) == pytest.approx(wanted, rel=1e-9)
+        start = made.state
+    assert own.evaluations == plain.evaluations - 3  # the slopes that were given
