@@ -74,7 +74,7 @@ def test_deeper_layers_have_none() -> None:
 def test_rows_in_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     g = hidden_layer(nn.ReLU).blocks[0].tensors()[1]
     whole = common_factor(g)
-    monkeypatch.setattr("ntkfl.tangent.linear_product._CHUNK", 7 * 4 * 9)
+    monkeypatch.setattr("ntkfl.tangent.linear_product.CHUNK", 7 * 4 * 9)
     parts = common_factor(g)
     assert whole is not None
     assert parts is not None

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_CHUNK = 2**22  # numbers of g looked at together
+CHUNK = 2**22  # numbers of g looked at together
 _ROUNDINGS = 8  # half units in the last place, times two: of g twice (a row may be scaled), of M twice, of s, M·s
 
 
@@ -60,12 +60,12 @@ def sensitivities(g: Tensor) -> Sensitivities:
 
 
 def common_factor(g: Tensor) -> tuple[Tensor, Tensor] | None:
-    """M [d2, n_out] and s [N, n_out] with g_ncj = M_cj s_nj, up to eight units of rounding; None where there are none."""
+    """M [d2, n_out] and s [N, n_out] with g_ncj = M_cj s_nj up to a few roundings of each; None where there are none."""
     N, outputs, units = g.shape
     if outputs < 2:
         return None  # g is no larger than s
     each = torch.arange(units, device=g.device)
-    rows = max(1, _CHUNK // (outputs * units))
+    rows = max(1, CHUNK // (outputs * units))
     largest, row = g.new_zeros(units), torch.zeros_like(each)
     for at in range(0, N, rows):
         here, index = g[at : at + rows].abs().amax(1).max(0)
