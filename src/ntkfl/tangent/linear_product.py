@@ -60,7 +60,7 @@ def sensitivities(g: Tensor) -> Sensitivities:
 
 
 def common_factor(g: Tensor) -> tuple[Tensor, Tensor] | None:
-    """M [d2, n_out] and s [N, n_out] with g_ncj = M_cj s_nj up to a few roundings of each; None where there are none."""
+    """M [d2, n_out] and s [N, n_out] with g_ncj = M_cj s_nj up to a few roundings of each; None if there are none."""
     N, outputs, units = g.shape
     if outputs < 2:
         return None  # g is no larger than s
