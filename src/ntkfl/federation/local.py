@@ -103,7 +103,7 @@ class SimulatedClients:
             self[client].memory.keep(0, memory)
 
 
-def _sent(answers: list[Message]) -> Iterator[tuple[Message, int]]:
+def through_bytes(answers: list[Message]) -> Iterator[tuple[Message, int]]:
     """Each answer after its way through bytes, and how many they were. Answers are let go as they are sent, since
     uploads are large; large ones are sent in several threads, as checksums and copies do not need the interpreter.
     """
@@ -157,7 +157,7 @@ class LocalTransport(Transport):
         if self._recorder:
             self._recorder.asked(self.clients.method, message, answers, self.clients.rows)
         replies = []
-        for reply, size in _sent(answers):
+        for reply, size in through_bytes(answers):
             replies.append(reply)
             traffic.uplink[reply.kind] += size
         return replies
