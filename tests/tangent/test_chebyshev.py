@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -72,10 +73,20 @@ def devices() -> list[str]:
     return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 
-@pytest.mark.parametrize("device", devices())
-def test_an_attempt_is_a_step_and_the_norms_of_its_estimate(device: str) -> None:
-    start = torch.tensor([0.4, -0.2], dtype=torch.float64, device=device)
+class Called:
+    """In place of a graph, where there is no GPU: what would be replayed is called."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.replay = work
+
+
+@pytest.mark.parametrize("device", [*devices(), "graphs that are called"])
+def test_an_attempt_is_a_step_and_the_norms_of_its_estimate(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = torch.tensor([0.4, -0.2], dtype=torch.float64, device="cuda" if device == "cuda" else "cpu")
     own, plain, h = stepper(circle, start), Stepper(circle), 0.3
+    if device == "graphs that are called":
+        monkeypatch.setattr("ntkfl.tangent.chebyshev.capture", lambda device, *work: [Called(piece) for piece in work])
+        own = GraphStepper(circle, start)
     for stages in (2, 3, 8):  # once more than once: a graph's tables are used again
         slope = plain.evaluate(start)
         made = own.attempt(start, slope, h, stages)
@@ -83,6 +94,7 @@ def test_an_attempt_is_a_step_and_the_norms_of_its_estimate(device: str) -> None
         after = plain.evaluate(state)
         assert (made.state - state).abs().max() < 1e-14
         assert (made.slope - after).abs().max() < 1e-14
+        assert (own.step(start, slope, 2 * h, stages) - plain.step(start, slope, 2 * h, stages)).abs().max() < 1e-14
         estimate = 0.8 * (start - state) + 0.4 * h * (slope + after)
         wanted = [float(v.norm()) for v in (estimate, start, state, slope, after)]
         assert list(made[2:]) == pytest.approx(wanted, rel=1e-9)

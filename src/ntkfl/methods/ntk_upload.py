@@ -193,8 +193,8 @@ class NTKUpload(Method):
 
 
 def batched(task: Task) -> bool:
-    """Whether clients of a process share computations: on a CPU the rows of one client already fill its caches."""
-    return task.like.device.type != "cpu"
+    """Whether rows of many clients are computed on at once: on a CPU those of one already fill its caches."""
+    return task.like.device.type == "cuda"
 
 
 def _sizes(rows: SampleRows) -> Tensor:

@@ -76,18 +76,11 @@ class GraphStepper(Stepper):
         self.basis = torch.zeros(5, *like.shape, dtype=like.dtype, device=like.device)
         self.table = torch.zeros(MOST_STAGES, 5, dtype=like.dtype, device=like.device)
         self.table[-1, 4] = 1.0  # F alone
-        self.pinned = torch.zeros(self.table.shape, dtype=like.dtype, pin_memory=True)  # read before the next step
+        self.pinned = torch.zeros(self.table.shape, dtype=like.dtype, pin_memory=like.is_cuda)
         self.at = torch.zeros(1, dtype=torch.int64, device=like.device)
         self.end, self.fresh = torch.zeros_like(like), torch.zeros_like(like)
         self.norms, self.share = like.new_zeros(5), like.new_zeros(())
-        side = torch.cuda.Stream(like.device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(like.device))
-        with torch.cuda.stream(side):
-            self._stage(0)  # libraries make their workspaces at a first call, which a capture forbids
-            self._finish()
-            self.stages = _captured(partial(self._stage, 0)), _captured(partial(self._stage, 1))
-            self.finish = _captured(self._finish)
-        torch.cuda.current_stream(like.device).wait_stream(side)
+        *self.stages, self.finish = capture(like.device, partial(self._stage, 0), partial(self._stage, 1), self._finish)
 
     def evaluate(self, y: Tensor) -> Tensor:
         self.evaluations += 1
@@ -152,22 +145,17 @@ def replayed(function: Callable[..., Tensor], *like: Tensor) -> Callable[..., Te
     if like[0].device.type != "cuda":
         return function
     rooms, results = [torch.zeros_like(t) for t in like], list[Tensor]()
-    side = torch.cuda.Stream(like[0].device)  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream(like[0].device))
     try:
-        with torch.cuda.stream(side):
-            function(*rooms)
-            graph = _captured(lambda: results.append(function(*rooms)))
+        (graph,) = capture(like[0].device, lambda: results.append(function(*rooms)))
     except RuntimeError:
         torch.cuda.synchronize(like[0].device)
         return function
-    torch.cuda.current_stream(like[0].device).wait_stream(side)
 
     def replay(*values: Tensor) -> Tensor:
         for room, value in zip(rooms, values, strict=True):
             room.copy_(value)
         graph.replay()
-        return results[0].clone()
+        return results[-1].clone()  # the graph's, which was called once before
 
     return replay
 
@@ -179,15 +167,25 @@ def _norms(y: Tensor, new: Tensor, slope: Tensor, fresh: Tensor, share: float | 
     return norms
 
 
-def _captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """`torch.cuda.graph` would collect garbage and empty caches first: milliseconds, twice an evolution."""
-    graph = torch.cuda.CUDAGraph()
-    graph.capture_begin(capture_error_mode="thread_local")
-    try:
-        work()
-    finally:
-        graph.capture_end()
-    return graph
+def capture(device: torch.device, *work: Callable[[], None]) -> list[torch.cuda.CUDAGraph]:
+    """Each of the pieces of work as a graph, which does it again whenever it is replayed.
+
+    `torch.cuda.graph` would collect garbage and empty caches first: milliseconds, several times an evolution.
+    """
+    graphs = []
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        for piece in work:
+            piece()  # libraries make their workspaces at a first call, which a capture forbids
+            graphs.append(torch.cuda.CUDAGraph())
+            graphs[-1].capture_begin(capture_error_mode="thread_local")
+            try:
+                piece()
+            finally:
+                graphs[-1].capture_end()
+    torch.cuda.current_stream(device).wait_stream(side)
+    return graphs
 
 
 @lru_cache(maxsize=512)
