@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -103,7 +103,7 @@ class SimulatedClients:
             self[client].memory.keep(0, memory)
 
 
-def through_bytes(answers: list[Message]) -> Iterator[tuple[Message, int]]:
+def through_bytes(answers: list[Message]) -> list[tuple[Message, int]]:
     """Each answer after its way through bytes, and how many they were. Answers are let go as they are sent, since
     uploads are large; large ones are sent in several threads, as checksums and copies do not need the interpreter.
     """
@@ -116,10 +116,9 @@ def through_bytes(answers: list[Message]) -> Iterator[tuple[Message, int]]:
         return Message.decode(payload), len(payload)
 
     if not large:
-        yield from map(send, range(len(waiting)))
-        return
+        return [send(number) for number in range(len(waiting))]
     with ThreadPoolExecutor(min(len(waiting), os.cpu_count() or 1)) as pool:
-        yield from pool.map(send, range(len(waiting)))
+        return list(pool.map(send, range(len(waiting))))
 
 
 class LocalTransport(Transport):

@@ -21,7 +21,7 @@ from pydantic import PrivateAttr
 
 from ntkfl.data import Dirichlet, Federated, from_clients
 from ntkfl.data.catalog import load, locate
-from ntkfl.federation import server
+from ntkfl.federation import local, server
 from ntkfl.federation.evaluation import OwnTestSet
 from ntkfl.federation.simulation import Simulation
 from ntkfl.methods import NTKFL, Task, candidates, robust_rows
@@ -30,7 +30,6 @@ from ntkfl.methods.ntk_upload import NTKUpload
 from ntkfl.methods.robust_rows import Gathered, RobustRows
 from ntkfl.models import mlp
 from ntkfl.tangent import Evolution
-from ntkfl.wire import Message
 from ntkfl_experiments.bench.inputs import synthetic
 from ntkfl_experiments.bench.race import finish, race
 from ntkfl_experiments.bench.rows import BenchRow, Setting
@@ -40,8 +39,7 @@ REST, EVOLUTION = "everything else", "server: evolution"
 PARTS: tuple[tuple[Any, str, str], ...] = (
     (NTKUpload, "uploads", "clients: Jacobians"),
     (Candidates, "judge", "clients: candidates scored"),
-    (Message, "encode", "messages: encoded"),
-    (Message, "decode", "messages: decoded"),
+    (local, "through_bytes", "messages: replies encoded and decoded"),
     (server, "filter_replies", "server: messages read and checked"),
     (RobustRows, "gather", "server: rows put together"),
     (robust_rows, "true_rows", "defences: rows computed again"),
@@ -57,28 +55,32 @@ _CLIENTS = 20
 
 
 class Clocks:
-    """Seconds by part, each without the parts inside it; `calls` by part."""
+    """Seconds by part, each without the parts inside it, by the clock and of the processor; `calls` by part."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.seconds: Counter[str] = Counter()
+        self.processor: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
-        self._inner: list[float] = []
+        self._inner: list[tuple[float, float]] = []
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         finish(self.device)
-        self._inner.append(0.0)
-        began = time.perf_counter()
+        self._inner.append((0.0, 0.0))
+        began = time.perf_counter(), time.process_time()
         try:
             yield
         finally:
             finish(self.device)
-            whole = time.perf_counter() - began
-            self.seconds[name] += whole - self._inner.pop()
+            clock, processor = time.perf_counter() - began[0], time.process_time() - began[1]
+            inner = self._inner.pop()
+            self.seconds[name] += clock - inner[0]
+            self.processor[name] += processor - inner[1]
             self.calls[name] += 1
             if self._inner:
-                self._inner[-1] += whole
+                around = self._inner[-1]
+                self._inner[-1] = (around[0] + clock, around[1] + processor)
 
     @contextmanager
     def on(self, parts: tuple[tuple[Any, str, str], ...]) -> Iterator[None]:
@@ -121,13 +123,13 @@ def profile(setting: Setting) -> list[BenchRow]:
     torch.manual_seed(0)
     width, hidden, rounds = math.prod(data.input_shape), *((16, 1) if setting.quick else (100, 5))
     method, network = _Counting(), mlp(width, hidden, data.output_dim)
-    server = Simulation(network, data, method, clients_per_round=_CLIENTS, device=setting.device).server
-    server.play(1)  # plans, caches, and on a GPU its libraries: once in a run
+    federation = Simulation(network, data, method, clients_per_round=_CLIENTS, device=setting.device).server
+    federation.play(1)  # plans, caches, and on a GPU its libraries: once in a run
     method._flop, method._products = 0.0, 0
     clocks, samples, peak = Clocks(setting.device), 0, 0.0
     for number in range(2, rounds + 2):
         with clocks.on(PARTS), clocks.part(REST):
-            samples += server.play(number)[0]["samples"]
+            samples += federation.play(number)[0]["samples"]
         # Beside each round, as a machine with other work shows its best only now and then.
         peak = max(peak, _product_rate(samples // (number - 1), width, hidden, setting))
     total, size = sum(clocks.seconds.values()), f"{width}-{hidden}-{data.output_dim}"
@@ -143,9 +145,14 @@ def profile(setting: Setting) -> list[BenchRow]:
     ]
     for name, seconds in clocks.seconds.most_common():
         share, calls = seconds / total, clocks.calls[name] / rounds
-        details, note = {"share": share, "calls": calls}, f"{share:.1%}, {calls:g} calls"
+        processor = clocks.processor[name]
+        details = {"share": share, "calls": calls, "processor_seconds": processor / rounds}
+        note = f"{share:.1%}, {calls:g} calls"
         if name == EVOLUTION:
+            # What a processor with other work gave this one, all threads together: on a quiet one both are the same.
+            own = {"of_peak_while_running": method._flop / (processor / torch.get_num_threads()) / peak}
             details |= {"products": method._products / rounds, "of_peak": method._flop / seconds / peak}
+            details |= own if setting.device.type == "cpu" else {}
             note += f", {details['products']:g} products, {details['of_peak']:.0%} of their peak"
         rows.append(BenchRow(name, seconds / rounds, note=note, details=details))
     return rows
