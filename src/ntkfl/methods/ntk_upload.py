@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -93,8 +94,8 @@ class NTKUpload(Method):
         return SampleRows(rows.J.to(like.device), rows.outputs.to(like.device), rows.labels.to(like.device))
 
     def check_together(self, task: Task, replies: Sequence[Message]) -> list[Tensor | None]:
-        """On an accelerator uploads go there as one, are looked at there, and stay there for the round: what
-        was read of each has all rows, and its own.
+        """On an accelerator uploads go there as one, are looked at there, and stay there for the round: what was read
+        of each has its own rows, and all rows with the place of its first.
         """
         if not batched(task) or self.sparsity or replies[0].kind != "upload":
             return super().check_together(task, replies)
@@ -105,7 +106,7 @@ class NTKUpload(Method):
         for reply, count in zip(replies, counts, strict=True):
             own = slice(at, at + count)
             reply.read["rows"] = SampleRows(rows.J[own], rows.outputs[own], rows.labels[own])
-            reply.read[_ALL] = rows
+            reply.read[_ALL] = (rows, at)
             at = own.stop
         return list(sizes)
 
@@ -113,10 +114,12 @@ class NTKUpload(Method):
         """The rows of all uploads, which are let go, and how many are whose: of one after the other, so that they are
         never all there twice, or at once where `check_together` left them so and none was lost since.
         """
-        alike = {id(upload.read.get(_ALL)) for upload in uploads}
-        counts = [len(upload.read["rows"].outputs) if "rows" in upload.read else 0 for upload in uploads]
-        whole: SampleRows | None = uploads[0].read.get(_ALL)
-        if whole is not None and len(alike) == 1 and sum(counts) == len(whole.outputs):
+        counts = [len(upload.take("outputs")) for upload in uploads]
+        whole, _ = uploads[0].read.get(_ALL, (None, 0))
+        starts = itertools.accumulate(counts, initial=0)
+        places = [upload.read.get(_ALL, (None, 0)) for upload in uploads]
+        same = all(rows is whole and at == start for (rows, at), start in zip(places, starts, strict=False))
+        if whole is not None and same and sum(counts) == len(whole.outputs):
             uploads.clear()
             yield whole, counts
         while uploads:
@@ -165,7 +168,11 @@ class NTKUpload(Method):
         if self.sparsity:  # values and positions, and both in the order of rows and of columns
             stored = 2 * (item + 4) * kept(self.sparsity, d2 * d)
         working = working_numbers(task.model, probe, self.form) + largest * numbers
-        return (sum(counts) + 4 * largest) * stored + item * working
+        held = sum(counts) + 4 * largest
+        if batched(task):  # inputs once more with a column of ones, and rows that are computed again
+            held += sum(counts) // 2
+            working += min(TOGETHER, sum(counts) * numbers)
+        return held * stored + item * working
 
     @property
     def attacks(self) -> frozenset[str]:
