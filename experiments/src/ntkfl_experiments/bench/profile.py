@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
@@ -59,8 +59,8 @@ class Clocks:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.seconds: Counter[str] = Counter()
-        self.processor: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.processor: defaultdict[str, float] = defaultdict(float)
         self.calls: Counter[str] = Counter()
         self._inner: list[tuple[float, float]] = []
 
@@ -143,7 +143,7 @@ def profile(setting: Setting) -> list[BenchRow]:
             details={"product_flops": peak},
         )
     ]
-    for name, seconds in clocks.seconds.most_common():
+    for name, seconds in sorted(clocks.seconds.items(), key=lambda item: -item[1]):
         share, calls = seconds / total, clocks.calls[name] / rounds
         processor = clocks.processor[name]
         details = {"share": share, "calls": calls, "processor_seconds": processor / rounds}
