@@ -130,7 +130,7 @@ def profile(setting: Setting) -> list[BenchRow]:
     for number in range(2, rounds + 2):
         with clocks.on(PARTS), clocks.part(REST):
             samples += federation.play(number)[0]["samples"]
-        # Beside each round, as a machine with other work shows its best only now and then.
+        # Beside each round: other work on the machine hits both alike.
         peak = max(peak, _product_rate(samples // (number - 1), width, hidden, setting))
     total, size = sum(clocks.seconds.values()), f"{width}-{hidden}-{data.output_dim}"
     rows = [
@@ -145,14 +145,10 @@ def profile(setting: Setting) -> list[BenchRow]:
     ]
     for name, seconds in sorted(clocks.seconds.items(), key=lambda item: -item[1]):
         share, calls = seconds / total, clocks.calls[name] / rounds
-        processor = clocks.processor[name]
-        details = {"share": share, "calls": calls, "processor_seconds": processor / rounds}
+        details = {"share": share, "calls": calls, "processor_seconds": clocks.processor[name] / rounds}
         note = f"{share:.1%}, {calls:g} calls"
         if name == EVOLUTION:
-            # What a processor with other work gave this one, all threads together: on a quiet one both are the same.
-            own = {"of_peak_while_running": method._flop / (processor / torch.get_num_threads()) / peak}
             details |= {"products": method._products / rounds, "of_peak": method._flop / seconds / peak}
-            details |= own if setting.device.type == "cpu" else {}
             note += f", {details['products']:g} products, {details['of_peak']:.0%} of their peak"
         rows.append(BenchRow(name, seconds / rounds, note=note, details=details))
     return rows
