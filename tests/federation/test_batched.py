@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 import ntkfl
+from ntkfl.errors import MessageError
 from ntkfl.federation.byzantine import ByzantineClients
 from ntkfl.federation.config import Byzantine
+from ntkfl.federation.local import through_bytes
 from ntkfl.federation.simulation import Simulation
 from ntkfl.federation.validation import filter_replies
 from ntkfl.methods import NTKFL, ClientRound, Task
@@ -131,3 +133,17 @@ def test_rounds_end_with_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> No
     assert [r.get("made_up_rows") for r in one.history] == [r.get("made_up_rows") for r in other.history]
     for mine, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("numbers", [10, 100_000], ids=["small", "large, in threads"])
+def test_answers_pass_through_bytes_in_their_order_and_are_let_go(numbers: int) -> None:
+    kept = [Message("upload", 1, {"outputs": torch.full((numbers,), float(i))}) for i in range(8)]
+    answers = list(kept)
+    sent = through_bytes(answers)
+    assert not answers
+    assert [size for _, size in sent] == [len(message.encode()) for message in kept]
+    for (reply, _), message in zip(sent, kept, strict=True):
+        assert torch.equal(reply.arrays["outputs"], message.arrays["outputs"])
+    bad = Message("upload", 1, {"outputs": torch.zeros(numbers, dtype=torch.complex64)})
+    with pytest.raises(MessageError, match="do not carry"):
+        through_bytes([kept[0], bad, *kept])
