@@ -173,7 +173,8 @@ def _product_rate(rows: int, width: int, hidden: int, setting: Setting) -> float
     a, r = torch.randn(rows, width, device=device), torch.randn(rows, hidden, device=device)
     weight, best = torch.empty(hidden, width, device=device), [math.inf, math.inf]
     ways = (lambda: torch.mm(r.T, a, out=weight), lambda: torch.mm(a, weight.T, out=r))
-    calls, clock = (1, _processor_time) if device.type == "cpu" else (50, time.perf_counter)
+    clock: Callable[[], float] = _processor_time if device.type == "cpu" else time.perf_counter
+    calls = 1 if device.type == "cpu" else 50
     for i, way in [*enumerate(ways)] * (2 if setting.quick else 20):
         finish(device)
         began = clock()
