@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 import torch
 from pydantic import PrivateAttr
+from torch import Tensor
 
 from ntkfl.data import Dirichlet, Federated, from_clients
 from ntkfl.data.catalog import load, locate
@@ -172,7 +173,7 @@ def _product_rate(rows: int, width: int, hidden: int, setting: Setting) -> float
     device = setting.device
     a, r = torch.randn(rows, width, device=device), torch.randn(rows, hidden, device=device)
     weight, best = torch.empty(hidden, width, device=device), [math.inf, math.inf]
-    ways = (lambda: torch.mm(r.T, a, out=weight), lambda: torch.mm(a, weight.T, out=r))
+    ways: list[Callable[[], Tensor]] = [lambda: torch.mm(r.T, a, out=weight), lambda: torch.mm(a, weight.T, out=r)]
     clock: Callable[[], float] = _processor_time if device.type == "cpu" else time.perf_counter
     calls = 1 if device.type == "cpu" else 50
     for i, way in [*enumerate(ways)] * (2 if setting.quick else 20):
