@@ -19,7 +19,10 @@ import torch
 from torch import Tensor
 
 CHUNK = 2**22  # numbers of g looked at together
-_ROUNDINGS = 8  # half units in the last place, times two: of g twice (a row may be scaled), of M twice, of s, M·s
+_FEW = 16  # rows that are looked at first
+# Units in the last place that g and M·s may differ by. Five can come of rounding: one of each of the four numbers of g
+# that are involved, where rows are scaled, and half a one of the quotient s and of the product.
+_ROUNDINGS = 8
 
 
 class Sensitivities(NamedTuple):
@@ -62,8 +65,8 @@ def sensitivities(g: Tensor) -> Sensitivities:
 def common_factor(g: Tensor) -> tuple[Tensor, Tensor] | None:
     """M [d2, n_out] and s [N, n_out] with g_ncj = M_cj s_nj up to a few roundings of each; None if there are none."""
     N, outputs, units = g.shape
-    if outputs < 2:
-        return None  # g is no larger than s
+    if outputs < 2 or (N > _FEW and common_factor(g[:_FEW]) is None):
+        return None  # g is no larger than s; or a few rows tell
     each = torch.arange(units, device=g.device)
     rows = max(1, CHUNK // (outputs * units))
     largest, row = g.new_zeros(units), torch.zeros_like(each)
