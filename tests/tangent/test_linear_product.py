@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import ntkfl
 from ntkfl.tangent.jacobian import BlockJacobian
-from ntkfl.tangent.linear_product import common_factor, linear_product, sensitivities
+from ntkfl.tangent.linear_product import common_factor, linear_product, sensitivities, with_ones
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -106,3 +106,12 @@ def test_every_form_is_the_dense_product(rows: int, form: str, bias: bool, devic
     exact = (J @ (J.T @ R.double().flatten())).view(rows, 4)
     sizes = (J.abs() @ (J.abs().T @ R.double().abs().flatten())).view(rows, 4)
     assert bool(((made - exact).abs() <= (rows + 7 + 2 * 5 + 16) * EPS * sizes).all())
+
+
+@pytest.mark.parametrize("columns", [3, 4, 784])
+def test_a_column_of_ones_is_a_bias(columns: int) -> None:
+    a = drawn(5, columns)
+    Z = with_ones(a)
+    assert Z.shape[1] % 4 == 0
+    assert Z.shape[1] - columns in (1, 2, 3, 4)
+    torch.testing.assert_close(Z @ Z.T, a @ a.T + 1)

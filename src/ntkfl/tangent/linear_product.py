@@ -43,11 +43,17 @@ def linear_product(a: Tensor, g: Tensor, bias: bool) -> Callable[[Tensor], Tenso
     if a.device.type == "cpu" or not bias:
         return lambda R: S.there(_through_weights(a, S.back(R), bias))
     # A sum over rows is a launch of its own, and as long as a third of the product: a column of ones costs nothing.
-    width = -(-(a.shape[1] + 1) // 4) * 4
-    Z = a.new_zeros(len(a), width)
-    Z[:, : a.shape[1]] = a
-    Z[:, a.shape[1]] = 1
+    Z = with_ones(a)
     return lambda R: S.there(Z @ (Z.mT @ S.back(R)))
+
+
+def with_ones(a: Tensor) -> Tensor:
+    """[a, 1], filled up with zeros to a multiple of four columns, as a GPU likes them."""
+    columns = a.shape[1]
+    Z = a.new_zeros(len(a), -(-(columns + 1) // 4) * 4)
+    Z[:, :columns] = a
+    Z[:, columns] = 1
+    return Z
 
 
 def sensitivities(g: Tensor) -> Sensitivities:
