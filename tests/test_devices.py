@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ntkfl
-from ntkfl.devices import devices_here, find_device
+from ntkfl.devices import devices_here, find_device, joined_on, to_host
 from ntkfl.errors import ConfigError
 
 ABSENT = ["gpu", "cuda:99", *([] if torch.cuda.is_available() else ["cuda"])]
@@ -50,3 +50,20 @@ def test_commands_end_with_one_line(verb: list[str], tmp_path: Path) -> None:
     assert "Traceback" not in ended.stderr
     assert ended.stderr.count("\n") == 1
     assert "no device 'gpu'" in ended.stderr
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_there_and_back_in_few_copies(device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    parts = [torch.arange(6.0).view(2, 3), torch.arange(3.0).view(1, 3) - 5]
+    there = joined_on(torch.device(device), parts)
+    assert there.device.type == device
+    labels = joined_on(
+        torch.device(device), [torch.tensor([3], dtype=torch.uint8), torch.tensor([4, 5], dtype=torch.uint8)]
+    )
+    here = to_host([there.T, labels, parts[0]])
+    assert [t.device.type for t in here] == ["cpu"] * 3
+    assert torch.equal(here[0], torch.cat(parts).T)
+    assert here[1].tolist() == [3, 4, 5]
+    assert here[2] is parts[0]

@@ -1,12 +1,16 @@
-"""Where to compute: a device by name, checked before anything is moved there, and what the processor is called."""
+"""Where to compute: a device by name, checked before anything is moved there; moving much to it and back in few copies;
+and what the processor is called.
+"""
 
 from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from ntkfl.errors import ConfigError
 
@@ -26,6 +30,31 @@ def devices_here() -> list[str]:
     """Names of the devices this machine has."""
     cuda = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     return ["cpu", *cuda, *(["mps"] if torch.backends.mps.is_available() else [])]
+
+
+def joined_on(device: torch.device, parts: Sequence[Tensor]) -> Tensor:
+    """Rows of all parts, of this machine's memory, as one tensor on `device`: one copy there, from pinned memory, which
+    a GPU reads six times as fast as any other.
+    """
+    if device.type != "cuda":
+        return torch.cat(list(parts)).to(device)
+    rows = sum(len(part) for part in parts)
+    room = torch.empty((rows, *parts[0].shape[1:]), dtype=parts[0].dtype, pin_memory=True)
+    return torch.cat(list(parts), out=room).to(device, non_blocking=True)
+
+
+def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors in this machine's memory, the device waited for once; those that are there already as they are."""
+    here = []
+    for tensor in tensors:
+        if tensor.device.type == "cuda":
+            room = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            here.append(room.copy_(tensor, non_blocking=True))
+        else:
+            here.append(tensor.cpu())
+    for device in {tensor.device for tensor in tensors if tensor.device.type == "cuda"}:
+        torch.cuda.current_stream(device).synchronize()
+    return here
 
 
 def processor_name() -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from ntkfl.tangent.chebyshev import GraphStepper, Stepper, stepper
+from ntkfl.tangent.chebyshev import GraphStepper, Stepper, replayed, stepper
 
 
 def circle(y: Tensor) -> Tensor:
@@ -66,3 +67,48 @@ def test_a_field_that_no_graph_holds_runs_plainly() -> None:
     own = stepper(lambda y: y * float(y.sum()), start)
     assert type(own) is Stepper
     assert torch.equal(own.evaluate(start), 2 * start)
+
+
+def devices() -> list[str]:
+    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+
+
+class Called:
+    """In place of a graph, where there is no GPU: what would be replayed is called."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.replay = work
+
+
+@pytest.mark.parametrize("device", [*devices(), "graphs that are called"])
+def test_an_attempt_is_a_step_and_the_norms_of_its_estimate(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = torch.tensor([0.4, -0.2], dtype=torch.float64, device="cuda" if device == "cuda" else "cpu")
+    own, plain, h = stepper(circle, start), Stepper(circle), 0.3
+    if device == "graphs that are called":
+        monkeypatch.setattr("ntkfl.tangent.chebyshev.capture", lambda device, *work: [Called(piece) for piece in work])
+        own = GraphStepper(circle, start)
+    for stages in (2, 3, 8):  # once more than once: a graph's tables are used again
+        slope = plain.evaluate(start)
+        made = own.attempt(start, slope, h, stages)
+        state = plain.step(start, slope, h, stages)
+        after = plain.evaluate(state)
+        assert (made.state - state).abs().max() < 1e-14
+        assert (made.slope - after).abs().max() < 1e-14
+        assert (own.step(start, slope, 2 * h, stages) - plain.step(start, slope, 2 * h, stages)).abs().max() < 1e-14
+        estimate = 0.8 * (start - state) + 0.4 * h * (slope + after)
+        wanted = [float(v.norm()) for v in (estimate, start, state, slope, after)]
+        assert list(made[2:]) == pytest.approx(wanted, rel=1e-9)
+        start = made.state
+    assert own.evaluations == plain.evaluations - 3  # the slopes that were given
+
+
+@pytest.mark.parametrize("device", devices())
+def test_a_function_that_is_replayed_is_itself(device: str) -> None:
+    first, second = (torch.arange(6.0, device=device).view(2, 3) + i for i in (0, 1))
+    function = replayed(lambda a, b: (a @ b.T).exp(), first, second)
+    for i in range(3):
+        assert torch.equal(function(first / 9 + i, second / 9), ((first / 9 + i) @ (second / 9).T).exp())
+    one = function(first, second)
+    function(first + 1, second)
+    assert torch.equal(one, (first @ second.T).exp())  # a result is the caller's own
+    assert torch.equal(replayed(lambda a: a * float(a.sum()), first)(first), first * float(first.sum()))

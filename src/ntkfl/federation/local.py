@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from ntkfl.privacy.subsample import equal_rows
 from ntkfl.wire import Message
 
 _MOMENTS = "moments"
+_LARGE = 2**20  # bytes of all answers, below which threads cost more than they save
 
 
 class SimulatedClients:
@@ -100,6 +103,24 @@ class SimulatedClients:
             self[client].memory.keep(0, memory)
 
 
+def through_bytes(answers: list[Message]) -> list[tuple[Message, int]]:
+    """Each answer after its way through bytes, and how many they were. Answers are let go as they are sent, since
+    uploads are large; large ones are sent in several threads, as checksums and copies do not need the interpreter.
+    """
+    waiting = dict(enumerate(answers))
+    large = sum(array.nbytes for answer in answers for array in answer.arrays.values()) >= _LARGE
+    answers.clear()
+
+    def send(number: int) -> tuple[Message, int]:
+        payload = waiting.pop(number).encode()
+        return Message.decode(payload), len(payload)
+
+    if not large:
+        return [send(number) for number in range(len(waiting))]
+    with ThreadPoolExecutor(min(len(waiting), os.cpu_count() or 1)) as pool:
+        return list(pool.map(send, range(len(waiting))))
+
+
 class LocalTransport(Transport):
     """To the clients of this process, all of which can be asked."""
 
@@ -135,10 +156,9 @@ class LocalTransport(Transport):
         if self._recorder:
             self._recorder.asked(self.clients.method, message, answers, self.clients.rows)
         replies = []
-        while answers:  # each answer is let go as it is sent: uploads are large
-            payload = answers.pop(0).encode()
-            replies.append(Message.decode(payload))
-            traffic.uplink[replies[-1].kind] += len(payload)
+        for reply, size in through_bytes(answers):
+            replies.append(reply)
+            traffic.uplink[reply.kind] += size
         return replies
 
     def _count_moments(self, traffic: Traffic) -> None:

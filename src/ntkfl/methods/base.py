@@ -246,6 +246,10 @@ class Method(Stages):
             reply.take(name)
         return None
 
+    def check_together(self, task: Task, replies: Sequence[Message]) -> list[Tensor | None]:
+        """`check` of replies of one form; an error where any of them is bad, and then each is checked by itself."""
+        return [self.check(task, reply) for reply in replies]
+
     def posterior(self, task: Task, state: State) -> HeadPosterior:
         """How sure the last layer is, from what the server kept: `task` holds the trained network."""
         raise ConfigError(f"{self.name} leaves no sums that a posterior follows from: use sum-ridge or sum-ntk-fl")

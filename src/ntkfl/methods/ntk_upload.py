@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -10,20 +11,22 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from ntkfl.devices import to_host
 from ntkfl.errors import ConfigError, MessageError, unknown
 from ntkfl.methods.base import ClientRound, Method, Task, take_labels
 from ntkfl.methods.batching import in_groups, joined
 from ntkfl.methods.corruption import change_of, corrupted_jacobian, with_numbers
 from ntkfl.methods.inspection import Corruption, SampleRows
+from ntkfl.methods.robust import TOGETHER
 from ntkfl.methods.step_selection import LOSS_ATTACKS, check_scores, favouring
 from ntkfl.privacy.sparsify import kept, sparsify
 from ntkfl.tangent import Jacobian, jacobian_numbers, working_numbers
 from ntkfl.tangent.build import FORMS
-from ntkfl.wire import Message, join_rows, pack_jacobian, pack_labels, split_rows, unpack_jacobian
+from ntkfl.wire import Message, join_rows, pack_jacobian, pack_labels, split_rows, stack_messages, unpack_jacobian
 from ntkfl.wire.topk import pack_topk, unpack_topk
 
 CODECS = ("auto", "factored", "dense", "topk")
-_TOGETHER = 2**27  # numbers of clients' Jacobians made at once on an accelerator: 512 MiB in float32
+_ALL = "rows of all"  # in what was read of an upload
 
 
 class NTKUpload(Method):
@@ -53,20 +56,23 @@ class NTKUpload(Method):
 
     def uploads(self, task: Task, round: int, w: Tensor, clients: Sequence[ClientRound]) -> list[Message]:
         """Each client's upload at the weights w [d]. On an accelerator as many clients at once as keep it busy."""
-        if task.like.device.type == "cpu":
+        if not batched(task):
             groups = [[client] for client in clients]
         else:
-            groups = in_groups(clients, _TOGETHER // task.plan(clients[0].x, self.form).stored)
+            groups = in_groups(clients, TOGETHER // task.plan(clients[0].x, self.form).stored)
         return [upload for some in groups for upload in self.upload_together(task, round, w, some)]
 
     def upload_together(self, task: Task, round: int, w: Tensor, clients: Sequence[ClientRound]) -> list[Message]:
-        """The same in one computation for all of them."""
-        x = joined([client.x for client in clients])
-        J, f0 = task.jacobian(w, x, self.form), task.predict(w, x)
+        """The same in one computation for all of them, what they send on the CPU."""
+        x, y = joined([client.x for client in clients]), joined([client.y for client in clients])
+        J, f0, labels = task.jacobian(w, x, self.form), task.predict(w, x), pack_labels(y, task.outputs)
+        if not self.sparsity:
+            f0, labels, *stored = to_host([f0, labels, *J.tensors()])
+            J = J.mapped(lambda _: stored.pop(0))
         uploads, at = [], 0
         for client in clients:
             rows = slice(at, at + len(client))
-            arrays = {"outputs": f0[rows], "labels": pack_labels(client.y, task.outputs)}
+            arrays = {"outputs": f0[rows], "labels": labels[rows]}
             own = J[rows] if len(clients) > 1 else J
             packed = self.pack(sparsify(own, self.sparsity) if self.sparsity else own)
             uploads.append(Message("upload", round, arrays | packed))
@@ -83,9 +89,42 @@ class NTKUpload(Method):
         if "rows" not in reply.read:
             reply.read["rows"] = self._decoded(task, reply, like.new_empty(0, device="cpu"))
         rows: SampleRows = reply.read["rows"]
-        if like.device.type == "cpu":
+        if like.device == rows.outputs.device:
             return rows
         return SampleRows(rows.J.to(like.device), rows.outputs.to(like.device), rows.labels.to(like.device))
+
+    def check_together(self, task: Task, replies: Sequence[Message]) -> list[Tensor | None]:
+        """On an accelerator uploads go there as one, are looked at there, and stay there for the round: what was read
+        of each has its own rows, and all rows with the place of its first.
+        """
+        if not batched(task) or self.sparsity or replies[0].kind != "upload":
+            return super().check_together(task, replies)
+        stacked, counts = stack_messages(replies, task.like.device)
+        rows = self._decoded(task, stacked, task.like)
+        sizes = torch.split(_sizes(rows).cpu(), counts)
+        at = 0
+        for reply, count in zip(replies, counts, strict=True):
+            own = slice(at, at + count)
+            reply.read["rows"] = SampleRows(rows.J[own], rows.outputs[own], rows.labels[own])
+            reply.read[_ALL] = (rows, at)
+            at = own.stop
+        return list(sizes)
+
+    def joined_rows(self, task: Task, uploads: list[Message]) -> Iterator[tuple[SampleRows, list[int]]]:
+        """The rows of all uploads, which are let go, and how many are whose: of one after the other, so that they are
+        never all there twice, or at once where `check_together` left them so and none was lost since.
+        """
+        counts = [len(upload.take("outputs")) for upload in uploads]
+        whole, _ = uploads[0].read.get(_ALL, (None, 0))
+        starts = itertools.accumulate(counts, initial=0)
+        places = [upload.read.get(_ALL, (None, 0)) for upload in uploads]
+        same = all(rows is whole and at == start for (rows, at), start in zip(places, starts, strict=False))
+        if whole is not None and same and sum(counts) == len(whole.outputs):
+            uploads.clear()
+            yield whole, counts
+        while uploads:
+            rows = self.read_rows(task, uploads.pop(0))
+            yield rows, [len(rows.outputs)]
 
     def _decoded(self, task: Task, reply: Message, like: Tensor) -> SampleRows:
         outputs, columns = task.outputs, task.like.numel()
@@ -117,10 +156,7 @@ class NTKUpload(Method):
         if reply.kind != "upload":
             check_scores(reply, self.shuffle)
             return None
-        J, f0, y = self.read_rows(task, reply, task.like.new_empty(0, device="cpu"))
-        largest = [t.flatten(1).abs().amax(1) for t in J.tensors() if t.is_floating_point()]
-        targets = y.abs().flatten(1).amax(1) if y.is_floating_point() else torch.zeros(len(y))
-        return torch.stack([J.norms(), f0.abs().amax(1), targets, torch.stack(largest).amax(0)], dim=1)
+        return _sizes(self.read_rows(task, reply, task.like.new_empty(0, device="cpu")))
 
     def jacobian_bytes(self, task: Task, counts: Sequence[int], probe: Tensor) -> int:
         """An estimate of what Jacobians of clients with so many samples take: the round's own, a few copies of one
@@ -132,7 +168,11 @@ class NTKUpload(Method):
         if self.sparsity:  # values and positions, and both in the order of rows and of columns
             stored = 2 * (item + 4) * kept(self.sparsity, d2 * d)
         working = working_numbers(task.model, probe, self.form) + largest * numbers
-        return (sum(counts) + 4 * largest) * stored + item * working
+        held = sum(counts) + 4 * largest
+        if batched(task):  # inputs once more with a column of ones, and rows that are computed again
+            held += sum(counts) // 2
+            working += min(TOGETHER, sum(counts) * numbers)
+        return held * stored + item * working
 
     @property
     def attacks(self) -> frozenset[str]:
@@ -157,3 +197,16 @@ class NTKUpload(Method):
             J = self.read_rows(task, reply).J
             arrays |= self.pack(corrupted_jacobian(J, change_of(corruption), draws))
         return replace(reply, arrays=arrays)
+
+
+def batched(task: Task) -> bool:
+    """Whether rows of many clients are computed on at once: on a CPU those of one already fill its caches."""
+    return task.like.device.type == "cuda"
+
+
+def _sizes(rows: SampleRows) -> Tensor:
+    """Of each row the Jacobian's norm, the largest output, target and number stored: [n, 4]."""
+    J, f0, y = rows
+    largest = [t.flatten(1).abs().amax(1) for t in J.tensors() if t.is_floating_point()]
+    targets = y.abs().flatten(1).amax(1) if y.is_floating_point() else torch.zeros_like(f0[:, 0])
+    return torch.stack([J.norms(), f0.abs().amax(1), targets, torch.stack(largest).amax(0)], dim=1)

@@ -7,7 +7,8 @@ kernel comes without. Each bound by itself: `robust.py`; what they do against wh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -143,35 +144,46 @@ class RobustRows(NTKUpload):
         return evolution
 
     def _stack(self, task: Task, w: Tensor, uploads: list[Message], round: int) -> Gathered:
-        """Uploads are let go one by one: a round's Jacobian is never there twice."""
+        """Uploads are let go as they are read: a round's Jacobian is never there twice."""
         sent = torch.tensor([len(upload.take("outputs", (None, task.outputs))) for upload in uploads])
         fair = fair_counts(sent, self.row_limit)
+        most, total = iter(fair.tolist()), int(fair.sum())
         stack: Stack | None = None
-        f0, y, counts, made_up, verified = [], [], [], 0, self.verify
-        for most in fair.tolist():
-            J, f, labels = self.read_rows(task, uploads.pop(0))
+        parts: list[tuple[Tensor, Tensor, Tensor]] = []
+        made_up, verified, asked = 0, self.verify, 0
+        for read, counts in self.joined_rows(task, uploads):
+            senders = torch.repeat_interleave(torch.tensor(counts)).to(read.outputs.device)
+            own = Gathered(*read, asked + senders)
+            asked += len(counts)
             if verified is None:
-                verified = verifiable(task, w, J)
-            if len(J) > most:
-                drawn = surplus_left_out(len(J), most, round).to(f.device)
-                J, f, labels = J[drawn], f[drawn], labels[drawn]
-            if verified and not bool((true := true_rows(task, w, J, f)).all()):
-                made_up += int((~true).sum())
-                J, f, labels = J[true], f[true], labels[true]
-            counts.append(len(J))
-            if len(fair) == 1 and len(J):
-                return Gathered(J, f, labels, labels.new_zeros(len(J)).long(), bool(verified), _notes(0, made_up))
-            stack = stack or Stack(int(fair.sum()))
-            if len(J):
-                stack.add(J)
-                f0.append(f)
-                y.append(labels)
-        if not f0 or stack is None:
+                verified = verifiable(task, w, own.J)
+            own.keep(_fair_rows(counts, [next(most) for _ in counts], round).to(senders.device), "surplus_rows")
+            if verified:
+                true = true_rows(task, w, own.J, own.f0).nonzero()[:, 0]
+                made_up += len(own.y) - len(true)
+                own.keep(true, "made_up_rows")
+            if not len(own.y):
+                continue
+            if asked < len(sent) or stack:  # more rows may come, or came
+                stack = stack or Stack(total)
+                stack.add(own.J)
+            parts.append((own.f0, own.y, own.senders))
+        if not parts:
             needs = "verify needs a network that begins with a linear layer"
             raise TooFew(f"none of {made_up} rows is what the network gives at the input it holds; {needs}")
-        senders = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)).to(f0[0].device)
-        notes = _notes(int((sent - fair).sum()), made_up)
-        return Gathered(stack.whole(), torch.cat(f0), torch.cat(y), senders, bool(verified), notes)
+        J = stack.whole() if stack else own.J
+        f0, y, senders = (torch.cat(same) for same in zip(*parts, strict=True))
+        return Gathered(J, f0, y, senders, bool(verified), _notes(int((sent - fair).sum()), made_up))
+
+
+def _fair_rows(counts: Sequence[int], most: Sequence[int], round: int) -> Tensor:
+    """Indices of the rows that count, of clients with so many rows each and at most so many that count."""
+    ends = itertools.accumulate(counts)
+    kept = [
+        end - count + (torch.arange(count) if count <= few else surplus_left_out(count, few, round))
+        for end, count, few in zip(ends, counts, most, strict=True)
+    ]
+    return torch.cat(kept)
 
 
 def product_budget(state: State) -> int | None:

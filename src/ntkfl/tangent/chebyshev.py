@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +15,20 @@ from torch import Tensor
 DAMPING = 2.0 / 13.0
 MOST_STAGES = 2000
 _Field = Callable[[Tensor], Tensor]
+
+
+class Attempt(NamedTuple):
+    """A step from y to ŷ: ŷ and F(ŷ); the norm of the method's estimate of its error,
+    0.8 (y − ŷ) + 0.4 h (F(y) + F(ŷ)); and the norms of y, ŷ, F(y) and F(ŷ).
+    """
+
+    state: Tensor
+    slope: Tensor
+    error: float
+    before: float
+    after: float
+    speed_before: float
+    speed: float
 
 
 class Stepper:
@@ -39,13 +54,20 @@ class Stepper:
             before, current = current, fresh
         return current
 
+    def attempt(self, y: Tensor, slope: Tensor, h: float, stages: int) -> Attempt:
+        """A step, F where it ends, and what tells whether it may be taken."""
+        new = self.step(y, slope, h, stages)
+        fresh = self.evaluate(new)
+        return Attempt(new, fresh, *_norms(y, new, slope, fresh, 0.4 * h).tolist())
+
 
 class GraphStepper(Stepper):
     """The same on a GPU, where a stage is some twenty small kernels that take longer to launch one by one than to run.
 
     A stage is captured once and replayed; its coefficients come from a table on the device, at a row that the graph
-    itself counts up, so that a whole step is queued without waiting for any of it. Who calls `step` waits for its
-    result, an error norm say, before the next one: the table is then free.
+    itself counts up, so that a whole step is queued without waiting for any of it. What ends an attempt is a graph as
+    well: the norms cross from the GPU together, and that is the only time that it is waited for. The table is then
+    free; a caller of `step` alone waits for its result before the next one.
     """
 
     def __init__(self, field: _Field, like: Tensor) -> None:
@@ -54,14 +76,11 @@ class GraphStepper(Stepper):
         self.basis = torch.zeros(5, *like.shape, dtype=like.dtype, device=like.device)
         self.table = torch.zeros(MOST_STAGES, 5, dtype=like.dtype, device=like.device)
         self.table[-1, 4] = 1.0  # F alone
-        self.pinned = torch.zeros(self.table.shape, dtype=like.dtype, pin_memory=True)  # read before the next step
+        self.pinned = torch.zeros(self.table.shape, dtype=like.dtype, pin_memory=like.is_cuda)
         self.at = torch.zeros(1, dtype=torch.int64, device=like.device)
-        side = torch.cuda.Stream(like.device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(like.device))
-        with torch.cuda.stream(side):
-            self._stage(0)  # libraries make their workspaces at a first call, which a capture forbids
-            self.stages = _captured(partial(self._stage, 0)), _captured(partial(self._stage, 1))
-        torch.cuda.current_stream(like.device).wait_stream(side)
+        self.end, self.fresh = torch.zeros_like(like), torch.zeros_like(like)
+        self.norms, self.share = like.new_zeros(5), like.new_zeros(())
+        *self.stages, self.finish = capture(like.device, partial(self._stage, 0), partial(self._stage, 1), self._finish)
 
     def evaluate(self, y: Tensor) -> Tensor:
         self.evaluations += 1
@@ -71,6 +90,18 @@ class GraphStepper(Stepper):
         return self.basis[0].clone()
 
     def step(self, y: Tensor, slope: Tensor, h: float, stages: int) -> Tensor:
+        return self._advance(y, slope, h, stages).clone()
+
+    def attempt(self, y: Tensor, slope: Tensor, h: float, stages: int) -> Attempt:
+        self.end.copy_(self._advance(y, slope, h, stages))
+        self.share.fill_(0.4 * h)
+        self.finish.replay()
+        self.evaluations += 1
+        state, fresh = self.end.clone(), self.fresh.clone()
+        return Attempt(state, fresh, *self.norms.tolist())
+
+    def _advance(self, y: Tensor, slope: Tensor, h: float, stages: int) -> Tensor:
+        """The state after a step, where the stages left it."""
         first, coefficients = _coefficients(stages)
         turns = [(nu, mu) if j % 2 == 0 else (mu, nu) for j, (mu, nu, _, _) in enumerate(coefficients)]
         rest = [(1 - mu - nu, gamma * h, mu_tilde * h) for mu, nu, mu_tilde, gamma in coefficients]
@@ -84,7 +115,7 @@ class GraphStepper(Stepper):
         for j in range(len(rows)):
             self.stages[j % 2].replay()
         self.evaluations += len(rows)
-        return self.basis[(len(rows) + 1) % 2].clone()
+        return self.basis[(len(rows) + 1) % 2]
 
     def _stage(self, i: int) -> None:
         """The older of the last two states, the i-th, becomes the new one: all five combined."""
@@ -92,6 +123,11 @@ class GraphStepper(Stepper):
         weights = self.table.index_select(0, self.at)
         self.basis[i] = (weights @ self.basis.flatten(1)).view(self.basis.shape[1:])
         self.at.add_(1)
+
+    def _finish(self) -> None:
+        """F at the end of a step, and the norms of an attempt."""
+        self.fresh.copy_(self.field(self.end))
+        self.norms.copy_(_norms(self.basis[2], self.end, self.basis[3], self.fresh, self.share))
 
 
 def stepper(field: _Field, like: Tensor) -> Stepper:
@@ -104,15 +140,52 @@ def stepper(field: _Field, like: Tensor) -> Stepper:
     return Stepper(field)
 
 
-def _captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """`torch.cuda.graph` would collect garbage and empty caches first: milliseconds, twice an evolution."""
-    graph = torch.cuda.CUDAGraph()
-    graph.capture_begin(capture_error_mode="thread_local")
+def replayed(function: Callable[..., Tensor], *like: Tensor) -> Callable[..., Tensor]:
+    """`function` of tensors such as these: on a GPU as a graph, where one can hold it, for it to be called often."""
+    if like[0].device.type != "cuda":
+        return function
+    rooms, results = [torch.zeros_like(t) for t in like], list[Tensor]()
     try:
-        work()
-    finally:
-        graph.capture_end()
-    return graph
+        (graph,) = capture(like[0].device, lambda: results.append(function(*rooms)))
+    except RuntimeError:
+        torch.cuda.synchronize(like[0].device)
+        return function
+
+    def replay(*values: Tensor) -> Tensor:
+        for room, value in zip(rooms, values, strict=True):
+            room.copy_(value)
+        graph.replay()
+        return results[-1].clone()  # the graph's, which was called once before
+
+    return replay
+
+
+def _norms(y: Tensor, new: Tensor, slope: Tensor, fresh: Tensor, share: float | Tensor) -> Tensor:
+    """The five norms of an attempt, [5]; `share` is 0.4 h."""
+    estimate = torch.sub(y, new).mul_(0.8).add_((slope + fresh).mul_(share))
+    norms: Tensor = torch.stack([estimate, y, new, slope, fresh]).flatten(1).norm(dim=1)
+    return norms
+
+
+def capture(device: torch.device, *work: Callable[[], None]) -> list[torch.cuda.CUDAGraph]:
+    """Each of the pieces of work as a graph, which does it again whenever it is replayed.
+
+    `torch.cuda.graph` would collect garbage and empty caches first: milliseconds, several times an evolution.
+    """
+    graphs = []
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        for piece in work:
+            piece()  # libraries make their workspaces at a first call, which a capture forbids
+            graphs.append(torch.cuda.CUDAGraph())
+            graphs[-1].capture_begin(capture_error_mode="thread_local")
+            try:
+                piece()
+            finally:
+                graphs[-1].capture_end()
+    torch.cuda.current_stream(device).wait_stream(side)
+    return graphs
 
 
 @lru_cache(maxsize=512)

@@ -7,7 +7,7 @@ sensitivities g = ∂f/∂out stored, never their product. `layers/` says which 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ntkfl.tangent.dense import DenseBlock
 from ntkfl.tangent.jacobian import Block, row_norms
+from ntkfl.tangent.linear_product import linear_product, rowwise
 
 DENSE_NUMBERS = 2**22  # numbers of a block that a Gram matrix makes dense at a time, on each side
 
@@ -97,13 +98,13 @@ class FactoredBlock(Block):
         if not len(self.g):
             return
         moved = self.apply(delta[..., self.weight], None if self.bias is None else delta[..., self.bias])
-        out += _rowwise(moved, self.g.mT)
+        out += rowwise(moved, self.g.mT)
 
     def add_vjp(self, out: Tensor, cotangent: Tensor) -> None:
         assert self.weight is not None
         if not len(self.g):  # nothing to add, and PyTorch's kernels differ in what they make of no rows
             return
-        weight, bias = self.transpose(_rowwise(cotangent, self.g))
+        weight, bias = self.transpose(rowwise(cotangent, self.g))
         out[..., self.weight] += weight
         if self.bias is not None and bias is not None:
             out[..., self.bias] += bias
@@ -111,8 +112,8 @@ class FactoredBlock(Block):
     def product(self, cotangent: Tensor) -> Tensor:
         if not len(self.g):
             return torch.zeros_like(cotangent)
-        weight, bias = self.transpose(_rowwise(cotangent, self.g))
-        return _rowwise(self.apply(weight, bias), self.g.mT)
+        weight, bias = self.transpose(rowwise(cotangent, self.g))
+        return rowwise(self.apply(weight, bias), self.g.mT)
 
     def gram(self, other: Self) -> Tensor:
         return self._gram_of_dense_rows(other)
@@ -181,8 +182,7 @@ class LinearBlock(FactoredBlock):
         super().__init__(a, g, weight, bias, settings)
         self.T, self.n_in = a.shape[1], a.shape[2]
         self.n_out = g.shape[2] // self.T
-        self._pairs: Tensor | None = None  # aaᵀ, and 1 with a bias: [N, N]
-        self._last: bool | None = None
+        self._product: Callable[[Tensor], Tensor] | None = None  # J Jᵀ, made ready at the first use
 
     @classmethod
     def from_calls(
@@ -217,19 +217,11 @@ class LinearBlock(FactoredBlock):
         return weight, None if self.bias is None else rows.sum(dim=-2)
 
     def product(self, cotangent: Tensor) -> Tensor:
-        """Through the weights, 4·N·n_in·n_out operations, or with few rows through their own products, 2·N²·n_out."""
         if self.T > 1 or not len(self.a):
             return super().product(cotangent)
-        inner = cotangent if self._is_last() else _rowwise(cotangent, self.g)
-        if len(self.a) < 2 * self.n_in:
-            if self._pairs is None:
-                self._pairs = self._inputs() @ self._inputs().mT
-                if self.bias is not None:
-                    self._pairs += 1
-            moved = self._pairs @ inner
-        else:
-            moved = self.apply(*self.transpose(inner))
-        return moved if self._is_last() else _rowwise(moved, self.g.mT)
+        if self._product is None:
+            self._product = linear_product(self._inputs(), self.g, self.bias is not None)
+        return self._product(cotangent)
 
     def gram(self, other: Self) -> Tensor:
         """The cheaper of pairs of positions, T²·(d2·n_out + n_in) operations a pair of samples, and dense rows."""
@@ -251,15 +243,7 @@ class LinearBlock(FactoredBlock):
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles carry what is stored, not what can be built from it.
-        return self.__dict__ | {"_pairs": None, "_last": None}
-
-    def _is_last(self) -> bool:
-        """Whether the layer's outputs are the model's, every sensitivity the identity: two products less."""
-        if self._last is None:
-            d2 = self.g.shape[1]
-            eye = torch.eye(d2, dtype=self.g.dtype, device=self.g.device)
-            self._last = self.n_out == d2 and bool((self.g == eye).all())
-        return self._last
+        return self.__dict__ | {"_product": None}
 
     def _inputs(self) -> Tensor:
         """[N·T, n_in]."""
@@ -287,10 +271,3 @@ _PASS = 32  # what reading and writing an N×N' matrix a few times costs, in mul
 def joined(pieces: list[Tensor], dim: int) -> Tensor:
     """One contiguous tensor; a single piece is copied only where it must be."""
     return pieces[0].contiguous() if len(pieces) == 1 else torch.cat(pieces, dim=dim)
-
-
-def _rowwise(vectors: Tensor, matrices: Tensor) -> Tensor:
-    """A matrix for each row: [..., N, p] and [N, p, q] -> [..., N, q]."""
-    if vectors.ndim == 2:  # as rows: three times as fast on a CPU as the same with columns
-        return torch.bmm(vectors.unsqueeze(1), matrices).squeeze(1)
-    return torch.einsum("...np,npq->...nq", vectors, matrices)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ntkfl.errors import NumericalError
+from ntkfl.tangent.chebyshev import replayed
 from ntkfl.tangent.jacobian import Jacobian
 from ntkfl.tangent.krylov import linear_flow
 from ntkfl.tangent.losses import Loss, per_sample
@@ -60,12 +61,14 @@ def flow(
     def slope(R: Tensor) -> Tensor:
         return loss.residual(outputs(R), Y).double()
 
-    def stiffness(R: Tensor) -> Product:
-        # The Jacobian of R' is −(η/N) Λ Θ with Λ the loss's curvature: similar to a symmetric positive one.
-        f = outputs(R)
-        return lambda v: loss.curvature_product(f, Y, rate * theta(v)).double()
-
     start = torch.zeros_like(f0, dtype=torch.float64)
+    # The Jacobian of R' is −(η/N) Λ Θ with Λ the loss's curvature: similar to a symmetric positive one.
+    curved = replayed(lambda f, v: loss.curvature_product(f, Y, rate * theta(v)).double(), f0, start)
+
+    def stiffness(R: Tensor) -> Product:
+        f = outputs(R)
+        return lambda v: curved(f, v)
+
     states, stats = integrate(slope, start, steps, stiffness, rtol, rounding, most)
     residuals = torch.stack(states) if states else f0.new_empty((0, *f0.shape))
     return residuals, lambda: torch.stack([outputs(R) for R in residuals]), stats

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ntkfl.tangent.chebyshev import MOST_STAGES, Stepper, stepper
+from ntkfl.tangent.chebyshev import MOST_STAGES, Attempt, Stepper, stepper
 
 _MOST_STEPS = 10_000
 MOST_PRODUCTS = 50_000  # rounds met so far need hundreds to a few thousand
@@ -87,9 +87,8 @@ def integrate(
         if stages > min(MOST_STAGES, room):
             stages = min(MOST_STAGES, room)
             h = (stages**2 - 1) / (1.54 * rho)
-        new = with_field.step(y, slope, h, stages)
-        new_slope = with_field.evaluate(new)
-        error = _error(y, new, slope, new_slope, h, rtol)
+        attempt = with_field.attempt(y, slope, h, stages)
+        error = attempt.error / (rtol * max(attempt.before, attempt.after, 1e-300))
         if not math.isfinite(error) or error > 1.0:
             stats.rejected += 1
             h *= 0.1 if not math.isfinite(error) else max(0.1, 0.8 / error ** (1 / 3))
@@ -99,8 +98,7 @@ def integrate(
                 break
             continue
         while pending and pending[0] <= t + h * (1 + 1e-12):
-            ends = (y, slope, new, new_slope)
-            state, landed = _between(with_field, pending.popleft() - t, h, ends, rho, rounding)
+            state, landed = _between(with_field, pending.popleft() - t, h, (y, slope), attempt, rho, rounding)
             keep(state)
             stats.landed += landed
         # Predictive controller of the reference implementation: the trend of the error over the last two steps.
@@ -110,7 +108,7 @@ def integrate(
         previous_h, previous_error = h, max(error, 1e-10)
         t += h
         h *= min(10.0, max(0.1, factor))
-        y, slope = new, new_slope
+        y, slope = attempt.state, attempt.slope
         stats.accepted += 1
         stats.worst_error = max(stats.worst_error, error * rtol)
         since_radius += 1
@@ -127,14 +125,6 @@ def _first_step(field: Stepper, y: Tensor, slope: Tensor, rho: float, end: float
     change = float((field.evaluate(trial) - slope).norm()) * h
     size = max(float(trial.norm()), 1e-300) * rtol
     return min(end, h / math.sqrt(max(change / size, 1e-6)) * 0.1)
-
-
-def _error(y: Tensor, new: Tensor, slope: Tensor, new_slope: Tensor, h: float, rtol: float) -> float:
-    """The method's estimate of a step's error, 0.8 (y − ŷ) + 0.4 h (F(y) + F(ŷ)), over what is allowed."""
-    estimate = torch.sub(y, new).add_(slope, alpha=0.5 * h).add_(new_slope, alpha=0.5 * h)
-    # Three numbers cross from a GPU together, once a step: the only time that it is waited for.
-    error, old, fresh = torch.stack([estimate, y, new]).flatten(1).norm(dim=1).tolist()
-    return float(0.8 * error / (rtol * max(old, fresh, 1e-300)))
 
 
 class _Radius:
@@ -166,7 +156,7 @@ def _stages(h: float, rho: float) -> int:
 
 
 def _between(
-    field: Stepper, at: float, h: float, ends: tuple[Tensor, Tensor, Tensor, Tensor], rho: float, rounding: float
+    field: Stepper, at: float, h: float, start: tuple[Tensor, Tensor], end: Attempt, rho: float, rounding: float
 ) -> tuple[Tensor, bool]:
     """The state at time `at` into a step of size h, interpolated; or, and then True, by a step of its own to there.
 
@@ -174,15 +164,15 @@ def _between(
     directions multiply it by ρ again: in float32 the outputs between two ends can be wrong where both ends are right.
     Where that might be, F is asked whether the cubic's slope is its own.
     """
-    y, slope, new, new_slope = ends
+    y, slope = start
     s = at / h
-    state = _hermite(s, h, y, slope, new, new_slope)
+    state = _hermite(s, h, y, slope, end.state, end.slope)
     if s > 1 - 1e-9 or not rounding:
         return state, False
-    size = max(float(slope.norm()), float(new_slope.norm()))
-    if rho * rho * h * rounding / 7 * float(new.norm()) <= _DOUBT * size:
+    size = max(end.speed_before, end.speed)
+    if rho * rho * h * rounding / 7 * end.after <= _DOUBT * size:
         return state, False
-    cubic = (new - y) * (6 * s * (1 - s) / h) + slope * ((1 - s) * (1 - 3 * s)) + new_slope * (s * (3 * s - 2))
+    cubic = (end.state - y) * (6 * s * (1 - s) / h) + slope * ((1 - s) * (1 - 3 * s)) + end.slope * (s * (3 * s - 2))
     if float((field.evaluate(state) - cubic).norm()) <= _DOUBT * size:
         return state, False
     return field.step(y, slope, at, _stages(at, rho)), True

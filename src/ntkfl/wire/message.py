@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ntkfl.devices import joined_on
 from ntkfl.errors import MessageError, NotFinite, unknown
 from ntkfl.wire.container import pack, pack_header, unpack
 
@@ -110,6 +111,32 @@ def join_rows(rows: Sequence[Message]) -> Message:
         else:
             raise MessageError(f"rows whose {name!r} differ")
     return Message(first.kind, first.round, arrays)
+
+
+def stack_messages(messages: Sequence[Message], device: torch.device) -> tuple[Message, list[int]]:
+    """One message of the rows of all, in order and on `device`, and how many rows each had. They must agree in kind,
+    round, and the names, types and shapes of their arrays, and every array of a message have as many rows, one or more.
+    """
+    first, counts = messages[0], []
+    for message in messages:
+        if (message.kind, message.round, list(message.arrays)) != (first.kind, first.round, list(first.arrays)):
+            raise MessageError("messages of different kinds or rounds")
+        rows = {a.shape[0] if a.ndim else 0 for name, a in message.arrays.items() if not describes(name)}
+        if len(rows) != 1 or 0 in rows:
+            raise MessageError(f"a {message.kind!r} message does not have one row a sample")
+        counts.append(rows.pop())
+    arrays: dict[str, Tensor] = {}
+    for name, array in first.arrays.items():
+        same = [message.arrays[name] for message in messages]
+        if any((a.dtype, a.shape[1:]) != (array.dtype, array.shape[1:]) for a in same):
+            raise MessageError(f"messages whose {name!r} differ in type or shape")
+        if not describes(name):
+            arrays[name] = joined_on(device, same)
+        elif all(torch.equal(a, array) for a in same):
+            arrays[name] = array
+        else:
+            raise MessageError(f"messages whose {name!r} differ")
+    return Message(first.kind, first.round, arrays), counts
 
 
 def describes(name: str) -> bool:

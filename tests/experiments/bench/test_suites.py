@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 
 import pytest
+import torch
 from ntkfl_experiments.bench import SUITES, BenchRow, Setting
 from ntkfl_experiments.bench.accuracy import accuracy
 from ntkfl_experiments.bench.chart import chart
 from ntkfl_experiments.bench.clients import clients
 from ntkfl_experiments.bench.kernel import kernel
 from ntkfl_experiments.bench.networks import networks
+from ntkfl_experiments.bench.products import products
+from ntkfl_experiments.bench.profile import PARTS, REST, Clocks, profile
 from ntkfl_experiments.bench.round import round as round_suite
 from ntkfl_experiments.bench.scaling import scaling, slope
 from ntkfl_experiments.bench.secure_sum import secure_sum
@@ -76,6 +80,48 @@ def test_round(tmp_path: Path) -> None:
     assert 0 < memory["added_bytes"] < memory["peak_bytes"] < 2e9
     chart(tmp_path / "chart.png", {"round": rows})
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_profile() -> None:
+    """The parts are those of a round, and add up to it."""
+    whole, *parts = profile(Setting(quick=True))
+    _check([whole, *parts])
+    assert sum(part.seconds for part in parts) == pytest.approx(whole.seconds)
+    assert sum(part.details["share"] for part in parts) == pytest.approx(1)
+    calls = {part.what: part.details["calls"] for part in parts}
+    assert calls.keys() <= {REST, *(name for _, _, name in PARTS)}
+    assert calls["messages: replies encoded and decoded"] == 2
+    assert calls["defences: rows computed again"] == 20  # on a CPU, one client's after the other's
+    evolution = next(part for part in parts if part.what == "server: evolution")
+    assert evolution.details["products"] > 10
+    assert evolution.details["of_peak"] > 0
+
+
+def test_a_part_inside_another_counts_once() -> None:
+    class Owner:
+        def outer(self) -> None:
+            time.sleep(0.02)
+            self.inner()
+            self.inner()
+
+        def inner(self) -> None:
+            time.sleep(0.05)
+
+    plain, clocks = Owner.inner, Clocks(torch.device("cpu"))
+    with clocks.on(((Owner, "outer", "outer"), (Owner, "inner", "inner"))):
+        Owner().outer()
+    assert clocks.calls == {"outer": 1, "inner": 2}
+    assert clocks.seconds["inner"] >= 0.1
+    assert clocks.seconds["outer"] < clocks.seconds["inner"]
+    assert Owner.inner is plain
+
+
+def test_products() -> None:
+    ours, general, exact = products(Setting(quick=True))
+    _check([ours, general, exact])
+    for row in (ours, general):
+        assert row.difference is not None
+        assert row.difference < 1e-5
 
 
 def test_clients() -> None:

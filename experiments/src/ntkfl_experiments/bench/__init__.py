@@ -5,6 +5,8 @@ from ntkfl_experiments.bench.clients import clients
 from ntkfl_experiments.bench.jacobians import jacobians
 from ntkfl_experiments.bench.kernel import kernel
 from ntkfl_experiments.bench.networks import networks
+from ntkfl_experiments.bench.products import products
+from ntkfl_experiments.bench.profile import profile
 from ntkfl_experiments.bench.round import round
 from ntkfl_experiments.bench.rows import BenchRow, Setting, Suite
 from ntkfl_experiments.bench.scaling import scaling
@@ -18,6 +20,8 @@ SUITES: dict[str, Suite] = {
     "networks": networks,
     "jacobians": jacobians,
     "round": round,
+    "profile": profile,
+    "products": products,
     "clients": clients,
     "wire": wire,
     "secure-sum": secure_sum,
@@ -31,6 +35,8 @@ SECONDS: dict[str, float] = {
     "networks": 20,
     "jacobians": 150,
     "round": 120,
+    "profile": 35,
+    "products": 10,
     "clients": 10,
     "wire": 10,
     "secure-sum": 30,

@@ -46,11 +46,11 @@ def relative(a: Tensor, b: Tensor) -> float:
 
 
 def _turn(way: Callable[[], Any], least: float, device: torch.device) -> tuple[float, Any]:
-    _finish(device)
+    finish(device)
     start, calls = time.perf_counter(), 0
     while True:
         result = way()
-        _finish(device)
+        finish(device)
         calls += 1
         spent = time.perf_counter() - start
         if spent >= least:
@@ -62,7 +62,7 @@ def _rotated(names: list[str], turn: int) -> list[str]:
     return names[at:] + names[:at]
 
 
-def _finish(device: torch.device) -> None:
+def finish(device: torch.device) -> None:
     """A GPU works behind Python's back."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

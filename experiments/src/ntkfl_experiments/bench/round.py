@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ntkfl.federation.local import through_bytes
 from ntkfl.federation.round_driver import drive
 from ntkfl.federation.validation import filter_replies
 from ntkfl.methods import NTKFL, ClientRound, Task
@@ -71,7 +72,7 @@ class _Case:
 
         def exchange(message: Message) -> list[Message]:
             replies = method.answer(self.task, Message.decode(message.encode()), self.clients)
-            received = [Message.decode(replies.pop(0).encode()) for _ in self.clients]
+            received = [reply for reply, _ in through_bytes(replies)]
             return filter_replies(method, self.task, received).replies
 
         return self._drive(method, exchange)
