@@ -147,15 +147,15 @@ def importing() -> Iterator[None]:
 @cache
 def load(name: str) -> click.Command:
     """The verb's command, with its options."""
-    if name in VERBS:
-        with importing():
+    with importing():
+        if name in VERBS:
             module = import_module(f"ntkfl.cli.{name}")
-        app = getattr(module, "app", None) or _alone(name, getattr(module, name))
-    else:
-        app = _alone(name, _function(name))
-    for own in added():
-        if own.startswith(f"{name} "):
-            app.command(own.removeprefix(f"{name} "))(_function(own))
+            app = getattr(module, "app", None) or _alone(name, getattr(module, name))
+        else:
+            app = _alone(name, _function(name))
+        for own in added():
+            if own.startswith(f"{name} "):
+                app.command(own.removeprefix(f"{name} "))(_function(own))
     command = typer.main.get_command(app)
     if isinstance(command, TyperGroup) and hasattr(click.exceptions, "NoSuchCommand"):
         command.suggest_commands = False  # that click does so itself
