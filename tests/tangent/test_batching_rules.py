@@ -125,13 +125,12 @@ def test_pulling_back_gives_the_bits_of_autograd() -> None:
             hidden = torch.randn(4, 5) @ w
             f = hidden.tanh() * 3
         inputs, seeds = [f, hidden, w, unused], torch.randn(6, 4, 3)
-        keep = {"retain_graph": True, "materialize_grads": True}
 
         def ours(R: Tensor) -> tuple[Tensor, ...]:
-            return dense.pull_back(f, inputs, R, **keep)
+            return dense.pull_back(f, inputs, R, retain_graph=True)
 
         def plain(R: Tensor) -> tuple[Tensor, ...]:
-            return torch.autograd.grad(f, inputs, R, **keep)
+            return torch.autograd.grad(f, inputs, R, retain_graph=True, materialize_grads=True)
 
         for one, other in ((ours(seeds[0]), plain(seeds[0])), (torch.vmap(ours)(seeds), torch.vmap(plain)(seeds))):
             assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
