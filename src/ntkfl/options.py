@@ -13,8 +13,7 @@ from ntkfl.errors import ConfigError
 class Options(BaseModel):
     """Immutable, strict about names; a wrong value is a `ConfigError` of one line that names the option."""
 
-    # Built when first used: a run needs the options of one method, and there are thirty kinds.
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     def __init__(self, /, **values: Any) -> None:  # an option may be called self
         try:
