@@ -1,4 +1,4 @@
-"""Sums of integers to which each client adds its share of discrete Gaussian noise: what all methods with such share.
+"""Sums of integers to which each client adds its share of discrete Gaussian noise: what methods of such sums share.
 
 ε counts on the noise of `noise_clients` clients in each round. With `secure_sum` the server sees the total alone. What
 happens to it from there on is post-processing of noisy numbers.
@@ -55,7 +55,7 @@ class NoiseShares(Method):
         return total
 
     def check_honest(self, cohort: int) -> None:
-        """Whether a round has as many clients as ε counts on."""
+        """An error where a round has fewer clients than ε counts on."""
         if cohort < self.noise_clients:
             raise ConfigError(
                 f"ε counts on {self.noise_clients} clients per round (noise_clients), and there are {cohort}"

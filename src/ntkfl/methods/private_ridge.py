@@ -32,7 +32,7 @@ from ntkfl.methods.noise_shares import LARGEST, NoiseShares
 from ntkfl.methods.whitening import scaled_triangle, unscaled
 from ntkfl.privacy.accounting import Guarantee
 from ntkfl.privacy.discrete_gaussian import discrete_gaussians
-from ntkfl.privacy.sum_accounting import guarantee
+from ntkfl.privacy.sum_accounting import concentrated, guarantee
 from ntkfl.privacy.sum_noise import SumBudget, to_integers
 from ntkfl.tangent.parameters import evaluating
 from ntkfl.wire import Message
@@ -114,15 +114,10 @@ class PrivateRidge(NoiseShares):
 
     # How wide the noise is, and what it is worth.
 
-    def _budget(self) -> SumBudget | None:
-        """Of one round, G's part as what only the first round releases."""
-        if self.epsilon is None:
-            return None
-        return SumBudget(self.epsilon, self.delta, 1, once=self.gram_share, clients=self.noise_clients)
-
     def widths(self, sizes: Mapping[str, int]) -> dict[str, float]:
-        if (budget := self._budget()) is None:
+        if self.epsilon is None:
             return dict.fromkeys(sizes, 0.0)
+        budget = SumBudget(self.epsilon, self.delta, 1, once=self.gram_share, clients=self.noise_clients)
         return {_GRAM: budget.width_once(change(sizes[_GRAM])), _CROSS: budget.width(change(sizes[_CROSS]))}
 
     def promise(self, cohort: int, rounds: int) -> list[str]:
@@ -138,12 +133,14 @@ class PrivateRidge(NoiseShares):
         ]
 
     def guarantees(self, run: Participation) -> list[Guarantee]:
-        if (budget := self._budget()) is None:
+        if self.epsilon is None:
             return []
         seen = "the aggregator" if self.secure_sum else "those who see the models"
+        # How many numbers there are decides the change and the width alike, not ρ.
+        widths = self.widths({_GRAM: 1, _CROSS: 1}).values()
         return [
             guarantee(
-                budget.releases(1),
+                [(concentrated(change(1), width, self.noise_clients, 1), 1) for width in widths],
                 self.delta,
                 clients=self.noise_clients,
                 against=f"{seen}, one round",
