@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 # The tests' matrices are small: a second thread costs more than it gives, here and in the processes tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -15,6 +16,11 @@ import torch
 from ntkfl.devices import processor_name
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+# Where the machine is told to keep no compiled modules, each of hundreds of processes would compile the package anew, a
+# fifth of a second, and every worker all tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Each of these starts a dozen processes: one after the other on one worker, beside which the other workers do the rest.
 CROWDS = (

@@ -1,7 +1,8 @@
 """Processes without the seconds that each would spend on importing torch: one imports, and forks whoever is asked for.
 
 `Child(arguments)` is to `python ARGUMENTS` what `subprocess.Popen` is: a process of its own, with its own arguments,
-environment, session, files and signals, that may be killed at any moment. `python nursery.py SOCKET` is the nursery.
+environment, session, files and signals, that may be killed at any moment; `run` is its `subprocess.run`. `python
+fork_server.py SOCKET` is the process that forks.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -28,12 +30,17 @@ class Child:
     """`python ARGUMENTS`, with what it says in the files `stdout` and `stderr` (descriptors)."""
 
     def __init__(
-        self, arguments: Sequence[str | Path], stdout: int, stderr: int, environment: Mapping[str, str] | None = None
+        self,
+        arguments: Sequence[str | Path],
+        stdout: int,
+        stderr: int,
+        environment: Mapping[str, str] | None = None,
+        directory: Path | None = None,
     ) -> None:
         self.returncode: int | None = None
         self._lock = threading.Lock()
         asked = {"arguments": list(map(str, arguments)), "environment": dict(environment or os.environ)}
-        asked["directory"] = os.getcwd()
+        asked["directory"] = str(directory or os.getcwd())
         self._ended, ended = os.pipe()
         nursery = _nursery()
         with suppress(BrokenPipeError):
@@ -63,6 +70,21 @@ class Child:
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
             os.kill(self.pid, number)
+
+
+def run(
+    *arguments: str | Path, directory: Path | None = None, timeout: float = 280
+) -> subprocess.CompletedProcess[str]:
+    """`python ARGUMENTS` to its end."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        child = Child(arguments, out.fileno(), err.fileno(), directory=directory)
+        try:
+            code = child.wait(timeout)
+        finally:
+            child.send_signal(signal.SIGKILL)  # where it has not ended by now
+        for file in (out, err):
+            file.seek(0)
+        return subprocess.CompletedProcess([*map(str, arguments)], code, out.read(), err.read())
 
 
 def _read(handle: int, size: int) -> bytes:

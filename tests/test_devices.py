@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import torch
 import ntkfl
 from ntkfl.devices import devices_here, find_device, joined_on, to_host
 from ntkfl.errors import ConfigError
+from tests.fork_server import run
 
 ABSENT = ["gpu", "cuda:99", *([] if torch.cuda.is_available() else ["cuda"])]
 
@@ -36,16 +35,8 @@ def test_training_from_python_says_so_too() -> None:
 
 @pytest.mark.parametrize("verb", [["train", "--dataset", "digits"], ["compare", "configs/quickstart.toml"], ["bench"]])
 def test_commands_end_with_one_line(verb: list[str], tmp_path: Path) -> None:
-    asked = [
-        sys.executable,
-        "-m",
-        "ntkfl",
-        *verb,
-        "--device",
-        "gpu",
-        *(["--out", tmp_path / "out"] if verb[0] != "bench" else []),
-    ]
-    ended = subprocess.run(asked, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[1])
+    out = ["--out", tmp_path / "out"] if verb[0] != "bench" else []
+    ended = run("-m", "ntkfl", *verb, "--device", "gpu", *out, directory=Path(__file__).parents[1])
     assert ended.returncode == 2
     assert "Traceback" not in ended.stderr
     assert ended.stderr.count("\n") == 1

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import re
 from importlib.metadata import PackageNotFoundError, requires
-
-from packaging.requirements import Requirement
+from typing import TYPE_CHECKING
 
 from ntkfl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 
 def by_extra() -> dict[str, list[Requirement]]:
     """What ntkfl requires, by extra; the core's under ''. An extra's own extras are spelt out."""
+    from packaging.requirements import Requirement  # most runs lack nothing, and start without it
+
     found: dict[str, list[Requirement]] = {"": []}
     try:
         texts = requires("ntkfl") or []

@@ -25,6 +25,7 @@ from ntkfl.errors import ConfigError
 from ntkfl.federation.config import DataConfig, RunConfig
 from ntkfl.safe_parse import read_toml
 from ntkfl.version import __version__
+from tests.fork_server import Child, run
 
 SMALL = ["--dataset", "digits", "--clients", "30", "--clients-per-round", "4", "--hidden", "12", "--steps", "50,400"]
 
@@ -75,30 +76,33 @@ def test_json_is_one_object_a_round(tmp_path: Path) -> None:
     assert finished.stderr == ""
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in a process of its own, as those below: here torch was told its number of threads."""
+    folder = tmp_path_factory.mktemp("train") / "whole"
+    assert run("-m", "ntkfl", "train", *SMALL, "--rounds", "8", "--out", folder).returncode == 0
+    return folder
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_stopped_and_resumed_equals_undisturbed(how: signal.Signals, tmp_path: Path) -> None:
-    options = [*SMALL, "--rounds", "8", "--method", "fedavg", "--set", "local_steps=3"]
-    options = [o for o in options if o not in ("--steps", "50,400")]
-    # Each in a process of its own: here torch was told its number of threads, there the libraries choose it.
-    subprocess.run(
-        process("train", *options, "--out", tmp_path / "whole"), check=True, capture_output=True, timeout=120
-    )
-    command = process("train", *options, "--out", tmp_path / "cut")
-    training = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def test_stopped_and_resumed_equals_undisturbed(how: signal.Signals, undisturbed: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with open(log, "wb") as sink:
+        training = Child(
+            ["-m", "ntkfl", "train", *SMALL, "--rounds", "8", "--out", tmp_path / "cut"], sink.fileno(), sink.fileno()
+        )
     history = tmp_path / "cut/history.jsonl"
-    for _ in range(600):
+    for _ in range(3000):
         if history.exists() and history.read_text().count("\n") >= 2:
             break
-        time.sleep(0.05)
+        time.sleep(0.01)
     training.send_signal(how)
-    _, errors = training.communicate(timeout=60)
-    if how == signal.SIGINT and training.returncode != 0:  # it may have finished in the meantime
+    if training.wait(60) != 0 and how == signal.SIGINT:  # it may have finished in the meantime
         assert training.returncode == 130
-        assert "continue with: ntkfl train --resume --out" in errors
-    resumed = process("train", "--resume", "--out", tmp_path / "cut")
-    subprocess.run(resumed, check=True, capture_output=True, timeout=120)
+        assert "continue with: ntkfl train --resume --out" in log.read_text()
+    assert run("-m", "ntkfl", "train", "--resume", "--out", tmp_path / "cut").returncode == 0
     for file in ("history.jsonl", "model.safetensors", "checkpoint/state.safetensors"):
-        assert (tmp_path / "cut" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+        assert (tmp_path / "cut" / file).read_bytes() == (undisturbed / file).read_bytes()
 
 
 def test_resume_may_add_rounds(tmp_path: Path) -> None:

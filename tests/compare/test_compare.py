@@ -124,7 +124,7 @@ def plan_cells(folder: Path) -> list[dict[str, Any]]:
 def test_a_diverging_setting_is_a_result(tmp_path: Path) -> None:
     text = TOML.replace("lr = [0.1, 0.3]", "lr = [0.1, 1e30]").replace("extend = 1", "extend = 0")
     read(tmp_path, text)
-    finished = ntkfl("compare", tmp_path / "small.toml", "--out", tmp_path / "out")
+    finished = ntkfl("compare", tmp_path / "small.toml", "--out", tmp_path / "out", "--workers", "1")
     assert finished.returncode == 0, finished.stderr
     document = json.loads((tmp_path / "out/results.json").read_text())
     assert document["searches"]["FedAvg"]["chosen"]["lr"] == 0.1
@@ -319,7 +319,7 @@ def test_fewer_clients_than_a_cohort_all_take_part(tmp_path: Path) -> None:
         TOML.replace("clients_per_round = 4\n", "").replace("clients = 30", "clients = 5").replace("hold_out = 6\n", "")
     )
     read(tmp_path, text.replace("seeds = [0, 1]", "seeds = [0]"))
-    finished = ntkfl("compare", tmp_path / "small.toml", "--out", tmp_path / "out")
+    finished = ntkfl("compare", tmp_path / "small.toml", "--out", tmp_path / "out", "--workers", "1")
     assert finished.returncode == 0, finished.stderr
     cohorts = {
         (path.parents[1].name, len(record["clients"]))

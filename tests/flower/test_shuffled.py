@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from ntkfl.crypto.row_frames import Announced, BatchKey
 from ntkfl.data.npz import read_client
 from ntkfl.deployment.aggregator import Aggregator
 from ntkfl.deployment.client import ShuffledClient
+from ntkfl.deployment.contract import Deployment, Federation
 from ntkfl.errors import TooFew, TrustError
 from ntkfl.federation.build import build_network
 from ntkfl.federation.client import SeededRandomness
@@ -84,7 +84,7 @@ def test_rows_go_past_flower_and_the_weights_are_the_simulations(tmp_path: Path)
             assert rho not in payload_of(message)
 
         # Whose node is not connected is not drawn, however present it is at the shuffler.
-        transport = aggregator(roles, tmp_path / "other", grid, said).transport
+        transport = aggregator(roles, tmp_path / "other", grid, said, round_seconds=1.0).transport
         grid.online = set(list(NODES.values())[1:])
         assert transport.present("client") == ["client-1", "client-2", "client-3"]
         # Nobody answers: the batch is cancelled, and nothing is waited for.
@@ -110,8 +110,10 @@ def test_rows_go_past_flower_and_the_weights_are_the_simulations(tmp_path: Path)
         assert refused.error.reason == "Refused"
 
 
-def aggregator(roles: Roles, out: Path, grid: LocalGrid, said: list[str]) -> Aggregator:
-    reach = partial(FlowerShufflerTransport, grid, NODES)
+def aggregator(roles: Roles, out: Path, grid: LocalGrid, said: list[str], **changed: Any) -> Aggregator:
+    def reach(folder: Path, federation: Federation, settings: Deployment, *others: Any) -> FlowerShufflerTransport:
+        return FlowerShufflerTransport(grid, NODES, folder, federation, settings.model_copy(update=changed), *others)
+
     return Aggregator(roles.folder / "aggregator", out, said.append, reach=reach)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ntkfl.methods import ClientRound, Method, Outcome, State, Task
-from ntkfl.models import convexified
+from ntkfl.models import convexified, resnet
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent.parameters import unflatten
 from ntkfl.wire import Message
@@ -131,3 +131,20 @@ def gradient(task: Task, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
         Y = y if y.is_floating_point() else nn.functional.one_hot(y, task.outputs).to(f)
         loss = 0.5 * (f - Y).square().mean()
     return torch.autograd.grad(loss, w)[0]
+
+
+def pooled(clients: list[ClientRound]) -> tuple[Tensor, Tensor]:
+    return torch.cat([c.x for c in clients]), torch.cat([c.y for c in clients])
+
+
+def dealt(x: Tensor, y: Tensor, rows: list[Tensor]) -> list[ClientRound]:
+    return [ClientRound(i, x[own], y[own], Randomness.simulated(i)) for i, own in enumerate(rows)]
+
+
+def convolutional(dtype: torch.dtype = torch.float64) -> tuple[Task, list[ClientRound]]:
+    """A small residual network that averages over positions, and three clients for it."""
+    torch.manual_seed(0)
+    model = resnet((1, 6, 6), DIMENSIONS[1], channels=(4, 8)).to(dtype)
+    x, y = torch.randn(45, 1, 6, 6, dtype=dtype), torch.arange(45) % DIMENSIONS[1]
+    x += y.view(-1, 1, 1, 1) * torch.linspace(-1, 1, 6, dtype=dtype)
+    return Task(model, DIMENSIONS[1], "ce"), dealt(x, y, list(torch.arange(45).split(15)))

@@ -66,12 +66,13 @@ def task_at(weights: torch.Tensor) -> Task:
 def test_noise_is_as_wide_as_a_clients_epsilon_asks_for() -> None:
     task = small_task()
     (client,) = small_clients(20)
-    loud = DPFedAvg(epsilon=2.0, delta=1e-6, budget_rounds=5, noise_clients=3)
-    quiet = change(DPFedAvg(epsilon=None), task, client)
+    loud = DPFedAvg(epsilon=2.0, delta=1e-6, budget_rounds=5, noise_clients=3, local_steps=2)
+    silent = DPFedAvg(epsilon=None, local_steps=2)
+    quiet = change(silent, task, client)
     drawn = []
     for key in range(60):
         own = ClientRound(0, client.x, client.y, Randomness(bytes([key]) * 32))
-        plain = change(DPFedAvg(epsilon=None), task, own)
+        plain = change(silent, task, own)
         assert float((plain - quiet).abs().max()) <= 1  # rounding alone
         drawn.append(change(loud, task, own) - plain)
     together = torch.cat(drawn)

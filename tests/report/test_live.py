@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,12 +135,18 @@ def test_a_port_in_use_is_one_line(server: LiveServer, tmp_path: Path) -> None:
 
 def test_the_command_serves_loopback_and_leaves_on_ctrl_c(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ntkfl", "watch", str(tmp_path), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    # Where the suite itself runs in the background, interrupts are ignored, and a child would inherit that.
+    listening = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, **pipes, text=True, preexec_fn=listening) as watching:
         assert watching.stdout is not None
         line = watching.stdout.readline()
         assert line.startswith("http://127.0.0.1:")
         watching.send_signal(signal.SIGINT)
-        assert watching.wait(20) == 0
+        try:
+            assert watching.wait(20) == 0
+        finally:
+            watching.kill()
         assert watching.stderr is not None
         assert watching.stderr.read() == ""
     assert is_local("::1")

@@ -115,3 +115,22 @@ def test_samples_that_do_depend_on_each_other_are_still_refused() -> None:
 
     with pytest.raises(ntkfl.NTKFLError, match="depends on the other samples"):
         ntkfl.jacobian(Coupled(), torch.randn(2, 4))
+
+
+def test_pulling_back_gives_the_bits_of_autograd() -> None:
+    """Also through `vmap`, for an input that is the output itself, and for one that is not used."""
+    with torch.no_grad():  # as whoever calls it may have it
+        w, unused = torch.randn(5, 3, requires_grad=True), torch.randn(2, requires_grad=True)
+        with torch.enable_grad():
+            hidden = torch.randn(4, 5) @ w
+            f = hidden.tanh() * 3
+        inputs, seeds = [f, hidden, w, unused], torch.randn(6, 4, 3)
+
+        def ours(R: Tensor) -> tuple[Tensor, ...]:
+            return dense.pull_back(f, inputs, R, retain_graph=True)
+
+        def plain(R: Tensor) -> tuple[Tensor, ...]:
+            return torch.autograd.grad(f, inputs, R, retain_graph=True, materialize_grads=True)
+
+        for one, other in ((ours(seeds[0]), plain(seeds[0])), (torch.vmap(ours)(seeds), torch.vmap(plain)(seeds))):
+            assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))

@@ -11,7 +11,7 @@ import typer
 from ntkfl.cli.flags import nested, with_flags
 from ntkfl.cli.stopping import stoppable
 from ntkfl.cli.train_flags import FLAGS
-from ntkfl.cli.verbs import AllowCode
+from ntkfl.cli.verbs import AllowCode, importing
 from ntkfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,11 +53,12 @@ def train(
 
     Example: ntkfl train --dataset fashion-mnist --alpha 0.1 --rounds 10 --out runs/a
     """
-    from ntkfl.cli.options import parse_byzantine, parse_numbers, parse_setting, parse_steps, parse_words
-    from ntkfl.federation.callbacks import TensorBoardCallback
-    from ntkfl.federation.server import remarks
-    from ntkfl.federation.simulation import execute
-    from ntkfl.progress import RoundTable
+    with importing():
+        from ntkfl.cli.options import parse_byzantine, parse_numbers, parse_setting, parse_steps, parse_words
+        from ntkfl.federation.callbacks import TensorBoardCallback
+        from ntkfl.federation.server import remarks
+        from ntkfl.federation.simulation import execute
+        from ntkfl.progress import RoundTable
 
     for name in ("hidden", "head"):
         given[name] = parse_numbers(name, given[name], int)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import gc
 import inspect
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -129,17 +132,36 @@ class Verbs(TyperGroup):
         return name, load(name) if name in listed() else command, rest
 
 
+@contextmanager
+def importing() -> Iterator[None]:
+    """Around imports, before anything is computed: no garbage collection, now or later, of what modules are made of.
+
+    It would go through all of torch's objects a dozen times, a quarter of a second in sum, and find nothing to free.
+    Where torch is loaded already, somebody else's objects may be garbage by now: nothing is done.
+    """
+    if "torch" in sys.modules:
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @cache
 def load(name: str) -> click.Command:
     """The verb's command, with its options."""
-    if name in VERBS:
-        module = import_module(f"ntkfl.cli.{name}")
-        app = getattr(module, "app", None) or _alone(name, getattr(module, name))
-    else:
-        app = _alone(name, _function(name))
-    for own in added():
-        if own.startswith(f"{name} "):
-            app.command(own.removeprefix(f"{name} "))(_function(own))
+    with importing():
+        if name in VERBS:
+            module = import_module(f"ntkfl.cli.{name}")
+            app = getattr(module, "app", None) or _alone(name, getattr(module, name))
+        else:
+            app = _alone(name, _function(name))
+        for own in added():
+            if own.startswith(f"{name} "):
+                app.command(own.removeprefix(f"{name} "))(_function(own))
     command = typer.main.get_command(app)
     if isinstance(command, TyperGroup) and hasattr(click.exceptions, "NoSuchCommand"):
         command.suggest_commands = False  # that click does so itself

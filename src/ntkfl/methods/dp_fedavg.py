@@ -10,18 +10,14 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import ClassVar
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from ntkfl.errors import ConfigError
-from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, check_finite
+from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task
 from ntkfl.methods.local_sgd import train_locally
 from ntkfl.methods.noisy_sums import NoisySums
 from ntkfl.privacy.sum_noise import clipped
 from ntkfl.wire import Message
-
-_VELOCITY = "velocity"
 
 
 class DPFedAvg(NoisySums):
@@ -39,10 +35,6 @@ class DPFedAvg(NoisySums):
     local_steps: int = Field(20, ge=1, description="gradient steps a client takes in a round")
     batch_size: int = Field(200, ge=1, description="samples in a local step; a smaller client uses all it has")
     server_lr: float = Field(0.4, gt=0, description="step along the mean change")
-    momentum: float = Field(0.8, ge=0, lt=1, description="of the server")
-
-    def start(self, task: Task, weights: Tensor) -> State:
-        return super().start(task, weights) | {_VELOCITY: torch.zeros_like(weights)}
 
     def round(
         self, task: Task, state: State, round: int, cohort: Sequence[int]
@@ -52,9 +44,7 @@ class DPFedAvg(NoisySums):
         replies = yield Message("weights", round, {"weights": state["weights"]})
         assert self.clip is not None
         change = self.clip * self.mean(task, self.total(task, round, replies), cohort)
-        velocity = self.momentum * state[_VELOCITY] + change
-        weights = check_finite(state["weights"] + self.server_lr * velocity, "the model after the step")
-        return Outcome({"weights": weights, _VELOCITY: velocity}, None, None, self.spent(round))
+        return Outcome(self.moved(state, change, self.server_lr), None, None, self.spent(round))
 
     def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
         self.check_round(message.of_kind("weights").round)

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError, TooFew, unknown
 from ntkfl.methods.additive import Addend, Summand
-from ntkfl.methods.base import ClientRound, Method, Task
+from ntkfl.methods.base import ClientRound, State, Task, check_finite
 from ntkfl.methods.inspection import Participation
+from ntkfl.methods.noise_shares import LARGEST, NoiseShares
 from ntkfl.privacy.accounting import Guarantee
 from ntkfl.privacy.discrete_gaussian import discrete_gaussians
 from ntkfl.privacy.randomness import Purpose, Randomness
@@ -29,27 +30,21 @@ from ntkfl.wire import Message
 
 SAMPLES, MOMENTS = "samples", "moments/"
 NOISE_BY = ("clients", "server")
-_TAILS = 10.0  # standard deviations of a client's noise that fit below a sum's limit
-_LARGEST = 2.0**30  # of a client's numbers: with noise they still fit into 32 bits
+_VELOCITY = "velocity"
 
 
-class NoisySums(Method):
-    """Σ_m round(contribution_m) + noise, of ε and δ over `budget_rounds` rounds."""
+class NoisySums(NoiseShares):
+    """Σ_m round(contribution_m) + noise, of ε and δ over `budget_rounds` rounds. Its mean g moves the server's weights
+    with momentum: v ← m v + g, w ← w + lr v.
+    """
 
-    shows: ClassVar[str] = "sums"
-    additive: ClassVar[bool] = True
-    noises: ClassVar[bool] = True
     units: ClassVar[tuple[str, ...]] = ("record", "client")
     vector: ClassVar[str] = "gradient"  # the name of what is summed in every round
 
     epsilon: float | None = Field(3.0, gt=0, description="ε of a `unit` over all rounds; none: no noise, no privacy")
-    delta: float = Field(1e-5, gt=0, lt=1, description="δ")
     unit: str = Field("record", description="what ε protects: a record, or a client with all its data")
     budget_rounds: int = Field(20, ge=1, description="rounds that ε is for; later ones are refused")
     noise_by: str = Field("clients", description="clients, each its share, or server: once, by one that is trusted")
-    noise_clients: int = Field(
-        1, ge=1, description="clients of each round whose noise ε counts on; rounds of fewer fail"
-    )
     sampling_rate: float = Field(
         1.0, gt=0, le=1, description="chance that a round draws a given client, if ε is to count on it; 1: no credit"
     )
@@ -57,11 +52,10 @@ class NoisySums(Method):
     sum_limit: float = Field(
         0.1, gt=0, description="largest number of a client's gradient per sample, in units of clip; of a record's ε"
     )
+    momentum: float = Field(0.8, ge=0, lt=1, description="of the server")
 
     def model_post_init(self, context: object) -> None:
         super().model_post_init(context)
-        if self.noise:
-            raise ConfigError(f"the noise of {self.name} follows from epsilon: leave noise out")
         if self.clip is None:
             raise ConfigError(f"{self.name} clips what is summed: give clip, for example 5")
         if self.unit not in self.units:
@@ -73,18 +67,20 @@ class NoisySums(Method):
 
     # The server's side.
 
+    def start(self, task: Task, weights: Tensor) -> State:
+        return super().start(task, weights) | {_VELOCITY: torch.zeros_like(weights)}
+
+    def moved(self, state: State, mean: Tensor, lr: float) -> State:
+        """Weights and velocity after a step along the mean [d]."""
+        velocity = self.momentum * state[_VELOCITY] + mean
+        return {
+            "weights": check_finite(state["weights"] + lr * velocity, "the model after the step"),
+            _VELOCITY: velocity,
+        }
+
     def total(self, task: Task, round: int, replies: list[Message]) -> dict[str, Tensor]:
         """The replies' sum by name, with all of its noise: float64 on the CPU."""
-        if not self.secure_sum and len(replies) < self.noise_clients:
-            raise TooFew(f"the noise of {len(replies)} clients, where ε counts on that of {self.noise_clients}")
-        total: dict[str, Tensor] = {}
-        while replies:
-            one = self.read(task, replies.pop(0))
-            if total and one.keys() != total.keys():
-                raise MessageError("sums of different parts do not add up")
-            total = {name: array + total[name] if total else array for name, array in one.items()}
-        if not total:
-            raise TooFew("no client's sums came")
+        total = self.add_up(task, replies)
         if self.noise_by == "server":
             noise = self._noise({name: array.numel() for name, array in total.items()}, task.randomness(round))
             total = {name: array + noise[name] if noise else array for name, array in total.items()}
@@ -123,7 +119,7 @@ class NoisySums(Method):
         """
         values = {self.vector: vector} | {MOMENTS + name: array for name, array in moments.items()}
         randomness = client.randomness.for_question(question)
-        integers = to_integers([(value, self._limit(name)) for name, value in values.items()], randomness)
+        integers = to_integers([(value, self.limit(name)) for name, value in values.items()], randomness)
         whole = dict(zip(values, integers, strict=True))
         if self.unit == "record":
             whole[SAMPLES] = torch.tensor([COUNT * len(client)])
@@ -174,10 +170,7 @@ class NoisySums(Method):
     def promise(self, cohort: int, rounds: int) -> list[str]:
         if rounds > self.budget_rounds:
             raise ConfigError(f"ε is for {self.budget_rounds} rounds (budget_rounds), and the run has {rounds}")
-        if cohort < self.noise_clients:
-            raise ConfigError(
-                f"ε counts on {self.noise_clients} clients per round (noise_clients), and there are {cohort}"
-            )
+        self.check_honest(cohort)
         if self.epsilon is None:
             return ["without epsilon nothing is private: contributions are clipped, and no noise is added"]
         honest = f"if at least {self.noise_clients} of {cohort} clients are honest"
@@ -219,7 +212,6 @@ class NoisySums(Method):
     # What is sent.
 
     def read(self, task: Task, reply: Message) -> dict[str, Tensor]:
-        """A client's integers, or the total of many, checked: float64 on the CPU."""
         reply.of_kind("update")
         sizes = {self.vector: task.like.numel()} | ({SAMPLES: 1} if self.unit == "record" else {})
         if not sizes.keys() <= reply.arrays.keys():
@@ -237,26 +229,14 @@ class NoisySums(Method):
             arrays[name] = array
         return arrays
 
-    def check(self, task: Task, reply: Message) -> Tensor | None:
-        self.read(task, reply)
-        return None
-
     def summand(self, task: Task, message: Message, reply: Message) -> Summand:
-        """Integers as they are. What happens to them from here on is post-processing of noisy numbers."""
-        arrays = self.read(task, reply)
-        wide = dict.fromkeys(arrays, 0.0)
+        """Integers as they are, with room for noise where clients add it."""
         if self.noise_by == "clients":
-            wide = self.widths({name: array.numel() for name, array in arrays.items()})
-        return {name: Addend(array, self._limit(name) + _TAILS * wide[name]) for name, array in arrays.items()}
+            return super().summand(task, message, reply)
+        return {name: Addend(array, self.limit(name)) for name, array in self.read(task, reply).items()}
 
-    def _limit(self, name: str) -> float:
-        """The largest number that a client contributes, in integers: cut there for the fixed point, not for privacy."""
+    def limit(self, name: str) -> float:
         if self.unit == "client":
             return float(GRAINS)
         per_sample = {self.vector: GRAINS * self.sum_limit, SAMPLES: COUNT}.get(name, GRAINS)
-        return min(float(per_sample * self.sum_samples), _LARGEST)
-
-    def from_total(self, task: Task, message: Message, total: Mapping[str, Tensor], clients: int) -> Message:
-        if clients < self.noise_clients:
-            raise TooFew(f"a sum of {clients} clients, where ε counts on the noise of {self.noise_clients}")
-        return Message("update", message.round, dict(total))
+        return min(float(per_sample * self.sum_samples), LARGEST)

@@ -24,15 +24,16 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ntkfl.errors import ConfigError, MessageError, ModelError, TooFew
-from ntkfl.methods.additive import Addend, Summand
-from ntkfl.methods.base import ClientRound, Method, Outcome, Outgoing, State, Task, check_finite
+from ntkfl.errors import ConfigError, MessageError, ModelError
+from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.inspection import Participation
 from ntkfl.methods.last_layer import last_layer
+from ntkfl.methods.noise_shares import LARGEST, NoiseShares
 from ntkfl.methods.whitening import scaled_triangle, unscaled
 from ntkfl.privacy.accounting import Guarantee
 from ntkfl.privacy.discrete_gaussian import discrete_gaussians
-from ntkfl.privacy.sum_accounting import budget, concentrated, guarantee
+from ntkfl.privacy.sum_accounting import concentrated, guarantee
+from ntkfl.privacy.sum_noise import SumBudget, to_integers
 from ntkfl.tangent.parameters import evaluating
 from ntkfl.wire import Message
 
@@ -40,49 +41,31 @@ GRAINS = 2**16  # integers per clip: rounding must not count beside the millions
 ROUNDING = 1e-6  # by which norms computed in float64 may be off, generously
 _GRAM, _CROSS = "gram", "cross"
 _ROWS = 4096  # samples whose features are held at once
-_LEAST_WIDTH, _TAILS = 8.0, 10.0  # of a client's noise, and how many of its deviations fit below a sum's limit
 _SMALL = 1e-6  # of G's mean eigenvalue, added to all: sums without noise may be singular
 
 
-class PrivateRidge(Method):
+class PrivateRidge(NoiseShares):
     """W = U (ξ + λ)⁻¹ Uᵀ (C + noise) from G + noise = U e Uᵀ."""
 
     name: ClassVar[str] = "private-ridge"
     paper: ClassVar[str] = "after He et al. 2025, with distributed noise (Kairouz et al. 2021)"
-    shows: ClassVar[str] = "sums"
-    additive: ClassVar[bool] = True
-    noises: ClassVar[bool] = True
 
     epsilon: float | None = Field(3.0, gt=0, description="ε of a record, for one round; none: no noise, no privacy")
-    delta: float = Field(1e-5, gt=0, lt=1, description="δ")
-    noise_clients: int = Field(1, ge=1, description="clients whose noise ε counts on; a round of fewer fails")
     clip: float | None = Field(
         None, gt=0, description="bound on the 2-norm of a sample's features with the bias's 1; none: √(features + 1)"
     )
     gram_share: float = Field(0.5, gt=0, lt=1, description="part of the budget for G; the rest is for C")
     penalty: float = Field(0.3, ge=0, description="λ, in units of the largest eigenvalue of G's noise")
 
-    def model_post_init(self, context: object) -> None:
-        super().model_post_init(context)
-        if self.noise:
-            raise ConfigError("the noise of private-ridge follows from epsilon: leave noise out")
-
     def round(
         self, task: Task, state: State, round: int, cohort: Sequence[int]
     ) -> Generator[Outgoing, list[Message], Outcome]:
         self._check_round(round)
         replies = yield Message("weights", round, {"weights": state["weights"]})
-        if not self.secure_sum and len(replies) < self.noise_clients:
-            raise TooFew(f"the noise of {len(replies)} clients, where ε counts on that of {self.noise_clients}")
-        total: dict[str, Tensor] = {}
-        while replies:
-            one = self.read(task, replies.pop(0))
-            total = {name: array + total[name] if total else array for name, array in one.items()}
-        if not total:
-            raise TooFew("no client's sums came")
+        total = self.add_up(task, replies)
         layer = last_layer(task.model, task.outputs)
         p = layer.module.in_features + 1
-        noise = 0.0 if self.epsilon is None else math.sqrt(self.noise_clients) * self._sigmas(p, task.outputs)[_GRAM]
+        noise = math.sqrt(self.noise_clients) * self.widths(_sizes(p, task.outputs))[_GRAM]
         solved = self.solve(total[_GRAM] / GRAINS, total[_CROSS].view(p, -1) / GRAINS, noise / GRAINS)
         solved = solved / self._clip(p)
         new = check_finite(layer.write(state["weights"], solved), "the solution")
@@ -117,14 +100,10 @@ class PrivateRidge(Method):
             gram += a.mT @ a
             cross += a.mT @ t
         values = {_GRAM: scaled_triangle(gram), _CROSS: cross.reshape(-1)}
-        uniforms = randomness.uniforms("rounding", sum(map(Tensor.numel, values.values())))
-        arrays = {}
-        for name, value in values.items():
-            few_uniforms, uniforms = uniforms[: value.numel()], uniforms[value.numel() :]
-            bounded = (GRAINS * value.cpu()).clamp(-self._limit, self._limit)
-            arrays[name] = (bounded + torch.from_numpy(few_uniforms)).floor().long()
+        integers = to_integers([(value, self.limit(name)) for name, value in values.items()], randomness, GRAINS)
+        arrays = dict(zip(values, integers, strict=True))
         if self.epsilon is not None:
-            sigmas = self._sigmas(p, targets.shape[1])
+            sigmas = self.widths(_sizes(p, targets.shape[1]))
             for name, purpose in ((_GRAM, "moments"), (_CROSS, "noise")):
                 own = discrete_gaussians(sigmas[name], arrays[name].numel(), randomness, purpose)  # type: ignore[arg-type]
                 arrays[name] += torch.from_numpy(own)
@@ -135,24 +114,14 @@ class PrivateRidge(Method):
 
     # How wide the noise is, and what it is worth.
 
-    def _sigmas(self, p: int, outputs: int) -> dict[str, float]:
-        """Of a client's noise, in integers."""
-        assert self.epsilon is not None
-        rho = budget(self.epsilon, self.delta)
-        parts = {_GRAM: (p * (p + 1) // 2, self.gram_share), _CROSS: (p * outputs, 1 - self.gram_share)}
-        found = {
-            name: change(numbers) / math.sqrt(2 * share * rho * self.noise_clients)
-            for name, (numbers, share) in parts.items()
-        }
-        if min(found.values()) < _LEAST_WIDTH:  # sums of narrower discrete Gaussians are not nearly one
-            raise ConfigError("so little noise is no privacy: take a smaller epsilon, or none for training without")
-        return found
+    def widths(self, sizes: Mapping[str, int]) -> dict[str, float]:
+        if self.epsilon is None:
+            return dict.fromkeys(sizes, 0.0)
+        budget = SumBudget(self.epsilon, self.delta, 1, once=self.gram_share, clients=self.noise_clients)
+        return {_GRAM: budget.width_once(change(sizes[_GRAM])), _CROSS: budget.width(change(sizes[_CROSS]))}
 
     def promise(self, cohort: int, rounds: int) -> list[str]:
-        if cohort < self.noise_clients:
-            raise ConfigError(
-                f"ε counts on {self.noise_clients} clients per round (noise_clients), and there are {cohort}"
-            )
+        self.check_honest(cohort)
         if self.epsilon is None:
             return ["without epsilon nothing is private: features are clipped, and no noise is added"]
         if rounds > 1:
@@ -168,11 +137,10 @@ class PrivateRidge(Method):
             return []
         seen = "the aggregator" if self.secure_sum else "those who see the models"
         # How many numbers there are decides the change and the width alike, not ρ.
-        widths = self._sigmas(1, 1)
-        releases = [(concentrated(change(1), width, self.noise_clients, 1), 1) for width in widths.values()]
+        widths = self.widths({_GRAM: 1, _CROSS: 1}).values()
         return [
             guarantee(
-                releases,
+                [(concentrated(change(1), width, self.noise_clients, 1), 1) for width in widths],
                 self.delta,
                 clients=self.noise_clients,
                 against=f"{seen}, one round",
@@ -188,32 +156,19 @@ class PrivateRidge(Method):
     # What is sent.
 
     def read(self, task: Task, reply: Message) -> dict[str, Tensor]:
-        """A client's integers, or the total of many, checked: float64 on the CPU."""
-        p = last_layer(task.model, task.outputs).module.in_features + 1
-        sizes = {_GRAM: p * (p + 1) // 2, _CROSS: p * task.outputs}
+        sizes = _sizes(last_layer(task.model, task.outputs).module.in_features + 1, task.outputs)
         if reply.of_kind("update").arrays.keys() != sizes.keys():
             raise MessageError("an update is G and C, and nothing else")
         return {name: reply.take(name, (size,)).double().cpu() for name, size in sizes.items()}
 
-    def check(self, task: Task, reply: Message) -> Tensor | None:
-        self.read(task, reply)
-        return None
+    def limit(self, name: str) -> float:
+        """One sample's number is at most 1, √2 beside the diagonal of G."""
+        return min(math.sqrt(2) * GRAINS * self.sum_samples, LARGEST)
 
-    def summand(self, task: Task, message: Message, reply: Message) -> Summand:
-        """Integers as they are. What happens to them from here on is post-processing of noisy numbers."""
-        arrays, p = self.read(task, reply), last_layer(task.model, task.outputs).module.in_features + 1
-        wide = dict.fromkeys(arrays, 0.0) if self.epsilon is None else self._sigmas(p, task.outputs)
-        return {name: Addend(array, self._limit + _TAILS * wide[name]) for name, array in arrays.items()}
 
-    @property
-    def _limit(self) -> float:
-        """Of a client's number: one sample's is at most 1, √2 beside the diagonal of G."""
-        return min(math.sqrt(2) * GRAINS * self.sum_samples, 2.0**30)  # and noise fits into 32 bits besides
-
-    def from_total(self, task: Task, message: Message, total: Mapping[str, Tensor], clients: int) -> Message:
-        if clients < self.noise_clients:
-            raise TooFew(f"a sum of {clients} clients, where ε counts on the noise of {self.noise_clients}")
-        return Message("update", message.round, dict(total))
+def _sizes(p: int, outputs: int) -> dict[str, int]:
+    """Numbers of G's triangle and of C."""
+    return {_GRAM: p * (p + 1) // 2, _CROSS: p * outputs}
 
 
 def change(numbers: int) -> float:

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError
-from ntkfl.methods.base import ClientRound, Method, Outcome, Outgoing, State, Task, check_finite
+from ntkfl.methods.base import ClientRound, Method, Outcome, Outgoing, State, Task
 from ntkfl.methods.noisy_sums import MOMENTS, NoisySums
 from ntkfl.methods.whitening import directions, is_whitening, read_whitening, scaled_triangle, whitening_arrays
 from ntkfl.privacy.sum_noise import clipped
@@ -26,7 +26,7 @@ from ntkfl.tangent.curvature import LARGEST
 from ntkfl.tangent.sums import Layer
 from ntkfl.wire import Message
 
-_ASKS, _VELOCITY = "asks", "velocity"
+_ASKS = "asks"
 _UNCLIPPED = 1e30  # a bound on samples' gradients where only all of a client is clipped
 
 
@@ -42,7 +42,6 @@ class PrivateSums(NoisySums):
     rank: int = Field(50, ge=1, description="directions that are whitened one by one; all others are alike")
     clip: float | None = Field(8.0, gt=0, description="bound on the 2-norm of a record's gradient, or a client's mean")
     lr: float = Field(6.0, gt=0, description="step along the mean gradient, in units of clip")
-    momentum: float = Field(0.8, ge=0, lt=1, description="of the server")
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="part of a class label spread over all; 0 with mse")
 
     @model_validator(mode="before")
@@ -74,9 +73,6 @@ class PrivateSums(NoisySums):
 
     # The server's side.
 
-    def start(self, task: Task, weights: Tensor) -> State:
-        return super().start(task, weights) | {_VELOCITY: torch.zeros_like(weights)}
-
     def round(
         self, task: Task, state: State, round: int, cohort: Sequence[int]
     ) -> Generator[Outgoing, list[Message], Outcome]:
@@ -92,9 +88,7 @@ class PrivateSums(NoisySums):
                 V, rest = directions(triangle, self.damping, self.rank)
                 known |= whitening_arrays(name.removeprefix(MOMENTS), V.to(task.like), rest.to(task.like))
         gradient = whitened(self.mean(task, total, cohort), read_whitening(known, task.like, self.damping))
-        velocity = self.momentum * state[_VELOCITY] + gradient
-        weights = check_finite(state["weights"] - self.lr * velocity, "the model after the step")
-        return Outcome({"weights": weights, _VELOCITY: velocity} | known, None, None, self.spent(round))
+        return Outcome(self.moved(state, gradient, -self.lr) | known, None, None, self.spent(round))
 
     # The clients' side.
 

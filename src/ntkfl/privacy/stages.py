@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.options import Options
@@ -15,6 +15,9 @@ from ntkfl.wire.topk import VALUES
 
 class Stages(Options):
     """What clients do to hide, before anything leaves them."""
+
+    # Schemas are built when they are first used: a run needs that of one method, and there are thirty.
+    model_config = ConfigDict(defer_build=True)
 
     subsample_rate: float = Field(1.0, gt=0, le=1, description="β, part of its samples a client uses in a round")
     projected_dim: int | None = Field(

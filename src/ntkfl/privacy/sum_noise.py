@@ -43,12 +43,12 @@ def clipped(vector: Tensor, clip: float) -> Tensor:
     return v / norm.clamp_min(1) if bool(norm.isfinite()) else torch.zeros_like(v)
 
 
-def to_integers(values: Sequence[tuple[Tensor, float]], randomness: Randomness) -> list[Tensor]:
-    """GRAINS · v as integers for each (v [n], limit), cut at ±limit, rounded up with the chance of what is left."""
+def to_integers(values: Sequence[tuple[Tensor, float]], randomness: Randomness, grains: int = GRAINS) -> list[Tensor]:
+    """grains · v as integers for each (v [n], limit), cut at ±limit, rounded up with the chance of what is left."""
     uniforms = torch.from_numpy(randomness.uniforms("rounding", sum(v.numel() for v, _ in values)))
     parts = torch.split(uniforms, [v.numel() for v, _ in values])
     return [
-        ((GRAINS * v.double().cpu()).clamp(-limit, limit) + few).floor().long()
+        ((grains * v.double().cpu()).clamp(-limit, limit) + few).floor().long()
         for (v, limit), few in zip(values, parts, strict=True)
     ]
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ntkfl.errors import ModelError
-from ntkfl.tangent.dense import DenseBlock, dense_block
+from ntkfl.tangent.dense import DenseBlock, dense_block, pull_back
 from ntkfl.tangent.factored import Call, FactoredBlock
 from ntkfl.tangent.jacobian import Block, BlockJacobian
 from ntkfl.tangent.layers import LAYERS
@@ -127,7 +127,7 @@ def _sensitivities(f: Tensor, outputs: Sequence[Tensor]) -> Iterator[Tensor]:
     """∂f_j/∂out, [d2, *out.shape], for each tapped output in turn; zero for one that nothing uses."""
 
     def backward(seed: Tensor) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(f, outputs, seed.expand(f.shape), retain_graph=True, materialize_grads=True)
+        return pull_back(f, outputs, seed.expand(f.shape), retain_graph=True)
 
     seeds = torch.eye(f.shape[1], dtype=f.dtype, device=f.device)
     try:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ntkfl.errors import ModelError, NumericalError
-from ntkfl.tangent.dense import agree, random_cotangent
+from ntkfl.tangent.dense import agree, pull_back, random_cotangent
 from ntkfl.tangent.jacobian import BlockJacobian
 from ntkfl.tangent.layers.tape import Slot, Use, Uses
 from ntkfl.tangent.parameters import column_slices, trainable
@@ -33,7 +33,7 @@ def make_plan(model: nn.Module, x: Tensor, form: str) -> JacobianPlan:
         return plan
     alone = tapped_forward(model, probe[:1], known, set(known))[0]
     pair, leaves, f = tapped_forward(model, probe, known, set(known))
-    gradients = torch.autograd.grad(f, list(leaves.values()), torch.ones_like(f), allow_unused=True)
+    gradients = pull_back(f, list(leaves.values()), torch.ones_like(f), zeros=False)
     leaking = {name for name, g in zip(leaves, gradients, strict=True) if g is not None}
 
     slots = _slots(parameters, known, pair)
@@ -178,7 +178,7 @@ def _check_against_autograd(model: nn.Module, probe: Tensor, J: BlockJacobian) -
     with torch.enable_grad():
         f = functional_call(model, leaves, (probe,))
     cotangent = random_cotangent(J.shape[:2], f)
-    gradients = torch.autograd.grad(f, list(leaves.values()), cotangent, materialize_grads=True)
+    gradients = pull_back(f, list(leaves.values()), cotangent)
     expected = torch.cat([g.to_dense().reshape(-1) for g in gradients])
     if not agree(J.vjp(cotangent), expected):
         raise ModelError(_COUPLED)

@@ -19,6 +19,7 @@ from ntkfl_experiments.bench.profile import PARTS, REST, Clocks, profile
 from ntkfl_experiments.bench.round import round as round_suite
 from ntkfl_experiments.bench.scaling import scaling, slope
 from ntkfl_experiments.bench.secure_sum import secure_sum
+from ntkfl_experiments.bench.start import start
 from ntkfl_experiments.bench.wire import wire
 
 
@@ -152,3 +153,9 @@ def test_accuracy() -> None:
     _check(rows)
     assert rows[0].what == "NTK-FL, defaults"
     assert "rounds to 50%" in rows[0].note
+
+
+def test_start() -> None:
+    rows = start(Setting(quick=True))
+    assert [row.what for row in rows] == ["ntkfl train, first round", "ntkfl --help", "import torch"]
+    assert all(row.seconds > 0 and row.details["cpu"] > 0 for row in rows)

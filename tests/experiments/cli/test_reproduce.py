@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
+
+from tests.fork_server import run
 
 
 def ntkfl(*arguments: str, where: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ntkfl", "reproduce", *arguments]
-    return subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=280)
+    return run("-m", "ntkfl", "reproduce", *arguments, directory=where)
 
 
 def test_without_a_name_it_lists_all(tmp_path: Path) -> None:

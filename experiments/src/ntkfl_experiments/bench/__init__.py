@@ -11,6 +11,7 @@ from ntkfl_experiments.bench.round import round
 from ntkfl_experiments.bench.rows import BenchRow, Setting, Suite
 from ntkfl_experiments.bench.scaling import scaling
 from ntkfl_experiments.bench.secure_sum import secure_sum
+from ntkfl_experiments.bench.start import start
 from ntkfl_experiments.bench.tree import tree
 from ntkfl_experiments.bench.wire import wire
 
@@ -28,6 +29,7 @@ SUITES: dict[str, Suite] = {
     "scaling": scaling,
     "tree": tree,
     "accuracy": accuracy,
+    "start": start,
 }
 # What each takes on two cores, about: for the time left.
 SECONDS: dict[str, float] = {
@@ -43,6 +45,7 @@ SECONDS: dict[str, float] = {
     "scaling": 200,
     "tree": 150,
     "accuracy": 55,
+    "start": 25,
 }
 
 __all__ = ["SECONDS", "SUITES", "BenchRow", "Setting", "Suite"]

@@ -1,0 +1,50 @@
+"""A small problem to evolve, its dense kernel, and tight integration as the oracle."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+import ntkfl
+from ntkfl.tangent.losses import residual
+from tests.tangent.networks import build
+
+STEPS = (0.5, 3, 10, 40.25)
+
+
+def problem(name: str = "relu", outputs: int = 3) -> tuple[nn.Module, Tensor, ntkfl.Jacobian, Tensor, Tensor]:
+    model, x = build(name)
+    y = torch.tensor([0, 1, 2, 2, 1, 0, 1]) % outputs
+    with torch.no_grad():
+        f0 = model(x)
+    return model, x, ntkfl.jacobian(model, x), f0, y
+
+
+def theta(J: ntkfl.Jacobian, kernel: str) -> Tensor:
+    """The dense kernel over all N·d2 outputs."""
+    N, d2, d = J.shape
+    D = J.dense()
+    if kernel == "full":
+        flat = D.reshape(N * d2, d)
+        return flat @ flat.T
+    return torch.kron(torch.einsum("ajd,bjd->ab", D, D) / d2, torch.eye(d2, dtype=D.dtype))
+
+
+def rk4(J: ntkfl.Jacobian, f0: Tensor, Y: Tensor, lr: float, t: float, loss: str, kernel: str) -> tuple[Tensor, Tensor]:
+    """Tight integration of f' = (η/N) Θ r and R' = r by the classical fourth-order method on the dense kernel."""
+    Theta, N = theta(J, kernel), len(f0)
+    n = max(200, math.ceil(20 * t * lr / N * float(torch.linalg.matrix_norm(Theta, 2))))
+    h = t / n
+    R = torch.zeros_like(f0)
+
+    def slope(R: Tensor) -> Tensor:
+        return residual(loss, f0 + lr / N * (Theta @ R.reshape(-1)).view_as(f0), Y)
+
+    for _ in range(n):
+        a = slope(R)
+        b = slope(R + h / 2 * a)
+        c = slope(R + h / 2 * b)
+        R = R + h / 6 * (a + 2 * b + 2 * c + slope(R + h * c))
+    return f0 + lr / N * (Theta @ R.reshape(-1)).view_as(f0), R
