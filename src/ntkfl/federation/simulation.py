@@ -23,7 +23,7 @@ from ntkfl.federation.feature_cache import feature_folder, split_frozen
 from ntkfl.federation.insight import keep_insight
 from ntkfl.federation.local import LocalTransport, SimulatedClients
 from ntkfl.federation.memory_check import available_bytes, check_memory, predicted_bytes
-from ntkfl.federation.privacy_statement import privacy_statement
+from ntkfl.federation.privacy_statement import privacy_statement, sum_promise
 from ntkfl.federation.run import Run, describe
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.server import Server
@@ -206,8 +206,9 @@ class Simulation:
         try:
             told.on_begin(rounds)
             told.on_start(note)
-            for line in self.method.promise(self.clients_per_round, rounds):
-                told.on_start(line)
+            for line in (*self.method.promise(self.clients_per_round, rounds), sum_promise(self.method)):
+                if line:
+                    told.on_start(line)
             for line in advice(self.method, self.task):
                 if callbacks is None:
                     warnings.warn(line, stacklevel=3)  # of `train`'s caller, who has no display of lines

@@ -33,9 +33,16 @@ class ShufflerClient:
 
     def clients(self, role: str) -> list[str]:
         """Names of those present in that role, sorted."""
+        return self._named(role, "clients")
+
+    def lapsed(self, role: str) -> list[str]:
+        """Those of them that do not answer and have not called since."""
+        return self._named(role, "lapsed")
+
+    def _named(self, role: str, which: str) -> list[str]:
         with _reading():
             answer = self.http.ask("GET", f"{self._run}/clients?role={role}", most=MANY)
-            return _NAMES.validate_python(answer.json()["clients"])
+            return _NAMES.validate_python(answer.json()[which])
 
     def newest(self) -> BatchKey | None:
         """The key of the newest announcement."""

@@ -20,6 +20,7 @@ class Receipt(Answer):
 
 class Clients(Answer):
     clients: list[str]
+    lapsed: list[str] = Field(description="of these, the ones that do not answer and have not called since")
 
 
 class Latest(Answer):
