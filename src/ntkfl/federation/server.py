@@ -260,7 +260,7 @@ def remarks(record: Record, timing: Record | None = None) -> list[str]:
     if record.get("answered", 0) < record.get("asked", 0):
         absent = ", ".join(record.get("failed", ())) or str(record["asked"] - record["answered"])
         seconds = (timing or {}).get("waited_seconds")
-        waited = f"; waited {seconds:.0f} s for {absent}" if seconds else ""
+        waited = f"; waited {seconds:.0f} s for {absent}" if seconds and seconds >= 0.5 else ""
         said.append(f"{record['answered']} of {record['asked']} clients answered{waited}")
     if record.get("rejected"):
         said.append(f"rejected: {why_rejected(record['rejected'])}")
