@@ -78,7 +78,7 @@ def _aggregator(folder: Path, peers: TrustedPeers) -> RoleStatus:
                 part.problem(str(error))
             else:  # it has asked nobody yet, and tries again by itself
                 part.lines.append(f"waits for the shuffler: {error}")
-                part.waits_for.append("the shuffler")
+                part.waits_for.append("shuffler")
     if isinstance(out := status.get("out"), str) and Path(out).is_dir():
         part.lines += _rounds(RunFolder(Path(out)))
     add_certificate(part, folder / "tls.pem")
