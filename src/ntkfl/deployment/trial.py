@@ -252,7 +252,8 @@ def _refuse_taken(url: str) -> None:
         socket.create_server(_address(url)).close()
     except OSError as error:
         raise ConfigError(
-            f"cannot listen on {url}: {error.strerror}; stop what does (ss -ltnp), and the same command goes on"
+            f"cannot listen on {url}: {os.strerror(error.errno or 0)}; stop what does (ss -ltnp), and the same command "
+            "goes on"
         ) from None
 
 
