@@ -55,6 +55,9 @@ class Here:
     def clients(self, role: str) -> list[str]:
         return self.names if role == "client" else []
 
+    def lapsed(self, role: str) -> list[str]:
+        return self.shuffler.lapsed(role)
+
     def newest(self) -> BatchKey | None:
         return self.shuffler.latest()[1]
 
