@@ -81,7 +81,7 @@ class StatusFile:
         """What ends the block is the last that the file says."""
         try:
             yield
-        except NTKFLError as error:
+        except (NTKFLError, OSError) as error:
             self.update(problem=str(error))
             raise
 
