@@ -27,6 +27,7 @@ from ntkfl.methods import ClientRound
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.services.announcement import Announcement
 from ntkfl.services.shuffler.batch import Status
+from ntkfl.services.shuffler.schemas import Clients
 from ntkfl.services.shuffler.store import Shuffler
 from ntkfl.services.status import read_status
 
@@ -55,8 +56,8 @@ class Here:
     def clients(self, role: str) -> list[str]:
         return self.names if role == "client" else []
 
-    def lapsed(self, role: str) -> list[str]:
-        return self.shuffler.lapsed(role)
+    def presence(self, role: str) -> Clients:
+        return Clients(clients=self.clients(role), away=0, lapsed=[])
 
     def newest(self) -> BatchKey | None:
         return self.shuffler.latest()[1]

@@ -89,13 +89,13 @@ def shell(folder: Path, commands: list[str], seconds: float) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1300)
 @pytest.mark.parametrize("page", sorted(LEFT))
 def test_a_pages_commands_work_one_after_the_other(page: str, tmp_path: Path) -> None:
     pytest.importorskip("fastapi", reason="needs the extra services")
     if page == "flower.md":
         pytest.importorskip("flwr", reason="needs the extra flower")
-    said = shell(tmp_path, with_free_ports(console(page)), 800)
+    said = shell(tmp_path, with_free_ports(console(page)), 1200)
     for left in LEFT[page]:
         assert (tmp_path / "empty" / left).exists(), said[-2000:]
     for log in (tmp_path / "empty").rglob("*log"):

@@ -94,16 +94,19 @@ class ShufflerTransport(ShuffledTransport):
         """Names of those that can be asked, sorted."""
         return self.shuffler.clients(role)
 
-    def lapsed(self, role: str) -> list[str]:
-        """Of those present, the ones that do not answer and have not called since: the shuffler waits for none."""
-        return self.shuffler.lapsed(role)
+    def lapsed(self) -> tuple[list[str], int]:
+        """Names, where they are told, and number of the clients that do not answer and have not called since: the
+        shuffler waits for none of them.
+        """
+        found = self.shuffler.presence("client")
+        return found.lapsed, found.away
 
     def available(self, wanted: int) -> Sequence[int]:
         """Clients that are there; others than those that made a round fail, or have lapsed, as long as there are
         `wanted` others.
         """
-        present, lapsed = self.present("client"), self.lapsed("client")
-        self._absences.note(lapsed, self._number)
+        present, (lapsed, away) = self.present("client"), self.lapsed()
+        self._absences.note(lapsed, away, self._number)
         if len(present) < wanted:
             raise TooFew(f"{len(present)} clients are there, fewer than the {wanted} that a round is drawn from")
         if len(set(present) - self._dropped) < wanted:
@@ -241,11 +244,13 @@ class ShufflerTransport(ShuffledTransport):
         """
         apart, summed = bool(self.settings.evaluators), self.peers.terms.sum_counts
         key = BatchKey(self._round, EVALUATORS if apart and summed else EVALUATION)
-        names = tuple(self._evaluators()) if apart else tuple(self._names[client] for client in cohort)
-        if apart and not names:
-            raise TooFew("no evaluator is there")
-        if apart and summed and len(names) < LEAST_EVALUATORS:
-            raise TooFew(f"{len(names)} evaluators are there, and a sum is of {LEAST_EVALUATORS} at least")
+        names, there = tuple(self._names[client] for client in cohort), len(cohort)
+        if apart:
+            found = self.shuffler.presence("evaluator")
+            names, there = tuple(found.clients), len(found.clients) - found.away
+        least = LEAST_EVALUATORS if summed else 1
+        if apart and there < least:
+            raise TooFew(f"{plural(there, 'evaluator')} there, of {least} that are needed")
         schema = self._counts_schema(message, len(names))
         batch = None if apart and not summed else self._asking(key, names, schema)
         signed = self.announce(Announcement("evaluate", key, batch, message, self.opener.public), Traffic())
@@ -259,12 +264,7 @@ class ShufflerTransport(ShuffledTransport):
                     raise TooFew(str(error)) from None
                 return [total_counts(message.round, total.arrays, self.peers.terms.real_targets)]
             return self._read_counts(message.round, released.rows, announced)
-        return self._read_counts(message.round, self._await_reports(key, len(names)), announced)
-
-    def _evaluators(self) -> list[str]:
-        """Those that are there; nothing counts on whom of them is asked."""
-        lapsed = self.lapsed("evaluator")
-        return [name for name in self.present("evaluator") if name not in lapsed]
+        return self._read_counts(message.round, self._await_reports(key, there), announced)
 
     def _counts_schema(self, message: Message, clients: int) -> RowSchema | SumSchema:
         (row,) = score_rows(self.task, message, *self._made_up_sample())

@@ -71,8 +71,12 @@ def _aggregator(folder: Path, peers: TrustedPeers) -> RoleStatus:
             shuffler = ShufflerClient(peers, folder)
             shuffler.http.patience = 0
             for role in ("client", "evaluator"):
-                part.lines.append(f"{role}s that have greeted the shuffler: {listed(shuffler.clients(role))}")
-                add_lapsed(part, {role: shuffler.lapsed(role)})
+                found = shuffler.presence(role)
+                part.lines.append(f"{role}s that have greeted the shuffler: {listed(found.clients)}")
+                add_lapsed(part, {role: found.lapsed})
+                if found.away and not found.lapsed:
+                    what = f"{role}s that do not answer and have not called since: {found.away}"
+                    part.problem(f"{what}; the shuffler's status names them, and does not tell this role")
         except NTKFLError as error:
             if "key" in status:
                 part.problem(str(error))

@@ -107,9 +107,14 @@ def test_every_signed_request_is_a_call(tmp_path: object) -> None:
             for name in ("ada", "bob"):
                 assert clients[name].submit(asked.key).status_code == 200
             assert aggregator.on(asked.key, "POST", "/release").status_code == 200
-        assert aggregator.ask("GET", "/clients").json() == {"clients": ["ada", "bob", "cyd"], "lapsed": ["cyd"]}
+        there = {"clients": ["ada", "bob", "cyd"], "away": 1}
+        assert aggregator.ask("GET", "/clients").json() == there | {"lapsed": []}  # all are asked: no name is told
+        deployment.client("dan").ask("POST", "/hello")  # a cohort of three of four is a choice
+        there["clients"] = ["ada", "bob", "cyd", "dan"]
+        assert aggregator.ask("GET", "/clients").json() == there | {"lapsed": ["cyd"]}
+        assert aggregator.ask("GET", "/clients?role=evaluator").json() == {"clients": [], "away": 0, "lapsed": []}
         assert clients["cyd"].ask("GET", "/announcement?after=0", headers={}).status_code == 401
         assert aggregator.ask("GET", "/clients").json()["lapsed"] == ["cyd"]
         assert clients["cyd"].ask("GET", "/announcement?after=0").status_code == 200
-        assert aggregator.ask("GET", "/clients").json()["lapsed"] == []
+        assert aggregator.ask("GET", "/clients").json() == there | {"away": 0, "lapsed": []}
         deployment.hang_up()

@@ -279,7 +279,9 @@ def aggregator_app(
     def clients(role: str = "client") -> Clients:
         if role not in ROLES:
             raise Refused("invalid", f"a role is one of {', '.join(ROLES)}")
-        return Clients(clients=shuffler.clients(role), lapsed=shuffler.lapsed(role))
+        present, lapsed = shuffler.clients(role), shuffler.lapsed(role)
+        named = role == "client" and shuffler.presence.may_be_named(len(present))
+        return Clients(clients=present, away=len(lapsed), lapsed=lapsed if named else [])
 
     @app.get(f"{RUN}/latest", dependencies=checked, responses=common)
     def latest() -> Latest:

@@ -20,7 +20,8 @@ class Receipt(Answer):
 
 class Clients(Answer):
     clients: list[str]
-    lapsed: list[str] = Field(description="of these, the ones that do not answer and have not called since")
+    away: int = Field(ge=0, description="how many of these do not answer and have not called since")
+    lapsed: list[str] = Field(description="their names, where fewer than all clients are asked; else none is told")
 
 
 class Latest(Answer):

@@ -250,6 +250,8 @@ class Shuffler(AnnouncementStore):
         if db.execute("SELECT 1 FROM batches WHERE number = ?", (number,)).fetchone():
             return  # by the same announcement, or it would not have been admitted
         asked = _members(db, batch)
+        if batch.key.exchange == 0:
+            self.presence.asked(len(batch.cohort))
         salt, deadline = os.urandom(32), None if batch.seconds is None else self._clock() + batch.seconds
         values = (salt, "open", batch.max_rows, batch.row_bytes, batch.min_clients, deadline, 0, None)
         db.execute(f"INSERT INTO batches ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (number, *values))
