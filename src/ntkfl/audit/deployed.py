@@ -11,15 +11,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from ntkfl.data import Federated, from_clients
 from ntkfl.data.npz import read_client
+from ntkfl.deployment.contract import Terms
 from ntkfl.errors import ConfigError
 from ntkfl.federation.build import build_method, load_data
-from ntkfl.federation.config import DataConfig, RunConfig
+from ntkfl.federation.config import DataConfig, RunConfig, method_code
 from ntkfl.safe_parse import read_toml
 from ntkfl.user_code import refuse_code
 
-_TERMS = ("rounds", "clients_per_round", "seed", "precision", "model", "method")
 _CLIENT = re.compile(r"client-(\d+)\.npz")
 _TEST = "test.npz"
 
@@ -37,28 +39,48 @@ def is_deployment(values: Mapping[str, Any]) -> bool:
     return "inputs" in values and "outputs" in values
 
 
+class _Settings(Terms):
+    """What an audit needs of a deployment's settings."""
+
+    rounds: int = Field(1, ge=1)
+    clients_per_round: int = Field(ge=1)
+    clients: int = Field(ge=1)
+    seed: int = Field(0, ge=0)
+    max_rows: int | None = Field(None, ge=1)
+
+    @property
+    def code(self) -> list[str]:
+        return [*self.model.code, *method_code(self.method)]
+
+
+def read_settings(source: Path, *, allow_code: bool) -> _Settings:
+    """From a run.toml, or the config.toml of a deployment's run; code that it names is refused unless allowed."""
+    values = read_toml(source)
+    settings = _Settings(**{name: values[name] for name in _Settings.model_fields if name in values})
+    if not allow_code:
+        refuse_code(settings.code, str(source))
+    return settings
+
+
 def plan(source: Path, data: str | None, *, allow_code: bool) -> tuple[RunConfig, Federated]:
     """A simulation of the deployment with these settings, and the clients' data: a folder as `ntkfl data deal` makes,
     or a dataset as `ntkfl train` takes.
     """
-    values = read_toml(source)
+    settings = read_settings(source, allow_code=allow_code)
     if data is None:
         raise ConfigError(f"{source} is of a deployment, and its clients' data are not there: {_advice(source)}")
-    try:
-        own = {name: values[name] for name in _TERMS if name in values}
-        dataset = None if Path(data).is_dir() else DataConfig(dataset=data, clients=int(values.get("clients", 2)))
-        config = RunConfig(**own, **({} if dataset is None else {"data": dataset}))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{source} cannot be read as a deployment's settings: {error}") from None
-    if not allow_code:
-        refuse_code([name for name in config.code if name != data], str(source))
-    method = build_method(config.method)
-    if method.shuffle and "max_rows" in values:  # a client sends so many, padding among them
-        config = config.model_copy(update={"method": config.method | {"rows_per_client": values["max_rows"]}})
-    fed = _dealt(Path(data), values["outputs"]) if dataset is None else load_data(config)
-    if tuple(fed.input_shape) != tuple(values["inputs"]) or fed.output_dim != values["outputs"]:
+    method = settings.method
+    if settings.max_rows and build_method(method).shuffle:  # a client sends so many, padding among them
+        method = method | {"rows_per_client": settings.max_rows}
+    own = {name: getattr(settings, name) for name in ("rounds", "clients_per_round", "seed", "precision", "model")}
+    if Path(data).is_dir():
+        config, fed = RunConfig(**own, method=method), _dealt(Path(data), settings.outputs)
+    else:
+        config = RunConfig(**own, method=method, data=DataConfig(dataset=data, clients=settings.clients))
+        fed = load_data(config)
+    if (tuple(fed.input_shape), fed.output_dim) != (settings.inputs, settings.outputs):
         there = f"inputs {list(fed.input_shape)} and {fed.output_dim} outputs"
-        raise ConfigError(f"{data} has {there}, the deployment {values['inputs']} and {values['outputs']}")
+        raise ConfigError(f"{data} has {there}, the deployment {list(settings.inputs)} and {settings.outputs}")
     if len(fed) < config.clients_per_round:
         raise ConfigError(f"{data} has {len(fed)} clients, and a round asks {config.clients_per_round}")
     return config, fed

@@ -103,6 +103,7 @@ class Trial:
         urls = peers.key_server.url, peers.shuffler.url
         for url in (*urls, peers.shuffler.aggregator_url):
             _refuse_taken(url)
+        self.say("starts the key server and the shuffler, then the clients and the aggregator")
         for name, url, own in zip(_SERVICES, urls, metrics, strict=False):
             self._start(name, "serve", name, self.folder / name, "--metrics", own, url=url, metrics=own)
         for role in list(self.roles):

@@ -104,8 +104,9 @@ async def _run(
     await asyncio.gather(*tasks)
     if not stop.is_set():
         raise ConfigError("the service ended by itself; its log says why")
-    log("stopped", **({"by": by[0]} if by else {}))
-    return by[0] if by else None
+    name = by[0] if by else None
+    log("stopped", by=name or "its caller")
+    return name
 
 
 class _EventLoop(asyncio.SelectorEventLoop):
