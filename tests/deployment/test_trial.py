@@ -130,6 +130,9 @@ def test_a_trial_is_stopped_by_ctrl_c_and_goes_on(tmp_path: Path) -> None:
     assert len(started) == 2 + 2 + 1 + 1
     assert re.search(r"aggregator +pid \d+ +trial/logs/aggregator.log", seen)
     assert f"kill {process.pid}" in seen
+    early = subprocess.run(STATUS, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert early.returncode == 0, early.stdout  # before the first round: roles that start are no problem
+    assert re.search("runs, pid .*: (waits|training)", early.stdout)
     served = re.findall(r"metrics of the (\S+): (http://127.0.0.1:\d+)/metrics", seen)
     assert [name for name, _ in served] == ["key-server", "shuffler", "aggregator"]
     for _, address in served:

@@ -250,7 +250,7 @@ class ShufflerTransport(ShuffledTransport):
             names, there = tuple(found.clients), len(found.clients) - found.away
         least = LEAST_EVALUATORS if summed else 1
         if apart and there < least:
-            raise TooFew(f"{plural(there, 'evaluator')} there, of {least} that are needed")
+            raise TooFew(f"evaluators that are there: {there} of {least} that are needed")
         schema = self._counts_schema(message, len(names))
         batch = None if apart and not summed else self._asking(key, names, schema)
         signed = self.announce(Announcement("evaluate", key, batch, message, self.opener.public), Traffic())
