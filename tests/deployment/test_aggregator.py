@@ -28,6 +28,7 @@ from ntkfl.methods import ClientRound
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.services.announcement import Announcement
 from ntkfl.services.shuffler.batch import Status
+from ntkfl.services.shuffler.presence import Presence
 from ntkfl.services.shuffler.schemas import Clients
 from ntkfl.services.shuffler.store import Shuffler
 from ntkfl.services.status import read_status
@@ -46,7 +47,8 @@ class Here:
         """`leaves`: the client that answers a round's first exchange and no other; `silent`: one that never answers."""
         self.own, self.names, self.leaves, self.silent = aggregator.transport, names, leaves, silent
         ticks = itertools.count(step=1000)  # every deadline has passed when it is looked at
-        self.shuffler = Shuffler(clock=lambda: float(next(ticks)))
+        presence = Presence(cohort=aggregator.settings.clients_per_round)
+        self.shuffler = Shuffler(clock=lambda: float(next(ticks)), presence=presence)
         self.recorded: list[tuple[Announced, list[bytes]]] = []
         torch.manual_seed(0)
         self.people = [

@@ -57,7 +57,7 @@ def test_one_that_has_ended_starts_nothing_and_says_what_to_do(tmp_path: Path) -
 def test_two_at_once_and_a_taken_port_are_said_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial_module, "_PORTS", tuple(free_port() for _ in range(3)))
+    monkeypatch.setattr(trial_module, "PORTS", tuple(free_port() for _ in range(3)))
     first, second = Trial(tmp_path / "trial", clients=2), Trial(tmp_path / "trial")
     port = int(first.peers.shuffler.url.rpartition(":")[2])
     with socket.create_server(("127.0.0.1", port)), first:

@@ -35,7 +35,7 @@ _LOOK_S = 0.1
 _START_S = 60.0  # for a service to listen
 _STOP_S = 12.0  # for a service to let requests under way end
 _LEAVE_S = 10.0  # for clients to leave by themselves when the run has ended
-_PORTS, _METRICS_PORTS = (8441, 8442, 8443), (9441, 9442, 9443)
+PORTS, _METRICS_PORTS = (8441, 8442, 8443), (9441, 9442, 9443)
 _SERVICES = ("key-server", "shuffler")
 _AGGREGATOR = "aggregator"
 
@@ -209,7 +209,7 @@ def _make(folder: Path, clients: int, rounds: int) -> None:
     """The folder of a new trial, whole or not at all."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is there already, and holds no trial: give a new folder")
-    ports = dict(zip(("key_server_port", "shuffler_port", "aggregator_port"), _free_ports(_PORTS), strict=True))
+    ports = dict(zip(("key_server_port", "shuffler_port", "aggregator_port"), _free_ports(PORTS), strict=True))
     setup, made = DemoSetup(clients=clients, **ports), partial(folder)
     try:
         init(made, demo_run(setup, rounds, round_seconds=30), setup)

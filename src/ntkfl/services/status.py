@@ -73,7 +73,7 @@ class StatusFile:
 
     def close(self, state: str, by: str | None = None) -> None:
         """The role leaves in order: its last state, what made it leave (a signal), and the lock is free."""
-        self.update(state=state, by=by, batch=None)
+        self.update(state=state, by=by, batch=None, lapsed=None)
         self.__del__()
 
     @contextmanager

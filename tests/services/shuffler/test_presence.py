@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ntkfl.crypto.row_frames import BatchKey
 from ntkfl.services.shuffler.batch import EVALUATION
 from ntkfl.services.shuffler.presence import Presence
 from ntkfl.services.shuffler.store import Shuffler
+from ntkfl.services.trusted_peers import agreed_cohort
 from tests.deployment.federation import Deployment
 from tests.services.shuffler.batches import DIGEST, NAMES, Clock, batch, rows_of, said, submit_all
 
@@ -94,27 +97,40 @@ def test_an_evaluator_that_never_reports_lapses_too() -> None:
     assert shuffler.lapsed("client") == []
 
 
-def test_every_signed_request_is_a_call(tmp_path: object) -> None:
-    """Over HTTP: who is named as lapsed is named no more after one question, and a stranger's does not count."""
-    deployment = Deployment(tmp_path)  # type: ignore[arg-type]
+def test_every_signed_request_is_a_call(tmp_path: Path) -> None:
+    """Over HTTP: who has lapsed has not any more after one question, and a stranger's does not count. Names are told
+    where the contract's two of a round are a choice, whatever cohorts the aggregator announces.
+    """
+    deployment = Deployment(tmp_path)
     with deployment.start():
         clients, aggregator = {name: deployment.client(name) for name in ("ada", "bob", "cyd")}, deployment.aggregator()
-        for client in clients.values():
-            client.ask("POST", "/hello")
-        for _ in range(2):
-            asked = deployment.batch("ada", "bob", "cyd", seconds=0.0)
+        for name in ("ada", "bob"):
+            clients[name].ask("POST", "/hello")
+        for cohort in (("ada", "bob"), ("ada", "bob"), ("ada", "dan")):
+            asked = deployment.batch(*cohort)
             assert aggregator.publish(asked).status_code == 200
-            for name in ("ada", "bob"):
-                assert clients[name].submit(asked.key).status_code == 200
-            assert aggregator.on(asked.key, "POST", "/release").status_code == 200
-        there = {"clients": ["ada", "bob", "cyd"], "away": 1}
-        assert aggregator.ask("GET", "/clients").json() == there | {"lapsed": []}  # all are asked: no name is told
-        deployment.client("dan").ask("POST", "/hello")  # a cohort of three of four is a choice
-        there["clients"] = ["ada", "bob", "cyd", "dan"]
-        assert aggregator.ask("GET", "/clients").json() == there | {"lapsed": ["cyd"]}
+            assert clients["ada"].submit(asked.key).status_code == 200
+            assert aggregator.on(asked.key, "POST", "/cancel").status_code == 200
+        there = {"clients": ["ada", "bob"], "away": 1, "lapsed": []}
+        assert aggregator.ask("GET", "/clients").json() == there  # all are asked: no name is told
+        clients["cyd"].ask("POST", "/hello")
+        there = {"clients": ["ada", "bob", "cyd"], "away": 1, "lapsed": ["bob"]}
+        assert aggregator.ask("GET", "/clients").json() == there
         assert aggregator.ask("GET", "/clients?role=evaluator").json() == {"clients": [], "away": 0, "lapsed": []}
-        assert clients["cyd"].ask("GET", "/announcement?after=0", headers={}).status_code == 401
-        assert aggregator.ask("GET", "/clients").json()["lapsed"] == ["cyd"]
-        assert clients["cyd"].ask("GET", "/announcement?after=0").status_code == 200
+        assert clients["bob"].ask("GET", "/announcement?after=0", headers={}).status_code == 401
+        assert aggregator.ask("GET", "/clients").json() == there
+        assert clients["bob"].ask("GET", "/announcement?after=0").status_code == 200
         assert aggregator.ask("GET", "/clients").json() == there | {"away": 0, "lapsed": []}
         deployment.hang_up()
+
+
+def test_the_contract_and_not_an_announcement_says_how_many_are_asked(tmp_path: Path) -> None:
+    deployment = Deployment(tmp_path)
+    assert agreed_cohort(deployment.folder / "shuffler") == 2
+    file = deployment.folder / "shuffler" / "federation.toml"
+    for damaged in ("terms = 3\n", "[terms]\nclients_per_round = true\n", ""):
+        file.write_text(damaged)
+        assert agreed_cohort(deployment.folder / "shuffler") is None
+    assert not Presence(cohort=None).may_be_named(100)
+    assert not Presence(cohort=3).may_be_named(3)
+    assert Presence(cohort=3).may_be_named(4)

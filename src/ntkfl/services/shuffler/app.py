@@ -37,13 +37,13 @@ from ntkfl.services.http.server import Listener, serve
 from ntkfl.services.http.signing import check_headers, check_request
 from ntkfl.services.log import log
 from ntkfl.services.shuffler.announcement_store import REPORT_BYTES
-from ntkfl.services.shuffler.presence import AFTER
+from ntkfl.services.shuffler.presence import AFTER, Presence
 from ntkfl.services.shuffler.revocations import Revocations
 from ntkfl.services.shuffler.schemas import BatchStatus, Clients, Done, Latest, Receipt, Reports, Sequence
 from ntkfl.services.shuffler.store import Shuffler
 from ntkfl.services.shuffler.watch import ShufflerWatch
 from ntkfl.services.status import STOPPED, StatusFile
-from ntkfl.services.trusted_peers import TrustedPeers
+from ntkfl.services.trusted_peers import TrustedPeers, agreed_cohort
 
 STATE, SIGNING_KEY = "state.sqlite", "signing-key.pem"
 MAX_BODY = 256 << 20  # of a submission or an announcement
@@ -86,7 +86,8 @@ def serve_shuffler(
     """
     peers = TrustedPeers.read(folder)
     run = f"{peers.federation}/{peers.run}"
-    shuffler = Shuffler(folder / STATE, floor=peers.shuffler.min_clients, run=run, lapse_after=lapse_after)
+    presence = Presence(lapse_after, agreed_cohort(folder))
+    shuffler = Shuffler(folder / STATE, floor=peers.shuffler.min_clients, run=run, presence=presence)
     long_poll, stop = LongPollEvent(), threading.Event()
     signer = SigningKey.load(folder / SIGNING_KEY)
     if signer.public.hex() != peers.shuffler.signing_key:

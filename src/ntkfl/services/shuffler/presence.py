@@ -4,12 +4,12 @@ A client has lapsed when it was asked in `after` batches that have ended, answer
 since. It is not waited for then, until it calls: every signed request is a call, and one that waits for announcements
 calls every 20 seconds. One that computes through so many batches is not waited for either, until it sends.
 
-The aggregator is told how many have lapsed, and their names only while it asks fewer than all clients: then it draws,
-and could leave anybody out anyway. Where all are asked in every round, it cannot tell by a name whose rows, or whose
-part of a sum, are missing.
+The aggregator is told how many have lapsed, and their names only where the contract has rounds ask fewer than all
+clients: there it draws, and could leave anybody out anyway. Where all are asked in every round, it cannot tell by a
+name whose rows, or whose part of a sum, are missing.
 
-This is held in memory alone: what a batch knows of its senders does not outlive it on the disk, and a shuffler that is
-started again takes everybody for present.
+This is held in memory, and while it lasts in the operator's `status.json`. A shuffler that is started again takes
+everybody for present.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ AFTER = 2  # batches, unless the shuffler's operator says otherwise
 
 
 class Presence:
-    """Thread-safe."""
+    """Of clients of whom `cohort` are asked in a round, by the contract; None: not known. Thread-safe."""
 
-    def __init__(self, after: int = AFTER) -> None:
-        self._after, self._lock = after, threading.Lock()
+    def __init__(self, after: int = AFTER, cohort: int | None = None) -> None:
+        self._after, self._cohort, self._lock = after, cohort, threading.Lock()
         self._missed: dict[str, int] = {}  # batches since the client's last call
         self._newest = -1  # batch whose end was noted
-        self._cohort: int | None = None  # clients that the newest round asks
 
     def called(self, client: str) -> None:
         """The client is there."""
@@ -42,15 +41,9 @@ class Presence:
                 for client in clients:
                     self._missed[client] = self._missed.get(client, 0) + 1
 
-    def asked(self, cohort: int) -> None:
-        """So many clients are asked in a round."""
-        with self._lock:
-            self._cohort = cohort
-
     def may_be_named(self, present: int) -> bool:
         """Whether the aggregator, of so many clients present, draws."""
-        with self._lock:
-            return self._cohort is not None and self._cohort < present
+        return self._cohort is not None and self._cohort < present
 
     def lapsed(self) -> frozenset[str]:
         with self._lock:

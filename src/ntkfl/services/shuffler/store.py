@@ -48,7 +48,7 @@ from ntkfl.services.shuffler.mask_store import (
     open_sum,
     release_masks,
 )
-from ntkfl.services.shuffler.presence import AFTER, Presence
+from ntkfl.services.shuffler.presence import Presence
 
 _GENERATOR = SystemRandom()  # the operating system's
 
@@ -66,10 +66,10 @@ class Shuffler(AnnouncementStore):
         clock: Callable[[], float] | None = None,
         random: Random = _GENERATOR,
         run: str = "",
-        lapse_after: int = AFTER,
+        presence: Presence | None = None,
     ) -> None:
         super().__init__(path, run)
-        self.presence = Presence(lapse_after)
+        self.presence = presence or Presence()
         self._floor, self._clock, self._random = floor, clock or self._steady_clock(), random
 
     def open(self, batch: Batch, digest: bytes) -> None:
@@ -250,8 +250,6 @@ class Shuffler(AnnouncementStore):
         if db.execute("SELECT 1 FROM batches WHERE number = ?", (number,)).fetchone():
             return  # by the same announcement, or it would not have been admitted
         asked = _members(db, batch)
-        if batch.key.exchange == 0:
-            self.presence.asked(len(batch.cohort))
         salt, deadline = os.urandom(32), None if batch.seconds is None else self._clock() + batch.seconds
         values = (salt, "open", batch.max_rows, batch.row_bytes, batch.min_clients, deadline, 0, None)
         db.execute(f"INSERT INTO batches ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (number, *values))
