@@ -154,9 +154,13 @@ def test_a_trial_is_stopped_by_ctrl_c_and_goes_on(tmp_path: Path) -> None:
     for log in (tmp_path / "trial" / "logs").iterdir():
         assert "Traceback" not in log.read_text()
     logs = {log.stem: log.read_text() for log in (tmp_path / "trial" / "logs").iterdir()}
-    assert logs["client-0"].count("answered round") == 2  # a line per round
-    assert "the run has ended; answered 4 questions" in logs["client-0"].splitlines()[-1]
+    for role, line in (
+        ("client-0", r"answered round (\d+)"),
+        ("shuffler", r"round (\d+): released the rows of 2 of 2"),
+    ):
+        said = re.findall(line, logs[role])  # a line per round of the protocol, also of one that Ctrl-C cut short
+        assert len(said) == len(set(said)) >= 2, logs[role]
+    assert re.search(r"the run has ended; answered \d questions? since", logs["client-0"].splitlines()[-1])
     once = subprocess.run(COMMAND, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (once.returncode, once.stdout) == (2, "")
     assert "has ended: see it with: ntkfl report trial/run" in once.stderr
-    assert logs["shuffler"].count("released the rows of 2 of 2 clients") == 2
