@@ -43,7 +43,7 @@ def test_the_round_played_has_the_deployments_terms(roles: Roles) -> None:
     caught = captures(config, [1], data=data)[1]
     assert caught.cohort == (0, 1, 2)
     assert caught.projection is not None
-    assert caught.task.like.dtype.itemsize == 8
+    assert caught.task.like.dtype.itemsize == 4  # the deployment's is 8: attacks are in float32
     sealed = caught.exchanges[0].submitted
     assert len(set(sealed)) == 1  # every client sends as many rows: max_rows, padding among them
     assert config.method["rows_per_client"] == 90
@@ -83,7 +83,7 @@ def test_the_whole_audit_of_a_deployments_run(roles: Roles, tmp_path: Path) -> N
     words = ["audit", str(roles.out), "--data", str(roles.data), "--quick", "--out", str(tmp_path / "audit")]
     outcome = CliRunner().invoke(app, words)
     assert outcome.exit_code == 0, outcome.output
-    assert "a round with its terms is played on the data given" in outcome.output
+    assert "its terms are played on the data given" in outcome.output
     for role in ("curious aggregator", "curious shuffler", "aggregator and shuffler together"):
         assert f"{role}: learns" in " ".join(outcome.output.split())
     assert (tmp_path / "audit" / "index.html").exists()

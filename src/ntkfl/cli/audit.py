@@ -85,7 +85,7 @@ def _audit(
     if deployed.is_deployment(read_toml(settings_file)):
         planned, data = deployed.plan(settings_file, given, allow_code=allow_code or own)
         run = None
-        console.print("a deployment keeps no messages: a round with its terms is played on the data given", style="dim")
+        console.print("a deployment keeps no messages: its terms are played on the data given", style="dim")
     elif given is not None:
         raise ConfigError(f"--data is for a deployment's settings: {settings_file} says itself which data it has")
     else:
