@@ -121,7 +121,7 @@ def _federation(folder: Path, stack: ExitStack) -> None:
     ports = [str(port) for port in free_ports(3)]
     options = zip(("--key-server-port", "--shuffler-port", "--aggregator-port"), ports, strict=True)
     words = ("keys", "init", folder / "demo", "--config", folder / "run.toml", "--clients", str(CLIENTS))
-    _start(stack, *words, *(word for pair in options for word in pair), begun="In earnest")
+    _start(stack, *words, *(word for pair in options for word in pair), begun="In production")
 
 
 def _services(folder: Path, stack: ExitStack) -> None:
