@@ -78,11 +78,12 @@ class StatusFile:
 
     @contextmanager
     def noting_problems(self) -> Iterator[None]:
-        """What ends the block is the last that the file says."""
+        """What ends the block is the last that the file says; the role has left, and not in order."""
         try:
             yield
         except (NTKFLError, OSError) as error:
             self.update(problem=str(error))
+            self.__del__()
             raise
 
     def __del__(self) -> None:
