@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -15,7 +17,7 @@ from ntkfl.cli import app
 from ntkfl.crypto import certificates
 from ntkfl.deployment.demo_setup import DemoSetup, demo_run, init
 from ntkfl.services import probe
-from ntkfl.services.probe import RoleStatus, add_end
+from ntkfl.services.probe import RoleStatus, add_end, add_lapsed
 from ntkfl.services.status import ENDED, STOPPED, StatusFile
 from tests.deployment.federation import Deployment, free_port
 
@@ -46,7 +48,10 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_federation_that_never_ran(folder: Path) -> None:
     code, said = status(folder)
-    assert code == 1  # nobody answers
+    assert code == 0, said  # what was never started is waited for, and no error
+    everybody = "key server, shuffler, aggregator, client-0, client-1, evaluator-0"
+    assert f"Not started yet: {everybody}.\nNo problem was found." in said
+    assert json.loads(status(folder, "--json")[1])["waits_for"] == everybody.split(", ")
     assert "expected: 3 (client-0, client-1, evaluator-0)" in said
     for role in ("key server", "shuffler", "aggregator", "client-0", "evaluator-0"):
         assert f"{role}, {folder}" in said
@@ -57,14 +62,52 @@ def test_a_federation_that_never_ran(folder: Path) -> None:
     assert "has not enrolled" in said
 
 
+def test_while_it_starts_it_says_who_is_up_and_what_is_waited_for(folder: Path) -> None:
+    aggregator = StatusFile(folder / "aggregator", "aggregator", state="waits for the shuffler")
+    client = StatusFile(folder / "clients" / "client-0", "client", state="waits for the key server")
+    code, said = status(folder)
+    assert code == 0, said
+    assert f"runs, pid {os.getpid()}: waits for the shuffler" in said
+    assert f"runs, pid {os.getpid()}: waits for the key server" in said
+    assert "Not started yet: key server, shuffler, client-1, evaluator-0." in said
+    aggregator.update(key=(3, 0), state="training")  # once it has asked somebody, a shuffler that is gone is a problem
+    code, said = status(folder / "aggregator")
+    assert (code, "cannot be reached" in said.rpartition("problem")[2]) == (1, True)
+    client.update(problem="no token")
+    del client  # as when its process has died
+    code, said = status(folder / "clients" / "client-0")
+    assert code == 1
+    assert "does not run; its last sign was " in said
+    assert "no token" in said.rpartition("problems")[2]
+
+
+def test_a_folder_that_is_half_made_is_no_crash(folder: Path) -> None:
+    (folder / "key-server" / "state.sqlite").unlink()
+    (folder / "shuffler" / "federation.toml").write_text("half")
+    code, said = status(folder)
+    assert code == 1
+    assert "client-0, " in said  # the others are still told of
+    os.rename(folder, folder.with_name(".demo.new"))
+    outcome = CliRunner().invoke(app, ["deploy", "status", str(folder)])
+    assert "is being made" in str(outcome.exception)
+
+
+def test_those_that_have_lapsed_are_a_problem(folder: Path) -> None:
+    part = RoleStatus("shuffler")
+    add_lapsed(part, {"client": [], "evaluator": ["evaluator-0"]})
+    assert part.problems == [
+        "shuffler: evaluators that do not answer and have not called since: 1 (evaluator-0); start them again"
+    ]
+
+
 def test_roles_that_have_left_in_order_are_no_problem(folder: Path) -> None:
     for role in ("key-server", "shuffler"):
-        StatusFile(folder / role, role).close(STOPPED)
+        StatusFile(folder / role, role).close(STOPPED, "SIGTERM")
     StatusFile(folder / "aggregator", "aggregator").close(ENDED)
     StatusFile(folder / "clients" / "client-0", "client", answered=5).close(ENDED)
     code, said = status(folder)
     assert code == 0, said
-    assert said.count("was stopped ") == 2
+    assert len(re.findall(r"was stopped 0 s ago, at 20\d\d-\d\d-\d\d \d\d:\d\d:\d\dZ, by SIGTERM", said)) == 2
     assert "answered protocol round 5 last" in said
     code, said = status(folder, "--json")
     assert json.loads(said)["problems"] == []
@@ -84,6 +127,11 @@ def test_a_running_service_by_its_folder_and_by_its_address(tmp_path: Path) -> N
         assert code == 1
         assert "CERTIFICATE_VERIFY_FAILED" in said  # another authority's word does not count
         assert "was not checked" in status(process.urls["key-server"])[1]
+        assert process.stop() == 0
+        code, said = status(deployment.folder / "key-server")
+        assert (code, "was stopped" in said, "by SIGTERM" in said) == (0, True, True)
+    with deployment.start_key_server():
+        pass
     code, said = status(deployment.folder / "key-server")
     assert code == 1
     assert "does not run; its last sign was " in said  # killed

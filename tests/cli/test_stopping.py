@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -11,7 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ntkfl.cli.stopping import stoppable
 from ntkfl.deployment.demo_setup import DemoSetup, init
+from ntkfl.services.status import STOPPED, read_status
 from tests.cli.command import UNWANTED, Command, wait_until_gone
 
 TERMS = 'inputs = [64]\noutputs = 10\nclients_per_round = 2\n[method]\nname = "ntk-fl"\n'
@@ -101,7 +104,37 @@ def test_a_client_whose_key_server_is_not_there(tmp_path: Path) -> None:
     command = Command("join", folder, "--data", tmp_path / "x.npz", "--patience", "600")
     while not (folder / "signing-key.pem").exists():  # from then on it asks
         time.sleep(0.1)
-    stop(command, "stopped; the same command takes part again: ntkfl join")
+    stop(command, "client-0: stopped by SIGINT; the same command takes part again: ntkfl join")
+    left = read_status(folder)
+    assert left is not None
+    assert (left["running"], left["state"], left["by"]) == (False, STOPPED, "SIGINT")
+
+
+def test_a_role_that_a_supervisor_ends_says_so_too() -> None:
+    """By SIGTERM, in a call into C that gives Python no moment: the same line, and the code that supervisors know."""
+    program = """
+import hashlib
+from ntkfl.cli.stopping import stoppable, stopped_by
+with stoppable(lambda: f"stopped by {stopped_by()}", terminable=True):
+    print("begun", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    time.sleep(0.3)  # it is inside the call
+    process.terminate()
+    assert process.communicate(timeout=30)[1] == "stopped by SIGTERM\n"
+    assert process.returncode == 143
+
+
+def test_outside_of_such_a_block_sigterm_ends_as_ever() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with stoppable(terminable=True):
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.long

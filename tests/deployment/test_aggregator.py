@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from ntkfl.methods import ClientRound
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.services.announcement import Announcement
 from ntkfl.services.shuffler.batch import Status
+from ntkfl.services.shuffler.presence import Presence
+from ntkfl.services.shuffler.schemas import Clients
 from ntkfl.services.shuffler.store import Shuffler
 from ntkfl.services.status import read_status
 
@@ -44,7 +47,8 @@ class Here:
         """`leaves`: the client that answers a round's first exchange and no other; `silent`: one that never answers."""
         self.own, self.names, self.leaves, self.silent = aggregator.transport, names, leaves, silent
         ticks = itertools.count(step=1000)  # every deadline has passed when it is looked at
-        self.shuffler = Shuffler(clock=lambda: float(next(ticks)))
+        presence = Presence(cohort=aggregator.settings.clients_per_round)
+        self.shuffler = Shuffler(clock=lambda: float(next(ticks)), presence=presence)
         self.recorded: list[tuple[Announced, list[bytes]]] = []
         torch.manual_seed(0)
         self.people = [
@@ -54,6 +58,12 @@ class Here:
 
     def clients(self, role: str) -> list[str]:
         return self.names if role == "client" else []
+
+    def presence(self, role: str) -> Clients:
+        """As the shuffler's application answers."""
+        there, lapsed = self.clients(role), sorted(self.shuffler.presence.lapsed())
+        named = self.shuffler.presence.may_be_named(len(there))
+        return Clients(clients=there, away=len(lapsed), lapsed=lapsed if named else [])
 
     def newest(self) -> BatchKey | None:
         return self.shuffler.latest()[1]
@@ -163,6 +173,45 @@ def test_the_record_says_how_many_were_asked_and_answered(tmp_path: Path) -> Non
     status = read_status(tmp_path / "demo" / "aggregator")
     assert status is not None
     assert (status["state"], status["out"]) == ("the run has ended", str(tmp_path / "run"))
+
+
+NOISY = {"name": "fedavg", "shuffle": True, "clip": 1.0, "noise": 1.0, "local_steps": 1}
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_a_client_that_has_lapsed_is_drawn_last_unless_epsilon_counts_on_the_draw(tmp_path: Path, noisy: bool) -> None:
+    """3 of 6 a round; client-2 never answers. It is drawn until it has missed two, and then no more; with noise on
+    updates it is drawn as often as ever, since a guarantee counts on the chance of each.
+    """
+    names, said = [f"client-{i}" for i in range(6)], list[str]()
+    method = {"method": NOISY} if noisy else {}
+    folder = made(tmp_path, rounds=9, clients=6, clients_per_round=3, **method)
+    aggregator = Aggregator(folder, tmp_path / "run", said.append)
+    aggregator.transport.shuffler = Here(aggregator, names, silent="client-2")  # type: ignore[assignment]
+    drawn = ["client-2" in record["clients"] for record in aggregator.run().history]
+    lapsed = "client-2 does not answer and has not called since: it is not waited for until it calls"
+    assert said.count(lapsed) == 1
+    first = [number for number, was in enumerate(drawn) if was][1] + 1  # the round after its second draw
+    assert sum(drawn[:first]) == 2
+    assert (sum(drawn[first:]) > 0) == noisy
+
+
+def test_no_evaluator_is_waited_for_that_has_lapsed(tmp_path: Path) -> None:
+    class Lapsed(Here):
+        def clients(self, role: str) -> list[str]:
+            return self.names if role == "client" else ["evaluator-0"]
+
+        def presence(self, role: str) -> Clients:
+            return Clients(clients=self.clients(role), away=int(role == "evaluator"), lapsed=[])
+
+    said: list[str] = []
+    aggregator = Aggregator(made(tmp_path, rounds=1, evaluators=1), tmp_path / "run", said.append)
+    aggregator.transport.shuffler = Lapsed(aggregator)  # type: ignore[assignment]
+    began = time.monotonic()
+    (record,) = aggregator.run().history
+    assert time.monotonic() < began + aggregator.settings.round_seconds
+    assert record["test_accuracy"] is None
+    assert said[-1] == "round 1 was not evaluated: evaluators that are there: 0 of 1 that are needed"
 
 
 def test_a_client_that_leaves_in_a_round_costs_the_round_and_not_the_run(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def commands(text: str) -> list[list[str]]:
         words = shlex.split(line.removeprefix("$ "), comments=True)
         while words.count("ntkfl"):
             words = words[words.index("ntkfl") + 1 :]
-            end = next((i for i, w in enumerate(words) if w in ("&", ";", "&&", "|", ">")), len(words))
+            end = next((i for i, w in enumerate(words) if w in ("&", ";", "&&", "||", "|", ">")), len(words))
             found.append(words[:end])
     return found
 

@@ -22,6 +22,8 @@ from tests.docs.test_blocks import BLOCKS
 LEFT = {
     "deploy.md": [
         "trial/run/model.safetensors",
+        "trial2/run/model.safetensors",
+        "audit/findings.json",
         "runs/demo/model.safetensors",
         "model",
         "runs/private/model.safetensors",
@@ -37,13 +39,22 @@ def console(page: str) -> list[str]:
     return text[2:].rstrip("\n").split("\n$ ")
 
 
-def with_free_ports(command: str) -> str:
-    """Others on this machine may use the ports that a reader would."""
-    if command.startswith("ntkfl keys init"):
-        return f"{command} " + " ".join(
-            f"--{role}-port {free_port()}" for role in ("key-server", "shuffler", "aggregator")
-        )
-    return re.sub(r"--port 919\d", lambda _: f"--port {free_port()}", command)
+def with_free_ports(commands: list[str]) -> list[str]:
+    """Others on this machine may use the ports that a reader would: each federation gets its own, and what asks for
+    addresses asks for these.
+    """
+    changed, ports = [], dict[str, int]()
+    for command in commands:
+        if command.startswith("ntkfl keys init"):
+            ports |= {usual: free_port() for usual in ("8441", "8442", "8443")}
+            roles = zip(("key-server", "shuffler", "aggregator"), ports.values(), strict=False)
+            command += "".join(f" --{role}-port {port}" for role, port in roles)
+        for usual in re.findall(r"(?:127\.0\.0\.\d:|--port )(9\d{3})\b", command):
+            ports.setdefault(usual, free_port())
+        for usual, port in ports.items():
+            command = re.sub(rf"(127\.0\.0\.\d:|--port ){usual}\b", rf"\g<1>{port}", command)
+        changed.append(command)
+    return changed
 
 
 def shell(folder: Path, commands: list[str], seconds: float) -> str:
@@ -78,17 +89,13 @@ def shell(folder: Path, commands: list[str], seconds: float) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1300)
 @pytest.mark.parametrize("page", sorted(LEFT))
 def test_a_pages_commands_work_one_after_the_other(page: str, tmp_path: Path) -> None:
     pytest.importorskip("fastapi", reason="needs the extra services")
     if page == "flower.md":
         pytest.importorskip("flwr", reason="needs the extra flower")
-    commands = [re.sub(r"https://127.0.0.2:8441", "https://127.0.0.2:$KEY_PORT", c) for c in console(page)]
-    commands = list(map(with_free_ports, commands))
-    last = [c for c in commands if c.startswith("ntkfl keys init private")]
-    ports = re.findall(r"--key-server-port (\d+)", "".join(last))
-    said = shell(tmp_path, [f"KEY_PORT={ports[0] if ports else 0}", *commands], 800)
+    said = shell(tmp_path, with_free_ports(console(page)), 1200)
     for left in LEFT[page]:
         assert (tmp_path / "empty" / left).exists(), said[-2000:]
     for log in (tmp_path / "empty").rglob("*log"):
@@ -106,5 +113,5 @@ def test_commands_need_no_file_that_is_not_made_before(page: str, tmp_path: Path
     assert not [c for c in commands if re.search(r"\b(configs|examples|results)/", c)]
     made = [c for c in commands if c.startswith(("mkdir", "cat >")) or c.split()[:2] in (["ntkfl", "data"],)]
     keys = [c for c in commands if c.startswith("ntkfl keys init")][:1]
-    said = shell(tmp_path, [*made, *map(with_free_ports, keys)], 120)
+    said = shell(tmp_path, [*made, *with_free_ports(keys)], 120)
     assert "one folder per client" in said

@@ -42,6 +42,7 @@ def test_a_private_run_states_its_guarantee_and_what_is_spent(runs: Path) -> Non
     assert any("at least 3 clients of each round are honest" in line for line in one["assumptions"])
     assert said["spent"] == f"ε = {spent:.3g} at δ = 1e-5 for a record after round 2"
     assert (said["secure_sum"], said["floor"], said["simulated"]) == (True, 2, True)
+    assert said["sums"] == "secure sums: only totals are seen unless server and shuffler collude"
     assert "of a single client nothing" in said["sees"]["aggregator"]
     assert set(said["sees"]) == {"aggregator", "shuffler", "key server", "others"}
 
@@ -50,6 +51,7 @@ def test_others_promise_nothing_and_say_who_sees_what(runs: Path) -> None:
     plain, rows = stated(runs / "open"), stated(runs / "rows")
     for said in (plain, rows):
         assert (said["guarantees"], said["spent"], said["secure_sum"]) == ([], "", False)
+        assert said["sums"] == ""
     assert plain["floor"] is None
     assert plain["sees"]["aggregator"] == "a client's update, under the client's name"
     assert rows["sees"]["aggregator"].endswith("without senders; of candidates' losses the total")

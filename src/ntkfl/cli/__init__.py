@@ -37,8 +37,8 @@ def main() -> None:
     try:
         app(prog_name="ntkfl")
     except SystemExit as end:
-        if end.code == STOPPED:
-            leave(STOPPED)
+        if isinstance(end.code, int) and end.code in STOPPED:
+            leave(end.code)
         raise
     except NTKFLError as error:
         typer.echo(coloured(f"ntkfl: {error}", typer.colors.RED), err=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ntkfl.cli.stopping import stoppable
+from ntkfl.cli.stopping import stoppable, stopped_by
 from ntkfl.cli.verbs import AllowCode, LogFormat, LogLevel, Metrics
 
 
@@ -30,7 +30,7 @@ def aggregate(
     from ntkfl.progress import Record, RoundTable
     from ntkfl.services.log import configure_logging, log, warn
     from ntkfl.services.metrics import serving_metrics
-    from ntkfl.services.status import refuse_second
+    from ntkfl.services.status import STOPPED, refuse_second
 
     configure_logging("aggregator", form=log_format, level=log_level)
     refuse_second(folder)
@@ -46,9 +46,16 @@ def aggregate(
         display.show(record, timing)
 
     log(f"waits for {settings.clients} clients at {aggregator.federation.shuffler.aggregator_url}")
-    allowed = " --allow-code" if allow_code else ""
+    allowed, status = " --allow-code" if allow_code else "", aggregator.transport.status
+
+    def stopped() -> str:
+        status.close(STOPPED, stopped_by())
+        log(f"stopped by {stopped_by()}; go on with: ntkfl aggregate {folder} --out {out}{allowed}")
+        return ""
+
     with (
-        stoppable(lambda: f"stopped; go on with: ntkfl aggregate {folder} --out {out}{allowed}"),
+        stoppable(stopped, terminable=True),
+        status.noting_problems(),
         serving_metrics(metrics),
         display,
     ):

@@ -19,6 +19,7 @@ from ntkfl.federation.config import RunConfig
 from ntkfl.federation.run_folder import Record, RunFolder, write_atomically
 from ntkfl.federation.transcript import recorded_rounds
 from ntkfl.progress import ProgressBar
+from ntkfl.safe_parse import read_toml
 
 if TYPE_CHECKING:
     from ntkfl.audit.capture import Capture
@@ -29,8 +30,14 @@ _QUICK_CLIENTS = 5  # of a cohort whose rows are not mixed: attacks are on each 
 
 
 def audit(
-    run: Annotated[Path | None, typer.Argument(help="the folder of a finished run")] = None,
-    config: Annotated[Path | None, typer.Option(help="a TOML of a planned run")] = None,
+    run: Annotated[
+        Path | None, typer.Argument(help="the folder of a finished run, of a deployment's, or of its aggregator")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="a TOML of a planned run, or a deployment's run.toml")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="of a deployment: a folder of `ntkfl data deal`, or a dataset as ntkfl train takes"),
+    ] = None,
     round: Annotated[
         int | None, typer.Option(help="which round to attack (default: 1; of a run, the last recorded)", min=1)
     ] = None,
@@ -58,24 +65,31 @@ def audit(
             return
         if (run is None) == (config is None):
             raise ConfigError("give either the folder of a run, or --config and a TOML of a planned one")
-        _audit(run, config, round, out, quick, seed, earlier, reference, allow_code, as_json, console)
+        _audit(run, config, data, round, out, quick, seed, earlier, reference, allow_code, as_json, console)
 
 
 def _audit(
-    run: Path | None, file: Path | None, round: int | None, out: Path | None, quick: bool, seed: int, earlier: int,
-    reference: bool, allow_code: bool, as_json: bool, console: Console,
+    run: Path | None, file: Path | None, given: str | None, round: int | None, out: Path | None, quick: bool, seed: int,
+    earlier: int, reference: bool, allow_code: bool, as_json: bool, console: Console,
 ) -> None:  # fmt: skip
+    from ntkfl.audit import deployed
     from ntkfl.audit.capture import captures, captures_of_run
     from ntkfl.audit.study import STAGES, study, undefended
 
     source = run if run is not None else file
     assert source is not None
-    if run is not None:
+    settings_file = deployed.settings_file(source)
+    if run is not None and settings_file.name == "config.toml":
         RunFolder(run).config()  # says so where there is no run
-    if run is None:  # its user's own file, written for this
-        planned = RunConfig.read(source, allow_code=True)
+    own, data = run is None, None  # a user's own file, written for this
+    if deployed.is_deployment(read_toml(settings_file)):
+        planned, data = deployed.plan(settings_file, given, allow_code=allow_code or own)
+        run = None
+        console.print("a deployment keeps no messages: its terms are played on the data given", style="dim")
+    elif given is not None:
+        raise ConfigError(f"--data is for a deployment's settings: {settings_file} says itself which data it has")
     else:
-        planned = RunConfig.read(run / "config.toml", allow_code=allow_code)
+        planned = RunConfig.read(settings_file, allow_code=allow_code or own)
     recorded = recorded_rounds(run) if run is not None else []
     number = round if round is not None else (recorded[-1] if recorded else 1)
     if run is None and number > planned.rounds:
@@ -97,7 +111,7 @@ def _audit(
             bar.end(f"round {record['round']} of {number} played", _ROUND)
 
         bar.begin("loading the data")
-        data: Federated = load_data(planned)
+        data = data or load_data(planned)
         bar.begin(f"round {number}: listening", _ROUND)
         rounds = [*before, number]
         caught: dict[int, Capture]
@@ -107,7 +121,8 @@ def _audit(
             caught = captures(planned, rounds, data=data, on_round=on_round)
         bare = captures(undefended(planned), [1], data=data)[1] if reference else None
         final = _on_final_model(run, planned, caught[number], data, seed) if run is not None else []
-        settings = {"method": method.name, "dataset": planned.data.dataset, "seed": planned.seed, "quick": quick}
+        dataset = given or planned.data.dataset
+        settings = {"method": method.name, "dataset": dataset, "seed": planned.seed, "quick": quick}
         result = study(
             caught[number],
             bare,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -12,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ntkfl.cli.stopping import stoppable
+from ntkfl.cli.stopping import answered, stoppable
 from ntkfl.progress import plural
 
 if TYPE_CHECKING:
+    from ntkfl.deployment.trial import Trial
     from ntkfl.services.probe import RoleStatus
 
 app = typer.Typer(
@@ -30,8 +30,8 @@ def try_out(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="A new folder, or one of a trial to go on with.")
     ] = Path("trial"),
-    clients: Annotated[int, typer.Option(min=2, max=32, help="Clients, a process each.")] = 4,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of training.")] = 5,
+    clients: Annotated[int | None, typer.Option(min=2, max=32, help="Clients, a process each; 4 if not given.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of training; 5 if not given.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the services running after the last round.")] = False,
 ) -> None:
     """Start a whole federation here, train CP-NTK-FL on the built-in digits, and stop it again.
@@ -43,31 +43,45 @@ def try_out(
     """
     from ntkfl.deployment.trial import Trial  # needs the extra
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupt)
     hint = f"stopped, with all that it started; go on with: ntkfl deploy try {folder}"
-    with stoppable(lambda: hint), Trial(folder, clients, rounds, say=lambda line: typer.echo(line, err=True)) as trial:
-        trial.start()
-        settings = trial.settings
-        members = f"{plural(settings.clients, 'client')}, {plural(settings.evaluators, 'evaluator')}"
-        typer.echo(f"{members}, {plural(settings.rounds, 'round')} of {settings.method['name']} on digits, in {folder}")
-        urls = {"key-server": trial.peers.key_server.url, "shuffler": trial.peers.shuffler.url}
-        for role in trial.roles:
-            typer.echo(f"  {role.name:12} pid {role.process.pid:<8} {urls.get(role.name, '')}")
-        typer.echo(f"logs: {folder / 'logs'}   run: {trial.out}")
-        typer.echo(f"how it is doing, in another terminal: ntkfl deploy status {folder}")
-        typer.echo(f"stop: Ctrl-C, or kill {os.getpid()}")
-        code = trial.train()
-        if code == 0 and keep:
-            typer.echo("the run has ended; the services go on until Ctrl-C")
-            while True:
-                trial.check()
-                time.sleep(0.2)
+    with (
+        stoppable(lambda: hint, terminable=True),
+        Trial(folder, clients, rounds, say=lambda line: typer.echo(line, err=True)) as trial,
+    ):
+        try:
+            trial.start()
+            _tell(trial)
+            code = trial.train(lambda said: typer.echo(said, nl=False))
+            if code == 0 and keep:
+                typer.echo("the run has ended; the services go on until Ctrl-C")
+                while True:
+                    trial.check()
+                    time.sleep(0.2)
+        except KeyboardInterrupt:
+            answered()  # ending all processes in order may take seconds
+            raise
     if code == 0:
         typer.echo(f"all processes have ended; look at it with: ntkfl report {trial.out}")
-    raise typer.Exit(code)
+    else:
+        typer.echo(
+            f"the aggregator ended with code {code}; all others were stopped; go on with: ntkfl deploy try {folder}"
+        )
+    raise typer.Exit(code if code >= 0 else 1)
+
+
+def _tell(trial: Trial) -> None:
+    """What was started, and how to look at it and stop it."""
+    settings, folder = trial.settings, trial.folder
+    members = f"{plural(settings.clients, 'client')}, {plural(settings.evaluators, 'evaluator')}"
+    typer.echo(f"{members}, {plural(settings.rounds, 'round')} of {settings.method['name']} on digits, in {folder}")
+    for role in trial.roles:
+        typer.echo(f"  {role.name:12} pid {role.process.pid:<8} {role.log}  {role.url}".rstrip())
+    for role in trial.roles:
+        if role.metrics:
+            typer.echo(f"metrics of the {role.name}: {role.metrics}")
+    typer.echo(f"run: {trial.out}")
+    typer.echo(f"how it is doing, in another terminal: ntkfl deploy status {folder}")
+    typer.echo(f"stop: Ctrl-C, or kill {os.getpid()}")
 
 
 @app.command("status")
@@ -87,13 +101,17 @@ def status(
     """
     parts = _look(where, ca)
     problems = [line for part in parts for line in part.problems]
+    waits_for = [name for part in parts for name in part.waits_for]
     if as_json:
-        typer.echo(json.dumps({"parts": [asdict(part) for part in parts], "problems": problems}))
+        found = {"parts": [asdict(part) for part in parts], "problems": problems, "waits_for": waits_for}
+        typer.echo(json.dumps(found))
     else:
         for part in parts:
             typer.echo(part.title)
             for line in part.lines:
                 typer.echo(f"  {line}")
+        if waits_for:
+            typer.echo(f"Not started yet: {', '.join(dict.fromkeys(waits_for))}.")
         typer.echo(f"{plural(len(problems), 'problem')}:" if problems else "No problem was found.")
         for line in problems:
             typer.echo(f"  {line}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ntkfl.cli.stopping import stoppable
+from ntkfl.cli.stopping import stoppable, stopped_by
 from ntkfl.cli.verbs import AllowCode, ClientColumn, LabelColumn, LogFormat, LogLevel, SplitColumn
 
 
@@ -36,7 +36,7 @@ def join(
     from ntkfl.deployment.client import ShuffledClient  # needs the extra
     from ntkfl.deployment.contract import Federation
     from ntkfl.services.log import configure_logging, log
-    from ntkfl.services.status import refuse_second
+    from ntkfl.services.status import STOPPED, StatusFile, refuse_second
     from ntkfl.user_code import find_factory
 
     configure_logging(folder.resolve().name, form=log_format, level=log_level)
@@ -46,5 +46,14 @@ def join(
     columns = Columns(label_column, client_column, split_column)
     x, y = read_own(data, images, find_factory, columns)
     allowed = columns.flags() + (" --allow-code" if allow_code else "")
-    with stoppable(lambda: f"stopped; the same command takes part again: ntkfl join {folder} --data {data}{allowed}"):
-        ShuffledClient(folder, x, y, patience=patience, say=log, allow_code=allow_code).run()
+    status = StatusFile(folder, "client", state="waits for the key server")
+
+    def stopped() -> str:
+        status.close(STOPPED, stopped_by())
+        again = f"the same command takes part again: ntkfl join {folder} --data {data}{allowed}"
+        log(f"stopped by {stopped_by()}; {again}")
+        return ""
+
+    with stoppable(stopped, terminable=True), status.noting_problems():
+        client = ShuffledClient(folder, x, y, patience=patience, say=log, allow_code=allow_code, status=status)
+        client.run()

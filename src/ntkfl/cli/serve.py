@@ -57,9 +57,9 @@ def key_server(
     configure_logging("key-server", form=log_format, level=log_level)
     _note_certificate(folder)
     status = StatusFile(folder, "key-server")
-    with serving_metrics(metrics, lambda: collect_metrics(server)):
-        serve([Listener(key_server_app(server), *at, cert=folder / "tls.pem", key=folder / "tls-key.pem")])
-    status.close(STOPPED)
+    with serving_metrics(metrics, lambda: collect_metrics(server)), status.noting_problems():
+        by = serve([Listener(key_server_app(server), *at, cert=folder / "tls.pem", key=folder / "tls-key.pem")])
+    status.close(STOPPED, by)
     leave(0)
 
 
@@ -69,6 +69,9 @@ def shuffler(
     host: Host = None,
     port: Port = None,
     aggregator_port: Annotated[int | None, typer.Option(help="The aggregator's; else as for --port.")] = None,
+    lapse_after: Annotated[
+        int, typer.Option(min=1, help="Batches missed without a call, until a client is not waited for.")
+    ] = 2,
     held: Annotated[int, typer.Option(min=1, help="MiB of uploads in memory at once; more must wait.")] = 512,
     log_format: LogFormat = "plain",
     log_level: LogLevel = "info",
@@ -93,7 +96,7 @@ def shuffler(
     configure_logging("shuffler", form=log_format, level=log_level)
     _note_certificate(folder)
     with serving_metrics(metrics):
-        serve_shuffler(folder, *at, max_held=held << 20)
+        serve_shuffler(folder, *at, max_held=held << 20, lapse_after=lapse_after)
     leave(0)
 
 

@@ -1,4 +1,5 @@
-"""Ctrl-C: one line, exit code 130, within a second, wherever the computation is at that moment.
+"""Ctrl-C: one line, exit code 130, within a second, wherever the computation is at that moment. Roles of a federation,
+which supervisors end by SIGTERM, answer that in the same way, with code 143.
 
 Python tells a program of an interrupt between two of its own steps, and one step may be a matrix product of a minute.
 What it raises then may also get lost: libraries written in C clear errors that they take for others. So a second thread
@@ -15,37 +16,52 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 
-STOPPED = 130  # the exit code
+STOPPED = (130, 143)  # exit codes: 128 and the signal's number
 _GRACE_S = 0.4  # for the computation to take notice
 _TIDY_S = 3.0  # from there to the line that is said: workers are ended, temporary folders removed
 _answered = threading.Event()
 _hints: list[Callable[[], str]] = []
 _abrupt: list[bool] = []
+_noticed = [0.0, float(signal.SIGINT)]  # when the last signal was, and which
 
 
 @contextmanager
-def stoppable(hint: Callable[[], str] = lambda: "stopped", *, abrupt: bool = False) -> Iterator[None]:
-    """Where the block is interrupted, `hint` is the one line that is said: what is kept, and how to go on.
+def stoppable(
+    hint: Callable[[], str] = lambda: "stopped", *, abrupt: bool = False, terminable: bool = False
+) -> Iterator[None]:
+    """Where the block is interrupted, `hint` is the one line that is said: what is kept, and how to go on. A hint that
+    says it elsewhere, in a role's log, gives none.
 
     `abrupt` is for a block that belongs to a library which would first finish: the process ends where it is.
+    `terminable`: SIGTERM interrupts the block too.
     """
     _hints.append(hint)
     _abrupt.append(abrupt)
+    before = _hear(signal.SIGTERM) if terminable and threading.current_thread() is threading.main_thread() else None
     try:
         yield
     except KeyboardInterrupt:
         answered()
-        typer.echo(hint(), err=True)
-        raise typer.Exit(STOPPED) from None
+        if line := hint():
+            typer.echo(line, err=True)
+        raise typer.Exit(_code()) from None
     finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
         _hints.pop()
         _abrupt.pop()
+
+
+def stopped_by() -> str:
+    """The name of the signal that interrupted the block."""
+    return signal.Signals(int(_noticed[1])).name
 
 
 def answered() -> None:
@@ -55,33 +71,49 @@ def answered() -> None:
 
 def hear_interrupts() -> None:
     """Of this process, from now on; not where its parent has them ignored, as `nohup` and background jobs do."""
-    if sys.platform == "win32" or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        return
-    noticed = [0.0]
+    if sys.platform != "win32" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        _hear(signal.SIGINT)
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        noticed[0] = time.monotonic()
-        if _abrupt and _abrupt[-1]:
-            _end()
-        raise KeyboardInterrupt
 
-    signal.signal(signal.SIGINT, interrupt)
+def _hear(number: signal.Signals) -> Any:
+    """Interrupt at this signal from now on; what handled it before."""
+    before = signal.signal(number, _interrupt)
+    _watch_signals()
+    return before
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    _noticed[:] = time.monotonic(), float(number)
+    if _abrupt and _abrupt[-1]:
+        _end()
+    raise KeyboardInterrupt
+
+
+@cache
+def _watch_signals() -> None:
+    """End the process where an interrupt does not come through."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
 
     def watch() -> None:
         while signals := os.read(reader, 64):
-            if signal.SIGINT not in signals:
+            number = next((n for n in (signal.SIGINT, signal.SIGTERM) if n in signals), None)
+            if number is None:
                 continue
             came = time.monotonic()
-            while noticed[0] < came - _GRACE_S and time.monotonic() < came + _GRACE_S:
+            while _noticed[0] < came - _GRACE_S and time.monotonic() < came + _GRACE_S:
                 time.sleep(0.02)
-            in_time = noticed[0] >= came - _GRACE_S and _answered.wait(_TIDY_S)
-            if not in_time and signal.getsignal(signal.SIGINT) is interrupt:
+            in_time = _noticed[0] >= came - _GRACE_S and _answered.wait(_TIDY_S)
+            if not in_time and signal.getsignal(number) is _interrupt:
+                _noticed[1] = float(number)
                 _end()
 
     threading.Thread(target=watch, daemon=True, name="interrupts").start()
+
+
+def _code() -> int:
+    return 128 + int(_noticed[1])
 
 
 @contextmanager
@@ -110,8 +142,8 @@ def _end() -> NoReturn:
     _end_children()
     line = _hints[-1]() if _hints else "stopped"
     show_cursor = "\x1b[?25h\r\n" if sys.stderr.isatty() else ""  # a progress display had hidden it
-    os.write(2, f"{show_cursor}{line}\n".encode())
-    os._exit(STOPPED)
+    os.write(2, f"{show_cursor}{line}\n".encode() if line else b"")
+    os._exit(_code())
 
 
 def _end_children() -> None:

@@ -15,7 +15,7 @@ from ntkfl.deployment.contract import Contract, Deployment, Federation
 from ntkfl.deployment.shuffler_transport import ShufflerTransport
 from ntkfl.errors import ConfigError, RunFolderError
 from ntkfl.federation.evaluation import MOST_SAMPLES, AskedClients
-from ntkfl.federation.privacy_statement import privacy_statement
+from ntkfl.federation.privacy_statement import privacy_statement, stated
 from ntkfl.federation.run import Run
 from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.federation.server import OnRound, Server
@@ -69,7 +69,7 @@ class Aggregator:
             deployed=True,
             say=say,
         )
-        self.out = RunFolder(out)
+        self.out, self._say = RunFolder(out), say
         out.mkdir(mode=0o700, parents=True, exist_ok=True)  # what it will hold is for its owner
 
     def run(self, on_round: OnRound | None = None) -> Run:
@@ -88,7 +88,10 @@ class Aggregator:
                 on_round(record, timing)
 
         self.transport.status.update(out=str(self.out.path.absolute()), rounds=self.settings.rounds)
-        return self.server.run(self.out, self._described(self.server.method), resume=True, on_round=note)
+        described = self._described(self.server.method)
+        for line in stated(described["privacy"]):
+            self._say(line)
+        return self.server.run(self.out, described, resume=True, on_round=note)
 
     def _note(self, record: Record, timing: Record) -> None:
         """A round into the metrics of this process."""

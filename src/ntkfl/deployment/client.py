@@ -25,6 +25,7 @@ from ntkfl.federation.secure_sum import SumSchema, mask_reply
 from ntkfl.federation.shuffled import seal_messages
 from ntkfl.methods import ClientRound, Task
 from ntkfl.privacy.randomness import Randomness
+from ntkfl.progress import plural, span
 from ntkfl.services.announcement import EVALUATION, MOST_EXCHANGES, Announcement
 from ntkfl.services.http.client import ANNOUNCED, HttpClient
 from ntkfl.services.key_server.client import Identity
@@ -46,8 +47,10 @@ class ShuffledClient:
         patience: float = 60,
         say: Callable[[str], None] = print,
         allow_code: bool = False,
+        status: StatusFile | None = None,
     ) -> None:
         self.federation, self.folder, self.say = Federation.read(folder), folder, say
+        self._status = status
         terms = self.federation.terms
         check_data(x, y, terms.inputs, terms.outputs)
         model = terms.build_model(seed=0, allow_code=allow_code)  # before anybody hears of this client
@@ -88,9 +91,13 @@ class ShuffledClient:
 
     def run(self) -> int:
         """Take part until the aggregator ends the run; the number of exchanges answered."""
+        status = self._status or StatusFile(self.folder, self.role)
+        status.update(role=self.role, name=self.name, run="/".join(self._run), state="waits for the shuffler")
         self.hello()
         self.say(f"is enrolled as {self.role}; waits for {'/'.join(self._run)} at {self.shuffler.url}")
-        status = StatusFile(self.folder, self.role, name=self.name, run="/".join(self._run), state="waiting")
+        if (newest := self.ledger.read()) is not None:
+            self.say(f"is back after {span(self.ledger.age())}; heard of round {newest[0].round} last")
+        status.update(state="waits to be asked")
         sequence, answered = 0, 0
         while True:
             response = self.shuffler.ask("GET", f"{self._path}/announcement?after={sequence}", most=ANNOUNCED)
@@ -102,7 +109,7 @@ class ShuffledClient:
                 if said is None:
                     continue
                 if said.kind == "end":
-                    self.say(ENDED)
+                    self.say(f"{ENDED}; answered {plural(answered, 'question')} since it was started, and leaves")
                     status.close(ENDED)
                     return answered
                 began, round = time.perf_counter(), said.key.round

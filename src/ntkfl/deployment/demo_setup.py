@@ -199,6 +199,11 @@ def new_folder(folder: Path, *, may_be_empty: bool = False) -> None:
         raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from None
 
 
+def partial(folder: Path) -> Path:
+    """Where a trial's folder is made, before it takes its name."""
+    return folder.with_name(f".{folder.name}.new")
+
+
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()

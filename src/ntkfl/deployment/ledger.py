@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from pathlib import Path
 
 from ntkfl.atomic import write_atomically
@@ -41,6 +42,13 @@ class Ledger:
             raise ConfigError(
                 f"{self._path} cannot be read: which rounds were answered is not known, and no more will be in this run"
             ) from None
+
+    def age(self) -> float:
+        """Seconds since the newest question was heeded; 0 before the first."""
+        try:
+            return max(0.0, time.time() - self._path.stat().st_mtime)
+        except OSError:
+            return 0.0
 
     def take(self, key: BatchKey, cohort: str) -> bool:
         """Whether this question is newer than all before; then it is on the disk when this returns, also through a loss

@@ -18,6 +18,7 @@ from ntkfl.crypto.hpke import SEAL_BYTES, SigningKey
 from ntkfl.crypto.mask_format import WORD_BYTES
 from ntkfl.crypto.masking import add_packed
 from ntkfl.crypto.row_frames import FRAME_BYTES, Announced, BatchKey, open_row
+from ntkfl.deployment.absences import Absences, drawn_from
 from ntkfl.deployment.contract import Deployment, Federation
 from ntkfl.errors import ConfigError, MessageError, OutOfRounds, Refused, TooFew, TrustError
 from ntkfl.federation.evaluation import SUMMED_SAMPLES, counts_summand, score_rows, total_counts
@@ -27,6 +28,7 @@ from ntkfl.federation.transport import Traffic
 from ntkfl.methods import ClientRound, Method, Task
 from ntkfl.methods.inspection import Participation
 from ntkfl.privacy.randomness import Randomness
+from ntkfl.progress import plural
 from ntkfl.services.announcement import EVALUATION, Announcement
 from ntkfl.services.http.client import SMALL, HttpClient
 from ntkfl.services.shuffler.batch import EVALUATORS, LEAST_EVALUATORS, Batch, least_of
@@ -66,11 +68,13 @@ class ShufflerTransport(ShuffledTransport):
         self._told: tuple[BatchKey, dict[str, int | None]] | None = None
         self._answered = 0  # clients whose rows the round's first exchange released: later ones need exactly them
         self._dropped: set[str] = set()  # clients that answered a round's first exchange and not its next
+        self._absences = Absences(say)
 
     def gather(self) -> None:
         """Wait until those expected are there. Rows of a round that a restart interrupted are deleted, as no key opens
         them any more.
         """
+        self.status.update(state="waits for the shuffler")
         if (newest := self.shuffler.newest()) is not None:
             with suppress(Refused):  # of an evaluation by evaluators there is no batch
                 self.shuffler.cancel(newest)
@@ -90,14 +94,24 @@ class ShufflerTransport(ShuffledTransport):
         """Names of those that can be asked, sorted."""
         return self.shuffler.clients(role)
 
+    def lapsed(self) -> tuple[list[str], int]:
+        """Names, where they are told, and number of the clients that do not answer and have not called since: the
+        shuffler waits for none of them.
+        """
+        found = self.shuffler.presence("client")
+        return found.lapsed, found.away
+
     def available(self, wanted: int) -> Sequence[int]:
-        """Clients that are there; others than those that made a round fail, as long as there are enough."""
-        present = self.present("client")
-        self._names = [name for name in present if name not in self._dropped]
-        if len(self._names) < wanted:
-            self._names, self._dropped = present, set()
-        if len(self._names) < wanted:
-            raise TooFew(f"{len(self._names)} clients are there, fewer than the {wanted} of a round")
+        """Clients that are there; others than those that made a round fail, or have lapsed, as long as there are
+        `wanted` others.
+        """
+        present, (lapsed, away) = self.present("client"), self.lapsed()
+        self._absences.note(lapsed, away, self._number)
+        if len(present) < wanted:
+            raise TooFew(f"{len(present)} clients are there, fewer than the {wanted} that a round is drawn from")
+        if len(set(present) - self._dropped) < wanted:
+            self._dropped = set()
+        self._names = drawn_from(present, lapsed, self._dropped, wanted)
         return range(len(self._names))
 
     def name(self, client: int) -> str:
@@ -230,9 +244,13 @@ class ShufflerTransport(ShuffledTransport):
         """
         apart, summed = bool(self.settings.evaluators), self.peers.terms.sum_counts
         key = BatchKey(self._round, EVALUATORS if apart and summed else EVALUATION)
-        names = tuple(self.present("evaluator")) if apart else tuple(self._names[client] for client in cohort)
-        if apart and summed and len(names) < LEAST_EVALUATORS:
-            raise TooFew(f"{len(names)} evaluators are there, and a sum is of {LEAST_EVALUATORS} at least")
+        names, there = tuple(self._names[client] for client in cohort), len(cohort)
+        if apart:
+            found = self.shuffler.presence("evaluator")
+            names, there = tuple(found.clients), len(found.clients) - found.away
+        least = LEAST_EVALUATORS if summed else 1
+        if apart and there < least:
+            raise TooFew(f"evaluators that are there: {there} of {least} that are needed")
         schema = self._counts_schema(message, len(names))
         batch = None if apart and not summed else self._asking(key, names, schema)
         signed = self.announce(Announcement("evaluate", key, batch, message, self.opener.public), Traffic())
@@ -246,7 +264,7 @@ class ShufflerTransport(ShuffledTransport):
                     raise TooFew(str(error)) from None
                 return [total_counts(message.round, total.arrays, self.peers.terms.real_targets)]
             return self._read_counts(message.round, released.rows, announced)
-        return self._read_counts(message.round, self._await_reports(key), announced)
+        return self._read_counts(message.round, self._await_reports(key, there), announced)
 
     def _counts_schema(self, message: Message, clients: int) -> RowSchema | SumSchema:
         (row,) = score_rows(self.task, message, *self._made_up_sample())
@@ -265,16 +283,22 @@ class ShufflerTransport(ShuffledTransport):
                 self.say(f"round {round}: counts were dropped: {error}")
         return reports
 
-    def _await_reports(self, key: BatchKey) -> list[bytes]:
-        until = time.monotonic() + self.settings.round_seconds
-        while True:
-            reports = self.shuffler.reports(key)
-            if len(reports) >= self.settings.evaluators or (reports and time.monotonic() > until):
-                self.shuffler.forget(key)
-                return reports
-            if time.monotonic() > until + self.settings.patience:
-                raise TooFew(f"no evaluator answered in round {key.round}")
+    def _await_reports(self, key: BatchKey, there: int) -> list[bytes]:
+        """Of all evaluators that are there, or of those that have answered once `round_seconds` have passed: a round
+        that nobody measures is still a round.
+        """
+        seconds, wanted = self.settings.round_seconds, min(there, self.settings.evaluators)
+        began, said = time.monotonic(), False
+        while len(reports := self.shuffler.reports(key)) < wanted and time.monotonic() < began + seconds:
+            if not said and time.monotonic() > began + max(_SAY_S, seconds / 2):
+                said, left = True, began + seconds - time.monotonic()
+                asked = plural(wanted, "evaluator")
+                self.say(f"round {self._number}: {len(reports)} of {asked} answered; waits {left:.0f} s more at most")
             time.sleep(_LOOK_S)
+        self.shuffler.forget(key)
+        if not reports:
+            raise TooFew(f"no evaluator answered within {seconds:g} s")
+        return reports
 
     def notes(self, cohort: Sequence[int]) -> dict[str, Any]:
         return super().notes(cohort) | {"protocol_round": self._round} | self._spent()

@@ -9,14 +9,15 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from ntkfl.deployment.demo_setup import partial
 from ntkfl.errors import ConfigError, NTKFLError
 from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.federation.server import remarks
 from ntkfl.progress import percent, plural
 from ntkfl.safe_parse import read_toml
-from ntkfl.services.probe import RoleStatus, add_certificate, add_progress, begin, listed, look_at_role
+from ntkfl.services.probe import RoleStatus, add_certificate, add_lapsed, add_progress, begin, listed, look_at_role
 from ntkfl.services.shuffler.client import ShufflerClient
-from ntkfl.services.status import ENDED
+from ntkfl.services.status import ENDED, STOPPED
 from ntkfl.services.trusted_peers import FILE, TrustedPeers
 
 _ROUNDS = 5  # of a run, the last ones
@@ -26,6 +27,8 @@ _TIMEOUT_S = 3.0
 def look(where: str) -> list[RoleStatus]:
     """At a folder: a role's, a federation's or a run's."""
     folder = Path(where)
+    if partial(folder).is_dir():
+        raise ConfigError(f"{folder} is being made by `ntkfl deploy try`: look again in a few seconds")
     if not folder.is_dir():
         raise ConfigError(f"no folder {folder}: give a role's folder, a federation's, a run's, or https://HOST:PORT")
     parts = list(_folder(folder))
@@ -35,6 +38,15 @@ def look(where: str) -> list[RoleStatus]:
 
 
 def _folder(folder: Path) -> Iterator[RoleStatus]:
+    try:
+        yield from _parts(folder)
+    except NTKFLError as error:  # half made, or damaged: the others are still looked at
+        part = RoleStatus(f"{folder.name}, {folder}")
+        part.problem(str(error))
+        yield part
+
+
+def _parts(folder: Path) -> Iterator[RoleStatus]:
     if (folder / "history.jsonl").exists() or (folder / "config.toml").exists():
         yield _run(folder)
     elif (part := look_at_role(folder)) is not None:
@@ -54,14 +66,23 @@ def _folder(folder: Path) -> Iterator[RoleStatus]:
 def _aggregator(folder: Path, peers: TrustedPeers) -> RoleStatus:
     part, status = begin("aggregator", folder)
     add_progress(part, status, status.get("rounds"))
-    if status.get("state") != ENDED:
+    if status.get("state") not in (None, ENDED, STOPPED):
         try:
             shuffler = ShufflerClient(peers, folder)
             shuffler.http.patience = 0
             for role in ("client", "evaluator"):
-                part.lines.append(f"{role}s that have greeted the shuffler: {listed(shuffler.clients(role))}")
+                found = shuffler.presence(role)
+                part.lines.append(f"{role}s that have greeted the shuffler: {listed(found.clients)}")
+                add_lapsed(part, {role: found.lapsed})
+                if found.away and not found.lapsed:
+                    what = f"{role}s that do not answer and have not called since: {found.away}"
+                    part.problem(f"{what}; the shuffler's status names them, and does not tell this role")
         except NTKFLError as error:
-            part.problem(str(error))
+            if "key" in status:
+                part.problem(str(error))
+            else:  # it has asked nobody yet, and tries again by itself
+                part.lines.append(f"waits for the shuffler: {error}")
+                part.waits_for.append("shuffler")
     if isinstance(out := status.get("out"), str) and Path(out).is_dir():
         part.lines += _rounds(RunFolder(Path(out)))
     add_certificate(part, folder / "tls.pem")

@@ -28,6 +28,8 @@ def privacy_statement(
     if evaluation:
         sees["aggregator"] += f"; of evaluations {evaluation}"
     said: dict[str, Any] = {"secure_sum": method.secure_sum, "sees": sees}
+    if line := sum_promise(method):
+        said["sums"] = line
     if floor is not None:
         said["floor"] = floor
     try:
@@ -37,6 +39,24 @@ def privacy_statement(
     said |= {"uncovered": uncovered} if uncovered and found else {}
     fields = ("epsilon", "delta", "unit", "against", "assumptions", "simulated")
     return said | {"guarantees": [{name: getattr(one, name) for name in fields} for one in found]}
+
+
+def sum_promise(method: Method) -> str:
+    """What masks promise, and that a total without noise has no ε, in a line; empty where replies are not summed."""
+    if not method.secure_sum:
+        return ""
+    holders = "server and shuffler" if method.mask_holders == 1 else "server, shuffler and key server"
+    noised = method.noise or getattr(method, "epsilon", None) is not None
+    return f"secure sums: only totals are seen unless {holders} collude{'' if noised else '; no ε'}"
+
+
+def stated(said: dict[str, Any]) -> list[str]:
+    """A statement's promises as lines for a log."""
+    lines = [
+        f"promised: ε = {one['epsilon']:.3g} at δ = {one['delta']:.0e} for a {one['unit']}, against {one['against']}"
+        for one in said["guarantees"]
+    ]
+    return [*lines, *([said["sums"]] if "sums" in said else [])]
 
 
 def _sees(method: Method) -> dict[str, str]:

@@ -148,7 +148,9 @@ class Server:
         raise TooFew(f"round {number} failed {self.attempts} times; start again to go on from the last")
 
     def _cohort(self, number: int, attempt: int) -> list[int]:
-        there = self.transport.available(self.clients_per_round)
+        # Where ε counts on a draw from all clients, it is from no fewer, whoever of them is there.
+        from_all = self.deployed and self.method.counts_on_draws
+        there = self.transport.available(self.task.total_clients if from_all else self.clients_per_round)
         labels = attempt_labels(number, attempt)
         return [there[i] for i in draw_cohort(self.seed, len(there), self.clients_per_round, *labels)]
 
@@ -258,7 +260,7 @@ def remarks(record: Record, timing: Record | None = None) -> list[str]:
     if record.get("answered", 0) < record.get("asked", 0):
         absent = ", ".join(record.get("failed", ())) or str(record["asked"] - record["answered"])
         seconds = (timing or {}).get("waited_seconds")
-        waited = f"; waited {seconds:.0f} s for {absent}" if seconds else ""
+        waited = f"; waited {seconds:.0f} s for {absent}" if seconds and seconds >= 0.5 else ""
         said.append(f"{record['answered']} of {record['asked']} clients answered{waited}")
     if record.get("rejected"):
         said.append(f"rejected: {why_rejected(record['rejected'])}")

@@ -23,7 +23,7 @@ from ntkfl.federation.feature_cache import feature_folder, split_frozen
 from ntkfl.federation.insight import keep_insight
 from ntkfl.federation.local import LocalTransport, SimulatedClients
 from ntkfl.federation.memory_check import available_bytes, check_memory, predicted_bytes
-from ntkfl.federation.privacy_statement import privacy_statement
+from ntkfl.federation.privacy_statement import privacy_statement, sum_promise
 from ntkfl.federation.run import Run, describe
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.server import Server
@@ -221,8 +221,10 @@ class Simulation:
         try:
             told.on_begin(rounds)
             told.on_start(note)
-            for line in [*self.method.promise(self.clients_per_round, rounds), *self.notes]:
-                told.on_start(line)
+            promises = *self.method.promise(self.clients_per_round, rounds), sum_promise(self.method)
+            for line in [*promises, *self.notes]:
+                if line:
+                    told.on_start(line)
             if uncovered := described["privacy"].get("uncovered"):
                 told.on_start(f"not covered: {uncovered}")
             for line in advice(self.method, self.task):

@@ -301,6 +301,13 @@ class Method(Stages):
         """Lines on options that do not do what their user may expect, said before the first round."""
         return []
 
+    @property
+    def counts_on_draws(self) -> bool:
+        """Whether a guarantee counts on cohorts drawn at random from all clients, whatever came before: by default that
+        against those who see models alone, where updates are noised.
+        """
+        return self.noise > 0
+
     def guarantees(self, run: Participation) -> list[Guarantee]:
         """What noise is worth in such a run: by default of a client, whose update is noised. None without noise."""
         numbers = {"cohort": run.cohort, "clients": run.clients, "rounds": run.rounds, "times": run.times}

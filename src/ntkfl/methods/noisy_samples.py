@@ -36,6 +36,11 @@ class NoisySamples(Method):
         x = client.x if self.clip is None else noisy_rows(client.x, self.clip, self.noise, own)
         return replace(client, x=x, y=flip_labels(client.y, task.outputs, self.label_flip, own))
 
+    @property
+    def counts_on_draws(self) -> bool:
+        """No credit for the cohort, which the aggregator knows."""
+        return False
+
     def guarantees(self, run: Participation) -> list[Guarantee]:
         """Of a record: one row by itself, and among a round's rows where they are shuffled."""
         return record_guarantees(

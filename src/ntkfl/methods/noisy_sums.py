@@ -189,6 +189,10 @@ class NoisySums(NoiseShares):
         """Whether the server sees nothing without noise."""
         return self.secure_sum and self.noise_by == "clients"
 
+    @property
+    def counts_on_draws(self) -> bool:
+        return self.sampling_rate < 1
+
     def guarantees(self, run: Participation) -> list[Guarantee]:
         """With credit for sampling, where ε counts on it, and without."""
         if (budget := self._budget()) is None:

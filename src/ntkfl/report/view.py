@@ -120,6 +120,7 @@ def _privacy(config: Mapping[str, Any], records: Sequence[Record]) -> dict[str, 
         "spent": _size(spent) + f" after round {last.get('round')}" if _number(spent["epsilon"]) is not None else "",
         "simulated": config.get("simulation") is True,
         "secure_sum": said.get("secure_sum") is True,
+        "sums": _text(said["sums"]) if "sums" in said else "",
         "floor": _number(said.get("floor")),
         "sees": {str(role): _text(line) for role, line in sees.items()} if isinstance(sees, Mapping) else {},
     }

@@ -21,13 +21,13 @@ from ntkfl.crypto.context import bind
 from ntkfl.crypto.hpke import KEY_BYTES, SigningKey, verify
 from ntkfl.crypto.row_frames import Announced, BatchKey
 from ntkfl.errors import MessageError, NTKFLError
+from ntkfl.services.shuffler.batch import EVALUATION as EVALUATION
 from ntkfl.services.shuffler.batch import Batch
 
 if TYPE_CHECKING:  # torch comes with it, and the shuffler, which reads heads alone, does without
     from ntkfl.wire import Message
 
 Kind = Literal["exchange", "evaluate", "end"]
-EVALUATION = 255  # the exchange number under which a round's model is evaluated
 MOST_EXCHANGES = 4  # of a round, besides the evaluation: what a client answers
 _LENGTH = struct.Struct("<I")
 

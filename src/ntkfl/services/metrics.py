@@ -23,6 +23,7 @@ KNOWN: dict[str, tuple[str, str]] = {
     "ntkfl_key_server_clients": (GAUGE, "clients that the key server knows, by state"),
     "ntkfl_credential_end_seconds": (GAUGE, "when the first credential in force ends, in seconds since 1970"),
     "ntkfl_present": (GAUGE, "clients and evaluators that have greeted the shuffler, by role"),
+    "ntkfl_lapsed": (GAUGE, "those of them that do not answer and have not called since, by role"),
     "ntkfl_batch_round": (GAUGE, "round number of the newest batch"),
     "ntkfl_batch_exchange": (GAUGE, "exchange of the newest batch; 255 is the evaluation"),
     "ntkfl_batch_asked": (GAUGE, "clients that the newest batch asks"),

@@ -35,11 +35,14 @@ _TIMEOUT_S = 3.0
 
 @dataclass
 class RoleStatus:
-    """A role, a service or a run: what it is, and lines about it; `problems` are those that want somebody to act."""
+    """A role, a service or a run: what it is, and lines about it; `problems` are those that want somebody to act, and
+    `waits_for` names what has not begun yet.
+    """
 
     title: str
     lines: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    waits_for: list[str] = field(default_factory=list)
 
     def problem(self, line: str) -> None:
         self.lines.append(line)
@@ -56,13 +59,20 @@ def look_at_role(folder: Path) -> RoleStatus | None:
     return _key_server(folder, peers) if (folder / "tls.pem").exists() else _client(folder, peers)
 
 
+def _is_to_answer(status: dict[str, Any]) -> bool:
+    """Whether a service has begun, and was not stopped in order."""
+    return bool(status) and status.get("state") != STOPPED
+
+
 def _shuffler(folder: Path, peers: TrustedPeers) -> RoleStatus:
     part, status = begin("shuffler", folder)
-    if status.get("state") != STOPPED:
+    if _is_to_answer(status):
         add_health(part, peers.shuffler.url, folder / "ca.pem")
     add_progress(part, status)
     for role, names in (status.get("present") or {}).items():
         part.lines.append(f"{role}s that have greeted: {listed(names)}")
+    if status.get("running"):
+        add_lapsed(part, status.get("lapsed") or {})
     refused = status.get("refused") or {}
     if refused:
         part.lines.append("refused: " + ", ".join(f"{count} {reason}" for reason, count in sorted(refused.items())))
@@ -72,7 +82,7 @@ def _shuffler(folder: Path, peers: TrustedPeers) -> RoleStatus:
 
 def _key_server(folder: Path, peers: TrustedPeers) -> RoleStatus:
     part, status = begin("key server", folder)
-    if status.get("state") != STOPPED:
+    if _is_to_answer(status):
         add_health(part, peers.key_server.url, folder / "ca.pem")
     clients = KeyServer.open(folder).clients()
     for title, found in (
@@ -96,8 +106,6 @@ def _client(folder: Path, peers: TrustedPeers) -> RoleStatus:
         part.lines.append(f"answered protocol round {status['answered']} last, {_ago(status)} ago")
     elif "heard" in status:
         part.lines.append(f"heard of protocol round {status['heard']}, and was not asked")
-    if "problem" in status:
-        part.problem(str(status["problem"]))
     credential = folder / "credential"
     if credential.is_file():
         signer = bytes.fromhex(peers.key_server.signing_key)
@@ -113,6 +121,7 @@ def begin(what: str, folder: Path) -> tuple[RoleStatus, dict[str, Any]]:
     part, status = RoleStatus(f"{what}, {folder}"), read_status(folder)
     if status is None:
         part.lines.append("has not run here")
+        part.waits_for.append(what)
         return part, {}
     state = str(status.get("state", ""))
     if status["running"]:
@@ -120,10 +129,19 @@ def begin(what: str, folder: Path) -> tuple[RoleStatus, dict[str, Any]]:
     elif state == ENDED:
         part.lines.append(f"left {_ago(status)} ago: the run has ended")
     elif state == STOPPED:
-        part.lines.append(f"was stopped {_ago(status)} ago")
+        part.lines.append(f"was stopped {_ago(status)} ago{_when(status)}{_by(status)}")
     else:
-        part.problem(f"does not run; its last sign was {_ago(status)} ago")
+        part.problem(f"does not run; its last sign was {_ago(status)} ago{_when(status)}")
+    if "problem" in status:
+        part.problem(str(status["problem"]))
     return part, status
+
+
+def add_lapsed(part: RoleStatus, lapsed: dict[str, list[str]]) -> None:
+    """Those that are not waited for any more: somebody should look at them."""
+    for role, names in lapsed.items():
+        if names:
+            part.problem(f"{role}s that do not answer and have not called since: {listed(names)}; start them again")
 
 
 def add_progress(part: RoleStatus, status: dict[str, Any], rounds: int | None = None) -> None:
@@ -191,6 +209,15 @@ def add_end(part: RoleStatus, what: str, ends: datetime, soon: timedelta = SOON)
 def _ago(status: dict[str, Any]) -> str:
     when = status.get("time")
     return span(max(0.0, time.time() - when)) if isinstance(when, int | float) else "some time"
+
+
+def _when(status: dict[str, Any]) -> str:
+    when = status.get("time")
+    return f", at {datetime.fromtimestamp(when, UTC):%Y-%m-%d %H:%M:%SZ}" if isinstance(when, int | float) else ""
+
+
+def _by(status: dict[str, Any]) -> str:
+    return f", by {status['by']}" if "by" in status else ""
 
 
 def listed(names: list[str], shown: int = 8) -> str:

@@ -10,13 +10,14 @@ import fcntl
 import json
 import os
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from ntkfl.errors import ConfigError
+from ntkfl.errors import ConfigError, NTKFLError
 from ntkfl.safe_parse import parse_json
 
 FILE = "status.json"
@@ -31,11 +32,13 @@ class _Written(BaseModel):
     pid: int | None = None
     time: float | None = None
     state: str = ""
+    by: str | None = None
     out: str | None = None
     rounds: int | None = None
     key: tuple[int, int] | None = None
     batch: dict[str, int | str | None] | None = None
     present: dict[str, list[str]] | None = None
+    lapsed: dict[str, list[str]] | None = None
     refused: dict[str, int] | None = None
     heard: int | None = None
     answered: int | None = None
@@ -68,10 +71,20 @@ class StatusFile:
             os.pwrite(self._handle, text, 0)
             os.ftruncate(self._handle, len(text))
 
-    def close(self, state: str) -> None:
-        """The role leaves in order: its last state, and the lock is free."""
-        self.update(state=state, batch=None)
+    def close(self, state: str, by: str | None = None) -> None:
+        """The role leaves in order: its last state, what made it leave (a signal), and the lock is free."""
+        self.update(state=state, by=by, batch=None, lapsed=None)
         self.__del__()
+
+    @contextmanager
+    def noting_problems(self) -> Iterator[None]:
+        """What ends the block is the last that the file says; the role has left, and not in order."""
+        try:
+            yield
+        except (NTKFLError, OSError) as error:
+            self.update(problem=str(error))
+            self.__del__()
+            raise
 
     def __del__(self) -> None:
         if self._handle is not None:

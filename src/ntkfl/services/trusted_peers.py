@@ -20,6 +20,13 @@ FILE = "federation.toml"
 HEX_KEY = "^[0-9a-f]{64}$"
 
 
+def agreed_cohort(folder: Path) -> int | None:
+    """How many clients a round asks by the contract in a role's folder; None where it does not say."""
+    terms = read_toml(folder / FILE).get("terms")
+    cohort = terms.get("clients_per_round") if isinstance(terms, dict) else None
+    return cohort if type(cohort) is int else None
+
+
 class TrustedKeyServer(Options):
     url: str = Field(pattern="^https://")
     signing_key: str = Field(pattern=HEX_KEY)

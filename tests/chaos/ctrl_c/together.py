@@ -52,7 +52,7 @@ def aggregate(folder: Path, stack: ExitStack) -> Case:
     _clients(folder, stack, CLIENTS)
     out = folder / "run"
     words = ("aggregate", folder / "demo" / "aggregator", "--out", out)
-    line = f"stopped; go on with: ntkfl aggregate .* --out {out}"
+    line = f"stopped by SIGINT; go on with: ntkfl aggregate .* --out {out}"
     return Case("aggregate", words, line=line, kept=lambda: rounds(out))
 
 
@@ -63,7 +63,7 @@ def join(folder: Path, stack: ExitStack) -> Case:
     _start(stack, "aggregate", folder / "demo" / "aggregator", "--out", folder / "run", begun="waits for")
     name = f"client-{CLIENTS - 1}"
     words = ("join", folder / "demo" / "clients" / name, "--data", folder / "data" / f"{name}.npz")
-    line = "stopped; the same command takes part again: ntkfl join"
+    line = "stopped by SIGINT; the same command takes part again: ntkfl join"
     return Case("join", words, begun="answered round", line=line, kept=lambda: rounds(folder / "run"))
 
 
@@ -121,7 +121,7 @@ def _federation(folder: Path, stack: ExitStack) -> None:
     ports = [str(port) for port in free_ports(3)]
     options = zip(("--key-server-port", "--shuffler-port", "--aggregator-port"), ports, strict=True)
     words = ("keys", "init", folder / "demo", "--config", folder / "run.toml", "--clients", str(CLIENTS))
-    _start(stack, *words, *(word for pair in options for word in pair), begun="In earnest")
+    _start(stack, *words, *(word for pair in options for word in pair), begun="In production")
 
 
 def _services(folder: Path, stack: ExitStack) -> None:

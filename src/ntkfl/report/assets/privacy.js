@@ -18,7 +18,7 @@ function promised(said) {
   if (!said.guarantees.length) add("Guarantee", said.note ? `not computed: ${said.note}` : "none: no noise, so no ε");
   if (said.uncovered) add("Not covered", said.uncovered);
   if (said.spent) add("Spent so far", said.spent);
-  add("Secure sums", said.secure_sum ? "on: the server learns totals alone" : "off");
+  add("Secure sums", said.secure_sum ? said.sums || "on: the server learns totals alone" : "off");
   if (finite(said.floor)) add("Floor", `nothing is released of fewer than ${said.floor} clients`);
   for (const [role, line] of Object.entries(said.sees)) add(role === "others" ? "Others see" : `The ${role} sees`, line);
   return element("dl", { class: "promise" }, ...lines);

@@ -58,8 +58,9 @@ class Listener:
     connections: int = 512  # at once, or fewer where the system allows fewer files; more get a 503
 
 
-def serve(listeners: Sequence[Listener], stop: threading.Event | None = None) -> None:
-    """Serve all listeners in this process until SIGTERM, SIGINT or `stop`; then let requests under way end.
+def serve(listeners: Sequence[Listener], stop: threading.Event | None = None) -> str | None:
+    """Serve all listeners in this process until SIGTERM, SIGINT or `stop`; then let requests under way end. The name of
+    the signal, where it was one.
 
     Prints `listening https://HOST:PORT service=NAME`, a line per listener, once all of them answer.
     """
@@ -71,20 +72,23 @@ def serve(listeners: Sequence[Listener], stop: threading.Event | None = None) ->
         sockets = [stack.enter_context(_bind(listener)) for listener in listeners]
         servers = [_server(listener, context, share) for listener, context in zip(listeners, contexts, strict=True)]
         runner = stack.enter_context(asyncio.Runner(loop_factory=_EventLoop))
-        runner.run(_run(listeners, servers, sockets, stop or threading.Event()))
+        return runner.run(_run(listeners, servers, sockets, stop or threading.Event()))
 
 
 async def _run(
     listeners: Sequence[Listener], servers: list[_Server], sockets: list[socket.socket], stop: threading.Event
-) -> None:
-    def stop_now() -> None:
+) -> str | None:
+    by: list[str] = []
+
+    def stop_now(number: signal.Signals) -> None:
+        by.append(number.name)
         for server in servers:
             server.force_exit = stop.is_set()  # the second time: wait for nobody
         stop.set()
 
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop_now)
+            asyncio.get_running_loop().add_signal_handler(number, stop_now, number)
     addresses = [sock.getsockname() for sock in sockets]
     tasks = [asyncio.create_task(server.serve([sock])) for server, sock in zip(servers, sockets, strict=True)]
     while not (all(server.started for server in servers) or any(task.done() for task in tasks)):
@@ -100,7 +104,9 @@ async def _run(
     await asyncio.gather(*tasks)
     if not stop.is_set():
         raise ConfigError("the service ended by itself; its log says why")
-    log("stopped")
+    name = by[0] if by else None
+    log("stopped", by=name or "its caller")
+    return name
 
 
 class _EventLoop(asyncio.SelectorEventLoop):

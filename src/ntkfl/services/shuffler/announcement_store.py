@@ -16,10 +16,14 @@ from pathlib import Path
 
 from ntkfl.crypto.row_frames import DIGEST_BYTES, VERSION, Announced, BatchKey
 from ntkfl.errors import ConfigError, Refused
+from ntkfl.services.shuffler.batch import EVALUATION
 
 ANNOUNCEMENTS = 4  # kept for clients that are behind
 REPORTS = 8  # kept of an evaluator
 REPORT_BYTES = 1 << 16
+_ASKED = "SELECT 1 FROM announced WHERE number = ?"
+_SILENT = """SELECT client FROM present WHERE role = 'evaluator'
+  AND client NOT IN (SELECT evaluator FROM reports WHERE number = ?) ORDER BY client"""
 BROKEN = (sqlite3.Error, UnicodeDecodeError)  # of a damaged file: SQLite quotes it in what it says
 _SCHEMA = f"""
 CREATE TABLE facts (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -112,6 +116,12 @@ class AnnouncementStore:
         with self._transaction() as db:
             found = db.execute("SELECT sealed FROM reports WHERE number = ? ORDER BY sealed", (key.number,))
             return [sealed for (sealed,) in found]
+
+    def silent_evaluators(self, db: sqlite3.Connection, key: BatchKey) -> list[str]:
+        """Those that have not reported under the key, of an evaluation that asks for reports; else nobody."""
+        if key.exchange != EVALUATION or not db.execute(_ASKED, (key.number,)).fetchone():
+            return []
+        return [name for (name,) in db.execute(_SILENT, (key.number,))]
 
     @contextmanager
     def _publishing(self, signed: bytes, key: BatchKey) -> Iterator[tuple[sqlite3.Connection, int]]:

@@ -37,12 +37,13 @@ from ntkfl.services.http.server import Listener, serve
 from ntkfl.services.http.signing import check_headers, check_request
 from ntkfl.services.log import log
 from ntkfl.services.shuffler.announcement_store import REPORT_BYTES
+from ntkfl.services.shuffler.presence import AFTER, Presence
 from ntkfl.services.shuffler.revocations import Revocations
 from ntkfl.services.shuffler.schemas import BatchStatus, Clients, Done, Latest, Receipt, Reports, Sequence
 from ntkfl.services.shuffler.store import Shuffler
 from ntkfl.services.shuffler.watch import ShufflerWatch
-from ntkfl.services.status import StatusFile
-from ntkfl.services.trusted_peers import TrustedPeers
+from ntkfl.services.status import STOPPED, StatusFile
+from ntkfl.services.trusted_peers import TrustedPeers, agreed_cohort
 
 STATE, SIGNING_KEY = "state.sqlite", "signing-key.pem"
 MAX_BODY = 256 << 20  # of a submission or an announcement
@@ -73,17 +74,27 @@ _TICKETS: dict[int | str, dict[str, Any]] = {200: binary_answer("tickets of the 
 _RELEASED: dict[int | str, dict[str, Any]] = {200: binary_answer("the batch's rows, permuted, in their frame")}
 
 
-def serve_shuffler(folder: Path, at: tuple[str, int], aggregator_at: tuple[str, int], max_held: int = MAX_HELD) -> None:
-    """Serve both listeners on the state in `folder` until told to stop. At most `max_held` bytes of bodies wait."""
+def serve_shuffler(
+    folder: Path,
+    at: tuple[str, int],
+    aggregator_at: tuple[str, int],
+    max_held: int = MAX_HELD,
+    lapse_after: int = AFTER,
+) -> None:
+    """Serve both listeners on the state in `folder` until told to stop. At most `max_held` bytes of bodies wait; for
+    `lapse_after` see `Presence`.
+    """
     peers = TrustedPeers.read(folder)
     run = f"{peers.federation}/{peers.run}"
-    shuffler = Shuffler(folder / STATE, floor=peers.shuffler.min_clients, run=run)
+    presence = Presence(lapse_after, agreed_cohort(folder))
+    shuffler = Shuffler(folder / STATE, floor=peers.shuffler.min_clients, run=run, presence=presence)
     long_poll, stop = LongPollEvent(), threading.Event()
     signer = SigningKey.load(folder / SIGNING_KEY)
     if signer.public.hex() != peers.shuffler.signing_key:
         raise TrustError(f"the key in {folder} is not the one that federation.toml names")
     revocations = Revocations(shuffler, peers, folder / "ca.pem")
-    watch = ShufflerWatch(shuffler, StatusFile(folder, "shuffler", run=run))
+    status = StatusFile(folder, "shuffler", run=run)
+    watch = ShufflerWatch(shuffler, status)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -100,17 +111,16 @@ def serve_shuffler(folder: Path, at: tuple[str, int], aggregator_at: tuple[str, 
     clients = client_app(shuffler, peers, long_poll, signer, max_held=max_held, lifespan=lifespan, watch=watch)
     most = min(MAX_BODY, max_held)
     aggregator = aggregator_app(shuffler, peers, long_poll, revocations.refresh, signer, most=most, watch=watch)
+    listeners = [
+        Listener(clients, *at, *tls, connections=CONNECTIONS),
+        Listener(aggregator, *aggregator_at, *tls, client_ca=folder / "aggregator-ca.pem"),
+    ]
     try:
-        serve(
-            [
-                Listener(clients, *at, *tls, connections=CONNECTIONS),
-                Listener(aggregator, *aggregator_at, *tls, client_ca=folder / "aggregator-ca.pem"),
-            ],
-            stop,
-        )
+        with status.noting_problems():
+            by = serve(listeners, stop)
     finally:
         shuffler.close()
-        watch.stopped()
+    status.close(STOPPED, by)
 
 
 # -- For clients ------------------------------------------------------------------------------------------------------
@@ -149,6 +159,7 @@ def client_app(
         check = (request.headers, key_server, peers.federation, request.method, target(request.scope), body)
         credential = await asyncio.to_thread(check_request, *check)
         _check_run(run, peers)
+        shuffler.presence.called(credential.client)
         return credential
 
     async def unpacked(body: memoryview) -> Framed:
@@ -269,7 +280,9 @@ def aggregator_app(
     def clients(role: str = "client") -> Clients:
         if role not in ROLES:
             raise Refused("invalid", f"a role is one of {', '.join(ROLES)}")
-        return Clients(clients=shuffler.clients(role))
+        present, lapsed = shuffler.clients(role), shuffler.lapsed(role)
+        named = role == "client" and shuffler.presence.may_be_named(len(present))
+        return Clients(clients=present, away=len(lapsed), lapsed=lapsed if named else [])
 
     @app.get(f"{RUN}/latest", dependencies=checked, responses=common)
     def latest() -> Latest:

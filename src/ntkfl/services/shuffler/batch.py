@@ -15,6 +15,7 @@ from ntkfl.crypto.mask_format import MOST_NUMBERS, WORD_BYTES
 from ntkfl.crypto.row_frames import BatchKey
 from ntkfl.errors import Refused
 
+EVALUATION = 255  # the exchange number under which a round's model is evaluated
 EVALUATORS = 254  # the exchange number of a secure sum of evaluators' counts: an anonymity set of its own
 LEAST_EVALUATORS = 2  # of them in a sum: they are few, and hold data of their own
 COLUMNS = "number, salt, state, max_rows, row_bytes, min_clients, deadline, clients, rows"
@@ -132,6 +133,12 @@ class Record:
     @property
     def released(self) -> str:
         return f"released_{self.number}"
+
+    def absent(self, db: sqlite3.Connection) -> list[str]:
+        """Of an open batch, those of its cohort that have not sent."""
+        if self.state != "open":
+            return []
+        return [name for (name,) in db.execute(f"SELECT client FROM {self.cohort} WHERE sent IS NULL ORDER BY client")]
 
     def find_released(self, db: sqlite3.Connection) -> str:
         """The table of released rows; `Refused` if it is not there yet, or any more."""

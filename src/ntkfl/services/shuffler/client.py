@@ -16,9 +16,10 @@ from ntkfl.errors import MessageError
 from ntkfl.services.announcement import Head
 from ntkfl.services.http.client import MANY, SMALL, HttpClient
 from ntkfl.services.shuffler.batch import Status
+from ntkfl.services.shuffler.schemas import Clients
 from ntkfl.services.trusted_peers import TrustedPeers
 
-_NAMES, _KEY, _STATUS = TypeAdapter(list[str]), TypeAdapter(BatchKey), TypeAdapter(Status)
+_KEY, _STATUS = TypeAdapter(BatchKey), TypeAdapter(Status)
 
 
 class ShufflerClient:
@@ -33,9 +34,13 @@ class ShufflerClient:
 
     def clients(self, role: str) -> list[str]:
         """Names of those present in that role, sorted."""
+        return self.presence(role).clients
+
+    def presence(self, role: str) -> Clients:
+        """The same, with how many of them do not answer and have not called since, and their names where told."""
         with _reading():
             answer = self.http.ask("GET", f"{self._run}/clients?role={role}", most=MANY)
-            return _NAMES.validate_python(answer.json()["clients"])
+            return Clients.model_validate(answer.json())
 
     def newest(self) -> BatchKey | None:
         """The key of the newest announcement."""

@@ -20,6 +20,8 @@ class Receipt(Answer):
 
 class Clients(Answer):
     clients: list[str]
+    away: int = Field(ge=0, description="how many of these do not answer and have not called since")
+    lapsed: list[str] = Field(description="their names, where fewer than all clients are asked; else none is told")
 
 
 class Latest(Answer):

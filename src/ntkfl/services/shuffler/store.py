@@ -48,6 +48,7 @@ from ntkfl.services.shuffler.mask_store import (
     open_sum,
     release_masks,
 )
+from ntkfl.services.shuffler.presence import Presence
 
 _GENERATOR = SystemRandom()  # the operating system's
 
@@ -65,8 +66,10 @@ class Shuffler(AnnouncementStore):
         clock: Callable[[], float] | None = None,
         random: Random = _GENERATOR,
         run: str = "",
+        presence: Presence | None = None,
     ) -> None:
         super().__init__(path, run)
+        self.presence = presence or Presence()
         self._floor, self._clock, self._random = floor, clock or self._steady_clock(), random
 
     def open(self, batch: Batch, digest: bytes) -> None:
@@ -103,6 +106,7 @@ class Shuffler(AnnouncementStore):
         batch takes the one kind or the other, so that no seed can end among rows that are released. Where masks have a
         second holder, its `ticket`, which the caller has checked, says that it has heard of the client too.
         """
+        self.presence.called(client)
         with self._transaction() as db:
             refuse_revoked(db, client)
             refuse_other(db, announced)
@@ -168,8 +172,10 @@ class Shuffler(AnnouncementStore):
             db.executemany(copy, enumerate(order))
             if batch.numbers:
                 release_masks(db, batch, find_announced(db, key))
+            absent = batch.absent(db)
             batch.close(db, "released", status.clients, len(order))
-            return len(order), batch.row_bytes
+        self.presence.missed(key.number, absent)
+        return len(order), batch.row_bytes
 
     def released(self, key: BatchKey, first: int, count: int) -> list[bytes]:
         """`count` rows of a released batch, from the permutation's position `first` on; `Refused` before and after."""
@@ -195,18 +201,27 @@ class Shuffler(AnnouncementStore):
             state = db.execute("SELECT state FROM batches WHERE number = ?", (key.number,)).fetchone()
             if state == ("open",):
                 raise Refused("not-ready", "this batch is not released yet; cancel it to be rid of it")
+            absent = () if state else self.silent_evaluators(db, key)
             db.execute("DELETE FROM reports WHERE number = ?", (key.number,))
             forget_masks(db, key.number)
             db.execute(f"DROP TABLE IF EXISTS released_{key.number}")
+        self.presence.missed(key.number, absent)
 
     def cancel(self, key: BatchKey) -> None:
         """Delete everything of a batch, and take no more for it."""
         with self._transaction() as db:
             batch = Record.find(db, key)
+            absent = batch.absent(db)
             batch.close(db, "cancelled", 0, None)
             db.execute(f"DROP TABLE IF EXISTS {batch.released}")
             forget_masks(db, batch.number)
             db.execute("DELETE FROM reports WHERE number = ?", (batch.number,))
+        self.presence.missed(key.number, absent)
+
+    def lapsed(self, role: str) -> list[str]:
+        """Of those present in that role, the ones that are not waited for, sorted."""
+        lapsed = self.presence.lapsed()
+        return [name for name in self.clients(role) if name in lapsed]
 
     def set_revoked(self, clients: frozenset[str], serial: int = 0) -> bool:
         """These, and no others, are revoked; False, and nothing is done, for a list older than the one in force."""
@@ -263,12 +278,19 @@ class Shuffler(AnnouncementStore):
         missing: tuple[str, ...] = ()
         left = None if batch.deadline is None else max(0.0, batch.deadline - self._clock())
         if batch.key.exchange in (0, EVALUATORS):
-            ready = sent == asked - (revoked or 0) or left == 0
+            ready = left == 0 or self._all_sent(db, batch, asked - sent - (revoked or 0))
         else:  # a revoked one too: the others' rows alone would point at its own of the first exchange
-            ready, absent = sent == asked, f"SELECT client FROM {batch.cohort} WHERE sent IS NULL ORDER BY client"
-            missing = tuple(name for (name,) in db.execute(absent)) if left == 0 else ()
+            ready, missing = sent == asked, tuple(batch.absent(db)) if left == 0 else ()
         ready = ready and sent >= batch.min_clients
         return Status("ready" if ready else "open", sent, None, left, missing)
+
+    def _all_sent(self, db: sqlite3.Connection, batch: Record, left: int) -> bool:
+        """Whether the `left` that have not sent, and are not revoked, have all lapsed."""
+        lapsed = self.presence.lapsed() if left else frozenset()
+        if left > len(lapsed):
+            return False
+        revoked = {name for (name,) in db.execute("SELECT client FROM revoked")} if left else set()
+        return not left or lapsed.union(revoked).issuperset(batch.absent(db))
 
 
 def _members(db: sqlite3.Connection, batch: Batch) -> Iterable[str]:

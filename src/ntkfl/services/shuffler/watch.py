@@ -15,7 +15,7 @@ from ntkfl.services.log import log
 from ntkfl.services.metrics import METRICS
 from ntkfl.services.shuffler.batch import Batch
 from ntkfl.services.shuffler.store import Shuffler
-from ntkfl.services.status import STOPPED, StatusFile
+from ntkfl.services.status import StatusFile
 
 _LOOK_S = 1.0
 
@@ -30,6 +30,7 @@ class ShufflerWatch:
     _round_answered: int = 0  # clients that later exchanges of the round wait for
     _ended: BatchKey | None = None
     _problem: Refused | None = None
+    _lapsed: int = 0
 
     def ready(self) -> None:
         """`Refused` while the state cannot be used, as it was found at the last look."""
@@ -59,6 +60,7 @@ class ShufflerWatch:
     def look(self) -> None:
         try:
             present = {role: self.shuffler.clients(role) for role in ("client", "evaluator")}
+            lapsed = {role: self.shuffler.lapsed(role) for role in present}
             _, key = self.shuffler.latest()
             batch: dict[str, object] | None = None
             if key is not None and key in self._asked:
@@ -71,18 +73,25 @@ class ShufflerWatch:
         except Refused as problem:
             self._problem = problem
             return
+        self._note_lapsed(sum(map(len, lapsed.values())))
         for role, names in present.items():
             METRICS.set("ntkfl_present", len(names), role=role)
+            METRICS.set("ntkfl_lapsed", len(lapsed[role]), role=role)
         if key is not None:
             METRICS.set("ntkfl_batch_round", key.round)
             METRICS.set("ntkfl_batch_exchange", key.exchange)
         if self.status is not None:
             refused = {dict(labels)["reason"]: int(n) for labels, n in METRICS.counts("ntkfl_refusals_total").items()}
-            self.status.update(present=present, key=key, batch=batch, refused=refused or None)
+            self.status.update(present=present, lapsed=lapsed, key=key, batch=batch, refused=refused or None)
 
-    def stopped(self) -> None:
-        if self.status is not None:
-            self.status.close(STOPPED)
+    def _note_lapsed(self, count: int) -> None:
+        """A line, without names, where somebody is not waited for any more, or is again."""
+        if count != self._lapsed:
+            change, self._lapsed = count - self._lapsed, count
+            if change > 0:
+                log(f"{change} that did not answer and have not called since are not waited for", level=logging.WARNING)
+            else:
+                log(f"{-change} that were not waited for have called again")
 
     async def keep_looking(self) -> None:
         while True:
