@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ntkfl.errors import ModelError
+from ntkfl.tangent.chain import Passed, backward, filter_derivatives
 from ntkfl.tangent.dense import DenseBlock, dense_block
 from ntkfl.tangent.factored import Call, FactoredBlock
 from ntkfl.tangent.jacobian import Block, BlockJacobian
-from ntkfl.tangent.layers import LAYERS
+from ntkfl.tangent.layers import LAYERS, ConvolutionBlock
+from ntkfl.tangent.layers.convolution import Geometry
 from ntkfl.tangent.layers.tape import Tape, Use, Uses
 from ntkfl.tangent.parameters import trainable
 
@@ -43,35 +45,18 @@ class JacobianPlan:
     total: int
     stored: int = 0  # numbers a row of the Jacobian holds
     working: int = 1  # numbers alive while a row is differentiated
+    chain: list[tuple[str, nn.Module]] | None = None  # the layers in order, where `chain.py` knows all of them
 
 
 def piece(model: nn.Module, x: Tensor, plan: JacobianPlan) -> BlockJacobian:
     """The Jacobian of a few rows, following the plan. Dense parts become one block: one matrix product for all."""
     blocks: list[Block] = []
     dense: list[DenseBlock] = []
-    if plan.parts:
-        taped, _, f = tapped_forward(model, x, plan.known, {part.use.module for part in plan.parts})
-        calls = [taped[part.use] for part in plan.parts]
-        outputs = [out for uses in calls for _, out in uses]
-        sensitivities = _sensitivities(f, outputs)
-        del f, outputs, taped
-        for part, uses in zip(plan.parts, calls, strict=True):
-            block = part.use.block.from_calls(
-                [
-                    # An iterator, so that each call's sensitivities are free once their block holds them.
-                    Call(a.movedim(dim, 0), next(sensitivities).movedim(dim + 1, 0))
-                    for (a, _), dim in zip(uses, part.sample_dims, strict=True)
-                ],
-                part.weight,
-                part.bias,
-                part.use.settings,
-            )
-            if isinstance(block, FactoredBlock) and (part.dense or part.weight is None):
-                block = block.densify()
-            if isinstance(block, DenseBlock):
-                dense.append(block)
-            else:
-                blocks.append(block)
+    for block in _blocks(model, x, plan):
+        if isinstance(block, DenseBlock):
+            dense.append(block)
+        else:
+            blocks.append(block)
     if plan.left:
         with substituted(plan.known, {}):
             dense.append(dense_block(model, x, plan.left))
@@ -80,6 +65,40 @@ def piece(model: nn.Module, x: Tensor, plan: JacobianPlan) -> BlockJacobian:
         values = dense[0].values if len(dense) == 1 else torch.cat([block.values for block in dense], dim=-1)
         blocks.append(DenseBlock(values, columns))
     return BlockJacobian(blocks, plan.outputs, plan.total)
+
+
+def _blocks(model: nn.Module, x: Tensor, plan: JacobianPlan) -> Iterator[Block]:
+    """A block for each part, in order."""
+    if not plan.parts:
+        return
+    if plan.chain is not None:
+        passed = backward(plan.chain, x, {part.use.module for part in plan.parts}, plan.outputs)
+        for part in plan.parts:
+            yield _chained(part, passed.pop(part.use.module))
+        return
+    taped, _, f = tapped_forward(model, x, plan.known, {part.use.module for part in plan.parts})
+    calls = [taped[part.use] for part in plan.parts]
+    outputs = [out for uses in calls for _, out in uses]
+    sensitivities = _sensitivities(f, outputs)
+    del f, outputs, taped
+    for part, uses in zip(plan.parts, calls, strict=True):
+        # An iterator, so that each call's sensitivities are free once their block holds them.
+        pairs = zip(uses, part.sample_dims, strict=True)
+        yield _block(part, [Call(a.movedim(dim, 0), next(sensitivities).movedim(dim + 1, 0)) for (a, _), dim in pairs])
+
+
+def _block(part: Part, calls: Sequence[Call]) -> FactoredBlock | DenseBlock:
+    block = part.use.block.from_calls(calls, part.weight, part.bias, part.use.settings)
+    return block.densify() if isinstance(block, FactoredBlock) and (part.dense or part.weight is None) else block
+
+
+def _chained(part: Part, passed: Passed) -> Block:
+    if part.use.block is not ConvolutionBlock or not part.dense or part.weight is None:
+        return _block(part, [Call(passed.input, passed.cotangents.by_sample())])
+    weight, bias = filter_derivatives(passed, Geometry.of(part.use.settings))
+    if part.bias is None:
+        return DenseBlock(weight, (part.weight,))
+    return DenseBlock(torch.cat([weight, bias], dim=-1), (part.weight, part.bias))
 
 
 def tapped_forward(
@@ -118,9 +137,13 @@ def substituted(known: dict[str, nn.Module], tapes: dict[str, Tape]) -> Iterator
 
 
 def substitutable(module: nn.Module) -> bool:
-    """A known layer that nobody has changed: a user's hooks or own `forward` may compute something else."""
-    changed = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
-    return type(module) in LAYERS and not changed
+    """A known layer that nobody has changed."""
+    return type(module) in LAYERS and untouched(module)
+
+
+def untouched(module: nn.Module) -> bool:
+    """A user's hooks or own `forward` may compute something else than the module's class."""
+    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
 
 
 def _sensitivities(f: Tensor, outputs: Sequence[Tensor]) -> Iterator[Tensor]:

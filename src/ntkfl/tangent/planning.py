@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ntkfl.errors import ModelError, NumericalError
+from ntkfl.tangent.chain import find_chain
 from ntkfl.tangent.dense import agree, random_cotangent
 from ntkfl.tangent.jacobian import BlockJacobian
 from ntkfl.tangent.layers.tape import Slot, Use, Uses
 from ntkfl.tangent.parameters import column_slices, trainable
-from ntkfl.tangent.passes import JacobianPlan, Part, piece, row_numbers, substitutable, tapped_forward
+from ntkfl.tangent.passes import JacobianPlan, Part, piece, row_numbers, substitutable, tapped_forward, untouched
 
 
 def make_plan(model: nn.Module, x: Tensor, form: str) -> JacobianPlan:
@@ -57,7 +58,8 @@ def make_plan(model: nn.Module, x: Tensor, form: str) -> JacobianPlan:
             f"no factored form is known for {', '.join(left[:4])}{' …' if len(left) > 4 else ''}: "
             "use form='auto' (a dense block for those alone) or form='dense'"
         )
-    plan = JacobianPlan(known, parts, left, outputs, total)
+    chain = None if left else find_chain(model, probe, untouched)
+    plan = JacobianPlan(known, parts, left, outputs, total, chain=chain)
     J = piece(model, probe, plan)
     _check_against_autograd(model, probe, J)
     stored = row_numbers(J)
