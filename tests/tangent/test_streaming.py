@@ -74,7 +74,7 @@ def test_an_evolution_equals_the_one_in_memory(kernel: str) -> None:
 
 def test_a_stack_in_a_folder_leaves_nothing_there(tmp_path: Path) -> None:
     J, _ = pair()
-    stack = Stack(20, folder=tmp_path)
+    stack = Stack(20, store=tmp_path)
     for part in (J[:5], J[5:11]):
         stack.add(part)
     whole = stack.whole()
@@ -94,7 +94,7 @@ def test_a_stack_in_a_folder_leaves_nothing_there(tmp_path: Path) -> None:
 def test_forms_may_differ_in_a_folder(tmp_path: Path) -> None:
     J, _ = pair()
     dense = BlockJacobian([block.densify() if hasattr(block, "densify") else block for block in J.blocks], *J.shape[1:])
-    stack = Stack(22, folder=tmp_path)
+    stack = Stack(22, store=tmp_path)
     for part in (J, dense):
         stack.add(part)
     whole = stack.whole()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -32,13 +32,14 @@ class Stack:
     Each is copied to its place and can be let go: the whole is never there twice. Consecutive ones of one layout share
     one form, so that their products are one product; room not used is never touched, so it costs no memory.
 
-    Where the whole would take more than half of what is free on an accelerator, the rows stay in host memory; with a
-    `folder`, in files there. `whole` then passes them through the device they came from (`streaming.py`).
+    Where the whole would take more than half of what is free on an accelerator, or `store` is "host", the rows stay in
+    host memory; where `store` is a folder, in files there. `whole` then passes them through the device that they came
+    from (`streaming.py`).
     """
 
-    def __init__(self, rows: int, folder: Path | None = None) -> None:
+    def __init__(self, rows: int, store: Path | Literal["host"] | None = None) -> None:
         self.rows, self.filled = rows, 0
-        self.folder = folder
+        self.store = store
         self._runs: list[_Run] = []
 
     def add(self, J: Jacobian) -> None:
@@ -49,7 +50,7 @@ class Stack:
             if self.filled + len(part) > self.rows:
                 raise NTKFLError(f"room for {self.rows} rows, and {self.filled + len(part)} came")
             if not self._runs or self._runs[-1].first.layout != part.layout:
-                self._runs.append(_Run(part, self.rows - self.filled, self.folder))
+                self._runs.append(_Run(part, self.rows - self.filled, self.store))
             self._runs[-1].add(part)
             self.filled += len(part)
 
@@ -63,18 +64,18 @@ class Stack:
 class _Run:
     """Rows of one layout."""
 
-    def __init__(self, first: BlockJacobian, rows: int, folder: Path | None) -> None:
+    def __init__(self, first: BlockJacobian, rows: int, store: Path | Literal["host"] | None) -> None:
         empty = [b.with_tensors(tuple(t.new_empty((0, *t.shape[1:])) for t in b.tensors())) for b in first.blocks]
         self.first = BlockJacobian(empty, *first.shape[1:])  # the layout alone: no row is held
         needed = rows * first.nbytes // max(1, len(first))
-        self.elsewhere = folder is not None or not _fits(needed, first.device)
+        self.elsewhere = store is not None or not _fits(needed, first.device)
 
         def room(t: Tensor) -> Tensor:
             shape = (rows, *t.shape[1:])
-            if folder is not None:
-                return mapped_file(shape, t.dtype, folder)
+            if isinstance(store, Path):
+                return mapped_file(shape, t.dtype, store)
             if self.elsewhere:
-                return torch.empty(shape, dtype=t.dtype, pin_memory=True)
+                return torch.empty(shape, dtype=t.dtype, pin_memory=t.device.type == "cuda")
             return t.new_empty(shape)
 
         self.room = [tuple(room(t) for t in block.tensors()) for block in first.blocks]
