@@ -19,7 +19,7 @@ from ntkfl.tangent.layers.convolution import Geometry, inner_geometry
 
 _Chain = list[tuple[str, nn.Module]]
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_NOTHING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)  # in eval mode
+_NOTHING = (nn.Identity, nn.Dropout, nn.Dropout2d)  # in eval mode
 _ELEMENTWISE = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish,
     nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid,
@@ -63,6 +63,7 @@ def find_chain(model: nn.Module, x: Tensor, untouched: Callable[[nn.Module], boo
         if type(module) is not nn.Sequential:
             chain.append((name, module))
     with torch.no_grad():
+        x = x.clone()  # a layer may work in place
         for _, module in chain:
             if not _known(module, x):
                 return None
@@ -121,8 +122,8 @@ def _elementwise(module: nn.Module, x: Tensor) -> tuple[Tensor, Pull]:
         slope = (out > 0).to(x.dtype)
     else:
         with torch.enable_grad():
-            leaf = x.clone().requires_grad_()
-            out = module(leaf.view_as(leaf))  # a view: the layer may work in place
+            leaf = x.detach().requires_grad_()
+            out = module(leaf.clone())  # the layer may work in place
             (slope,) = torch.autograd.grad(out.sum(), leaf)
         out = out.detach()
 

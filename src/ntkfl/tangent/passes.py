@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from ntkfl.tangent.jacobian import Block, BlockJacobian
 from ntkfl.tangent.layers import LAYERS, ConvolutionBlock
 from ntkfl.tangent.layers.convolution import Geometry
 from ntkfl.tangent.layers.tape import Tape, Use, Uses
-from ntkfl.tangent.parameters import trainable
+from ntkfl.tangent.parameters import column_slices, trainable
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,22 @@ class JacobianPlan:
     stored: int = 0  # numbers a row of the Jacobian holds
     working: int = 1  # numbers alive while a row is differentiated
     chain: list[tuple[str, nn.Module]] | None = None  # the layers in order, where `chain.py` knows all of them
+    copied: tuple[str, ...] = ()  # parameters outside known layers that may come as a copy for each sample
 
 
 def piece(model: nn.Module, x: Tensor, plan: JacobianPlan) -> BlockJacobian:
-    """The Jacobian of a few rows, following the plan. Dense parts become one block: one matrix product for all."""
+    """The Jacobian of a few rows by the plan, or without its copies where they do not fit this many rows."""
+    try:
+        return follow(model, x, plan)
+    except RuntimeError:
+        if not plan.copied:
+            raise
+        # Positions cut to a sequence's length, `position[:T]`, have no room for the copies of more than T samples.
+        return follow(model, x, replace(plan, left=[*plan.left, *plan.copied], copied=()))
+
+
+def follow(model: nn.Module, x: Tensor, plan: JacobianPlan) -> BlockJacobian:
+    """The Jacobian of a few rows, exactly as planned. Dense parts become one block: one matrix product for all."""
     blocks: list[Block] = []
     dense: list[DenseBlock] = []
     for block in _blocks(model, x, plan):
@@ -68,23 +80,26 @@ def piece(model: nn.Module, x: Tensor, plan: JacobianPlan) -> BlockJacobian:
 
 
 def _blocks(model: nn.Module, x: Tensor, plan: JacobianPlan) -> Iterator[Block]:
-    """A block for each part, in order."""
-    if not plan.parts:
+    """A block for each part, in order, and one for each copied parameter."""
+    if not plan.parts and not plan.copied:
         return
     if plan.chain is not None:
         passed = backward(plan.chain, x, {part.use.module for part in plan.parts}, plan.outputs)
         for part in plan.parts:
             yield _chained(part, passed.pop(part.use.module))
         return
-    taped, _, f = tapped_forward(model, x, plan.known, {part.use.module for part in plan.parts})
+    taped, leaves, f = tapped_forward(model, x, plan.known, {part.use.module for part in plan.parts}, plan.copied)
     calls = [taped[part.use] for part in plan.parts]
     outputs = [out for uses in calls for _, out in uses]
-    sensitivities = _sensitivities(f, outputs)
-    del f, outputs, taped
+    sensitivities = _sensitivities(f, outputs + [leaves[name] for name in plan.copied])
+    del f, outputs, taped, leaves
     for part, uses in zip(plan.parts, calls, strict=True):
         # An iterator, so that each call's sensitivities are free once their block holds them.
         pairs = zip(uses, part.sample_dims, strict=True)
         yield _block(part, [Call(a.movedim(dim, 0), next(sensitivities).movedim(dim + 1, 0)) for (a, _), dim in pairs])
+    slices = column_slices(trainable(model))
+    for name, values in zip(plan.copied, sensitivities, strict=True):
+        yield DenseBlock(values.transpose(0, 1).flatten(2).contiguous(), (slices[name],))
 
 
 def _block(part: Part, calls: Sequence[Call]) -> FactoredBlock | DenseBlock:
@@ -102,12 +117,17 @@ def _chained(part: Part, passed: Passed) -> Block:
 
 
 def tapped_forward(
-    model: nn.Module, x: Tensor, known: dict[str, nn.Module], recorded: set[str]
+    model: nn.Module, x: Tensor, known: dict[str, nn.Module], recorded: set[str], copied: Sequence[str] = ()
 ) -> tuple[Uses, dict[str, Tensor], Tensor]:
-    """A forward pass, the `recorded` of the known layers on tape: their uses, the parameters as leaves, the output."""
+    """A forward pass, the `recorded` of the known layers on tape: their uses, the parameters as leaves, the output.
+
+    Those in `copied` go in as [N, *shape], so that their gradient is each sample's own.
+    """
     uses: Uses = {}
     tapes = {name: Tape(name, uses) for name in recorded}
     leaves = {name: p.detach().requires_grad_() for name, p in trainable(model).items()}
+    for name in copied:
+        leaves[name] = leaves[name].detach().expand(len(x), *leaves[name].shape).requires_grad_()
     with substituted(known, tapes), torch.enable_grad():
         f: Tensor = functional_call(model, leaves, (x,))
     if not f.requires_grad:
