@@ -40,7 +40,9 @@ def test_any_geometry(data: st.DataObject) -> None:
     front = nn.Sequential(kind(2, 3, 3, padding=1), nn.Tanh(), conv, nn.ReLU(), nn.Flatten())
     width = front(torch.zeros(1, 2, *size)).shape[1]
     model = nn.Sequential(front, nn.Linear(width, 2)).double()
-    assert chained(model, torch.randn(3, 2, *size, dtype=torch.float64), data.draw(st.sampled_from(["auto", "factored"])))
+    assert chained(
+        model, torch.randn(3, 2, *size, dtype=torch.float64), data.draw(st.sampled_from(["auto", "factored"]))
+    )
 
 
 @pytest.mark.parametrize("kind", [*chain._ELEMENTWISE, *chain._NOTHING])

@@ -69,7 +69,9 @@ def test_an_evolution_equals_the_one_in_memory(kernel: str) -> None:
     J, streamed = pair()
     f0, y = torch.zeros(11, 3, dtype=torch.float64), torch.arange(11) % 3
     ours, expected = (ntkfl.evolve(rows, f0, y, 0.05, [10, 200], kernel=kernel, rtol=1e-6) for rows in (streamed, J))
-    assert same([ours.residuals, ours.deltas(), ours.outputs], [expected.residuals, expected.deltas(), expected.outputs])
+    assert same(
+        [ours.residuals, ours.deltas(), ours.outputs], [expected.residuals, expected.deltas(), expected.outputs]
+    )
 
 
 def test_a_stack_in_a_folder_leaves_nothing_there(tmp_path: Path) -> None:
@@ -110,7 +112,8 @@ def test_host_rows_through_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     stack = Stack(11)
     stack.add(J.to("cuda"))
     whole = stack.whole()
-    assert isinstance(whole, StreamedJacobian) and whole.source.device.type == "cpu" and whole.device.type == "cuda"
+    assert isinstance(whole, StreamedJacobian)
+    assert (whole.source.device.type, whole.device.type) == ("cpu", "cuda")
     f0, y = torch.zeros(11, 3, dtype=torch.float64), torch.arange(11) % 3
     ours, expected = (ntkfl.evolve(rows, f0, y, 0.05, [10, 200], rtol=1e-6) for rows in (whole, J))
     assert same([ours.deltas().cpu()], [expected.deltas()])

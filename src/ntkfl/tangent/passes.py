@@ -103,8 +103,8 @@ def _blocks(model: nn.Module, x: Tensor, plan: JacobianPlan) -> Iterator[Block]:
 
 
 def _block(part: Part, calls: Sequence[Call]) -> FactoredBlock | DenseBlock:
-    block = part.use.block.from_calls(calls, part.weight, part.bias, part.use.settings)
-    return block.densify() if isinstance(block, FactoredBlock) and (part.dense or part.weight is None) else block
+    make = part.use.block.dense_from_calls if part.dense or part.weight is None else part.use.block.from_calls
+    return make(calls, part.weight, part.bias, part.use.settings)
 
 
 def _chained(part: Part, passed: Passed) -> Block:

@@ -18,7 +18,16 @@ from ntkfl.tangent.dense import agree, random_cotangent
 from ntkfl.tangent.jacobian import BlockJacobian
 from ntkfl.tangent.layers.tape import Slot, Use, Uses
 from ntkfl.tangent.parameters import column_slices, trainable
-from ntkfl.tangent.passes import JacobianPlan, Part, follow, piece, row_numbers, substitutable, tapped_forward, untouched
+from ntkfl.tangent.passes import (
+    JacobianPlan,
+    Part,
+    follow,
+    piece,
+    row_numbers,
+    substitutable,
+    tapped_forward,
+    untouched,
+)
 
 
 def make_plan(model: nn.Module, x: Tensor, form: str) -> JacobianPlan:

@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Self
+from typing import Literal, Self
 
 import torch
 
@@ -19,9 +19,7 @@ _STATUS = Path("/proc/self/status")
 _SAMPLED = 0.02  # seconds between looks at memory whose peak the system does not keep
 
 
-def update_peak(
-    samples: int, side: int, hidden: int, device: torch.device, store: str = "memory"
-) -> dict[str, float]:
+def update_peak(samples: int, side: int, hidden: int, device: torch.device, store: str = "memory") -> dict[str, float]:
     """Bytes at the peak and those the work added; its seconds, kernel products, and seconds a product.
 
     The work: Jacobian factors of clients of 200 samples each, streamed into one; the flow to the paper's steps; all
@@ -55,8 +53,8 @@ def _main() -> None:
         evolve(jacobian(model, x[:50]), f0[:50], y[:50], 0.01, PAPER_STEPS)  # libraries warm up
     with TemporaryDirectory() as folder, _Watched(device, store == "file") as memory:
         began = time.perf_counter()
-        where = Path(folder) if store == "file" else "host" if store == "host" else None
-        plan, stack = plan_jacobian(model, x), Stack(len(x), where)
+        stores: dict[str, Path | Literal["host"] | None] = {"memory": None, "host": "host", "file": Path(folder)}
+        plan, stack = plan_jacobian(model, x), Stack(len(x), stores[store])
         for client in torch.split(x, 200):
             stack.add(jacobian(model, client, plan=plan))
         built = time.perf_counter() - began

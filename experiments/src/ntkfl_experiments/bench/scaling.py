@@ -10,7 +10,14 @@ from ntkfl_experiments.bench.memory import update_peak
 from ntkfl_experiments.bench.rows import BenchRow, Setting
 
 # Samples, and where their rows are.
-_CPU = [(1_000, "memory"), (4_000, "memory"), (16_000, "memory"), (64_000, "memory"), (100_000, "memory"), (100_000, "file")]
+_CPU = [
+    (1_000, "memory"),
+    (4_000, "memory"),
+    (16_000, "memory"),
+    (64_000, "memory"),
+    (100_000, "memory"),
+    (100_000, "file"),
+]
 _CUDA = [(n, "memory") for n in (1_000, 4_000, 16_000, 100_000, 300_000, 1_000_000)] + [(1_000_000, "host")]
 _QUICK = [(60, "memory"), (240, "memory"), (240, "file")]
 _TOLD = {
