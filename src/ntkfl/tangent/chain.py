@@ -1,9 +1,9 @@
 """Chains of layers on a CPU: the backward passes for all d2 outputs as one, by hand.
 
 `torch.vmap` over autograd's backward pass does the same for any network, but PyTorch's rules put outputs before
-samples, which every block must undo, and its transposed convolution with a stride runs at a fifth of a matrix product's
-speed. Here cotangents are [N, d2, …], as blocks have them, and those that a convolution made [N, *S, d2, C], so that its
-filter is the same matrix product at every position.
+samples, which every block must undo, and its transposed convolution with a stride runs at a fifth of the speed of a
+matrix product. Here cotangents are [N, d2, …], as blocks have them, and those that a convolution made [N, *S, d2, C],
+so that its filter is the same matrix product at every position.
 """
 
 from __future__ import annotations
