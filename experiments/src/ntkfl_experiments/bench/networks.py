@@ -12,12 +12,11 @@ from ntkfl_experiments.bench.inputs import synthetic
 from ntkfl_experiments.bench.race import race, relative
 from ntkfl_experiments.bench.rows import BenchRow, Setting
 
-
 _CLIENT = 200  # samples
 
 
 def networks(setting: Setting) -> list[BenchRow]:
-    """Jacobian and kernel of a small convolutional network, by the forms chosen, and dense; a Jacobian and a gradient."""
+    """Jacobian and kernel of a small CNN, by the forms chosen, and dense; Jacobians beside gradients."""
     N, side = (12, 14) if setting.quick else (500, 28)
     x = synthetic(N, side)[0].to(setting.device).reshape(N, 1, side, side)
     torch.manual_seed(0)
