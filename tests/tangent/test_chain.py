@@ -45,7 +45,7 @@ def test_any_geometry(data: st.DataObject) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", [*chain._ELEMENTWISE, *chain._NOTHING])
+@pytest.mark.parametrize("kind", [*chain.ELEMENTWISE, *chain.IDENTITIES])
 def test_layers_without_weights(kind: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     layer = kind()

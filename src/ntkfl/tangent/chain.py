@@ -19,8 +19,8 @@ from ntkfl.tangent.layers.convolution import Geometry, inner_geometry
 
 _Chain = list[tuple[str, nn.Module]]
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_NOTHING = (nn.Identity, nn.Dropout, nn.Dropout2d)  # in eval mode
-_ELEMENTWISE = (
+IDENTITIES = (nn.Identity, nn.Dropout, nn.Dropout2d)  # in eval mode
+ELEMENTWISE = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish,
     nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid,
 )  # fmt: skip
@@ -77,7 +77,7 @@ def _known(module: nn.Module, x: Tensor) -> bool:
         return inside and module.groups == 1
     if isinstance(module, nn.Flatten):
         return (module.start_dim, module.end_dim) in ((1, -1), (1, x.ndim - 1)) and x.ndim > 1
-    return (type(module) is nn.Linear and x.ndim == 2) or type(module) in (*_NOTHING, *_ELEMENTWISE)
+    return (type(module) is nn.Linear and x.ndim == 2) or type(module) in (*IDENTITIES, *ELEMENTWISE)
 
 
 def backward(chain: _Chain, x: Tensor, wanted: set[str], outputs: int) -> dict[str, Passed]:
@@ -110,7 +110,7 @@ def _forward(module: nn.Module, x: Tensor) -> tuple[Tensor, Pull]:
     if isinstance(module, nn.Flatten):
         shape = x.shape[1:]
         return x.flatten(1), lambda at: Cotangents(at.each.unflatten(2, shape))
-    if type(module) in _NOTHING:
+    if type(module) in IDENTITIES:
         return x, lambda at: at
     return _elementwise(module, x)
 
