@@ -74,6 +74,19 @@ def test_frozen_parts(frozen: str) -> None:
         assert chained(model, torch.randn(3, 1, 4, 4, dtype=torch.float64), form)
 
 
+def test_a_layer_held_twice_and_tied_weights_stay_what_they_are() -> None:
+    """`torch.func.functional_call` alone would leave a plain tensor where the parameter was."""
+    torch.manual_seed(0)
+    twice = nn.Linear(4, 4)
+    tied = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    tied[2].weight = tied[0].weight
+    for model in (nn.Sequential(twice, nn.Tanh(), twice), tied):
+        model.double()
+        before = [id(p) for p in model.parameters()]
+        assert not chained(model, torch.randn(3, 4, dtype=torch.float64))
+        assert [id(p) for p in model.parameters()] == before
+
+
 class Odd(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input) ** 2

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from ntkfl.errors import ModelError
 from ntkfl.tangent.chain import Passed, backward, filter_derivatives
@@ -20,7 +19,7 @@ from ntkfl.tangent.jacobian import Block, BlockJacobian
 from ntkfl.tangent.layers import LAYERS, ConvolutionBlock
 from ntkfl.tangent.layers.convolution import Geometry
 from ntkfl.tangent.layers.tape import Tape, Use, Uses
-from ntkfl.tangent.parameters import column_slices, trainable
+from ntkfl.tangent.parameters import call_with, column_slices, trainable
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ def tapped_forward(
     for name in copied:
         leaves[name] = leaves[name].detach().expand(len(x), *leaves[name].shape).requires_grad_()
     with substituted(known, tapes), torch.enable_grad():
-        f: Tensor = functional_call(model, leaves, (x,))
+        f = call_with(model, leaves, x)
     if not f.requires_grad:
         raise ModelError("the model's output depends on none of its trainable parameters")
     return uses, leaves, f

@@ -10,14 +10,13 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from ntkfl.errors import ModelError, NumericalError
 from ntkfl.tangent.chain import find_chain
 from ntkfl.tangent.dense import agree, random_cotangent
 from ntkfl.tangent.jacobian import BlockJacobian
 from ntkfl.tangent.layers.tape import Slot, Use, Uses
-from ntkfl.tangent.parameters import column_slices, trainable
+from ntkfl.tangent.parameters import call_with, column_slices, trainable
 from ntkfl.tangent.passes import (
     JacobianPlan,
     Part,
@@ -212,7 +211,7 @@ def _agrees_with_autograd(model: nn.Module, probe: Tensor, J: BlockJacobian) -> 
     """Jᵀ R against a plain backward pass, R random: catches a missed use, coupled rows and reordered rows alike."""
     leaves = {name: p.detach().requires_grad_() for name, p in trainable(model).items()}
     with torch.enable_grad():
-        f = functional_call(model, leaves, (probe,))
+        f = call_with(model, leaves, probe)
     cotangent = random_cotangent(J.shape[:2], f)
     gradients = torch.autograd.grad(f, list(leaves.values()), cotangent, materialize_grads=True)
     expected = torch.cat([g.to_dense().reshape(-1) for g in gradients])
