@@ -16,8 +16,8 @@ from ntkfl.tangent.passes import JacobianPlan, piece
 from ntkfl.tangent.planning import make_plan
 
 FORMS = ("auto", "factored", "dense")
-# Numbers alive at once while a chunk is differentiated: 32 MiB in float32, beyond which a CPU gains nothing (a third of
-# that for a chain, which calls little Python and gains from its caches), and 512 MiB to keep an accelerator busy.
+# Numbers alive at once while a chunk is differentiated: 32 MiB in float32, beyond which a CPU gains nothing (half of
+# that for a chain, which calls little Python and gains from caches), and 512 MiB to keep an accelerator busy.
 _CPU_NUMBERS, _NUMBERS = 2**23, 2**27
 
 
@@ -36,7 +36,7 @@ def jacobian(
         _keep_freed_memory()
     with _differentiable(model):
         plan = plan or _checked_plan(model, x, form)
-        numbers = _budget(x) // (1 if plan.chain is None else 3)
+        numbers = _budget(x) // (1 if plan.chain is None else 2)
         J = _in_chunks(model, x, plan, chunk or max(1, numbers // plan.working))
     # A sum is finite unless an element is not (or it overflows: then the elements decide), and several times cheaper.
     if not all(bool(t.sum().isfinite()) or bool(t.isfinite().all()) for t in J.tensors()):

@@ -152,11 +152,15 @@ def _pull_convolution(at: Cotangents, weight: Tensor, how: Geometry, size: torch
     return Cotangents(spread[(slice(None), *inside)].contiguous(), by_position=True)
 
 
-def filter_derivatives(passed: Passed, how: Geometry) -> tuple[Tensor, Tensor]:
-    """∂f/∂(filters) [N, d2, C_out·C_in·K] and ∂f/∂bias [N, d2, C_out], by one product for each sample."""
+def filter_derivatives(passed: Passed, how: Geometry, bias: bool) -> Tensor:
+    """∂f/∂(filters) [N, d2, C_out·C_in·K], and with `bias` ∂f/∂bias behind them, by one product for each sample."""
     each = passed.cotangents.at_positions()
     N, d2, C_out = len(each), *each.shape[-2:]
     each = each.view(N, -1, d2 * C_out)
     patches = how.patches(passed.input).squeeze(1)  # [N, C_in·K, P]
-    weight = torch.bmm(patches, each).view(N, -1, d2, C_out)
-    return weight.permute(0, 2, 3, 1).reshape(N, d2, -1), each.sum(1).view(N, d2, C_out)
+    k = C_out * patches.shape[1]
+    out = each.new_empty(N, d2, k + C_out if bias else k)
+    out[..., :k].unflatten(2, (C_out, -1)).copy_(torch.bmm(patches, each).view(N, -1, d2, C_out).permute(0, 2, 3, 1))
+    if bias:
+        out[..., k:] = each.sum(1).view(N, d2, C_out)
+    return out

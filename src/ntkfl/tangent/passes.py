@@ -109,10 +109,8 @@ def _block(part: Part, calls: Sequence[Call]) -> FactoredBlock | DenseBlock:
 def _chained(part: Part, passed: Passed) -> Block:
     if part.use.block is not ConvolutionBlock or not part.dense or part.weight is None:
         return _block(part, [Call(passed.input, passed.cotangents.by_sample())])
-    weight, bias = filter_derivatives(passed, Geometry.of(part.use.settings))
-    if part.bias is None:
-        return DenseBlock(weight, (part.weight,))
-    return DenseBlock(torch.cat([weight, bias], dim=-1), (part.weight, part.bias))
+    values = filter_derivatives(passed, Geometry.of(part.use.settings), part.bias is not None)
+    return DenseBlock(values, (part.weight,) if part.bias is None else (part.weight, part.bias))
 
 
 def tapped_forward(
