@@ -92,6 +92,13 @@ class Odd(nn.Linear):
         return super().forward(input) ** 2
 
 
+class Still(nn.Conv2d):
+    """A subclass that trains nothing, and does more than its base."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).abs()
+
+
 def test_what_is_no_chain() -> None:
     torch.manual_seed(0)
     images, rows = torch.randn(3, 2, 4, 4).double(), torch.randn(3, 4).double()
@@ -99,6 +106,7 @@ def test_what_is_no_chain() -> None:
     hooked[1].register_forward_hook(lambda module, inputs, output: 2 * output)
     for model, x in [
         (nn.Sequential(Odd(4, 2)), rows),
+        (nn.Sequential(Still(2, 2, 3).requires_grad_(False), nn.Flatten(), nn.Linear(8, 2)), images),
         (nn.Sequential(nn.Conv2d(2, 2, 3, groups=2), nn.Flatten(), nn.Linear(8, 2)), images),
         (nn.Sequential(nn.Conv2d(2, 2, 2, padding="same"), nn.Flatten(), nn.Linear(32, 2)), images),
         (nn.Sequential(nn.Conv2d(2, 2, 3, padding_mode="circular", padding=1), nn.Flatten(), nn.Linear(32, 2)), images),

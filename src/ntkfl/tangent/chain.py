@@ -72,12 +72,13 @@ def find_chain(model: nn.Module, x: Tensor, untouched: Callable[[nn.Module], boo
 
 
 def _known(module: nn.Module, x: Tensor) -> bool:
-    if isinstance(module, _CONVOLUTIONS):
+    kind = type(module)  # a subclass may compute something else
+    if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         inside = x.ndim == len(module.kernel_size) + 2 and inner_geometry(module, x) is not None
-        return inside and module.groups == 1
+        return kind in _CONVOLUTIONS and inside and module.groups == 1
     if isinstance(module, nn.Flatten):
-        return (module.start_dim, module.end_dim) in ((1, -1), (1, x.ndim - 1)) and x.ndim > 1
-    return (type(module) is nn.Linear and x.ndim == 2) or type(module) in (*IDENTITIES, *ELEMENTWISE)
+        return kind is nn.Flatten and (module.start_dim, module.end_dim) in ((1, -1), (1, x.ndim - 1)) and x.ndim > 1
+    return (kind is nn.Linear and x.ndim == 2) or kind in (*IDENTITIES, *ELEMENTWISE)
 
 
 def backward(chain: _Chain, x: Tensor, wanted: set[str], outputs: int) -> dict[str, Passed]:
@@ -88,7 +89,7 @@ def backward(chain: _Chain, x: Tensor, wanted: set[str], outputs: int) -> dict[s
         inputs[name] = x
         x, pull = _forward(module, x)
         pulls.append((name, pull))
-    at = Cotangents(torch.eye(outputs, dtype=x.dtype).repeat(len(x), 1, 1))
+    at = Cotangents(torch.eye(outputs, dtype=x.dtype, device=x.device).repeat(len(x), 1, 1))
     passed: dict[str, Passed] = {}
     for name, pull in reversed(pulls):
         if name in wanted:

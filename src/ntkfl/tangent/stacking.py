@@ -110,7 +110,10 @@ def _blocks(J: Jacobian) -> Iterator[Jacobian]:
 
 
 def _fits(size: int, device: torch.device) -> bool:
-    return device.type != "cuda" or 2 * size <= torch.cuda.mem_get_info(device)[0]
+    if device.type != "cuda":
+        return True
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # freed, and torch's to give again
+    return 2 * size <= torch.cuda.mem_get_info(device)[0] + kept
 
 
 class StackedJacobian(Jacobian):
