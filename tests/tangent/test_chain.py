@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import ntkfl
 from ntkfl.tangent import chain, plan_jacobian
+from ntkfl.tangent.layers.activation import ELEMENTWISE
 from tests.tangent.test_jacobian import autograd
 
 EXACT = 1e-9
@@ -45,12 +46,15 @@ def test_any_geometry(data: st.DataObject) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", [*chain.ELEMENTWISE, *chain.IDENTITIES])
+@pytest.mark.parametrize("kind", [*ELEMENTWISE, *chain.IDENTITIES])
 def test_layers_without_weights(kind: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     layer = kind()
     model = nn.Sequential(nn.Conv2d(2, 3, 2), layer, nn.Flatten(), nn.Linear(9, 4), nn.ReLU(), nn.Linear(4, 2))
-    assert chained(model.double().eval(), torch.randn(5, 2, 4, 2, dtype=torch.float64))
+    x = torch.randn(5, 2, 4, 2, dtype=torch.float64)
+    assert chained(model.double().eval(), x)
+    model.insert(5, nn.LayerNorm(4).double())
+    assert not chained(model, x)  # the same through autograd
 
 
 def test_in_place_and_after_the_last_layer() -> None:

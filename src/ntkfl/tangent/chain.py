@@ -15,15 +15,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ntkfl.tangent.layers.activation import ELEMENTWISE, with_slope
 from ntkfl.tangent.layers.convolution import Geometry, inner_geometry
 
 _Chain = list[tuple[str, nn.Module]]
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 IDENTITIES = (nn.Identity, nn.Dropout, nn.Dropout2d)  # in eval mode
-ELEMENTWISE = (
-    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish,
-    nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid,
-)  # fmt: skip
 
 
 class Cotangents(NamedTuple):
@@ -118,15 +115,7 @@ def _forward(module: nn.Module, x: Tensor) -> tuple[Tensor, Pull]:
 
 def _elementwise(module: nn.Module, x: Tensor) -> tuple[Tensor, Pull]:
     """The derivative is a number for each number of x, whichever output it is for."""
-    if type(module) is nn.ReLU:
-        out = x.relu()
-        slope = (out > 0).to(x.dtype)
-    else:
-        with torch.enable_grad():
-            leaf = x.detach().requires_grad_()
-            out = module(leaf.clone())  # the layer may work in place
-            (slope,) = torch.autograd.grad(out.sum(), leaf)
-        out = out.detach()
+    out, slope = with_slope(module, x)
 
     def pull(at: Cotangents) -> Cotangents:
         factor = slope.movedim(1, -1).unsqueeze(-2).contiguous() if at.by_position else slope.unsqueeze(1)

@@ -87,7 +87,9 @@ def _blocks(model: nn.Module, x: Tensor, plan: JacobianPlan) -> Iterator[Block]:
         for part in plan.parts:
             yield _chained(part, passed.pop(part.use.module))
         return
-    taped, leaves, f = tapped_forward(model, x, plan.known, {part.use.module for part in plan.parts}, plan.copied)
+    weightless = {name for name, module in plan.known.items() if next(module.parameters(), None) is None}
+    recorded = weightless | {part.use.module for part in plan.parts}
+    taped, leaves, f = tapped_forward(model, x, plan.known, recorded, plan.copied)
     calls = [taped[part.use] for part in plan.parts]
     outputs = [out for uses in calls for _, out in uses]
     sensitivities = _sensitivities(f, outputs + [leaves[name] for name in plan.copied])
