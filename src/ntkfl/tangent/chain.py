@@ -150,7 +150,7 @@ def filter_derivatives(passed: Passed, how: Geometry, bias: bool) -> Tensor:
     patches = how.patches(passed.input).squeeze(1)  # [N, C_in·K, P]
     k = C_out * patches.shape[1]
     out = each.new_empty(N, d2, k + C_out if bias else k)
-    out[..., :k].unflatten(2, (C_out, -1)).copy_(torch.bmm(patches, each).view(N, -1, d2, C_out).permute(0, 2, 3, 1))
+    out[..., :k].view(N, d2, C_out, -1).copy_(torch.bmm(patches, each).view(N, -1, d2, C_out).permute(0, 2, 3, 1))
     if bias:
         out[..., k:] = each.sum(1).view(N, d2, C_out)
     return out
