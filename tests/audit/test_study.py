@@ -110,7 +110,7 @@ def test_the_command_line_writes_a_folder_and_says_what_is_wrong(tmp_path: Path)
     for arguments, words in (
         (["audit"], "either the folder of a run"),
         (["audit", "--config", str(toml), "--round", "5"], "no round 5"),
-        (["audit", str(tmp_path / "nothing")], "holds no run"),
+        (["audit", str(tmp_path / "nothing")], "no such file"),
         (["train", "--record-wire", "1"], "needs --out"),
     ):
         assert words in str(runner.invoke(app, arguments).exception)

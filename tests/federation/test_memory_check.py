@@ -12,7 +12,7 @@ from torch import nn
 
 import ntkfl
 from ntkfl.errors import ConfigError
-from ntkfl.federation.memory_check import BASE_BYTES, available_bytes, check_memory, predicted_bytes
+from ntkfl.federation.memory_check import BASE_BYTES, available_bytes, available_for, check_memory, predicted_bytes
 from ntkfl.methods import NTKFL, FedAvg, Task
 
 MEASURE = """
@@ -80,7 +80,7 @@ def test_what_does_not_fit_says_what_would() -> None:
 
 
 def test_a_run_that_would_not_fit_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ntkfl.federation.simulation.available_bytes", lambda device: 100 << 20)
+    monkeypatch.setattr("ntkfl.federation.simulation.available_for", lambda method, device: 100 << 20)
     fed = ntkfl.data.from_clients(
         [(torch.randn(9, 4), torch.arange(9) % 3)], test=(torch.randn(9, 4), torch.arange(9) % 3)
     )
@@ -91,3 +91,10 @@ def test_a_run_that_would_not_fit_does_not_begin(monkeypatch: pytest.MonkeyPatch
 def test_free_memory_is_known_here() -> None:
     available = available_bytes(torch.device("cpu"))
     assert available is None or 1 << 20 < available < 1 << 50
+
+
+def test_rows_that_an_accelerator_has_no_room_for_may_stay_in_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = {"cpu": 100, "cuda": 7}
+    monkeypatch.setattr("ntkfl.federation.memory_check.available_bytes", lambda device: free[device.type])
+    found = [available_for(method, torch.device(on)) for method in (NTKFL(), FedAvg()) for on in ("cpu", "cuda")]
+    assert found == [100, 107, 100, 7]

@@ -33,6 +33,14 @@ def available_bytes(device: torch.device) -> int | None:
         return None
 
 
+def available_for(method: Method, device: torch.device) -> int | None:
+    """What is free for a round: rows that an accelerator has no room for stay in host memory (`tangent.Stack`)."""
+    here = available_bytes(device)
+    if here is None or device.type == "cpu" or method.shows != "rows":
+        return here
+    return here + (available_bytes(torch.device("cpu")) or 0)
+
+
 def check_memory(needed: int, available: int | None, method: Method, clients_per_round: int) -> str:
     """A line that says what is needed; `ConfigError` where that is more than there is, with settings that would fit."""
     if available is None:

@@ -22,7 +22,7 @@ from ntkfl.federation.evaluation import OwnTestSet
 from ntkfl.federation.feature_cache import feature_folder, split_frozen
 from ntkfl.federation.insight import keep_insight
 from ntkfl.federation.local import LocalTransport, SimulatedClients
-from ntkfl.federation.memory_check import available_bytes, check_memory, predicted_bytes
+from ntkfl.federation.memory_check import available_for, check_memory, predicted_bytes
 from ntkfl.federation.privacy_statement import privacy_statement, sum_promise
 from ntkfl.federation.run import Run, describe
 from ntkfl.federation.run_folder import RunFolder
@@ -272,7 +272,7 @@ class Simulation:
     def check_memory(self) -> str:
         """What a round will need, in words; an error where it is more than there is."""
         needed = predicted_bytes(self.task, self.method, self.data.sizes, self.clients_per_round, self.test[0][:1])
-        return check_memory(needed, available_bytes(self.device), self.method, self.clients_per_round)
+        return check_memory(needed, available_for(self.method, self.device), self.method, self.clients_per_round)
 
     def shape(self) -> dict[str, Any]:
         """What the network takes and gives, and which seed projects: a name for it, never the seed."""

@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import grad_and_value, vmap
 
 from ntkfl.methods.base import ClientRound, Task
 from ntkfl.methods.cuda_graph import recordable, repeated
 from ntkfl.methods.gram_sgd import Stacked, first_layer, pays, shaped, train_in_span
 from ntkfl.methods.stateful_sgd import Adjustment, LocalResult, batch_order, differs_in_training, train_in_training_mode
 from ntkfl.tangent.losses import AnyLoss, per_sample
-from ntkfl.tangent.parameters import column_slices, evaluating, trainable
+from ntkfl.tangent.parameters import call_with, column_slices, evaluating, trainable
 
 
 def train_locally(
@@ -85,7 +85,7 @@ def _descend(
     loss_of = _masked_loss(task.loss)
 
     def loss(parameters: dict[str, Tensor], x: Tensor, Y: Tensor, mask: Tensor) -> Tensor:
-        return loss_of(functional_call(task.model, parameters, (x,)), Y, mask)
+        return loss_of(call_with(task.model, parameters, x), Y, mask)
 
     one = grad_and_value(loss)
     gradient = vmap(one, randomness="different") if batched else _unbatched(one)

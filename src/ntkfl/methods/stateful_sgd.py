@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -18,7 +17,7 @@ from ntkfl.errors import ModelError
 from ntkfl.methods.base import ClientRound, Task
 from ntkfl.methods.batchnorm import statistics
 from ntkfl.tangent.losses import per_sample
-from ntkfl.tangent.parameters import unflatten
+from ntkfl.tangent.parameters import call_with, unflatten
 
 Adjustment = Callable[[Tensor, Tensor], Tensor]  # (gradients [M, d], weights [M, d]) -> gradients to descend
 
@@ -79,7 +78,7 @@ def _descend(
         leaf = w.detach().clone().requires_grad_()
         with torch.enable_grad():
             try:
-                f = functional_call(task.model, unflatten(task.model, leaf) | running, (client.x[rows],))
+                f = call_with(task.model, unflatten(task.model, leaf) | running, client.x[rows])
             except ValueError as error:
                 raise ModelError(f"client {client.id} cannot train this model: {error}; use group norm") from None
             loss = per_sample(task.loss, f, Y[rows]).mean()

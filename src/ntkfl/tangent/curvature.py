@@ -23,7 +23,6 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from ntkfl.tangent.build import jacobian
 from ntkfl.tangent.dense import DenseBlock
@@ -32,7 +31,7 @@ from ntkfl.tangent.jacobian import Block, BlockJacobian
 from ntkfl.tangent.layers import ConvolutionBlock, EmbeddingBlock, ScaleBlock
 from ntkfl.tangent.layers.tape import Slot, Tape, Use
 from ntkfl.tangent.losses import AnyLoss, find_loss
-from ntkfl.tangent.parameters import evaluating, trainable
+from ntkfl.tangent.parameters import call_with, evaluating, trainable
 from ntkfl.tangent.passes import JacobianPlan, substituted
 from ntkfl.tangent.sums import CONSTANT, GRADIENT, INPUTS, OUTPUTS, REST, SAMPLES, SHARED, Layer, Sums, uncovered
 
@@ -256,7 +255,7 @@ def constant_inputs(model: nn.Module, x: Tensor, plan: JacobianPlan) -> set[int]
     tapes: dict[str, Tape] = {part.use.module: _Origins(part.use.module, moved) for part in plan.parts}
     leaves = {name: p.detach().requires_grad_() for name, p in trainable(model).items()}
     with evaluating(model), substituted(plan.known, tapes), torch.enable_grad():
-        functional_call(model, leaves, (x,))
+        call_with(model, leaves, x)
     return {part.weight.start for part in plan.parts if part.weight is not None and part.use not in moved}
 
 

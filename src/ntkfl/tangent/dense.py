@@ -8,10 +8,10 @@ from typing import Self
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jacrev, vmap
+from torch.func import jacrev, vmap
 
 from ntkfl.tangent.jacobian import Block, row_norms
-from ntkfl.tangent.parameters import column_slices, trainable
+from ntkfl.tangent.parameters import call_with, column_slices, trainable
 
 
 class DenseBlock(Block):
@@ -76,8 +76,7 @@ def dense_block(model: nn.Module, x: Tensor, names: list[str]) -> DenseBlock:
     values = {name: parameters[name].detach() for name in names}
 
     def output(chosen: Mapping[str, Tensor], sample: Tensor) -> Tensor:
-        result: Tensor = functional_call(model, dict(chosen), (sample.unsqueeze(0),))
-        return result.squeeze(0)
+        return call_with(model, chosen, sample.unsqueeze(0)).squeeze(0)
 
     columns = {name: slices[name] for name in names}
     plain: tuple[Tensor, Tensor] | None = None
@@ -129,7 +128,7 @@ def _plain_product(model: nn.Module, x: Tensor, values: dict[str, Tensor], outpu
     """A random cotangent R [N, d2] and Jᵀ R [k], by one backward pass over all rows."""
     leaves = {name: value.clone().requires_grad_() for name, value in values.items()}
     with torch.enable_grad():
-        f = functional_call(model, leaves, (x,))
+        f = call_with(model, leaves, x)
     R = random_cotangent((len(x), outputs), f)
     gradients = pull_back(f, list(leaves.values()), R)
     return R, torch.cat([g.to_dense().reshape(-1) for g in gradients])
@@ -146,7 +145,7 @@ def one_at_a_time(model: nn.Module, x: Tensor, values: dict[str, Tensor]) -> dic
     rows: dict[str, list[Tensor]] = {name: [] for name in values}
     for sample in x:
         with torch.enable_grad():
-            f = functional_call(model, leaves, (sample.unsqueeze(0),)).squeeze(0).unbind()
+            f = call_with(model, leaves, sample.unsqueeze(0)).squeeze(0).unbind()
         per_output = [
             torch.autograd.grad(component, list(leaves.values()), retain_graph=True, materialize_grads=True)
             for component in f

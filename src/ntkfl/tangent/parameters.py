@@ -34,6 +34,24 @@ def column_slices(parameters: Mapping[str, Tensor]) -> dict[str, slice]:
     return slices
 
 
+def call_with(model: nn.Module, values: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """The model's output for x with these in place of its parameters (and buffers) of those names.
+
+    `functional_call`, which would leave a model that holds one module under two names with a plain tensor in place of
+    the parameter: each module is told its own here, so that nothing is replaced twice. Tied weights stay tied.
+    """
+    names = {id(p): name for name, p in model.named_parameters() if name in values}
+    everywhere = {
+        f"{module}.{role}" if module else role: values[names[id(p)]]
+        for module, each in model.named_modules()
+        for role, p in each.named_parameters(recurse=False, remove_duplicate=False)
+        if id(p) in names
+    }
+    others = {name: value for name, value in values.items() if name not in names.values()}
+    outputs: Tensor = functional_call(model, others | everywhere, (x,), tie_weights=False)
+    return outputs
+
+
 def flatten(model: nn.Module) -> Tensor:
     """The trainable weights as one detached vector [d]."""
     return torch.cat([p.detach().reshape(-1) for p in trainable(model).values()])
@@ -60,8 +78,7 @@ def load_flat(model: nn.Module, weights: Tensor) -> None:
 
 def apply_flat(model: nn.Module, weights: Tensor, x: Tensor) -> Tensor:
     """f(w; x): the model's output [N, d2] at the flat weights `weights` [d], leaving the model as it is."""
-    outputs: Tensor = functional_call(model, unflatten(model, weights), (x,))
-    return outputs
+    return call_with(model, unflatten(model, weights), x)
 
 
 @contextmanager

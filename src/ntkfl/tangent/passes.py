@@ -5,20 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from ntkfl.errors import ModelError
+from ntkfl.tangent.chain import Passed, backward, filter_derivatives
 from ntkfl.tangent.dense import DenseBlock, dense_block, pull_back
 from ntkfl.tangent.factored import Call, FactoredBlock
 from ntkfl.tangent.jacobian import Block, BlockJacobian
-from ntkfl.tangent.layers import LAYERS
+from ntkfl.tangent.layers import LAYERS, ConvolutionBlock
+from ntkfl.tangent.layers.convolution import Geometry
 from ntkfl.tangent.layers.tape import Tape, Use, Uses
-from ntkfl.tangent.parameters import trainable
+from ntkfl.tangent.parameters import call_with, column_slices, trainable
 
 
 @dataclass(frozen=True)
@@ -43,35 +44,30 @@ class JacobianPlan:
     total: int
     stored: int = 0  # numbers a row of the Jacobian holds
     working: int = 1  # numbers alive while a row is differentiated
+    chain: list[tuple[str, nn.Module]] | None = None  # the layers in order, where `chain.py` knows all of them
+    copied: tuple[str, ...] = ()  # parameters outside known layers that may come as a copy for each sample
 
 
 def piece(model: nn.Module, x: Tensor, plan: JacobianPlan) -> BlockJacobian:
-    """The Jacobian of a few rows, following the plan. Dense parts become one block: one matrix product for all."""
+    """The Jacobian of a few rows by the plan, or without its copies where they do not fit this many rows."""
+    try:
+        return follow(model, x, plan)
+    except RuntimeError:
+        if not plan.copied:
+            raise
+        # Positions cut to a sequence's length, `position[:T]`, have no room for the copies of more than T samples.
+        return follow(model, x, replace(plan, left=[*plan.left, *plan.copied], copied=()))
+
+
+def follow(model: nn.Module, x: Tensor, plan: JacobianPlan) -> BlockJacobian:
+    """The Jacobian of a few rows, exactly as planned. Dense parts become one block: one matrix product for all."""
     blocks: list[Block] = []
     dense: list[DenseBlock] = []
-    if plan.parts:
-        taped, _, f = tapped_forward(model, x, plan.known, {part.use.module for part in plan.parts})
-        calls = [taped[part.use] for part in plan.parts]
-        outputs = [out for uses in calls for _, out in uses]
-        sensitivities = _sensitivities(f, outputs)
-        del f, outputs, taped
-        for part, uses in zip(plan.parts, calls, strict=True):
-            block = part.use.block.from_calls(
-                [
-                    # An iterator, so that each call's sensitivities are free once their block holds them.
-                    Call(a.movedim(dim, 0), next(sensitivities).movedim(dim + 1, 0))
-                    for (a, _), dim in zip(uses, part.sample_dims, strict=True)
-                ],
-                part.weight,
-                part.bias,
-                part.use.settings,
-            )
-            if isinstance(block, FactoredBlock) and (part.dense or part.weight is None):
-                block = block.densify()
-            if isinstance(block, DenseBlock):
-                dense.append(block)
-            else:
-                blocks.append(block)
+    for block in _blocks(model, x, plan):
+        if isinstance(block, DenseBlock):
+            dense.append(block)
+        else:
+            blocks.append(block)
     if plan.left:
         with substituted(plan.known, {}):
             dense.append(dense_block(model, x, plan.left))
@@ -82,15 +78,57 @@ def piece(model: nn.Module, x: Tensor, plan: JacobianPlan) -> BlockJacobian:
     return BlockJacobian(blocks, plan.outputs, plan.total)
 
 
+def _blocks(model: nn.Module, x: Tensor, plan: JacobianPlan) -> Iterator[Block]:
+    """A block for each part, in order, and one for each copied parameter."""
+    if not plan.parts and not plan.copied:
+        return
+    if plan.chain is not None:
+        passed = backward(plan.chain, x, {part.use.module for part in plan.parts}, plan.outputs)
+        for part in plan.parts:
+            yield _chained(part, passed.pop(part.use.module))
+        return
+    weightless = {name for name, module in plan.known.items() if next(module.parameters(), None) is None}
+    recorded = weightless | {part.use.module for part in plan.parts}
+    taped, leaves, f = tapped_forward(model, x, plan.known, recorded, plan.copied)
+    calls = [taped[part.use] for part in plan.parts]
+    outputs = [out for uses in calls for _, out in uses]
+    sensitivities = _sensitivities(f, outputs + [leaves[name] for name in plan.copied])
+    del f, outputs, taped, leaves
+    for part, uses in zip(plan.parts, calls, strict=True):
+        # An iterator, so that each call's sensitivities are free once their block holds them.
+        pairs = zip(uses, part.sample_dims, strict=True)
+        yield _block(part, [Call(a.movedim(dim, 0), next(sensitivities).movedim(dim + 1, 0)) for (a, _), dim in pairs])
+    slices = column_slices(trainable(model))
+    for name, values in zip(plan.copied, sensitivities, strict=True):
+        yield DenseBlock(values.transpose(0, 1).flatten(2).contiguous(), (slices[name],))
+
+
+def _block(part: Part, calls: Sequence[Call]) -> FactoredBlock | DenseBlock:
+    make = part.use.block.dense_from_calls if part.dense or part.weight is None else part.use.block.from_calls
+    return make(calls, part.weight, part.bias, part.use.settings)
+
+
+def _chained(part: Part, passed: Passed) -> Block:
+    if part.use.block is not ConvolutionBlock or not part.dense or part.weight is None:
+        return _block(part, [Call(passed.input, passed.cotangents.by_sample())])
+    values = filter_derivatives(passed, Geometry.of(part.use.settings), part.bias is not None)
+    return DenseBlock(values, (part.weight,) if part.bias is None else (part.weight, part.bias))
+
+
 def tapped_forward(
-    model: nn.Module, x: Tensor, known: dict[str, nn.Module], recorded: set[str]
+    model: nn.Module, x: Tensor, known: dict[str, nn.Module], recorded: set[str], copied: Sequence[str] = ()
 ) -> tuple[Uses, dict[str, Tensor], Tensor]:
-    """A forward pass, the `recorded` of the known layers on tape: their uses, the parameters as leaves, the output."""
+    """A forward pass, the `recorded` of the known layers on tape: their uses, the parameters as leaves, the output.
+
+    Those in `copied` go in as [N, *shape], so that their gradient is each sample's own.
+    """
     uses: Uses = {}
     tapes = {name: Tape(name, uses) for name in recorded}
     leaves = {name: p.detach().requires_grad_() for name, p in trainable(model).items()}
+    for name in copied:
+        leaves[name] = leaves[name].detach().expand(len(x), *leaves[name].shape).requires_grad_()
     with substituted(known, tapes), torch.enable_grad():
-        f: Tensor = functional_call(model, leaves, (x,))
+        f = call_with(model, leaves, x)
     if not f.requires_grad:
         raise ModelError("the model's output depends on none of its trainable parameters")
     return uses, leaves, f
@@ -118,9 +156,13 @@ def substituted(known: dict[str, nn.Module], tapes: dict[str, Tape]) -> Iterator
 
 
 def substitutable(module: nn.Module) -> bool:
-    """A known layer that nobody has changed: a user's hooks or own `forward` may compute something else."""
-    changed = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
-    return type(module) in LAYERS and not changed
+    """A known layer that nobody has changed."""
+    return type(module) in LAYERS and untouched(module)
+
+
+def untouched(module: nn.Module) -> bool:
+    """A user's hooks or own `forward` may compute something else than the module's class."""
+    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
 
 
 def _sensitivities(f: Tensor, outputs: Sequence[Tensor]) -> Iterator[Tensor]:

@@ -10,14 +10,23 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from ntkfl.errors import ModelError, NumericalError
+from ntkfl.tangent.chain import find_chain
 from ntkfl.tangent.dense import agree, pull_back, random_cotangent
 from ntkfl.tangent.jacobian import BlockJacobian
 from ntkfl.tangent.layers.tape import Slot, Use, Uses
-from ntkfl.tangent.parameters import column_slices, trainable
-from ntkfl.tangent.passes import JacobianPlan, Part, piece, row_numbers, substitutable, tapped_forward
+from ntkfl.tangent.parameters import call_with, column_slices, trainable
+from ntkfl.tangent.passes import (
+    JacobianPlan,
+    Part,
+    follow,
+    piece,
+    row_numbers,
+    substitutable,
+    tapped_forward,
+    untouched,
+)
 
 
 def make_plan(model: nn.Module, x: Tensor, form: str) -> JacobianPlan:
@@ -57,7 +66,11 @@ def make_plan(model: nn.Module, x: Tensor, form: str) -> JacobianPlan:
             f"no factored form is known for {', '.join(left[:4])}{' …' if len(left) > 4 else ''}: "
             "use form='auto' (a dense block for those alone) or form='dense'"
         )
-    plan = JacobianPlan(known, parts, left, outputs, total)
+    chain = None if left else find_chain(model, probe, untouched)
+    plan = JacobianPlan(known, parts, left, outputs, total, chain=chain)
+    copied = replace(plan, left=[], copied=tuple(left))
+    if left and _takes_copies(model, x, copied):
+        plan = copied
     J = piece(model, probe, plan)
     _check_against_autograd(model, probe, J)
     stored = row_numbers(J)
@@ -150,7 +163,7 @@ def _working(plan: JacobianPlan, pair: Uses, slices: dict[str, slice]) -> int:
     calls = [(part.use, a, out) for part in plan.parts for a, out in pair[part.use]]
     taps = sum(a.numel() + 2 * (1 + plan.outputs) * out.numel() for _, a, out in calls) // 2
     scratch = max((use.block.scratch(a.shape[1:], out.shape[1:], use.settings) for use, a, out in calls), default=0)
-    func = 3 * plan.outputs * sum(_width(slices[p]) for p in plan.left)
+    func = 3 * plan.outputs * sum(_width(slices[p]) for p in (*plan.left, *plan.copied))
     return taps + scratch + func
 
 
@@ -172,16 +185,37 @@ def _check_outputs(model: nn.Module, probe: Tensor) -> int:
     return f.shape[1]
 
 
+def _takes_copies(model: nn.Module, x: Tensor, plan: JacobianPlan) -> bool:
+    """Whether the model gives the same Jacobian when a parameter that it uses itself comes as a copy for each sample.
+
+    So it is with learned positions that are added to [N, T, E], or weights of a batched product; then one backward
+    pass has all derivatives, where `torch.func` would run the network again. Tried with two and three samples, for
+    where a parameter's size is by chance the number of samples, wrong shapes may fit.
+    """
+    for count in (2, 3):
+        probe = x[torch.arange(count, device=x.device) % len(x)]
+        try:
+            if not _agrees_with_autograd(model, probe, follow(model, probe, plan)):
+                return False
+        except Exception:  # a user's own forward pass says in its own way that a shape is not what it expects
+            return False
+    return True
+
+
 def _check_against_autograd(model: nn.Module, probe: Tensor, J: BlockJacobian) -> None:
+    if not _agrees_with_autograd(model, probe, J):
+        raise ModelError(_COUPLED)
+
+
+def _agrees_with_autograd(model: nn.Module, probe: Tensor, J: BlockJacobian) -> bool:
     """Jᵀ R against a plain backward pass, R random: catches a missed use, coupled rows and reordered rows alike."""
     leaves = {name: p.detach().requires_grad_() for name, p in trainable(model).items()}
     with torch.enable_grad():
-        f = functional_call(model, leaves, (probe,))
+        f = call_with(model, leaves, probe)
     cotangent = random_cotangent(J.shape[:2], f)
     gradients = pull_back(f, list(leaves.values()), cotangent)
     expected = torch.cat([g.to_dense().reshape(-1) for g in gradients])
-    if not agree(J.vjp(cotangent), expected):
-        raise ModelError(_COUPLED)
+    return agree(J.vjp(cotangent), expected)
 
 
 _COUPLED = (

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Self
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
 from ntkfl.errors import NTKFLError
 from ntkfl.tangent.jacobian import BlockJacobian, Jacobian, RowIndex, check_same_network, row_index
+from ntkfl.tangent.streaming import StreamedJacobian, mapped_file
 
 
 def concatenate(jacobians: Sequence[Jacobian]) -> Jacobian:
@@ -29,22 +31,26 @@ class Stack:
 
     Each is copied to its place and can be let go: the whole is never there twice. Consecutive ones of one layout share
     one form, so that their products are one product; room not used is never touched, so it costs no memory.
+
+    Where the whole would take more than half of what is free on an accelerator, or `store` is "host", the rows stay in
+    host memory; where `store` is a folder, in files there. `whole` then passes them through the device that they came
+    from (`streaming.py`).
     """
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, store: Path | Literal["host"] | None = None) -> None:
         self.rows, self.filled = rows, 0
+        self.store = store
         self._runs: list[_Run] = []
 
     def add(self, J: Jacobian) -> None:
-        parts: Sequence[Jacobian] = J.parts if isinstance(J, StackedJacobian) else [J]
-        for part in parts:
+        for part in _blocks(J):
             assert isinstance(part, BlockJacobian)
             if self._runs:
                 check_same_network([self._runs[0].first, part])
             if self.filled + len(part) > self.rows:
                 raise NTKFLError(f"room for {self.rows} rows, and {self.filled + len(part)} came")
             if not self._runs or self._runs[-1].first.layout != part.layout:
-                self._runs.append(_Run(part, self.rows - self.filled))
+                self._runs.append(_Run(part, self.rows - self.filled, self.store))
             self._runs[-1].add(part)
             self.filled += len(part)
 
@@ -58,10 +64,21 @@ class Stack:
 class _Run:
     """Rows of one layout."""
 
-    def __init__(self, first: BlockJacobian, rows: int) -> None:
+    def __init__(self, first: BlockJacobian, rows: int, store: Path | Literal["host"] | None) -> None:
         empty = [b.with_tensors(tuple(t.new_empty((0, *t.shape[1:])) for t in b.tensors())) for b in first.blocks]
         self.first = BlockJacobian(empty, *first.shape[1:])  # the layout alone: no row is held
-        self.room = [tuple(t.new_empty((rows, *t.shape[1:])) for t in block.tensors()) for block in first.blocks]
+        needed = rows * first.nbytes // max(1, len(first))
+        self.elsewhere = store is not None or not _fits(needed, first.device)
+
+        def room(t: Tensor) -> Tensor:
+            shape = (rows, *t.shape[1:])
+            if isinstance(store, Path):
+                return mapped_file(shape, t.dtype, store)
+            if self.elsewhere:
+                return torch.empty(shape, dtype=t.dtype, pin_memory=t.device.type == "cuda")
+            return t.new_empty(shape)
+
+        self.room = [tuple(room(t) for t in block.tensors()) for block in first.blocks]
         self.filled = 0
 
     def add(self, J: BlockJacobian) -> None:
@@ -71,18 +88,38 @@ class _Run:
                 target[at] = t
         self.filled += len(J)
 
-    def jacobian(self) -> BlockJacobian:
+    def jacobian(self) -> BlockJacobian | StreamedJacobian:
         blocks = [
             block.with_tensors(tuple(t[: self.filled] for t in room))
             for block, room in zip(self.first.blocks, self.room, strict=True)
         ]
-        return BlockJacobian(blocks, *self.first.shape[1:])
+        J = BlockJacobian(blocks, *self.first.shape[1:])
+        return StreamedJacobian(J, self.first.device) if self.elsewhere else J
+
+
+def _blocks(J: Jacobian) -> Iterator[Jacobian]:
+    """J in parts of one form each, on its device."""
+    if isinstance(J, StackedJacobian):
+        for part in J.parts:
+            yield from _blocks(part)
+    elif isinstance(J, StreamedJacobian):
+        for _, rows in J.parts():
+            yield rows
+    else:
+        yield J
+
+
+def _fits(size: int, device: torch.device) -> bool:
+    if device.type != "cuda":
+        return True
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # freed, and torch's to give again
+    return 2 * size <= torch.cuda.mem_get_info(device)[0] + kept
 
 
 class StackedJacobian(Jacobian):
     """Rows in several forms, one part after the other: what mixing forms in a concatenation gives."""
 
-    def __init__(self, parts: Sequence[BlockJacobian]) -> None:
+    def __init__(self, parts: Sequence[BlockJacobian | StreamedJacobian]) -> None:
         self.parts = tuple(parts)
         self._lengths = [len(part) for part in self.parts]
         self.shape = (sum(self._lengths), *self.parts[0].shape[1:])

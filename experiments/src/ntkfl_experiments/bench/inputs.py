@@ -10,6 +10,7 @@ from ntkfl.data.catalog import load, locate
 from ntkfl.errors import DataError
 
 _CLASSES = 10
+_REAL = 60_000  # images of Fashion-MNIST
 
 
 def fashion(count: int) -> tuple[Tensor, Tensor, str]:
@@ -23,6 +24,20 @@ def fashion(count: int) -> tuple[Tensor, Tensor, str]:
     except DataError:
         pass  # a broken copy is `ntkfl data`'s to complain about
     return *synthetic(count), "synthetic images"
+
+
+def many(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """x [count, 784], y [count] on the device: all of `fashion`, again and again with fresh noise of a tenth."""
+    x, y, _ = fashion(_REAL)
+    x, y = x.to(device), y.to(device)
+    rows = torch.arange(count, device=device) % len(x)
+    out = torch.empty(count, x.shape[1], device=device)
+    torch.manual_seed(0)
+    for at in range(0, count, len(x)):
+        out[at : at + len(x)] = x[: count - at]
+        if at:
+            out[at : at + len(x)] += 0.1 * torch.randn_like(out[at : at + len(x)])
+    return out, y[rows]
 
 
 def synthetic(count: int, side: int = 28) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ from ntkfl_experiments.bench.contenders import NETWORKS, WAYS
 from ntkfl_experiments.bench.rows import BenchRow, Setting
 
 _SAMPLES = {"MLP": 200, "CNN": 100, "ResNet": 16, "transformer": 50}
+_ROUNDS = 4
 _LIMITS = {
     "torch.func": "stores every derivative",
     "BackPACK": "chains of layers that it knows",
@@ -33,7 +34,7 @@ def jacobians(setting: Setting) -> list[BenchRow]:
     with tempfile.TemporaryDirectory() as folder:
         for network in NETWORKS:
             samples = 4 if setting.quick else _SAMPLES[network]
-            found = {way: _child(way, network, samples, setting.quick, Path(folder) / way) for way in WAYS}
+            found = _rounds(network, samples, setting.quick, Path(folder))
             refusals = [f"{way} cannot: {answer['cannot']}" for way, answer in found.items() if "cannot" in answer]
             rows += [
                 _row(network, way, answer, found["ntkfl"], "; ".join([f"N={samples:,}", *refusals]))
@@ -41,6 +42,21 @@ def jacobians(setting: Setting) -> list[BenchRow]:
                 if "seconds" in answer
             ]
     return rows
+
+
+def _rounds(network: str, samples: int, quick: bool, folder: Path) -> dict[str, dict[str, Any]]:
+    """The best of several rounds, each library in turn, so that other work on the machine hits all of them alike."""
+    found: dict[str, dict[str, Any]] = {}
+    for number in range(1 if quick else _ROUNDS):
+        for way in WAYS:
+            # One that is far behind would take most of the time, and no round brings it back.
+            if number and ("seconds" not in found[way] or found[way]["seconds"] > 20 * found["ntkfl"]["seconds"]):
+                continue
+            answer = _child(way, network, samples, quick, folder / way)
+            if number:
+                answer |= {name: min(answer[name], found[way][name]) for name in ("seconds", "added")}
+            found[way] = answer
+    return found
 
 
 def _child(way: str, network: str, samples: int, quick: bool, target: Path) -> dict[str, Any]:

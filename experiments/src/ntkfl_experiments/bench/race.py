@@ -23,8 +23,10 @@ class Timing:
     result: Any
 
 
-def race(ways: Mapping[str, Callable[[], Any]], turns: int, setting: Setting) -> dict[str, Timing]:
-    """The best of `turns` turns of each way, taken alternately; the first turn keeps the order given.
+def race(
+    ways: Mapping[str, Callable[[], Any]], turns: int, setting: Setting, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, Timing]:
+    """The best of `turns` turns of each way by the `clock`, taken alternately; the first turn keeps the order given.
 
     A turn repeats a short way for a while and takes the mean, as a long way does within a single call: otherwise the
     short one alone could slip into a quiet moment of the machine.
@@ -34,7 +36,7 @@ def race(ways: Mapping[str, Callable[[], Any]], turns: int, setting: Setting) ->
     results: dict[str, Any] = {}
     for turn in range(1 if setting.quick else turns):
         for name in _rotated(names, turn):
-            seconds, results[name] = _turn(ways[name], least, setting.device)
+            seconds, results[name] = _turn(ways[name], least, setting.device, clock)
             best[name] = min(best[name], seconds)
     return {name: Timing(best[name], results[name]) for name in names}
 
@@ -45,14 +47,14 @@ def relative(a: Tensor, b: Tensor) -> float:
     return float((a.double() - exact).norm() / exact.norm())
 
 
-def _turn(way: Callable[[], Any], least: float, device: torch.device) -> tuple[float, Any]:
+def _turn(way: Callable[[], Any], least: float, device: torch.device, clock: Callable[[], float]) -> tuple[float, Any]:
     finish(device)
-    start, calls = time.perf_counter(), 0
+    start, calls = clock(), 0
     while True:
         result = way()
         finish(device)
         calls += 1
-        spent = time.perf_counter() - start
+        spent = clock() - start
         if spent >= least:
             return spent / calls, result
 

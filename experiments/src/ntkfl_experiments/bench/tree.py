@@ -21,6 +21,7 @@ from ntkfl.wire import Message
 from ntkfl_experiments.bench.inputs import fashion, synthetic
 from ntkfl_experiments.bench.memory import peak_bytes, reset_peak
 from ntkfl_experiments.bench.rows import BenchRow, Setting
+from ntkfl_experiments.bench.scaling import slope
 
 _CLIENTS: tuple[int, ...] = (100, 1_000, 10_000)
 _QUICK: tuple[int, ...] = (6, 20)
@@ -33,7 +34,15 @@ FAN = 10  # children of an aggregator
 def tree(setting: Setting) -> list[BenchRow]:
     """A round of NTK-FL from sums with up to 10,000 clients, added up in a tree; each size in its own process."""
     sizes = _QUICK if setting.quick else _CLIENTS
-    rows = [_row(f"{M:,} clients, a tree", _measured("tree", M, setting), ours=True) for M in sizes]
+    trees = [_measured("tree", M, setting) for M in sizes]
+    rows = [_row(f"{M:,} clients, a tree", one, ours=True) for M, one in zip(sizes, trees, strict=True)]
+    cpu, peak = (
+        slope(sizes, [one["cpu"] * one["clients"] for one in trees]),
+        slope(sizes, [one["peak"] for one in trees]),
+    )
+    told = f"log-log slopes from {sizes[0]:,} clients: processor time of the round {cpu:.2f}, peak memory {peak:.2f}"
+    details = rows[-1].details | {"slope_cpu": cpu, "slope_peak": peak}
+    rows[-1] = replace(rows[-1], note=f"{rows[-1].note}; {told}", details=details)
     held = [_measured("train", M, setting) for M in (sizes if setting.quick else _HELD)]
     rows += [_row(f"{int(one['clients']):,} clients, ntkfl.train", one) for one in held]
     growth = (held[-1]["added"] - held[0]["added"]) / (held[-1]["clients"] - held[0]["clients"])

@@ -244,6 +244,13 @@ def run_convolution(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, tape: Tape, input
     return tape.tap(ConvolutionBlock, x, out, "weight", None if module.bias is None else "bias", at.settings)
 
 
+def inner_geometry(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor) -> Geometry | None:
+    """How this layer passes over x, where its padding is part of the convolution; None where it is not."""
+    bare = Geometry(module.kernel_size, module.stride, (0,) * len(module.kernel_size), module.dilation, module.groups)
+    padded, at = _padded(x, bare, module.padding)
+    return at if padded is x and module.padding_mode == "zeros" else None
+
+
 def _padded(x: Tensor, at: Geometry, padding: str | tuple[int, ...]) -> tuple[Tensor, Geometry]:
     """Padding as part of the convolution where it is alike on both sides and within bounds, else of its input."""
     if padding == "same":
