@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -78,7 +80,7 @@ def train(
     display.note(_taken(run_config, settings if config is None and not resume else None))
     if out is None:
         display.note("not kept: without --out no model, history or report is left when this ends")
-    with stoppable(lambda: _stopped(out, bool(run_config.code))), display:
+    with stoppable(lambda: _stopped(out, bool(run_config.code))), _placed(run_config.code), display:
         run = execute(
             run_config,
             out=out,
@@ -90,6 +92,19 @@ def train(
         )
     if not as_json:
         display.summary(run.history, run.timings, out)
+
+
+@contextmanager
+def _placed(code: Sequence[str]) -> Iterator[None]:
+    """An error within it goes on with notes: the lines of the user's own code on the way to it."""
+    try:
+        yield
+    except Exception as error:
+        from ntkfl.compare.failures import own_frames
+
+        for line in own_frames(error, code):
+            error.add_note(line)
+        raise
 
 
 def _taken(config: RunConfig, given: dict[str, Any] | None) -> str:
