@@ -115,11 +115,8 @@ def _taken(config: RunConfig, given: dict[str, Any] | None) -> str:
 
     name, model = config.method["name"], config.model.suited(build_method(config.method))
     by_default = " (default)" if given is not None and not given["method"].get("name") else ""
-    shown = f"head on {model.backbone}" if model.backbone else model.name
-    if model.name == "mlp":
-        shown += f", hidden {', '.join(map(str, model.hidden or ()))}"
     chosen = given is None or given["model"]
-    return f"method: {name}{by_default}; model: {shown}{'' if chosen else ' (default)'}"
+    return f"method: {name}{by_default}; model: {model.text}{'' if chosen else ' (default)'}"
 
 
 def _printed(display: RoundTable, as_json: bool) -> Callback:
