@@ -9,6 +9,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from ntkfl.audit.measures import best_ssim, guesses, psnr, relative_error, ssim
 from ntkfl.audit.page import render
 from ntkfl.audit.study import study, undefended
 from ntkfl.cli import app
+from ntkfl.errors import ConfigError
 from tests.audit.fixtures import config
 
 
@@ -114,3 +116,27 @@ def test_the_command_line_writes_a_folder_and_says_what_is_wrong(tmp_path: Path)
         (["train", "--record-wire", "1"], "needs --out"),
     ):
         assert words in str(runner.invoke(app, arguments).exception)
+
+
+def test_settings_in_float64_are_audited_in_float32_and_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toml = tmp_path / "plan.toml"
+    toml.write_text(
+        'precision = "float64"\nclients_per_round = 3\nrounds = 1\n[data]\ndataset = "digits"\nclients = 6\n'
+        'partition = "iid"\n[model]\nhidden = [16]\n[method]\nname = "fedavg"\nlocal_steps = 1\n'
+    )
+    seen: list[torch.dtype] = []
+
+    def noted(caught: Any, *_: Any, **__: Any) -> None:
+        seen.append(caught.weights.dtype)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr("ntkfl.audit.study.study", noted)
+    runner = CliRunner()
+    made = runner.invoke(app, ["audit", "--config", str(toml), "--quick", "--no-reference"])
+    assert (seen, "audited in float32" in made.output) == ([torch.float32], True)
+    trained = runner.invoke(app, ["train", "--config", str(toml), "--out", str(tmp_path / "run")])
+    assert trained.exit_code == 0, trained.output
+    refused = str(runner.invoke(app, ["audit", str(tmp_path / "run")]).exception)
+    assert refused.endswith(f"is in float64; audit its settings: --config {tmp_path / 'run' / 'config.toml'}")

@@ -40,6 +40,18 @@ def test_its_comparison_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     comparison = Comparison.read(tmp_path / "sites" / "compare.toml")
     assert comparison.data.dataset == "sites.data:clients"
     assert [method.label for method in comparison.methods] == ["NTK-FL from sums", "FedAvg"]
+    # What it proposes in comments works too: a grid, and a method of one's own.
+    text = (tmp_path / "sites" / "compare.toml").read_text()
+    for hint in ("grid =", "[[methods]]", "label =", "method ="):
+        assert f"# {hint}" in text
+        text = text.replace(f"# {hint}", hint)
+    (tmp_path / "sites" / "compare.toml").write_text(text)
+    (tmp_path / "sites" / "sites" / "method.py").write_text("from ntkfl.methods import FedAvg as Mine\n")
+    monkeypatch.syspath_prepend(tmp_path / "sites")
+    grown = Comparison.read(tmp_path / "sites" / "compare.toml")
+    assert grown.methods[1].grid == {"lr": (0.03, 0.1, 0.3)}
+    assert grown.methods[2].method == {"name": "sites.method:Mine"}
+    assert "sites.method:Mine" in (tmp_path / "sites" / "README.md").read_text()
 
 
 def test_every_file_of_the_project_is_written() -> None:

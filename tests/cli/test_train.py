@@ -304,3 +304,81 @@ def test_a_run_says_what_it_took_by_default_and_that_nothing_is_kept(tmp_path: P
     assert "not kept" not in kept
     again = ntkfl("train", "--config", tmp_path / "a" / "config.toml", "--json").stdout
     assert [json.loads(line)["round"] for line in again.splitlines()] == [1]  # and nothing else
+
+
+OWN = """
+import torch
+from torch import nn
+
+from ntkfl.methods import FedAvg
+from ntkfl.wire import Message
+
+
+class Shape(FedAvg):
+    def answer(self, task, message, clients):
+        return super().answer(task, message, list(map(self.turned, clients)))
+
+    def turned(self, client):
+        client.x = client.x @ torch.ones(3, 3)
+        return client
+
+
+class Server(FedAvg):
+    def round(self, task, state, round, cohort):
+        yield Message("weights", round, {"weights": state["weights"]})
+        return state["velocity"]
+
+
+class Taken(FedAvg):
+    def answer(self, task, message, clients):
+        message.take("wieghts")
+
+
+def network(inputs, outputs):
+    return Bad()
+
+
+class Bad(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 10)
+
+    def forward(self, x):
+        return self.layer(x.flatten(1))
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "said", "frames"),
+    [
+        (
+            ["--method", "own_code:Shape"],
+            1,
+            "ntkfl: RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+            ["line 11, in answer", "line 14, in turned: client.x = client.x @"],
+        ),
+        (["--method", "own_code:Server"], 1, "KeyError: 'velocity'", ['line 21, in round: return state["velocity"]']),
+        (["--method", "own_code:Taken"], 2, "lacks 'wieghts'; it has 'weights'", ["line 26, in answer: message.take"]),
+        (["--method", "fedavg", "--model", "own_code:network"], 2, "the model fails on", ["line 39, in forward: ret"]),
+    ],
+)
+def test_an_error_in_ones_own_code_is_told_with_its_lines(
+    given: list[str], code: int, said: str, frames: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_code.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_code", raising=False)
+    words = ["train", "--dataset", "digits", "--clients", "4", "--rounds", "1", *given]
+    finished = ntkfl(*words)
+    first, *rest = finished.stderr[finished.stderr.index("ntkfl: ") :].splitlines()
+    assert (finished.returncode, said in first) == (code, True), finished.stderr
+    places = [line.strip() for line in rest if "traceback" not in line]
+    assert len(places) == len(frames)
+    for place, frame in zip(places, frames, strict=True):
+        assert place.startswith(f"own_code.py, {frame}")
+    if code == 1:
+        assert rest[-1].strip() == "for the whole traceback: NTKFL_TRACEBACK=1"
+        monkeypatch.setenv("NTKFL_TRACEBACK", "1")
+        with pytest.raises((RuntimeError, KeyError)):
+            ntkfl(*words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import subprocess
 import sys
@@ -10,19 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from ntkfl.cli.compare import Watcher
 from ntkfl.compare.results import (
     Reached,
     Row,
     bytes_text,
     columns,
+    markdown,
     reached_text,
+    remark_lines,
     search_lines,
-    setting_texts,
     spread,
     summarise,
 )
 from ntkfl.compare.search import describe, edges_of, score, search
+from ntkfl.compare.settings import described, setting_texts
 from ntkfl.compare.spec import Comparison, Entry
 from ntkfl.compare.trials import Cell
 from ntkfl.errors import ConfigError
@@ -98,7 +103,9 @@ def test_end_to_end_and_cached(tmp_path: Path) -> None:
     said = " ".join(first.stdout.split())
     assert "FedAvg: searched lr in {0.1, 0.3" in said or "FedAvg: searched lr in {0.033, 0.1, 0.3" in said
     assert "on 6 held-out clients; chose lr" in said
-    table = (tmp_path / "out/table.md").read_text().splitlines()
+    about, _, *table = (tmp_path / "out/table.md").read_text().splitlines()
+    assert about.startswith("digits, ")
+    assert about.endswith("± is the sample standard deviation over seeds 0, 1.")
     assert len({line.count("|") for line in table[:4]}) == 1
     assert (tmp_path / "out/curves.png").stat().st_size > 10_000
     lines = list(csv.DictReader((tmp_path / "out/results.csv").read_text().splitlines()))
@@ -179,14 +186,21 @@ def test_a_perfect_score_is_kept(tmp_path: Path) -> None:
     assert describe(chosen["FedAvg"], comparison.methods[1])["held_out_score"] == 1.0
 
 
+def test_a_search_whose_best_score_is_zero_still_chooses(tmp_path: Path) -> None:
+    """One held-out client of one class: no setting gets it right in time, and none has failed."""
+    comparison = read(tmp_path, TOML.replace("extend = 1", "extend = 0"))
+    chosen = search(comparison, comparison.methods, tmp_path / "s", FakeRuns(lambda _: 0.0))  # type: ignore[arg-type]
+    assert not chosen["FedAvg"].nothing
+    assert "chose lr" in search_lines(comparison, {"f": describe(chosen["FedAvg"], comparison.methods[1])})[0]
+
+
 def test_settings_in_which_methods_differ_are_shown_of_each() -> None:
     """Averaging is on by default in some methods and off in others: nobody should have to know."""
 
     def texts(*methods: dict[str, Any]) -> list[str]:
         entries = [{"label": str(i), "method": method} for i, method in enumerate(methods)]
         comparison = Comparison(name="a", methods=entries)
-        rows = [Row(str(i), m, [0], 3, [[]], [[]], [], [], [], [], [], [""], [], []) for i, m in enumerate(methods)]
-        return setting_texts(comparison, rows)
+        return list(setting_texts(comparison, {str(i): method for i, method in enumerate(methods)}).values())
 
     sums, averaging = texts({"name": "sum-ntk-fl"}, {"name": "fedavg", "lr": 0.1})
     assert "average 0.9" in sums.split(", ")
@@ -194,6 +208,66 @@ def test_settings_in_which_methods_differ_are_shown_of_each() -> None:
     assert "lr" not in sums  # it means something else there
     assert texts({"name": "fedavg"}, {"name": "fedavg", "average": 0.0}) == ["defaults", "average 0"]
     assert texts({"name": "fedavg"}, {"name": "fedavg", "local_steps": 50}) == ["local_steps 20", "local_steps 50"]
+
+
+def test_settings_of_methods_that_share_an_option_are_shown_beside_one_that_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so is an option that a class of the user's own brings, though it was not given: no page has its default."""
+    own = "from ntkfl.methods import FedAvg\n\n\nclass Own(FedAvg):\n    momentum: float = 0.9\n"
+    (tmp_path / "shown_method.py").write_text(own + "    robust: str = 'mean'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    methods = [{"name": "sum-ntk-fl", "average": 0.0}, {"name": "fedavg"}]
+    methods.append({"name": "shown_method:Own", "local_steps": 5})
+    entries = [{"label": str(i), "method": method} for i, method in enumerate(methods)]
+    texts = setting_texts(Comparison(name="a", methods=entries), {str(i): m for i, m in enumerate(methods)})
+    sums, averaging, mine = (set(texts[label].split(", ")) for label in "012")
+    assert {"local_steps 20", "robust clip"} <= averaging
+    assert {"local_steps 5", "robust mean", "momentum 0.9"} <= mine
+    assert not {text.split()[0] for text in sums} & {"local_steps", "robust", "momentum"}
+    assert not any(text.startswith(("momentum", "batch_size")) for text in averaging)  # not its option; alike in both
+
+
+def test_a_table_says_what_it_is_of() -> None:
+    given = {"name": "a", "methods": [{"label": "a", "method": "fedavg"}], "clients_per_round": 5}
+    data = {"dataset": "digits", "clients": 20, "alpha": 0.3}
+    several = Comparison(**given, data=data, seeds=[3, 5], model={"hidden": [30, 20]})
+    assert described(several) == (
+        "digits, 20 clients (Dirichlet α = 0.3), 5 per round, 2 seeds, model mlp, hidden 30, 20. "
+        "± is the sample standard deviation over seeds 3, 5."
+    )
+    assert described(Comparison(**given, data=data | {"partition": "iid"}, model={"name": "cnn"})) == (
+        "digits, 20 clients (iid), 5 per round, seed 0, model cnn."
+    )
+
+
+@pytest.mark.parametrize(
+    ("rejected", "remark"),
+    [
+        ([4, 4, 0], "most replies rejected: not finite, in 2 of 3 rounds"),
+        ([1, 1, 1], "some replies rejected: not finite, in 3 of 3 rounds"),
+        ([4, 0, 0], ""),
+    ],
+)
+def test_a_run_whose_replies_were_not_finite_is_marked(rejected: list[int], remark: str, tmp_path: Path) -> None:
+    comparison = read(tmp_path)
+    cell = Cell("a", comparison.run(comparison.methods[1], 0, {}, rounds=3), tmp_path)
+    cell.folder.path.mkdir()
+    for i, count in enumerate(rejected):
+        record = {"round": i + 1, "test_accuracy": 0.1, "last_accuracy": 0.1, "clients": [0, 1, 2, 3]}
+        sizes = {"uplink_bytes": 1, "downlink_bytes": 1}
+        lost = {"rejected": {"not finite": count}, "rejected_clients": count} if count else {}
+        cell.folder.append("history.jsonl", record | sizes | lost)
+        cell.folder.append("timings.jsonl", {"seconds": 1.0, "device": "cpu"})
+    row = summarise(comparison, "a", {"name": "fedavg"}, [cell])
+    lines = [f"a, seed 0: {remark}"] if remark else []
+    assert remark_lines([row]) == lines
+    small = Comparison(name="a", methods=[{"label": "a", "method": "fedavg"}])
+    assert [line[2:] for line in markdown(small, [row], {}).splitlines() if line.startswith("- ")] == lines
+    said = io.StringIO()
+    Watcher(Console(file=said, width=200)).watch([cell])
+    assert said.getvalue().startswith("! " if remark else "✓ ")
+    assert remark in said.getvalue()
 
 
 def test_scores_of_several_seeds_are_averaged(tmp_path: Path) -> None:

@@ -139,7 +139,14 @@ def test_where_every_run_of_a_search_fails_nothing_is_chosen(compared: Callable[
     done = compared(TOML.replace("seeds = [0, 1]", "seeds = [0]") + "grid = { lr = [0.1, 0.3] }\n")
     assert done.exit_code == 1
     assert "every run of it failed, so nothing was chosen" in " ".join(done.output.split())
-    assert "3 runs failed" in done.output  # two settings of the grid, which did not grow, and the run itself
+    assert "2 runs failed" in done.output  # two settings of the grid, which did not grow; nothing else was tried
+    assert len(list(Path("out/cells").iterdir())) == 1  # the other method's
+    whole, broken = json.loads(Path("out/results.json").read_text())["rows"]
+    assert (whole["failed"], broken["accuracy"]) == ([""], [[]])
+    assert broken["setting"] == {"name": "broken_method:Broken", "local_steps": 1}
+    (line,) = (line for line in Path("out/table.md").read_text().splitlines() if line.startswith("| broken [a]"))
+    assert line.endswith("| nothing chosen |")
+    assert "failed" in line
 
 
 def test_nothing_but_failures_has_no_table(compared: Callable[[str], Result]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -165,6 +166,9 @@ def test_client_momentum_is_the_equation_printed_above_it() -> None:
     how = {"lr": 0.1, "batch_size": 10_000, "robust": "mean"}
     plain = trained(build_method({"name": "client_momentum:ClientMomentum", "momentum": 0, "local_steps": 3, **how}))
     torch.testing.assert_close(plain[1], trained(FedAvg(local_steps=3, **how))[1], rtol=1e-9, atol=1e-12)
+    small = how | {"batch_size": 50, "local_steps": 3}  # the same batches
+    plain = trained(build_method({"name": "client_momentum:ClientMomentum", "momentum": 0, **small}))
+    torch.testing.assert_close(plain[1], trained(FedAvg(**small))[1], rtol=1e-9, atol=1e-12)
     w, one = trained(FedAvg(local_steps=1, **how))
     two = trained(FedAvg(local_steps=2, **how))[1]
     own = trained(build_method({"name": "client_momentum:ClientMomentum", "momentum": 0.5, "local_steps": 2, **how}))
@@ -210,6 +214,34 @@ def test_on_the_command_line_and_resumed(tmp_path: Path) -> None:
     kept = read_toml(parts / "config.toml")["method"]
     assert (kept["name"], kept["momentum"], kept["local_steps"]) == (MOMENTUM, 0.5, 2)
     run("report", whole, "--out", tmp_path / "page.html")
+
+
+def test_what_torch_draws_in_it_follows_from_the_seed(tmp_path: Path) -> None:
+    """On both sides of a round, whole or resumed; outside of a run torch's generator goes on as if there were none."""
+    source = "import torch\nfrom fedsgd import FedSGD\n\n\nclass Drawn(FedSGD):\n"
+    source += "    def start(self, task, weights):\n        return {'weights': weights + torch.rand_like(weights)}\n\n"
+    source += "    def round(self, *a):\n        outcome = yield from super().round(*a)\n"
+    source += "        outcome.diagnostics['server'] = float(torch.rand(()))\n        return outcome\n\n"
+    source += "    def answer(self, task, message, clients):\n        for client in clients:\n"
+    source += "            client.x = client.x + torch.randn(client.x.shape)\n"
+    (tmp_path / "drawn.py").write_text(source + "        return super().answer(task, message, clients)\n")
+    small = ["--dataset", "digits", "--clients", "6", "--clients-per-round", "3", "--hidden", "8"]
+    given = ["train", "--method", "drawn:Drawn", *small]
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    run(*given, "--rounds", "3", "--out", tmp_path / "whole")
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    run(*given, "--rounds", "2", "--out", tmp_path / "parts")
+    torch.manual_seed(3)
+    run("train", "--resume", "--rounds", "3", "--out", tmp_path / "parts", "--allow-code")
+    run(*given, "--rounds", "3", "--seed", "1", "--out", tmp_path / "other")
+    whole, parts, other = (tmp_path / name / "history.jsonl" for name in ("whole", "parts", "other"))
+    assert whole.read_text() == parts.read_text()
+    weights = [load_file(path.with_name("model.safetensors")) for path in (whole, parts)]
+    assert all(torch.equal(t, weights[1][name]) for name, t in weights[0].items())
+    drawn = [[json.loads(line)["server"] for line in path.read_text().splitlines()] for path in (whole, other)]
+    assert len({*drawn[0], *drawn[1]}) == 6  # other numbers in each round, and with another seed
 
 
 METHODS = [

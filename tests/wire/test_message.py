@@ -13,7 +13,7 @@ from ntkfl.wire import Message, pack_labels, stack_messages
 def test_take_checks_what_it_takes() -> None:
     message = Message("update", 2, {"weights": torch.zeros(3), "bad": torch.tensor([float("inf")])})
     assert message.take("weights", (3,)).shape == (3,)
-    with pytest.raises(MessageError, match="lacks 'loss'"):
+    with pytest.raises(MessageError, match="lacks 'loss'; it has '"):
         message.take("loss")
     with pytest.raises(MessageError, match=r"has shape \[3\], not \[4\]"):
         message.take("weights", (4,))

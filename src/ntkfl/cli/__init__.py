@@ -12,6 +12,8 @@ from ntkfl.cli.verbs import Verbs, coloured
 from ntkfl.errors import NTKFLError
 from ntkfl.version import __version__
 
+TRACEBACK = "NTKFL_TRACEBACK"  # set: errors in a user's own code are shown with all frames
+
 app = typer.Typer(
     cls=Verbs,
     rich_markup_mode=None,  # plain, so that all verbs fit a screen of 24 lines
@@ -31,7 +33,7 @@ def top(version: bool = typer.Option(False, "--version", help="Print the version
 
 def main() -> None:
     """Run the command line: an error a user can cause is one line and exit code 2, Ctrl-C one line and 130, and neither
-    a traceback.
+    a traceback. An error in a user's own code is told with its lines there.
     """
     hear_interrupts()
     try:
@@ -41,12 +43,27 @@ def main() -> None:
             leave(end.code)
         raise
     except NTKFLError as error:
-        typer.echo(coloured(f"ntkfl: {error}", typer.colors.RED), err=True)
-        sys.exit(2)
+        sys.exit(_tell(str(error), error, 2))
     except BrokenPipeError:  # the reader of our output has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:  # a disk that is full, a file that is not there: nothing a traceback would explain
         where = f"{error.filename}: " if error.filename else ""
-        typer.echo(coloured(f"ntkfl: {where}{error.strerror or error}", typer.colors.RED), err=True)
-        sys.exit(2)
+        sys.exit(_tell(f"{where}{error.strerror or error}", error, 2))
+    except Exception as error:
+        if not _notes(error) or os.environ.get(TRACEBACK):
+            raise
+        from ntkfl.compare.failures import said
+
+        sys.exit(_tell(said(error), error, 1, f"for the whole traceback: {TRACEBACK}=1"))
+
+
+def _notes(error: BaseException) -> list[str]:
+    """Lines of a user's own code, as a verb noted them."""
+    return getattr(error, "__notes__", [])
+
+
+def _tell(text: str, error: BaseException, code: int, *more: str) -> int:
+    lines = [f"ntkfl: {text}", *(f"  {line}" for line in [*_notes(error), *more])]
+    typer.echo(coloured("\n".join(lines), typer.colors.RED), err=True)
+    return code

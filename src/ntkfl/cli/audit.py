@@ -90,6 +90,11 @@ def _audit(
         raise ConfigError(f"--data is for a deployment's settings: {settings_file} says itself which data it has")
     else:
         planned = RunConfig.read(settings_file, allow_code=allow_code or own)
+        if planned.precision != "float32":  # attacks are made for it, and the last digits change nothing
+            if run is not None:
+                raise ConfigError(f"{run} is in {planned.precision}; audit its settings: --config {settings_file}")
+            planned = planned.model_copy(update={"precision": "float32"})
+            console.print("audited in float32, in which the attacks are made", style="dim")
     recorded = recorded_rounds(run) if run is not None else []
     number = round if round is not None else (recorded[-1] if recorded else 1)
     if run is None and number > planned.rounds:

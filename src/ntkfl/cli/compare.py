@@ -18,8 +18,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from ntkfl.cli.stopping import stoppable
-from ntkfl.compare.results import Row, columns, search_lines, setting_texts, write
+from ntkfl.compare.results import NOTHING_CHOSEN, Row, columns, remark_lines, row_settings, search_lines, write
 from ntkfl.compare.run import carry_out
+from ntkfl.compare.settings import title
 from ntkfl.compare.spec import Comparison
 from ntkfl.compare.trials import Cell, Workers
 from ntkfl.federation.run_folder import Record
@@ -63,11 +64,13 @@ def compare(
 
     if not any(any(row.accuracy) for row in rows):
         console.print("no run finished a round", soft_wrap=True)
+        for line in search_lines(comparison, searches):
+            console.print(line, soft_wrap=True, markup=False)
         _tell_failures(console, pool.broken)
         raise typer.Exit(1)
     write(folder, comparison, rows, searches, shlex.join(["ntkfl", *sys.argv[1:]]))
     drawn = [row for row in rows if comparison.figure is None or row.label in comparison.figure]
-    figure = plot_curves(drawn, _title(comparison), comparison.targets, folder / "curves.png")
+    figure = plot_curves(drawn, title(comparison), comparison.targets, folder / "curves.png")
     for heading, table in tables(comparison, rows, console.width):
         console.print(f"\n[bold]{heading}[/bold]", soft_wrap=True)
         with console.capture() as drawn_table:
@@ -75,12 +78,12 @@ def compare(
         lines = [line.rstrip() for line in drawn_table.get().splitlines()]  # a log keeps no trailing blanks
         typer.echo("\n".join(lines).strip("\n"))
     typer.echo()
-    for line in search_lines(comparison, searches):
+    for line in [*search_lines(comparison, searches), *remark_lines(rows)]:
         console.print(line, markup=False)
     told = {(cell.label, cell.config.seed) for cell in pool.broken}
     for row in rows:
         for seed, why in zip(row.seeds, row.failed, strict=True):
-            if why and (row.label, seed) not in told:
+            if why not in ("", NOTHING_CHOSEN) and (row.label, seed) not in told:
                 console.print(f"{row.label}, seed {seed}: {why}", soft_wrap=True, markup=False)
     console.print(f"{time.perf_counter() - began:.0f} s in all", soft_wrap=True)
     console.print(f"curves:  {figure}\nresults: {folder / 'results.json'}, {folder / 'results.csv'}", soft_wrap=True)
@@ -101,17 +104,6 @@ def _tell_failures(console: Console, cells: Sequence[Cell]) -> None:
         console.print(f"✗ {names}:\n  {own[0].error}", soft_wrap=True, markup=False)
 
 
-def _title(comparison: Comparison) -> str:
-    data = comparison.data
-    split = f"Dirichlet α = {data.alpha:g}" if data.partition == "dirichlet" else data.partition
-    seeds = f"{len(comparison.seeds)} seeds" if len(comparison.seeds) > 1 else f"seed {comparison.seeds[0]}"
-    most = "" if "clients_per_round" in comparison.model_fields_set else "up to "
-    cohort = f"{most}{comparison.clients_per_round}"
-    if data.own:
-        return f"{data.dataset}, {cohort} clients per round, {seeds}"
-    return f"{data.dataset}, {data.clients} clients ({split}), {cohort} per round, {seeds}"
-
-
 def tables(comparison: Comparison, rows: Sequence[Row], width: int) -> list[tuple[str, Table]]:
     """Two narrow tables and the settings, each under a heading, so that they fit 80 columns. Where one does not fit
     into `width`, its cells are wrapped: nothing is cut off.
@@ -119,11 +111,11 @@ def tables(comparison: Comparison, rows: Sequence[Row], width: int) -> list[tupl
     headers, body = columns(comparison, rows)
     shown = sum(header.startswith("%") for header in headers)
     parts = [
-        (f"Test accuracy by round[/bold]\n{_title(comparison)}[bold]", range(1, 1 + shown)),
+        (f"Test accuracy by round[/bold]\n{title(comparison)}[bold]", range(1, 1 + shown)),
         ("Rounds, and MiB up and down, to a test accuracy", range(1 + shown, len(headers) - 1)),
     ]
     tables = []
-    for title, chosen in parts:
+    for heading, chosen in parts:
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column("method", no_wrap=True, max_width=30)
         label = min(30, max(len("method"), *(len(cells[0]) for cells in body)))
@@ -132,12 +124,12 @@ def tables(comparison: Comparison, rows: Sequence[Row], width: int) -> list[tupl
             table.add_column(headers[i], justify="right", width=wide)
         for cells in body:
             table.add_row(escape(cells[0]), *(cells[i] for i in chosen))
-        tables.append((title, table))
+        tables.append((heading, table))
     settings = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     settings.add_column("method", no_wrap=True, max_width=30)
     settings.add_column("options", overflow="fold")
     settings.add_column("seconds", justify="right")
-    for text, cells in zip(setting_texts(comparison, rows), body, strict=True):
+    for text, cells in zip(row_settings(comparison, rows), body, strict=True):
         settings.add_row(escape(cells[0]), escape(text), cells[-1])
     return [*tables, ("Settings, and seconds per round", settings)]
 
@@ -232,4 +224,5 @@ def _line(cell: Cell) -> str:
     what = f"{percent(last['test_accuracy'], 2)} after {rounds}"
     if "validation_accuracy" in last:  # a search never shows the test set
         what = f"{percent(last['validation_accuracy'], 2)} on held-out clients after {rounds}"
-    return f"✓ {cell.label}, seed {cell.config.seed}: {what}, {cell.seconds():.1f} s"
+    mark, remark = ("!", f"; {cell.remark}") if cell.remark else ("✓", "")
+    return f"{mark} {cell.label}, seed {cell.config.seed}: {what}, {cell.seconds():.1f} s{remark}"

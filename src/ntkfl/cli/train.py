@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -78,7 +80,7 @@ def train(
     display.note(_taken(run_config, settings if config is None and not resume else None))
     if out is None:
         display.note("not kept: without --out no model, history or report is left when this ends")
-    with stoppable(lambda: _stopped(out, bool(run_config.code))), display:
+    with stoppable(lambda: _stopped(out, bool(run_config.code))), _placed(run_config.code), display:
         run = execute(
             run_config,
             out=out,
@@ -92,6 +94,19 @@ def train(
         display.summary(run.history, run.timings, out)
 
 
+@contextmanager
+def _placed(code: Sequence[str]) -> Iterator[None]:
+    """An error within it goes on with notes: the lines of the user's own code on the way to it."""
+    try:
+        yield
+    except Exception as error:
+        from ntkfl.compare.failures import own_frames
+
+        for line in own_frames(error, code):
+            error.add_note(line)
+        raise
+
+
 def _taken(config: RunConfig, given: dict[str, Any] | None) -> str:
     """Which method and model a run has, and which of them by default: `given` are settings of the command line where it
     has no others.
@@ -100,11 +115,8 @@ def _taken(config: RunConfig, given: dict[str, Any] | None) -> str:
 
     name, model = config.method["name"], config.model.suited(build_method(config.method))
     by_default = " (default)" if given is not None and not given["method"].get("name") else ""
-    shown = f"head on {model.backbone}" if model.backbone else model.name
-    if model.name == "mlp":
-        shown += f", hidden {', '.join(map(str, model.hidden or ()))}"
     chosen = given is None or given["model"]
-    return f"method: {name}{by_default}; model: {shown}{'' if chosen else ' (default)'}"
+    return f"method: {name}{by_default}; model: {model.text}{'' if chosen else ' (default)'}"
 
 
 def _printed(display: RoundTable, as_json: bool) -> Callback:

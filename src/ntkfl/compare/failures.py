@@ -1,4 +1,4 @@
-"""A run of a comparison that ended in an error: where in its user's code, and how to run it alone."""
+"""A run that ended in an error: where in its user's code; of a comparison's, also how to run it alone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write_error(folder: Path, config: RunConfig, device: str | None, error: Exce
     on = ["--device", device] if device else []
     frames = own_frames(error, config.code)
     place = f" ({frames[-1].partition(': ')[0]})" if frames else ""
-    lines = [f"{_said(error)}{place}", *(f"  {line}" for line in frames)]
+    lines = [f"{said(error)}{place}", *(f"  {line}" for line in frames)]
     lines.append(f"  to run it alone: {shlex.join(['ntkfl', 'train', '--config', _near(settings), *on])}")
     lines.append(f"  the whole traceback: {_near(note_of(folder))}")
     values = config.model_dump(mode="json", exclude_unset=True, exclude_none=True)
@@ -53,7 +53,17 @@ def own_frames(error: BaseException, code: Sequence[str]) -> list[str]:
     """'file, line 12, in answer: source' for each frame in the user's own code, outermost first.
 
     That is code outside of installed packages, and code of a package that the settings name (`package.module:name`).
+    An error that has none may have another for its cause: of a network, say, that fails on its inputs.
     """
+    at: BaseException | None = error
+    while at is not None:
+        if found := _frames(at, code):
+            return found
+        at = at.__cause__
+    return []
+
+
+def _frames(error: BaseException, code: Sequence[str]) -> list[str]:
     named = {name.partition(":")[0].partition(".")[0] for name in code}
     found = []
     for frame, line in traceback.walk_tb(error.__traceback__):
@@ -69,7 +79,7 @@ def _is_library(file: Path) -> bool:
     return any(file.resolve().is_relative_to(Path(folder).resolve()) for folder in _LIBRARIES)
 
 
-def _said(error: Exception) -> str:
+def said(error: BaseException) -> str:
     """An error of ours says what to do by itself; others go by their type."""
     text = " ".join(str(error).split())
     return text if isinstance(error, NTKFLError) else f"{type(error).__name__}: {text}".removesuffix(": ")

@@ -8,7 +8,7 @@ import json
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ from typing import Any
 import torch
 
 from ntkfl.atomic import write_atomically
-from ntkfl.compare.spec import Comparison, Entry
+from ntkfl.compare.settings import described, setting_texts
+from ntkfl.compare.spec import Comparison
 from ntkfl.compare.trials import Cell
-from ntkfl.federation.build import build_method
-from ntkfl.methods import Method
 from ntkfl.progress import plural
 from ntkfl.version import __version__
+
+NOTHING_CHOSEN = "nothing chosen: every run of its search failed"
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Reached:
 
 @dataclass(frozen=True)
 class Row:
-    """One method: curves are one list per seed."""
+    """One method: curves are one list per seed. Where its search chose nothing, `failed` says so."""
 
     label: str
     setting: dict[str, Any]
@@ -52,14 +53,21 @@ class Row:
     failed: list[str]
     devices: list[str]  # where the seconds were measured
     steps: list[list[float | None]]  # t that NTK-FL chose
+    remarks: list[str] = field(default_factory=list)  # of each seed: what makes its result worth little
+
+    @property
+    def unchosen(self) -> bool:
+        return set(self.failed) == {NOTHING_CHOSEN}
 
     def finished(self, curves: list[list[float]]) -> list[list[float]]:
         """Of these curves those of seeds whose run did not fail."""
         return [curve for curve, why in zip(curves, self.failed, strict=True) if not why]
 
 
-def summarise(comparison: Comparison, label: str, setting: dict[str, Any], cells: Sequence[Cell]) -> Row:
-    """A method's cells, one per seed, as a row."""
+def summarise(
+    comparison: Comparison, label: str, setting: dict[str, Any], cells: Sequence[Cell], unchosen: bool = False
+) -> Row:
+    """A method's cells, one per seed, as a row. `unchosen`: they were not run, as its search chose nothing."""
     histories = [cell.history() for cell in cells]
     reported = [[float(r["test_accuracy"]) for r in h] for h in histories]
     last = [[float(r["last_accuracy"]) for r in h] for h in histories]
@@ -79,9 +87,10 @@ def summarise(comparison: Comparison, label: str, setting: dict[str, Any], cells
         [_cumulative([t["seconds"] for t in seconds]) for seconds in times],
         [_reached(t, reported, uplink, downlink) for t in comparison.targets],
         [_reached(t, last, uplink, downlink) for t in comparison.targets],
-        [cell.failed for cell in cells],
+        [NOTHING_CHOSEN if unchosen else cell.failed for cell in cells],
         sorted({t["device"] for seconds in times for t in seconds}),
         [[r.get("steps") for r in h] for h in histories],
+        [cell.remark for cell in cells],
     )
 
 
@@ -155,52 +164,10 @@ def columns(comparison: Comparison, rows: Sequence[Row]) -> tuple[list[str], lis
     return headers, body
 
 
-def setting_texts(comparison: Comparison, rows: Sequence[Row]) -> list[str]:
-    """The settings of each row's runs, in words: what was given or chosen, and whatever rows differ in by default."""
-    methods = [build_method(row.setting) for row in rows]
-    # An option of all rows' methods; where classes declare it apart, it is another option of that name.
-    shared = (
-        name
-        for name in type(methods[0]).model_fields
-        if all(name in type(method).model_fields for method in methods)
-        and len({_declaring(type(method), name) for method in methods}) == 1
-    )
-    differing = [name for name in shared if _differ(methods, name)]
-    entries = {entry.label: entry for entry in comparison.methods}
-    texts = []
-    for row, method in zip(rows, methods, strict=True):
-        shown = {name: value for name, value in row.setting.items() if name != "name"}
-        shown |= {name: getattr(method, name) for name in differing}
-        words = [f"{name} {_short(value)}" for name, value in shown.items()]
-        texts.append(", ".join([*words, *_aside(entries[row.label])]) or "defaults")
-    return texts
-
-
-def _aside(entry: Entry) -> list[str]:
-    """What an entry has otherwise than the comparison, beside the options of its method."""
-    words = []
-    if entry.clients_per_round is not None:
-        words.append(f"{entry.clients_per_round} clients per round")
-    if entry.model is not None:
-        words.append(f"network {entry.model.name}")
-    if entry.byzantine is not None:
-        words.append(f"{entry.byzantine.fraction:.0%} of clients Byzantine: {entry.byzantine.kind}")
-    return words
-
-
-def _declaring(method: type[Method], name: str) -> type:
-    """The class that brought an option in, whatever default its children gave it."""
-    return next(base for base in reversed(method.__mro__) if name in getattr(base, "model_fields", {}))
-
-
-def _differ(methods: Sequence[Method], name: str) -> bool:
-    return any(getattr(method, name) != getattr(methods[0], name) for method in methods)
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, list | tuple) and len(value) > 3:
-        return f"{value[0]:g} … {value[-1]:g}"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def row_settings(comparison: Comparison, rows: Sequence[Row]) -> list[str]:
+    """The settings of each row's runs, in words."""
+    texts = setting_texts(comparison, {row.label: row.setting for row in rows if not row.unchosen})
+    return [texts.get(row.label, "nothing chosen") for row in rows]
 
 
 def search_lines(comparison: Comparison, searches: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -216,7 +183,7 @@ def search_lines(comparison: Comparison, searches: Mapping[str, Mapping[str, Any
         if found["still_at_edge"]:
             names = " and ".join(found["still_at_edge"])
             choice += f", at the edge of what was tried in {names}: a wider grid may have better"
-        if found["held_out_score"] == 0:
+        if not found["chosen"]:
             choice = "every run of it failed, so nothing was chosen"
         lines.append(
             f"{label}: searched {tried} on {plural(comparison.search.hold_out or 0, 'held-out client')}; {choice}"
@@ -224,13 +191,24 @@ def search_lines(comparison: Comparison, searches: Mapping[str, Mapping[str, Any
     return lines
 
 
+def remark_lines(rows: Sequence[Row]) -> list[str]:
+    """A line for each run that ended, but whose result is worth little."""
+    return [
+        f"{row.label}, seed {seed}: {remark}"
+        for row in rows
+        for seed, remark in zip(row.seeds, row.remarks, strict=False)  # rows from before there were remarks have none
+        if remark
+    ]
+
+
 def markdown(comparison: Comparison, rows: Sequence[Row], searches: Mapping[str, Mapping[str, Any]]) -> str:
     headers, body = columns(comparison, rows)
-    for text, cells in zip(setting_texts(comparison, rows), body, strict=True):
+    for text, cells in zip(row_settings(comparison, rows), body, strict=True):
         cells.append(text)
     lines = [[*headers, "setting"], ["---"] * (len(headers) + 1), *body]
     table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-    return table + "".join(f"\n- {line}" for line in search_lines(comparison, searches)) + "\n"
+    notes = [*search_lines(comparison, searches), *remark_lines(rows)]
+    return f"{described(comparison)}\n\n{table}" + "".join(f"\n- {line}" for line in notes) + "\n"
 
 
 def write(

@@ -24,7 +24,8 @@ def carry_out(
     planned: Callable[[int], None] = lambda _: None,
 ) -> tuple[list[Row], Searches]:
     """The rows in the entries' order, and what each search found. Finished runs under `folder` are taken as they are.
-    Settings are searched on `comparison.search.hold_out` clients, or on a share of them where that is not said.
+    Settings are searched on `comparison.search.hold_out` clients, or on a share of them where that is not said. An
+    entry whose search chose nothing is not run.
 
     `watch` sees the cells about twice a second; `planned` is told how many runs are left once settings are chosen.
     """
@@ -37,13 +38,19 @@ def carry_out(
     with RunFolder(folder).locked():
         chosen = search(comparison, comparison.methods, folder / "search", run)
         cells = planned_cells(comparison, chosen, folder / "cells")
-        every = [cell for own in cells.values() for cell in own]
+        every = [cell for label, own in cells.items() for cell in own if not chosen[label].nothing]
         write_plan(folder, comparison, every)
         planned(len({cell.key for cell in every if not cell.finished}))
         run(every)
     searches = {entry.label: describe(chosen[entry.label], entry) for entry in comparison.methods}
     rows = [
-        summarise(comparison, label, {**searches[label]["fixed"], **searches[label]["chosen"]}, own)
+        summarise(
+            comparison,
+            label,
+            {**searches[label]["fixed"], **searches[label]["chosen"]},
+            own,
+            unchosen=chosen[label].nothing,
+        )
         for label, own in cells.items()
     ]
     return rows, searches

@@ -20,17 +20,24 @@ Runner = Callable[[Sequence[Cell]], None]
 Scores = dict[Setting, tuple[int, float]]  # the last rung a setting reached, and its score there
 
 
+_ALL_FAILED = -1.0  # below any accuracy: held-out clients of one class may well score 0
+
+
 @dataclass
 class Chosen:
     """What a search ended with: the options, their score, and every value that was tried.
 
-    The score is the accuracy on held-out clients; 0 where every run failed, so that nothing was chosen by it.
+    The score is the accuracy on held-out clients; `_ALL_FAILED` where every run did, so that nothing was chosen by it.
     """
 
     options: dict[str, float]
     score: float | None = None
     tried: dict[str, list[float]] = field(default_factory=dict)
     at_edge: list[str] = field(default_factory=list)
+
+    @property
+    def nothing(self) -> bool:
+        return self.score == _ALL_FAILED
 
 
 def search(comparison: Comparison, entries: Sequence[Entry], root: Path, run: Runner) -> dict[str, Chosen]:
@@ -78,7 +85,8 @@ def _halve(
         run([cell for own in cells.values() for cell in own])
         for (label, s), own in cells.items():
             # A setting that went further is always ahead of one that was dropped earlier.
-            scores[label][s] = rung, sum(map(score, own)) / len(own)
+            lost = all(cell.failed for cell in own)
+            scores[label][s] = rung, _ALL_FAILED if lost else sum(map(score, own)) / len(own)
         for label, settings in going.items():
             keep = max(comparison.search.keep_at_least, math.ceil(len(settings) * comparison.search.keep))
             going[label] = sorted(settings, key=lambda s: -scores[label][s][1])[:keep]
@@ -144,7 +152,7 @@ def describe(chosen: Chosen, entry: Entry) -> dict[str, Any]:
     return {
         "fixed": entry.method,
         "searched": chosen.tried,
-        "chosen": whole(chosen.options),
-        "held_out_score": chosen.score,
+        "chosen": {} if chosen.nothing else whole(chosen.options),
+        "held_out_score": None if chosen.nothing else chosen.score,
         "still_at_edge": chosen.at_edge,
     }

@@ -24,7 +24,9 @@ from ntkfl.federation.build import load_data, spelled_out
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.federation.simulation import execute
+from ntkfl.federation.validation import NOT_FINITE
 from ntkfl.processes import Pool
+from ntkfl.progress import plural
 from ntkfl.user_code import source_digest
 
 
@@ -63,6 +65,17 @@ class Cell:
     def failed(self) -> str:
         """Why the run could not be finished, in one line: it diverged, or ended in an error."""
         return self._diverged or self.error.partition("\n")[0]
+
+    @property
+    def remark(self) -> str:
+        """Why a run that ended is worth little: values that are not finite were rejected all along. Else empty."""
+        records = self.history()
+        hit = [r for r in records if r.get("rejected", {}).get(NOT_FINITE)]
+        if 2 * len(hit) <= len(records):
+            return ""
+        lost = sum(min(r["rejected"][NOT_FINITE], r.get("rejected_clients", 0)) for r in hit)
+        most = "most" if 2 * lost > sum(len(r["clients"]) for r in records) else "some"
+        return f"{most} replies rejected: {NOT_FINITE}, in {len(hit)} of {plural(len(records), 'round')}"
 
     @property
     def error(self) -> str:

@@ -82,6 +82,9 @@ class DataConfig(Options):
 PRETRAINED = ("backbone", "head", "trainable", "lora", "lora_rank", "drop", "pool", "also", "digest")
 
 
+_HIDDEN = (100,)  # widths of a perceptron's hidden layers, where nothing is said
+
+
 class ModelConfig(Options):
     """Which network: one of `ntkfl.models`, or a user's own as `package.module:factory`, or a head on a backbone."""
 
@@ -130,11 +133,18 @@ class ModelConfig(Options):
         """The user's code that builds it: one name, or none."""
         return [name for name in (self.backbone or self.name,) if ":" in name]
 
+    @property
+    def text(self) -> str:
+        """In words: its name, and of a perceptron its widths."""
+        if self.name == "mlp":
+            return f"mlp, hidden {', '.join(map(str, _HIDDEN if self.hidden is None else self.hidden))}"
+        return f"head on {self.backbone}" if self.backbone else self.name
+
     def suited(self, method: Method) -> ModelConfig:
         """With what suits the method, and defaults spelled out, where nothing was said."""
         given, suits = self.model_dump(exclude_none=True), dict[str, Any](method.model_defaults)
         if self.name == "mlp":
-            suits = {"hidden": (100,), "gain": 1.0, "bias": 0.0, **suits}
+            suits = {"hidden": _HIDDEN, "gain": 1.0, "bias": 0.0, **suits}
         else:  # the others are a perceptron's own
             suits = {name: value for name, value in suits.items() if name == "convexify"}
         return ModelConfig(**{**suits, **given})

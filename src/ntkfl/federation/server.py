@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from ntkfl.federation.evaluation import Evaluator
 from ntkfl.federation.round_driver import drive
 from ntkfl.federation.run import Run
 from ntkfl.federation.run_folder import Record, RunFolder
+from ntkfl.federation.seeds import seeded_torch
 from ntkfl.federation.server_state import ServerState, attempt_labels, draw_cohort
 from ntkfl.federation.transport import Traffic, Transport
 from ntkfl.federation.validation import NOT_FINITE, filter_replies
@@ -61,7 +62,8 @@ class Server:
         self.model, self.task, self.method, self.transport, self.evaluator = model, task, method, transport, evaluator
         self.clients_per_round, self.seed, self.attempts = clients_per_round, seed, attempts
         self.deployed, self.say = deployed, say
-        self.state = ServerState(task, method)
+        with self._drawing(0):
+            self.state = ServerState(task, method)
         self._gathered = False
 
     def run(
@@ -102,8 +104,18 @@ class Server:
                 on_round(record, timing)
         return history, timings
 
+    def _drawing(self, number: int) -> AbstractContextManager[None]:
+        """What torch draws in a round of a simulation, in its clients too, follows from the seed. In a deployment
+        nothing does: others know the seed.
+        """
+        return nullcontext() if self.deployed else seeded_torch(self.task.like.device, self.seed, number)
+
     def play(self, number: int) -> tuple[Record, Record]:
         """One round: (record, timing)."""
+        with self._drawing(number):
+            return self._play(number)
+
+    def _play(self, number: int) -> tuple[Record, Record]:
         if not self._gathered:
             self.transport.gather()
             self._gathered = True

@@ -29,6 +29,7 @@ from ntkfl.federation.config import RunConfig
 from ntkfl.federation.feature_cache import feature_folder, split_frozen
 from ntkfl.federation.local import SimulatedClients
 from ntkfl.federation.run import Run
+from ntkfl.federation.seeds import seeded_torch
 from ntkfl.federation.server import OnRound
 from ntkfl.federation.simulation import execute
 from ntkfl.federation.transport import Traffic
@@ -132,8 +133,10 @@ def client_app(settings: str, kept: str, device: str, threads: int) -> ClientApp
     @app.train()
     def train(message: Message, context: Context) -> Message:
         torch.set_num_threads(threads)
-        client = _load(settings, device, kept)[int(notes_of(message)["client"])]
-        reply = client.answer(WireMessage.decode(payload_of(message))).encode()
+        clients, number = _load(settings, device, kept), int(notes_of(message)["client"])
+        client, question = clients[number], WireMessage.decode(payload_of(message))
+        with seeded_torch(torch.device(device), clients.seed, question.round, question.kind, number):
+            reply = client.answer(question).encode()
         client.rest()
         return in_reply(reply, message)
 

@@ -47,7 +47,8 @@ class Message:
     def take(self, name: str, shape: tuple[int | None, ...] | None = None, like: Tensor | None = None) -> Tensor:
         """The array `name`, checked: there, of this shape (None: any size), finite; moved and cast like `like`."""
         if name not in self.arrays:
-            raise MessageError(f"a {self.kind!r} message of round {self.round} lacks {name!r}")
+            there = ", ".join(map(repr, self.arrays)) or "nothing"
+            raise MessageError(f"a {self.kind!r} message of round {self.round} lacks {name!r}; it has {there:.200}")
         value = self.arrays[name]
         if shape is not None and (
             value.ndim != len(shape)

@@ -50,5 +50,7 @@ def test_an_item_leaves_its_files_and_is_not_worked_out_twice(tmp_path: Path) ->
     judged = ntkfl("lemma3", "--judge", where=tmp_path)
     assert judged.returncode == 0, judged.stderr
     assert "Lemma 3" in judged.stdout
+    for done in (first, judged):
+        assert "verdicts of the full scale are in results/paper/lemma3/findings.md" in done.stdout
     nothing = ntkfl("fig9", "--judge", where=tmp_path)
     assert (nothing.returncode, "no result of fig9" in nothing.stderr) == (2, True)

@@ -200,6 +200,10 @@ class TestLemmas:
             assert assumption.holds is False
             for cell in outcome.data["later"]:  # as fresh draws have it
                 cell["knows"] = 1.0
+            fresh = module.judge(outcome.data)[0][1]
+            assert (fresh.holds, "too few steps; see results/paper/lemma4" in fresh.note) == (None, True)
+            for cell in outcome.data["later"]:  # as long as the full scale trains
+                cell["steps"] *= 10
             assert [v.holds for v in module.judge(outcome.data)[0]] == [True, True]
 
     def test_kernels_tend_to_their_limit(self) -> None:

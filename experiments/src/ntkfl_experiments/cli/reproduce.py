@@ -58,7 +58,7 @@ def reproduce(
     for item in ITEMS.values() if name == "all" else [ITEMS[name]]:
         folder = folder_of(out, item.name, chosen)
         if judge:
-            _show(item, judge_again(folder, item), folder, console)
+            _show(item, judge_again(folder, item), folder, chosen, console)
             continue
         with stoppable(lambda: hint), _display(console) as show:
             context = Context(chosen, runs / chosen / item.name, device, workers or min(os.cpu_count() or 1, 16), show)
@@ -67,12 +67,15 @@ def reproduce(
             outcome = item.run(context)
         seconds = time.perf_counter() - began
         command = f"ntkfl reproduce {item.name} --scale {chosen}"
-        _show(item, write(folder, item, outcome, chosen, command, seconds), folder, console)
+        _show(item, write(folder, item, outcome, chosen, command, seconds), folder, chosen, console)
         console.print(f"{seconds:.0f} s\n")
 
 
-def _show(item: Item, found: Findings, folder: Path, console: Console) -> None:
+def _show(item: Item, found: Findings, folder: Path, scale: Scale, console: Console) -> None:
     console.print(_table(found), f"{item.name}: {folder / 'figure.png'}, result.json, findings.md", soft_wrap=True)
+    if scale == "quick":
+        kept = f"results/paper/{item.name}/findings.md"
+        console.print(f"this was a quick look: verdicts of the full scale are in {kept}", soft_wrap=True)
 
 
 def _table(found: Findings) -> Table:
