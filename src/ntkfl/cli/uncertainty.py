@@ -46,7 +46,7 @@ def uncertainty(
     classes = tuple(names_in(loaded.config, "classes"))
     images, fed = Images(tuple(loaded.config["shape"]["inputs"]), classes=classes), None
     trained_on, halved = loaded.config["data"].get("dataset"), calibrate == "test"
-    if data is None or halved or loaded.config["data"].get("standardize"):
+    if data is None or halved:
         fed = load_data(RunConfig.read(run / "config.toml", allow_code=allow_code))
     own = {name: loaded.config["data"].get(f"{name}_column") for name in ("label", "client", "split")}
     given = Columns(label_column, client_column, split_column)._asdict()
@@ -60,7 +60,7 @@ def uncertainty(
                 "for the run's test set, give `--calibrate test`, or give a file of other samples"
             )
         x, y = read_own(source, images, find_factory, columns)
-        return x if fed is None or fed.standardization is None else fed.standardization.standardize(x), y
+        return x if loaded.standardization is None else loaded.standardization.standardize(x), y
 
     x, y = fed.test if data is None and fed is not None else read(str(data))
     where = "the run's test set" if data is None else data

@@ -88,7 +88,8 @@ class Federated:
 
     def standardized(self) -> Federated:
         """The same clients and test set with inputs of mean 0 and deviation 1 by feature (of images, by channel), taken
-        from `moments`. Apply `standardization.standardize` to what a trained model gets later.
+        from `moments`. A run keeps them: `Run.evaluate` and exported models take inputs as they were before; to
+        `run.model` itself, give what `run.standardization.standardize` makes of them.
         """
         moments = self.moments()
         return replace(

@@ -25,9 +25,11 @@ from torch import Tensor, nn
 
 from ntkfl.atomic import PART, write_atomically, write_private
 from ntkfl.crypto.context import Secret, bind
+from ntkfl.data.moments import Standardization
 from ntkfl.errors import ConfigError, ModelError, RunFolderError, TrustError
 from ntkfl.federation.build import build_network
 from ntkfl.federation.config import ModelConfig
+from ntkfl.federation.run import standardization_in
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.options import Options
 from ntkfl.privacy.projection import Projection, RunSecret, make_projection
@@ -64,6 +66,7 @@ class Export(Options):
     precision: str = Field("float32", pattern="^float(32|64)$")
     model: ModelConfig | None = None
     projection: ProjectionNote | None = None
+    standardization: Standardization | None = Field(None, description="of inputs, before any projection")
 
     @staticmethod
     def read(folder: Path) -> Export:
@@ -71,13 +74,17 @@ class Export(Options):
 
 
 class ExportedModel(nn.Module):
-    """The network behind its projection: takes inputs as the data have them."""
+    """The network behind its standardisation and its projection: takes inputs as the data have them."""
 
-    def __init__(self, network: nn.Module, projection: Projection | None) -> None:
+    def __init__(
+        self, network: nn.Module, projection: Projection | None, standardization: Standardization | None = None
+    ) -> None:
         super().__init__()
-        self.network, self.projection = network, projection
+        self.network, self.projection, self.standardization = network, projection, standardization
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.standardization is not None:
+            x = self.standardization.standardize(x)
         out: Tensor = self.network(x if self.projection is None else self.projection(x))
         return out
 
@@ -103,6 +110,7 @@ def export(
         raise RunFolderError(f"{run} has no model yet: the run has not ended")
     if "shape" not in config:
         raise RunFolderError(f"{run} was made by an older version, which did not note the inputs' shape")
+    standardization = standardization_in(config, run)
     content = weights.read_bytes()
     try:
         note, projection = _note(config, content, recipients, secret)
@@ -119,6 +127,7 @@ def export(
         precision=config["shape"]["precision"],
         model=ModelConfig(**config["model"]) if named else None,
         projection=note,
+        standardization=standardization,
     )
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -179,7 +188,8 @@ def load_exported(
         model.load_state_dict(load_tensors(content))
     except Exception as error:
         raise ModelError(f"the exported weights do not fit the network: {str(error).splitlines()[0]}") from None
-    return ExportedModel(model.eval(), None if note is None else _projection(folder, note, described, content, key))
+    projection = None if note is None else _projection(folder, note, described, content, key)
+    return ExportedModel(model.eval(), projection, described.standardization)
 
 
 def _note(

@@ -126,7 +126,8 @@ class RunFolder:
 
     def check_config(self, config: Mapping[str, Any]) -> None:
         """Refuse to continue a run under other settings; more rounds are welcome."""
-        difference = _difference(self.config(), _plain(config), ignore=("rounds", "stop_at", "privacy", "names"))
+        ignore = ("rounds", "stop_at", "privacy", "names", "standardization")
+        difference = _difference(self.config(), _plain(config), ignore=ignore)
         if difference.startswith("model.start "):
             difference = (
                 "the model's initial weights differ (make the model as for the first rounds, from the same seed)"

@@ -19,7 +19,7 @@ from ntkfl.errors import ConfigError, NTKFLError, RunFolderError, unknown
 from ntkfl.federation.build import load_data
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.evaluation import Score
-from ntkfl.federation.run import Run, names_in
+from ntkfl.federation.run import Run, names_in, was_standardized
 from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.methods import State, SumRidge
 from ntkfl.methods.sum_ridge import COLUMNS, FORGOTTEN, PENALTY, SHARE, shares_of
@@ -76,11 +76,6 @@ class SharesOfRun:
         if not names:
             raise ConfigError(f"clients of {self.folder.path} have no names: give a client's number, not {who!r}")
         raise unknown("client", who, names)
-
-    @property
-    def standardized(self) -> bool:
-        data = self.config.get("data")
-        return isinstance(data, dict) and bool(data.get("standardize") or data.get("standardized"))
 
     @property
     def penalty(self) -> float:
@@ -144,7 +139,7 @@ def forget(path: Path | str, who: int | str, *, allow_code: bool = False) -> Rec
         others = [run.shares[c] for c in sorted(run.shares) if c != client]
         if not others:
             raise ConfigError(f"client {run.called(client)} is the only one: without it there is no model")
-        if run.standardized:
+        if was_standardized(run.config):
             raise ConfigError(
                 f"inputs of {run.folder.path} were standardised by all clients' sums, those of client "
                 f"{run.called(client)} among them: forgetting would not be exact; train again without it"

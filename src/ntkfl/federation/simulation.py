@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ntkfl.data import NAMES, Federated
+from ntkfl.data.moments import Standardization
 from ntkfl.devices import find_device
 from ntkfl.errors import ConfigError, ModelError, NumericalError
 from ntkfl.federation.build import build_method, build_model, describe_method, load_data, spelled_out
@@ -218,6 +219,8 @@ class Simulation:
             described |= {"byzantine": self.byzantine.model_dump(mode="json")}
         if self.data.client_names or self.data.class_names:  # for people who look at the run: messages have numbers
             described |= {"names": {"clients": self.data.client_names, "classes": self.data.class_names}}
+        if self.data.standardization is not None:  # the trained model needs it for whatever inputs come later
+            described |= {"standardization": Standardization.of(self.data.standardization).model_dump(mode="json")}
         try:
             told.on_begin(rounds)
             told.on_start(note)

@@ -1,0 +1,105 @@
+"""Runs trained on a table: folder and export keep what later inputs need, so that a file's rows score as they did."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import ntkfl
+from ntkfl.data.files import from_file
+from ntkfl.errors import DataError, RunFolderError
+from ntkfl.federation.config import RunConfig
+from ntkfl.federation.export import export, load_exported
+from ntkfl.federation.run_folder import RunFolder
+from ntkfl.federation.simulation import execute
+
+FEATURES = ("age", "crp mg/l", "Hb")
+SIZES = np.array([10.0, 500.0, 0.01])
+
+
+def write_table(path: Path, features: tuple[str, ...] = FEATURES, rows: int = 120) -> Path:
+    """Columns of sizes far apart and far from 0; the label follows from `age` alone."""
+    draw = np.random.default_rng(0)
+    z = draw.standard_normal((rows, len(FEATURES)))
+    columns = dict(zip(FEATURES, (5 * SIZES + SIZES * z).T, strict=True))
+    with path.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow([*features, "outcome", "site"])
+        for i in range(rows):
+            table.writerow([*(columns[name][i] for name in features), "ill" if z[i, 0] > 0 else "well", f"s{i % 4}"])
+    return path
+
+
+def settings(table: Path, standardize: bool = True) -> RunConfig:
+    own = {"dataset": str(table), "label_column": "outcome", "client_column": "site", "standardize": standardize}
+    return RunConfig(rounds=1, data=own, model={"name": "mlp", "hidden": [30]}, method={"name": "sum-ridge"})
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_table(tmp_path_factory.mktemp("table") / "raw.csv")
+
+
+@pytest.fixture(scope="module")
+def run(table: Path) -> Path:
+    execute(settings(table), out=table.parent / "run")
+    return table.parent / "run"
+
+
+def raw_test_rows(table: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    return from_file(table, label="outcome", client="site").test_rows.take()
+
+
+def accuracy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
+    with torch.no_grad():
+        return float((model(x).argmax(1) == y).double().mean())
+
+
+def test_standardisation_goes_with_folder_and_export(run: Path, table: Path, tmp_path: Path) -> None:
+    (x, y), reached = raw_test_rows(table), RunFolder(run).records()[-1]["test_accuracy"]
+    loaded = ntkfl.Run.load(run)
+    assert reached > 0.9
+    assert loaded.evaluate(x, y).accuracy == reached
+    assert accuracy(loaded.model, x, y) < 0.8  # the network alone does not know the inputs' sizes
+    assert accuracy(load_exported(export(run, tmp_path / "model", {})), x, y) == reached
+    assert loaded.standardization is not None
+    training = from_file(table, label="outcome", client="site").rows.x.double()
+    torch.testing.assert_close(torch.tensor(loaded.standardization.mean, dtype=torch.float64), training.mean(0))
+    expected = training.std(0, correction=0)
+    torch.testing.assert_close(torch.tensor(loaded.standardization.std, dtype=torch.float64), expected)
+
+
+def test_a_saved_run_from_python_keeps_it_too(tmp_path: Path) -> None:
+    x = torch.randn(90, 2, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 100.0]) + 300
+    y = (x[:, 0] > 300).long()
+    plain = ntkfl.data.from_clients([(x[:30], y[:30]), (x[30:60], y[30:60])], test=(x[60:], y[60:]))
+    model, method = nn.Sequential(nn.Linear(2, 20), nn.Tanh(), nn.Linear(20, 2)), ntkfl.methods.SumRidge()
+    made = ntkfl.train(model, plain.standardized(), method, rounds=1, callbacks=[])
+    made.save(tmp_path / "run")
+    for one in (made, ntkfl.Run.load(tmp_path / "run", model)):
+        assert one.evaluate(*plain.test).accuracy == made.history[-1]["test_accuracy"]
+
+
+def test_a_folder_without_moments_is_refused_until_it_is_continued(table: Path, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    execute(settings(table), out=folder.path)
+    folder.write_config({name: value for name, value in folder.config().items() if name != "standardization"})
+    with pytest.raises(RunFolderError, match="older version, which did not keep their mean and deviation"):
+        ntkfl.Run.load(folder.path).evaluate(*raw_test_rows(table))
+    with pytest.raises(RunFolderError, match="ntkfl train --resume"):
+        export(folder.path, tmp_path / "model", {})
+    execute(settings(table), out=folder.path, resume=True)
+    reached = folder.records()[-1]["test_accuracy"]
+    assert ntkfl.Run.load(folder.path).evaluate(*raw_test_rows(table)).accuracy == reached
+
+
+def test_inputs_that_do_not_fit_the_moments(run: Path) -> None:
+    standardization = ntkfl.Run.load(run).standardization
+    assert standardization is not None
+    with pytest.raises(DataError, match="floats with 3 features"):
+        standardization.standardize(torch.zeros(2, 4))
