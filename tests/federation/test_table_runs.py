@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 import ntkfl
-from ntkfl.data.files import from_file
+from ntkfl.cli import app
+from ntkfl.data.client import Images, read_own
+from ntkfl.data.files import Columns, from_file
 from ntkfl.errors import DataError, RunFolderError
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.export import export, load_exported
@@ -103,3 +107,32 @@ def test_inputs_that_do_not_fit_the_moments(run: Path) -> None:
     assert standardization is not None
     with pytest.raises(DataError, match="floats with 3 features"):
         standardization.standardize(torch.zeros(2, 4))
+
+
+def measured(run: Path, table: Path) -> dict[str, float]:
+    said = CliRunner().invoke(app, ["uncertainty", str(run), "--data", str(table), "--json"], catch_exceptions=False)
+    found: dict[str, float] = json.loads(said.output)
+    return found
+
+
+def test_columns_in_another_order_are_the_same_columns(run: Path, tmp_path: Path) -> None:
+    same, turned = write_table(tmp_path / "same.csv"), write_table(tmp_path / "turned.csv", FEATURES[::-1])
+    found = measured(run, turned)
+    assert found["plain_accuracy"] > 0.8
+    assert found == measured(run, same)
+    assert tuple(RunFolder(run).config()["names"]["features"]) == FEATURES
+
+
+def test_other_columns_are_refused_by_name(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "table.csv")
+    columns, wanted = Columns("outcome", "site"), Images((3,), classes=("ill", "well"), features=("Hb", "age", "sex"))
+    with pytest.raises(DataError, match="lacks sex and has besides crp mg/l"):
+        read_own(str(table), wanted, lambda name: lambda: None, columns)
+
+
+def test_a_run_is_not_continued_on_columns_in_another_order(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "table.csv")
+    execute(settings(table), out=tmp_path / "run")
+    write_table(table, FEATURES[::-1])
+    with pytest.raises(RunFolderError, match="features are Hb, crp mg/l, age; they were age, crp mg/l, Hb"):
+        execute(settings(table), out=tmp_path / "run", resume=True)

@@ -36,15 +36,15 @@ def uncertainty(
     from ntkfl.errors import ConfigError
     from ntkfl.federation.build import load_data
     from ntkfl.federation.config import RunConfig
-    from ntkfl.federation.run import Run, names_in
-    from ntkfl.federation.run_folder import RunFolder
+    from ntkfl.federation.run import Run
+    from ntkfl.federation.run_folder import RunFolder, names_in
     from ntkfl.federation.uncertainty import calibration, halves
     from ntkfl.progress import percent, plural
     from ntkfl.user_code import find_factory
 
     loaded = Run.load(run, allow_code=allow_code)
-    classes = tuple(names_in(loaded.config, "classes"))
-    images, fed = Images(tuple(loaded.config["shape"]["inputs"]), classes=classes), None
+    classes, features = (tuple(names_in(loaded.config, kind)) for kind in ("classes", "features"))
+    images, fed = Images(tuple(loaded.config["shape"]["inputs"]), classes=classes, features=features), None
     trained_on, halved = loaded.config["data"].get("dataset"), calibrate == "test"
     if data is None or halved:
         fed = load_data(RunConfig.read(run / "config.toml", allow_code=allow_code))

@@ -176,13 +176,6 @@ class Run:
         return run
 
 
-def names_in(config: Mapping[str, Any], kind: str) -> list[str]:
-    """Of `clients` or `classes`, as a run's settings keep them; none where it keeps none."""
-    kept = config.get("names")
-    listed = kept.get(kind) if isinstance(kept, Mapping) else None
-    return [str(name) for name in listed] if isinstance(listed, list | tuple) else []
-
-
 def was_standardized(config: Mapping[str, Any]) -> bool:
     """Whether a run's inputs were standardised by its clients' sums."""
     data = config.get("data")

@@ -127,7 +127,11 @@ class RunFolder:
     def check_config(self, config: Mapping[str, Any]) -> None:
         """Refuse to continue a run under other settings; more rounds are welcome."""
         ignore = ("rounds", "stop_at", "privacy", "names", "standardization")
-        difference = _difference(self.config(), _plain(config), ignore=ignore)
+        there = self.config()
+        difference = _difference(there, _plain(config), ignore=ignore)
+        was, now = (names_in(settings, "features") for settings in (there, config))
+        if not difference and was and now != was:
+            difference = f"the data's features are {', '.join(now)}; they were {', '.join(was)}"
         if difference.startswith("model.start "):
             difference = (
                 "the model's initial weights differ (make the model as for the first rounds, from the same seed)"
@@ -200,6 +204,16 @@ class RunFolder:
 
     def _failed(self, name: str, error: OSError) -> RunFolderError:
         return RunFolderError(f"could not write {self.path / name}: {error.strerror}; what was there before is intact")
+
+
+_AGREED = {"classes": "class_names", "features": "feature_names"}  # a deployment's settings
+
+
+def names_in(config: Mapping[str, Any], kind: str) -> list[str]:
+    """Of `clients`, `classes` or `features`, as a run's settings keep them; none where it keeps none."""
+    kept = config.get("names")
+    listed = kept.get(kind) if isinstance(kept, Mapping) else config.get(_AGREED.get(kind, ""))
+    return [str(name) for name in listed] if isinstance(listed, list | tuple) else []
 
 
 def _record(line: str) -> Record:

@@ -19,8 +19,8 @@ from ntkfl.errors import ConfigError, NTKFLError, RunFolderError, unknown
 from ntkfl.federation.build import load_data
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.evaluation import Score
-from ntkfl.federation.run import Run, names_in, was_standardized
-from ntkfl.federation.run_folder import Record, RunFolder
+from ntkfl.federation.run import Run, was_standardized
+from ntkfl.federation.run_folder import Record, RunFolder, names_in
 from ntkfl.methods import State, SumRidge
 from ntkfl.methods.sum_ridge import COLUMNS, FORGOTTEN, PENALTY, SHARE, shares_of
 from ntkfl.tangent.ridge import RidgeSums, solve, total

@@ -217,8 +217,13 @@ class Simulation:
         described |= {"method": describe_method(self.method)}
         if self.byzantine is not None:
             described |= {"byzantine": self.byzantine.model_dump(mode="json")}
-        if self.data.client_names or self.data.class_names:  # for people who look at the run: messages have numbers
-            described |= {"names": {"clients": self.data.client_names, "classes": self.data.class_names}}
+        names = {
+            "clients": self.data.client_names,
+            "classes": self.data.class_names,
+            "features": self.data.feature_names,
+        }
+        if any(names.values()):  # for people who look at the run, and for files read later: messages have numbers
+            described |= {"names": {kind: listed for kind, listed in names.items() if listed}}
         if self.data.standardization is not None:  # the trained model needs it for whatever inputs come later
             described |= {"standardization": Standardization.of(self.data.standardization).model_dump(mode="json")}
         try:
