@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from torch import nn
 from typer.testing import CliRunner
@@ -21,6 +22,7 @@ from ntkfl.federation.config import RunConfig
 from ntkfl.federation.export import export, load_exported
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.simulation import execute
+from ntkfl.safe_parse import parse_toml
 
 FEATURES = ("age", "crp mg/l", "Hb")
 SIZES = np.array([10.0, 500.0, 0.01])
@@ -136,3 +138,21 @@ def test_a_run_is_not_continued_on_columns_in_another_order(tmp_path: Path) -> N
     write_table(table, FEATURES[::-1])
     with pytest.raises(RunFolderError, match="features are Hb, crp mg/l, age; they were age, crp mg/l, Hb"):
         execute(settings(table), out=tmp_path / "run", resume=True)
+
+
+def test_an_export_says_what_its_inputs_and_outputs_are(run: Path, table: Path, tmp_path: Path) -> None:
+    model = load_exported(export(run, tmp_path / "model", {}))
+    assert (model.feature_names, model.class_names) == (FEATURES, ("ill", "well"))
+    with table.open() as file:
+        rows = list(csv.DictReader(file))
+    x = torch.tensor([[float(row[name]) for name in model.feature_names] for row in rows])
+    said = [model.class_names[i] for i in model(x).argmax(1)]
+    assert np.mean([one == row["outcome"] for one, row in zip(said, rows, strict=True)]) > 0.8
+    assert "s0" not in (tmp_path / "model" / "export.toml").read_text()  # a client's name
+
+
+def test_an_export_of_an_older_version_has_no_names(run: Path, tmp_path: Path) -> None:
+    model = export(run, tmp_path / "model", {})
+    kept = parse_toml((model / "export.toml").read_text())
+    (model / "export.toml").write_text(tomli_w.dumps({name: kept[name] for name in kept if name != "names"}))
+    assert (load_exported(model).feature_names, load_exported(model).class_names) == ((), ())
