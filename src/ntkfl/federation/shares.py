@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import torch
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
-from ntkfl.errors import ConfigError, NTKFLError, RunFolderError, unknown
+from ntkfl.errors import ConfigError, NTKFLError, RunFolderError, TrustError, unknown
 from ntkfl.federation.build import load_data
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.evaluation import Score
@@ -124,13 +125,14 @@ class SharesOfRun:
         return {**tensors, weight: W.contiguous().to(tensors[weight]), bias: b.to(tensors[bias])}
 
 
-def forget(path: Path | str, who: int | str, *, allow_code: bool = False) -> Record:
+def forget(path: Path | str, who: int | str, *, allow_code: bool = False, score: bool = True) -> Record:
     """Take a client, by number or name, out of a finished run, as if it had never taken part. The record of it.
 
     The last layer, and λ where the run chose it, are solved for again from the others' sums; the client's own are
-    deleted, and should it come back in a resumed run, it is not counted. The model is measured anew where the settings
-    tell its data and network, which they may by names of code: that is run with `allow_code` alone. The history has the
-    new scores, or none, and the old ones as of before.
+    deleted, and should it come back in a resumed run, it is not counted. The model that is left is measured first, so
+    that the history has its scores, and the old ones as of before. Where the settings do not tell its data and network,
+    or only by names of code, which is run with `allow_code` alone, nothing is changed and `ConfigError` says why;
+    without `score` the client is forgotten all the same, and the history has no scores.
     """
     with SharesOfRun(path).folder.locked():
         run = SharesOfRun(path)
@@ -154,9 +156,9 @@ def forget(path: Path | str, who: int | str, *, allow_code: bool = False) -> Rec
             FORGOTTEN: torch.cat([run.state[FORGOTTEN], torch.tensor([client])]),
         }
         kept = {name: t for name, t in run.tensors.items() if not name.startswith(("state/", f"client/{client}/"))}
-        score, missing = _measured(run.folder.path, model, allow_code)
+        measured = _measured(run.folder.path, model, who, allow_code) if score else None
         run.folder.save_model(model)
-        _rescore(run, client, score, penalty)
+        _rescore(run, client, measured, penalty)
         run.folder.save_checkpoint(
             run.round, kept | {f"state/{n}": t for n, t in state.items()} | {"averaged": flat.clone()}
         )
@@ -170,8 +172,7 @@ def forget(path: Path | str, who: int | str, *, allow_code: bool = False) -> Rec
             "weights_after": _digest(flat),
             "relative_change": float((flat - before).double().norm() / before.double().norm()),
             **({"name": run.called(client)} if run.names else {}),
-            **({"not_measured": missing} if score is None else {}),
-            **({} if score is None else {"test_accuracy": score.accuracy, "test_loss": score.loss}),
+            **({} if measured is None else {"test_accuracy": measured.accuracy, "test_loss": measured.loss}),
         }
         run.folder.append(RECORDS, record)
         for name in _DERIVED:
@@ -179,18 +180,24 @@ def forget(path: Path | str, who: int | str, *, allow_code: bool = False) -> Rec
     return record
 
 
-def _measured(path: Path, model: Mapping[str, Tensor], allow_code: bool) -> tuple[Score | None, str]:
-    """The score of a run's network with these tensors on its test set, or why there is none."""
+def _measured(path: Path, model: Mapping[str, Tensor], who: int | str, allow_code: bool) -> Score:
+    """The score of a run's network with these tensors on its test set; `ConfigError` where it cannot be measured."""
+    again = f"ntkfl forget {shlex.quote(str(path))} --client {shlex.quote(str(who))}"
+    without = f"{again} --no-score (in Python score=False) forgets without measuring"
     try:
         x, y = load_data(RunConfig.read(path / "config.toml", allow_code=allow_code)).test
         run = Run.load(path, allow_code=allow_code)
         run.model.load_state_dict(dict(model))
-        return run.evaluate(x, y, tokens=not x.is_floating_point()), ""
-    except (
-        Exception
-    ) as error:  # of a user's own code, whatever it raises: nothing may keep a client from being forgotten
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        return None, str(error) if isinstance(error, NTKFLError) else f"{type(error).__name__}: {reason}"
+        return run.evaluate(x, y, tokens=not x.is_floating_point())
+    except TrustError as error:
+        raise TrustError(f"nothing was forgotten yet: {error}: {again} --allow-code; or {without}") from None
+    except Exception as error:  # of a user's own code, whatever it raises
+        reason = (str(error).splitlines() or [""])[0]
+        said = str(error) if isinstance(error, NTKFLError) else f"{type(error).__name__}: {reason}"
+        raise ConfigError(
+            "nothing was forgotten yet: the model that is left cannot be measured, and the run would have no score "
+            f"({said}); {without}"
+        ) from None
 
 
 def _rescore(run: SharesOfRun, client: int, score: Score | None, penalty: float) -> None:
