@@ -130,6 +130,12 @@ def test_where_forgetting_is_refused(tmp_path: Path) -> None:
     )  # fmt: skip
     with pytest.raises(NTKFLError, match=r"only what is linear .* retrain without it"):
         forget(tmp_path / "averaged", 0)
+    for name in ("total", "averaged"):
+        for verb, more in (("value", []), ("personalize", ["--client", "0", "--out", str(tmp_path / "own")])):
+            error = str(CliRunner().invoke(app, [verb, str(tmp_path / name), *more]).exception)
+            assert "needs each client's sums; train with --method sum-ridge --set keep_shares=true" in error
+            assert "forgetting" not in error.removeprefix(str(tmp_path / name))
+            assert "without" not in error
     trained(tmp_path / "run", 0, 1)
     with pytest.raises(NTKFLError, match="no sums of client 7 are here: there are those of 0, 1"):
         forget(tmp_path / "run", 7)
@@ -207,6 +213,8 @@ def test_a_run_that_forgot_has_a_score_of_its_own(tmp_path: Path) -> None:
     assert last["test_loss"] != before["test_loss"]
     assert last["before_forgetting"]["test_loss"] == before["test_loss"]
     assert (last["forgotten"], last["train_loss"]) == ([1], None)
+    gone = json.loads((tmp_path / "run" / "forgotten.jsonl").read_text())["samples"]
+    assert last["before_forgetting"]["samples"] == before["samples"] == last["samples"] + gone
     assert (
         f"test accuracy {100 * score.accuracy:.1f} % now, {100 * before['test_accuracy']:.1f} % before" in said.output
     )
@@ -214,11 +222,10 @@ def test_a_run_that_forgot_has_a_score_of_its_own(tmp_path: Path) -> None:
     assert not [f for f in ("values.json", "insight.json") if (tmp_path / "run" / f).exists()]  # of the old model
     shown = view(find([tmp_path / "run"])[0][0])
     assert shown["series"]["test_accuracy"] == [pytest.approx(score.accuracy, abs=1e-5)]
-    assert shown[
-        "text"
-    ] == f"finished: 1 round; 1 client forgotten since, accuracy {before['test_accuracy']:.1%} before".replace(
-        "%", " %"
-    )
+    was = f"accuracy {100 * before['test_accuracy']:.1f} % before"
+    assert shown["text"] == f"finished: 1 round; 1 client forgotten since (north), {was}"
+    said = CliRunner().invoke(app, ["audit", str(tmp_path / "run"), "--quick"])
+    assert "a client was forgotten since (north)" in str(said.exception)
     forget(tmp_path / "run", "south")  # and the score of training stays what is said of before
     last = RunFolder(tmp_path / "run").records()[-1]
     assert (last["forgotten"], last["before_forgetting"]["test_loss"]) == ([1, 2], before["test_loss"])

@@ -26,7 +26,7 @@ def value(
     from ntkfl.federation.shapley import shapley_values
     from ntkfl.federation.shares import SharesOfRun
 
-    known = SharesOfRun(run)
+    known = SharesOfRun(run, "valuing clients")
     with stoppable(), ProgressBar(0, "solutions") as bar:
 
         def solved(done: int, planned: int) -> None:

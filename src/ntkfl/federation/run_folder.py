@@ -216,6 +216,13 @@ def names_in(config: Mapping[str, Any], kind: str) -> list[str]:
     return [str(name) for name in listed] if isinstance(listed, list | tuple) else []
 
 
+def called(config: Mapping[str, Any], clients: Sequence[int]) -> str:
+    """Clients of a run by their names, or numbers where they have none; the first ten."""
+    names, shown = names_in(config, "clients"), clients[:10]
+    said = [names[i] if isinstance(i, int) and 0 <= i < len(names) else str(i) for i in shown]
+    return ", ".join([*said, *(["…"] if len(clients) > len(shown) else [])])
+
+
 def _record(line: str) -> Record:
     """One line of history.jsonl or timings.jsonl: an object, in which what everybody reads has its type."""
     record = parse_json(line)

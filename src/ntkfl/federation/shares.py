@@ -28,6 +28,8 @@ from ntkfl.tangent.ridge import RidgeSums, solve, total
 
 RECORDS = "forgotten.jsonl"
 BEFORE = "before_forgetting"  # in a history: the scores of the model that still knew everybody
+_FORGETTING = "forgetting a client"
+_NOTED = ("samples",)  # of a record beside its scores, and another number without the client
 _SCORES = ("test_accuracy", "test_loss", "last_accuracy", "validation_accuracy", "validation_loss", "train_loss")
 _DERIVED = ("values.json", "uncertainty.json", "insight.json")  # of the model, or of the clients, before
 
@@ -35,20 +37,19 @@ _DERIVED = ("values.json", "uncertainty.json", "insight.json")  # of the model, 
 class SharesOfRun:
     """The folder of a finished run, and the clients' sums in its checkpoint."""
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, purpose: str = _FORGETTING) -> None:
         self.folder = RunFolder(path)
         self.config = self.folder.config()
         options = self.config.get("method")
+        needs = f"{purpose} needs each client's sums; train with --method {SumRidge.name} --set keep_shares=true"
         if not isinstance(options, dict) or options.get("name") != SumRidge.name:
             raise RunFolderError(
-                f"{self.folder.path} was not trained by {SumRidge.name}: only what is linear in its weights can be "
-                "solved again without a client; retrain without it"
+                f"{self.folder.path} was not trained by {SumRidge.name}, and only what is linear in its weights can be "
+                f"solved again for other clients: {needs}{', or retrain without it' if purpose == _FORGETTING else ''}"
             )
         method = SumRidge(**{name: value for name, value in options.items() if name != "name"})
         if not method.keep_shares:
-            raise RunFolderError(
-                f"{self.folder.path} kept the total of its clients' sums alone: train with --set keep_shares=true"
-            )
+            raise RunFolderError(f"{self.folder.path} kept the total of its clients' sums alone: {needs}")
         self.method = method
         self.round, self.tensors = self.folder.load_checkpoint()
         self.state: State = {n.removeprefix("state/"): t for n, t in self.tensors.items() if n.startswith("state/")}
@@ -158,7 +159,7 @@ def forget(path: Path | str, who: int | str, *, allow_code: bool = False, score:
         kept = {name: t for name, t in run.tensors.items() if not name.startswith(("state/", f"client/{client}/"))}
         measured = _measured(run.folder.path, model, who, allow_code) if score else None
         run.folder.save_model(model)
-        _rescore(run, client, measured, penalty)
+        _rescore(run, client, measured, penalty, int(total(others).samples))
         run.folder.save_checkpoint(
             run.round, kept | {f"state/{n}": t for n, t in state.items()} | {"averaged": flat.clone()}
         )
@@ -200,15 +201,16 @@ def _measured(path: Path, model: Mapping[str, Tensor], who: int | str, allow_cod
         ) from None
 
 
-def _rescore(run: SharesOfRun, client: int, score: Score | None, penalty: float) -> None:
+def _rescore(run: SharesOfRun, client: int, score: Score | None, penalty: float, samples: int) -> None:
     """The last record with the new model's scores, none where it was not measured; those of training stand beside."""
     records = run.folder.records()
     last = records[run.round - 1]
-    last.setdefault(BEFORE, {name: last[name] for name in _SCORES if name in last})
+    last.setdefault(BEFORE, {name: last[name] for name in (*_SCORES, *_NOTED) if name in last})
     gone = [*last.get("forgotten", []), client]
     kept = {name: value for name, value in last.items() if name not in _SCORES}
     scores = {"test_accuracy": score.accuracy if score else None, "test_loss": score.loss if score else None}
-    records[run.round - 1] = kept | scores | {"train_loss": None, "penalty": penalty, "forgotten": gone}
+    left = {"train_loss": None, "samples": samples, "penalty": penalty, "forgotten": gone}
+    records[run.round - 1] = kept | scores | left
     run.folder.write("history.jsonl", "".join(json.dumps(r, allow_nan=False) + "\n" for r in records).encode())
 
 
