@@ -19,7 +19,7 @@ def value(
     seed: Annotated[int, typer.Option(help="of the random orders")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout, nothing else")] = False,
 ) -> None:
-    """Value each client; also: forget, personalize, uncertainty.
+    """Value what each client adds to a model.
 
     Example: ntkfl value runs/a
     """
