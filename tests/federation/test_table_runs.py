@@ -156,3 +156,17 @@ def test_an_export_of_an_older_version_has_no_names(run: Path, tmp_path: Path) -
     kept = parse_toml((model / "export.toml").read_text())
     (model / "export.toml").write_text(tomli_w.dumps({name: kept[name] for name in kept if name != "names"}))
     assert (load_exported(model).feature_names, load_exported(model).class_names) == ((), ())
+
+
+def test_settings_say_how_many_clients_there_are(run: Path, table: Path, tmp_path: Path) -> None:
+    kept = RunFolder(run).config()["data"]
+    columns = {"label_column": "outcome", "client_column": "site"}
+    assert kept == {"dataset": str(table), "partition": "client", "clients": 4, "standardize": True, **columns}
+    assert RunConfig.read(run / "config.toml").data.how() == settings(table).data.how()
+    folder = RunFolder(tmp_path / "run")
+    execute(settings(table), out=folder.path)
+    older = folder.config()
+    older["data"] |= {"clients": 300, "alpha": 0.1, "reading": "composition"}  # as an older version wrote
+    folder.write_config(older)
+    execute(settings(table), out=folder.path, resume=True)
+    assert folder.config()["data"] == kept

@@ -28,12 +28,14 @@ from torch import Tensor
 
 from ntkfl.atomic import PART
 from ntkfl.atomic import write_atomically as write_atomically
+from ntkfl.data.partitions import ByClient
 from ntkfl.errors import RunFolderError
 from ntkfl.safe_parse import parse_json, parse_toml
 
 Record = dict[str, Any]
 _NUMBERS = frozenset({"round", "test_accuracy", "last_accuracy", "validation_accuracy", "uplink_bytes", "seconds"})
 _COUNTS = frozenset({"uplink", "downlink"})
+_DRAW = frozenset({"clients", "alpha", "reading", "overlap", "shards_per_client", "min_samples"})
 _RENAMED = {"poison": "byzantine", "poisoned": "byzantine"}  # first names and those of today
 
 
@@ -128,7 +130,7 @@ class RunFolder:
         """Refuse to continue a run under other settings; more rounds are welcome."""
         ignore = ("rounds", "stop_at", "privacy", "names", "standardization")
         there = self.config()
-        difference = _difference(there, _plain(config), ignore=ignore)
+        difference = _difference(without_draw(there), without_draw(_plain(config)), ignore=ignore)
         was, now = (names_in(settings, "features") for settings in (there, config))
         if not difference and was and now != was:
             difference = f"the data's features are {', '.join(now)}; they were {', '.join(was)}"
@@ -204,6 +206,14 @@ class RunFolder:
 
     def _failed(self, name: str, error: OSError) -> RunFolderError:
         return RunFolderError(f"could not write {self.path / name}: {error.strerror}; what was there before is intact")
+
+
+def without_draw(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without those of a random partition, where the data name their clients: they say nothing then."""
+    data = config.get("data")
+    if not isinstance(data, Mapping) or data.get("partition") != ByClient.kind:
+        return dict(config)
+    return {**config, "data": {name: value for name, value in data.items() if name not in _DRAW}}
 
 
 _AGREED = {"classes": "class_names", "features": "feature_names"}  # a deployment's settings

@@ -26,7 +26,7 @@ from ntkfl.federation.local import LocalTransport, SimulatedClients
 from ntkfl.federation.memory_check import available_bytes, check_memory, predicted_bytes
 from ntkfl.federation.privacy_statement import privacy_statement, sum_promise
 from ntkfl.federation.run import Run, describe
-from ntkfl.federation.run_folder import RunFolder
+from ntkfl.federation.run_folder import RunFolder, without_draw
 from ntkfl.federation.server import Server
 from ntkfl.federation.transcript import Transcript
 from ntkfl.federation.transport import Transport
@@ -101,7 +101,9 @@ def execute(
         byzantine=config.byzantine,
         transport=transport,
     )
-    settings = spelled_out(config) | ({} if runtime is None else {"runtime": runtime})
+    settings = without_draw(spelled_out(config)) | ({} if runtime is None else {"runtime": runtime})
+    if not config.data.own:
+        settings["data"].setdefault("clients", len(data))  # those that the data name
     own = insight and (bool(config.code) or config.data.dataset not in NAMES)
     title = f"{config.data.dataset}, {'as given' if config.data.own else config.data.partition}" if own else None
     how = {"out": out, "resume": resume, "callbacks": callbacks, "record": record, "title": title}
