@@ -273,6 +273,10 @@ def test_a_run_of_ones_own_code_keeps_its_sums_until_that_code_may_run(
 
 def test_code_that_fails_keeps_nobody_from_being_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     execute(by_name(tmp_path), out=tmp_path / "run")
+    table = (tmp_path / "visits.csv").read_text()
+    (tmp_path / "visits.csv").write_text(table.replace("a,b,c,d,e,", "b,a,c,d,e,"))
+    with pytest.raises(NTKFLError, match="features are b, a, c, d, e; they were a, b, c, d, e"):
+        forget(tmp_path / "run", "north")
     (tmp_path / "visits.csv").write_text("gone")
     with pytest.raises(NTKFLError, match=r"no rows below its header.* --client north --no-score"):
         forget(tmp_path / "run", "north")

@@ -138,6 +138,8 @@ def test_a_run_is_not_continued_on_columns_in_another_order(tmp_path: Path) -> N
     write_table(table, FEATURES[::-1])
     with pytest.raises(RunFolderError, match="features are Hb, crp mg/l, age; they were age, crp mg/l, Hb"):
         execute(settings(table), out=tmp_path / "run", resume=True)
+    said = CliRunner().invoke(app, ["uncertainty", str(tmp_path / "run")])
+    assert "has changed since the run: the data's features are Hb" in str(said.exception)
 
 
 def test_an_export_says_what_its_inputs_and_outputs_are(run: Path, table: Path, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def uncertainty(
     from ntkfl.federation.build import load_data
     from ntkfl.federation.config import RunConfig
     from ntkfl.federation.run import Run
-    from ntkfl.federation.run_folder import RunFolder, names_in
+    from ntkfl.federation.run_folder import RunFolder, names_in, other_features
     from ntkfl.federation.uncertainty import calibration, halves
     from ntkfl.progress import percent, plural
     from ntkfl.user_code import find_factory
@@ -48,6 +48,8 @@ def uncertainty(
     trained_on, halved = loaded.config["data"].get("dataset"), calibrate == "test"
     if data is None or halved:
         fed = load_data(RunConfig.read(run / "config.toml", allow_code=allow_code))
+        if changed := other_features(loaded.config, fed.feature_names):
+            raise ConfigError(f"{trained_on} has changed since the run: {changed}")
     own = {name: loaded.config["data"].get(f"{name}_column") for name in ("label", "client", "split")}
     given = Columns(label_column, client_column, split_column)._asdict()
     columns = Columns(**{name: given[name] or own[name] for name in own})

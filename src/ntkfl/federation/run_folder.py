@@ -131,9 +131,7 @@ class RunFolder:
         ignore = ("rounds", "stop_at", "privacy", "names", "standardization")
         there = self.config()
         difference = _difference(without_draw(there), without_draw(_plain(config)), ignore=ignore)
-        was, now = (names_in(settings, "features") for settings in (there, config))
-        if not difference and was and now != was:
-            difference = f"the data's features are {', '.join(now)}; they were {', '.join(was)}"
+        difference = difference or other_features(there, names_in(config, "features"))
         if difference.startswith("model.start "):
             difference = (
                 "the model's initial weights differ (make the model as for the first rounds, from the same seed)"
@@ -224,6 +222,13 @@ def names_in(config: Mapping[str, Any], kind: str) -> list[str]:
     kept = config.get("names")
     listed = kept.get(kind) if isinstance(kept, Mapping) else config.get(_AGREED.get(kind, ""))
     return [str(name) for name in listed] if isinstance(listed, list | tuple) else []
+
+
+def other_features(config: Mapping[str, Any], found: Sequence[str]) -> str:
+    """In words, that the run was trained on other columns than `found`, or in another order; empty where it was not."""
+    was = names_in(config, "features")
+    changed = was and list(found) != was
+    return f"the data's features are {', '.join(found)}; they were {', '.join(was)}" if changed else ""
 
 
 def called(config: Mapping[str, Any], clients: Sequence[int]) -> str:

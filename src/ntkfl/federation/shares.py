@@ -16,12 +16,12 @@ import torch
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
-from ntkfl.errors import ConfigError, NTKFLError, RunFolderError, TrustError, unknown
+from ntkfl.errors import ConfigError, DataError, NTKFLError, RunFolderError, TrustError, unknown
 from ntkfl.federation.build import load_data
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.evaluation import Score
 from ntkfl.federation.run import Run, was_standardized
-from ntkfl.federation.run_folder import Record, RunFolder, names_in
+from ntkfl.federation.run_folder import Record, RunFolder, names_in, other_features
 from ntkfl.methods import State, SumRidge
 from ntkfl.methods.sum_ridge import COLUMNS, FORGOTTEN, PENALTY, SHARE, shares_of
 from ntkfl.tangent.ridge import RidgeSums, solve, total
@@ -186,8 +186,10 @@ def _measured(path: Path, model: Mapping[str, Tensor], who: int | str, allow_cod
     again = f"ntkfl forget {shlex.quote(str(path))} --client {shlex.quote(str(who))}"
     without = f"{again} --no-score (in Python score=False) forgets without measuring"
     try:
-        x, y = load_data(RunConfig.read(path / "config.toml", allow_code=allow_code)).test
-        run = Run.load(path, allow_code=allow_code)
+        data = load_data(RunConfig.read(path / "config.toml", allow_code=allow_code))
+        run, (x, y) = Run.load(path, allow_code=allow_code), data.test
+        if changed := other_features(run.config, data.feature_names):
+            raise DataError(changed)
         run.model.load_state_dict(dict(model))
         return run.evaluate(x, y, tokens=not x.is_floating_point())
     except TrustError as error:
