@@ -39,6 +39,7 @@ def test_help_fits_a_screen_and_needs_no_torch() -> None:
         assert done.returncode == 0, done.stderr
         if arguments == ["--help"]:
             assert len(done.stdout.splitlines()) <= 24
+            assert {line.split()[0] for line in done.stdout.splitlines()[3:]} == {*verbs.listed()}  # a line each
         assert all(len(line) <= 80 for line in done.stdout.splitlines())
 
 

@@ -239,7 +239,8 @@ def test_names_stay_with_the_run_and_are_never_sent(
     data = {"dataset": str(file), "label_column": "diagnosis", "client_column": "hospital"}
     config = RunConfig(data=data, rounds=1, model={"hidden": [4]}, method=method)
     run = execute(config, out=tmp_path / "run")
-    assert run.config["names"] == {"clients": ("clinic", "north", "south"), "classes": ("cold", "flu")}
+    named = {"clients": ("clinic", "north", "south"), "classes": ("cold", "flu"), "features": ("age",)}
+    assert run.config["names"] == named
     assert run.history[0]["clients"] == [0, 1, 2]
     assert sent
     assert not [m for m in sent for name in (b"clinic", b"north", b"south", b"cold", b"flu") if name in m]

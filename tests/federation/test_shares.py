@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 import ntkfl
 from ntkfl.cli import app
-from ntkfl.errors import NTKFLError
+from ntkfl.errors import NTKFLError, TrustError
 from ntkfl.federation.build import load_data
-from ntkfl.federation.config import RunConfig
+from ntkfl.federation.config import ModelConfig, RunConfig
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.shapley import shapley_values
 from ntkfl.federation.shares import SharesOfRun, forget, personal_weights
@@ -75,7 +75,7 @@ def test_forgetting_is_retraining_without_the_client(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     before = trained(folder, 0, 1, 2, 3, 4, 5)
     without = trained(None, 0, 1, 3, 4, 5)
-    record = forget(folder, 2)
+    record = forget(folder, 2, score=False)
     model = load_file(folder / "model.safetensors")
     assert (model["head.weight"] - without.model.head.weight).abs().max() < 1e-10
     assert (model["head.bias"] - without.model.head.bias).abs().max() < 1e-10
@@ -95,7 +95,7 @@ def test_forgetting_rounded_sums_is_solving_the_others(tmp_path: Path, options: 
     trained(tmp_path / "run", 0, 1, 2, 3, method=method)
     kept = SharesOfRun(tmp_path / "run")
     expected = method.lift(solve(total([kept.shares[c] for c in (0, 1, 3)]), 0.01), 8)
-    forget(tmp_path / "run", 2)
+    forget(tmp_path / "run", 2, score=False)
     found = load_file(tmp_path / "run" / "model.safetensors")
     assert (found["head.weight"] - expected[:-1].mT).abs().max() < 1e-10
     assert (found["head.bias"] - expected[-1]).abs().max() < 1e-10
@@ -108,7 +108,7 @@ def test_a_forgotten_client_is_not_counted_again(tmp_path: Path) -> None:
     """The resumed run asks everybody, the client among them: the model stays that of the others."""
     folder = tmp_path / "run"
     trained(folder, 0, 1, 2, 3)
-    forget(folder, 1)
+    forget(folder, 1, score=False)
     fed = federation(0, 1, 2, 3)
     model = trained(None, 0, 1, 2, 3).model  # its backbone is that of the run
     nn.init.zeros_(model.head.weight)
@@ -130,10 +130,16 @@ def test_where_forgetting_is_refused(tmp_path: Path) -> None:
     )  # fmt: skip
     with pytest.raises(NTKFLError, match=r"only what is linear .* retrain without it"):
         forget(tmp_path / "averaged", 0)
+    for name in ("total", "averaged"):
+        for verb, more in (("value", []), ("personalize", ["--client", "0", "--out", str(tmp_path / "own")])):
+            error = str(CliRunner().invoke(app, [verb, str(tmp_path / name), *more]).exception)
+            assert "needs each client's sums; train with --method sum-ridge --set keep_shares=true" in error
+            assert "forgetting" not in error.removeprefix(str(tmp_path / name))
+            assert "without" not in error
     trained(tmp_path / "run", 0, 1)
     with pytest.raises(NTKFLError, match="no sums of client 7 are here: there are those of 0, 1"):
         forget(tmp_path / "run", 7)
-    forget(tmp_path / "run", 0)
+    forget(tmp_path / "run", 0, score=False)
     with pytest.raises(NTKFLError, match="the only one"):
         forget(tmp_path / "run", 1)
 
@@ -151,10 +157,10 @@ def test_the_verbs(tmp_path: Path) -> None:
     before, after = (float(error) for error in re.findall(r"(0\.\d+) (?:before|now)", said.output))
     assert after < before
     assert load_file(out).keys() == load_file(folder / "model.safetensors").keys()
-    said = CliRunner().invoke(app, ["forget", str(folder), "--client", "3"])
+    said = CliRunner().invoke(app, ["forget", str(folder), "--client", "3", "--no-score"])
     assert said.exit_code == 0, said.output
     assert "forgot client 3 and its 19 samples" in said.output
-    said = CliRunner().invoke(app, ["forget", str(folder), "--client", "0", "--json"])
+    said = CliRunner().invoke(app, ["forget", str(folder), "--client", "0", "--no-score", "--json"])
     assert json.loads(said.output)["clients_left"] == 2
 
 
@@ -207,6 +213,8 @@ def test_a_run_that_forgot_has_a_score_of_its_own(tmp_path: Path) -> None:
     assert last["test_loss"] != before["test_loss"]
     assert last["before_forgetting"]["test_loss"] == before["test_loss"]
     assert (last["forgotten"], last["train_loss"]) == ([1], None)
+    gone = json.loads((tmp_path / "run" / "forgotten.jsonl").read_text())["samples"]
+    assert last["before_forgetting"]["samples"] == before["samples"] == last["samples"] + gone
     assert (
         f"test accuracy {100 * score.accuracy:.1f} % now, {100 * before['test_accuracy']:.1f} % before" in said.output
     )
@@ -214,36 +222,73 @@ def test_a_run_that_forgot_has_a_score_of_its_own(tmp_path: Path) -> None:
     assert not [f for f in ("values.json", "insight.json") if (tmp_path / "run" / f).exists()]  # of the old model
     shown = view(find([tmp_path / "run"])[0][0])
     assert shown["series"]["test_accuracy"] == [pytest.approx(score.accuracy, abs=1e-5)]
-    assert shown[
-        "text"
-    ] == f"finished: 1 round; 1 client forgotten since, accuracy {before['test_accuracy']:.1%} before".replace(
-        "%", " %"
-    )
+    was = f"accuracy {100 * before['test_accuracy']:.1f} % before"
+    assert shown["text"] == f"finished: 1 round; 1 client forgotten since (north), {was}"
+    said = CliRunner().invoke(app, ["audit", str(tmp_path / "run"), "--quick"])
+    assert "a client was forgotten since (north)" in str(said.exception)
     forget(tmp_path / "run", "south")  # and the score of training stays what is said of before
     last = RunFolder(tmp_path / "run").records()[-1]
     assert (last["forgotten"], last["before_forgetting"]["test_loss"]) == ([1, 2], before["test_loss"])
 
 
-def test_a_score_that_cannot_be_measured_again_is_none(tmp_path: Path) -> None:
-    """The data were given in Python: better none than that of another model."""
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(file): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_data_given_in_python_cannot_be_measured_again_and_that_is_said_before_anything_is_deleted(
+    tmp_path: Path,
+) -> None:
     old = trained(tmp_path / "run", 0, 1, 2).history[-1]
-    said = CliRunner().invoke(app, ["forget", str(tmp_path / "run"), "--client", "1"])
-    assert "its score was not measured again, and the history has none" in said.output
+    before, command = content(tmp_path / "run"), ["forget", str(tmp_path / "run"), "--client", "1"]
+    error = str(CliRunner().invoke(app, command).exception)
+    assert "nothing was forgotten yet" in error
+    assert "run made from Python" in error
+    assert f"ntkfl {' '.join(command)} --no-score" in error
+    assert content(tmp_path / "run") == before
+    said = CliRunner().invoke(app, [*command, "--no-score"])
+    assert "was not measured, and the history has no score" in said.output
     last = RunFolder(tmp_path / "run").records()[-1]
     assert (last["test_accuracy"], last["test_loss"]) == (None, None)
     assert last["before_forgetting"]["test_accuracy"] == old["test_accuracy"]
 
 
+def test_a_run_of_ones_own_code_keeps_its_sums_until_that_code_may_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_forgetting_net.py").write_text(
+        "from ntkfl.models import mlp\ndef net(i, o): return mlp(i[0], 8, o)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    config = by_name(tmp_path).model_copy(update={"model": ModelConfig(name="own_forgetting_net:net")})
+    execute(config, out=tmp_path / "run")
+    before, command = content(tmp_path / "run"), ["forget", str(tmp_path / "run"), "--client", "north"]
+    refused = CliRunner().invoke(app, command).exception
+    assert isinstance(refused, TrustError)
+    assert f"ntkfl {' '.join(command)} --allow-code; or" in str(refused)
+    assert content(tmp_path / "run") == before
+    said = CliRunner().invoke(app, [*command, "--allow-code"])
+    assert said.exit_code == 0, said.output
+    assert RunFolder(tmp_path / "run").records()[-1]["test_accuracy"] is not None
+
+
 def test_code_that_fails_keeps_nobody_from_being_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     execute(by_name(tmp_path), out=tmp_path / "run")
+    table = (tmp_path / "visits.csv").read_text()
+    (tmp_path / "visits.csv").write_text(table.replace("a,b,c,d,e,", "b,a,c,d,e,"))
+    with pytest.raises(NTKFLError, match="features are b, a, c, d, e; they were a, b, c, d, e"):
+        forget(tmp_path / "run", "north")
     (tmp_path / "visits.csv").write_text("gone")
-    assert "no rows below its header" in forget(tmp_path / "run", "north")["not_measured"]
+    with pytest.raises(NTKFLError, match=r"no rows below its header.* --client north --no-score"):
+        forget(tmp_path / "run", "north")
+    forget(tmp_path / "run", "north", score=False)
 
     def broken(config: RunConfig) -> None:
         raise ZeroDivisionError("of a user's own")
 
     monkeypatch.setattr("ntkfl.federation.shares.load_data", broken)
-    assert forget(tmp_path / "run", "south")["not_measured"] == "ZeroDivisionError: of a user's own"
+    with pytest.raises(NTKFLError, match="ZeroDivisionError: of a user's own"):
+        forget(tmp_path / "run", "south")
+    forget(tmp_path / "run", "south", score=False)
     assert RunFolder(tmp_path / "run").records()[-1]["forgotten"] == [1, 2]
 
 

@@ -18,7 +18,7 @@ from ntkfl.errors import ConfigError, RunFolderError
 from ntkfl.federation.build import build_method, build_model, load_data
 from ntkfl.federation.callbacks import Functions
 from ntkfl.federation.config import RunConfig
-from ntkfl.federation.run_folder import Record, RunFolder
+from ntkfl.federation.run_folder import Record, RunFolder, called
 from ntkfl.federation.simulation import Simulation, execute
 from ntkfl.federation.transcript import Exchange, Transcript, recorded_rounds
 from ntkfl.methods import Method, Task
@@ -149,8 +149,15 @@ def captures_of_run(
     for number in rounds:
         if not 1 <= number <= len(history):
             raise ConfigError(f"{run.path} has rounds 1 to {len(history)}, not {number}")
-    data = data or load_data(config)
     have = set(recorded_rounds(run.path)) & set(rounds)
+    replayed = history[: max(set(rounds) - have, default=0)]
+    if gone := [client for record in replayed for client in record.get("forgotten") or []]:
+        raise RunFolderError(
+            f"{run.path} cannot be re-made: a client was forgotten since ({called(run.config(), gone)}), and its "
+            "history is of the model that is left; audit a run of the same settings: "
+            f"ntkfl audit --config {run.path}/config.toml"
+        )
+    data = data or load_data(config)
     found = {number: read_capture(folder, number, data=data, allow_code=allow_code) for number in have}
     missing = set(rounds) - have
 

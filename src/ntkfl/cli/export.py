@@ -28,9 +28,13 @@ def export(
         bool, typer.Option("--plain-projection", help="Write the projection in plain. Read the warning first.")
     ] = False,
 ) -> None:
-    """Write a run's model with its projection sealed to those you name.
+    """Write a run's model, to use elsewhere: ntkfl.load_exported("model") gives it as a torch module.
 
-    Example: ntkfl export runs/a --out model --to hospital=9f1c…
+    It takes inputs as the data have them and has class_names and feature_names.
+    Where a method projects inputs by a secret (cp-ntk-fl), the projection is
+    sealed to those you name: --to hospital=9f1c…
+
+    Example: ntkfl export runs/a --out model
     """
     from ntkfl.federation import export as exporting
 

@@ -145,7 +145,7 @@ def run(
 
     Example: ntkfl flower run fl/server --out runs/a
     """
-    from ntkfl.data.client import Images, read_own
+    from ntkfl.data.client import read_own
     from ntkfl.federation.run_folder import Record, RunFolder
     from ntkfl.federation.server import remarks
     from ntkfl.flower.apps import server_app
@@ -157,8 +157,7 @@ def run(
     configure_logging("server", form=log_format, level=log_level)
     settings = FlowerRun.read(folder / "run.toml")
     settings.check_code(allow_code)  # before anybody is asked
-    images = Images(settings.inputs, settings.mean, settings.std, settings.class_names)
-    batch = None if test is None else read_own(test, images, find_factory)
+    batch = None if test is None else read_own(test, settings.images, find_factory)
     display = RoundTable(str(settings.method["name"]), settings.rounds, remarks, quiet=as_json)
     show = (lambda record, timing: typer.echo(json.dumps(record))) if as_json else display.show
     history: list[Record] = []

@@ -15,6 +15,9 @@ def forget(
     run: Annotated[Path, typer.Argument(help="The folder of a sum-ridge run with keep_shares.")],
     client: Annotated[str, typer.Option(help="The client's name, as its data have it, or its number.")],
     allow_code: AllowCode = False,
+    no_score: Annotated[
+        bool, typer.Option("--no-score", help="do not measure the model that is left: its history has no score")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="the record as JSON on stdout, nothing else")] = False,
 ) -> None:
     """Take a client out of a run, exactly.
@@ -25,7 +28,7 @@ def forget(
     from ntkfl.federation.run_folder import RunFolder
     from ntkfl.progress import percent
 
-    record = shares.forget(run, client, allow_code=allow_code)
+    record = shares.forget(run, client, allow_code=allow_code, score=not no_score)
     if as_json:
         typer.echo(json.dumps(record))
         return
@@ -36,8 +39,8 @@ def forget(
     )
     before = RunFolder(run).records()[record["round"] - 1].get(shares.BEFORE, {}).get("test_accuracy")
     was = "" if before is None else f", {percent(before)} before anything was forgotten"
-    if "not_measured" in record:
-        typer.echo(f"its score was not measured again, and the history has none{was}: {record['not_measured']}")
+    if no_score:
+        typer.echo(f"the model that is left was not measured, and the history has no score{was}")
     elif record["test_accuracy"] is not None:
         typer.echo(f"test accuracy {percent(record['test_accuracy'])} now{was}; the history and reports have it")
     else:

@@ -31,7 +31,7 @@ def join(
 
     Example: ntkfl join demo/clients/client-0 --data mine.npz
     """
-    from ntkfl.data.client import Images, read_own
+    from ntkfl.data.client import read_own
     from ntkfl.data.files import Columns
     from ntkfl.deployment.client import ShuffledClient  # needs the extra
     from ntkfl.deployment.contract import Federation
@@ -42,9 +42,8 @@ def join(
     configure_logging(folder.resolve().name, form=log_format, level=log_level)
     refuse_second(folder)
     terms = Federation.read(folder).terms
-    images = Images(terms.inputs, terms.mean, terms.std, terms.class_names)
     columns = Columns(label_column, client_column, split_column)
-    x, y = read_own(data, images, find_factory, columns)
+    x, y = read_own(data, terms.images, find_factory, columns)
     allowed = columns.flags() + (" --allow-code" if allow_code else "")
     status = StatusFile(folder, "client", state="waits for the key server")
 

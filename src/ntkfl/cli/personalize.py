@@ -23,7 +23,7 @@ def personalize(
     from ntkfl.atomic import write_atomically
     from ntkfl.federation import shares
 
-    known = shares.SharesOfRun(run)
+    known = shares.SharesOfRun(run, "a head of one client's own")
     number = known.find(client)
     own, weights = known.share(number), shares.personal_weights(known, number, weight)
     before, after = (float(own.error(w)) / float(own.samples) for w in (known.solution(), weights))

@@ -36,18 +36,20 @@ def uncertainty(
     from ntkfl.errors import ConfigError
     from ntkfl.federation.build import load_data
     from ntkfl.federation.config import RunConfig
-    from ntkfl.federation.run import Run, names_in
-    from ntkfl.federation.run_folder import RunFolder
+    from ntkfl.federation.run import Run
+    from ntkfl.federation.run_folder import RunFolder, names_in, other_features
     from ntkfl.federation.uncertainty import calibration, halves
     from ntkfl.progress import percent, plural
     from ntkfl.user_code import find_factory
 
     loaded = Run.load(run, allow_code=allow_code)
-    classes = tuple(names_in(loaded.config, "classes"))
-    images, fed = Images(tuple(loaded.config["shape"]["inputs"]), classes=classes), None
+    classes, features = (tuple(names_in(loaded.config, kind)) for kind in ("classes", "features"))
+    images, fed = Images(tuple(loaded.config["shape"]["inputs"]), classes=classes, features=features), None
     trained_on, halved = loaded.config["data"].get("dataset"), calibrate == "test"
-    if data is None or halved or loaded.config["data"].get("standardize"):
+    if data is None or halved:
         fed = load_data(RunConfig.read(run / "config.toml", allow_code=allow_code))
+        if changed := other_features(loaded.config, fed.feature_names):
+            raise ConfigError(f"{trained_on} has changed since the run: {changed}")
     own = {name: loaded.config["data"].get(f"{name}_column") for name in ("label", "client", "split")}
     given = Columns(label_column, client_column, split_column)._asdict()
     columns = Columns(**{name: given[name] or own[name] for name in own})
@@ -60,7 +62,7 @@ def uncertainty(
                 "for the run's test set, give `--calibrate test`, or give a file of other samples"
             )
         x, y = read_own(source, images, find_factory, columns)
-        return x if fed is None or fed.standardization is None else fed.standardization.standardize(x), y
+        return x if loaded.standardization is None else loaded.standardization.standardize(x), y
 
     x, y = fed.test if data is None and fed is not None else read(str(data))
     where = "the run's test set" if data is None else data

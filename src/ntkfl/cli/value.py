@@ -19,14 +19,14 @@ def value(
     seed: Annotated[int, typer.Option(help="of the random orders")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout, nothing else")] = False,
 ) -> None:
-    """Value each client; also: forget, personalize, uncertainty.
+    """Value what each client adds to a model.
 
     Example: ntkfl value runs/a
     """
     from ntkfl.federation.shapley import shapley_values
     from ntkfl.federation.shares import SharesOfRun
 
-    known = SharesOfRun(run)
+    known = SharesOfRun(run, "valuing clients")
     with stoppable(), ProgressBar(0, "solutions") as bar:
 
         def solved(done: int, planned: int) -> None:

@@ -30,13 +30,13 @@ VERBS = {
     "audit": "Attack one round as it goes over the wire.",
     "report": "Show what runs did on one page.",
     "watch": "Watch runs while they go on.",
-    "value": "Value each client; also: forget, personalize, uncertainty.",
+    "value": "Value what each client adds to a model.",
     "forget": "Take a client out of a run, exactly.",
     "personalize": "Write a model whose head suits one client.",
     "uncertainty": "Measure how well a model knows what it knows.",
     "data": "Datasets, and how they are dealt to clients.",
     "doctor": "Check this machine, and say what to do.",
-    "export": "Write a run's model with its projection sealed.",
+    "export": "Write a run's model, to use elsewhere.",
     "keys": "Keys, tokens and certificates of a federation.",
     "deploy": "Try a federation out, and see how one is doing.",
     "serve": "Run a federation's key server or shuffler.",
@@ -44,9 +44,6 @@ VERBS = {
     "flower": "Clients on other machines, with Flower.",
     "join": "Take part in a run, with data of your own.",
 }
-
-# Not on the first screen, whose 24 lines are full: the line of `value` names them.
-UNLISTED = ("forget", "personalize", "uncertainty")
 
 METHODS = (
     "ntk-fl", "cp-ntk-fl", "sum-ntk-fl", "private-sums", "sum-ridge", "private-ridge", "fedavg", "fednova", "fedprox",
@@ -103,9 +100,12 @@ class Verbs(TyperGroup):
                 parameter.hidden = True  # type: ignore[attr-defined]
         return found
 
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The verbs alone, so that all of them fit a screen; the line above them names the options."""
-        self.format_commands(ctx, formatter)
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """How to call it, what it is and the verbs, without headings: all of them fit a screen of 24 lines."""
+        formatter.write_usage(ctx.command_path, "VERB [OPTIONS] [ARGS]...")
+        formatter.write(f"{self.help}\n\n")
+        with formatter.indentation():
+            formatter.write_dl([*listed().items()])
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*listed(), *(name for name in super().list_commands(ctx) if name not in VERBS)]
@@ -113,7 +113,7 @@ class Verbs(TyperGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """For lists: the verb's name and its line."""
         if cmd_name in listed():
-            return TyperCommand(cmd_name, help=listed()[cmd_name], hidden=cmd_name in UNLISTED)
+            return TyperCommand(cmd_name, help=listed()[cmd_name])
         return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> object:

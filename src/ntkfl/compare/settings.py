@@ -18,7 +18,7 @@ def title(comparison: Comparison) -> str:
     seeds = f"{len(comparison.seeds)} seeds" if len(comparison.seeds) > 1 else f"seed {comparison.seeds[0]}"
     most = "" if "clients_per_round" in comparison.model_fields_set else "up to "
     cohort = f"{most}{comparison.clients_per_round}"
-    if data.own:
+    if data.own or data.partition == "client":  # their number is known when they are read
         return f"{data.dataset}, {cohort} clients per round, {seeds}"
     return f"{data.dataset}, {data.clients} clients ({split}), {cohort} per round, {seeds}"
 

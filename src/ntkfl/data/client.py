@@ -26,12 +26,15 @@ PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm")
 
 @dataclass(frozen=True)
 class Images:
-    """How bytes of images become inputs: shape (channels, height, width), a mean and a std a channel, class names."""
+    """How bytes of images become inputs: shape (channels, height, width), a mean and a std a channel, class names; and
+    the names of a table's features, in order.
+    """
 
     shape: tuple[int, ...]
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     classes: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
 
     def inputs(self, who: str, images: Bytes) -> Tensor:
         """uint8 [n, C, H, W] as float32 of the same shape, normalised."""
@@ -60,7 +63,7 @@ def read_own(
         found = sorted(p for p in path.iterdir() if "idx" in p.name and p.is_file())
         return _read_idx(path, found, images) if found else _read_pictures(path, images)
     if is_data_file(source):
-        return checked_pair(source, read_rows(path, columns, images.classes))
+        return checked_pair(source, read_rows(path, columns, images.classes, images.features))
     if path.exists():
         return read_client(path)
     if ":" in source:

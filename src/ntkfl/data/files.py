@@ -57,6 +57,7 @@ class _Content(NamedTuple):
     clients: NDArray[Any] | None
     test: NDArray[np.bool_] | None  # which rows are for testing
     class_names: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()  # columns of a table
 
 
 def is_data_file(name: str) -> bool:
@@ -91,7 +92,7 @@ def from_file(
     classes = classes or len(content.class_names) or None
     whole = from_clients(parts[:1], test=parts[1], classes=classes, name=path.name, tokens=tokens)
     rows = RowDataset(str(path), whole.rows, whole.test_rows, whole.classes)
-    rows = replace(rows, class_names=content.class_names, test_drawn=drawn)
+    rows = replace(rows, class_names=content.class_names, feature_names=content.features, test_drawn=drawn)
     if content.clients is None:
         return rows
     names, writers = np.unique(content.clients[~test], return_inverse=True)
@@ -106,12 +107,13 @@ def draw_test(rows: int) -> NDArray[np.bool_]:
 
 
 def read_rows(
-    path: Path, columns: Columns = USUAL, class_names: Sequence[str] = ()
+    path: Path, columns: Columns = USUAL, class_names: Sequence[str] = (), feature_names: Sequence[str] = ()
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """x [n, …] and y [n] of one client's file: all rows of a table, whatever `client` and `split` say. Labels that are
-    text must be among `class_names`: one client's file need not hold every class.
+    text must be among `class_names`: one client's file need not hold every class. Where `feature_names` are given, a
+    table has these columns, in any order, and x has them in that of the names.
     """
-    content = _read(path, columns, class_names)
+    content = _read(path, columns, class_names, feature_names)
     if content.class_names and not class_names:
         raise DataError(
             f"{path}: labels are text, such as {content.class_names[0][:40]!r}: list the classes, in the order of all "
@@ -122,7 +124,7 @@ def read_rows(
     return content.x, content.y
 
 
-def _read(path: Path, names: Columns, class_names: Sequence[str]) -> _Content:
+def _read(path: Path, names: Columns, class_names: Sequence[str], feature_names: Sequence[str] = ()) -> _Content:
     if path.suffix.lower() == ".npz":
         return _read_npz(path, names, class_names)
     columns = _read_csv(path) if path.suffix.lower() == ".csv" else _read_parquet(path)
@@ -140,11 +142,32 @@ def _read(path: Path, names: Columns, class_names: Sequence[str]) -> _Content:
     features = [name for name in columns if name not in (label, client, split)]
     if not features:
         raise DataError(f"{path} has no features: every column but {label!r}, {client!r} and {split!r} is one")
+    if feature_names:
+        features = _in_order(path, features, feature_names)
     hint = ", unless it says whose a row is (--client-column {0}) or is the label (--label-column {0})"
     x = np.stack([_numbers(path, name, columns[name], hint.format(name)) for name in features], axis=1)
     y, known = _labels(path, label, columns[label], class_names)
     clients = np.asarray(columns[client]) if client in columns else None
-    return _Content(x, y, clients, _test_rows(path, split, columns[split]) if split in columns else None, known)
+    test = _test_rows(path, split, columns[split]) if split in columns else None
+    return _Content(x, y, clients, test, known, tuple(features))
+
+
+def _in_order(path: Path, found: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The features in the order of `names`; `DataError` where they are not the same: a network goes by position."""
+    wrong = [
+        f"{what} {_listed(some)}"
+        for what, some in (
+            ("lacks", [name for name in names if name not in found]),
+            ("has besides", [name for name in found if name not in names]),
+        )
+        if some
+    ]
+    if wrong:
+        raise DataError(
+            f"{path} has other features than the run: it {' and '.join(wrong)}; name columns as the run does, and "
+            "leave others out (--label-column, --client-column and --split-column name those that are no features)"
+        )
+    return list(names)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from ntkfl.errors import DataError
+from ntkfl.errors import ConfigError, DataError
+from ntkfl.options import Options
 
 _ROWS = 4096  # held in float64 at once
 
@@ -59,9 +62,44 @@ class Moments:
 
     def standardize(self, x: Tensor) -> Tensor:
         """(x − mean) / std, of the shape and type of x."""
-        shape = (-1, 1, 1) if x.ndim == 4 else (-1,)
-        mean, std = (value.view(shape).to(x.device) for value in (self.mean, self.std))
         out = torch.empty_like(x)
         for at in range(0, len(x), _ROWS):
-            out[at : at + _ROWS] = (x[at : at + _ROWS].double() - mean) / std
+            out[at : at + _ROWS] = _standardized(x[at : at + _ROWS], self.mean, self.std)
         return out
+
+
+class Standardization(Options):
+    """Mean and standard deviation of each feature, of images of each channel: what a trained model keeps of `Moments`,
+    to treat later inputs as those that trained it.
+    """
+
+    mean: tuple[float, ...] = Field(min_length=1)
+    std: tuple[float, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _one_each(self) -> Self:
+        if len(self.mean) != len(self.std) or min(self.std) <= 0:
+            raise ConfigError("standardization needs a mean and a std, above 0, for each feature")
+        return self
+
+    @staticmethod
+    def of(moments: Moments) -> Standardization:
+        return Standardization(mean=tuple(moments.mean.tolist()), std=tuple(moments.std.tolist()))
+
+    def standardize(self, x: Tensor) -> Tensor:
+        """(x − mean) / std, of the shape and type of x."""
+        features = x.shape[1] if x.ndim == 4 else x.shape[-1]
+        if features != len(self.mean) or not x.is_floating_point():
+            raise DataError(
+                f"inputs {list(x.shape)} of {x.dtype} cannot be standardised: floats with {len(self.mean)} features "
+                "(images: channels) are needed"
+            )
+        mean, std = (torch.tensor(value, dtype=torch.float64) for value in (self.mean, self.std))
+        return _standardized(x, mean, std).to(x.dtype)
+
+
+def _standardized(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """(x − mean) / std in float64; of images [n, C, H, W] by channel, of others by their last dimension."""
+    shape = (-1, 1, 1) if x.ndim == 4 else (-1,)
+    mean, std = (value.view(shape).to(x.device) for value in (mean, std))
+    return (x.double() - mean) / std

@@ -15,6 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import nn
 
 from ntkfl.atomic import write_atomically
+from ntkfl.data.client import Images
 from ntkfl.errors import ConfigError
 from ntkfl.federation.build import build_method, build_network
 from ntkfl.federation.config import ModelConfig, method_code, own_method
@@ -35,6 +36,9 @@ class Terms(Options):
     mean: tuple[float, ...] = Field((), description="of byte images, a number a channel: x = (bytes/255 - mean)/std")
     std: tuple[float, ...] = Field((), description="of byte images, a number a channel, above 0")
     class_names: tuple[str, ...] = Field((), description="in order, where folders of pictures are called by name")
+    feature_names: tuple[str, ...] | None = Field(
+        None, description="columns of every client's table, in order; without them tables go by position"
+    )
     precision: str = Field("float32", pattern="^float(32|64)$")
     model: ModelConfig = ModelConfig()
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "cp-ntk-fl"})
@@ -47,6 +51,11 @@ class Terms(Options):
         Of a user's own method this waits for `spelled_out`: reading terms runs nobody's code.
         """
         return method if own_method(method) else _described(build_method(method))
+
+    @property
+    def images(self) -> Images:
+        """How a client's data become inputs."""
+        return Images(self.inputs, self.mean, self.std, self.class_names, self.feature_names or ())
 
     def spelled_out(self, *, allow_code: bool = False) -> Self:
         """With every option of a user's own method too, which imports it."""

@@ -1,7 +1,8 @@
 """A trained model to hand on: its weights, and its projection sealed to those named and to nobody else.
 
     model.safetensors      the weights
-    export.toml            the network, the projection's kind, and its seed ρ sealed to each recipient
+    export.toml            the network, names of classes and features, mean and deviation of standardised inputs, the
+                           projection's kind, and its seed ρ sealed to each recipient
     projection.safetensors the matrix P in plain, only where it was asked for
 
 Whoever holds P can attack every projected row ever recorded, so a model that needs it does not simply bring it.
@@ -25,10 +26,12 @@ from torch import Tensor, nn
 
 from ntkfl.atomic import PART, write_atomically, write_private
 from ntkfl.crypto.context import Secret, bind
+from ntkfl.data.moments import Standardization
 from ntkfl.errors import ConfigError, ModelError, RunFolderError, TrustError
 from ntkfl.federation.build import build_network
 from ntkfl.federation.config import ModelConfig
-from ntkfl.federation.run_folder import RunFolder
+from ntkfl.federation.run import standardization_in
+from ntkfl.federation.run_folder import RunFolder, names_in
 from ntkfl.options import Options
 from ntkfl.privacy.projection import Projection, RunSecret, make_projection
 from ntkfl.safe_parse import read_toml
@@ -55,6 +58,13 @@ class ProjectionNote(Options):
     sealed: dict[str, str] = Field(default_factory=dict, description="ρ by recipient, base64")
 
 
+class ExportedNames(Options):
+    """What outputs and inputs are called, in order; empty where the run's data had no names. Clients' stay behind."""
+
+    classes: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+
+
 class Export(Options):
     """export.toml."""
 
@@ -64,6 +74,8 @@ class Export(Options):
     precision: str = Field("float32", pattern="^float(32|64)$")
     model: ModelConfig | None = None
     projection: ProjectionNote | None = None
+    standardization: Standardization | None = Field(None, description="of inputs, before any projection")
+    names: ExportedNames = ExportedNames()
 
     @staticmethod
     def read(folder: Path) -> Export:
@@ -71,13 +83,26 @@ class Export(Options):
 
 
 class ExportedModel(nn.Module):
-    """The network behind its projection: takes inputs as the data have them."""
+    """The network behind its standardisation and its projection: takes inputs as the data have them.
 
-    def __init__(self, network: nn.Module, projection: Projection | None) -> None:
+    `class_names` are its outputs', `feature_names` its inputs' (columns of a table), in order; empty where unknown.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        projection: Projection | None,
+        standardization: Standardization | None = None,
+        names: ExportedNames | None = None,
+    ) -> None:
         super().__init__()
-        self.network, self.projection = network, projection
+        self.network, self.projection, self.standardization = network, projection, standardization
+        self.class_names = names.classes if names else ()
+        self.feature_names = names.features if names else ()
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.standardization is not None:
+            x = self.standardization.standardize(x)
         out: Tensor = self.network(x if self.projection is None else self.projection(x))
         return out
 
@@ -103,6 +128,7 @@ def export(
         raise RunFolderError(f"{run} has no model yet: the run has not ended")
     if "shape" not in config:
         raise RunFolderError(f"{run} was made by an older version, which did not note the inputs' shape")
+    standardization = standardization_in(config, run)
     content = weights.read_bytes()
     try:
         note, projection = _note(config, content, recipients, secret)
@@ -119,6 +145,8 @@ def export(
         precision=config["shape"]["precision"],
         model=ModelConfig(**config["model"]) if named else None,
         projection=note,
+        standardization=standardization,
+        names=ExportedNames(**{kind: names_in(config, kind) for kind in ExportedNames.model_fields}),
     )
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -155,7 +183,8 @@ def load_exported(
     *,
     allow_code: bool = False,
 ) -> ExportedModel:
-    """The exported model, ready to use: inputs [n, …] as the data have them -> outputs [n, d2].
+    """The exported model, ready to use: inputs [n, …] as the data have them -> outputs [n, d2]. Its `class_names` and
+    `feature_names` say what they are, where the run's data did.
 
     `key` is the recipient's private sealing key, where the model has a projection. `model` is a network of the same
     architecture, for runs made from Python with a network of their own. An export may name code that builds its
@@ -179,7 +208,8 @@ def load_exported(
         model.load_state_dict(load_tensors(content))
     except Exception as error:
         raise ModelError(f"the exported weights do not fit the network: {str(error).splitlines()[0]}") from None
-    return ExportedModel(model.eval(), None if note is None else _projection(folder, note, described, content, key))
+    projection = None if note is None else _projection(folder, note, described, content, key)
+    return ExportedModel(model.eval(), projection, described.standardization, described.names)
 
 
 def _note(

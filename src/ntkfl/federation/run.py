@@ -15,6 +15,7 @@ from torch import nn
 
 from ntkfl.data import Federated
 from ntkfl.data.from_arrays import Array, read_source
+from ntkfl.data.moments import Standardization
 from ntkfl.data.torch_data import TorchData
 from ntkfl.errors import ConfigError, DataError, ModelError, NTKFLError, RunFolderError, TrustError
 from ntkfl.federation.build import build_method, build_network
@@ -67,6 +68,11 @@ class Run:
             self._method = build_method(self.config["method"])
         return self._method
 
+    @property
+    def standardization(self) -> Standardization | None:
+        """Mean and deviation that inputs were standardised by, where they were."""
+        return standardization_in(self.config)
+
     def __repr__(self) -> str:
         """One line: the history has a record per round, and each lists clients."""
         last = self.history[-1] if self.history else {}
@@ -89,8 +95,9 @@ class Run:
     def evaluate(self, x: Array | TorchData, y: Array | None = None, *, tokens: bool = False) -> Score:
         """Accuracy and mean loss of the model on samples x [n, ...], y, or on a torch Dataset or DataLoader alone.
 
-        x, y and `tokens` are as for `ntkfl.data.from_clients`. Real-valued targets have no accuracy. Where the method
-        projects inputs, so does this, if the run is a simulation: another run's projection is secret.
+        x, y and `tokens` are as for `ntkfl.data.from_clients`. Real-valued targets have no accuracy. Inputs are as the
+        data have them: where the run's were standardised, so are these, by the run's mean and deviation. Where the
+        method projects inputs, so does this, if the run is a simulation: another run's projection is secret.
         """
         source = (x, y) if y is not None else x
         inputs, labels = read_source("x and y" if y is not None else "x", source, tokens)  # type: ignore[arg-type]
@@ -101,6 +108,8 @@ class Run:
         expected = list(shape["inputs"])
         if list(inputs.shape[1:]) != expected:
             raise DataError(f"x has inputs of shape {list(inputs.shape[1:])}; the run's have {expected}")
+        if (standardization := self.standardization) is not None:
+            inputs = standardization.standardize(inputs)
         if method.projected_dim is not None:
             secret = RunSecret.simulated(self.config["seed"])
             if not self.config.get("simulation") or shape.get("key_id") != secret.key_id:
@@ -117,7 +126,8 @@ class Run:
     def posterior(self) -> ModelPosterior:
         """How sure the model is: the posterior of its last layer, from the sums that its server kept.
 
-        Of `sum-ridge` and, with cross-entropy, `sum-ntk-fl`; `ConfigError` for other methods.
+        Of `sum-ridge` and, with cross-entropy, `sum-ntk-fl`; `ConfigError` for other methods. It takes inputs as the
+        network gets them: by `standardization`, where the run's were standardised.
         """
         if self.method.projected_dim is not None:
             raise ConfigError("inputs of this run are projected by a secret: a posterior of plain inputs is not there")
@@ -166,11 +176,26 @@ class Run:
         return run
 
 
-def names_in(config: Mapping[str, Any], kind: str) -> list[str]:
-    """Of `clients` or `classes`, as a run's settings keep them; none where it keeps none."""
-    kept = config.get("names")
-    listed = kept.get(kind) if isinstance(kept, Mapping) else None
-    return [str(name) for name in listed] if isinstance(listed, list | tuple) else []
+def was_standardized(config: Mapping[str, Any]) -> bool:
+    """Whether a run's inputs were standardised by its clients' sums."""
+    data = config.get("data")
+    return isinstance(data, Mapping) and bool(data.get("standardize") or data.get("standardized"))
+
+
+def standardization_in(config: Mapping[str, Any], folder: Path | None = None) -> Standardization | None:
+    """What a run's settings keep of it; `RunFolderError` where inputs were standardised and nothing was kept."""
+    kept = config.get("standardization")
+    if kept is not None:
+        if not isinstance(kept, Mapping):
+            raise RunFolderError("standardization in a run's config.toml must be a table of mean and std")
+        return Standardization(**kept)
+    if was_standardized(config):
+        raise RunFolderError(
+            f"{folder or 'the run'} was trained on standardised inputs by an older version, which did not keep their "
+            "mean and deviation: continue it on its data (ntkfl train --resume --out RUN; in Python resume=True), "
+            "which notes them, or train again"
+        )
+    return None
 
 
 def _rebuild(config: Mapping[str, Any], method: Method) -> nn.Module:

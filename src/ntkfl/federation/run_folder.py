@@ -28,12 +28,14 @@ from torch import Tensor
 
 from ntkfl.atomic import PART
 from ntkfl.atomic import write_atomically as write_atomically
+from ntkfl.data.partitions import ByClient
 from ntkfl.errors import RunFolderError
 from ntkfl.safe_parse import parse_json, parse_toml
 
 Record = dict[str, Any]
 _NUMBERS = frozenset({"round", "test_accuracy", "last_accuracy", "validation_accuracy", "uplink_bytes", "seconds"})
 _COUNTS = frozenset({"uplink", "downlink"})
+_DRAW = frozenset({"clients", "alpha", "reading", "overlap", "shards_per_client", "min_samples"})
 _RENAMED = {"poison": "byzantine", "poisoned": "byzantine"}  # first names and those of today
 
 
@@ -126,7 +128,10 @@ class RunFolder:
 
     def check_config(self, config: Mapping[str, Any]) -> None:
         """Refuse to continue a run under other settings; more rounds are welcome."""
-        difference = _difference(self.config(), _plain(config), ignore=("rounds", "stop_at", "privacy", "names"))
+        ignore = ("rounds", "stop_at", "privacy", "names", "standardization")
+        there = self.config()
+        difference = _difference(without_draw(there), without_draw(_plain(config)), ignore=ignore)
+        difference = difference or other_features(there, names_in(config, "features"))
         if difference.startswith("model.start "):
             difference = (
                 "the model's initial weights differ (make the model as for the first rounds, from the same seed)"
@@ -199,6 +204,38 @@ class RunFolder:
 
     def _failed(self, name: str, error: OSError) -> RunFolderError:
         return RunFolderError(f"could not write {self.path / name}: {error.strerror}; what was there before is intact")
+
+
+def without_draw(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without those of a random partition, where the data name their clients: they say nothing then."""
+    data = config.get("data")
+    if not isinstance(data, Mapping) or data.get("partition") != ByClient.kind:
+        return dict(config)
+    return {**config, "data": {name: value for name, value in data.items() if name not in _DRAW}}
+
+
+_AGREED = {"classes": "class_names", "features": "feature_names"}  # a deployment's settings
+
+
+def names_in(config: Mapping[str, Any], kind: str) -> list[str]:
+    """Of `clients`, `classes` or `features`, as a run's settings keep them; none where it keeps none."""
+    kept = config.get("names")
+    listed = kept.get(kind) if isinstance(kept, Mapping) else config.get(_AGREED.get(kind, ""))
+    return [str(name) for name in listed] if isinstance(listed, list | tuple) else []
+
+
+def other_features(config: Mapping[str, Any], found: Sequence[str]) -> str:
+    """In words, that the run was trained on other columns than `found`, or in another order; empty where it was not."""
+    was = names_in(config, "features")
+    changed = was and list(found) != was
+    return f"the data's features are {', '.join(found)}; they were {', '.join(was)}" if changed else ""
+
+
+def called(config: Mapping[str, Any], clients: Sequence[int]) -> str:
+    """Clients of a run by their names, or numbers where they have none; the first ten."""
+    names, shown = names_in(config, "clients"), clients[:10]
+    said = [names[i] if isinstance(i, int) and 0 <= i < len(names) else str(i) for i in shown]
+    return ", ".join([*said, *(["…"] if len(clients) > len(shown) else [])])
 
 
 def _record(line: str) -> Record:

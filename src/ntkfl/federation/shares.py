@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,18 +16,20 @@ import torch
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
-from ntkfl.errors import ConfigError, NTKFLError, RunFolderError, unknown
+from ntkfl.errors import ConfigError, DataError, NTKFLError, RunFolderError, TrustError, unknown
 from ntkfl.federation.build import load_data
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.evaluation import Score
-from ntkfl.federation.run import Run, names_in
-from ntkfl.federation.run_folder import Record, RunFolder
+from ntkfl.federation.run import Run, was_standardized
+from ntkfl.federation.run_folder import Record, RunFolder, names_in, other_features
 from ntkfl.methods import State, SumRidge
 from ntkfl.methods.sum_ridge import COLUMNS, FORGOTTEN, PENALTY, SHARE, shares_of
 from ntkfl.tangent.ridge import RidgeSums, solve, total
 
 RECORDS = "forgotten.jsonl"
 BEFORE = "before_forgetting"  # in a history: the scores of the model that still knew everybody
+_FORGETTING = "forgetting a client"
+_NOTED = ("samples",)  # of a record beside its scores, and another number without the client
 _SCORES = ("test_accuracy", "test_loss", "last_accuracy", "validation_accuracy", "validation_loss", "train_loss")
 _DERIVED = ("values.json", "uncertainty.json", "insight.json")  # of the model, or of the clients, before
 
@@ -34,20 +37,19 @@ _DERIVED = ("values.json", "uncertainty.json", "insight.json")  # of the model, 
 class SharesOfRun:
     """The folder of a finished run, and the clients' sums in its checkpoint."""
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, purpose: str = _FORGETTING) -> None:
         self.folder = RunFolder(path)
         self.config = self.folder.config()
         options = self.config.get("method")
+        needs = f"{purpose} needs each client's sums; train with --method {SumRidge.name} --set keep_shares=true"
         if not isinstance(options, dict) or options.get("name") != SumRidge.name:
             raise RunFolderError(
-                f"{self.folder.path} was not trained by {SumRidge.name}: only what is linear in its weights can be "
-                "solved again without a client; retrain without it"
+                f"{self.folder.path} was not trained by {SumRidge.name}, and only what is linear in its weights can be "
+                f"solved again for other clients: {needs}{', or retrain without it' if purpose == _FORGETTING else ''}"
             )
         method = SumRidge(**{name: value for name, value in options.items() if name != "name"})
         if not method.keep_shares:
-            raise RunFolderError(
-                f"{self.folder.path} kept the total of its clients' sums alone: train with --set keep_shares=true"
-            )
+            raise RunFolderError(f"{self.folder.path} kept the total of its clients' sums alone: {needs}")
         self.method = method
         self.round, self.tensors = self.folder.load_checkpoint()
         self.state: State = {n.removeprefix("state/"): t for n, t in self.tensors.items() if n.startswith("state/")}
@@ -76,11 +78,6 @@ class SharesOfRun:
         if not names:
             raise ConfigError(f"clients of {self.folder.path} have no names: give a client's number, not {who!r}")
         raise unknown("client", who, names)
-
-    @property
-    def standardized(self) -> bool:
-        data = self.config.get("data")
-        return isinstance(data, dict) and bool(data.get("standardize") or data.get("standardized"))
 
     @property
     def penalty(self) -> float:
@@ -129,13 +126,14 @@ class SharesOfRun:
         return {**tensors, weight: W.contiguous().to(tensors[weight]), bias: b.to(tensors[bias])}
 
 
-def forget(path: Path | str, who: int | str, *, allow_code: bool = False) -> Record:
+def forget(path: Path | str, who: int | str, *, allow_code: bool = False, score: bool = True) -> Record:
     """Take a client, by number or name, out of a finished run, as if it had never taken part. The record of it.
 
     The last layer, and λ where the run chose it, are solved for again from the others' sums; the client's own are
-    deleted, and should it come back in a resumed run, it is not counted. The model is measured anew where the settings
-    tell its data and network, which they may by names of code: that is run with `allow_code` alone. The history has the
-    new scores, or none, and the old ones as of before.
+    deleted, and should it come back in a resumed run, it is not counted. The model that is left is measured first, so
+    that the history has its scores, and the old ones as of before. Where the settings do not tell its data and network,
+    or only by names of code, which is run with `allow_code` alone, nothing is changed and `ConfigError` says why;
+    without `score` the client is forgotten all the same, and the history has no scores.
     """
     with SharesOfRun(path).folder.locked():
         run = SharesOfRun(path)
@@ -144,7 +142,7 @@ def forget(path: Path | str, who: int | str, *, allow_code: bool = False) -> Rec
         others = [run.shares[c] for c in sorted(run.shares) if c != client]
         if not others:
             raise ConfigError(f"client {run.called(client)} is the only one: without it there is no model")
-        if run.standardized:
+        if was_standardized(run.config):
             raise ConfigError(
                 f"inputs of {run.folder.path} were standardised by all clients' sums, those of client "
                 f"{run.called(client)} among them: forgetting would not be exact; train again without it"
@@ -159,9 +157,9 @@ def forget(path: Path | str, who: int | str, *, allow_code: bool = False) -> Rec
             FORGOTTEN: torch.cat([run.state[FORGOTTEN], torch.tensor([client])]),
         }
         kept = {name: t for name, t in run.tensors.items() if not name.startswith(("state/", f"client/{client}/"))}
-        score, missing = _measured(run.folder.path, model, allow_code)
+        measured = _measured(run.folder.path, model, who, allow_code) if score else None
         run.folder.save_model(model)
-        _rescore(run, client, score, penalty)
+        _rescore(run, client, measured, penalty, int(total(others).samples))
         run.folder.save_checkpoint(
             run.round, kept | {f"state/{n}": t for n, t in state.items()} | {"averaged": flat.clone()}
         )
@@ -175,8 +173,7 @@ def forget(path: Path | str, who: int | str, *, allow_code: bool = False) -> Rec
             "weights_after": _digest(flat),
             "relative_change": float((flat - before).double().norm() / before.double().norm()),
             **({"name": run.called(client)} if run.names else {}),
-            **({"not_measured": missing} if score is None else {}),
-            **({} if score is None else {"test_accuracy": score.accuracy, "test_loss": score.loss}),
+            **({} if measured is None else {"test_accuracy": measured.accuracy, "test_loss": measured.loss}),
         }
         run.folder.append(RECORDS, record)
         for name in _DERIVED:
@@ -184,29 +181,38 @@ def forget(path: Path | str, who: int | str, *, allow_code: bool = False) -> Rec
     return record
 
 
-def _measured(path: Path, model: Mapping[str, Tensor], allow_code: bool) -> tuple[Score | None, str]:
-    """The score of a run's network with these tensors on its test set, or why there is none."""
+def _measured(path: Path, model: Mapping[str, Tensor], who: int | str, allow_code: bool) -> Score:
+    """The score of a run's network with these tensors on its test set; `ConfigError` where it cannot be measured."""
+    again = f"ntkfl forget {shlex.quote(str(path))} --client {shlex.quote(str(who))}"
+    without = f"{again} --no-score (in Python score=False) forgets without measuring"
     try:
-        x, y = load_data(RunConfig.read(path / "config.toml", allow_code=allow_code)).test
-        run = Run.load(path, allow_code=allow_code)
+        data = load_data(RunConfig.read(path / "config.toml", allow_code=allow_code))
+        run, (x, y) = Run.load(path, allow_code=allow_code), data.test
+        if changed := other_features(run.config, data.feature_names):
+            raise DataError(changed)
         run.model.load_state_dict(dict(model))
-        return run.evaluate(x, y, tokens=not x.is_floating_point()), ""
-    except (
-        Exception
-    ) as error:  # of a user's own code, whatever it raises: nothing may keep a client from being forgotten
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        return None, str(error) if isinstance(error, NTKFLError) else f"{type(error).__name__}: {reason}"
+        return run.evaluate(x, y, tokens=not x.is_floating_point())
+    except TrustError as error:
+        raise TrustError(f"nothing was forgotten yet: {error}: {again} --allow-code; or {without}") from None
+    except Exception as error:  # of a user's own code, whatever it raises
+        reason = (str(error).splitlines() or [""])[0]
+        said = str(error) if isinstance(error, NTKFLError) else f"{type(error).__name__}: {reason}"
+        raise ConfigError(
+            "nothing was forgotten yet: the model that is left cannot be measured, and the run would have no score "
+            f"({said}); {without}"
+        ) from None
 
 
-def _rescore(run: SharesOfRun, client: int, score: Score | None, penalty: float) -> None:
+def _rescore(run: SharesOfRun, client: int, score: Score | None, penalty: float, samples: int) -> None:
     """The last record with the new model's scores, none where it was not measured; those of training stand beside."""
     records = run.folder.records()
     last = records[run.round - 1]
-    last.setdefault(BEFORE, {name: last[name] for name in _SCORES if name in last})
+    last.setdefault(BEFORE, {name: last[name] for name in (*_SCORES, *_NOTED) if name in last})
     gone = [*last.get("forgotten", []), client]
     kept = {name: value for name, value in last.items() if name not in _SCORES}
     scores = {"test_accuracy": score.accuracy if score else None, "test_loss": score.loss if score else None}
-    records[run.round - 1] = kept | scores | {"train_loss": None, "penalty": penalty, "forgotten": gone}
+    left = {"train_loss": None, "samples": samples, "penalty": penalty, "forgotten": gone}
+    records[run.round - 1] = kept | scores | left
     run.folder.write("history.jsonl", "".join(json.dumps(r, allow_nan=False) + "\n" for r in records).encode())
 
 

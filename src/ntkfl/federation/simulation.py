@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ntkfl.data import NAMES, Federated
+from ntkfl.data.moments import Standardization
 from ntkfl.devices import find_device
 from ntkfl.errors import ConfigError, ModelError, NumericalError
 from ntkfl.federation.build import build_method, build_model, describe_method, load_data, spelled_out
@@ -25,7 +26,7 @@ from ntkfl.federation.local import LocalTransport, SimulatedClients
 from ntkfl.federation.memory_check import available_for, check_memory, predicted_bytes
 from ntkfl.federation.privacy_statement import privacy_statement, sum_promise
 from ntkfl.federation.run import Run, describe
-from ntkfl.federation.run_folder import RunFolder
+from ntkfl.federation.run_folder import RunFolder, without_draw
 from ntkfl.federation.server import Server
 from ntkfl.federation.transcript import Transcript
 from ntkfl.federation.transport import Transport
@@ -100,7 +101,9 @@ def execute(
         byzantine=config.byzantine,
         transport=transport,
     )
-    settings = spelled_out(config) | ({} if runtime is None else {"runtime": runtime})
+    settings = without_draw(spelled_out(config)) | ({} if runtime is None else {"runtime": runtime})
+    if not config.data.own:
+        settings["data"].setdefault("clients", len(data))  # those that the data name
     own = insight and (bool(config.code) or config.data.dataset not in NAMES)
     title = f"{config.data.dataset}, {'as given' if config.data.own else config.data.partition}" if own else None
     how = {"out": out, "resume": resume, "callbacks": callbacks, "record": record, "title": title}
@@ -216,8 +219,15 @@ class Simulation:
         described |= {"method": describe_method(self.method)}
         if self.byzantine is not None:
             described |= {"byzantine": self.byzantine.model_dump(mode="json")}
-        if self.data.client_names or self.data.class_names:  # for people who look at the run: messages have numbers
-            described |= {"names": {"clients": self.data.client_names, "classes": self.data.class_names}}
+        names = {
+            "clients": self.data.client_names,
+            "classes": self.data.class_names,
+            "features": self.data.feature_names,
+        }
+        if any(names.values()):  # for people who look at the run, and for files read later: messages have numbers
+            described |= {"names": {kind: listed for kind, listed in names.items() if listed}}
+        if self.data.standardization is not None:  # the trained model needs it for whatever inputs come later
+            described |= {"standardization": Standardization.of(self.data.standardization).model_dump(mode="json")}
         try:
             told.on_begin(rounds)
             told.on_start(note)

@@ -10,7 +10,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from ntkfl.data.client import Images, read_own
+from ntkfl.data.client import read_own
 from ntkfl.data.files import USUAL, Columns
 from ntkfl.deployment.aggregator import Aggregator
 from ntkfl.deployment.client import ShuffledClient
@@ -73,11 +73,10 @@ def join(
 ) -> ClientApp:
     """The ClientApp of the client whose folder this is; with `federation`, its folder there, behind a shuffler."""
     terms = about.terms if federation is None else Federation.read(federation).terms
-    images = Images(terms.inputs, terms.mean, terms.std, terms.class_names)
     randomness = SystemRandomness() if seed is None else SeededRandomness(seed, about.number)
 
     def read() -> Batch:
-        return read_own(data, images, find_factory, columns)
+        return read_own(data, terms.images, find_factory, columns)
 
     if federation is not None:
         client = ShuffledClient(federation, *read(), randomness=randomness, say=say, allow_code=allow_code)

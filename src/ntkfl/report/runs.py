@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ntkfl.compare.failures import error_of
 from ntkfl.compare.plan import PLAN, read_plan
 from ntkfl.errors import RunFolderError
-from ntkfl.federation.run_folder import Record, RunFolder
+from ntkfl.federation.run_folder import Record, RunFolder, called
 from ntkfl.progress import percent, plural
 
 _DEEPEST = 4  # folders below the one given in which runs are looked for
@@ -122,14 +122,14 @@ def _answered(records: Sequence[Record]) -> str:
     return f", {last['answered']} of {last['asked']} clients answered" if {"asked", "answered"} <= last.keys() else ""
 
 
-def _forgot(records: Sequence[Record]) -> str:
+def _forgot(config: Mapping[str, Any], records: Sequence[Record]) -> str:
     """What `ntkfl forget` did since: the last scores are then of another model than training ended with."""
     gone, before = records[-1].get("forgotten"), records[-1].get("before_forgetting")
     if not isinstance(gone, list) or not gone:
         return ""
     accuracy = before.get("test_accuracy") if isinstance(before, dict) else None
     was = f", accuracy {percent(accuracy)} before" if isinstance(accuracy, int | float) else ""
-    return f"; {plural(len(gone), 'client')} forgotten since{was}"
+    return f"; {plural(len(gone), 'client')} forgotten since ({called(config, gone)}){was}"
 
 
 def condition(run: FoundRun, config: Mapping[str, Any], records: Sequence[Record]) -> Condition:
@@ -143,9 +143,11 @@ def condition(run: FoundRun, config: Mapping[str, Any], records: Sequence[Record
     wanted = int(run.rounds or config.get("rounds") or 0)
     stop = run.stop_at or config.get("stop_at")
     if stop is not None and records and (records[-1].get("test_accuracy") or 0) >= stop:
-        return Condition("finished", f"finished: reached {percent(stop, 0)} in round {len(records)}{_forgot(records)}")
+        return Condition(
+            "finished", f"finished: reached {percent(stop, 0)} in round {len(records)}{_forgot(config, records)}"
+        )
     if wanted and len(records) >= wanted:
-        return Condition("finished", f"finished: {plural(len(records), 'round')}{_forgot(records)}")
+        return Condition("finished", f"finished: {plural(len(records), 'round')}{_forgot(config, records)}")
     so_far = f"{len(records)} of {plural(wanted, 'round')}" if wanted else plural(len(records), "round")
     if run.folder.in_use:
         return Condition("running", f"running: {so_far}{_answered(records)}")

@@ -1,0 +1,191 @@
+"""Runs trained on a table: folder and export keep what later inputs need, so that a file's rows score as they did."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tomli_w
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import ntkfl
+from ntkfl.cli import app
+from ntkfl.data.client import Images, read_own
+from ntkfl.data.files import Columns, from_file
+from ntkfl.errors import DataError, RunFolderError
+from ntkfl.federation.config import RunConfig
+from ntkfl.federation.export import export, load_exported
+from ntkfl.federation.run_folder import RunFolder
+from ntkfl.federation.simulation import execute
+from ntkfl.safe_parse import parse_toml
+
+FEATURES = ("age", "crp mg/l", "Hb")
+SIZES = np.array([10.0, 500.0, 0.01])
+
+
+def write_table(path: Path, features: tuple[str, ...] = FEATURES, rows: int = 120) -> Path:
+    """Columns of sizes far apart and far from 0; the label follows from `age` alone."""
+    draw = np.random.default_rng(0)
+    z = draw.standard_normal((rows, len(FEATURES)))
+    columns = dict(zip(FEATURES, (5 * SIZES + SIZES * z).T, strict=True))
+    with path.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow([*features, "outcome", "site"])
+        for i in range(rows):
+            table.writerow([*(columns[name][i] for name in features), "ill" if z[i, 0] > 0 else "well", f"s{i % 4}"])
+    return path
+
+
+def settings(table: Path, standardize: bool = True) -> RunConfig:
+    own = {"dataset": str(table), "label_column": "outcome", "client_column": "site", "standardize": standardize}
+    return RunConfig(rounds=1, data=own, model={"name": "mlp", "hidden": [30]}, method={"name": "sum-ridge"})
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_table(tmp_path_factory.mktemp("table") / "raw.csv")
+
+
+@pytest.fixture(scope="module")
+def run(table: Path) -> Path:
+    execute(settings(table), out=table.parent / "run")
+    return table.parent / "run"
+
+
+def raw_test_rows(table: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    return from_file(table, label="outcome", client="site").test_rows.take()
+
+
+def accuracy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
+    with torch.no_grad():
+        return float((model(x).argmax(1) == y).double().mean())
+
+
+def test_standardisation_goes_with_folder_and_export(run: Path, table: Path, tmp_path: Path) -> None:
+    (x, y), reached = raw_test_rows(table), RunFolder(run).records()[-1]["test_accuracy"]
+    loaded = ntkfl.Run.load(run)
+    assert reached > 0.9
+    assert loaded.evaluate(x, y).accuracy == reached
+    assert accuracy(loaded.model, x, y) < 0.8  # the network alone does not know the inputs' sizes
+    assert accuracy(load_exported(export(run, tmp_path / "model", {})), x, y) == reached
+    assert loaded.standardization is not None
+    training = from_file(table, label="outcome", client="site").rows.x.double()
+    torch.testing.assert_close(torch.tensor(loaded.standardization.mean, dtype=torch.float64), training.mean(0))
+    expected = training.std(0, correction=0)
+    torch.testing.assert_close(torch.tensor(loaded.standardization.std, dtype=torch.float64), expected)
+
+
+def test_a_saved_run_from_python_keeps_it_too(tmp_path: Path) -> None:
+    x = torch.randn(90, 2, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 100.0]) + 300
+    y = (x[:, 0] > 300).long()
+    plain = ntkfl.data.from_clients([(x[:30], y[:30]), (x[30:60], y[30:60])], test=(x[60:], y[60:]))
+    model, method = nn.Sequential(nn.Linear(2, 20), nn.Tanh(), nn.Linear(20, 2)), ntkfl.methods.SumRidge()
+    made = ntkfl.train(model, plain.standardized(), method, rounds=1, callbacks=[])
+    made.save(tmp_path / "run")
+    for one in (made, ntkfl.Run.load(tmp_path / "run", model)):
+        assert one.evaluate(*plain.test).accuracy == made.history[-1]["test_accuracy"]
+
+
+def test_a_folder_without_moments_is_refused_until_it_is_continued(table: Path, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    execute(settings(table), out=folder.path)
+    folder.write_config({name: value for name, value in folder.config().items() if name != "standardization"})
+    with pytest.raises(RunFolderError, match="older version, which did not keep their mean and deviation"):
+        ntkfl.Run.load(folder.path).evaluate(*raw_test_rows(table))
+    with pytest.raises(RunFolderError, match="ntkfl train --resume"):
+        export(folder.path, tmp_path / "model", {})
+    execute(settings(table), out=folder.path, resume=True)
+    reached = folder.records()[-1]["test_accuracy"]
+    assert ntkfl.Run.load(folder.path).evaluate(*raw_test_rows(table)).accuracy == reached
+
+
+def test_inputs_that_do_not_fit_the_moments(run: Path) -> None:
+    standardization = ntkfl.Run.load(run).standardization
+    assert standardization is not None
+    with pytest.raises(DataError, match="floats with 3 features"):
+        standardization.standardize(torch.zeros(2, 4))
+
+
+def measured(run: Path, table: Path) -> dict[str, float]:
+    said = CliRunner().invoke(app, ["uncertainty", str(run), "--data", str(table), "--json"], catch_exceptions=False)
+    found: dict[str, float] = json.loads(said.output)
+    return found
+
+
+def test_columns_in_another_order_are_the_same_columns(run: Path, tmp_path: Path) -> None:
+    same, turned = write_table(tmp_path / "same.csv"), write_table(tmp_path / "turned.csv", FEATURES[::-1])
+    found = measured(run, turned)
+    assert found["plain_accuracy"] > 0.8
+    assert found == measured(run, same)
+    assert tuple(RunFolder(run).config()["names"]["features"]) == FEATURES
+
+
+def test_other_columns_are_refused_by_name(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "table.csv")
+    columns, wanted = Columns("outcome", "site"), Images((3,), classes=("ill", "well"), features=("Hb", "age", "sex"))
+    with pytest.raises(DataError, match="lacks sex and has besides crp mg/l"):
+        read_own(str(table), wanted, lambda name: lambda: None, columns)
+
+
+def test_a_run_is_not_continued_on_columns_in_another_order(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "table.csv")
+    execute(settings(table), out=tmp_path / "run")
+    write_table(table, FEATURES[::-1])
+    with pytest.raises(RunFolderError, match="features are Hb, crp mg/l, age; they were age, crp mg/l, Hb"):
+        execute(settings(table), out=tmp_path / "run", resume=True)
+    said = CliRunner().invoke(app, ["uncertainty", str(tmp_path / "run")])
+    assert "has changed since the run: the data's features are Hb" in str(said.exception)
+
+
+def test_an_export_says_what_its_inputs_and_outputs_are(run: Path, table: Path, tmp_path: Path) -> None:
+    model = load_exported(export(run, tmp_path / "model", {}))
+    assert (model.feature_names, model.class_names) == (FEATURES, ("ill", "well"))
+    with table.open() as file:
+        rows = list(csv.DictReader(file))
+    x = torch.tensor([[float(row[name]) for name in model.feature_names] for row in rows])
+    said = [model.class_names[i] for i in model(x).argmax(1)]
+    assert np.mean([one == row["outcome"] for one, row in zip(said, rows, strict=True)]) > 0.8
+    assert "s0" not in (tmp_path / "model" / "export.toml").read_text()  # a client's name
+
+
+def test_an_export_of_an_older_version_has_no_names(run: Path, tmp_path: Path) -> None:
+    model = export(run, tmp_path / "model", {})
+    kept = parse_toml((model / "export.toml").read_text())
+    (model / "export.toml").write_text(tomli_w.dumps({name: kept[name] for name in kept if name != "names"}))
+    assert (load_exported(model).feature_names, load_exported(model).class_names) == ((), ())
+
+
+def test_settings_say_how_many_clients_there_are(run: Path, table: Path, tmp_path: Path) -> None:
+    kept = RunFolder(run).config()["data"]
+    columns = {"label_column": "outcome", "client_column": "site"}
+    assert kept == {"dataset": str(table), "partition": "client", "clients": 4, "standardize": True, **columns}
+    assert RunConfig.read(run / "config.toml").data.how() == settings(table).data.how()
+    folder = RunFolder(tmp_path / "run")
+    execute(settings(table), out=folder.path)
+    older = folder.config()
+    older["data"] |= {"clients": 300, "alpha": 0.1, "reading": "composition"}  # as an older version wrote
+    folder.write_config(older)
+    execute(settings(table), out=folder.path, resume=True)
+    assert folder.config()["data"] == kept
+
+
+@pytest.mark.parametrize("projected", [None, 30])
+def test_images_are_standardised_by_channel_before_any_projection(projected: int | None, tmp_path: Path) -> None:
+    draw = torch.Generator().manual_seed(0)
+    sizes, means = (torch.tensor(v).view(3, 1, 1) for v in ([1.0, 20.0, 300.0], [5.0, 100.0, -900.0]))
+    x, y = means + sizes * torch.randn(90, 3, 4, 4, generator=draw), torch.randint(0, 2, (90,), generator=draw)
+    plain = ntkfl.data.from_clients([(x[:30], y[:30]), (x[30:60], y[30:60])], test=(x[60:], y[60:]))
+    trained, method = plain.standardized(), ntkfl.methods.NTKFL(projected_dim=projected)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(projected or 48, 8), nn.Tanh(), nn.Linear(8, 2))
+    done = ntkfl.train(model, trained, method, rounds=1, out=tmp_path / "run", callbacks=[])
+    exported = load_exported(export(tmp_path / "run", tmp_path / "model", {}, plain=True), model=model)
+    inputs = trained.test[0] if exported.projection is None else exported.projection(trained.test[0])
+    torch.testing.assert_close(exported(plain.test[0]), done.model(inputs))
+    reached = done.history[-1]["test_loss"]
+    assert done.evaluate(*plain.test).loss == pytest.approx(reached, rel=1e-4)
+    assert done.evaluate(*trained.test).loss != pytest.approx(reached, rel=1e-2)  # twice is not once
