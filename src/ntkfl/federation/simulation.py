@@ -227,7 +227,9 @@ class Simulation:
                     told.on_start(line)
             if uncovered := described["privacy"].get("uncovered"):
                 told.on_start(f"not covered: {uncovered}")
-            for line in advice(self.method, self.task):
+            samples = sum(self.data.sizes) / len(self.data) * self.clients_per_round
+            noisy = self.method.noise_advice(self.task.like, samples, self.clients_per_round, rounds)
+            for line in [*advice(self.method, self.task), *noisy]:
                 if callbacks is None:
                     warnings.warn(line, stacklevel=3)  # of `train`'s caller, who has no display of lines
                 told.on_start(f"warning: {line}")
