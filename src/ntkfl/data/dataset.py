@@ -118,6 +118,7 @@ class RowDataset:
     writers: Tensor | None = None
     client_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
+    feature_names: tuple[str, ...] = ()  # of a table's columns
     test_drawn: bool = False
 
     def __repr__(self) -> str:
@@ -141,7 +142,7 @@ class RowDataset:
         names: tuple[str, ...] = ()
         if how.by_writer and writers is not None and self.client_names:
             names = tuple(self.client_names[writers[int(share[0])]] for share in dealt.indices)
-        return replace(dealt, client_names=names, class_names=self.class_names)
+        return replace(dealt, client_names=names, class_names=self.class_names, feature_names=self.feature_names)
 
 
 def _deal(

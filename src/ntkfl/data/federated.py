@@ -24,7 +24,7 @@ class Federated:
     """Clients as index sets over one store of rows, so that clients sharing rows cost no copies.
 
     Made by `Dataset.partition` or `from_clients`; indices holds one int64 [n] a client, classes is None for regression.
-    `client_names` and `class_names`, where they are known, are for people: they are never sent.
+    `client_names`, `class_names` and `feature_names` (of a table's columns), where they are known, are never sent.
     """
 
     name: str
@@ -37,6 +37,7 @@ class Federated:
     standardization: Moments | None = None  # of all clients, where inputs were standardised by it
     client_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
+    feature_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.indices:

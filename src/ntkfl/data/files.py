@@ -57,6 +57,7 @@ class _Content(NamedTuple):
     clients: NDArray[Any] | None
     test: NDArray[np.bool_] | None  # which rows are for testing
     class_names: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()  # columns of a table
 
 
 def is_data_file(name: str) -> bool:
@@ -91,7 +92,7 @@ def from_file(
     classes = classes or len(content.class_names) or None
     whole = from_clients(parts[:1], test=parts[1], classes=classes, name=path.name, tokens=tokens)
     rows = RowDataset(str(path), whole.rows, whole.test_rows, whole.classes)
-    rows = replace(rows, class_names=content.class_names, test_drawn=drawn)
+    rows = replace(rows, class_names=content.class_names, feature_names=content.features, test_drawn=drawn)
     if content.clients is None:
         return rows
     names, writers = np.unique(content.clients[~test], return_inverse=True)
@@ -144,7 +145,8 @@ def _read(path: Path, names: Columns, class_names: Sequence[str]) -> _Content:
     x = np.stack([_numbers(path, name, columns[name], hint.format(name)) for name in features], axis=1)
     y, known = _labels(path, label, columns[label], class_names)
     clients = np.asarray(columns[client]) if client in columns else None
-    return _Content(x, y, clients, _test_rows(path, split, columns[split]) if split in columns else None, known)
+    test = _test_rows(path, split, columns[split]) if split in columns else None
+    return _Content(x, y, clients, test, known, tuple(features))
 
 
 def _listed(names: Iterable[str]) -> str:
