@@ -32,7 +32,7 @@ from ntkfl.wire import Message
 
 SAMPLES, MOMENTS = "samples", "moments/"
 NOISE_BY = ("clients", "server")
-DROWNED = 5.0  # docs/private-sums.md: runs at a noise of 1.6 and 4.5 still learn, at 23 they do not
+DROWNED = 5.0  # docs/private-sums.md: runs at a noise of 1.6 and 4.3 still learn, at 23 they do not
 _VELOCITY = "velocity"
 
 
@@ -206,14 +206,14 @@ class NoisySums(NoiseShares):
         self.check_honest(cohort)
         if self.epsilon is None:
             return ["without epsilon nothing is private: contributions are clipped, and no noise is added"]
-        honest = f"if at least {self.noise_clients} of {cohort} clients are honest"
+        honest = self.conditions(cohort)
         if self.noise_by == "server":
             honest = "if the server, which adds the noise, is trusted"
         drawn = "" if self.sampling_rate == 1 else ", and cohorts are drawn at random"
-        against = "the aggregator" if self._hides_replies else "those who see the models; the server sees replies"
+        seen = "the sums or the models" if self._hides_replies else "the models; the server sees replies"
         size = f"ε = {self.epsilon:g}, δ = {self.delta:g}"
         return [
-            f"private: {size} for a {self.unit} over {self.budget_rounds} rounds, against {against}",
+            f"private: {size} for a {self.unit} over {self.budget_rounds} rounds, against whoever sees {seen}",
             f"{honest}{drawn}; simulated: the noise is the seed's",
         ]
 
