@@ -20,7 +20,7 @@ from ntkfl.data.files import Columns
 from ntkfl.data.npz import deal
 from ntkfl.data.partition import Partition
 from ntkfl.data.partitions import make
-from ntkfl.data.scales import extreme_columns, shown
+from ntkfl.data.scales import extreme_columns, shown, single_rows
 from ntkfl.data.sources import names_clients, open_dataset
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.progress import ProgressBar
@@ -114,6 +114,8 @@ def show(
     how = make(partition, {option: value for option, value in options.items() if value is not None})
     federated = _dealt(name, Columns(label_column, client_column, split_column), how, seed)
     console = _console()
+    for line in single_rows(federated):
+        console.print(Text(f"warning: {line}"))
     if federated.classes is None:
         if out is not None:
             raise ConfigError(f"{name} has real targets: there are no classes to draw; leave --out out")

@@ -1,4 +1,6 @@
-"""How large a table's features are: which columns differ so much from the others that training would go by them."""
+"""What is odd about a table: columns so much larger than others that training would go by them, and classes and clients
+with one row, which often are a misspelt name.
+"""
 
 from __future__ import annotations
 
@@ -64,3 +66,25 @@ def scale_advice(fed: Federated, hides: bool) -> list[str]:
         f"columns are of very different or very large scale, {shown(columns)}: {what}, and leave out a column that "
         "is a number of the row or of a person"
     ]
+
+
+def single_rows(fed: Federated) -> list[str]:
+    """A line on classes, and one on clients, that a table has one row of."""
+    if not fed.feature_names:
+        return []
+    said = []
+    if fed.class_names:
+        labels = torch.cat([fed.rows.y, fed.test_rows.y])
+        counts = torch.bincount(labels, minlength=len(fed.class_names)).tolist()
+        said += _single("class", "classes", [n for n, c in zip(fed.class_names, counts, strict=True) if c == 1])
+    if fed.client_names:
+        said += _single("client", "clients", [n for n, c in zip(fed.client_names, fed.sizes, strict=True) if c == 1])
+    return said
+
+
+def _single(one: str, many: str, names: Sequence[str]) -> list[str]:
+    if not names:
+        return []
+    more = " …" if len(names) > _NAMED else ""
+    shown_names = ", ".join(repr(name) for name in names[:_NAMED])
+    return [f"{len(names)} {one if len(names) == 1 else many} with 1 row ({shown_names}{more}): a misspelt name?"]
