@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 Record = dict[str, Any]  # a line of history.jsonl or timings.jsonl
+FELL = 0.05  # of accuracy lost since the best round: warnings are then said again at the end
 LOG_S = 10.0  # between two lines of a log that only say how far it is
 
 
@@ -191,6 +192,7 @@ class RoundTable:
             disable=not self.live,
         )
         self._task = self._bar.add_task(title, total=rounds, reached="")
+        self._warnings: list[str] = []
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -200,6 +202,8 @@ class RoundTable:
         self._bar.stop()
 
     def note(self, line: str) -> None:
+        if line.startswith("warning: "):
+            self._warnings.append(line)
         self.console.print(line, style="dim", soft_wrap=True)
 
     def show(self, record: Record, timing: Record) -> None:
@@ -226,6 +230,9 @@ class RoundTable:
                 f"accuracy {percent(last['test_accuracy'], 2)} after {plural(last['round'], 'round')} "
                 f"(best {percent(best['test_accuracy'], 2)}, round {best['round']})"
             )
+            if best["test_accuracy"] - last["test_accuracy"] > FELL:
+                for line in self._warnings:
+                    self.console.print(line, style="yellow", soft_wrap=True)
         elif last["test_loss"] is not None:
             self.console.print(f"test loss {last['test_loss']:.5g} after {plural(last['round'], 'round')}")
         if "epsilon" in last:

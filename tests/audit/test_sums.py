@@ -14,9 +14,10 @@ from ntkfl.audit.finding import Finding
 from ntkfl.audit.membership import Roc
 from ntkfl.audit.page import render
 from ntkfl.audit.received import sums_of
-from ntkfl.audit.study import judged, study
+from ntkfl.audit.study import judged, study, undefended, verdicts
 from ntkfl.audit.sum_attacks import attacks
 from ntkfl.audit.sum_membership import alignment
+from ntkfl.audit.views import views
 from ntkfl.federation.build import build_model, load_data
 from ntkfl.tangent.losses import per_sample
 from ntkfl.tangent.parameters import apply_flat, flatten
@@ -151,6 +152,27 @@ def test_of_a_secure_sum_the_total_alone_is_attacked() -> None:
     assert result.verdicts["aggregator"] == "has the total alone."
     assert "every client's reply" in result.sees["aggregator+shuffler"]
     assert result.sees["aggregator"].startswith("one sum of 3 replies")
+    together = result.verdicts["aggregator+shuffler"]
+    assert together == "opens every client's reply, by name: masks hide nothing from the two together."
+    assert '<div class="role bad"><b>Aggregator and shuffler together' in render(result, "an audit", None)
+
+
+def test_a_promise_does_not_hold_against_two_that_collude_unless_a_third_holds_masks() -> None:
+    pair = verdicts(planned(PRIVATE), [])
+    assert "ε counts on the two not colluding and does not hold against them" in pair["aggregator+shuffler"]
+    assert pair["aggregator+key-server"] == "has the total alone."
+    third = planned(PRIVATE | {"mask_holders": 2})
+    assert verdicts(third, [])["aggregator+shuffler"] == "has the total alone."
+    assert "the total alone" in views(third)["aggregator+shuffler"]
+
+
+@pytest.mark.parametrize("options", [{"name": "fedavg"}, {"name": "sum-ntk-fl"}])
+def test_without_defences_nothing_is_reduced(options: dict[str, object]) -> None:
+    """A larger cohort alone makes an attack harder: that is no defence of the run's."""
+    plan = PLAN.model_copy(update={"method": options})
+    found = study(capture(plan, 1), capture(undefended(plan), 1), quick=True).findings
+    assert found
+    assert all(f.verdict is None for f in found)
 
 
 @pytest.mark.parametrize("round", [1, 2])

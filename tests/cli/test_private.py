@@ -21,8 +21,10 @@ def test_a_private_run_says_what_it_promises_and_keeps_to_it(tmp_path: Path) -> 
     done = ntkfl("train", *SMALL, "--set", "epsilon=30", "--out", tmp_path / "a")
     assert done.returncode == 0, done.stderr
     promised = [line for line in done.stdout.splitlines() if line.startswith(("private:", "if at least 8 of 8"))]
-    assert promised[0] == "private: ε = 30, δ = 1e-05 for a record over 2 rounds, against the aggregator"
-    assert promised[1] == "if at least 8 of 8 clients are honest; simulated: the noise is the seed's"
+    seen = "against whoever sees the sums or the models"
+    assert promised[0] == f"private: ε = 30, δ = 1e-05 for a record over 2 rounds, {seen}"
+    honest = "if at least 8 of 8 clients are honest (one that is not voids it: set noise_clients below that)"
+    assert promised[1] == f"{honest} and server and shuffler do not collude; simulated: the noise is the seed's"
     assert "privacy spent: ε = 30 at δ = 1e-05 for a record" in done.stdout
     records = [json.loads(line) for line in (tmp_path / "a" / "history.jsonl").read_text().splitlines()]
     assert records[-1]["epsilon"] == pytest.approx(30)
@@ -31,6 +33,9 @@ def test_a_private_run_says_what_it_promises_and_keeps_to_it(tmp_path: Path) -> 
     config = (tmp_path / "a" / "config.toml").read_text()
     assert "secure_sum = true" in config
     assert "budget_rounds = 2" in config
+    refused = ntkfl("audit", tmp_path / "a", "--quick")
+    assert refused.returncode != 0
+    assert f"ntkfl audit --config {tmp_path / 'a' / 'config.toml'}" in refused.stderr
 
 
 def test_defaults() -> None:
@@ -77,7 +82,7 @@ def test_messages_are_not_recorded_and_sums_need_their_clients(tmp_path: Path) -
 def test_a_clients_privacy(given: list[str], tmp_path: Path) -> None:
     done = ntkfl("train", *SMALL, "--set", "epsilon=30", *given, "--out", tmp_path / "a")
     assert done.returncode == 0, done.stderr
-    assert "private: ε = 30, δ = 1e-05 for a client over 2 rounds, against the aggregator" in done.stdout
+    assert "private: ε = 30, δ = 1e-05 for a client over 2 rounds, against whoever sees the sums" in done.stdout
     assert "privacy spent: ε = 30 at δ = 1e-05 for a client" in done.stdout
     assert json.loads((tmp_path / "a" / "history.jsonl").read_text().splitlines()[-1])["unit"] == "client"
 
@@ -103,5 +108,24 @@ def test_the_test_fifth_of_a_file_is_outside_the_promise(tmp_path: Path) -> None
 
 
 def test_another_method_is_named_with_what_to_do() -> None:
-    with pytest.raises(ConfigError, match="not sum-ridge: --method private-ridge"):
-        private_settings({"method": {"name": "sum-ridge"}})
+    with pytest.raises(ConfigError, match="not fedavg: leave --method out"):
+        private_settings({"method": {"name": "fedavg"}})
+
+
+@pytest.mark.parametrize("name", ["sum-ridge", "private-ridge"])
+def test_ridge_makes_the_same_promise(name: str) -> None:
+    done = ntkfl("train", "--dataset", "digits", "--clients", "20", "--hidden", "8", "--private", "--method", name)
+    assert done.returncode == 0, done.stderr
+    assert "private: ε = 3, δ = 1e-05 for a record, against whoever sees the sums or the model" in done.stdout
+    assert (
+        "if at least 18 of 20 clients are honest (2 may not be) and server and shuffler do not collude" in done.stdout
+    )
+    assert "privacy spent: ε = 3 at δ = 1e-05 for a record" in done.stdout
+    with pytest.raises(ConfigError, match="ε is for 1 round, and the run has 2"):
+        private_settings({"method": {"name": name}, "rounds": 2})
+
+
+def test_a_run_says_whether_rows_hold_inputs() -> None:
+    small = ["--dataset", "digits", "--clients", "4", "--hidden", "4", "--rounds", "1", "--clients-per-round", "2"]
+    assert ntkfl("train", *small).stdout.count("ntk-fl sends rows that contain the inputs") == 1
+    assert "contain the inputs" not in ntkfl("train", *small, "--method", "fedavg").stdout

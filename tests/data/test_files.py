@@ -117,6 +117,12 @@ def test_real_targets_have_a_decimal_point(tmp_path: Path) -> None:
         ("x,label\n1,0\n2\n", "row 3 has 1 values, the header has 2"),
         ("x,label\n1,0\nten,1\n", "row 3 has 'ten' in column 'x', which must be numbers"),
         ("x,label\n1,0\n,1\n", "row 3 has '' in column 'x'"),
+        ("x,label\na,0\n1,0\nb,1\n", "row 2 has 'a', row 4 has 'b' in column 'x'"),
+        ("x,label\n" + "?,0\n" * 8, "row 6 has '\\?' and 3 more in column 'x'"),
+        ("x,label\n1,a\n2,\n3,b\n4,\n", "rows 3, 5 without a label in column 'label'"),
+        ("x,label,client\n1,0,a\n2,1,\n", "row 3 without a client in column 'client'"),
+        ('"a, b",c\n1,2\n', "its columns are 'a, b', c"),
+        ("first name,label\nAnn,0\n", "--client-column 'first name'"),
         ("x,label\n1,0.5\n2,cat\n", "row 3 has 'cat' in column 'label', which must be numbers"),
         ("x,label\n1,0\nnan,1\n2,1\n", "not finite"),
         ("x,label\n1,0\n2,-1\n", "labels must lie in 0"),
@@ -191,7 +197,7 @@ def test_a_column_of_free_text_is_no_label(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="label of its own in every row"):
         from_file(tmp_path / "a.csv")
     (tmp_path / "a.csv").write_text("x,label\n" + "".join(f"{i},{'ab'[i % 2] if i else ''}\n" for i in range(30)))
-    with pytest.raises(DataError, match="row without a label"):
+    with pytest.raises(DataError, match="row 2 without a label"):
         from_file(tmp_path / "a.csv")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -278,3 +279,17 @@ def test_fused_recurrent_cells_fall_back_to_plain_passes() -> None:
 
     model, x = Recurrent().double(), torch.randn(3, 4, dtype=torch.float64)
     assert (ntkfl.jacobian(model, x).dense() - autograd(model, x)).abs().max() < EXACT
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda x: x[0], r"first dimension of x counts samples.* x\[:1\]"),
+        (lambda x: x.long(), r"x of torch.int64, and its weights are torch.float64: try x.to\(torch.float64\)"),
+        (lambda x: x.float(), r"or model.to\(torch.float32\)"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_said_in_words(change: Callable[[Tensor], Tensor], why: str) -> None:
+    x = torch.randn(5, 4, dtype=torch.float64)
+    with pytest.raises(ModelError, match=why):
+        ntkfl.jacobian(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)).double(), change(x))

@@ -6,6 +6,7 @@ replayed from its settings, data and seed; every record met on the way must then
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -55,6 +56,11 @@ class Capture:
     pixels: tuple[tuple[float, ...], tuple[float, ...]] | None = None  # mean and std that normalised pixels in 0..1
     after: Tensor | None = field(default=None, repr=False)  # the weights it ended with [d]; of a round that was played
     masked: bool = False  # the run has secure sums: of what clients sent, the aggregator has the total alone
+
+    @property
+    def unmasked_by_pair(self) -> bool:
+        """Whether aggregator and shuffler together open each client's masked reply."""
+        return self.masked and self.method.mask_holders == 1
 
     @property
     def weights(self) -> Tensor:
@@ -143,7 +149,10 @@ def captures_of_run(
     config = RunConfig.read(run.path / "config.toml", allow_code=allow_code) if run.holds_run else None
     history = run.records()
     if config is not None and config.method.get("secure_sum"):
-        raise ConfigError(f"{run.path} has secure sums, of which nothing is kept: audit its settings, with --config")
+        planned = shlex.quote(str(run.path / "config.toml"))
+        raise ConfigError(
+            f"{run.path} has secure sums, of which nothing is kept: audit its settings, ntkfl audit --config {planned}"
+        )
     if config is None or not history:
         raise RunFolderError(f"{run.path} holds no run with a finished round")
     for number in rounds:

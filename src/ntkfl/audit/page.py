@@ -79,7 +79,9 @@ def _row(finding: Finding) -> str:
 
 
 def _tone(study: Study, role: str) -> str:
-    """How bad a role's worst is; a role without any attack has no content."""
+    """How bad a role's worst is; a role without any attack has no content, but for a pair that opens masks."""
+    if role == "aggregator+shuffler" and study.capture.unmasked_by_pair:
+        return "bad"
     curious = judged(study.findings)
     own = [f for f in curious if f.role == role or (role.startswith("aggregator+") and f.role == "aggregator")]
     worst = max((f.success for f in own), default=0.0)

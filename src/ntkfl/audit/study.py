@@ -99,7 +99,10 @@ def study(
     began = time.perf_counter()
     against = {} if reference is None else _index(_attacks(reference, (), True, seed, _prefixed(say, "undefended: ")))
     found = [*_attacks(capture, earlier, quick, seed, say or (lambda line: None)), *more]
-    compared = [f.against(against[f.attack, f.measure]) if (f.attack, f.measure) in against else f for f in found]
+    defended = reference is not None and _defences(capture) != _defences(reference)
+    compared = [
+        f.against(against[f.attack, f.measure]) if defended and (f.attack, f.measure) in against else f for f in found
+    ]
     lines = verdicts(capture, compared)
     return Study(capture, compared, views(capture), lines, time.perf_counter() - began, dict(settings or {}))
 
@@ -154,6 +157,12 @@ def _attacks(capture: Capture, earlier: Sequence[Capture], quick: bool, seed: in
     return found
 
 
+def _defences(capture: Capture) -> dict[str, Any]:
+    """The method's options, without what `undefended` sets for speed alone and exact codecs; halves hide nothing."""
+    options = capture.method.model_dump(mode="json", exclude={"subsample_rate", "codec"})
+    return options | ({"values": "float32"} if options.get("values") == "float16" else {})
+
+
 def _index(findings: Sequence[Finding]) -> dict[tuple[str, str], Finding]:
     return {(f.attack, f.measure): f for f in reversed(findings)}
 
@@ -185,9 +194,11 @@ def _amount(finding: Finding) -> str:
 
 def _without_attack(role: str, capture: Capture) -> str:
     if role.startswith("aggregator") and capture.masked:
-        return "has the total alone" + (
-            "; with the shuffler, every client's reply." if role.endswith("shuffler") else "."
-        )
+        if role != "aggregator+shuffler" or not capture.unmasked_by_pair:
+            return "has the total alone."
+        promised = capture.method.noise or getattr(capture.method, "epsilon", None) is not None
+        void = " ε counts on the two not colluding and does not hold against them." if promised else ""
+        return f"opens every client's reply, by name: masks hide nothing from the two together.{void}"
     if role == "shuffler" and capture.masked:
         return "learns who takes part; sealed vectors and masks, no content."
     if role == "shuffler":

@@ -48,6 +48,8 @@ def views(capture: Capture) -> dict[str, str]:
             "the rows, and who sent which."
             if sealed
             else "every client's reply, by name."
+            if capture.unmasked_by_pair
+            else "the total alone: second masks are the key server's."
             if capture.masked
             else "what the aggregator sees."
         ),

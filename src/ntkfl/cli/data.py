@@ -20,6 +20,7 @@ from ntkfl.data.files import Columns
 from ntkfl.data.npz import deal
 from ntkfl.data.partition import Partition
 from ntkfl.data.partitions import make
+from ntkfl.data.scales import extreme_columns, shown, single_rows
 from ntkfl.data.sources import names_clients, open_dataset
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.progress import ProgressBar
@@ -113,6 +114,8 @@ def show(
     how = make(partition, {option: value for option, value in options.items() if value is not None})
     federated = _dealt(name, Columns(label_column, client_column, split_column), how, seed)
     console = _console()
+    for line in single_rows(federated):
+        console.print(Text(f"warning: {line}"))
     if federated.classes is None:
         if out is not None:
             raise ConfigError(f"{name} has real targets: there are no classes to draw; leave --out out")
@@ -184,6 +187,12 @@ def _summary(federated: Federated, counts: NDArray[np.int64] | None) -> Table:
     table.add_row("samples per client", _spread(federated.sizes))
     if counts is not None:
         table.add_row("classes per client", _spread((counts > 0).sum(axis=1)))
+    if federated.feature_names:
+        low, high = (float(value) for value in federated.rows.x.aminmax())
+        columns = extreme_columns(federated)
+        table.add_row("feature columns", f"{len(federated.feature_names):,}, from {low:,.6g} to {high:,.6g}")
+        if columns:
+            table.add_row("of extreme scale", Text(f"{shown(columns)}: train with --standardize, or leave them out"))
     drawn = f" ({federated.description['test']})" if "test" in federated.description else ""
     table.add_row("test samples", f"{len(federated.test_rows):,}{drawn}")
     return table

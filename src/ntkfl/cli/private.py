@@ -6,15 +6,16 @@ import math
 from typing import Any
 
 from ntkfl.errors import ConfigError
+from ntkfl.progress import plural
 
-METHODS = ("private-sums", "dp-fedavg")
+METHODS = ("private-sums", "dp-fedavg", "private-ridge")
+RIDGE = "private-ridge"  # spends ε in one round
 ROUNDS = 20
 HONEST = 0.9  # part of a round's clients whose noise the promise counts on
 
 
 def _not_private(name: str) -> str:
-    instead = "--method private-ridge --secure-sum is its private form" if name == "sum-ridge" else "leave --method out"
-    return f"trains with {' or '.join(METHODS)}, not {name}: {instead}, or say --method {METHODS[0]}"
+    return f"trains with {' or '.join(METHODS)}, not {name}: leave --method out, or say --method {METHODS[0]}"
 
 
 def _clients(given: dict[str, Any], data: dict[str, Any]) -> int:
@@ -31,11 +32,14 @@ def _clients(given: dict[str, Any], data: dict[str, Any]) -> int:
 
 
 def private_settings(given: dict[str, Any]) -> dict[str, Any]:
-    """The settings with what privacy needs beside them: secure sums, all clients in each round, ε = 3 at δ = 1e-5.
+    """The settings with what privacy needs beside them: secure sums, all clients in each round, ε = 3 at δ = 1e-5, with
+    the noise of nine in ten clients counted on. `sum-ridge` becomes its private form.
 
     `ConfigError` for a setting that would void the promise.
     """
-    data, method = given.get("data", {}), given.get("method", {})
+    data, method = given.get("data", {}), dict(given.get("method", {}))
+    if method.get("name") == "sum-ridge":
+        method["name"] = RIDGE
     for void, why in (
         (method.get("name", METHODS[0]) not in METHODS, _not_private(str(method.get("name")))),
         (method.get("secure_sum") is False, "sums replies under masks: leave secure_sum as it is"),
@@ -48,7 +52,8 @@ def private_settings(given: dict[str, Any]) -> dict[str, Any]:
     ):
         if void:
             raise ConfigError(f"--private {why}")
-    rounds = given.get("rounds", ROUNDS)
+    ridge = method.get("name") == RIDGE
+    rounds = given.get("rounds", 1 if ridge else ROUNDS)
     if "clients_per_round" not in given and data.get("partition", "dirichlet") in ("writer", "client"):
         raise ConfigError("--private needs --clients-per-round where the data say how many clients there are")
     cohort = given.get("clients_per_round") or _clients(given, data)
@@ -57,9 +62,9 @@ def private_settings(given: dict[str, Any]) -> dict[str, Any]:
         "secure_sum": True,
         "epsilon": 3.0,
         "delta": 1e-5,
-        "budget_rounds": rounds,
         "noise_clients": max(1, math.ceil(HONEST * cohort)),
+        **({} if ridge else {"budget_rounds": rounds}),
     } | method
-    if private["budget_rounds"] < rounds:
-        raise ConfigError(f"--private: ε is for {private['budget_rounds']} rounds, and the run has {rounds}")
+    if (budget := private.get("budget_rounds", 1)) < rounds:
+        raise ConfigError(f"--private: ε is for {plural(budget, 'round')}, and the run has {rounds}")
     return given | {"rounds": rounds, "clients_per_round": cohort, "method": private}

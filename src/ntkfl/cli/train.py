@@ -78,6 +78,9 @@ def train(
     display = RoundTable(run_config.method["name"], run_config.rounds, remarks, quiet=as_json)
     callbacks = [_printed(display, as_json), *([TensorBoardCallback(out)] if tensorboard and out is not None else [])]
     display.note(_taken(run_config, settings if config is None and not resume else None))
+    if sends_inputs(run_config):
+        name = run_config.method["name"]
+        display.note(f"{name} sends rows that contain the inputs: for people's data see --private")
     if out is None:
         display.note("not kept: without --out no model, history or report is left when this ends")
     with stoppable(lambda: _stopped(out, bool(run_config.code))), _placed(run_config.code), display:
@@ -117,6 +120,14 @@ def _taken(config: RunConfig, given: dict[str, Any] | None) -> str:
     by_default = " (default)" if given is not None and not given["method"].get("name") else ""
     chosen = given is None or given["model"]
     return f"method: {name}{by_default}; model: {model.text}{'' if chosen else ' (default)'}"
+
+
+def sends_inputs(config: RunConfig) -> bool:
+    """Whether what clients send holds their inputs: samples, or rows of such that no secret matrix projects."""
+    from ntkfl.federation.build import build_method
+
+    method = build_method(config.method)
+    return method.shows in ("rows", "samples") and method.projected_dim is None
 
 
 def _printed(display: RoundTable, as_json: bool) -> Callback:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import difflib
+import shlex
 import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -30,6 +31,7 @@ SUFFIXES = (".csv", ".parquet", ".npz")
 LABEL, CLIENT, SPLIT = "label", "client", "split"
 _TEST_SHARE = 0.2  # of the rows, where a file does not say which are for testing
 _SHOWN = 10  # names of columns in an error
+_WRONG = 5  # bad cells in an error
 _FEW = 20  # rows of which each may have a class of its own
 _LARGEST = 8 << 30  # bytes of a CSV: it is held as text while it is read
 
@@ -45,7 +47,9 @@ class Columns(NamedTuple):
 
     def flags(self) -> str:
         """As a command line has them, each after a space."""
-        return "".join(f" --{name}-column {own}" for name, own in self._asdict().items() if own is not None)
+        return "".join(
+            f" --{name}-column {shlex.quote(own)}" for name, own in self._asdict().items() if own is not None
+        )
 
 
 USUAL = Columns()
@@ -145,8 +149,10 @@ def _read(path: Path, names: Columns, class_names: Sequence[str], feature_names:
     if feature_names:
         features = _in_order(path, features, feature_names)
     hint = ", unless it says whose a row is (--client-column {0}) or is the label (--label-column {0})"
-    x = np.stack([_numbers(path, name, columns[name], hint.format(name)) for name in features], axis=1)
+    x = np.stack([_numbers(path, name, columns[name], hint.format(shlex.quote(name))) for name in features], axis=1)
     y, known = _labels(path, label, columns[label], class_names)
+    if client in columns and "" in columns[client]:
+        raise DataError(f"{path}: {_rows_of(columns[client], '')} without a client in column {client!r}")
     clients = np.asarray(columns[client]) if client in columns else None
     test = _test_rows(path, split, columns[split]) if split in columns else None
     return _Content(x, y, clients, test, known, tuple(features))
@@ -172,7 +178,7 @@ def _in_order(path: Path, found: Sequence[str], names: Sequence[str]) -> list[st
 
 def _listed(names: Iterable[str]) -> str:
     """At most ten of them: tables of pixels have hundreds."""
-    known = list(names)
+    known = [repr(name) if "," in name else name for name in names]
     return ", ".join(known if len(known) <= _SHOWN else [*known[: _SHOWN // 2], "…", *known[-_SHOWN // 2 :]])
 
 
@@ -193,9 +199,17 @@ def _labels(
         raise DataError(f"{path}: {unknown('class', wrong[:40], class_names)}")
     known, y = np.unique(np.asarray(values), return_inverse=True)
     if len(known) == len(values) > _FEW or "" in known:
-        why = "row without a label" if "" in known else "label of its own in every row: is it the column of labels?"
-        raise DataError(f"{path}: column {name!r} has a {why}")
+        if "" in known:
+            raise DataError(f"{path}: {_rows_of(values, '')} without a label in column {name!r}")
+        raise DataError(f"{path}: column {name!r} has a label of its own in every row: is it the column of labels?")
     return y.astype(np.int64), tuple(map(str, known))
+
+
+def _rows_of(values: Sequence[str], value: str) -> str:
+    """ "row 3", or "rows 3, 7", of a file whose header is row 1; at most five by number."""
+    found = [str(number) for number, own in enumerate(values, start=2) if own == value]
+    more = f" and {len(found) - _WRONG:,} more" if len(found) > _WRONG else ""
+    return f"row{'s' if len(found) > 1 else ''} {', '.join(found[:_WRONG])}{more}"
 
 
 def _is_whole(value: str) -> bool:
@@ -249,9 +263,11 @@ def _numbers(path: Path, name: str, values: Sequence[str], hint: str = "") -> ND
         return np.array(values, dtype=np.float64)
     except ValueError:
         pass
-    for number, value in enumerate(values, start=2):
-        if not _is_number(value):
-            raise DataError(f"{path}: row {number} has {value[:40]!r} in column {name!r}, which must be numbers{hint}")
+    wrong = [(number, value) for number, value in enumerate(values, start=2) if not _is_number(value)]
+    if wrong:
+        cells = ", ".join(f"row {number} has {value[:40]!r}" for number, value in wrong[:_WRONG])
+        more = f" and {len(wrong) - _WRONG:,} more" if len(wrong) > _WRONG else ""
+        raise DataError(f"{path}: {cells}{more} in column {name!r}, which must be numbers{hint}")
     raise DataError(f"{path}: column {name!r} does not hold numbers")
 
 

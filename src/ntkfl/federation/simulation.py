@@ -13,6 +13,7 @@ from torch import nn
 
 from ntkfl.data import NAMES, Federated
 from ntkfl.data.moments import Standardization
+from ntkfl.data.scales import scale_advice, single_rows
 from ntkfl.devices import find_device
 from ntkfl.errors import ConfigError, ModelError, NumericalError
 from ntkfl.federation.build import build_method, build_model, describe_method, load_data, spelled_out
@@ -237,7 +238,11 @@ class Simulation:
                     told.on_start(line)
             if uncovered := described["privacy"].get("uncovered"):
                 told.on_start(f"not covered: {uncovered}")
-            for line in advice(self.method, self.task):
+            samples = sum(self.data.sizes) / len(self.data) * self.clients_per_round
+            noisy = self.method.noise_advice(self.task.like, samples, self.clients_per_round, rounds)
+            hides = self.method.shuffle or self.method.secure_sum or self.method.clip is not None
+            odd = [*scale_advice(self.all_data, hides), *single_rows(self.all_data)]
+            for line in [*advice(self.method, self.task), *noisy, *odd]:
                 if callbacks is None:
                     warnings.warn(line, stacklevel=3)  # of `train`'s caller, who has no display of lines
                 told.on_start(f"warning: {line}")

@@ -301,6 +301,10 @@ class Method(Stages):
         """Lines on options that do not do what their user may expect, said before the first round."""
         return []
 
+    def noise_advice(self, weights: Tensor, samples: float, cohort: int, rounds: int) -> list[str]:
+        """Lines on noise that drowns what so many samples of a round's clients give, known before the first round."""
+        return []
+
     @property
     def counts_on_draws(self) -> bool:
         """Whether a guarantee counts on cohorts drawn at random from all clients, whatever came before: by default that

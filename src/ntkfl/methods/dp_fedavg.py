@@ -36,6 +36,11 @@ class DPFedAvg(NoisySums):
     batch_size: int = Field(200, ge=1, description="samples in a local step; a smaller client uses all it has")
     server_lr: float = Field(0.4, gt=0, description="step along the mean change")
 
+    @property
+    def step(self) -> tuple[str, float]:
+        assert self.clip is not None
+        return "server_lr", self.server_lr * self.clip
+
     def round(
         self, task: Task, state: State, round: int, cohort: Sequence[int]
     ) -> Generator[Outgoing, list[Message], Outcome]:

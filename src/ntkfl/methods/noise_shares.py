@@ -61,6 +61,14 @@ class NoiseShares(Method):
                 f"ε counts on {self.noise_clients} clients per round (noise_clients), and there are {cohort}"
             )
 
+    def conditions(self, cohort: int) -> str:
+        """What ε counts on where clients add the noise, for a line of `promise`."""
+        spare = cohort - self.noise_clients
+        others = f"{spare} may not be" if spare else "one that is not voids it: set noise_clients below that"
+        holders = "server and shuffler" if self.mask_holders == 1 else "server, shuffler and key server"
+        apart = f" and {holders} do not collude" if self.secure_sum else ""
+        return f"if at least {self.noise_clients} of {cohort} clients are honest ({others}){apart}"
+
     @abstractmethod
     def read(self, task: Task, reply: Message) -> dict[str, Tensor]:
         """A client's integers, or the total of many, checked: float64 on the CPU."""

@@ -8,6 +8,8 @@ up to what ε asks for; or, with `noise_by = "server"`, without, and a trusted s
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -24,12 +26,13 @@ from ntkfl.privacy.accounting import Guarantee
 from ntkfl.privacy.discrete_gaussian import discrete_gaussians
 from ntkfl.privacy.randomness import Purpose, Randomness
 from ntkfl.privacy.sum_accounting import guarantee
-from ntkfl.privacy.sum_noise import COUNT, GRAINS, SumBudget, moment_change, to_integers, vector_change
+from ntkfl.privacy.sum_noise import COUNT, GRAINS, SumBudget, moment_change, momentum_sums, to_integers, vector_change
 from ntkfl.tangent.sums import Factor, Layer
 from ntkfl.wire import Message
 
 SAMPLES, MOMENTS = "samples", "moments/"
 NOISE_BY = ("clients", "server")
+DROWNED = 5.0  # docs/private-sums.md: runs at a noise of 1.6 and 4.3 still learn, at 23 they do not
 _VELOCITY = "velocity"
 
 
@@ -167,20 +170,50 @@ class NoisySums(NoiseShares):
         once = budget.width_once(moment_change(moments)) if moments else 0.0
         return {name: once if name.startswith(MOMENTS) else usual for name in sizes}
 
+    @property
+    @abstractmethod
+    def step(self) -> tuple[str, float]:
+        """The option that sets how far a mean of norm 1 moves the weights, and how far that is."""
+
+    def noise_advice(self, weights: Tensor, samples: float, cohort: int, rounds: int) -> list[str]:
+        """Where noise alone moves the weights `DROWNED` times as far as all clipped contributions can, or else by more
+        than their own norm: η k √Σ a² against η Σ a and ‖w‖, with k the norm of a round's noise over its mean's bound.
+        """
+        if self.epsilon is None:
+            return []
+        size, count = weights.numel(), samples if self.unit == "record" else cohort
+        width = self.widths({self.vector: size})[self.vector]
+        k = width * math.sqrt(size * (cohort if self.noise_by == "clients" else 1)) / (GRAINS * count)
+        most, walk = momentum_sums(self.momentum, rounds)
+        option, step = self.step
+        norm, what = float(weights.norm()), f"{count:,.0f} {self.unit}s in each of {rounds} rounds"
+        if k * walk > DROWNED * most:
+            return [
+                f"the noise is {k * walk / most:.2g} times all that {what} can add up to, and the model will hardly "
+                f"learn at any step size: it takes more {self.unit}s, a larger epsilon or a smaller network"
+            ]
+        if (drift := step * k * walk) > norm:
+            return [
+                f"with {what} the noise alone moves the weights by {drift / norm:.2g} times their norm, and a good "
+                f"model may be lost again: take fewer rounds, more {self.unit}s or a smaller step ({option} = "
+                f"{getattr(self, option) * norm / drift:.2g} keeps it at their norm)"
+            ]
+        return []
+
     def promise(self, cohort: int, rounds: int) -> list[str]:
         if rounds > self.budget_rounds:
             raise ConfigError(f"ε is for {self.budget_rounds} rounds (budget_rounds), and the run has {rounds}")
         self.check_honest(cohort)
         if self.epsilon is None:
             return ["without epsilon nothing is private: contributions are clipped, and no noise is added"]
-        honest = f"if at least {self.noise_clients} of {cohort} clients are honest"
+        honest = self.conditions(cohort)
         if self.noise_by == "server":
             honest = "if the server, which adds the noise, is trusted"
         drawn = "" if self.sampling_rate == 1 else ", and cohorts are drawn at random"
-        against = "the aggregator" if self._hides_replies else "those who see the models; the server sees replies"
+        seen = "the sums or the models" if self._hides_replies else "the models; the server sees replies"
         size = f"ε = {self.epsilon:g}, δ = {self.delta:g}"
         return [
-            f"private: {size} for a {self.unit} over {self.budget_rounds} rounds, against {against}",
+            f"private: {size} for a {self.unit} over {self.budget_rounds} rounds, against whoever sees {seen}",
             f"{honest}{drawn}; simulated: the noise is the seed's",
         ]
 

@@ -126,10 +126,10 @@ class PrivateRidge(NoiseShares):
             return ["without epsilon nothing is private: features are clipped, and no noise is added"]
         if rounds > 1:
             raise ConfigError(f"{self.name} spends ε in one round, and the run has {rounds}")
-        against = "the aggregator" if self.secure_sum else "those who see the model; the server sees replies"
+        seen = "the sums or the model" if self.secure_sum else "the model; the server sees replies"
         return [
-            f"private: ε = {self.epsilon:g}, δ = {self.delta:g} for a record, against {against}",
-            f"if at least {self.noise_clients} of {cohort} clients are honest; simulated: the noise is the seed's",
+            f"private: ε = {self.epsilon:g}, δ = {self.delta:g} for a record, against whoever sees {seen}",
+            f"{self.conditions(cohort)}; simulated: the noise is the seed's",
         ]
 
     def guarantees(self, run: Participation) -> list[Guarantee]:

@@ -61,6 +61,10 @@ class PrivateSums(NoisySums):
     def once(self) -> tuple[float, int]:
         return self.input_share, self.first_tries
 
+    @property
+    def step(self) -> tuple[str, float]:
+        return "lr", self.lr
+
     def for_network(self, task: Task, x: Tensor) -> tuple[Method, list[str]]:
         """Where no layer is whitened, all of the budget goes to gradients: input_share 0."""
         if not self.input_share or input_moments(task.model, x, task.plan(x)):

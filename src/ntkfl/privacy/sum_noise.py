@@ -36,6 +36,16 @@ def moment_change(sizes: Sequence[int]) -> float:
     return GRAINS * (1 + ROUNDING) * math.sqrt(len(sizes)) + math.sqrt(sum(sizes))
 
 
+def momentum_sums(momentum: float, steps: int) -> tuple[float, float]:
+    """(Σ_j a_j, √Σ_j a_j²) with a_j = (1 − m^j)/(1 − m), j = 1..steps.
+
+    By v ← m v + g, w ← w + v the weights move by Σ_t a_{steps−t+1} g_t: at most the first number where all g have norm
+    1, and by a norm of about the second where they are independent noise of norm 1.
+    """
+    factors = [(1 - momentum**j) / (1 - momentum) for j in range(1, steps + 1)]
+    return sum(factors), math.hypot(*factors)
+
+
 def clipped(vector: Tensor, clip: float) -> Tensor:
     """v / clip, scaled down to norm 1 where it is longer: float64 [n]. Nothing of one whose norm is not finite."""
     v = vector.double() / clip

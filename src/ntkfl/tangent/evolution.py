@@ -171,6 +171,7 @@ def _flow_as_far_as_it_goes(
     residuals, trajectory, stats = best
     if not len(residuals):
         hint = "take shorter steps or a larger rtol" if dear else "look for extreme rows in the Jacobian"
+        hint += "; inputs far from mean 0 and deviation 1 must be scaled first (ntkfl train --standardize)"
         raise NumericalError(f"the flow could not be integrated: {why}; {hint}")
     if len(residuals) < len(steps):
         short = f"{len(residuals)} of {len(steps)} candidates"

@@ -169,7 +169,10 @@ def _working(plan: JacobianPlan, pair: Uses, slices: dict[str, slice]) -> int:
 
 def _check_outputs(model: nn.Module, probe: Tensor) -> int:
     """d2, of a model that gives a finite [N, d2] in which every row is its own sample's."""
-    f = model(probe)
+    try:
+        f = model(probe)
+    except (RuntimeError, IndexError, ValueError) as error:
+        raise ModelError(_unfit(model, probe, error)) from error
     if not isinstance(f, Tensor) or f.ndim != 2 or f.shape[0] != probe.shape[0]:
         shape = list(f.shape) if isinstance(f, Tensor) else type(f).__name__
         raise ModelError(f"the model must map {probe.shape[0]} samples to [{probe.shape[0]}, d2]; it gave {shape}")
@@ -200,6 +203,20 @@ def _takes_copies(model: nn.Module, x: Tensor, plan: JacobianPlan) -> bool:
         except Exception:  # a user's own forward pass says in its own way that a shape is not what it expects
             return False
     return True
+
+
+def _unfit(model: nn.Module, probe: Tensor, error: Exception) -> str:
+    """Why a model fails on x, as far as types and shape tell."""
+    reason = str(error).split("\n")[0]
+    known = next((p.dtype for p in model.parameters()), probe.dtype)
+    if probe.dtype != known:
+        fit = f"x.to({known})" if not probe.is_floating_point() else f"x.to({known}), or model.to({probe.dtype})"
+        return f"the model fails on x of {probe.dtype}, and its weights are {known}: try {fit} ({reason})"
+    shape = ", ".join(["N", *map(str, probe.shape[1:])])
+    return (
+        f"the model fails on samples x [{shape}]: the first dimension of x counts samples, so one sample is x[:1] or "
+        f"x[0].unsqueeze(0), not x[0] ({reason})"
+    )
 
 
 def _check_against_autograd(model: nn.Module, probe: Tensor, J: BlockJacobian) -> None:

@@ -1,0 +1,75 @@
+"""Columns that are far larger than others are named, before a run is lost to them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ntkfl.cli.data import app
+from ntkfl.data import ByClient, Federated, from_file
+from ntkfl.data.scales import extreme_columns, scale_advice, single_rows
+from tests.cli.test_train import ntkfl
+
+
+def table(folder: Path, scale: float = 1.0, shift: float = 0.0, first: int | None = None) -> Path:
+    """40 rows of two sites with features `id` (where `first` is given), a and b."""
+    file = folder / "visits.csv"
+    rows = []
+    for i in range(40):
+        own = [f"{first + i}"] if first is not None else []
+        rows.append(",".join([*own, f"{i % 7 * scale + shift}", f"{i % 3 / 3}", "ab"[i % 2], f"site {i % 2}"]))
+    file.write_text("\n".join([("id," if first is not None else "") + "a,b,label,client", *rows]))
+    return file
+
+
+def dealt(file: Path) -> Federated:
+    return from_file(file).partition(ByClient())
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({}, []),
+        ({"shift": 3000.0}, ["a"]),
+        ({"scale": 1e3}, ["a"]),
+        ({"first": 70_000}, ["id"]),
+        ({"first": 70_000, "scale": 1e6}, ["a", "id"]),
+    ],
+)
+def test_columns_of_extreme_scale(given: dict[str, float], named: list[str], tmp_path: Path) -> None:
+    fed = dealt(table(tmp_path, **given))  # type: ignore[arg-type]
+    assert [column.name for column in extreme_columns(fed)] == named
+    assert bool(scale_advice(fed, False)) == bool(named)
+    assert not scale_advice(fed.standardized(), False)
+
+
+def test_a_run_names_them_and_what_to_do(tmp_path: Path) -> None:
+    given = ["--dataset", table(tmp_path, first=70_000), "--hidden", "4", "--rounds", "1", "--method", "fedavg"]
+    told = ntkfl("train", *given)
+    assert told.returncode == 0, told.stderr
+    assert "'id' (70,0" in told.stdout
+    assert "give --standardize" in told.stdout
+    assert "scale" not in ntkfl("train", *given, "--standardize").stdout
+    masked = ntkfl("train", *given, "--secure-sum")
+    assert "--standardize" not in masked.stdout  # it would be refused
+    assert "public numbers" in masked.stdout
+
+
+def test_show_tells_a_column_of_numbers_of_rows(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(app, ["show", str(table(tmp_path, first=70_000))]).stdout
+    assert "feature columns" in shown
+    assert "3, from 0 to 70,0" in shown
+    assert "'id' (70,0" in shown
+
+
+def test_a_misspelt_class_or_client_is_named(tmp_path: Path) -> None:
+    file = table(tmp_path)
+    file.write_text(file.read_text() + "\n1,1,A,site 0\n" + "1,1,a,Site 0\n")
+    fed = dealt(file)
+    assert single_rows(fed)[0] == "1 class with 1 row ('A'): a misspelt name?"
+    assert CliRunner().invoke(app, ["show", str(file)]).stdout.startswith("warning: 1 class with 1 row ('A')")
+    lone = [name for name, size in zip(fed.client_names, fed.sizes, strict=True) if size == 1]
+    assert single_rows(fed)[1:] == [f"1 client with 1 row ({name!r}): a misspelt name?" for name in lone]
+    assert not single_rows(dealt(table(tmp_path)))
