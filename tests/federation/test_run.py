@@ -196,3 +196,10 @@ def test_a_real_frame() -> None:
     frame = run.frame()
     assert isinstance(frame, pandas.DataFrame)
     assert frame["round"].tolist() == [1, 2]
+
+
+def test_a_private_run_says_what_it_spent() -> None:
+    fed = ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=6, alpha=10), seed=0)
+    method = ntkfl.methods.PrivateSums(epsilon=3.0, secure_sum=True)
+    run = ntkfl.train(ntkfl.models.mlp(64, 4, 10), fed, method, rounds=1, clients_per_round=6, seed=0)
+    assert f"ε = {run.history[-1]['epsilon']:.3g} at δ = 1e-05 for a record" in repr(run)

@@ -81,6 +81,8 @@ class Run:
             found.append(f"test accuracy {percent(accuracy)}")
         if (loss := last.get("test_loss")) is not None:
             found.append(f"test loss {loss:.4f}")
+        if "epsilon" in last:
+            found.append(f"ε = {last['epsilon']:.3g} at δ = {last['delta']:.0e} for a {last['unit']}")
         return f"Run({self.config['method']['name']}: {', '.join(found)})"
 
     def frame(self) -> Any:
