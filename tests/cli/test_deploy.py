@@ -62,6 +62,17 @@ def test_a_federation_that_never_ran(folder: Path) -> None:
     assert "has not enrolled" in said
 
 
+def test_from_inside_a_folder_it_is_called_by_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "run").mkdir()
+    (folder / "run" / "history.jsonl").touch()
+    for inside, title in ((".", "key server, "), ("aggregator", "aggregator, "), ("run", "run, ")):
+        monkeypatch.chdir(folder / inside)
+        code, said = status(".")
+        assert (code, said.startswith(f"{title}{folder.resolve() / inside}")) == (0, True), said
+    monkeypatch.chdir(folder / "clients" / "client-0")
+    assert status(".")[1].startswith(f"client-0, {folder.resolve()}")
+
+
 def test_while_it_starts_it_says_who_is_up_and_what_is_waited_for(folder: Path) -> None:
     aggregator = StatusFile(folder / "aggregator", "aggregator", state="waits for the shuffler")
     client = StatusFile(folder / "clients" / "client-0", "client", state="waits for the key server")

@@ -24,10 +24,9 @@ _ROUNDS = 5  # of a run, the last ones
 _TIMEOUT_S = 3.0
 
 
-def look(where: str) -> list[RoleStatus]:
+def look(folder: Path) -> list[RoleStatus]:
     """At a folder: a role's, a federation's or a run's."""
-    folder = Path(where)
-    if partial(folder).is_dir():
+    if folder.name and partial(folder).is_dir():
         raise ConfigError(f"{folder} is being made by `ntkfl deploy try`: look again in a few seconds")
     if not folder.is_dir():
         raise ConfigError(f"no folder {folder}: give a role's folder, a federation's, a run's, or https://HOST:PORT")
