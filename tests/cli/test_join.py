@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from ntkfl.cli import app
 from ntkfl.errors import DataError, NTKFLError
+from ntkfl.services.status import ENDED, StatusFile
 
 pytest.importorskip("cryptography", reason="needs the extra services")
 
@@ -61,3 +62,11 @@ def test_data_of_another_shape_are_refused_at_once(folder: Path, tmp_path: Path)
     assert isinstance(error, DataError)
     assert "[2]" in str(error)
     assert "expected an .npz, .csv or .parquet file" in str(join(folder, str(tmp_path / "none")))
+
+
+def test_after_the_end_of_the_run_nobody_is_waited_for(folder: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", x=np.ones((3, 4)), y=np.array([0, 1, 1]))
+    for run, ended in (("demo/run-0", True), ("demo/run-1", False)):
+        StatusFile(folder, "client", run=run).close(ENDED)
+        error = join(folder, str(tmp_path / "mine.npz"))
+        assert (error is None) == ended, error

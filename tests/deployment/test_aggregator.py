@@ -133,6 +133,20 @@ def test_a_sealed_row_that_is_not_finite_is_left_out_and_counted(folder: Path, t
     assert not torch.equal(weights, before)
 
 
+def test_a_run_that_has_ended_is_not_played_again_in_any_folder(folder: Path, tmp_path: Path) -> None:
+    aggregator = Aggregator(folder, tmp_path / "run", lambda line: None)
+    aggregator.transport.shuffler = Here(aggregator)  # type: ignore[assignment]
+    aggregator.run()
+    with pytest.raises(ConfigError, match="run run-0 has ended.*ntkfl keys run"):
+        Aggregator(folder, tmp_path / "other")
+    (folder / "ended-run-0").unlink()
+    with pytest.raises(RunFolderError, match="holds a run that has ended.*ntkfl keys run"):
+        Aggregator(folder, tmp_path / "run")
+    status = read_status(folder)
+    assert status is not None
+    assert status["state"] == "the run has ended"  # a refused start leaves it as it was
+
+
 def test_after_a_round_no_key_opens_what_was_recorded(tmp_path: Path) -> None:
     """Whoever recorded the rows and later steals all that the aggregator has, or its memory, opens none of them."""
     folder = made(tmp_path, rounds=2, max_rows=6)

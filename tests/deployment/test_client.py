@@ -72,6 +72,18 @@ def test_a_fair_question_is_heeded_once(client: tuple[ShuffledClient, SigningKey
     assert Ledger(tmp_path, "run-1").read() is None  # another run counts for itself
 
 
+def test_the_end_is_heard_again_and_nothing_before_it(client: tuple[ShuffledClient, SigningKey]) -> None:
+    own, signer = client
+    end = Announcement("end", BatchKey(4, 0)).sign(signer, own.federation.federation, own.federation.run)
+    for _ in range(2):  # as by a client that is started again
+        said = own.heed(end)
+        assert said is not None
+        assert said.kind == "end"
+    assert hear(client, "exchange", BatchKey(4, 0)) is None
+    assert hear(client, "exchange", BatchKey(5, 0)) is not None
+    assert own.heed(end) is None  # an old end is none
+
+
 @pytest.mark.parametrize(
     ("kind", "key", "changes"),
     [

@@ -36,12 +36,16 @@ def join(
     from ntkfl.deployment.client import ShuffledClient  # needs the extra
     from ntkfl.deployment.contract import Federation
     from ntkfl.services.log import configure_logging, log
-    from ntkfl.services.status import STOPPED, StatusFile, refuse_second
+    from ntkfl.services.status import ENDED, STOPPED, StatusFile, read_status, refuse_second
     from ntkfl.user_code import find_factory
 
     configure_logging(folder.resolve().name, form=log_format, level=log_level)
     refuse_second(folder)
-    terms = Federation.read(folder).terms
+    federation = Federation.read(folder)
+    known, terms = read_status(folder) or {}, federation.terms
+    if (known.get("state"), known.get("run")) == (ENDED, f"{federation.federation}/{federation.run}"):
+        log(f"{ENDED}: there is nothing more to take part in")
+        return
     images = Images(terms.inputs, terms.mean, terms.std, terms.class_names)
     columns = Columns(label_column, client_column, split_column)
     x, y = read_own(data, images, find_factory, columns)

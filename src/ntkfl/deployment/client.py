@@ -145,7 +145,11 @@ class ShuffledClient:
             self._check_contract(said)
         apart = said.batch is None or said.key.exchange == EVALUATORS
         cohort = "" if said.batch is None or apart else said.batch.cohort_digest().hex()
-        return said if self.ledger.take(said.key, cohort) else None
+        if self.ledger.take(said.key, cohort):
+            return said
+        newest = self.ledger.read()
+        # The end is not answered, so a client that comes back after it hears it again.
+        return said if said.kind == "end" and newest is not None and newest[0] == said.key else None
 
     def _check_contract(self, said: Announcement) -> None:
         """`TrustError` where an announcement asks for something else than the run's contract says."""

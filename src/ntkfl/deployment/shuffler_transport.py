@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ntkfl.atomic import write_atomically
 from ntkfl.crypto.hpke import SEAL_BYTES, SigningKey
 from ntkfl.crypto.mask_format import WORD_BYTES
 from ntkfl.crypto.masking import add_packed
@@ -37,6 +38,7 @@ from ntkfl.services.status import ENDED, StatusFile
 from ntkfl.wire import Message
 
 _LOOK_S, _GATHER_S = 0.05, 0.2  # between two looks at a batch, and at who is there
+ANEW = "a new run has a name, a ρ and a federation.toml of its own: ntkfl keys run KEY_SERVER_DIR NAME"
 _SAY_S = 5.0  # of waiting in which no answer came, until it is said
 
 
@@ -58,7 +60,7 @@ class ShufflerTransport(ShuffledTransport):
         self.signer = SigningKey.load(folder / "signing-key.pem")
         if self.signer.public.hex() != federation.aggregator.signing_key:
             raise TrustError(f"the key in {folder} is not the one that clients have pinned")
-        self.shuffler = ShufflerClient(federation, folder)
+        self.shuffler, self._folder = ShufflerClient(federation, folder), folder
         self.key_server = HttpClient(federation.key_server.url, folder / "ca.pem")
         self.status = StatusFile(folder, "aggregator", run=f"{federation.federation}/{federation.run}")
         self._inputs = method.model_input_shape(federation.terms.inputs)
@@ -316,6 +318,8 @@ class ShufflerTransport(ShuffledTransport):
             return {"warning": f"epsilon does not count rounds that failed: {error}"}
 
     def finish(self) -> None:
+        """The run's rounds are played, and never again: that is on the disk before clients hear of it."""
+        write_atomically(_ended(self._folder, self.run), b"")
         self.announce(Announcement("end", BatchKey(self._next_round(), 0)), Traffic())
         self.status.close(ENDED)
 
@@ -323,3 +327,13 @@ class ShufflerTransport(ShuffledTransport):
         x = torch.zeros(1, *self._inputs, dtype=self.task.like.dtype)
         real = self.peers.terms.real_targets
         return x, torch.zeros(1, self.task.outputs, dtype=x.dtype) if real else torch.zeros(1, dtype=torch.int64)
+
+
+def refuse_ended(folder: Path, run: str) -> None:
+    """`ConfigError` where this aggregator has played all rounds of the run: clients agreed to no second training."""
+    if _ended(folder, run).exists():
+        raise ConfigError(f"run {run} has ended, with all its rounds: {ANEW}")
+
+
+def _ended(folder: Path, run: str) -> Path:
+    return folder / f"ended-{run}"
