@@ -170,6 +170,24 @@ def test_a_certificate_that_ended_is_shown_and_renewed(folder: Path, monkeypatch
     assert status(folder / "shuffler")[0] == 0
 
 
+@pytest.mark.parametrize(("extreme", "code"), [(181, 1), (30, 0), (0, 0)])
+def test_a_client_whose_rows_are_all_rejected_is_a_problem(folder: Path, extreme: int, code: int) -> None:
+    """Of about 700 rows of four clients a client's worth is 175, and a tenth 70."""
+    out = folder / "run"
+    out.mkdir()
+    record = {"round": 1, "attempt": 0, "test_accuracy": 0.5, "asked": 4, "answered": 4, "samples": 700 - extreme}
+    record |= {"rejected": {"extreme": extreme}} if extreme else {}
+    (out / "history.jsonl").write_text(json.dumps(record) + "\n")
+    (out / "timings.jsonl").write_text(json.dumps({"round": 1, "seconds": 1.0}) + "\n")
+    StatusFile(folder / "aggregator", "aggregator", out=str(out)).close(ENDED)
+    for where in (folder / "aggregator", out):
+        found, said = status(where)
+        assert found == code, said
+        told = said.partition("problem:")[2]
+        assert ("181 of 700 rows were not used: 181 extreme" in told, "other units" in told) == (bool(code),) * 2
+        assert "client-" not in told
+
+
 def test_a_folder_of_nobody_is_one_line(tmp_path: Path) -> None:
     for where in (tmp_path, tmp_path / "nowhere"):
         outcome = CliRunner().invoke(app, ["deploy", "status", str(where)])

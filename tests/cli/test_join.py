@@ -70,3 +70,10 @@ def test_after_the_end_of_the_run_nobody_is_waited_for(folder: Path, tmp_path: P
         StatusFile(folder, "client", run=run).close(ENDED)
         error = join(folder, str(tmp_path / "mine.npz"))
         assert (error is None) == ended, error
+
+
+def test_inputs_in_other_units_are_said_at_the_start(folder: Path, tmp_path: Path) -> None:
+    for size, warned in ((3.0, False), (2000.0, True)):
+        np.savez(tmp_path / "mine.npz", x=np.full((3, 4), size), y=np.array([0, 1, 1]))
+        command = ["join", str(folder), "--data", str(tmp_path / "mine.npz"), "--patience", "0.1"]
+        assert ("inputs are as large as 2e+03" in CliRunner().invoke(app, command).stderr) == warned

@@ -33,6 +33,8 @@ from ntkfl.services.shuffler.batch import EVALUATORS, least_of
 from ntkfl.services.status import ENDED, StatusFile
 from ntkfl.wire import Message
 
+_USUAL_INPUT = 50.0  # of standardised data: beyond it lie other units, or raw bytes
+
 
 class ShuffledClient:
     """One client or evaluator, its folder and its data: x [n, *inputs], y classes [n] or real [n, outputs]."""
@@ -53,6 +55,11 @@ class ShuffledClient:
         self._status = status
         terms = self.federation.terms
         check_data(x, y, terms.inputs, terms.outputs)
+        if (largest := float(x.abs().max())) > _USUAL_INPUT:
+            say(
+                f"warning: inputs are as large as {largest:.3g}, and scaled ones seldom exceed {_USUAL_INPUT:g}: give "
+                "them in the units, and scaled, as all clients have agreed, or the aggregator may reject their rows"
+            )
         model = terms.build_model(seed=0, allow_code=allow_code)  # before anybody hears of this client
         self.identity = Identity(folder, self.federation, patience)
         self.shuffler = HttpClient(self.federation.shuffler.url, folder / "ca.pem", patience=patience)

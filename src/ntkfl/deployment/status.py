@@ -12,7 +12,8 @@ from pathlib import Path
 from ntkfl.deployment.demo_setup import partial
 from ntkfl.errors import ConfigError, NTKFLError
 from ntkfl.federation.run_folder import Record, RunFolder
-from ntkfl.federation.server import remarks
+from ntkfl.federation.server import remarks, why_rejected
+from ntkfl.federation.validation import TOO_LARGE
 from ntkfl.progress import percent, plural
 from ntkfl.safe_parse import read_toml
 from ntkfl.services.probe import RoleStatus, add_certificate, add_lapsed, add_progress, begin, listed, look_at_role
@@ -22,6 +23,10 @@ from ntkfl.services.trusted_peers import FILE, TrustedPeers
 
 _ROUNDS = 5  # of a run, the last ones
 _TIMEOUT_S = 3.0
+_EXTREME = (
+    "extreme rows are far larger than the others', often because a client's data are in other units: have every client "
+    "look at the warnings of its own log"
+)
 
 
 def look(folder: Path) -> list[RoleStatus]:
@@ -83,7 +88,7 @@ def _aggregator(folder: Path, peers: TrustedPeers) -> RoleStatus:
                 part.lines.append(f"waits for the shuffler: {error}")
                 part.waits_for.append("shuffler")
     if isinstance(out := status.get("out"), str) and Path(out).is_dir():
-        part.lines += _rounds(RunFolder(Path(out)))
+        _add_rounds(part, RunFolder(Path(out)))
     add_certificate(part, folder / "tls.pem")
     return part
 
@@ -105,19 +110,20 @@ def _flower(folder: Path) -> RoleStatus:
 
 def _run(folder: Path) -> RoleStatus:
     part = RoleStatus(f"run, {folder}")
-    part.lines += _rounds(RunFolder(folder))
+    _add_rounds(part, RunFolder(folder))
     return part
 
 
-def _rounds(folder: RunFolder) -> list[str]:
+def _add_rounds(part: RoleStatus, folder: RunFolder) -> None:
     """The last rounds: asked, answered, seconds, and what was left out."""
+    lines = part.lines
     try:
         history, timings = folder.records("history.jsonl"), folder.records("timings.jsonl")
     except NTKFLError as error:
-        return [str(error)]
-    lines = [
-        f"run {folder.path}: {plural(len(history), 'round')} finished{', and one goes on' if folder.in_use else ''}"
-    ]
+        lines.append(str(error))
+        return
+    going = ", and one goes on" if folder.in_use else ""
+    lines.append(f"run {folder.path}: {plural(len(history), 'round')} finished{going}")
     for record, timing in list(zip(history, timings, strict=False))[-_ROUNDS:]:
         try:
             lines.append(f"  {_round(record, timing)}")
@@ -125,7 +131,26 @@ def _rounds(folder: RunFolder) -> list[str]:
             lines += [f"    attempt failed: {why}" for why in record.get("failed_attempts", ())]
         except (KeyError, ValueError, TypeError, AttributeError):
             lines.append("  a record that cannot be read")
-    return lines
+    for record in history[-1:]:
+        if what := _left_out(record):
+            part.problem(what)
+
+
+def _left_out(record: Record) -> str:
+    """Of a round of a deployment that lost a client's worth of rows, or a tenth of them: what was rejected, in words.
+    Rows come without names, so whose they were is not known here.
+    """
+    try:
+        rejected, answered = record.get("rejected") or {}, max(1, int(record.get("answered", 1)))
+        lost, clients = sum(rejected.values()), record.get("rejected_clients", 0)
+        rows = lost + record["samples"] if "samples" in record else answered
+        if "attempt" not in record or not lost or (not clients and lost < min(rows / answered, rows / 10)):
+            return ""
+        of = f"what {plural(clients, 'client')} sent was not used" if clients else f"{lost} of {rows} rows were not used"
+        line = f"round {record['round']}: {of}: {why_rejected(rejected)}"
+        return f"{line}; {_EXTREME}" if TOO_LARGE in rejected else line
+    except (ValueError, TypeError, AttributeError):
+        return ""
 
 
 def _round(record: Record, timing: Record) -> str:
