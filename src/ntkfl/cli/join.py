@@ -48,9 +48,8 @@ def join(
         return
     images = Images(terms.inputs, terms.mean, terms.std, terms.class_names)
     columns = Columns(label_column, client_column, split_column)
-    x, y = read_own(data, images, find_factory, columns)
     allowed = columns.flags() + (" --allow-code" if allow_code else "")
-    status = StatusFile(folder, "client", state="waits for the key server")
+    status = StatusFile(folder, "client", state="reads its data")
 
     def stopped() -> str:
         status.close(STOPPED, stopped_by())
@@ -59,5 +58,7 @@ def join(
         return ""
 
     with stoppable(stopped, terminable=True), status.noting_problems():
+        x, y = read_own(data, images, find_factory, columns)
+        status.update(state="waits for the key server")
         client = ShuffledClient(folder, x, y, patience=patience, say=log, allow_code=allow_code, status=status)
         client.run()

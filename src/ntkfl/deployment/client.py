@@ -101,6 +101,7 @@ class ShuffledClient:
         status = self._status or StatusFile(self.folder, self.role)
         status.update(role=self.role, name=self.name, run="/".join(self._run), state="waits for the shuffler")
         self.hello()
+        self.shuffler.on_problem = lambda problem: status.update(problem=problem)  # before, its state says so
         self.say(f"is enrolled as {self.role}; waits for {'/'.join(self._run)} at {self.shuffler.url}")
         if (newest := self.ledger.read()) is not None:
             self.say(f"is back after {span(self.ledger.age())}; heard of round {newest[0].round} last")

@@ -130,6 +130,9 @@ def begin(what: str, folder: Path) -> tuple[RoleStatus, dict[str, Any]]:
         part.lines.append(f"left {_ago(status)} ago: the run has ended")
     elif state == STOPPED:
         part.lines.append(f"was stopped {_ago(status)} ago{_when(status)}{_by(status)}")
+    elif "problem" in status:  # what made it end: one fault
+        part.problem(f"does not run; its last sign was {_ago(status)} ago{_when(status)}: {status['problem']}")
+        return part, status
     else:
         part.problem(f"does not run; its last sign was {_ago(status)} ago{_when(status)}")
     if "problem" in status:
