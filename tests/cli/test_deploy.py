@@ -124,6 +124,29 @@ def test_roles_that_have_left_in_order_are_no_problem(folder: Path) -> None:
     assert len(json.loads(said)["parts"]) == 6
 
 
+def test_a_client_that_died_is_no_problem_once_the_run_has_ended(folder: Path) -> None:
+    client = StatusFile(folder / "clients" / "client-1", "client", state="waits to be asked", problem="too late")
+    del client  # as when its process was killed
+    StatusFile(folder / "aggregator", "aggregator", state="training").close(STOPPED)
+    code, said = status(folder)
+    assert (code, "does not run" in said.partition("problem:")[2]) == (1, True)
+    StatusFile(folder / "aggregator", "aggregator").close(ENDED)
+    code, said = status(folder)
+    assert code == 0, said
+    assert "does not run; its last sign was " in said  # as a note
+    assert "the run has ended since: it need not be started again" in said
+
+
+def test_a_copied_identity_shows_at_the_shuffler(folder: Path) -> None:
+    StatusFile(folder / "shuffler", "shuffler", refused={"late": 1}).close(STOPPED)
+    code, said = status(folder / "shuffler")
+    assert (code, "late: rows came after" in said) == (0, True)
+    StatusFile(folder / "shuffler", "shuffler", refused={"late": 1, "replayed": 3}).close(STOPPED)
+    code, said = status(folder / "shuffler")
+    assert (code, "replayed: 3 answers" in said.partition("problem:")[2]) == (1, True)
+    assert "one identity may run in two places" in said
+
+
 def test_a_running_service_by_its_folder_and_by_its_address(tmp_path: Path) -> None:
     deployment = Deployment(tmp_path)
     with deployment.start_key_server() as process:

@@ -18,7 +18,7 @@ from ntkfl.progress import percent, plural
 from ntkfl.safe_parse import read_toml
 from ntkfl.services.probe import RoleStatus, add_certificate, add_lapsed, add_progress, begin, listed, look_at_role
 from ntkfl.services.shuffler.client import ShufflerClient
-from ntkfl.services.status import ENDED, STOPPED
+from ntkfl.services.status import ENDED, STOPPED, read_status
 from ntkfl.services.trusted_peers import FILE, TrustedPeers
 
 _ROUNDS = 5  # of a run, the last ones
@@ -41,30 +41,31 @@ def look(folder: Path) -> list[RoleStatus]:
     return parts
 
 
-def _folder(folder: Path) -> Iterator[RoleStatus]:
+def _folder(folder: Path, *, ended: bool = False) -> Iterator[RoleStatus]:
     try:
-        yield from _parts(folder)
+        yield from _parts(folder, ended)
     except NTKFLError as error:  # half made, or damaged: the others are still looked at
         part = RoleStatus(f"{folder.name}, {folder}")
         part.problem(str(error))
         yield part
 
 
-def _parts(folder: Path) -> Iterator[RoleStatus]:
+def _parts(folder: Path, ended: bool) -> Iterator[RoleStatus]:
     if (folder / "history.jsonl").exists() or (folder / "config.toml").exists():
         yield _run(folder)
-    elif (part := look_at_role(folder)) is not None:
+    elif (part := look_at_role(folder, ended=ended)) is not None:
         yield part
     elif (folder / "run.toml").exists() and (folder / FILE).exists():
         yield _aggregator(folder, TrustedPeers.read(folder))
     elif (folder / "server.toml").exists() or (folder / "client.toml").exists():
         yield _flower(folder)
     else:
+        ended = (read_status(folder / "aggregator") or {}).get("state") == ENDED
         for name in ("key-server", "shuffler", "aggregator", "server"):
             if (folder / name).is_dir():
-                yield from _folder(folder / name)
+                yield from _folder(folder / name, ended=ended)
         for client in sorted((folder / "clients").glob("*")) if (folder / "clients").is_dir() else ():
-            yield from _folder(client)
+            yield from _folder(client, ended=ended)
 
 
 def _aggregator(folder: Path, peers: TrustedPeers) -> RoleStatus:
