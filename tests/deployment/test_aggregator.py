@@ -238,7 +238,9 @@ def test_a_client_that_leaves_in_a_round_costs_the_round_and_not_the_run(tmp_pat
     names = [*NAMES, "client-3"]
     leaves = names[draw_cohort(0, 4, 3, 1)[0]]  # one of the first cohort
     here = aggregator.transport.shuffler = Here(aggregator, names, leaves)  # type: ignore[assignment]
-    first, second = aggregator.run().history
+    run = aggregator.run()
+    first, second = run.history
+    assert [timing.get("waited_seconds", 0.0) > 0 for timing in run.timings] == [True, False]  # by the failed attempt
     assert [announced.key for announced, _ in here.recorded][:2] == [BatchKey(1, 0), BatchKey(2, 0)]
     assert "2 of the 3 that began the round answered within " in said[0]
     assert f"missing: {leaves};" in said[0]

@@ -210,6 +210,7 @@ class ShufflerTransport(ShuffledTransport):
             late = time.monotonic() > until or (key.exchange > 0 and status.seconds == 0)
             if status.state == "cancelled" or late:
                 self.shuffler.cancel(key)
+                traffic.heard(asked, status.clients, waited)
                 self._dropped |= set(status.missing)
                 later = key.exchange not in (0, EVALUATORS)
                 whom = f"the {asked} that began the round" if later else f"{asked} clients"
