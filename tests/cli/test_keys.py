@@ -53,6 +53,17 @@ def listed(made: Path) -> dict[str, list[str]]:
     return {line.split()[0]: line.split()[1:] for line in said("keys", "list", made / "key-server")}
 
 
+def test_init_refuses_what_could_never_play_the_run(tmp_path: Path) -> None:
+    file, made = tmp_path / "run.toml", tmp_path / "made"
+    file.write_text("evaluators = 2\n" + RUN)
+    assert "give --evaluators 2" in fault("keys", "init", made, "--config", file)
+    private = "name = 'private-sums'\nsecure_sum = true\nbudget_rounds = 13\nnoise_clients = 3\n"
+    file.write_text(RUN.replace("name = 'ntk-fl'\n", private).replace("_round = 2", "_round = 3"))
+    assert "give --min-clients 3" in fault("keys", "init", made, "--config", file)
+    assert not made.exists()
+    said("keys", "init", made, "--config", file, "--min-clients", "3")
+
+
 def test_init_makes_what_it_is_told(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(RUN)
     options = ["--federation", "fed", "--run", "r1", "--host", "localhost", "--evaluators", "0", "--clients", "3"]
