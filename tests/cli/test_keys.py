@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from ntkfl.cli import app
 from ntkfl.cli.serve import address
+from ntkfl.crypto import certificates
 from ntkfl.crypto.hpke import SealingKey, SigningKey
 from ntkfl.errors import ConfigError, NTKFLError
 from ntkfl.extras import install_command
@@ -139,6 +140,18 @@ def test_show_tells_public_keys_and_what_ends_when(made: Path) -> None:
 
 def parsed(moment: str) -> datetime:
     return datetime.strptime(moment, "%Y-%m-%d %H:%M:%SZ").replace(tzinfo=UTC)
+
+
+def test_show_says_what_has_ended(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Past(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
+            return datetime.now(UTC) - timedelta(days=400)
+
+    monkeypatch.setattr(certificates, "datetime", Past)
+    certificates.renew(made / "authority", [made / "shuffler"])
+    lines = said("keys", "show", made / "shuffler")
+    assert [line.split()[1] for line in lines if line.startswith(("tls.pem", "ca.pem"))] == ["ends", "ended"]
 
 
 def test_show_tells_when_a_client_s_credential_ends(made: Path) -> None:
