@@ -137,10 +137,10 @@ def test_a_run_that_has_ended_is_not_played_again_in_any_folder(folder: Path, tm
     aggregator = Aggregator(folder, tmp_path / "run", lambda line: None)
     aggregator.transport.shuffler = Here(aggregator)  # type: ignore[assignment]
     aggregator.run()
-    with pytest.raises(ConfigError, match="run run-0 has ended.*ntkfl keys run"):
+    with pytest.raises(ConfigError, match=r"run run-0 has ended.*ntkfl keys run"):
         Aggregator(folder, tmp_path / "other")
     (folder / "ended-run-0").unlink()
-    with pytest.raises(RunFolderError, match="holds a run that has ended.*ntkfl keys run"):
+    with pytest.raises(RunFolderError, match=r"holds a run that has ended.*ntkfl keys run"):
         Aggregator(folder, tmp_path / "run")
     status = read_status(folder)
     assert status is not None

@@ -12,7 +12,8 @@ from typing import Any
 
 from ntkfl.crypto.row_frames import VERSION
 from ntkfl.deployment.contract import Contract, Deployment, Federation
-from ntkfl.deployment.shuffler_transport import ANEW, ShufflerTransport, refuse_ended
+from ntkfl.deployment.ledger import ANEW, refuse_ended
+from ntkfl.deployment.shuffler_transport import ShufflerTransport
 from ntkfl.errors import ConfigError, RunFolderError
 from ntkfl.federation.evaluation import MOST_SAMPLES, AskedClients
 from ntkfl.federation.privacy_statement import privacy_statement, stated

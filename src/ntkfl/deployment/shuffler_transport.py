@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from ntkfl.atomic import write_atomically
 from ntkfl.crypto.hpke import SEAL_BYTES, SigningKey
 from ntkfl.crypto.mask_format import WORD_BYTES
 from ntkfl.crypto.masking import add_packed
 from ntkfl.crypto.row_frames import FRAME_BYTES, Announced, BatchKey, open_row
 from ntkfl.deployment.absences import Absences, drawn_from
 from ntkfl.deployment.contract import Deployment, Federation
+from ntkfl.deployment.ledger import mark_ended
 from ntkfl.errors import ConfigError, MessageError, OutOfRounds, Refused, TooFew, TrustError
 from ntkfl.federation.evaluation import SUMMED_SAMPLES, counts_summand, score_rows, total_counts
 from ntkfl.federation.secure_sum import SumSchema, submission_bytes
@@ -38,7 +38,6 @@ from ntkfl.services.status import ENDED, StatusFile
 from ntkfl.wire import Message
 
 _LOOK_S, _GATHER_S = 0.05, 0.2  # between two looks at a batch, and at who is there
-ANEW = "a new run has a name, a ρ and a federation.toml of its own: ntkfl keys run KEY_SERVER_DIR NAME"
 _SAY_S = 5.0  # of waiting in which no answer came, until it is said
 
 
@@ -320,7 +319,7 @@ class ShufflerTransport(ShuffledTransport):
 
     def finish(self) -> None:
         """The run's rounds are played, and never again: that is on the disk before clients hear of it."""
-        write_atomically(_ended(self._folder, self.run), b"")
+        mark_ended(self._folder, self.run)
         self.announce(Announcement("end", BatchKey(self._next_round(), 0)), Traffic())
         self.status.close(ENDED)
 
@@ -328,13 +327,3 @@ class ShufflerTransport(ShuffledTransport):
         x = torch.zeros(1, *self._inputs, dtype=self.task.like.dtype)
         real = self.peers.terms.real_targets
         return x, torch.zeros(1, self.task.outputs, dtype=x.dtype) if real else torch.zeros(1, dtype=torch.int64)
-
-
-def refuse_ended(folder: Path, run: str) -> None:
-    """`ConfigError` where this aggregator has played all rounds of the run: clients agreed to no second training."""
-    if _ended(folder, run).exists():
-        raise ConfigError(f"run {run} has ended, with all its rounds: {ANEW}")
-
-
-def _ended(folder: Path, run: str) -> Path:
-    return folder / f"ended-{run}"

@@ -147,7 +147,9 @@ def _left_out(record: Record) -> str:
         rows = lost + record["samples"] if "samples" in record else answered
         if "attempt" not in record or not lost or (not clients and lost < min(rows / answered, rows / 10)):
             return ""
-        of = f"what {plural(clients, 'client')} sent was not used" if clients else f"{lost} of {rows} rows were not used"
+        of = (
+            f"what {plural(clients, 'client')} sent was not used" if clients else f"{lost} of {rows} rows were not used"
+        )
         line = f"round {record['round']}: {of}: {why_rejected(rejected)}"
         return f"{line}; {_EXTREME}" if TOO_LARGE in rejected else line
     except (ValueError, TypeError, AttributeError):

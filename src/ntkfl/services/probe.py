@@ -79,7 +79,7 @@ def _shuffler(folder: Path, peers: TrustedPeers, ended: bool) -> RoleStatus:
     if refused:
         part.lines.append("refused: " + ", ".join(f"{count} {reason}" for reason, count in sorted(refused.items())))
     if "late" in refused:
-        part.lines.append("late: rows came after their batch was closed, from a slow client or from a second copy of one")
+        part.lines.append("late: rows came after their batch was closed: from a slow client, or a second copy of one")
     if "replayed" in refused:
         part.problem(
             f"replayed: {refused['replayed']} answers came where their client's were already: one identity may run in "
