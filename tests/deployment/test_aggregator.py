@@ -110,7 +110,8 @@ class Here:
 
 def made(folder: Path, **settings: Any) -> Path:
     (folder / "run.toml").write_text(tomli_w.dumps(SETTINGS | settings))
-    init(folder / "demo", folder / "run.toml", DemoSetup(clients=int(settings.get("clients", 3)), evaluators=0))
+    counts = {"clients": int(settings.get("clients", 3)), "evaluators": int(settings.get("evaluators", 0))}
+    init(folder / "demo", folder / "run.toml", DemoSetup(**counts))
     return folder / "demo" / "aggregator"
 
 

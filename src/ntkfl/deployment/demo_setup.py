@@ -28,6 +28,7 @@ from ntkfl.crypto.hpke import SigningKey
 from ntkfl.deployment.contract import Contract, Federation
 from ntkfl.errors import ConfigError
 from ntkfl.options import Options
+from ntkfl.progress import plural
 from ntkfl.safe_parse import parse_toml, read_toml
 from ntkfl.services.key_server.store import DAY, LIFETIME, SIGNING_KEY, STATE, KeyServer
 from ntkfl.services.trusted_peers import TrustedAggregator, TrustedKeyServer, TrustedShuffler
@@ -174,7 +175,7 @@ def _check_setup(contract: Contract, evaluators: object, setup: DemoSetup) -> No
     """`ConfigError` where what would be made can never play the run: it would be noticed only when all wait."""
     if isinstance(evaluators, int) and evaluators > setup.evaluators:
         raise ConfigError(
-            f"the run waits for {evaluators} evaluators, and folders for {setup.evaluators} would be made: give "
+            f"the run waits for {plural(evaluators, 'evaluator')}, and folders for {setup.evaluators} would be made: give "
             f"--evaluators {evaluators}"
         )
     contract.check_evaluators(setup.evaluators)
