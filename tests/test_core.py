@@ -56,7 +56,7 @@ def test_everything_but_flower_works_without_it(tmp_path: Path) -> None:
         "doctor ended with 0", "train ended with 0", "report ended with 0", "flower ended with 0",
         "flower ended with 2", "flower ended with 2",
     ], done.stdout + done.stderr  # fmt: skip
-    assert (tmp_path / "report.html").exists()
+    assert (tmp_path / "run" / "report.html").exists()
     how = [line for line in done.stderr.splitlines() if "pip install" in line]
     assert how == [f"ntkfl: Flower needs the extra 'flower': {install_command('flower')}"] * 2, done.stderr
     assert "Traceback" not in done.stderr

@@ -69,6 +69,7 @@ def test_a_study_of_hidden_rows_and_its_page(tmp_path: Path) -> None:
     assert by["analytic inversion", "aggregator+client", "SSIM"].verdict in ("reduced", "stopped")
     assert set(result.verdicts) == set(result.sees) == set(ROLES)
     assert "sealed rows" in result.sees["shuffler"]
+    assert "not how many samples each uses" in result.verdicts["shuffler"]  # all send equally many rows
     assert "who sent every row" in result.verdicts["aggregator+shuffler"]
     assert json.loads(json.dumps(result.dump()))["findings"]
     grid = draw_grid(result.findings, tmp_path / "grid.png")

@@ -62,6 +62,17 @@ def test_a_federation_that_never_ran(folder: Path) -> None:
     assert "has not enrolled" in said
 
 
+def test_from_inside_a_folder_it_is_called_by_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "run").mkdir()
+    (folder / "run" / "history.jsonl").touch()
+    for inside, title in ((".", "key server, "), ("aggregator", "aggregator, "), ("run", "run, ")):
+        monkeypatch.chdir(folder / inside)
+        code, said = status(".")
+        assert (code, said.startswith(f"{title}{folder.resolve() / inside}")) == (0, True), said
+    monkeypatch.chdir(folder / "clients" / "client-0")
+    assert status(".")[1].startswith(f"client-0, {folder.resolve()}")
+
+
 def test_while_it_starts_it_says_who_is_up_and_what_is_waited_for(folder: Path) -> None:
     aggregator = StatusFile(folder / "aggregator", "aggregator", state="waits for the shuffler")
     client = StatusFile(folder / "clients" / "client-0", "client", state="waits for the key server")
@@ -77,8 +88,7 @@ def test_while_it_starts_it_says_who_is_up_and_what_is_waited_for(folder: Path) 
     del client  # as when its process has died
     code, said = status(folder / "clients" / "client-0")
     assert code == 1
-    assert "does not run; its last sign was " in said
-    assert "no token" in said.rpartition("problems")[2]
+    assert re.search(r"\n1 problem:\n.*does not run; its last sign was .*: no token\n$", said)  # one fault, once
 
 
 def test_a_folder_that_is_half_made_is_no_crash(folder: Path) -> None:
@@ -112,6 +122,29 @@ def test_roles_that_have_left_in_order_are_no_problem(folder: Path) -> None:
     code, said = status(folder, "--json")
     assert json.loads(said)["problems"] == []
     assert len(json.loads(said)["parts"]) == 6
+
+
+def test_a_client_that_died_is_no_problem_once_the_run_has_ended(folder: Path) -> None:
+    client = StatusFile(folder / "clients" / "client-1", "client", state="waits to be asked", problem="too late")
+    del client  # as when its process was killed
+    StatusFile(folder / "aggregator", "aggregator", state="training").close(STOPPED)
+    code, said = status(folder)
+    assert (code, "does not run" in said.partition("problem:")[2]) == (1, True)
+    StatusFile(folder / "aggregator", "aggregator").close(ENDED)
+    code, said = status(folder)
+    assert code == 0, said
+    assert "does not run; its last sign was " in said  # as a note
+    assert "the run has ended since: it need not be started again" in said
+
+
+def test_a_copied_identity_shows_at_the_shuffler(folder: Path) -> None:
+    StatusFile(folder / "shuffler", "shuffler", refused={"late": 1}).close(STOPPED)
+    code, said = status(folder / "shuffler")
+    assert (code, "late: rows came after" in said) == (0, True)
+    StatusFile(folder / "shuffler", "shuffler", refused={"late": 1, "replayed": 3}).close(STOPPED)
+    code, said = status(folder / "shuffler")
+    assert (code, "replayed: 3 answers" in said.partition("problem:")[2]) == (1, True)
+    assert "one identity may run in two places" in said
 
 
 def test_a_running_service_by_its_folder_and_by_its_address(tmp_path: Path) -> None:
@@ -157,6 +190,24 @@ def test_a_certificate_that_ended_is_shown_and_renewed(folder: Path, monkeypatch
     renewed = CliRunner().invoke(app, ["keys", "renew", str(folder / "authority"), str(folder / "shuffler")])
     assert renewed.exit_code == 0, renewed.output
     assert status(folder / "shuffler")[0] == 0
+
+
+@pytest.mark.parametrize(("extreme", "code"), [(181, 1), (30, 0), (0, 0)])
+def test_a_client_whose_rows_are_all_rejected_is_a_problem(folder: Path, extreme: int, code: int) -> None:
+    """Of about 700 rows of four clients a client's worth is 175, and a tenth 70."""
+    out = folder / "run"
+    out.mkdir()
+    record = {"round": 1, "attempt": 0, "test_accuracy": 0.5, "asked": 4, "answered": 4, "samples": 700 - extreme}
+    record |= {"rejected": {"extreme": extreme}} if extreme else {}
+    (out / "history.jsonl").write_text(json.dumps(record) + "\n")
+    (out / "timings.jsonl").write_text(json.dumps({"round": 1, "seconds": 1.0}) + "\n")
+    StatusFile(folder / "aggregator", "aggregator", out=str(out)).close(ENDED)
+    for where in (folder / "aggregator", out):
+        found, said = status(where)
+        assert found == code, said
+        told = said.partition("problem:")[2]
+        assert ("181 of 700 rows were not used: 181 extreme" in told, "other units" in told) == (bool(code),) * 2
+        assert "client-" not in told
 
 
 def test_a_folder_of_nobody_is_one_line(tmp_path: Path) -> None:

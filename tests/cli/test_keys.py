@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from ntkfl.cli import app
 from ntkfl.cli.serve import address
+from ntkfl.crypto import certificates
 from ntkfl.crypto.hpke import SealingKey, SigningKey
 from ntkfl.errors import ConfigError, NTKFLError
 from ntkfl.extras import install_command
@@ -51,6 +52,17 @@ def made(tmp_path: Path) -> Path:
 
 def listed(made: Path) -> dict[str, list[str]]:
     return {line.split()[0]: line.split()[1:] for line in said("keys", "list", made / "key-server")}
+
+
+def test_init_refuses_what_could_never_play_the_run(tmp_path: Path) -> None:
+    file, made = tmp_path / "run.toml", tmp_path / "made"
+    file.write_text("evaluators = 2\n" + RUN)
+    assert "give --evaluators 2" in fault("keys", "init", made, "--config", file)
+    private = "name = 'private-sums'\nsecure_sum = true\nbudget_rounds = 13\nnoise_clients = 3\n"
+    file.write_text(RUN.replace("name = 'ntk-fl'\n", private).replace("_round = 2", "_round = 3"))
+    assert "give --min-clients 3" in fault("keys", "init", made, "--config", file)
+    assert not made.exists()
+    said("keys", "init", made, "--config", file, "--min-clients", "3")
 
 
 def test_init_makes_what_it_is_told(tmp_path: Path) -> None:
@@ -128,6 +140,18 @@ def test_show_tells_public_keys_and_what_ends_when(made: Path) -> None:
 
 def parsed(moment: str) -> datetime:
     return datetime.strptime(moment, "%Y-%m-%d %H:%M:%SZ").replace(tzinfo=UTC)
+
+
+def test_show_says_what_has_ended(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Past(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
+            return datetime.now(UTC) - timedelta(days=400)
+
+    monkeypatch.setattr(certificates, "datetime", Past)
+    certificates.renew(made / "authority", [made / "shuffler"])
+    lines = said("keys", "show", made / "shuffler")
+    assert [line.split()[1] for line in lines if line.startswith(("tls.pem", "ca.pem"))] == ["ends", "ended"]
 
 
 def test_show_tells_when_a_client_s_credential_ends(made: Path) -> None:

@@ -111,7 +111,8 @@ class Here:
 
 def made(folder: Path, **settings: Any) -> Path:
     (folder / "run.toml").write_text(tomli_w.dumps(SETTINGS | settings))
-    init(folder / "demo", folder / "run.toml", DemoSetup(clients=int(settings.get("clients", 3)), evaluators=0))
+    counts = {"clients": int(settings.get("clients", 3)), "evaluators": int(settings.get("evaluators", 0))}
+    init(folder / "demo", folder / "run.toml", DemoSetup(**counts))
     return folder / "demo" / "aggregator"
 
 
@@ -132,6 +133,20 @@ def test_a_sealed_row_that_is_not_finite_is_left_out_and_counted(folder: Path, t
     weights = aggregator.server.state.state["weights"]
     assert bool(weights.isfinite().all())
     assert not torch.equal(weights, before)
+
+
+def test_a_run_that_has_ended_is_not_played_again_in_any_folder(folder: Path, tmp_path: Path) -> None:
+    aggregator = Aggregator(folder, tmp_path / "run", lambda line: None)
+    aggregator.transport.shuffler = Here(aggregator)  # type: ignore[assignment]
+    aggregator.run()
+    with pytest.raises(ConfigError, match=r"run run-0 has ended.*ntkfl keys run"):
+        Aggregator(folder, tmp_path / "other")
+    (folder / "ended-run-0").unlink()
+    with pytest.raises(RunFolderError, match=r"holds a run that has ended.*ntkfl keys run"):
+        Aggregator(folder, tmp_path / "run")
+    status = read_status(folder)
+    assert status is not None
+    assert status["state"] == "the run has ended"  # a refused start leaves it as it was
 
 
 def test_after_a_round_no_key_opens_what_was_recorded(tmp_path: Path) -> None:
@@ -225,7 +240,9 @@ def test_a_client_that_leaves_in_a_round_costs_the_round_and_not_the_run(tmp_pat
     names = [*NAMES, "client-3"]
     leaves = names[draw_cohort(0, 4, 3, 1)[0]]  # one of the first cohort
     here = aggregator.transport.shuffler = Here(aggregator, names, leaves)  # type: ignore[assignment]
-    first, second = aggregator.run().history
+    run = aggregator.run()
+    first, second = run.history
+    assert [timing.get("waited_seconds", 0.0) > 0 for timing in run.timings] == [True, False]  # by the failed attempt
     assert [announced.key for announced, _ in here.recorded][:2] == [BatchKey(1, 0), BatchKey(2, 0)]
     assert "2 of the 3 that began the round answered within " in said[0]
     assert f"missing: {leaves};" in said[0]

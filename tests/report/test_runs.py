@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import ntkfl
+from ntkfl.cli import app
 from ntkfl.compare.plan import read_plan
 from ntkfl.errors import ConfigError, RunFolderError
 from ntkfl.federation.run_folder import RunFolder
@@ -46,6 +49,20 @@ def test_numbered_runs_are_in_the_order_of_their_numbers(runs: Path, tmp_path: P
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.toml").write_bytes((runs / "whole" / "config.toml").read_bytes())
     assert [run.name for run in find([tmp_path])[0]] == ["7", "run-1", "run-1b", "run-9", "run-10"]
+
+
+def test_a_page_of_one_run_is_beside_it_unless_told_otherwise(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(runs / "whole", tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "report.html").write_text("of another run")
+    made = CliRunner().invoke(app, ["report", "a"])
+    assert (made.exit_code, made.stdout) == (0, "a/report.html\n")
+    assert "looks at a" in made.stderr
+    assert (tmp_path / "report.html").read_text() == "of another run"
+    assert CliRunner().invoke(app, ["report", "a", "b"]).stdout == "report.html\n"
 
 
 def test_a_run_says_how_it_is_getting_on(runs: Path) -> None:

@@ -203,7 +203,7 @@ def _without_attack(role: str, capture: Capture) -> str:
         return "learns who takes part; sealed vectors and masks, no content."
     if role == "shuffler":
         return (
-            "learns who takes part and how many samples each uses; no content."
+            "learns who takes part, and not how many samples each uses, as all send equally many rows; no content."
             if capture.method.shuffle
             else "has no part."
         )

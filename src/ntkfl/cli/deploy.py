@@ -124,8 +124,11 @@ def _look(where: str, ca: Path | None) -> list[RoleStatus]:
 
     if where.startswith("https://"):
         return [look_at_service(where, ca)]
-    if (part := look_at_role(Path(where))) is not None:
+    folder = Path(where)
+    if folder.name in ("", ".."):  # as "." has: titles name the folder
+        folder = folder.resolve()
+    if (part := look_at_role(folder)) is not None:
         return [part]
     from ntkfl.deployment.status import look
 
-    return look(where)
+    return look(folder)

@@ -36,16 +36,19 @@ def join(
     from ntkfl.deployment.client import ShuffledClient  # needs the extra
     from ntkfl.deployment.contract import Federation
     from ntkfl.services.log import configure_logging, log
-    from ntkfl.services.status import STOPPED, StatusFile, refuse_second
+    from ntkfl.services.status import ENDED, STOPPED, StatusFile, read_status, refuse_second
     from ntkfl.user_code import find_factory
 
     configure_logging(folder.resolve().name, form=log_format, level=log_level)
     refuse_second(folder)
-    terms = Federation.read(folder).terms
+    federation = Federation.read(folder)
+    known, terms = read_status(folder) or {}, federation.terms
+    if (known.get("state"), known.get("run")) == (ENDED, f"{federation.federation}/{federation.run}"):
+        log(f"{ENDED}: there is nothing more to take part in")
+        return
     columns = Columns(label_column, client_column, split_column)
-    x, y = read_own(data, terms.images, find_factory, columns)
     allowed = columns.flags() + (" --allow-code" if allow_code else "")
-    status = StatusFile(folder, "client", state="waits for the key server")
+    status = StatusFile(folder, "client", state="reads its data")
 
     def stopped() -> str:
         status.close(STOPPED, stopped_by())
@@ -54,5 +57,7 @@ def join(
         return ""
 
     with stoppable(stopped, terminable=True), status.noting_problems():
+        x, y = read_own(data, terms.images, find_factory, columns)
+        status.update(state="waits for the key server")
         client = ShuffledClient(folder, x, y, patience=patience, say=log, allow_code=allow_code, status=status)
         client.run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -176,25 +177,32 @@ def show(folder: Annotated[Path, typer.Argument(help="A role's folder, or one ke
             typer.echo(f"{path.name} {'X25519' if kind is SealingKey else 'Ed25519'} {public}")
             found += 1
         with suppress(ConfigError):  # a key
-            typer.echo(f"{path.name} ends {read_certificate(path).not_valid_after_utc:%Y-%m-%d %H:%M:%SZ}")
+            typer.echo(f"{path.name} {_end(read_certificate(path).not_valid_after_utc.timestamp())}")
             found += 1
     if (end := _credential_end(folder / "credential")) is not None:
-        typer.echo(f"credential ends {end}")
+        typer.echo(f"credential {_end(end)}")
         found += 1
     if not found:
         raise ConfigError(f"no key, certificate or credential in {folder}")
 
 
-def _credential_end(path: Path) -> str | None:
+def _end(seconds: float) -> str:
+    """When something ends or ended, given in seconds since 1970."""
+    from ntkfl.crypto.credentials import as_date
+
+    return f"{'ends' if seconds > time.time() else 'ended'} {as_date(seconds)}"
+
+
+def _credential_end(path: Path) -> float | None:
     """When a client's credential ends; None where there is none of its key server's."""
-    from ntkfl.crypto.credentials import Credential, as_date
+    from ntkfl.crypto.credentials import Credential
     from ntkfl.services.trusted_peers import TrustedPeers
 
     if not path.is_file():
         return None
     peers = TrustedPeers.read(path.parent)
     key_server = bytes.fromhex(peers.key_server.signing_key)
-    return as_date(Credential.check(path.read_text(), key_server, peers.federation, allow_expired=True).ends)
+    return Credential.check(path.read_text(), key_server, peers.federation, allow_expired=True).ends
 
 
 @app.command("new")

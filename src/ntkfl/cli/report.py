@@ -12,7 +12,10 @@ def report(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN…", help="Folders of runs or comparisons, or folders of them.")
     ],
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The page to write; if not given, report.html in the one folder given, or here for several."),
+    ] = None,
 ) -> None:
     """Show what runs did on one page.
 
@@ -29,7 +32,8 @@ def report(
 
         def show(name: str, total: int) -> None:
             bar.plan(total)
-            bar.begin(name)
+            bar.begin(f"looks at {name}")
 
-        path = write_report(runs, out, show)
+        inside = runs[0] if len(runs) == 1 and runs[0].is_dir() else Path()
+        path = write_report(runs, out or inside / "report.html", show)
     typer.echo(path)

@@ -12,6 +12,7 @@ from typing import Any
 
 from ntkfl.crypto.row_frames import VERSION
 from ntkfl.deployment.contract import Contract, Deployment, Federation
+from ntkfl.deployment.ledger import ANEW, refuse_ended
 from ntkfl.deployment.shuffler_transport import ShufflerTransport
 from ntkfl.errors import ConfigError, RunFolderError
 from ntkfl.federation.evaluation import MOST_SAMPLES, AskedClients
@@ -43,6 +44,9 @@ class Aggregator:
         reach: Callable[..., ShufflerTransport] = ShufflerTransport,
     ) -> None:
         self.federation = Federation.read(folder)
+        refuse_ended(folder, self.federation.run)
+        if (out / "model.safetensors").exists():
+            raise RunFolderError(f"{out} holds a run that has ended: {ANEW}")
         agreed = {"sum_counts": self.federation.terms.sum_counts}  # folders from before it say nothing of it
         self.settings = Deployment.read(folder / "run.toml", **agreed).spelled_out(allow_code=allow_code)
         self._check_settings()
@@ -74,8 +78,6 @@ class Aggregator:
 
     def run(self, on_round: OnRound | None = None) -> Run:
         """Train until the rounds are done; a run that was stopped goes on."""
-        if (self.out.path / "model.safetensors").exists():
-            raise RunFolderError(f"{self.out.path} holds a run that has ended: a new one needs a new ρ, a new run")
         written = self.out.config().get("protocol", 1) if self.out.holds_run else VERSION
         if written != VERSION:
             raise RunFolderError(

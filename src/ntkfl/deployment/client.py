@@ -33,6 +33,8 @@ from ntkfl.services.shuffler.batch import EVALUATORS, least_of
 from ntkfl.services.status import ENDED, StatusFile
 from ntkfl.wire import Message
 
+_USUAL_INPUT = 50.0  # of standardised data: beyond it lie other units, or raw bytes
+
 
 class ShuffledClient:
     """One client or evaluator, its folder and its data: x [n, *inputs], y classes [n] or real [n, outputs]."""
@@ -53,6 +55,11 @@ class ShuffledClient:
         self._status = status
         terms = self.federation.terms
         check_data(x, y, terms.inputs, terms.outputs)
+        if (largest := float(x.abs().max())) > _USUAL_INPUT:
+            say(
+                f"warning: inputs are as large as {largest:.3g}, and scaled ones seldom exceed {_USUAL_INPUT:g}: give "
+                "them in the units, and scaled, as all clients have agreed, or the aggregator may reject their rows"
+            )
         model = terms.build_model(seed=0, allow_code=allow_code)  # before anybody hears of this client
         self.identity = Identity(folder, self.federation, patience)
         self.shuffler = HttpClient(self.federation.shuffler.url, folder / "ca.pem", patience=patience)
@@ -94,6 +101,7 @@ class ShuffledClient:
         status = self._status or StatusFile(self.folder, self.role)
         status.update(role=self.role, name=self.name, run="/".join(self._run), state="waits for the shuffler")
         self.hello()
+        self.shuffler.on_problem = lambda problem: status.update(problem=problem)  # before, its state says so
         self.say(f"is enrolled as {self.role}; waits for {'/'.join(self._run)} at {self.shuffler.url}")
         if (newest := self.ledger.read()) is not None:
             self.say(f"is back after {span(self.ledger.age())}; heard of round {newest[0].round} last")
@@ -145,7 +153,11 @@ class ShuffledClient:
             self._check_contract(said)
         apart = said.batch is None or said.key.exchange == EVALUATORS
         cohort = "" if said.batch is None or apart else said.batch.cohort_digest().hex()
-        return said if self.ledger.take(said.key, cohort) else None
+        if self.ledger.take(said.key, cohort):
+            return said
+        newest = self.ledger.read()
+        # The end is not answered, so a client that comes back after it hears it again.
+        return said if said.kind == "end" and newest is not None and newest[0] == said.key else None
 
     def _check_contract(self, said: Announcement) -> None:
         """`TrustError` where an announcement asks for something else than the run's contract says."""

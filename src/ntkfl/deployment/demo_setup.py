@@ -28,6 +28,7 @@ from ntkfl.crypto.hpke import SigningKey
 from ntkfl.deployment.contract import Contract, Federation
 from ntkfl.errors import ConfigError
 from ntkfl.options import Options
+from ntkfl.progress import plural
 from ntkfl.safe_parse import parse_toml, read_toml
 from ntkfl.services.key_server.store import DAY, LIFETIME, SIGNING_KEY, STATE, KeyServer
 from ntkfl.services.trusted_peers import TrustedAggregator, TrustedKeyServer, TrustedShuffler
@@ -121,7 +122,7 @@ def init(
     """
     values = read_toml(config) if isinstance(config, Path) else parse_toml(config)
     contract = Contract.of(values)
-    contract.check_evaluators(setup.evaluators)
+    _check_setup(contract, values.get("evaluators"), setup)
     contract = contract.spelled_out(allow_code=True)  # a file that its user wrote for the purpose
     authority = Authority(f"{setup.federation} services")
     callers = Authority(f"{setup.federation} aggregator")
@@ -168,6 +169,22 @@ def init(
         _client_folder(folder / "clients" / name, federation, authority.pem, token)
         on_client()
     return federation
+
+
+def _check_setup(contract: Contract, evaluators: object, setup: DemoSetup) -> None:
+    """`ConfigError` where what would be made can never play the run: it would be noticed only when all wait."""
+    if isinstance(evaluators, int) and evaluators > setup.evaluators:
+        raise ConfigError(
+            f"the run waits for {plural(evaluators, 'evaluator')}, and folders for {setup.evaluators} would be made: give "
+            f"--evaluators {evaluators}"
+        )
+    contract.check_evaluators(setup.evaluators)
+    honest = contract.method.get("noise_clients", 0)
+    if "budget_rounds" in contract.method and honest > setup.min_clients:
+        raise ConfigError(
+            f"noise_clients is {honest}, and the shuffler would release sums of {setup.min_clients} clients, with less "
+            f"noise than ε counts on: give --min-clients {honest}"
+        )
 
 
 def client_folder(folder: Path, key_server: Path, token: str) -> None:

@@ -2,7 +2,7 @@
 
 Round numbers are bounded by the run's contract and never come again, so the newest one answered is also the count of
 all that may have been answered. The ledger is written before an answer is computed; a client that is killed in between
-has used up the question.
+has used up the question. Of an aggregator: which runs it has played to their end, as none is played twice.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pathlib import Path
 from ntkfl.atomic import write_atomically
 from ntkfl.crypto.row_frames import BatchKey
 from ntkfl.errors import ConfigError, MessageError, TrustError
+
+ANEW = "a new run has a name, a ρ and a federation.toml of its own: ntkfl keys run KEY_SERVER_DIR NAME"
 
 
 class Ledger:
@@ -69,3 +71,18 @@ class Ledger:
             return True
         finally:
             os.close(folder)
+
+
+def refuse_ended(folder: Path, run: str) -> None:
+    """`ConfigError` where this aggregator has played all rounds of the run: clients agreed to no second training."""
+    if _ended(folder, run).exists():
+        raise ConfigError(f"run {run} has ended, with all its rounds: {ANEW}")
+
+
+def mark_ended(folder: Path, run: str) -> None:
+    """From now on the aggregator of this folder refuses the run."""
+    write_atomically(_ended(folder, run), b"")
+
+
+def _ended(folder: Path, run: str) -> Path:
+    return folder / f"ended-{run}"

@@ -20,6 +20,7 @@ from ntkfl.crypto.masking import add_packed
 from ntkfl.crypto.row_frames import FRAME_BYTES, Announced, BatchKey, open_row
 from ntkfl.deployment.absences import Absences, drawn_from
 from ntkfl.deployment.contract import Deployment, Federation
+from ntkfl.deployment.ledger import mark_ended
 from ntkfl.errors import ConfigError, MessageError, OutOfRounds, Refused, TooFew, TrustError
 from ntkfl.federation.evaluation import SUMMED_SAMPLES, counts_summand, score_rows, total_counts
 from ntkfl.federation.secure_sum import SumSchema, submission_bytes
@@ -58,7 +59,7 @@ class ShufflerTransport(ShuffledTransport):
         self.signer = SigningKey.load(folder / "signing-key.pem")
         if self.signer.public.hex() != federation.aggregator.signing_key:
             raise TrustError(f"the key in {folder} is not the one that clients have pinned")
-        self.shuffler = ShufflerClient(federation, folder)
+        self.shuffler, self._folder = ShufflerClient(federation, folder), folder
         self.key_server = HttpClient(federation.key_server.url, folder / "ca.pem")
         self.status = StatusFile(folder, "aggregator", run=f"{federation.federation}/{federation.run}")
         self._inputs = method.model_input_shape(federation.terms.inputs)
@@ -208,6 +209,7 @@ class ShufflerTransport(ShuffledTransport):
             late = time.monotonic() > until or (key.exchange > 0 and status.seconds == 0)
             if status.state == "cancelled" or late:
                 self.shuffler.cancel(key)
+                traffic.heard(asked, status.clients, waited)
                 self._dropped |= set(status.missing)
                 later = key.exchange not in (0, EVALUATORS)
                 whom = f"the {asked} that began the round" if later else f"{asked} clients"
@@ -316,6 +318,8 @@ class ShufflerTransport(ShuffledTransport):
             return {"warning": f"epsilon does not count rounds that failed: {error}"}
 
     def finish(self) -> None:
+        """The run's rounds are played, and never again: that is on the disk before clients hear of it."""
+        mark_ended(self._folder, self.run)
         self.announce(Announcement("end", BatchKey(self._next_round(), 0)), Traffic())
         self.status.close(ENDED)
 

@@ -12,22 +12,26 @@ from pathlib import Path
 from ntkfl.deployment.demo_setup import partial
 from ntkfl.errors import ConfigError, NTKFLError
 from ntkfl.federation.run_folder import Record, RunFolder
-from ntkfl.federation.server import remarks
+from ntkfl.federation.server import remarks, why_rejected
+from ntkfl.federation.validation import TOO_LARGE
 from ntkfl.progress import percent, plural
 from ntkfl.safe_parse import read_toml
 from ntkfl.services.probe import RoleStatus, add_certificate, add_lapsed, add_progress, begin, listed, look_at_role
 from ntkfl.services.shuffler.client import ShufflerClient
-from ntkfl.services.status import ENDED, STOPPED
+from ntkfl.services.status import ENDED, STOPPED, read_status
 from ntkfl.services.trusted_peers import FILE, TrustedPeers
 
 _ROUNDS = 5  # of a run, the last ones
 _TIMEOUT_S = 3.0
+_EXTREME = (
+    "extreme rows are far larger than the others', often because a client's data are in other units: have every client "
+    "look at the warnings of its own log"
+)
 
 
-def look(where: str) -> list[RoleStatus]:
+def look(folder: Path) -> list[RoleStatus]:
     """At a folder: a role's, a federation's or a run's."""
-    folder = Path(where)
-    if partial(folder).is_dir():
+    if folder.name and partial(folder).is_dir():
         raise ConfigError(f"{folder} is being made by `ntkfl deploy try`: look again in a few seconds")
     if not folder.is_dir():
         raise ConfigError(f"no folder {folder}: give a role's folder, a federation's, a run's, or https://HOST:PORT")
@@ -37,30 +41,31 @@ def look(where: str) -> list[RoleStatus]:
     return parts
 
 
-def _folder(folder: Path) -> Iterator[RoleStatus]:
+def _folder(folder: Path, *, ended: bool = False) -> Iterator[RoleStatus]:
     try:
-        yield from _parts(folder)
+        yield from _parts(folder, ended)
     except NTKFLError as error:  # half made, or damaged: the others are still looked at
         part = RoleStatus(f"{folder.name}, {folder}")
         part.problem(str(error))
         yield part
 
 
-def _parts(folder: Path) -> Iterator[RoleStatus]:
+def _parts(folder: Path, ended: bool) -> Iterator[RoleStatus]:
     if (folder / "history.jsonl").exists() or (folder / "config.toml").exists():
         yield _run(folder)
-    elif (part := look_at_role(folder)) is not None:
+    elif (part := look_at_role(folder, ended=ended)) is not None:
         yield part
     elif (folder / "run.toml").exists() and (folder / FILE).exists():
         yield _aggregator(folder, TrustedPeers.read(folder))
     elif (folder / "server.toml").exists() or (folder / "client.toml").exists():
         yield _flower(folder)
     else:
+        ended = (read_status(folder / "aggregator") or {}).get("state") == ENDED
         for name in ("key-server", "shuffler", "aggregator", "server"):
             if (folder / name).is_dir():
-                yield from _folder(folder / name)
+                yield from _folder(folder / name, ended=ended)
         for client in sorted((folder / "clients").glob("*")) if (folder / "clients").is_dir() else ():
-            yield from _folder(client)
+            yield from _folder(client, ended=ended)
 
 
 def _aggregator(folder: Path, peers: TrustedPeers) -> RoleStatus:
@@ -84,7 +89,7 @@ def _aggregator(folder: Path, peers: TrustedPeers) -> RoleStatus:
                 part.lines.append(f"waits for the shuffler: {error}")
                 part.waits_for.append("shuffler")
     if isinstance(out := status.get("out"), str) and Path(out).is_dir():
-        part.lines += _rounds(RunFolder(Path(out)))
+        _add_rounds(part, RunFolder(Path(out)))
     add_certificate(part, folder / "tls.pem")
     return part
 
@@ -106,19 +111,20 @@ def _flower(folder: Path) -> RoleStatus:
 
 def _run(folder: Path) -> RoleStatus:
     part = RoleStatus(f"run, {folder}")
-    part.lines += _rounds(RunFolder(folder))
+    _add_rounds(part, RunFolder(folder))
     return part
 
 
-def _rounds(folder: RunFolder) -> list[str]:
+def _add_rounds(part: RoleStatus, folder: RunFolder) -> None:
     """The last rounds: asked, answered, seconds, and what was left out."""
+    lines = part.lines
     try:
         history, timings = folder.records("history.jsonl"), folder.records("timings.jsonl")
     except NTKFLError as error:
-        return [str(error)]
-    lines = [
-        f"run {folder.path}: {plural(len(history), 'round')} finished{', and one goes on' if folder.in_use else ''}"
-    ]
+        lines.append(str(error))
+        return
+    going = ", and one goes on" if folder.in_use else ""
+    lines.append(f"run {folder.path}: {plural(len(history), 'round')} finished{going}")
     for record, timing in list(zip(history, timings, strict=False))[-_ROUNDS:]:
         try:
             lines.append(f"  {_round(record, timing)}")
@@ -126,7 +132,28 @@ def _rounds(folder: RunFolder) -> list[str]:
             lines += [f"    attempt failed: {why}" for why in record.get("failed_attempts", ())]
         except (KeyError, ValueError, TypeError, AttributeError):
             lines.append("  a record that cannot be read")
-    return lines
+    for record in history[-1:]:
+        if what := _left_out(record):
+            part.problem(what)
+
+
+def _left_out(record: Record) -> str:
+    """Of a round of a deployment that lost a client's worth of rows, or a tenth of them: what was rejected, in words.
+    Rows come without names, so whose they were is not known here.
+    """
+    try:
+        rejected, answered = record.get("rejected") or {}, max(1, int(record.get("answered", 1)))
+        lost, clients = sum(rejected.values()), record.get("rejected_clients", 0)
+        rows = lost + record["samples"] if "samples" in record else answered
+        if "attempt" not in record or not lost or (not clients and lost < min(rows / answered, rows / 10)):
+            return ""
+        of = (
+            f"what {plural(clients, 'client')} sent was not used" if clients else f"{lost} of {rows} rows were not used"
+        )
+        line = f"round {record['round']}: {of}: {why_rejected(rejected)}"
+        return f"{line}; {_EXTREME}" if TOO_LARGE in rejected else line
+    except (ValueError, TypeError, AttributeError):
+        return ""
 
 
 def _round(record: Record, timing: Record) -> str:

@@ -65,6 +65,7 @@ class Server:
         with self._drawing(0):
             self.state = ServerState(task, method)
         self._gathered = False
+        self._waited = 0.0  # seconds, in attempts at this round that failed
 
     def run(
         self, folder: RunFolder | None, settings: Mapping[str, Any], *, resume: bool, on_round: OnRound | None = None
@@ -144,11 +145,13 @@ class Server:
     def _round(self, number: int) -> Played:
         """The first attempt that succeeds; the state is what it ended with."""
         failed: list[str] = []
+        self._waited = 0.0
         for attempt in range(self.attempts):
             try:
                 cohort = self._cohort(number, attempt)
                 outcome, traffic = self.attempt(number, cohort)
                 self.state.advance(outcome)
+                traffic.waited_seconds += self._waited
                 return Played(failed, cohort, outcome, traffic)
             except OutOfRounds:
                 raise
@@ -180,6 +183,7 @@ class Server:
         try:
             return drive(self.method, self.task, self.state.state, number, cohort, exchange), traffic
         except BaseException as error:
+            self._waited += traffic.waited_seconds
             self.transport.end(completed=False)
             if self.transport.anonymous and isinstance(error, MessageError | NumericalError):
                 # Rows that pass for good and are not, and nobody knows whose: ask others.

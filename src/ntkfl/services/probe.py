@@ -49,14 +49,16 @@ class RoleStatus:
         self.problems.append(f"{self.title}: {line}")
 
 
-def look_at_role(folder: Path) -> RoleStatus | None:
-    """A key server, a shuffler or a client, by what its folder holds; None for any other folder."""
+def look_at_role(folder: Path, *, ended: bool = False) -> RoleStatus | None:
+    """A key server, a shuffler or a client, by what its folder holds; None for any other folder. Once the run has
+    `ended`, a client that died before is no problem.
+    """
     if not (folder / FILE).exists() or (folder / "run.toml").exists():
         return None
     peers = TrustedPeers.read(folder)
     if (folder / "aggregator-ca.pem").exists():
-        return _shuffler(folder, peers)
-    return _key_server(folder, peers) if (folder / "tls.pem").exists() else _client(folder, peers)
+        return _shuffler(folder, peers, ended)
+    return _key_server(folder, peers) if (folder / "tls.pem").exists() else _client(folder, peers, ended)
 
 
 def _is_to_answer(status: dict[str, Any]) -> bool:
@@ -64,18 +66,25 @@ def _is_to_answer(status: dict[str, Any]) -> bool:
     return bool(status) and status.get("state") != STOPPED
 
 
-def _shuffler(folder: Path, peers: TrustedPeers) -> RoleStatus:
+def _shuffler(folder: Path, peers: TrustedPeers, ended: bool) -> RoleStatus:
     part, status = begin("shuffler", folder)
     if _is_to_answer(status):
         add_health(part, peers.shuffler.url, folder / "ca.pem")
     add_progress(part, status)
     for role, names in (status.get("present") or {}).items():
         part.lines.append(f"{role}s that have greeted: {listed(names)}")
-    if status.get("running"):
+    if status.get("running") and not ended:
         add_lapsed(part, status.get("lapsed") or {})
     refused = status.get("refused") or {}
     if refused:
         part.lines.append("refused: " + ", ".join(f"{count} {reason}" for reason, count in sorted(refused.items())))
+    if "late" in refused:
+        part.lines.append("late: rows came after their batch was closed: from a slow client, or a second copy of one")
+    if "replayed" in refused:
+        part.problem(
+            f"replayed: {refused['replayed']} answers came where their client's were already: one identity may run in "
+            "two places"
+        )
     add_certificate(part, folder / "tls.pem")
     return part
 
@@ -100,8 +109,11 @@ def _key_server(folder: Path, peers: TrustedPeers) -> RoleStatus:
     return part
 
 
-def _client(folder: Path, peers: TrustedPeers) -> RoleStatus:
+def _client(folder: Path, peers: TrustedPeers, ended: bool) -> RoleStatus:
     part, status = begin(folder.name, folder)
+    if ended and not status.get("running"):
+        part.problems.clear()
+        part.lines += ["the run has ended since: it need not be started again"] * (status.get("state") != ENDED)
     if "answered" in status:
         part.lines.append(f"answered protocol round {status['answered']} last, {_ago(status)} ago")
     elif "heard" in status:
@@ -130,6 +142,9 @@ def begin(what: str, folder: Path) -> tuple[RoleStatus, dict[str, Any]]:
         part.lines.append(f"left {_ago(status)} ago: the run has ended")
     elif state == STOPPED:
         part.lines.append(f"was stopped {_ago(status)} ago{_when(status)}{_by(status)}")
+    elif "problem" in status:  # what made it end: one fault
+        part.problem(f"does not run; its last sign was {_ago(status)} ago{_when(status)}: {status['problem']}")
+        return part, status
     else:
         part.problem(f"does not run; its last sign was {_ago(status)} ago{_when(status)}")
     if "problem" in status:

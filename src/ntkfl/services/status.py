@@ -33,6 +33,7 @@ class _Written(BaseModel):
     time: float | None = None
     state: str = ""
     by: str | None = None
+    run: str | None = None
     out: str | None = None
     rounds: int | None = None
     key: tuple[int, int] | None = None

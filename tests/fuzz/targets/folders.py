@@ -118,7 +118,7 @@ def _run_files(scratch: Path, run: Path) -> list[Target]:
 
     def history() -> None:
         _show(run)
-        assert look(str(run))[0].lines
+        assert look(run)[0].lines
         cell = Cell("cell", RunConfig(**_SETTINGS), scratch)  # type: ignore[arg-type]
         records = folder.records()
         json.dumps(records, allow_nan=False)

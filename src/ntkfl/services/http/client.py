@@ -48,6 +48,7 @@ class HttpClient:
         self.url, self.patience = url.rstrip("/"), patience
         self._http = httpx.Client(base_url=self.url, verify=context, timeout=httpx.Timeout(60, connect=5))
         self._credential: tuple[str | Callable[[], str], SigningKey] | None = None
+        self.on_problem: Callable[[str | None], None] = lambda problem: None  # None: it is over
 
     def identify(self, credential: str | Callable[[], str], key: SigningKey) -> Self:
         """Sign requests from now on; a function is asked for the credential each time, as it may be renewed."""
@@ -59,7 +60,7 @@ class HttpClient:
         be reached; `MessageError` if the answer has more than `most` bytes.
         """
         until = time.monotonic() + self.patience
-        pause, problem = 0.1, _Problem(self.url, until)
+        pause, problem = 0.1, _Problem(self.url, until, self.on_problem)
         while True:
             request = self._http.build_request(method, path, content=body or None, json=json, headers=_UNPACKED)
             if self._credential is not None:
@@ -104,18 +105,20 @@ class HttpClient:
 class _Problem:
     """Of one request: said at once, again every ten seconds, and when it is over."""
 
-    def __init__(self, url: str, until: float) -> None:
-        self._url, self._until = url, until
+    def __init__(self, url: str, until: float, on_problem: Callable[[str | None], None]) -> None:
+        self._url, self._until, self._on_problem = url, until, on_problem
         self._said: float | None = None
 
     def goes_on(self, what: str) -> None:
         now = time.monotonic()
         if self._said is None or now > self._said + _SAY_S:
             self._said = now
+            self._on_problem(f"{self._url} {what}")
             warn(f"{self._url} {what}; tries again, {max(0.0, self._until - now):.0f} s more at most")
 
     def ended(self) -> None:
         if self._said is not None:
+            self._on_problem(None)
             log(f"{self._url} answers again")
 
 
