@@ -175,8 +175,8 @@ def _check_setup(contract: Contract, evaluators: object, setup: DemoSetup) -> No
     """`ConfigError` where what would be made can never play the run: it would be noticed only when all wait."""
     if isinstance(evaluators, int) and evaluators > setup.evaluators:
         raise ConfigError(
-            f"the run waits for {plural(evaluators, 'evaluator')}, and folders for {setup.evaluators} would be made: give "
-            f"--evaluators {evaluators}"
+            f"the run waits for {plural(evaluators, 'evaluator')}, and folders for {setup.evaluators} would be made: "
+            f"give --evaluators {evaluators}"
         )
     contract.check_evaluators(setup.evaluators)
     honest = contract.method.get("noise_clients", 0)
