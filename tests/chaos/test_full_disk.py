@@ -87,7 +87,7 @@ def _compared(run: Path, out: Path) -> None:
         for number in (1, 2):
             cell.folder.append("history.jsonl", record | {"round": number})
             cell.folder.append("timings.jsonl", {"round": number, "seconds": 1.0, "device": "cpu"})
-    write(out.parent, comparison, [summarise(comparison, "a", {}, [cell])], {}, "x" * 1000)
+    write(out.parent, comparison, [summarise(comparison, "a", comparison.methods[0].method, [cell])], {}, "x" * 1000)
 
 
 WRITERS: dict[str, tuple[str, Callable[[Path, Path], object]]] = {
