@@ -63,6 +63,8 @@ def test_rows_go_past_flower_and_the_weights_are_the_simulations(tmp_path: Path)
         shuffler = roles.shuffler()
         members = {NODES[f"client-{i}"]: participant(roles, i, said) for i in range(4)}
         grid = Listening({node: client_app(member) for node, member in members.items()})
+        # None can be made once the run has ended.
+        other = aggregator(roles, tmp_path / "other", grid, said, round_seconds=1.0)
         history = aggregator(roles, roles.out, grid, said).run().history
         simulated = simulation(roles)
         deployed = load_file(roles.out / "model.safetensors")
@@ -84,7 +86,7 @@ def test_rows_go_past_flower_and_the_weights_are_the_simulations(tmp_path: Path)
             assert rho not in payload_of(message)
 
         # Whose node is not connected is not drawn, however present it is at the shuffler.
-        transport = aggregator(roles, tmp_path / "other", grid, said, round_seconds=1.0).transport
+        transport = other.transport
         grid.online = set(list(NODES.values())[1:])
         assert transport.present("client") == ["client-1", "client-2", "client-3"]
         # Nobody answers: the batch is cancelled, and nothing is waited for.
