@@ -93,8 +93,8 @@ def findings(tally: Sequence[int], paper: Sequence[float]) -> str:
     """What the results come to. `tally` counts the paper's claims that hold, do not and cannot be judged; `paper` has
     the times fewer rounds that its own choices take, one per dataset.
     """
-    main = rows_of("sums/main")
-    sums, adam, avg = (main[label] for label in ("sums", "FedAdam, averaged", "FedAvg, averaged"))
+    main, avg = rows_of("headline"), rows_of("sums/main")["FedAvg, averaged"]
+    sums, adam = main["NTK-FL from sums"], main["FedAdam, averaged"]
     rounds = [f"{statistics.mean(first_hits(row['accuracy'], 0.85)):.1f}" for row in (sums, adam, avg)]  # type: ignore[type-var]
     mib = [sent(row, 0.85)[2] for row in (sums, adam, avg)]
     backbone = json.loads((RESULTS / "backbone" / "measured.json").read_text())
@@ -124,8 +124,10 @@ def findings(tally: Sequence[int], paper: Sequence[float]) -> str:
 # The setting in words, its file, the target, the fast one's label and what it is called, the slow ones' labels.
 AVERAGED = ("FedAdam, averaged", "FedAvg, averaged")
 RATIOS = (
-    ("Fashion-MNIST, averaged", "sums/main", 0.85, "sums", "from sums", AVERAGED),
-    ("Fashion-MNIST, averaged", "sums/main", 0.85, "rows (NTK-FL)", "from rows", AVERAGED),
+    ("Fashion-MNIST, averaged", "headline", 0.85, "NTK-FL from sums", "from sums", AVERAGED[:1]),
+    ("Fashion-MNIST, averaged", "sums/main", 0.85, "sums", "from sums", AVERAGED[1:]),
+    ("Fashion-MNIST, averaged", "headline", 0.85, "NTK-FL from rows", "from rows", AVERAGED[:1]),
+    ("Fashion-MNIST, averaged", "sums/main", 0.85, "rows (NTK-FL)", "from rows", AVERAGED[1:]),
     ("Fashion-MNIST, own weights", "baselines", 0.85, "NTK-FL", "from rows", ("FedAdam", "FedAvg")),
     ("Fashion-MNIST, own weights", "baselines", 0.85, "NTK-FL (paper, its steps)", "paper's", ("FedAdam", "FedAvg")),
     ("overlapping clients, averaged", "overlap", 0.85, "NTK-FL, averaged", "from rows", AVERAGED[1:]),
