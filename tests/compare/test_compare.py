@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,53 +20,15 @@ from ntkfl.compare.results import (
     markdown,
     reached_text,
     remark_lines,
-    search_lines,
     spread,
     summarise,
 )
-from ntkfl.compare.search import describe, edges_of, score, search
-from ntkfl.compare.settings import described, setting_texts
 from ntkfl.compare.spec import Comparison, Entry
 from ntkfl.compare.trials import Cell
 from ntkfl.errors import ConfigError
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.run_folder import RunFolder
-
-TOML = """
-rounds = 4
-clients_per_round = 4
-seeds = [0, 1]
-targets = [0.3, 0.999]
-show_rounds = [1, 4]
-[data]
-dataset = "digits"
-clients = 30
-[model]
-hidden = [12]
-[search]
-hold_out = 6
-rounds = [1, 2]
-extend = 1
-[[methods]]
-label = "NTK-FL"
-rounds = 2
-method = { name = "ntk-fl", steps = [50, 400] }
-[[methods]]
-label = "FedAvg"
-method = { name = "fedavg", average = 0.5 }
-grid = { lr = [0.1, 0.3], local_steps = [2, 4] }
-"""
-
-
-def ntkfl(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ntkfl", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280)
-
-
-def read(tmp_path: Path, text: str = TOML) -> Comparison:
-    path = tmp_path / "small.toml"
-    path.write_text(text)
-    return Comparison.read(path)
+from tests.compare.comparisons import TOML, ntkfl, read
 
 
 def test_a_curve_may_have_a_network_and_cohorts_of_its_own(tmp_path: Path) -> None:
@@ -138,109 +98,6 @@ def test_a_diverging_setting_is_a_result(tmp_path: Path) -> None:
     assert "✗ FedAvg (lr 1e+30" in finished.stdout
 
 
-class FakeRuns:
-    """Stands in for running cells in tests of the search alone: writes histories from a formula."""
-
-    def __init__(self, accuracy: Any) -> None:
-        self.accuracy = accuracy
-        self.rounds_run: dict[str, int] = {}
-
-    def __call__(self, cells: list[Cell]) -> None:
-        for cell in cells:
-            cell.folder.path.mkdir(parents=True, exist_ok=True)
-            have = len(cell.folder.records())
-            for r in range(have + 1, cell.config.rounds + 1):
-                # The test set would choose the worst setting: the search must not look at it.
-                value = self.accuracy(cell.config.method)
-                record = {"round": r, "validation_accuracy": value, "test_accuracy": 1 - value}
-                cell.folder.append("history.jsonl", record)
-            self.rounds_run[cell.key] = cell.config.rounds
-
-
-def test_search_follows_held_out_clients_and_extends_edges(tmp_path: Path) -> None:
-    comparison = read(tmp_path, TOML.replace("extend = 1", "extend = 5"))
-    runs = FakeRuns(lambda m: 0.9 - abs(m["lr"] - 2.7) / 10 - abs(m["local_steps"] - 4) / 100)
-    chosen = search(comparison, comparison.methods, tmp_path / "s", runs)  # type: ignore[arg-type]
-    assert chosen["FedAvg"].options == {"lr": 2.7, "local_steps": 4}
-    assert chosen["FedAvg"].at_edge == []
-    assert chosen["FedAvg"].tried["lr"] == [0.1, 0.3, 0.9, 2.7, 8.1]
-    assert chosen["NTK-FL"].options == {}
-
-
-def test_a_grid_grows_no_further_than_its_options_bounds(tmp_path: Path) -> None:
-    """The next value after 0.9 would be 1.6, which is no momentum: it stays at the edge, and that is said."""
-    entry = {"label": "m", "method": "fedavgm", "grid": {"momentum": [0.5, 0.9]}}
-    comparison = Comparison(name="a", methods=[entry], search={"hold_out": 3, "rounds": [1]})
-    chosen = search(comparison, comparison.methods, tmp_path / "s", FakeRuns(lambda m: m["momentum"]))  # type: ignore[arg-type]
-    assert chosen["m"].options == {"momentum": 0.9}
-    (line,) = search_lines(comparison, {"m": describe(chosen["m"], comparison.methods[0])})
-    assert line == (
-        "m: searched momentum in {0.5, 0.9} on 3 held-out clients; "
-        "chose momentum 0.9, at the edge of what was tried in momentum: a wider grid may have better"
-    )
-
-
-def test_a_perfect_score_is_kept(tmp_path: Path) -> None:
-    comparison = read(tmp_path, TOML.replace("extend = 1", "extend = 0"))
-    chosen = search(comparison, comparison.methods, tmp_path / "s", FakeRuns(lambda _: 1.0))  # type: ignore[arg-type]
-    assert describe(chosen["FedAvg"], comparison.methods[1])["held_out_score"] == 1.0
-
-
-def test_a_search_whose_best_score_is_zero_still_chooses(tmp_path: Path) -> None:
-    """One held-out client of one class: no setting gets it right in time, and none has failed."""
-    comparison = read(tmp_path, TOML.replace("extend = 1", "extend = 0"))
-    chosen = search(comparison, comparison.methods, tmp_path / "s", FakeRuns(lambda _: 0.0))  # type: ignore[arg-type]
-    assert not chosen["FedAvg"].nothing
-    assert "chose lr" in search_lines(comparison, {"f": describe(chosen["FedAvg"], comparison.methods[1])})[0]
-
-
-def test_settings_in_which_methods_differ_are_shown_of_each() -> None:
-    """Averaging is on by default in some methods and off in others: nobody should have to know."""
-
-    def texts(*methods: dict[str, Any]) -> list[str]:
-        entries = [{"label": str(i), "method": method} for i, method in enumerate(methods)]
-        comparison = Comparison(name="a", methods=entries)
-        return list(setting_texts(comparison, {str(i): method for i, method in enumerate(methods)}).values())
-
-    sums, averaging = texts({"name": "sum-ntk-fl"}, {"name": "fedavg", "lr": 0.1})
-    assert "average 0.9" in sums.split(", ")
-    assert {"average 0", "lr 0.1"} <= set(averaging.split(", "))
-    assert "lr" not in sums  # it means something else there
-    assert texts({"name": "fedavg"}, {"name": "fedavg", "average": 0.0}) == ["defaults", "average 0"]
-    assert texts({"name": "fedavg"}, {"name": "fedavg", "local_steps": 50}) == ["local_steps 20", "local_steps 50"]
-
-
-def test_settings_of_methods_that_share_an_option_are_shown_beside_one_that_has_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And so is an option that a class of the user's own brings, though it was not given: no page has its default."""
-    own = "from ntkfl.methods import FedAvg\n\n\nclass Own(FedAvg):\n    momentum: float = 0.9\n"
-    (tmp_path / "shown_method.py").write_text(own + "    robust: str = 'mean'\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    methods = [{"name": "sum-ntk-fl", "average": 0.0}, {"name": "fedavg"}]
-    methods.append({"name": "shown_method:Own", "local_steps": 5})
-    entries = [{"label": str(i), "method": method} for i, method in enumerate(methods)]
-    texts = setting_texts(Comparison(name="a", methods=entries), {str(i): m for i, m in enumerate(methods)})
-    sums, averaging, mine = (set(texts[label].split(", ")) for label in "012")
-    assert {"local_steps 20", "robust clip"} <= averaging
-    assert {"local_steps 5", "robust mean", "momentum 0.9"} <= mine
-    assert not {text.split()[0] for text in sums} & {"local_steps", "robust", "momentum"}
-    assert not any(text.startswith(("momentum", "batch_size")) for text in averaging)  # not its option; alike in both
-
-
-def test_a_table_says_what_it_is_of() -> None:
-    given = {"name": "a", "methods": [{"label": "a", "method": "fedavg"}], "clients_per_round": 5}
-    data = {"dataset": "digits", "clients": 20, "alpha": 0.3}
-    several = Comparison(**given, data=data, seeds=[3, 5], model={"hidden": [30, 20]})
-    assert described(several) == (
-        "digits, 20 clients (Dirichlet α = 0.3), 5 per round, 2 seeds, model mlp, hidden 30, 20. "
-        "± is the sample standard deviation over seeds 3, 5."
-    )
-    assert described(Comparison(**given, data=data | {"partition": "iid"}, model={"name": "cnn"})) == (
-        "digits, 20 clients (iid), 5 per round, seed 0, model cnn."
-    )
-
-
 @pytest.mark.parametrize(
     ("rejected", "remark"),
     [
@@ -268,63 +125,6 @@ def test_a_run_whose_replies_were_not_finite_is_marked(rejected: list[int], rema
     Watcher(Console(file=said, width=200)).watch([cell])
     assert said.getvalue().startswith("! " if remark else "✓ ")
     assert remark in said.getvalue()
-
-
-def test_scores_of_several_seeds_are_averaged(tmp_path: Path) -> None:
-    """Of two settings, one is best with one seed, and the other with all three."""
-    comparison = read(tmp_path, TOML.replace("extend = 1", "extend = 0\nseed = [10, 11, 12]"))
-    assert read(tmp_path, TOML.replace("extend = 1", "extend = 1\nseed = 7")).search.seed == (7,)
-
-    def run(cells: list[Cell]) -> None:
-        for cell in cells:
-            luck = {10: 0.9, 11: 0.1, 12: 0.1}[cell.config.seed] if cell.config.method["lr"] == 0.1 else 0.5
-            FakeRuns(lambda method, luck=luck: luck - method["local_steps"] / 100)([cell])
-
-    chosen = search(comparison, comparison.methods, tmp_path / "s", run)  # type: ignore[arg-type]
-    assert chosen["FedAvg"].options == {"lr": 0.3, "local_steps": 2}
-    assert chosen["FedAvg"].score == pytest.approx(0.48)
-
-
-def test_halving_continues_only_the_best(tmp_path: Path) -> None:
-    comparison = read(tmp_path, TOML.replace("extend = 1", "extend = 0"))
-    runs = FakeRuns(lambda m: m["lr"] + m["local_steps"] / 100)
-    search(comparison, comparison.methods, tmp_path / "s", runs)  # type: ignore[arg-type]
-    lengths = sorted(len(RunFolder(p).records()) for p in (tmp_path / "s").iterdir())
-    assert lengths == [1, 1, 1, 2]  # a quarter of four settings went on, from where it was
-
-
-def test_a_small_grid_may_keep_more_than_its_part(tmp_path: Path) -> None:
-    comparison = read(tmp_path, TOML.replace("extend = 1", "extend = 0\nkeep_at_least = 3"))
-    runs = FakeRuns(lambda m: m["lr"] + m["local_steps"] / 100)
-    search(comparison, comparison.methods, tmp_path / "s", runs)  # type: ignore[arg-type]
-    assert sorted(len(RunFolder(p).records()) for p in (tmp_path / "s").iterdir()) == [1, 2, 2, 2]
-
-
-@pytest.mark.parametrize(
-    ("best", "grid", "expected"),
-    [
-        ({"lr": 0.1}, [0.01, 0.03, 0.1], [0.33]),
-        ({"lr": 0.01}, [0.01, 0.03, 0.1], [0.0033]),
-        ({"lr": 0.03}, [0.01, 0.03, 0.1], None),
-        ({"lr": 50}, [30, 40, 50], [60]),
-        ({"lr": 1}, [1, 3, 5], None),  # fewer than one step cannot be
-        ({"lr": 5}, [5], None),
-    ],
-)
-def test_edges(best: dict[str, float], grid: list[float], expected: list[float] | None) -> None:
-    assert edges_of(best, {"lr": grid}).get("lr") == expected
-
-
-def test_a_failed_cell_scores_nothing(tmp_path: Path) -> None:
-    comparison = read(tmp_path)
-    entry = comparison.methods[1]
-    cell = Cell("x", comparison.run(entry, 0, {"lr": 0.1, "local_steps": 2}), tmp_path)
-    cell.folder.path.mkdir()
-    cell.folder.append("history.jsonl", {"round": 1, "validation_accuracy": 0.9})
-    assert score(cell) == 0.9
-    (cell.folder.path / "failed.txt").write_text("diverged")
-    assert score(cell) == 0.0
-    assert cell.finished
 
 
 def test_a_cells_key_is_its_content(tmp_path: Path) -> None:
@@ -377,15 +177,6 @@ def test_the_last_round_is_always_shown(curves: list[list[float]], shown: dict[s
     headers, (cells,) = columns(comparison, [row])
     accuracies = [header for header in headers if header.startswith("%")]
     assert dict(zip(accuracies, cells[1:], strict=False)) == shown
-
-
-def test_clients_that_score_are_a_tenth_where_no_number_is_given(tmp_path: Path) -> None:
-    assert read(tmp_path).with_hold_out().search.hold_out == 6
-    unsaid = TOML.replace("hold_out = 6\n", "")
-    assert read(tmp_path, unsaid).with_hold_out().search.hold_out == 3  # of 30
-    assert read(tmp_path, unsaid.replace("clients = 30", "clients = 4")).with_hold_out().search.hold_out == 1
-    plain = unsaid.replace("grid =", "# grid =")
-    assert read(tmp_path, plain).with_hold_out().search.hold_out is None  # nothing is searched
 
 
 def test_fewer_clients_than_a_cohort_all_take_part(tmp_path: Path) -> None:
@@ -464,13 +255,3 @@ def test_small_bytes_add_up_as_they_are_shown() -> None:
     assert bytes_text(Reached(0.8, [3], [0.007], [0.002])) == "0.007 + 0.002 = 0.009"
     assert bytes_text(Reached(0.8, [3], [48.2], [21.1])) == "48 + 21 = 69"
     assert bytes_text(Reached(0.8, [3], [1.17], [0.46])) == "1.2 + 0.5 = 1.7"  # not 1.6, which is 1.63
-
-
-def test_settings_are_chosen_by_rounds_that_are_reported() -> None:
-    def rungs(rounds: int, search: dict[str, Any]) -> tuple[int, ...]:
-        entry = {"label": "a", "method": "fedavg", "grid": {"lr": [0.1, 0.3]}}
-        values: dict[str, Any] = {"name": "a", "rounds": rounds, "methods": [entry], "search": search}
-        return Comparison(**values).rungs
-
-    assert [rungs(rounds, {}) for rounds in (8, 20, 100)] == [(8,), (10, 20), (10, 30)]
-    assert rungs(8, {"rounds": [5, 12]}) == (5, 12)

@@ -188,11 +188,11 @@ def test_clients_by_the_names_in_their_file(tmp_path: Path) -> None:
     assert {v["name"] for v in json.loads((tmp_path / "run" / "values.json").read_text())} == {"north", "south", "east"}
     assert client_values(find([tmp_path / "run"])[0][0])["clients"][0]["name"] in {"north", "south", "east"}
     known = SharesOfRun(tmp_path / "run")
-    assert [known.find(who) for who in ("north", "1", 1)] == [1, 1, 1]
+    assert [known.find(name) for name in ("north", "1", 1)] == [1, 1, 1]
     with pytest.raises(NTKFLError, match=r"unknown client 'nroth': did you mean 'north'\?"):
         known.find("nroth")
     known.config["names"] = {"clients": ["7", "1", "0"]}
-    assert [known.find(who) for who in ("7", "1", "0")] == [0, 1, 2]  # names first
+    assert [known.find(name) for name in ("7", "1", "0")] == [0, 1, 2]  # names first
     with pytest.raises(NTKFLError, match="unknown client '2'"):  # it could be meant as a name
         known.find("2")
     out = tmp_path / "own.safetensors"

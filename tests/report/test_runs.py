@@ -60,7 +60,7 @@ def test_a_page_of_one_run_is_beside_it_unless_told_otherwise(
     (tmp_path / "report.html").write_text("of another run")
     made = CliRunner().invoke(app, ["report", "a"])
     assert (made.exit_code, made.stdout) == (0, "a/report.html\n")
-    assert "looks at a" in made.stderr
+    assert "reading a" in made.stderr
     assert (tmp_path / "report.html").read_text() == "of another run"
     assert CliRunner().invoke(app, ["report", "a", "b"]).stdout == "report.html\n"
 

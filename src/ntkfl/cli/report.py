@@ -32,7 +32,7 @@ def report(
 
         def show(name: str, total: int) -> None:
             bar.plan(total)
-            bar.begin(f"looks at {name}")
+            bar.begin(f"reading {name}")
 
         inside = runs[0] if len(runs) == 1 and runs[0].is_dir() else Path()
         path = write_report(runs, out or inside / "report.html", show)

@@ -1,0 +1,130 @@
+"""Settings are chosen on held-out clients, within bounds, and what lies at an edge is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ntkfl.compare.results import (
+    search_lines,
+)
+from ntkfl.compare.search import describe, edges_of, score, search
+from ntkfl.compare.spec import Comparison
+from ntkfl.compare.trials import Cell
+from ntkfl.federation.run_folder import RunFolder
+from tests.compare.comparisons import TOML, FakeRuns, read
+
+
+def test_search_follows_held_out_clients_and_extends_edges(tmp_path: Path) -> None:
+    comparison = read(tmp_path, TOML.replace("extend = 1", "extend = 5"))
+    runs = FakeRuns(lambda m: 0.9 - abs(m["lr"] - 2.7) / 10 - abs(m["local_steps"] - 4) / 100)
+    chosen = search(comparison, comparison.methods, tmp_path / "s", runs)  # type: ignore[arg-type]
+    assert chosen["FedAvg"].options == {"lr": 2.7, "local_steps": 4}
+    assert chosen["FedAvg"].at_edge == []
+    assert chosen["FedAvg"].tried["lr"] == [0.1, 0.3, 0.9, 2.7, 8.1]
+    assert chosen["NTK-FL"].options == {}
+
+
+def test_a_grid_grows_no_further_than_its_options_bounds(tmp_path: Path) -> None:
+    """The next value after 0.9 would be 1.6, which is no momentum: it stays at the edge, and that is said."""
+    entry = {"label": "m", "method": "fedavgm", "grid": {"momentum": [0.5, 0.9]}}
+    comparison = Comparison(name="a", methods=[entry], search={"hold_out": 3, "rounds": [1]})
+    chosen = search(comparison, comparison.methods, tmp_path / "s", FakeRuns(lambda m: m["momentum"]))  # type: ignore[arg-type]
+    assert chosen["m"].options == {"momentum": 0.9}
+    (line,) = search_lines(comparison, {"m": describe(chosen["m"], comparison.methods[0])})
+    assert line == (
+        "m: searched momentum in {0.5, 0.9} on 3 held-out clients; "
+        "chose momentum 0.9, at the edge of what was tried in momentum: a wider grid may have better"
+    )
+
+
+def test_a_perfect_score_is_kept(tmp_path: Path) -> None:
+    comparison = read(tmp_path, TOML.replace("extend = 1", "extend = 0"))
+    chosen = search(comparison, comparison.methods, tmp_path / "s", FakeRuns(lambda _: 1.0))  # type: ignore[arg-type]
+    assert describe(chosen["FedAvg"], comparison.methods[1])["held_out_score"] == 1.0
+
+
+def test_a_search_whose_best_score_is_zero_still_chooses(tmp_path: Path) -> None:
+    """One held-out client of one class: no setting gets it right in time, and none has failed."""
+    comparison = read(tmp_path, TOML.replace("extend = 1", "extend = 0"))
+    chosen = search(comparison, comparison.methods, tmp_path / "s", FakeRuns(lambda _: 0.0))  # type: ignore[arg-type]
+    assert not chosen["FedAvg"].nothing
+    assert "chose lr" in search_lines(comparison, {"f": describe(chosen["FedAvg"], comparison.methods[1])})[0]
+
+
+def test_scores_of_several_seeds_are_averaged(tmp_path: Path) -> None:
+    """Of two settings, one is best with one seed, and the other with all three."""
+    comparison = read(tmp_path, TOML.replace("extend = 1", "extend = 0\nseed = [10, 11, 12]"))
+    assert read(tmp_path, TOML.replace("extend = 1", "extend = 1\nseed = 7")).search.seed == (7,)
+
+    def run(cells: list[Cell]) -> None:
+        for cell in cells:
+            luck = {10: 0.9, 11: 0.1, 12: 0.1}[cell.config.seed] if cell.config.method["lr"] == 0.1 else 0.5
+            FakeRuns(lambda method, luck=luck: luck - method["local_steps"] / 100)([cell])
+
+    chosen = search(comparison, comparison.methods, tmp_path / "s", run)  # type: ignore[arg-type]
+    assert chosen["FedAvg"].options == {"lr": 0.3, "local_steps": 2}
+    assert chosen["FedAvg"].score == pytest.approx(0.48)
+
+
+def test_halving_continues_only_the_best(tmp_path: Path) -> None:
+    comparison = read(tmp_path, TOML.replace("extend = 1", "extend = 0"))
+    runs = FakeRuns(lambda m: m["lr"] + m["local_steps"] / 100)
+    search(comparison, comparison.methods, tmp_path / "s", runs)  # type: ignore[arg-type]
+    lengths = sorted(len(RunFolder(p).records()) for p in (tmp_path / "s").iterdir())
+    assert lengths == [1, 1, 1, 2]  # a quarter of four settings went on, from where it was
+
+
+def test_a_small_grid_may_keep_more_than_its_part(tmp_path: Path) -> None:
+    comparison = read(tmp_path, TOML.replace("extend = 1", "extend = 0\nkeep_at_least = 3"))
+    runs = FakeRuns(lambda m: m["lr"] + m["local_steps"] / 100)
+    search(comparison, comparison.methods, tmp_path / "s", runs)  # type: ignore[arg-type]
+    assert sorted(len(RunFolder(p).records()) for p in (tmp_path / "s").iterdir()) == [1, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("best", "grid", "expected"),
+    [
+        ({"lr": 0.1}, [0.01, 0.03, 0.1], [0.33]),
+        ({"lr": 0.01}, [0.01, 0.03, 0.1], [0.0033]),
+        ({"lr": 0.03}, [0.01, 0.03, 0.1], None),
+        ({"lr": 50}, [30, 40, 50], [60]),
+        ({"lr": 1}, [1, 3, 5], None),  # fewer than one step cannot be
+        ({"lr": 5}, [5], None),
+    ],
+)
+def test_edges(best: dict[str, float], grid: list[float], expected: list[float] | None) -> None:
+    assert edges_of(best, {"lr": grid}).get("lr") == expected
+
+
+def test_a_failed_cell_scores_nothing(tmp_path: Path) -> None:
+    comparison = read(tmp_path)
+    entry = comparison.methods[1]
+    cell = Cell("x", comparison.run(entry, 0, {"lr": 0.1, "local_steps": 2}), tmp_path)
+    cell.folder.path.mkdir()
+    cell.folder.append("history.jsonl", {"round": 1, "validation_accuracy": 0.9})
+    assert score(cell) == 0.9
+    (cell.folder.path / "failed.txt").write_text("diverged")
+    assert score(cell) == 0.0
+    assert cell.finished
+
+
+def test_clients_that_score_are_a_tenth_where_no_number_is_given(tmp_path: Path) -> None:
+    assert read(tmp_path).with_hold_out().search.hold_out == 6
+    unsaid = TOML.replace("hold_out = 6\n", "")
+    assert read(tmp_path, unsaid).with_hold_out().search.hold_out == 3  # of 30
+    assert read(tmp_path, unsaid.replace("clients = 30", "clients = 4")).with_hold_out().search.hold_out == 1
+    plain = unsaid.replace("grid =", "# grid =")
+    assert read(tmp_path, plain).with_hold_out().search.hold_out is None  # nothing is searched
+
+
+def test_settings_are_chosen_by_rounds_that_are_reported() -> None:
+    def rungs(rounds: int, search: dict[str, Any]) -> tuple[int, ...]:
+        entry = {"label": "a", "method": "fedavg", "grid": {"lr": [0.1, 0.3]}}
+        values: dict[str, Any] = {"name": "a", "rounds": rounds, "methods": [entry], "search": search}
+        return Comparison(**values).rungs
+
+    assert [rungs(rounds, {}) for rounds in (8, 20, 100)] == [(8,), (10, 20), (10, 30)]
+    assert rungs(8, {"rounds": [5, 12]}) == (5, 12)
