@@ -211,6 +211,29 @@ def networks() -> str:
     return table(["network", "method", "rounds to", "% at the end (round)", "MiB up per round"], lines)
 
 
+# (name, its file, what Flower's baseline `niid_bench` publishes after 50 rounds)
+ONE_LABEL = (
+    ("Fashion-MNIST", "niid-bench", {"FedAvg": 10.0, "SCAFFOLD": 10.0, "FedProx": 38.0, "FedNova": 11.1}),
+    ("CIFAR-10", "niid-bench-cifar10", {"FedAvg": 10.0, "SCAFFOLD": 10.0, "FedProx": 11.6, "FedNova": 10.0}),
+)
+
+
+def one_label() -> str:
+    """Ten clients of one label each: accuracy by round, bytes of a round, and what Flower publishes at round 50."""
+    lines = []
+    for data, name, published in ONE_LABEL:
+        if not (RESULTS / name).exists():
+            continue
+        for label, row in rows_of(name).items():
+            at = [f"{100 * _at(row, r):.1f}" if row["length"] >= r else "" for r in (1, 5, 10, 20, 50)]
+            per_round = [statistics.mean(c[-1] / len(c) for c in row[f"{way}link_mib"]) for way in ("up", "down")]
+            flower = f"{published[label]:.1f}" if label in published else ""
+            called = {"sums": "NTK-FL from sums", "rows (NTK-FL)": "NTK-FL from rows"}.get(label, label)
+            lines.append([data, called, *at, flower, *(f"{mib:.3g}" for mib in per_round)])
+    rounds = ["% at round 1", "5", "10", "20", "50"]
+    return table(["data", "method", *rounds, "Flower's at 50", "MiB up per round", "down"], lines)
+
+
 def overlap() -> str:
     return equal_terms("overlap")
 

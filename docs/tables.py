@@ -18,7 +18,19 @@ from typing import Any
 sys.path.append(str(Path(__file__).parent))  # the other programs of docs/, which belong to no package
 from ntkfl_experiments.paper import ITEMS
 from ntkfl_experiments.paper.item import Verdict
-from result_tables import bench, equal_terms, findings, networks, overlap, private, ratios, scaling, table, tree
+from result_tables import (
+    bench,
+    equal_terms,
+    findings,
+    networks,
+    one_label,
+    overlap,
+    private,
+    ratios,
+    scaling,
+    table,
+    tree,
+)
 from site_options import schema_table
 
 from ntkfl.compare.spec import Comparison, Entry, Search
@@ -175,6 +187,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "private": private,
     "networks": networks,
     "overlap": overlap,
+    "one-label": one_label,
     "bench": bench,
     "scaling": scaling,
     "tree": tree,
