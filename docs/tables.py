@@ -106,18 +106,12 @@ def table1() -> str:
         ]
         if len(met) == len(row["rounds"]):
             up = statistics.mean(row["uplink_mib"])
-            down = statistics.mean(row.get("downlink_mib") or [r * _broadcast(label) for r in met])
+            down = statistics.mean(row["downlink_mib"])
             rounds = f"{statistics.mean(met):.1f} ({min(met)} to {max(met)})"
             said[2:] = [rounds, said[3], f"{up:.0f}", f"{down:,.0f}", f"{up + down:,.0f}"]
         body.append(said)
     headers = ["to 85 %", "rounds, the paper", "rounds, here", "MB up, the paper", "MiB up, here", "down", "sum"]
     return table(headers, body)
-
-
-def _broadcast(label: str) -> float:
-    """MiB down in a round to 20 clients, of results that did not record it: float32 weights, and 15 candidates."""
-    weights, times = (21_110, 16) if label.startswith("CP-NTK-FL") else (79_510, 1)
-    return 20 * 4 * weights * times / 2**20
 
 
 def paper() -> str:

@@ -27,6 +27,23 @@ def test_search_follows_held_out_clients_and_extends_edges(tmp_path: Path) -> No
     assert chosen["NTK-FL"].options == {}
 
 
+def test_a_grown_grid_is_tried_next_to_its_best_alone(tmp_path: Path) -> None:
+    """Of four values by four that grow to five by four: the new lr with the best number of steps and its neighbours."""
+    grid = {"lr": [0.1, 0.3, 0.9, 2.7], "local_steps": [1, 2, 3, 4]}
+    entry = {"label": "m", "method": "fedavg", "grid": grid}
+    comparison = Comparison(name="a", methods=[entry], search={"hold_out": 3, "rounds": [1], "extend": 1})
+    tried: list[tuple[float, float]] = []
+
+    def accuracy(method: dict[str, Any]) -> float:
+        tried.append((method["lr"], method["local_steps"]))
+        return float(0.5 + method["lr"] / 100 - abs(method["local_steps"] - 1) / 10)
+
+    chosen = search(comparison, comparison.methods, tmp_path / "s", FakeRuns(accuracy))  # type: ignore[arg-type]
+    assert set(tried[:16]) == {(lr, steps) for lr in grid["lr"] for steps in grid["local_steps"]}
+    assert sorted(set(tried[16:])) == [(8.1, 1), (8.1, 2)]
+    assert chosen["m"].options == {"lr": 8.1, "local_steps": 1}
+
+
 def test_a_grid_grows_no_further_than_its_options_bounds(tmp_path: Path) -> None:
     """The next value after 0.9 would be 1.6, which is no momentum: it stays at the edge, and that is said."""
     entry = {"label": "m", "method": "fedavgm", "grid": {"momentum": [0.5, 0.9]}}

@@ -47,7 +47,7 @@ def search(comparison: Comparison, entries: Sequence[Entry], root: Path, run: Ru
     grids = {label: {k: sorted(v) for k, v in entry.grid.items()} for label, entry in open_entries.items()}
     scores: dict[str, Scores] = {label: {} for label in open_entries}
     for extension in range(comparison.search.extend + 1):
-        fresh = {label: [s for s in _settings(grids[label]) if s not in scores[label]] for label in open_entries}
+        fresh = {label: _fresh(grids[label], scores[label]) for label in open_entries}
         _halve(comparison, open_entries, fresh, scores, root, run)
         still = {}
         for label, entry in open_entries.items():
@@ -64,6 +64,20 @@ def search(comparison: Comparison, entries: Sequence[Entry], root: Path, run: Ru
         if not open_entries:
             break
     return chosen
+
+
+def _fresh(grid: Mapping[str, Sequence[float]], scores: Scores) -> list[Setting]:
+    """Settings to try next: all of a grid at first. Of one that has grown those next to its best, every option at most
+    one place away: what is far off in one option was far off before the other grew.
+    """
+    settings = [s for s in _settings(grid) if s not in scores]
+    if not scores:
+        return settings
+    best = max(scores, key=lambda s: scores[s])
+    place = {name: {value: i for i, value in enumerate(values)} for name, values in grid.items()}
+    return [
+        s for s in settings if all(abs(place[k][v] - place[k][b]) <= 1 for (k, v), (_, b) in zip(s, best, strict=True))
+    ]
 
 
 def _halve(
