@@ -12,6 +12,7 @@ over samples too.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -21,7 +22,9 @@ from torch import Tensor
 from ntkfl.errors import ConfigError, MessageError, TooFew, unknown
 from ntkfl.methods.additive import LARGEST_LOSS, Addend, Summand
 from ntkfl.methods.base import ClientRound, Method, Outcome, Outgoing, State, Task, check_finite
+from ntkfl.methods.corruption import change_of
 from ntkfl.methods.head_factors import head_factors, head_posterior
+from ntkfl.methods.inspection import Corruption
 from ntkfl.methods.last_layer import trains_alone
 from ntkfl.methods.step_selection import argmin
 from ntkfl.tangent import Flow, Sums, curvature_sums
@@ -42,6 +45,7 @@ INPUT_LIMIT = 100.0  # secure sums: how much larger than other numbers those of 
 _LOSSES, _FRESH = "losses", "fresh"  # sums of losses; how many samples are behind constant factors
 _ASKS = "asks"  # in the server's message where it asks for constant factors
 _STEP, _CURVATURE = "step", "curvature"  # Δ, and N Δᵀ C Δ
+_TOLD = (SAMPLES, _LOSSES, _FRESH, EXPONENTS)  # what a reply has beside its sums
 _OVERFLOW = 1e300  # the loss sum of weights that overflow
 _SENT = "constant_factors_sent"  # a client's memory: the round in which it sent them
 _TOTAL, _VALUES, _VECTORS, _COUNT, _COHORTS = "total/", "values/", "vectors/", "constant_samples", "constant_cohorts"
@@ -267,8 +271,7 @@ class SumNTKFL(Method):
 
     def read(self, task: Task, reply: Message, like: Tensor) -> Reply:
         """A client's sums, everything checked; in the type and on the device of `like`."""
-        own = (SAMPLES, _LOSSES, _FRESH, EXPONENTS)
-        arrays = _take(reply.of_kind("update"), [name for name in reply.arrays if name not in own], like)
+        arrays = _take_sums(reply.of_kind("update"), like)
         if GRADIENT not in arrays or arrays[GRADIENT].shape != task.like.shape:
             raise MessageError(f"sums without a gradient of {task.like.numel()} weights")
         samples = reply.take(SAMPLES, ())
@@ -320,6 +323,21 @@ class SumNTKFL(Method):
         largest = torch.stack([task.like.cpu().norm() * samples, *norms]).amax() / samples
         return torch.stack([samples, largest]).reshape(1, 2)
 
+    @property
+    def attacks(self) -> frozenset[str]:
+        return frozenset({"flood", "random", "sign-flip"})
+
+    def corrupt(
+        self, corruption: Corruption, task: Task, asked: Message, reply: Message, client: ClientRound
+    ) -> Message:
+        """With another gradient; the curvature stays as it is, as more of it would shorten the step."""
+        if corruption.kind not in ("random", "sign-flip") or reply.kind != "update":
+            return reply
+        arrays = _take_sums(reply, task.like)
+        arrays[GRADIENT] = change_of(corruption)(arrays[GRADIENT].unsqueeze(0))[0]
+        told = {name: array for name, array in reply.arrays.items() if name in _TOLD and name != EXPONENTS}
+        return replace(reply, arrays=(arrays if self.secure_sum else self._pack(arrays)) | told)
+
     def _pack(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
         return pack_halves(arrays) if self.values == "float16" else arrays
 
@@ -328,6 +346,10 @@ def _take(message: Message, names: Sequence[str], like: Tensor) -> dict[str, Ten
     if EXPONENTS in message.arrays:
         return unpack_halves(message, names, like)
     return {name: message.take(name, None, like) for name in names}
+
+
+def _take_sums(reply: Message, like: Tensor) -> dict[str, Tensor]:
+    return _take(reply, [name for name in reply.arrays if name not in _TOLD], like)
 
 
 def _pack_steps(alternatives: Tensor | None) -> dict[str, Tensor]:
