@@ -86,3 +86,10 @@ function table([headers, ...body]) {
     element("tr", {}, ...cells.map((c, i) => (i ? element("td", { class: "number" }, c) : element("th", { scope: "row" }, c)))));
   return element("table", {}, element("thead", {}, head), element("tbody", {}, ...lines));
 }
+
+// A name in so many characters: its beginning and its end, as names of one comparison often differ there.
+function shortened(name, most) {
+  if (name.length <= most) return name;
+  const end = Math.floor(most / 2) - 1;
+  return `${name.slice(0, most - 1 - end)}…${end > 0 ? name.slice(-end) : ""}`;
+}

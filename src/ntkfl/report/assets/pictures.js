@@ -18,12 +18,12 @@ function byteBars(figure, groups, title) {
   const total = (by) => Object.values(by).reduce((a, b) => a + b, 0);
   const largest = Math.max(1, ...groups.flatMap((g) => [total(g.up), total(g.down)]));
   const narrow = width < 560;
-  const left = narrow ? 0 : Math.min(230, width * 0.3);
+  const left = narrow ? 0 : Math.min(330, width * 0.3);
   const room = width - left - 92;
   const parts = [];
   let top = 4;
   for (const group of groups) {
-    const name = group.label.length > 30 ? `${group.label.slice(0, 29)}…` : group.label;
+    const name = shortened(group.label, Math.floor((narrow ? width : left - 10) / 6.8));
     if (narrow) top += 16;
     parts.push(shape("text", { class: "title", x: narrow ? 0 : left - 10, y: narrow ? top - 4 : top + 19, "text-anchor": narrow ? "start" : "end" }, name));
     for (const [by, arrow] of [[group.up, "↑"], [group.down, "↓"]]) {
@@ -72,7 +72,7 @@ function bubbles(figure, data, everyone) {
   const counts = everyone ? data.counts : data.counts.slice(0, 40);
   const classes = counts[0].length;
   const largest = Math.max(1, ...counts.flat());
-  const short = (name) => (name.length > 18 ? `${name.slice(0, 17)}…` : name);
+  const short = (name) => shortened(name, 18);
   const listed = (found) => (Array.isArray(found) ? found.map(String) : []);
   const [names, kinds] = [listed(data.names), listed(data.classes)];
   const clientName = (i) => names[i] ?? String(i);

@@ -23,13 +23,13 @@ function valueBars(figure, known) {
   const parts = [];
   let top = 4;
   for (const [name, found] of known) {
-    parts.push(shape("text", { class: "title", x: 0, y: top + 12 }, name.length > 60 ? `${name.slice(0, 59)}…` : name));
+    parts.push(shape("text", { class: "title", x: 0, y: top + 12 }, shortened(name, 60)));
     top += 20;
     const first = top;
     for (const c of found.clients) {
       const who = c.name || `client ${c.client}`;
       const said = `${who}, ${c.samples.toLocaleString("en-US")} samples\n${brief(c.value)}${c.error ? ` ± ${brief(c.error)}` : ""}`;
-      parts.push(shape("text", { x: left - 8, y: top + 11, "text-anchor": "end" }, who.length > 13 ? `${who.slice(0, 12)}…` : who));
+      parts.push(shape("text", { x: left - 8, y: top + 11, "text-anchor": "end" }, shortened(who, 13)));
       parts.push(shape("rect", {
         class: "worth s0", x: Math.min(at(0), at(c.value)), y: top, width: Math.max(0.5, Math.abs(at(c.value) - at(0))), height: 13, fill: "currentColor",
         "data-client": c.client, "data-say": said,
