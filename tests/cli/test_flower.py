@@ -82,6 +82,7 @@ def test_a_run_measures_on_a_table_with_columns_of_any_name(
 ) -> None:
     """What the ServerApp gets of --test; a SuperLink is not needed for that."""
     from ntkfl.flower import apps
+    from ntkfl.flower.runtime import SuperLink
 
     settings = RUN | {"inputs": [2], "outputs": 2, "class_names": ["well", "ill"], "feature_names": ["age", "crp"]}
     (folder / "server" / "run.toml").write_text(tomli_w.dumps(settings))
@@ -98,7 +99,7 @@ def test_a_run_measures_on_a_table_with_columns_of_any_name(
         got.update(options)
         raise ServerAppAskedFor
 
-    monkeypatch.setattr("ntkfl.cli.flower._admit", lambda folder: {})
+    monkeypatch.setattr(SuperLink, "admit", lambda self, keys: {})
     monkeypatch.setattr(apps, "server_app", server_app)
     command = ["run", folder / "server", "--out", tmp_path / "run", "--test", file]
     named = ["--label-column", "outcome", "--client-column", "site"]
