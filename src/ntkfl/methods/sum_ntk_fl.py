@@ -26,6 +26,7 @@ from ntkfl.methods.corruption import change_of
 from ntkfl.methods.head_factors import head_factors, head_posterior
 from ntkfl.methods.inspection import Corruption
 from ntkfl.methods.last_layer import trains_alone
+from ntkfl.methods.robust_sums import ClientGradient, bounded
 from ntkfl.methods.step_selection import argmin
 from ntkfl.tangent import Flow, Sums, curvature_sums
 from ntkfl.tangent.curvature import LARGEST, step_curvature
@@ -101,6 +102,12 @@ class SumNTKFL(Method):
         0.1, ge=0, description="first layers' input factors are asked for until a cohort changes their mean by less"
     )
     input_cohorts: int = Field(2, ge=1, description="and of this many cohorts at most")
+    step_limit: float | None = Field(
+        None,
+        gt=0,
+        description="how many times the median client's step a client's own may be, and how many times its samples: "
+        "what is more is scaled down (1.5 against Byzantine clients; not under secure sums, which show no client's)",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -116,6 +123,8 @@ class SumNTKFL(Method):
             raise unknown("control of μ", self.control, CONTROLS)
         if self.control == "measured" and self.secure_sum:
             raise ConfigError("a secure sum is taken once per round, and control 'measured' needs two: use 'fixed'")
+        if self.step_limit is not None and self.secure_sum:
+            raise ConfigError("step_limit compares clients' sums, of which a secure sum shows none: leave it out")
         if self.values not in ("float16", "float32"):
             raise ConfigError(f"sums travel as float16 or float32, not as {self.values}")
         if not 0 < self.mu_range[0] <= self.mu_range[1]:
@@ -128,6 +137,7 @@ class SumNTKFL(Method):
         asks = _COHORTS in state
         arrays = self._pack({"weights": w}) | ({_ASKS: torch.tensor(1, dtype=torch.uint8)} if asks else {})
         replies = yield Message("weights", round, arrays | _pack_steps(alternatives))
+        own = [] if self.step_limit is None else [ClientGradient.of(self.read(task, r, w).sums) for r in replies]
         sums, losses, fresh = self._add_up(task, replies, 1 + (0 if alternatives is None else len(alternatives)))
         kept, spectra = self._constant_factors(state, sums, fresh)
         kept |= head_factors(sums, task.outputs)
@@ -139,6 +149,9 @@ class SumNTKFL(Method):
         elif self._measures(sums):
             mu = yield from self._measured(flow, w, round, float(state["mu"][0]) if "mu" in state else mu)
             kept["mu"] = torch.tensor([mu], dtype=torch.float64, device=w.device)
+        clipped = 0
+        if self.step_limit is not None:
+            flow, clipped = bounded(flow, own, self.step_limit, self.time, mu, self.delta)
         change = flow.change(self.time, mu, self.delta)
         new = check_finite(w + change, "the model after the flow")
         kept["weights"] = new
@@ -149,6 +162,8 @@ class SumNTKFL(Method):
                 kept["alternatives"] = torch.stack([flow.change(self.time, o, self.delta) - change for o in others])
         samples = float(sums.arrays[SAMPLES])
         diagnostics: dict[str, float | str] = {"samples": int(samples), "mu": mu}
+        if clipped:
+            diagnostics["clipped_clients"] = clipped
         if self.control != "judge" and "mu" not in kept and (why := self._rough(sums)):
             diagnostics["warning"] = f"μ is fixed at {mu:g} and {why}: it may diverge where measured μ would not"
         return Outcome(kept, float(losses[0]) / samples, self.time, diagnostics)
