@@ -93,3 +93,19 @@ function shortened(name, most) {
   const end = Math.floor(most / 2) - 1;
   return `${name.slice(0, most - 1 - end)}…${end > 0 ? name.slice(-end) : ""}`;
 }
+
+// A picture's caption and its SVG, whose parts say what they have in data-say; drawn again by `redraw` when its width changes.
+function framed(figure, redraw) {
+  figure.redraw = redraw;
+  if (figure.drawn) return;
+  figure.drawn = true;
+  figure.append(element("figcaption"));
+  figure.svg = figure.appendChild(shape("svg", { role: "img" }));
+  new ResizeObserver(() => { if (figure.clientWidth && figure.clientWidth !== figure.width) figure.redraw(); }).observe(figure);
+  sayParts(figure.svg);
+}
+
+function sayParts(svg) {
+  svg.addEventListener("pointermove", (e) => (e.target.dataset.say ? say(e.target.dataset.say, e.clientX, e.clientY) : hush()));
+  svg.addEventListener("pointerleave", hush);
+}

@@ -3,15 +3,7 @@
 
 // groups: [{label, up: {kind: bytes}, down: {kind: bytes}}]
 function byteBars(figure, groups, title) {
-  figure.again = () => byteBars(figure, groups, title);
-  if (!figure.drawn) {
-    figure.drawn = true;
-    figure.append(element("figcaption"));
-    figure.svg = figure.appendChild(shape("svg", { role: "img" }));
-    new ResizeObserver(() => { if (figure.clientWidth && figure.clientWidth !== figure.width) figure.again(); }).observe(figure);
-    figure.svg.addEventListener("pointermove", (e) => (e.target.dataset.say ? say(e.target.dataset.say, e.clientX, e.clientY) : hush()));
-    figure.svg.addEventListener("pointerleave", hush);
-  }
+  framed(figure, () => byteBars(figure, groups, title));
   figure.querySelector("figcaption").textContent = title;
   const width = (figure.width = figure.clientWidth || 360);
   const kinds = [...new Set(groups.flatMap((g) => [...Object.keys(g.up).map((k) => `${k} ↑`), ...Object.keys(g.down).map((k) => `${k} ↓`)]))];
@@ -66,8 +58,7 @@ function bubbles(figure, data, everyone) {
     figure.append(element("figcaption"));
     figure.wide = figure.appendChild(element("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "clients and their classes" }));
     figure.svg = figure.wide.appendChild(shape("svg", { role: "img" }));
-    figure.svg.addEventListener("pointermove", (e) => (e.target.dataset.say ? say(e.target.dataset.say, e.clientX, e.clientY) : hush()));
-    figure.svg.addEventListener("pointerleave", hush);
+    sayParts(figure.svg);
   }
   const counts = everyone ? data.counts : data.counts.slice(0, 40);
   const classes = counts[0].length;

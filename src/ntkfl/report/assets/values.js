@@ -3,15 +3,7 @@
 
 // known: [[name of the run, {clients: [{client, name, samples, value, error}], left_out}]]
 function valueBars(figure, known) {
-  figure.again = () => valueBars(figure, known);
-  if (!figure.drawn) {
-    figure.drawn = true;
-    figure.append(element("figcaption"));
-    figure.svg = figure.appendChild(shape("svg", { role: "img" }));
-    new ResizeObserver(() => { if (figure.clientWidth && figure.clientWidth !== figure.width) figure.again(); }).observe(figure);
-    figure.svg.addEventListener("pointermove", (e) => (e.target.dataset.say ? say(e.target.dataset.say, e.clientX, e.clientY) : hush()));
-    figure.svg.addEventListener("pointerleave", hush);
-  }
+  framed(figure, () => valueBars(figure, known));
   const title = "part of the squared error that each client's data removed";
   figure.querySelector("figcaption").textContent = title;
   const width = (figure.width = figure.clientWidth || 360);
