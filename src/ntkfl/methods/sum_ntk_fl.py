@@ -46,7 +46,6 @@ INPUT_LIMIT = 100.0  # secure sums: how much larger than other numbers those of 
 _LOSSES, _FRESH = "losses", "fresh"  # sums of losses; how many samples are behind constant factors
 _ASKS = "asks"  # in the server's message where it asks for constant factors
 _STEP, _CURVATURE = "step", "curvature"  # Δ, and N Δᵀ C Δ
-_TOLD = (SAMPLES, _LOSSES, _FRESH, EXPONENTS)  # what a reply has beside its sums
 _OVERFLOW = 1e300  # the loss sum of weights that overflow
 _SENT = "constant_factors_sent"  # a client's memory: the round in which it sent them
 _TOTAL, _VALUES, _VECTORS, _COUNT, _COHORTS = "total/", "values/", "vectors/", "constant_samples", "constant_cohorts"
@@ -286,7 +285,8 @@ class SumNTKFL(Method):
 
     def read(self, task: Task, reply: Message, like: Tensor) -> Reply:
         """A client's sums, everything checked; in the type and on the device of `like`."""
-        arrays = _take_sums(reply.of_kind("update"), like)
+        own = (SAMPLES, _LOSSES, _FRESH, EXPONENTS)
+        arrays = _take(reply.of_kind("update"), [name for name in reply.arrays if name not in own], like)
         if GRADIENT not in arrays or arrays[GRADIENT].shape != task.like.shape:
             raise MessageError(f"sums without a gradient of {task.like.numel()} weights")
         samples = reply.take(SAMPLES, ())
@@ -348,9 +348,9 @@ class SumNTKFL(Method):
         """With another gradient; the curvature stays as it is, as more of it would shorten the step."""
         if corruption.kind not in ("random", "sign-flip") or reply.kind != "update":
             return reply
-        arrays = _take_sums(reply, task.like)
+        arrays = {name: a for name, a in self.read(task, reply, task.like).sums.arrays.items() if name != SAMPLES}
         arrays[GRADIENT] = change_of(corruption)(arrays[GRADIENT].unsqueeze(0))[0]
-        told = {name: array for name, array in reply.arrays.items() if name in _TOLD and name != EXPONENTS}
+        told = {name: array for name, array in reply.arrays.items() if name not in arrays and name != EXPONENTS}
         return replace(reply, arrays=(arrays if self.secure_sum else self._pack(arrays)) | told)
 
     def _pack(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -361,10 +361,6 @@ def _take(message: Message, names: Sequence[str], like: Tensor) -> dict[str, Ten
     if EXPONENTS in message.arrays:
         return unpack_halves(message, names, like)
     return {name: message.take(name, None, like) for name in names}
-
-
-def _take_sums(reply: Message, like: Tensor) -> dict[str, Tensor]:
-    return _take(reply, [name for name in reply.arrays if name not in _TOLD], like)
 
 
 def _pack_steps(alternatives: Tensor | None) -> dict[str, Tensor]:
