@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ntkfl.audit import tradeoff
-from ntkfl.audit.tradeoff import TradeoffRow, markdown, verdict
+from ntkfl.audit.tradeoff_table import COLUMNS, TradeoffRow, markdown, verdict, write
 from ntkfl.compare.spec import Comparison
 from ntkfl.privacy.accounting import SIMULATED
 
@@ -64,7 +64,7 @@ def test_a_small_table_is_made_once_and_written(
     assert again == []
     opened, noise, averaged, summed, private = rows
     of_sums = {"member, by sums", "member, by alignment"}
-    assert set(opened.leaks) == set(tradeoff.COLUMNS) - of_sums
+    assert set(opened.leaks) == set(COLUMNS) - of_sums
     # Of a secure sum the aggregator is attacked by what it has, the total, and with the help of a minority.
     assert set(private.leaks) == {"picture", "picture, with a client", "class mix", "member, by loss"} | of_sums
     assert set(summed.leaks) >= set(private.leaks) - {"member, by loss"}
@@ -78,7 +78,7 @@ def test_a_small_table_is_made_once_and_written(
     assert not opened.epsilon
     assert noise.epsilon[0][0] == "the aggregator, one round"
     assert averaged.epsilon[-1][0] == "who sees all 2 models"
-    tradeoff.write(tmp_path / "out", comparison, rows, "ntkfl audit --tradeoff small.toml")
+    write(tmp_path / "out", comparison, rows, "ntkfl audit --tradeoff small.toml")
     document = json.loads((tmp_path / "out/results.json").read_text())
     assert [row["label"] for row in document["rows"]] == ["open", "noise", "averaged", "sums", "private"]
     assert all(SIMULATED in document["rows"][n]["assumptions"] for n in (1, 2, 4))

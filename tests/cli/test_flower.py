@@ -77,6 +77,44 @@ def test_the_commands_printed_are_safe_ones(folder: Path) -> None:
     assert named[1].endswith(" --label-column ill --allow-code")
 
 
+def test_a_run_measures_on_a_table_with_columns_of_any_name(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the ServerApp gets of --test; a SuperLink is not needed for that."""
+    from ntkfl.flower import apps
+    from ntkfl.flower.runtime import SuperLink
+
+    settings = RUN | {"inputs": [2], "outputs": 2, "class_names": ["well", "ill"], "feature_names": ["age", "crp"]}
+    (folder / "server" / "run.toml").write_text(tomli_w.dumps(settings))
+    file = tmp_path / "visits.csv"
+    file.write_text(
+        "crp,age,outcome,site,part\n0.5,70,ill,north,test\n0.25,60,well,south,train\n0.125,50,well,east,test\n"
+    )
+    got = {}
+
+    class ServerAppAskedFor(Exception):
+        pass
+
+    def server_app(*of: object, **options: object) -> None:
+        got.update(options)
+        raise ServerAppAskedFor
+
+    monkeypatch.setattr(SuperLink, "admit", lambda self, keys: {})
+    monkeypatch.setattr(apps, "server_app", server_app)
+    command = ["run", folder / "server", "--out", tmp_path / "run", "--test", file]
+    named = ["--label-column", "outcome", "--client-column", "site"]
+    with pytest.raises(ServerAppAskedFor):
+        invoke(*command, *named, "--split-column", "part")
+    x, y = got["test"]  # type: ignore[misc]
+    assert (x.tolist(), y.tolist()) == ([[70, 0.5], [50, 0.125]], [1, 0])
+    with pytest.raises(NTKFLError, match=r"has no column 'label'.*say which holds labels by --label-column"):
+        invoke(*command)
+    with pytest.raises(NTKFLError, match="has besides part"):
+        invoke(*command, *named)
+    with pytest.raises(ConfigError, match=r"--label-column outcome: of which file\? --test gives one"):
+        invoke(*command[:4], "--label-column", "outcome")
+
+
 def test_flower_takes_the_commands_as_printed(folder: Path) -> None:
     """Its own parsers, on our words."""
     from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink

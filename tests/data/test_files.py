@@ -14,7 +14,7 @@ import torch
 import ntkfl
 from ntkfl.data import IID, ByClient, Dirichlet, from_clients, from_datasets, from_file
 from ntkfl.data.client import Images, read_own
-from ntkfl.data.files import Columns
+from ntkfl.data.files import Columns, read_rows
 from ntkfl.errors import ConfigError, DataError
 from ntkfl.federation.build import load_data
 from ntkfl.federation.config import RunConfig
@@ -165,6 +165,24 @@ def visits(path: Path) -> Path:
     rows = [(i % 7, "flu" if i % 3 else "cold", ["north", "south", "10"][i % 3]) for i in range(60)]
     path.write_text("age,diagnosis,hospital\n" + "".join(f"{a},{d},{h}\n" for a, d, h in rows))
     return path
+
+
+def test_a_file_to_measure_on_gives_its_test_rows(tmp_path: Path) -> None:
+    """Where it says which they are; else all of it is for measuring."""
+    file = tmp_path / "visits.csv"
+    file.write_text("a,ill,part\n1,0,train\n2,1,test\n3,0,test\n")
+    x, y = read_rows(file, Columns("ill", None, "part"), test=True)
+    assert (x.tolist(), y.tolist()) == ([[2.0], [3.0]], [1, 0])
+    assert len(read_rows(file, Columns("ill", None, "part"))[0]) == 3
+    file.write_text("a,label\n1,0\n2,1\n")
+    assert len(read_rows(file, test=True)[0]) == 2
+    file.write_text("a,label,split\n1,0,train\n2,1,train\n")
+    with pytest.raises(DataError, match=r"visits.csv: all rows are for training, none for testing"):
+        read_rows(file, test=True)
+    archive = tmp_path / "visits.npz"
+    np.savez(archive, x=np.zeros((4, 2)), y=np.zeros(4, int), test_x=np.ones((3, 2)), test_y=np.ones(3, int))
+    assert read_rows(archive, test=True)[1].tolist() == [1, 1, 1]
+    assert read_rows(archive)[1].tolist() == [0, 0, 0, 0]
 
 
 def test_columns_by_any_name_and_labels_that_are_text(tmp_path: Path) -> None:

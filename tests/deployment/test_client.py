@@ -37,7 +37,8 @@ def client(tmp_path: Path) -> tuple[ShuffledClient, SigningKey]:
     )
     federation = init(tmp_path / "demo", tmp_path / "run.toml", DemoSetup(clients=4, min_clients=3))
     own = ShuffledClient.__new__(ShuffledClient)
-    own.federation, own.ledger, own.name = federation, Ledger(tmp_path, federation.run), "client-0"
+    own.federation, own.ledger = federation, Ledger(tmp_path, federation.run)
+    own.name, own.role = "client-0", "client"
     own.method, own.x, own.y, own._round = NTKFL(subsample_rate=0.5), torch.randn(40, 4), torch.arange(40) % 2, None
     task = Task(federation.terms.build_model(0), 2, "ce")
     own.client = Client(0, task, own.method, lambda: (own.x, own.y), SystemRandomness(), rows=federation.terms.max_rows)

@@ -33,7 +33,8 @@ def client(tmp_path: Path) -> tuple[ShuffledClient, SigningKey]:
     # Pinned with a lower floor, as somebody else's setup could have it: the client still counts on `noise_clients`.
     federation = federation.model_copy(update={"shuffler": federation.shuffler.model_copy(update={"min_clients": 2})})
     own = ShuffledClient.__new__(ShuffledClient)
-    own.federation, own.ledger, own.name = federation, Ledger(tmp_path, federation.run), "client-0"
+    own.federation, own.ledger = federation, Ledger(tmp_path, federation.run)
+    own.name, own.role = "client-0", "client"
     own.method = PrivateSums(secure_sum=True, budget_rounds=7, noise_clients=3)
     return own, SigningKey.load(tmp_path / "demo" / "aggregator" / "signing-key.pem")
 

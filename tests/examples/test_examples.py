@@ -15,6 +15,8 @@ from pathlib import Path
 import matplotlib
 import pytest
 
+from ntkfl.errors import NTKFLError
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -53,6 +55,21 @@ def test_hospitals(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert abs(sure - right) < 8  # 120 patients
     assert len(re.findall(r"patients, worth 0\.\d+", said)) == 4
     assert (tmp_path / "hospitals" / "forgotten.jsonl").exists()
+
+
+def test_consortium(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a run was planned for is its ε; the other cases are all worse."""
+    rows = [[float(e) for e in line.split()] for line in run("consortium.py", capsys).splitlines()[1:]]
+    assert [row[0] for row in rows] == [1.0, 3.0, 8.0]
+    for once, twice, two, five, less in rows:
+        assert once < less < twice < two < five
+        assert twice < 2 * once  # less than by adding ε up
+    module = runpy.run_path(str(EXAMPLES / "consortium.py"))
+    try:
+        fed = module["hospitals"]()
+    except NTKFLError:
+        pytest.skip("needs Fashion-MNIST: ntkfl data fetch fashion-mnist")
+    assert (fed.sizes, len(fed.test[1])) == ([2000] * 5, 10_000)
 
 
 def test_text(capsys: pytest.CaptureFixture[str]) -> None:

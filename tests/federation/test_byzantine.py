@@ -15,7 +15,7 @@ from ntkfl.federation.byzantine import ByzantineClients
 from ntkfl.federation.config import ATTACKS, Byzantine, RunConfig
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.simulation import Simulation, execute
-from ntkfl.methods import METHODS, NTKFL, ClientRound, FedAvg, Method, Task
+from ntkfl.methods import METHODS, NTKFL, ClientRound, FedAvg, Method, SumNTKFL, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
 
@@ -96,6 +96,23 @@ def test_updates_turned_round(name: str) -> None:
         assert torch.allclose(steps[1], -3 * steps[0], atol=1e-3 * float(steps[0].abs().max()))
 
 
+@pytest.mark.parametrize("options", [{"values": "float32"}, {"values": "float16"}, {"secure_sum": True}])
+@pytest.mark.parametrize("kind", ["sign-flip", "random"])
+def test_sums_with_another_gradient(options: dict[str, Any], kind: str) -> None:
+    """As long as the attack says; curvature, samples and losses stay the client's own."""
+    method = SumNTKFL(**options)
+    task, honest, said = answers(method, kind, 5.0)
+    for i in (0, 2):
+        assert said[i].encode() == honest[i].encode()
+    true, false = (method.read(task, m, task.like) for m in (honest[1], said[1]))
+    gradient, turned = (reply.sums.arrays["gradient"] for reply in (true, false))
+    if kind == "sign-flip":
+        assert torch.allclose(turned, -5 * gradient, rtol=1e-3)
+    assert float(turned.norm()) == pytest.approx(5 * float(gradient.norm()), rel=1e-3)
+    assert all(torch.equal(a, false.sums.arrays[n]) for n, a in true.sums.arrays.items() if n != "gradient")
+    assert torch.equal(true.losses, false.losses)
+
+
 def test_labels() -> None:
     _, honest, said = answers(NTKFL(), "wrong-labels")
     assert torch.equal(said[1].arrays["labels"], (honest[1].arrays["labels"] + 1) % 3)
@@ -145,6 +162,7 @@ def test_a_flood_is_a_clients_samples_over_and_over() -> None:
         ("ntk-fl", {"choose": "validation"}, set(ATTACKS) - {"false-losses", "shortest-flow", "longest-flow"}),
         ("scaffold", {}, ANY | {"random", "sign-flip", "scaled-labels"}),
         ("qsgd", {}, ANY | {"random", "sign-flip", "scaled-labels"}),
+        ("sum-ntk-fl", {}, ANY | {"random", "sign-flip", "flood"}),
         ("centralized", {}, ANY),
     ],
 )

@@ -151,12 +151,16 @@ def test_the_verbs(tmp_path: Path) -> None:
     assert said.exit_code == 0, said.output
     values = {v["client"]: v["value"] for v in json.loads((folder / "values.json").read_text())}
     assert set(values) == {0, 1, 2, 3}
-    out = tmp_path / "own.safetensors"
+    out = tmp_path / "own"
     said = CliRunner().invoke(app, ["personalize", str(folder), "--client", "1", "--out", str(out)])
     assert said.exit_code == 0, said.output
     before, after = (float(error) for error in re.findall(r"(0\.\d+) (?:before|now)", said.output))
     assert after < before
-    assert load_file(out).keys() == load_file(folder / "model.safetensors").keys()
+    assert load_file(out / "model.safetensors").keys() == load_file(folder / "model.safetensors").keys()
+    error = (
+        CliRunner().invoke(app, ["personalize", str(folder), "--client", "1", "--out", f"{out}.safetensors"]).exception
+    )
+    assert f"--out is a folder, which gets the weights as model.safetensors: --out {out}" in str(error)
     said = CliRunner().invoke(app, ["forget", str(folder), "--client", "3", "--no-score"])
     assert said.exit_code == 0, said.output
     assert "forgot client 3 and its 19 samples" in said.output
@@ -195,9 +199,37 @@ def test_clients_by_the_names_in_their_file(tmp_path: Path) -> None:
     assert [known.find(name) for name in ("7", "1", "0")] == [0, 1, 2]  # names first
     with pytest.raises(NTKFLError, match="unknown client '2'"):  # it could be meant as a name
         known.find("2")
-    out = tmp_path / "own.safetensors"
-    said = CliRunner().invoke(app, ["personalize", str(tmp_path / "run"), "--client", "south", "--out", str(out)])
+    said = CliRunner().invoke(
+        app, ["personalize", str(tmp_path / "run"), "--client", "south", "--out", str(tmp_path / "south")]
+    )
     assert "on client south's own samples" in said.output
+
+
+def test_a_personal_model_is_an_exported_one(tmp_path: Path) -> None:
+    """It takes the client's inputs as the file has them, standardises them, and names classes and columns."""
+    config = by_name(tmp_path)
+    config = config.model_copy(update={"data": config.data.model_copy(update={"standardize": True})})
+    run = execute(config, out=tmp_path / "run")
+    known = SharesOfRun(tmp_path / "run")
+    own, everybody = known.share(2), known.solution()
+    for weight in (0.0, 50.0):
+        out = tmp_path / f"south-{weight:g}"
+        arguments = ["personalize", str(tmp_path / "run"), "--client", "south", "--out", str(out)]
+        said = CliRunner().invoke(app, [*arguments, "--weight", str(weight)])
+        assert said.exit_code == 0, said.output
+        model = ntkfl.load_exported(out)
+        assert model.class_names == ("a", "b", "c")
+        assert model.feature_names == ("a", "b", "c", "d", "e")
+        x, y = load_data(config).client(2)
+        assert run.standardization is not None
+        mean, std = (torch.tensor(v) for v in (run.standardization.mean, run.standardization.std))
+        raw = mean + x * std  # as the file has them
+        targets = nn.functional.one_hot(y, CLASSES).double()
+        with torch.no_grad():
+            error = float((model(raw).double() - targets).square().sum()) / len(y)
+        solution = everybody if weight == 0 else personal_weights(known, 2, weight)
+        told = float(own.error(solution)) / float(own.samples)
+        assert error == pytest.approx(told, rel=1e-3)
 
 
 def test_a_run_that_forgot_has_a_score_of_its_own(tmp_path: Path) -> None:

@@ -188,15 +188,15 @@ def _show(result: Any, console: Console) -> None:
 
 
 def _tradeoff(file: Path, out: Path, workers: int, console: Console) -> None:
-    from ntkfl.audit import tradeoff
+    from ntkfl.audit import tradeoff, tradeoff_table
     from ntkfl.compare.spec import Comparison
 
     comparison = Comparison.read(file)
     _make(out / "cells")
     with ProgressBar(0, "cells") as bar:
         rows = tradeoff.run(comparison, out / "cells", lambda line: bar.end(f"✓ {line}"), workers, bar.plan)
-    tradeoff.write(out, comparison, rows, f"ntkfl audit --tradeoff {file}")
-    console.print(tradeoff.markdown(rows), soft_wrap=True)
+    tradeoff_table.write(out, comparison, rows, f"ntkfl audit --tradeoff {file}")
+    console.print(tradeoff_table.markdown(rows), soft_wrap=True)
     console.print(f"written to {out}: results.json, table.md, tradeoff.png")
 
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ntkfl.cli.stopping import answered, leave, stoppable
+from ntkfl.cli.stopping import ended_by_signals, stoppable, until_interrupted
 from ntkfl.cli.verbs import AllowCode, ClientColumn, LabelColumn, LogFormat, LogLevel, SplitColumn
 from ntkfl.errors import ConfigError
 from ntkfl.progress import ProgressBar, RoundTable
@@ -115,7 +113,7 @@ def server(
     if not _is_loopback(host or commands.LOOPBACK):
         typer.echo(f"listens on {host}: other machines can connect; docs/flower.md says what they can ask")
     log = folder / "superlink.log"
-    with _until_interrupted(), commands.running(command, log, _SUPERLINK_S) as process:
+    with until_interrupted(), commands.running(command, log, _SUPERLINK_S) as process:
         if _superlink(folder).wait(60, lambda: process.poll() is None):
             typer.echo(f"SuperLink is up, {len(_admit(folder))} keys are known; its log is {log}")
             process.wait()
@@ -136,6 +134,9 @@ def run(
     federation: Annotated[
         Path | None, typer.Option(help="An aggregator's folder of `ntkfl keys init`: shuffled methods.")
     ] = None,
+    label_column: LabelColumn = None,
+    client_column: ClientColumn = None,
+    split_column: SplitColumn = None,
     allow_code: AllowCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a round on stdout, nothing else.")] = False,
     log_format: LogFormat = "plain",
@@ -143,9 +144,12 @@ def run(
 ) -> None:
     """Train with the clients that are connected to the SuperLink.
 
+    Where the file of --test says which of its rows are for testing, these alone count.
+
     Example: ntkfl flower run fl/server --out runs/a
     """
     from ntkfl.data.client import read_own
+    from ntkfl.data.files import Columns
     from ntkfl.federation.run_folder import Record, RunFolder
     from ntkfl.federation.server import remarks
     from ntkfl.flower.apps import server_app
@@ -157,7 +161,10 @@ def run(
     configure_logging("server", form=log_format, level=log_level)
     settings = FlowerRun.read(folder / "run.toml")
     settings.check_code(allow_code)  # before anybody is asked
-    batch = None if test is None else read_own(test, settings.images, find_factory)
+    columns = Columns(label_column, client_column, split_column)
+    if test is None and columns.flags():
+        raise ConfigError(f"{columns.flags().strip()}: of which file? --test gives one")
+    batch = None if test is None else read_own(test, settings.images, find_factory, columns, test=True)
     display = RoundTable(str(settings.method["name"]), settings.rounds, remarks, quiet=as_json)
     show = (lambda record, timing: typer.echo(json.dumps(record))) if as_json else display.show
     history: list[Record] = []
@@ -230,7 +237,7 @@ def client(
     how = {"federation": federation, "seed": seed, "say": say, "allow_code": allow_code, "columns": columns}
     answering = join(about, folder, data, **how)  # type: ignore[arg-type]
     log = folder / "supernode.log"
-    with _ended_by_signals(lambda: None if attach else say("signs off; Ctrl-C once more does not")) as ended, quiet():
+    with ended_by_signals(lambda: None if attach else say("signs off; Ctrl-C once more does not")) as ended, quiet():
         say(f"takes part at {about.superlink}" + ("" if attach else f"; the SuperNode's log is {log}"))
 
         def attend(alive: Callable[[], bool]) -> None:
@@ -256,42 +263,6 @@ def _admit(folder: Path) -> dict[str, int]:
     from ntkfl.flower.folders import known_keys
 
     return _superlink(folder).admit(known_keys(folder))
-
-
-@contextmanager
-def _until_interrupted() -> Iterator[None]:
-    """For what runs until it is stopped: Ctrl-C or `kill` is its ordinary end, in the middle of whatever it does."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    except KeyboardInterrupt:
-        answered()
-        leave(0)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _ended_by_signals(said: Callable[[], None]) -> Iterator[threading.Event]:
-    """Set on Ctrl-C or `kill`, in place of dying with a child left behind; the second time all end at once."""
-    ended = threading.Event()
-
-    def end(*_: object) -> None:
-        if ended.is_set():
-            leave(0)
-        ended.set()
-        said()
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield ended
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _is_loopback(host: str) -> bool:

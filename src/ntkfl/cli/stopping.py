@@ -128,6 +128,42 @@ def left_to_asyncio() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+@contextmanager
+def until_interrupted() -> Iterator[None]:
+    """For what runs until it is stopped: Ctrl-C or `kill` is its ordinary end, in the middle of whatever it does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        answered()
+        leave(0)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def ended_by_signals(said: Callable[[], None]) -> Iterator[threading.Event]:
+    """Set on Ctrl-C or `kill`, in place of dying with a child left behind; the second time all end at once."""
+    ended = threading.Event()
+
+    def end(*_: object) -> None:
+        if ended.is_set():
+            leave(0)
+        ended.set()
+        said()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield ended
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def leave(code: int) -> NoReturn:
     """Without what an interpreter does at its end, which takes torch's a second: all that matters has been said."""
     for stream in (sys.stdout, sys.stderr):

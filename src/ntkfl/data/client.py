@@ -49,11 +49,17 @@ class Images:
 
 
 def read_own(
-    source: str, images: Images, find: Callable[[str], Callable[..., Any]], columns: Columns = USUAL
+    source: str,
+    images: Images,
+    find: Callable[[str], Callable[..., Any]],
+    columns: Columns = USUAL,
+    *,
+    test: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """x [n, …] and y of `source`: FILE.npz, .csv or .parquet, a folder, or `package.module:function`.
 
-    The function gives (x, y), a torch Dataset or a DataLoader; `columns` are what a file calls its own.
+    The function gives (x, y), a torch Dataset or a DataLoader; `columns` are what a file calls its own. With `test`,
+    of a file that says which rows are for testing these alone.
 
     `find` turns such a name into the function. A folder holds idx files (one of images, one of labels, .gz or not) or a
     folder of pictures for each class, named by its number or as in `images.classes`.
@@ -63,7 +69,7 @@ def read_own(
         found = sorted(p for p in path.iterdir() if "idx" in p.name and p.is_file())
         return _read_idx(path, found, images) if found else _read_pictures(path, images)
     if is_data_file(source):
-        return checked_pair(source, read_rows(path, columns, images.classes, images.features))
+        return checked_pair(source, read_rows(path, columns, images.classes, images.features, test=test))
     if path.exists():
         return read_client(path)
     if ":" in source:

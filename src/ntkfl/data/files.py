@@ -7,13 +7,11 @@ x [N, …], y [N] and, likewise, `client` [N], `test_x` and `test_y`. Labels may
 
 from __future__ import annotations
 
-import csv
 import difflib
 import shlex
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,18 +20,15 @@ import torch
 from numpy.typing import NDArray
 
 from ntkfl.data.arrays import read_npz
+from ntkfl.data.cells import labels, listed, numbers, read_csv, read_parquet, rows_of
 from ntkfl.data.dataset import RowDataset
 from ntkfl.data.from_arrays import from_clients
 from ntkfl.data.seeds import generator
-from ntkfl.errors import DataError, unknown
+from ntkfl.errors import DataError
 
 SUFFIXES = (".csv", ".parquet", ".npz")
 LABEL, CLIENT, SPLIT = "label", "client", "split"
 _TEST_SHARE = 0.2  # of the rows, where a file does not say which are for testing
-_SHOWN = 10  # names of columns in an error
-_WRONG = 5  # bad cells in an error
-_FEW = 20  # rows of which each may have a class of its own
-_LARGEST = 8 << 30  # bytes of a CSV: it is held as text while it is read
 
 
 class Columns(NamedTuple):
@@ -111,11 +106,17 @@ def draw_test(rows: int) -> NDArray[np.bool_]:
 
 
 def read_rows(
-    path: Path, columns: Columns = USUAL, class_names: Sequence[str] = (), feature_names: Sequence[str] = ()
+    path: Path,
+    columns: Columns = USUAL,
+    class_names: Sequence[str] = (),
+    feature_names: Sequence[str] = (),
+    *,
+    test: bool = False,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """x [n, …] and y [n] of one client's file: all rows of a table, whatever `client` and `split` say. Labels that are
-    text must be among `class_names`: one client's file need not hold every class. Where `feature_names` are given, a
-    table has these columns, in any order, and x has them in that of the names.
+    """x [n, …] and y [n] of one client's file: all rows of a table, whatever `client` and `split` say; with `test`,
+    those for testing where the file says which are. Labels that are text must be among `class_names`: one client's file
+    need not hold every class. Where `feature_names` are given, a table has these columns, in any order, and x has them
+    in that of the names.
     """
     content = _read(path, columns, class_names, feature_names)
     if content.class_names and not class_names:
@@ -123,24 +124,27 @@ def read_rows(
             f"{path}: labels are text, such as {content.class_names[0][:40]!r}: list the classes, in the order of all "
             "clients, in the run's setting class_names"
         )
-    if content.test is not None and path.suffix.lower() == ".npz":
-        return content.x[~content.test], content.y[~content.test]
+    if content.test is not None and (test or path.suffix.lower() == ".npz"):
+        rows = content.test if test else ~content.test
+        if test and not rows.any():
+            raise DataError(f"{path}: all rows are for training, none for testing")
+        return content.x[rows], content.y[rows]
     return content.x, content.y
 
 
 def _read(path: Path, names: Columns, class_names: Sequence[str], feature_names: Sequence[str] = ()) -> _Content:
     if path.suffix.lower() == ".npz":
         return _read_npz(path, names, class_names)
-    columns = _read_csv(path) if path.suffix.lower() == ".csv" else _read_parquet(path)
+    columns = read_csv(path) if path.suffix.lower() == ".csv" else read_parquet(path)
     for given in names:
         if given is not None and given not in columns:
             near = difflib.get_close_matches(given, columns, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            raise DataError(f"{path} has no column {given!r}: {hint}its columns are {_listed(columns)}")
+            raise DataError(f"{path} has no column {given!r}: {hint}its columns are {listed(columns)}")
     label, client, split = names.label or LABEL, names.client or CLIENT, names.split or SPLIT
     if label not in columns:
         raise DataError(
-            f"{path} has no column {label!r}; its columns are {_listed(columns)}: say which holds labels by "
+            f"{path} has no column {label!r}; its columns are {listed(columns)}: say which holds labels by "
             "--label-column (in Python: label=)"
         )
     features = [name for name in columns if name not in (label, client, split)]
@@ -149,10 +153,10 @@ def _read(path: Path, names: Columns, class_names: Sequence[str], feature_names:
     if feature_names:
         features = _in_order(path, features, feature_names)
     hint = ", unless it says whose a row is (--client-column {0}) or is the label (--label-column {0})"
-    x = np.stack([_numbers(path, name, columns[name], hint.format(shlex.quote(name))) for name in features], axis=1)
-    y, known = _labels(path, label, columns[label], class_names)
+    x = np.stack([numbers(path, name, columns[name], hint.format(shlex.quote(name))) for name in features], axis=1)
+    y, known = labels(path, label, columns[label], class_names)
     if client in columns and "" in columns[client]:
-        raise DataError(f"{path}: {_rows_of(columns[client], '')} without a client in column {client!r}")
+        raise DataError(f"{path}: {rows_of(columns[client], '')} without a client in column {client!r}")
     clients = np.asarray(columns[client]) if client in columns else None
     test = _test_rows(path, split, columns[split]) if split in columns else None
     return _Content(x, y, clients, test, known, tuple(features))
@@ -161,7 +165,7 @@ def _read(path: Path, names: Columns, class_names: Sequence[str], feature_names:
 def _in_order(path: Path, found: Sequence[str], names: Sequence[str]) -> list[str]:
     """The features in the order of `names`; `DataError` where they are not the same: a network goes by position."""
     wrong = [
-        f"{what} {_listed(some)}"
+        f"{what} {listed(some)}"
         for what, some in (
             ("lacks", [name for name in names if name not in found]),
             ("has besides", [name for name in found if name not in names]),
@@ -174,101 +178,6 @@ def _in_order(path: Path, found: Sequence[str], names: Sequence[str]) -> list[st
             "leave others out (--label-column, --client-column and --split-column name those that are no features)"
         )
     return list(names)
-
-
-def _listed(names: Iterable[str]) -> str:
-    """At most ten of them: tables of pixels have hundreds."""
-    known = [repr(name) if "," in name else name for name in names]
-    return ", ".join(known if len(known) <= _SHOWN else [*known[: _SHOWN // 2], "…", *known[-_SHOWN // 2 :]])
-
-
-def _labels(
-    path: Path, name: str, values: Sequence[str], class_names: Sequence[str]
-) -> tuple[NDArray[Any], tuple[str, ...]]:
-    """(classes or real targets [N], the classes' names where labels are text or `class_names` are given)."""
-    if class_names and set(values) <= set(class_names):
-        number = {own: i for i, own in enumerate(class_names)}
-        return np.array([number[value] for value in values], dtype=np.int64), tuple(class_names)
-    if all(_is_whole(value) for value in values):
-        return np.array(values, dtype=np.float64).astype(np.int64), tuple(class_names)
-    texts = [value for value in values if not _is_number(value)]
-    if not texts or any(_is_number(value) and not _is_whole(value) for value in values):
-        return _numbers(path, name, values), ()  # real-valued targets, and an error where one of them is text
-    if class_names:
-        wrong = next(value for value in values if value not in class_names)
-        raise DataError(f"{path}: {unknown('class', wrong[:40], class_names)}")
-    known, y = np.unique(np.asarray(values), return_inverse=True)
-    if len(known) == len(values) > _FEW or "" in known:
-        if "" in known:
-            raise DataError(f"{path}: {_rows_of(values, '')} without a label in column {name!r}")
-        raise DataError(f"{path}: column {name!r} has a label of its own in every row: is it the column of labels?")
-    return y.astype(np.int64), tuple(map(str, known))
-
-
-def _rows_of(values: Sequence[str], value: str) -> str:
-    """ "row 3", or "rows 3, 7", of a file whose header is row 1; at most five by number."""
-    found = [str(number) for number, own in enumerate(values, start=2) if own == value]
-    more = f" and {len(found) - _WRONG:,} more" if len(found) > _WRONG else ""
-    return f"row{'s' if len(found) > 1 else ''} {', '.join(found[:_WRONG])}{more}"
-
-
-def _is_whole(value: str) -> bool:
-    return value.removeprefix("-").isdecimal() and len(value) < 10
-
-
-def _is_number(value: str) -> bool:
-    try:
-        float(value)
-    except ValueError:
-        return False
-    return True
-
-
-def _read_csv(path: Path) -> dict[str, list[str]]:
-    try:
-        if path.stat().st_size > _LARGEST:
-            raise DataError(f"{path} is larger than {_LARGEST >> 30} GiB: save it as .npz")
-        with path.open(newline="", encoding="utf-8-sig") as lines:
-            reader = csv.reader(lines, strict=True)
-            header = [name.strip() for name in next(reader, [])]
-            rows = [row for row in reader if row]
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read as CSV: {error}") from None
-    if not rows:
-        raise DataError(f"{path} has no rows below its header")
-    if len(set(header)) < len(header) or "" in header:
-        raise DataError(f"{path}: the first line must name every column, each once")
-    for number, row in enumerate(rows, start=2):
-        if len(row) != len(header):
-            raise DataError(f"{path}: row {number} has {len(row)} values, the header has {len(header)}")
-    return {name: [row[i].strip() for row in rows] for i, name in enumerate(header)}
-
-
-def _read_parquet(path: Path) -> dict[str, list[str]]:
-    try:
-        parquet = import_module("pyarrow.parquet")
-    except ImportError:
-        raise DataError(f"{path}: Parquet files need pyarrow; or save the table as CSV") from None
-    try:
-        table = parquet.read_table(path)
-        return {name: [str(value) for value in table[name].to_pylist()] for name in table.column_names}
-    except Exception as error:  # whatever a broken file makes it raise
-        raise DataError(f"{path} cannot be read as Parquet: {' '.join(str(error).split())}") from None
-
-
-def _numbers(path: Path, name: str, values: Sequence[str], hint: str = "") -> NDArray[Any]:
-    try:
-        return np.array(values, dtype=np.float64)
-    except ValueError:
-        pass
-    wrong = [(number, value) for number, value in enumerate(values, start=2) if not _is_number(value)]
-    if wrong:
-        cells = ", ".join(f"row {number} has {value[:40]!r}" for number, value in wrong[:_WRONG])
-        more = f" and {len(wrong) - _WRONG:,} more" if len(wrong) > _WRONG else ""
-        raise DataError(f"{path}: {cells}{more} in column {name!r}, which must be numbers{hint}")
-    raise DataError(f"{path}: column {name!r} does not hold numbers")
 
 
 def _test_rows(path: Path, name: str, values: list[str]) -> NDArray[np.bool_]:
@@ -324,5 +233,5 @@ def _named(path: Path, label: str, content: _Content, class_names: Sequence[str]
         return content._replace(class_names=() if content.y.dtype.kind == "f" else tuple(class_names))
     if content.y.ndim != 1:
         raise DataError(f"{path}: labels that are text are one per row, not {list(content.y.shape)}")
-    y, known = _labels(path, label, content.y.tolist(), class_names)
+    y, known = labels(path, label, content.y.tolist(), class_names)
     return content._replace(y=y, class_names=known)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ntkfl.crypto.receipt import check_receipt
 from ntkfl.crypto.row_frames import Announced, BatchKey
+from ntkfl.deployment.announcement_check import check_contract, check_rows, summed
 from ntkfl.deployment.contract import Federation
 from ntkfl.deployment.ledger import Ledger
 from ntkfl.errors import ConfigError, MessageError, NTKFLError, Refused, TrustError
@@ -26,10 +27,10 @@ from ntkfl.federation.shuffled import seal_messages
 from ntkfl.methods import ClientRound, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.progress import plural, span
-from ntkfl.services.announcement import EVALUATION, MOST_EXCHANGES, Announcement
+from ntkfl.services.announcement import Announcement
 from ntkfl.services.http.client import ANNOUNCED, HttpClient
 from ntkfl.services.key_server.client import Identity
-from ntkfl.services.shuffler.batch import EVALUATORS, least_of
+from ntkfl.services.shuffler.batch import EVALUATORS
 from ntkfl.services.status import ENDED, StatusFile
 from ntkfl.wire import Message
 
@@ -150,7 +151,7 @@ class ShuffledClient:
         """
         said = Announcement.check(signed, bytes.fromhex(self.federation.aggregator.signing_key), *self._run)
         if said.kind != "end":
-            self._check_contract(said)
+            check_contract(said, self.federation, self.method, self.role)
         apart = said.batch is None or said.key.exchange == EVALUATORS
         cohort = "" if said.batch is None or apart else said.batch.cohort_digest().hex()
         if self.ledger.take(said.key, cohort):
@@ -158,69 +159,6 @@ class ShuffledClient:
         newest = self.ledger.read()
         # The end is not answered, so a client that comes back after it hears it again.
         return said if said.kind == "end" and newest is not None and newest[0] == said.key else None
-
-    def _check_contract(self, said: Announcement) -> None:
-        """`TrustError` where an announcement asks for something else than the run's contract says."""
-        terms, (round, exchange), batch = self.federation.terms, said.key, said.batch
-        if not 1 <= round <= terms.most_rounds:
-            raise TrustError(f"round {round} is none of the {terms.most_rounds} that the contract allows")
-        if MOST_EXCHANGES <= exchange < EVALUATORS:
-            raise TrustError(f"round {round} asks more often than a round needs to")
-        if (said.kind == "evaluate") != (exchange in (EVALUATORS, EVALUATION)):
-            raise TrustError(f"round {round} mixes up training and evaluation")
-        apart = said.kind == "evaluate" and terms.sum_counts != (exchange == EVALUATORS)
-        if apart and self.role == "evaluator":
-            raise TrustError(
-                f"round {round} asks for counts by themselves where the contract sums them, or the reverse"
-            )
-        if batch is None:
-            return
-        if batch.min_clients < (least := least_of(said.key, self.federation.shuffler.min_clients)):
-            raise TrustError(f"round {round} asks fewer than {least} clients")
-        if batch.numbers and batch.holders != self.method.mask_holders:
-            raise TrustError(
-                f"round {round} has masks held by {batch.holders}, the contract by {self.method.mask_holders}"
-            )
-        if batch.seconds is not None and batch.seconds < 1:
-            raise TrustError(f"round {round} would be released before others could answer")
-        if exchange == EVALUATORS:
-            if not batch.numbers:
-                raise TrustError(f"round {round} asks evaluators for counts without masks")
-            return
-        if "budget_rounds" in terms.method:
-            self._check_budget(said)
-        if len(batch.cohort) != terms.clients_per_round:
-            raise TrustError(f"round {round} asks {len(batch.cohort)} clients, not {terms.clients_per_round}")
-        if self.method.secure_sum and exchange not in (0, EVALUATION):
-            raise TrustError(f"round {round} asks for a second sum over the same samples")
-        if bool(batch.numbers) != self._summed(said):
-            raise TrustError(f"round {round} does not ask for a secure sum where the contract does, or the reverse")
-        sampled = self.method.sampled or exchange == EVALUATION
-        usual = terms.max_rows if sampled and not batch.numbers else 1
-        # Replies to later questions may have one row per client: which do is known once there is one (`_check_rows`).
-        if batch.max_rows not in ((usual,) if exchange in (0, EVALUATION) else (usual, 1)):
-            raise TrustError(f"round {round} asks for {batch.max_rows} rows, the contract for {usual}")
-
-    def _summed(self, said: Announcement) -> bool:
-        """Whether the answer is a part of a secure sum, by the contract."""
-        if said.kind == "evaluate":
-            return self.method.secure_sum or self.federation.terms.sum_counts
-        return said.message is not None and self.method.summed(said.message.kind)
-
-    def _check_budget(self, said: Announcement) -> None:
-        """`TrustError` where a round of a private run would release something that its ε does not count."""
-        assert said.batch is not None
-        if said.batch.min_clients < self.federation.terms.method["noise_clients"]:
-            raise TrustError(f"round {said.key.round} is released with less noise than its ε counts on")
-        if said.kind == "evaluate":
-            raise TrustError(
-                f"round {said.key.round} asks for counts, which no budget is for: evaluators are to measure"
-            )
-        tries = self.federation.terms.method.get("first_tries", 1)
-        if said.message is not None and "asks" in said.message.arrays and said.key.round > tries:
-            raise TrustError(
-                f"round {said.key.round} asks for moments of inputs, which are given in the first {tries} alone"
-            )
 
     def answer(self, said: Announcement) -> bytes | None:
         """Send what was asked for: the shuffler's receipt; None if this client was not asked."""
@@ -231,11 +169,11 @@ class ShuffledClient:
         if self.role == "evaluator" and said.kind == "evaluate" and self.federation.terms.sum_counts:
             return self._send(self._sums, said.announced, self._masked(said, where)) if asked else None
         if said.kind == "evaluate" and self.role == "evaluator":
-            self._check_rows(said, 1)
+            check_rows(said, 1)
             return self._send("reports", said.announced, seal_messages([self._counts(said.message)], 1, *where))
         if not asked or self.role != "client" or said.key.exchange == EVALUATORS:
             return None
-        if self._summed(said):
+        if summed(said, self.federation, self.method):
             return self._send(self._sums, said.announced, self._masked(said, where))
         if said.kind == "evaluate":
             rows, count = self._score_rows(said.key, said.message), self.federation.terms.max_rows
@@ -244,7 +182,7 @@ class ShuffledClient:
             reply = self.client.answer(said.message, said.key.round)
             rows = self.method.split(reply)
             count = self.federation.terms.max_rows if reply.kind in self.method.sampled else 1
-        self._check_rows(said, count)
+        check_rows(said, count)
         return self._send("rows", said.announced, seal_messages(rows, count, *where))
 
     def _masked(self, said: Announcement, where: tuple[bytes, str, str, Announced]) -> bytes:
@@ -291,11 +229,6 @@ class ShuffledClient:
         client = self.method.private(self.client.task, self.at(key, message.round))
         rows, most = score_rows(self.client.task, message, client.x, client.y), self.federation.terms.max_rows
         return rows if len(rows) <= most else self.client.randomness.subsampling(message.round).sample(rows, most)
-
-    def _check_rows(self, said: Announcement, count: int) -> None:
-        """`TrustError` where every client is to send another number of rows than such a reply has by contract."""
-        if said.batch is not None and said.batch.max_rows != count:
-            raise TrustError(f"round {said.key.round} asks for {said.batch.max_rows} rows, the contract for {count}")
 
     def _counts(self, message: Message) -> Message:
         """An evaluator's answer, no more exact than the contract says."""

@@ -15,33 +15,29 @@ from typing import Any
 import torch
 
 from ntkfl.crypto.hpke import SEAL_BYTES, SigningKey
-from ntkfl.crypto.mask_format import WORD_BYTES
-from ntkfl.crypto.masking import add_packed
-from ntkfl.crypto.row_frames import FRAME_BYTES, Announced, BatchKey, open_row
+from ntkfl.crypto.row_frames import Announced, BatchKey, open_row
 from ntkfl.deployment.absences import Absences, drawn_from
+from ntkfl.deployment.collector import LOOK_S, SAY_S, CollectingTransport
 from ntkfl.deployment.contract import Deployment, Federation
 from ntkfl.deployment.ledger import mark_ended
 from ntkfl.errors import ConfigError, MessageError, OutOfRounds, Refused, TooFew, TrustError
 from ntkfl.federation.evaluation import SUMMED_SAMPLES, counts_summand, score_rows, total_counts
-from ntkfl.federation.secure_sum import SumSchema, submission_bytes
-from ntkfl.federation.shuffled import Mixed, RowSchema, ShuffledTransport, is_padding
+from ntkfl.federation.secure_sum import SumSchema
+from ntkfl.federation.shuffled import Mixed, RowSchema, is_padding
 from ntkfl.federation.transport import Traffic
 from ntkfl.methods import ClientRound, Method, Task
 from ntkfl.methods.inspection import Participation
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.progress import plural
 from ntkfl.services.announcement import EVALUATION, Announcement
-from ntkfl.services.http.client import SMALL, HttpClient
 from ntkfl.services.shuffler.batch import EVALUATORS, LEAST_EVALUATORS, Batch, least_of
-from ntkfl.services.shuffler.client import ShufflerClient
-from ntkfl.services.status import ENDED, StatusFile
+from ntkfl.services.status import ENDED
 from ntkfl.wire import Message
 
-_LOOK_S, _GATHER_S = 0.05, 0.2  # between two looks at a batch, and at who is there
-_SAY_S = 5.0  # of waiting in which no answer came, until it is said
+_GATHER_S = 0.2  # between two looks at who is there
 
 
-class ShufflerTransport(ShuffledTransport):
+class ShufflerTransport(CollectingTransport):
     """Of the aggregator whose folder this is. Clients are numbered, in each round anew, in the order of their names."""
 
     def __init__(
@@ -53,22 +49,15 @@ class ShufflerTransport(ShuffledTransport):
         method: Method,
         say: Callable[[str], None],
     ) -> None:
-        super().__init__(task, method, federation.federation, federation.run)
-        self.peers, self.settings, self.say = federation, settings, say
-        self.quorum = settings.quorum
         self.signer = SigningKey.load(folder / "signing-key.pem")
         if self.signer.public.hex() != federation.aggregator.signing_key:
             raise TrustError(f"the key in {folder} is not the one that clients have pinned")
-        self.shuffler, self._folder = ShufflerClient(federation, folder), folder
-        self.key_server = HttpClient(federation.key_server.url, folder / "ca.pem")
-        self.status = StatusFile(folder, "aggregator", run=f"{federation.federation}/{federation.run}")
+        super().__init__(folder, federation, settings, task, method, say)
+        self.peers, self.quorum, self._folder = federation, settings.quorum, folder
         self._inputs = method.model_input_shape(federation.terms.inputs)
         self._names: list[str] = []  # of the clients of this round, by number
         self._number, self._round = 0, 0  # of training, and of the protocol
         self._exchange = 0
-        self._told: tuple[BatchKey, dict[str, int | None]] | None = None
-        self._answered = 0  # clients whose rows the round's first exchange released: later ones need exactly them
-        self._dropped: set[str] = set()  # clients that answered a round's first exchange and not its next
         self._absences = Absences(say)
 
     def gather(self) -> None:
@@ -110,9 +99,9 @@ class ShufflerTransport(ShuffledTransport):
         self._absences.note(lapsed, away, self._number)
         if len(present) < wanted:
             raise TooFew(f"{len(present)} clients are there, fewer than the {wanted} that a round is drawn from")
-        if len(set(present) - self._dropped) < wanted:
-            self._dropped = set()
-        self._names = drawn_from(present, lapsed, self._dropped, wanted)
+        if len(set(present) - self.dropped) < wanted:
+            self.dropped = set()
+        self._names = drawn_from(present, lapsed, self.dropped, wanted)
         return range(len(self._names))
 
     def name(self, client: int) -> str:
@@ -140,7 +129,7 @@ class ShufflerTransport(ShuffledTransport):
         signed = self.announce(asked, traffic)
         traffic.downlink[message.kind] += len(signed) * len(cohort)
         announced = Announced.of(key, signed)
-        released = self._collect(announced, schema, len(cohort), traffic)
+        released = self.collect(announced, schema, len(cohort), traffic, self._number)
         traffic.client_seconds += time.perf_counter() - began
         if self.method.secure_sum and len(released.rows) < self.settings.quorum:
             raise TooFew(f"a sum of {len(released.rows)} clients, below the quorum of {self.settings.quorum}")
@@ -171,75 +160,6 @@ class ShufflerTransport(ShuffledTransport):
         self.shuffler.publish(signed)
         return signed
 
-    def _collect(self, announced: Announced, schema: RowSchema | SumSchema, asked: int, traffic: Traffic) -> Mixed:
-        """The released rows of a batch, and of a secure sum the sum of their masks, as soon as the shuffler gives them.
-
-        Past its deadline, a round's first exchange goes on without those that have not answered, and waits for enough
-        clients as long as `patience` says; a later one can only be released whole, so the round has failed. The
-        shuffler tells how many answered, and not which, so that is what is said and recorded.
-        """
-        key, began = announced.key, time.monotonic()
-        until = began + self.settings.round_seconds + self.settings.patience
-        asked = self._answered if key.exchange not in (0, EVALUATORS) else asked
-        answered, last, said = 0, began, False
-        while True:
-            status = self.shuffler.status(key)
-            if status.clients > answered:
-                answered, last = status.clients, time.monotonic()
-            self._tell(key, asked, answered, status.seconds)
-            waited = time.monotonic() - last if answered < asked else 0.0
-            # As long as answers took so far, others may take too.
-            usual = last - began if answered else self.settings.round_seconds / 2
-            if status.state == "open" and waited > max(_SAY_S, usual) and not said:
-                said, left = True, status.seconds or until - time.monotonic()
-                self.say(
-                    f"round {self._number}: {answered} of {asked} clients have answered; "
-                    f"waits for {asked - answered} more, {left:.0f} s at most"
-                )
-            if status.state in ("ready", "released"):
-                rows = self.shuffler.release(announced)
-                masks, more = b"", FRAME_BYTES
-                if isinstance(schema, SumSchema):
-                    masks, more = self._masks(announced, schema, len(rows)), submission_bytes(self.method.mask_holders)
-                self.shuffler.forget(key)
-                self._answered = status.clients if key.exchange == 0 else self._answered
-                traffic.heard(asked, status.clients, waited)
-                sent = sum(map(len, rows)) + more * status.clients
-                return Mixed(rows, schema, announced, sent, masks)
-            late = time.monotonic() > until or (key.exchange > 0 and status.seconds == 0)
-            if status.state == "cancelled" or late:
-                self.shuffler.cancel(key)
-                traffic.heard(asked, status.clients, waited)
-                self._dropped |= set(status.missing)
-                later = key.exchange not in (0, EVALUATORS)
-                whom = f"the {asked} that began the round" if later else f"{asked} clients"
-                missing = f", missing: {', '.join(status.missing)}" if status.missing else ""
-                raise TooFew(
-                    f"{status.clients} of {whom} answered within {time.monotonic() - began:.0f} s{missing}; "
-                    "too few for the shuffler to release their rows"
-                )
-            time.sleep(_LOOK_S)
-
-    def _masks(self, announced: Announced, schema: SumSchema, clients: int) -> bytes:
-        """The sum of the released clients' masks: the shuffler's, and where there is a second holder its own of exactly
-        the same clients.
-        """
-        masks = self.shuffler.masks(announced, schema.numbers)
-        if self.method.mask_holders == 1:
-            return masks
-        signed, size = self.shuffler.tickets(announced, clients), WORD_BYTES * schema.numbers
-        path = f"/v1/runs/{self.run}/masks/release"
-        second = self.key_server.ask("POST", path, signed, most=max(SMALL, size)).content
-        if len(second) != size:
-            raise TooFew("the key server's masks are not those of this sum")
-        return add_packed(masks, second)
-
-    def _tell(self, key: BatchKey, asked: int, answered: int, left: float | None) -> None:
-        batch = {"asked": asked, "answered": answered, "seconds_left": None if left is None else round(left)}
-        if (key, batch) != self._told:
-            self._told = key, batch
-            self.status.update(state="training", key=key, batch=batch)
-
     def evaluate(self, message: Message, cohort: Sequence[int]) -> list[Message]:
         """Counts by evaluators, one report of each or one secure sum of all; or else by the round's clients, one row
         per sample or one secure sum.
@@ -258,7 +178,7 @@ class ShufflerTransport(ShuffledTransport):
         signed = self.announce(Announcement("evaluate", key, batch, message, self.opener.public), Traffic())
         announced = Announced.of(key, signed)
         if batch is not None:
-            released = self._collect(announced, schema, len(names), Traffic())
+            released = self.collect(announced, schema, len(names), Traffic(), self._number)
             if isinstance(schema, SumSchema):
                 try:
                     total = self.open_total(released)
@@ -292,11 +212,11 @@ class ShufflerTransport(ShuffledTransport):
         seconds, wanted = self.settings.round_seconds, min(there, self.settings.evaluators)
         began, said = time.monotonic(), False
         while len(reports := self.shuffler.reports(key)) < wanted and time.monotonic() < began + seconds:
-            if not said and time.monotonic() > began + max(_SAY_S, seconds / 2):
+            if not said and time.monotonic() > began + max(SAY_S, seconds / 2):
                 said, left = True, began + seconds - time.monotonic()
                 asked = plural(wanted, "evaluator")
                 self.say(f"round {self._number}: {len(reports)} of {asked} answered; waits {left:.0f} s more at most")
-            time.sleep(_LOOK_S)
+            time.sleep(LOOK_S)
         self.shuffler.forget(key)
         if not reports:
             raise TooFew(f"no evaluator answered within {seconds:g} s")

@@ -68,9 +68,9 @@ class FlowerShufflerTransport(ShufflerTransport):
             receipts = self.carry(dict.fromkeys(said.batch.cohort, signed), traffic)
             announced = Announced.of(said.key, signed)
             good = {name for name, receipt in receipts.items() if self._holds(name, receipt, announced, traffic)}
-            if len(good) < (said.batch.min_clients if said.key.exchange == 0 else self._answered):
+            if len(good) < (said.batch.min_clients if said.key.exchange == 0 else self.answered):
                 self.shuffler.cancel(said.key)
-                self._dropped |= set(said.batch.cohort) - good
+                self.dropped |= set(said.batch.cohort) - good
                 raise TooFew(f"{len(good)} clients handed in a receipt, too few for the shuffler to release their rows")
         return signed
 

@@ -12,6 +12,7 @@ over samples too.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -21,8 +22,11 @@ from torch import Tensor
 from ntkfl.errors import ConfigError, MessageError, TooFew, unknown
 from ntkfl.methods.additive import LARGEST_LOSS, Addend, Summand
 from ntkfl.methods.base import ClientRound, Method, Outcome, Outgoing, State, Task, check_finite
+from ntkfl.methods.corruption import change_of
 from ntkfl.methods.head_factors import head_factors, head_posterior
+from ntkfl.methods.inspection import Corruption
 from ntkfl.methods.last_layer import trains_alone
+from ntkfl.methods.robust_sums import ClientGradient, bounded
 from ntkfl.methods.step_selection import argmin
 from ntkfl.tangent import Flow, Sums, curvature_sums
 from ntkfl.tangent.curvature import LARGEST, step_curvature
@@ -97,6 +101,12 @@ class SumNTKFL(Method):
         0.1, ge=0, description="first layers' input factors are asked for until a cohort changes their mean by less"
     )
     input_cohorts: int = Field(2, ge=1, description="and of this many cohorts at most")
+    step_limit: float | None = Field(
+        None,
+        gt=0,
+        description="how many times the median client's step a client's own may be, and how many times its samples: "
+        "what is more is scaled down (1.5 against Byzantine clients; not under secure sums, which show no client's)",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -112,6 +122,8 @@ class SumNTKFL(Method):
             raise unknown("control of μ", self.control, CONTROLS)
         if self.control == "measured" and self.secure_sum:
             raise ConfigError("a secure sum is taken once per round, and control 'measured' needs two: use 'fixed'")
+        if self.step_limit is not None and self.secure_sum:
+            raise ConfigError("step_limit compares clients' sums, of which a secure sum shows none: leave it out")
         if self.values not in ("float16", "float32"):
             raise ConfigError(f"sums travel as float16 or float32, not as {self.values}")
         if not 0 < self.mu_range[0] <= self.mu_range[1]:
@@ -124,6 +136,7 @@ class SumNTKFL(Method):
         asks = _COHORTS in state
         arrays = self._pack({"weights": w}) | ({_ASKS: torch.tensor(1, dtype=torch.uint8)} if asks else {})
         replies = yield Message("weights", round, arrays | _pack_steps(alternatives))
+        own = [] if self.step_limit is None else [ClientGradient.of(self.read(task, r, w).sums) for r in replies]
         sums, losses, fresh = self._add_up(task, replies, 1 + (0 if alternatives is None else len(alternatives)))
         kept, spectra = self._constant_factors(state, sums, fresh)
         kept |= head_factors(sums, task.outputs)
@@ -135,6 +148,9 @@ class SumNTKFL(Method):
         elif self._measures(sums):
             mu = yield from self._measured(flow, w, round, float(state["mu"][0]) if "mu" in state else mu)
             kept["mu"] = torch.tensor([mu], dtype=torch.float64, device=w.device)
+        clipped = 0
+        if self.step_limit is not None:
+            flow, clipped = bounded(flow, own, self.step_limit, self.time, mu, self.delta)
         change = flow.change(self.time, mu, self.delta)
         new = check_finite(w + change, "the model after the flow")
         kept["weights"] = new
@@ -145,6 +161,8 @@ class SumNTKFL(Method):
                 kept["alternatives"] = torch.stack([flow.change(self.time, o, self.delta) - change for o in others])
         samples = float(sums.arrays[SAMPLES])
         diagnostics: dict[str, float | str] = {"samples": int(samples), "mu": mu}
+        if clipped:
+            diagnostics["clipped_clients"] = clipped
         if self.control != "judge" and "mu" not in kept and (why := self._rough(sums)):
             diagnostics["warning"] = f"μ is fixed at {mu:g} and {why}: it may diverge where measured μ would not"
         return Outcome(kept, float(losses[0]) / samples, self.time, diagnostics)
@@ -319,6 +337,21 @@ class SumNTKFL(Method):
         norms = [torch.linalg.vector_norm(array) for name, array in sums.items() if name != SAMPLES]  # inf: extreme too
         largest = torch.stack([task.like.cpu().norm() * samples, *norms]).amax() / samples
         return torch.stack([samples, largest]).reshape(1, 2)
+
+    @property
+    def attacks(self) -> frozenset[str]:
+        return frozenset({"flood", "random", "sign-flip"})
+
+    def corrupt(
+        self, corruption: Corruption, task: Task, asked: Message, reply: Message, client: ClientRound
+    ) -> Message:
+        """With another gradient; the curvature stays as it is, as more of it would shorten the step."""
+        if corruption.kind not in ("random", "sign-flip") or reply.kind != "update":
+            return reply
+        arrays = {name: a for name, a in self.read(task, reply, task.like).sums.arrays.items() if name != SAMPLES}
+        arrays[GRADIENT] = change_of(corruption)(arrays[GRADIENT].unsqueeze(0))[0]
+        told = {name: array for name, array in reply.arrays.items() if name not in arrays and name != EXPONENTS}
+        return replace(reply, arrays=(arrays if self.secure_sum else self._pack(arrays)) | told)
 
     def _pack(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
         return pack_halves(arrays) if self.values == "float16" else arrays

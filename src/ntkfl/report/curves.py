@@ -16,6 +16,7 @@ from ntkfl.compare.results import Row
 
 # Distinguishable with any common colour blindness, in print and on screen (Okabe and Ito's set).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C564B", "#7F7F7F", "#BCBD22")
+_WIDTH = 15.0  # inches
 LINES = ("-", "--", ":", "-.")  # the next style once the colours are used up
 
 
@@ -24,7 +25,10 @@ def plot_curves(rows: Sequence[Row], title: str, targets: Sequence[float], path:
 
     A seed whose run failed is left out.
     """
-    figure = Figure(figsize=(15, 4.8), layout="constrained")
+    longest = max((len(row.label) for row in rows), default=0)
+    columns = max(1, min(5, len(rows), int(_WIDTH / (0.08 * longest + 0.5))))  # inches of a letter, of a line's sample
+    lines = math.ceil(len(rows) / columns)
+    figure = Figure(figsize=(_WIDTH, 4.35 + 0.22 * lines), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
     axes: list[tuple[Axes, str, str]] = [
         (panels[0], "rounds", "communication rounds"),
@@ -47,7 +51,7 @@ def plot_curves(rows: Sequence[Row], title: str, targets: Sequence[float], path:
     panels[0].set_ylim(bottom=max(0.0, floor - 0.02))
     figure.suptitle(title)
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(5, max(1, len(rows))), frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         figure.savefig(file, format=path.suffix[1:] or "png", dpi=130)

@@ -23,7 +23,10 @@ from ntkfl.report.view import audit, files, view
 from ntkfl.version import __version__
 
 _ROUNDS = 40_000  # of all runs together, some 3 MB; longer ones are thinned
-_SCRIPTS = ("format.js", "chart.js", "pictures.js", "tables.js", "rejected.js", "values.js", "privacy.js", "page.js")
+_SCRIPTS = (
+    "format.js", "chart.js", "pictures.js", "run_table.js", "tables.js", "rejected.js", "values.js", "privacy.js",
+    "page.js",
+)  # fmt: skip
 
 
 def write_report(

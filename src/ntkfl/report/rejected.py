@@ -20,6 +20,7 @@ KINDS = (
     ("rows made up", "made_up_rows", "rows"),
     ("rows trimmed", "trimmed_rows", "rows"),
     ("rows scaled down", "clipped_rows", "rows"),
+    ("clients scaled down", "clipped_clients", "clients"),
     ("clients with something rejected", "rejected_clients", "clients"),
     ("Byzantine clients", "byzantine", "clients"),
     ("clients that failed", "failed", "clients"),

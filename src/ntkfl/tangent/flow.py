@@ -7,6 +7,7 @@ multiplies each entry of U_Gᵀ g U_A by φ = (1 − e^{−t(μΛ + δ)}) / (μ�
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from typing import NamedTuple
 
 import torch
@@ -66,14 +67,20 @@ class Flow:
             if shaped.shared:
                 trace = G.values.sum(1, keepdim=True).clamp(min=torch.finfo(G.values.dtype).tiny)
                 G = Eigen(G.values / trace, G.vectors)
-            rotated = shaped.layer.matrices(gradient, groups, n)
-            if G.vectors is not None:
-                rotated = G.vectors.mT @ rotated
-            if A.vectors is not None:
-                rotated = rotated @ A.vectors
+            rotated = _rotated(shaped.layer.matrices(gradient, groups, n), A, G)
             self._parts.append((shaped.layer, A, G, rotated))
         self._rest = uncovered([shaped.layer for shaped in layers], gradient.numel(), gradient.device)
         self._squares = sums.arrays[REST] / samples if len(self._rest) else gradient.new_zeros(0)
+
+    def driven_by(self, gradient: Tensor) -> Flow:
+        """The flow with the same curvature and another mean gradient [d]: its change is linear in that."""
+        other = copy(self)
+        other._columns = gradient
+        other._parts = [
+            (layer, A, G, _rotated(layer.matrices(gradient, *rotated.shape[:2]), A, G))
+            for layer, A, G, rotated in self._parts
+        ]
+        return other
 
     def change(self, time: float | None, mu: float, delta: float) -> Tensor:
         """w(t) − w, [d]; time None: the end of the flow, where directions without curvature stay as they are."""
@@ -95,6 +102,13 @@ class Flow:
             out[self._rest] = -self._columns[self._rest] * _phi(mu * self._squares + delta, time)
             curvature += float((self._squares * out[self._rest].square()).sum(dtype=torch.float64))
         return out, curvature
+
+
+def _rotated(matrices: Tensor, A: Eigen, G: Eigen) -> Tensor:
+    """U_Gᵀ g U_A of a layer's part of the gradient [groups, n, m]."""
+    if G.vectors is not None:
+        matrices = G.vectors.mT @ matrices
+    return matrices if A.vectors is None else matrices @ A.vectors
 
 
 def _phi(rate: Tensor, time: float | None) -> Tensor:

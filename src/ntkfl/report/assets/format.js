@@ -86,3 +86,26 @@ function table([headers, ...body]) {
     element("tr", {}, ...cells.map((c, i) => (i ? element("td", { class: "number" }, c) : element("th", { scope: "row" }, c)))));
   return element("table", {}, element("thead", {}, head), element("tbody", {}, ...lines));
 }
+
+// A name in so many characters: its beginning and its end, as names of one comparison often differ there.
+function shortened(name, most) {
+  if (name.length <= most) return name;
+  const end = Math.floor(most / 2) - 1;
+  return `${name.slice(0, most - 1 - end)}…${end > 0 ? name.slice(-end) : ""}`;
+}
+
+// A picture's caption and its SVG, whose parts say what they have in data-say; drawn again by `redraw` when its width changes.
+function framed(figure, redraw) {
+  figure.redraw = redraw;
+  if (figure.drawn) return;
+  figure.drawn = true;
+  figure.append(element("figcaption"));
+  figure.svg = figure.appendChild(shape("svg", { role: "img" }));
+  new ResizeObserver(() => { if (figure.clientWidth && figure.clientWidth !== figure.width) figure.redraw(); }).observe(figure);
+  sayParts(figure.svg);
+}
+
+function sayParts(svg) {
+  svg.addEventListener("pointermove", (e) => (e.target.dataset.say ? say(e.target.dataset.say, e.clientX, e.clientY) : hush()));
+  svg.addEventListener("pointerleave", hush);
+}

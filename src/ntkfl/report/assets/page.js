@@ -8,8 +8,11 @@ const METRICS = {
 const page = JSON.parse(byId("data").textContent);
 const runs = new Map(page.runs.map((run) => [run.id, run]));
 const details = new Map(Object.entries(page.details ?? {}));
-const looks = new Map(); // group → its colour and dash, kept for as long as the page is open
+const DRAWN = 10; // curves that are shown unless more are asked for: as many as there are colours
+const looks = new Map(); // group → its colour and dash
 const hidden = new Set();
+const met = new Set(); // groups that were there before
+let order = null; // of the table's rows
 const touched = new Set(); // controls whose defaults no longer follow the data
 const charts = ["by-round", "by-bytes", "by-seconds", "steps", "products", "error", "rejected-rows", "rejected-clients", "spectrum"].map(byId);
 
@@ -19,13 +22,33 @@ function allGroups() {
     if (!groups.has(run.group)) groups.set(run.group, []);
     groups.get(run.group).push(run);
   }
-  return [...groups].map(([label, own]) => {
-    if (!looks.has(label)) looks.set(label, looks.size);
-    return { label, look: looks.get(label), runs: own };
-  });
+  return sorted([...groups].map(([label, own]) => ({ label, look: looks.get(label) ?? 0, runs: own })), order, target());
 }
 
+const target = () => Number(byId("target").value) / 100;
 const shownGroups = () => allGroups().filter((g) => !hidden.has(g.label));
+
+// Of new groups as many are shown as make ten, the first of the table: where there are more, that begins with the most accurate.
+function meet() {
+  if (!touched.has("order")) order = new Set([...runs.values()].map((run) => run.group)).size > DRAWN ? { column: ACCURACY, sign: -1 } : null;
+  for (const { label } of allGroups()) {
+    if (!met.has(label) && met.size - hidden.size >= DRAWN) hidden.add(label);
+    met.add(label);
+  }
+}
+
+// Every group that is shown has a look of its own: its last one, unless another has taken it meanwhile, else the first that is free.
+function dress() {
+  const shown = shownGroups().map((g) => g.label);
+  const taken = new Set(shown.map((label) => looks.get(label)));
+  for (const label of shown.filter((one) => !looks.has(one))) {
+    let free = 0;
+    while (taken.has(free)) free++;
+    for (const [other, look] of looks) if (look === free) looks.delete(other);
+    looks.set(label, free);
+    taken.add(free);
+  }
+}
 
 // One curve a group: the mean over its seeds and their range, or every seed by itself.
 function curves(groups, xOf, yOf, apart) {
@@ -59,7 +82,7 @@ function drawCurves() {
   const [logX, down, apart] = ["log-x", "down", "seeds"].map((id) => byId(id).checked);
   const value = (run) => run.series[metric];
   const bytes = (run) => run.series.uplink_bytes && sums(run.series.uplink_bytes.map((b, i) => (b + (down ? run.series.downlink_bytes?.[i] ?? 0 : 0)) / MIB));
-  const y = isPart ? { yFormat: (v) => percent(v, 2), yTick: (v) => `${tick(Number((100 * v).toPrecision(10)))} %`, targets: [Number(byId("target").value) / 100] } : { yFormat: brief };
+  const y = isPart ? { yFormat: (v) => percent(v, 2), yTick: (v) => `${tick(Number((100 * v).toPrecision(10)))} %`, targets: [target()] } : { yFormat: brief };
   const shared = { ...y, yName: name, xLog: logX };
   const devices = [...new Set([...runs.values()].map((r) => r.device).filter(Boolean))].join(", ");
   const panel = (id, title, xLabel, xOf, xName) => lineChart(byId(id), { ...shared, title: `${name} by ${title}`, xLabel, xName, xFloor: 0, series: curves(groups, xOf, value, apart) });
@@ -134,6 +157,7 @@ function drawDetails() {
 }
 
 function drawAll() {
+  meet();
   const groups = allGroups();
   const list = [...runs.values()];
   const there = Object.keys(METRICS).filter((name) => list.some((run) => run.series[name]));
@@ -153,12 +177,21 @@ function drawAll() {
   drawSelection();
 }
 
+const lightCurves = (group) => charts.forEach((figure) => figure.spec && light(figure, group));
+
 function drawRuns() {
-  runTable(byId("run-table"), allGroups(), Number(byId("target").value) / 100, hidden, toggle, (group) => charts.forEach((figure) => figure.spec && light(figure, group)));
+  runTable(byId("run-table"), allGroups(), target(), hidden, order, { toggle, light: lightCurves, sort });
 }
 
 function drawSelection() {
+  dress();
   drawRuns();
+  const shown = shownGroups();
+  const all = allGroups().length;
+  byId("first").hidden = all <= DRAWN;
+  byId("drawn").hidden = shown.length === all;
+  byId("drawn").textContent = `${shown.length} of ${all} runs are drawn: tick others in the table.`;
+  legend(byId("legend"), shown, lightCurves);
   drawCurves();
   drawServer();
   drawRejections();
@@ -174,6 +207,12 @@ function toggle(group, shown) {
   drawSelection();
 }
 
+function sort(column) {
+  touched.add("order");
+  order = nextOrder(order, column);
+  drawSelection();
+}
+
 function theme(name) {
   if (name === "auto") document.documentElement.removeAttribute("data-theme");
   else document.documentElement.dataset.theme = name;
@@ -182,8 +221,14 @@ function theme(name) {
 for (const [id, redraw] of Object.entries({ metric: drawCurves, "log-x": drawCurves, down: drawCurves, seeds: drawSelection, target: drawSelection, per: drawBytes, which: drawDetails, everyone: drawDetails, differences: drawSelection })) {
   byId(id).addEventListener("change", () => { touched.add(id); redraw(); });
 }
-byId("all").addEventListener("click", () => { hidden.clear(); drawSelection(); });
-byId("none").addEventListener("click", () => { allGroups().forEach((g) => hidden.add(g.label)); drawSelection(); });
+// The first so many of the table, with colours dealt anew.
+function showFirst(count) {
+  allGroups().forEach((g, i) => (i < count ? hidden.delete(g.label) : hidden.add(g.label)));
+  looks.clear();
+  drawSelection();
+}
+
+for (const [id, count] of [["all", Infinity], ["none", 0], ["first", DRAWN]]) byId(id).addEventListener("click", () => showFirst(count));
 byId("theme").addEventListener("change", (event) => theme(event.target.value));
 byId("target").value = page.targets.length ? 100 * page.targets.at(-1) : 85;
 byId("made").textContent = `ntkfl ${page.version}`;

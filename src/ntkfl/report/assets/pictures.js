@@ -3,27 +3,19 @@
 
 // groups: [{label, up: {kind: bytes}, down: {kind: bytes}}]
 function byteBars(figure, groups, title) {
-  figure.again = () => byteBars(figure, groups, title);
-  if (!figure.drawn) {
-    figure.drawn = true;
-    figure.append(element("figcaption"));
-    figure.svg = figure.appendChild(shape("svg", { role: "img" }));
-    new ResizeObserver(() => { if (figure.clientWidth && figure.clientWidth !== figure.width) figure.again(); }).observe(figure);
-    figure.svg.addEventListener("pointermove", (e) => (e.target.dataset.say ? say(e.target.dataset.say, e.clientX, e.clientY) : hush()));
-    figure.svg.addEventListener("pointerleave", hush);
-  }
+  framed(figure, () => byteBars(figure, groups, title));
   figure.querySelector("figcaption").textContent = title;
   const width = (figure.width = figure.clientWidth || 360);
   const kinds = [...new Set(groups.flatMap((g) => [...Object.keys(g.up).map((k) => `${k} ↑`), ...Object.keys(g.down).map((k) => `${k} ↓`)]))];
   const total = (by) => Object.values(by).reduce((a, b) => a + b, 0);
   const largest = Math.max(1, ...groups.flatMap((g) => [total(g.up), total(g.down)]));
   const narrow = width < 560;
-  const left = narrow ? 0 : Math.min(230, width * 0.3);
+  const left = narrow ? 0 : Math.min(330, width * 0.3);
   const room = width - left - 92;
   const parts = [];
   let top = 4;
   for (const group of groups) {
-    const name = group.label.length > 30 ? `${group.label.slice(0, 29)}…` : group.label;
+    const name = shortened(group.label, Math.floor((narrow ? width : left - 10) / 6.8));
     if (narrow) top += 16;
     parts.push(shape("text", { class: "title", x: narrow ? 0 : left - 10, y: narrow ? top - 4 : top + 19, "text-anchor": narrow ? "start" : "end" }, name));
     for (const [by, arrow] of [[group.up, "↑"], [group.down, "↓"]]) {
@@ -66,13 +58,12 @@ function bubbles(figure, data, everyone) {
     figure.append(element("figcaption"));
     figure.wide = figure.appendChild(element("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "clients and their classes" }));
     figure.svg = figure.wide.appendChild(shape("svg", { role: "img" }));
-    figure.svg.addEventListener("pointermove", (e) => (e.target.dataset.say ? say(e.target.dataset.say, e.clientX, e.clientY) : hush()));
-    figure.svg.addEventListener("pointerleave", hush);
+    sayParts(figure.svg);
   }
   const counts = everyone ? data.counts : data.counts.slice(0, 40);
   const classes = counts[0].length;
   const largest = Math.max(1, ...counts.flat());
-  const short = (name) => (name.length > 18 ? `${name.slice(0, 17)}…` : name);
+  const short = (name) => shortened(name, 18);
   const listed = (found) => (Array.isArray(found) ? found.map(String) : []);
   const [names, kinds] = [listed(data.names), listed(data.classes)];
   const clientName = (i) => names[i] ?? String(i);

@@ -4,7 +4,9 @@
 // false where no run says anything.
 function promises(place, groups) {
   const stated = groups.map((group) => [group, group.runs.find((run) => run.privacy)?.privacy]).filter(([, said]) => said);
-  place.replaceChildren(...stated.flatMap(([group, said]) => [element("h3", {}, swatch(group.look), group.label), promised(said)]));
+  const alike = new Map(); // runs that say the same are said once
+  for (const [group, said] of stated) alike.set(JSON.stringify(said), [...(alike.get(JSON.stringify(said)) ?? []), group]);
+  place.replaceChildren(...[...alike].flatMap(([said, own]) => [element("h3", {}, ...own.flatMap((g) => [swatch(g.look), `${g.label} `])), promised(JSON.parse(said))]));
   return stated.length > 0;
 }
 

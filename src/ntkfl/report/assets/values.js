@@ -3,15 +3,7 @@
 
 // known: [[name of the run, {clients: [{client, name, samples, value, error}], left_out}]]
 function valueBars(figure, known) {
-  figure.again = () => valueBars(figure, known);
-  if (!figure.drawn) {
-    figure.drawn = true;
-    figure.append(element("figcaption"));
-    figure.svg = figure.appendChild(shape("svg", { role: "img" }));
-    new ResizeObserver(() => { if (figure.clientWidth && figure.clientWidth !== figure.width) figure.again(); }).observe(figure);
-    figure.svg.addEventListener("pointermove", (e) => (e.target.dataset.say ? say(e.target.dataset.say, e.clientX, e.clientY) : hush()));
-    figure.svg.addEventListener("pointerleave", hush);
-  }
+  framed(figure, () => valueBars(figure, known));
   const title = "part of the squared error that each client's data removed";
   figure.querySelector("figcaption").textContent = title;
   const width = (figure.width = figure.clientWidth || 360);
@@ -23,13 +15,13 @@ function valueBars(figure, known) {
   const parts = [];
   let top = 4;
   for (const [name, found] of known) {
-    parts.push(shape("text", { class: "title", x: 0, y: top + 12 }, name.length > 60 ? `${name.slice(0, 59)}…` : name));
+    parts.push(shape("text", { class: "title", x: 0, y: top + 12 }, shortened(name, 60)));
     top += 20;
     const first = top;
     for (const c of found.clients) {
       const who = c.name || `client ${c.client}`;
       const said = `${who}, ${c.samples.toLocaleString("en-US")} samples\n${brief(c.value)}${c.error ? ` ± ${brief(c.error)}` : ""}`;
-      parts.push(shape("text", { x: left - 8, y: top + 11, "text-anchor": "end" }, who.length > 13 ? `${who.slice(0, 12)}…` : who));
+      parts.push(shape("text", { x: left - 8, y: top + 11, "text-anchor": "end" }, shortened(who, 13)));
       parts.push(shape("rect", {
         class: "worth s0", x: Math.min(at(0), at(c.value)), y: top, width: Math.max(0.5, Math.abs(at(c.value) - at(0))), height: 13, fill: "currentColor",
         "data-client": c.client, "data-say": said,

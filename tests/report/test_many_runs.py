@@ -1,0 +1,121 @@
+"""A page of 25 runs: ten are drawn, in ten colours; the table sorts, and every other run is a tick away."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ntkfl.report.page import write_report
+
+Open = Callable[..., Any]
+Shoot = Callable[[Any, str], None]
+RUNS = 25
+
+
+def accuracy(run: int) -> float:
+    """At the end of each run: no two alike, and not in the order of their names."""
+    return 0.5 + (7 * run % RUNS) / 100
+
+
+@pytest.fixture(scope="module")
+def report(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    root = tmp_path_factory.mktemp("many")
+    for run in range(RUNS):
+        folder = root / f"sum-ntk-fl, Dirichlet 0.1, setting {run:02d}"
+        shutil.copytree(runs / "whole", folder, ignore=shutil.ignore_patterns("audit"))
+        records = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+        for number, record in enumerate(records):
+            record["test_accuracy"] = accuracy(run) - 0.05 * (len(records) - 1 - number)
+        (folder / "history.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return write_report([root], root / "report.html").as_uri()
+
+
+def names(page: Any, selector: str) -> list[str]:
+    return list(page.eval_on_selector_all(selector, "all => all.map(e => e.dataset.group)"))
+
+
+def by_accuracy() -> list[str]:
+    return [f"sum-ntk-fl, Dirichlet 0.1, setting {run:02d}" for run in sorted(range(RUNS), key=accuracy, reverse=True)]
+
+
+def strokes(page: Any) -> list[str]:
+    script = "all => all.map(c => getComputedStyle(c).color + ' ' + c.getAttribute('stroke-dasharray'))"
+    return list(page.eval_on_selector_all("#by-round .curve", script))
+
+
+def test_the_ten_most_accurate_are_drawn_in_ten_colours(report: str, open_page: Open, shoot: Shoot) -> None:
+    page = open_page(report)
+    assert names(page, "#run-table tbody tr") == by_accuracy()
+    assert names(page, "#legend li") == by_accuracy()[:10]
+    assert page.locator("#run-table tbody input:checked").count() == 10
+    assert len(set(strokes(page))) == len(strokes(page)) == 10
+    assert all(stroke.endswith(" null") for stroke in strokes(page))  # no dashes: colours suffice
+    assert page.inner_text("#drawn") == "10 of 25 runs are drawn: tick others in the table."
+    assert page.evaluate("document.querySelector('#legend').getBoundingClientRect().bottom <= "
+                         "document.querySelector('#by-round').getBoundingClientRect().top")  # fmt: skip
+    labels = page.eval_on_selector_all("#kinds .title", "all => all.map(t => t.textContent)")
+    assert len(set(labels)) == 10  # shortened names still differ
+    shoot(page, "report-many")
+    phone = open_page(report, width=360, scheme="dark")
+    assert phone.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    shoot(phone, "report-many-phone-dark")
+
+
+def test_others_are_a_tick_away_and_every_curve_keeps_a_look_of_its_own(report: str, open_page: Open) -> None:
+    page = open_page(report)
+    before = strokes(page)
+    last = by_accuracy()[-1]
+    page.get_by_label(f"show {by_accuracy()[3]}", exact=True).uncheck()
+    page.get_by_label(f"show {last}", exact=True).check()
+    assert names(page, "#legend li") == [*by_accuracy()[:3], *by_accuracy()[4:10], last]
+    assert strokes(page) == [*before[:3], *before[4:], before[3]]  # the others' stay, the free colour is taken
+    page.get_by_label(f"show {by_accuracy()[3]}", exact=True).check()
+    assert len(set(strokes(page))) == 11
+    page.get_by_role("button", name="Show all").click()
+    assert len(set(strokes(page))) == RUNS
+    assert page.is_hidden("#drawn")
+    page.get_by_role("button", name="Show the first ten").click()
+    assert strokes(page) == before
+
+
+def test_headings_sort_one_way_the_other_way_and_not_at_all(report: str, open_page: Open) -> None:
+    page = open_page(report)
+    given = sorted(by_accuracy())
+    heading = page.locator("#run-table thead th", has_text="accuracy, %")
+    assert heading.get_attribute("aria-sort") == "descending"
+    for order, shown in (("ascending", by_accuracy()[::-1]), (None, given), ("descending", by_accuracy())):
+        heading.locator("button").click()
+        assert heading.get_attribute("aria-sort") == order
+        assert names(page, "#run-table tbody tr") == shown
+    page.locator("#run-table thead button", has_text="run").first.focus()
+    page.keyboard.press("Enter")
+    assert names(page, "#run-table tbody tr") == given
+    page.get_by_role("button", name="Show the first ten").click()
+    assert names(page, "#legend li") == given[:10]
+    page.fill("#target", "70")
+    page.press("#target", "Enter")
+    page.locator("#run-table thead button", has_text="rounds to target").click()
+    reached = page.eval_on_selector_all("#run-table tbody tr", "all => all.map(r => r.cells[4].textContent)")
+    there = [int(text) for text in reached if text != "—"]
+    assert there == sorted(there)
+    assert 0 < len(there) < RUNS
+    assert reached[len(there) :] == ["—"] * (RUNS - len(there))  # runs that never got there are last
+
+
+def test_pointing_at_the_legend_dims_the_other_curves(report: str, open_page: Open) -> None:
+    page = open_page(report)
+    page.locator("#legend li").nth(2).hover()
+    assert page.locator("#by-round .curve.faded").count() == 9
+
+
+def test_a_live_page_draws_no_more_than_ten_as_runs_begin(report: str, open_page: Open) -> None:
+    page = open_page(report)
+    page.evaluate("runs.set('new', {...runs.values().next().value, id: 'new', name: 'new', group: 'new'}); drawAll()")
+    assert page.locator("#run-table tbody tr").count() == RUNS + 1
+    assert page.get_by_label("show new", exact=True).is_checked() is False
+    assert page.locator("#legend li").count() == 10
