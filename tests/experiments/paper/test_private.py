@@ -15,7 +15,7 @@ def table(**staged: Any) -> dict[str, Any]:
     return {
         "table": {
             "CP-NTK-FL": row([14, 16], [190.0, 210.0]),
-            STAGED: row([20, 26], [150.0, 160.0]) | staged,
+            STAGED: row([20, 26], [150.0, 160.0]) | {"longest": 40} | staged,
             "FedCOM": row([240, 260], [150.0, 170.0]),
             "QSGD, 4 bit": row([600, 620], [390.0, 400.0]),
             FEDAVG: row([280, 290], [600.0, 700.0]),
@@ -30,6 +30,9 @@ def test_table_1_is_judged_by_the_papers_choices() -> None:
     never = table(rounds=[26, None], uplink_mib=[150.0, None])
     assert [v.holds for v in judge_table1(never)[0]] == [False, False, None]
     assert "in 1 of 2 seeds" in judge_table1(never)[0][0].ours
+    assert judge_table1(never)[0][1].short == "below 7.6×: not in 40 rounds; our preset 16.7× or more"  # 250 / 33
+    soon = table(rounds=[20, None], uplink_mib=[150.0, None], longest=22)  # 250 / 21: it may be ten times or not
+    assert judge_table1(soon)[0][1].holds is None
     assert judge_table1(table(uplink_mib=[200.0, 250.0]))[0][2].holds is False
 
 

@@ -205,6 +205,7 @@ def judge_table1(data: Mapping[str, Any]) -> Findings:
         )
         for name, own in ratios.items()
     }
+    holds, why, short = _order_of_magnitude(table, others, ratios[STAGED])
     mib = {label: _mean(row["uplink_mib"]) for label, row in table.items()}
     sent = ", ".join(f"{label} {'–' if m is None else f'{m:.0f}'}" for label, m in mib.items())
     most = min((m for label in others if (m := mib[label]) is not None), default=None)
@@ -221,10 +222,11 @@ def judge_table1(data: Mapping[str, Any]) -> Findings:
         Verdict(
             "CP-NTK-FL needs an order of magnitude fewer rounds than FedCOM, QSGD and FedAvg",
             "“within an order of magnitude fewer iterations”: 26 against 250, 614 and 284",
-            f"times fewer, with the paper's choices: {fewer[STAGED]}; our preset: {fewer['CP-NTK-FL']}",
-            all(r is not None and r[0] >= 10 for r in ratios[STAGED]),
-            "first hits of 85 %; judged by the paper's choices",
-            f"{_fewest(ratios[STAGED])}; our preset {_fewest(ratios['CP-NTK-FL'])}",
+            f"times fewer, with the paper's choices: {fewer[STAGED]}; our preset, whose weights are averaged: "
+            f"{fewer['CP-NTK-FL']}",
+            holds,
+            why,
+            f"{short}; our preset {_fewest(ratios['CP-NTK-FL'])}",
         ),
         Verdict(
             "CP-NTK-FL does so without significantly more uplink",
@@ -242,6 +244,23 @@ def judge_table1(data: Mapping[str, Any]) -> Findings:
         for label in others
     ]
     return claims, beside
+
+
+def _order_of_magnitude(
+    table: Mapping[str, Any], others: Sequence[str], ratios: Sequence[tuple[float, float, float] | None]
+) -> tuple[bool | None, str, str]:
+    """(verdict, why, in short). A run that did not arrive by its last round bounds the ratio from above."""
+    if all(r is not None for r in ratios):
+        return all(r is not None and r[0] >= 10 for r in ratios), "first hits of 85 %", _fewest(ratios)
+    longest = table[STAGED]["longest"]
+    least = statistics.mean(longest if r is None else r for r in table[STAGED]["rounds"])
+    arrived = {other: mean for other in others if (mean := _mean(table[other]["rounds"])) is not None}
+    if not arrived:
+        return None, "nobody reaches 85 % in every seed", "not reached"
+    other = min(arrived, key=lambda label: arrived[label])
+    most = arrived[other] / least
+    why = f"85 % is not reached in {longest} rounds in every seed; {other} takes {arrived[other]:.0f}"
+    return False if most < 10 else None, why, f"below {most:.1f}×: not in {longest} rounds"
 
 
 def _fewest(ratios: Sequence[tuple[float, float, float] | None]) -> str:
