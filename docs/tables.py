@@ -52,8 +52,8 @@ def headline() -> str:
     shown = (  # where, which row there, and what it is called
         ("headline", "NTK-FL from sums", "NTK-FL from sums (`sum-ntk-fl`)"),
         ("headline", "NTK-FL from rows", "NTK-FL from rows (`ntk-fl`)"),
-        ("headline", "FedAdam, averaged", "FedAdam, averaged, at its best"),
-        ("sums/main", "FedAvg, averaged", "FedAvg, averaged, at its best"),
+        ("headline", "FedAdam, averaged", "FedAdam, averaged, as searched"),
+        ("sums/main", "FedAvg, averaged", "FedAvg, averaged, as searched"),
     )
     body = []
     for file, label, name in shown:
