@@ -40,7 +40,7 @@ class Statistics:
 
 
 def integrate(
-    rhs: Callable[[Tensor], Tensor],
+    rhs: Callable[[Tensor], Tensor] | Stepper,
     start: Tensor,
     times: Sequence[float],
     stiffness: Callable[[Tensor], Callable[[Tensor], Tensor]],
@@ -49,7 +49,7 @@ def integrate(
     most_products: int | None = None,
     collect: Callable[[Tensor], None] | None = None,
 ) -> tuple[list[Tensor], Statistics]:
-    """States at the increasing `times`, from `start` at time 0. Fewer, and `Statistics.stopped` says why, where the
+    """States at the increasing `times`, from `start` at time 0, of y' = `rhs`(y) = F(y). Fewer, and `Statistics.stopped` says why, where the
     error cannot be held (values that are not finite, steps that shrink to nothing) or the cost has no end. With
     `collect` each goes there instead, one after another, so that thousands of them need not be held at once.
 
@@ -63,7 +63,7 @@ def integrate(
     """
     stats = Statistics()
     y = start.double()
-    with_field = stepper(rhs, y)
+    with_field = rhs if isinstance(rhs, Stepper) else stepper(rhs, y)
     slope = with_field.evaluate(y)
     radius = _Radius(stiffness, slope)
     out: list[Tensor] = []
