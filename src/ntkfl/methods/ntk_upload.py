@@ -114,7 +114,7 @@ class NTKUpload(Method):
         """The rows of all uploads, which are let go, and how many are whose: of one after the other, so that they are
         never all there twice, or at once where `check_together` left them so and none was lost since.
         """
-        counts = [len(upload.take("outputs")) for upload in uploads]
+        counts = [row_count(upload) for upload in uploads]
         whole, _ = uploads[0].read.get(_ALL, (None, 0))
         starts = itertools.accumulate(counts, initial=0)
         places = [upload.read.get(_ALL, (None, 0)) for upload in uploads]
@@ -197,6 +197,11 @@ class NTKUpload(Method):
             J = self.read_rows(task, reply).J
             arrays |= self.pack(corrupted_jacobian(J, change_of(corruption), draws))
         return replace(reply, arrays=arrays)
+
+
+def row_count(upload: Message) -> int:
+    """Rows of an upload; one that was read before is not looked at again, number by number."""
+    return len(upload.read["rows"].outputs if "rows" in upload.read else upload.take("outputs"))
 
 
 def batched(task: Task) -> bool:

@@ -44,6 +44,11 @@ _CODE = {dtype: i for i, (dtype, _) in enumerate(_DTYPES)}
 
 def pack(kind: int, round: int, arrays: Mapping[str, Tensor]) -> bytes:
     """The container's bytes. Arrays may live on any device and have any strides."""
+    return b"".join(pack_parts(kind, round, arrays))
+
+
+def pack_parts(kind: int, round: int, arrays: Mapping[str, Tensor]) -> list[bytes | memoryview]:
+    """The same in parts, to be joined: header, arrays, checksum. Arrays are not copied where memory holds their bytes."""
     parts: list[bytes | memoryview] = [pack_header(kind, round, arrays)]
     for tensor in arrays.values():
         dtype = _DTYPES[_CODE[tensor.dtype]][1]
@@ -55,7 +60,7 @@ def pack(kind: int, round: int, arrays: Mapping[str, Tensor]) -> bytes:
     crc = 0
     for part in parts:
         crc = zlib.crc32(part, crc)
-    return b"".join((*parts, _CRC.pack(crc)))
+    return [*parts, _CRC.pack(crc)]
 
 
 def pack_header(kind: int, round: int, arrays: Mapping[str, Tensor]) -> bytes:
@@ -75,7 +80,7 @@ def most_arrays(size: int) -> int:
     return MOST_ARRAYS + size // _ARRAY_BYTES
 
 
-def unpack(payload: bytes) -> tuple[int, int, dict[str, Tensor]]:
+def unpack(payload: bytes | memoryview) -> tuple[int, int, dict[str, Tensor]]:
     """(kind, round, arrays) of a container; `MessageError` for anything that is not exactly one."""
     if len(payload) < _HEADER.size + _CRC.size:
         raise MessageError(f"a message of {len(payload)} bytes is shorter than any message")
