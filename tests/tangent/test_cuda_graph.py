@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from ntkfl.methods.base import ClientRound, Task
-from ntkfl.tangent.cuda_graph import WORTH, recordable, repeated, replayed
 from ntkfl.methods.local_sgd import train_locally
 from ntkfl.methods.stateful_sgd import Adjustment
+from ntkfl.tangent.cuda_graph import WORTH, recordable, repeated, replayed
 from tests.methods.rounds import DIMENSIONS, small_clients
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -87,7 +87,7 @@ def test_products_slopes_and_steps_are_those_of_float64(rows: int, sizes: dict[s
     rate = 0.01
     product, plain = exact(model, x, y, rate)
     own = flow_of(model, x, y, rate)
-    v = torch.randn(rows, own._sizes["O"], dtype=torch.float64, device=x.device)
+    v = torch.randn(rows, model[-1].out_features, dtype=torch.float64, device=x.device)
     wanted = product(v)
     # Three parts of 11 bits in place of 24, sums of at most 600 terms, and a few roundings around them.
     assert (own.product(v).double() - wanted).norm() <= 64 * EPS * wanted.norm()

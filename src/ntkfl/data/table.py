@@ -34,14 +34,16 @@ class Rows:
     def take(self, index: Tensor | None = None, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
         """The rows at `index` (int64 [n]; all rows if None): x float32 [n, ...] normalised, y [n] or [n, d2].
 
-        On the `device`, where one is given: bytes go there as bytes, a quarter of the numbers', and are the same numbers.
+        On `device`, where one is given: bytes go there as bytes, a quarter as many, and become the same numbers there.
         """
         x, y = (self.x, self.y) if index is None else (self.x[index], self.y[index])
         if device is not None:
             x, y = x.to(device), y.to(device)
         if x.dtype != torch.uint8:
             return x, y
-        mean, std = (torch.tensor(v, dtype=torch.float32, device=x.device).view(-1, 1, 1) for v in (self.mean, self.std))
+        mean, std = (
+            torch.tensor(v, dtype=torch.float32, device=x.device).view(-1, 1, 1) for v in (self.mean, self.std)
+        )
         # A tensor, as a GPU multiplies by the reciprocal of a number, which rounds otherwise.
         return x.to(torch.float32).div_(mean.new_tensor(255)).sub_(mean).div_(std), y
 

@@ -72,7 +72,7 @@ class Flow:
             if A.vectors is not None:
                 rotated = rotated @ A.vectors
             self._parts.append((shaped.layer, A, G, rotated))
-        self._rest = uncovered([shaped.layer for shaped in layers], gradient.numel(), gradient.device)
+        self._rest = uncovered(tuple(shaped.layer for shaped in layers), gradient.numel(), gradient.device)
         self._squares = sums.arrays[REST] / samples if len(self._rest) else gradient.new_zeros(0)
 
     def change(self, time: float | None, mu: float, delta: float) -> Tensor:

@@ -61,7 +61,7 @@ class LayeredFlow(Stepper):
         super().__init__(self.evaluate)
         self._kernels, self._rows, self._N = layered_kernels, rows, 0
         H, C = _power_of_two(sum(units)), -(-sum(n + 1 for n in inputs) // layered_kernels.BC) * layered_kernels.BC
-        self._sizes = {"O": outputs, "OP": _power_of_two(outputs), "H": H}
+        self._sizes = {"D2": outputs, "OP": _power_of_two(outputs), "H": H}
 
         def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -178,7 +178,9 @@ class LayeredFlow(Stepper):
     def _spread(self, y: Tensor, slope: Tensor, table: Tensor) -> None:
         rooms = (*self._states, self._M, self._st, self._Xt)
         programs = (self._rows // self._kernels.BN,)
-        self._kernels.spread[programs](y, slope, table, self._at, *rooms, self._rows, **self._sizes, BN=self._kernels.BN)
+        self._kernels.spread[programs](
+            y, slope, table, self._at, *rooms, self._rows, **self._sizes, BN=self._kernels.BN
+        )
 
     def _back(self, do: int, slot: int, older: Tensor, newer: Tensor, out: Tensor) -> None:
         """From X to what `do` says in `back`."""

@@ -45,10 +45,13 @@ def total(parts, same, W, at, size, PARTS: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def spread(y, slope, table, at, older, newer, M, st, Xt, N, O: tl.constexpr, OP: tl.constexpr, H: tl.constexpr, BN: tl.constexpr):
+def spread(
+    y, slope, table, at, older, newer, M, st, Xt, N,
+    D2: tl.constexpr, OP: tl.constexpr, H: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
     """The first state of a step, newer = table[0, 2] y + table[0, 3] slope, and X of it; older = y."""
     n, o, h = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, OP), tl.arange(0, H)
-    i, there = n[None, :] * O + o[:, None], o[:, None] < O
+    i, there = n[None, :] * D2 + o[:, None], o[:, None] < D2
     before = tl.load(y + i, mask=there, other=0.0)
     new = tl.load(table + 2) * before + tl.load(table + 3) * tl.load(slope + i, mask=there, other=0.0)
     tl.store(older + i, before, mask=there)
@@ -63,7 +66,7 @@ def spread(y, slope, table, at, older, newer, M, st, Xt, N, O: tl.constexpr, OP:
 @triton.jit
 def back(
     Z, W, st, M, f0, Y, numbers, y, slope, table, at, older, newer, out, Xt, N, C,
-    O: tl.constexpr, OP: tl.constexpr, H: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DO: tl.constexpr,
+    D2: tl.constexpr, OP: tl.constexpr, H: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DO: tl.constexpr,
 ):  # fmt: skip
     """Θ R of BN rows, and then, by DO: 0: out = (η/N) Θ R; 1: out = the slope r(f0 + (η/N) Θ R); 2: older = the state
     of the next stage, all five states and slopes combined by the table's row, and X of it.
@@ -81,7 +84,7 @@ def back(
     s = tl.load(st + h[:, None] * N + n[None, :])
     m = tl.load(M + o[:, None] * H + h[None, :])
     moved = tl.load(numbers).to(tl.float32) * tl.dot(m, acc * s, input_precision="ieee")
-    i, there = n[None, :] * O + o[:, None], o[:, None] < O
+    i, there = n[None, :] * D2 + o[:, None], o[:, None] < D2
     if DO == 0:
         tl.store(out + i, moved, mask=there)
     else:

@@ -49,9 +49,10 @@ def integrate(
     most_products: int | None = None,
     collect: Callable[[Tensor], None] | None = None,
 ) -> tuple[list[Tensor], Statistics]:
-    """States at the increasing `times`, from `start` at time 0, of y' = `rhs`(y) = F(y). Fewer, and `Statistics.stopped` says why, where the
-    error cannot be held (values that are not finite, steps that shrink to nothing) or the cost has no end. With
-    `collect` each goes there instead, one after another, so that thousands of them need not be held at once.
+    """States of y' = F(y) = `rhs`(y) at the increasing `times`, from `start` at time 0. Fewer, and
+    `Statistics.stopped` says why, where the error cannot be held (values that are not finite, steps that shrink to
+    nothing) or the cost has no end. With `collect` each goes there instead, one after another, so that thousands of
+    them need not be held at once.
 
     `stiffness(y)` is F's Jacobian at y, times −1, as a product with vectors. Each step's error, relative to the size of
     the state, is held below `rtol`; output times inside a step are interpolated by the cubic through both ends

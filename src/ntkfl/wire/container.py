@@ -48,7 +48,7 @@ def pack(kind: int, round: int, arrays: Mapping[str, Tensor]) -> bytes:
 
 
 def pack_parts(kind: int, round: int, arrays: Mapping[str, Tensor]) -> list[bytes | memoryview]:
-    """The same in parts, to be joined: header, arrays, checksum. Arrays are not copied where memory holds their bytes."""
+    """The same in parts, to be joined: header, arrays, checksum. Arrays that are bytes in memory are not copied."""
     parts: list[bytes | memoryview] = [pack_header(kind, round, arrays)]
     for tensor in arrays.values():
         dtype = _DTYPES[_CODE[tensor.dtype]][1]
