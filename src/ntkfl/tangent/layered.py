@@ -185,11 +185,13 @@ class LayeredFlow(Stepper):
     def _back(self, do: int, slot: int, older: Tensor, newer: Tensor, out: Tensor) -> None:
         """From X to what `do` says in `back`."""
         k, rows, (H, C) = self._kernels, self._rows, self._W.shape
-        k.there[C // k.BC, k.PARTS](self._Zt, self._Xt, self._parts, rows, C, rows // k.PARTS, H=H, BC=k.BC, BK=k.BK)
+        k.there[C // k.BC, k.PARTS](
+            self._Zt, self._Xt, self._parts, rows, C, rows // k.PARTS, H=H, BC=k.BC, BK=k.BK, **k.LAUNCH
+        )
         k.total[(H * C // 512,)](self._parts, self._same, self._W, self._at, H * C, PARTS=k.PARTS, BLOCK=512)
         given = (self._Z, self._W, self._st, self._M, self._f0, self._Y, self._numbers)
         step = (*self._ends[slot], self._table, self._at, older, newer, out, self._Xt)
-        k.back[(rows // k.BN,)](*given, *step, rows, C, **self._sizes, BN=k.BN, BK=k.BK, DO=do)
+        k.back[(rows // k.BN,)](*given, *step, rows, C, **self._sizes, BN=k.BN, BK=k.BK, DO=do, **k.LAUNCH)
 
 
 def layered_flow(J: Jacobian, f0: Tensor, Y: Tensor, rate: float, loss: Loss) -> LayeredFlow | None:

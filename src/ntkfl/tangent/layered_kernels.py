@@ -14,6 +14,7 @@ import triton.language as tl
 BN = 32  # rows per program of `back` and `spread`
 BC = 64  # columns per program of `there`
 BK = 32  # terms summed at a time
+LAUNCH = {"num_warps": 8, "num_stages": 3}  # of `there` and `back`: with fewer warps their registers do not suffice
 PARTS = 9  # into which rows are cut, so that `there` has a program for each of an H200's 132 multiprocessors, nearly
 
 
@@ -58,7 +59,7 @@ def spread(
     tl.store(newer + i, new, mask=there)
     m = tl.load(M + o[:, None] * H + h[None, :])
     s = tl.load(st + h[:, None] * N + n[None, :])
-    tl.store(Xt + h[:, None] * N + n[None, :], tl.dot(tl.trans(m), new.to(tl.float32), input_precision="ieee") * s)
+    tl.store(Xt + h[:, None] * N + n[None, :], tl.dot(tl.trans(m), new.to(tl.float32), input_precision="tf32x3") * s)
     if tl.program_id(0) == 0:
         tl.store(at, tl.zeros((), tl.int64))
 
@@ -83,7 +84,7 @@ def back(
     o = tl.arange(0, OP)
     s = tl.load(st + h[:, None] * N + n[None, :])
     m = tl.load(M + o[:, None] * H + h[None, :])
-    moved = tl.load(numbers).to(tl.float32) * tl.dot(m, acc * s, input_precision="ieee")
+    moved = tl.load(numbers).to(tl.float32) * tl.dot(m, acc * s, input_precision="tf32x3")
     i, there = n[None, :] * D2 + o[:, None], o[:, None] < D2
     if DO == 0:
         tl.store(out + i, moved, mask=there)
@@ -102,5 +103,5 @@ def back(
             new += tl.load(row + 3) * tl.load(slope + i, mask=there, other=0.0)
             new += tl.load(row + 4) * r
             tl.store(older + i, new, mask=there)
-            x = tl.dot(tl.trans(m), new.to(tl.float32), input_precision="ieee") * s
+            x = tl.dot(tl.trans(m), new.to(tl.float32), input_precision="tf32x3") * s
             tl.store(Xt + h[:, None] * N + n[None, :], x)
