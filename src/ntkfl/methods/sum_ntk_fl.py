@@ -205,7 +205,7 @@ class SumNTKFL(Method):
             arrays = {name: array.unsqueeze(0) for name, array in own.items() if name != SAMPLES}
         else:
             arrays = sums_by_client(task.at(w), x, Y, self.loss, plan, len(clients), asks, self.largest)
-        losses = task.candidate_losses(candidates, x, y).unflatten(1, (len(clients), n)).sum(2).double().T
+        losses = task.candidate_losses(candidates, x, y).reshape(len(candidates), len(clients), n).sum(2).double().T
         losses = losses.nan_to_num(nan=_OVERFLOW, posinf=_OVERFLOW)
         told = [{SAMPLES: torch.tensor(n, dtype=torch.int64), LOSSES: own} for own in losses.cpu().contiguous()]
         if asks:

@@ -7,6 +7,7 @@ device to run. A CUDA graph launches them all at once: the same kernels on the s
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +19,10 @@ _last: dict[torch.device, torch.cuda.CUDAGraph] = {}
 
 
 def capture(
-    device: torch.device, *work: Callable[[], None], pool: tuple[int, int] | None = None, called: bool = False
+    device: torch.device, *work: Callable[[], None], pool: Any = None, called: bool = False
 ) -> list[torch.cuda.CUDAGraph]:
-    """Each of the pieces of work as a graph, which does it again whenever it is replayed; `called`: it was done before.
+    """Each of the pieces of work as a graph, which does it again whenever it is replayed. `pool` is memory of a graph
+    that they take over; `called`: the work was done before.
 
     `torch.cuda.graph` would collect garbage and empty caches first: milliseconds, several times an evolution.
     """

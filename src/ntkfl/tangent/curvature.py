@@ -83,7 +83,7 @@ def clients_at_once(plan: JacobianPlan, x: Tensor, largest: int = LARGEST) -> in
     most = CPU_NUMBERS if x.device.type == "cpu" else _NUMBERS
     if len(x) > _rows(plan, x):
         return 0
-    factors = sum(min(largest, part.weight.stop - part.weight.start) ** 2 for part in plan.parts if part.weight)
+    factors = sum(min(largest, int(part.weight.stop - part.weight.start)) ** 2 for part in plan.parts if part.weight)
     return max(1, min(_rows(plan, x) // len(x), most // max(1, factors)))
 
 
@@ -287,7 +287,8 @@ def _add_gram(
 def _add_squares(squares: Tensor, block: Block, R: Tensor) -> None:
     """Add C's diagonal at the columns of a dense block, to squares [clients, d]."""
     assert isinstance(block, DenseBlock)
-    values = (R.mT @ block.values).square().sum(1).unflatten(0, (len(squares), -1)).sum(1)
+    values = (R.mT @ block.values).square().sum(1)
+    values = values.view(len(squares), -1, values.shape[1]).sum(1)
     sizes = [span.stop - span.start for span in block.columns]
     for span, part in zip(block.columns, torch.split(values, sizes, dim=1), strict=True):
         squares[:, span] += part

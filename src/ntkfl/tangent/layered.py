@@ -39,7 +39,7 @@ _KEPT = 4  # sets of buffers
 _own = threading.local()  # a thread's sets, by the sizes they are for
 
 
-class Layer(NamedTuple):
+class CommonFactors(NamedTuple):
     """Inputs a [N, n], whether a bias trains, and M [d2, h] and s [N, h] with g_n = M diag(s_n)."""
 
     a: Tensor
@@ -88,13 +88,13 @@ class LayeredFlow(Stepper):
             ("slope", 0, 0): partial(self._of_given, 1, self._slope),
         }
         for slot in (0, 1):
-            work["begin", slot, 0] = partial(self._spread, *self._ends[slot], self._table)
+            work["begin", slot, 0] = partial(self._begin, slot)
             for last in (0, 1):
                 work["stage", slot, last] = partial(self._stage, slot, last)
                 work["finish", slot, last] = partial(self._finish, slot, last)
         self._graphs = dict(zip(work, capture(device, *work.values()), strict=True))
 
-    def load(self, layers: Sequence[Layer], f0: Tensor, Y: Tensor, rate: float) -> None:
+    def load(self, layers: Sequence[CommonFactors], f0: Tensor, Y: Tensor, rate: float) -> None:
         """Take layers, outputs f0 and targets Y [N, d2], and η/N."""
         N, outputs = f0.shape
         column, unit = 0, 0
@@ -164,7 +164,10 @@ class LayeredFlow(Stepper):
 
     def _of_given(self, do: int, out: Tensor) -> None:
         self._spread(self._given, self._zero, self._table[-1])
-        self._back(do, 0, *self._states, out)
+        self._back(do, 0, self._states[0], self._states[1], out)
+
+    def _begin(self, slot: int) -> None:
+        self._spread(self._ends[slot, 0], self._ends[slot, 1], self._table)
 
     def _stage(self, slot: int, last: int) -> None:
         self._back(2, slot, self._states[last], self._states[1 - last], self._slope)
@@ -172,7 +175,7 @@ class LayeredFlow(Stepper):
     def _finish(self, slot: int, last: int) -> None:
         (y, slope), (state, fresh) = self._ends[slot], self._ends[1 - slot]
         state.copy_(self._states[last])
-        self._back(1, slot, *self._states, fresh)
+        self._back(1, slot, self._states[0], self._states[1], fresh)
         self._norms.copy_(attempt_norms(y, state, slope, fresh, self._table[0, 4]))
 
     def _spread(self, y: Tensor, slope: Tensor, table: Tensor) -> None:
@@ -196,7 +199,12 @@ class LayeredFlow(Stepper):
 
 def layered_flow(J: Jacobian, f0: Tensor, Y: Tensor, rate: float, loss: Loss) -> LayeredFlow | None:
     """The flow ready for these rows, where J is on a GPU and such layers are all there is to it; else None."""
-    if J.device.type != "cuda" or J.dtype != torch.float32 or type(loss) is not CrossEntropy or getattr(_own, "no", 0):
+    if (
+        J.device.type != "cuda"
+        or J.dtype != torch.float32
+        or type(loss) is not CrossEntropy
+        or getattr(_own, "no", False)
+    ):
         return None
     layers = layers_of(J)
     if layers is None:
@@ -222,7 +230,7 @@ def layered_flow(J: Jacobian, f0: Tensor, Y: Tensor, rate: float, loss: Loss) ->
     return kept[sizes]
 
 
-def layers_of(J: Jacobian) -> list[Layer] | None:
+def layers_of(J: Jacobian) -> list[CommonFactors] | None:
     """The layers of a Jacobian that consists of linear layers with common factors; else None."""
     blocks = J.blocks if isinstance(J, BlockJacobian) else ()
     layers = []
@@ -236,7 +244,7 @@ def layers_of(J: Jacobian) -> list[Layer] | None:
             found = common
         else:
             return None
-        layers.append(Layer(block.a[:, 0], block.bias is not None, *found))
+        layers.append(CommonFactors(block.a[:, 0], block.bias is not None, *found))
     return layers or None
 
 
