@@ -11,15 +11,11 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ntkfl.errors import ConfigError
-from ntkfl.threads import in_threads
 
 
 def find_device(name: str | torch.device) -> torch.device:
@@ -60,15 +56,9 @@ def joined_on(device: torch.device, parts: Sequence[Tensor]) -> Tensor:
     """
     if device.type != "cuda":
         return torch.cat(list(parts)).to(device)
-    rows = [len(part) for part in parts]
-    room = torch.empty((sum(rows), *parts[0].shape[1:]), dtype=parts[0].dtype, pin_memory=True)
-    places = torch.split(room, rows)
-    in_threads(lambda pair: np.copyto(*pair), zip(_arrays(places), _arrays(parts), strict=True))
-    return room.to(device, non_blocking=True)
-
-
-def _arrays(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
-    return [tensor.detach().numpy() for tensor in tensors]
+    rows = sum(len(part) for part in parts)
+    room = torch.empty((rows, *parts[0].shape[1:]), dtype=parts[0].dtype, pin_memory=True)
+    return torch.cat(list(parts), out=room).to(device, non_blocking=True)
 
 
 def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -27,9 +27,10 @@ def one_thread() -> Iterator[None]:
 
 
 def in_threads(function: Callable[[_In], _Out], items: Iterable[_In]) -> list[_Out]:
-    """What `function` gives for each of the items, in their order, by as many threads as there are cores.
+    """What `function` gives for each of the items, in their order, by as many threads as there are cores, up to 8.
 
-    For functions that let go of the interpreter: numpy's copies, zlib's checksums. They must not call this.
+    For functions that are a few long calls which let go of the interpreter: numpy's copies, zlib's checksums. Between
+    these threads take turns, and to hand the turn over takes longer than a small one. They must not call this.
     """
     return list(_pool().map(function, items))
 
@@ -37,7 +38,7 @@ def in_threads(function: Callable[[_In], _Out], items: Iterable[_In]) -> list[_O
 @cache
 def _pool() -> ThreadPoolExecutor:
     """One for all: to start and end threads takes longer than most of what they do."""
-    return ThreadPoolExecutor(os.cpu_count() or 1, "ntkfl")
+    return ThreadPoolExecutor(min(8, os.cpu_count() or 1), "ntkfl")
 
 
 os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has none of its parent's threads

@@ -25,9 +25,10 @@ from ntkfl.privacy.projection import RunSecret
 from ntkfl.privacy.subsample import equal_rows
 from ntkfl.threads import in_threads
 from ntkfl.wire import Message
+from ntkfl.wire.container import CHECKSUM, pack_into
 
 _MOMENTS = "moments"
-_LARGE = 2**20  # bytes of all answers, below which threads cost more than they save
+_LARGE = 2**24  # bytes of all answers, below which threads cost more than they save
 _KEPT_ROOM = 2**24  # bytes of a message up to which a thread keeps the room for it
 _own = threading.local()
 
@@ -109,19 +110,19 @@ class SimulatedClients:
 
 def through_bytes(answers: list[Message]) -> list[tuple[Message, int]]:
     """Each answer after its way through bytes, and how many they were. Answers are let go as they are sent, since
-    uploads are large; large ones are sent in several threads, as checksums and copies do not need the interpreter.
+    uploads are large; copies and checksums of many bytes are made in several threads, as they do not need the
+    interpreter: all else is done before, since threads that take turns at it wait for each other.
     """
-    waiting = dict(enumerate(answers))
-    large = sum(array.nbytes for answer in answers for array in answer.arrays.values()) >= _LARGE
+    waiting = {number: answer.encoded_parts() for number, answer in enumerate(answers)}
+    sizes = [sum(map(len, parts)) + CHECKSUM for parts in waiting.values()]
     answers.clear()
 
-    def send(number: int) -> tuple[Message, int]:
-        parts = [np.frombuffer(part, np.uint8) for part in waiting.pop(number).encoded_parts()]
-        payload = _room(sum(map(len, parts)))
-        np.concatenate(parts, out=payload)
-        return Message.decode(payload.data), len(payload)
+    def send(number: int) -> Message:
+        return Message.decode(pack_into(_room(sizes[number]), waiting.pop(number)))
 
-    return in_threads(send, range(len(waiting))) if large else [send(number) for number in range(len(waiting))]
+    large = sum(sizes) >= _LARGE
+    replies = in_threads(send, range(len(sizes))) if large else [send(number) for number in range(len(sizes))]
+    return list(zip(replies, sizes, strict=True))
 
 
 def _room(size: int) -> NDArray[np.uint8]:

@@ -30,6 +30,7 @@ from ntkfl.tangent.factored import FactoredBlock, LinearBlock
 from ntkfl.tangent.jacobian import Block, BlockJacobian
 from ntkfl.tangent.layers import ConvolutionBlock, EmbeddingBlock, ScaleBlock
 from ntkfl.tangent.layers.tape import Slot, Tape, Use
+from ntkfl.tangent.linear_product import rowwise
 from ntkfl.tangent.losses import AnyLoss, find_loss
 from ntkfl.tangent.parameters import call_with, evaluating, trainable
 from ntkfl.tangent.passes import JacobianPlan, substituted
@@ -105,9 +106,7 @@ def _sums(
     assert isinstance(J, BlockJacobian)
     with evaluating(model), torch.no_grad():
         f = model(x)
-    r, n = criterion.residual(f, Y), len(x) // clients
-    own = [slice(at, at + n) for at in range(0, len(x), n)]
-    totals[GRADIENT] = -torch.stack([(J if clients == 1 else J[rows]).vjp(r[rows]) for rows in own])
+    totals[GRADIENT] = -_vjp_by_client(J, criterion.residual(f, Y), clients)
     R = criterion.hessian_root(f, Y)
     squares, layers = Y.new_zeros(clients, plan.total), []
     for block in J.blocks:
@@ -186,6 +185,24 @@ def _weight_squares(block: FactoredBlock, R: Tensor) -> Tensor:
     if isinstance(block, LinearBlock) and block.T == 1:
         return ((R.mT @ block.g).square().sum(1).mT @ block.a[:, 0].square()).reshape(-1)
     return (R.mT @ block.weight_values()).square().sum((0, 1))
+
+
+def _vjp_by_client(J: BlockJacobian, r: Tensor, clients: int) -> Tensor:
+    """Jᵀ r over the rows of each of the clients, [clients, d]."""
+    if clients == 1:
+        return J.vjp(r).unsqueeze(0)
+    out, n = r.new_zeros(clients, J.shape[2]), len(r) // clients
+    for block in J.blocks:
+        if isinstance(block, LinearBlock) and block.T == 1:
+            back, a = rowwise(r, block.g).view(clients, n, -1), block.a.view(clients, n, -1)
+            out[:, block.weight] += (back.mT @ a).flatten(1)
+            if block.bias is not None:
+                out[:, block.bias] += back.sum(1)
+            continue
+        for i in range(clients):
+            own = slice(i * n, (i + 1) * n)
+            block.with_tensors(tuple(t[own] for t in block.tensors())).add_vjp(out[i], r[own])
+    return out
 
 
 def _rows(plan: JacobianPlan, x: Tensor) -> int:

@@ -34,7 +34,7 @@ class Message:
         return pack(KINDS.index(self.kind), self.round, self.arrays)
 
     def encoded_parts(self) -> list[bytes | memoryview]:
-        """The same in parts, to be joined; the arrays' own memory where it holds their bytes."""
+        """The same without its checksum, in parts for `pack_into`."""
         return pack_parts(KINDS.index(self.kind), self.round, self.arrays)
 
     def header(self) -> bytes:
