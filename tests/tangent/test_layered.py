@@ -127,6 +127,20 @@ def test_what_was_loaded_before_leaves_nothing() -> None:
     assert one[2:] == other[2:]
 
 
+@runs_kernels
+def test_rows_may_be_scaled() -> None:
+    """As the server scales long ones down: the last layer's sensitivities are then no identity."""
+    model, x, _ = problem(50)
+    J = jacobian(model, x).scaled(torch.linspace(0.3, 1, 50, device=x.device))
+    layers = layers_of(J)
+    assert layers is not None
+    own = LayeredFlow(576, 3, (20, 12), (12, 3), x.device)
+    own.load(layers, model(x).detach(), torch.zeros(50, 3, device=x.device), 0.5)
+    v, dense = torch.randn(50, 3, dtype=torch.float64, device=x.device), J.double().dense().flatten(0, 1)
+    wanted = 0.5 * (dense @ (dense.T @ v.flatten())).view(50, 3)
+    assert (own.product(v).double() - wanted).norm() <= 64 * EPS * wanted.norm()
+
+
 @pytest.mark.skipif(not (CUDA and HAS_TRITON), reason="needs a GPU")
 def test_an_evolution_is_that_of_the_cpu() -> None:
     model, x, y = problem(1500)

@@ -74,6 +74,7 @@ def flow(
 
     start = torch.zeros_like(f0, dtype=torch.float64)
     layered = layered_flow(theta.J, f0, Y, rate, loss) if isinstance(theta, FullKernel) else None
+    rounding *= layered.roundings if layered else 1
     moved = layered.product if layered else lambda v: rate * theta(v)
 
     # The Jacobian of R' is −(η/N) Λ Θ with Λ the loss's curvature: similar to a symmetric positive one.
