@@ -11,9 +11,9 @@ from torch import Tensor, nn
 import ntkfl
 from ntkfl.errors import MessageError
 from ntkfl.tangent import Flow, Sums, curvature, curvature_sums, plan_jacobian
+from ntkfl.tangent.constant_inputs import constant_inputs
 from ntkfl.tangent.curvature import (
     clients_at_once,
-    constant_inputs,
     diagonal_sums,
     step_curvature,
     sums_by_client,

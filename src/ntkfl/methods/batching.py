@@ -7,8 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from ntkfl.methods.base import ClientRound
+from ntkfl.methods.base import ClientRound, Task
 from ntkfl.wire import Message
+
+
+def batched(task: Task) -> bool:
+    """Whether rows of many clients are computed on at once: on a CPU those of one already fill its caches."""
+    return task.like.device.type == "cuda"
 
 
 def in_groups(clients: Sequence[ClientRound], rows: int) -> list[list[ClientRound]]:

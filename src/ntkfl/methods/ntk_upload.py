@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ntkfl.devices import to_host
 from ntkfl.errors import ConfigError, MessageError, unknown
 from ntkfl.methods.base import ClientRound, Method, Task, take_labels
-from ntkfl.methods.batching import in_groups, joined
+from ntkfl.methods.batching import batched, in_groups, joined
 from ntkfl.methods.corruption import change_of, corrupted_jacobian, with_numbers
 from ntkfl.methods.inspection import Corruption, SampleRows
 from ntkfl.methods.robust import TOGETHER
@@ -202,11 +202,6 @@ class NTKUpload(Method):
 def row_count(upload: Message) -> int:
     """Rows of an upload; one that was read before is not looked at again, number by number."""
     return len(upload.read["rows"].outputs if "rows" in upload.read else upload.take("outputs"))
-
-
-def batched(task: Task) -> bool:
-    """Whether rows of many clients are computed on at once: on a CPU those of one already fill its caches."""
-    return task.like.device.type == "cuda"
 
 
 def _sizes(rows: SampleRows) -> Tensor:

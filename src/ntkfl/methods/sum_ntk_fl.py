@@ -22,10 +22,9 @@ from torch import Tensor
 from ntkfl.errors import ConfigError, MessageError, TooFew, unknown
 from ntkfl.methods.additive import LARGEST_LOSS, Addend, Summand
 from ntkfl.methods.base import ClientRound, Method, Outcome, Outgoing, State, Task, check_finite
-from ntkfl.methods.batching import alike, in_order, joined
+from ntkfl.methods.batching import alike, batched, in_order, joined
 from ntkfl.methods.head_factors import head_factors, head_posterior
 from ntkfl.methods.last_layer import trains_alone
-from ntkfl.methods.ntk_upload import batched
 from ntkfl.methods.step_selection import argmin
 from ntkfl.methods.sum_messages import (
     FRESH,

@@ -2,8 +2,8 @@
 """GPU kernels of `layered.py`, in Triton: a product with the kernel in three launches, what surrounds it in the last.
 
 All arrays are padded with zeros to whole tiles, so that no load needs a mask: N rows, C columns, H units. Matrix
-products run on tensor cores as three products of TensorFloat-32 parts, which together carry float32's 24 bits; each
-tile's sum is added to the running one in float32, since tensor cores cut sums off where float32 rounds.
+products run on tensor cores, each as three products of TensorFloat-32 parts, which leave out what float32 would round
+away, nearly.
 """
 
 from __future__ import annotations
