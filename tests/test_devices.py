@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 import ntkfl
-from ntkfl.devices import devices_here, find_device, joined_on, to_host
+from ntkfl.devices import devices_here, find_device, joined_on, to_host, warm_up
 from ntkfl.errors import ConfigError
 from tests.fork_server import run
 
@@ -58,3 +60,13 @@ def test_there_and_back_in_few_copies(device: str) -> None:
     assert torch.equal(here[0], torch.cat(parts).T)
     assert here[1].tolist() == [3, 4, 5]
     assert here[2] is parts[0]
+
+
+@pytest.mark.parametrize("name", [None, "cpu", "cuda:99", torch.device("cuda")])
+def test_a_device_is_made_ready_beside_what_follows_if_it_can_be(name: str | torch.device | None) -> None:
+    before = threading.active_count()
+    warm_up(name)
+    deadline = time.monotonic() + 20
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before  # and nothing was raised

@@ -1,12 +1,15 @@
-"""Where to compute: a device by name, checked before anything is moved there; moving much to it and back in few copies;
-and what the processor is called.
+"""Where to compute: a device by name, checked before anything is moved there, and made ready early; moving much to it
+and back in few copies; and what the processor is called.
 """
 
 from __future__ import annotations
 
+import importlib
 import platform
 import sys
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -24,6 +27,21 @@ def find_device(name: str | torch.device) -> torch.device:
         here = ", ".join(devices_here())
         raise ConfigError(f"no device {str(name)!r} can be used on this machine: there is {here}") from None
     return found
+
+
+def warm_up(name: str | torch.device | None) -> None:
+    """Begin to make a CUDA device ready, beside what follows: its context, its libraries for matrices and Triton take a
+    second or two. A device that is not there is for `find_device` to tell.
+    """
+    if str(name).startswith("cuda"):
+        threading.Thread(target=_use, args=(name,), daemon=True).start()
+
+
+def _use(name: str | torch.device) -> None:
+    with suppress(Exception):
+        one = torch.ones(16, 16, device=name)
+        (one @ one).sum().item()
+        importlib.import_module("triton")
 
 
 def devices_here() -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkfl.tangent.chebyshev import GraphStepper, Stepper, replayed, stepper
+from ntkfl.tangent.chebyshev import GraphStepper, Stepper, stepper
 
 
 def circle(y: Tensor) -> Tensor:
@@ -100,15 +100,3 @@ def test_an_attempt_is_a_step_and_the_norms_of_its_estimate(device: str, monkeyp
         assert list(made[2:]) == pytest.approx(wanted, rel=1e-9)
         start = made.state
     assert own.evaluations == plain.evaluations - 3  # the slopes that were given
-
-
-@pytest.mark.parametrize("device", devices())
-def test_a_function_that_is_replayed_is_itself(device: str) -> None:
-    first, second = (torch.arange(6.0, device=device).view(2, 3) + i for i in (0, 1))
-    function = replayed(lambda a, b: (a @ b.T).exp(), first, second)
-    for i in range(3):
-        assert torch.equal(function(first / 9 + i, second / 9), ((first / 9 + i) @ (second / 9).T).exp())
-    one = function(first, second)
-    function(first + 1, second)
-    assert torch.equal(one, (first @ second.T).exp())  # a result is the caller's own
-    assert torch.equal(replayed(lambda a: a * float(a.sum()), first)(first), first * float(first.sum()))

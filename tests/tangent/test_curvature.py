@@ -11,7 +11,14 @@ from torch import Tensor, nn
 import ntkfl
 from ntkfl.errors import MessageError
 from ntkfl.tangent import Flow, Sums, curvature, curvature_sums, plan_jacobian
-from ntkfl.tangent.curvature import constant_inputs, diagonal_sums, step_curvature, whole_sums
+from ntkfl.tangent.constant_inputs import constant_inputs
+from ntkfl.tangent.curvature import (
+    clients_at_once,
+    diagonal_sums,
+    step_curvature,
+    sums_by_client,
+    whole_sums,
+)
 from ntkfl.tangent.losses import AnyLoss, find_loss, residual, targets
 from ntkfl.tangent.sums import Factor, Shaped
 from tests.tangent.networks import build, mlp
@@ -382,3 +389,39 @@ def test_large_mu_is_a_small_step_and_delta_damps() -> None:
     assert sizes == sorted(sizes, reverse=True)
     g = sums(model, x, made_up(model, x)).arrays["gradient"] / len(x)
     assert torch.allclose(flow.change(None, 1.0, 1e6), -1e-6 * g, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn", "embedding", "norm"])
+@pytest.mark.parametrize("constant", [False, True])
+def test_sums_of_several_clients_at_once_are_each_ones_own(kind: str, constant: bool) -> None:
+    model, x = several(kind)
+    Y, plan = made_up(model, x), plan_jacobian(model, x)
+    together = sums_by_client(model, x, Y, "ce", plan, 4, constant, largest=20)
+    for i, (few, own) in enumerate(zip(x.chunk(4), Y.chunk(4), strict=True)):
+        alone = curvature_sums(model, few, own, "ce", plan, constant, largest=20).arrays
+        assert together.keys() == alone.keys() - {"samples"}
+        for name, array in together.items():
+            torch.testing.assert_close(array[i], alone[name], rtol=1e-10, atol=1e-12)
+
+
+def several(kind: str) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    if kind == "embedding":
+        return nn.Sequential(nn.Embedding(6, 4), nn.Flatten(), nn.Linear(12, 3)).double(), torch.randint(6, (20, 3))
+    x = torch.randn(20, 1, 6, 6, dtype=torch.float64)
+    if kind == "cnn":
+        layers = [nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Conv2d(4, 4, 2, groups=2), nn.Flatten(), nn.Linear(36, 3)]
+    elif kind == "norm":
+        layers = [nn.Flatten(), nn.Linear(36, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 3)]
+    else:
+        layers = [nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 3)]
+    return nn.Sequential(*layers).double(), x
+
+
+def test_as_many_clients_at_once_as_fit() -> None:
+    model, x = several("mlp")
+    plan = plan_jacobian(model, x)
+    few = curvature.CPU_NUMBERS // plan.working
+    assert clients_at_once(plan, x, largest=1) == few // 20 > 1
+    assert clients_at_once(plan, x.new_empty(few + 1, 1)) == 0
+    assert 1 <= clients_at_once(plan, x) < few // 20  # their factors would not fit

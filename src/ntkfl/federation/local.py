@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ntkfl.data import Federated
 from ntkfl.errors import ConfigError
@@ -22,10 +23,14 @@ from ntkfl.methods.base import Outgoing
 from ntkfl.methods.batchnorm import answer
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.privacy.subsample import equal_rows
+from ntkfl.threads import in_threads
 from ntkfl.wire import Message
+from ntkfl.wire.container import CHECKSUM, pack_into
 
 _MOMENTS = "moments"
-_LARGE = 2**20  # bytes of all answers, below which threads cost more than they save
+_LARGE = 2**24  # bytes of all answers, below which threads cost more than they save
+_KEPT_ROOM = 2**24  # bytes of a message up to which a thread keeps the room for it
+_own = threading.local()
 
 
 class SimulatedClients:
@@ -70,7 +75,7 @@ class SimulatedClients:
     def _load(self, number: int) -> Batch:
         if number in self._data:
             return self._data[number]
-        batch = self.place(self.fed.client(number))
+        batch = self.place(self.fed.client(number, self.task.like.device))
         if self.task.like.device.type != "cpu":  # on the CPU, making rows again is cheaper than keeping all floats
             self._data[number] = batch
         return batch
@@ -105,20 +110,29 @@ class SimulatedClients:
 
 def through_bytes(answers: list[Message]) -> list[tuple[Message, int]]:
     """Each answer after its way through bytes, and how many they were. Answers are let go as they are sent, since
-    uploads are large; large ones are sent in several threads, as checksums and copies do not need the interpreter.
+    uploads are large; copies and checksums of many bytes are made in several threads, as they do not need the
+    interpreter: all else is done before, since threads that take turns at it wait for each other.
     """
-    waiting = dict(enumerate(answers))
-    large = sum(array.nbytes for answer in answers for array in answer.arrays.values()) >= _LARGE
+    waiting = {number: answer.encoded_parts() for number, answer in enumerate(answers)}
+    sizes = [sum(map(len, parts)) + CHECKSUM for parts in waiting.values()]
     answers.clear()
 
-    def send(number: int) -> tuple[Message, int]:
-        payload = waiting.pop(number).encode()
-        return Message.decode(payload), len(payload)
+    def send(number: int) -> Message:
+        return Message.decode(pack_into(_room(sizes[number]), waiting.pop(number)))
 
-    if not large:
-        return [send(number) for number in range(len(waiting))]
-    with ThreadPoolExecutor(min(len(waiting), os.cpu_count() or 1)) as pool:
-        return list(pool.map(send, range(len(waiting))))
+    large = sum(sizes) >= _LARGE
+    replies = in_threads(send, range(len(sizes))) if large else [send(number) for number in range(len(sizes))]
+    return list(zip(replies, sizes, strict=True))
+
+
+def _room(size: int) -> NDArray[np.uint8]:
+    """For one message at a time: the thread's own, since fresh memory takes longer to get than to fill."""
+    if size > _KEPT_ROOM:
+        return np.empty(size, np.uint8)
+    if size > len(getattr(_own, "room", ())):
+        _own.room = np.empty(size, np.uint8)
+    room: NDArray[np.uint8] = _own.room
+    return room[:size]
 
 
 class LocalTransport(Transport):

@@ -14,7 +14,7 @@ from torch import nn
 from ntkfl.data import NAMES, Federated
 from ntkfl.data.moments import Standardization
 from ntkfl.data.scales import scale_advice, single_rows
-from ntkfl.devices import find_device
+from ntkfl.devices import find_device, warm_up
 from ntkfl.errors import ConfigError, ModelError, NumericalError
 from ntkfl.federation.build import build_method, build_model, describe_method, load_data, spelled_out
 from ntkfl.federation.byzantine import ByzantineClients
@@ -89,6 +89,7 @@ def execute(
     With a `transport`, the `runtime` it belongs to is written down with the settings. With `insight`, what a report
     could not compute later is kept: of a user's own file or code.
     """
+    warm_up(device)
     data = data or load_data(config)
     config = config.with_cohort(len(data))
     simulation = Simulation(

@@ -125,7 +125,7 @@ class FedFisher(LocalTraining):
                 trace = (G if G.ndim == 2 else G.diagonal(dim1=1, dim2=2)).sum(1)
                 G = G / trace.clamp(min=torch.finfo(G.dtype).tiny).view(-1, *[1] * (G.ndim - 1))
             blocks.append(LayerFisher(one.layer, one.shape[1], A, G))
-        columns = uncovered([one.layer for one in shaped], w.numel(), w.device)
+        columns = uncovered(tuple(one.layer for one in shaped), w.numel(), w.device)
         return Fisher(blocks, columns, arrays[REST] if len(columns) else w.new_zeros(0))
 
     def check(self, task: Task, reply: Message) -> Tensor | None:

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from ntkfl.methods.base import ClientRound, Task
-from ntkfl.methods.cuda_graph import recordable, repeated
 from ntkfl.methods.gram_sgd import Stacked, first_layer, pays, shaped, train_in_span
 from ntkfl.methods.stateful_sgd import Adjustment, LocalResult, batch_order, differs_in_training, train_in_training_mode
+from ntkfl.tangent.cuda_graph import recordable, repeated
 from ntkfl.tangent.losses import AnyLoss, per_sample
 from ntkfl.tangent.parameters import call_with, column_slices, evaluating, trainable
 

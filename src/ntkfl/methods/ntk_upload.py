@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ntkfl.devices import to_host
 from ntkfl.errors import ConfigError, MessageError, unknown
 from ntkfl.methods.base import ClientRound, Method, Task, take_labels
-from ntkfl.methods.batching import in_groups, joined
+from ntkfl.methods.batching import batched, in_groups, joined
 from ntkfl.methods.corruption import change_of, corrupted_jacobian, with_numbers
 from ntkfl.methods.inspection import Corruption, SampleRows
 from ntkfl.methods.robust import TOGETHER
@@ -114,7 +114,7 @@ class NTKUpload(Method):
         """The rows of all uploads, which are let go, and how many are whose: of one after the other, so that they are
         never all there twice, or at once where `check_together` left them so and none was lost since.
         """
-        counts = [len(upload.take("outputs")) for upload in uploads]
+        counts = [row_count(upload) for upload in uploads]
         whole, _ = uploads[0].read.get(_ALL, (None, 0))
         starts = itertools.accumulate(counts, initial=0)
         places = [upload.read.get(_ALL, (None, 0)) for upload in uploads]
@@ -199,9 +199,9 @@ class NTKUpload(Method):
         return replace(reply, arrays=arrays)
 
 
-def batched(task: Task) -> bool:
-    """Whether rows of many clients are computed on at once: on a CPU those of one already fill its caches."""
-    return task.like.device.type == "cuda"
+def row_count(upload: Message) -> int:
+    """Rows of an upload; one that was read before is not looked at again, number by number."""
+    return len(upload.read["rows"].outputs if "rows" in upload.read else upload.take("outputs"))
 
 
 def _sizes(rows: SampleRows) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ntkfl.errors import ConfigError, TooFew
 from ntkfl.methods.base import State, Task
-from ntkfl.methods.ntk_upload import NTKUpload
+from ntkfl.methods.ntk_upload import NTKUpload, row_count
 from ntkfl.methods.robust import (
     budget,
     clip_rows,
@@ -145,7 +145,7 @@ class RobustRows(NTKUpload):
 
     def _stack(self, task: Task, w: Tensor, uploads: list[Message], round: int) -> Gathered:
         """Uploads are let go as they are read: a round's Jacobian is never there twice."""
-        sent = torch.tensor([len(upload.take("outputs", (None, task.outputs))) for upload in uploads])
+        sent = torch.tensor([row_count(upload) for upload in uploads])
         fair = fair_counts(sent, self.row_limit)
         most, total = iter(fair.tolist()), int(fair.sum())
         stack: Stack | None = None

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field, model_validator
@@ -22,19 +23,32 @@ from torch import Tensor
 from ntkfl.errors import ConfigError, MessageError, TooFew, unknown
 from ntkfl.methods.additive import LARGEST_LOSS, Addend, Summand
 from ntkfl.methods.base import ClientRound, Method, Outcome, Outgoing, State, Task, check_finite
+from ntkfl.methods.batching import alike, batched, in_order, joined
 from ntkfl.methods.corruption import change_of
 from ntkfl.methods.head_factors import head_factors, head_posterior
 from ntkfl.methods.inspection import Corruption
 from ntkfl.methods.last_layer import trains_alone
 from ntkfl.methods.robust_sums import ClientGradient, bounded
 from ntkfl.methods.step_selection import argmin
+from ntkfl.methods.sum_messages import (
+    FRESH,
+    LOSSES,
+    Reply,
+    added_up,
+    pack_steps,
+    read_sums,
+    read_together,
+    sizes,
+    take_arrays,
+    take_steps,
+)
 from ntkfl.tangent import Flow, Sums, curvature_sums
-from ntkfl.tangent.curvature import LARGEST, step_curvature
+from ntkfl.tangent.curvature import LARGEST, clients_at_once, step_curvature, sums_by_client
 from ntkfl.tangent.flow import Eigen, eigen
 from ntkfl.tangent.posterior import HeadPosterior
 from ntkfl.tangent.sums import CONSTANT, GRADIENT, INPUTS, SAMPLES, Factor, Layer, is_constant
 from ntkfl.wire import Message
-from ntkfl.wire.halves import EXPONENTS, pack_halves, unpack_halves
+from ntkfl.wire.halves import EXPONENTS, pack_halves, pack_halves_together
 
 CONTROLS = ("auto", "fixed", "measured", "judge")
 # From zero, the first step of a linear head is the ridge solution; its factored curvature is nearly the true one.
@@ -43,23 +57,11 @@ LINEAR_HEAD = {
     "values": "float32", "control": "fixed", "input_cohorts": 1,
 }  # fmt: skip
 INPUT_LIMIT = 100.0  # secure sums: how much larger than other numbers those of an input factor may be
-_LOSSES, _FRESH = "losses", "fresh"  # sums of losses; how many samples are behind constant factors
 _ASKS = "asks"  # in the server's message where it asks for constant factors
 _STEP, _CURVATURE = "step", "curvature"  # Δ, and N Δᵀ C Δ
 _OVERFLOW = 1e300  # the loss sum of weights that overflow
 _SENT = "constant_factors_sent"  # a client's memory: the round in which it sent them
 _TOTAL, _VALUES, _VECTORS, _COUNT, _COHORTS = "total/", "values/", "vectors/", "constant_samples", "constant_cohorts"
-
-
-class Reply(NamedTuple):
-    """What one client's update, or a sum of several, holds."""
-
-    sums: Sums
-    losses: Tensor  # at the weights and at each alternative, float64 [1 + S]
-    fresh: Tensor  # samples behind the constant factors, []
-
-    def plus(self, other: Reply) -> Reply:
-        return Reply(self.sums + other.sums, self.losses + other.losses, self.fresh + other.fresh)
 
 
 class SumNTKFL(Method):
@@ -135,7 +137,7 @@ class SumNTKFL(Method):
         w, alternatives = state["weights"], state.get("alternatives")
         asks = _COHORTS in state
         arrays = self._pack({"weights": w}) | ({_ASKS: torch.tensor(1, dtype=torch.uint8)} if asks else {})
-        replies = yield Message("weights", round, arrays | _pack_steps(alternatives))
+        replies = yield Message("weights", round, arrays | pack_steps(alternatives))
         own = [] if self.step_limit is None else [ClientGradient.of(self.read(task, r, w).sums) for r in replies]
         sums, losses, fresh = self._add_up(task, replies, 1 + (0 if alternatives is None else len(alternatives)))
         kept, spectra = self._constant_factors(state, sums, fresh)
@@ -201,26 +203,48 @@ class SumNTKFL(Method):
             return [self._meet(task, message.round, w, step, client) for client in clients]
         (w,) = self._weights(task, message.of_kind("weights"), "weights")
         asks = _ASKS in message.arrays
-        candidates = torch.cat([w.unsqueeze(0), w + _take_steps(message, w)])
-        return [self._reply(task, message.round, w, candidates, asks, client) for client in clients]
+        candidates = torch.cat([w.unsqueeze(0), w + take_steps(message, w)])
+        ask = partial(self._replies, task, message.round, w, candidates, asks)
+        if not batched(task):
+            return [reply for client in clients for reply in ask([client])]
+        few = partial(clients_at_once, task.plan(clients[0].x), largest=self.largest)
+        groups = alike(clients, lambda client: few(client.x))
+        return in_order(clients, [(some, ask(some)) for some in groups])
 
-    def _reply(self, task: Task, round: int, w: Tensor, candidates: Tensor, asks: bool, client: ClientRound) -> Message:
-        Y, plan = task.training_targets(client.y), task.plan(client.x)
-        sums = curvature_sums(task.at(w), client.x, Y, self.loss, plan, asks, self.largest)
-        arrays = {name: array for name, array in sums.arrays.items() if name != SAMPLES}
-        losses = task.candidate_losses(candidates, client.x, client.y).sum(1).double()
-        told = {
-            SAMPLES: torch.tensor(len(client), dtype=torch.int64),
-            _LOSSES: losses.nan_to_num(nan=_OVERFLOW, posinf=_OVERFLOW),
-        }
+    def _replies(
+        self, task: Task, round: int, w: Tensor, candidates: Tensor, asks: bool, clients: Sequence[ClientRound]
+    ) -> list[Message]:
+        """Of clients with as many samples each, in one computation."""
+        x, y = joined([client.x for client in clients]), joined([client.y for client in clients])
+        Y, plan, n = task.training_targets(y), task.plan(x), len(clients[0])
+        if len(clients) == 1:
+            own = curvature_sums(task.at(w), x, Y, self.loss, plan, asks, self.largest).arrays
+            arrays = {name: array.unsqueeze(0) for name, array in own.items() if name != SAMPLES}
+        else:
+            arrays = sums_by_client(task.at(w), x, Y, self.loss, plan, len(clients), asks, self.largest)
+        losses = task.candidate_losses(candidates, x, y).reshape(len(candidates), len(clients), n).sum(2).double().T
+        losses = losses.nan_to_num(nan=_OVERFLOW, posinf=_OVERFLOW)
+        told = [{SAMPLES: torch.tensor(n, dtype=torch.int64), LOSSES: own} for own in losses.cpu().contiguous()]
         if asks:
             # Of a client once: afterwards it sends zeros, so that all replies look the same. A round may be repeated.
-            again = _SENT in client.memory and int(client.memory[_SENT]) != round
-            for name in filter(is_constant, arrays) if again else ():
-                arrays[name] = torch.zeros_like(arrays[name])
-            told[_FRESH] = torch.tensor(0 if again else len(client), dtype=torch.int64)
-            client.memory[_SENT] = torch.tensor(int(client.memory[_SENT]) if again else round)
-        return Message("update", round, (arrays if self.secure_sum else self._pack(arrays)) | told)
+            again = [_SENT in c.memory and int(c.memory[_SENT]) != round for c in clients]
+            for name in filter(is_constant, arrays) if any(again) else ():
+                arrays[name] = arrays[name].clone()
+                arrays[name][again] = 0
+            for client, before, own in zip(clients, again, told, strict=True):
+                own[FRESH] = torch.tensor(0 if before else n, dtype=torch.int64)
+                client.memory[_SENT] = torch.tensor(int(client.memory[_SENT]) if before else round)
+        packed = self._pack_together(arrays)
+        return [Message("update", round, own | more) for own, more in zip(packed, told, strict=True)]
+
+    def _pack_together(self, arrays: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+        """Each client's own of arrays [clients, …], as they travel."""
+        count = len(arrays[GRADIENT])
+        if count == 1 and not self.secure_sum:
+            return [self._pack({name: array[0] for name, array in arrays.items()})]
+        if self.values == "float16" and not self.secure_sum:
+            return pack_halves_together(arrays)
+        return [{name: array[i] for name, array in arrays.items()} for i in range(count)]
 
     def _meet(self, task: Task, round: int, w: Tensor, step: Tensor, client: ClientRound) -> Message:
         """What curvature the step meets on the client's samples."""
@@ -231,23 +255,31 @@ class SumNTKFL(Method):
 
     def _weights(self, task: Task, message: Message, *names: str) -> list[Tensor]:
         """Vectors [d] of a server's message."""
-        vectors = list(_take(message, names, task.like).values())
+        vectors = list(take_arrays(message, names, task.like).values())
         for vector in vectors:
             if vector.shape != task.like.shape:
                 raise MessageError(f"weights of shape {list(vector.shape)}, and this model has {task.like.numel()}")
         return vectors
 
     def _add_up(self, task: Task, replies: list[Message], candidates: int) -> Reply:
-        """The sum of all replies, one at a time: nothing here grows with their number."""
-        total: Reply | None = None
+        """The sum of all replies: at once where `check_together` read them so, else one at a time, so that nothing here
+        grows with their number.
+        """
+        total = added_up(replies)
+        if total is not None:
+            replies.clear()
+            self._check_losses(total, candidates)
         while replies:
-            one = self.read(task, replies.pop(0), task.like)
-            if len(one.losses) != candidates:
-                raise MessageError(f"{len(one.losses)} losses where {candidates} were asked for")
+            one = self._check_losses(self.read(task, replies.pop(0), task.like), candidates)
             total = one if total is None else total.plus(one)
         if total is None:
             raise TooFew("no client's sums came")
         return total
+
+    def _check_losses(self, reply: Reply, candidates: int) -> Reply:
+        if len(reply.losses) != candidates:
+            raise MessageError(f"{len(reply.losses)} losses where {candidates} were asked for")
+        return reply
 
     def _spectra(self, state: State) -> dict[Layer, Eigen]:
         """Of constant factors, once they are no longer asked for."""
@@ -285,21 +317,7 @@ class SumNTKFL(Method):
 
     def read(self, task: Task, reply: Message, like: Tensor) -> Reply:
         """A client's sums, everything checked; in the type and on the device of `like`."""
-        own = (SAMPLES, _LOSSES, _FRESH, EXPONENTS)
-        arrays = _take(reply.of_kind("update"), [name for name in reply.arrays if name not in own], like)
-        if GRADIENT not in arrays or arrays[GRADIENT].shape != task.like.shape:
-            raise MessageError(f"sums without a gradient of {task.like.numel()} weights")
-        samples = reply.take(SAMPLES, ())
-        fresh = reply.take(_FRESH, ()) if _FRESH in reply.arrays else torch.zeros((), dtype=torch.int64)
-        losses = reply.take(_LOSSES, (None,)).to(device=like.device, dtype=torch.float64)
-        whole = self.secure_sum or int(fresh) in (0, int(samples))  # a total may be partly of clients that sent before
-        if not (1 <= int(samples) < 2**31 and 0 <= int(fresh) <= int(samples) and whole):
-            raise MessageError(f"sums over {int(samples)} samples, and {int(fresh)} of inputs")
-        if not len(losses) or bool((losses < 0).any()):
-            raise MessageError("a loss below zero, or none")
-        sums = Sums(arrays | {SAMPLES: samples.to(like)})
-        sums.layers()
-        return Reply(sums, losses, fresh.to(like))
+        return read_sums(reply, task.like, like, self.secure_sum)
 
     def summand(self, task: Task, message: Message, reply: Message) -> Summand:
         """All of it, as if of `sum_samples` samples where there are more."""
@@ -308,9 +326,9 @@ class SumNTKFL(Method):
         share = min(1.0, most / own)
         arrays = {name: array for name, array in sums.arrays.items() if name != SAMPLES}
         summand = {name: Addend(share * array, most * self._limit(name)) for name, array in arrays.items()}
-        counts = {SAMPLES: sums.arrays[SAMPLES]} | ({_FRESH: fresh} if _FRESH in reply.arrays else {})
+        counts = {SAMPLES: sums.arrays[SAMPLES]} | ({FRESH: fresh} if FRESH in reply.arrays else {})
         summand |= {name: Addend(count.clamp(max=most), float(most)) for name, count in counts.items()}
-        return summand | {_LOSSES: Addend((share * losses).clamp(max=most * LARGEST_LOSS), most * LARGEST_LOSS)}
+        return summand | {LOSSES: Addend((share * losses).clamp(max=most * LARGEST_LOSS), most * LARGEST_LOSS)}
 
     def _limit(self, name: str) -> float:
         """Of one sample's numbers: squares of a layer's inputs, summed over positions, are larger than all else."""
@@ -318,9 +336,9 @@ class SumNTKFL(Method):
         return INPUT_LIMIT * self.sum_limit if role.startswith((INPUTS, CONSTANT)) else self.sum_limit
 
     def from_total(self, task: Task, message: Message, total: Mapping[str, Tensor], clients: int) -> Message:
-        counts = {name: total[name].round().long() for name in (SAMPLES, _FRESH) if name in total}
-        arrays = {name: array.to(task.like.dtype) for name, array in total.items() if name not in (*counts, _LOSSES)}
-        return Message("update", message.round, arrays | counts | {_LOSSES: total[_LOSSES]})
+        counts = {name: total[name].round().long() for name in (SAMPLES, FRESH) if name in total}
+        arrays = {name: array.to(task.like.dtype) for name, array in total.items() if name not in (*counts, LOSSES)}
+        return Message("update", message.round, arrays | counts | {LOSSES: total[LOSSES]})
 
     def check(self, task: Task, reply: Message) -> Tensor | None:
         """Two sizes: its samples; the largest norm of its means, or that of the first weights where it is larger.
@@ -332,11 +350,15 @@ class SumNTKFL(Method):
             if not 1 <= int(samples) < 2**31 or float(met) < 0:
                 raise MessageError(f"a curvature of {float(met):g} over {int(samples)} samples")
             return (met / samples).double().reshape(1, 1)
-        sums = self.read(task, reply, task.like.new_empty(0, device="cpu")).sums.arrays
-        samples = sums[SAMPLES].double()
-        norms = [torch.linalg.vector_norm(array) for name, array in sums.items() if name != SAMPLES]  # inf: extreme too
-        largest = torch.stack([task.like.cpu().norm() * samples, *norms]).amax() / samples
-        return torch.stack([samples, largest]).reshape(1, 2)
+        arrays = self.read(task, reply, task.like.new_empty(0, device="cpu")).sums.arrays
+        return sizes({name: array.unsqueeze(0) for name, array in arrays.items()}, task.like.cpu())
+
+    def check_together(self, task: Task, replies: Sequence[Message]) -> list[Tensor | None]:
+        """On an accelerator replies go there as one, are looked at there, and stay there for the round."""
+        if not batched(task) or self.secure_sum or replies[0].kind != "update" or EXPONENTS not in replies[0].arrays:
+            return super().check_together(task, replies)
+        found = sizes(read_together(replies, task.like).sums.arrays, task.like)
+        return list(torch.split(found.cpu(), 1))
 
     @property
     def attacks(self) -> frozenset[str]:
@@ -355,25 +377,3 @@ class SumNTKFL(Method):
 
     def _pack(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
         return pack_halves(arrays) if self.values == "float16" else arrays
-
-
-def _take(message: Message, names: Sequence[str], like: Tensor) -> dict[str, Tensor]:
-    if EXPONENTS in message.arrays:
-        return unpack_halves(message, names, like)
-    return {name: message.take(name, None, like) for name in names}
-
-
-def _pack_steps(alternatives: Tensor | None) -> dict[str, Tensor]:
-    """How far alternatives [S, d] lie from the weights, in 8 bits: what is judged is one number for all of them."""
-    if alternatives is None:
-        return {}
-    scales = (alternatives.abs().amax(1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
-    return {"steps": (alternatives / scales).round().to(torch.int8), "scales": scales[:, 0].float()}
-
-
-def _take_steps(message: Message, like: Tensor) -> Tensor:
-    """[S, d]; no row where there are none."""
-    if "steps" not in message.arrays:
-        return like.new_empty(0, like.numel())
-    steps = message.take("steps", (None, like.numel()), like)
-    return steps * message.take("scales", (len(steps),), like).unsqueeze(1)

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ntkfl.tangent.cuda_graph import capture
+
 DAMPING = 2.0 / 13.0
 MOST_STAGES = 2000
 _Field = Callable[[Tensor], Tensor]
@@ -58,7 +60,7 @@ class Stepper:
         """A step, F where it ends, and what tells whether it may be taken."""
         new = self.step(y, slope, h, stages)
         fresh = self.evaluate(new)
-        return Attempt(new, fresh, *_norms(y, new, slope, fresh, 0.4 * h).tolist())
+        return Attempt(new, fresh, *attempt_norms(y, new, slope, fresh, 0.4 * h).tolist())
 
 
 class GraphStepper(Stepper):
@@ -127,7 +129,7 @@ class GraphStepper(Stepper):
     def _finish(self) -> None:
         """F at the end of a step, and the norms of an attempt."""
         self.fresh.copy_(self.field(self.end))
-        self.norms.copy_(_norms(self.basis[2], self.end, self.basis[3], self.fresh, self.share))
+        self.norms.copy_(attempt_norms(self.basis[2], self.end, self.basis[3], self.fresh, self.share))
 
 
 def stepper(field: _Field, like: Tensor) -> Stepper:
@@ -140,52 +142,22 @@ def stepper(field: _Field, like: Tensor) -> Stepper:
     return Stepper(field)
 
 
-def replayed(function: Callable[..., Tensor], *like: Tensor) -> Callable[..., Tensor]:
-    """`function` of tensors such as these: on a GPU as a graph, where one can hold it, for it to be called often."""
-    if like[0].device.type != "cuda":
-        return function
-    rooms, results = [torch.zeros_like(t) for t in like], list[Tensor]()
-    try:
-        (graph,) = capture(like[0].device, lambda: results.append(function(*rooms)))
-    except RuntimeError:
-        torch.cuda.synchronize(like[0].device)
-        return function
-
-    def replay(*values: Tensor) -> Tensor:
-        for room, value in zip(rooms, values, strict=True):
-            room.copy_(value)
-        graph.replay()
-        return results[-1].clone()  # the graph's, which was called once before
-
-    return replay
-
-
-def _norms(y: Tensor, new: Tensor, slope: Tensor, fresh: Tensor, share: float | Tensor) -> Tensor:
+def attempt_norms(y: Tensor, new: Tensor, slope: Tensor, fresh: Tensor, share: float | Tensor) -> Tensor:
     """The five norms of an attempt, [5]; `share` is 0.4 h."""
     estimate = torch.sub(y, new).mul_(0.8).add_((slope + fresh).mul_(share))
     norms: Tensor = torch.stack([estimate, y, new, slope, fresh]).flatten(1).norm(dim=1)
     return norms
 
 
-def capture(device: torch.device, *work: Callable[[], None]) -> list[torch.cuda.CUDAGraph]:
-    """Each of the pieces of work as a graph, which does it again whenever it is replayed.
-
-    `torch.cuda.graph` would collect garbage and empty caches first: milliseconds, several times an evolution.
+@lru_cache(maxsize=512)
+def stage_table(stages: int) -> Tensor:
+    """What a step of size h combines, [stages, 5] in float64, the last two columns in units of h. The first row: of y
+    and F(y) for the first state, and of slopes for the estimate of the error. Then for each stage: of the state before
+    the last, the last, y, F(y), and F at the last.
     """
-    graphs = []
-    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
-        for piece in work:
-            piece()  # libraries make their workspaces at a first call, which a capture forbids
-            graphs.append(torch.cuda.CUDAGraph())
-            graphs[-1].capture_begin(capture_error_mode="thread_local")
-            try:
-                piece()
-            finally:
-                graphs[-1].capture_end()
-    torch.cuda.current_stream(device).wait_stream(side)
-    return graphs
+    first, coefficients = _coefficients(stages)
+    rows = [(nu, mu, 1 - mu - nu, gamma, mu_tilde) for mu, nu, mu_tilde, gamma in coefficients]
+    return torch.tensor([(0.0, 0.0, 1.0, first, 0.4), *rows], dtype=torch.float64)
 
 
 @lru_cache(maxsize=512)

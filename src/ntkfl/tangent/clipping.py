@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from ntkfl.tangent.build import jacobian
-from ntkfl.tangent.curvature import CPU_NUMBERS, LARGEST, constant_inputs
+from ntkfl.tangent.constant_inputs import constant_inputs
+from ntkfl.tangent.curvature import CPU_NUMBERS, LARGEST
 from ntkfl.tangent.dense import DenseBlock
 from ntkfl.tangent.factored import FactoredBlock, LinearBlock
 from ntkfl.tangent.jacobian import Block, BlockJacobian

@@ -25,14 +25,15 @@ import torch
 from torch import Tensor, nn
 
 from ntkfl.tangent.build import jacobian
+from ntkfl.tangent.constant_inputs import constant_inputs
 from ntkfl.tangent.dense import DenseBlock
 from ntkfl.tangent.factored import FactoredBlock, LinearBlock
 from ntkfl.tangent.jacobian import Block, BlockJacobian
 from ntkfl.tangent.layers import ConvolutionBlock, EmbeddingBlock, ScaleBlock
-from ntkfl.tangent.layers.tape import Slot, Tape, Use
+from ntkfl.tangent.linear_product import rowwise
 from ntkfl.tangent.losses import AnyLoss, find_loss
-from ntkfl.tangent.parameters import call_with, evaluating, trainable
-from ntkfl.tangent.passes import JacobianPlan, substituted
+from ntkfl.tangent.parameters import evaluating
+from ntkfl.tangent.passes import JacobianPlan
 from ntkfl.tangent.sums import CONSTANT, GRADIENT, INPUTS, OUTPUTS, REST, SAMPLES, SHARED, Layer, Sums, uncovered
 
 LARGEST = 1024  # rows of a factor; of a larger one only the diagonal is kept
@@ -54,32 +55,70 @@ def curvature_sums(
     before; `largest` is the most rows of a factor that is kept whole. C's H is the loss's own `hessian_root`, squared.
     """
     plan = replace(plan, parts=[replace(part, dense=False) for part in plan.parts])
-    unmoved = constant_inputs(model, x[:1], plan)
-    criterion = find_loss(loss)
-    rows = _rows(plan, x)
-    totals: dict[str, Tensor] = {}
-    squares = Y.new_zeros(plan.total)
-    layers: list[Layer] = []
-    for at in range(0, len(x), rows):
-        few = x[at : at + rows]
-        J = jacobian(model, few, plan=plan)
-        assert isinstance(J, BlockJacobian)
-        with evaluating(model), torch.no_grad():
-            f = model(few)
-        own = Y[at : at + rows]
-        _add(totals, GRADIENT, -J.vjp(criterion.residual(f, own)))
-        R = criterion.hessian_root(f, own)
-        layers = []
-        for block in J.blocks:
-            if isinstance(block, FactoredBlock):
-                layers.append(_layer(block))
-                _add_factors(totals, layers[-1], block, R, unmoved, constant, largest)
-            else:
-                _add_squares(squares, block, R)
-    rest = uncovered(layers, plan.total, squares.device)
-    if len(rest):
-        totals[REST] = squares[rest]
+    unmoved, rows, totals = constant_inputs(model, x[:1], plan), _rows(plan, x), dict[str, Tensor]()
+    for few, own in zip(torch.split(x, rows), torch.split(Y, rows), strict=True):
+        for name, array in _sums(model, few, own, loss, plan, unmoved, constant, largest, 1).items():
+            totals[name] = totals[name] + array[0] if name in totals else array[0]
     return Sums({SAMPLES: Y.new_tensor(len(x)), **totals})
+
+
+def sums_by_client(
+    model: nn.Module,
+    x: Tensor,
+    Y: Tensor,
+    loss: AnyLoss,
+    plan: JacobianPlan,
+    clients: int,
+    constant: bool = True,
+    largest: int = LARGEST,
+) -> dict[str, Tensor]:
+    """The arrays of `curvature_sums`, without the number of samples, of each of several clients with as many rows: of
+    x [clients · n, …] and Y alike, arrays [clients, …]. In one computation: all rows are differentiated at once.
+    """
+    plan = replace(plan, parts=[replace(part, dense=False) for part in plan.parts])
+    return _sums(model, x, Y, loss, plan, constant_inputs(model, x[:1], plan), constant, largest, clients)
+
+
+def clients_at_once(plan: JacobianPlan, x: Tensor, largest: int = LARGEST) -> int:
+    """Of how many clients such as one with the rows x `sums_by_client` may compute: 0, if x alone is too large."""
+    most = CPU_NUMBERS if x.device.type == "cpu" else _NUMBERS
+    if len(x) > _rows(plan, x):
+        return 0
+    factors = sum(min(largest, int(part.weight.stop - part.weight.start)) ** 2 for part in plan.parts if part.weight)
+    return max(1, min(_rows(plan, x) // len(x), most // max(1, factors)))
+
+
+def _sums(
+    model: nn.Module,
+    x: Tensor,
+    Y: Tensor,
+    loss: AnyLoss,
+    plan: JacobianPlan,
+    unmoved: set[int],
+    constant: bool,
+    largest: int,
+    clients: int,
+) -> dict[str, Tensor]:
+    """Sums over the rows of each of the clients, one after the other in x: arrays [clients, …]."""
+    totals: dict[str, Tensor] = {}
+    criterion = find_loss(loss)
+    J = jacobian(model, x, plan=plan)
+    assert isinstance(J, BlockJacobian)
+    with evaluating(model), torch.no_grad():
+        f = model(x)
+    totals[GRADIENT] = -_vjp_by_client(J, criterion.residual(f, Y), clients)
+    R = criterion.hessian_root(f, Y)
+    squares, layers = Y.new_zeros(clients, plan.total), []
+    for block in J.blocks:
+        if isinstance(block, FactoredBlock):
+            layers.append(_layer(block))
+            _add_factors(totals, layers[-1], block, R, unmoved, constant, largest, clients)
+        else:
+            _add_squares(squares, block, R)
+    rest = uncovered(tuple(layers), plan.total, squares.device)
+    if len(rest):
+        totals[REST] = squares[:, rest]
+    return totals
 
 
 def step_curvature(model: nn.Module, x: Tensor, Y: Tensor, change: Tensor, loss: AnyLoss, plan: JacobianPlan) -> Tensor:
@@ -105,8 +144,8 @@ def input_sums(model: nn.Module, x: Tensor, plan: JacobianPlan, largest: int = L
         assert isinstance(J, BlockJacobian)
         for block in J.blocks:
             if isinstance(block, LinearBlock | ConvolutionBlock):
-                _add_gram(totals, f"{_layer(block).name}/{INPUTS}", _inputs(block), largest)
-    return totals
+                _add_gram(totals, f"{_layer(block).name}/{INPUTS}", _inputs(block), largest, 1)
+    return {name: total[0] for name, total in totals.items()}
 
 
 def whole_sums(model: nn.Module, x: Tensor, Y: Tensor, loss: AnyLoss, plan: JacobianPlan) -> Tensor:
@@ -132,7 +171,7 @@ def diagonal_sums(model: nn.Module, x: Tensor, Y: Tensor, loss: AnyLoss, plan: J
             R = criterion.hessian_root(model(some), own)
         for block in J.blocks:
             if not isinstance(block, FactoredBlock):
-                _add_squares(total, block, R)
+                _add_squares(total.unsqueeze(0), block, R)
                 continue
             assert block.weight is not None
             total[block.weight] += _weight_squares(block, R)
@@ -146,6 +185,24 @@ def _weight_squares(block: FactoredBlock, R: Tensor) -> Tensor:
     if isinstance(block, LinearBlock) and block.T == 1:
         return ((R.mT @ block.g).square().sum(1).mT @ block.a[:, 0].square()).reshape(-1)
     return (R.mT @ block.weight_values()).square().sum((0, 1))
+
+
+def _vjp_by_client(J: BlockJacobian, r: Tensor, clients: int) -> Tensor:
+    """Jᵀ r over the rows of each of the clients, [clients, d]."""
+    if clients == 1:
+        return J.vjp(r).unsqueeze(0)
+    out, n = r.new_zeros(clients, J.shape[2]), len(r) // clients
+    for block in J.blocks:
+        if isinstance(block, LinearBlock) and block.T == 1:
+            back, a = rowwise(r, block.g).view(clients, n, -1), block.a.view(clients, n, -1)
+            out[:, block.weight] += (back.mT @ a).flatten(1)
+            if block.bias is not None:
+                out[:, block.bias] += back.sum(1)
+            continue
+        for i in range(clients):
+            own = slice(i * n, (i + 1) * n)
+            block.with_tensors(tuple(t[own] for t in block.tensors())).add_vjp(out[i], r[own])
+    return out
 
 
 def _rows(plan: JacobianPlan, x: Tensor) -> int:
@@ -167,29 +224,33 @@ def _add_factors(
     unmoved: set[int],
     constant: bool,
     largest: int,
+    clients: int,
 ) -> None:
     name, outputs = layer.name, f"{layer.name}/{OUTPUTS}"
     if isinstance(block, ScaleBlock):
         # A channel's own 2×2 block, exact (unit-wise, Osawa et al. 2020): its weights are too few for more.
         both = [block.weight_values()] + ([] if block.bias is None else [block.bias_values()])
         back = R.mT @ torch.stack(both, dim=-1).flatten(2)
-        _add_gram(totals, f"{name}/{INPUTS}", back.view(*back.shape[:2], -1, len(both)), largest)
+        _add_gram(totals, f"{name}/{INPUTS}", back.view(*back.shape[:2], -1, len(both)), largest, clients)
         return
     if not isinstance(block, EmbeddingBlock) and _positions(block) > 1:
         D = _derivatives(block, R)  # [N·c, groups, n, m]
-        _add_gram(totals, f"{name}/{SHARED}", D.transpose(1, 2).flatten(0, 1), largest)
-        _add_gram(totals, outputs, D.permute(0, 3, 1, 2).flatten(0, 1), largest)
+        _add_gram(totals, f"{name}/{SHARED}", D.transpose(1, 2).flatten(0, 1), largest, clients)
+        _add_gram(totals, outputs, D.permute(0, 3, 1, 2).flatten(0, 1), largest, clients)
         return
     never_changes = layer.weight[0] in unmoved
     if not never_changes or constant:
         inputs = f"{name}/{CONSTANT if never_changes else INPUTS}"
         if isinstance(block, EmbeddingBlock):  # one-hot inputs: their second moments are counts
-            counts = torch.bincount(block.a.reshape(-1), minlength=(layer.weight[1] - layer.weight[0]) // block.E)
-            _add(totals, f"{inputs}.diagonal", counts.to(R.dtype).unsqueeze(0))
+            tokens = (layer.weight[1] - layer.weight[0]) // block.E
+            apart = block.a.reshape(clients, -1) + tokens * torch.arange(clients, device=R.device).unsqueeze(1)
+            counts = torch.bincount(apart.flatten(), minlength=clients * tokens).view(clients, 1, tokens)
+            _add(totals, f"{inputs}.diagonal", counts.to(R.dtype))
         else:
-            _add_gram(totals, inputs, _inputs(block), largest)
+            _add_gram(totals, inputs, _inputs(block), largest, clients)
     T, back = _positions(block), R.mT @ block.g  # b: [N, c, q]
-    _add_gram(totals, outputs, back.reshape(-1, _groups(block), back.shape[2] // (T * _groups(block))), largest, 1 / T)
+    back = back.reshape(-1, _groups(block), back.shape[2] // (T * _groups(block)))
+    _add_gram(totals, outputs, back, largest, clients, 1 / T)
 
 
 def _positions(block: FactoredBlock) -> int:
@@ -224,58 +285,31 @@ def _inputs(block: FactoredBlock) -> Tensor:
     return seen if block.bias is None else torch.cat([seen, seen.new_ones(*seen.shape[:2], 1)], dim=-1)
 
 
-def _add_gram(totals: dict[str, Tensor], name: str, rows: Tensor, largest: int, scale: float = 1.0) -> None:
-    """Add Σ v vᵀ over rows [..., groups, n]: for every group a triangle, or a diagonal where n is too large."""
-    rows = rows.reshape(-1, *rows.shape[-2:])
-    n = rows.shape[2]
+def _add_gram(
+    totals: dict[str, Tensor], name: str, rows: Tensor, largest: int, clients: int, scale: float = 1.0
+) -> None:
+    """Add Σ v vᵀ over each client's rows, of all rows [..., groups, n]: for every group a triangle, or a diagonal where
+    n is too large; [clients, groups, …].
+    """
+    rows = rows.reshape(clients, -1, *rows.shape[-2:])
+    n = rows.shape[3]
     if n > largest:
-        _add(totals, f"{name}.diagonal", rows.square().sum(0) * scale)
+        _add(totals, f"{name}.diagonal", rows.square().sum(1) * scale)
         return
-    by_group = rows.transpose(0, 1)
+    by_group = rows.transpose(1, 2)
     i, j = torch.triu_indices(n, n, device=rows.device)
-    _add(totals, name, (by_group.mT @ by_group)[:, i, j] * scale)
+    _add(totals, name, (by_group.mT @ by_group)[:, :, i, j] * scale)
 
 
 def _add_squares(squares: Tensor, block: Block, R: Tensor) -> None:
-    """Add C's diagonal at the columns of a dense block."""
+    """Add C's diagonal at the columns of a dense block, to squares [clients, d]."""
     assert isinstance(block, DenseBlock)
-    values = (R.mT @ block.values).square().sum(dim=(0, 1))
+    values = (R.mT @ block.values).square().sum(1)
+    values = values.view(len(squares), -1, values.shape[1]).sum(1)
     sizes = [span.stop - span.start for span in block.columns]
-    for span, part in zip(block.columns, torch.split(values, sizes), strict=True):
-        squares[span] += part
+    for span, part in zip(block.columns, torch.split(values, sizes, dim=1), strict=True):
+        squares[:, span] += part
 
 
 def _add(totals: dict[str, Tensor], name: str, value: Tensor) -> None:
     totals[name] = totals[name] + value if name in totals else value
-
-
-def constant_inputs(model: nn.Module, x: Tensor, plan: JacobianPlan) -> set[int]:
-    """First columns of the layers whose input no trained weight is before: their A is the same in every round."""
-    moved: set[Use] = set()
-    tapes: dict[str, Tape] = {part.use.module: _Origins(part.use.module, moved) for part in plan.parts}
-    leaves = {name: p.detach().requires_grad_() for name, p in trainable(model).items()}
-    with evaluating(model), substituted(plan.known, tapes), torch.enable_grad():
-        call_with(model, leaves, x)
-    return {part.weight.start for part in plan.parts if part.weight is not None and part.use not in moved}
-
-
-class _Origins(Tape):
-    """Notes which uses of weights have trained weights before them."""
-
-    def __init__(self, module: str, moved: set[Use]) -> None:
-        super().__init__(module, {})
-        self.moved = moved
-
-    def tap(
-        self,
-        block: type[FactoredBlock],
-        input: Tensor,
-        output: Tensor,
-        weight: Slot | str,
-        bias: Slot | str | None = None,
-        settings: tuple[int, ...] = (),
-    ) -> Tensor:
-        result = super().tap(block, input, output, weight, bias, settings)
-        if input.requires_grad:
-            self.moved |= {use for use, calls in (self.uses or {}).items() if calls[-1][1] is output}
-        return result

@@ -69,7 +69,7 @@ class Flow:
                 G = Eigen(G.values / trace, G.vectors)
             rotated = _rotated(shaped.layer.matrices(gradient, groups, n), A, G)
             self._parts.append((shaped.layer, A, G, rotated))
-        self._rest = uncovered([shaped.layer for shaped in layers], gradient.numel(), gradient.device)
+        self._rest = uncovered(tuple(shaped.layer for shaped in layers), gradient.numel(), gradient.device)
         self._squares = sums.arrays[REST] / samples if len(self._rest) else gradient.new_zeros(0)
 
     def driven_by(self, gradient: Tensor) -> Flow:

@@ -58,14 +58,19 @@ def with_ones(a: Tensor) -> Tensor:
 
 def sensitivities(g: Tensor) -> Sensitivities:
     """The cheapest form of S that is g's, up to a few roundings of each of its numbers."""
-    eye = torch.eye(g.shape[1], dtype=g.dtype, device=g.device)
-    if g.shape[1] == g.shape[2] and bool((g == eye).all()):
+    if identical(g):
         return Sensitivities(lambda R: R, lambda X: X)
     found = common_factor(g)
     if found is None:
         return Sensitivities(lambda R: rowwise(R, g), lambda X: rowwise(X, g.mT))
     M, s = found
     return Sensitivities(lambda R: (R @ M).mul_(s), lambda X: (X * s) @ M.mT)
+
+
+def identical(g: Tensor) -> bool:
+    """Whether every g_n is the identity."""
+    eye = torch.eye(g.shape[1], dtype=g.dtype, device=g.device)
+    return g.shape[1] == g.shape[2] and bool((g == eye).all())
 
 
 def common_factor(g: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from ntkfl.errors import NumericalError
-from ntkfl.tangent.chebyshev import replayed
+from ntkfl.tangent.cuda_graph import replayed
 from ntkfl.tangent.jacobian import Jacobian
 from ntkfl.tangent.krylov import linear_flow
+from ntkfl.tangent.layered import layered_flow
 from ntkfl.tangent.losses import Loss, per_sample
 from ntkfl.tangent.solvers import Statistics, integrate
 
@@ -29,10 +30,20 @@ def finite(values: Tensor) -> Tensor:
     return values
 
 
+class FullKernel:
+    """R ↦ J Jᵀ R."""
+
+    def __init__(self, J: Jacobian) -> None:
+        self.J = J
+
+    def __call__(self, R: Tensor) -> Tensor:
+        return self.J.product(R)
+
+
 def kernel_product(J: Jacobian, kernel: str, fits: bool) -> Product:
     """R ↦ Θ R, [N, d2] -> [N, d2], in the Jacobian's precision; a trace kernel that does not fit is never whole."""
     if kernel == "full":
-        return J.product
+        return FullKernel(J)
     if not fits:
         return J.kernel_product
     H = J.kernel()
@@ -62,14 +73,21 @@ def flow(
         return loss.residual(outputs(R), Y).double()
 
     start = torch.zeros_like(f0, dtype=torch.float64)
+    layered = layered_flow(theta.J, f0, Y, rate, loss) if isinstance(theta, FullKernel) else None
+    rounding *= layered.roundings if layered else 1
+    moved = layered.product if layered else lambda v: rate * theta(v)
+
     # The Jacobian of R' is −(η/N) Λ Θ with Λ the loss's curvature: similar to a symmetric positive one.
-    curved = replayed(lambda f, v: loss.curvature_product(f, Y, rate * theta(v)).double(), f0, start)
+    def curvature(f: Tensor, v: Tensor) -> Tensor:
+        return loss.curvature_product(f, Y, moved(v)).double()
+
+    curved = curvature if layered else replayed(curvature, f0, start)
 
     def stiffness(R: Tensor) -> Product:
-        f = outputs(R)
+        f = f0 + layered.product(R) if layered else outputs(R)
         return lambda v: curved(f, v)
 
-    states, stats = integrate(slope, start, steps, stiffness, rtol, rounding, most)
+    states, stats = integrate(layered or slope, start, steps, stiffness, rtol, rounding, most)
     residuals = torch.stack(states) if states else f0.new_empty((0, *f0.shape))
     return residuals, lambda: torch.stack([outputs(R) for R in residuals]), stats
 

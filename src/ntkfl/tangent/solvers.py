@@ -40,7 +40,7 @@ class Statistics:
 
 
 def integrate(
-    rhs: Callable[[Tensor], Tensor],
+    rhs: Callable[[Tensor], Tensor] | Stepper,
     start: Tensor,
     times: Sequence[float],
     stiffness: Callable[[Tensor], Callable[[Tensor], Tensor]],
@@ -49,9 +49,10 @@ def integrate(
     most_products: int | None = None,
     collect: Callable[[Tensor], None] | None = None,
 ) -> tuple[list[Tensor], Statistics]:
-    """States at the increasing `times`, from `start` at time 0. Fewer, and `Statistics.stopped` says why, where the
-    error cannot be held (values that are not finite, steps that shrink to nothing) or the cost has no end. With
-    `collect` each goes there instead, one after another, so that thousands of them need not be held at once.
+    """States of y' = F(y) = `rhs`(y) at the increasing `times`, from `start` at time 0. Fewer, and
+    `Statistics.stopped` says why, where the error cannot be held (values that are not finite, steps that shrink to
+    nothing) or the cost has no end. With `collect` each goes there instead, one after another, so that thousands of
+    them need not be held at once.
 
     `stiffness(y)` is F's Jacobian at y, times −1, as a product with vectors. Each step's error, relative to the size of
     the state, is held below `rtol`; output times inside a step are interpolated by the cubic through both ends
@@ -63,7 +64,7 @@ def integrate(
     """
     stats = Statistics()
     y = start.double()
-    with_field = stepper(rhs, y)
+    with_field = rhs if isinstance(rhs, Stepper) else stepper(rhs, y)
     slope = with_field.evaluate(y)
     radius = _Radius(stiffness, slope)
     out: list[Tensor] = []
@@ -180,12 +181,9 @@ def _between(
 
 def _hermite(s: float, h: float, y0: Tensor, f0: Tensor, y1: Tensor, f1: Tensor) -> Tensor:
     """The cubic with values y0, y1 and slopes f0, f1, at fraction s of the step."""
-    return (
-        y0 * ((1 + 2 * s) * (1 - s) ** 2)
-        + f0 * (h * s * (1 - s) ** 2)
-        + y1 * (s * s * (3 - 2 * s))
-        - f1 * (h * s * s * (1 - s))
-    )
+    state = y0 * ((1 + 2 * s) * (1 - s) ** 2)
+    state.add_(f0, alpha=h * s * (1 - s) ** 2).add_(y1, alpha=s * s * (3 - 2 * s))
+    return state.add_(f1, alpha=-h * s * s * (1 - s))
 
 
 def largest_eigenvalue(

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -180,8 +181,9 @@ def is_constant(name: str) -> bool:
     return name.partition("/")[2].startswith(CONSTANT)
 
 
-def uncovered(layers: list[Layer], d: int, device: torch.device) -> Tensor:
-    """The columns that no layer has, ascending."""
+@lru_cache(maxsize=32)
+def uncovered(layers: tuple[Layer, ...], d: int, device: torch.device) -> Tensor:
+    """The columns that no layer has, ascending. They are the same in every round: do not write into them."""
     free = torch.ones(d, dtype=torch.bool)
     for layer in layers:
         for span in (layer.weight, layer.bias):

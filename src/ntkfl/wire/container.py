@@ -14,10 +14,11 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ntkfl.errors import MessageError
@@ -29,6 +30,7 @@ MOST_ARRAYS = 64  # of a small message
 _ARRAY_BYTES = 4096  # of a large one, for each more
 _HEADER = struct.Struct("<4sBBIH")
 _CRC = struct.Struct("<I")
+CHECKSUM = _CRC.size
 _DTYPES = (
     (torch.float32, np.dtype("<f4")),
     (torch.float64, np.dtype("<f8")),
@@ -44,6 +46,15 @@ _CODE = {dtype: i for i, (dtype, _) in enumerate(_DTYPES)}
 
 def pack(kind: int, round: int, arrays: Mapping[str, Tensor]) -> bytes:
     """The container's bytes. Arrays may live on any device and have any strides."""
+    parts = pack_parts(kind, round, arrays)
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    return b"".join((*parts, _CRC.pack(crc)))
+
+
+def pack_parts(kind: int, round: int, arrays: Mapping[str, Tensor]) -> list[bytes | memoryview]:
+    """All but the checksum, in parts to be joined: arrays that are such bytes in memory are not copied."""
     parts: list[bytes | memoryview] = [pack_header(kind, round, arrays)]
     for tensor in arrays.values():
         dtype = _DTYPES[_CODE[tensor.dtype]][1]
@@ -52,10 +63,15 @@ def pack(kind: int, round: int, arrays: Mapping[str, Tensor]) -> bytes:
     size = sum(map(len, parts)) + _CRC.size
     if len(arrays) > most_arrays(size):
         raise MessageError(f"{len(arrays)} arrays in {size} bytes are more than a message may have: use codec 'dense'")
-    crc = 0
-    for part in parts:
-        crc = zlib.crc32(part, crc)
-    return b"".join((*parts, _CRC.pack(crc)))
+    return parts
+
+
+def pack_into(room: NDArray[np.uint8], parts: Sequence[bytes | memoryview]) -> memoryview:
+    """The container of these parts in a room that is large enough. Two calls, in which other threads may run."""
+    size = sum(map(len, parts))
+    np.concatenate([np.frombuffer(part, np.uint8) for part in parts], out=room[:size])
+    _CRC.pack_into(room.data, size, zlib.crc32(room.data[:size]))
+    return room.data[: size + _CRC.size]
 
 
 def pack_header(kind: int, round: int, arrays: Mapping[str, Tensor]) -> bytes:
@@ -75,7 +91,7 @@ def most_arrays(size: int) -> int:
     return MOST_ARRAYS + size // _ARRAY_BYTES
 
 
-def unpack(payload: bytes) -> tuple[int, int, dict[str, Tensor]]:
+def unpack(payload: bytes | memoryview) -> tuple[int, int, dict[str, Tensor]]:
     """(kind, round, arrays) of a container; `MessageError` for anything that is not exactly one."""
     if len(payload) < _HEADER.size + _CRC.size:
         raise MessageError(f"a message of {len(payload)} bytes is shorter than any message")
@@ -107,13 +123,13 @@ def unpack(payload: bytes) -> tuple[int, int, dict[str, Tensor]]:
     for name, code, shape in heads:
         if code >= len(_DTYPES) or name in arrays:
             raise MessageError(f"array {name!r} has an unknown type or stands twice")
-        torch_dtype, dtype = _DTYPES[code]
+        dtype = _DTYPES[code][1]
         size = math.prod(shape) * dtype.itemsize
         if at + size > len(body):
             raise MessageError(f"array {name!r} of shape {list(shape)} does not fit into the message")
         try:
             values = np.frombuffer(body, dtype=dtype, count=math.prod(shape), offset=at).reshape(shape)
-            arrays[name] = torch.from_numpy(values.astype(dtype.newbyteorder("="), copy=True)).to(torch_dtype)
+            arrays[name] = torch.from_numpy(values.astype(dtype.newbyteorder("="), copy=True))
         except (ValueError, OverflowError, RuntimeError):  # no numbers, in a shape too large to be one
             raise MessageError(f"array {name!r} cannot have the shape {list(shape)}") from None
         at += size

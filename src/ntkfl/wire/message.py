@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ntkfl.devices import joined_on
 from ntkfl.errors import MessageError, NotFinite, unknown
-from ntkfl.wire.container import pack, pack_header, unpack
+from ntkfl.wire.container import pack, pack_header, pack_parts, unpack
 
 # What a message is for; the position is the byte on the wire.
 KINDS = ("weights", "upload", "candidates", "losses", "update", "data", "evaluate", "counts")
@@ -33,12 +33,16 @@ class Message:
     def encode(self) -> bytes:
         return pack(KINDS.index(self.kind), self.round, self.arrays)
 
+    def encoded_parts(self) -> list[bytes | memoryview]:
+        """The same without its checksum, in parts for `pack_into`."""
+        return pack_parts(KINDS.index(self.kind), self.round, self.arrays)
+
     def header(self) -> bytes:
         """What its encoding begins with: kind, round, and the names, types and shapes of its arrays."""
         return pack_header(KINDS.index(self.kind), self.round, self.arrays)
 
     @staticmethod
-    def decode(payload: bytes) -> Message:
+    def decode(payload: bytes | memoryview) -> Message:
         kind, round, arrays = unpack(payload)
         if kind >= len(KINDS):
             raise MessageError(f"message kind {kind} is unknown")

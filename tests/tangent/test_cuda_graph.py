@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from ntkfl.methods.base import ClientRound, Task
-from ntkfl.methods.cuda_graph import WORTH, recordable, repeated
 from ntkfl.methods.local_sgd import train_locally
 from ntkfl.methods.stateful_sgd import Adjustment
+from ntkfl.tangent.cuda_graph import WORTH, recordable, repeated, replayed
 from tests.methods.rounds import DIMENSIONS, small_clients
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -78,3 +78,15 @@ def test_training_is_the_same_recorded_or_not(
     for other in found[1:]:
         assert torch.equal(found[0].weights, other.weights)
         assert torch.equal(found[0].losses, other.losses)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_function_that_is_replayed_is_itself(device: str) -> None:
+    first, second = (torch.arange(6.0, device=device).view(2, 3) + i for i in (0, 1))
+    function = replayed(lambda a, b: (a @ b.T).exp(), first, second)
+    for i in range(3):
+        assert torch.equal(function(first / 9 + i, second / 9), ((first / 9 + i) @ (second / 9).T).exp())
+    one = function(first, second)
+    function(first + 1, second)
+    assert torch.equal(one, (first @ second.T).exp())  # a result is the caller's own
+    assert torch.equal(replayed(lambda a: a * float(a.sum()), first)(first), first * float(first.sum()))
