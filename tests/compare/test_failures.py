@@ -139,7 +139,7 @@ def test_a_run_that_finds_no_memory_waits_and_goes_on(
     compared: Callable[[str], Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a GPU's memory, other workers may hold the rest for a while; whoever never finds enough says so."""
-    monkeypatch.setattr(trials, "_PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(trials, "PAUSES", (0.0, 0.0))
     short = METHOD.replace(
         'return client.memory["velocity"]',
         "import torch\n    tried = open('tried', 'a+'); tried.write('x'); tried.seek(0)\n"

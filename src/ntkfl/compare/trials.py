@@ -29,7 +29,7 @@ from ntkfl.processes import Pool
 from ntkfl.progress import plural
 from ntkfl.user_code import source_digest
 
-_PAUSES = (2.0, 10.0, 30.0)  # seconds before a run that found no memory goes on
+PAUSES = (2.0, 10.0, 30.0)  # seconds before a run that found no memory goes on
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def _work(cell: Cell, device: str | None) -> None:
 def _finish(cell: Cell, device: str | None) -> None:
     """Play the rounds that are left. Other workers may have filled the device: then it goes on after a pause."""
     data = _prepared(cell.config.model_copy(update={"method": _data_options(cell.config)}).model_dump_json())
-    for pause in (*_PAUSES, None):
+    for pause in (*PAUSES, None):
         try:
             execute(
                 cell.config,
