@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ntkfl.errors import ModelError, NumericalError
-from ntkfl.tangent.chain import find_chain
+from ntkfl.tangent.chain import find_chain, working_numbers
 from ntkfl.tangent.dense import agree, pull_back, random_cotangent
 from ntkfl.tangent.jacobian import BlockJacobian
 from ntkfl.tangent.layers.tape import Slot, Use, Uses
@@ -74,7 +74,8 @@ def make_plan(model: nn.Module, x: Tensor, form: str) -> JacobianPlan:
     J = piece(model, probe, plan)
     _check_against_autograd(model, probe, J)
     stored = row_numbers(J)
-    return replace(plan, stored=stored, working=stored + _working(plan, pair, slices))
+    beside = _working(plan, pair, slices) if chain is None else working_numbers(chain, probe, outputs)
+    return replace(plan, stored=stored, working=stored + beside)
 
 
 _Slots = dict[Use, list[tuple[str, Slot]]]
