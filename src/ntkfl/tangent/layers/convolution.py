@@ -124,11 +124,15 @@ class ConvolutionBlock(FactoredBlock):
         return weight, cotangent.reshape(*lead, len(self.a) * self.U, self.C_out, self.P).sum(dim=(-3, -1))
 
     def gram(self, other: Self) -> Tensor:
-        """Dense rows, unless there are so few positions and so many weights that pairs of positions are fewer."""
-        d2, uses = self.g.shape[1], self.U * self.P
-        if self.geometry.groups == 1 and uses**2 * (d2 * self.C_out + self.k // self.C_out) < d2 * self.k:
-            return self._unfolded().gram(other._unfolded())
+        """Dense rows, or pairs of positions where they are cheaper."""
+        uses = self.U * self.P
+        if self.geometry.groups == 1 and self._pairs_are_cheaper(other, uses, self.k // self.C_out, self.C_out):
+            return self._gram_of_tiles(other, uses, ConvolutionBlock._gram_unfolded)
         return self._gram_of_dense_rows(other)
+
+    def _gram_unfolded(self, other: Self) -> Tensor:
+        left = self._unfolded()
+        return left.gram_of_pairs(left if other is self else other._unfolded())
 
     def weight_values(self) -> Tensor:
         N, d2 = self.g.shape[:2]

@@ -55,9 +55,9 @@ class Geometry(NamedTuple):
     def input_gradient(self, cotangent: Tensor, weight: Tensor, size: Sequence[int]) -> Tensor:
         """The transpose of `convolve` in x, whose images have this size.
 
-        On a CPU by phases where there is a stride: PyTorch's transposed convolution takes twice as long.
+        Where a stride leaves positions that no tap sees, by phases: PyTorch fills them in with work, three times as much.
         """
-        if cotangent.device.type == "cpu" and max(self.stride) > 1:
+        if any(k < s for k, s in zip(self.kernel, self.stride, strict=True)):
             out = cotangent.new_zeros(len(cotangent), weight.shape[1] * self.groups, *size)
             for phase in self.phases(size):
                 out[(..., *phase.at)] = self.phase_gradient(phase, cotangent, weight)
