@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from ntkfl.tangent.dense import DenseBlock
+from ntkfl.tangent.dense import DenseBlock, products
 from ntkfl.tangent.jacobian import Block, row_norms
 from ntkfl.tangent.linear_product import linear_product, rowwise
 
@@ -169,7 +169,7 @@ class FactoredBlock(Block):
                 for j in range(0, len(other.g), rows):
                     right = left if other is self and i == j else other._part(j, j + rows, at, at + few)
                     for one, two in zip(left, right, strict=True):
-                        out[i : i + rows, j : j + rows].addmm_(one, two.T)
+                        products(one, two, out[i : i + rows, j : j + rows])
         return out
 
     def _part(self, start: int, stop: int, first: int, last: int) -> list[Tensor]:
@@ -292,8 +292,9 @@ class LinearBlock(FactoredBlock):
         total = self.g.new_zeros(len(self.g) * self.T, len(other.g) * other.T)
         for at in range(0, d2, few):
             left = self._sensitivities(at, at + few)
-            total.addmm_(left, (left if other is self else other._sensitivities(at, at + few)).T)
-        inputs = self._inputs() @ other._inputs().T
+            products(left, left if other is self else other._sensitivities(at, at + few), total)
+        rows = self._inputs()
+        inputs = products(rows, rows if other is self else other._inputs())
         total *= inputs.add_(1) if self.bias is not None else inputs
         return total if self.T == 1 else total.view(len(self.g), self.T, len(other.g), other.T).sum((1, 3))
 
