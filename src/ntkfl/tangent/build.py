@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ntkfl.errors import ModelError, NumericalError, unknown
 from ntkfl.tangent.jacobian import BlockJacobian, Jacobian
 from ntkfl.tangent.parameters import evaluating
-from ntkfl.tangent.passes import JacobianPlan, piece
+from ntkfl.tangent.passes import JacobianPlan, compact, piece
 from ntkfl.tangent.planning import make_plan
 
 FORMS = ("auto", "factored", "dense")
@@ -104,7 +104,7 @@ def _checked_plan(model: nn.Module, x: Tensor, form: str) -> JacobianPlan:
 def _in_chunks(model: nn.Module, x: Tensor, plan: JacobianPlan, rows: int) -> BlockJacobian:
     """Piece after piece into tensors of the final size, so that no moment holds the Jacobian, or two pieces, twice."""
     if len(x) <= rows:
-        return piece(model, x, plan)
+        return compact(piece(model, x, plan))
     whole: list[Tensor] = []
     for at in range(0, len(x), rows):
         part = piece(model, x[at : at + rows], plan)

@@ -310,5 +310,5 @@ _WIDE = 256  # columns from which on a matrix product is fast
 
 
 def joined(pieces: list[Tensor], dim: int) -> Tensor:
-    """One contiguous tensor; a single piece is copied only where it must be."""
-    return pieces[0].contiguous() if len(pieces) == 1 else torch.cat(pieces, dim=dim)
+    """One tensor; a single piece as it is, for it is copied to its place in the Jacobian anyway."""
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=dim)

@@ -49,7 +49,10 @@ class JacobianPlan:
 
 
 def piece(model: nn.Module, x: Tensor, plan: JacobianPlan) -> BlockJacobian:
-    """The Jacobian of a few rows by the plan, or without its copies where they do not fit this many rows."""
+    """The Jacobian of a few rows by the plan, or without its copies where they do not fit this many rows.
+
+    Its tensors may be views in any order: `compact` it, or copy it to its place.
+    """
     try:
         return follow(model, x, plan)
     except RuntimeError:
@@ -76,6 +79,11 @@ def follow(model: nn.Module, x: Tensor, plan: JacobianPlan) -> BlockJacobian:
         values = dense[0].values if len(dense) == 1 else torch.cat([block.values for block in dense], dim=-1)
         blocks.append(DenseBlock(values, columns))
     return BlockJacobian(blocks, plan.outputs, plan.total)
+
+
+def compact(J: BlockJacobian) -> BlockJacobian:
+    """The same in memory of its own, as blocks want it."""
+    return J.mapped(torch.Tensor.contiguous)
 
 
 def _blocks(model: nn.Module, x: Tensor, plan: JacobianPlan) -> Iterator[Block]:
