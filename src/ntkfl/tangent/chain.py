@@ -34,14 +34,16 @@ class Spread(NamedTuple):
     slope: Tensor | None = None  # [N, C, *S], a factor for every output alike
 
     def made(self) -> Tensor:
-        out = self.how.input_gradient(self.each.flatten(0, 1), self.weight, self.size).unflatten(0, self.each.shape[:2])
+        out = self.how.input_gradient(self.each.flatten(0, 1), self.weight, self.size)
+        out = out.view(*self.each.shape[:2], *out.shape[1:])
         return out if self.slope is None else out.mul_(self.slope.unsqueeze(1))
 
     def phases(self, rows: slice) -> Iterator[tuple[tuple[slice, ...], Tensor]]:
         """Positions and their cotangents [n, d2, C, *positions], which are zero elsewhere, of these samples."""
         each = self.each[rows]
         for phase in self.how.phases(self.size):
-            out = self.how.phase_gradient(phase, each.flatten(0, 1), self.weight).unflatten(0, each.shape[:2])
+            out = self.how.phase_gradient(phase, each.flatten(0, 1), self.weight)
+            out = out.view(*each.shape[:2], *out.shape[1:])
             if self.slope is not None:
                 out.mul_(self.slope[(rows, slice(None), *phase.at)].unsqueeze(1).contiguous())
             yield phase.at, out
@@ -118,8 +120,8 @@ def _forward(module: nn.Module, x: Tensor) -> tuple[Tensor, Pull]:
         size, how = x.shape[2:], geometry
         return module(x), lambda at: Spread(made(at), module.weight, how, size)
     if isinstance(module, nn.Flatten):
-        shape = x.shape[1:]
-        return x.flatten(1), lambda at: made(at).unflatten(2, shape)
+        N, *shape = x.shape
+        return x.flatten(1), lambda at: made(at).view(N, -1, *shape)
     if type(module) in IDENTITIES:
         return x, lambda at: at
     return _elementwise(module, x)
@@ -155,7 +157,7 @@ def working_numbers(chain: _Chain, x: Tensor, outputs: int) -> int:
 
 
 def filter_derivatives(x: Tensor, at: Cotangents, how: Geometry, bias: bool) -> Tensor:
-    """∂f/∂(filters) [N, d2, C_out·C_in·K], and with `bias` ∂f/∂bias behind them: a product for each sample and phase."""
+    """∂f/∂(filters) [N, d2, C_out·C_in·K], with `bias` ∂f/∂bias behind them: a product for each sample and phase."""
     N, d2 = at.each.shape[:2] if isinstance(at, Spread) else at.shape[:2]
     C_out = at.weight.shape[1] if isinstance(at, Spread) else at.shape[2]
     seen = x.shape[1] * math.prod(how.kernel)
@@ -170,7 +172,7 @@ def filter_derivatives(x: Tensor, at: Cotangents, how: Geometry, bias: bool) -> 
             patches = each.new_ones(len(each), seen + bias, *each.shape[3:])  # a bias sees ones
             patches[:, :seen].view(windows.shape).copy_(windows)
             total.baddbmm_(patches.flatten(2), each.flatten(1, 2).flatten(2).mT)
-        values = total.unflatten(2, (d2, C_out))
+        values = total.view(-1, seen + bias, d2, C_out)
         out[rows, :, :k].view(-1, d2, C_out, seen).copy_(values[:, :seen].permute(0, 2, 3, 1))
         if bias:
             out[rows, :, k:] = values[:, seen]

@@ -55,12 +55,12 @@ class Geometry(NamedTuple):
     def input_gradient(self, cotangent: Tensor, weight: Tensor, size: Sequence[int]) -> Tensor:
         """The transpose of `convolve` in x, whose images have this size.
 
-        Where a stride leaves positions that no tap sees, by phases: PyTorch fills them in with work, three times as much.
+        Where a stride leaves positions that no tap sees, by phases: PyTorch's own way takes three times as long there.
         """
         if any(k < s for k, s in zip(self.kernel, self.stride, strict=True)):
             out = cotangent.new_zeros(len(cotangent), weight.shape[1] * self.groups, *size)
             for phase in self.phases(size):
-                out[(..., *phase.at)] = self.phase_gradient(phase, cotangent, weight)
+                out[(slice(None), slice(None), *phase.at)] = self.phase_gradient(phase, cotangent, weight)
             return out
         each = zip(size, self.positions(size), self.stride, self.padding, self.reach, strict=True)
         unseen = [n - ((m - 1) * s - 2 * p + reach + 1) for n, m, s, p, reach in each]  # beyond the last patch
@@ -77,7 +77,8 @@ class Geometry(NamedTuple):
     def phase_gradient(self, phase: Phase, cotangent: Tensor, weight: Tensor) -> Tensor:
         """`input_gradient` at the positions of a phase: a convolution without a stride, by the phase's taps."""
         D, G = len(self.kernel), self.groups
-        filters = weight.unflatten(0, (G, -1)).transpose(1, 2).flatten(0, 1)[(..., *phase.taps)].flip(*range(2, 2 + D))
+        filters = weight.reshape(G, -1, *weight.shape[1:]).transpose(1, 2).flatten(0, 1)
+        filters = filters[(slice(None), slice(None), *phase.taps)].flip(*range(2, 2 + D))
         alike = all(left == right >= 0 for left, right in phase.pads)
         if not alike:
             cotangent = F.pad(cotangent, [n for pad in reversed(phase.pads) for n in pad])
