@@ -36,6 +36,18 @@ def test_a_row_does_not_depend_on_the_others() -> None:
         torch.testing.assert_close(together[i : i + 1], alone)
 
 
+def test_a_layer_held_twice_stays_what_it_is() -> None:
+    torch.manual_seed(0)
+    twice = torch.nn.Conv1d(1, 1, 3, padding=1)
+    model = torch.nn.Sequential(twice, torch.nn.Tanh(), twice, torch.nn.Flatten(), torch.nn.Linear(6, 3))
+    before, x = [id(p) for p in model.parameters()], torch.randn(1, 1, 6)
+    J, Y = ntkfl.jacobian(model, x), targets(torch.tensor([2]), 3, "ce")
+    gradient, shape, row = J.vjp(model(x).detach().softmax(1) - Y), (1, 6), x.flatten(1)
+    losses = [match_jacobian(model, shape, J.dense())(row), match_gradient(model, shape, gradient, Y, "ce")(row)]
+    assert [id(p) for p in model.parameters()] == before
+    assert all(float(loss.sum()) < 1e-8 for loss in losses)  # the inputs themselves match
+
+
 @pytest.mark.parametrize("match", ["sent", "zeros"])
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
 def test_the_loss_is_the_distance_of_jacobians(kind: str, match: str) -> None:

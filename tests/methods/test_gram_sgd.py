@@ -67,6 +67,19 @@ class TestFirstLayer:
         singly = train_locally(task, task.like, clients, 30, 0.05, 100, batched=False)
         torch.testing.assert_close(together.weights, singly.weights, atol=1e-12, rtol=0)
 
+    def test_a_layer_held_twice_behind_trains_once_and_stays_what_it_is(self) -> None:
+        twice = nn.Linear(16, 16)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(60, 16), nn.Tanh(), twice, nn.Tanh(), twice, nn.Linear(16, 4))
+        task, clients = Task(model.double(), 4, "ce"), wide_clients(8)
+        assert first_layer(task.model) is not None
+        before = [id(p) for p in task.model.parameters()]
+        together = train_locally(task, task.like, clients, 30, 0.05, 100)
+        assert [id(p) for p in task.model.parameters()] == before
+        w = task.like
+        for _ in range(30):
+            w = w - 0.05 * gradient(task, w, clients[0].x, clients[0].y)
+        torch.testing.assert_close(together.weights[0], w, atol=1e-12, rtol=0)
+
     def test_it_is_not_used_where_it_costs_more(self) -> None:
         layer = first_layer(ntkfl.models.mlp(60, 16, 4))
         assert layer is not None

@@ -35,6 +35,15 @@ def test_features_are_derivatives_of_one_output_with_another_last_layer() -> Non
     assert float(model.readout.abs().max()) <= 6**-0.5
 
 
+def test_a_layer_held_twice_stays_what_it_is() -> None:
+    twice = nn.Linear(4, 4)
+    network = nn.Sequential(twice, nn.Tanh(), twice, nn.Linear(4, 3)).double()
+    before, x = [id(p) for p in network.parameters()], torch.randn(5, 4).double()
+    features = convexified(network, 3).features(x)
+    assert [id(p) for p in network.parameters()] == before
+    assert features.shape == (5, 20 + 5)  # the layer once, and the first output of the last
+
+
 def test_a_random_part_of_many_features() -> None:
     x, whole = torch.randn(5, 4).double(), convexified(network(), 3)
     few, again = (convexified(network(), 3, features=10) for _ in range(2))

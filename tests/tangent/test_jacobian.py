@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import ntkfl
 from ntkfl.errors import ConfigError, ModelError, NumericalError
 from ntkfl.privacy.sparsify import sparsify
+from ntkfl.tangent.dense import products
 from ntkfl.tangent.parameters import apply_flat, evaluating, flatten, trainable
 from ntkfl.tangent.stacking import StackedJacobian
 from tests.tangent.networks import ARCHITECTURES, build, mlp
@@ -293,3 +294,23 @@ def test_inputs_that_do_not_fit_are_said_in_words(change: Callable[[Tensor], Ten
     x = torch.randn(5, 4, dtype=torch.float64)
     with pytest.raises(ModelError, match=why):
         ntkfl.jacobian(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)).double(), change(x))
+
+
+@pytest.mark.parametrize("N", [1, 64, 65, 150])
+def test_products_of_rows_with_themselves_are_made_once_for_two(N: int) -> None:
+    rows = torch.randn(N, 7, dtype=torch.float64)
+    before = rows[:, :2] @ rows[:, :2].T
+    for found, expected in [
+        (products(rows, rows), rows @ rows.T),
+        (products(rows, rows, before.clone()), before + rows @ rows.T),
+        (products(rows, rows[:3].clone()), rows @ rows[:3].T),
+    ]:
+        assert (found - expected).abs().max() < 1e-12
+
+
+def test_a_kernel_of_many_samples_is_that_of_all_derivatives() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 2))
+    J = ntkfl.jacobian(model.double(), torch.randn(150, 1, 6, dtype=torch.float64))
+    rows = J.dense().flatten(1)
+    assert (J.kernel() - rows @ rows.T / 2).abs().max() < 1e-10

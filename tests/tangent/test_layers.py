@@ -116,9 +116,9 @@ class TestGram:
     def test_of_a_linear_layer(self, T: int, n_in: int, n_out: int, monkeypatch: pytest.MonkeyPatch) -> None:
         one, two = self.pair(T, n_in, n_out)
         expected = one.densify().values.flatten(1) @ two.densify().values.flatten(1).T
-        for ours in (one._gram_of_pairs(two), one._gram_of_dense_rows(two), one.gram(two)):
+        for ours in (one.gram_of_pairs(two), one._gram_of_dense_rows(two), one.gram(two)):
             assert (ours - expected).abs().max() < EXACT
-        monkeypatch.setattr(LinearBlock, "_gram_of_pairs", lambda *_: "pairs")
+        monkeypatch.setattr(LinearBlock, "_gram_of_tiles", lambda *_: "pairs")
         monkeypatch.setattr(LinearBlock, "_gram_of_dense_rows", lambda *_: "dense")
         assert one.gram(two) == ("dense" if T == 9 else "pairs")
 
@@ -130,7 +130,27 @@ class TestGram:
             expected = one.densify().values.flatten(1) @ other.densify().values.flatten(1).T
             assert (one._gram_of_dense_rows(other) - expected).abs().max() < EXACT
 
-    def test_of_a_convolution_with_few_positions_and_many_weights(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("positions", [1, 4, 8, 100])
+    def test_of_pairs_in_any_memory(self, positions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("ntkfl.tangent.factored.PAIRED", positions)
+        one, two = self.pair(2, 60, 60)
+        for other in (one, two):
+            expected = one.densify().values.flatten(1) @ other.densify().values.flatten(1).T
+            assert (one._gram_of_tiles(other, 2, LinearBlock.gram_of_pairs) - expected).abs().max() < EXACT
+
+    def test_more_samples_favour_dense_rows(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """They are made once for each sample, pairs for each two."""
+        monkeypatch.setattr(LinearBlock, "_gram_of_tiles", lambda *_: "pairs")
+        monkeypatch.setattr(LinearBlock, "_gram_of_dense_rows", lambda *_: "dense")
+        columns = slice(0, 1024), slice(1024, 1056)
+        blocks = [LinearBlock(torch.zeros(N, 8, 32), torch.zeros(N, 2, 8 * 32), *columns) for N in (4, 400)]
+        assert [block.gram(block) for block in blocks] == ["pairs", "dense"]
+
+    @pytest.mark.parametrize("positions", [1, 2, 4, 100])
+    def test_of_a_convolution_with_few_positions_and_many_weights(
+        self, positions: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("ntkfl.tangent.factored.PAIRED", positions)
         a, g = torch.randn(3, 1, 9, 2, 2).double(), torch.randn(3, 4, 20 * 2).double()
         block = ConvolutionBlock(a, g, slice(0, 20 * 9 * 2), slice(360, 380), (1, 2, 1, 1, 0, 0, 1, 1, 1))
         expected = block.densify().values.flatten(1) @ block.densify().values.flatten(1).T

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jacrev, vmap
+from torch.func import grad, jacrev, vmap
 
 from ntkfl.audit.descent import Loss, minimise
 from ntkfl.tangent.losses import per_sample
-from ntkfl.tangent.parameters import column_slices, evaluating, trainable
+from ntkfl.tangent.parameters import call_with, column_slices, evaluating, trainable
 
 Parameters = dict[str, Tensor]
 MATCHES = ("sent", "zeros")
@@ -126,8 +126,7 @@ def _derivatives(model: nn.Module, names: list[str], x: Tensor) -> Parameters:
     parameters = trainable(model)
 
     def outputs(p: Parameters, sample: Tensor) -> Tensor:
-        f: Tensor = functional_call(model, p, (sample.unsqueeze(0),))
-        return f.squeeze(0)
+        return call_with(model, p, sample.unsqueeze(0)).squeeze(0)
 
     chosen = {name: parameters[name].detach() for name in names}
     found: Parameters = vmap(jacrev(outputs), in_dims=(None, 0))(chosen, x)
@@ -227,6 +226,6 @@ def _with_variation(loss: Loss, weight: float, image: Sequence[int]) -> Loss:
 
 def _mean_loss(model: nn.Module, kind: str) -> Callable[[Parameters, Tensor, Tensor], Tensor]:
     def value(p: Parameters, x: Tensor, Y: Tensor) -> Tensor:
-        return per_sample(kind, functional_call(model, p, (x,)), Y).mean()
+        return per_sample(kind, call_with(model, p, x), Y).mean()
 
     return value

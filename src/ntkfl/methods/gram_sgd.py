@@ -22,7 +22,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import grad_and_value, vmap
+
+from ntkfl.tangent.parameters import call_with
 
 Stacked = dict[str, Tensor]  # parameters of M clients by name, [M, *shape]
 
@@ -95,12 +97,13 @@ def train_in_span(
     x, W, b = x.flatten(2).double(), weight.double(), bias.double()
     Y, mask = Y.double(), mask.double()
     behind = {k: stacked[full].double() for k, full in layer.rest_names.items()}
-    fixed = {k: t.double() for k, t in layer.rest.state_dict().items() if k not in behind and t.is_floating_point()}
+    others = [*layer.rest.named_parameters(), *layer.rest.named_buffers()]  # each once, unlike in a state_dict
+    fixed = {k: t.detach().double() for k, t in others if k not in behind and t.is_floating_point()}
     z = torch.baddbmm(b.unsqueeze(1), x, W.mT)  # the layer's outputs, [M, n, n_out]
     gram = torch.bmm(x, x.mT).add_(1)  # [M, n, n]; the 1 is the bias
 
     def loss_behind(parameters: Stacked, z: Tensor, Y: Tensor, mask: Tensor) -> Tensor:
-        return loss(functional_call(layer.rest, {**fixed, **parameters}, (z,)), Y, mask)
+        return loss(call_with(layer.rest, {**fixed, **parameters}, z), Y, mask)
 
     gradient = vmap(grad_and_value(loss_behind, argnums=(0, 1)), randomness="different")
     A = torch.zeros_like(z)

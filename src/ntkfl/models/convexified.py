@@ -11,10 +11,10 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from ntkfl.errors import ConfigError, ModelError
-from ntkfl.tangent.parameters import column_slices, evaluating, trainable
+from ntkfl.tangent.parameters import call_with, column_slices, evaluating, trainable
 
 _NUMBERS = 2**24  # derivatives held at once
 
@@ -65,8 +65,7 @@ class Convexified(nn.Module):
         point[f"{self._last}.weight"] = last
 
         def first_output(at: dict[str, Tensor], one: Tensor) -> Tensor:
-            found: Tensor = functional_call(self.network, at, (one.unsqueeze(0),))
-            return found[0, 0]
+            return call_with(self.network, at, one.unsqueeze(0))[0, 0]
 
         with evaluating(self.network):
             slopes = vmap(grad(first_output), in_dims=(None, 0))(point, x)

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from ntkfl.errors import ModelError, NumericalError, unknown
 from ntkfl.tangent.jacobian import BlockJacobian, Jacobian
 from ntkfl.tangent.parameters import evaluating
-from ntkfl.tangent.passes import JacobianPlan, piece
+from ntkfl.tangent.passes import JacobianPlan, compact, piece
 from ntkfl.tangent.planning import make_plan
 
 FORMS = ("auto", "factored", "dense")
-# Numbers alive at once while a chunk is differentiated: 32 MiB in float32, beyond which a CPU gains nothing (half of
-# that for a chain, which calls little Python and gains from caches), and 512 MiB to keep an accelerator busy.
+# Numbers alive at once while a chunk is differentiated: 32 MiB in float32, beyond which a CPU gains nothing, and
+# 512 MiB to keep an accelerator busy.
 _CPU_NUMBERS, _NUMBERS = 2**23, 2**27
 
 
@@ -36,8 +36,7 @@ def jacobian(
         _keep_freed_memory()
     with _differentiable(model):
         plan = plan or _checked_plan(model, x, form)
-        numbers = _budget(x) // (1 if plan.chain is None else 2)
-        J = _in_chunks(model, x, plan, chunk or max(1, numbers // plan.working))
+        J = _in_chunks(model, x, plan, chunk or _chunk_rows(x, plan))
     # A sum is finite unless an element is not (or it overflows: then the elements decide), and several times cheaper.
     if not all(bool(t.sum().isfinite()) or bool(t.isfinite().all()) for t in J.tensors()):
         raise NumericalError("the Jacobian has values that are not finite: look for NaN in the inputs or the weights")
@@ -79,6 +78,12 @@ def _budget(x: Tensor) -> int:
     return _CPU_NUMBERS if x.device.type == "cpu" else _NUMBERS
 
 
+def _chunk_rows(x: Tensor, plan: JacobianPlan) -> int:
+    """All rows where they fit, for then nothing is copied; else for a chain half of what fits, which a cache likes."""
+    fit = max(1, _budget(x) // plan.working)
+    return fit if plan.chain is None or len(x) <= fit else max(1, fit // 2)
+
+
 @contextmanager
 def _differentiable(model: nn.Module) -> Iterator[None]:
     """Eval mode, and no cuDNN where there are recurrent layers: in eval mode its cells have no backward pass."""
@@ -97,15 +102,16 @@ def _checked_plan(model: nn.Module, x: Tensor, form: str) -> JacobianPlan:
 
 
 def _in_chunks(model: nn.Module, x: Tensor, plan: JacobianPlan, rows: int) -> BlockJacobian:
-    """Piece after piece into tensors of the final size, so that no moment holds the Jacobian twice."""
-    first = piece(model, x[:rows], plan)
+    """Piece after piece into tensors of the final size, so that no moment holds the Jacobian, or two pieces, twice."""
     if len(x) <= rows:
-        return first
-    whole = [t.new_empty((len(x), *t.shape[1:])) for t in first.tensors()]
+        return compact(piece(model, x, plan))
+    whole: list[Tensor] = []
     for at in range(0, len(x), rows):
-        part = piece(model, x[at : at + rows], plan) if at else first
+        part = piece(model, x[at : at + rows], plan)
+        whole = whole or [t.new_empty((len(x), *t.shape[1:])) for t in part.tensors()]
         for target, t in zip(whole, part.tensors(), strict=True):
             target[at : at + rows] = t
+        form = part[:0].mapped(torch.clone)  # what it is made of, none of its rows
+        del part, t
     tensors = iter(whole)
-    blocks = [block.with_tensors(tuple(next(tensors) for _ in block.tensors())) for block in first.blocks]
-    return BlockJacobian(blocks, plan.outputs, plan.total)
+    return form.mapped(lambda _: next(tensors))

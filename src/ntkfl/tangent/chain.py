@@ -1,49 +1,60 @@
 """Chains of layers on a CPU: the backward passes for all d2 outputs as one, by hand.
 
 `torch.vmap` over autograd's backward pass does the same for any network, but PyTorch's rules put outputs before
-samples, which every block must undo, and its transposed convolution with a stride runs at a fifth of the speed of a
-matrix product. Here cotangents are [N, d2, …], as blocks have them, and those that a convolution made [N, *S, d2, C],
-so that its filter is the same matrix product at every position.
+samples, which every block must undo. Here cotangents are [N, d2, …], as blocks have them, and those of a convolution's
+input are made when they are needed: the filters of the layer before want them a phase of the stride and a few samples
+at a time, while they are in the cache.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ntkfl.tangent.layers.activation import ELEMENTWISE, with_slope
-from ntkfl.tangent.layers.convolution import Geometry, inner_geometry
+from ntkfl.tangent.layers.convolution import inner_geometry
+from ntkfl.tangent.layers.geometry import Geometry
 
 _Chain = list[tuple[str, nn.Module]]
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 IDENTITIES = (nn.Identity, nn.Dropout, nn.Dropout2d)  # in eval mode
 
 
-class Cotangents(NamedTuple):
-    """Of numbers [N, …], for all d2 outputs: [N, d2, …], or of images [N, C, *S] by position, [N, *S, d2, C]."""
+class Spread(NamedTuple):
+    """Cotangents [N, d2, C, *S] of a convolution's input, not made yet: those of its output, and what they meet."""
 
-    each: Tensor
-    by_position: bool = False
+    each: Tensor  # [N, d2, C_out, *P]
+    weight: Tensor
+    how: Geometry
+    size: torch.Size
+    slope: Tensor | None = None  # [N, C, *S], a factor for every output alike
 
-    def by_sample(self) -> Tensor:
-        return self.each.movedim((-2, -1), (1, 2)) if self.by_position else self.each
+    def made(self) -> Tensor:
+        out = self.how.input_gradient(self.each.flatten(0, 1), self.weight, self.size)
+        out = out.view(*self.each.shape[:2], *out.shape[1:])
+        return out if self.slope is None else out.mul_(self.slope.unsqueeze(1))
 
-    def at_positions(self) -> Tensor:
-        return self.each if self.by_position else self.each.movedim((1, 2), (-2, -1)).contiguous()
+    def phases(self, rows: slice) -> Iterator[tuple[tuple[slice, ...], Tensor]]:
+        """Positions and their cotangents [n, d2, C, *positions], which are zero elsewhere, of these samples."""
+        each = self.each[rows]
+        for phase in self.how.phases(self.size):
+            out = self.how.phase_gradient(phase, each.flatten(0, 1), self.weight)
+            out = out.view(*each.shape[:2], *out.shape[1:])
+            if self.slope is not None:
+                out.mul_(self.slope[(rows, slice(None), *phase.at)].unsqueeze(1).contiguous())
+            yield phase.at, out
 
 
-class Passed(NamedTuple):
-    """A layer's input, and the cotangents of its output."""
-
-    input: Tensor
-    cotangents: Cotangents
-
-
+Cotangents = Tensor | Spread  # [N, d2, …] of numbers [N, …]
 Pull = Callable[[Cotangents], Cotangents]  # of a layer's output -> of its input
+
+
+def made(at: Cotangents) -> Tensor:
+    return at.made() if isinstance(at, Spread) else at
 
 
 def find_chain(model: nn.Module, x: Tensor, untouched: Callable[[nn.Module], bool]) -> _Chain | None:
@@ -78,36 +89,39 @@ def _known(module: nn.Module, x: Tensor) -> bool:
     return (kind is nn.Linear and x.ndim == 2) or kind in (*IDENTITIES, *ELEMENTWISE)
 
 
-def backward(chain: _Chain, x: Tensor, wanted: set[str], outputs: int) -> dict[str, Passed]:
-    """What the `wanted` layers pass on: one forward pass, and one backward pass for all outputs."""
+def backward(chain: _Chain, x: Tensor, wanted: set[str], outputs: int) -> Iterator[tuple[str, Tensor, Cotangents]]:
+    """The `wanted` layers from the last to the first, with their inputs and the cotangents of their outputs.
+
+    One forward pass, and one backward pass for all outputs.
+    """
     inputs: dict[str, Tensor] = {}
     pulls: list[tuple[str, Pull]] = []
     for name, module in chain:
-        inputs[name] = x
+        if name in wanted:
+            inputs[name] = x
         x, pull = _forward(module, x)
         pulls.append((name, pull))
-    at = Cotangents(torch.eye(outputs, dtype=x.dtype, device=x.device).repeat(len(x), 1, 1))
-    passed: dict[str, Passed] = {}
-    for name, pull in reversed(pulls):
-        if name in wanted:
-            passed[name] = Passed(inputs[name], at)
-            if len(passed) == len(wanted):
-                break
-        at = pull(at)
-    return passed
+    at: Cotangents = torch.eye(outputs, dtype=x.dtype, device=x.device).repeat(len(x), 1, 1)
+    while inputs:
+        name, pull = pulls.pop()
+        if name in inputs:
+            input = inputs.pop(name)
+            at = made(at) if inputs else at  # once, for this layer and those before it
+            yield name, input, at
+        at = pull(at) if inputs else at
 
 
 def _forward(module: nn.Module, x: Tensor) -> tuple[Tensor, Pull]:
     if isinstance(module, nn.Linear):
-        return module(x), lambda at: Cotangents(at.each @ module.weight)
+        return module(x), lambda at: made(at) @ module.weight
     if isinstance(module, _CONVOLUTIONS):
         geometry = inner_geometry(module, x)
         assert geometry is not None
         size, how = x.shape[2:], geometry
-        return module(x), lambda at: _pull_convolution(at, module.weight, how, size)
+        return module(x), lambda at: Spread(made(at), module.weight, how, size)
     if isinstance(module, nn.Flatten):
-        shape = x.shape[1:]
-        return x.flatten(1), lambda at: Cotangents(at.each.unflatten(2, shape))
+        N, *shape = x.shape
+        return x.flatten(1), lambda at: made(at).view(N, -1, *shape)
     if type(module) in IDENTITIES:
         return x, lambda at: at
     return _elementwise(module, x)
@@ -118,39 +132,51 @@ def _elementwise(module: nn.Module, x: Tensor) -> tuple[Tensor, Pull]:
     out, slope = with_slope(module, x)
 
     def pull(at: Cotangents) -> Cotangents:
-        factor = slope.movedim(1, -1).unsqueeze(-2).contiguous() if at.by_position else slope.unsqueeze(1)
-        at.each.mul_(factor)  # nobody else has it: a layer with weights passes on a new one
-        return at
+        if isinstance(at, Spread):
+            return at._replace(slope=slope if at.slope is None else slope * at.slope)
+        return at.mul_(slope.unsqueeze(1))  # nobody else has it: a layer with weights passes on a new one
 
     return out, pull
 
 
-def _pull_convolution(at: Cotangents, weight: Tensor, how: Geometry, size: torch.Size) -> Cotangents:
-    """Through one tap of the filter after the other: what a position passes to the input that the tap saw there."""
-    each = at.at_positions()
-    N, d2, C_in = len(each), each.shape[-2], weight.shape[1]
-    spread = each.new_zeros(N, *(n + 2 * p for n, p in zip(size, how.padding, strict=True)), d2, C_in)
-    rows, positions = each.reshape(-1, each.shape[-1]), each.shape[1:-2]
-    taps = weight.movedim((0, 1), (-2, -1)).contiguous()  # [*kernel, C_out, C_in]
-    part = each.new_empty(len(rows), C_in)
-    for tap in itertools.product(*(range(k) for k in how.kernel)):
-        torch.mm(rows, taps[tap], out=part)
-        starts = (i * d for i, d in zip(tap, how.dilation, strict=True))
-        seen = [slice(a, a + (m - 1) * s + 1, s) for a, m, s in zip(starts, positions, how.stride, strict=True)]
-        spread[(slice(None), *seen)] += part.view(N, *positions, d2, C_in)
-    inside = [slice(p, p + n) for p, n in zip(how.padding, size, strict=True)]
-    return Cotangents(spread[(slice(None), *inside)].contiguous(), by_position=True)
+def working_numbers(chain: _Chain, x: Tensor, outputs: int) -> int:
+    """Numbers of a row of x alive while `backward` runs, beside the blocks made: what a layer passes on each way.
+
+    A linear layer has the cotangents on both its sides, a convolution also the library's copies of them.
+    """
+    sizes = []
+    with torch.no_grad():
+        for _, module in chain:
+            sizes.append(x[0].numel())
+            x = module(x.clone())
+    weighted = [i for i, (_, module) in enumerate(chain) if isinstance(module, (nn.Linear, *_CONVOLUTIONS))]
+    convolutions = {i for i in weighted if not isinstance(chain[i][1], nn.Linear)}
+    # What the first layer gets from a convolution is made a few samples at a time.
+    made = weighted[2:] if convolutions.issuperset(weighted[:2]) else weighted[1:]
+    return sum(sizes[1:]) + outputs * max([sizes[i] * (4 if i in convolutions else 2) for i in made], default=0)
 
 
-def filter_derivatives(passed: Passed, how: Geometry, bias: bool) -> Tensor:
-    """∂f/∂(filters) [N, d2, C_out·C_in·K], and with `bias` ∂f/∂bias behind them, by one product for each sample."""
-    each = passed.cotangents.at_positions()
-    N, d2, C_out = len(each), *each.shape[-2:]
-    each = each.view(N, -1, d2 * C_out)
-    patches = how.patches(passed.input).squeeze(1)  # [N, C_in·K, P]
-    k = C_out * patches.shape[1]
-    out = each.new_empty(N, d2, k + C_out if bias else k)
-    out[..., :k].view(N, d2, C_out, -1).copy_(torch.bmm(patches, each).view(N, -1, d2, C_out).permute(0, 2, 3, 1))
-    if bias:
-        out[..., k:] = each.sum(1).view(N, d2, C_out)
+def filter_derivatives(x: Tensor, at: Cotangents, how: Geometry, bias: bool) -> Tensor:
+    """∂f/∂(filters) [N, d2, C_out·C_in·K], with `bias` ∂f/∂bias behind them: a product for each sample and phase."""
+    N, d2 = at.each.shape[:2] if isinstance(at, Spread) else at.shape[:2]
+    C_out = at.weight.shape[1] if isinstance(at, Spread) else at.shape[2]
+    seen = x.shape[1] * math.prod(how.kernel)
+    k = C_out * seen
+    out = x.new_empty(N, d2, k + C_out if bias else k)
+    few = max(1, _CACHED_NUMBERS // (d2 * C_out * math.prod(how.positions(x.shape[2:]))))
+    for start in range(0, N, few):
+        rows = slice(start, start + few)
+        total = out.new_zeros(len(x[rows]), seen + bias, d2 * C_out)
+        for positions, each in at.phases(rows) if isinstance(at, Spread) else [(None, at[rows])]:
+            windows = how.windows(x[rows], positions)
+            patches = each.new_ones(len(each), seen + bias, *each.shape[3:])  # a bias sees ones
+            patches[:, :seen].view(windows.shape).copy_(windows)
+            total.baddbmm_(patches.flatten(2), each.flatten(1, 2).flatten(2).mT)
+        values = total.view(-1, seen + bias, d2, C_out)
+        out[rows, :, :k].view(-1, d2, C_out, seen).copy_(values[:, :seen].permute(0, 2, 3, 1))
+        if bias:
+            out[rows, :, k:] = values[:, seen]
     return out
+
+
+_CACHED_NUMBERS = 2**21  # cotangents of filters at a time, of which a phase of a stride of two has a quarter

@@ -49,7 +49,8 @@ class DenseBlock(Block):
         return (rows @ (cotangent.reshape(-1) @ rows)).view(cotangent.shape)
 
     def gram(self, other: Self) -> Tensor:
-        return self.values.flatten(1) @ other.values.flatten(1).T
+        rows = self.values.flatten(1)
+        return products(rows, rows if other is self else other.values.flatten(1))
 
     def write_dense(self, out: Tensor) -> None:
         at = 0
@@ -62,6 +63,24 @@ class DenseBlock(Block):
 
     def scaled(self, factors: Tensor) -> Self:
         return self.with_tensors((self.values * factors[:, None, None],))
+
+
+_STRIP = 64  # rows of a symmetric matrix at a time, on a CPU
+
+
+def products(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
+    """left rightᵀ, [N, k] and [N', k] -> [N, N'], added to `out` if given.
+
+    Where both are one tensor (and `out` is symmetric), what is below the diagonal is taken from above it.
+    """
+    out = left.new_zeros(len(left), len(right)) if out is None else out
+    if left is not right or left.device.type != "cpu":
+        return out.addmm_(left, right.T)
+    for at in range(0, len(left), _STRIP):
+        end = at + _STRIP
+        out[at:end, at:].addmm_(left[at:end], left[at:].T)
+        out[end:, at:end] = out[at:end, end:].T
+    return out
 
 
 def dense_block(model: nn.Module, x: Tensor, names: list[str]) -> DenseBlock:

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from ntkfl.errors import ModelError
-from ntkfl.tangent.chain import Passed, backward, filter_derivatives
+from ntkfl.tangent.chain import Cotangents, backward, filter_derivatives, made
 from ntkfl.tangent.dense import DenseBlock, dense_block, pull_back
 from ntkfl.tangent.factored import Call, FactoredBlock
 from ntkfl.tangent.jacobian import Block, BlockJacobian
 from ntkfl.tangent.layers import LAYERS, ConvolutionBlock
-from ntkfl.tangent.layers.convolution import Geometry
+from ntkfl.tangent.layers.geometry import Geometry
 from ntkfl.tangent.layers.tape import Tape, Use, Uses
 from ntkfl.tangent.parameters import call_with, column_slices, trainable
 
@@ -49,7 +49,10 @@ class JacobianPlan:
 
 
 def piece(model: nn.Module, x: Tensor, plan: JacobianPlan) -> BlockJacobian:
-    """The Jacobian of a few rows by the plan, or without its copies where they do not fit this many rows."""
+    """The Jacobian of a few rows by the plan, or without its copies where they do not fit this many rows.
+
+    Its tensors may be views in any order: `compact` it, or copy it to its place.
+    """
     try:
         return follow(model, x, plan)
     except RuntimeError:
@@ -78,14 +81,22 @@ def follow(model: nn.Module, x: Tensor, plan: JacobianPlan) -> BlockJacobian:
     return BlockJacobian(blocks, plan.outputs, plan.total)
 
 
+def compact(J: BlockJacobian) -> BlockJacobian:
+    """The same in memory of its own, as blocks want it."""
+    return J.mapped(torch.Tensor.contiguous)
+
+
 def _blocks(model: nn.Module, x: Tensor, plan: JacobianPlan) -> Iterator[Block]:
     """A block for each part, in order, and one for each copied parameter."""
     if not plan.parts and not plan.copied:
         return
     if plan.chain is not None:
-        passed = backward(plan.chain, x, {part.use.module for part in plan.parts}, plan.outputs)
-        for part in plan.parts:
-            yield _chained(part, passed.pop(part.use.module))
+        parts = {part.use.module: part for part in plan.parts}
+        blocks = {
+            name: _chained(parts[name], input, at)
+            for name, input, at in backward(plan.chain, x, {*parts}, plan.outputs)
+        }
+        yield from (blocks.pop(name) for name in parts)
         return
     weightless = {name for name, module in plan.known.items() if next(module.parameters(), None) is None}
     recorded = weightless | {part.use.module for part in plan.parts}
@@ -108,10 +119,10 @@ def _block(part: Part, calls: Sequence[Call]) -> FactoredBlock | DenseBlock:
     return make(calls, part.weight, part.bias, part.use.settings)
 
 
-def _chained(part: Part, passed: Passed) -> Block:
+def _chained(part: Part, input: Tensor, at: Cotangents) -> Block:
     if part.use.block is not ConvolutionBlock or not part.dense or part.weight is None:
-        return _block(part, [Call(passed.input, passed.cotangents.by_sample())])
-    values = filter_derivatives(passed, Geometry.of(part.use.settings), part.bias is not None)
+        return _block(part, [Call(input, made(at))])
+    values = filter_derivatives(input, at, Geometry.of(part.use.settings), part.bias is not None)
     return DenseBlock(values, (part.weight,) if part.bias is None else (part.weight, part.bias))
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ntkfl.errors import ModelError, NumericalError
-from ntkfl.tangent.chain import find_chain
+from ntkfl.tangent.chain import find_chain, working_numbers
 from ntkfl.tangent.dense import agree, pull_back, random_cotangent
 from ntkfl.tangent.jacobian import BlockJacobian
 from ntkfl.tangent.layers.tape import Slot, Use, Uses
@@ -20,6 +20,7 @@ from ntkfl.tangent.parameters import call_with, column_slices, trainable
 from ntkfl.tangent.passes import (
     JacobianPlan,
     Part,
+    compact,
     follow,
     piece,
     row_numbers,
@@ -38,7 +39,7 @@ def make_plan(model: nn.Module, x: Tensor, form: str) -> JacobianPlan:
     known = {name: m for name, m in model.named_modules() if substitutable(m)}
     if form == "dense":
         plan = JacobianPlan(known, [], list(parameters), outputs, total, outputs * total, 3 * outputs * total)
-        _check_against_autograd(model, probe, piece(model, probe, plan))
+        _check_against_autograd(model, probe, compact(piece(model, probe, plan)))
         return plan
     alone = tapped_forward(model, probe[:1], known, set(known))[0]
     pair, leaves, f = tapped_forward(model, probe, known, set(known))
@@ -71,10 +72,11 @@ def make_plan(model: nn.Module, x: Tensor, form: str) -> JacobianPlan:
     copied = replace(plan, left=[], copied=tuple(left))
     if left and _takes_copies(model, x, copied):
         plan = copied
-    J = piece(model, probe, plan)
+    J = compact(piece(model, probe, plan))
     _check_against_autograd(model, probe, J)
     stored = row_numbers(J)
-    return replace(plan, stored=stored, working=stored + _working(plan, pair, slices))
+    beside = _working(plan, pair, slices) if chain is None else working_numbers(chain, probe, outputs)
+    return replace(plan, stored=stored, working=stored + beside)
 
 
 _Slots = dict[Use, list[tuple[str, Slot]]]
@@ -198,7 +200,7 @@ def _takes_copies(model: nn.Module, x: Tensor, plan: JacobianPlan) -> bool:
     for count in (2, 3):
         probe = x[torch.arange(count, device=x.device) % len(x)]
         try:
-            if not _agrees_with_autograd(model, probe, follow(model, probe, plan)):
+            if not _agrees_with_autograd(model, probe, compact(follow(model, probe, plan))):
                 return False
         except Exception:  # a user's own forward pass says in its own way that a shape is not what it expects
             return False

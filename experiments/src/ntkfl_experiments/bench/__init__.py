@@ -35,7 +35,7 @@ SUITES: dict[str, Suite] = {
 SECONDS: dict[str, float] = {
     "kernel": 30,
     "networks": 40,
-    "jacobians": 300,
+    "jacobians": 900,
     "round": 120,
     "profile": 35,
     "products": 10,

@@ -1,12 +1,18 @@
-"""The trace kernel of a PyTorch network by this package and by others, each in a process of its own."""
+"""Kernels of a PyTorch network by this package and by others, each in a process of its own.
+
+Two tasks, each by every library's own best way: the trace kernel (`kernel`), and products with the full kernel
+(`products`), for which no library has to store a derivative.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
 import time
 from collections.abc import Callable
-from functools import cache
+from contextlib import suppress
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,6 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, jvp, vjp
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ntkfl.models import cnn, mlp, resnet, transformer
 from ntkfl.tangent import jacobian, plan_jacobian
@@ -22,20 +30,27 @@ from ntkfl_experiments.bench.dense import DenseWay
 from ntkfl_experiments.bench.inputs import synthetic
 from ntkfl_experiments.bench.memory import peak_bytes, reset_peak
 
-NETWORKS = ("MLP", "CNN", "ResNet", "transformer")
+NETWORKS = ("MLP", "CNN", "ResNet", "wide ResNet", "transformer", "wide transformer")
+PRODUCTS = 50
 _OUTPUTS, _ENOUGH = 10, 2.0  # seconds: a shorter call is repeated and the best one counts
 
 
 def network(name: str, samples: int, quick: bool) -> tuple[nn.Module, Tensor]:
-    """A network of ten outputs, and images for it."""
-    colours, side = (3, 32) if name == "ResNet" else (1, 28)
+    """A network of ten outputs, and images for it. The wide ones have sixteen times the weights, or more."""
+    colours, side = (3, 32) if "ResNet" in name else (1, 28)
     side = side // 2 if quick else side
     x = synthetic(samples * colours, side)[0].reshape(samples, colours, side, side)
     torch.manual_seed(0)
     shape = (colours, side, side)
     if name == "MLP":
         return mlp(side * side, 100, _OUTPUTS), x.flatten(1)
-    builders: dict[str, Callable[..., nn.Module]] = {"CNN": cnn, "ResNet": resnet, "transformer": transformer}
+    builders: dict[str, Callable[..., nn.Module]] = {
+        "CNN": cnn,
+        "ResNet": resnet,
+        "wide ResNet": partial(resnet, channels=(64, 128, 256)),
+        "transformer": transformer,
+        "wide transformer": partial(transformer, width=256, heads=8),
+    }
     return builders[name](shape, _OUTPUTS).eval(), x
 
 
@@ -90,9 +105,12 @@ def curvlinops(model: nn.Module, x: Tensor) -> Tensor:
 
 def neural_tangents(model: nn.Module, x: Tensor) -> Tensor:
     """Structured derivatives, compiled by XLA."""
+    return torch.from_numpy(np.array(_compiled(model)(x.numpy(), _jax_weights(model))))
+
+
+def _jax_weights(model: nn.Module) -> list[Any]:
     # Matrices transposed here: a transpose inside the network would hide their structure from it.
-    weights = [p.detach().T.contiguous().numpy() if p.ndim == 2 else p.detach().numpy() for p in model.parameters()]
-    return torch.from_numpy(np.array(_compiled(model)(x.numpy(), weights)))
+    return [p.detach().T.contiguous().numpy() if p.ndim == 2 else p.detach().numpy() for p in model.parameters()]
 
 
 @cache
@@ -102,6 +120,18 @@ def _compiled(model: nn.Module) -> Callable[..., Any]:
         _in_jax(model), trace_axes=(-1,), vmap_axes=0, implementation=nt.NtkImplementation.STRUCTURED_DERIVATIVES
     )
     compiled: Callable[..., Any] = jax.jit(lambda inputs, weights: kernel(inputs, None, weights))
+    return compiled
+
+
+@cache
+def _compiled_product(model: nn.Module) -> Callable[..., Any]:
+    jax, f = import_module("jax"), _in_jax(model)
+
+    def product(inputs: Any, weights: list[Any], R: Any) -> Any:
+        _, back = jax.vjp(lambda w: f(w, inputs), weights)
+        return jax.jvp(lambda w: f(w, inputs), (weights,), back(R))[1]
+
+    compiled: Callable[..., Any] = jax.jit(product)
     return compiled
 
 
@@ -129,27 +159,87 @@ def _in_jax(model: nn.Module) -> Callable[..., Any]:
     return f
 
 
-WAYS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
+def products_of(apply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """R of power iteration, R ← Θ R / ‖Θ R‖, [N, d2]: products that follow one another, as in any solver."""
+    R = torch.ones(len(x), _OUTPUTS) + torch.arange(_OUTPUTS) / _OUTPUTS
+    for _ in range(PRODUCTS):
+        R = apply(R)
+        R = R / R.norm()
+    return R
+
+
+def our_products(model: nn.Module, x: Tensor) -> Tensor:
+    return products_of(jacobian(model, x, plan=_planned(model, x)).product, x)
+
+
+def torch_func_products(model: nn.Module, x: Tensor) -> Tensor:
+    """Nothing stored but the graph: a backward pass and one in forward mode for each product.
+
+    `linearize` would halve the latter, and spends as much as 50 products save on tracing the network at new weights.
+    """
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+
+    def outputs(values: dict[str, Tensor]) -> Tensor:
+        result: Tensor = functional_call(model, values, (x,))
+        return result
+
+    with sdpa_kernel(SDPBackend.MATH):  # attention's fused kernel has no forward derivative
+        back = vjp(outputs, parameters)[1]
+        return products_of(lambda R: jvp(outputs, (parameters,), back(R))[1], x)
+
+
+def curvlinops_products(model: nn.Module, x: Tensor) -> Tensor:
+    library, parameters = import_module("curvlinops"), list(model.parameters())
+    data = [(x, x.new_zeros(len(x), _OUTPUTS))]
+    J, Jt = (
+        getattr(library, name)(model, parameters, data, check_deterministic=False)
+        for name in ("JacobianLinearOperator", "TransposedJacobianLinearOperator")
+    )
+    with sdpa_kernel(SDPBackend.MATH):
+        return products_of(lambda R: (J @ (Jt @ R.flatten())).view(R.shape), x)
+
+
+def jax_products(model: nn.Module, x: Tensor) -> Tensor:
+    """The same as torch.func's, compiled by XLA."""
+    product, weights, images = _compiled_product(model), _jax_weights(model), x.numpy()
+    return products_of(lambda R: torch.from_numpy(np.array(product(images, weights, R.numpy()))), x)
+
+
+Way = Callable[[nn.Module, Tensor], Tensor]
+KERNEL_WAYS: dict[str, Way] = {
     "ntkfl": ours,
     "torch.func": torch_func,
     "BackPACK": backpack,
     "curvlinops": curvlinops,
     "neural-tangents": neural_tangents,
 }
+PRODUCT_WAYS: dict[str, Way] = {
+    "ntkfl": our_products,
+    "torch.func": torch_func_products,
+    "curvlinops": curvlinops_products,
+    "JAX": jax_products,
+}
+TASKS = {"kernel": KERNEL_WAYS, "products": PRODUCT_WAYS}
 
 
 def main() -> None:
-    """argv: way, network, samples, quick, where the kernel goes. Prints seconds and bytes, or why there are none."""
-    way, name, samples, quick, target = sys.argv[1:6]
+    """argv: task, way, network, samples, quick, and the file for the result.
+
+    Prints seconds and bytes, or why there are none.
+    """
+    task, way, name, samples, quick, target = sys.argv[1:7]
+    torch.backends.mha.set_fastpath_enabled(False)  # another fused kernel that has no derivatives
+    run = TASKS[task][way]
     model, x = network(name, int(samples), quick == "True")
     device = torch.device("cpu")
     try:
-        WAYS[way](*network("MLP", 2, quick=True))  # libraries load
+        run(*network("MLP", 2, quick=True))  # libraries load
+        _give_back()
         before = reset_peak(device)
-        seconds, kernel = _timed(WAYS[way], model, x)
+        seconds, result = _timed(run, model, x)
         added, spent = peak_bytes(device) - before, seconds
         while spent < _ENOUGH:
-            again, kernel = _timed(WAYS[way], model, x)
+            again, result = _timed(run, model, x)
             seconds, spent = min(seconds, again), spent + again
     except ImportError as error:
         print(json.dumps({"missing": str(error)}))
@@ -157,12 +247,18 @@ def main() -> None:
     except Exception as error:  # what a library cannot do it says in ways of its own
         print(json.dumps({"cannot": str(error).partition("\n")[0] or type(error).__name__}))
         return
-    np.save(Path(target), kernel.numpy(force=True))
+    np.save(Path(target), result.numpy(force=True))
     print(json.dumps({"seconds": seconds, "added": added}))
 
 
-def _timed(way: Callable[[nn.Module, Tensor], Tensor], model: nn.Module, x: Tensor) -> tuple[float, Tensor]:
+def _give_back() -> None:
+    """What loading freed goes back to the system, or a small task would seem to need no memory at all."""
+    with suppress(OSError, AttributeError):  # glibc alone has it
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _timed(way: Way, model: nn.Module, x: Tensor) -> tuple[float, Tensor]:
     """Seconds of processor time over all threads, which other work on the machine hardly changes."""
     start = time.process_time()
-    kernel = way(model, x)
-    return time.process_time() - start, kernel
+    result = way(model, x)
+    return time.process_time() - start, result

@@ -20,7 +20,7 @@ def with_slope(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     """The module's output for x, which stays as it is, and its derivative there; both of x's shape."""
     if type(module) is nn.ReLU:
         out = x.relu()
-        return out, (out > 0).to(x.dtype)
+        return out, out.sign()  # 0 or 1
     with torch.enable_grad():
         leaf = x.detach().requires_grad_()
         # A copy, for the layer may work in place; its class's way, for its own may be replaced while it is on tape.

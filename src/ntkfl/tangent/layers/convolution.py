@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -12,77 +12,10 @@ from torch import Tensor, nn
 
 from ntkfl.tangent.dense import DenseBlock
 from ntkfl.tangent.factored import Call, FactoredBlock, LinearBlock, joined
+from ntkfl.tangent.layers.geometry import Geometry
 from ntkfl.tangent.layers.tape import Tape
 
 REUSED_NUMBERS = 2**22  # beyond twice this (32 MiB) the C library gives every array fresh pages, which cost more
-
-
-class Geometry(NamedTuple):
-    """How a filter passes over its input, a number for each of its D dimensions; `settings` holds them in a row."""
-
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
-
-    @staticmethod
-    def of(settings: tuple[int, ...]) -> Geometry:
-        D = len(settings) // 4
-        kernel, stride, padding, dilation = (settings[i * D : (i + 1) * D] for i in range(4))
-        return Geometry(kernel, stride, padding, dilation, settings[-1])
-
-    @property
-    def settings(self) -> tuple[int, ...]:
-        return (*self.kernel, *self.stride, *self.padding, *self.dilation, self.groups)
-
-    @property
-    def reach(self) -> tuple[int, ...]:
-        """How far the filter's last tap lies from its first."""
-        return tuple(d * (k - 1) for d, k in zip(self.dilation, self.kernel, strict=True))
-
-    def positions(self, size: Sequence[int]) -> tuple[int, ...]:
-        """The output's size for an input's."""
-        each = zip(size, self.padding, self.reach, self.stride, strict=True)
-        return tuple((n + 2 * p - reach - 1) // s + 1 for n, p, reach, s in each)
-
-    def within(self, size: Sequence[int]) -> bool:
-        """Whether padding is part of the convolution: not if it would make the input more than four times as long.
-
-        So that a stranger's settings cannot make a small message unfold into large arrays.
-        """
-        return all(2 * p <= 3 * n for p, n in zip(self.padding, size, strict=True))
-
-    def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        nothing = [0] * len(self.kernel)
-        return torch.convolution(x, weight, bias, self.stride, self.padding, self.dilation, False, nothing, self.groups)
-
-    def input_gradient(self, cotangent: Tensor, weight: Tensor, size: Sequence[int]) -> Tensor:
-        """The transpose of `convolve` in x, whose images have this size."""
-        each = zip(size, self.positions(size), self.stride, self.padding, self.reach, strict=True)
-        unseen = [n - ((m - 1) * s - 2 * p + reach + 1) for n, m, s, p, reach in each]  # beyond the last patch
-        return torch.convolution(
-            cotangent, weight, None, self.stride, self.padding, self.dilation, True, unseen, self.groups
-        )
-
-    def weight_gradient(self, x: Tensor, cotangent: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """The transpose of `convolve` in the filters, which have this shape."""
-        nothing, mask = [0] * len(self.kernel), (False, True, False)
-        filters = x.new_empty(1).expand(shape)  # of them only the shape matters
-        gradients: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
-            cotangent, x, filters, None, self.stride, self.padding, self.dilation, False, nothing, self.groups, mask
-        )
-        return gradients[1]
-
-    def patches(self, x: Tensor) -> Tensor:
-        """What each output position sees of x [n, C, *S]: [n, groups, C/groups·K, P]."""
-        n, C, P = *x.shape[:2], math.prod(self.positions(x.shape[2:]))
-        x = F.pad(x, [p for p in reversed(self.padding) for _ in range(2)])
-        for i, (reach, stride, dilation) in enumerate(zip(self.reach, self.stride, self.dilation, strict=True)):
-            x = x.unfold(2 + i, reach + 1, stride)[..., ::dilation]  # [n, C, *positions, *kernel]
-        D = len(self.kernel)
-        x = x.permute(0, 1, *range(2 + D, 2 + 2 * D), *range(2, 2 + D))
-        return x.reshape(n, self.groups, C // self.groups * math.prod(self.kernel), P)
 
 
 class _TapedConvolution(torch.autograd.Function):
@@ -191,11 +124,15 @@ class ConvolutionBlock(FactoredBlock):
         return weight, cotangent.reshape(*lead, len(self.a) * self.U, self.C_out, self.P).sum(dim=(-3, -1))
 
     def gram(self, other: Self) -> Tensor:
-        """Dense rows, unless there are so few positions and so many weights that pairs of positions are fewer."""
-        d2, uses = self.g.shape[1], self.U * self.P
-        if self.geometry.groups == 1 and uses**2 * (d2 * self.C_out + self.k // self.C_out) < d2 * self.k:
-            return self._unfolded().gram(other._unfolded())
+        """Dense rows, or pairs of positions where they are cheaper."""
+        uses = self.U * self.P
+        if self.geometry.groups == 1 and self._pairs_are_cheaper(other, uses, self.k // self.C_out, self.C_out):
+            return self._gram_of_tiles(other, uses, ConvolutionBlock._gram_unfolded)
         return self._gram_of_dense_rows(other)
+
+    def _gram_unfolded(self, other: Self) -> Tensor:
+        left = self._unfolded()
+        return left.gram_of_pairs(left if other is self else other._unfolded())
 
     def weight_values(self) -> Tensor:
         N, d2 = self.g.shape[:2]
