@@ -1,4 +1,4 @@
-"""Claims the paper makes in passing: the search over t, a client's work and upload, what shuffling and projection hide."""
+"""Claims the paper makes in passing: the search over t, a client's work and upload, what shuffler and projection do."""
 
 from __future__ import annotations
 
