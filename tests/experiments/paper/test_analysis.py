@@ -84,7 +84,7 @@ class TestTheorem1:
         found = by_claim(theorem1.judge(data))["Theorem 1"]
         assert found.holds is True  # up to the paper's last t, and not beyond
         assert found.ours.startswith("in 100% of 2 draws with t up to 2,000, as the paper's (2 of 2 for N = 3; ")
-        assert found.short == "in 100% of 2 draws with t up to 2,000; 0% on a longer grid"
+        assert found.short == "in 100% of 2 draws, t ≤ 2,000; 0% with longer t"
         said = {one.what: one.found for one in theorem1.judge(data)[1]}
         bounds = said["Theorem 1's bound at every t of the grid"]
         assert "keeps it in 0% of draws" in bounds

@@ -37,7 +37,7 @@ def test_networks_on_which_the_attacks_fail_are_named() -> None:
     ]
     (found, _), beside = judge(strong)
     assert found.holds is False
-    assert found.short == "SSIM 0.90 at 90%, a guess 0.40; cnn, as initialised: 0.43, a guess 0.45"
+    assert found.short == "SSIM 0.90 at 90%, guess 0.40; cnn, as initialised: 0.43, guess 0.45"
     assert {b.what: b.found for b in beside}[
         "best attack on 784-100-10, as initialised"
     ] == "SSIM 0.60 at 90%; a guess 0.45"

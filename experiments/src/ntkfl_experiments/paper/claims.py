@@ -138,8 +138,8 @@ def judge(data: Mapping[str, Any]) -> Findings:
             "judged by the server alone, within half of the way from a guess to the picture; with P, which every "
             f"client has, {behind['with P']:.2f} (a guess {behind['guess beside P']:.2f}); with {PAIRS} known inputs "
             f"{behind['known']:.2f}",
-            f"SSIM {behind['alone']:.2f}, a guess {behind['guess']:.2f}; with a client's help {behind['with P']:.2f}, "
-            f"a guess {behind['guess beside P']:.2f}",
+            f"SSIM {behind['alone']:.2f}, guess {behind['guess']:.2f}; with a client's help {behind['with P']:.2f}, "
+            f"guess {behind['guess beside P']:.2f}",
         ),
     ], [
         Beside(

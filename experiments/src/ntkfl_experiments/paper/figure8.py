@@ -271,7 +271,7 @@ def judge(data: Mapping[str, Any]) -> Findings:
     highest, most, guess = sparsities[-1], shared[-1], data["guess"]
     others = _elsewhere(data)
     safe = "".join(
-        f"; {where}: {found[most]:.2f}, a guess {own:.2f}"
+        f"; {where}: {found[most]:.2f}, guess {own:.2f}"
         for where, (found, own) in others.items()
         if most in found and found[most] <= own
     )
@@ -284,7 +284,7 @@ def judge(data: Mapping[str, Any]) -> Findings:
             best[most] <= guess,
             f"effective is no better than a guess by label, {guess:.2f}; judged on {PERCEPTRON}, as the paper does not "
             f"state its network{safe}",
-            f"SSIM {best[most]:.2f} at {most:.0%}, a guess {guess:.2f}{safe}",
+            f"SSIM {best[most]:.2f} at {most:.0%}, guess {guess:.2f}{safe}",
         ),
         Verdict(
             "a reconstruction is closer to the original the less is left out",

@@ -150,7 +150,7 @@ def _theorem(asked: list[Cell]) -> Verdict:
         all(statistics.fmean(h) >= 1 - DELTA for h in own.values()),
         "f^(k+1) is the network at the evolved weights, whose residual stops falling at "
         f"{min(floors):.0e} to {max(floors):.0e} of the start while the bound goes on to 0",
-        f"in {kept:.0%} of {len(wide)} draws with t up to {PAPERS_LAST:,}; {later:.0%} on a longer grid",
+        f"in {kept:.0%} of {len(wide)} draws, t ≤ {PAPERS_LAST:,}; {later:.0%} with longer t",
     )
 
 
