@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ntkfl_experiments.paper.claims import UPLOADS, growth, judge, read_shuffled, upload_bytes
+from ntkfl_experiments.paper.claims import UPLOADS, growth, judge, upload_bytes
+from ntkfl_experiments.paper.curious import read_projected, read_shuffled
+
+from ntkfl.data.catalog import locate
 
 
 def test_growth_is_the_power() -> None:
@@ -32,6 +35,14 @@ def test_a_shuffled_row_is_read_like_any_other() -> None:
     assert found["advantage"] == 1
 
 
+@pytest.mark.long
+@pytest.mark.skipif(locate("fashion-mnist") is None, reason="no Fashion-MNIST on this machine")
+def test_behind_a_projection_pictures_are_worse_and_p_helps() -> None:
+    found = read_projected({"clients": 7, "seed": 0})
+    assert found["guess"] < found["alone"] < found["known"] < 0.9
+    assert found["with P"] > found["guess beside P"] + 0.1
+
+
 def measured(**shuffled: float) -> dict[str, Any]:
     """What would make every claim hold."""
     work = {"gradient": 1.0, "factored": 1.2, "dense": 600.0, "local": 12.0}
@@ -42,14 +53,17 @@ def measured(**shuffled: float) -> dict[str, Any]:
         "upload_bytes": {"50": sent, "100": sent},
         "upload_slopes": {"Jacobian, dense": 1.0, "weights (FedAvg)": 0.0},
         "shuffled": {"samples": 8, "seconds": 1.0, "plain": 0.9, "ssim": 0.1, "advantage": 0.0} | shuffled,
+        "projected": {"rows": 1600, "dimensions": 100, "alone": 0.5, "known": 0.7, "guess": 0.4, "with P": 0.6}
+        | {"guess beside P": 0.4},
     }
 
 
 def test_every_claim_can_hold_and_can_fail() -> None:
     good = measured()
-    assert [v.holds for v in judge(good)[0]] == [True] * 6
+    assert [v.holds for v in judge(good)[0]] == [True] * 7
     bad = measured(ssim=0.9, advantage=0.9)
+    bad["projected"]["alone"] = 0.71
     bad["search_seconds"] = {"1": 1.0, "10": 100.0, "40": 1600.0}
     bad["client_seconds"]["mlp"] = {"gradient": 1.0, "factored": 20.0, "dense": 600.0, "local": 12.0}
     bad["upload_slopes"] = {"Jacobian, dense": 2.0, "weights (FedAvg)": 0.0}
-    assert [v.holds for v in judge(bad)[0]] == [False] * 6
+    assert [v.holds for v in judge(bad)[0]] == [False] * 7

@@ -1,10 +1,9 @@
-"""Claims the paper makes in passing: the search over t, a client's work and upload, what a shuffler hides."""
+"""Claims the paper makes in passing: the search over t, a client's work and upload, what shuffler and projection do."""
 
 from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -14,9 +13,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from ntkfl.audit.analytic import gaussian_prior, invert
-from ntkfl.audit.measures import ssim
-from ntkfl.audit.membership import advantage
 from ntkfl.methods import NTKFL, FedAvg
 from ntkfl.methods.base import ClientRound, Method, Task
 from ntkfl.models import cnn, mlp
@@ -28,11 +24,11 @@ from ntkfl.wire import Message
 from ntkfl_experiments.bench.inputs import fashion
 from ntkfl_experiments.bench.race import race
 from ntkfl_experiments.bench.rows import Setting
+from ntkfl_experiments.paper.curious import PAIRS, SHUFFLED, read_projected, read_shuffled
 from ntkfl_experiments.paper.item import Beside, Context, Findings, Item, ItemResult, Verdict
 
 CANDIDATES = (1, 2, 5, 10, 20, 40)
 LOCAL_STEPS = 10  # τ “is often on the order of magnitude of 10” (Remark 2)
-SHUFFLED = 0.9  # sparsity of the rows that the shuffler permutes: the paper sets it “above 80 %–90 %”
 WEIGHTS = 79_510  # of the 784-100-10 network
 SENT = (10, 25, 50, 100)  # samples of an upload: dense, 100 are 318 MB
 UPLOADS = {
@@ -52,6 +48,7 @@ def claims(context: Context) -> ItemResult:
     sizes = [{"samples": n} for n in SENT]
     sending = context.cells("a client's upload", sizes, upload_bytes)
     mixed = context.cells("rows after a shuffler", [{"samples": 20 if context.quick else 60, "seed": 0}], read_shuffled)
+    behind = context.cells("rows behind a projection", [{"clients": 20, "seed": 0}], read_projected)
     slopes = {name: growth([s["samples"] for s in sizes], [sent[name] for sent in sending]) for name in UPLOADS}
     figure = Figure(figsize=(13, 4.2), layout="constrained")
     axes = figure.subplots(1, 3)
@@ -64,6 +61,7 @@ def claims(context: Context) -> ItemResult:
         "upload_bytes": {str(key["samples"]): sent for key, sent in zip(sizes, sending, strict=True)},
         "upload_slopes": slopes,
         "shuffled": mixed[0],
+        "projected": behind[0],
     }
     settings = {"samples": samples, "network": "784-100-10 perceptron; CNN of ntkfl.models", "device": device}
     return ItemResult(settings, [0], data, figure, ["sizes of batches and networks timed; a client of 200 samples"])
@@ -72,7 +70,7 @@ def claims(context: Context) -> ItemResult:
 def judge(data: Mapping[str, Any]) -> Findings:
     seconds, work = list(data["search_seconds"].values()), data["client_seconds"]["mlp"]
     slope = growth([float(c) for c in data["search_seconds"]], seconds)
-    slopes, mixed = data["upload_slopes"], data["shuffled"]
+    slopes, mixed, behind = data["upload_slopes"], data["shuffled"], data["projected"]
     most = max(data["upload_bytes"], key=int)
     full = data["upload_bytes"][most]
     ratio = {
@@ -131,6 +129,18 @@ def judge(data: Mapping[str, Any]) -> Findings:
             "an advantage of 0 is a guess, 1 is certainty",
             f"advantage {mixed['advantage']:.2f}; 0 is a guess",
         ),
+        Verdict(
+            "the random projection defends against reconstruction",
+            "“the random projection will defend against the data reconstruction attack”",
+            f"SSIM {behind['alone']:.2f} by the server alone, where a guess by label has {behind['guess']:.2f} and an "
+            f"unprojected row the picture ({behind['rows']} rows, 784 to {behind['dimensions']})",
+            behind["alone"] - behind["guess"] <= 0.5 * (1 - behind["guess"]),
+            "judged by the server alone, within half of the way from a guess to the picture; with P, which every "
+            f"client has, {behind['with P']:.2f} (a guess {behind['guess beside P']:.2f}); with {PAIRS} known inputs "
+            f"{behind['known']:.2f}",
+            f"SSIM {behind['alone']:.2f}, guess {behind['guess']:.2f}; with a client's help {behind['with P']:.2f}, "
+            f"guess {behind['guess beside P']:.2f}",
+        ),
     ], [
         Beside(
             "a CNN's Jacobian, in gradients of the mean loss",
@@ -142,44 +152,6 @@ def judge(data: Mapping[str, Any]) -> Findings:
             f"{full['Jacobian, factored'] / 2**20:.2f} MiB beside FedAvg's {full['weights (FedAvg)'] / 2**20:.2f}",
         ),
     ]
-
-
-def read_shuffled(key: Mapping[str, Any]) -> dict[str, float]:
-    """Rows of many clients as the aggregator has them, permuted: pictures read off them, and records looked up.
-
-    Half of the pictures are sent, the others are not; public statistics come from yet others.
-    """
-    count = int(key["samples"])
-    pictures, labels, _ = fashion(2 * count + 2000)
-    x, y, others, public = pictures[:count], labels[:count], pictures[count : 2 * count], pictures[2 * count :]
-    torch.manual_seed(key["seed"])
-    model = mlp(784, 100, 10)
-    method = NTKFL(sparsity=SHUFFLED)
-    task = Task(model, 10, "ce")
-    answer = method.answer(task, _question(task), [ClientRound(0, x, y, Randomness.simulated(0))])[0]
-    J = method.read_rows(task, Message.decode(answer.encode())).J
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(key["seed"]))
-    prior = gaussian_prior(public)
-    began = time.perf_counter()
-    found, plain = invert(model, J[order], prior), invert(model, J, prior)
-    seconds = (time.perf_counter() - began) / 2
-    assert found is not None
-    assert plain is not None
-    near = [-torch.cdist(records, found.x).amin(dim=1) for records in (x, others)]
-    low, high = pictures.min(), pictures.max()
-
-    def likeness(original: Tensor, drawn: Tensor) -> float:
-        return float(
-            ssim(*((p.view(-1, 1, 28, 28) - low).div(high - low).clamp(0, 1) for p in (original, drawn))).mean()
-        )
-
-    return {
-        "samples": count,
-        "seconds": seconds,
-        "ssim": likeness(x[order], found.x),
-        "plain": likeness(x, plain.x),
-        "advantage": advantage(near[0], near[1], key["seed"]),
-    }
 
 
 def search_times(key: Mapping[str, Any]) -> list[float]:
@@ -276,4 +248,4 @@ def _draw_uploads(axis: Axes, samples: Sequence[int], sending: Sequence[Mapping[
     axis.legend(frameon=False, fontsize=8)
 
 
-ITEMS = (Item("claims", "what the text claims of time, work, bytes and shuffling", claims, judge),)
+ITEMS = (Item("claims", "what the text claims of time, work, bytes, shuffling and projection", claims, judge),)

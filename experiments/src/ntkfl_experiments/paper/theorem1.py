@@ -32,6 +32,7 @@ from ntkfl_experiments.theory.dynamics import descend, evolved, furthest_move, s
 
 EXPONENTS = (0.03, 0.1, 0.3, 1, 3, 10, 25)  # of e in the bound: steps at which it is e^{−0.03} … e^{−25}
 WIDEST = 400_000  # neurons in the span of the inputs; the width asked for is reported where it is more
+PAPERS_LAST = 2000  # NTK-FL chooses t from {100, 200, …, 2000}
 
 
 def measure(key: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,22 +133,31 @@ def _as_wide(asked: list[Cell]) -> list[Cell]:
 
 
 def _theorem(asked: list[Cell]) -> Verdict:
-    """The theorem is of the t that the algorithm chooses, where the network's own loss is least on the grid."""
+    """The theorem is of the t that the algorithm chooses, where the network's own loss is least on its grid."""
     wide = _as_wide(asked)
-    at = [min(range(len(c["network"])), key=c["network"].__getitem__) for c in wide]
-    held = statistics.fmean(_inside(c["network"][i], c["bound"][i]) for c, i in zip(wide, at, strict=True))
+    held, longer = ([_at_least_loss(c, last) for c in wide] for last in (PAPERS_LAST, math.inf))
+    kept, later = statistics.fmean(held), statistics.fmean(longer)
+    sizes = sorted({c["samples"] for c in wide})
+    own = {n: [h for h, c in zip(held, wide, strict=True) if c["samples"] == n] for n in sizes}
+    by_size = ", ".join(f"{sum(h)} of {len(h)} for N = {n}" for n, h in own.items())
     floors = [c["network"][-1] for c in wide]
-    sizes = f"N = {min(c['samples'] for c in wide)} to {max(c['samples'] for c in wide)}"
     widths = f"width {min(c['width'] for c in wide):,} to {max(c['width'] for c in wide):,}"
     return Verdict(
         "Theorem 1: ‖f^(k+1) − y‖² ≤ (1 − ηλ/2N)^t ‖f^(k) − y‖² at the t that NTK-FL chooses",
         f"with probability at least {1 - DELTA:.0%}",
-        f"in {held:.0%} of {len(wide)} draws ({sizes}, {widths})",
-        held >= 1 - DELTA,
+        f"in {kept:.0%} of {len(wide)} draws with t up to {PAPERS_LAST:,}, as the paper's ({by_size}; {widths}); in "
+        f"{later:.0%} on a grid that goes on to t = {max(c['steps'][-1] for c in wide):,}",
+        all(statistics.fmean(h) >= 1 - DELTA for h in own.values()),
         "f^(k+1) is the network at the evolved weights, whose residual stops falling at "
         f"{min(floors):.0e} to {max(floors):.0e} of the start while the bound goes on to 0",
-        f"in {held:.0%} of {len(wide)} draws",
+        f"in {kept:.0%} of {len(wide)} draws, t ≤ {PAPERS_LAST:,}; {later:.0%} with longer t",
     )
+
+
+def _at_least_loss(cell: Cell, last: float) -> bool:
+    """Whether the bound holds at the t ≤ last where the network's loss is least."""
+    found = zip(cell["steps"], cell["network"], cell["bound"], strict=True)
+    return _inside(*min((measured, bound) for t, measured, bound in found if t <= last))
 
 
 def _remark(data: Mapping[str, list[Cell]]) -> Verdict:
@@ -175,13 +185,14 @@ def _as_asked(asked: list[Cell]) -> list[Beside]:
         proof_factor(c["lr"], c["smallest_limit"], c["samples"], c["width"], c["moved"], ALPHA, DELTA) for c in wide
     ]
     far = max(wide, key=lambda c: c["moved"] / c["radius"])
+    reached = {c["samples"]: c["bound"][len(c["descent"]) - 1] for c in wide if c["descent"]}
     return [
         Beside(
             "Theorem 1's bound at every t of the grid",
             f"the network at the evolved weights keeps it in {held['network']:.0%} of draws, nowhere broken before the "
             f"bound is e^-{min(fails):g}; the function evolution in {held['linearised']:.0%}, down to "
-            f"e^-{EXPONENTS[-1]}; gradient descent, which the proof follows, in {held['descent']:.0%} for the 1,000 "
-            "steps it was run",
+            f"e^-{EXPONENTS[-1]}; gradient descent, which the proof follows, in {held['descent']:.0%} as far as it was "
+            "run, where the bound is " + ", ".join(f"{b:.2g} (N = {n})" for n, b in reached.items()),
         ),
         Beside(
             "how far weights move at the width Ω(N²/λ² ln(N²/δ)), which the proof wants below R",
