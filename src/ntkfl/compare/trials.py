@@ -181,9 +181,8 @@ def _finish(cell: Cell, device: str | None) -> None:
 
 
 def _give_memory_back() -> None:
-    """What PyTorch keeps of a GPU's memory: other workers share it, and the next run may need less."""
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+    """What PyTorch keeps of a GPU's memory, if it uses one: others share it, and the next run may need less."""
+    torch.cuda.empty_cache()
 
 
 def _data_options(config: RunConfig) -> dict[str, object]:

@@ -53,7 +53,7 @@ def measured(**shuffled: float) -> dict[str, Any]:
         "upload_bytes": {"50": sent, "100": sent},
         "upload_slopes": {"Jacobian, dense": 1.0, "weights (FedAvg)": 0.0},
         "shuffled": {"samples": 8, "seconds": 1.0, "plain": 0.9, "ssim": 0.1, "advantage": 0.0} | shuffled,
-        "projected": {"rows": 1600, "dimensions": 100, "alone": 0.5, "known": 0.7, "guess": 0.4, "with P": 0.6}
+        "projected": {"rows": 1600, "dimensions": 100, "alone": 0.4, "known": 0.7, "guess": 0.4, "with P": 0.6}
         | {"guess beside P": 0.4},
     }
 
@@ -62,6 +62,8 @@ def test_every_claim_can_hold_and_can_fail() -> None:
     good = measured()
     assert [v.holds for v in judge(good)[0]] == [True] * 7
     bad = measured(ssim=0.9, advantage=0.9)
+    bad["projected"]["alone"] = 0.69  # above a guess, and not halfway from there to the picture
+    assert [v.holds for v in judge(bad)[0]][-1] is None
     bad["projected"]["alone"] = 0.71
     bad["search_seconds"] = {"1": 1.0, "10": 100.0, "40": 1600.0}
     bad["client_seconds"]["mlp"] = {"gradient": 1.0, "factored": 20.0, "dense": 600.0, "local": 12.0}

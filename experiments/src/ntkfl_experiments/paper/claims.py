@@ -134,10 +134,10 @@ def judge(data: Mapping[str, Any]) -> Findings:
             "“the random projection will defend against the data reconstruction attack”",
             f"SSIM {behind['alone']:.2f} by the server alone, where a guess by label has {behind['guess']:.2f} and an "
             f"unprojected row the picture ({behind['rows']} rows, 784 to {behind['dimensions']})",
-            behind["alone"] - behind["guess"] <= 0.5 * (1 - behind["guess"]),
-            "judged by the server alone, within half of the way from a guess to the picture; with P, which every "
-            f"client has, {behind['with P']:.2f} (a guess {behind['guess beside P']:.2f}); with {PAIRS} known inputs "
-            f"{behind['known']:.2f}",
+            _defended(behind["alone"], behind["guess"]),
+            "no better than a guess would defend, more than half of the way to the picture would not; between them the "
+            f"paper has no number. With P, which every client has, {behind['with P']:.2f} (a guess "
+            f"{behind['guess beside P']:.2f}); with {PAIRS} known inputs {behind['known']:.2f}",
             f"SSIM {behind['alone']:.2f}, guess {behind['guess']:.2f}; with a client's help {behind['with P']:.2f}, "
             f"guess {behind['guess beside P']:.2f}",
         ),
@@ -152,6 +152,13 @@ def judge(data: Mapping[str, Any]) -> Findings:
             f"{full['Jacobian, factored'] / 2**20:.2f} MiB beside FedAvg's {full['weights (FedAvg)'] / 2**20:.2f}",
         ),
     ]
+
+
+def _defended(reached: float, guess: float) -> bool | None:
+    """Of similarities to a picture, which is 1: at a guess or below, above half of the way from there, or between."""
+    if reached <= guess:
+        return True
+    return False if reached - guess > 0.5 * (1 - guess) else None
 
 
 def search_times(key: Mapping[str, Any]) -> list[float]:
