@@ -164,7 +164,7 @@ def upper_bound(at: Mapping[str, Curve]) -> Verdict:
         f"seeds; {OURS}, whose weights are averaged, by {gaps[OURS]:+.1f}",
         True if gaps[best] <= 0 else (False if all(each) else None),
         "" if gaps[best] <= 0 or all(each) else "seeds disagree on which is above",
-        f"{gaps[best]:+.1f} points (ours, averaged, {gaps[OURS]:+.1f})",
+        f"{gaps[best]:+.1f} points",
     )
 
 

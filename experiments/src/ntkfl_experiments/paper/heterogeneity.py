@@ -99,8 +99,8 @@ def judge(data: Mapping[str, Any]) -> Findings:
             f"{lead[high]:+.1f} at {high:g}; of DataShare {shared[low]:+.1f} and {shared[high]:+.1f}",
             lead[low] > lead[high],
             "judged by Figure 5's caption; the text says “over baselines methods”, and DataShare is one",
-            f"{lead[low]:+.1f} points at α = {low:g}, {lead[high]:+.1f} at {high:g}; over DataShare "
-            f"{shared[low]:+.1f}, {shared[high]:+.1f}",
+            f"{lead[low]:+.1f} points at {low:g}, {lead[high]:+.1f} at {high:g}; DataShare {shared[low]:+.1f}, "
+            f"{shared[high]:+.1f}",
         ),
     ]
     return [*claims, *([_spread(ends, seeds)] if seeds > 1 else [])], []
