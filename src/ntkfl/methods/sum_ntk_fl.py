@@ -24,6 +24,14 @@ from ntkfl.errors import ConfigError, MessageError, TooFew, unknown
 from ntkfl.methods.additive import LARGEST_LOSS, Addend, Summand
 from ntkfl.methods.base import ClientRound, Method, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.batching import alike, batched, in_order, joined
+from ntkfl.methods.constant_factors import (
+    COUNT,
+    TOTAL,
+    constant_factors,
+    no_factors_yet,
+    spectra_of,
+    still_asked,
+)
 from ntkfl.methods.corruption import change_of
 from ntkfl.methods.head_factors import head_factors, head_posterior
 from ntkfl.methods.inspection import Corruption
@@ -44,9 +52,8 @@ from ntkfl.methods.sum_messages import (
 )
 from ntkfl.tangent import Flow, Sums, curvature_sums
 from ntkfl.tangent.curvature import LARGEST, clients_at_once, step_curvature, sums_by_client
-from ntkfl.tangent.flow import Eigen, eigen
 from ntkfl.tangent.posterior import HeadPosterior
-from ntkfl.tangent.sums import CONSTANT, GRADIENT, INPUTS, SAMPLES, Factor, Layer, is_constant
+from ntkfl.tangent.sums import CONSTANT, GRADIENT, INPUTS, SAMPLES, is_constant
 from ntkfl.wire import Message
 from ntkfl.wire.halves import EXPONENTS, pack_halves, pack_halves_together
 
@@ -61,7 +68,6 @@ _ASKS = "asks"  # in the server's message where it asks for constant factors
 _STEP, _CURVATURE = "step", "curvature"  # Δ, and N Δᵀ C Δ
 _OVERFLOW = 1e300  # the loss sum of weights that overflow
 _SENT = "constant_factors_sent"  # a client's memory: the round in which it sent them
-_TOTAL, _VALUES, _VECTORS, _COUNT, _COHORTS = "total/", "values/", "vectors/", "constant_samples", "constant_cohorts"
 
 
 class SumNTKFL(Method):
@@ -135,12 +141,12 @@ class SumNTKFL(Method):
         self, task: Task, state: State, round: int, cohort: Sequence[int]
     ) -> Generator[Outgoing, list[Message], Outcome]:
         w, alternatives = state["weights"], state.get("alternatives")
-        asks = _COHORTS in state
+        asks = still_asked(state)
         arrays = self._pack({"weights": w}) | ({_ASKS: torch.tensor(1, dtype=torch.uint8)} if asks else {})
         replies = yield Message("weights", round, arrays | pack_steps(alternatives))
         own = [] if self.step_limit is None else [ClientGradient.of(self.read(task, r, w).sums) for r in replies]
         sums, losses, fresh = self._add_up(task, replies, 1 + (0 if alternatives is None else len(alternatives)))
-        kept, spectra = self._constant_factors(state, sums, fresh)
+        kept, spectra = constant_factors(state, sums, fresh, self.input_tolerance, self.input_cohorts)
         kept |= head_factors(sums, task.outputs)
         flow = Flow(sums, spectra)
 
@@ -170,11 +176,9 @@ class SumNTKFL(Method):
         return Outcome(kept, float(losses[0]) / samples, self.time, diagnostics)
 
     def start(self, task: Task, weights: Tensor) -> State:
-        """`constant_…` are there as long as constant factors are asked for; then their spectra are."""
         if self.linear_head and not trains_alone(task.model, task.outputs):
             raise ConfigError("linear_head is for networks of which a last linear layer alone trains: leave it out")
-        state = super().start(task, weights)
-        state |= {_COUNT: torch.zeros((), dtype=weights.dtype, device=weights.device), _COHORTS: torch.tensor(0)}
+        state = super().start(task, weights) | no_factors_yet(weights)
         return state | ({"mu": torch.tensor([self.mu], dtype=torch.float64)} if self.control == "judge" else {})
 
     def _measures(self, sums: Sums) -> bool:
@@ -281,39 +285,11 @@ class SumNTKFL(Method):
             raise MessageError(f"{len(reply.losses)} losses where {candidates} were asked for")
         return reply
 
-    def _spectra(self, state: State) -> dict[Layer, Eigen]:
-        """Of constant factors, once they are no longer asked for."""
-        known = {n.removeprefix(_VALUES): t for n, t in state.items() if n.startswith(_VALUES)}
-        return {Layer.parse(name): Eigen(t, state.get(_VECTORS + name)) for name, t in known.items()}
-
-    def _constant_factors(self, state: State, sums: Sums, fresh: Tensor) -> tuple[State, dict[Layer, Eigen]]:
-        """What the server keeps of factors that no weight is before, and their spectra by layer."""
-        if _COHORTS not in state:
-            return {name: t for name, t in state.items() if name.startswith((_VALUES, _VECTORS))}, self._spectra(state)
-        count, cohorts = state[_COUNT] + fresh, int(state[_COHORTS]) + 1
-        kept, spectra, moved = {_COUNT: count, _COHORTS: torch.tensor(cohorts)}, {}, 0.0
-        for shaped in sums.layers():
-            if not shaped.constant or shaped.inputs is None:
-                continue
-            if float(count) < 1:
-                raise TooFew("no client sent the factor of its inputs: they sent it before, and it was lost")
-            before = state.get(_TOTAL + shaped.layer.name)
-            total = shaped.inputs.values if before is None else before + shaped.inputs.values
-            kept[_TOTAL + shaped.layer.name] = total
-            spectra[shaped.layer] = eigen(Factor(total, shaped.inputs.diagonal), count)
-            change = total / count if before is None else total / count - before / state[_COUNT]
-            moved = max(moved, float(change.norm() / (total / count).norm().clamp(min=1e-30)))
-        if moved > self.input_tolerance and cohorts < self.input_cohorts:
-            return kept, spectra
-        kept = {_VALUES + layer.name: own.values for layer, own in spectra.items()}
-        vectors = {_VECTORS + layer.name: own.vectors for layer, own in spectra.items() if own.vectors is not None}
-        return kept | vectors, spectra
-
     def posterior(self, task: Task, state: State) -> HeadPosterior:
         """Laplace, of the last layer: the factors of the last round, N its samples."""
         if self.loss != "ce":
             raise ConfigError(f"the posterior of {self.name} is of cross-entropy: for squared error use sum-ridge")
-        return head_posterior(state, task.like, task.outputs, self._spectra(state), (_TOTAL, _COUNT))
+        return head_posterior(state, task.like, task.outputs, spectra_of(state), (TOTAL, COUNT))
 
     def read(self, task: Task, reply: Message, like: Tensor) -> Reply:
         """A client's sums, everything checked; in the type and on the device of `like`."""
