@@ -50,6 +50,7 @@ def test_longer_steps_are_cut_to_the_median_and_others_are_not_touched() -> None
     clients[3] = clients[3]._replace(gradient=-40 * clients[3].gradient)
     steps = torch.stack([flow.driven_by(own.gradient / 20).change(*HOW) for own in clients])
     lengths = steps.norm(dim=1)
+    assert torch.allclose(flow.step_lengths([own.gradient / 20 for own in clients], *HOW), lengths, rtol=1e-12)
     most = 1.5 * lengths.sort().values[2]
     expected = (steps * (most / lengths).clamp(max=1).unsqueeze(1)).mean(0)
     limited, clipped = bounded(flow, clients, 1.5, *HOW)
@@ -90,7 +91,7 @@ def step(method: SumNTKFL, attack: Byzantine | None) -> tuple[Tensor, dict[str, 
 @pytest.mark.parametrize("kind", ["sign-flip", "random"])
 def test_one_of_five_decides_without_a_limit_and_not_with_one(kind: str) -> None:
     attack = Byzantine(kind=kind, scale=100.0)
-    plain, limited = SumNTKFL(values="float32"), SumNTKFL(values="float32", step_limit=1.5)
+    plain, limited = SumNTKFL(values="float32", step_limit=0), SumNTKFL(values="float32")
     task = small_task()
     parts = [sums_of(task, client) for client in small_clients(20, 20, 20, 20, 20)]
     flow = Flow(total(parts))
@@ -107,3 +108,6 @@ def test_one_of_five_decides_without_a_limit_and_not_with_one(kind: str) -> None
 def test_secure_sums_show_no_client_to_limit() -> None:
     with pytest.raises(ConfigError, match="step_limit compares clients' sums, of which a secure sum shows none"):
         SumNTKFL(secure_sum=True, step_limit=1.5)
+    assert SumNTKFL(secure_sum=True).step_limit == 0
+    assert SumNTKFL(linear_head=True).step_limit == 0  # one round is the exact solution, and no client is bounded
+    assert SumNTKFL().step_limit == 1.5

@@ -46,7 +46,7 @@ def test_a_linear_head_begins_with_the_ridge_solution() -> None:
 
 def test_a_round_is_the_flow_of_the_pooled_data_however_they_are_dealt() -> None:
     task = small_task(label_smoothing=0.1)
-    method = SumNTKFL(values="float32")
+    method = SumNTKFL(values="float32", step_limit=0)  # which compares clients, and so knows how they are dealt
     x, y = pooled(small_clients(30, 12, 21))
     sums = curvature_sums(task.at(task.like), x, task.training_targets(y), "ce", task.plan(x))
     expected = task.like + Flow(sums).change(method.time, method.mu, method.delta)
@@ -69,7 +69,7 @@ def test_one_round_is_ridge_regression_for_a_model_linear_in_its_weights() -> No
     X = torch.cat([x, torch.ones(40, 1).double()], dim=1)
     W = torch.cat([task.like[:15].view(3, 5).T, task.like[15:].view(1, 3)])
     for delta in (0.0, 0.2):
-        method = SumNTKFL(loss="mse", mu=1, delta=delta, time=None, values="float32")
+        method = SumNTKFL(loss="mse", mu=1, delta=delta, time=None, values="float32", step_limit=0)
         weights = play(method, task, clients)[0].state["weights"]
         left = X.T @ X / (40 * 3) + delta * torch.eye(6).double()
         solved = torch.linalg.solve(left, X.T @ y / (40 * 3) + delta * W)

@@ -37,9 +37,9 @@ def bounded(
     P g_m / n_m as long as `limit` times the median one at most.
     """
     samples = torch.stack([own.samples for own in clients])
-    steps = [flow.driven_by(own.gradient / own.samples).change(time, mu, delta).norm() for own in clients]
+    steps = flow.step_lengths([own.gradient / own.samples for own in clients], time, mu, delta)
     shares = fair_counts(samples, limit) / samples
-    factors = clip_factors(torch.stack(steps), limit) * shares
+    factors = clip_factors(steps, limit) * shares
     if not bool((factors < 1).any()):
         return flow, 0
     gradient = torch.stack([factor * own.gradient for factor, own in zip(factors, clients, strict=True)]).sum(0)

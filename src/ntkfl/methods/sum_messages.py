@@ -64,13 +64,31 @@ def read_together(replies: Sequence[Message], weights: Tensor) -> Reply:
 
 def added_up(replies: Sequence[Message]) -> Reply | None:
     """The sum of replies that were read together; None where they were not."""
+    found = _read_before(replies)
+    if found is None:
+        return None
+    whole, index = found
+    sums = Sums({name: array[index].sum(0) for name, array in whole.sums.arrays.items()})
+    return Reply(sums, whole.losses[index].sum(0), whole.fresh[index].sum())
+
+
+def gradients_apart(replies: Sequence[Message]) -> list[Sums] | None:
+    """Each one's gradient and samples, of replies that were read together; None where they were not."""
+    found = _read_before(replies)
+    if found is None:
+        return None
+    whole, index = found
+    gradients, samples = (whole.sums.arrays[name][index] for name in (GRADIENT, SAMPLES))
+    return [Sums({GRADIENT: g, SAMPLES: n}) for g, n in zip(gradients, samples, strict=True)]
+
+
+def _read_before(replies: Sequence[Message]) -> tuple[Reply, Tensor] | None:
+    """What `read_together` read, and the replies' places in it."""
     places = [reply.read.get(_ALL, (None, 0)) for reply in replies]
     whole: Reply | None = places[0][0] if places else None
     if whole is None or any(own is not whole for own, _ in places):
         return None
-    index = torch.tensor([at for _, at in places], device=whole.losses.device)
-    sums = Sums({name: array[index].sum(0) for name, array in whole.sums.arrays.items()})
-    return Reply(sums, whole.losses[index].sum(0), whole.fresh[index].sum())
+    return whole, torch.tensor([at for _, at in places], device=whole.losses.device)
 
 
 def sizes(arrays: Mapping[str, Tensor], weights: Tensor) -> Tensor:

@@ -43,6 +43,7 @@ from ntkfl.methods.sum_messages import (
     LOSSES,
     Reply,
     added_up,
+    gradients_apart,
     pack_steps,
     read_sums,
     read_together,
@@ -61,7 +62,7 @@ CONTROLS = ("auto", "fixed", "measured", "judge")
 # From zero, the first step of a linear head is the ridge solution; its factored curvature is nearly the true one.
 LINEAR_HEAD = {
     "mu": 2.0, "delta": 1e-4, "time": None, "label_smoothing": 0.0, "average": 0.0, "largest": 4096,
-    "values": "float32", "control": "fixed", "input_cohorts": 1,
+    "values": "float32", "control": "fixed", "input_cohorts": 1, "step_limit": 0.0,
 }  # fmt: skip
 INPUT_LIMIT = 100.0  # secure sums: how much larger than other numbers those of an input factor may be
 _ASKS = "asks"  # in the server's message where it asks for constant factors
@@ -84,7 +85,7 @@ class SumNTKFL(Method):
     linear_head: bool = Field(
         False,
         description="what trains is a linear head on frozen features: defaults that suit it (μ 2, δ 1e-4, t none, "
-        "largest 4096, float32, no averaging, no smoothing, input factors of one cohort)",
+        "largest 4096, float32, no averaging, no smoothing, no step_limit, input factors of one cohort)",
     )
     average: float = Field(0.9, ge=0, lt=1, description="running average of the rounds' weights; 0: none")
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="part of a class label spread over all; 0 with mse")
@@ -109,17 +110,20 @@ class SumNTKFL(Method):
         0.1, ge=0, description="first layers' input factors are asked for until a cohort changes their mean by less"
     )
     input_cohorts: int = Field(2, ge=1, description="and of this many cohorts at most")
-    step_limit: float | None = Field(
-        None,
-        gt=0,
+    step_limit: float = Field(
+        1.5,
+        ge=0,
         description="how many times the median client's step a client's own may be, and how many times its samples: "
-        "what is more is scaled down (1.5 against Byzantine clients; not under secure sums, which show no client's)",
+        "what is more is scaled down, against Byzantine clients; 0: nothing is, the default of secure sums, which "
+        "show no client's, and of linear heads, whose solution is exact",
     )
 
     @model_validator(mode="before")
     @classmethod
     def _resolve_defaults(cls, values: dict[str, Any]) -> dict[str, Any]:
         out = (LINEAR_HEAD if values.get("linear_head") else {}) | dict(values)
+        if out.get("secure_sum"):
+            out.setdefault("step_limit", 0.0)
         if out.get("loss", "ce") != "ce":
             out.setdefault("label_smoothing", 0.0)
         return out
@@ -130,7 +134,7 @@ class SumNTKFL(Method):
             raise unknown("control of μ", self.control, CONTROLS)
         if self.control == "measured" and self.secure_sum:
             raise ConfigError("a secure sum is taken once per round, and control 'measured' needs two: use 'fixed'")
-        if self.step_limit is not None and self.secure_sum:
+        if self.step_limit and self.secure_sum:
             raise ConfigError("step_limit compares clients' sums, of which a secure sum shows none: leave it out")
         if self.values not in ("float16", "float32"):
             raise ConfigError(f"sums travel as float16 or float32, not as {self.values}")
@@ -144,7 +148,7 @@ class SumNTKFL(Method):
         asks = still_asked(state)
         arrays = self._pack({"weights": w}) | ({_ASKS: torch.tensor(1, dtype=torch.uint8)} if asks else {})
         replies = yield Message("weights", round, arrays | pack_steps(alternatives))
-        own = [] if self.step_limit is None else [ClientGradient.of(self.read(task, r, w).sums) for r in replies]
+        own = self._gradients(task, replies, w) if self.step_limit else []
         sums, losses, fresh = self._add_up(task, replies, 1 + (0 if alternatives is None else len(alternatives)))
         kept, spectra = constant_factors(state, sums, fresh, self.input_tolerance, self.input_cohorts)
         kept |= head_factors(sums, task.outputs)
@@ -157,7 +161,7 @@ class SumNTKFL(Method):
             mu = yield from self._measured(flow, w, round, float(state["mu"][0]) if "mu" in state else mu)
             kept["mu"] = torch.tensor([mu], dtype=torch.float64, device=w.device)
         clipped = 0
-        if self.step_limit is not None:
+        if self.step_limit:
             flow, clipped = bounded(flow, own, self.step_limit, self.time, mu, self.delta)
         change = flow.change(self.time, mu, self.delta)
         new = check_finite(w + change, "the model after the flow")
@@ -264,6 +268,10 @@ class SumNTKFL(Method):
             if vector.shape != task.like.shape:
                 raise MessageError(f"weights of shape {list(vector.shape)}, and this model has {task.like.numel()}")
         return vectors
+
+    def _gradients(self, task: Task, replies: Sequence[Message], like: Tensor) -> list[ClientGradient]:
+        sums = gradients_apart(replies) or [self.read(task, reply, like).sums for reply in replies]
+        return [ClientGradient.of(own) for own in sums]
 
     def _add_up(self, task: Task, replies: list[Message], candidates: int) -> Reply:
         """The sum of all replies: at once where `check_together` read them so, else one at a time, so that nothing here

@@ -6,7 +6,7 @@ multiplies each entry of U_Gᵀ g U_A by φ = (1 − e^{−t(μΛ + δ)}) / (μ�
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import NamedTuple
 
@@ -81,6 +81,21 @@ class Flow:
             for layer, A, G, rotated in self._parts
         ]
         return other
+
+    def step_lengths(self, gradients: Sequence[Tensor], time: float | None, mu: float, delta: float) -> Tensor:
+        """‖w(t) − w‖ that each of these mean gradients [d] alone would drive, [gradients]: eigenvectors turn, and so
+        keep lengths, so that nothing is turned back.
+        """
+        squares = self._columns.new_zeros(len(gradients))
+        for layer, A, G, rotated in self._parts:
+            phi = _phi(mu * G.values.unsqueeze(2) * A.values.unsqueeze(1) + delta, time)
+            for i, gradient in enumerate(gradients):
+                moved = _rotated(layer.matrices(gradient, *rotated.shape[:2]), A, G) * phi
+                squares[i] += moved.square().sum()
+        if len(self._rest):
+            rest = torch.stack([gradient[self._rest] for gradient in gradients])
+            squares += (rest * _phi(mu * self._squares + delta, time)).square().sum(1)
+        return squares.sqrt()
 
     def change(self, time: float | None, mu: float, delta: float) -> Tensor:
         """w(t) − w, [d]; time None: the end of the flow, where directions without curvature stay as they are."""
