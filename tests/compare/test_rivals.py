@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ntkfl.compare.spec import Comparison
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+SEARCHES = [CONFIGS / f"{name}.toml" for name in ("rivals-search", "rivals-search-tct")]
 
 
 def test_equal_budgets_and_seeds_that_chose_nothing() -> None:
-    search, report = (Comparison.read(CONFIGS / f"{name}.toml") for name in ("rivals-search", "rivals"))
-    for entry in search.methods:
-        assert 25 <= math.prod(map(len, entry.grid.values())) <= 27, entry.label
-        assert all(len(values) >= 3 for values in entry.grid.values()), entry.label  # else no value is inside
-    assert not {*search.search.seed, *search.seeds} & {*report.seeds}
-    assert (search.data, search.clients_per_round) == (report.data, report.clients_per_round)
+    report = Comparison.read(CONFIGS / "rivals.toml")
+    for search in map(Comparison.read, SEARCHES):
+        for entry in search.methods:
+            settings = math.prod(map(len, entry.grid.values()))
+            assert 25 <= settings <= 27 or (len(entry.grid) == 1 and settings == 5), entry.label
+            assert all(len(values) >= 3 for values in entry.grid.values()), entry.label  # else no value is inside
+        assert not {*search.search.seed, *search.seeds} & {*report.seeds}
+        assert (search.data, search.clients_per_round) == (report.data, report.clients_per_round)
+        assert (search.search.rounds, search.search.keep) == ((6, 20), 0.25)
 
 
 def test_what_is_searched_is_what_is_reported() -> None:
     """Every method that was searched stands in the report, with a value for each option that was."""
-    search, report = (Comparison.read(CONFIGS / f"{name}.toml") for name in ("rivals-search", "rivals"))
-    for entry in search.methods:
-        own = [
-            other.method
-            for other in report.methods
-            if other.method["name"] == entry.method["name"] and other.method.get("fisher") == entry.method.get("fisher")
-        ]
+    report = Comparison.read(CONFIGS / "rivals.toml")
+    for entry in (entry for path in SEARCHES for entry in Comparison.read(path).methods):
+        own = [other.method for other in report.methods if _like(other.method) == _like(entry.method)]
         assert own, entry.label
         for method in own:
             if entry.method["name"] != "sum-ntk-fl":  # stands there with its defaults
                 assert set(entry.grid) <= set(method), entry.label
+
+
+def _like(method: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What makes it another method under the same name."""
+    return tuple(method.get(option) for option in ("name", "fisher", "scheme"))
