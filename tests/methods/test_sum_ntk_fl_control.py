@@ -42,7 +42,7 @@ def test_the_next_cohort_judges() -> None:
 
 def test_a_judge_recovers_from_steps_that_are_far_too_long() -> None:
     task, clients = small_task(dtype=torch.float32), small_clients(30, 12, 21, dtype=torch.float32)
-    options: dict[str, Any] = {"mu": 0.05, "delta": 0.0, "average": 0}
+    options: dict[str, Any] = {"mu": 0.05, "delta": 0.0, "average": 0, "step_limit": 0}
     x, y = pooled(clients)
     ends = {}
     for control in ("fixed", "judge"):
