@@ -11,6 +11,7 @@ import ntkfl
 from ntkfl.federation.simulation import Simulation
 from ntkfl.federation.validation import Filtered, filter_replies
 from ntkfl.methods import SumNTKFL
+from ntkfl.tangent.sums import GRADIENT
 from ntkfl.wire import Message
 from tests.methods.rounds import small_clients, small_task
 
@@ -54,7 +55,10 @@ def test_the_same_replies_are_used_and_add_up_to_the_same(change: Change, monkey
         received = [Message.decode(payload) for payload in sent]
         received[3] = change(received[3])
         filtered = filter_replies(method, task, received)
-        total = method._add_up(task, list(filtered.replies), 1)
+        total, own = method._add_up(task, list(filtered.replies), 1)
+        assert len(own) == len(filtered.replies)
+        summed = torch.stack([client.gradient for client in own]).sum(0)
+        assert torch.allclose(summed, total.sums.arrays[GRADIENT], rtol=1e-5, atol=1e-7)
         found.append((filtered, sent, total.sums.arrays, float(total.losses[0])))
     (one, bytes_one, sums, loss), (other, bytes_other, also, same) = found
     assert list(map(len, bytes_one)) == list(map(len, bytes_other))

@@ -72,11 +72,11 @@ def added_up(replies: Sequence[Message]) -> Reply | None:
     return Reply(sums, whole.losses[index].sum(0), whole.fresh[index].sum())
 
 
-def gradients_apart(replies: Sequence[Message]) -> list[Sums] | None:
-    """Each one's gradient and samples, of replies that were read together; None where they were not."""
+def gradients_apart(replies: Sequence[Message]) -> list[Sums]:
+    """Each one's gradient and samples, of replies that were read together; empty where they were not."""
     found = _read_before(replies)
     if found is None:
-        return None
+        return []
     whole, index = found
     gradients, samples = (whole.sums.arrays[name][index] for name in (GRADIENT, SAMPLES))
     return [Sums({GRADIENT: g, SAMPLES: n}) for g, n in zip(gradients, samples, strict=True)]

@@ -148,8 +148,8 @@ class SumNTKFL(Method):
         asks = still_asked(state)
         arrays = self._pack({"weights": w}) | ({_ASKS: torch.tensor(1, dtype=torch.uint8)} if asks else {})
         replies = yield Message("weights", round, arrays | pack_steps(alternatives))
-        own = self._gradients(task, replies, w) if self.step_limit else []
-        sums, losses, fresh = self._add_up(task, replies, 1 + (0 if alternatives is None else len(alternatives)))
+        count = 1 + (0 if alternatives is None else len(alternatives))
+        (sums, losses, fresh), own = self._add_up(task, replies, count)
         kept, spectra = constant_factors(state, sums, fresh, self.input_tolerance, self.input_cohorts)
         kept |= head_factors(sums, task.outputs)
         flow = Flow(sums, spectra)
@@ -269,24 +269,22 @@ class SumNTKFL(Method):
                 raise MessageError(f"weights of shape {list(vector.shape)}, and this model has {task.like.numel()}")
         return vectors
 
-    def _gradients(self, task: Task, replies: Sequence[Message], like: Tensor) -> list[ClientGradient]:
-        sums = gradients_apart(replies) or [self.read(task, reply, like).sums for reply in replies]
-        return [ClientGradient.of(own) for own in sums]
-
-    def _add_up(self, task: Task, replies: list[Message], candidates: int) -> Reply:
-        """The sum of all replies: at once where `check_together` read them so, else one at a time, so that nothing here
-        grows with their number.
+    def _add_up(self, task: Task, replies: list[Message], candidates: int) -> tuple[Reply, list[ClientGradient]]:
+        """The sum of all replies, and with `step_limit` each one's gradient: at once where `check_together` read them
+        so, else one at a time, so that but for gradients nothing here grows with their number.
         """
-        total = added_up(replies)
+        total, own = added_up(replies), list[ClientGradient]()
         if total is not None:
+            own = [ClientGradient.of(sums) for sums in gradients_apart(replies)] if self.step_limit else []
             replies.clear()
             self._check_losses(total, candidates)
         while replies:
             one = self._check_losses(self.read(task, replies.pop(0), task.like), candidates)
+            own += [ClientGradient.of(one.sums)] if self.step_limit else []
             total = one if total is None else total.plus(one)
         if total is None:
             raise TooFew("no client's sums came")
-        return total
+        return total, own
 
     def _check_losses(self, reply: Reply, candidates: int) -> Reply:
         if len(reply.losses) != candidates:
