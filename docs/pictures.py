@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 ROOT = Path(__file__).parent.parent
 SHOWN = {
     "NTK-FL from sums": ("NTK-FL from sums", "#0072b2"),
-    "FedAdam, averaged": ("FedAdam at its best", "#e69f00"),
-    "FedAvg, averaged": ("FedAvg at its best", "#999999"),
+    "FedAdam, averaged": ("FedAdam as searched", "#e69f00"),
+    "FedAvg, averaged": ("FedAvg as searched", "#999999"),
 }
 TARGET, ROUNDS = 0.85, 60
 # What is sent, and where its attacks are: file, label there.
