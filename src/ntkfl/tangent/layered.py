@@ -223,7 +223,7 @@ def layered_flow(J: Jacobian, f0: Tensor, Y: Tensor, rate: float, loss: Loss) ->
         except Exception as error:  # no Triton, no compiler for it, a GPU it does not know: whatever it may raise
             torch.cuda.synchronize(J.device)
             logging.getLogger(__name__).warning("products with the kernel take their slower way: %s", error)
-            _own.no = True
+            _own.no = not isinstance(error, torch.OutOfMemoryError)  # which may pass
             return None
         if len(kept) > _KEPT:
             kept.popitem(last=False)
