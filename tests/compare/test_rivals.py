@@ -10,7 +10,7 @@ from typing import Any
 from ntkfl.compare.spec import Comparison
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-SEARCHES = [CONFIGS / f"{name}.toml" for name in ("rivals-search", "rivals-search-tct")]
+SEARCHES = [CONFIGS / f"{name}.toml" for name in ("rivals-search", "rivals-search-slow")]
 
 
 def test_equal_budgets_and_seeds_that_chose_nothing() -> None:

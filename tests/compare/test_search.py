@@ -94,6 +94,23 @@ def test_halving_continues_only_the_best(tmp_path: Path) -> None:
     assert lengths == [1, 1, 1, 2]  # a quarter of four settings went on, from where it was
 
 
+def test_a_final_rung_decides_by_late_rounds(tmp_path: Path) -> None:
+    """lr 0.3 is ahead in two rounds and behind in four: with the final rung, among the best three, 0.1 is chosen."""
+    early = read(tmp_path, TOML.replace("extend = 1", "extend = 0"))
+    late = read(tmp_path, TOML.replace("extend = 1", "extend = 0\nfinal_rounds = 4\nfinalists = 3"))
+
+    def run(cells: list[Cell]) -> None:
+        for cell in cells:
+            sign = 1 if cell.config.rounds <= 2 else -1
+            FakeRuns(lambda m, sign=sign: 0.5 + sign * m["lr"] - m["local_steps"] / 100)([cell])
+
+    chosen = [search(c, c.methods, tmp_path / str(i), run)["FedAvg"] for i, c in enumerate((early, late))]  # type: ignore[arg-type]
+    assert [c.options for c in chosen] == [{"lr": 0.3, "local_steps": 2}, {"lr": 0.1, "local_steps": 2}]
+    assert chosen[1].at_edge == ["local_steps", "lr"]
+    lengths = sorted(len(RunFolder(p).records()) for p in (tmp_path / "1").iterdir())
+    assert lengths == [1, 4, 4, 4]
+
+
 def test_a_small_grid_may_keep_more_than_its_part(tmp_path: Path) -> None:
     comparison = read(tmp_path, TOML.replace("extend = 1", "extend = 0\nkeep_at_least = 3"))
     runs = FakeRuns(lambda m: m["lr"] + m["local_steps"] / 100)
@@ -107,7 +124,11 @@ def test_a_small_grid_may_keep_more_than_its_part(tmp_path: Path) -> None:
         ({"lr": 0.1}, [0.01, 0.03, 0.1], [0.33]),
         ({"lr": 0.01}, [0.01, 0.03, 0.1], [0.0033]),
         ({"lr": 0.03}, [0.01, 0.03, 0.1], None),
-        ({"lr": 50}, [30, 40, 50], [60]),
+        ({"lr": 600}, [150, 300, 600], [1200]),
+        ({"lr": 50}, [30, 40, 50], [62]),
+        ({"lr": 20}, [20, 60, 150], [7]),
+        ({"lr": 2}, [2, 3, 4], [1]),
+        ({"lr": 0}, [0, 1], None),
         ({"lr": 1}, [1, 3, 5], None),  # fewer than one step cannot be
         ({"lr": 5}, [5], None),
     ],

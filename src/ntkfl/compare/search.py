@@ -63,7 +63,34 @@ def search(comparison: Comparison, entries: Sequence[Entry], root: Path, run: Ru
         open_entries = still
         if not open_entries:
             break
+    if comparison.search.final_rounds is not None:
+        _final(comparison, [entry for entry in entries if entry.grid], scores, chosen, root, run)
     return chosen
+
+
+def _final(
+    comparison: Comparison,
+    entries: Sequence[Entry],
+    scores: Mapping[str, Scores],
+    chosen: dict[str, Chosen],
+    root: Path,
+    run: Runner,
+) -> None:
+    """The best few settings of each entry at the final rung: what leads early need not lead late."""
+    rounds = comparison.search.final_rounds
+    assert rounds is not None
+    cells = {
+        (entry.label, s): [_cell(comparison, entry, s, seed, rounds, root) for seed in comparison.search.seed]
+        for entry in entries
+        if not chosen[entry.label].nothing
+        for s in sorted(scores[entry.label], key=lambda s: scores[entry.label][s])[-comparison.search.finalists :]
+    }
+    run([cell for own in cells.values() for cell in own])
+    for label in dict.fromkeys(label for label, _ in cells):
+        final = {s: sum(map(score, own)) / len(own) for (owner, s), own in cells.items() if owner == label}
+        best = max(final, key=lambda s: final[s])
+        grid = chosen[label].tried
+        chosen[label] = Chosen(dict(best), final[best], grid, sorted(edges_of(dict(best), grid)))
 
 
 def _fresh(grid: Mapping[str, Sequence[float]], scores: Scores) -> list[Setting]:
@@ -132,19 +159,17 @@ def _settings(grid: Mapping[str, Sequence[float]]) -> list[Setting]:
 
 
 def edges_of(best: Mapping[str, float], grid: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """For each option whose best value is the first or last of several: the next value beyond."""
+    """For each option whose best value is the first or last of several: the next value beyond, in the same ratio."""
     beyond: dict[str, list[float]] = {}
     for name, values in grid.items():
         if len(values) < 2:
             continue
         integer = all(float(v).is_integer() for v in values)
-        if best[name] == values[-1]:
-            following = values[-1] ** 2 / values[-2] if not integer else 2 * values[-1] - values[-2]
-            beyond[name] = [_tidy(following)]
-        elif best[name] == values[0]:
-            before = values[0] ** 2 / values[1] if not integer else values[0] - (values[1] - values[0])
-            if before > 0 and not (integer and before < 1):
-                beyond[name] = [_tidy(before)]
+        for edge, neighbour in ((values[-1], values[-2]), (values[0], values[1])):
+            if best[name] == edge and edge > 0 and neighbour > 0:
+                following = _tidy(edge**2 / neighbour, integer)
+                if following > 0 and (following - edge) * (edge - neighbour) > 0:  # rounded, it may be zero or the edge
+                    beyond[name] = [following]
     return beyond
 
 
@@ -157,8 +182,8 @@ def _valid(entry: Entry, options: Mapping[str, float]) -> bool:
     return True
 
 
-def _tidy(value: float) -> float:
-    return float(f"{value:.2g}")
+def _tidy(value: float, integer: bool) -> float:
+    return float(round(float(f"{value:.2g}"))) if integer else float(f"{value:.2g}")
 
 
 def describe(chosen: Chosen, entry: Entry) -> dict[str, Any]:

@@ -32,6 +32,10 @@ class Search(Options):
     keep: float = Field(0.25, gt=0, le=1, description="part of the settings that goes on to the next rung")
     keep_at_least: int = Field(1, ge=1, description="settings that go on, where that part of a small grid is fewer")
     extend: int = Field(3, ge=0, description="how often a grid may grow where its best value lies at the edge")
+    final_rounds: int | None = Field(
+        None, ge=1, description="rounds of a final rung, once grids have stopped growing; default: there is none"
+    )
+    finalists: int = Field(3, ge=1, description="settings of each method in the final rung, its best by then")
     seed: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (0,), min_length=1, description="of a setting's runs: one, or several whose scores are averaged"
     )
