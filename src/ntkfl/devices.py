@@ -51,14 +51,21 @@ def devices_here() -> list[str]:
 
 
 def joined_on(device: torch.device, parts: Sequence[Tensor]) -> Tensor:
-    """Rows of all parts, of this machine's memory, as one tensor on `device`: one copy there, from pinned memory, which
-    a GPU reads six times as fast as any other.
+    """Rows of all parts, of this machine's memory, as one tensor on `device`, from pinned memory, which a GPU reads six
+    times as fast as any other: each part from where it is if that is pinned, else all in one copy.
     """
     if device.type != "cuda":
         return torch.cat(list(parts)).to(device)
-    rows = sum(len(part) for part in parts)
-    room = torch.empty((rows, *parts[0].shape[1:]), dtype=parts[0].dtype, pin_memory=True)
-    return torch.cat(list(parts), out=room).to(device, non_blocking=True)
+    counts = [len(part) for part in parts]
+    shape, dtype = (sum(counts), *parts[0].shape[1:]), parts[0].dtype
+    if not all(part.is_pinned() for part in parts):
+        room = torch.empty(shape, dtype=dtype, pin_memory=True)
+        return torch.cat(list(parts), out=room).to(device, non_blocking=True)
+    whole = torch.empty(shape, dtype=dtype, device=device)
+    for place, part in zip(whole.split(counts), parts, strict=True):
+        place.copy_(part, non_blocking=True)
+    torch.cuda.current_stream(device).synchronize()  # from now on the parts may be let go
+    return whole
 
 
 def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:

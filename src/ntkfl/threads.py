@@ -13,6 +13,7 @@ import torch
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
+_THREADS = min(8, os.cpu_count() or 1)
 
 
 @contextmanager
@@ -30,15 +31,19 @@ def in_threads(function: Callable[[_In], _Out], items: Iterable[_In]) -> list[_O
     """What `function` gives for each of the items, in their order, by as many threads as there are cores, up to 8.
 
     For functions that are a few long calls which let go of the interpreter: numpy's copies, zlib's checksums. Between
-    these threads take turns, and to hand the turn over takes longer than a small one. They must not call this.
+    these threads take turns, and to hand the turn over takes longer than a small one: each thread gets its share of the
+    items at once. They must not call this.
     """
-    return list(_pool().map(function, items))
+    given = list(items)
+    shares = [given[i::_THREADS] for i in range(min(_THREADS, len(given)))]
+    done = list(_pool().map(lambda share: [function(item) for item in share], shares))
+    return [done[i % _THREADS][i // _THREADS] for i in range(len(given))]
 
 
 @cache
 def _pool() -> ThreadPoolExecutor:
     """One for all: to start and end threads takes longer than most of what they do."""
-    return ThreadPoolExecutor(min(8, os.cpu_count() or 1), "ntkfl")
+    return ThreadPoolExecutor(_THREADS, "ntkfl")
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from ntkfl.data import Federated
+from ntkfl.data.table import Rows
 from ntkfl.errors import ConfigError
 from ntkfl.federation.byzantine import ByzantineClients
 from ntkfl.federation.client import Answer, Batch, Client, LatestMemory, Memory, SeededRandomness
@@ -26,10 +28,11 @@ from ntkfl.privacy.subsample import equal_rows
 from ntkfl.threads import in_threads
 from ntkfl.wire import Message
 from ntkfl.wire.container import CHECKSUM, pack_into
+from ntkfl.wire.together import LARGE, decode_together, encode_together
 
 _MOMENTS = "moments"
-_LARGE = 2**24  # bytes of all answers, below which threads cost more than they save
 _KEPT_ROOM = 2**24  # bytes of a message up to which a thread keeps the room for it
+_SPARE = 16  # times a run's samples that a GPU has room for, if it is to hold them all as they are stored
 _own = threading.local()
 
 
@@ -54,6 +57,7 @@ class SimulatedClients:
         self.rows = method.rows_per_client or equal_rows(fed.sizes, method.subsample_rate)
         self._clients: dict[int, Client] = {}
         self._data: dict[int, Batch] = {}
+        self._rows: Rows | None = None  # all of them where the network is, if that is no CPU
 
     def __len__(self) -> int:
         return len(self.fed)
@@ -71,6 +75,23 @@ class SimulatedClients:
                 respond=self.respond,
             )
         return self._clients[number]
+
+    def load(self, numbers: Sequence[int]) -> None:
+        """Make the samples of all these clients ready at once, on a GPU that holds everybody's: one copy for the run,
+        and one gather for clients that are new. What depends on how many samples are computed on together is left out.
+        """
+        device, fed = self.task.like.device, self.fed
+        new = [number for number in numbers if number not in self._data]
+        if device.type != "cuda" or not new or self.projection is not None or self.features is not None:
+            return
+        if self._rows is None:
+            if _SPARE * (fed.rows.x.nbytes + fed.rows.y.nbytes) > torch.cuda.mem_get_info(device)[0]:
+                return
+            self._rows = replace(fed.rows, x=fed.rows.x.to(device), y=fed.rows.y.to(device))
+        indices = [fed.indices[number] for number in new]
+        x, y = self.place(self._rows.take(torch.cat(indices).to(device)))
+        counts = [len(index) for index in indices]
+        self._data |= dict(zip(new, zip(x.split(counts), y.split(counts), strict=True), strict=True))
 
     def _load(self, number: int) -> Batch:
         if number in self._data:
@@ -111,8 +132,13 @@ class SimulatedClients:
 def through_bytes(answers: list[Message]) -> list[tuple[Message, int]]:
     """Each answer after its way through bytes, and how many they were. Answers are let go as they are sent, since
     uploads are large; copies and checksums of many bytes are made in several threads, as they do not need the
-    interpreter: all else is done before, since threads that take turns at it wait for each other.
+    interpreter: all else is done before, since threads that take turns at it wait for each other. Answers on a GPU are
+    encoded by its copies.
     """
+    if any(array.is_cuda for answer in answers for array in answer.arrays.values()):
+        payloads = encode_together(answers)
+        answers.clear()
+        return list(zip(decode_together(payloads), map(len, payloads), strict=True))
     waiting = {number: answer.encoded_parts() for number, answer in enumerate(answers)}
     sizes = [sum(map(len, parts)) + CHECKSUM for parts in waiting.values()]
     answers.clear()
@@ -120,7 +146,7 @@ def through_bytes(answers: list[Message]) -> list[tuple[Message, int]]:
     def send(number: int) -> Message:
         return Message.decode(pack_into(_room(sizes[number]), waiting.pop(number)))
 
-    large = sum(sizes) >= _LARGE
+    large = sum(sizes) >= LARGE
     replies = in_threads(send, range(len(sizes))) if large else [send(number) for number in range(len(sizes))]
     return list(zip(replies, sizes, strict=True))
 
@@ -153,6 +179,7 @@ class LocalTransport(Transport):
         return range(len(self.clients))
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
+        self.clients.load(cohort)
         self._round, self._rounds = round, {number: self.clients[number].at(round) for number in cohort}
         self._recorder = TranscriptRecorder(round, cohort) if round in self._recorded else None
 

@@ -11,7 +11,6 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ntkfl.devices import to_host
 from ntkfl.errors import ConfigError, MessageError, unknown
 from ntkfl.methods.base import ClientRound, Method, Task, take_labels
 from ntkfl.methods.batching import batched, in_groups, joined
@@ -63,12 +62,9 @@ class NTKUpload(Method):
         return [upload for some in groups for upload in self.upload_together(task, round, w, some)]
 
     def upload_together(self, task: Task, round: int, w: Tensor, clients: Sequence[ClientRound]) -> list[Message]:
-        """The same in one computation for all of them, what they send on the CPU."""
+        """The same in one computation for all of them."""
         x, y = joined([client.x for client in clients]), joined([client.y for client in clients])
         J, f0, labels = task.jacobian(w, x, self.form), task.predict(w, x), pack_labels(y, task.outputs)
-        if not self.sparsity:
-            f0, labels, *stored = to_host([f0, labels, *J.tensors()])
-            J = J.mapped(lambda _: stored.pop(0))
         uploads, at = [], 0
         for client in clients:
             rows = slice(at, at + len(client))

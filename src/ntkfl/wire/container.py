@@ -60,10 +60,14 @@ def pack_parts(kind: int, round: int, arrays: Mapping[str, Tensor]) -> list[byte
         dtype = _DTYPES[_CODE[tensor.dtype]][1]
         values = np.ascontiguousarray(tensor.detach().cpu().numpy().astype(dtype, copy=False))
         parts.append(values.reshape(-1).view(np.uint8).data)
-    size = sum(map(len, parts)) + _CRC.size
-    if len(arrays) > most_arrays(size):
-        raise MessageError(f"{len(arrays)} arrays in {size} bytes are more than a message may have: use codec 'dense'")
+    check_arrays(len(arrays), sum(map(len, parts)) + _CRC.size)
     return parts
+
+
+def check_arrays(count: int, size: int) -> None:
+    """`MessageError` where a message of `size` bytes would have more arrays than it may."""
+    if count > most_arrays(size):
+        raise MessageError(f"{count} arrays in {size} bytes are more than a message may have: use codec 'dense'")
 
 
 def pack_into(room: NDArray[np.uint8], parts: Sequence[bytes | memoryview]) -> memoryview:
@@ -91,8 +95,14 @@ def most_arrays(size: int) -> int:
     return MOST_ARRAYS + size // _ARRAY_BYTES
 
 
-def unpack(payload: bytes | memoryview) -> tuple[int, int, dict[str, Tensor]]:
-    """(kind, round, arrays) of a container; `MessageError` for anything that is not exactly one."""
+def unpack(
+    payload: bytes | memoryview, crc: int | None = None, copy: bool = True
+) -> tuple[int, int, dict[str, Tensor]]:
+    """(kind, round, arrays) of a container; `MessageError` for anything that is not exactly one.
+
+    `crc` is the CRC-32 of all but its last four bytes, where somebody has computed it. Without `copy`, arrays that lie
+    in the payload as this machine wants them stay there.
+    """
     if len(payload) < _HEADER.size + _CRC.size:
         raise MessageError(f"a message of {len(payload)} bytes is shorter than any message")
     magic, version, kind, round, count = _HEADER.unpack_from(payload)
@@ -103,7 +113,7 @@ def unpack(payload: bytes | memoryview) -> tuple[int, int, dict[str, Tensor]]:
     if count > most_arrays(len(payload)):
         raise MessageError(f"{count} arrays in {len(payload)} bytes are more than a message may have")
     body = memoryview(payload)[: -_CRC.size]
-    if zlib.crc32(body) != _CRC.unpack_from(payload, len(body))[0]:
+    if (zlib.crc32(body) if crc is None else crc) != _CRC.unpack_from(payload, len(body))[0]:
         raise MessageError("the message was damaged on its way: its checksum does not match")
     heads: list[tuple[str, int, tuple[int, ...]]] = []
     at = _HEADER.size
@@ -129,7 +139,8 @@ def unpack(payload: bytes | memoryview) -> tuple[int, int, dict[str, Tensor]]:
             raise MessageError(f"array {name!r} of shape {list(shape)} does not fit into the message")
         try:
             values = np.frombuffer(body, dtype=dtype, count=math.prod(shape), offset=at).reshape(shape)
-            arrays[name] = torch.from_numpy(values.astype(dtype.newbyteorder("="), copy=True))
+            moved = copy or not values.flags.aligned
+            arrays[name] = torch.from_numpy(values.astype(dtype.newbyteorder("="), copy=moved))
         except (ValueError, OverflowError, RuntimeError):  # no numbers, in a shape too large to be one
             raise MessageError(f"array {name!r} cannot have the shape {list(shape)}") from None
         at += size

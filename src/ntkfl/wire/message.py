@@ -42,8 +42,9 @@ class Message:
         return pack_header(KINDS.index(self.kind), self.round, self.arrays)
 
     @staticmethod
-    def decode(payload: bytes | memoryview) -> Message:
-        kind, round, arrays = unpack(payload)
+    def decode(payload: bytes | memoryview, crc: int | None = None, copy: bool = True) -> Message:
+        """The message of these bytes; `crc` and `copy` as for `unpack`."""
+        kind, round, arrays = unpack(payload, crc, copy)
         if kind >= len(KINDS):
             raise MessageError(f"message kind {kind} is unknown")
         return Message(KINDS[kind], round, arrays)
