@@ -31,6 +31,8 @@ class Given:
     def __getitem__(self, number: int) -> _Same:
         return self._clients[number]
 
+    def load(self, numbers: Sequence[int]) -> None: ...
+
 
 class _Same:
     def __init__(self, client: ClientRound) -> None:

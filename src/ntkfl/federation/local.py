@@ -18,10 +18,12 @@ from ntkfl.errors import ConfigError
 from ntkfl.federation.byzantine import ByzantineClients
 from ntkfl.federation.client import Answer, Batch, Client, LatestMemory, Memory, SeededRandomness
 from ntkfl.federation.feature_cache import FeatureCache
+from ntkfl.federation.memory_check import available_bytes
 from ntkfl.federation.transcript import Transcript, TranscriptRecorder
 from ntkfl.federation.transport import Traffic, Transport
 from ntkfl.methods import ClientRound, Method, State, Task
 from ntkfl.methods.base import Outgoing
+from ntkfl.methods.batching import batched
 from ntkfl.methods.batchnorm import answer
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.privacy.subsample import equal_rows
@@ -82,10 +84,10 @@ class SimulatedClients:
         """
         device, fed = self.task.like.device, self.fed
         new = [number for number in numbers if number not in self._data]
-        if device.type != "cuda" or not new or self.projection is not None or self.features is not None:
+        if not (batched(self.task) and new) or self.projection is not None or self.features is not None:
             return
         if self._rows is None:
-            if _SPARE * (fed.rows.x.nbytes + fed.rows.y.nbytes) > torch.cuda.mem_get_info(device)[0]:
+            if _SPARE * (fed.rows.x.nbytes + fed.rows.y.nbytes) > (available_bytes(device) or 0):
                 return
             self._rows = replace(fed.rows, x=fed.rows.x.to(device), y=fed.rows.y.to(device))
         indices = [fed.indices[number] for number in new]

@@ -22,6 +22,7 @@ from ntkfl.privacy.sparsify import kept, sparsify
 from ntkfl.tangent import Jacobian, jacobian_numbers, working_numbers
 from ntkfl.tangent.build import FORMS
 from ntkfl.wire import Message, join_rows, pack_jacobian, pack_labels, split_rows, stack_messages, unpack_jacobian
+from ntkfl.wire.message import describes
 from ntkfl.wire.topk import pack_topk, unpack_topk
 
 CODECS = ("auto", "factored", "dense", "topk")
@@ -65,13 +66,14 @@ class NTKUpload(Method):
         """The same in one computation for all of them."""
         x, y = joined([client.x for client in clients]), joined([client.y for client in clients])
         J, f0, labels = task.jacobian(w, x, self.form), task.predict(w, x), pack_labels(y, task.outputs)
+        whole = {"outputs": f0, "labels": labels} | ({} if self.sparsity else self.pack(J))
         uploads, at = [], 0
         for client in clients:
             rows = slice(at, at + len(client))
-            arrays = {"outputs": f0[rows], "labels": labels[rows]}
-            own = J[rows] if len(clients) > 1 else J
-            packed = self.pack(sparsify(own, self.sparsity) if self.sparsity else own)
-            uploads.append(Message("upload", round, arrays | packed))
+            arrays = {name: array if describes(name) else array[rows] for name, array in whole.items()}
+            if self.sparsity:
+                arrays |= self.pack(sparsify(J[rows] if len(clients) > 1 else J, self.sparsity))
+            uploads.append(Message("upload", round, arrays))
             at = rows.stop
         return uploads
 

@@ -25,6 +25,8 @@ def subsample(count: int, rate: float, generator: random.Random, most: int | Non
         raise ConfigError(f"the subsampling rate must lie in (0, 1], got {rate}")
     if count < 1:
         raise ConfigError("there is nothing to sample from")
+    if rate == 1 and (most is None or count <= most):
+        return torch.arange(count)
     wanted = eligible(count, rate)
     rows = list(range(count)) if rate == 1 else generator.sample(range(count), wanted)
     if most is not None and len(rows) > most:

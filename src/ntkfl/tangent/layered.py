@@ -73,7 +73,7 @@ class LayeredFlow(Stepper):
         self._Z, self._st, self._M, self._same = room(rows, C), room(H, rows), room(self._sizes["OP"], H), room(H, C)
         self._Zs, self._Xs, self._Ws = half(2, rows, C), half(2, rows, H), half(2, H, C)  # high and low halves
         self._parts, self._scales = room(layered_kernels.PARTS, H, C), room(H)
-        self._f0, self._Y, self._product = (room(rows, outputs) for _ in range(3))
+        self._f0, self._Y, self._f, self._product = (room(rows, outputs) for _ in range(4))
         self._numbers, self._at = double(5), torch.zeros(1, dtype=torch.int64, device=device)
         self._table = double(2 * MOST_STAGES, 5)
         self._table[0, 2] = 1.0  # what is given, as it is
@@ -95,6 +95,7 @@ class LayeredFlow(Stepper):
         work: dict[tuple[str, int, int], Callable[[], None]] = {
             ("product", 0, 0): partial(self._evaluate, 0, self._product),
             ("slope", 0, 0): partial(self._evaluate, 1, self._slope),
+            ("curvature", 0, 0): partial(self._evaluate, 4, self._slope),
         }
         for slot in (0, 1):
             work["begin", slot, 0] = partial(self._spread, *self._ends[slot], self._control)
@@ -135,8 +136,16 @@ class LayeredFlow(Stepper):
 
     def evaluate(self, y: Tensor) -> Tensor:
         self.evaluations += 1
-        self._given[: self._N] = y
-        self._replay("slope")
+        return self._of("slope", y)
+
+    def stiffness(self, y: Tensor) -> Callable[[Tensor], Tensor]:
+        """v ↦ (η/N) Λ Θ v with Λ the loss's curvature at R = y: the flow's Jacobian there, times −1."""
+        torch.add(self._f0[: self._N], self.product(y), out=self._f[: self._N])
+        return partial(self._of, "curvature")
+
+    def _of(self, what: str, given: Tensor) -> Tensor:
+        self._given[: self._N] = given
+        self._replay(what)
         return self._slope[: self._N].clone()
 
     def step(self, y: Tensor, slope: Tensor, h: float, stages: int) -> Tensor:
@@ -220,7 +229,7 @@ class LayeredFlow(Stepper):
         k.there[C // k.BC, k.PARTS](*self._Zs, *self._Xs, self._parts, C, rows // k.PARTS, H=H, BC=k.BC, **k.THERE)
         made = (*self._Ws, self._scales)
         k.total[(H,)](self._parts, self._same, *made, self._at, C, H=H, PARTS=k.PARTS, BLOCK=_power_of_two(C))
-        given = (*self._Zs, *made, self._st, self._M, self._f0, self._Y, self._numbers)
+        given = (*self._Zs, *made, self._st, self._M, self._f if do == 4 else self._f0, self._Y, self._numbers)
         step = (*self._ends[slot], self._table, self._at, older, newer, newer if end is None else end, out)
         rooms = (self._sums, *self._Xs)
         k.back[(rows // k.BN,)](*given, *step, *rooms, rows, C, **self._sizes, BN=k.BN, DO=do, **k.BACK)

@@ -110,7 +110,7 @@ def back(
 ):  # fmt: skip
     """Θ R of BN rows, and then, by DO: 0: out = (η/N) Θ R; 1: out = the slope r(f0 + (η/N) Θ R); 2: older = the state
     of the next stage, all five states and slopes combined by the table's row, and X of it; 3: as 1, and end = newer,
-    and the squares that `norms` adds up.
+    and the squares that `norms` adds up; 4: out = (diag(p) − ppᵀ) (η/N) Θ R, p = softmax(f0).
 
     numbers [5]: η/N over the square of Z's scale; how many rows are not padding; max |s| ‖M‖; h; the scale of X.
     """
@@ -133,6 +133,11 @@ def back(
     i, there = n[None, :] * D2 + o[:, None], o[:, None] < D2
     if DO == 0:
         tl.store(out + i, moved, mask=there)
+    elif DO == 4:
+        f = tl.load(f0 + i, mask=there, other=-float("inf"))
+        p = tl.exp(f - tl.max(f, 0)[None, :])
+        p = p / tl.sum(p, 0)[None, :]
+        tl.store(out + i, (p * (moved - tl.sum(p * moved, 0)[None, :])).to(tl.float64), mask=there)
     else:
         f = tl.where(there, tl.load(f0 + i, mask=there, other=0.0) + moved, -float("inf"))
         powers = tl.exp(f - tl.max(f, 0)[None, :])

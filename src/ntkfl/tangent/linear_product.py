@@ -76,8 +76,8 @@ def identical(g: Tensor) -> bool:
 def common_factor(g: Tensor) -> tuple[Tensor, Tensor] | None:
     """M [d2, n_out] and s [N, n_out] with g_ncj = M_cj s_nj up to a few roundings of each; None if there are none."""
     N, outputs, units = g.shape
-    if outputs < 2 or (N > _FEW and common_factor(g[:_FEW]) is None):
-        return None  # g is no larger than s; or a few rows tell
+    if outputs < 2 or (N > _FEW and g.device.type == "cpu" and common_factor(g[:_FEW]) is None):
+        return None  # g is no larger than s; or a few rows tell, which on a GPU take as long as all
     each = torch.arange(units, device=g.device)
     rows = max(1, CHUNK // (outputs * units))
     largest, row = g.new_zeros(units), torch.zeros_like(each)

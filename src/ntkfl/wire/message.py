@@ -61,7 +61,7 @@ class Message:
         ):
             wanted = ["any" if n is None else n for n in shape]
             raise MessageError(f"{name!r} in a {self.kind!r} message has shape {list(value.shape)}, not {wanted}")
-        if not self._finite and value.is_floating_point() and not bool(value.isfinite().all()):
+        if value.is_floating_point() and not self._finite and not bool(value.isfinite().all()):
             raise NotFinite(f"{name!r} in a {self.kind!r} message has values that are not finite")
         return value if like is None else value.to(device=like.device, dtype=like.dtype)
 
