@@ -58,9 +58,10 @@ def filter_replies(method: Method, task: Task, replies: Sequence[Message]) -> Fi
             rejected[MALFORMED] += len(_split(method, reply))
         kept.rejected += rejected
         kept.touched += bool(rejected)
-    bounds = _bounds([sizes for _, sizes in good if sizes is not None], method.extreme)
+    measured = [sizes for _, sizes in good if sizes is not None]
+    within = iter(_within(measured, _bounds(measured, method.extreme)))
     for reply, sizes in good:
-        keep = None if sizes is None or bounds is None else (sizes <= bounds).all(1)
+        keep = None if sizes is None else next(within)
         if keep is None or bool(keep.all()):
             kept.replies.append(reply)
             kept.rows += len(_split(method, reply)) if sizes is None else len(sizes)
@@ -130,3 +131,11 @@ def _bounds(sizes: list[Tensor], extreme: Sequence[float]) -> Tensor | None:
     rows = torch.cat(sizes).double()
     medians = [column[column > 0].median() if bool((column > 0).any()) else column.new_tensor(0.0) for column in rows.T]
     return torch.tensor(extreme) * torch.stack(medians)
+
+
+def _within(sizes: list[Tensor], bounds: Tensor | None) -> list[Tensor | None]:
+    """Which rows of each reply are within the bounds; None for each where all are."""
+    if bounds is None:
+        return []
+    keep = (torch.cat(sizes) <= bounds).all(1)
+    return [None] * len(sizes) if bool(keep.all()) else list(torch.split(keep, [len(own) for own in sizes]))

@@ -81,12 +81,13 @@ class LayeredFlow(Stepper):
         self._given, self._slope, self._zero = (double(rows, outputs) for _ in range(3))
         self._states = double(2, rows, outputs)  # the last two stages'
         self._ends = double(2, 2, rows, outputs)  # of two steps in turn: the state, and the slope there
-        self._lengths = [(0.0, 0.0), (0.0, 0.0)]  # norms of these
+        self._views: list[tuple[Tensor, Tensor]] = []  # these, without padding
+        self._lengths = [(0.0, 0.0), (0.0, 0.0)]  # and their norms
         self._sums = double(5, rows // layered_kernels.BN)
         # The GPU reads and writes these where they are: a copy would take longer than a stage.
-        self._control, self._norms = (
-            torch.zeros(n, dtype=torch.float64, pin_memory=device.type == "cuda") for n in (3, 5)
-        )
+        pinned = partial(torch.zeros, dtype=torch.float64, pin_memory=device.type == "cuda")
+        self._step, self._norms = pinned(3), pinned(5)
+        self._control = self._step.numpy()
         self._of_state = double(3)  # the same of a state that is given
         column, unit = 0, 0
         for n, h in zip(inputs, units, strict=True):
@@ -98,7 +99,7 @@ class LayeredFlow(Stepper):
             ("curvature", 0, 0): partial(self._evaluate, 4, self._slope),
         }
         for slot in (0, 1):
-            work["begin", slot, 0] = partial(self._spread, *self._ends[slot], self._control)
+            work["begin", slot, 0] = partial(self._spread, *self._ends[slot], self._step)
             for last in (0, 1):
                 work["stage", slot, last] = partial(self._stage, slot, last)
                 work["finish", slot, last] = partial(self._finish, slot, last)
@@ -126,6 +127,7 @@ class LayeredFlow(Stepper):
         self._numbers[0] = rate / scale.double().square()
         self._numbers[1] = N
         self._numbers[2] = (self._M.norm(dim=0) * self._st.abs().amax(1)).amax()
+        self._views = [(state[:N], slope[:N]) for state, slope in self._ends]
         self._N, self.evaluations = N, 0
 
     def product(self, v: Tensor) -> Tensor:
@@ -161,7 +163,7 @@ class LayeredFlow(Stepper):
         self._wait()
         error, before, after, speed_before, speed = self._norms.tolist()
         self._lengths[1 - slot] = after, speed
-        return Attempt(*self._ends[1 - slot, :, : self._N], error, before, after, speed_before, speed)
+        return Attempt(*self._views[1 - slot], error, before, after, speed_before, speed)
 
     def _wait(self) -> None:
         if self._Z.is_cuda:
@@ -169,18 +171,18 @@ class LayeredFlow(Stepper):
 
     def _slot(self, y: Tensor, slope: Tensor) -> int:
         """Which of both ends holds y and its slope; they are put there where none does."""
-        for slot in (0, 1):
-            if y.data_ptr() == self._ends[slot].data_ptr():
+        for slot, (own, _) in enumerate(self._views):
+            if y.data_ptr() == own.data_ptr():
                 return slot
-        self._ends[0, 0, : self._N], self._ends[0, 1, : self._N] = y, slope
+        for own, given in zip(self._views[0], (y, slope), strict=True):
+            own.copy_(given)
         self._lengths[0] = float(y.norm()), float(slope.norm())
         return 0
 
     def _advance(self, slot: int, h: float, stages: int) -> int:
         """A step from the end in this slot; which of both states is the last one then."""
         length, speed = self._lengths[slot]
-        control = self._control.numpy()
-        control[:] = h, self._start(stages), length + 2 * h * speed  # states of a stable step go no further
+        self._control[:] = h, self._start(stages), length + 2 * h * speed  # states of a stable step go no further
         self._replay("begin", slot)
         for j in range(stages - 1):
             self._replay("stage", slot, j % 2)
