@@ -62,7 +62,7 @@ def joined_on(device: torch.device, parts: Sequence[Tensor]) -> Tensor:
         room = torch.empty(shape, dtype=dtype, pin_memory=True)
         return torch.cat(list(parts), out=room).to(device, non_blocking=True)
     whole = torch.empty(shape, dtype=dtype, device=device)
-    for place, part in zip(whole.split(counts), parts, strict=True):
+    for place, part in zip(torch.split(whole, counts), parts, strict=True):
         place.copy_(part, non_blocking=True)
     torch.cuda.current_stream(device).synchronize()  # from now on the parts may be let go
     return whole

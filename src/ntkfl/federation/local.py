@@ -93,7 +93,7 @@ class SimulatedClients:
         indices = [fed.indices[number] for number in new]
         x, y = self.place(self._rows.take(torch.cat(indices).to(device)))
         counts = [len(index) for index in indices]
-        self._data |= dict(zip(new, zip(x.split(counts), y.split(counts), strict=True), strict=True))
+        self._data |= dict(zip(new, zip(torch.split(x, counts), torch.split(y, counts), strict=True), strict=True))
 
     def _load(self, number: int) -> Batch:
         if number in self._data:

@@ -99,7 +99,7 @@ class LayeredFlow(Stepper):
             ("curvature", 0, 0): partial(self._evaluate, 4, self._slope),
         }
         for slot in (0, 1):
-            work["begin", slot, 0] = partial(self._spread, *self._ends[slot], self._step)
+            work["begin", slot, 0] = partial(self._begin, slot)
             for last in (0, 1):
                 work["stage", slot, last] = partial(self._stage, slot, last)
                 work["finish", slot, last] = partial(self._finish, slot, last)
@@ -209,6 +209,9 @@ class LayeredFlow(Stepper):
         torch.mul(self._given.abs().amax(), self._given.shape[1] ** 0.5, out=self._of_state[2])
         self._spread(self._given, self._zero, self._of_state)
         self._back(do, 0, self._states[0], self._states[1], out)
+
+    def _begin(self, slot: int) -> None:
+        self._spread(*self._ends[slot], self._step)
 
     def _stage(self, slot: int, last: int) -> None:
         self._back(2, slot, self._states[last], self._states[1 - last], self._slope)
