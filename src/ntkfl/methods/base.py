@@ -31,7 +31,7 @@ from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.stages import Stages
 from ntkfl.tangent import Jacobian, jacobian, plan_jacobian
 from ntkfl.tangent.losses import AnyLoss, check_loss, find_loss, loss_name, per_sample, targets
-from ntkfl.tangent.parameters import apply_flat, evaluating, flatten, load_flat
+from ntkfl.tangent.parameters import apply_flat, evaluating, flatten, load_flat, unflatten, with_values
 from ntkfl.tangent.passes import JacobianPlan
 from ntkfl.tangent.posterior import HeadPosterior
 from ntkfl.wire import Message
@@ -104,7 +104,8 @@ class Task:
     def predict(self, weights: Tensor, x: Tensor, batch: int = 4096) -> Tensor:
         """f(w; x) in eval mode, [N, d2]."""
         with evaluating(self.model):
-            return torch.cat([apply_flat(self.model, weights, part) for part in torch.split(x, batch)])
+            outputs = with_values(self.model, unflatten(self.model, weights))
+            return torch.cat([outputs(part) for part in torch.split(x, batch)])
 
     @torch.no_grad()
     def candidate_losses(self, candidates: Tensor, x: Tensor, y: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -35,7 +35,12 @@ def column_slices(parameters: Mapping[str, Tensor]) -> dict[str, slice]:
 
 
 def call_with(model: nn.Module, values: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """The model's output for x with these in place of its parameters (and buffers) of those names.
+    """The model's output for x with these in place of its parameters (and buffers) of those names."""
+    return with_values(model, values)(x)
+
+
+def with_values(model: nn.Module, values: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor]:
+    """The model with these in place of its parameters (and buffers) of those names, as a function of inputs.
 
     `functional_call`, which would leave a model that holds one module under two names with a plain tensor in place of
     the parameter: each module is told its own here, so that nothing is replaced twice. Tied weights stay tied.
@@ -48,7 +53,12 @@ def call_with(model: nn.Module, values: Mapping[str, Tensor], x: Tensor) -> Tens
         if id(p) in names
     }
     others = {name: value for name, value in values.items() if name not in names.values()}
-    outputs: Tensor = functional_call(model, others | everywhere, (x,), tie_weights=False)
+    whole = others | everywhere
+
+    def outputs(x: Tensor) -> Tensor:
+        found: Tensor = functional_call(model, whole, (x,), tie_weights=False)
+        return found
+
     return outputs
 
 
