@@ -130,7 +130,7 @@ class Client:
         self._answered.add(message.kind)
         (reply,) = self.respond(self.method, self.task, message, [client])
         self.memory.keep(message.round, client.memory)
-        return reply
+        return reply.here()
 
     def evaluate(self, message: Message) -> Message:
         """How well the weights in the message do on all of its samples, as counts."""

@@ -197,6 +197,7 @@ class LocalTransport(Transport):
             self.clients[number].memory.keep(self._round, self._rounds[number].memory)
         traffic.client_seconds += time.perf_counter() - began
         if self._recorder:
+            answers = [reply.here() for reply in answers]
             self._recorder.asked(self.clients.method, message, answers, self.clients.rows)
         replies = []
         for reply, size in through_bytes(answers):

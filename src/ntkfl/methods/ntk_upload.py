@@ -60,10 +60,14 @@ class NTKUpload(Method):
             groups = [[client] for client in clients]
         else:
             groups = in_groups(clients, TOGETHER // task.plan(clients[0].x, self.form).stored)
-        return [upload for some in groups for upload in self.upload_together(task, round, w, some)]
+        uploads: list[Message] = []
+        for some in groups:
+            made = self.upload_together(task, round, w, some)
+            uploads += made if len(groups) == 1 else [upload.here() for upload in made]  # not all stay on the device
+        return uploads
 
     def upload_together(self, task: Task, round: int, w: Tensor, clients: Sequence[ClientRound]) -> list[Message]:
-        """The same in one computation for all of them."""
+        """The same in one computation for all of them, what they send where it was computed."""
         x, y = joined([client.x for client in clients]), joined([client.y for client in clients])
         J, f0, labels = task.jacobian(w, x, self.form), task.predict(w, x), pack_labels(y, task.outputs)
         whole = {"outputs": f0, "labels": labels} | ({} if self.sparsity else self.pack(J))

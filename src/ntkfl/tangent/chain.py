@@ -4,7 +4,7 @@
 samples, which every block must undo. Here cotangents are [N, d2, …], as blocks have them, and those of a convolution's
 input are made when they are needed: the filters of the layer before want them a phase of the stride and a few samples
 at a time, while they are in the cache. On an accelerator, where its library's passes are faster, only chains without
-convolutions are used: ten launches in place of a hundred.
+convolutions are used.
 """
 
 from __future__ import annotations

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ntkfl.devices import joined_on
+from ntkfl.devices import joined_on, to_host
 from ntkfl.errors import MessageError, NotFinite, unknown
 from ntkfl.wire.container import pack, pack_header, pack_parts, unpack
 
@@ -36,6 +36,12 @@ class Message:
     def encoded_parts(self) -> list[bytes | memoryview]:
         """The same without its checksum, in parts for `pack_into`."""
         return pack_parts(KINDS.index(self.kind), self.round, self.arrays)
+
+    def here(self) -> Message:
+        """The same in this machine's memory, by few copies; itself, where it is there."""
+        if not any(array.is_cuda for array in self.arrays.values()):
+            return self
+        return replace(self, arrays=dict(zip(self.arrays, to_host(list(self.arrays.values())), strict=True)))
 
     def header(self) -> bytes:
         """What its encoding begins with: kind, round, and the names, types and shapes of its arrays."""
