@@ -64,8 +64,11 @@ class ServerState:
         if len(own):
             load_statistics(self.task.model, own)
         outputs = self.task.predict(weights, x)
-        accuracy = None if y.is_floating_point() else float((outputs.argmax(1) == y).double().mean())
-        return accuracy, float(self.task.losses(outputs, y).double().mean())
+        loss = self.task.losses(outputs, y).double().mean()
+        if y.is_floating_point():
+            return None, float(loss)
+        accuracy, mean = torch.stack([(outputs.argmax(1) == y).double().mean(), loss]).tolist()
+        return accuracy, mean
 
     def trained(self, model: nn.Module) -> nn.Module:
         """A copy of `model` with the averaged weights and statistics."""

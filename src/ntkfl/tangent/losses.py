@@ -67,9 +67,10 @@ class Loss:
         if not y.is_floating_point():
             if y.ndim != 1:
                 raise DataError(f"integer labels must have shape [N], got {list(y.shape)}")
-            if y.numel() and (int(y.min()) < 0 or int(y.max()) >= outputs):
+            least, most = torch.stack(torch.aminmax(y)).tolist() if y.numel() else (0, 0)  # a GPU is waited for once
+            if least < 0 or most >= outputs:
                 raise DataError(
-                    f"labels run from {int(y.min())} to {int(y.max())}, but the model has {outputs} outputs: "
+                    f"labels run from {least} to {most}, but the model has {outputs} outputs: "
                     f"they must be in 0 … {outputs - 1}"
                 )
             return torch.nn.functional.one_hot(y.long(), outputs).to(dtype)
