@@ -45,6 +45,15 @@ def test_the_bytes_are_each_messages_own(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_a_message_comes_to_this_machines_memory(device: str) -> None:
+    for message in messages(device):
+        here = message.here()
+        assert (here is message) == (device == "cpu" or not message.arrays)
+        assert here.encode() == message.encode()
+        assert not any(array.is_cuda for array in here.arrays.values())
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_large_messages_keep_their_largest_array_where_it_is(device: str) -> None:
     """In threads, and on a GPU's machine in pinned memory from end to end."""
     given = messages(device, columns=LARGE // 4 // 45 + 1)
