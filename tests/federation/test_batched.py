@@ -21,6 +21,7 @@ from ntkfl.federation.validation import filter_replies
 from ntkfl.methods import NTKFL, ClientRound, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
+from ntkfl.wire.together import decode_together, encode_together
 
 Change = Callable[[Message], Message]
 
@@ -116,12 +117,23 @@ def test_rows_that_were_made_up_and_rows_too_many_are_left_out(at_once: bool) ->
     assert torch.bincount(rows.senders).tolist() == [0, 5, 6, 7, 9]
 
 
+def together(answers: list[Message]) -> list[tuple[Message, int]]:
+    """The way through bytes of answers on a GPU."""
+    payloads = encode_together(answers)
+    return list(zip(decode_together(payloads), map(len, payloads), strict=True))
+
+
 def test_rounds_end_with_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Among clients some of which cheat: three rounds, byte by byte the same."""
+    """Among clients some of which cheat: three rounds, byte by byte the same. Samples gathered, uploads computed, sent
+    and read one by one, and all at once.
+    """
     data = ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=12, alpha=0.5), seed=0)
     ends = []
     for at_once in (False, True):
-        monkeypatch.setattr("ntkfl.methods.ntk_upload.batched", lambda task, value=at_once: value)
+        for module in ("methods.ntk_upload", "federation.local"):
+            monkeypatch.setattr(f"ntkfl.{module}.batched", lambda task, value=at_once: value)
+        if at_once:
+            monkeypatch.setattr("ntkfl.federation.local.through_bytes", together)
         torch.manual_seed(0)
         model = ntkfl.models.mlp(64, 10, 10).double()
         byzantine = Byzantine(fraction=0.25, kind="sign-flip")
