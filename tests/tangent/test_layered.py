@@ -92,6 +92,9 @@ def test_products_slopes_and_steps_are_those_of_float64(rows: int, sizes: dict[s
     # Three parts of 11 bits in place of 24, sums of at most 600 terms, and a few roundings around them.
     assert (own.product(v).double() - wanted).norm() <= 64 * EPS * wanted.norm()
     state, h = 0.1 * v, 0.05
+    p = (model(x).double() + product(state)).softmax(1)
+    curved = p * (wanted - (p * wanted).sum(1, keepdim=True))
+    assert (own.stiffness(state)(v) - curved).norm() <= 64 * EPS * wanted.norm() * (1 + wanted.abs().max())
     slope = plain.evaluate(state)
     assert (own.evaluate(state) - slope).abs().max() <= 64 * EPS * (1 + wanted.abs().max())
     for stages in (2, 3, 6):
@@ -106,6 +109,35 @@ def test_products_slopes_and_steps_are_those_of_float64(rows: int, sizes: dict[s
         assert made.error == pytest.approx(expected.error, rel=1e-2, abs=2 * bound)
         state, slope = made.state, made.slope  # where the stepper left them
     assert own.evaluations == 1 + sum(2 * stages - 1 for stages in (2, 3, 6))
+
+
+@runs_kernels
+@pytest.mark.parametrize("size", [1e-12, 1.0, 1e9])
+def test_states_of_any_size_and_rows_of_many_sizes(size: float) -> None:
+    """Numbers are scaled before they are cut into halves, which hold 2^-24 to 2^16."""
+    model, x, y = problem(100)
+    x = x * torch.logspace(-2, 2, 20, device=x.device)  # inputs over four decades
+    product, plain = exact(model, x, y, 0.01)
+    own = flow_of(model, x, y, 0.01)
+    v = size * torch.randn(100, 3, dtype=torch.float64, device=x.device)
+    v[17] *= 1e4
+    wanted = product(v)
+    assert (own.product(v).double() - wanted).norm() <= 64 * EPS * wanted.norm()
+    h = 1e-9 * size
+    made, expected = (flow.attempt(v, plain.evaluate(v), h, 3) for flow in (own, plain))
+    assert (made.state - expected.state).norm() <= 64 * EPS * h * 3 * float(expected.slope.norm()) + 1e-15 * v.norm()
+    assert list(made[3:]) == pytest.approx(expected[3:], rel=1e-4)
+
+
+@runs_kernels
+def test_tables_of_more_stages_than_there_is_room_for_are_written_anew() -> None:
+    model, x, y = problem(100)
+    own = flow_of(model, x, y, 0.01)
+    v = torch.randn(100, 3, dtype=torch.float64, device=x.device)
+    first = own.attempt(v, v, 0.1, 3)
+    for stages in range(4, 100):
+        own._start(stages)
+    assert own.attempt(v, v, 0.1, 3)[2:] == first[2:]
 
 
 @runs_kernels

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ntkfl.tangent.chebyshev import MOST_STAGES, Attempt, Stepper, attempt_norms, stage_table
+from ntkfl.tangent.chebyshev import MOST_STAGES, Attempt, Stepper, stage_table
 from ntkfl.tangent.cuda_graph import capture
 from ntkfl.tangent.factored import LinearBlock
 from ntkfl.tangent.jacobian import BlockJacobian, Jacobian
@@ -34,8 +34,9 @@ from ntkfl.tangent.losses import CrossEntropy, Loss
 
 _ROWS = 576  # rows are rounded up to a multiple of this, which the tiles of every kernel divide
 _MOST_UNITS, _MOST_OUTPUTS = 128, 32
-_MOST_NUMBERS = 2**26  # of all inputs: 256 MiB, of which there are two copies
+_MOST_NUMBERS = 2**26  # of all inputs: 256 MiB, and as much for their halves
 _KEPT = 4  # sets of buffers
+_TOP = 11  # the largest number of Z, scaled, is near two to the power of this
 _own = threading.local()  # a thread's sets, by the sizes they are for
 
 
@@ -53,7 +54,7 @@ class LayeredFlow(Stepper):
     of layers with so many inputs and units.
     """
 
-    roundings = 4  # of float32, by which a product is off: 3.6 were measured
+    roundings = 4  # of float32, by which a product is off at most: 1.1 at the paper's size, with kernels interpreted
 
     def __init__(
         self, rows: int, outputs: int, inputs: Sequence[int], units: Sequence[int], device: torch.device
@@ -68,26 +69,34 @@ class LayeredFlow(Stepper):
         def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        double = partial(room, dtype=torch.float64)
-        self._Z, self._Zt, self._st, self._Xt = room(rows, C), room(C, rows), room(H, rows), room(H, rows)
-        self._M, self._W, self._same = room(self._sizes["OP"], H), room(H, C), room(H, C)
-        self._parts = room(layered_kernels.PARTS, H, C)
-        self._f0, self._Y, self._product = (room(rows, outputs) for _ in range(3))
-        self._numbers, self._at = double(2), torch.zeros(1, dtype=torch.int64, device=device)
-        self._table = double(MOST_STAGES + 1, 5)
-        self._table[-1, 2] = 1.0  # what is given, as it is
+        double, half = partial(room, dtype=torch.float64), partial(room, dtype=torch.float16)
+        self._Z, self._st, self._M, self._same = room(rows, C), room(H, rows), room(self._sizes["OP"], H), room(H, C)
+        self._Zs, self._Xs, self._Ws = half(2, rows, C), half(2, rows, H), half(2, H, C)  # high and low halves
+        self._parts, self._scales = room(layered_kernels.PARTS, H, C), room(H)
+        self._f0, self._Y, self._f, self._product = (room(rows, outputs) for _ in range(4))
+        self._numbers, self._at = double(5), torch.zeros(1, dtype=torch.int64, device=device)
+        self._table = double(2 * MOST_STAGES, 5)
+        self._table[0, 2] = 1.0  # what is given, as it is
+        self._starts, self._filled = dict[int, int](), 1
         self._given, self._slope, self._zero = (double(rows, outputs) for _ in range(3))
         self._states = double(2, rows, outputs)  # the last two stages'
         self._ends = double(2, 2, rows, outputs)  # of two steps in turn: the state, and the slope there
-        self._pinned = torch.zeros(self._table.shape, dtype=torch.float64, pin_memory=device.type == "cuda")
-        self._norms = double(5)
+        self._views: list[tuple[Tensor, Tensor]] = []  # these, without padding
+        self._lengths = [(0.0, 0.0), (0.0, 0.0)]  # and their norms
+        self._sums = double(5, rows // layered_kernels.BN)
+        # The GPU reads and writes these where they are: a copy would take longer than a stage.
+        pinned = partial(torch.zeros, dtype=torch.float64, pin_memory=device.type == "cuda")
+        self._step, self._norms = pinned(3), pinned(5)
+        self._control = self._step.numpy()
+        self._of_state = double(3)  # the same of a state that is given
         column, unit = 0, 0
         for n, h in zip(inputs, units, strict=True):
             self._same[unit : unit + h, column : column + n + 1] = 1
             column, unit = column + n + 1, unit + h
         work: dict[tuple[str, int, int], Callable[[], None]] = {
-            ("product", 0, 0): partial(self._of_given, 0, self._product),
-            ("slope", 0, 0): partial(self._of_given, 1, self._slope),
+            ("product", 0, 0): partial(self._evaluate, 0, self._product),
+            ("slope", 0, 0): partial(self._evaluate, 1, self._slope),
+            ("curvature", 0, 0): partial(self._evaluate, 4, self._slope),
         }
         for slot in (0, 1):
             work["begin", slot, 0] = partial(self._begin, slot)
@@ -108,11 +117,17 @@ class LayeredFlow(Stepper):
             self._st[unit : unit + h, :N] = s.mT
             column, unit = column + n + 1, unit + h
         self._Z[N:], self._st[:, N:] = 0.0, 0.0  # of earlier rounds
-        self._Zt.copy_(self._Z.mT)
+        scale = torch.exp2(_TOP - self._Z.abs().amax().frexp().exponent)
+        scaled = self._Z * scale
+        self._Zs[0] = scaled
+        self._Zs[1] = scaled.sub_(self._Zs[0])
         self._f0[:N], self._Y[:N] = f0, Y
         for tensor in (self._ends, self._given):
             tensor.zero_()
-        self._numbers.copy_(torch.tensor([rate, N], dtype=torch.float64))
+        self._numbers[0] = rate / scale.double().square()
+        self._numbers[1] = N
+        self._numbers[2] = (self._M.norm(dim=0) * self._st.abs().amax(1)).amax()
+        self._views = [(state[:N], slope[:N]) for state, slope in self._ends]
         self._N, self.evaluations = N, 0
 
     def product(self, v: Tensor) -> Tensor:
@@ -123,14 +138,21 @@ class LayeredFlow(Stepper):
 
     def evaluate(self, y: Tensor) -> Tensor:
         self.evaluations += 1
-        self._given[: self._N] = y
-        self._replay("slope")
+        return self._of("slope", y)
+
+    def stiffness(self, y: Tensor) -> Callable[[Tensor], Tensor]:
+        """v ↦ (η/N) Λ Θ v with Λ the loss's curvature at R = y: the flow's Jacobian there, times −1."""
+        torch.add(self._f0[: self._N], self.product(y), out=self._f[: self._N])
+        return partial(self._of, "curvature")
+
+    def _of(self, what: str, given: Tensor) -> Tensor:
+        self._given[: self._N] = given
+        self._replay(what)
         return self._slope[: self._N].clone()
 
     def step(self, y: Tensor, slope: Tensor, h: float, stages: int) -> Tensor:
         state = self._states[self._advance(self._slot(y, slope), h, stages), : self._N].clone()
-        if state.is_cuda:  # from now on the table may be overwritten
-            torch.cuda.current_stream(state.device).synchronize()
+        self._wait()  # from now on the control may be overwritten
         return state
 
     def attempt(self, y: Tensor, slope: Tensor, h: float, stages: int) -> Attempt:
@@ -138,65 +160,84 @@ class LayeredFlow(Stepper):
         slot = self._slot(y, slope)
         self._replay("finish", slot, self._advance(slot, h, stages))
         self.evaluations += 1
-        return Attempt(*self._ends[1 - slot, :, : self._N], *self._norms.tolist())
+        self._wait()
+        error, before, after, speed_before, speed = self._norms.tolist()
+        self._lengths[1 - slot] = after, speed
+        return Attempt(*self._views[1 - slot], error, before, after, speed_before, speed)
+
+    def _wait(self) -> None:
+        if self._Z.is_cuda:
+            torch.cuda.current_stream(self._Z.device).synchronize()
 
     def _slot(self, y: Tensor, slope: Tensor) -> int:
         """Which of both ends holds y and its slope; they are put there where none does."""
-        for slot in (0, 1):
-            if y.data_ptr() == self._ends[slot].data_ptr():
+        for slot, (own, _) in enumerate(self._views):
+            if y.data_ptr() == own.data_ptr():
                 return slot
-        self._ends[0, 0, : self._N], self._ends[0, 1, : self._N] = y, slope
+        for own, given in zip(self._views[0], (y, slope), strict=True):
+            own.copy_(given)
+        self._lengths[0] = float(y.norm()), float(slope.norm())
         return 0
 
     def _advance(self, slot: int, h: float, stages: int) -> int:
         """A step from the end in this slot; which of both states is the last one then."""
-        table = stage_table(stages)
-        torch.mul(table, table.new_tensor([1, 1, 1, h, h]), out=self._pinned[:stages])
-        self._table[:stages].copy_(self._pinned[:stages], non_blocking=True)
+        length, speed = self._lengths[slot]
+        self._control[:] = h, self._start(stages), length + 2 * h * speed  # states of a stable step go no further
         self._replay("begin", slot)
         for j in range(stages - 1):
             self._replay("stage", slot, j % 2)
         self.evaluations += stages - 1
         return stages % 2
 
+    def _start(self, stages: int) -> int:
+        """The first row of the table for a step of so many stages, which is kept there."""
+        if stages not in self._starts:
+            if self._filled + stages > len(self._table):
+                self._starts, self._filled = {}, 1
+            self._table[self._filled : self._filled + stages] = stage_table(stages).to(self._table.device)
+            self._starts[stages] = self._filled
+            self._filled += stages
+        return self._starts[stages]
+
     def _replay(self, name: str, slot: int = 0, last: int = 0) -> None:
         self._graphs[name, slot, last].replay()
 
     # What the graphs are of.
 
-    def _of_given(self, do: int, out: Tensor) -> None:
-        self._spread(self._given, self._zero, self._table[-1])
+    def _evaluate(self, do: int, out: Tensor) -> None:
+        """Of the state that is given, which no row is longer than the root of d2 times its largest number."""
+        torch.mul(self._given.abs().amax(), self._given.shape[1] ** 0.5, out=self._of_state[2])
+        self._spread(self._given, self._zero, self._of_state)
         self._back(do, 0, self._states[0], self._states[1], out)
 
     def _begin(self, slot: int) -> None:
-        self._spread(self._ends[slot, 0], self._ends[slot, 1], self._table)
+        self._spread(*self._ends[slot], self._step)
 
     def _stage(self, slot: int, last: int) -> None:
         self._back(2, slot, self._states[last], self._states[1 - last], self._slope)
 
     def _finish(self, slot: int, last: int) -> None:
-        (y, slope), (state, fresh) = self._ends[slot], self._ends[1 - slot]
-        state.copy_(self._states[last])
-        self._back(1, slot, self._states[0], self._states[1], fresh)
-        self._norms.copy_(attempt_norms(y, state, slope, fresh, self._table[0, 4]))
+        end, fresh = self._ends[1 - slot]
+        self._back(3, slot, self._states[1 - last], self._states[last], fresh, end)
+        many = self._sums.shape[1]
+        self._kernels.norms[(1,)](self._sums, self._norms, many, BLOCK=_power_of_two(many))
 
-    def _spread(self, y: Tensor, slope: Tensor, table: Tensor) -> None:
-        rooms = (*self._states, self._M, self._st, self._Xt)
-        programs = (self._rows // self._kernels.BN,)
-        self._kernels.spread[programs](
-            y, slope, table, self._at, *rooms, self._rows, **self._sizes, BN=self._kernels.BN
+    def _spread(self, y: Tensor, slope: Tensor, control: Tensor) -> None:
+        read, rooms = (self._table, self._numbers, self._at), (*self._states, self._M, self._st, *self._Xs)
+        self._kernels.spread[(self._rows // self._kernels.BN,)](
+            y, slope, control, *read, *rooms, self._rows, **self._sizes, BN=self._kernels.BN
         )
 
-    def _back(self, do: int, slot: int, older: Tensor, newer: Tensor, out: Tensor) -> None:
+    def _back(self, do: int, slot: int, older: Tensor, newer: Tensor, out: Tensor, end: Tensor | None = None) -> None:
         """From X to what `do` says in `back`."""
-        k, rows, (H, C) = self._kernels, self._rows, self._W.shape
-        k.there[C // k.BC, k.PARTS](
-            self._Zt, self._Xt, self._parts, rows, C, rows // k.PARTS, H=H, BC=k.BC, BK=k.BK, **k.LAUNCH
-        )
-        k.total[(H * C // 512,)](self._parts, self._same, self._W, self._at, H * C, PARTS=k.PARTS, BLOCK=512)
-        given = (self._Z, self._W, self._st, self._M, self._f0, self._Y, self._numbers)
-        step = (*self._ends[slot], self._table, self._at, older, newer, out, self._Xt)
-        k.back[(rows // k.BN,)](*given, *step, rows, C, **self._sizes, BN=k.BN, BK=k.BK, DO=do, **k.LAUNCH)
+        k, rows, (H, C) = self._kernels, self._rows, self._same.shape
+        k.there[C // k.BC, k.PARTS](*self._Zs, *self._Xs, self._parts, C, rows // k.PARTS, H=H, BC=k.BC, **k.THERE)
+        made = (*self._Ws, self._scales)
+        k.total[(H,)](self._parts, self._same, *made, self._at, C, H=H, PARTS=k.PARTS, BLOCK=_power_of_two(C))
+        given = (*self._Zs, *made, self._st, self._M, self._f if do == 4 else self._f0, self._Y, self._numbers)
+        step = (*self._ends[slot], self._table, self._at, older, newer, newer if end is None else end, out)
+        rooms = (self._sums, *self._Xs)
+        k.back[(rows // k.BN,)](*given, *step, *rooms, rows, C, **self._sizes, BN=k.BN, DO=do, **k.BACK)
 
 
 def layered_flow(J: Jacobian, f0: Tensor, Y: Tensor, rate: float, loss: Loss) -> LayeredFlow | None:

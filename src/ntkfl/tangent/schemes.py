@@ -75,19 +75,19 @@ def flow(
     start = torch.zeros_like(f0, dtype=torch.float64)
     layered = layered_flow(theta.J, f0, Y, rate, loss) if isinstance(theta, FullKernel) else None
     rounding *= layered.roundings if layered else 1
-    moved = layered.product if layered else lambda v: rate * theta(v)
 
     # The Jacobian of R' is −(η/N) Λ Θ with Λ the loss's curvature: similar to a symmetric positive one.
     def curvature(f: Tensor, v: Tensor) -> Tensor:
-        return loss.curvature_product(f, Y, moved(v)).double()
+        return loss.curvature_product(f, Y, rate * theta(v)).double()
 
     curved = curvature if layered else replayed(curvature, f0, start)
 
     def stiffness(R: Tensor) -> Product:
-        f = f0 + layered.product(R) if layered else outputs(R)
+        f = outputs(R)
         return lambda v: curved(f, v)
 
-    states, stats = integrate(layered or slope, start, steps, stiffness, rtol, rounding, most)
+    how = (layered, layered.stiffness) if layered else (slope, stiffness)
+    states, stats = integrate(how[0], start, steps, how[1], rtol, rounding, most)
     residuals = torch.stack(states) if states else f0.new_empty((0, *f0.shape))
     return residuals, lambda: torch.stack([outputs(R) for R in residuals]), stats
 
