@@ -211,7 +211,8 @@ class LayeredFlow(Stepper):
         self._back(do, 0, self._states[0], self._states[1], out)
 
     def _begin(self, slot: int) -> None:
-        self._spread(*self._ends[slot], self._step)
+        y, slope = self._ends[slot]
+        self._spread(y, slope, self._step)
 
     def _stage(self, slot: int, last: int) -> None:
         self._back(2, slot, self._states[last], self._states[1 - last], self._slope)
