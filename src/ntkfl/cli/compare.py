@@ -158,7 +158,10 @@ class Watcher:
         self.console, self.clock = console, clock
         self.said = clock()
         self.live: Live | None = None
+        self.cells: Sequence[Cell] = ()
+        self.unique: dict[str, Cell] = {}
         self.announced: set[tuple[Path, int]] = set()
+        self.ended: dict[tuple[str, int], int] = {}  # rounds of runs that have ended: their files are not read again
         self.stage, self.pace = frozenset[str](), Pace(clock)  # the runs of a stage, and its pace
 
     def __enter__(self) -> None:
@@ -172,11 +175,18 @@ class Watcher:
             self.live = None
 
     def watch(self, cells: Sequence[Cell]) -> None:
-        unique = {cell.key: cell for cell in cells}
-        histories = {key: cell.history() for key, cell in unique.items()}
-        ended = {key: cell for key, cell in unique.items() if cell.finished or cell.failed}
-        planned = {key: len(histories[key]) if key in ended else cell.config.rounds for key, cell in unique.items()}
-        left = self._left(planned, histories)
+        if cells is not self.cells:
+            self.cells, self.unique = cells, {cell.key: cell for cell in cells}
+        unique, histories = self.unique, dict[str, Sequence[Record]]()
+        for key, cell in unique.items():
+            if (key, cell.config.rounds) not in self.ended:
+                histories[key] = cell.history()
+                if cell.finished or cell.failed:
+                    self.ended[key, cell.config.rounds] = len(histories[key])
+        ended = {key: cell for key, cell in unique.items() if (key, cell.config.rounds) in self.ended}
+        played = {k: self.ended[k, c.config.rounds] if k in ended else len(histories[k]) for k, c in unique.items()}
+        planned = {key: played[key] if key in ended else cell.config.rounds for key, cell in unique.items()}
+        left = self._left(planned, sum(played.values()))
         # A search goes on with the same run, for longer. Earlier stages count too: their lines stand above.
         fresh = [cell for cell in ended.values() if (cell.folder.path, cell.config.rounds) not in self.announced]
         self.announced |= {(cell.folder.path, cell.config.rounds) for cell in fresh}
@@ -187,7 +197,7 @@ class Watcher:
 
         for number, cell in enumerate(fresh, start=told - len(fresh) + 1):  # as many as there are lines by then
             self._print(_line(cell) + ("" if self.live else f"  ({how_far(number)})"))
-        going = [(cell, histories[key]) for key, cell in unique.items() if histories[key] and key not in ended]
+        going = [(unique[key], history) for key, history in histories.items() if history and key not in ended]
         if self.live:
             table = Table(box=None, title=how_far(told), title_justify="left")
             for cell, history in going:
@@ -201,15 +211,14 @@ class Watcher:
                 )
             self.live.update(table)
         elif waiting and self.clock() - self.said > LOG_S:
-            self._print(f"{sum(map(len, histories.values()))} of {sum(planned.values())} rounds  ({how_far(told)})")
+            self._print(f"{sum(played.values())} of {sum(planned.values())} rounds  ({how_far(told)})")
 
     def _print(self, line: str) -> None:
         self.said = self.clock()
         self.console.print(line, soft_wrap=True, markup=False)
 
-    def _left(self, planned: Mapping[str, int], histories: Mapping[str, Sequence[Record]]) -> str:
+    def _left(self, planned: Mapping[str, int], played: int) -> str:
         """The time left of a stage, from the rounds played since it began."""
-        played = sum(map(len, histories.values()))
         if self.stage != frozenset(planned):
             self.stage, self.pace = frozenset(planned), Pace(self.clock, before=played)
         left = self.pace.left(played, sum(planned.values()))
