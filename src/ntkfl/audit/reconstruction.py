@@ -30,13 +30,14 @@ def analytic(capture: Capture, seed: int = 0, *, count: int = 40) -> list[Findin
     prior = None
     if capture.projection is None and capture.public is not None and rows.labels.ndim == 1:
         prior = gaussian_prior(capture.public[0])
-    found = invert(capture.task.at(capture.weights), rows.J, prior)
-    if found is None:
+    found, width = invert(capture.task.at(capture.weights), rows.J, prior), math.prod(_shape(capture))
+    if found is None or found.x.shape[1] < width:
         return []
-    more = {"coordinates read off": float(found.known.double().mean())}
+    x, known = found.x[:, :width], found.known[:, :width]  # what a layer is given again, further on, lies behind
+    more = {"coordinates read off": float(known.double().mean())}
     # What is not known lies within its bound, and the equations have said something of it: about a sixth is left.
-    left = (~found.known).to(found.x) * found.bound.clamp(max=1e3).square().unsqueeze(1) / 6
-    return _score("analytic inversion", capture, rows, found.x, more, float(left.mean() / found.x.square().mean()))
+    left = (~known).to(x) * found.bound.clamp(max=1e3).square().unsqueeze(1) / 6
+    return _score("analytic inversion", capture, rows, x, more, float(left.mean() / x.square().mean()))
 
 
 def deep(capture: Capture, seed: int = 0, *, count: int = 10, settings: Settings | None = None) -> list[Finding]:
