@@ -13,6 +13,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Union, get_args, get_origin
 
+import click
 import typer
 
 from ntkfl.cli.verbs import DATASETS, METHODS, MODELS, PARTITIONS, one_of
@@ -48,7 +49,7 @@ class Flag(NamedTuple):
     """One setting on the command line: "data.alpha" is `alpha` of the table [data]."""
 
     setting: str
-    kind: str  # text, integer, number or switch
+    kind: str  # text, integer, number or switch; "integer or none", "number or none"
     help: str
     panel: str
 
@@ -75,10 +76,28 @@ def with_flags(flags: tuple[Flag, ...]) -> Callable[[Callable[..., None]], Calla
     return add
 
 
+class _OrNone(click.ParamType):
+    """The word none, which stays a word until the settings are checked, or what another type takes."""
+
+    def __init__(self, other: click.ParamType) -> None:
+        self.other, self.name = other, f"{other.name}|none"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value == "none" else self.other.convert(value, param, ctx)
+
+
+_OR_NONE = {"integer or none": _OrNone(click.INT), "number or none": _OrNone(click.FLOAT)}
+
+
 def _option(flag: Flag) -> Any:
-    names = _COMPLETED.get(flag.setting)
-    option = typer.Option(help=flag.help, rich_help_panel=flag.panel, autocompletion=one_of(names) if names else None)
-    return Annotated[_TYPES[flag.kind], option]
+    names, kind = _COMPLETED.get(flag.setting), flag.kind.partition(" ")[0]
+    option = typer.Option(
+        help=flag.help,
+        rich_help_panel=flag.panel,
+        autocompletion=one_of(names) if names else None,
+        click_type=_OR_NONE.get(flag.kind),
+    )
+    return Annotated[_TYPES[kind], option]
 
 
 def nested(flags: tuple[Flag, ...], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,7 +137,8 @@ def from_schemas() -> tuple[Flag, ...]:
 def _flag(setting: str, field: FieldInfo, panel: str, say_default: bool = True) -> Flag:
     kinds = {str: "text", int: "integer", float: "number", bool: "switch"}
     types = get_args(field.annotation) if get_origin(field.annotation) in (Union, UnionType) else (field.annotation,)
-    kind = next((kinds[one] for one in types if one in kinds and one is not NoneType), "text")
+    kind = next((kinds[one] for one in types if one in kinds), "text")
+    kind += " or none" if NoneType in types and kind in ("integer", "number") else ""
     default = field.default if say_default and kind != "switch" and field.default is not None else None
     text = _SAID.get(setting) or (field.description or "") + (f" (default {default})" if default is not None else "")
     return Flag(setting, kind, text, panel)
