@@ -23,7 +23,6 @@ from ntkfl.tangent.parameters import call_with, column_slices, evaluating, train
 from ntkfl.tangent.passes import JacobianPlan, substituted, tapped_forward
 
 Parameters = dict[str, Tensor]
-MATCHES = ("sent", "zeros")
 
 
 @dataclass(frozen=True)

@@ -55,19 +55,20 @@ def deep(capture: Capture, seed: int = 0, *, count: int = 10, settings: Settings
     return _score("deep leakage, Jacobian", capture, rows, x, more, float(match.mean()))
 
 
-def deep_sum(capture: Capture, seed: int = 0, *, batch: int = 4, settings: Settings | None = None) -> list[Finding]:
+def deep_sum(capture: Capture, seed: int = 0, *, batch: int = 4) -> list[Finding]:
     """Attack 2 on the gradient of the mean loss over `batch` rows, which their Jacobians, outputs and labels give: what
     those samples would have shown had one gradient been sent for all. Dummies are matched to rows by label.
     """
     if not sends_rows(capture) or capture.task.loss != "ce":
         return []
-    settings = replace(settings or Settings(steps=120), seed=seed)
     rows = rows_of(capture, spread(capture, batch))
     Y = capture.task.training_targets(rows.labels)
     gradient = -rows.J.vjp(Y - rows.outputs.softmax(1)) / len(Y)
     sent = None if not capture.method.sparsity else gradient.ne(0)
     loss = match_gradient(capture.task.at(capture.weights), _shape(capture), gradient, Y, "ce", sent)
-    x, match = reconstruct(loss, 1, len(Y) * math.prod(_shape(capture)), settings, _image(capture))
+    x, match = reconstruct(
+        loss, 1, len(Y) * math.prod(_shape(capture)), Settings(steps=120, seed=seed), _image(capture)
+    )
     more = {"match": float(match[0]), "batch": len(Y)}
     return _score(f"deep leakage, gradient of {len(Y)}", capture, rows, x.view(len(Y), -1), more, float(match[0]))
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Union, get_args, get_origin
 
-import click
 import typer
 
 from ntkfl.cli.verbs import DATASETS, METHODS, MODELS, PARTITIONS, one_of
@@ -76,26 +75,28 @@ def with_flags(flags: tuple[Flag, ...]) -> Callable[[Callable[..., None]], Calla
     return add
 
 
-class _OrNone(click.ParamType):
-    """The word none, which stays a word until the settings are checked, or what another type takes."""
+def _or_none(kind: str) -> Callable[[str], Any]:
+    """A parser of numbers of that kind, and of the word none, which stays a word until the settings are checked."""
+    number = int if kind == "integer" else float
 
-    def __init__(self, other: click.ParamType) -> None:
-        self.other, self.name = other, f"{other.name}|none"
+    def parse(text: str) -> Any:
+        try:
+            return text if text == "none" else number(text)
+        except ValueError:
+            raise typer.BadParameter(f"{text!r} is not a valid {kind}, nor none.") from None
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value if value == "none" else self.other.convert(value, param, ctx)
-
-
-_OR_NONE = {"integer or none": _OrNone(click.INT), "number or none": _OrNone(click.FLOAT)}
+    return parse
 
 
 def _option(flag: Flag) -> Any:
-    names, kind = _COMPLETED.get(flag.setting), flag.kind.partition(" ")[0]
+    names = _COMPLETED.get(flag.setting)
+    kind, _, or_none = flag.kind.partition(" ")
     option = typer.Option(
         help=flag.help,
         rich_help_panel=flag.panel,
         autocompletion=one_of(names) if names else None,
-        click_type=_OR_NONE.get(flag.kind),
+        parser=_or_none(kind) if or_none else None,
+        metavar=f"{kind}|none".upper() if or_none else None,
     )
     return Annotated[_TYPES[kind], option]
 
