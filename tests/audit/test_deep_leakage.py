@@ -9,17 +9,14 @@ import torch
 from torch import nn
 
 import ntkfl
-from ntkfl.audit.capture import capture
 from ntkfl.audit.deep_leakage import Settings, match_gradient, match_jacobian, match_update, reconstruct
 from ntkfl.audit.descent import lbfgs, minimise
 from ntkfl.audit.measures import ssim
-from ntkfl.audit.reconstruction import analytic
 from ntkfl.data import load
 from ntkfl.methods import ClientRound, FedAvg, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.sparsify import sparsify
 from ntkfl.tangent.losses import targets
-from tests.audit.fixtures import config
 
 
 @pytest.mark.parametrize("optimiser", ["lbfgs", "adam"])
@@ -125,18 +122,6 @@ def _by_autograd(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     weights = [p for p in model.parameters() if p.requires_grad]
     passes = [[torch.autograd.grad(f, weights, retain_graph=True) for f in model(row[None])[0]] for row in x]
     return torch.stack([torch.stack([torch.cat([p.flatten() for p in g]) for g in each]) for each in passes])
-
-
-def test_a_first_layer_that_is_used_twice_gives_the_inputs_back() -> None:
-    model = {"name": f"{__name__}:shared_first"}
-    caught = capture(config({"name": "ntk-fl", "codec": "factored", "subsample_rate": 0.05}, model=model), 1)
-    errors = next(f for f in analytic(caught) if f.measure == "relative error")
-    assert errors.mean < 1e-6
-
-
-def shared_first(inputs: tuple[int, ...], outputs: int) -> nn.Module:
-    shared = nn.Linear(64, 64)
-    return nn.Sequential(nn.Flatten(), shared, nn.Tanh(), shared, nn.Tanh(), nn.Linear(64, outputs))
 
 
 def test_a_dense_jacobian_gives_the_pictures_back() -> None:
