@@ -204,6 +204,33 @@ def test_no_data_says_how_to_get_it(tmp_path: Path) -> None:
     assert "ntkfl data fetch mnist" in finished.stderr
 
 
+def test_none_is_a_value_on_the_command_line_and_in_the_file_that_repeats_the_run(tmp_path: Path) -> None:
+    first, again = tmp_path / "first", tmp_path / "again"
+    given = ["--method", "sum-ntk-fl", "--set", "time=none", "--stop-at", "none", "--gain", "none"]
+    small = ["--dataset", "digits", "--clients", "3", "--clients-per-round", "2", "--rounds", "1", "--hidden", "4"]
+    for arguments in ([*small, *given, "--out", first], ["--config", first / "config.toml", "--out", again]):
+        made = ntkfl("train", *arguments)
+        assert made.returncode == 0, made.stderr
+    assert 'time = "none"' in (first / "config.toml").read_text()
+    for name in ("config.toml", "history.jsonl"):
+        assert (again / name).read_bytes() == (first / name).read_bytes()
+    resumed = ntkfl("train", "--resume", "--rounds", "2", "--out", first)
+    assert resumed.returncode == 0, resumed.stderr
+    assert 'time = "none"' in (first / "config.toml").read_text()
+
+
+def test_none_is_refused_where_a_value_is_needed() -> None:
+    for given, said in (
+        (["--method", "fedavg", "--set", "lr=none"], "option 'lr' cannot be none: input should be a valid number"),
+        (["--method", "fedavg", "--set", "lr=null"], "option 'lr' cannot be none: input should be a valid number"),
+        (["--hidden", "4", "--rounds", "none"], "'none' is not a valid integer"),
+        (["--private", "--set", "epsilon=none"], "--private needs an epsilon"),
+    ):
+        refused = ntkfl("train", "--dataset", "digits", *given)
+        assert refused.returncode == 2
+        assert said in refused.stderr
+
+
 def test_version_and_help() -> None:
     version = subprocess.run(process("--version"), capture_output=True, text=True, timeout=60, check=True)
     assert version.stdout.strip() == __version__
@@ -218,7 +245,6 @@ class TestParsing:
         assert parse_steps("paper") == tuple(float(t) for t in range(100, 2001, 100))
         assert parse_steps("100:500:200") == (100, 300, 500)
         assert parse_steps("1.5,2") == (1.5, 2)
-        assert parse_steps(None) is None
 
     @pytest.mark.parametrize(
         ("text", "expected"),
