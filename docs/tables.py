@@ -87,9 +87,12 @@ def _seconds(row: dict[str, Any]) -> str:
 
 
 def _accuracies(row: dict[str, Any]) -> list[str]:
-    """At rounds 5, 10 and 20, where the runs went that far."""
-    found = [[curve[r - 1] for curve in row["accuracy"] if len(curve) >= r] for r in (5, 10, 20)]
-    return [f"{100 * statistics.mean(at):.1f}" if at else "" for at in found]
+    """At rounds 5, 10 and 20, where all runs went that far."""
+    shortest = min(map(len, row["accuracy"]))
+    return [
+        f"{100 * statistics.mean(curve[r - 1] for curve in row['accuracy']):.1f}" if shortest >= r else ""
+        for r in (5, 10, 20)
+    ]
 
 
 def table1() -> str:
