@@ -46,7 +46,7 @@ def test_a_first_exchange_ends_at_its_deadline_with_those_that_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The shuffler's clock passes the deadline when the wait is said."""
-    monkeypatch.setattr(waiting, "_SAY_S", 0.1)
+    monkeypatch.setattr(waiting, "SAY_S", 0.1)
     clock, said = Clock(), list[str]()
     shuffler = Shuffler(clock=clock)
     shuffler.open(batch(seconds=30.0), DIGEST)

@@ -15,7 +15,7 @@ from ntkfl.services.shuffler.client import ShufflerClient
 from ntkfl.services.status import StatusFile
 
 _LOOK_S = 0.05  # between two looks
-_SAY_S = 5.0  # of waiting in which no answer came, until it is said
+SAY_S = 5.0  # of waiting in which no answer came, until it is said
 
 Say = Callable[[str], None]
 
@@ -54,7 +54,7 @@ def wait_for_batch(
         silent = time.monotonic() - last if answered < asked else 0.0
         # As long as answers took so far, others may take too.
         usual = last - began if answered else settings.round_seconds / 2
-        if status.state == "open" and silent > max(_SAY_S, usual) and not said:
+        if status.state == "open" and silent > max(SAY_S, usual) and not said:
             said = True
             say(
                 f"round {number}: {answered} of {asked} clients have answered; "
@@ -75,7 +75,7 @@ def wait_for_reports(
     """
     began, said = time.monotonic(), False
     while len(reports := shuffler.reports(key)) < wanted and time.monotonic() < began + seconds:
-        if not said and time.monotonic() > began + max(_SAY_S, seconds / 2):
+        if not said and time.monotonic() > began + max(SAY_S, seconds / 2):
             said, left = True, began + seconds - time.monotonic()
             asked = plural(wanted, "evaluator")
             say(f"round {number}: {len(reports)} of {asked} answered; waits {left:.0f} s more at most")
