@@ -96,7 +96,7 @@ def findings(tally: Sequence[int], paper: Sequence[float]) -> str:
     the times fewer rounds that its own choices take, one per dataset.
     """
     main = rows_of("headline")
-    shown = [main["NTK-FL from sums"], main["FedPM"], main["FedAdam"], rows_of("rivals")["FedAvg"]]
+    shown = [main["NTK-FL from sums"], main["FedPM"], main["FedAdam"], rows_of("sums/main")["FedAvg, averaged"]]
     shown.append(main["ridge, 1500 Fourier features"])
     rounds = [f"{statistics.mean(first_hits(row['accuracy'], 0.85)):.1f}" for row in shown]  # type: ignore[type-var]
     mib = [sent(row, 0.85)[2] for row in shown]
