@@ -152,14 +152,16 @@ def test_a_client_at_odds_with_the_others_is_left_out_whole() -> None:
     assert len(without_outliers(evolution, y, 0.1, senders)) == 40  # a tenth of five is nobody
 
 
-def test_the_only_client_with_a_label_is_not_left_out() -> None:
+def test_rows_of_a_label_that_nobody_else_has_stay() -> None:
     """Four clients have label 0 and one has label 1 alone, as where every client has one label: its rows, which the
-    others' pull against, stay. Those of a second client with it do not make both stay.
+    others' pull against, stay, though not where a second client has label 1. A label of one row saves that row only.
     """
     evolution, _ = two_classes(list(range(8, 16)), [], steps=(1e3, 4e3, 2e4))
     senders = torch.arange(40) // 8  # the second resists most, as the test above has it
     alone, shared = (torch.isin(senders, torch.tensor(of)).long() for of in ([1], [1, 3]))
     assert len(without_outliers(evolution, alone, 0.2, senders)) == 40
+    one = (torch.arange(40) == 11).long()
+    assert without_outliers(evolution, one, 0.2, senders).tolist() == [*range(8), 11, *range(16, 40)]
     assert senders[without_outliers(evolution, shared, 0.2, senders)].unique().tolist() == [0, 2, 3, 4]
 
 

@@ -93,8 +93,8 @@ def without_outliers(evolution: Evolution, y: Tensor, trim: float, senders: Tens
     """Indices of the rows to keep: without those of clients, by `senders` [N], that resist far more than the median
     client, for no more than ⌊trim·M⌋ of them. Where nobody knows whose rows are whose, every row stands for itself.
 
-    Nobody is left out who alone has rows of some label y [N]: whether those are wrong no other row tells, and without
-    them the model would lose the label.
+    Rows of a label y [N] that nobody else has stay: no other row tells whether they are wrong, and without them the
+    model would lose the label. The client's other rows go, so that one made-up label does not save them.
     """
     resistance, bound = _resistance(evolution), STANDS_OUT
     if senders is None:
@@ -104,23 +104,10 @@ def without_outliers(evolution: Evolution, y: Tensor, trim: float, senders: Tens
     means = sums / torch.bincount(of)
     order = means.argsort(descending=True, stable=True)[: int(trim * len(clients))]
     contrary = order[means[order] > bound * median(means)]
+    out = torch.isin(of, contrary)
     if not y.is_floating_point():
-        contrary = _replaceable(contrary, of, y)
-    return torch.isin(of, contrary, invert=True).nonzero()[:, 0]
-
-
-def _replaceable(contrary: Tensor, of: Tensor, y: Tensor) -> Tensor:
-    """Of `contrary` clients, most resisting first, those without whom every label of the rows y [N], by clients `of`
-    [N], is still there.
-    """
-    left = torch.bincount(y)
-    out = []
-    for client in contrary.tolist():
-        without = left - torch.bincount(y[of == client], minlength=len(left))
-        if bool((without[left > 0] > 0).all()):
-            left = without
-            out.append(client)
-    return contrary.new_tensor(out)
+        out &= torch.isin(y, y[~out])
+    return (~out).nonzero()[:, 0]
 
 
 def _resistance(evolution: Evolution) -> Tensor:
