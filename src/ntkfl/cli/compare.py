@@ -159,10 +159,11 @@ class Watcher:
         self.said = clock()
         self.live: Live | None = None
         self.cells: Sequence[Cell] = ()
-        self.unique: dict[str, Cell] = {}
-        self.announced: set[tuple[Path, int]] = set()
-        self.ended: dict[tuple[str, int], int] = {}  # rounds of runs that have ended: their files are not read again
-        self.stage, self.pace = frozenset[str](), Pace(clock)  # the runs of a stage, and its pace
+        self.unique: dict[Path, Cell] = {}  # by folder
+        # Rounds played in runs that have ended, by folder and length (a search goes on with a run): each has its line, and
+        # its files are not read again.
+        self.ended: dict[tuple[Path, int], int] = {}
+        self.stage, self.pace = frozenset[Path](), Pace(clock)  # the runs of a stage, and its pace
 
     def __enter__(self) -> None:
         if self.console.is_terminal:
@@ -176,28 +177,29 @@ class Watcher:
 
     def watch(self, cells: Sequence[Cell]) -> None:
         if cells is not self.cells:
-            self.cells, self.unique = cells, {cell.key: cell for cell in cells}
-        unique, histories = self.unique, dict[str, Sequence[Record]]()
-        for key, cell in unique.items():
-            if (key, cell.config.rounds) not in self.ended:
-                histories[key] = cell.history()
+            self.cells, self.unique = cells, {cell.folder.path: cell for cell in cells}
+        unique, histories, fresh = self.unique, dict[Path, list[Record]](), list[Cell]()
+        played, planned = dict[Path, int](), dict[Path, int]()
+        for path, cell in unique.items():
+            run = path, cell.config.rounds
+            if run not in self.ended:
+                history = cell.history()
                 if cell.finished or cell.failed:
-                    self.ended[key, cell.config.rounds] = len(histories[key])
-        ended = {key: cell for key, cell in unique.items() if (key, cell.config.rounds) in self.ended}
-        played = {k: self.ended[k, c.config.rounds] if k in ended else len(histories[k]) for k, c in unique.items()}
-        planned = {key: played[key] if key in ended else cell.config.rounds for key, cell in unique.items()}
+                    self.ended[run] = len(history)
+                    fresh.append(cell)
+                else:
+                    histories[path] = history
+            played[path] = self.ended[run] if run in self.ended else len(histories[path])
+            planned[path] = self.ended.get(run, cell.config.rounds)
         left = self._left(planned, sum(played.values()))
-        # A search goes on with the same run, for longer. Earlier stages count too: their lines stand above.
-        fresh = [cell for cell in ended.values() if (cell.folder.path, cell.config.rounds) not in self.announced]
-        self.announced |= {(cell.folder.path, cell.config.rounds) for cell in fresh}
-        told, waiting = len(self.announced), len(unique) - len(ended)
+        told, waiting = len(self.ended), len(histories)  # earlier stages count too: their lines stand above
 
         def how_far(lines: int) -> str:
             return f"{lines} of {told + waiting} runs finished{left and f', {left}'}"
 
         for number, cell in enumerate(fresh, start=told - len(fresh) + 1):  # as many as there are lines by then
             self._print(_line(cell) + ("" if self.live else f"  ({how_far(number)})"))
-        going = [(unique[key], history) for key, history in histories.items() if history and key not in ended]
+        going = [(unique[path], history) for path, history in histories.items() if history]
         if self.live:
             table = Table(box=None, title=how_far(told), title_justify="left")
             for cell, history in going:
@@ -217,7 +219,7 @@ class Watcher:
         self.said = self.clock()
         self.console.print(line, soft_wrap=True, markup=False)
 
-    def _left(self, planned: Mapping[str, int], played: int) -> str:
+    def _left(self, planned: Mapping[Path, int], played: int) -> str:
         """The time left of a stage, from the rounds played since it began."""
         if self.stage != frozenset(planned):
             self.stage, self.pace = frozenset(planned), Pace(self.clock, before=played)
