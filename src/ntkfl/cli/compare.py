@@ -160,8 +160,8 @@ class Watcher:
         self.live: Live | None = None
         self.cells: Sequence[Cell] = ()
         self.unique: dict[Path, Cell] = {}  # by folder
-        # Rounds played in runs that have ended, by folder and length (a search goes on with a run): each has its line, and
-        # its files are not read again.
+        # Rounds played in runs that have ended, by folder and length (a search goes on with a run): each has its line,
+        # and its files are not read again.
         self.ended: dict[tuple[Path, int], int] = {}
         self.stage, self.pace = frozenset[Path](), Pace(clock)  # the runs of a stage, and its pace
 
