@@ -11,6 +11,7 @@ from ntkfl.audit.analytic import gaussian_prior, invert, lift, linear_layers
 from ntkfl.audit.capture import capture
 from ntkfl.audit.measures import relative_error
 from ntkfl.audit.received import rows_of
+from ntkfl.audit.reconstruction import analytic
 from ntkfl.privacy.projection import RunSecret, make_projection
 from ntkfl.privacy.sparsify import sparsify
 from tests.audit.fixtures import config
@@ -77,6 +78,20 @@ def test_convolutions_give_pictures_in_factors_and_nothing_in_closed_form_otherw
     assert found is not None
     assert torch.equal(found.x, x.flatten(1))
     assert invert(model, ntkfl.jacobian(model, x, form="dense")) is None
+
+
+def test_a_first_layer_that_is_used_twice_gives_inputs_in_factors_and_nothing_in_closed_form_otherwise() -> None:
+    for codec, found in (("factored", True), ("dense", False)):
+        method = {"name": "ntk-fl", "codec": codec, "subsample_rate": 0.05}
+        findings = analytic(capture(config(method, model={"name": f"{__name__}:shared_first"}), 1))
+        errors = [f.mean for f in findings if f.measure == "relative error"]
+        assert bool(errors) is found
+        assert all(error < 1e-6 for error in errors)
+
+
+def shared_first(inputs: tuple[int, ...], outputs: int) -> nn.Module:
+    shared = nn.Linear(64, 64)
+    return nn.Sequential(nn.Flatten(), shared, nn.ReLU(), shared, nn.ReLU(), nn.Linear(64, outputs))
 
 
 def test_who_has_the_projection_gets_nearer_than_the_mean() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import nn
 
 import ntkfl
 from ntkfl.audit.deep_leakage import Settings, match_gradient, match_jacobian, match_update, reconstruct
@@ -62,6 +65,63 @@ def test_the_loss_is_the_distance_of_jacobians(kind: str, match: str) -> None:
         error = error * J.repeat(3, 1, 1).ne(0)
     expected = error.sum((1, 2)) / J.square().sum((1, 2)).repeat(3)
     torch.testing.assert_close(match_jacobian(model, (1, 10, 10), J, match)(dummies), expected, rtol=1e-4, atol=1e-5)
+
+
+class _Tied(nn.Module):
+    """A weight in two layers, and in a product that no layer makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.two.weight = self.one.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.two(torch.tanh(self.one(x)))) + x @ self.last.weight.T @ self.last.weight)  # type: ignore[no-any-return]
+
+
+def _twice() -> nn.Module:
+    shared = nn.Linear(4, 4)
+    return nn.Sequential(shared, nn.Tanh(), shared, nn.Tanh(), nn.Linear(4, 3))
+
+
+def _without_some() -> nn.Module:
+    """No bias, a frozen layer, a frozen weight, a frozen bias; and an activation in place."""
+    layers = nn.Linear(4, 5), nn.Linear(5, 6, bias=False), nn.Linear(6, 5), nn.Linear(5, 6), nn.Linear(6, 3)
+    layers[0].requires_grad_(False)
+    layers[2].weight.requires_grad_(False)
+    layers[3].bias.requires_grad_(False)
+    return nn.Sequential(*(module for layer in layers[:-1] for module in (layer, nn.ELU(inplace=True))), layers[-1])
+
+
+def _at_positions() -> nn.Module:
+    return nn.Sequential(nn.Unflatten(1, (2, 2)), nn.Linear(2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(6, 3))
+
+
+def _recurrent() -> nn.Module:
+    class Last(nn.Module):
+        def forward(self, outputs: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+            return outputs[0][:, -1]
+
+    return nn.Sequential(nn.Unflatten(1, (2, 2)), nn.GRU(2, 3, batch_first=True), Last())
+
+
+@pytest.mark.parametrize("match", ["sent", "zeros"])
+@pytest.mark.parametrize("make", [_twice, _Tied, _without_some, _at_positions, _recurrent])
+def test_the_loss_is_that_distance_however_a_layer_is_used(make: Callable[[], nn.Module], match: str) -> None:
+    torch.manual_seed(0)
+    model, dummies, x = make().double(), torch.randn(6, 4).double(), torch.randn(2, 4).double()
+    J = _by_autograd(model, x)
+    J = torch.where(J.abs() > J.abs().median(), J, 0.0).repeat(3, 1, 1)
+    error = (_by_autograd(model, dummies) - J).square() * (J.ne(0) if match == "sent" else 1)
+    expected = error.sum((1, 2)) / J.square().sum((1, 2))
+    torch.testing.assert_close(match_jacobian(model, (4,), J[:2], match)(dummies), expected, rtol=1e-10, atol=0)
+
+
+def _by_autograd(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """∂f/∂w [N, d2, d], one plain backward pass per entry of f."""
+    weights = [p for p in model.parameters() if p.requires_grad]
+    passes = [[torch.autograd.grad(f, weights, retain_graph=True) for f in model(row[None])[0]] for row in x]
+    return torch.stack([torch.stack([torch.cat([p.flatten() for p in g]) for g in each]) for each in passes])
 
 
 def test_a_dense_jacobian_gives_the_pictures_back() -> None:

@@ -119,3 +119,21 @@ def test_a_table_that_fits_is_not_cut_at_the_right() -> None:
     words = text.getvalue().split()
     assert words.count("down") == 2
     assert words.count("90%") == 2
+
+
+def test_a_run_that_has_ended_is_not_read_again(tmp_path: Path) -> None:
+    """Its line stands when its history is gone; a run of the same settings in another folder is another run."""
+    text = io.StringIO()
+    watcher = Watcher(Console(file=text, width=200), Clock())
+    config = RunConfig(rounds=1, method={"name": "fedavg"})
+    here, there = (Cell("FedAvg", config, tmp_path / name) for name in ("here", "there"))
+    here.folder.create(spelled_out(config))
+    for name, record in (("history.jsonl", {"round": 1, "test_accuracy": 0.5}), ("timings.jsonl", {"seconds": 0.5})):
+        here.folder.append(name, record)
+    with watcher:
+        watcher.watch([here])
+        (here.folder.path / "history.jsonl").unlink()
+        watcher.watch([here])
+        watcher.watch([here, there])
+    assert len(text.getvalue().splitlines()) == 1
+    assert list(watcher.ended) == [(here.folder.path, 1)]

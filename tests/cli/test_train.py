@@ -17,12 +17,6 @@ from unittest.mock import patch
 import pytest
 
 from ntkfl.cli import main
-from ntkfl.cli.flags import from_schemas, nested
-from ntkfl.cli.options import parse_setting, parse_steps
-from ntkfl.cli.train_flags import FLAGS
-from ntkfl.cli.verbs import load
-from ntkfl.errors import ConfigError
-from ntkfl.federation.config import DataConfig, RunConfig
 from ntkfl.safe_parse import read_toml
 from ntkfl.version import __version__
 from tests.fork_server import Child, run
@@ -204,6 +198,33 @@ def test_no_data_says_how_to_get_it(tmp_path: Path) -> None:
     assert "ntkfl data fetch mnist" in finished.stderr
 
 
+def test_none_is_a_value_on_the_command_line_and_in_the_file_that_repeats_the_run(tmp_path: Path) -> None:
+    first, again = tmp_path / "first", tmp_path / "again"
+    given = ["--method", "sum-ntk-fl", "--set", "time=none", "--stop-at", "none", "--gain", "none"]
+    small = ["--dataset", "digits", "--clients", "3", "--clients-per-round", "2", "--rounds", "1", "--hidden", "4"]
+    for arguments in ([*small, *given, "--out", first], ["--config", first / "config.toml", "--out", again]):
+        made = ntkfl("train", *arguments)
+        assert made.returncode == 0, made.stderr
+    assert 'time = "none"' in (first / "config.toml").read_text()
+    for name in ("config.toml", "history.jsonl"):
+        assert (again / name).read_bytes() == (first / name).read_bytes()
+    resumed = ntkfl("train", "--resume", "--rounds", "2", "--out", first)
+    assert resumed.returncode == 0, resumed.stderr
+    assert 'time = "none"' in (first / "config.toml").read_text()
+
+
+def test_none_is_refused_where_a_value_is_needed() -> None:
+    for given, said in (
+        (["--method", "fedavg", "--set", "lr=none"], "option 'lr' cannot be none: input should be a valid number"),
+        (["--method", "fedavg", "--set", "lr=null"], "option 'lr' cannot be none: input should be a valid number"),
+        (["--hidden", "4", "--rounds", "none"], "'none' is not a valid integer"),
+        (["--private", "--set", "epsilon=none"], "--private needs an epsilon"),
+    ):
+        refused = ntkfl("train", "--dataset", "digits", *given)
+        assert refused.returncode == 2
+        assert said in refused.stderr
+
+
 def test_version_and_help() -> None:
     version = subprocess.run(process("--version"), capture_output=True, text=True, timeout=60, check=True)
     assert version.stdout.strip() == __version__
@@ -213,65 +234,12 @@ def test_version_and_help() -> None:
     assert "Example: ntkfl train" in ntkfl("train", "--help").stdout
 
 
-class TestParsing:
-    def test_steps(self) -> None:
-        assert parse_steps("paper") == tuple(float(t) for t in range(100, 2001, 100))
-        assert parse_steps("100:500:200") == (100, 300, 500)
-        assert parse_steps("1.5,2") == (1.5, 2)
-        assert parse_steps(None) is None
-
-    @pytest.mark.parametrize(
-        ("text", "expected"),
-        [
-            ("lr=0.5", ("lr", 0.5)),
-            ("local-steps=3", ("local_steps", 3)),
-            ("coding=elias", ("coding", "elias")),
-            ("steps=[1, 2]", ("steps", [1, 2])),
-        ],
-    )
-    def test_settings(self, text: str, expected: tuple[str, object]) -> None:
-        assert parse_setting(text) == expected
-
-    def test_bad_setting(self) -> None:
-        with pytest.raises(ConfigError):
-            parse_setting("=3")
-
-
-@pytest.mark.parametrize("text", ["0:1e18:1", "0:inf:1", "nan:1:1", "1:2:nan"])
-def test_a_range_of_steps_without_end_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="--steps"):
-        parse_steps(text)
-
-
-def test_a_value_that_no_parser_survives_is_a_word() -> None:
-    assert parse_setting("a=" + "[" * 100_000) == ("a", "[" * 100_000)
-    assert parse_setting("a=" + "9" * 5000) == ("a", "9" * 5000)
-
-
 def test_a_file_the_system_refuses_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     done = ntkfl("bench", "wire", "--quick", "--json", tmp_path / "folder")
     assert done.returncode == 2
     assert "Is a directory" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_flags_are_those_of_the_schemas() -> None:
-    """What `--help` knows without importing the schemas is what they say: else run `python -m ntkfl.cli.flags`."""
-    assert from_schemas() == FLAGS
-    settings = {flag.setting for flag in FLAGS}
-    assert {f"data.{name}" for name in DataConfig.model_fields} <= settings
-    assert {name for name in RunConfig.model_fields if name not in ("data", "model", "method")} <= settings
-    assert len({flag.parameter for flag in FLAGS}) == len(FLAGS)
-    options = {name for option in load("train").params for name in option.opts}
-    assert {f"--{flag.parameter.replace('_', '-')}" for flag in FLAGS} <= options
-
-
-def test_every_flag_reaches_the_setting_that_it_names() -> None:
-    given = dict.fromkeys((flag.parameter for flag in FLAGS), None) | {"alpha": 0.5, "method": "fedavg", "rounds": 3}
-    assert nested(FLAGS, given) == {
-        "data": {"alpha": 0.5}, "model": {}, "method": {"name": "fedavg"}, "rounds": 3,
-    }  # fmt: skip
 
 
 def test_flags_of_a_partition_and_a_model(tmp_path: Path) -> None:

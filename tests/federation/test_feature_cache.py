@@ -12,7 +12,7 @@ import ntkfl
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.feature_cache import FeatureCache, split_frozen
 from ntkfl.federation.simulation import execute
-from ntkfl.methods import CPNTKFL, NTKFL
+from ntkfl.methods import CPNTKFL, METHODS, NTKFL
 
 
 class Counted(nn.Module):
@@ -122,6 +122,13 @@ def test_what_is_not_cached() -> None:
     assert split_frozen(model, NTKFL(), None) == (model, None)
     plain = ntkfl.models.mlp(64, 10)
     assert split_frozen(plain, NTKFL(), None) == (plain, None)
+
+
+def test_a_backbone_of_buffers_alone_goes_to_the_device() -> None:
+    """Random features have no parameters. `meta` is a device whose tensors hold nothing: reading one there fails."""
+    model = ntkfl.models.random_features((64,), 10, features=6)
+    with pytest.raises(NotImplementedError, match="meta"):
+        split_frozen(model, METHODS["sum-ridge"](), None, torch.device("meta"))
 
 
 BACKBONE = {"backbone": "tests.federation.test_feature_cache:Counted"}

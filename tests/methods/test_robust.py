@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 import ntkfl
 from ntkfl.errors import ConfigError
@@ -122,8 +123,8 @@ def test_long_rows_are_scaled_to_the_bound() -> None:
     assert clip_rows(J, 100.0) == (J, 0)
 
 
-def two_classes(wrong: list[int], turned: list[int], **options: Any) -> ntkfl.Evolution:
-    """Forty rows of two clear classes; some have the other's label, some their Jacobian turned round."""
+def two_classes(wrong: list[int], turned: list[int], **options: Any) -> tuple[ntkfl.Evolution, Tensor]:
+    """Forty rows of two clear classes, and their labels; some have the other's, some their Jacobian turned round."""
     torch.manual_seed(0)
     model = torch.nn.Linear(2, 2).double()
     y = torch.arange(40) % 2
@@ -131,24 +132,37 @@ def two_classes(wrong: list[int], turned: list[int], **options: Any) -> ntkfl.Ev
     y[wrong] = 1 - y[wrong]
     factors = torch.ones(40)
     factors[turned] = -1
-    return ntkfl.evolve(ntkfl.jacobian(model, x).scaled(factors), model(x).detach(), y, **options)
+    return ntkfl.evolve(ntkfl.jacobian(model, x).scaled(factors), model(x).detach(), y, **options), y
 
 
 def test_rows_at_odds_with_the_others_are_left_out_and_no_others() -> None:
-    kept = without_outliers(two_classes([4, 7], [11]), 0.2, None)
+    kept = without_outliers(*two_classes([4, 7], [11]), 0.2, None)
     assert sorted({*range(40)} - {*kept.tolist()}) == [4, 7, 11]
-    assert len(without_outliers(two_classes([4, 7], [11]), 0.05, None)) == 38  # no more than asked for
-    assert len(without_outliers(two_classes([], []), 0.2, None)) == 40
+    assert len(without_outliers(*two_classes([4, 7], [11]), 0.05, None)) == 38  # no more than asked for
+    assert len(without_outliers(*two_classes([], []), 0.2, None)) == 40
 
 
 def test_a_client_at_odds_with_the_others_is_left_out_whole() -> None:
     senders = torch.arange(40) // 8
     wrong = list(range(8, 16))  # all of client 1
-    evolution = two_classes(wrong, [], steps=(1e3, 4e3, 2e4))
-    kept = without_outliers(evolution, 0.2, senders)
+    evolution, y = two_classes(wrong, [], steps=(1e3, 4e3, 2e4))
+    kept = without_outliers(evolution, y, 0.2, senders)
     assert torch.equal(senders[kept].unique(), torch.tensor([0, 2, 3, 4]))
     assert len(kept) == 32
-    assert len(without_outliers(evolution, 0.1, senders)) == 40  # a tenth of five is nobody
+    assert len(without_outliers(evolution, y, 0.1, senders)) == 40  # a tenth of five is nobody
+
+
+def test_rows_of_a_label_that_nobody_else_has_stay() -> None:
+    """Four clients have label 0 and one has label 1 alone, as where every client has one label: its rows, which the
+    others' pull against, stay, though not where a second client has label 1. A label of one row saves that row only.
+    """
+    evolution, _ = two_classes(list(range(8, 16)), [], steps=(1e3, 4e3, 2e4))
+    senders = torch.arange(40) // 8  # the second resists most, as the test above has it
+    alone, shared = (torch.isin(senders, torch.tensor(of)).long() for of in ([1], [1, 3]))
+    assert len(without_outliers(evolution, alone, 0.2, senders)) == 40
+    one = (torch.arange(40) == 11).long()
+    assert without_outliers(evolution, one, 0.2, senders).tolist() == [*range(8), 11, *range(16, 40)]
+    assert senders[without_outliers(evolution, shared, 0.2, senders)].unique().tolist() == [0, 2, 3, 4]
 
 
 def test_rows_that_the_network_does_not_give_are_told_from_true_ones() -> None:

@@ -35,7 +35,7 @@ def test_runs_and_comparisons_are_found_by_name(runs: Path) -> None:
     assert names[-1] == "whole"
     assert len(found) == 6
     assert targets == (0.4,)
-    assert {run.group for run in found if run.planned} == {
+    assert {run.group for run in found if run.rounds is not None} == {
         "small: NTK-FL",
         next(n for n in names if "onerror" in n)[:-8],
     }

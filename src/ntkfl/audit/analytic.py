@@ -11,6 +11,7 @@ the next layer's derivatives, this layer's outputs, give one linear equation a u
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
@@ -36,14 +37,17 @@ class LinearLayer:
 
 
 def linear_layers(model: nn.Module) -> list[LinearLayer]:
-    """The linear layers at the front of a perceptron: [flatten,] linear[, ReLU, linear]; [] for other networks."""
+    """The linear layers at the front of a perceptron: [flatten,] linear[, ReLU, linear]; [] for other networks. One
+    that the network holds twice, or whose weights are tied, is none of them: its derivative is a sum over its uses.
+    """
     slices = column_slices(trainable(model))
+    held = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     leaves = [(name, m) for name, m in model.named_modules() if not list(m.children())]
     leaves = [(name, m) for name, m in leaves if not isinstance(m, nn.Flatten | nn.Identity | nn.Dropout)]
     layers: list[LinearLayer] = []
     for name, module in leaves[:3]:
         prefix = f"{name}." if name else ""
-        if isinstance(module, nn.Linear) and f"{prefix}weight" in slices:
+        if isinstance(module, nn.Linear) and f"{prefix}weight" in slices and held[id(module.weight)] == 1:
             layers.append(LinearLayer(module, slices[f"{prefix}weight"], slices.get(f"{prefix}bias")))
         elif not (isinstance(module, nn.ReLU) and layers):
             break

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, jacrev, vmap
 
+from ntkfl.audit.analytic import LinearLayer
 from ntkfl.audit.descent import Loss, minimise
+from ntkfl.tangent.build import plan_jacobian
 from ntkfl.tangent.losses import per_sample
 from ntkfl.tangent.parameters import call_with, column_slices, evaluating, trainable
+from ntkfl.tangent.passes import JacobianPlan, substituted, tapped_forward
 
 Parameters = dict[str, Tensor]
-MATCHES = ("sent", "zeros")
 
 
 @dataclass(frozen=True)
@@ -40,28 +42,31 @@ def match_jacobian(model: nn.Module, shape: Sequence[int], J: Tensor, match: str
     """‖Ĵ_i − J_i‖²/‖J_i‖² of dummies [R·n, d1], R blocks of n, against received J [n, d2, d], zeros being entries that
     were not sent: "sent" compares where something was, "zeros" takes the rest for true zeros.
 
-    A linear layer's part of Ĵ is g ⊗ [a, 1]: its distance to J needs g and a alone, Σ M (g a)² − 2 gᵀ J a + ‖J‖² with M
-    what is compared. Other layers' derivatives are made in full.
+    Of a linear layer that each sample passes once, Ĵ is g ⊗ [a, 1]: its distance to J needs g and a alone, Σ M (g a)² −
+    2 gᵀ J a + ‖J‖² with M what is compared. All other derivatives are made in full: those of other layers, of a layer
+    that is used twice or at several positions, of weights that are tied or also used in another way.
     """
+    probe = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)).to(J)
+    with evaluating(model):
+        plan = plan_jacobian(model, probe)
+        layers = _used_once(model, plan, probe)
     slices = column_slices(trainable(model))
     size = J.square().sum((1, 2)).clamp_min(torch.finfo(J.dtype).tiny)
-    layers = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
-    factored = {f"{name}.{part}".removeprefix(".") for name in layers for part in ("weight", "bias")} & set(slices)
-    rest = [name for name in slices if name not in factored]
-    targets = {name: _augmented(J, slices, name) for name in layers}
+    factored = [columns for layer in layers.values() for columns in (layer.weight, layer.bias)]
+    rest = [name for name, columns in slices.items() if columns not in factored]
+    targets = {name: _augmented(J, layer) for name, layer in layers.items()}
     sizes = {name: T.square().sum((1, 2)) for name, T in targets.items()}
-    masks = {name: T.ne(0).to(T) if match == "sent" else torch.ones(1) for name, T in targets.items()}
+    masks = {name: T.ne(0).to(T) for name, T in targets.items()} if match == "sent" else {}
 
     def loss(x: Tensor) -> Tensor:
         R, n = len(x) // len(J), len(J)
         total = x.new_zeros(R, n)
-        with evaluating(model):
+        with evaluating(model), substituted(plan.known, {}):  # no fused kernels, which may have no derivative
             inputs = x.view(-1, *shape)
             for name, (g, a) in _factors(model, layers, inputs).items():
                 g, a = (t.view(R, n, -1).permute(1, 2, 0) for t in (g, a))  # [n, ·, R]
-                T, M = targets[name], masks[name]
-                own = a.square().sum(1, keepdim=True) if match == "zeros" else torch.bmm(M, a.square())
-                total = total + (own * g.square() - 2 * g * torch.bmm(T, a)).sum(1).T + sizes[name]
+                own = torch.bmm(masks[name], a.square()) if masks else a.square().sum(1, keepdim=True)
+                total = total + (own * g.square() - 2 * g * torch.bmm(targets[name], a)).sum(1).T + sizes[name]
             if rest:
                 for name, value in _derivatives(model, rest, inputs).items():
                     target = J[:, :, slices[name]]
@@ -73,32 +78,38 @@ def match_jacobian(model: nn.Module, shape: Sequence[int], J: Tensor, match: str
     return loss
 
 
-def _augmented(J: Tensor, slices: dict[str, slice], name: str) -> Tensor:
-    """∂f/∂[W, b] of a linear layer as received, [n, d2·n_out, n_in + 1]; frozen parameters are zero."""
-    n, d2 = J.shape[:2]
-    prefix = f"{name}." if name else ""
-    bias = slices.get(f"{prefix}bias")
-    weight = J[:, :, slices[f"{prefix}weight"]]
-    last = None if bias is None else J[:, :, bias].reshape(n, -1, 1)
-    W = weight.reshape(n, d2 * (_width(bias) if bias else 1), -1)
-    return W if last is None else torch.cat([W, last], 2)
+def _used_once(model: nn.Module, plan: JacobianPlan, probe: Tensor) -> dict[str, LinearLayer]:
+    """The linear layers by name whose weights train and enter in one product a sample, out [N, n_out] = W a + b."""
+    calls = tapped_forward(model, probe, plan.known, {part.use.module for part in plan.parts})[0]
+    found = {}
+    for part in plan.parts:
+        module, dimensions = plan.known[part.use.module], [a.ndim for a, _ in calls[part.use]]
+        if isinstance(module, nn.Linear) and part.weight is not None and dimensions == [2]:
+            found[part.use.module] = LinearLayer(module, part.weight, part.bias)
+    return found
 
 
-def _width(span: slice) -> int:
-    return int(span.stop - span.start)
+def _augmented(J: Tensor, layer: LinearLayer) -> Tensor:
+    """∂f/∂[W, b] of a linear layer as received, [n, d2·n_out, n_in + 1]; without the last column where no b trains."""
+    n, rows = len(J), J.shape[1] * layer.module.out_features
+    W = J[:, :, layer.weight].reshape(n, rows, -1)
+    return W if layer.bias is None else torch.cat([W, J[:, :, layer.bias].reshape(n, rows, 1)], 2)
 
 
-def _factors(model: nn.Module, layers: dict[str, nn.Linear], x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+def _factors(model: nn.Module, layers: dict[str, LinearLayer], x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
     """(g [N, d2·n_out], [a, 1] [N, n_in + 1]) of each linear layer, as functions of x that can be differentiated."""
+    if not layers:
+        return {}
     seen: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def hook(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        def keep(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def hook(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
+        def keep(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
             seen[name] = (inputs[0], output)
+            return output.clone()  # an in-place activation behind the layer must not overwrite the output kept
 
         return keep
 
-    handles = [module.register_forward_hook(hook(name)) for name, module in layers.items()]
+    handles = [layer.module.register_forward_hook(hook(name)) for name, layer in layers.items()]
     with torch.enable_grad():
         if not x.requires_grad:
             x = x.detach().requires_grad_()
@@ -113,9 +124,9 @@ def _factors(model: nn.Module, layers: dict[str, nn.Linear], x: Tensor) -> dict[
             for o in range(f.shape[1])
         ]
     found = {}
-    for i, (name, module) in enumerate(layers.items()):
+    for i, (name, layer) in enumerate(layers.items()):
         a = seen[name][0]
-        if module.bias is not None:
+        if layer.bias is not None:
             a = torch.cat([a, torch.ones_like(a[:, :1])], 1)
         found[name] = (torch.stack([column[i] for column in columns], 1).flatten(1), a)
     return found

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 Loss = Callable[[Tensor], Tensor]  # x [n, m] -> one number a row, [n]
-OPTIMISERS = ("lbfgs", "adam")
 _ARMIJO, _SHORTER, _TRIES = 1e-4, 0.3, 5
 _STILL = 1e-5  # a step that lowers a row by less than this part of where it began ends it
 

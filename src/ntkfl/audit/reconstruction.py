@@ -30,13 +30,14 @@ def analytic(capture: Capture, seed: int = 0, *, count: int = 40) -> list[Findin
     prior = None
     if capture.projection is None and capture.public is not None and rows.labels.ndim == 1:
         prior = gaussian_prior(capture.public[0])
-    found = invert(capture.task.at(capture.weights), rows.J, prior)
-    if found is None:
+    found, width = invert(capture.task.at(capture.weights), rows.J, prior), math.prod(_shape(capture))
+    if found is None or found.x.shape[1] < width:
         return []
-    more = {"coordinates read off": float(found.known.double().mean())}
+    x, known = found.x[:, :width], found.known[:, :width]  # what a layer is given again, further on, lies behind
+    more = {"coordinates read off": float(known.double().mean())}
     # What is not known lies within its bound, and the equations have said something of it: about a sixth is left.
-    left = (~found.known).to(found.x) * found.bound.clamp(max=1e3).square().unsqueeze(1) / 6
-    return _score("analytic inversion", capture, rows, found.x, more, float(left.mean() / found.x.square().mean()))
+    left = (~known).to(x) * found.bound.clamp(max=1e3).square().unsqueeze(1) / 6
+    return _score("analytic inversion", capture, rows, x, more, float(left.mean() / x.square().mean()))
 
 
 def deep(capture: Capture, seed: int = 0, *, count: int = 10, settings: Settings | None = None) -> list[Finding]:
@@ -54,19 +55,20 @@ def deep(capture: Capture, seed: int = 0, *, count: int = 10, settings: Settings
     return _score("deep leakage, Jacobian", capture, rows, x, more, float(match.mean()))
 
 
-def deep_sum(capture: Capture, seed: int = 0, *, batch: int = 4, settings: Settings | None = None) -> list[Finding]:
+def deep_sum(capture: Capture, seed: int = 0, *, batch: int = 4) -> list[Finding]:
     """Attack 2 on the gradient of the mean loss over `batch` rows, which their Jacobians, outputs and labels give: what
     those samples would have shown had one gradient been sent for all. Dummies are matched to rows by label.
     """
     if not sends_rows(capture) or capture.task.loss != "ce":
         return []
-    settings = replace(settings or Settings(steps=120), seed=seed)
     rows = rows_of(capture, spread(capture, batch))
     Y = capture.task.training_targets(rows.labels)
     gradient = -rows.J.vjp(Y - rows.outputs.softmax(1)) / len(Y)
     sent = None if not capture.method.sparsity else gradient.ne(0)
     loss = match_gradient(capture.task.at(capture.weights), _shape(capture), gradient, Y, "ce", sent)
-    x, match = reconstruct(loss, 1, len(Y) * math.prod(_shape(capture)), settings, _image(capture))
+    x, match = reconstruct(
+        loss, 1, len(Y) * math.prod(_shape(capture)), Settings(steps=120, seed=seed), _image(capture)
+    )
     more = {"match": float(match[0]), "batch": len(Y)}
     return _score(f"deep leakage, gradient of {len(Y)}", capture, rows, x.view(len(Y), -1), more, float(match[0]))
 

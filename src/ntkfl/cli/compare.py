@@ -158,8 +158,12 @@ class Watcher:
         self.console, self.clock = console, clock
         self.said = clock()
         self.live: Live | None = None
-        self.announced: set[tuple[Path, int]] = set()
-        self.stage, self.pace = frozenset[str](), Pace(clock)  # the runs of a stage, and its pace
+        self.cells: Sequence[Cell] = ()
+        self.unique: dict[Path, Cell] = {}  # by folder
+        # Rounds played in runs that have ended, by folder and length (a search goes on with a run): each has its line,
+        # and its files are not read again.
+        self.ended: dict[tuple[Path, int], int] = {}
+        self.stage, self.pace = frozenset[Path](), Pace(clock)  # the runs of a stage, and its pace
 
     def __enter__(self) -> None:
         if self.console.is_terminal:
@@ -172,22 +176,30 @@ class Watcher:
             self.live = None
 
     def watch(self, cells: Sequence[Cell]) -> None:
-        unique = {cell.key: cell for cell in cells}
-        histories = {key: cell.history() for key, cell in unique.items()}
-        ended = {key: cell for key, cell in unique.items() if cell.finished or cell.failed}
-        planned = {key: len(histories[key]) if key in ended else cell.config.rounds for key, cell in unique.items()}
-        left = self._left(planned, histories)
-        # A search goes on with the same run, for longer. Earlier stages count too: their lines stand above.
-        fresh = [cell for cell in ended.values() if (cell.folder.path, cell.config.rounds) not in self.announced]
-        self.announced |= {(cell.folder.path, cell.config.rounds) for cell in fresh}
-        told, waiting = len(self.announced), len(unique) - len(ended)
+        if cells is not self.cells:
+            self.cells, self.unique = cells, {cell.folder.path: cell for cell in cells}
+        unique, histories, fresh = self.unique, dict[Path, list[Record]](), list[Cell]()
+        played, planned = dict[Path, int](), dict[Path, int]()
+        for path, cell in unique.items():
+            run = path, cell.config.rounds
+            if run not in self.ended:
+                history = cell.history()
+                if cell.finished or cell.failed:
+                    self.ended[run] = len(history)
+                    fresh.append(cell)
+                else:
+                    histories[path] = history
+            played[path] = self.ended[run] if run in self.ended else len(histories[path])
+            planned[path] = self.ended.get(run, cell.config.rounds)
+        left = self._left(planned, sum(played.values()))
+        told, waiting = len(self.ended), len(histories)  # earlier stages count too: their lines stand above
 
         def how_far(lines: int) -> str:
             return f"{lines} of {told + waiting} runs finished{left and f', {left}'}"
 
         for number, cell in enumerate(fresh, start=told - len(fresh) + 1):  # as many as there are lines by then
             self._print(_line(cell) + ("" if self.live else f"  ({how_far(number)})"))
-        going = [(cell, histories[key]) for key, cell in unique.items() if histories[key] and key not in ended]
+        going = [(unique[path], history) for path, history in histories.items() if history]
         if self.live:
             table = Table(box=None, title=how_far(told), title_justify="left")
             for cell, history in going:
@@ -201,15 +213,14 @@ class Watcher:
                 )
             self.live.update(table)
         elif waiting and self.clock() - self.said > LOG_S:
-            self._print(f"{sum(map(len, histories.values()))} of {sum(planned.values())} rounds  ({how_far(told)})")
+            self._print(f"{sum(played.values())} of {sum(planned.values())} rounds  ({how_far(told)})")
 
     def _print(self, line: str) -> None:
         self.said = self.clock()
         self.console.print(line, soft_wrap=True, markup=False)
 
-    def _left(self, planned: Mapping[str, int], histories: Mapping[str, Sequence[Record]]) -> str:
+    def _left(self, planned: Mapping[Path, int], played: int) -> str:
         """The time left of a stage, from the rounds played since it began."""
-        played = sum(map(len, histories.values()))
         if self.stage != frozenset(planned):
             self.stage, self.pace = frozenset(planned), Pace(self.clock, before=played)
         left = self.pace.left(played, sum(planned.values()))

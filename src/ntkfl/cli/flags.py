@@ -48,7 +48,7 @@ class Flag(NamedTuple):
     """One setting on the command line: "data.alpha" is `alpha` of the table [data]."""
 
     setting: str
-    kind: str  # text, integer, number or switch
+    kind: str  # text, integer, number or switch; "integer or none", "number or none"
     help: str
     panel: str
 
@@ -75,10 +75,30 @@ def with_flags(flags: tuple[Flag, ...]) -> Callable[[Callable[..., None]], Calla
     return add
 
 
+def _or_none(kind: str) -> Callable[[str], Any]:
+    """A parser of numbers of that kind, and of the word none, which stays a word until the settings are checked."""
+    number = int if kind == "integer" else float
+
+    def parse(text: str) -> Any:
+        try:
+            return text if text == "none" else number(text)
+        except ValueError:
+            raise typer.BadParameter(f"{text!r} is not a valid {kind}, nor none.") from None
+
+    return parse
+
+
 def _option(flag: Flag) -> Any:
     names = _COMPLETED.get(flag.setting)
-    option = typer.Option(help=flag.help, rich_help_panel=flag.panel, autocompletion=one_of(names) if names else None)
-    return Annotated[_TYPES[flag.kind], option]
+    kind, _, or_none = flag.kind.partition(" ")
+    option = typer.Option(
+        help=flag.help,
+        rich_help_panel=flag.panel,
+        autocompletion=one_of(names) if names else None,
+        parser=_or_none(kind) if or_none else None,
+        metavar=f"{kind}|none".upper() if or_none else None,
+    )
+    return Annotated[_TYPES[kind], option]
 
 
 def nested(flags: tuple[Flag, ...], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,7 +138,8 @@ def from_schemas() -> tuple[Flag, ...]:
 def _flag(setting: str, field: FieldInfo, panel: str, say_default: bool = True) -> Flag:
     kinds = {str: "text", int: "integer", float: "number", bool: "switch"}
     types = get_args(field.annotation) if get_origin(field.annotation) in (Union, UnionType) else (field.annotation,)
-    kind = next((kinds[one] for one in types if one in kinds and one is not NoneType), "text")
+    kind = next((kinds[one] for one in types if one in kinds), "text")
+    kind += " or none" if NoneType in types and kind in ("integer", "number") else ""
     default = field.default if say_default and kind != "switch" and field.default is not None else None
     text = _SAID.get(setting) or (field.description or "") + (f" (default {default})" if default is not None else "")
     return Flag(setting, kind, text, panel)

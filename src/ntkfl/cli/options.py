@@ -12,15 +12,13 @@ from ntkfl.tangent import PAPER_STEPS
 _MOST_STEPS = 10_000
 
 
-def parse_steps(text: str | None) -> tuple[float, ...] | None:
+def parse_steps(text: str) -> tuple[float, ...]:
     """'paper', 'a,b,c' or 'first:last:stride' (last included)."""
-    if text is None:
-        return None
     if text == "paper":
         return tuple(float(t) for t in PAPER_STEPS)
     if ":" not in text:
         return parse_numbers("steps", text, float)
-    parts = parse_numbers("steps", text.replace(":", ","), float) or ()
+    parts = parse_numbers("steps", text.replace(":", ","), float)
     if len(parts) != 3 or parts[2] <= 0 or parts[1] < parts[0]:
         raise ConfigError(f"--steps {text!r}: a range is first:last:stride, for example 100:2000:100")
     first, last, stride = parts
@@ -29,15 +27,13 @@ def parse_steps(text: str | None) -> tuple[float, ...] | None:
     return tuple(first + i * stride for i in range(int((last - first) / stride + 1e-9) + 1))
 
 
-def parse_words(text: str | None) -> tuple[str, ...] | None:
+def parse_words(text: str) -> tuple[str, ...]:
     """Words separated by commas."""
-    return None if text is None else tuple(text.split(","))
+    return tuple(text.split(","))
 
 
-def parse_numbers(name: str, text: str | None, kind: Callable[[str], Any]) -> tuple[Any, ...] | None:
+def parse_numbers(name: str, text: str, kind: Callable[[str], Any]) -> tuple[Any, ...]:
     """Numbers separated by commas."""
-    if text is None:
-        return None
     try:
         return tuple(kind(part) for part in text.split(","))
     except ValueError:
@@ -55,10 +51,8 @@ def parse_setting(text: str) -> tuple[str, Any]:
         return name.replace("-", "_"), value
 
 
-def parse_byzantine(text: str | None) -> dict[str, Any] | None:
+def parse_byzantine(text: str) -> dict[str, Any]:
     """KIND:FRACTION or KIND:FRACTION:SCALE."""
-    if text is None:
-        return None
     kind, *numbers = text.split(":")
     try:
         values = [float(number) for number in numbers]

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from ntkfl.errors import ConfigError
+from ntkfl.options import NONE
 from ntkfl.progress import plural
 
 METHODS = ("private-sums", "dp-fedavg", "private-ridge")
@@ -44,7 +45,7 @@ def private_settings(given: dict[str, Any]) -> dict[str, Any]:
         (method.get("name", METHODS[0]) not in METHODS, _not_private(str(method.get("name")))),
         (method.get("secure_sum") is False, "sums replies under masks: leave secure_sum as it is"),
         (method.get("noise_by", "clients") != "clients", "trusts no server with sums: leave noise_by out"),
-        (method.get("epsilon", 3.0) is None, "needs an epsilon"),
+        (method.get("epsilon", 3.0) in (None, NONE), "needs an epsilon"),
         (method.get("shuffle"), "sums replies under masks, and there are no rows to shuffle: leave --shuffle out"),
         (data.get("overlap"), "protects a record that one client holds: with --overlap several hold the same"),
         (given.get("hold_out"), "protects all clients: --hold-out gives the server those that it measures on"),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,13 +61,15 @@ def train(
         from ntkfl.federation.callbacks import TensorBoardCallback
         from ntkfl.federation.server import remarks
         from ntkfl.federation.simulation import execute
+        from ntkfl.options import NONE
         from ntkfl.progress import RoundTable
 
-    for name in ("hidden", "head"):
-        given[name] = parse_numbers(name, given[name], int)
-    for name in ("trainable", "lora", "also"):
-        given[name] = parse_words(given[name])
-    given["steps"], given["byzantine"] = parse_steps(given["steps"]), parse_byzantine(given["byzantine"])
+    lists = {name: partial(parse_numbers, name, kind=int) for name in ("hidden", "head")}
+    words = dict.fromkeys(("trainable", "lora", "also"), parse_words)
+    parsers: dict[str, Callable[[str], Any]] = lists | words | {"steps": parse_steps, "byzantine": parse_byzantine}
+    for name, parse in parsers.items():
+        if given[name] not in (None, NONE):
+            given[name] = parse(given[name])
     settings = nested(FLAGS, given)
     settings["method"] |= dict(parse_setting(text) for text in set_ or [])
     if model_set:

@@ -63,7 +63,7 @@ FLAGS = tuple(
         ("model.head", "text", "hidden widths of its head, e.g. 128 (default: none, linear)", "A pretrained backbone"),
         ("model.trainable", "text", "what trains, e.g. 'head,layer4.*' (default head)", "A pretrained backbone"),
         ("model.lora", "text", "its linear layers that get adapters, e.g. '*.query'", "A pretrained backbone"),
-        ("model.lora_rank", "integer", "of adapters; default: 8", "A pretrained backbone"),
+        ("model.lora_rank", "integer or none", "of adapters; default: 8", "A pretrained backbone"),
         (
             "model.drop",
             "text",
@@ -84,11 +84,11 @@ FLAGS = tuple(
         ),
         ("model.digest", "text", "sha256 that the backbone must have", "A pretrained backbone"),
         ("model.hidden", "text", "hidden widths of an mlp, e.g. 200,100 (default 100)", "Model"),
-        ("model.gain", "number", "scale of an mlp's first weights; default: the method's, or 1", "Model"),
-        ("model.bias", "number", "an mlp's first biases; default: the method's, or 0", "Model"),
+        ("model.gain", "number or none", "scale of an mlp's first weights; default: the method's, or 1", "Model"),
+        ("model.bias", "number or none", "an mlp's first biases; default: the method's, or 0", "Model"),
         (
             "model.convexify",
-            "integer",
+            "integer or none",
             "features of the network's linearisation, at most; default: the method's, or none",
             "Model",
         ),
@@ -122,7 +122,7 @@ FLAGS = tuple(
         ("method.subsample_rate", "number", "β, part of its samples a client uses in a round", "What clients hide"),
         (
             "method.projected_dim",
-            "integer",
+            "integer or none",
             "d1', features the secret projection leaves; default: none",
             "What clients hide",
         ),
@@ -151,7 +151,7 @@ FLAGS = tuple(
         ("clients_per_round", "integer", "clients drawn each round, or all where there are fewer (default 20)", "Run"),
         ("seed", "integer", "root of everything random (default 0)", "Run"),
         ("hold_out", "integer", "clients set aside as a validation set (default 0)", "Run"),
-        ("stop_at", "number", "end once the test accuracy is this", "Run"),
+        ("stop_at", "number or none", "end once the test accuracy is this", "Run"),
         ("precision", "text", "float32 or float64 (default float32)", "Run"),
         (
             "byzantine",

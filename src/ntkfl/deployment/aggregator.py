@@ -15,6 +15,7 @@ from ntkfl.deployment.contract import Contract, Deployment, Federation
 from ntkfl.deployment.ledger import ANEW, refuse_ended
 from ntkfl.deployment.shuffler_transport import ShufflerTransport
 from ntkfl.errors import ConfigError, RunFolderError
+from ntkfl.federation.build import describe_method
 from ntkfl.federation.evaluation import MOST_SAMPLES, AskedClients
 from ntkfl.federation.privacy_statement import privacy_statement, stated
 from ntkfl.federation.run import Run
@@ -137,7 +138,7 @@ class Aggregator:
             "federation": self.federation.federation,
             "run": self.federation.run,
             **self.settings.model_dump(mode="json"),
-            "method": {"name": method.name} | method.model_dump(mode="json"),
+            "method": describe_method(method),
             "shape": {"inputs": list(terms.inputs), "outputs": terms.outputs, "precision": terms.precision},
             "privacy": privacy_statement(method, run, floor, self._evaluation(method)),
         }

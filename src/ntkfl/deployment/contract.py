@@ -17,10 +17,10 @@ from torch import nn
 from ntkfl.atomic import write_atomically
 from ntkfl.data.client import Images
 from ntkfl.errors import ConfigError
-from ntkfl.federation.build import build_method, build_network
+from ntkfl.federation.build import build_method, build_network, describe_method
 from ntkfl.federation.config import ModelConfig, method_code, own_method
 from ntkfl.methods import Method
-from ntkfl.options import Options
+from ntkfl.options import NONE, Options
 from ntkfl.safe_parse import read_toml
 from ntkfl.services.shuffler.batch import LEAST_EVALUATORS
 from ntkfl.services.trusted_peers import FILE, TrustedPeers
@@ -130,7 +130,7 @@ class Contract(Terms):
     @property
     def private(self) -> bool:
         """Whether the method bounds and noises what clients send."""
-        return self.method.get("clip") is not None or bool(self.method.get("label_flip"))
+        return self.method.get("clip") not in (None, NONE) or bool(self.method.get("label_flip"))
 
 
 def with_sums(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def with_sums(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _described(method: Method) -> dict[str, Any]:
-    return {"name": method.name} | method.model_dump(mode="json", exclude_none=True)
+    return {name: value for name, value in describe_method(method).items() if value is not None}
 
 
 class Deployment(Contract):

@@ -15,29 +15,32 @@ from typing import Any
 import torch
 
 from ntkfl.crypto.hpke import SEAL_BYTES, SigningKey
-from ntkfl.crypto.row_frames import Announced, BatchKey, open_row
+from ntkfl.crypto.mask_format import WORD_BYTES
+from ntkfl.crypto.masking import add_packed
+from ntkfl.crypto.row_frames import FRAME_BYTES, Announced, BatchKey, open_row
 from ntkfl.deployment.absences import Absences, drawn_from
-from ntkfl.deployment.collector import LOOK_S, SAY_S, CollectingTransport
 from ntkfl.deployment.contract import Deployment, Federation
 from ntkfl.deployment.ledger import mark_ended
+from ntkfl.deployment.waiting import wait_for_batch, wait_for_reports
 from ntkfl.errors import ConfigError, MessageError, OutOfRounds, Refused, TooFew, TrustError
 from ntkfl.federation.evaluation import SUMMED_SAMPLES, counts_summand, score_rows, total_counts
-from ntkfl.federation.secure_sum import SumSchema
-from ntkfl.federation.shuffled import Mixed, RowSchema, is_padding
+from ntkfl.federation.secure_sum import SumSchema, submission_bytes
+from ntkfl.federation.shuffled import Mixed, RowSchema, ShuffledTransport, is_padding
 from ntkfl.federation.transport import Traffic
 from ntkfl.methods import ClientRound, Method, Task
 from ntkfl.methods.inspection import Participation
 from ntkfl.privacy.randomness import Randomness
-from ntkfl.progress import plural
 from ntkfl.services.announcement import EVALUATION, Announcement
+from ntkfl.services.http.client import SMALL, HttpClient
 from ntkfl.services.shuffler.batch import EVALUATORS, LEAST_EVALUATORS, Batch, least_of
-from ntkfl.services.status import ENDED
+from ntkfl.services.shuffler.client import ShufflerClient
+from ntkfl.services.status import ENDED, StatusFile
 from ntkfl.wire import Message
 
 _GATHER_S = 0.2  # between two looks at who is there
 
 
-class ShufflerTransport(CollectingTransport):
+class ShufflerTransport(ShuffledTransport):
     """Of the aggregator whose folder this is. Clients are numbered, in each round anew, in the order of their names."""
 
     def __init__(
@@ -52,12 +55,23 @@ class ShufflerTransport(CollectingTransport):
         self.signer = SigningKey.load(folder / "signing-key.pem")
         if self.signer.public.hex() != federation.aggregator.signing_key:
             raise TrustError(f"the key in {folder} is not the one that clients have pinned")
-        super().__init__(folder, federation, settings, task, method, say)
-        self.peers, self.quorum, self._folder = federation, settings.quorum, folder
+        super().__init__(task, method, federation.federation, federation.run)
+        self.settings, self.say, self.peers, self.quorum, self._folder = (
+            settings,
+            say,
+            federation,
+            settings.quorum,
+            folder,
+        )
+        self.shuffler = ShufflerClient(federation, folder)
+        self.key_server = HttpClient(federation.key_server.url, folder / "ca.pem")
+        self.status = StatusFile(folder, "aggregator", run=f"{federation.federation}/{federation.run}")
         self._inputs = method.model_input_shape(federation.terms.inputs)
         self._names: list[str] = []  # of the clients of this round, by number
         self._number, self._round = 0, 0  # of training, and of the protocol
         self._exchange = 0
+        self.answered = 0  # clients whose rows the round's first exchange released: later ones need exactly them
+        self.dropped: set[str] = set()  # clients that answered a round's first exchange and not its next
         self._absences = Absences(say)
 
     def gather(self) -> None:
@@ -129,11 +143,54 @@ class ShufflerTransport(CollectingTransport):
         signed = self.announce(asked, traffic)
         traffic.downlink[message.kind] += len(signed) * len(cohort)
         announced = Announced.of(key, signed)
-        released = self.collect(announced, schema, len(cohort), traffic, self._number)
+        released = self._collect(announced, schema, len(cohort), traffic)
         traffic.client_seconds += time.perf_counter() - began
         if self.method.secure_sum and len(released.rows) < self.settings.quorum:
             raise TooFew(f"a sum of {len(released.rows)} clients, below the quorum of {self.settings.quorum}")
         return released
+
+    def _collect(self, announced: Announced, schema: RowSchema | SumSchema, asked: int, traffic: Traffic) -> Mixed:
+        """The released rows of a batch, and of a secure sum the sum of their masks, as soon as the shuffler gives them;
+        `TooFew` where it never will.
+        """
+        key = announced.key
+        later = key.exchange not in (0, EVALUATORS)
+        asked = self.answered if later else asked
+        ready, batch, silent, seconds = wait_for_batch(
+            self.shuffler, key, asked, self.settings, self.status, self.say, self._number
+        )
+        if not ready:
+            self.shuffler.cancel(key)
+            traffic.heard(asked, batch.clients, silent)
+            self.dropped |= set(batch.missing)
+            whom = f"the {asked} that began the round" if later else f"{asked} clients"
+            missing = f", missing: {', '.join(batch.missing)}" if batch.missing else ""
+            raise TooFew(
+                f"{batch.clients} of {whom} answered within {seconds:.0f} s{missing}; "
+                "too few for the shuffler to release their rows"
+            )
+        rows = self.shuffler.release(announced)
+        masks, more = b"", FRAME_BYTES
+        if isinstance(schema, SumSchema):
+            masks, more = self._masks(announced, schema, len(rows)), submission_bytes(self.method.mask_holders)
+        self.shuffler.forget(key)
+        self.answered = batch.clients if key.exchange == 0 else self.answered
+        traffic.heard(asked, batch.clients, silent)
+        return Mixed(rows, schema, announced, sum(map(len, rows)) + more * batch.clients, masks)
+
+    def _masks(self, announced: Announced, schema: SumSchema, clients: int) -> bytes:
+        """The sum of the released clients' masks: the shuffler's, and where there is a second holder its own of exactly
+        the same clients.
+        """
+        masks = self.shuffler.masks(announced, schema.numbers)
+        if self.method.mask_holders == 1:
+            return masks
+        signed, size = self.shuffler.tickets(announced, clients), WORD_BYTES * schema.numbers
+        path = f"/v1/runs/{self.run}/masks/release"
+        second = self.key_server.ask("POST", path, signed, most=max(SMALL, size)).content
+        if len(second) != size:
+            raise TooFew("the key server's masks are not those of this sum")
+        return add_packed(masks, second)
 
     def schema(self, message: Message) -> RowSchema | SumSchema:
         """What rows of replies to the message look like, by an answer of nobody to it."""
@@ -178,7 +235,7 @@ class ShufflerTransport(CollectingTransport):
         signed = self.announce(Announcement("evaluate", key, batch, message, self.opener.public), Traffic())
         announced = Announced.of(key, signed)
         if batch is not None:
-            released = self.collect(announced, schema, len(names), Traffic(), self._number)
+            released = self._collect(announced, schema, len(names), Traffic())
             if isinstance(schema, SumSchema):
                 try:
                     total = self.open_total(released)
@@ -186,7 +243,9 @@ class ShufflerTransport(CollectingTransport):
                     raise TooFew(str(error)) from None
                 return [total_counts(message.round, total.arrays, self.peers.terms.real_targets)]
             return self._read_counts(message.round, released.rows, announced)
-        return self._read_counts(message.round, self._await_reports(key, there), announced)
+        wanted = min(there, self.settings.evaluators)
+        reports = wait_for_reports(self.shuffler, key, wanted, self.settings.round_seconds, self.say, self._number)
+        return self._read_counts(message.round, reports, announced)
 
     def _counts_schema(self, message: Message, clients: int) -> RowSchema | SumSchema:
         (row,) = score_rows(self.task, message, *self._made_up_sample())
@@ -203,23 +262,6 @@ class ShufflerTransport(CollectingTransport):
                 reports += [] if is_padding(plain) else [Message.decode(plain)]
             except (MessageError, TrustError) as error:
                 self.say(f"round {round}: counts were dropped: {error}")
-        return reports
-
-    def _await_reports(self, key: BatchKey, there: int) -> list[bytes]:
-        """Of all evaluators that are there, or of those that have answered once `round_seconds` have passed: a round
-        that nobody measures is still a round.
-        """
-        seconds, wanted = self.settings.round_seconds, min(there, self.settings.evaluators)
-        began, said = time.monotonic(), False
-        while len(reports := self.shuffler.reports(key)) < wanted and time.monotonic() < began + seconds:
-            if not said and time.monotonic() > began + max(SAY_S, seconds / 2):
-                said, left = True, began + seconds - time.monotonic()
-                asked = plural(wanted, "evaluator")
-                self.say(f"round {self._number}: {len(reports)} of {asked} answered; waits {left:.0f} s more at most")
-            time.sleep(LOOK_S)
-        self.shuffler.forget(key)
-        if not reports:
-            raise TooFew(f"no evaluator answered within {seconds:g} s")
         return reports
 
     def notes(self, cohort: Sequence[int]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from ntkfl.federation.memory_check import available_bytes
 from ntkfl.federation.seeds import derive
 from ntkfl.methods import METHODS, Method
 from ntkfl.models import MODELS, convexified, digest, head, lora
+from ntkfl.options import written
 from ntkfl.user_code import find_factory
 from ntkfl.version import __version__
 
@@ -41,7 +42,7 @@ def build_method(options: Mapping[str, Any]) -> Method:
 
 def describe_method(method: Method) -> dict[str, Any]:
     """Name and options, from which `build_method` makes it again; in types that JSON has."""
-    return {"name": method.name} | method.model_dump(mode="json")
+    return {"name": method.name} | written(method)
 
 
 def build_model(config: RunConfig, data: Federated) -> nn.Module:

@@ -32,7 +32,7 @@ from ntkfl.federation.build import build_network
 from ntkfl.federation.config import ModelConfig
 from ntkfl.federation.run import standardization_in
 from ntkfl.federation.run_folder import RunFolder, names_in
-from ntkfl.options import Options
+from ntkfl.options import NONE, Options
 from ntkfl.privacy.projection import Projection, RunSecret, make_projection
 from ntkfl.safe_parse import read_toml
 from ntkfl.user_code import refuse_code
@@ -218,7 +218,7 @@ def _note(
     config: Mapping[str, Any], content: bytes, recipients: Mapping[str, bytes], secret: RunSecret | None
 ) -> tuple[ProjectionNote | None, Projection | None]:
     method, shape = config["method"], config["shape"]
-    if method.get("projected_dim") is None:
+    if method.get("projected_dim") in (None, NONE):
         return None, None
     if secret is None:
         if not config.get("simulation"):

@@ -151,7 +151,8 @@ def split_frozen(
                 say(f"the frozen part of the backbone is computed anew in every round: {cut}")
             return model, None
         front, rest = cut
-    if device is not None and any(p.device != device for p in front.parameters()):
+    held = (*front.parameters(), *front.buffers())  # random features have buffers alone
+    if device is not None and any(tensor.device != device for tensor in held):
         front = copy.deepcopy(front).to(device)
     return rest, FeatureCache(front, folder, say=say)
 

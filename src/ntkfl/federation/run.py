@@ -18,7 +18,7 @@ from ntkfl.data.from_arrays import Array, read_source
 from ntkfl.data.moments import Standardization
 from ntkfl.data.torch_data import TorchData
 from ntkfl.errors import ConfigError, DataError, ModelError, NTKFLError, RunFolderError, TrustError
-from ntkfl.federation.build import build_method, build_network
+from ntkfl.federation.build import build_method, build_network, describe_method
 from ntkfl.federation.config import ModelConfig, method_code
 from ntkfl.federation.evaluation import Score
 from ntkfl.federation.run_folder import Record, RunFolder
@@ -248,7 +248,7 @@ def describe(
         "clients_per_round": clients_per_round,
         "seed": seed,
         "hold_out": hold_out,
-        "method": {"name": method.name} | method.model_dump(mode="json"),
+        "method": describe_method(method),
         "data": fed.describe() | {"fingerprint": fed.fingerprint()},
         "model": {
             "class": type(model).__name__,

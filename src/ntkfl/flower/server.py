@@ -13,6 +13,7 @@ from pydantic import Field
 
 from ntkfl.deployment.contract import Deployment, with_sums
 from ntkfl.errors import ConfigError
+from ntkfl.federation.build import describe_method
 from ntkfl.federation.client import check_data
 from ntkfl.federation.evaluation import AskedClients, Evaluator, OwnTestSet
 from ntkfl.federation.privacy_statement import privacy_statement
@@ -123,7 +124,7 @@ class FlowerServer:
             "runtime": "flower",
             "run_id": self.run_id,
             **settings.model_dump(mode="json", exclude=_SHUFFLED),
-            "method": {"name": method.name} | method.model_dump(mode="json"),
+            "method": describe_method(method),
             "shape": {"inputs": list(settings.inputs), "outputs": settings.outputs, "precision": settings.precision},
             "privacy": privacy_statement(method, run),
         }

@@ -89,9 +89,12 @@ def surplus_left_out(count: int, most: int, round: int) -> Tensor:
     return torch.randperm(count, generator=draws)[:most].sort().values
 
 
-def without_outliers(evolution: Evolution, trim: float, senders: Tensor | None) -> Tensor:
+def without_outliers(evolution: Evolution, y: Tensor, trim: float, senders: Tensor | None) -> Tensor:
     """Indices of the rows to keep: without those of clients, by `senders` [N], that resist far more than the median
     client, for no more than ⌊trim·M⌋ of them. Where nobody knows whose rows are whose, every row stands for itself.
+
+    Rows of a label y [N] that nobody else has stay: no other row tells whether they are wrong, and without them the
+    model would lose the label. The client's other rows go, so that one made-up label does not save them.
     """
     resistance, bound = _resistance(evolution), STANDS_OUT
     if senders is None:
@@ -101,7 +104,10 @@ def without_outliers(evolution: Evolution, trim: float, senders: Tensor | None) 
     means = sums / torch.bincount(of)
     order = means.argsort(descending=True, stable=True)[: int(trim * len(clients))]
     contrary = order[means[order] > bound * median(means)]
-    return torch.isin(of, contrary, invert=True).nonzero()[:, 0]
+    out = torch.isin(of, contrary)
+    if not y.is_floating_point():
+        out &= torch.isin(y, y[~out])
+    return (~out).nonzero()[:, 0]
 
 
 def _resistance(evolution: Evolution) -> Tensor:

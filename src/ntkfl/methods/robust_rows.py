@@ -138,7 +138,7 @@ class RobustRows(NTKUpload):
         """The evolution of the rows; where clients resist all others in it, again without theirs."""
         evolution = evolve(rows)
         if self.trim:
-            keep = without_outliers(evolution, self.trim, None if self.shuffle else rows.senders)
+            keep = without_outliers(evolution, rows.y, self.trim, None if self.shuffle else rows.senders)
             if rows.keep(keep, "trimmed_rows"):
                 evolution = evolve(rows)
         return evolution

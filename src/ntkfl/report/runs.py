@@ -29,7 +29,6 @@ class FoundRun:
     folder: RunFolder
     rounds: int | None = None  # a comparison may show fewer than the folder holds
     stop_at: float | None = None
-    planned: bool = False  # belongs to a comparison, and may not have begun
 
     @property
     def id(self) -> str:
@@ -90,7 +89,7 @@ def _comparison(path: Path, name: str) -> Iterator[tuple[FoundRun, tuple[float, 
         group = f"{name}: {cell.label}" if name else cell.label
         called = f"{group}, seed {cell.seed}" if seeds else group
         folder = RunFolder(path / cell.folder)
-        yield FoundRun(called, group, cell.seed, folder, cell.rounds, cell.stop_at, planned=True), plan.targets
+        yield FoundRun(called, group, cell.seed, folder, cell.rounds, cell.stop_at), plan.targets
 
 
 def _folders(path: Path) -> list[Path]:

@@ -19,9 +19,9 @@ import pytest
 from ntkfl.crypto.row_frames import FRAME_BYTES
 from ntkfl.errors import MessageError
 from ntkfl.services.http.client import ANNOUNCED, SMALL, HttpClient
-from ntkfl.services.shuffler import app as shuffler
 from ntkfl.services.shuffler.client import ShufflerClient
 from ntkfl.services.shuffler.revocations import Revocations
+from ntkfl.services.shuffler.schemas import MAX_BODY
 from tests.deployment.federation import Deployment
 from tests.services.example_service import make
 
@@ -133,7 +133,7 @@ def test_an_answer_of_just_the_size_is_read(folder: Path) -> None:
 
 
 def test_an_announcement_may_have_what_the_shuffler_takes() -> None:
-    assert ANNOUNCED == shuffler.MAX_BODY
+    assert ANNOUNCED == MAX_BODY
 
 
 def test_released_rows_are_bounded_by_what_was_asked_for(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from ntkfl.crypto.receipt import check_receipt
 from ntkfl.crypto.row_frames import FRAME_BYTES, Announced, BatchKey, open_row, pack_rows, unpack_rows
 from ntkfl.services.announcement import Announcement
 from ntkfl.services.http.signing import CREDENTIAL_HEADER, SIGNATURE_HEADER, sign_request
-from ntkfl.services.shuffler.app import PIECE
+from ntkfl.services.shuffler.aggregator_app import PIECE
 from ntkfl.wire import Message
 from tests.deployment.federation import PREFIX, ROW_BYTES, Client, Deployment, refused
 from tests.services.processes import Process

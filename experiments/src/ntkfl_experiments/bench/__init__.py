@@ -48,4 +48,4 @@ SECONDS: dict[str, float] = {
     "start": 25,
 }
 
-__all__ = ["SECONDS", "SUITES", "BenchRow", "Setting", "Suite"]
+__all__ = ["SECONDS", "SUITES", "BenchRow", "Setting"]

@@ -28,7 +28,7 @@ def bench(
     from ntkfl_experiments.bench.flower import large as large_message
 
     machine = look(Setting(quick=True))
-    counts = parse_numbers("clients", clients or None, int) or ()
+    counts = parse_numbers("clients", clients, int) if clients else ()
     pieces = WAYS * len(counts) + bool(large)
     with stoppable(lambda: "stopped; nothing was written"), ProgressBar(pieces) as bar:
         rows = [row for count in counts for row in overhead(count, rounds, bar.begin)]

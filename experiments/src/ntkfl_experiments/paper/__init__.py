@@ -14,7 +14,7 @@ from ntkfl_experiments.paper import (
     theorem1,
     theorem2,
 )
-from ntkfl_experiments.paper.item import Beside, Context, Findings, Item, ItemResult, Verdict
+from ntkfl_experiments.paper.item import Item
 
 _ROOMS = (
     learning, heterogeneity, private, figure8, figure9, theorem1, theorem2, lemma1, lemma2, lemma3, lemma4,
@@ -27,4 +27,4 @@ _ORDER = (
 _FOUND = {item.name: item for room in _ROOMS for item in room.ITEMS}
 ITEMS: dict[str, Item] = {name: _FOUND[name] for name in _ORDER}
 
-__all__ = ["ITEMS", "Beside", "Context", "Findings", "Item", "ItemResult", "Verdict"]
+__all__ = ["ITEMS"]

@@ -1,11 +1,9 @@
-"""The key server's state and decisions: enrolled clients, their keys and credentials, and the secret ρ of each run.
+"""The key server's decisions: enrolled clients, their keys and credentials, and the secret ρ of each run.
 
 The operator hands out one-time tokens; a client enrols its public keys with one and gets a signed credential, which is
 valid for a time and renewed by its holder before it ends. A client whose credential has ended is readmitted by the
 operator, a revoked one never. A run has one ρ: made when first asked for, the same for all its clients; a new ρ means a
 new run. Revocation stops further service, but takes nothing back: a client that was given ρ has it.
-
-State is one SQLite file that only its owner can read. Operator commands and the service may use it at the same time.
 """
 
 from __future__ import annotations
@@ -16,16 +14,13 @@ import os
 import re
 import secrets
 import sqlite3
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
-from urllib.parse import quote
 
-from ntkfl.atomic import check_private, write_private
+from ntkfl.atomic import check_private
 from ntkfl.crypto.context import Secret
 from ntkfl.crypto.credentials import NAME_PATTERN, ROLES, Credential, as_date
 from ntkfl.crypto.hpke import SigningKey, parse_key
@@ -34,22 +29,11 @@ from ntkfl.crypto.row_frames import Announced
 from ntkfl.errors import ConfigError, MessageError, Refused, TrustError, unknown
 from ntkfl.services.key_server import mask_holder
 from ntkfl.services.key_server.key_protocol import check_enrolment, seal_run_secret, sign_revoked
+from ntkfl.services.key_server.state import StateFile
 from ntkfl.services.shuffler.batch import least_of
 from ntkfl.services.trusted_peers import TrustedPeers
 
 STATE, SIGNING_KEY = "state.sqlite", "signing-key.pem"
-_PATIENCE_S = 20  # for the state, which operator commands use too
-_VERSION = 2
-_SCHEMA = f"""
-CREATE TABLE federation (name TEXT NOT NULL, revoked_serial INTEGER NOT NULL, lifetime INTEGER NOT NULL);
-CREATE TABLE runs (name TEXT PRIMARY KEY, seed BLOB);
-CREATE TABLE clients (
-    name TEXT PRIMARY KEY, role TEXT NOT NULL, token_hash BLOB NOT NULL,
-    sealing_key TEXT, signing_key TEXT, revoked INTEGER NOT NULL DEFAULT 0,
-    issued INTEGER, ends INTEGER
-);
-PRAGMA user_version = {_VERSION};
-"""
 DAY = 86_400
 LIFETIME = 30 * DAY  # seconds that a credential is valid, unless the operator says otherwise
 
@@ -70,31 +54,14 @@ class KeyServer:
 
     def __init__(self, state: Path, federation: str, key: SigningKey, peers: TrustedPeers | None = None) -> None:
         """On a state file made by `create`. With `peers` it can be the second holder of masks."""
-        self._state, self.federation, self._key = state, federation, key
-        self._turn = threading.Lock()
-        self.public, self.peers = key.public, peers
-        if not state.is_file():
-            raise ConfigError(f"no state at {state}; a lost state is a lost ρ: begin a new federation")
-        check_private(state)
-        with self._transaction() as db:
-            (version,) = db.execute("PRAGMA user_version").fetchone()
-            found = None if version != _VERSION else db.execute("SELECT name FROM federation").fetchone()
-        if version != _VERSION:
-            raise ConfigError(f"{state} was written by another version of ntkfl: begin a new federation")
-        if found is None:
-            raise ConfigError(f"{state} is damaged: it does not say of which federation it is")
-        if found != (federation,):
-            raise ConfigError(f"{state} is of federation {found[0]!r}, not {federation!r}")
+        self.federation, self._key, self.public, self.peers = federation, key, key.public, peers
+        self._transaction = StateFile(state, federation).transaction
 
     @classmethod
     def create(cls, state: Path, federation: str, key: SigningKey, lifetime: int = LIFETIME) -> Self:
         """With an empty state, at a path where there is nothing yet; credentials are valid for `lifetime` seconds."""
         _check_name("federation", federation)
-        write_private(state, b"")
-        with closing(sqlite3.connect(state, isolation_level=None)) as db:
-            db.executescript(f"BEGIN; {_SCHEMA}")
-            db.execute("INSERT INTO federation VALUES (?, 0, ?)", (federation, lifetime))
-            db.execute("COMMIT")
+        StateFile.create(state, federation, lifetime)
         return cls(state, federation, key)
 
     @classmethod
@@ -266,28 +233,6 @@ class KeyServer:
         except (ConfigError, TrustError, ValueError):
             message = "a sealing key that can be sealed to, a signing key and a proof of holding it are needed"
             raise Refused("invalid-key", message) from None
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """A connection of its own, so that no two threads share one: all of what is done with it, or nothing."""
-        address = f"file:{quote(str(self._state.absolute()))}?mode=rw"  # never makes a file
-        # Threads queue here: SQLite would have each try again and again.
-        if not self._turn.acquire(timeout=_PATIENCE_S):
-            raise Refused("busy", "too many requests at once; try again soon")
-        try:
-            with closing(sqlite3.connect(address, uri=True, timeout=_PATIENCE_S, isolation_level=None)) as db:
-                db.execute("PRAGMA synchronous = FULL")
-                db.execute("BEGIN IMMEDIATE")
-                try:
-                    yield db
-                    db.execute("COMMIT")
-                finally:
-                    if db.in_transaction:
-                        db.execute("ROLLBACK")
-        except (sqlite3.Error, UnicodeDecodeError):  # SQLite quotes a damaged file in what it says
-            raise Refused("no-state", "the key server's state cannot be read or written now") from None
-        finally:
-            self._turn.release()
 
 
 def _lifetime(db: sqlite3.Connection) -> int:

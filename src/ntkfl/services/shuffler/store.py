@@ -6,10 +6,7 @@ tables of its own batch, which are dropped whole: SQLite then overwrites all the
 Single records deleted from a table that lives on can leave copies behind in its pages. What the file system or the
 disk keep of overwritten and truncated files is beyond this module.
 
-A round has one cohort. Its first exchange is released with the clients that answered in time; every later one with
-exactly the same clients, or not at all. The aggregator can match a later row to an earlier one of the same sample (it
-can predict losses), so a client that answered only one of the two would be the owner of the rows without a match. The
-clients of the first exchange are kept as keyed hashes of names until the next round begins.
+A round has one cohort, and later exchanges of it exactly the clients that answered the first (`round_cohort.py`).
 
 A submission is one transaction and is accepted once it is committed, so a process killed at any moment has lost
 nothing it said it had. What the aggregator may count while a batch is open is clients, never rows: the difference of
@@ -19,11 +16,10 @@ two counts would be the size of one client's share.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random, SystemRandom
 
@@ -49,6 +45,7 @@ from ntkfl.services.shuffler.mask_store import (
     release_masks,
 )
 from ntkfl.services.shuffler.presence import Presence
+from ntkfl.services.shuffler.round_cohort import forget_answers, members, remember_answers
 
 _GENERATOR = SystemRandom()  # the operating system's
 
@@ -78,7 +75,7 @@ class Shuffler(AnnouncementStore):
         """
         with self._transaction() as db:
             admit(db, Announced(batch.check().key, digest), 0)
-            _forget_answers(db, batch.key.round)
+            forget_answers(db, batch.key.round)
             self._open(db, batch)
 
     def publish(self, signed: bytes, key: BatchKey, batch: Batch | None = None) -> int:
@@ -87,7 +84,7 @@ class Shuffler(AnnouncementStore):
         Publishing an announcement again gives its number again; another one under its key is refused.
         """
         with self._publishing(signed, key) as (db, sequence):
-            _forget_answers(db, key.round)
+            forget_answers(db, key.round)
             if batch is not None:
                 self._open(db, batch)
         return sequence
@@ -167,7 +164,7 @@ class Shuffler(AnnouncementStore):
             self._random.shuffle(order)
             db.execute(f"CREATE TABLE {batch.released} (position INTEGER PRIMARY KEY, row BLOB)")
             if batch.key.exchange == 0:
-                _remember_answers(db, batch)
+                remember_answers(db, batch)
             copy = f"INSERT INTO {batch.released} SELECT ?, row FROM {batch.pending} WHERE rowid = ?"
             db.executemany(copy, enumerate(order))
             if batch.numbers:
@@ -249,7 +246,7 @@ class Shuffler(AnnouncementStore):
             raise Refused("below-floor", f"no batch here has fewer than {least} clients")
         if db.execute("SELECT 1 FROM batches WHERE number = ?", (number,)).fetchone():
             return  # by the same announcement, or it would not have been admitted
-        asked = _members(db, batch)
+        asked = members(db, batch)
         salt, deadline = os.urandom(32), None if batch.seconds is None else self._clock() + batch.seconds
         values = (salt, "open", batch.max_rows, batch.row_bytes, batch.min_clients, deadline, 0, None)
         db.execute(f"INSERT INTO batches ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (number, *values))
@@ -291,60 +288,6 @@ class Shuffler(AnnouncementStore):
             return False
         revoked = {name for (name,) in db.execute("SELECT client FROM revoked")} if left else set()
         return not left or lapsed.union(revoked).issuperset(batch.absent(db))
-
-
-def _members(db: sqlite3.Connection, batch: Batch) -> Iterable[str]:
-    """The clients a batch waits for: in a round's first exchange its cohort, later those that answered the first; or
-    evaluators, who answer nothing else.
-    """
-    round, exchange = batch.key
-    if exchange == EVALUATORS:
-        there = {name for (name,) in db.execute("SELECT client FROM present WHERE role = 'evaluator'")}
-        if not batch.numbers or not there.issuperset(batch.cohort):
-            raise Refused("not-evaluator", "this exchange is a secure sum of evaluators' counts")
-        return batch.cohort
-    if exchange == 0:
-        salt = os.urandom(32)
-        db.execute("INSERT INTO rounds VALUES (?, ?, ?)", (round, salt, batch.cohort_digest(salt)))
-        return batch.cohort
-    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (f"answered_{round}",)).fetchone():
-        raise Refused("not-begun", f"the first exchange of round {round} was not released")
-    salt, cohort = _find_round(db, round)
-    if not hmac.compare_digest(batch.cohort_digest(salt), cohort):
-        raise Refused("other-cohort", f"the cohort of round {round} cannot change: take the next round")
-    answered = {tag for (tag,) in db.execute(f"SELECT tag FROM answered_{round}")}
-    return [name for name in batch.cohort if _tag(salt, name) in answered]
-
-
-def _remember_answers(db: sqlite3.Connection, batch: Record) -> None:
-    """Keep the clients that answered a round's first exchange, unless the next round has begun and needs none."""
-    round = batch.key.round
-    if db.execute("SELECT 1 FROM announced WHERE number > ?", (BatchKey(round, 255).number,)).fetchone():
-        return
-    salt, _ = _find_round(db, round)
-    sent = db.execute(f"SELECT client FROM {batch.cohort} WHERE sent IS NOT NULL").fetchall()
-    db.execute(f"CREATE TABLE answered_{round} (tag BLOB PRIMARY KEY) WITHOUT ROWID")
-    db.executemany(f"INSERT INTO answered_{round} VALUES (?)", ((_tag(salt, name),) for (name,) in sent))
-
-
-def _forget_answers(db: sqlite3.Connection, round: int) -> None:
-    """Of all rounds before this one."""
-    for (name,) in db.execute("SELECT name FROM sqlite_master WHERE name GLOB 'answered_[0-9]*'").fetchall():
-        number = name.removeprefix("answered_")
-        if number.isdecimal() and int(number) < round:
-            db.execute(f"DROP TABLE answered_{int(number)}")
-
-
-def _find_round(db: sqlite3.Connection, round: int) -> tuple[bytes, bytes]:
-    """The salt of a round's hashes, and its cohort's."""
-    found = db.execute("SELECT salt, cohort FROM rounds WHERE round = ?", (round,)).fetchone()
-    if found is None or not all(isinstance(value, bytes) and len(value) == 32 for value in found):
-        raise Refused("storage", f"the shuffler's record of round {round} is damaged")
-    return found[0], found[1]
-
-
-def _tag(salt: bytes, name: str) -> bytes:
-    return hashlib.blake2b(name.encode(), key=salt, digest_size=16).digest()
 
 
 def _revoke(db: sqlite3.Connection, client: str) -> None:

@@ -20,7 +20,7 @@ from ntkfl.errors import MessageError
 from ntkfl.services.http.client import RETRY_STATUSES, retry_after
 from ntkfl.services.http.signing import sign_request
 from ntkfl.services.key_server.key_protocol import enrolment, open_run_secret
-from ntkfl.services.shuffler.app import SEQUENCE_HEADER
+from ntkfl.services.shuffler.client_app import SEQUENCE_HEADER
 from ntkfl.services.trusted_peers import TrustedPeers
 
 

@@ -1,0 +1,55 @@
+"""Options: what the word none means, and that what is written reads back as the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from ntkfl.deployment.contract import Contract
+from ntkfl.errors import ConfigError
+from ntkfl.federation.build import build_method, describe_method
+from ntkfl.federation.config import ModelConfig, RunConfig
+from ntkfl.methods import METHODS
+from ntkfl.options import Options, written
+
+
+class Kinds(Options):
+    number: float | None = 2.0
+    numbers: tuple[int, ...] | None = None
+    flag: bool | None = True
+    text: str | None = "a"
+    needed: float = 1.0
+
+
+def test_none_is_a_word_for_options_that_may_be_none_and_are_no_text() -> None:
+    kinds = Kinds(number="none", numbers="none", flag="none", text="none")
+    assert (kinds.number, kinds.numbers, kinds.flag, kinds.text) == (None, None, None, "none")
+    assert RunConfig(model={"name": "mlp", "gain": "none"}).model == ModelConfig(name="mlp")  # inside another too
+    for given in ("none", None):
+        with pytest.raises(ConfigError, match="option 'needed' cannot be none: input should be a valid number"):
+            Kinds(needed=given)
+
+
+def test_none_is_written_where_it_is_not_the_default() -> None:
+    kinds = Kinds(number=None, flag=None)
+    assert written(kinds) == {"number": "none", "numbers": None, "flag": "none", "text": "a", "needed": 1.0}
+    assert Kinds(**{name: value for name, value in written(kinds).items() if value is not None}) == kinds
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [("sum-ntk-fl", "time"), ("private-sums", "epsilon"), ("dp-fedavg", "epsilon"), ("private-ridge", "epsilon"),
+     ("cp-ntk-fl", "projected_dim"), ("cp-ntk-fl", "row_clip"), ("ntk-fl", "row_clip")],
+)  # fmt: skip
+def test_a_method_without_it_is_described_as_one(name: str, option: str) -> None:
+    method = METHODS[name](**{option: None})
+    assert getattr(build_method(describe_method(method)), option) is None
+    assert describe_method(method)[option] == "none"
+
+
+def test_a_contract_keeps_none_and_does_not_fall_back_to_the_default() -> None:
+    for given in ("none", None):
+        method = {"name": "cp-ntk-fl", "projected_dim": given}
+        contract = Contract(inputs=(64,), outputs=10, clients_per_round=2, method=method)
+        assert contract.method["projected_dim"] == "none"
+        assert contract.build_method().projected_dim is None
+    assert not contract.private
