@@ -84,11 +84,12 @@ class LayeredFlow(Stepper):
         self._views: list[tuple[Tensor, Tensor]] = []  # these, without padding
         self._lengths = [(0.0, 0.0), (0.0, 0.0)]  # and their norms
         self._sums = double(5, rows // layered_kernels.BN)
-        # The GPU reads and writes these where they are: a copy would take longer than a stage.
+        # Norms are written where they are read, in the host's memory; a step's control is copied from there at once, as
+        # programs that all read it there would wait for each other.
         pinned = partial(torch.zeros, dtype=torch.float64, pin_memory=device.type == "cuda")
-        self._step, self._norms = pinned(3), pinned(5)
-        self._control = self._step.numpy()
-        self._of_state = double(3)  # the same of a state that is given
+        self._given_step, self._norms = pinned(3), pinned(5)
+        self._control = self._given_step.numpy()
+        self._step, self._of_state = double(3), double(3)  # the latter of a state that is given
         column, unit = 0, 0
         for n, h in zip(inputs, units, strict=True):
             self._same[unit : unit + h, column : column + n + 1] = 1
@@ -212,6 +213,7 @@ class LayeredFlow(Stepper):
 
     def _begin(self, slot: int) -> None:
         y, slope = self._ends[slot]
+        self._step.copy_(self._given_step, non_blocking=True)
         self._spread(y, slope, self._step)
 
     def _stage(self, slot: int, last: int) -> None:

@@ -47,9 +47,7 @@ def there(Zh, Zl, Xh, Xl, parts, C, rows, H: tl.constexpr, BC: tl.constexpr, BK:
         i, j = n[None, :] * C + c[:, None], n[:, None] * H + h[None, :]
         zh, zl = tl.load(Zh + i), tl.load(Zl + i)
         xh, xl = tl.load(Xh + j), tl.load(Xl + j)
-        acc = tl.dot(zl, xh, acc)
-        acc = tl.dot(zh, xl, acc)
-        acc = tl.dot(zh, xh, acc)
+        acc += tl.dot(zh, xh, tl.dot(zh, xl, tl.dot(zl, xh)))  # tensor cores truncate what they add up to
     tl.store(parts + k * H * C + h[None, :] * C + c[:, None], acc)
 
 
@@ -121,9 +119,7 @@ def back(
         i, j = h[:, None] * C + c[None, :], n[None, :] * C + c[:, None]
         wh, wl = tl.load(Wh + i), tl.load(Wl + i)
         zh, zl = tl.load(Zh + j), tl.load(Zl + j)
-        acc = tl.dot(wl, zh, acc)
-        acc = tl.dot(wh, zl, acc)
-        acc = tl.dot(wh, zh, acc)
+        acc += tl.dot(wh, zh, tl.dot(wh, zl, tl.dot(wl, zh)))
     o = tl.arange(0, OP)
     s = tl.load(st + h[:, None] * N + n[None, :])
     m = tl.load(M + o[:, None] * H + h[None, :])
