@@ -50,11 +50,11 @@ def test_there_and_back_in_few_copies(device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     parts = [torch.arange(6.0).view(2, 3), torch.arange(3.0).view(1, 3) - 5]
-    there = joined_on(torch.device(device), parts)
-    assert there.device.type == device
-    labels = joined_on(
-        torch.device(device), [torch.tensor([3], dtype=torch.uint8), torch.tensor([4, 5], dtype=torch.uint8)]
-    )
+    classes = [torch.tensor([3], dtype=torch.uint8), torch.tensor([4, 5], dtype=torch.uint8)]
+    if device == "cuda":
+        classes[0] = classes[0].pin_memory()  # and the other is not
+    there, labels = joined_on(torch.device(device), [parts, classes])
+    assert there.device.type == labels.device.type == device
     here = to_host([there.T, labels, parts[0]])
     assert [t.device.type for t in here] == ["cpu"] * 3
     assert torch.equal(here[0], torch.cat(parts).T)

@@ -22,7 +22,9 @@ def find_device(name: str | torch.device) -> torch.device:
     """The device called `name` ("cpu", "cuda", "cuda:1", "mps"); `ConfigError` where it is none of this machine's."""
     try:
         found = torch.device(name)
-        torch.zeros(1, device=found).add_(1)
+        one = torch.ones(1, device=found, requires_grad=found.type == "cuda")
+        if one.add(1).requires_grad:  # a thread of PyTorch's own, which warns where it begins with a matrix product
+            one.exp().backward()
     except (RuntimeError, AssertionError, NotImplementedError):  # torch says each of these where a device is missing
         here = ", ".join(devices_here())
         raise ConfigError(f"no device {str(name)!r} can be used on this machine: there is {here}") from None
@@ -50,22 +52,26 @@ def devices_here() -> list[str]:
     return ["cpu", *cuda, *(["mps"] if torch.backends.mps.is_available() else [])]
 
 
-def joined_on(device: torch.device, parts: Sequence[Tensor]) -> Tensor:
-    """Rows of all parts, of this machine's memory, as one tensor on `device`, from pinned memory, which a GPU reads six
-    times as fast as any other: each part from where it is if that is pinned, else all in one copy.
+def joined_on(device: torch.device, groups: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Of each group, rows of all its parts, of this machine's memory, as one tensor on `device`, which is waited for
+    once. From pinned memory, which a GPU reads six times as fast as any other: each part from where it is if that is
+    pinned, as the first is, else a group in one copy.
     """
     if device.type != "cuda":
-        return torch.cat(list(parts)).to(device)
-    counts = [len(part) for part in parts]
-    shape, dtype = (sum(counts), *parts[0].shape[1:]), parts[0].dtype
-    if not all(part.is_pinned() for part in parts):
-        room = torch.empty(shape, dtype=dtype, pin_memory=True)
-        return torch.cat(list(parts), out=room).to(device, non_blocking=True)
-    whole = torch.empty(shape, dtype=dtype, device=device)
-    for place, part in zip(torch.split(whole, counts), parts, strict=True):
-        place.copy_(part, non_blocking=True)
+        return [torch.cat(list(parts)).to(device) for parts in groups]
+    there = []
+    for parts in groups:
+        counts = [len(part) for part in parts]
+        shape, dtype = (sum(counts), *parts[0].shape[1:]), parts[0].dtype
+        whole = torch.empty(shape, dtype=dtype, device=device)
+        if parts[0].is_pinned():
+            for place, part in zip(torch.split(whole, counts), parts, strict=True):
+                place.copy_(part, non_blocking=True)
+        else:
+            whole.copy_(torch.cat(list(parts), out=torch.empty(shape, dtype=dtype, pin_memory=True)), non_blocking=True)
+        there.append(whole)
     torch.cuda.current_stream(device).synchronize()  # from now on the parts may be let go
-    return whole
+    return there
 
 
 def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -29,8 +29,9 @@ from ntkfl.privacy.projection import RunSecret
 from ntkfl.privacy.subsample import equal_rows
 from ntkfl.threads import in_threads
 from ntkfl.wire import Message
+from ntkfl.wire.checksums import LARGE
 from ntkfl.wire.container import CHECKSUM, pack_into
-from ntkfl.wire.together import LARGE, decode_together, encode_together
+from ntkfl.wire.together import decode_together, encode_together
 
 _MOMENTS = "moments"
 _KEPT_ROOM = 2**24  # bytes of a message up to which a thread keeps the room for it

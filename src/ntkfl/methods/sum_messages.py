@@ -49,7 +49,8 @@ def read_together(replies: Sequence[Message], weights: Tensor) -> Reply:
     for name, array in first.arrays.items():
         if any(reply.arrays[name].shape != array.shape for reply in replies):
             raise MessageError(f"replies whose {name!r} differ in shape")
-    arrays = {name: joined_on(weights.device, [r.arrays[name].unsqueeze(0) for r in replies]) for name in names}
+    stacks = joined_on(weights.device, [[r.arrays[name].unsqueeze(0) for r in replies] for name in names])
+    arrays = dict(zip(names, stacks, strict=True))
     arrays[EXPONENTS] = torch.stack([reply.arrays[EXPONENTS] for reply in replies])
     arrays = unpack_halves_together(Message(first.kind, first.round, arrays), names, weights)
     samples, fresh, losses = (torch.stack(same) for same in zip(*(_counts(r, False) for r in replies), strict=True))

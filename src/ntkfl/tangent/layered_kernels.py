@@ -14,10 +14,10 @@ import triton
 import triton.language as tl
 
 BN = 32  # rows per program of `back` and `spread`
-BC = 128  # columns per program of `there`
-PARTS = 18  # into which rows are cut, so that `there` has a program for each of an H200's 132 multiprocessors, nearly
-THERE = {"BK": 32, "num_warps": 8, "num_stages": 4}  # BK: terms summed at a time
-BACK = {"BK": 64, "num_warps": 4, "num_stages": 4}
+BC = 64  # columns per program of `there`
+PARTS = 9  # into which rows are cut, so that `there` has a program for each of an H200's 132 multiprocessors, nearly
+THERE = {"BK": 64, "num_warps": 4, "num_stages": 3}  # BK: terms summed at a time
+BACK = {"BK": 64, "num_warps": 8, "num_stages": 3}
 _TOP = tl.constexpr(1024.0)  # what a power of two below the largest number becomes
 
 

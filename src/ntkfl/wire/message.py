@@ -137,18 +137,17 @@ def stack_messages(messages: Sequence[Message], device: torch.device) -> tuple[M
         if len(rows) != 1 or 0 in rows:
             raise MessageError(f"a {message.kind!r} message does not have one row a sample")
         counts.append(rows.pop())
-    arrays: dict[str, Tensor] = {}
+    rows_of: dict[str, list[Tensor]] = {}
     for name, array in first.arrays.items():
         same = [message.arrays[name] for message in messages]
         if any((a.dtype, a.shape[1:]) != (array.dtype, array.shape[1:]) for a in same):
             raise MessageError(f"messages whose {name!r} differ in type or shape")
         if not describes(name):
-            arrays[name] = joined_on(device, same)
-        elif all(torch.equal(a, array) for a in same):
-            arrays[name] = array
-        else:
+            rows_of[name] = same
+        elif not all(torch.equal(a, array) for a in same):
             raise MessageError(f"messages whose {name!r} differ")
-    return Message(first.kind, first.round, arrays), counts
+    joined = dict(zip(rows_of, joined_on(device, list(rows_of.values())), strict=True))
+    return Message(first.kind, first.round, dict(first.arrays) | joined), counts
 
 
 def describes(name: str) -> bool:
