@@ -26,6 +26,7 @@ def messages(device: str, columns: int = 50) -> list[Message]:
             "0.a": torch.randn(2 * rows, columns)[::2],
             "0.g": torch.randn(rows, 3, 5, dtype=torch.float64),
             "none": torch.zeros(0, 4),
+            "column": torch.randn(rows, 5, dtype=torch.float64)[:, 2],
             "samples": torch.tensor(rows, dtype=torch.int32),
         }
 

@@ -35,7 +35,7 @@ class StreamedJacobian(Jacobian):
         factors: Tensor | None = None,
     ) -> None:
         self.source, self.shape, self.factors = source, source.shape, factors  # row i times factors[i]
-        self._device = source.device if device is None else torch.device(device)
+        self._device = source.device if device is None else torch.empty(0, device=device).device  # cuda:0, not cuda
         self._dtype = source.dtype if dtype is None else dtype
         at_once = _CPU_BYTES if self._device.type == "cpu" else _DEVICE_BYTES
         self.rows = rows or max(1, at_once * max(1, len(source)) // max(1, source.nbytes))

@@ -35,7 +35,7 @@ def encode_together(messages: Sequence[Message]) -> list[memoryview]:
         memory[at : at + len(header)] = header
         at += len(header)
         for array in message.arrays.values():  # little-endian, as is every machine with a GPU
-            room[at : at + array.nbytes].copy_(array.detach().reshape(-1).view(torch.uint8), non_blocking=True)
+            room[at : at + array.nbytes].copy_(array.detach().contiguous().view(-1).view(torch.uint8), non_blocking=True)
             at += array.nbytes
     for device in devices:
         torch.cuda.current_stream(device).synchronize()
