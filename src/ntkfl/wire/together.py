@@ -35,7 +35,9 @@ def encode_together(messages: Sequence[Message]) -> list[memoryview]:
         memory[at : at + len(header)] = header
         at += len(header)
         for array in message.arrays.values():  # little-endian, as is every machine with a GPU
-            room[at : at + array.nbytes].copy_(array.detach().contiguous().view(-1).view(torch.uint8), non_blocking=True)
+            # Of one number, any stride counts as contiguous; but `view` wants it to be 1.
+            numbers = array.detach().contiguous().as_strided((array.numel(),), (1,))
+            room[at : at + array.nbytes].copy_(numbers.view(torch.uint8), non_blocking=True)
             at += array.nbytes
     for device in devices:
         torch.cuda.current_stream(device).synchronize()
