@@ -27,14 +27,13 @@ from ntkfl.methods.batching import batched
 from ntkfl.methods.batchnorm import answer
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.privacy.subsample import equal_rows
-from ntkfl.threads import in_threads
 from ntkfl.wire import Message
-from ntkfl.wire.checksums import LARGE
 from ntkfl.wire.container import CHECKSUM, pack_into
 from ntkfl.wire.together import decode_together, encode_together
 
 _MOMENTS = "moments"
-_KEPT_ROOM = 2**24  # bytes of a message up to which a thread keeps the room for it
+_KEPT_ROOM = 2**24  # bytes of a message up to which the room for it is kept
+_PINNED = 2**30  # bytes of answers for which pinned memory is taken
 _SPARE = 16  # times a run's samples that a GPU has room for, if it is to hold them all as they are stored
 _own = threading.local()
 
@@ -134,24 +133,19 @@ class SimulatedClients:
 
 def through_bytes(answers: list[Message]) -> list[tuple[Message, int]]:
     """Each answer after its way through bytes, and how many they were. Answers are let go as they are sent, since
-    uploads are large; copies and checksums of many bytes are made in several threads, as they do not need the
-    interpreter: all else is done before, since threads that take turns at it wait for each other. Answers on a GPU are
-    encoded by its copies.
+    uploads are large. Those on a GPU are encoded by its copies, all at once unless they are too many bytes.
     """
-    if any(array.is_cuda for answer in answers for array in answer.arrays.values()):
+    on_gpu = any(array.is_cuda for answer in answers for array in answer.arrays.values())
+    if on_gpu and sum(answer.nbytes for answer in answers) <= _PINNED:
         payloads = encode_together(answers)
         answers.clear()
         return list(zip(decode_together(payloads), map(len, payloads), strict=True))
-    waiting = {number: answer.encoded_parts() for number, answer in enumerate(answers)}
-    sizes = [sum(map(len, parts)) + CHECKSUM for parts in waiting.values()]
-    answers.clear()
-
-    def send(number: int) -> Message:
-        return Message.decode(pack_into(_room(sizes[number]), waiting.pop(number)))
-
-    large = sum(sizes) >= LARGE
-    replies = in_threads(send, range(len(sizes))) if large else [send(number) for number in range(len(sizes))]
-    return list(zip(replies, sizes, strict=True))
+    sent = []
+    while answers:
+        parts = answers.pop(0).encoded_parts()
+        size = sum(map(len, parts)) + CHECKSUM
+        sent.append((Message.decode(pack_into(_room(size), parts)), size))
+    return sent
 
 
 def _room(size: int) -> NDArray[np.uint8]:

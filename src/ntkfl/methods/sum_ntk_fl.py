@@ -68,6 +68,7 @@ INPUT_LIMIT = 100.0  # secure sums: how much larger than other numbers those of 
 _ASKS = "asks"  # in the server's message where it asks for constant factors
 _STEP, _CURVATURE = "step", "curvature"  # Δ, and N Δᵀ C Δ
 _OVERFLOW = 1e300  # the loss sum of weights that overflow
+_ON_DEVICE = 2**28  # bytes of all replies up to which they stay where they were computed, until they are encoded
 _SENT = "constant_factors_sent"  # a client's memory: the round in which it sent them
 
 
@@ -217,7 +218,12 @@ class SumNTKFL(Method):
             return [reply for client in clients for reply in ask([client])]
         few = partial(clients_at_once, task.plan(clients[0].x), largest=self.largest)
         groups = alike(clients, lambda client: few(client.x))
-        return in_order(clients, [(some, ask(some)) for some in groups])
+        made = []
+        for some in groups:
+            replies = ask(some)
+            stay = len(clients) * replies[0].nbytes <= _ON_DEVICE
+            made.append((some, replies if stay else [reply.here() for reply in replies]))
+        return in_order(clients, made)
 
     def _replies(
         self, task: Task, round: int, w: Tensor, candidates: Tensor, asks: bool, clients: Sequence[ClientRound]

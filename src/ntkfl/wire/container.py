@@ -71,7 +71,7 @@ def check_arrays(count: int, size: int) -> None:
 
 
 def pack_into(room: NDArray[np.uint8], parts: Sequence[bytes | memoryview]) -> memoryview:
-    """The container of these parts in a room that is large enough. Two calls, in which other threads may run."""
+    """The container of these parts in a room that is large enough."""
     size = sum(map(len, parts))
     np.concatenate([np.frombuffer(part, np.uint8) for part in parts], out=room[:size])
     _CRC.pack_into(room.data, size, zlib.crc32(room.data[:size]))

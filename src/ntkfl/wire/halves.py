@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
-from ntkfl.devices import to_host
 from ntkfl.errors import NotFinite
 from ntkfl.wire.message import Message
 
@@ -28,12 +27,12 @@ def pack_halves(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def pack_halves_together(arrays: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """`pack_halves` of each of several messages, from arrays [messages, …]; on the CPU, the device waited for twice."""
+    """`pack_halves` of each of several messages, from arrays [messages, …], on their device, waited for once."""
     messages = len(next(iter(arrays.values())))
     some = [array.flatten(1).abs().amax(1) if array.numel() else array.new_zeros(messages) for array in arrays.values()]
     exponents = torch.frexp(torch.stack(some).cpu()).exponent - 1
     exponents[[not array.numel() for array in arrays.values()]] = 0
-    halves = to_host([_scaled_each(t, _TOP - e).half() for t, e in zip(arrays.values(), exponents, strict=True)])
+    halves = [_scaled_each(t, _TOP - e).half() for t, e in zip(arrays.values(), exponents, strict=True)]
     told = exponents.to(torch.int16).T.contiguous()
     return [
         {name: array[i] for name, array in zip(arrays, halves, strict=True)} | {EXPONENTS: told[i]}

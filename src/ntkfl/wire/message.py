@@ -37,6 +37,11 @@ class Message:
         """The same without its checksum, in parts for `pack_into`."""
         return pack_parts(KINDS.index(self.kind), self.round, self.arrays)
 
+    @property
+    def nbytes(self) -> int:
+        """Of its arrays."""
+        return sum(array.nbytes for array in self.arrays.values())
+
     def here(self) -> Message:
         """The same in this machine's memory, by few copies; itself, where it is there."""
         if not any(array.is_cuda for array in self.arrays.values()):
