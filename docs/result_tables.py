@@ -281,15 +281,36 @@ def bench() -> str:
 
 def scaling() -> str:
     """A server's update by the samples of a round: seconds, and memory beside the data."""
-    lines, sizes = [], ["1,000", "4,000", "16,000", "64,000", "100,000"]
-    for name in ("cpu", "gpu"):
-        document = json.loads((RESULTS / "bench" / f"{name}.json").read_text())
-        found = {row["what"]: row for row in document["rows"] if row["suite"] == "scaling"}
-        rows = [found[f"N = {size}"] for size in sizes]
-        memory = [re.search(r"([\d.]+ GB) beside", row["note"]) for row in rows]
-        lines.append([f"{_machine(document)}, time", *(seconds_text(row["seconds"]) for row in rows)])
-        lines.append([f"{_machine(document)}, memory", *(m[1] if m else "" for m in memory)])
-    return table(["samples of a round", *sizes], lines)
+    machines = {name: json.loads((RESULTS / "bench" / f"{name}.json").read_text()) for name in ("cpu", "gpu")}
+    found = {n: {r["what"]: r for r in m["rows"] if r["suite"] == "scaling"} for n, m in machines.items()}
+    sizes = sorted({what for rows in found.values() for what in rows}, key=lambda what: (_count(what), what))
+    lines = []
+    for what in sizes:
+        cells = [_time_and_memory(found[name].get(what)) for name in machines]
+        lines.append([what.removeprefix("N = "), *(cell for pair in cells for cell in pair)])
+    names = [f"{_machine(m)}, {said}" for m in machines.values() for said in ("time", "memory")]
+    return table(["samples of a round", *names], lines)
+
+
+def _count(what: str) -> int:
+    """1000 of "N = 1,000, out of core"."""
+    return int(re.sub(r"\D", "", what))
+
+
+def _time_and_memory(row: Row | None) -> tuple[str, str]:
+    if row is None:
+        return "", ""
+    memory = re.search(r"([\d.]+ GB) ", row["note"])
+    return seconds_text(row["seconds"]), memory[1] if memory else ""
+
+
+def profile() -> str:
+    """Where the time of a round goes, on both machines: milliseconds and shares of each part."""
+    machines = [json.loads((RESULTS / "bench" / f"{name}.json").read_text()) for name in ("cpu", "gpu")]
+    parts = [{r["what"]: r for r in m["rows"] if r["suite"] == "profile"} for m in machines]
+    order = sorted(parts[1], key=lambda what: -parts[1][what]["seconds"])
+    lines = [[what, *(seconds_text(own[what]["seconds"]) for own in parts)] for what in order]
+    return table(["part", *map(_machine, machines)], lines)
 
 
 def tree() -> str:

@@ -27,6 +27,7 @@ from result_tables import (
     one_label,
     overlap,
     private,
+    profile,
     ratios,
     scaling,
     table,
@@ -42,7 +43,7 @@ ORDER = (
     "fig3", "fig4a", "fig4b", "fig4c", "fig5", "fig6", "table1", "fig7", "fig8", "fig9", "theorem1", "theorem2",
     "lemma1", "lemma2", "lemma3", "lemma4", "claims",
 )  # fmt: skip
-FILES = ("README.md", "docs/results.md", "docs/runs.md", "docs/audit.md")
+FILES = ("README.md", "docs/results.md", "docs/runs.md", "docs/audit.md", "docs/speed.md")
 DATASETS = {"fig4a": "FEMNIST", "fig4b": "MNIST", "fig4c": "Fashion-MNIST", "fig7": "CIFAR-10"}
 VERDICTS = {True: "holds", False: "**does not hold**", None: "cannot be judged"}
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -191,6 +192,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "audit-defences": defences,
     "bench": bench,
     "scaling": scaling,
+    "profile": profile,
     "tree": tree,
     "comparison-file": lambda: schema_table(Comparison, "key"),
     "comparison-search": lambda: schema_table(Search, "key of `[search]`"),

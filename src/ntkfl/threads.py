@@ -1,4 +1,4 @@
-"""How many cores one computation takes, and threads for copies and checksums, which do not need the interpreter."""
+"""How many cores one computation takes, and threads for checksums, which do not need the interpreter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
-_THREADS = min(16, os.cpu_count() or 1)
+_THREADS = min(8, os.cpu_count() or 1)
 
 
 @contextmanager
@@ -28,9 +28,9 @@ def one_thread() -> Iterator[None]:
 
 
 def in_threads(function: Callable[[_In], _Out], items: Iterable[_In]) -> list[_Out]:
-    """What `function` gives for each of the items, in their order, by as many threads as there are cores, up to 16.
+    """What `function` gives for each of the items, in their order, by as many threads as there are cores, up to 8.
 
-    For functions that are a few long calls which let go of the interpreter: numpy's copies, zlib's checksums. Between
+    For functions that are a few long calls which let go of the interpreter: checksums. Between
     these threads take turns, and to hand the turn over takes longer than a small one: each thread gets its share of the
     items at once. They must not call this.
     """

@@ -53,12 +53,13 @@ def main() -> int:
 
 
 def _train(method: str, kills: int, rng: Random) -> int:
-    # A round takes some 15 ms, and a busy machine may look half a second late.
-    rounds, began = 3 * kills + 40, time.monotonic()
+    # A round takes some 10 ms, and a busy machine may look a tenth of a second late.
+    rounds, began = 12 * kills + 40, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="ntkfl-chaos-") as name:
         folder = Path(name)
         expected = calm(method, rounds, folder / "calm", folder / "log")
-        found, died_at = storm(method, rounds, kills, folder / "storm", folder / "log", rng, _say)
+        pace = (time.monotonic() - began) / rounds
+        found, died_at = storm(method, rounds, kills, pace, folder / "storm", folder / "log", rng, _say)
     different = [file for file in expected if found[file] != expected[file]]
     verdict = f"DIFFERENT: {', '.join(different)}" if different else f"equal to the last byte: {', '.join(expected)}"
     print(

@@ -59,13 +59,14 @@ def storm(
     method: str,
     rounds: int,
     kills: int,
+    pace: float,
     folder: Path,
     log: Path,
     rng: Random,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[dict[str, bytes], list[int]]:
-    """Kill the run `kills` times, each time somewhere in the next few rounds: what it ends with, and the rounds that
-    were done at each kill.
+    """Kill the run `kills` times, each time somewhere in the next few rounds, which take `pace` seconds each: what it
+    ends with, and the rounds that were done at each kill.
     """
     died_at: list[int] = []
     while len(died_at) < kills:
@@ -77,7 +78,7 @@ def storm(
             until = begun_with + rng.randrange(3)
             while child.poll() is None and look(folder) < until:
                 pass
-            time.sleep(rng.uniform(0.0, 0.15))
+            time.sleep(rng.uniform(0.0, 5 * pace))
         if child.poll() is not None:
             assert child.code == 0, log.read_text()
             raise AssertionError(f"the run ended after {len(died_at)} kills: more rounds are needed")

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from ntkfl.errors import MessageError
 from ntkfl.wire import Message
-from ntkfl.wire.checksums import LARGE
-from ntkfl.wire.together import decode_together, encode_together
+from ntkfl.wire.together import LARGE, decode_together, encode_together
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
 

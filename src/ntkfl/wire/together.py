@@ -6,14 +6,16 @@ that it also reads fastest, so that on their way through bytes no array is copie
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 
 import torch
 
-from ntkfl.wire.checksums import checksums
+from ntkfl.threads import in_threads
 from ntkfl.wire.container import CHECKSUM, check_arrays
 from ntkfl.wire.message import Message
 
+LARGE = 2**24  # bytes of all messages, below which threads cost more than they save
 _ALIGNED = 64  # bytes, of which the largest array of a message begins at a multiple
 
 
@@ -41,7 +43,7 @@ def encode_together(messages: Sequence[Message]) -> list[memoryview]:
             at += array.nbytes
     for device in devices:
         torch.cuda.current_stream(device).synchronize()
-    crcs = checksums([memory[first:last] for first, last in places])
+    crcs = _checksums([memory[first:last] for first, last in places])
     for (_, last), crc in zip(places, crcs, strict=True):
         memory[last : last + CHECKSUM] = crc.to_bytes(CHECKSUM, "little")
     return [memory[first : last + CHECKSUM] for first, last in places]
@@ -49,5 +51,10 @@ def encode_together(messages: Sequence[Message]) -> list[memoryview]:
 
 def decode_together(payloads: Sequence[memoryview]) -> list[Message]:
     """What `Message.decode` makes of each, but large arrays stay in the payloads' memory."""
-    crcs = checksums([payload[:-CHECKSUM] for payload in payloads])
+    crcs = _checksums([payload[:-CHECKSUM] for payload in payloads])
     return [Message.decode(payload, crc, copy=False) for payload, crc in zip(payloads, crcs, strict=True)]
+
+
+def _checksums(parts: Sequence[memoryview]) -> list[int]:
+    large = sum(map(len, parts)) >= LARGE
+    return in_threads(zlib.crc32, parts) if large else [zlib.crc32(part) for part in parts]
