@@ -69,8 +69,7 @@ def sensitivities(g: Tensor) -> Sensitivities:
 
 def identical(g: Tensor) -> bool:
     """Whether every g_n is the identity."""
-    eye = torch.eye(g.shape[1], dtype=g.dtype, device=g.device)
-    return g.shape[1] == g.shape[2] and bool((g == eye).all())
+    return g.shape[1] == g.shape[2] and bool((g == torch.eye(g.shape[1], dtype=g.dtype, device=g.device)).all())
 
 
 def common_factor(g: Tensor) -> tuple[Tensor, Tensor] | None:
