@@ -14,6 +14,8 @@ distance from o.
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 from torch import Tensor
 
@@ -96,4 +98,4 @@ def _apart(packed: Tensor, d: int) -> Tensor:
 def _products(a: Tensor, b: Tensor) -> Tensor:
     """a bᵀ in float64, on the CPU: [k, d] and [m, d] -> [k, m]."""
     pieces = zip(torch.split(a, _PIECE, dim=1), torch.split(b, _PIECE, dim=1), strict=True)
-    return torch.stack([one.double() @ other.double().T for one, other in pieces]).sum(0).cpu()
+    return reduce(torch.add, (one.double() @ other.double().T for one, other in pieces)).cpu()
