@@ -32,7 +32,7 @@ class Message:
             raise unknown("kind of message", self.kind, KINDS)
 
     def encode(self) -> bytes:
-        return pack(KINDS.index(self.kind), self.round, self.arrays)
+        return pack(KINDS.index(self.kind), self.round, self.here().arrays)
 
     def encoded_parts(self) -> list[bytes | memoryview]:
         """The same without its checksum, in parts for `pack_into`."""
