@@ -62,7 +62,7 @@ class ServerState:
     def evaluate(self, batch: Batch, *flat: Tensor) -> list[tuple[float | None, float]]:
         """(accuracy, mean loss) of each of these weights and statistics; no accuracy for real-valued targets."""
         x, y = batch
-        wide = x.is_cuda and x.is_floating_point()  # where one large pass takes no longer than a small one
+        wide = x.is_cuda and x.is_floating_point()  # a pass is a few launches, however many rows it has
         rows = max(_ROWS, _NUMBERS // max(1, x.shape[1:].numel())) if wide else _ROWS
         found = []
         for weights, own in map(self.parts, flat):
@@ -70,10 +70,10 @@ class ServerState:
                 load_statistics(self.task.model, own)
             found.append(self.task.predict(weights, x, rows))
         outputs, labels = torch.cat(found), torch.cat([y] * len(flat))
-        losses = self.task.losses(outputs, labels).double().view(len(flat), -1).mean(1)
+        losses = self.task.losses(outputs, labels).double().view(len(flat), len(y)).mean(1)
         if y.is_floating_point():
             return [(None, loss) for loss in losses.tolist()]
-        right = (outputs.argmax(1) == labels).double().view(len(flat), -1).mean(1)
+        right = (outputs.argmax(1) == labels).double().view(len(flat), len(y)).mean(1)
         return [(accuracy, loss) for accuracy, loss in torch.stack([right, losses], 1).tolist()]
 
     def trained(self, model: nn.Module) -> nn.Module:
