@@ -10,6 +10,7 @@ from ntkfl.errors import MessageError
 from ntkfl.federation.evaluation import (
     MOST_LOSS,
     NOISY_LOSS,
+    OwnTestSet,
     Score,
     add_up,
     counts,
@@ -18,7 +19,8 @@ from ntkfl.federation.evaluation import (
     rounded,
     score_rows,
 )
-from ntkfl.methods import Task
+from ntkfl.federation.server_state import ServerState
+from ntkfl.methods import FedAvg, Task
 from ntkfl.wire import Message
 
 
@@ -49,6 +51,31 @@ def test_real_targets_have_no_accuracy() -> None:
     assert score.accuracy is None
     assert score.loss is not None
     assert score.loss > 0
+
+
+@pytest.mark.parametrize("real", [False, True])
+@pytest.mark.parametrize("average", [0.5, 0.0])
+def test_the_average_and_the_last_model_are_each_measured_with_their_own_statistics(average: float, real: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).double()
+    x, y = torch.randn(50, 4).double(), torch.randn(50, 3).double() if real else torch.randint(0, 3, (50,))
+    state = ServerState(Task(model, 3, "mse" if real else "ce"), FedAvg(average=average))
+    state.average.value = state.average.value + torch.rand(len(state.flat_weights())).double()
+
+    def by_hand(flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[float | None, float]:
+        W, b, scale, shift, mean, var = torch.split(flat, [12, 3, 3, 3, 3, 3])
+        f = (x @ W.view(3, 4).T + b - mean) / (var + 1e-5).sqrt() * scale + shift
+        if real:
+            return None, float(0.5 * nn.functional.mse_loss(f, y))
+        return float((f.argmax(1) == y).double().mean()), float(nn.functional.cross_entropy(f, y))
+
+    score, more = OwnTestSet((x, y), (x[:20], y[:20])).measure(state, 1, [0])
+    accuracy, loss = by_hand(state.average.value, x, y)
+    assert (score.accuracy, score.loss, score.samples) == (accuracy, pytest.approx(loss), 50)
+    assert more["last_accuracy"] == (by_hand(state.flat_weights(), x, y)[0] if average else accuracy)
+    assert real or not average or more["last_accuracy"] != accuracy
+    held = by_hand(state.average.value, x[:20], y[:20])
+    assert (more["validation_accuracy"], more["validation_loss"]) == (held[0], pytest.approx(held[1]))
 
 
 def test_a_model_that_overflows_has_a_large_loss_not_none() -> None:

@@ -54,13 +54,12 @@ class OwnTestSet:
 
     def measure(self, state: ServerState, round: int, cohort: Sequence[int]) -> tuple[Score, dict[str, Any]]:
         averaged = state.average.value
-        accuracy, loss = state.evaluate(averaged, self.test)
         # The trajectory does not depend on averaging, so one run tells both curves.
-        last = state.evaluate(state.flat_weights(), self.test)[0] if state.method.average else accuracy
-        more: dict[str, Any] = {"last_accuracy": last}
+        last = [state.flat_weights()] if state.method.average else []
+        scores = state.evaluate(self.test, averaged, *last)
+        (accuracy, loss), more = scores[0], dict[str, Any](last_accuracy=scores[-1][0])
         if self.validation is not None:
-            held = state.evaluate(averaged, self.validation)
-            more |= {"validation_accuracy": held[0], "validation_loss": held[1]}
+            ((more["validation_accuracy"], more["validation_loss"]),) = state.evaluate(self.validation, averaged)
         return Score(accuracy, loss, len(self.test[1])), more
 
 

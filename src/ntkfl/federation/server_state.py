@@ -16,6 +16,8 @@ from ntkfl.methods.batchnorm import NAME, load_statistics, start
 from ntkfl.tangent.parameters import load_flat
 
 Batch = tuple[Tensor, Tensor]
+_ROWS = 4096  # evaluated at once; on a GPU more, while their inputs are no more numbers than these
+_NUMBERS = 2**23
 
 
 class RunningAverage:
@@ -57,18 +59,22 @@ class ServerState:
         d = self.task.like.numel()
         return flat[:d], flat[d:]
 
-    def evaluate(self, flat: Tensor, batch: Batch) -> tuple[float | None, float]:
-        """(accuracy, mean loss) of weights and statistics; no accuracy for real-valued targets."""
+    def evaluate(self, batch: Batch, *flat: Tensor) -> list[tuple[float | None, float]]:
+        """(accuracy, mean loss) of each of these weights and statistics; no accuracy for real-valued targets."""
         x, y = batch
-        weights, own = self.parts(flat)
-        if len(own):
-            load_statistics(self.task.model, own)
-        outputs = self.task.predict(weights, x)
-        loss = self.task.losses(outputs, y).double().mean()
+        wide = x.is_cuda and x.is_floating_point()  # a pass is a few launches, however many rows it has
+        rows = max(_ROWS, _NUMBERS // max(1, x.shape[1:].numel())) if wide else _ROWS
+        found = []
+        for weights, own in map(self.parts, flat):
+            if len(own):
+                load_statistics(self.task.model, own)
+            found.append(self.task.predict(weights, x, rows))
+        outputs, labels = torch.cat(found), torch.cat([y] * len(flat))
+        losses = self.task.losses(outputs, labels).double().view(len(flat), len(y)).mean(1)
         if y.is_floating_point():
-            return None, float(loss)
-        accuracy, mean = torch.stack([(outputs.argmax(1) == y).double().mean(), loss]).tolist()
-        return accuracy, mean
+            return [(None, loss) for loss in losses.tolist()]
+        right = (outputs.argmax(1) == labels).double().view(len(flat), len(y)).mean(1)
+        return [(accuracy, loss) for accuracy, loss in torch.stack([right, losses], 1).tolist()]
 
     def trained(self, model: nn.Module) -> nn.Module:
         """A copy of `model` with the averaged weights and statistics."""

@@ -7,6 +7,7 @@ Honest rows stay far below (docs/robustness.md); and the median moves only when 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -129,8 +130,8 @@ def _bounds(sizes: list[Tensor], extreme: Sequence[float]) -> Tensor | None:
     if not sizes:
         return None
     rows = torch.cat(sizes).double()
-    medians = [column[column > 0].median() if bool((column > 0).any()) else column.new_tensor(0.0) for column in rows.T]
-    return torch.tensor(extreme) * torch.stack(medians)
+    medians = rows.masked_fill(rows <= 0, math.nan).nanmedian(0).values
+    return torch.tensor(extreme) * medians.nan_to_num(0.0, posinf=math.inf)
 
 
 def _within(sizes: list[Tensor], bounds: Tensor | None) -> list[Tensor | None]:

@@ -7,6 +7,7 @@ all others', so each also costs something. What they do against which attack, wi
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable
 from weakref import WeakKeyDictionary
 
@@ -96,16 +97,19 @@ def without_outliers(evolution: Evolution, y: Tensor, trim: float, senders: Tens
     Rows of a label y [N] that nobody else has stay: no other row tells whether they are wrong, and without them the
     model would lose the label. The client's other rows go, so that one made-up label does not save them.
     """
-    resistance, bound = _resistance(evolution), STANDS_OUT
+    resistance, bound = _resistance(evolution).cpu(), STANDS_OUT  # few numbers: a GPU would be waited for many times
     if senders is None:
-        senders, bound = torch.arange(len(resistance), device=resistance.device), ROW_STANDS_OUT
-    clients, of = torch.unique(senders, return_inverse=True)
+        senders, bound = torch.arange(len(resistance)), ROW_STANDS_OUT
+    clients, of = torch.unique(senders.cpu(), return_inverse=True)
     sums = resistance.new_zeros(len(clients)).index_add_(0, of, resistance)
     means = sums / torch.bincount(of)
     order = means.argsort(descending=True, stable=True)[: int(trim * len(clients))]
     contrary = order[means[order] > bound * median(means)]
+    if not len(contrary):
+        return torch.arange(len(of))
     out = torch.isin(of, contrary)
     if not y.is_floating_point():
+        y = y.cpu()
         out &= torch.isin(y, y[~out])
     return (~out).nonzero()[:, 0]
 
@@ -215,8 +219,8 @@ def budget(costs: Tensor) -> int | None:
 
     A row within the bound of extreme ones can still make a round ten times as dear.
     """
-    met = costs[costs > 0]
-    return math.ceil(_DEARER * float(median(met.double()))) if len(met) else None
+    met = [cost for cost in costs.tolist() if cost > 0]
+    return math.ceil(_DEARER * statistics.median(met)) if met else None
 
 
 def with_cost(costs: Tensor, latest: int) -> Tensor:

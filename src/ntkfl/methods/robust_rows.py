@@ -55,8 +55,8 @@ class Gathered:
         lost = len(self.y) - len(index)
         if lost:
             self.notes[note] = lost
-            self.J, self.f0 = self.J[index], self.f0[index]
-            self.y, self.senders = self.y[index], self.senders[index]
+            self.J, index = self.J[index], index.to(self.y.device)
+            self.f0, self.y, self.senders = self.f0[index], self.y[index], self.senders[index]
         return bool(lost)
 
     def diagnostics(self, evolution: Evolution) -> dict[str, float | str]:
@@ -157,7 +157,7 @@ class RobustRows(NTKUpload):
             asked += len(counts)
             if verified is None:
                 verified = verifiable(task, w, own.J)
-            own.keep(_fair_rows(counts, [next(most) for _ in counts], round).to(senders.device), "surplus_rows")
+            own.keep(_fair_rows(counts, [next(most) for _ in counts], round), "surplus_rows")
             if verified:
                 true = true_rows(task, w, own.J, own.f0).nonzero()[:, 0]
                 made_up += len(own.y) - len(true)
@@ -180,7 +180,7 @@ def _fair_rows(counts: Sequence[int], most: Sequence[int], round: int) -> Tensor
     """Indices of the rows that count, of clients with so many rows each and at most so many that count."""
     ends = itertools.accumulate(counts)
     kept = [
-        end - count + (torch.arange(count) if count <= few else surplus_left_out(count, few, round))
+        torch.arange(end - count, end) if count <= few else end - count + surplus_left_out(count, few, round)
         for end, count, few in zip(ends, counts, most, strict=True)
     ]
     return torch.cat(kept)

@@ -69,8 +69,7 @@ def sensitivities(g: Tensor) -> Sensitivities:
 
 def identical(g: Tensor) -> bool:
     """Whether every g_n is the identity."""
-    eye = torch.eye(g.shape[1], dtype=g.dtype, device=g.device)
-    return g.shape[1] == g.shape[2] and bool((g == eye).all())
+    return g.shape[1] == g.shape[2] and bool((g == torch.eye(g.shape[1], dtype=g.dtype, device=g.device)).all())
 
 
 def common_factor(g: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -80,21 +79,15 @@ def common_factor(g: Tensor) -> tuple[Tensor, Tensor] | None:
         return None  # g is no larger than s; or a few rows tell, which on a GPU take as long as all
     each = torch.arange(units, device=g.device)
     rows = max(1, CHUNK // (outputs * units))
-    largest, row = g.new_zeros(units), torch.zeros_like(each)
-    for at in range(0, N, rows):
-        here, index = g[at : at + rows].abs().amax(1).max(0)
-        row = torch.where(here > largest, index + at, row)
-        largest = torch.maximum(here, largest)
+    row = torch.cat([part.abs().amax(1) for part in torch.split(g, rows)]).argmax(0)
     M = g[row, :, each].mT.contiguous()
     top = M.abs().argmax(0)
     pivot = M[top, each]
-    s = g.new_empty(N, units)
+    s = g[:, top, each] / torch.where(pivot == 0, 1.0, pivot)
     bound = _ROUNDINGS * torch.finfo(g.dtype).eps
-    for at in range(0, N, rows):
-        part = g[at : at + rows]
-        s[at : at + rows] = part[:, top, each] / torch.where(pivot == 0, 1.0, pivot)
-        made = M * s[at : at + rows].unsqueeze(1)
-        if not bool(((made - part).abs() <= bound * part.abs()).all()):
+    for part, own in zip(torch.split(g, rows), torch.split(s, rows), strict=True):
+        off = torch.addcmul(part, M, own.unsqueeze(1), value=-1).abs_()
+        if not float(off.sub_(part.abs(), alpha=bound).amax()) <= 0:
             return None
     return M, s
 

@@ -73,7 +73,7 @@ class Loss:
                     f"labels run from {least} to {most}, but the model has {outputs} outputs: "
                     f"they must be in 0 … {outputs - 1}"
                 )
-            return torch.nn.functional.one_hot(y.long(), outputs).to(dtype)
+            return y.new_zeros(len(y), outputs, dtype=dtype).scatter_(1, y.long().unsqueeze(1), 1)
         if y.ndim != 2 or y.shape[1] != outputs:
             raise DataError(f"real-valued targets must have shape [N, {outputs}], got {list(y.shape)}")
         if not bool(y.isfinite().all()):

@@ -181,9 +181,8 @@ def _between(
 
 def _hermite(s: float, h: float, y0: Tensor, f0: Tensor, y1: Tensor, f1: Tensor) -> Tensor:
     """The cubic with values y0, y1 and slopes f0, f1, at fraction s of the step."""
-    state = y0 * ((1 + 2 * s) * (1 - s) ** 2)
-    state.add_(f0, alpha=h * s * (1 - s) ** 2).add_(y1, alpha=s * s * (3 - 2 * s))
-    return state.add_(f1, alpha=-h * s * s * (1 - s))
+    values = torch.lerp(y0, y1, s * s * (3 - 2 * s))
+    return values.add_(f0, alpha=h * s * (1 - s) ** 2).add_(f1, alpha=-h * s * s * (1 - s))
 
 
 def largest_eigenvalue(

@@ -15,6 +15,7 @@ import math
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -85,8 +86,8 @@ def pack_header(kind: int, round: int, arrays: Mapping[str, Tensor]) -> bytes:
         label = name.encode("ascii")
         if tensor.dtype not in _CODE:
             raise MessageError(f"array {name!r} has type {tensor.dtype}, which messages do not carry")
-        parts.append(struct.pack(f"<B{len(label)}sBB", len(label), label, _CODE[tensor.dtype], tensor.ndim))
-        parts.append(struct.pack(f"<{tensor.ndim}I", *tensor.shape))
+        form = f"<B{len(label)}sBB{tensor.ndim}I"
+        parts.append(struct.pack(form, len(label), label, _CODE[tensor.dtype], tensor.ndim, *tensor.shape))
     return b"".join(parts)
 
 
@@ -120,7 +121,7 @@ def unpack(
     try:
         for _ in range(count):
             length = body[at]
-            name = bytes(body[at + 1 : at + 1 + length]).decode("ascii")
+            name = str(body[at + 1 : at + 1 + length], "ascii")
             code, ndim = body[at + 1 + length], body[at + 2 + length]
             if ndim > MOST_DIMENSIONS:
                 raise MessageError(f"array {name!r} has {ndim} dimensions, more than any message needs")
@@ -138,10 +139,10 @@ def unpack(
         if at + size > len(body):
             raise MessageError(f"array {name!r} of shape {list(shape)} does not fit into the message")
         try:
-            values = np.frombuffer(body, dtype=dtype, count=math.prod(shape), offset=at).reshape(shape)
+            values: NDArray[Any] = np.ndarray(shape, dtype, body, at)
             moved = copy or not values.flags.aligned
             arrays[name] = torch.from_numpy(values.astype(dtype.newbyteorder("="), copy=moved))
-        except (ValueError, OverflowError, RuntimeError):  # no numbers, in a shape too large to be one
+        except (ValueError, TypeError, OverflowError, RuntimeError):  # no numbers, in a shape too large to be one
             raise MessageError(f"array {name!r} cannot have the shape {list(shape)}") from None
         at += size
     if at != len(body):

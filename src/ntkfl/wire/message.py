@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -31,7 +32,7 @@ class Message:
             raise unknown("kind of message", self.kind, KINDS)
 
     def encode(self) -> bytes:
-        return pack(KINDS.index(self.kind), self.round, self.arrays)
+        return pack(KINDS.index(self.kind), self.round, self.here().arrays)
 
     def encoded_parts(self) -> list[bytes | memoryview]:
         """The same without its checksum, in parts for `pack_into`."""
@@ -78,11 +79,11 @@ class Message:
 
     @cached_property
     def _finite(self) -> bool:
-        """Whether the sums of all arrays are: then all elements are too. Far cheaper than looking at each, and on an
+        """Whether the sum of all arrays is: then all elements are too. Far cheaper than looking at each, and on an
         accelerator waited for once. A sum may overflow: then the elements decide.
         """
         sums = [array.sum(dtype=torch.float64) for array in self.arrays.values() if array.is_floating_point()]
-        return not sums or bool(torch.stack([one.to(sums[0].device) for one in sums]).isfinite().all())
+        return math.isfinite(sum(one.to(sums[0].device) for one in sums))
 
     @cached_property
     def read(self) -> dict[str, Any]:

@@ -14,6 +14,8 @@ distance from o.
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 from torch import Tensor
 
@@ -41,11 +43,11 @@ def pack_span(vectors: Tensor) -> dict[str, Tensor]:
     there = values > _ROUNDING * values[0]  # none, where all vectors are equal
     directions = (axes[:, there] / values[there].sqrt()).T.to(around) @ around  # orthonormal [r, d]
     rows = torch.cat([vectors[-1:], directions])
-    (fine, fine_steps), (coarse, coarse_steps) = _rounded(rows[:2], 127), _rounded(rows[2:], 7)
-    steps = torch.cat([fine_steps, coarse_steps])
-    sent = _multiplied(torch.cat([fine, coarse]), steps)[1:]
+    levels, steps = _rounded(rows)
+    sent = _multiplied(levels[1:], steps[1:])
     coordinates = (torch.linalg.pinv(_products(sent, sent)) @ _products(sent, around)).T
-    return {FINE: fine.to(torch.int8), _COARSE: _pairs(coarse), _STEPS: steps, _COORDINATES: coordinates.float()}
+    fine, coarse = levels[:2].to(torch.int8), _pairs(levels[2:])
+    return {FINE: fine, _COARSE: coarse, _STEPS: steps, _COORDINATES: coordinates.float()}
 
 
 def unpack_span(message: Message, like: Tensor) -> Tensor:
@@ -64,13 +66,16 @@ def unpack_span(message: Message, like: Tensor) -> Tensor:
     return rows[0] + coordinates @ rows[1:]
 
 
-def _rounded(rows: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    """Levels −top … top [k, d], and the blocks' steps, float32 [k, blocks]; of a block of zeros the step is 0."""
-    d = rows.shape[1]
+def _rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Levels −127 … 127 of the first two rows and −7 … 7 of the others, [k, d], and the blocks' steps, float32
+    [k, blocks]; of a block of zeros the step is 0.
+    """
+    d, top = rows.shape[1], torch.full_like(rows[:, :1], 7)
+    top[:2] = 127
     blocks = torch.nn.functional.pad(rows, (0, -d % _BLOCK)).view(len(rows), -(-d // _BLOCK), _BLOCK)
     steps = (blocks.abs().amax(2) / top).float()
-    levels = (blocks / steps.to(rows).clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(2)).round().clamp(-top, top)
-    return levels.flatten(1)[:, :d], steps
+    levels = (blocks / steps.to(rows).clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(2)).round_()
+    return levels.flatten(1)[:, :d].clamp(-top, top), steps
 
 
 def _multiplied(levels: Tensor, steps: Tensor) -> Tensor:
@@ -93,4 +98,4 @@ def _apart(packed: Tensor, d: int) -> Tensor:
 def _products(a: Tensor, b: Tensor) -> Tensor:
     """a bᵀ in float64, on the CPU: [k, d] and [m, d] -> [k, m]."""
     pieces = zip(torch.split(a, _PIECE, dim=1), torch.split(b, _PIECE, dim=1), strict=True)
-    return torch.stack([one.double() @ other.double().T for one, other in pieces]).sum(0).cpu()
+    return reduce(torch.add, (one.double() @ other.double().T for one, other in pieces)).cpu()
