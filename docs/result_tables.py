@@ -255,8 +255,7 @@ def overlap() -> str:
 
 # (suite, its row, what is said, whether its ratio counts instead of its seconds)
 BENCH = (
-    ("round", "a whole round of 20 clients", "a round, full kernel: Jacobians, flow, candidates", False),
-    ("round", "the same, all messages in bytes", "the same, every message in bytes", False),
+    ("round", "a whole round of 20 clients", "a round, full kernel: Jacobians, flow, candidates, messages in bytes", False),
     ("round", "all dense, full kernel, explicit steps", "the dense path against it", True),
     ("round", "a whole round, the paper's trace kernel", "a round, the paper's trace kernel", False),
     ("round", "all dense, trace kernel, explicit steps", "the dense path against it", True),

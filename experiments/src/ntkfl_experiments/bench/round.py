@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -62,28 +60,19 @@ class _Case:
         return NTKFL(lr=_LR, steps=self.steps, kernel=kernel, label_smoothing=0.0)
 
     def round(self, kernel: str = "full") -> Tensor:
-        """Every client's Jacobian, the evolution, and all candidates scored by the cohort; nothing put into bytes."""
+        """Every client's Jacobian, the evolution, and all candidates scored by the cohort; every message encoded,
+        checked and decoded, as a simulation does it.
+        """
         method = self.method(kernel)
-        return self._drive(method, lambda message: method.answer(self.task, message, self.clients))
 
-    def round_in_bytes(self) -> Tensor:
-        """The same with every message encoded, checked and decoded, as a simulation does it."""
-        method = self.method()
-
-        def exchange(message: Message) -> list[Message]:
-            replies = method.answer(self.task, Message.decode(message.encode()), self.clients)
+        def exchange(outgoing: Outgoing) -> list[Message]:
+            assert isinstance(outgoing, Message)
+            replies = method.answer(self.task, Message.decode(outgoing.encode()), self.clients)
             received = [reply for reply, _ in through_bytes(replies)]
             return filter_replies(method, self.task, received).replies
 
-        return self._drive(method, exchange)
-
-    def _drive(self, method: NTKFL, exchange: Callable[[Message], list[Message]]) -> Tensor:
-        def answers(outgoing: Outgoing) -> list[Message]:
-            assert isinstance(outgoing, Message)
-            return exchange(outgoing)
-
         numbers = [client.id for client in self.clients]
-        return drive(method, self.task, {"weights": self.task.like}, 1, numbers, answers).state["weights"]
+        return drive(method, self.task, {"weights": self.task.like}, 1, numbers, exchange).state["weights"]
 
     def score(self) -> object:
         """The candidates' losses: what a dense round pays as well."""
@@ -105,7 +94,6 @@ def round(setting: Setting) -> list[BenchRow]:
             "geometric": lambda: case.update(geometric=True),
             "trace": lambda: case.update("trace"),
             "round": case.round,
-            "bytes": case.round_in_bytes,
             "trace round": lambda: case.round("trace"),
             "score": case.score,
         },
@@ -148,15 +136,8 @@ def round(setting: Setting) -> list[BenchRow]:
             f"a whole round of {_CLIENTS} clients",
             seconds["round"],
             1.0,
-            note=f"Jacobians, flow, {len(case.steps)} candidates scored; {usage}",
+            note=f"Jacobians, flow, {len(case.steps)} candidates scored, messages in bytes; {usage}",
             details={f"{name}_bytes": count for name, count in memory.items()},
-        ),
-        BenchRow(
-            "the same, all messages in bytes",
-            seconds["bytes"],
-            seconds["bytes"] / seconds["round"],
-            difference=relative(timed["round"].result - case.task.like, timed["bytes"].result - case.task.like),
-            ours=True,
         ),
         _dense(setting, case, "full", 20 if setting.quick else 200, seconds["round"], seconds["score"]),
         BenchRow("a whole round, the paper's trace kernel", seconds["trace round"], 1.0),
