@@ -280,7 +280,7 @@ def bench() -> str:
 
 def scaling() -> str:
     """A server's update by the samples of a round: seconds, and memory beside the data."""
-    machines = {name: json.loads((RESULTS / "bench" / f"{name}.json").read_text()) for name in ("cpu", "gpu")}
+    machines = {name: json.loads((RESULTS / "bench" / f"{name}.json").read_text()) for name in ("cpu", "gpu-scaling")}
     found = {n: {r["what"]: r for r in m["rows"] if r["suite"] == "scaling"} for n, m in machines.items()}
     sizes = sorted({what for rows in found.values() for what in rows}, key=lambda what: (_count(what), what))
     lines = []
@@ -333,7 +333,8 @@ def _timed(rows: Sequence[Row], suite: str, what: str, by_ratio: bool) -> str:
     row = next((r for r in rows if r["suite"] == suite and r["what"].startswith(what)), None)
     if row is None:
         return ""
-    return f"{row['ratio']:,.3g}×" if by_ratio else seconds_text(row["seconds"])
+    ratio = row["ratio"]
+    return (f"{ratio:,.0f}×" if ratio >= 100 else f"{ratio:.3g}×") if by_ratio else seconds_text(row["seconds"])
 
 
 def seconds_text(seconds: float) -> str:

@@ -148,11 +148,11 @@ def _audit(
         from ntkfl.audit.page import write_page
 
         _make(out)
-        grid = draw_grid(result.findings, out / "grid.png")
-        write_page(result, title, out / "index.html", grid)
-        write_atomically(
-            out / "findings.json", (json.dumps({"source": str(source)} | result.dump(), indent=1)).encode()
-        )
+        findings = json.dumps({"source": str(source)} | result.dump(), indent=1)
+        write_atomically(out / "findings.json", findings.encode())
+        with stoppable(lambda: f"stopped; {out / 'findings.json'} is written, its page is not"):
+            grid = draw_grid(result.findings, out / "grid.png")
+            write_page(result, title, out / "index.html", grid)
         console.print(f"written to {out}: index.html, findings.json{', grid.png' if grid else ''}")
 
 

@@ -94,7 +94,7 @@ def flower_client(folder: Path, stack: ExitStack) -> Case:
         _flower_client(folder, first, 0)
         _start(stack, "flower", "run", folder / "fl" / "server", "--out", folder / "run", begun="\n +1 ")
     words = _client_words(folder, 0)
-    return Case("flower client", words, begun="answers", kept=lambda: rounds(folder / "run"), code=0)
+    return Case("flower client", words, begun="takes part", kept=lambda: rounds(folder / "run"), code=0)
 
 
 def flower_run(folder: Path, stack: ExitStack) -> Case:
@@ -156,7 +156,7 @@ def _client_words(folder: Path, number: int) -> tuple[str | Path, ...]:
 
 
 def _flower_client(folder: Path, stack: ExitStack, number: int) -> None:
-    _start(stack, *_client_words(folder, number), begun="answers")
+    _start(stack, *_client_words(folder, number), begun="takes part")
 
 
 def _start(stack: ExitStack, *words: str | Path, begun: str) -> None:
