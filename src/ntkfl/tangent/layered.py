@@ -54,7 +54,7 @@ class LayeredFlow(Stepper):
     of layers with so many inputs and units.
     """
 
-    roundings = 4  # of float32, by which a product is off at most: 1.1 at the paper's size, with kernels interpreted
+    roundings = 4  # of float32, by which a product is off: 3.9 on an H200, at the size of the paper
 
     def __init__(
         self, rows: int, outputs: int, inputs: Sequence[int], units: Sequence[int], device: torch.device
