@@ -17,21 +17,18 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parent))  # the other programs of docs/, which belong to no package
 from audit_tables import defences, tradeoff
+from bench_tables import bench, jacobians, profile, scaling, tree
 from ntkfl_experiments.paper import ITEMS
 from ntkfl_experiments.paper.item import Verdict
 from result_tables import (
-    bench,
     equal_terms,
     findings,
     networks,
     one_label,
     overlap,
     private,
-    profile,
     ratios,
-    scaling,
     table,
-    tree,
 )
 from site_options import schema_table
 
@@ -43,7 +40,7 @@ ORDER = (
     "fig3", "fig4a", "fig4b", "fig4c", "fig5", "fig6", "table1", "fig7", "fig8", "fig9", "theorem1", "theorem2",
     "lemma1", "lemma2", "lemma3", "lemma4", "claims",
 )  # fmt: skip
-FILES = ("README.md", "docs/results.md", "docs/runs.md", "docs/audit.md", "docs/speed.md")
+FILES = ("README.md", "docs/results.md", "docs/runs.md", "docs/audit.md", "docs/speed.md", "docs/tangent.md")
 DATASETS = {"fig4a": "FEMNIST", "fig4b": "MNIST", "fig4c": "Fashion-MNIST", "fig7": "CIFAR-10"}
 VERDICTS = {True: "holds", False: "**does not hold**", None: "cannot be judged"}
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -192,6 +189,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "audit-defences": defences,
     "bench": bench,
     "scaling": scaling,
+    "jacobians": jacobians,
     "profile": profile,
     "tree": tree,
     "comparison-file": lambda: schema_table(Comparison, "key"),
