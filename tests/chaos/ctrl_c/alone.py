@@ -77,7 +77,7 @@ def audit(folder: Path, _: ExitStack) -> Case:
     )
     words = ("audit", "--config", folder / "plan.toml", "--out", folder / "out")
     line = "stopped; (nothing was written|.*findings.json is written, its page is not)"
-    return Case("audit", words, begun=" left\\)", line=line, nowhere=folder / "out" / "index.html")
+    return Case("audit", words, begun=" left\\)", within=1, line=line, nowhere=folder / "out" / "index.html")
 
 
 def tradeoff(folder: Path, _: ExitStack) -> Case:
