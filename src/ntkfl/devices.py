@@ -53,11 +53,11 @@ def devices_here() -> list[str]:
 
 
 def joined_on(device: torch.device, groups: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Of each group, rows of all its parts, of this machine's memory, as one tensor on `device`, which is waited for
-    once. From pinned memory, which a GPU reads six times as fast as any other: each part from where it is if that is
-    pinned, as the first is, else a group in one copy.
+    """Of each group, rows of all its parts as one tensor on `device`, which is waited for once where parts are of this
+    machine's memory. From pinned memory, which a GPU reads six times as fast as any other: each part from where it is
+    if that is pinned, as the first is, else a group in one copy.
     """
-    if device.type != "cuda":
+    if device.type != "cuda" or any(parts[0].is_cuda for parts in groups):
         return [torch.cat(list(parts)).to(device) for parts in groups]
     there = []
     for parts in groups:

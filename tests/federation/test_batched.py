@@ -147,7 +147,7 @@ def test_rounds_end_with_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> No
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("numbers", [10, 600_000], ids=["small", "large, in threads"])
+@pytest.mark.parametrize("numbers", [10, 600_000], ids=["small", "large"])
 def test_answers_pass_through_bytes_in_their_order_and_are_let_go(numbers: int) -> None:
     kept = [Message("upload", 1, {"outputs": torch.full((numbers,), float(i))}) for i in range(8)]
     answers = list(kept)

@@ -21,6 +21,7 @@ def test_samples_of_a_cohort_are_gathered_at_once(device: str, rate: float, monk
     clients = Simulation(ntkfl.models.mlp(64, 5, 10), data, method, device=device).clients
     clients.load([1, 4])
     clients.load([0, 4, 7])
+    assert set(clients._data) == {0, 1, 4, 7}
     for number in (0, 1, 4, 7):
         x, y = data.client(number)
         drawn = clients[number].drawn(3, len(y))
@@ -28,7 +29,9 @@ def test_samples_of_a_cohort_are_gathered_at_once(device: str, rate: float, monk
         assert own.x.device.type == device
         assert torch.equal(own.x.cpu(), x[drawn])
         assert torch.equal(own.y.cpu(), y[drawn])
-    assert clients[1].at(3).x.untyped_storage().data_ptr() != clients[0].at(3).x.untyped_storage().data_ptr()
+    storages = [clients[number].at(3).x.untyped_storage().data_ptr() for number in (0, 7, 1)]
+    assert (storages[0] == storages[1]) == (rate == 1)  # gathered together, and nothing drawn from them
+    assert storages[0] != storages[2]
 
 
 def test_where_there_is_no_room_each_client_loads_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,6 +158,18 @@ def test_sums_of_many_positive_numbers_keep_their_precision() -> None:
 
 
 @runs_kernels
+@pytest.mark.parametrize("size", [1e-3, 1e-6, 1e-15])
+def test_layers_of_very_different_sizes_keep_their_precision(size: float) -> None:
+    """Small weights without a bias: the last layer has small inputs, and the first one small sensitivities."""
+    model, x, y = problem(40, bias=False)
+    for parameter in model.parameters():
+        parameter.data.mul_(size)
+    own, v = flow_of(model, x, y, 0.01), torch.randn(40, 3, dtype=torch.float64, device=x.device)
+    wanted = 0.01 * jacobian(model, x).double().product(v)
+    assert (own.product(v).double() - wanted).norm() <= 64 * EPS * wanted.norm()
+
+
+@runs_kernels
 def test_what_was_loaded_before_leaves_nothing() -> None:
     """Of 500 rows, and then of 100 others."""
     model, x, y = problem(500)

@@ -33,7 +33,7 @@ from ntkfl.wire.together import decode_together, encode_together
 
 _MOMENTS = "moments"
 _KEPT_ROOM = 2**24  # bytes of a message up to which the room for it is kept
-_PINNED = 2**30  # bytes of answers for which pinned memory is taken
+_PINNED = 2**30 - 2**24  # bytes of answers for which pinned memory is taken, with their headers 2^30 at most
 _SPARE = 16  # times a run's samples that a GPU has room for, if it is to hold them all as they are stored
 _own = threading.local()
 

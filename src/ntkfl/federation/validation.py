@@ -130,6 +130,8 @@ def _bounds(sizes: list[Tensor], extreme: Sequence[float]) -> Tensor | None:
     if not sizes:
         return None
     rows = torch.cat(sizes).double()
+    if not len(rows):
+        return torch.zeros(len(extreme), dtype=rows.dtype)
     medians = rows.masked_fill(rows <= 0, math.nan).nanmedian(0).values
     return torch.tensor(extreme) * medians.nan_to_num(0.0, posinf=math.inf)
 

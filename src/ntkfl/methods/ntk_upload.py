@@ -138,7 +138,7 @@ class NTKUpload(Method):
         else:
             J = unpack_jacobian(reply, outputs, columns, like)
         f0 = reply.take("outputs", (len(J), outputs), like)
-        y = reply.take("labels")  # looked at where they are: what came in a message is on the CPU
+        y = reply.take("labels")
         if y.ndim not in (1, 2) or len(y) != len(J):
             raise MessageError(f"labels of shape {list(y.shape)} for {len(J)} samples")
         if y.is_floating_point() and task.loss == "ce":

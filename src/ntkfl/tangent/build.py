@@ -38,8 +38,8 @@ def jacobian(
         plan = plan or _checked_plan(model, x, form)
         J = _in_chunks(model, x, plan, chunk or _chunk_rows(x, plan))
     # A sum is finite unless an element is not (or it overflows: then the elements decide), and several times cheaper.
-    sums = torch.stack([t.sum().double() for t in J.tensors()])
-    if not bool(sums.isfinite().all()) and not all(bool(t.isfinite().all()) for t in J.tensors()):
+    sums = torch.stack([t.sum().isfinite() for t in J.tensors()])
+    if not bool(sums.all()) and not all(bool(t.isfinite().all()) for t in J.tensors()):
         raise NumericalError("the Jacobian has values that are not finite: look for NaN in the inputs or the weights")
     return J
 

@@ -152,12 +152,12 @@ def attempt_norms(y: Tensor, new: Tensor, slope: Tensor, fresh: Tensor, share: f
 @lru_cache(maxsize=512)
 def stage_table(stages: int) -> Tensor:
     """What a step of size h combines, [stages, 5] in float64, the last two columns in units of h. The first row: of y
-    and F(y) for the first state, and of slopes for the estimate of the error. Then for each stage: of the state before
-    the last, the last, y, F(y), and F at the last.
+    and F(y) for the first state. Then for each stage: of the state before the last, the last, y, F(y), and F at the
+    last.
     """
     first, coefficients = _coefficients(stages)
     rows = [(nu, mu, 1 - mu - nu, gamma, mu_tilde) for mu, nu, mu_tilde, gamma in coefficients]
-    return torch.tensor([(0.0, 0.0, 1.0, first, 0.4), *rows], dtype=torch.float64)
+    return torch.tensor([(0.0, 0.0, 1.0, first, 0.0), *rows], dtype=torch.float64)
 
 
 @lru_cache(maxsize=512)

@@ -16,6 +16,7 @@ residuals and states of zero, so that they change no sum.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -36,7 +37,8 @@ _ROWS = 576  # rows are rounded up to a multiple of this, which the tiles of eve
 _MOST_UNITS, _MOST_OUTPUTS = 128, 32
 _MOST_NUMBERS = 2**26  # of all inputs: 256 MiB, and as much for their halves
 _KEPT = 4  # sets of buffers
-_TOP = 11  # the largest number of Z, scaled, is near two to the power of this
+_MOST_ROWS, _MOST_COLUMNS = 2**20, 2**13  # for which kernels are compiled in a second or two
+_TOP = 11  # the largest number of a layer's Z, scaled, is near two to the power of this
 _own = threading.local()  # a thread's sets, by the sizes they are for
 
 
@@ -112,20 +114,21 @@ class LayeredFlow(Stepper):
         column, unit = 0, 0
         for a, bias, M, s in layers:
             n, h = a.shape[1], M.shape[1]
-            self._Z[:N, column : column + n] = a
-            self._Z[:N, column + n] = float(bias)
+            own, factors = self._Z[:N, column : column + n + 1], self._st[unit : unit + h, :N]
+            own[:, :n], own[:, n], factors[:] = a, float(bias), s.mT
             self._M[:outputs, unit : unit + h] = M
-            self._st[unit : unit + h, :N] = s.mT
+            # A power of two for each layer: small inputs of one are not lost beside large ones of another.
+            size = torch.linalg.vector_norm(a, math.inf).clamp_min(float(bias)).frexp().exponent
+            own.mul_(torch.exp2(_TOP - size))
+            factors.mul_(torch.exp2(size))
             column, unit = column + n + 1, unit + h
         self._Z[N:], self._st[:, N:] = 0.0, 0.0  # of earlier rounds
-        scale = torch.exp2(_TOP - self._Z.abs().amax().frexp().exponent)
-        scaled = self._Z * scale
-        self._Zs[0] = scaled
-        self._Zs[1] = scaled.sub_(self._Zs[0])
+        self._Zs[0] = self._Z
+        self._Zs[1] = self._Z.sub_(self._Zs[0])
         self._f0[:N], self._Y[:N] = f0, Y
         for tensor in (self._ends, self._given):
             tensor.zero_()
-        self._numbers[0] = rate / scale.double().square()
+        self._numbers[0] = rate / 4**_TOP
         self._numbers[1] = N
         self._numbers[2] = (self._M.norm(dim=0) * self._st.abs().amax(1)).amax()
         self._views = [(state[:N], slope[:N]) for state, slope in self._ends]
@@ -258,6 +261,8 @@ def layered_flow(J: Jacobian, f0: Tensor, Y: Tensor, rate: float, loss: Loss) ->
     inputs, units = [layer.a.shape[1] for layer in layers], [layer.M.shape[1] for layer in layers]
     rows = -(-len(f0) // _ROWS) * _ROWS
     if sum(units) > _MOST_UNITS or f0.shape[1] > _MOST_OUTPUTS or rows * sum(inputs) > _MOST_NUMBERS:
+        return None
+    if rows > _MOST_ROWS or sum(inputs) > _MOST_COLUMNS:
         return None
     sizes = (rows, f0.shape[1], tuple(inputs), tuple(units), J.device)
     kept: OrderedDict[Any, LayeredFlow] = _own.__dict__.setdefault("kept", OrderedDict())

@@ -5,7 +5,7 @@ All arrays are padded with zeros to whole tiles, so that no load needs a mask: N
 of a large matrix product is the sum of two halves, x = high + low, of 11 bits each, and the product is three products
 of halves on tensor cores, summed in float32: what is left out, low times low, is below float32's rounding. Numbers are
 scaled by powers of two first, so that the largest of a matrix is near 2^11 and the low half of all that count is no
-subnormal number: Z once, X by a bound on the state, each row of W by its largest number.
+subnormal number: Z once, layer by layer, X by a bound on the state, each row of W by its largest number.
 """
 
 from __future__ import annotations

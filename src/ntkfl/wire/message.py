@@ -45,7 +45,7 @@ class Message:
 
     def here(self) -> Message:
         """The same in this machine's memory, by few copies; itself, where it is there."""
-        if not any(array.is_cuda for array in self.arrays.values()):
+        if all(array.device.type == "cpu" for array in self.arrays.values()):
             return self
         return replace(self, arrays=dict(zip(self.arrays, to_host(list(self.arrays.values())), strict=True)))
 
