@@ -18,7 +18,7 @@ from ntkfl.crypto import certificates
 from ntkfl.deployment.demo_setup import DemoSetup, demo_run, init
 from ntkfl.services import probe
 from ntkfl.services.probe import RoleStatus, add_end, add_lapsed
-from ntkfl.services.status import ENDED, STOPPED, StatusFile
+from ntkfl.services.status import ENDED, FILE, STOPPED, StatusFile
 from tests.deployment.federation import Deployment, free_port
 
 
@@ -89,6 +89,20 @@ def test_while_it_starts_it_says_who_is_up_and_what_is_waited_for(folder: Path) 
     code, said = status(folder / "clients" / "client-0")
     assert code == 1
     assert re.search(r"\n1 problem:\n.*does not run; its last sign was .*: no token\n$", said)  # one fault, once
+
+
+def test_numbers_beyond_a_clock_or_a_calendar_are_no_crash(folder: Path) -> None:
+    client = StatusFile(folder / "clients" / "client-0", "client", problem="no token")
+    written = json.loads((folder / "clients" / "client-0" / FILE).read_text())
+    del client
+    for when in (2**63, -(10**400)):
+        (folder / "clients" / "client-0" / FILE).write_text(json.dumps(written | {"time": when}))
+        assert "does not run; its last sign was some time ago" in status(folder / "clients" / "client-0")[1]
+    run = folder / "run"
+    run.mkdir()
+    (run / "history.jsonl").write_text('{"round": 1, "test_accuracy": 0.5}\n')
+    (run / "timings.jsonl").write_text(f'{{"round": 1, "seconds": {10**400}}}\n')
+    assert "a record that cannot be read" in status(run)[1]
 
 
 def test_a_folder_that_is_half_made_is_no_crash(folder: Path) -> None:

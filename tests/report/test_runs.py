@@ -261,7 +261,15 @@ def test_an_audit_is_shown_where_there_is_one(runs: Path) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"folder": 5}, {"folder": "a\0b"}, {"folder": "a" * 5000}, {"rounds": "x"}, {"seed": {}}, {"stop_at": "x"}],
+    [
+        {"folder": 5},
+        {"folder": "a\0b"},
+        {"folder": "a" * 5000},
+        {"rounds": "x"},
+        {"rounds": -5},
+        {"seed": {}},
+        {"stop_at": "x"},
+    ],
 )
 def test_a_plan_with_a_value_of_another_kind_is_broken(change: dict[str, object], runs: Path, tmp_path: Path) -> None:
     plan = json.loads((runs / "small" / "plan.json").read_text())

@@ -27,7 +27,7 @@ class Planned:
     label: str
     seed: int
     folder: Annotated[str, Field(max_length=200)]  # relative to the comparison's
-    rounds: int
+    rounds: Annotated[int, Field(gt=0)]
     stop_at: float | None
 
 

@@ -130,7 +130,7 @@ def _add_rounds(part: RoleStatus, folder: RunFolder) -> None:
             lines.append(f"  {_round(record, timing)}")
             lines += [f"    {line}" for line in remarks(record, timing)]
             lines += [f"    attempt failed: {why}" for why in record.get("failed_attempts", ())]
-        except (KeyError, ValueError, TypeError, AttributeError):
+        except (KeyError, ValueError, TypeError, AttributeError, OverflowError):
             lines.append("  a record that cannot be read")
     for record in history[-1:]:
         if what := _left_out(record):
@@ -152,7 +152,7 @@ def _left_out(record: Record) -> str:
         )
         line = f"round {record['round']}: {of}: {why_rejected(rejected)}"
         return f"{line}; {_EXTREME}" if TOO_LARGE in rejected else line
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, OverflowError):
         return ""
 
 

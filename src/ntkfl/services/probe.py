@@ -222,13 +222,21 @@ def add_end(part: RoleStatus, what: str, ends: datetime, soon: timedelta = SOON)
 
 
 def _ago(status: dict[str, Any]) -> str:
-    when = status.get("time")
-    return span(max(0.0, time.time() - when)) if isinstance(when, int | float) else "some time"
+    when = _time(status)
+    return "some time" if when is None else span(max(0.0, time.time() - when.timestamp()))
 
 
 def _when(status: dict[str, Any]) -> str:
-    when = status.get("time")
-    return f", at {datetime.fromtimestamp(when, UTC):%Y-%m-%d %H:%M:%SZ}" if isinstance(when, int | float) else ""
+    when = _time(status)
+    return "" if when is None else f", at {when:%Y-%m-%d %H:%M:%SZ}"
+
+
+def _time(status: dict[str, Any]) -> datetime | None:
+    """Of the role's last sign; None where the file has none that a calendar knows."""
+    try:
+        return datetime.fromtimestamp(status["time"], UTC)
+    except (KeyError, TypeError, ValueError, OverflowError, OSError):
+        return None
 
 
 def _by(status: dict[str, Any]) -> str:
