@@ -49,6 +49,7 @@ CHECKS = [
 ASKED = os.environ.get("NTKFL_OPENAPI_REQUESTS", "")
 EXAMPLES = int(ASKED or 30)  # of each operation: sound values, and unsound ones
 pytestmark = pytest.mark.timeout(max(300, 3 * EXAMPLES))
+HEALTH = ("GET /health", "GET /ready")
 Signer = Callable[[str, str, bytes], dict[str, str]]
 
 
@@ -133,8 +134,8 @@ def test_the_key_server(deployment: Deployment, key_server: Process) -> None:
 
     app = key_server_app(KeyServer.open(deployment.folder / "key-server"))
     met = fuzz(app, key_server.urls["key-server"], session(deployment), sign)
-    asked = {"GET /health", "POST /v1/enrol", "POST /v1/renew", "POST /v1/runs/{run}/seed", "GET /v1/revoked"}
-    assert set(met) == asked
+    of_runs = {f"POST /v1/runs/{{run}}/{name}" for name in ("seed", "masks", "masks/release")}
+    assert set(met) == {*HEALTH, "POST /v1/enrol", "POST /v1/renew", "GET /v1/revoked"} | of_runs
     assert {200, 401} <= met["POST /v1/renew"]
     assert {200, 401} <= met["POST /v1/runs/{run}/seed"]
     assert 422 in met["POST /v1/enrol"]
@@ -154,8 +155,8 @@ def test_the_shuffler_for_clients(deployment: Deployment, shuffler: Process) -> 
     app = client_app(Shuffler(), deployment.peers, LongPollEvent(), SigningKey.generate())
     met = fuzz(app, shuffler.urls["shuffler"], session(deployment), sign)
     prefix = "/v1/runs/{run}"
-    expected = {f"POST {prefix}/{name}" for name in ("hello", "rows", "reports")} | {f"GET {prefix}/announcement"}
-    assert set(met) == expected | {"GET /health"}
+    sent = {f"POST {prefix}/{name}" for name in ("hello", "rows", "reports", "sums", "ticketed/sums")}
+    assert set(met) == sent | {*HEALTH, f"GET {prefix}/announcement"}
     assert {200, 401} <= met[f"POST {prefix}/hello"]
     assert 401 in met[f"POST {prefix}/rows"]
 
@@ -163,7 +164,7 @@ def test_the_shuffler_for_clients(deployment: Deployment, shuffler: Process) -> 
 def test_the_shuffler_for_the_aggregator(deployment: Deployment, shuffler: Process) -> None:
     app = aggregator_app(Shuffler(), deployment.peers, LongPollEvent(), _nothing, SigningKey.generate())
     met = fuzz(app, shuffler.urls["shuffler-aggregator"], session(deployment, certificate=True))
-    assert len(met) == 9  # its eight operations, and its health
+    assert len(met) == 12  # its ten operations, and its health
     assert met["GET /health"] == {200}
     assert 404 in met["GET /v1/runs/{run}/batches/{round}/{exchange}"]
     assert shuffler.stop() == 0
