@@ -60,7 +60,7 @@ def _time_and_memory(row: Row | None) -> tuple[str, str]:
 
 
 def profile() -> str:
-    """Where the time of a round goes, on both machines: milliseconds and shares of each part."""
+    """Where the time of a round goes, on both machines: the time of each part."""
     machines = [_read(name) for name in ("cpu", "gpu")]
     parts = [{r["what"]: r for r in m["rows"] if r["suite"] == "profile"} for m in machines]
     order = sorted(parts[1], key=lambda what: -parts[1][what]["seconds"])

@@ -23,8 +23,9 @@ def find_device(name: str | torch.device) -> torch.device:
     try:
         found = torch.device(name)
         one = torch.ones(1, device=found, requires_grad=found.type == "cuda")
-        if one.add(1).requires_grad:  # a thread of PyTorch's own, which warns where it begins with a matrix product
-            one.exp().backward()  # type: ignore[no-untyped-call]
+        if (made := one.exp()).requires_grad:  # on CUDA, unless gradients are off
+            # PyTorch's thread for backward passes there warns if a matrix product is the first that it computes.
+            made.backward()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError, NotImplementedError):  # torch says each of these where a device is missing
         here = ", ".join(devices_here())
         raise ConfigError(f"no device {str(name)!r} can be used on this machine: there is {here}") from None
