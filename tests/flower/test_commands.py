@@ -20,8 +20,8 @@ import pathlib, sys, time
 tries = pathlib.Path(sys.argv[1])
 tries.write_text(tries.read_text() + "x")
 if len(tries.read_text()) < int(sys.argv[2]):
-    sys.exit("ERROR: Failed to activate SuperNode.")
-print("taken", flush=True)
+    sys.exit("ERROR: " + sys.argv[4])
+print("taken at", sys.argv[5], flush=True)
 time.sleep(60 if sys.argv[3] == "stay" else 0)
 """
 
@@ -31,38 +31,63 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "RETRY_S", 0.01)
 
 
-def keep(tmp_path: Path, taken_at: int, then: str) -> tuple[int, list[str]]:
-    """How often it was started, and what was said; ended once it is taken."""
+NOT_TAKEN = "Failed to initialize the connection to the SuperLink. [code: 2004] Failed to activate SuperNode."
+
+
+def keep(tmp_path: Path, taken_at: int, then: str, why: str = NOT_TAKEN) -> tuple[list[int], list[str]]:
+    """The ports it was started with, and what was said; ended once it is taken. Until then it ends saying `why`."""
     tries, log, said, ended = tmp_path / "tries", tmp_path / "log", list[str](), threading.Event()
     tries.write_text("")
     log.write_text("Failed to activate SuperNode, said another one, long ago\n")
-    command = commands.Command((sys.executable, "-c", PROGRAM, str(tries), str(taken_at), then), {})
+    ports = list[int]()
 
-    def attend(alive: Callable[[], bool]) -> None:
+    def command(port: int) -> commands.Command:
+        words = (str(tries), str(taken_at), then, why, str(port))
+        return commands.Command((sys.executable, "-c", PROGRAM, *words), {})
+
+    def attend(port: int, alive: Callable[[], bool]) -> None:
+        ports.append(port)
         while alive():
             if then == "stay" and "taken" in log.read_text():
                 ended.set()
             time.sleep(0.01)
 
     commands.keep_supernode(command, log, attend, ended, said.append)
-    return len(tries.read_text()), said
+    assert len(tries.read_text()) == len(ports)
+    assert f"taken at {ports[-1]}" in log.read_text()
+    return ports, said
 
 
-def test_it_is_started_again_until_it_is_taken(tmp_path: Path) -> None:
-    tries, said = keep(tmp_path, 3, "stay")
-    assert tries == 3
+@pytest.mark.parametrize(
+    ("why", "line"),
+    [
+        (NOT_TAKEN, "the SuperLink does not take it"),
+        ("[Errno 98] error while attempting to bind: address already in use", "another program took port"),
+        ("Failed to initialize the connection to the SuperLink. The handshake timed out", "broke off before it stood"),
+    ],
+)
+def test_it_is_started_again_until_it_is_taken(tmp_path: Path, why: str, line: str) -> None:
+    ports, said = keep(tmp_path, 3, "stay", why)
+    assert len(ports) == 3
     assert len(said) == 2
-    assert all("does not take it" in line for line in said)
+    assert all(line in one for one in said)
+
+
+def test_one_that_does_not_trust_the_superlink_is_not_started_again(tmp_path: Path) -> None:
+    why = "Failed to initialize the connection to the SuperLink. [SSL: ...] certificate verify failed: unknown issuer"
+    with pytest.raises(ConfigError, match="certificate verify failed"):
+        keep(tmp_path, 3, "stay", why)
+    assert (tmp_path / "tries").read_text() == "x"
 
 
 def test_one_that_was_taken_and_ends_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="the SuperNode ended: taken; its log is"):
+    with pytest.raises(ConfigError, match=r"the SuperNode ended: taken at .*; its log is"):
         keep(tmp_path, 1, "end")
 
 
 def test_it_is_not_tried_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "MISSED_S", 0.0)
-    with pytest.raises(ConfigError, match="the SuperNode ended: ERROR: Failed to activate SuperNode"):
+    with pytest.raises(ConfigError, match=r"the SuperNode ended: ERROR: .* Failed to activate SuperNode"):
         keep(tmp_path, 3, "stay")
     assert (tmp_path / "tries").read_text() == "x"
 

@@ -156,6 +156,11 @@ class World:
         assert len(found) == 1, found
         return found[0]
 
+    def story(self) -> str:
+        """The last of what every process said: why a run failed is often another's to say."""
+        logs = sorted(path for path in self.folder.rglob("*.log") if path.stat().st_size)
+        return "\n".join(f"== {p.relative_to(self.folder)}\n{p.read_text(errors='replace')[-3000:]}" for p in logs)
+
     def __enter__(self) -> World:
         return self
 

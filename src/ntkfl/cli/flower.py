@@ -6,6 +6,7 @@ import ipaddress
 import json
 import threading
 from collections.abc import Callable
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -223,13 +224,13 @@ def client(
 
     about, secret = ClientFile.read(folder), read_secret(folder)
     columns = Columns(label_column, client_column, split_column)
-    port = commands.free_port()
-    address = attach or f"{commands.LOOPBACK}:{port}"
-    if not _is_loopback(address.rpartition(":")[0]):
-        raise ConfigError(f"{address} is not on this machine: what a SuperNode brings crosses no network unsealed")
+    if attach and not _is_loopback(attach.rpartition(":")[0]):
+        raise ConfigError(f"{attach} is not on this machine: what a SuperNode brings crosses no network unsealed")
     if print_only:
+        port = commands.free_port()
         typer.echo(str(commands.supernode(folder, port)))
         allowed = columns.flags() + (" --allow-code" if allow_code else "")
+        address = attach or f"{commands.LOOPBACK}:{port}"
         typer.echo(f"ntkfl flower client {folder} --data {data} --attach {address}{allowed}")
         return
 
@@ -240,15 +241,15 @@ def client(
     with ended_by_signals(lambda: None if attach else say("signs off; Ctrl-C once more does not")) as ended, quiet():
         say(f"takes part at {about.superlink}" + ("" if attach else f"; the SuperNode's log is {log}"))
 
-        def attend(alive: Callable[[], bool]) -> None:
-            serve_node(address, secret, answering, alive, say)
+        def attend(port: int, alive: Callable[[], bool]) -> None:
+            serve_node(f"{commands.LOOPBACK}:{port}", secret, answering, alive, say)
 
         if attach:
-            attend(lambda: not ended.is_set())
+            serve_node(attach, secret, answering, lambda: not ended.is_set(), say)
         else:
             watch = (about.superlink, ended, say)
             threading.Thread(target=commands.watch_superlink, args=watch, daemon=True).start()
-            commands.keep_supernode(commands.supernode(folder, port), log, attend, ended, say)
+            commands.keep_supernode(partial(commands.supernode, folder), log, attend, ended, say)
 
 
 def _superlink(folder: Path) -> SuperLink:

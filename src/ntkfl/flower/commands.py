@@ -77,7 +77,10 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-_NOT_TAKEN = b"Failed to activate SuperNode"  # in the log of one that the SuperLink does not take
+# In the log of a SuperNode that did not get as far as taking part.
+_NOT_TAKEN = b"Failed to activate SuperNode"
+_NO_CONNECTION, _NOT_TRUSTED = b"Failed to initialize the connection", b"certificate verify failed"
+_PORT_IN_USE = b"address already in use"
 MISSED_S, RETRY_S = 120.0, 5.0
 _MINUTE_S = 60.0  # between two lines about a SuperLink that is still not there
 
@@ -115,29 +118,45 @@ def stop(process: subprocess.Popen[bytes], seconds: float) -> None:
             process.wait()
 
 
+Attend = Callable[[int, Callable[[], bool]], None]
+
+
 def keep_supernode(
-    command: Command, log: Path, attend: Callable[[Callable[[], bool]], None], ended: Event, say: Callable[[str], None]
+    command: Callable[[int], Command], log: Path, attend: Attend, ended: Event, say: Callable[[str], None]
 ) -> None:
-    """Run a SuperNode and `attend` to it (for as long as what it is given says so) until `ended`.
+    """Run a SuperNode (`command` of a port) and `attend` to it there (for as long as what it is given says so) until
+    `ended`.
 
     A SuperLink takes no second SuperNode of a client before it has missed the first for a minute, and none whose key
-    it does not know. So after a crash, or before the key is admitted, it is started again until it is taken.
+    it does not know. A free port may be another program's by the time a SuperNode binds it, and a connection may break
+    off before it stands. So one that does not get as far as taking part is started again for a while.
     """
     until = time.monotonic() + MISSED_S
     while True:
-        before = log.stat().st_size if log.exists() else 0
-        with running(command, log) as process:
-            attend(lambda: not ended.is_set() and process.poll() is None)
+        before, port = log.stat().st_size if log.exists() else 0, free_port()
+        with running(command(port), log) as process:
+            attend(port, lambda: not ended.is_set() and process.poll() is None)
         if ended.is_set():
             return
         with open(log, "rb") as lines:
             lines.seek(before)
-            taken = _NOT_TAKEN not in lines.read()
-        if taken or time.monotonic() > until:
+            reason = why_again(lines.read(), port)
+        if reason is None or time.monotonic() > until:
             raise ConfigError(f"the SuperNode ended: {last_line(log)}; its log is {log}")
-        say("the SuperLink does not take it: the key is not known there yet, or the last SuperNode not missed; again")
+        say(f"{reason}; again")
         if ended.wait(RETRY_S):
             return
+
+
+def why_again(said: bytes, port: int) -> str | None:
+    """Why a SuperNode that said this ended, where the next one may do better."""
+    if _NOT_TAKEN in said:
+        return "the SuperLink does not take it: the key is not known there yet, or the last SuperNode not missed"
+    if _PORT_IN_USE in said:
+        return f"another program took port {port} before the SuperNode did"
+    if _NO_CONNECTION in said and _NOT_TRUSTED not in said:
+        return "the connection to the SuperLink broke off before it stood"
+    return None
 
 
 def watch_superlink(address: str, ended: Event, say: Callable[[str], None], every: float = RETRY_S) -> None:
