@@ -92,6 +92,17 @@ def test_it_is_not_tried_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (tmp_path / "tries").read_text() == "x"
 
 
+def test_an_error_message_has_what_went_wrong_and_not_the_last_line(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert commands.what_failed(log) == "it said nothing"
+    log.write_text("INFO: starts\nINFO: ready\n")
+    assert commands.what_failed(log) == "INFO: ready"
+    before = commands.size(log)
+    log.write_text(log.read_text() + "ERROR: Exit Code: 305\ncertificate verify failed\n\nsee the page\nINFO: ended\n")
+    assert commands.what_failed(log, before) == "certificate verify failed"
+    assert commands.what_failed(log, commands.size(log)) == "it said nothing"
+
+
 def test_a_superlink_that_is_not_there_is_said_at_once_and_once(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]

@@ -114,11 +114,12 @@ def server(
     if not _is_loopback(host or commands.LOOPBACK):
         typer.echo(f"listens on {host}: other machines can connect; docs/flower.md says what they can ask")
     log = folder / "superlink.log"
+    before = commands.size(log)
     with until_interrupted(), commands.running(command, log, _SUPERLINK_S) as process:
         if _superlink(folder).wait(60, lambda: process.poll() is None):
             typer.echo(f"SuperLink is up, {len(_admit(folder))} keys are known; its log is {log}")
             process.wait()
-        raise ConfigError(f"the SuperLink ended: {commands.last_line(log)}; its log is {log}")
+        raise ConfigError(f"the SuperLink ended: {commands.what_failed(log, before)}; its log is {log}")
 
 
 @app.command("register")

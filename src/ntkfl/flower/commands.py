@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -81,6 +82,7 @@ def free_port() -> int:
 _NOT_TAKEN = b"Failed to activate SuperNode"
 _NO_CONNECTION, _NOT_TRUSTED = b"Failed to initialize the connection", b"certificate verify failed"
 _PORT_IN_USE = b"address already in use"
+_INFO, _WRONG = "INFO", re.compile(r"error|fail", re.IGNORECASE)  # Flower ends on lines of no interest
 MISSED_S, RETRY_S = 120.0, 5.0
 _MINUTE_S = 60.0  # between two lines about a SuperLink that is still not there
 
@@ -133,16 +135,14 @@ def keep_supernode(
     """
     until = time.monotonic() + MISSED_S
     while True:
-        before, port = log.stat().st_size if log.exists() else 0, free_port()
+        before, port = size(log), free_port()
         with running(command(port), log) as process:
             attend(port, lambda: not ended.is_set() and process.poll() is None)
         if ended.is_set():
             return
-        with open(log, "rb") as lines:
-            lines.seek(before)
-            reason = why_again(lines.read(), port)
+        reason = why_again(log.read_bytes()[before:], port)
         if reason is None or time.monotonic() > until:
-            raise ConfigError(f"the SuperNode ended: {last_line(log)}; its log is {log}")
+            raise ConfigError(f"the SuperNode ended: {what_failed(log, before)}; its log is {log}")
         say(f"{reason}; again")
         if ended.wait(RETRY_S):
             return
@@ -179,13 +179,20 @@ def watch_superlink(address: str, ended: Event, say: Callable[[str], None], ever
             return
 
 
-def last_line(log: Path) -> str:
-    """The last thing that was said there, for an error message."""
+def size(log: Path) -> int:
+    """In bytes; whoever starts next is heard from there on."""
+    return log.stat().st_size if log.exists() else 0
+
+
+def what_failed(log: Path, since: int = 0) -> str:
+    """What was said there last of what went wrong, else the last thing that was said, for an error message."""
     try:
-        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        said = log.read_bytes()[since:].decode(errors="replace")
     except OSError:
-        lines = []
-    return lines[-1] if lines else "it said nothing"
+        said = ""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    wrong = [line for line in lines if _INFO not in line and _WRONG.search(line)]
+    return (wrong or lines or ["it said nothing"])[-1]
 
 
 def _command(program: tuple[str, ...], folder: Path, options: Mapping[str, str], *switches: str) -> Command:
