@@ -21,30 +21,37 @@ def peak():  # not getrusage, which remembers the size of the process this one w
     return 1024 * int(re.search("VmHWM:[^0-9]*([0-9]+)", open("/proc/self/status").read())[1])
 from ntkfl.federation.callbacks import Functions
 from ntkfl.federation.memory_check import BASE_BYTES
-from ntkfl.methods import NTKFL
+from ntkfl.methods import NTKFL, SumRidge
 torch.manual_seed(0)
-model = ntkfl.models.{model}((1, 28, 28), 10)
-clients = [(torch.randn({n}, 1, 28, 28), torch.arange({n}) % 10) for _ in range(4)]
+wide = lambda shape, outputs: torch.nn.Sequential(torch.nn.Flatten(), ntkfl.models.mlp(784, 1000, 10))
+model = getattr(ntkfl.models, "{model}", wide)((1, 28, 28), 10)
+clients = [(torch.randn({n}, 1, 28, 28), torch.arange({n}) % 10) for _ in range({clients})]
 fed = ntkfl.data.from_clients(clients, test=(torch.randn(20, 1, 28, 28), torch.arange(20) % 10))
 lines = []
 before = peak()
-method = NTKFL(steps=(1.0, 2.0, 3.0))
-ntkfl.train(model, fed, method, rounds=1, clients_per_round=4, callbacks=[Functions(on_start=lines.append)])
+method = {method}
+ntkfl.train(model, fed, method, rounds=1, clients_per_round={clients}, callbacks=[Functions(on_start=lines.append)])
 after = peak()
 from ntkfl.federation.memory_check import predicted_bytes
 from ntkfl.methods import Task
-expected = predicted_bytes(Task(model, 10, "ce"), method, [{n}] * 4, 4, fed.test[0][:1]) - BASE_BYTES
+expected = predicted_bytes(Task(model, 10, "ce"), method, [{n}] * {clients}, {clients}, fed.test[0][:1]) - BASE_BYTES
 print(after - before, expected)
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="this system does not say what a process took")
-@pytest.mark.parametrize(("model", "n"), [("cnn", 300), ("gru", 60)])
-def test_the_prediction_is_near_the_truth(model: str, n: int) -> None:
+@pytest.mark.parametrize(
+    ("model", "n", "clients", "method"),
+    [
+        ("cnn", 300, 4, "NTKFL(steps=(1.0, 2.0, 3.0))"),
+        ("gru", 60, 4, "NTKFL(steps=(1.0, 2.0, 3.0))"),
+        ("wide", 20, 40, "SumRidge(penalty=0.1)"),
+    ],
+)
+def test_the_prediction_is_near_the_truth(model: str, n: int, clients: int, method: str) -> None:
     """In a process of its own, beyond what was there before training: within a factor of two and a half."""
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE.format(model=model, n=n)], capture_output=True, text=True, timeout=200
-    )
+    program = MEASURE.format(model=model, n=n, clients=clients, method=method)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     taken, expected = map(int, done.stdout.split())
     assert expected / 2.5 < taken < expected * 2.5

@@ -126,6 +126,27 @@ def test_the_penalty_is_chosen_by_clients_left_out() -> None:
     assert chosen[1] == chosen[3] == 1e-6  # the smallest is as good as any
 
 
+def test_new_clients_alone_are_left_out_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums are added up into as many groups as `folds`, without any client's being kept; who comes back is in none."""
+    clients, method, task = clients_of(partitions()["one label per client"]), SumRidge(folds=3), task_of()
+    state = play(method, task, clients[:1])[0].state
+    seen, solve_them = list[tuple[list[RidgeSums], RidgeSums]](), SumRidge.solve
+
+    def watched(
+        self: SumRidge, parts: list[RidgeSums], whole: RidgeSums, before: float | None = None
+    ) -> tuple[Tensor, float]:
+        seen.append((parts, whole))
+        return solve_them(self, parts, whole, before)
+
+    monkeypatch.setattr(SumRidge, "solve", watched)
+    play(method, task, clients[:8], state, 2)
+    ((groups, whole),) = seen
+    own = [RidgeSums.of(c.x, nn.functional.one_hot(c.y, CLASSES).to(c.x)) for c in clients[:8]]
+    expected = [total(own[1:][fold::3]) for fold in range(3)]
+    for found, wanted in zip([*groups, whole], [*expected, total(own)], strict=True):
+        assert all(torch.allclose(a, b, rtol=1e-12) for a, b in zip(found.parts(), wanted.parts(), strict=True))
+
+
 def test_only_the_last_layer_trains() -> None:
     model = nn.Sequential(nn.Linear(F, 5), nn.Tanh(), nn.Linear(5, CLASSES)).double()
     task, clients = task_of(model), clients_of(partitions()["even"])

@@ -20,7 +20,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ntkfl.errors import ConfigError, MessageError
+from ntkfl.errors import ConfigError, MessageError, TooFew
 from ntkfl.methods.base import ClientRound, Method, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.last_layer import head_inputs, last_layer
 from ntkfl.methods.ridge_message import NAMES, exact_arrays, pack_sums, take_sums, unfold
@@ -31,6 +31,7 @@ from ntkfl.wire import Message
 SHARE, FORGOTTEN, PENALTY, COLUMNS = "share/", "forgotten", "penalty", "columns"
 _SENT, _TOTAL = "sent/", "total/"
 _FRESH, _TAG = "fresh", "tag"
+_WHOLE = 12  # arrays as large as G on the way, beside those of the folds
 
 
 class SumRidge(Method):
@@ -93,13 +94,7 @@ class SumRidge(Method):
             whole = total(parts)
         else:
             replies = yield asked
-            parts, changes = [], []
-            for reply in replies:
-                changes.append(self.read(task, reply))
-                if int(reply.take(_FRESH, ())) == 1:
-                    parts.append(changes[-1])
-            before = [_sums(kept, _TOTAL)] if _TOTAL + "gram" in kept else []
-            whole = total(before + changes)
+            whole, parts = self._add_up(task, replies, _sums(kept, _TOTAL) if _TOTAL + "gram" in kept else None)
             kept |= _named(whole, _TOTAL)
         solved, penalty = self.solve(parts, whole, float(state[PENALTY]) if PENALTY in state else None)
         layer = last_layer(task.model, task.outputs)
@@ -108,6 +103,25 @@ class SumRidge(Method):
         samples = float(whole.samples)
         loss = float(whole.error(solved)) / (2 * samples * task.outputs)
         return Outcome(kept, max(loss, 0.0), None, {"samples": int(samples), "penalty": penalty})
+
+    def _add_up(
+        self, task: Task, replies: list[Message], before: RidgeSums | None
+    ) -> tuple[RidgeSums, list[RidgeSums]]:
+        """The sums of all clients seen so far, and those of the new ones in `folds` groups, to choose λ by. One reply
+        at a time: a client's G takes p² numbers of float64, and there may be hundreds.
+        """
+        new = [int(reply.take(_FRESH, ())) == 1 for reply in replies]
+        groups, whole, at = list[RidgeSums](), before, 0
+        for is_new in new:
+            one = self.read(task, replies.pop(0))
+            whole = one if whole is None else whole + one
+            if is_new:
+                fold = at % min(self.folds, sum(new))
+                groups[fold : fold + 1] = [groups[fold] + one if fold < len(groups) else one]
+                at += 1
+        if whole is None:
+            raise TooFew("no client's sums came")
+        return whole, groups
 
     def solve(self, parts: Sequence[RidgeSums], whole: RidgeSums, before: float | None = None) -> tuple[Tensor, float]:
         """(weights [p, d2], λ) from the sums; `parts` are clients' shares of them, to choose λ by."""
@@ -139,6 +153,15 @@ class SumRidge(Method):
             packed = pack_sums(sums, w.dtype, self.values, partial(client.randomness.uniforms, "quantisation"))
             replies.append(Message("update", message.round, {**packed, **told}))
         return replies
+
+    def round_bytes(self, task: Task, counts: Sequence[int], probe: Tensor) -> int:
+        """Of every client its G's triangle three times (what it keeps, what it sends, and that in bytes); a few whole G
+        in float64, a few weights, and one client's way through the network.
+        """
+        p = (self.features or last_layer(task.model, task.outputs).module.in_features) + 1
+        triangles = 3 * len(counts) * task.like.element_size() * p * (p + 1) // 2
+        network = task.like.element_size() * (8 * task.like.numel() + 3 * max(counts) * task.activations(probe))
+        return network + triangles + 8 * p * p * (self.folds + _WHOLE)
 
     def _client_sums(self, task: Task, model: nn.Module, x: Tensor, y: Tensor) -> RidgeSums:
         """Over a client's samples, of what the model's last layer gets; projected and weighted as the options say."""
