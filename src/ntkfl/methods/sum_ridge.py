@@ -142,20 +142,22 @@ class SumRidge(Method):
         for client in clients:
             exact = self._client_sums(task, model, client.x, client.y)
             sums = RidgeSums(*(part.to(w.dtype).double() for part in exact.parts()))
+            before, own = None, exact_arrays(sums, w.dtype)
             if _TAG in message.arrays:
                 told = {_TAG: message.take(_TAG, ())}
             else:
                 # What is sent later is the difference to these: nothing at all where the data are the same.
                 before = _sums(client.memory, _SENT) if _SENT + "gram" in client.memory else None
-                client.memory |= _named(sums, _SENT, w.dtype)
+                client.memory |= {_SENT + name: array for name, array in own.items()}
                 told = {_FRESH: torch.tensor(int(before is None), dtype=torch.uint8)}
-                sums = sums if before is None else sums - before
-            packed = pack_sums(sums, w.dtype, self.values, partial(client.randomness.uniforms, "quantisation"))
-            replies.append(Message("update", message.round, {**packed, **told}))
+            if before is not None or self.values != "float32":  # else what is kept is what is sent, the same arrays
+                change = sums if before is None else sums - before
+                own = pack_sums(change, w.dtype, self.values, partial(client.randomness.uniforms, "quantisation"))
+            replies.append(Message("update", message.round, {**own, **told}))
         return replies
 
     def round_bytes(self, task: Task, counts: Sequence[int], probe: Tensor) -> int:
-        """Of every client its G's triangle three times (what it keeps, what it sends, and that in bytes); a few whole G
+        """Of every client its G's triangle three times (kept and sent; as it arrives; in a checkpoint); a few whole G
         in float64, a few weights, and one client's way through the network.
         """
         p = (self.features or last_layer(task.model, task.outputs).module.in_features) + 1
