@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections import OrderedDict
@@ -13,6 +14,8 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+
+import ntkfl
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -52,7 +55,7 @@ def _small(weights: str) -> nn.Module:
 def test_its_training_from_scratch_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As written, but on the built-in digits and for two rounds."""
     monkeypatch.chdir(tmp_path)
-    _, code = blocks()
+    code = blocks()[1]
     for old, new in [
         ("fashion-mnist", "digits"),
         ("784", "64"),
@@ -65,6 +68,18 @@ def test_its_training_from_scratch_runs(tmp_path: Path, monkeypatch: pytest.Monk
     exec(code, names)
     assert len(names["run"].history) == 2  # type: ignore[attr-defined]
     exec(code, {})  # again: nothing that the first time left behind is in the way
+
+
+def test_its_jacobian_is_as_large_as_it_says() -> None:
+    names: dict[str, object] = {}
+    exec(blocks()[2], names)
+    J, H = names["J"], names["H"]
+    assert isinstance(J, ntkfl.Jacobian)
+    assert isinstance(H, torch.Tensor)
+    said = README.read_text()
+    assert f"{list(J.shape)}: layer" in said
+    assert f"here {J.nbytes / 1e6:.0f} MB where all derivatives take {4 * math.prod(J.shape) / 1e6:,.0f} MB" in said
+    assert f"NTK {list(H.shape)}" in said
 
 
 def test_its_links_lead_somewhere() -> None:

@@ -107,6 +107,13 @@ def test_the_reader_of_imports_sees_all_kinds(tmp_path: Path) -> None:
     assert set(imports(file, whole=False)) == {"ntkfl.errors", "ntkfl.data"}
 
 
+def test_the_jacobian_library_has_no_federated_word() -> None:
+    """Somebody who only needs Jacobians reads `ntkfl.tangent` and its page without learning what a client is."""
+    words = re.compile(r"federat|client|server|cohort|upload|download|participant", re.IGNORECASE)
+    for path in [*(SOURCES["ntkfl"] / "tangent").rglob("*.py"), ROOT / "docs" / "tangent.md"]:
+        assert words.findall(path.read_text()) == [], path
+
+
 def test_no_two_public_classes_share_a_name() -> None:
     """One meaning a word: a name in an error or a traceback leads to one class."""
     homes: dict[str, list[str]] = {}

@@ -12,10 +12,10 @@ from ntkfl.errors import MessageError
 from ntkfl.tangent import Flow, Sums, curvature, curvature_sums, plan_jacobian
 from ntkfl.tangent.constant_inputs import constant_inputs
 from ntkfl.tangent.curvature import (
-    clients_at_once,
     diagonal_sums,
+    sets_at_once,
     step_curvature,
-    sums_by_client,
+    sums_by_set,
     whole_sums,
 )
 from ntkfl.tangent.losses import AnyLoss, find_loss, residual, targets
@@ -330,10 +330,10 @@ def test_sums_that_are_of_no_network_are_refused() -> None:
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn", "embedding", "norm"])
 @pytest.mark.parametrize("constant", [False, True])
-def test_sums_of_several_clients_at_once_are_each_ones_own(kind: str, constant: bool) -> None:
+def test_sums_of_several_sets_at_once_are_each_ones_own(kind: str, constant: bool) -> None:
     model, x = several(kind)
     Y, plan = made_up(model, x), plan_jacobian(model, x)
-    together = sums_by_client(model, x, Y, "ce", plan, 4, constant, largest=20)
+    together = sums_by_set(model, x, Y, "ce", plan, 4, constant, largest=20)
     for i, (few, own) in enumerate(zip(x.chunk(4), Y.chunk(4), strict=True)):
         alone = curvature_sums(model, few, own, "ce", plan, constant, largest=20).arrays
         assert together.keys() == alone.keys() - {"samples"}
@@ -355,10 +355,10 @@ def several(kind: str) -> tuple[nn.Module, Tensor]:
     return nn.Sequential(*layers).double(), x
 
 
-def test_as_many_clients_at_once_as_fit() -> None:
+def test_as_many_sets_at_once_as_fit() -> None:
     model, x = several("mlp")
     plan = plan_jacobian(model, x)
     few = curvature.CPU_NUMBERS // plan.working
-    assert clients_at_once(plan, x, largest=1) == few // 20 > 1
-    assert clients_at_once(plan, x.new_empty(few + 1, 1)) == 0
-    assert 1 <= clients_at_once(plan, x) < few // 20  # their factors would not fit
+    assert sets_at_once(plan, x, largest=1) == few // 20 > 1
+    assert sets_at_once(plan, x.new_empty(few + 1, 1)) == 0
+    assert 1 <= sets_at_once(plan, x) < few // 20  # their factors would not fit

@@ -52,7 +52,7 @@ from ntkfl.methods.sum_messages import (
 )
 from ntkfl.methods.sum_options import SumOptions
 from ntkfl.tangent import Flow, Sums, curvature_sums
-from ntkfl.tangent.curvature import clients_at_once, step_curvature, sums_by_client
+from ntkfl.tangent.curvature import sets_at_once, step_curvature, sums_by_set
 from ntkfl.tangent.posterior import HeadPosterior
 from ntkfl.tangent.sums import CONSTANT, GRADIENT, INPUTS, SAMPLES, is_constant
 from ntkfl.wire import Message
@@ -151,7 +151,7 @@ class SumNTKFL(SumOptions):
         ask = partial(self._replies, task, message.round, w, candidates, asks)
         if not batched(task):
             return [reply for client in clients for reply in ask([client])]
-        few = partial(clients_at_once, task.plan(clients[0].x), largest=self.largest)
+        few = partial(sets_at_once, task.plan(clients[0].x), largest=self.largest)
         groups = alike(clients, lambda client: few(client.x))
         made = []
         for some in groups:
@@ -170,7 +170,7 @@ class SumNTKFL(SumOptions):
             own = curvature_sums(task.at(w), x, Y, self.loss, plan, asks, self.largest).arrays
             arrays = {name: array.unsqueeze(0) for name, array in own.items() if name != SAMPLES}
         else:
-            arrays = sums_by_client(task.at(w), x, Y, self.loss, plan, len(clients), asks, self.largest)
+            arrays = sums_by_set(task.at(w), x, Y, self.loss, plan, len(clients), asks, self.largest)
         losses = task.candidate_losses(candidates, x, y).reshape(len(candidates), len(clients), n).sum(2).double().T
         losses = losses.nan_to_num(nan=_OVERFLOW, posinf=_OVERFLOW)
         told = [{SAMPLES: torch.tensor(n, dtype=torch.int64), LOSSES: own} for own in losses.cpu().contiguous()]

@@ -1,4 +1,4 @@
-"""The mathematics: Jacobians, kernels and their evolution. Knows nothing of clients, files or networks."""
+"""Per-sample Jacobians, tangent kernels and linearised training of PyTorch models; needs PyTorch alone."""
 
 from ntkfl.tangent.build import jacobian, jacobian_numbers, plan_jacobian, working_numbers
 from ntkfl.tangent.curvature import curvature_sums

@@ -34,7 +34,7 @@ def capture(
             if not called:
                 piece()  # libraries make their workspaces at a first call, which a capture forbids
             graphs.append(torch.cuda.CUDAGraph())
-            # Only this thread's calls are watched: other threads of a server may use the device meanwhile.
+            # Only this thread's calls are watched: other threads may use the device meanwhile.
             graphs[-1].capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 piece()

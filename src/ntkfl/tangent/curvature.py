@@ -13,8 +13,8 @@ Where weights are shared by positions, D_ic = Σ_t b_itc a_itᵀ. To take positi
     A = (1/N) Σ_ic D_icᵀ D_ic,   G = Σ_ic D_ic D_icᵀ / Σ_ic ‖D_ic‖²
 
 one step of the power iteration to the nearest A ⊗ G from G = I (as Morwani et al. 2024 read Shampoo); its trace is C's.
-All are sums over samples: those of clients add up to those of their pooled data. `sums.py` holds them, `flow.py`
-evolves weights along them.
+All are sums over samples: those of several sets of samples add up to those of all of them. `sums.py` holds them,
+`flow.py` evolves weights along them.
 """
 
 from __future__ import annotations
@@ -62,25 +62,25 @@ def curvature_sums(
     return Sums({SAMPLES: Y.new_tensor(len(x)), **totals})
 
 
-def sums_by_client(
+def sums_by_set(
     model: nn.Module,
     x: Tensor,
     Y: Tensor,
     loss: AnyLoss,
     plan: JacobianPlan,
-    clients: int,
+    sets: int,
     constant: bool = True,
     largest: int = LARGEST,
 ) -> dict[str, Tensor]:
-    """The arrays of `curvature_sums`, without the number of samples, of each of several clients with as many rows: of
-    x [clients · n, …] and Y alike, arrays [clients, …]. In one computation: all rows are differentiated at once.
+    """The arrays of `curvature_sums`, without the number of samples, of each of several sets of samples of one
+    size n: of x [sets · n, …] and Y alike, arrays [sets, …]. In one computation: all rows are differentiated at once.
     """
     plan = replace(plan, parts=[replace(part, dense=False) for part in plan.parts])
-    return _sums(model, x, Y, loss, plan, constant_inputs(model, x[:1], plan), constant, largest, clients)
+    return _sums(model, x, Y, loss, plan, constant_inputs(model, x[:1], plan), constant, largest, sets)
 
 
-def clients_at_once(plan: JacobianPlan, x: Tensor, largest: int = LARGEST) -> int:
-    """Of how many clients such as one with the rows x `sums_by_client` may compute: 0, if x alone is too large."""
+def sets_at_once(plan: JacobianPlan, x: Tensor, largest: int = LARGEST) -> int:
+    """How many sets of samples like x `sums_by_set` may take at once: 0, if x alone is too large."""
     most = CPU_NUMBERS if x.device.type == "cpu" else _NUMBERS
     if len(x) > _rows(plan, x):
         return 0
@@ -97,22 +97,22 @@ def _sums(
     unmoved: set[int],
     constant: bool,
     largest: int,
-    clients: int,
+    sets: int,
 ) -> dict[str, Tensor]:
-    """Sums over the rows of each of the clients, one after the other in x: arrays [clients, …]."""
+    """Sums over the rows of each set, one after the other in x: arrays [sets, …]."""
     totals: dict[str, Tensor] = {}
     criterion = find_loss(loss)
     J = jacobian(model, x, plan=plan)
     assert isinstance(J, BlockJacobian)
     with evaluating(model), torch.no_grad():
         f = model(x)
-    totals[GRADIENT] = -_vjp_by_client(J, criterion.residual(f, Y), clients)
+    totals[GRADIENT] = -_vjp_by_set(J, criterion.residual(f, Y), sets)
     R = criterion.hessian_root(f, Y)
-    squares, layers = Y.new_zeros(clients, plan.total), []
+    squares, layers = Y.new_zeros(sets, plan.total), []
     for block in J.blocks:
         if isinstance(block, FactoredBlock):
             layers.append(_layer(block))
-            _add_factors(totals, layers[-1], block, R, unmoved, constant, largest, clients)
+            _add_factors(totals, layers[-1], block, R, unmoved, constant, largest, sets)
         else:
             _add_squares(squares, block, R)
     rest = uncovered(tuple(layers), plan.total, squares.device)
@@ -187,19 +187,19 @@ def _weight_squares(block: FactoredBlock, R: Tensor) -> Tensor:
     return (R.mT @ block.weight_values()).square().sum((0, 1))
 
 
-def _vjp_by_client(J: BlockJacobian, r: Tensor, clients: int) -> Tensor:
-    """Jᵀ r over the rows of each of the clients, [clients, d]."""
-    if clients == 1:
+def _vjp_by_set(J: BlockJacobian, r: Tensor, sets: int) -> Tensor:
+    """Jᵀ r over the rows of each set, [sets, d]."""
+    if sets == 1:
         return J.vjp(r).unsqueeze(0)
-    out, n = r.new_zeros(clients, J.shape[2]), len(r) // clients
+    out, n = r.new_zeros(sets, J.shape[2]), len(r) // sets
     for block in J.blocks:
         if isinstance(block, LinearBlock) and block.T == 1:
-            back, a = rowwise(r, block.g).view(clients, n, -1), block.a.view(clients, n, -1)
+            back, a = rowwise(r, block.g).view(sets, n, -1), block.a.view(sets, n, -1)
             out[:, block.weight] += (back.mT @ a).flatten(1)
             if block.bias is not None:
                 out[:, block.bias] += back.sum(1)
             continue
-        for i in range(clients):
+        for i in range(sets):
             own = slice(i * n, (i + 1) * n)
             block.with_tensors(tuple(t[own] for t in block.tensors())).add_vjp(out[i], r[own])
     return out
@@ -224,33 +224,33 @@ def _add_factors(
     unmoved: set[int],
     constant: bool,
     largest: int,
-    clients: int,
+    sets: int,
 ) -> None:
     name, outputs = layer.name, f"{layer.name}/{OUTPUTS}"
     if isinstance(block, ScaleBlock):
         # A channel's own 2×2 block, exact (unit-wise, Osawa et al. 2020): its weights are too few for more.
         both = [block.weight_values()] + ([] if block.bias is None else [block.bias_values()])
         back = R.mT @ torch.stack(both, dim=-1).flatten(2)
-        _add_gram(totals, f"{name}/{INPUTS}", back.view(*back.shape[:2], -1, len(both)), largest, clients)
+        _add_gram(totals, f"{name}/{INPUTS}", back.view(*back.shape[:2], -1, len(both)), largest, sets)
         return
     if not isinstance(block, EmbeddingBlock) and _positions(block) > 1:
         D = _derivatives(block, R)  # [N·c, groups, n, m]
-        _add_gram(totals, f"{name}/{SHARED}", D.transpose(1, 2).flatten(0, 1), largest, clients)
-        _add_gram(totals, outputs, D.permute(0, 3, 1, 2).flatten(0, 1), largest, clients)
+        _add_gram(totals, f"{name}/{SHARED}", D.transpose(1, 2).flatten(0, 1), largest, sets)
+        _add_gram(totals, outputs, D.permute(0, 3, 1, 2).flatten(0, 1), largest, sets)
         return
     never_changes = layer.weight[0] in unmoved
     if not never_changes or constant:
         inputs = f"{name}/{CONSTANT if never_changes else INPUTS}"
         if isinstance(block, EmbeddingBlock):  # one-hot inputs: their second moments are counts
             tokens = (layer.weight[1] - layer.weight[0]) // block.E
-            apart = block.a.reshape(clients, -1) + tokens * torch.arange(clients, device=R.device).unsqueeze(1)
-            counts = torch.bincount(apart.flatten(), minlength=clients * tokens).view(clients, 1, tokens)
+            apart = block.a.reshape(sets, -1) + tokens * torch.arange(sets, device=R.device).unsqueeze(1)
+            counts = torch.bincount(apart.flatten(), minlength=sets * tokens).view(sets, 1, tokens)
             _add(totals, f"{inputs}.diagonal", counts.to(R.dtype))
         else:
-            _add_gram(totals, inputs, _inputs(block), largest, clients)
+            _add_gram(totals, inputs, _inputs(block), largest, sets)
     T, back = _positions(block), R.mT @ block.g  # b: [N, c, q]
     back = back.reshape(-1, _groups(block), back.shape[2] // (T * _groups(block)))
-    _add_gram(totals, outputs, back, largest, clients, 1 / T)
+    _add_gram(totals, outputs, back, largest, sets, 1 / T)
 
 
 def _positions(block: FactoredBlock) -> int:
@@ -285,13 +285,11 @@ def _inputs(block: FactoredBlock) -> Tensor:
     return seen if block.bias is None else torch.cat([seen, seen.new_ones(*seen.shape[:2], 1)], dim=-1)
 
 
-def _add_gram(
-    totals: dict[str, Tensor], name: str, rows: Tensor, largest: int, clients: int, scale: float = 1.0
-) -> None:
-    """Add Σ v vᵀ over each client's rows, of all rows [..., groups, n]: for every group a triangle, or a diagonal where
-    n is too large; [clients, groups, …].
+def _add_gram(totals: dict[str, Tensor], name: str, rows: Tensor, largest: int, sets: int, scale: float = 1.0) -> None:
+    """Add Σ v vᵀ over each set's rows, of all rows [..., groups, n]: for every group a triangle, or a diagonal where
+    n is too large; [sets, groups, …].
     """
-    rows = rows.reshape(clients, -1, *rows.shape[-2:])
+    rows = rows.reshape(sets, -1, *rows.shape[-2:])
     n = rows.shape[3]
     if n > largest:
         _add(totals, f"{name}.diagonal", rows.square().sum(1) * scale)
@@ -302,7 +300,7 @@ def _add_gram(
 
 
 def _add_squares(squares: Tensor, block: Block, R: Tensor) -> None:
-    """Add C's diagonal at the columns of a dense block, to squares [clients, d]."""
+    """Add C's diagonal at the columns of a dense block, to squares [sets, d]."""
     assert isinstance(block, DenseBlock)
     values = (R.mT @ block.values).square().sum(1)
     values = values.view(len(squares), -1, values.shape[1]).sum(1)

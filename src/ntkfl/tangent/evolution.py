@@ -1,4 +1,4 @@
-"""Evolving the weights on the server: f^(k,t) and w^(k,t) for all wanted t in one pass.
+"""Evolving the weights of the linearised network: outputs f(t) and weights w(t) for all wanted t in one pass.
 
 All schemes accumulate residuals R(t) ∈ R^{N×d2}; the weights follow as w(t) = w(0) + (η/N) Jᵀ R(t), the paper's weight
 evolution. They differ in what is accumulated, and agree only as ηλ/N → 0:

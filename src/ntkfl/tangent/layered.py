@@ -122,7 +122,7 @@ class LayeredFlow(Stepper):
             own.mul_(torch.exp2(_TOP - size))
             factors.mul_(torch.exp2(size))
             column, unit = column + n + 1, unit + h
-        self._Z[N:], self._st[:, N:] = 0.0, 0.0  # of earlier rounds
+        self._Z[N:], self._st[:, N:] = 0.0, 0.0  # of an earlier flow
         self._Zs[0] = self._Z
         self._Zs[1] = self._Z.sub_(self._Zs[0])
         self._f0[:N], self._Y[:N] = f0, Y

@@ -46,7 +46,7 @@ class Prediction:
 
 
 class HeadPosterior(Protocol):
-    """What a method's server knows of a last layer."""
+    """How sure a last layer is, given what it was fitted to."""
 
     def predict(self, features: Tensor, outputs: Tensor) -> Prediction:
         """For the layer's inputs [N, F] and its outputs [N, d2]; in float64."""
@@ -200,6 +200,6 @@ def _vectors(e: Eigen) -> Tensor | None:
 def _evidence_prior(rates: Tensor, weights: Tensor) -> float:
     squared = float(weights.square().sum())
     if squared == 0:
-        raise TooFew("a head of zeros says nothing of its prior: the first round has not ended")
+        raise TooFew("a head of zeros says nothing of its prior: it has not been trained yet")
     candidates: list[float] = (_PRIORS * weights.numel() / squared).tolist()
     return max(candidates, key=lambda tau: -0.5 * float(torch.log1p(rates / tau).sum()) - 0.5 * tau * squared)

@@ -1,4 +1,4 @@
-"""Ridge regression of a last linear layer from sums over samples, hence over clients, however they are dealt.
+"""Ridge regression of a last linear layer from sums over samples, hence from those of several sets of samples.
 
 With a = (φ, 1) for features φ [F] and targets Y [d2], everything follows from
 
@@ -9,7 +9,7 @@ The bias is not penalised, so the mean m drops out: with S = Σ (φ − m)(φ �
     W(λ) = argmin Σ ‖Wᵀφ + b − Y‖² + n λ s ‖W‖² = (S + n λ s I)⁻¹ Σ (φ − m) Yᵀ,     b = Ȳ − Wᵀ m.
 
 λ has no unit: 1 penalises as much as a feature of mean variance explains. The squared error of any weights on any set
-of samples is tr(Wᵀ G W) − 2 tr(Wᵀ C) + q: so is that of clients left out.
+of samples is tr(Wᵀ G W) − 2 tr(Wᵀ C) + q: so is that of samples left out.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class RidgeSums:
 def total(parts: Sequence[RidgeSums]) -> RidgeSums:
     """The sum, in the order given."""
     if not parts:
-        raise TooFew("no client's sums came")
+        raise TooFew("no sums were given")
     result = parts[0]
     for part in parts[1:]:
         result = result + part
@@ -103,9 +103,9 @@ def solve(sums: RidgeSums, penalty: float, scale: float | None = None) -> Tensor
 
 
 def left_out_errors(parts: Sequence[RidgeSums], whole: RidgeSums, penalties: Sequence[float], folds: int) -> Tensor:
-    """The mean squared error at each λ of clients that the solution has not seen, [λ].
+    """The mean squared error at each λ of samples that the solution has not seen, [λ].
 
-    Each of `folds` groups of clients is left out of the whole once: of as many groups as clients, each client.
+    Each of `folds` groups of `parts` is left out of the `whole` once; with as many folds as parts, each part alone.
     """
     folds = min(folds, len(parts))
     errors = whole.gram.new_zeros(len(penalties))

@@ -18,7 +18,7 @@ from torch import Tensor
 from ntkfl.tangent.chebyshev import MOST_STAGES, Attempt, Stepper, stepper
 
 _MOST_STEPS = 10_000
-MOST_PRODUCTS = 50_000  # rounds met so far need hundreds to a few thousand
+MOST_PRODUCTS = 50_000  # flows met so far need hundreds to a few thousand
 _DOUBT = 0.05  # a slope this wrong, relative to the step's, and the state is not trusted
 _RADIUS_EVERY = 25  # steps between two estimates of the spectral radius; it falls as outputs sharpen
 

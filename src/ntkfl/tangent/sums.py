@@ -106,7 +106,7 @@ class Shaped(NamedTuple):
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over samples by name, all additive: of two clients, of two servers, of two chunks.
+    """Sums over samples by name, all additive: those of two sets of samples add up to those of both.
 
     `gradient` [d]; `samples` []; `<columns>/inputs` (`/constant` where no weight is before them, `/shared` of weights
     that positions share) and `<columns>/outputs`, factors of the layer at these columns as triangles or, with
@@ -183,7 +183,7 @@ def is_constant(name: str) -> bool:
 
 @lru_cache(maxsize=32)
 def uncovered(layers: tuple[Layer, ...], d: int, device: torch.device) -> Tensor:
-    """The columns that no layer has, ascending. They are the same in every round: do not write into them."""
+    """The columns that no layer has, ascending; one tensor for all calls with these layers: do not write to it."""
     free = torch.ones(d, dtype=torch.bool)
     for layer in layers:
         for span in (layer.weight, layer.bias):
