@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -216,32 +215,6 @@ class TestRefusals:
         with pytest.raises(ConfigError, match="did you mean 'factored'"):
             ntkfl.jacobian(mlp(4, 3), torch.randn(2, 4).double(), form="factord")
 
-    @pytest.mark.parametrize("shape", [(3,), (3, 2, 2)])
-    def test_output_that_is_not_a_matrix(self, shape: tuple[int, ...]) -> None:
-        class Odd(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.a = nn.Linear(4, 4)
-
-            def forward(self, x: Tensor) -> Tensor:
-                return self.a(x).sum(1) if len(shape) == 1 else self.a(x).view(-1, 2, 2)
-
-        with pytest.raises(ModelError, match=r"must map 2 samples to \[2, d2\]"):
-            ntkfl.jacobian(Odd(), torch.randn(3, 4))
-
-    @pytest.mark.parametrize("form", ["auto", "dense"])
-    def test_samples_that_influence_each_other(self, form: str) -> None:
-        class Coupled(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.a = nn.Linear(4, 3)
-
-            def forward(self, x: Tensor) -> Tensor:
-                return torch.tanh(self.a(x - x.mean(0)))
-
-        with pytest.raises(ModelError, match="depends on the other samples"):
-            ntkfl.jacobian(Coupled(), torch.randn(3, 4), form=form)
-
     @pytest.mark.parametrize("form", ["auto", "dense"])
     @pytest.mark.parametrize("row", [0, 6])
     def test_nan_input(self, form: str, row: int) -> None:
@@ -280,20 +253,6 @@ def test_fused_recurrent_cells_fall_back_to_plain_passes() -> None:
 
     model, x = Recurrent().double(), torch.randn(3, 4, dtype=torch.float64)
     assert (ntkfl.jacobian(model, x).dense() - autograd(model, x)).abs().max() < EXACT
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (lambda x: x[0], r"first dimension of x counts samples.* x\[:1\]"),
-        (lambda x: x.long(), r"x of torch.int64, and its weights are torch.float64: try x.to\(torch.float64\)"),
-        (lambda x: x.float(), r"or model.to\(torch.float32\)"),
-    ],
-)
-def test_inputs_that_do_not_fit_are_said_in_words(change: Callable[[Tensor], Tensor], why: str) -> None:
-    x = torch.randn(5, 4, dtype=torch.float64)
-    with pytest.raises(ModelError, match=why):
-        ntkfl.jacobian(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)).double(), change(x))
 
 
 @pytest.mark.parametrize("N", [1, 64, 65, 150])

@@ -9,10 +9,11 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from ntkfl.errors import ModelError, NumericalError, unknown
+from ntkfl.errors import NumericalError, unknown
 from ntkfl.tangent.jacobian import BlockJacobian, Jacobian
+from ntkfl.tangent.model_check import check_arguments
 from ntkfl.tangent.parameters import evaluating
-from ntkfl.tangent.passes import JacobianPlan, compact, piece
+from ntkfl.tangent.passes import JacobianPlan, OtherPaths, compact, piece
 from ntkfl.tangent.planning import make_plan
 
 FORMS = ("auto", "factored", "dense")
@@ -30,39 +31,47 @@ def jacobian(
     N·d2·d numbers), or "auto" (of each known layer the smaller of factors and derivatives, a dense block for all other
     parameters). `chunk` rows are differentiated at a time; by default as many as keep the working memory near 32 MiB
     (512 on an accelerator). `plan` is `plan_jacobian(model, x, form)`, made once for many calls. The model is left as
-    it was.
+    it was, and x is not part of the result: it may be written to afterwards.
     """
+    check_arguments(model, x, chunk)
+    x = x.clone() if x.is_inference() else x.detach()  # what inference mode made cannot be part of a graph
     if x.device.type == "cpu":
         _keep_freed_memory()
-    with _differentiable(model):
-        plan = plan or _checked_plan(model, x, form)
-        J = _in_chunks(model, x, plan, chunk or _chunk_rows(x, plan))
+    with _differentiable(model, x):
+        if plan is not None:
+            plan.check(model)
+            J = _in_chunks(model, x, plan, chunk)
+        else:
+            J = _planned(model, x, form, chunk)
     # A sum is finite unless an element is not (or it overflows: then the elements decide), and several times cheaper.
     sums = torch.stack([t.sum().isfinite() for t in J.tensors()])
     if not bool(sums.all()) and not all(bool(t.isfinite().all()) for t in J.tensors()):
-        raise NumericalError("the Jacobian has values that are not finite: look for NaN in the inputs or the weights")
+        bad = torch.stack([~t.isfinite().reshape(len(t), -1).all(1) for t in J.tensors()]).any(0)
+        raise NumericalError(
+            "the Jacobian has values that are not finite: look for NaN in the inputs or the weights (the first in row "
+            f"{int(bad.nonzero()[0])})"
+        )
     return J
 
 
 def plan_jacobian(model: nn.Module, x: Tensor, form: str = "auto") -> JacobianPlan:
     """How `jacobian` covers this model's parameters, decided on two rows of x and proved on them against autograd.
 
-    It holds for the same model object at any weights and for inputs of the same shape and type.
+    It holds for this model object, not for a copy of it, at any weights, and for inputs of the same shape and type.
     """
-    with _differentiable(model):
+    check_arguments(model, x)
+    with _differentiable(model, x):
         return _checked_plan(model, x, form)
 
 
 def jacobian_numbers(model: nn.Module, x: Tensor, form: str = "auto") -> int:
     """Numbers that `jacobian(model, x, form)` holds for each row of x, exactly; one or two rows of x suffice."""
-    with _differentiable(model):
-        return _checked_plan(model, x, form).stored
+    return plan_jacobian(model, x, form).stored
 
 
 def working_numbers(model: nn.Module, x: Tensor, form: str = "auto") -> int:
     """Numbers alive at most, beside the Jacobian itself, while `jacobian` differentiates its chunks of x."""
-    with _differentiable(model):
-        return max(_budget(x), _checked_plan(model, x, form).working)
+    return max(_budget(x), plan_jacobian(model, x, form).working)
 
 
 @cache
@@ -86,26 +95,47 @@ def _chunk_rows(x: Tensor, plan: JacobianPlan) -> int:
 
 
 @contextmanager
-def _differentiable(model: nn.Module) -> Iterator[None]:
-    """Eval mode, and no cuDNN where there are recurrent layers: in eval mode its cells have no backward pass."""
+def _differentiable(model: nn.Module, x: Tensor) -> Iterator[None]:
+    """Eval mode, and no cuDNN where there are recurrent layers: in eval mode its cells have no backward pass. No
+    autocast, whose precision is not the weights'. Embeddings that shorten their vectors as they are used get them back.
+    """
     recurrent = any(isinstance(m, nn.RNNBase) for m in model.modules())
     fused = torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()
-    with evaluating(model), torch.no_grad(), fused:
-        yield
+    mixed = torch.is_autocast_enabled(x.device.type)
+    plain = torch.autocast(x.device.type, enabled=False) if mixed else nullcontext()
+    shortened = [m.weight for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.max_norm]
+    before = [weight.detach().clone() for weight in shortened]
+    with evaluating(model), torch.no_grad(), fused, plain:
+        try:
+            yield
+        finally:
+            for weight, own in zip(shortened, before, strict=True):
+                weight.copy_(own)
 
 
 def _checked_plan(model: nn.Module, x: Tensor, form: str) -> JacobianPlan:
     if form not in FORMS:
         raise unknown("Jacobian form", form, FORMS)
-    if x.ndim < 1 or x.shape[0] == 0:
-        raise ModelError(f"x must hold at least one sample, got shape {list(x.shape)}")
     return make_plan(model, x, form)
 
 
-def _in_chunks(model: nn.Module, x: Tensor, plan: JacobianPlan, rows: int) -> BlockJacobian:
+def _planned(model: nn.Module, x: Tensor, form: str, chunk: int | None) -> BlockJacobian:
+    """By a plan of its own; dense, where factors were tried and samples turn out to take different paths."""
+    try:
+        return _in_chunks(model, x, _checked_plan(model, x, form), chunk)
+    except OtherPaths:
+        if form != "auto":
+            raise
+        return _in_chunks(model, x, _checked_plan(model, x, "dense"), chunk)
+
+
+def _in_chunks(model: nn.Module, x: Tensor, plan: JacobianPlan, chunk: int | None) -> BlockJacobian:
     """Piece after piece into tensors of the final size, so that no moment holds the Jacobian, or two pieces, twice."""
+    rows = chunk or _chunk_rows(x, plan)
     if len(x) <= rows:
-        return compact(piece(model, x, plan))
+        inputs = x.untyped_storage().data_ptr()
+        J = compact(piece(model, x, plan))
+        return J.mapped(lambda t: t.clone() if t.untyped_storage().data_ptr() == inputs else t)
     whole: list[Tensor] = []
     for at in range(0, len(x), rows):
         part = piece(model, x[at : at + rows], plan)

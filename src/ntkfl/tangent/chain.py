@@ -70,6 +70,8 @@ def find_chain(model: nn.Module, x: Tensor, untouched: Callable[[nn.Module], boo
         if not untouched(module):
             return None
         if type(module) is not nn.Sequential:
+            if next(module.children(), None) is not None:  # which a layer of a chain does not use
+                return None
             chain.append((name, module))
     if x.device.type != "cpu" and any(isinstance(module, _CONVOLUTIONS) for _, module in chain):
         return None

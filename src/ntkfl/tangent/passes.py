@@ -33,10 +33,25 @@ class Part:
     dense: bool = False  # keep every derivative, where that is smaller than the factors
 
 
+class OtherPaths(ModelError):
+    """Samples use other weights, or weights for other samples, than those on which the plan was made."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "samples take different paths through the network (experts, early exits), so that its layers have no "
+            "factors for all samples alike: use form='dense'"
+        )
+
+
 @dataclass(frozen=True)
 class JacobianPlan:
-    """How a model's columns are covered: parts through known layers, and the parameters left for `torch.func`."""
+    """How a model's columns are covered: parts through known layers, and the parameters left for `torch.func`.
 
+    `modules` and `parameters` (names and shapes of those that train) say of which model.
+    """
+
+    modules: dict[str, nn.Module]
+    parameters: dict[str, torch.Size]
     known: dict[str, nn.Module]
     parts: list[Part]
     left: list[str]
@@ -46,6 +61,13 @@ class JacobianPlan:
     working: int = 1  # numbers alive while a row is differentiated
     chain: list[tuple[str, nn.Module]] | None = None  # the layers in order, where `chain.py` knows all of them
     copied: tuple[str, ...] = ()  # parameters outside known layers that may come as a copy for each sample
+
+    def check(self, model: nn.Module) -> None:
+        """`ModelError` unless the plan was made for this very model, with the same parameters to train."""
+        if dict(model.named_modules()) != self.modules:
+            raise ModelError("the plan is of another model: a copy, or one with a module replaced, needs its own plan")
+        if {name: p.shape for name, p in trainable(model).items()} != self.parameters:
+            raise ModelError("the plan is of other parameters: those that train have changed since it was made")
 
 
 def piece(model: nn.Module, x: Tensor, plan: JacobianPlan) -> BlockJacobian:
@@ -101,6 +123,7 @@ def _blocks(model: nn.Module, x: Tensor, plan: JacobianPlan) -> Iterator[Block]:
     weightless = {name for name, module in plan.known.items() if next(module.parameters(), None) is None}
     recorded = weightless | {part.use.module for part in plan.parts}
     taped, leaves, f = tapped_forward(model, x, plan.known, recorded, plan.copied)
+    _check_paths(taped, leaves, f, len(x), plan)
     calls = [taped[part.use] for part in plan.parts]
     outputs = [out for uses in calls for _, out in uses]
     sensitivities = _sensitivities(f, outputs + [leaves[name] for name in plan.copied])
@@ -112,6 +135,21 @@ def _blocks(model: nn.Module, x: Tensor, plan: JacobianPlan) -> Iterator[Block]:
     slices = column_slices(trainable(model))
     for name, values in zip(plan.copied, sensitivities, strict=True):
         yield DenseBlock(values.transpose(0, 1).flatten(2).contiguous(), (slices[name],))
+
+
+def _check_paths(taped: Uses, leaves: dict[str, Tensor], f: Tensor, rows: int, plan: JacobianPlan) -> None:
+    """Every part was used by all samples, as often as planned; and no weights of a part in any other way, nor those
+    that the plan found unused. Costs a search of the graph, no pass through it.
+    """
+    for part in plan.parts:
+        calls = taped.get(part.use, [])
+        if len(calls) != len(part.sample_dims) or any(
+            t.shape[dim] != rows for call, dim in zip(calls, part.sample_dims, strict=True) for t in call
+        ):
+            raise OtherPaths
+    fixed = [leaf for name, leaf in leaves.items() if name not in (*plan.left, *plan.copied)]
+    if fixed and any(g is not None for g in pull_back(f, fixed, torch.ones_like(f), retain_graph=True, zeros=False)):
+        raise OtherPaths
 
 
 def _block(part: Part, calls: Sequence[Call]) -> FactoredBlock | DenseBlock:

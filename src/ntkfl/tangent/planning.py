@@ -11,11 +11,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ntkfl.errors import ModelError, NumericalError
+from ntkfl.errors import ModelError
 from ntkfl.tangent.chain import find_chain, working_numbers
 from ntkfl.tangent.dense import agree, pull_back, random_cotangent
 from ntkfl.tangent.jacobian import BlockJacobian
 from ntkfl.tangent.layers.tape import Slot, Use, Uses
+from ntkfl.tangent.model_check import COUPLED, check_outputs
 from ntkfl.tangent.parameters import call_with, column_slices, trainable
 from ntkfl.tangent.passes import (
     JacobianPlan,
@@ -32,15 +33,38 @@ from ntkfl.tangent.passes import (
 
 def make_plan(model: nn.Module, x: Tensor, form: str) -> JacobianPlan:
     """The cheapest exact cover of all columns (`form` "auto"), factors wherever known ("factored"), or no factors."""
-    probe = x[:2] if len(x) > 1 else torch.cat([x, x])
-    parameters = trainable(model)
+    probe = two_samples(x)
+    outputs = check_outputs(model, probe)
+    parameters, modules = trainable(model), dict(model.named_modules())
+    known = {name: m for name, m in modules.items() if substitutable(m)}
+    shapes = {name: p.shape for name, p in parameters.items()}
     total = sum(p.numel() for p in parameters.values())
-    outputs = _check_outputs(model, probe)
-    known = {name: m for name, m in model.named_modules() if substitutable(m)}
-    if form == "dense":
-        plan = JacobianPlan(known, [], list(parameters), outputs, total, outputs * total, 3 * outputs * total)
-        _check_against_autograd(model, probe, compact(piece(model, probe, plan)))
-        return plan
+    stored = outputs * total
+    dense = JacobianPlan(modules, shapes, known, [], list(parameters), outputs, total, stored, 3 * stored)
+    if form != "dense":
+        try:
+            plan, J = _by_layers(model, x, probe, dense, form)
+        except RuntimeError:
+            if form == "factored":
+                raise
+        else:
+            if _agrees_with_autograd(model, probe, J):
+                return plan
+            if form == "factored":
+                raise ModelError(COUPLED)
+        # What surrounds a known layer may hide it from autograd: one that is run again in the backward pass.
+    if not _agrees_with_autograd(model, probe, compact(piece(model, probe, dense))):
+        raise ModelError(COUPLED)
+    return dense
+
+
+def _by_layers(
+    model: nn.Module, x: Tensor, probe: Tensor, dense: JacobianPlan, form: str
+) -> tuple[JacobianPlan, BlockJacobian]:
+    """Of each known layer the smaller of factors and derivatives, or ("factored") its factors; with the Jacobian of
+    the probe.
+    """
+    parameters, known, outputs = trainable(model), dense.known, dense.outputs
     alone = tapped_forward(model, probe[:1], known, set(known))[0]
     pair, leaves, f = tapped_forward(model, probe, known, set(known))
     gradients = pull_back(f, list(leaves.values()), torch.ones_like(f), zeros=False)
@@ -68,15 +92,25 @@ def make_plan(model: nn.Module, x: Tensor, form: str) -> JacobianPlan:
             "use form='auto' (a dense block for those alone) or form='dense'"
         )
     chain = None if left else find_chain(model, probe, untouched)
-    plan = JacobianPlan(known, parts, left, outputs, total, chain=chain)
+    plan = replace(dense, parts=parts, left=left, chain=chain)
     copied = replace(plan, left=[], copied=tuple(left))
     if left and _takes_copies(model, x, copied):
         plan = copied
     J = compact(piece(model, probe, plan))
-    _check_against_autograd(model, probe, J)
     stored = row_numbers(J)
     beside = _working(plan, pair, slices) if chain is None else working_numbers(chain, probe, outputs)
-    return replace(plan, stored=stored, working=stored + beside)
+    return replace(plan, stored=stored, working=stored + beside), J
+
+
+def two_samples(x: Tensor) -> Tensor:
+    """The first of x and the first that is unlike it, or itself twice: equal samples would not show that a model makes
+    them depend on each other.
+    """
+    other = 1 % len(x)
+    if torch.equal(x[0], x[other]):
+        unlike = (x != x[:1]).reshape(len(x), -1).any(1)
+        other = int(unlike.to(torch.uint8).argmax()) if len(x) > 2 else other
+    return x[[0, other]]
 
 
 _Slots = dict[Use, list[tuple[str, Slot]]]
@@ -169,27 +203,6 @@ def _working(plan: JacobianPlan, pair: Uses, slices: dict[str, slice]) -> int:
     return taps + scratch + func
 
 
-def _check_outputs(model: nn.Module, probe: Tensor) -> int:
-    """d2, of a model that gives a finite [N, d2] in which every row is its own sample's."""
-    try:
-        f = model(probe)
-    except (RuntimeError, IndexError, ValueError) as error:
-        raise ModelError(_unfit(model, probe, error)) from error
-    if not isinstance(f, Tensor) or f.ndim != 2 or f.shape[0] != probe.shape[0]:
-        shape = list(f.shape) if isinstance(f, Tensor) else type(f).__name__
-        raise ModelError(f"the model must map {probe.shape[0]} samples to [{probe.shape[0]}, d2]; it gave {shape}")
-    if not bool(f.isfinite().all()):
-        raise NumericalError("the model's output is not finite: look for NaN in the inputs or the weights")
-    try:
-        alone = torch.cat([model(row.unsqueeze(0)) for row in probe])
-    except (RuntimeError, ValueError) as error:  # two samples work and one does not: statistics of the batch
-        raise ModelError(_COUPLED) from error
-    tolerance = 1e-3 if f.dtype in (torch.float32, torch.bfloat16, torch.float16) else 1e-8
-    if float((alone - f).norm()) > tolerance * max(float(f.norm()), 1e-6):
-        raise ModelError(_COUPLED)
-    return f.shape[1]
-
-
 def _takes_copies(model: nn.Module, x: Tensor, plan: JacobianPlan) -> bool:
     """Whether the model gives the same Jacobian when a parameter that it uses itself comes as a copy for each sample.
 
@@ -207,25 +220,6 @@ def _takes_copies(model: nn.Module, x: Tensor, plan: JacobianPlan) -> bool:
     return True
 
 
-def _unfit(model: nn.Module, probe: Tensor, error: Exception) -> str:
-    """Why a model fails on x, as far as types and shape tell."""
-    reason = str(error).split("\n")[0]
-    known = next((p.dtype for p in model.parameters()), probe.dtype)
-    if probe.dtype != known:
-        fit = f"x.to({known})" if not probe.is_floating_point() else f"x.to({known}), or model.to({probe.dtype})"
-        return f"the model fails on x of {probe.dtype}, and its weights are {known}: try {fit} ({reason})"
-    shape = ", ".join(["N", *map(str, probe.shape[1:])])
-    return (
-        f"the model fails on samples x [{shape}]: the first dimension of x counts samples, so one sample is x[:1] or "
-        f"x[0].unsqueeze(0), not x[0] ({reason})"
-    )
-
-
-def _check_against_autograd(model: nn.Module, probe: Tensor, J: BlockJacobian) -> None:
-    if not _agrees_with_autograd(model, probe, J):
-        raise ModelError(_COUPLED)
-
-
 def _agrees_with_autograd(model: nn.Module, probe: Tensor, J: BlockJacobian) -> bool:
     """Jᵀ R against a plain backward pass, R random: catches a missed use, coupled rows and reordered rows alike."""
     leaves = {name: p.detach().requires_grad_() for name, p in trainable(model).items()}
@@ -235,9 +229,3 @@ def _agrees_with_autograd(model: nn.Module, probe: Tensor, J: BlockJacobian) -> 
     gradients = pull_back(f, list(leaves.values()), cotangent)
     expected = torch.cat([g.to_dense().reshape(-1) for g in gradients])
     return agree(J.vjp(cotangent), expected)
-
-
-_COUPLED = (
-    "a sample's output depends on the other samples of its batch (or the model reorders them), so there is no "
-    "sample-wise Jacobian: remove the coupling (batch statistics, sorting) or freeze it"
-)
