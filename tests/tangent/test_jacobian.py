@@ -273,3 +273,26 @@ def test_a_kernel_of_many_samples_is_that_of_all_derivatives() -> None:
     J = ntkfl.jacobian(model.double(), torch.randn(150, 1, 6, dtype=torch.float64))
     rows = J.dense().flatten(1)
     assert (J.kernel() - rows @ rows.T / 2).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])
+def test_common_factors_of_many_samples_do_not_change_their_kernels(activation: type[nn.Module]) -> None:
+    """Of one network, between two, of rows that were scaled, and where some rows have no such factors."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), activation(), nn.Linear(8, 6), activation(), nn.Linear(6, 3)).double()
+    x = torch.randn(600, 5, dtype=torch.float64)
+    J, first = ntkfl.jacobian(model, x), ntkfl.jacobian(model, x[:300])
+    with torch.no_grad():
+        model[4].weight.mul_(torch.randn(3, 6))
+    other = ntkfl.jacobian(model, x[200:])
+    mixed = ntkfl.concatenate([first, other])
+    scaled = J.scaled(torch.rand(600, dtype=torch.float64) + 0.1)
+    for left, right in [(J, J), (J, other), (first, other), (scaled, scaled), (scaled, J), (mixed, mixed), (mixed, J)]:
+        dense = left.dense().flatten(1) @ right.dense().flatten(1).T / 3
+        assert (left.gram(right) - dense).abs().max() < 1e-11 * dense.abs().max()
+    assert torch.equal(J.kernel(), J.kernel().T)
+    assert len(J.blocks) == 3  # type: ignore[attr-defined]
+    last, before, early = (block.common_factors for block in reversed(J.blocks))  # type: ignore[attr-defined]
+    assert last is not None
+    assert before is not None
+    assert early is None
