@@ -170,3 +170,19 @@ def test_cost_grows_with_the_square_root_of_the_stiffness() -> None:
         counts.append(e.statistics.evaluations)
     assert counts[1] < 12 * counts[0]
     assert counts[2] < 12 * counts[1]
+
+
+def test_a_step_on_mse_is_half_of_one_on_pytorchs() -> None:
+    """`mse` halves the squared error. A linear layer is its own linearisation, so SGD is the oracle of `descent`."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3).double()
+    x, Y = torch.randn(7, 4, dtype=torch.float64), torch.randn(7, 3, dtype=torch.float64)
+    before, lr = flatten(model), 0.2
+    e = ntkfl.evolve(ntkfl.jacobian(model, x), model(x), Y, lr, [5], loss="mse", scheme="descent")
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr / 2)
+    for _ in range(5):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), Y).backward()
+        optimizer.step()
+    assert (before + e.delta(0) - flatten(model)).abs().max() < 1e-14
+    assert (e.outputs[0] - model(x)).abs().max() < 1e-14

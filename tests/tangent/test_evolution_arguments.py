@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import ntkfl
-from ntkfl.errors import ConfigError, DataError, NumericalError
+from ntkfl.errors import ConfigError, DataError, ModelError, NumericalError
 from tests.tangent.evolutions import problem
 
 
@@ -26,6 +26,11 @@ class TestGrid:
 
 
 class TestRefusals:
+    def test_what_is_no_jacobian(self) -> None:
+        _, _, J, f0, y = problem()
+        with pytest.raises(ModelError, match=r"^J must be a Jacobian of ntkfl.jacobian, got a tensor$"):
+            ntkfl.evolve(J.dense(), f0, y)  # type: ignore[arg-type]
+
     @pytest.mark.parametrize("steps", [[], [0], [-1, 2], [3, 3], [2, 1], [1, float("inf")], [float("nan")]])
     def test_bad_steps(self, steps: list[float]) -> None:
         _, _, J, f0, y = problem()

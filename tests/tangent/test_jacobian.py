@@ -14,8 +14,10 @@ import ntkfl
 from ntkfl.errors import ConfigError, ModelError, NumericalError
 from ntkfl.privacy.sparsify import sparsify
 from ntkfl.tangent.dense import products
+from ntkfl.tangent.jacobian import Jacobian
 from ntkfl.tangent.parameters import apply_flat, evaluating, flatten, trainable
 from ntkfl.tangent.stacking import StackedJacobian
+from ntkfl.tangent.streaming import StreamedJacobian
 from tests.tangent.networks import ARCHITECTURES, build, mlp
 
 EXACT = 1e-10
@@ -233,6 +235,27 @@ class TestRefusals:
             J.jvp(torch.randn(3))
         with pytest.raises(ModelError, match="cotangent must end in shape"):
             J.vjp(torch.randn(3, 3))
+        for what, product in {"delta": J.jvp, "the cotangent": J.vjp, "R": J.kernel_product}.items():
+            with pytest.raises(ModelError, match=f"^{what} must be a tensor, got an object of type list$"):
+                product([0.0, 1.0])  # type: ignore[arg-type]
+        with pytest.raises(ModelError, match=r"^J must be a Jacobian of ntkfl.jacobian, got a tensor$"):
+            J.gram(J.dense())  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("shape", [(1, 2), (3, 2), (3,), (2, 2, 2), ()])
+    def test_a_kernel_product_needs_as_many_rows_as_samples(self, shape: tuple[int, ...]) -> None:
+        J = ntkfl.jacobian(mlp(4, 3), torch.randn(2, 4).double())
+        with pytest.raises(ModelError, match=r"R must have shape \[2, k\], got"):
+            J.kernel_product(torch.randn(shape))
+
+    @pytest.mark.parametrize("index", [(0, 1), (slice(None), 0), (), None, ...])
+    def test_indices_are_of_rows_alone(self, index: object) -> None:
+        """(0, 1) would pick one output's derivatives of a tensor [N, d2, d]."""
+        model, x = build("deep tanh")
+        J = ntkfl.jacobian(model, x)
+        stacked = ntkfl.concatenate([J, ntkfl.jacobian(model, x, "dense")])
+        for some in (J, stacked, StreamedJacobian(J)):
+            with pytest.raises(ModelError, match=r"an index of a Jacobian is of rows only: J\[\[0, 1\]\]"):
+                some[index]  # type: ignore[index]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -296,3 +319,29 @@ def test_common_factors_of_many_samples_do_not_change_their_kernels(activation: 
     assert last is not None
     assert before is not None
     assert early is None
+
+
+@pytest.mark.parametrize("form", ["auto", "dense", "sparse", "stacked", "streamed"])
+def test_kernels_of_half_types_overflow_only_where_their_values_do(form: str) -> None:
+    """Sums over ten outputs, and Gram matrices of inputs, leave float16's range (65,504); the kernel does not."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(400, 50), nn.ReLU(), nn.Linear(50, 10))
+    x = 20 * torch.randn(30, 400)
+    J: Jacobian = ntkfl.jacobian(model, x, "dense" if form == "dense" else "auto")
+    if form == "sparse":
+        J = sparsify(J, 0.5)
+    if form == "stacked":
+        J = ntkfl.concatenate([J[:11], ntkfl.jacobian(model, x[11:], "dense")])
+    if form == "streamed":
+        J = StreamedJacobian(J, rows=7)  # type: ignore[arg-type]
+    half = J.to(torch.float16)
+    expected = half.double().kernel()
+    assert 65_504 / 2 < expected.diagonal().max() < 65_504  # twice the largest overflows as well
+    H, R = half.kernel(), torch.randn(30, 2) / 100
+    assert H.dtype == torch.float16
+    near = 2**-10 * expected.max()  # the rounding of the result, and float32's of sums
+    assert (H.double() - expected).abs().max() <= near
+    assert (half.gram(half[:3]).double() - expected[:, :3]).abs().max() <= near
+    product, rounded = half.kernel_product(R), R.half().double()
+    assert product.dtype == torch.float16
+    assert (product.double() - expected @ rounded).abs().max() <= 2**-10 * (expected @ rounded).abs().max()

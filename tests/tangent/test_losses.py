@@ -25,6 +25,13 @@ class Huber(Loss):
         return nn.functional.huber_loss(f, Y, reduction="none", delta=self.delta).mean(-1)
 
 
+class Averaged(Loss):
+    """What a loss must not be: one number for all samples."""
+
+    def value(self, f: Tensor, Y: Tensor) -> Tensor:
+        return (f - Y).square().mean()
+
+
 def logistic(f: Tensor, Y: Tensor) -> Tensor:
     """One-against-all: Σ_j log(1 + e^{f_j}) − Y_j f_j."""
     return (nn.functional.softplus(f) - Y * f).sum(-1)
@@ -96,6 +103,19 @@ def test_the_flow_follows_the_loss(loss: Loss) -> None:
     assert torch.allclose(evolution.residuals[0], R, rtol=1e-3, atol=1e-4 * float(R.abs().max()))
 
 
+@pytest.mark.parametrize("scheme", ["flow", "descent"])
+def test_a_loss_of_pytorch_is_taken_per_sample_or_refused(scheme: str) -> None:
+    """With reduction="none" it moves outputs as `ce` does; its mean would move them an N-th as far."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 3).double(), torch.randn(7, 4, dtype=torch.float64)
+    J, f0, y = ntkfl.jacobian(model, x), model(x).detach(), torch.arange(7) % 3
+    expected = ntkfl.evolve(J, f0, y, 0.5, [20], "ce", scheme=scheme)
+    ours = ntkfl.evolve(J, f0, y, 0.5, [20], nn.CrossEntropyLoss(reduction="none"), scheme=scheme)
+    assert (ours.outputs - expected.outputs).norm() < 1e-3 * (expected.outputs - f0).norm()
+    with pytest.raises(ConfigError, match='reduction="none"'):
+        ntkfl.evolve(J, f0, y, 0.5, [20], nn.functional.cross_entropy, scheme=scheme)
+
+
 METHODS = {
     "ntk-fl": lambda loss: ntkfl.methods.NTKFL(loss=loss),
     "sum-ntk-fl": lambda loss: ntkfl.methods.SumNTKFL(loss=loss),
@@ -152,6 +172,10 @@ def test_what_is_no_loss_is_refused() -> None:
     f, Y = made_up()
     with pytest.raises(ConfigError, match=r"one per sample, \[6\]"):
         per_sample(nn.MSELoss(reduction="none"), f, Y)
+    for reduced in (nn.functional.cross_entropy, nn.MSELoss(), Averaged()):  # a mean over samples, not one for each
+        for first_use, arguments in {"residual": (), "curvature_product": (f,), "hessian_root": ()}.items():
+            with pytest.raises(ConfigError, match=r"of shape \[\] .* one per sample, \[6\] \(reduction=\"none\""):
+                getattr(find_loss(reduced), first_use)(f, Y, *arguments)
     with pytest.raises(NumericalError, match="not convex"):
         find_loss(lambda f, Y: -(f - Y).square().sum(-1)).hessian_root(f, Y)
     with pytest.raises(NotImplementedError, match="must define value"):

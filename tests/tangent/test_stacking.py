@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import ntkfl
+from ntkfl.errors import ModelError
 from ntkfl.tangent import Stack, evolution, plan_jacobian
 
 
@@ -57,6 +58,8 @@ def test_too_many_rows_and_none_are_refused() -> None:
     stack.add(ntkfl.jacobian(model, x))
     with pytest.raises(ntkfl.NTKFLError, match="room for 10 rows, and 18 came"):
         stack.add(ntkfl.jacobian(model, x))
+    with pytest.raises(ModelError, match=r"^J must be a Jacobian of ntkfl.jacobian, got a tensor$"):
+        stack.add(x)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rows", [3, 11, 12, 40])

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ntkfl.errors import ConfigError, DataError, NumericalError, unknown
-from ntkfl.tangent.jacobian import Jacobian
+from ntkfl.tangent.jacobian import Jacobian, check_jacobian
 from ntkfl.tangent.losses import AnyLoss, Loss, find_loss
 from ntkfl.tangent.schemes import Solution, descent, finite, flow, kernel_product, krylov_flow, sampled_flow, spectral
 from ntkfl.tangent.solvers import Statistics
@@ -94,9 +94,15 @@ def evolve(
     arrays as it takes products (`full`). A flow that would take more than `most_products` products with the kernel
     (50,000, unless fewer are allowed) ends with the steps reached by then.
 
-    `loss` is "ce", "mse", a `Loss` of your own, or a function of outputs and targets (convex in the outputs).
+    `loss` is "ce", "mse", a `Loss` of your own, or a function of outputs and targets that gives one value per sample
+    (convex in the outputs); what falls is its mean over samples. "ce" is cross-entropy of the softmax. "mse" is half
+    the mean over outputs of the squared error, (1/d2) Σ_j ½(f_j − Y_j)²: half of `F.mse_loss`, so that a step is half
+    of one on that.
+    `kernel` is "full" for J Jᵀ, exactly the linearised network f0 + J (w − w0), or "trace" for the kernel [N, N] that
+    `J.kernel()` gives, the same for every output; the outputs are then not those of the linearised network.
     `rtol`, from 1e-9 to below 1, is the relative error of each step of an integrated flow.
     """
+    check_jacobian(J)
     criterion = find_loss(loss)
     if kernel not in KERNELS:
         raise unknown("kernel", kernel, KERNELS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from types import EllipsisType
 from typing import Self
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from ntkfl.errors import ModelError
 
 RowIndex = int | slice | Sequence[int] | Tensor
+HALF_TYPES = (torch.float16, torch.bfloat16)  # their kernels are summed in float32: a sum may leave their range
 
 
 class Block(ABC):
@@ -106,7 +108,7 @@ class Jacobian(ABC):
 
         Computed by blocks of the upper triangle: half the products, and blocks that stay in a CPU's cache.
         """
-        H = torch.empty(len(self), len(self), dtype=self.dtype, device=self.device)
+        H = torch.empty(len(self), len(self), dtype=self.dtype, device=self.device)  # blocks may be float32
         for rows, columns, block in self._upper_triangle():
             H[rows, columns] = block
             H[columns, rows] = block.T
@@ -117,22 +119,26 @@ class Jacobian(ABC):
 
         For kernels too large to keep: a product costs what the kernel does.
         """
-        R = R.to(device=self.device, dtype=self.dtype)
+        R = self._check("R", R, ())
+        if R.ndim not in (1, 2) or len(R) != len(self):
+            raise ModelError(f"R must have shape [{len(self)}, k], got {list(R.shape)}")
+        R = R.float() if R.dtype in HALF_TYPES else R
         out = torch.zeros_like(R)
         for rows, columns, block in self._upper_triangle():
             out[rows] += block @ R[columns]
             if rows != columns:
                 out[columns] += block.T @ R[rows]
-        return out
+        return out.to(self.dtype)
 
     def _upper_triangle(self) -> Iterator[tuple[slice, slice, Tensor]]:
-        """The trace kernel's blocks on and above the diagonal, with their rows and columns."""
+        """The trace kernel's blocks on and above the diagonal, with their rows and columns; float32 of half types."""
         size = 512 if self.device.type == "cpu" else 8192
         at = [slice(i, min(i + size, len(self))) for i in range(0, len(self), size)]
         parts = [self[rows] for rows in at]
-        for i, left in enumerate(parts):
-            for j, right in enumerate(parts[i:], start=i):
-                block = left.gram(right)
+        for i, part in enumerate(parts):
+            left = _widened(part)
+            for j, other in enumerate(parts[i:], start=i):
+                block = left.gram(left if i == j else _widened(other))
                 yield at[i], at[j], (block + block.T) / 2 if i == j else block
 
     @abstractmethod
@@ -186,6 +192,8 @@ class Jacobian(ABC):
         return f"{type(self).__name__}(N={N}, d2={d2}, d={d}, {self.nbytes / 2**20:.1f} MiB, {self.dtype})"
 
     def _check(self, what: str, tensor: Tensor, tail: tuple[int, ...]) -> Tensor:
+        if not isinstance(tensor, Tensor):
+            raise ModelError(f"{what} must be a tensor, got {_kind(tensor)}")
         if tuple(tensor.shape[tensor.ndim - len(tail) :]) != tail:
             raise ModelError(f"{what} must end in shape {list(tail)}, got {list(tensor.shape)}")
         return tensor.to(device=self.device, dtype=self.dtype)
@@ -237,6 +245,9 @@ class BlockJacobian(Jacobian):
         check_same_network([self, other])
         if not isinstance(other, BlockJacobian):
             return other.gram(self).T
+        if self.dtype in HALF_TYPES:
+            wide = _widened(self)
+            return wide.gram(wide if other is self else _widened(other)).to(self.dtype)
         if self.layout != other.layout:
             return _dense_gram(self, other)
         total = self.blocks[0].gram(other.blocks[0])
@@ -269,9 +280,23 @@ class BlockJacobian(Jacobian):
         )
 
 
+def check_jacobian(J: object) -> None:
+    if not isinstance(J, Jacobian):
+        raise ModelError(f"J must be a Jacobian of ntkfl.jacobian, got {_kind(J)}")
+
+
+def _kind(value: object) -> str:
+    return "a tensor" if isinstance(value, Tensor) else f"an object of type {type(value).__name__}"
+
+
+def _widened(J: Jacobian) -> Jacobian:
+    return J.to(torch.float32) if J.dtype in HALF_TYPES else J
+
+
 def check_same_network(jacobians: Sequence[Jacobian]) -> None:
     first = jacobians[0]
     for J in jacobians[1:]:
+        check_jacobian(J)
         if J.shape[1:] != first.shape[1:]:
             raise ModelError(
                 f"Jacobians of different networks: {first.shape[1]} outputs and {first.shape[2]} weights "
@@ -290,6 +315,9 @@ def row_norms(rows: Tensor) -> Tensor:
 
 
 def row_index(index: RowIndex, length: int, device: torch.device) -> Tensor:
+    # Of a tensor [N, d2, d], J[0, 1] would be one output's derivatives; as a list of rows it would be taken in silence.
+    if isinstance(index, tuple | EllipsisType | None):
+        raise ModelError(f"an index of a Jacobian is of rows only: J[[0, 1]], or J.dense()[...]; got {index!r}")
     everything = torch.arange(length)
     if isinstance(index, Tensor):
         rows = everything[index.cpu()]

@@ -38,14 +38,14 @@ class Loss:
         """r = −∂ℓ/∂f, [..., N, d2]."""
         with torch.enable_grad():
             leaf = f.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(self.value(leaf, Y).sum(), leaf)
+            (gradient,) = torch.autograd.grad(per_sample(self, leaf, Y).sum(), leaf)
         return -gradient
 
     def curvature_product(self, f: Tensor, Y: Tensor, v: Tensor) -> Tensor:
         """(∂²ℓ/∂f²) v for each sample, [..., N, d2]."""
         with torch.enable_grad():
             leaf = f.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(self.value(leaf, Y).sum(), leaf, create_graph=True)
+            (gradient,) = torch.autograd.grad(per_sample(self, leaf, Y).sum(), leaf, create_graph=True)
             if not gradient.requires_grad:  # linear in the outputs
                 return torch.zeros_like(f)
             product: Tensor = torch.autograd.grad((gradient * v).sum(), leaf, materialize_grads=True)[0]
@@ -201,12 +201,12 @@ def targets(y: Tensor, outputs: int, loss: AnyLoss, dtype: torch.dtype = torch.f
 
 
 def per_sample(loss: AnyLoss, f: Tensor, Y: Tensor) -> Tensor:
-    """ℓ(f_i, Y_i), [..., N]."""
+    """ℓ(f_i, Y_i), [..., N]: a mean over samples, of one's own or PyTorch's, is refused."""
     value = find_loss(loss).value(f, Y)
     if value.shape != f.shape[:-1]:
         raise ConfigError(
             f"loss {loss_name(loss)!r} gives values of shape {list(value.shape)} for outputs {list(f.shape)}: it must "
-            f"give one per sample, {list(f.shape[:-1])} (reduction='none', then a sum or mean over the outputs)"
+            f'give one per sample, {list(f.shape[:-1])} (reduction="none", then a sum or mean over outputs if need be)'
         )
     return value
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, TypeAlias
 
 import torch
 from torch import Tensor
 
-from ntkfl.errors import NTKFLError
-from ntkfl.tangent.jacobian import BlockJacobian, Jacobian, RowIndex, check_same_network, row_index
+from ntkfl.errors import ConfigError, NTKFLError
+from ntkfl.tangent.jacobian import BlockJacobian, Jacobian, RowIndex, check_jacobian, check_same_network, row_index
 from ntkfl.tangent.streaming import StreamedJacobian, mapped_file
 
 
@@ -33,16 +33,17 @@ class Stack:
     one form, so that their products are one product; room not used is never touched, so it costs no memory.
 
     Where the whole would take more than half of what is free on an accelerator, or `store` is "host", the rows stay in
-    host memory; where `store` is a folder, in files there. `whole` then passes them through the device that they came
-    from (`streaming.py`).
+    host memory; where `store` is a folder, as a path or its name, in files there (`Path("host")` is one of that name).
+    `whole` then passes them through the device that they came from (`streaming.py`).
     """
 
-    def __init__(self, rows: int, store: Path | Literal["host"] | None = None) -> None:
+    def __init__(self, rows: int, store: str | Path | None = None) -> None:
         self.rows, self.filled = rows, 0
-        self.store = store
+        self.store = _store(store)
         self._runs: list[_Run] = []
 
     def add(self, J: Jacobian) -> None:
+        check_jacobian(J)
         for part in _blocks(J):
             assert isinstance(part, BlockJacobian)
             if self._runs:
@@ -61,10 +62,26 @@ class Stack:
         return parts[0] if len(parts) == 1 else StackedJacobian(parts)
 
 
+_Store: TypeAlias = Path | Literal["host"] | None
+
+
+def _store(given: str | Path | None) -> _Store:
+    """A folder that is there, "host" or None."""
+    if given is None:
+        return None
+    if given == "host":
+        return "host"
+    if not isinstance(given, str | Path):
+        raise ConfigError(f'store must be a folder, "host" or None, not {given!r}')
+    if not Path(given).is_dir():
+        raise ConfigError(f"there is no folder {given} for the rows: make it first")
+    return Path(given)
+
+
 class _Run:
     """Rows of one layout."""
 
-    def __init__(self, first: BlockJacobian, rows: int, store: Path | Literal["host"] | None) -> None:
+    def __init__(self, first: BlockJacobian, rows: int, store: _Store) -> None:
         empty = [b.with_tensors(tuple(t.new_empty((0, *t.shape[1:])) for t in b.tensors())) for b in first.blocks]
         self.first = BlockJacobian(empty, *first.shape[1:])  # the layout alone: no row is held
         needed = rows * first.nbytes // max(1, len(first))

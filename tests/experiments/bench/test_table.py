@@ -54,6 +54,19 @@ def test_fits_eighty_columns() -> None:
         assert piece in text
 
 
+def test_the_share_of_the_peak_has_a_column_where_a_row_has_one() -> None:
+    def shown(rows: list[BenchRow]) -> str:
+        out = io.StringIO()
+        Console(file=out, width=80).print(table("a title", rows, MACHINE))
+        return out.getvalue()
+
+    assert "of peak" in shown(ROWS)
+    without = shown(ROWS[1:])
+    assert "of peak" not in without
+    for piece in ("time to ours", "2.5 min 300× goal 100×"):
+        assert piece in " ".join(without.split())
+
+
 def test_document() -> None:
     content = document(["ntkfl", "bench", "a b"], True, MACHINE, {"kernel": ROWS})
     assert content["command"] == "ntkfl bench 'a b'"

@@ -241,7 +241,7 @@ def main() -> None:
         while spent < _ENOUGH:
             again, result = _timed(run, model, x)
             seconds, spent = min(seconds, again), spent + again
-    except ImportError as error:
+    except ModuleNotFoundError as error:  # any other ImportError is of a library that does not fit what is installed
         print(json.dumps({"missing": str(error)}))
         return
     except Exception as error:  # what a library cannot do it says in ways of its own

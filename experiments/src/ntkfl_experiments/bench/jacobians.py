@@ -36,7 +36,7 @@ def jacobians(setting: Setting) -> list[BenchRow]:
     """Trace kernel, and products with the full kernel, beside torch.func, BackPACK, curvlinops, neural-tangents.
 
     Processor time, the Jacobian included. Each in a process of its own, with as many threads as PyTorch takes; a
-    library that is not installed has no row.
+    library that is not installed has no row, and the note of ours names it.
     """
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -45,7 +45,8 @@ def jacobians(setting: Setting) -> list[BenchRow]:
                 samples = 4 if setting.quick else _SAMPLES[network]
                 found = _rounds(task, network, samples, setting.quick, Path(folder))
                 refusals = [f"{way} cannot: {answer['cannot']}" for way, answer in found.items() if "cannot" in answer]
-                about = "; ".join([f"N={samples:,}", *refusals])
+                missing = ", ".join(way for way, answer in found.items() if "missing" in answer)
+                about = "; ".join([f"N={samples:,}", *refusals, *([f"not installed: {missing}"] if missing else [])])
                 rows += [
                     _row(task, network, way, answer, found["ntkfl"], about)
                     for way, answer in found.items()

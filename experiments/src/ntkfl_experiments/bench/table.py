@@ -17,23 +17,23 @@ from ntkfl_experiments.bench.rows import BenchRow
 
 
 def table(title: str, rows: Sequence[BenchRow], machine: Machine) -> Table:
-    """Fits 80 columns; a blank line parts comparisons."""
+    """Fits 80 columns; a blank line parts comparisons. Without shares of the peak there is no column for them."""
+    shares = [fraction_of_peak(row, machine) for row in rows]
+    headings = ["time", "to ours", *(["of peak"] if any(share is not None for share in shares) else [])]
     shown = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 1, 0, 0))
     shown.add_column("", min_width=20, max_width=30)
-    for heading in ("time", "to ours", "of peak"):
+    for heading in headings:
         shown.add_column(heading, justify="right", no_wrap=True)
     shown.add_column("", overflow="fold", ratio=1)
-    for i, row in enumerate(rows):
+    for i, (row, share) in enumerate(zip(rows, shares, strict=True)):
         if i and row.ratio == 1.0:
             shown.add_row()
-        share = fraction_of_peak(row, machine)
-        shown.add_row(
-            row.what,
+        cells = [
             duration(row.seconds),
             "ours" if row.ratio == 1.0 else "" if row.ratio is None else times(row.ratio),
             "" if share is None else f"{100 * share:.0f}%",
-            "; ".join(_remarks(row)),
-        )
+        ]
+        shown.add_row(row.what, *cells[: len(headings)], "; ".join(_remarks(row)))
     return shown
 
 
