@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ntkfl.errors import ConfigError, MessageError, ModelError
-from ntkfl.methods import ClientRound, SumRidge, Task, sum_ridge
+from ntkfl.methods import ClientRound, SumRidge, Task, ridge_message, sum_ridge
 from ntkfl.methods.sum_ridge import shares_of
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent.ridge import RidgeSums, left_out_errors, solve, total
@@ -206,8 +206,13 @@ def test_a_client_makes_exact_arrays_where_it_keeps_them(
     options: dict[str, Any], exact: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside those that a message is made of; the server makes its own afterwards."""
-    made, make = list[RidgeSums](), sum_ridge.exact_arrays
-    monkeypatch.setattr(sum_ridge, "exact_arrays", lambda sums, dtype: made.append(sums) or make(sums, dtype))
+    made, make = list[RidgeSums](), ridge_message.exact_arrays
+
+    def watched(sums: RidgeSums, dtype: torch.dtype) -> dict[str, Tensor]:
+        made.append(sums)
+        return make(sums, dtype)
+
+    monkeypatch.setattr(sum_ridge, "exact_arrays", watched)
     method, task, (client, *_) = SumRidge(**options), task_of(), clients_of(partitions()["even"])
     asked = {"weights": task.like} | ({"tag": torch.tensor(5)} if method.keep_shares else {})
     (reply,) = method.answer(task, Message("weights", 1, asked), [client])

@@ -304,7 +304,8 @@ def _exponent(a: Tensor, bias: bool) -> Tensor:
     """e [] with a layer's largest input, or the 1 of its bias, just below 2^e; or near that, where float32 has no 2^e
     or no 2^(_TOP − e).
     """
-    return torch.linalg.vector_norm(a, math.inf).clamp_min(float(bias)).frexp().exponent.clamp(_TOP - _LAST, _LAST)
+    exponent: Tensor = torch.linalg.vector_norm(a, math.inf).clamp_min(float(bias)).frexp().exponent
+    return exponent.clamp(_TOP - _LAST, _LAST)
 
 
 def _power_of_two(n: int) -> int:
