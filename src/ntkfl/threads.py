@@ -30,9 +30,9 @@ def one_thread() -> Iterator[None]:
 def in_threads(function: Callable[[_In], _Out], items: Iterable[_In]) -> list[_Out]:
     """What `function` gives for each of the items, in their order, by as many threads as there are cores, up to 8.
 
-    For functions that are a few long calls which let go of the interpreter: checksums. Between
-    these threads take turns, and to hand the turn over takes longer than a small one: each thread gets its share of the
-    items at once. They must not call this.
+    For functions that are a few long calls which let go of the interpreter: checksums. Between these threads take
+    turns, and to hand the turn over takes longer than a small one: each thread gets its share of the items at once.
+    They must not call this.
     """
     given = list(items)
     shares = [given[i::_THREADS] for i in range(min(_THREADS, len(given)))]

@@ -16,7 +16,7 @@ from random import Random
 from tests.chaos.comparison import compare_through_kills
 from tests.chaos.fork_server import preload
 from tests.chaos.steps import at_every_step
-from tests.chaos.storm import METHODS, calm, storm
+from tests.chaos.storm import METHODS, calm, pace, storm
 
 
 def main() -> int:
@@ -58,8 +58,8 @@ def _train(method: str, kills: int, rng: Random) -> int:
     with tempfile.TemporaryDirectory(prefix="ntkfl-chaos-") as name:
         folder = Path(name)
         expected = calm(method, rounds, folder / "calm", folder / "log")
-        pace = (time.monotonic() - began) / rounds
-        found, died_at = storm(method, rounds, kills, pace, folder / "storm", folder / "log", rng, _say)
+        each = pace(folder / "calm")
+        found, died_at = storm(method, rounds, kills, each, folder / "storm", folder / "log", rng, _say)
     different = [file for file in expected if found[file] != expected[file]]
     verdict = f"DIFFERENT: {', '.join(different)}" if different else f"equal to the last byte: {', '.join(expected)}"
     print(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +27,12 @@ def calm(method: str, rounds: int, folder: Path, log: Path) -> dict[str, bytes]:
     child = Child(["train", *METHODS[method], "--rounds", str(rounds), "--out", str(folder)], log)
     assert child.wait() == 0, log.read_text()
     return results(folder)
+
+
+def pace(folder: Path) -> float:
+    """What a round of a run that is done took, in seconds: start-up, and a first round that warms up, do not count."""
+    lines = (folder / "timings.jsonl").read_text().splitlines()
+    return statistics.median(json.loads(line)["seconds"] for line in lines)
 
 
 def results(folder: Path) -> dict[str, bytes]:
@@ -73,7 +81,8 @@ def storm(
         begun_with = look(folder)
         child = start(method, rounds, folder, log)
         if rng.random() < 0.2:  # before a round, while the run is set up or taken up again
-            time.sleep(rng.uniform(0.0, 0.5))
+            # On a fast machine half a second is more than the run.
+            time.sleep(rng.uniform(0.0, min(0.5, 20 * pace)))
         else:
             until = begun_with + rng.randrange(3)
             while child.poll() is None and look(folder) < until:

@@ -103,6 +103,11 @@ def test_numbers_beyond_a_clock_or_a_calendar_are_no_crash(folder: Path) -> None
     (run / "history.jsonl").write_text('{"round": 1, "test_accuracy": 0.5}\n')
     (run / "timings.jsonl").write_text(f'{{"round": 1, "seconds": {10**400}}}\n')
     assert "a record that cannot be read" in status(run)[1]
+    nameless = {"attempt": 0, "rejected": {"extreme": 5}, "answered": 1, "test_accuracy": 0.5}  # of no round
+    (run / "history.jsonl").write_text(json.dumps(nameless) + "\n")
+    (run / "timings.jsonl").write_text('{"seconds": 1.0}\n')
+    code, said = status(run)
+    assert (code, "a record that cannot be read" in said) == (0, True), said
 
 
 def test_a_folder_that_is_half_made_is_no_crash(folder: Path) -> None:

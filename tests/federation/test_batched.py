@@ -124,8 +124,9 @@ def together(answers: list[Message]) -> list[tuple[Message, int]]:
 
 
 def test_rounds_end_with_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Among clients some of which cheat: three rounds, byte by byte the same. Samples gathered, uploads computed, sent
-    and read one by one, and all at once.
+    """Among clients some of which cheat: three rounds with as many bytes sent, and weights equal to nine digits, as a
+    processor may round products of many samples otherwise. Samples gathered, uploads computed, sent and read one by
+    one, and all at once.
     """
     data = ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=12, alpha=0.5), seed=0)
     ends = []

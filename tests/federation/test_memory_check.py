@@ -13,10 +13,10 @@ from torch import nn
 import ntkfl
 from ntkfl.errors import ConfigError
 from ntkfl.federation.memory_check import BASE_BYTES, available_bytes, available_for, check_memory, predicted_bytes
-from ntkfl.methods import NTKFL, FedAvg, Task
+from ntkfl.methods import NTKFL, FedAvg, SumRidge, Task
 
 MEASURE = """
-import re, torch, ntkfl
+import re, tempfile, torch, ntkfl
 def peak():  # not getrusage, which remembers the size of the process this one was started from
     return 1024 * int(re.search("VmHWM:[^0-9]*([0-9]+)", open("/proc/self/status").read())[1])
 from ntkfl.federation.callbacks import Functions
@@ -30,31 +30,42 @@ fed = ntkfl.data.from_clients(clients, test=(torch.randn(20, 1, 28, 28), torch.a
 lines = []
 before = peak()
 method = {method}
-ntkfl.train(model, fed, method, rounds=1, clients_per_round={clients}, callbacks=[Functions(on_start=lines.append)])
+with tempfile.TemporaryDirectory() as out:
+    ntkfl.train(
+        model, fed, method, rounds={rounds}, clients_per_round={asked}, callbacks=[Functions(on_start=lines.append)],
+        out=out if {rounds} > 1 else None,
+    )
 after = peak()
 from ntkfl.federation.memory_check import predicted_bytes
 from ntkfl.methods import Task
-expected = predicted_bytes(Task(model, 10, "ce"), method, [{n}] * {clients}, {clients}, fed.test[0][:1]) - BASE_BYTES
+task = Task(model, 10, "ce", total_clients={clients})
+expected = predicted_bytes(task, method, [{n}] * {clients}, {asked}, fed.test[0][:1]) - BASE_BYTES
 print(after - before, expected)
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="this system does not say what a process took")
 @pytest.mark.parametrize(
-    ("model", "n", "clients", "method"),
+    ("model", "n", "clients", "asked", "rounds", "most", "method"),
     [
-        ("cnn", 300, 4, "NTKFL(steps=(1.0, 2.0, 3.0))"),
-        ("gru", 60, 4, "NTKFL(steps=(1.0, 2.0, 3.0))"),
-        ("wide", 20, 40, "SumRidge(penalty=0.1)"),
+        ("cnn", 300, 4, 4, 1, 2.5, "NTKFL(steps=(1.0, 2.0, 3.0))"),
+        ("gru", 60, 4, 4, 1, 2.5, "NTKFL(steps=(1.0, 2.0, 3.0))"),
+        ("wide", 20, 40, 40, 1, 1.5, "SumRidge(penalty=0.1)"),
+        ("wide", 20, 40, 40, 1, 1.5, "SumRidge(keep_shares=True)"),
+        ("wide", 20, 40, 2, 20, 1.5, "SumRidge(penalty=0.1)"),  # what is kept is that of all clients seen so far
     ],
 )
-def test_the_prediction_is_near_the_truth(model: str, n: int, clients: int, method: str) -> None:
-    """In a process of its own, beyond what was there before training: within a factor of two and a half."""
-    program = MEASURE.format(model=model, n=n, clients=clients, method=method)
+def test_the_prediction_is_near_the_truth(
+    model: str, n: int, clients: int, asked: int, rounds: int, most: float, method: str
+) -> None:
+    """In a process of its own, beyond what was there before training: at least the 2.5th part, and `most` times it at
+    most. Runs of several rounds have a folder.
+    """
+    program = MEASURE.format(model=model, n=n, clients=clients, asked=asked, rounds=rounds, method=method)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     taken, expected = map(int, done.stdout.split())
-    assert expected / 2.5 < taken < expected * 2.5
+    assert expected / 2.5 < taken < expected * most
 
 
 def task(model: nn.Module) -> Task:
@@ -73,6 +84,7 @@ def test_it_grows_as_it_should() -> None:
     assert needs(NTKFL(codec="dense", subsample_rate=0.5)) < 0.6 * needs(NTKFL(codec="dense"))
     assert needs(NTKFL(kernel="trace"), n=4000) > needs(NTKFL(), n=4000) + 4 * 40_000**2
     assert needs(FedAvg(), clients=20) > needs(FedAvg())
+    assert needs(SumRidge(values="8bit")) > needs(SumRidge())
 
 
 def test_what_does_not_fit_says_what_would() -> None:

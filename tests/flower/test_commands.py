@@ -31,7 +31,24 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "RETRY_S", 0.01)
 
 
-NOT_TAKEN = "Failed to initialize the connection to the SuperLink. [code: 2004] Failed to activate SuperNode."
+HEADING = "Failed to initialize the connection to the SuperLink."
+
+
+def last_words(reason: str) -> str:
+    """What a SuperNode of Flower 1.41 ends with that does not get as far as taking part."""
+    return f"""\x1b[0m:     Exit Code: 305
+{HEADING}
+{reason}
+The SuperNode could not establish a connection to the SuperLink.
+
+For more information, visit: <https://flower.ai/docs/framework/1.41/en/ref-exit-codes/305.html>
+INFO:     Shutting down
+\x1b[92mINFO \x1b[0m:      FastAPI lifespan: shutdown
+INFO:     Finished server process [17522]"""
+
+
+NOT_TAKEN = last_words("[code: 2004] Failed to activate SuperNode.")
+NO_TLS = "[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006)"
 
 
 def keep(tmp_path: Path, taken_at: int, then: str, why: str = NOT_TAKEN) -> tuple[list[int], list[str]]:
@@ -63,7 +80,7 @@ def keep(tmp_path: Path, taken_at: int, then: str, why: str = NOT_TAKEN) -> tupl
     [
         (NOT_TAKEN, "the SuperLink does not take it"),
         ("[Errno 98] error while attempting to bind: address already in use", "another program took port"),
-        ("Failed to initialize the connection to the SuperLink. The handshake timed out", "broke off before it stood"),
+        (last_words("The handshake timed out"), "broke off before it stood"),
     ],
 )
 def test_it_is_started_again_until_it_is_taken(tmp_path: Path, why: str, line: str) -> None:
@@ -73,10 +90,18 @@ def test_it_is_started_again_until_it_is_taken(tmp_path: Path, why: str, line: s
     assert all(line in one for one in said)
 
 
-def test_one_that_does_not_trust_the_superlink_is_not_started_again(tmp_path: Path) -> None:
-    why = "Failed to initialize the connection to the SuperLink. [SSL: ...] certificate verify failed: unknown issuer"
-    with pytest.raises(ConfigError, match="certificate verify failed"):
-        keep(tmp_path, 3, "stay", why)
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: unable to get local issuer certificate",
+        NO_TLS,
+        "[SSL] record layer failure (_ssl.c:1033)",  # the same, in the words of OpenSSL 3.2
+    ],
+)
+def test_one_that_cannot_trust_the_superlink_is_not_started_again(tmp_path: Path, reason: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        keep(tmp_path, 3, "stay", last_words(reason))
+    assert f"the SuperNode ended: {HEADING[:-1]}: {reason}; its log is" in str(caught.value)
     assert (tmp_path / "tries").read_text() == "x"
 
 
@@ -87,7 +112,9 @@ def test_one_that_was_taken_and_ends_is_an_error(tmp_path: Path) -> None:
 
 def test_it_is_not_tried_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "MISSED_S", 0.0)
-    with pytest.raises(ConfigError, match=r"the SuperNode ended: ERROR: .* Failed to activate SuperNode"):
+    with pytest.raises(
+        ConfigError, match=r"the SuperNode ended: Failed to initialize .*: \[code: 2004\] Failed to activate SuperNode"
+    ):
         keep(tmp_path, 3, "stay")
     assert (tmp_path / "tries").read_text() == "x"
 
@@ -101,6 +128,27 @@ def test_an_error_message_has_what_went_wrong_and_not_the_last_line(tmp_path: Pa
     log.write_text(log.read_text() + "ERROR: Exit Code: 305\ncertificate verify failed\n\nsee the page\nINFO: ended\n")
     assert commands.what_failed(log, before) == "certificate verify failed"
     assert commands.what_failed(log, commands.size(log)) == "it said nothing"
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (last_words(NO_TLS), f"{HEADING[:-1]}: {NO_TLS}"),
+        (
+            last_words("[Errno -2] Name or service not known"),
+            f"{HEADING[:-1]}: [Errno -2] Name or service not known",
+        ),
+        (last_words("an older reason") + "\n" + last_words("the last one"), f"{HEADING[:-1]}: the last one"),
+        (last_words("[code: 1] no.\nasked too late"), f"{HEADING[:-1]}: [code: 1] no: asked too late"),
+        ("ERROR : Exit Code: 301\n\nThe key is no key.\n\nFor more information, ask\n", "The key is no key."),
+        ("ERROR : Exit Code: 301\n", "ERROR : Exit Code: 301"),
+        ("ERROR : a call failed, and was made again\n" + 30 * "WARNING : busy\n" + "killed\n", "killed"),
+        ("\x1b[91mERROR \x1b[0m: it failed\nINFO : ended\n", "ERROR : it failed"),
+    ],
+)
+def test_the_reason_is_told_with_its_heading(tmp_path: Path, said: str, told: str) -> None:
+    (tmp_path / "log").write_text(said)
+    assert commands.what_failed(tmp_path / "log") == told
 
 
 def test_a_superlink_that_is_not_there_is_said_at_once_and_once(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from ntkfl.errors import ConfigError, MessageError, ModelError
-from ntkfl.methods import ClientRound, SumRidge, Task
+from ntkfl.methods import ClientRound, SumRidge, Task, ridge_message, sum_ridge
 from ntkfl.methods.sum_ridge import shares_of
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent.ridge import RidgeSums, left_out_errors, solve, total
@@ -194,6 +196,29 @@ def test_a_client_can_replace_its_own_share_alone() -> None:
     clients[1].x = clients[1].x + 1
     after = shares_of(play(method, task, [clients[1]], state, 2)[0].state)
     assert [torch.equal(before[i].gram, after[i].gram) for i in range(3)] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("options", "exact"),
+    [({}, 1), ({"values": "8bit"}, 1), ({"keep_shares": True}, 0), ({"keep_shares": True, "values": "8bit"}, 0)],
+)
+def test_a_client_makes_exact_arrays_where_it_keeps_them(
+    options: dict[str, Any], exact: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside those that a message is made of; the server makes its own afterwards."""
+    made, make = list[RidgeSums](), ridge_message.exact_arrays
+
+    def watched(sums: RidgeSums, dtype: torch.dtype) -> dict[str, Tensor]:
+        made.append(sums)
+        return make(sums, dtype)
+
+    monkeypatch.setattr(sum_ridge, "exact_arrays", watched)
+    method, task, (client, *_) = SumRidge(**options), task_of(), clients_of(partitions()["even"])
+    asked = {"weights": task.like} | ({"tag": torch.tensor(5)} if method.keep_shares else {})
+    (reply,) = method.answer(task, Message("weights", 1, asked), [client])
+    assert len(made) == exact
+    assert bool(client.memory) == bool(exact)
+    assert method.read(task, reply).samples == len(client.x)
 
 
 def test_options() -> None:

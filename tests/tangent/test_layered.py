@@ -215,6 +215,21 @@ def test_an_evolution_is_that_of_the_cpu() -> None:
         assert (own.residuals[i].cpu() - plain.residuals[i]).norm() <= 1e-3 * plain.residuals[i].norm()
 
 
+@pytest.mark.parametrize("size", [0.0, 1e-45, 1e-38, 2.0**-118, 2.0**-117, 1e-20, 0.7, 1.0, 1e20, 2.0**127, 3.4e38])
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_scales_of_a_layer_are_finite_and_undo_each_other(size: float, bias: bool) -> None:
+    """Scaled inputs are near 2^11 at most, and get there unless they are the smallest that float32 has."""
+    a = torch.tensor([[0.25 * size, -size]])
+    exponent = module._exponent(a, bias)
+    scaled, back = a * torch.exp2(module._TOP - exponent), torch.exp2(exponent)
+    assert torch.isfinite(scaled).all()
+    assert torch.isfinite(back)
+    assert torch.equal(scaled.double() * back.double(), a.double() * 2**module._TOP)
+    top = max(float(scaled.abs().max()), float(bias) * 2.0 ** (module._TOP - int(exponent)))
+    assert top <= 2 ** (module._TOP + 1)
+    assert top >= 2 ** (module._TOP - 1) or (size < 2.0**-117 and not bias)
+
+
 def test_only_linear_layers_with_a_common_factor_are_taken() -> None:
     x = torch.randn(40, 20)
     deep = nn.Sequential(nn.Linear(20, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))

@@ -152,7 +152,7 @@ def _left_out(record: Record) -> str:
         )
         line = f"round {record['round']}: {of}: {why_rejected(rejected)}"
         return f"{line}; {_EXTREME}" if TOO_LARGE in rejected else line
-    except (ValueError, TypeError, AttributeError, OverflowError):
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError):
         return ""
 
 

@@ -80,9 +80,14 @@ def free_port() -> int:
 
 # In the log of a SuperNode that did not get as far as taking part.
 _NOT_TAKEN = b"Failed to activate SuperNode"
-_NO_CONNECTION, _NOT_TRUSTED = b"Failed to initialize the connection", b"certificate verify failed"
+_NO_CONNECTION = b"Failed to initialize the connection"
+# A certificate that is not trusted, and a peer that speaks no TLS, in the words of older and newer OpenSSL: they stay.
+_FOR_GOOD = (b"certificate verify failed", b"wrong version number", b"record layer failure")
 _PORT_IN_USE = b"address already in use"
-_INFO, _WRONG = "INFO", re.compile(r"error|fail", re.IGNORECASE)  # Flower ends on lines of no interest
+# Flower's last words: a heading, the reason, what the code stands for, an empty line. Lines of no interest follow.
+_LAST_WORDS = re.compile(r"Exit Code: \d+\s*\n(.*?)(?:\n\s*\n|\Z)", re.DOTALL)
+_INFO, _WRONG, _LINES = "INFO", re.compile(r"error|fail", re.IGNORECASE), 20
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 MISSED_S, RETRY_S = 120.0, 5.0
 _MINUTE_S = 60.0  # between two lines about a SuperLink that is still not there
 
@@ -154,7 +159,7 @@ def why_again(said: bytes, port: int) -> str | None:
         return "the SuperLink does not take it: the key is not known there yet, or the last SuperNode not missed"
     if _PORT_IN_USE in said:
         return f"another program took port {port} before the SuperNode did"
-    if _NO_CONNECTION in said and _NOT_TRUSTED not in said:
+    if _NO_CONNECTION in said and not any(words in said for words in _FOR_GOOD):
         return "the connection to the SuperLink broke off before it stood"
     return None
 
@@ -187,12 +192,19 @@ def size(log: Path) -> int:
 def what_failed(log: Path, since: int = 0) -> str:
     """What was said there last of what went wrong, else the last thing that was said, for an error message."""
     try:
-        said = log.read_bytes()[since:].decode(errors="replace")
+        said = _COLOUR.sub("", log.read_bytes()[since:].decode(errors="replace"))
     except OSError:
         said = ""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    if last := _stripped("".join(_LAST_WORDS.findall(said)[-1:])):
+        kept = last[:-1] if len(last) > 2 else last  # what the code stands for adds nothing to a heading and a reason
+        return ": ".join([*(line.rstrip(".:") for line in kept[:-1]), *kept[-1:]])
+    lines = _stripped(said)[-_LINES:]  # further back are troubles that it got over
     wrong = [line for line in lines if _INFO not in line and _WRONG.search(line)]
     return (wrong or lines or ["it said nothing"])[-1]
+
+
+def _stripped(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def _command(program: tuple[str, ...], folder: Path, options: Mapping[str, str], *switches: str) -> Command:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from functools import cache, partial
 from hashlib import shake_256
 from typing import Any, ClassVar
@@ -31,7 +31,7 @@ from ntkfl.wire import Message
 SHARE, FORGOTTEN, PENALTY, COLUMNS = "share/", "forgotten", "penalty", "columns"
 _SENT, _TOTAL = "sent/", "total/"
 _FRESH, _TAG = "fresh", "tag"
-_WHOLE = 12  # arrays as large as G on the way, beside those of the folds
+_WHOLE, _REDUCED = 12, 5  # arrays as large as G on the way, beside those of the folds; more to round correlations
 
 
 class SumRidge(Method):
@@ -89,9 +89,9 @@ class SumRidge(Method):
             tags = {client: secrets.randbits(62) for client in cohort}
             replies = yield {c: _with(asked, {_TAG: torch.tensor(tag)}) for c, tag in tags.items()}
             kept |= self._shares(task, replies, {tag: client for client, tag in tags.items()}, state[FORGOTTEN])
-            shares = shares_of(kept)
-            parts = [shares[client] for client in sorted(shares)]
-            whole = total(parts)
+            clients = _clients(kept)
+            shares = ((_sums(kept, f"{SHARE}{client}/"), True) for client in clients)
+            whole, parts = _grouped(shares, min(self.folds, len(clients)))
         else:
             replies = yield asked
             whole, parts = self._add_up(task, replies, _sums(kept, _TOTAL) if _TOTAL + "gram" in kept else None)
@@ -107,21 +107,10 @@ class SumRidge(Method):
     def _add_up(
         self, task: Task, replies: list[Message], before: RidgeSums | None
     ) -> tuple[RidgeSums, list[RidgeSums]]:
-        """The sums of all clients seen so far, and those of the new ones in `folds` groups, to choose λ by. One reply
-        at a time: a client's G takes p² numbers of float64, and there may be hundreds.
-        """
+        """The sums of all clients seen so far, and those of the new ones in `folds` groups, to choose λ by."""
         new = [int(reply.take(_FRESH, ())) == 1 for reply in replies]
-        groups, whole, at = list[RidgeSums](), before, 0
-        for is_new in new:
-            one = self.read(task, replies.pop(0))
-            whole = one if whole is None else whole + one
-            if is_new:
-                fold = at % min(self.folds, sum(new))
-                groups[fold : fold + 1] = [groups[fold] + one if fold < len(groups) else one]
-                at += 1
-        if whole is None:
-            raise TooFew("no client's sums came")
-        return whole, groups
+        read = ((self.read(task, replies.pop(0)), is_new) for is_new in new)
+        return _grouped(read, min(self.folds, sum(new)), before)
 
     def solve(self, parts: Sequence[RidgeSums], whole: RidgeSums, before: float | None = None) -> tuple[Tensor, float]:
         """(weights [p, d2], λ) from the sums; `parts` are clients' shares of them, to choose λ by."""
@@ -142,28 +131,33 @@ class SumRidge(Method):
         for client in clients:
             exact = self._client_sums(task, model, client.x, client.y)
             sums = RidgeSums(*(part.to(w.dtype).double() for part in exact.parts()))
-            before, own = None, exact_arrays(sums, w.dtype)
+            before, own = None, None
             if _TAG in message.arrays:
                 told = {_TAG: message.take(_TAG, ())}
             else:
                 # What is sent later is the difference to these: nothing at all where the data are the same.
                 before = _sums(client.memory, _SENT) if _SENT + "gram" in client.memory else None
+                own = exact_arrays(sums, w.dtype)
                 client.memory |= {_SENT + name: array for name, array in own.items()}
                 told = {_FRESH: torch.tensor(int(before is None), dtype=torch.uint8)}
-            if before is not None or self.values != "float32":  # else what is kept is what is sent, the same arrays
+            # What is kept is what is sent, the same arrays, where that is all of it and exact.
+            if own is None or before is not None or self.values != "float32":
                 change = sums if before is None else sums - before
                 own = pack_sums(change, w.dtype, self.values, partial(client.randomness.uniforms, "quantisation"))
             replies.append(Message("update", message.round, {**own, **told}))
         return replies
 
     def round_bytes(self, task: Task, counts: Sequence[int], probe: Tensor) -> int:
-        """Of every client its G's triangle three times (kept and sent; as it arrives; in a checkpoint); a few whole G
+        """Triangles of G: of every client seen so far the one that it, or the server, keeps, and two in a checkpoint;
+        or, before that, of a round's clients what they keep next, what they send and what arrives. And a few whole G
         in float64, a few weights, and one client's way through the network.
         """
         p = (self.features or last_layer(task.model, task.outputs).module.in_features) + 1
-        triangles = 3 * len(counts) * task.like.element_size() * p * (p + 1) // 2
+        seen = max(len(counts), task.total_clients)
+        triangles = (seen + max(2 * seen, 3 * len(counts))) * task.like.element_size() * p * (p + 1) // 2
         network = task.like.element_size() * (8 * task.like.numel() + 3 * max(counts) * task.activations(probe))
-        return network + triangles + 8 * p * p * (self.folds + _WHOLE)
+        whole = self.folds + _WHOLE + (0 if self.values == "float32" else _REDUCED)
+        return network + triangles + 8 * p * p * whole
 
     def _client_sums(self, task: Task, model: nn.Module, x: Tensor, y: Tensor) -> RidgeSums:
         """Over a client's samples, of what the model's last layer gets; projected and weighted as the options say."""
@@ -188,9 +182,11 @@ class SumRidge(Method):
         signs = self._signs(inputs)
         return solved if signs is None else torch.cat([signs.to(solved) @ solved[:-1], solved[-1:]])
 
-    def _shares(self, task: Task, replies: Sequence[Message], clients: Mapping[int, int], forgotten: Tensor) -> State:
+    def _shares(self, task: Task, replies: list[Message], clients: Mapping[int, int], forgotten: Tensor) -> State:
+        """What is kept of the replies, which are let go one after the other."""
         found: State = {}
-        for reply in replies:
+        while replies:
+            reply = replies.pop(0)
             tag = int(reply.take(_TAG, ()))
             if tag not in clients:
                 raise MessageError("sums that carry a number which no client of the round was given")
@@ -201,8 +197,10 @@ class SumRidge(Method):
     def posterior(self, task: Task, state: State) -> HeadPosterior:
         if PENALTY not in state:
             raise ConfigError("nothing was solved for yet: a posterior needs a round")
-        shares = shares_of(state)
-        whole = total([shares[c] for c in sorted(shares)]) if self.keep_shares else _sums(state, _TOTAL)
+        if self.keep_shares:
+            whole, _ = _grouped((_sums(state, f"{SHARE}{client}/"), False) for client in _clients(state))
+        else:
+            whole = _sums(state, _TOTAL)
         penalty, inputs = float(state[PENALTY]), last_layer(task.model, task.outputs).module.in_features
         return RidgePosterior(whole, penalty, solve(whole, penalty), self.label_smoothing, self._signs(inputs))
 
@@ -251,9 +249,31 @@ def client_sums(
 
 
 def shares_of(state: State) -> dict[int, RidgeSums]:
-    """The clients' sums that a server kept, by client."""
-    clients = sorted({int(name.split("/")[1]) for name in state if name.startswith(SHARE)})
-    return {client: _sums(state, f"{SHARE}{client}/") for client in clients}
+    """The clients' sums that a server kept, by client: whole, hence p² numbers of float64 for each."""
+    return {client: _sums(state, f"{SHARE}{client}/") for client in _clients(state)}
+
+
+def _clients(state: State) -> list[int]:
+    """Those whose sums a server kept, in order."""
+    return sorted({int(name.split("/")[1]) for name in state if name.startswith(SHARE)})
+
+
+def _grouped(
+    sums: Iterable[tuple[RidgeSums, bool]], folds: int = 1, before: RidgeSums | None = None
+) -> tuple[RidgeSums, list[RidgeSums]]:
+    """`before` and all sums, added up; and those marked, dealt in turn to `folds` groups. One at a time: a client's G
+    takes p² numbers of float64, and there may be hundreds.
+    """
+    groups, whole, at = list[RidgeSums](), before, 0
+    for one, is_marked in sums:
+        whole = one if whole is None else whole + one
+        if is_marked:
+            fold = at % folds
+            groups[fold : fold + 1] = [groups[fold] + one if fold < len(groups) else one]
+            at += 1
+    if whole is None:
+        raise TooFew("no client's sums came")
+    return whole, groups
 
 
 def _named(sums: RidgeSums, prefix: str, dtype: torch.dtype = torch.float64) -> State:

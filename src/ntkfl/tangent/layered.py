@@ -39,6 +39,7 @@ _MOST_NUMBERS = 2**26  # of all inputs: 256 MiB, and as much for their halves
 _KEPT = 4  # sets of buffers
 _MOST_ROWS, _MOST_COLUMNS = 2**20, 2**13  # for which kernels are compiled in a second or two
 _TOP = 11  # the largest number of a layer's Z, scaled, is near two to the power of this
+_LAST = 127  # float32's largest power of two is two to the power of this
 _own = threading.local()  # a thread's sets, by the sizes they are for
 
 
@@ -118,7 +119,7 @@ class LayeredFlow(Stepper):
             own[:, :n], own[:, n], factors[:] = a, float(bias), s.mT
             self._M[:outputs, unit : unit + h] = M
             # A power of two for each layer: small inputs of one are not lost beside large ones of another.
-            size = torch.linalg.vector_norm(a, math.inf).clamp_min(float(bias)).frexp().exponent
+            size = _exponent(a, bias)
             own.mul_(torch.exp2(_TOP - size))
             factors.mul_(torch.exp2(size))
             column, unit = column + n + 1, unit + h
@@ -297,6 +298,14 @@ def layers_of(J: Jacobian) -> list[CommonFactors] | None:
             return None
         layers.append(CommonFactors(block.a[:, 0], block.bias is not None, *found))
     return layers or None
+
+
+def _exponent(a: Tensor, bias: bool) -> Tensor:
+    """e [] with a layer's largest input, or the 1 of its bias, just below 2^e; or near that, where float32 has no 2^e
+    or no 2^(_TOP − e).
+    """
+    exponent: Tensor = torch.linalg.vector_norm(a, math.inf).clamp_min(float(bias)).frexp().exponent
+    return exponent.clamp(_TOP - _LAST, _LAST)
 
 
 def _power_of_two(n: int) -> int:
