@@ -50,7 +50,7 @@ def test_our_row_names_libraries_that_have_none(monkeypatch: pytest.MonkeyPatch)
             "neural-tangents": {"cannot": "no such layer"},
         }.get(way, {"seconds": 1.0, "added": 2e6, "result": np.ones(3)})
 
-    monkeypatch.setattr(suite, "_child", child)
+    monkeypatch.setattr(suite, "in_a_process", child)
     notes = {row.what: row.note for row in jacobians(Setting(quick=True))}
     for name in NETWORKS:
         said = "neural-tangents cannot: no such layer; not installed: BackPACK, curvlinops"

@@ -63,14 +63,14 @@ def _rounds(task: str, network: str, samples: int, quick: bool, folder: Path) ->
             # One that is far behind would take most of the time, and no round brings it back.
             if number and ("seconds" not in found[way] or found[way]["seconds"] > 20 * found["ntkfl"]["seconds"]):
                 continue
-            answer = _child(task, way, network, samples, quick, folder / way)
+            answer = in_a_process(task, way, network, samples, quick, folder / way)
             if number:
                 answer |= {name: min(answer[name], found[way][name]) for name in ("seconds", "added")}
             found[way] = answer
     return found
 
 
-def _child(task: str, way: str, network: str, samples: int, quick: bool, target: Path) -> dict[str, Any]:
+def in_a_process(task: str, way: str, network: str, samples: int, quick: bool, target: Path) -> dict[str, Any]:
     # Not -m: the package imports the module, which would then be there twice.
     code = "from ntkfl_experiments.bench.contenders import main; main()"
     target = target.with_suffix(".npy")
