@@ -32,8 +32,9 @@ def kernel(setting: Setting) -> list[BenchRow]:
     )
     factors, ours, filling, products = (timed[name].seconds for name in ("factors", "ours", "dense", "products"))
     difference = relative(timed["ours"].result, timed["products"].result)
-    # A layer from n to m: Gram matrices of inputs and sensitivities, n + 10 m numbers a row.
-    thin = 2.0 * N**2 * (side * side + 10 * hidden + hidden + 100)
+    # A layer from n to m: Gram matrices of inputs and of sensitivities without what these have in common, n + m numbers
+    # per row.
+    thin = 2.0 * N**2 * (side * side + hidden + hidden + 10)
     thick = 2.0 * N**2 * 10 * dense.weights
     goal = None if setting.quick else 300.0
     return [
