@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
+from ntkfl.tangent.gemm import is_fast, times_transposed
 from ntkfl.tangent.jacobian import Block, row_norms
 from ntkfl.tangent.parameters import call_with, column_slices, trainable
 
@@ -75,10 +76,13 @@ def products(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
     """
     out = left.new_zeros(len(left), len(right)) if out is None else out
     if left is not right or left.device.type != "cpu":
-        return out.addmm_(left, right.T)
+        return out.add_(times_transposed(left, right)) if is_fast(left) else out.addmm_(left, right.T)
     for at in range(0, len(left), _STRIP):
         end = at + _STRIP
-        out[at:end, at:].addmm_(left[at:end], left[at:].T)
+        if is_fast(left):
+            out[at:end, at:] += times_transposed(left[at:end], left[at:])
+        else:
+            out[at:end, at:].addmm_(left[at:end], left[at:].T)
         out[end:, at:end] = out[at:end, end:].T
     return out
 

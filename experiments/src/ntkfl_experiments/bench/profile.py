@@ -31,6 +31,7 @@ from ntkfl.methods.ntk_upload import NTKUpload
 from ntkfl.methods.robust_rows import Gathered, RobustRows
 from ntkfl.models import mlp
 from ntkfl.tangent import Evolution
+from ntkfl.tangent.gemm import times_transposed
 from ntkfl_experiments.bench.inputs import synthetic
 from ntkfl_experiments.bench.race import finish
 from ntkfl_experiments.bench.rows import BenchRow, Setting
@@ -171,9 +172,9 @@ def _product_rate(rows: int, width: int, hidden: int, setting: Setting) -> float
     several calls, on a CPU per second of all its threads' processor time.
     """
     device = setting.device
-    a, r = torch.randn(rows, width, device=device), torch.randn(rows, hidden, device=device)
-    weight, best = torch.empty(hidden, width, device=device), [math.inf, math.inf]
-    ways: list[Callable[[], Tensor]] = [lambda: torch.mm(r.T, a, out=weight), lambda: torch.mm(a, weight.T, out=r)]
+    a, r = torch.randn(rows, width, device=device), torch.randn(hidden, rows, device=device)
+    across, weight, best = a.T.contiguous(), torch.randn(hidden, width, device=device), [math.inf, math.inf]
+    ways: list[Callable[[], Tensor]] = [lambda: times_transposed(r, across), lambda: times_transposed(a, weight)]
     clock: Callable[[], float] = _processor_time if device.type == "cpu" else time.perf_counter
     calls = 1 if device.type == "cpu" else 50
     for i, way in [*enumerate(ways)] * (2 if setting.quick else 20):
