@@ -21,11 +21,11 @@ def by_onednn() -> bool:
     if not (torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()):  # type: ignore[no-untyped-call]
         return False
     known = torch.backends.cpu.get_cpu_capability() == "AVX512" and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    return known and "AMD" in _vendor()
+    return known and "AMD" in cpu_vendor()
 
 
 def is_fast(a: Tensor) -> bool:
-    """Whether `times_transposed` of such a matrix is more than PyTorch's own product."""
+    """Whether `times_transposed` of such a matrix is oneDNN's, not PyTorch's own product."""
     return a.device.type == "cpu" and a.dtype == torch.float32 and by_onednn()
 
 
@@ -37,7 +37,8 @@ def times_transposed(a: Tensor, b: Tensor, row: Tensor | None = None) -> Tensor:
     return a @ b.mT if row is None else torch.addmm(row, a, b.mT)
 
 
-def _vendor() -> str:
+def cpu_vendor() -> str:
+    """As the system names it: AuthenticAMD, GenuineIntel."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line for line in lines if line.startswith("vendor_id"))
