@@ -127,8 +127,9 @@ class NTKFL(Replay, Candidates, NoisySamples):
         ]
 
     def round_bytes(self, task: Task, counts: Sequence[int], probe: Tensor) -> int:
-        """Jacobians, a few arrays [S, N, d2] and [S, d], and twice the trace kernel [N, N]."""
+        """Jacobians, the inputs once more, a few arrays [S, N, d2] and [S, d], and twice the trace kernel [N, N]."""
         item, rows, steps = task.like.element_size(), sum(counts), len(self.steps or ()) + int(math.log2(self.extend))
         arrays = 8 * rows * task.outputs * (2 * steps + 16) + 3 * item * steps * task.like.numel()
         kernel = 2 * min(item * rows * rows, KERNEL_BYTES) if self.kernel == "trace" else 0
-        return self.jacobian_bytes(task, counts, probe) + arrays + kernel
+        inputs = item * rows * probe[:1].numel()  # as products take them, where they lie across
+        return self.jacobian_bytes(task, counts, probe) + inputs + arrays + kernel
