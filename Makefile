@@ -65,6 +65,7 @@ lint: $(VENV)/.lint
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	$(PY) tools/budget.py
 
 bench: $(VENV)/.test
 	$(PY) -m ntkfl bench
