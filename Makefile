@@ -40,26 +40,24 @@ run: $(VENV)/.run
 test: $(VENV)/.test
 	$(PY) -m pytest -n 3 --no-loadscope-reorder
 
-# The long sweeps of which `make test` has a slice: whole deployments, load, interrupts, kills, fuzzing. About an hour.
+# The long sweeps of which `make test` has a slice: whole deployments, kills, fuzzing.
 test-long: $(VENV)/.test
 	$(PY) -m pytest -n 2 --no-loadscope-reorder -m long
-	$(MAKE) chaos fuzz
+	$(MAKE) fuzz
 
 # Pages in headless Chromium, which the system's package manager has.
 test-browser: $(VENV)/.test $(VENV)/.browser
 	@command -v chromium || command -v chromium-browser || command -v google-chrome || { echo "Chromium not found: apt-get install chromium"; exit 1; }
 	$(PY) -m pytest tests/report -m browser
 
-# Inputs changed at random for every decoder and parser, and made-up requests for the services. What fails is kept in build/fuzz.
+# Inputs changed at random for every decoder and parser, and made-up requests for the services.
 fuzz: $(VENV)/.test $(VENV)/.fuzz
-	$(PY) -m tests.fuzz --cases 200000
+	NTKFL_FUZZ_CASES=2000 $(PY) -m pytest -q tests/test_fuzz.py
 	NTKFL_OPENAPI_REQUESTS=250 $(PY) -m pytest -q tests/services/http/test_openapi.py
 
-# Runs killed 50 times in a row, and at every step of their writing; resumed, they end with the same bytes. Then Ctrl-C in every long verb.
+# Runs killed at every step of their writing and resumed, which end with the same bytes; disks without room.
 chaos: $(VENV)/.test
-	$(PY) -m tests.chaos --kills 50
-	$(PY) -m tests.chaos --every-step
-	$(PY) -m tests.chaos --ctrl-c
+	$(PY) -m pytest -q -m "long or not long" tests/test_chaos.py
 
 lint: $(VENV)/.lint
 	$(PY) -m ruff check .
