@@ -61,6 +61,7 @@ def interface() -> dict[str, int]:
     import click
     import typer
 
+    sys.path.insert(0, str(PACKAGE.parent))  # this tree, whatever is installed
     from ntkfl.cli import app
     from ntkfl.methods import METHODS, Method
 
