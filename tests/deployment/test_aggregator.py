@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import time
 from pathlib import Path
 from typing import Any
 
@@ -174,23 +173,6 @@ def test_after_a_round_no_key_opens_what_was_recorded(tmp_path: Path) -> None:
                 open_row(key, row, "demo", "run-0", said)
 
 
-def test_the_record_says_how_many_were_asked_and_answered(tmp_path: Path) -> None:
-    """Of a round in which one was silent: counts, since the shuffler says which rows came, and not whose."""
-    aggregator = Aggregator(made(tmp_path, rounds=1, clients=4, clients_per_round=4), tmp_path / "run")
-    names = [*NAMES, "client-3"]
-    aggregator.transport.shuffler = Here(aggregator, names, silent="client-2")  # type: ignore[assignment]
-    run = aggregator.run()
-    (record,), (timing,) = run.history, run.timings
-    assert (record["asked"], record["answered"]) == (4, 3)
-    assert record["samples"] == 3 * 6
-    assert 0 < timing["waited_seconds"] <= timing["seconds"]
-    assert remarks(record, {"waited_seconds": 37.4}) == ["3 of 4 clients answered; waited 37 s for 1"]
-    assert remarks(record | {"answered": 4}) == []
-    status = read_status(tmp_path / "demo" / "aggregator")
-    assert status is not None
-    assert (status["state"], status["out"]) == ("the run has ended", str(tmp_path / "run"))
-
-
 NOISY = {"name": "fedavg", "shuffle": True, "clip": 1.0, "noise": 1.0, "local_steps": 1}
 
 
@@ -210,24 +192,6 @@ def test_a_client_that_has_lapsed_is_drawn_last_unless_epsilon_counts_on_the_dra
     first = [number for number, was in enumerate(drawn) if was][1] + 1  # the round after its second draw
     assert sum(drawn[:first]) == 2
     assert (sum(drawn[first:]) > 0) == noisy
-
-
-def test_no_evaluator_is_waited_for_that_has_lapsed(tmp_path: Path) -> None:
-    class Lapsed(Here):
-        def clients(self, role: str) -> list[str]:
-            return self.names if role == "client" else ["evaluator-0"]
-
-        def presence(self, role: str) -> Clients:
-            return Clients(clients=self.clients(role), away=int(role == "evaluator"), lapsed=[])
-
-    said: list[str] = []
-    aggregator = Aggregator(made(tmp_path, rounds=1, evaluators=1), tmp_path / "run", said.append)
-    aggregator.transport.shuffler = Lapsed(aggregator)  # type: ignore[assignment]
-    began = time.monotonic()
-    (record,) = aggregator.run().history
-    assert time.monotonic() < began + aggregator.settings.round_seconds
-    assert record["test_accuracy"] is None
-    assert said[-1] == "round 1 was not evaluated: evaluators that are there: 0 of 1 that are needed"
 
 
 def test_a_client_that_leaves_in_a_round_costs_the_round_and_not_the_run(tmp_path: Path) -> None:
@@ -262,20 +226,6 @@ def test_a_contract_that_is_used_up_ends_the_run(tmp_path: Path) -> None:
     aggregator.transport.shuffler = Here(aggregator, NAMES, leaves="client-2")  # type: ignore[assignment]
     with pytest.raises(TooFew, match="all 1 rounds that the contract allows are used up"):
         aggregator.run()
-
-
-def test_a_federation_of_the_first_version_says_so(folder: Path, tmp_path: Path) -> None:
-    pinned = (folder / "federation.toml").read_text()
-    (folder / "federation.toml").write_text(pinned.replace("protocol = 2\n", ""))
-    with pytest.raises(ConfigError, match="written by protocol version 1, this is 2: make the folders anew"):
-        Aggregator(folder, tmp_path / "run")
-
-
-def test_a_run_folder_of_the_first_version_says_so(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.toml").write_text("rounds = 1\n")
-    with pytest.raises(RunFolderError, match="written by protocol version 1, this is 2: begin a new run"):
-        Aggregator(folder, tmp_path / "run", lambda line: None).run()
 
 
 def test_its_tls_key_is_for_its_owner(folder: Path, tmp_path: Path) -> None:

@@ -69,23 +69,3 @@ def test_too_few_are_waited_for_as_long_as_patience_says(tmp_path: Path) -> None
     waited = wait(shuffler, tmp_path, patience=0.2)
     assert (waited.ready, waited.status.state, waited.status.clients) == (False, "open", 3)
     assert waited.seconds >= SETTINGS["round_seconds"] + 0.2
-
-
-def test_a_later_exchange_ends_at_its_deadline_and_names_who_is_missing(tmp_path: Path) -> None:
-    shuffler = Shuffler()
-    shuffler.open(batch(), DIGEST)
-    submit_all(shuffler)
-    shuffler.release(KEY)
-    shuffler.open(batch(LATER, seconds=0.2), DIGEST)
-    submit_all(shuffler, LATER, NAMES[:3])
-    waited = wait(shuffler, tmp_path, LATER)
-    assert (waited.ready, waited.status.missing) == (False, ("dan",))
-    assert waited.seconds < 30  # patience is not for it
-
-
-def test_a_batch_that_was_cancelled_is_not_waited_for(tmp_path: Path) -> None:
-    shuffler = Shuffler()
-    shuffler.open(batch(), DIGEST)
-    shuffler.cancel(KEY)
-    waited = wait(shuffler, tmp_path)
-    assert (waited.ready, waited.status.state) == (False, "cancelled")

@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import save
 
 from ntkfl.deployment.contract import Terms
-from ntkfl.errors import ConfigError, DataError, MessageError, RunFolderError, TrustError
+from ntkfl.errors import RunFolderError, TrustError
 from ntkfl.federation.config import ModelConfig
 from ntkfl.flower.client import FlowerClient
 from ntkfl.flower.client_memory import ClientMemory
 from ntkfl.wire import Message
-from tests.flower.federations import NTK, digits, member, settings
+from tests.flower.federations import NTK, digits, settings
 
 RUN = "0123456789abcdef"
 
@@ -35,30 +35,6 @@ def test_samples_are_drawn_once_a_round_and_from_the_system(tmp_path: Path) -> N
     assert first == again
     assert rows(first) == round(0.2 * digits().sizes[0])
     assert own.answer(weights(own, round=2), RUN) != own.answer(weights(own, round=3), RUN)
-
-
-def test_bad_data_are_an_error_and_are_read_again_when_asked_again(tmp_path: Path) -> None:
-    x, y = digits().client(0)
-    reads = [(x * float("nan"), y), (x[:, :, :4], y), (x, y.double()[:, None]), (x, y)]
-    own = member(settings(NTK), tmp_path, 0, lambda: reads.pop(0))
-    for reason in ("not finite", "inputs of shape", "real targets must"):
-        with pytest.raises(DataError, match=reason):
-            own.answer(weights(own), RUN)
-    assert rows(own.answer(weights(own), RUN)) == len(y)
-
-
-def test_a_run_is_called_by_a_name_that_is_no_path(tmp_path: Path) -> None:
-    own = member(settings({"name": "scaffold", "local_steps": 1}), tmp_path, 0)
-    for name in ("../../elsewhere", "", "0123456789abcdeg", RUN + "0"):
-        with pytest.raises(MessageError, match="16 hexadecimal digits"):
-            own.answer(weights(own), name)
-    own.answer(weights(own, control=torch.zeros_like(own.client.task.like)), RUN)
-    assert [path.name for path in (tmp_path / "client-0" / "memory" / RUN).iterdir()] == ["1.safetensors"]
-
-
-def test_terms_that_need_a_shuffler_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--federation"):
-        member(settings({"name": "cp-ntk-fl"}), tmp_path, 0)
 
 
 def test_memory_is_kept_as_it_was_after_each_of_the_last_two_rounds(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from ntkfl.errors import ConfigError, NTKFLError, TooFew
+from ntkfl.errors import TooFew
 from ntkfl.federation.server import remarks
 from ntkfl.flower.apps import client_app
 from ntkfl.flower.server import FlowerServer
@@ -135,32 +135,6 @@ def test_too_few_answers_repeat_the_round_with_others_and_then_stop_the_run(tmp_
     with pytest.raises(TooFew, match="round 1 failed 2 times"):
         server.run()
     assert sum("below the quorum of 3" in line for line in said) == 2
-
-
-def test_absent_clients_are_waited_for_and_then_not_drawn(tmp_path: Path) -> None:
-    run = settings(NTK, rounds=2, clients=3, clients_per_round=2)
-    grid = LocalGrid(apps(run, tmp_path), online=NODES[:2])
-    server = deployed(grid, run, tmp_path / "run")
-    with pytest.raises(TooFew, match="2 of 3 clients came"):  # two of the three that the first round waits for
-        server.run()
-    grid.online = {*NODES[:3], 77}  # the last is a node whose key this server does not know
-    history = server.run().history
-    assert {name for record in history for name in record["clients"]} <= {"client-0", "client-1", "client-2"}
-    assert {message.metadata.dst_node_id for message in grid.sent} <= set(NODES[:3])
-
-
-def test_what_cannot_work_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
-    grid = LocalGrid({})
-    for run, reason in (
-        (settings({"name": "cp-ntk-fl"}), "give --federation"),
-        (settings(NTK, clients=9), "4 keys are known"),
-    ):
-        with pytest.raises(ConfigError, match=reason):
-            deployed(grid, run, tmp_path / "run")
-    x, y = digits().test
-    nodes = dict(zip("abcd", NODES, strict=True))
-    with pytest.raises(NTKFLError, match="inputs of shape"):
-        FlowerServer(grid, nodes, settings(NTK), tmp_path / "run", (x[..., :4], y))
 
 
 @pytest.mark.parametrize("method", [NTK, {"name": "fedavg", "local_steps": 3}])

@@ -12,8 +12,7 @@ from urllib.request import urlopen
 import httpx
 import pytest
 
-from ntkfl.errors import ConfigError
-from ntkfl.services.metrics import KNOWN, Metrics, serving_metrics
+from ntkfl.services.metrics import KNOWN, Metrics
 from tests.deployment.federation import Deployment, free_port
 from tests.services.processes import Process
 
@@ -54,12 +53,6 @@ def test_counters_add_up_and_gauges_are_replaced() -> None:
 def test_every_metric_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
     assert [name for name in KNOWN if f"`{name}`" not in page] == []
-
-
-@pytest.mark.parametrize("address", ["here", "127.0.0.1:seventy", "127.0.0.1:70000"])
-def test_an_address_that_is_none(address: str) -> None:
-    with pytest.raises(ConfigError, match=r"--metrics takes HOST:PORT"), serving_metrics(address):
-        pass
 
 
 def scraped(port: int, path: str = "/metrics") -> str:

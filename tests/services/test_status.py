@@ -53,17 +53,3 @@ def test_a_role_that_was_killed_is_told_from_one_that_waits(tmp_path: Path) -> N
 def test_a_damaged_file_is_no_error(tmp_path: Path, text: bytes) -> None:
     (tmp_path / FILE).write_bytes(text)
     assert read_status(tmp_path) == {"running": False}
-
-
-def test_what_has_another_form_is_not_believed(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text('{"pid": 1, "present": {"client": [3]}}')
-    assert read_status(tmp_path) == {"running": False}
-
-
-def test_a_shorter_status_leaves_nothing_of_a_longer_one(tmp_path: Path) -> None:
-    status = StatusFile(tmp_path, "shuffler", present={"client": ["client"] * 50})
-    status.update(present=None, answered=1)
-    found = read_status(tmp_path)
-    assert found is not None
-    assert found["answered"] == 1
-    assert "present" not in found

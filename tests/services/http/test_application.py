@@ -10,7 +10,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ntkfl.version import __version__
 from tests.services.example_service import caller, error, make, start
 from tests.services.processes import Process
 
@@ -30,22 +29,6 @@ def process(folder: Path) -> Iterator[Process]:
 def client(process: Process, folder: Path) -> Iterator[httpx.Client]:
     with caller(process.urls["front"], folder) as client:
         yield client
-
-
-def test_health(client: httpx.Client) -> None:
-    response = client.get("/health")
-    assert response.json() == {"status": "ok", "service": "front", "version": __version__}
-    assert response.headers["cache-control"] == "no-store"
-    assert "server" not in response.headers
-
-
-def test_errors_have_one_shape(client: httpx.Client) -> None:
-    assert error(client.get("/refused")) == (409, "replayed")
-    assert client.get("/refused").json()["message"] == "two lines"
-    assert error(client.get("/nowhere")) == (404, "not-found")
-    assert error(client.get("/size")) == (405, "method-not-allowed")
-    assert error(client.get("/docs")) == (404, "not-found")
-    assert error(client.get("/openapi.json")) == (404, "not-found")
 
 
 def test_what_is_unexpected_tells_no_details(client: httpx.Client, process: Process) -> None:
@@ -80,11 +63,3 @@ def test_what_is_invalid_is_not_echoed(client: httpx.Client, body: bytes) -> Non
 def test_json_that_breaks_parsers_is_refused(client: httpx.Client, body: bytes) -> None:
     status, _ = error(client.post("/body", content=body, headers={"content-type": "application/json"}))
     assert status in (400, 422)
-
-
-def test_no_answer_is_a_redirect(client: httpx.Client) -> None:
-    for path in ("/size/", "/health/", "//health", "/body/?x=1"):
-        response = client.post(path, headers={"host": "attacker.example"})
-        assert error(response) == (404, "not-found"), path
-        assert "location" not in response.headers
-        assert "attacker.example" not in response.text

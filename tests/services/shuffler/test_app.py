@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import ssl
 import time
 from collections import Counter
@@ -14,16 +13,13 @@ from dataclasses import replace
 
 import httpx
 import pytest
-import torch
 
 from ntkfl.crypto.context import bind
 from ntkfl.crypto.hpke import SigningKey
 from ntkfl.crypto.receipt import check_receipt
-from ntkfl.crypto.row_frames import FRAME_BYTES, Announced, BatchKey, open_row, pack_rows, unpack_rows
+from ntkfl.crypto.row_frames import Announced, BatchKey, open_row, pack_rows, unpack_rows
 from ntkfl.services.announcement import Announcement
 from ntkfl.services.http.signing import CREDENTIAL_HEADER, SIGNATURE_HEADER, sign_request
-from ntkfl.services.shuffler.aggregator_app import PIECE
-from ntkfl.wire import Message
 from tests.deployment.federation import PREFIX, ROW_BYTES, Client, Deployment, refused
 from tests.services.processes import Process
 
@@ -121,24 +117,6 @@ def test_what_the_aggregator_asks_wrongly_is_refused(deployment: Deployment, pro
     assert aggregator.on(batch.key, "POST", "/cancel").json() == {"status": "cancelled"}
     assert refused(deployment.client("bob").submit(batch.key)) == (410, "cancelled")
     assert refused(aggregator.on(batch.key, "POST", "/release")) == (410, "cancelled")
-
-
-def test_another_announcement_for_the_same_batch_is_refused(deployment: Deployment, process: Process) -> None:
-    """Different weights per client would mark every row with its sender: there is one announcement per key."""
-    aggregator, batch = deployment.aggregator(), deployment.batch("ada", "bob")
-    one, other = (Message("weights", 1, {"weights": torch.tensor([value])}) for value in (1.0, 2.0))
-    signed = aggregator.signed(batch, one)
-    assert aggregator.ask("POST", "/announcements", signed).status_code == 200
-    assert deployment.client("ada").submit(batch.key).status_code == 200
-    assert refused(aggregator.ask("POST", "/announcements", aggregator.signed(batch, other))) == (
-        409,
-        "other-announcement",
-    )
-    # Bob was given the other one on another way: his rows say so, and are refused.
-    assert refused(deployment.client("bob").submit(batch.key)) == (409, "other-announcement")
-    assert refused(aggregator.on(batch.key, "POST", "/release")) == (425, "not-ready")
-    again = aggregator.ask("POST", "/announcements", signed)
-    assert again.json() == {"sequence": aggregator.ask("GET", "/latest").json()["sequence"]}
 
 
 def test_reports_reach_the_aggregator(deployment: Deployment, process: Process) -> None:
@@ -259,19 +237,3 @@ def test_only_the_aggregators_certificate_is_accepted_on_its_port(deployment: De
         assert ada.ask("GET", path).status_code == 404
     assert ada.ask("POST", "/announcements", b"\0\0\0\0mine").status_code == 404
     assert deployment.aggregator().ask("GET", "/latest").status_code == 200
-
-
-def test_a_batch_that_is_larger_than_a_piece_arrives_whole(deployment: Deployment, process: Process) -> None:
-    """The last test, as the bound on bodies follows the batches there were."""
-    aggregator, size = deployment.aggregator(), 2 * PIECE // 5  # two rows a piece, one left over
-    batch = deployment.batch("ada", "bob", "cyd", row_bytes=size, max_rows=3)
-    assert aggregator.publish(batch).status_code == 200
-    said, sent = deployment.announced[batch.key], []
-    for name in ("ada", "bob", "cyd"):
-        rows = [os.urandom(size) for _ in range(3)]
-        assert deployment.client(name).ask("POST", "/rows", pack_rows(said, rows)).status_code == 200
-        sent += rows
-    released = aggregator.on(batch.key, "POST", "/release")
-    assert int(released.headers["content-length"]) == FRAME_BYTES + 9 * size
-    assert Counter(unpack_rows(released.content, row_bytes=size)[1]) == Counter(sent)
-    assert aggregator.on(batch.key, "DELETE").status_code == 200

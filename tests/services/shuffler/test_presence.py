@@ -5,10 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ntkfl.crypto.row_frames import BatchKey
-from ntkfl.services.shuffler.batch import EVALUATION
-from ntkfl.services.shuffler.presence import Presence
 from ntkfl.services.shuffler.store import Shuffler
-from ntkfl.services.trusted_peers import agreed_cohort
 from tests.deployment.federation import Deployment
 from tests.services.shuffler.batches import DIGEST, NAMES, Clock, batch, rows_of, said, submit_all
 
@@ -22,18 +19,6 @@ def missed(shuffler: Shuffler, clock: Clock, round: int) -> None:
     submit_all(shuffler, key, THREE)
     clock.now += 11
     assert shuffler.release(key)
-
-
-def test_a_call_is_enough_to_be_there_and_a_batch_counts_once() -> None:
-    presence = Presence(after=2)
-    presence.missed(1, ["ada", "bob"])
-    presence.missed(1, ["ada", "bob"])  # the aggregator asks again for a release that it did not get whole
-    assert presence.lapsed() == frozenset()
-    presence.called("bob")
-    presence.missed(2, ["ada", "bob"])
-    assert presence.lapsed() == {"ada"}
-    presence.called("ada")
-    assert presence.lapsed() == frozenset()
 
 
 def test_the_third_round_does_not_wait_for_a_client_that_missed_two() -> None:
@@ -83,20 +68,6 @@ def test_the_floor_and_later_exchanges_are_as_they_were() -> None:
     assert shuffler.status(second).state == "open"  # released with exactly the clients of the first, or not at all
 
 
-def test_an_evaluator_that_never_reports_lapses_too() -> None:
-    shuffler = Shuffler()
-    for name in ("eva", "eve"):
-        shuffler.present(name, "evaluator")
-    for round in (1, 2):
-        key = BatchKey(round, EVALUATION)
-        shuffler.publish(DIGEST, key)
-        shuffler.report("eva", shuffler.announced(key), b"sealed")
-        shuffler.forget(key)
-        shuffler.forget(key)
-    assert shuffler.lapsed("evaluator") == ["eve"]
-    assert shuffler.lapsed("client") == []
-
-
 def test_every_signed_request_is_a_call(tmp_path: Path) -> None:
     """Over HTTP: who has lapsed has not any more after one question, and a stranger's does not count. Names are told
     where the contract's two of a round are a choice, whatever cohorts the aggregator announces.
@@ -122,15 +93,3 @@ def test_every_signed_request_is_a_call(tmp_path: Path) -> None:
         assert clients["bob"].ask("GET", "/announcement?after=0").status_code == 200
         assert aggregator.ask("GET", "/clients").json() == there | {"away": 0, "lapsed": []}
         deployment.hang_up()
-
-
-def test_the_contract_and_not_an_announcement_says_how_many_are_asked(tmp_path: Path) -> None:
-    deployment = Deployment(tmp_path)
-    assert agreed_cohort(deployment.folder / "shuffler") == 2
-    file = deployment.folder / "shuffler" / "federation.toml"
-    for damaged in ("terms = 3\n", "[terms]\nclients_per_round = true\n", ""):
-        file.write_text(damaged)
-        assert agreed_cohort(deployment.folder / "shuffler") is None
-    assert not Presence(cohort=None).may_be_named(100)
-    assert not Presence(cohort=3).may_be_named(3)
-    assert Presence(cohort=3).may_be_named(4)
