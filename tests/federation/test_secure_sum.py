@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 import ntkfl
 from ntkfl.crypto.hpke import SealingKey
-from ntkfl.errors import ConfigError, MessageError, Refused, TooFew
+from ntkfl.errors import ConfigError, MessageError, Refused
 from ntkfl.federation.config import Byzantine
 from ntkfl.federation.secure_sum import open_sum
 from ntkfl.federation.server import remarks
@@ -209,27 +208,6 @@ def test_updates_beyond_their_limit_are_bounded_and_counted(digits: ntkfl.data.F
     assert remarks(record) == ["4 clients scaled numbers down to their limit: raise sum_limit"]
 
 
-def test_a_run_goes_on_from_its_folder(digits: ntkfl.data.Federated, tmp_path: Path) -> None:
-    method = SumNTKFL(secure_sum=True, control="judge")
-    torch.manual_seed(0)
-    model = ntkfl.models.mlp(64, 16, 10).double()
-    whole = Simulation(model, digits, method, clients_per_round=4).run(3, callbacks=[])
-    for rounds in (1, 3):
-        simulation = Simulation(model, digits, method, clients_per_round=4)
-        resumed = simulation.run(rounds, out=tmp_path / "run", resume=rounds > 1, callbacks=[])
-    assert torch.equal(weights(whole), weights(resumed))
-    assert resumed.history == whole.history
-
-
-@pytest.mark.parametrize(
-    "name", ["ntk-fl", "cp-ntk-fl", "scaffold", "fedcom", "fedfisher", "qsgd", "data-share", "centralized"]
-)
-def test_methods_that_are_no_sums_are_refused(name: str) -> None:
-    options = {"shuffle": False} if name == "cp-ntk-fl" else {}
-    with pytest.raises(ConfigError, match=r"more of clients than the sum of their replies|sparsity at 0"):
-        METHODS[name](secure_sum=True, **options)
-
-
 @pytest.mark.parametrize(
     ("options", "why"),
     [
@@ -275,11 +253,6 @@ def test_seeds_are_not_kept(digits: ntkfl.data.Federated, monkeypatch: pytest.Mo
     assert "sums" in tables
     assert not [name for name in tables if name.startswith(("seeds_", "pending_", "released_"))]
     assert [masks for shuffler in kept for (masks,) in shuffler._db.execute("SELECT masks FROM sums")] == [None]
-
-
-def test_fewer_than_two_clients_are_no_crowd(digits: ntkfl.data.Federated) -> None:
-    with pytest.raises((ConfigError, TooFew), match="at least 2 clients"):
-        trained(digits, FedAvg(secure_sum=True), clients_per_round=1)
 
 
 def test_an_extreme_update_weighs_as_much_as_its_limit(digits: ntkfl.data.Federated) -> None:
