@@ -6,10 +6,8 @@ import json
 import re
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
 
 import pytest
-from pydantic import Field
 
 from ntkfl.compare.spec import Comparison, Entry, Search
 from ntkfl.data.partitions import PARTITIONS
@@ -67,27 +65,6 @@ def test_bounds_are_those_that_are_checked(tables: dict[str, Rows]) -> None:
                     method(**{option: int(wrong) if "integer" in values else wrong})
                 tried += 1
     assert tried > 100
-
-
-def test_values_of_each_kind() -> None:
-    class Sample(Options):
-        a: int | None = Field(None, ge=1)
-        b: tuple[float, ...] = ()
-        c: bool = True
-        d: float = Field(0.5, gt=0, le=1)
-
-        e: Sample | None = None
-        f: tuple[Annotated[int, Field(ge=0)], ...] = ()
-
-    said = {name: HOOK.values(field) for name, field in Sample.model_fields.items()}
-    assert said == {
-        "a": "integer ≥ 1",
-        "b": "list of numbers",
-        "c": "true or false",
-        "d": "number > 0 and ≤ 1",
-        "e": "table",
-        "f": "list of integers",
-    }
 
 
 @pytest.mark.parametrize("schema", [Comparison, Search, Entry])
