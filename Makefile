@@ -50,10 +50,9 @@ test-browser: $(VENV)/.test $(VENV)/.browser
 	@command -v chromium || command -v chromium-browser || command -v google-chrome || { echo "Chromium not found: apt-get install chromium"; exit 1; }
 	$(PY) -m pytest tests/report -m browser
 
-# Inputs changed at random for every decoder and parser, and made-up requests for the services.
-fuzz: $(VENV)/.test $(VENV)/.fuzz
+# Inputs changed at random for every decoder and parser.
+fuzz: $(VENV)/.test
 	NTKFL_FUZZ_CASES=2000 $(PY) -m pytest -q tests/test_fuzz.py
-	NTKFL_OPENAPI_REQUESTS=250 $(PY) -m pytest -q tests/services/http/test_openapi.py
 
 # Runs killed at every step of their writing and resumed, which end with the same bytes; disks without room.
 chaos: $(VENV)/.test
@@ -96,7 +95,7 @@ try:
 audit-deps:
 	$(PYTHON) -m venv build/audit
 	build/audit/bin/python -m pip --disable-pip-version-check install --quiet pip-audit==2.10.1
-	for part in run test lint docs browser fuzz; do \
+	for part in run test lint docs browser; do \
 	  build/audit/bin/pip-audit -r requirements/$$part.txt --no-deps --disable-pip --strict --progress-spinner off || exit 1; done
 
 # A wheel, installed with the core alone into an empty environment, trains and reports there.

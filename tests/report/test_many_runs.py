@@ -66,23 +66,6 @@ def test_the_ten_most_accurate_are_drawn_in_ten_colours(report: str, open_page: 
     shoot(phone, "report-many-phone-dark")
 
 
-def test_others_are_a_tick_away_and_every_curve_keeps_a_look_of_its_own(report: str, open_page: Open) -> None:
-    page = open_page(report)
-    before = strokes(page)
-    last = by_accuracy()[-1]
-    page.get_by_label(f"show {by_accuracy()[3]}", exact=True).uncheck()
-    page.get_by_label(f"show {last}", exact=True).check()
-    assert names(page, "#legend li") == [*by_accuracy()[:3], *by_accuracy()[4:10], last]
-    assert strokes(page) == [*before[:3], *before[4:], before[3]]  # the others' stay, the free colour is taken
-    page.get_by_label(f"show {by_accuracy()[3]}", exact=True).check()
-    assert len(set(strokes(page))) == 11
-    page.get_by_role("button", name="Show all").click()
-    assert len(set(strokes(page))) == RUNS
-    assert page.is_hidden("#drawn")
-    page.get_by_role("button", name="Show the first ten").click()
-    assert strokes(page) == before
-
-
 def test_headings_sort_one_way_the_other_way_and_not_at_all(report: str, open_page: Open) -> None:
     page = open_page(report)
     given = sorted(by_accuracy())
@@ -105,17 +88,3 @@ def test_headings_sort_one_way_the_other_way_and_not_at_all(report: str, open_pa
     assert there == sorted(there)
     assert 0 < len(there) < RUNS
     assert reached[len(there) :] == ["—"] * (RUNS - len(there))  # runs that never got there are last
-
-
-def test_pointing_at_the_legend_dims_the_other_curves(report: str, open_page: Open) -> None:
-    page = open_page(report)
-    page.locator("#legend li").nth(2).hover()
-    assert page.locator("#by-round .curve.faded").count() == 9
-
-
-def test_a_live_page_draws_no_more_than_ten_as_runs_begin(report: str, open_page: Open) -> None:
-    page = open_page(report)
-    page.evaluate("runs.set('new', {...runs.values().next().value, id: 'new', name: 'new', group: 'new'}); drawAll()")
-    assert page.locator("#run-table tbody tr").count() == RUNS + 1
-    assert page.get_by_label("show new", exact=True).is_checked() is False
-    assert page.locator("#legend li").count() == 10

@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 import ntkfl
 from ntkfl.cli import app
 from ntkfl.compare.plan import read_plan
-from ntkfl.errors import ConfigError, RunFolderError
+from ntkfl.errors import RunFolderError
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.report.insight import KEPT, insight
 from ntkfl.report.page import write_report
 from ntkfl.report.runs import condition, find, history, require
-from ntkfl.report.view import audit, files, view
+from ntkfl.report.view import files, view
 
 
 def named(root: Path, name: str):  # type: ignore[no-untyped-def]
@@ -42,13 +42,6 @@ def test_runs_and_comparisons_are_found_by_name(runs: Path) -> None:
     assert find([runs / "small"])[0][0].name == "NTK-FL, seed 0"
     assert [run.name for run in find([runs / "whole"])[0]] == ["whole"]
     assert len({run.id for run in found}) == 6
-
-
-def test_numbered_runs_are_in_the_order_of_their_numbers(runs: Path, tmp_path: Path) -> None:
-    for name in ("run-10", "run-9", "7", "run-1b", "run-1"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.toml").write_bytes((runs / "whole" / "config.toml").read_bytes())
-    assert [run.name for run in find([tmp_path])[0]] == ["7", "run-1", "run-1b", "run-9", "run-10"]
 
 
 def test_a_page_of_one_run_is_beside_it_unless_told_otherwise(
@@ -145,14 +138,6 @@ def test_a_broken_run_is_said_in_its_own_line(runs: Path, tmp_path: Path) -> Non
     assert write_report([tmp_path], tmp_path / "report.html").exists()
 
 
-def test_a_run_of_endless_rounds_is_said_in_its_own_line(runs: Path, tmp_path: Path) -> None:
-    text = (runs / "whole" / "config.toml").read_text()
-    (tmp_path / "config.toml").write_text(re.sub("(?m)^rounds = .*$", "rounds = inf", text))
-    (run,) = find([tmp_path])[0]
-    assert view(run)["condition"] == "failed"
-    assert "infinity" in view(run)["text"]
-
-
 def test_links_to_elsewhere_are_not_followed(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "outside").symlink_to(runs / "whole")
     (tmp_path / "own").mkdir()
@@ -174,13 +159,6 @@ def test_what_is_no_run_is_refused_in_one_line(make: str, message: str, tmp_path
         path.mkdir()
     with pytest.raises(RunFolderError, match=message):
         require([path])
-
-
-def test_where_a_report_cannot_be_written(runs: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"\.html"):
-        write_report([runs], tmp_path / "report.pdf")
-    with pytest.raises(ConfigError, match="no folder"):
-        write_report([runs], tmp_path / "none" / "report.html")
 
 
 def test_spectra_are_the_kernels_of_the_first_and_last_weights(runs: Path) -> None:
@@ -249,32 +227,3 @@ def test_what_cannot_be_rebuilt_is_skipped_by_name(runs: Path, tmp_path: Path, m
         assert why in found["clients_missing"]
         assert why in found["spectra_missing"]
         assert not (tmp_path / name / KEPT).exists()
-
-
-def test_an_audit_is_shown_where_there_is_one(runs: Path) -> None:
-    assert audit(named(runs, "cut")) is None
-    found = audit(named(runs, "whole"))
-    assert found is not None
-    assert found["pictures"][0]["source"].startswith("data:image/png;base64,")
-    assert found["findings"]["findings"][0]["mean"] == 0.913
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"folder": 5},
-        {"folder": "a\0b"},
-        {"folder": "a" * 5000},
-        {"rounds": "x"},
-        {"rounds": -5},
-        {"seed": {}},
-        {"stop_at": "x"},
-    ],
-)
-def test_a_plan_with_a_value_of_another_kind_is_broken(change: dict[str, object], runs: Path, tmp_path: Path) -> None:
-    plan = json.loads((runs / "small" / "plan.json").read_text())
-    plan["cells"][0] |= change
-    (tmp_path / "plan.json").write_text(json.dumps(plan))
-    with pytest.raises(RunFolderError, match=r"plan\.json is broken") as caught:
-        read_plan(tmp_path)
-    assert "\n" not in str(caught.value)

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-import time
 from pathlib import Path
 
 import pytest
-import torch
-from ntkfl_experiments.bench import SUITES, BenchRow, Setting
+from ntkfl_experiments.bench import BenchRow, Setting
 from ntkfl_experiments.bench.accuracy import accuracy
 from ntkfl_experiments.bench.chart import chart
 from ntkfl_experiments.bench.clients import clients
 from ntkfl_experiments.bench.kernel import kernel
 from ntkfl_experiments.bench.networks import networks
 from ntkfl_experiments.bench.products import products
-from ntkfl_experiments.bench.profile import PARTS, REST, Clocks, profile
 from ntkfl_experiments.bench.round import round as round_suite
-from ntkfl_experiments.bench.scaling import scaling, slope
+from ntkfl_experiments.bench.scaling import scaling
 from ntkfl_experiments.bench.secure_sum import secure_sum
 from ntkfl_experiments.bench.start import start
 from ntkfl_experiments.bench.wire import wire
@@ -32,10 +29,6 @@ def _check(rows: list[BenchRow]) -> None:
         assert row.seconds > 0
         assert row.ratio is None or row.ratio > 0
         assert row.goal is None  # tiny sizes promise nothing
-
-
-def test_titles() -> None:
-    assert all(suite.__doc__ for suite in SUITES.values())
 
 
 def test_wire() -> None:
@@ -85,40 +78,6 @@ def test_round(tmp_path: Path) -> None:
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_profile() -> None:
-    """The parts are those of a round, and add up to it."""
-    whole, *parts = profile(Setting(quick=True))
-    _check([whole, *parts])
-    assert sum(part.seconds for part in parts) == pytest.approx(whole.seconds)
-    assert sum(part.details["share"] for part in parts) == pytest.approx(1)
-    calls = {part.what: part.details["calls"] for part in parts}
-    assert calls.keys() <= {REST, *(name for _, _, name in PARTS)}
-    assert calls["messages: replies encoded and decoded"] == 2
-    assert calls["defences: rows computed again"] == 20  # on a CPU, one client's after the other's
-    evolution = next(part for part in parts if part.what == "server: evolution")
-    assert evolution.details["products"] > 10
-    assert evolution.details["of_peak"] > 0
-
-
-def test_a_part_inside_another_counts_once() -> None:
-    class Owner:
-        def outer(self) -> None:
-            time.sleep(0.02)
-            self.inner()
-            self.inner()
-
-        def inner(self) -> None:
-            time.sleep(0.05)
-
-    plain, clocks = Owner.inner, Clocks(torch.device("cpu"))
-    with clocks.on(((Owner, "outer", "outer"), (Owner, "inner", "inner"))):
-        Owner().outer()
-    assert clocks.calls == {"outer": 1, "inner": 2}
-    assert clocks.seconds["inner"] >= 0.1
-    assert clocks.seconds["outer"] < clocks.seconds["inner"]
-    assert Owner.inner is plain
-
-
 def test_products() -> None:
     ours, general, exact = products(Setting(quick=True))
     _check([ours, general, exact])
@@ -144,10 +103,6 @@ def test_scaling() -> None:
     assert [row.what for row in rows] == ["N = 60", "N = 240", "N = 240, out of core"]
     assert all(row.seconds > 0 and row.details["products"] > 10 and row.details["peak"] > 1e7 for row in rows)
     assert "slopes" in rows[1].note
-
-
-def test_the_slope_of_a_power_law_is_its_exponent() -> None:
-    assert slope([1, 10, 300], [5 * x**1.3 for x in (1, 10, 300)]) == pytest.approx(1.3)
 
 
 def test_accuracy() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 from ntkfl_experiments.paper.item import Beside, Context, Findings, Item, ItemResult, Verdict
-from ntkfl_experiments.paper.record import commit, devices, folder_of, judge_again, write
+from ntkfl_experiments.paper.record import commit, folder_of, judge_again, write
 
 from ntkfl.errors import ConfigError
 
@@ -90,13 +90,3 @@ def test_a_stored_result_is_judged_again_and_keeps_its_data(tmp_path: Path) -> N
     assert "| it falls | 0.1 | 0.2 | holds |" in (tmp_path / "findings.md").read_text()
     with pytest.raises(ConfigError, match="no result of fig0"):
         judge_again(tmp_path / "elsewhere", ITEM)
-
-
-def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot write"):
-        write(tmp_path / "file" / "fig0", ITEM, outcome(), "full", "", 0)
-
-
-def test_devices_are_found_at_any_depth() -> None:
-    assert devices({"a": {"b": [{"devices": ["gpu"]}]}, "c": 1}) == ["gpu"]
