@@ -18,7 +18,7 @@ from ntkfl.crypto.hpke import SealingKey
 from ntkfl.crypto.row_frames import Announced, BatchKey, open_row, unpack_rows
 from ntkfl.deployment.aggregator import Aggregator
 from ntkfl.deployment.demo_setup import DemoSetup, init
-from ntkfl.errors import ConfigError, Refused, RunFolderError, TooFew, TrustError
+from ntkfl.errors import ConfigError, Refused, RunFolderError, TrustError
 from ntkfl.federation.evaluation import score_rows
 from ntkfl.federation.server import remarks
 from ntkfl.federation.server_state import draw_cohort
@@ -218,17 +218,3 @@ def test_a_client_that_leaves_in_a_round_costs_the_round_and_not_the_run(tmp_pat
     assert leaves not in second["clients"]
     with pytest.raises(Refused, match="released, and then deleted"):
         here.shuffler.release(BatchKey(1, 0))
-
-
-def test_a_contract_that_is_used_up_ends_the_run(tmp_path: Path) -> None:
-    folder = made(tmp_path, rounds=1, retries=0, round_seconds=1.0)
-    aggregator = Aggregator(folder, tmp_path / "run", lambda line: None)
-    aggregator.transport.shuffler = Here(aggregator, NAMES, leaves="client-2")  # type: ignore[assignment]
-    with pytest.raises(TooFew, match="all 1 rounds that the contract allows are used up"):
-        aggregator.run()
-
-
-def test_its_tls_key_is_for_its_owner(folder: Path, tmp_path: Path) -> None:
-    (folder / "tls-key.pem").chmod(0o640)
-    with pytest.raises(ConfigError, match=r"tls-key\.pem holds a secret and others can read it: chmod 600"):
-        Aggregator(folder, tmp_path / "run")

@@ -16,7 +16,7 @@ import torch
 from ntkfl.crypto.hpke import SigningKey
 from ntkfl.crypto.receipt import issue_receipt
 from ntkfl.crypto.row_frames import Announced, BatchKey
-from ntkfl.deployment.client import ShuffledClient, next_sequence
+from ntkfl.deployment.client import ShuffledClient
 from ntkfl.deployment.demo_setup import DemoSetup, init
 from ntkfl.deployment.ledger import Ledger
 from ntkfl.errors import ConfigError, TrustError
@@ -207,8 +207,3 @@ def test_a_client_draws_from_its_operating_system() -> None:
     draws = SystemRandomness()
     assert isinstance(draws.subsampling(1), random.SystemRandom)
     assert draws.of_round(1).seed("batches") != draws.of_round(1).seed("batches")
-
-
-@pytest.mark.parametrize(("said", "after"), [("5", 5), ("9", 9), ("2", 5), ("", 5), ("-3", 5), ("x", 5), ("9" * 30, 5)])
-def test_the_next_announcement_is_never_skipped_nor_asked_for_twice(said: str, after: int) -> None:
-    assert next_sequence(said, 4) == after

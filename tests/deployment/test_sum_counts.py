@@ -17,11 +17,10 @@ from ntkfl.deployment.aggregator import Aggregator
 from ntkfl.deployment.client import ShuffledClient
 from ntkfl.deployment.demo_setup import DemoSetup, init
 from ntkfl.deployment.ledger import Ledger
-from ntkfl.errors import ConfigError, Refused, TrustError
+from ntkfl.errors import ConfigError, TrustError
 from ntkfl.federation.client import SeededRandomness
 from ntkfl.services.announcement import EVALUATION, Announcement, Kind
 from ntkfl.services.shuffler.batch import EVALUATORS, Batch
-from ntkfl.services.shuffler.store import Shuffler
 from ntkfl.wire import Message
 from tests.deployment.roles import METHOD, Roles
 from tests.deployment.test_aggregator import SETTINGS
@@ -118,19 +117,6 @@ def test_an_evaluator_gives_its_counts_to_a_sum_alone(evaluating: ShuffledClient
     with pytest.raises(TrustError, match="before others could answer"):
         hear(evaluating, tmp_path, "evaluate", key, Batch(key, names, 1, 100, 2, 0.0, 4))
     assert hear(evaluating, tmp_path, "evaluate", key, Batch(key, names, 1, 100, 2, 60.0, 4)) is not None
-
-
-def test_the_shuffler_takes_evaluators_alone_into_their_sum() -> None:
-    shuffler, key = Shuffler(floor=5, clock=lambda: 0.0), BatchKey(1, EVALUATORS)  # the floor is the clients'
-    for name, role in (("e-0", "evaluator"), ("e-1", "evaluator"), ("client-0", "client")):
-        shuffler.present(name, role)
-    for cohort, numbers in ((("e-0", "client-0"), 4), (("e-0", "e-1"), 0)):
-        with pytest.raises(Refused, match="evaluators' counts"):
-            shuffler.open(Batch(key, cohort, 1, 100, 2, 0.0, numbers), bytes(32))
-    with pytest.raises(Refused, match="fewer than 2 clients"):
-        shuffler.open(Batch(key, ("e-0", "e-1"), 1, 100, 1, 0.0, 4), bytes(32))
-    shuffler.open(Batch(key, ("e-0", "e-1"), 1, 100, 2, 0.0, 4), bytes(32))
-    assert shuffler.status(key).state == "open"
 
 
 def test_one_evaluator_is_no_sum(tmp_path: Path) -> None:

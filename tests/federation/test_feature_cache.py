@@ -56,16 +56,6 @@ def test_once_per_sample_and_once_per_disk(tmp_path: Path) -> None:
     assert folder.stat().st_mode & 0o077 == 0
 
 
-def test_other_code_and_broken_files_are_noticed(tmp_path: Path) -> None:
-    backbone, x = Counted(), torch.randn(10, 1, 8, 8)
-    first = FeatureCache(backbone, tmp_path)(x)
-    backbone.factor = 2.0  # neither a weight nor in its name
-    torch.testing.assert_close(FeatureCache(backbone, tmp_path)(x), 2 * first)
-    (file,) = tmp_path.rglob("*.safetensors")
-    file.write_bytes(file.read_bytes()[:-7])
-    torch.testing.assert_close(FeatureCache(backbone, tmp_path)(x), 2 * first)
-
-
 @pytest.mark.parametrize("method", [ntkfl.methods.NTKFL(), ntkfl.methods.SumNTKFL(), ntkfl.methods.FedAvg()])
 def test_a_run_computes_them_once_and_ends_the_same(method: ntkfl.methods.Method) -> None:
     torch.manual_seed(0)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import tomli_w
 import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
@@ -227,16 +226,6 @@ METHODS = [
     {"label": "signs", "method": {"name": SIGNS}, "grid": {"lr": [0.01, 0.03]}},
     {"label": "FedAvg", "method": {"name": "fedavg"}},
 ]
-
-
-@pytest.mark.long
-def test_a_comparison_runs_it_in_processes_of_its_own(tmp_path: Path) -> None:
-    search = {"hold_out": 2, "rounds": [1], "extend": 0}
-    (tmp_path / "c.toml").write_text(tomli_w.dumps({**SMALL, "search": search, "methods": METHODS}))
-    run("compare", tmp_path / "c.toml", "--out", tmp_path / "out")
-    table = next((tmp_path / "out").rglob("table.md")).read_text()
-    assert "signs" in table
-    assert "FedAvg" in table
 
 
 def test_deployed_over_flower_it_ends_where_it_ends_in_one_process(tmp_path: Path) -> None:

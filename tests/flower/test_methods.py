@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from ntkfl.errors import TooFew
 from ntkfl.federation.server import remarks
 from ntkfl.flower.apps import client_app
 from ntkfl.flower.server import FlowerServer
@@ -94,15 +93,6 @@ def test_a_server_that_stops_in_a_round_goes_on_with_the_same_result(tmp_path: P
     assert distance(simulated(run).model, load_file(tmp_path / "run" / "model.safetensors")) < 1e-9
 
 
-def test_a_second_run_does_not_begin_from_the_first_ones_memory(tmp_path: Path) -> None:
-    run = settings({"name": "scaffold", "local_steps": 3}, rounds=2)
-    grid = LocalGrid(apps(run, tmp_path))
-    for name in ("first", "second"):
-        deployed(grid, run, tmp_path / name).run()
-    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("first", "second"))
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-
 def test_who_fails_is_named_and_the_round_goes_on_with_the_rest(tmp_path: Path) -> None:
     """Client 2 never answers, client 1 has a label that is no class: clients 0 and 3 make the round."""
     run = settings(NTK, clients_per_round=4, rounds=1)
@@ -126,15 +116,6 @@ def test_who_fails_is_named_and_the_round_goes_on_with_the_rest(tmp_path: Path) 
     sizes = digits().sizes
     assert record["samples"] == sizes[0] + sizes[3]
     assert json.loads((tmp_path / "run" / "history.jsonl").read_text())["failed"] == record["failed"]
-
-
-def test_too_few_answers_repeat_the_round_with_others_and_then_stop_the_run(tmp_path: Path) -> None:
-    run = settings(NTK, rounds=1, quorum=3, attempts=2, round_seconds=1.0)
-    said: list[str] = []
-    server = deployed(LocalGrid(apps(run, tmp_path), silent=NODES[:3]), run, tmp_path / "run", said.append)
-    with pytest.raises(TooFew, match="round 1 failed 2 times"):
-        server.run()
-    assert sum("below the quorum of 3" in line for line in said) == 2
 
 
 @pytest.mark.parametrize("method", [NTK, {"name": "fedavg", "local_steps": 3}])

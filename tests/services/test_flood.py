@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import ssl
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -16,10 +14,9 @@ import httpx
 import pytest
 
 from ntkfl.crypto.hpke import SigningKey
-from ntkfl.services.http.client import retry_after
 from ntkfl.services.http.request_limits import MAX_UNDER_WAY
 from ntkfl.services.http.signing import sign_request
-from tests.deployment.federation import PREFIX, Deployment, refused
+from tests.deployment.federation import PREFIX, Deployment
 from tests.services.example_service import caller, connection, make
 from tests.services.processes import Process
 
@@ -148,26 +145,6 @@ def unread(url: str) -> int:
     port = f":{httpx.URL(url).port:04X}"
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return max(int(row[4].partition(":")[0], 16) for row in rows if row[1].endswith(port))
-
-
-def test_requests_under_way_are_limited_per_client(tmp_path: Path) -> None:
-    deployment = Deployment(tmp_path)
-    with deployment.start() as process, ThreadPoolExecutor(MAX_UNDER_WAY) as pool:
-        aggregator, greedy, other = deployment.aggregator(), deployment.client("greedy"), deployment.client("other")
-        waiting = [pool.submit(greedy.ask, "GET", "/announcement?after=0") for _ in range(MAX_UNDER_WAY)]
-        time.sleep(1)
-        answer = greedy.ask("POST", "/hello")
-        assert refused(answer) == (429, "too-many")
-        assert retry_after(answer) >= 1
-        assert other.ask("POST", "/hello").status_code == 200
-        batch = deployment.batch("greedy", "other")
-        aggregator.publish(batch)
-        assert {w.result().content for w in waiting} == {aggregator.signed(batch)}
-        assert greedy.ask("POST", "/hello").status_code == 200
-        deployment.hang_up()
-        assert process.stop() == 0
-        statuses = [json.loads(line)["status"] for line in process.err if f"{PREFIX}/hello" in line]
-        assert statuses == [429, 200, 200]
 
 
 def test_a_stranger_cannot_use_up_a_client_s_requests_with_its_credential(tmp_path: Path) -> None:

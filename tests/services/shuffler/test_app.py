@@ -9,15 +9,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import httpx
 import pytest
 
-from ntkfl.crypto.context import bind
 from ntkfl.crypto.hpke import SigningKey
 from ntkfl.crypto.receipt import check_receipt
-from ntkfl.crypto.row_frames import Announced, BatchKey, open_row, pack_rows, unpack_rows
+from ntkfl.crypto.row_frames import Announced, open_row, pack_rows, unpack_rows
 from ntkfl.services.announcement import Announcement
 from ntkfl.services.http.signing import CREDENTIAL_HEADER, SIGNATURE_HEADER, sign_request
 from tests.deployment.federation import PREFIX, ROW_BYTES, Client, Deployment, refused
@@ -89,34 +87,6 @@ def test_an_exchange_from_announcement_to_released_rows(deployment: Deployment, 
     assert aggregator.on(batch.key, "DELETE").json() == {"status": "forgotten"}
     assert refused(aggregator.on(batch.key, "POST", "/release")) == (410, "forgotten")
     assert refused(clients[0].submit(batch.key)) == (410, "late")
-
-
-def test_what_the_aggregator_asks_wrongly_is_refused(deployment: Deployment, process: Process) -> None:
-    aggregator = deployment.aggregator()
-    batch = deployment.batch("ada", "bob")
-    before = aggregator.ask("GET", "/latest").json()
-    assert refused(aggregator.publish(replace(batch, min_clients=1))) == (403, "below-floor")
-    assert refused(aggregator.publish(replace(batch, cohort=("ada",)))) == (422, "malformed")
-    assert refused(aggregator.publish(replace(batch, max_rows=1 << 20, row_bytes=1 << 20))) == (422, "terms")
-    assert refused(aggregator.ask("POST", "/announcements")) == (403, "unsigned")
-    assert refused(aggregator.ask("POST", "/announcements", b"not even signed" * 20)) == (403, "unsigned")
-    asked = Announcement("exchange", batch.key, batch, None, deployment.opener.public)
-    other = asked.sign(SigningKey.generate(), *aggregator.names)
-    assert refused(aggregator.ask("POST", "/announcements", other)) == (403, "unsigned")
-    elsewhere = asked.sign(aggregator.signer, "demo", "run-1")
-    assert refused(aggregator.ask("POST", "/announcements", elsewhere)) == (403, "unsigned")
-    nonsense = aggregator.signer.sign(b"nonsense", bind("ntkfl announcement v2", *aggregator.names)) + b"nonsense"
-    assert refused(aggregator.ask("POST", "/announcements", nonsense)) == (422, "malformed")
-    assert refused(aggregator.on(BatchKey(1 << 30, 0), "GET")) == (404, "unknown-batch")
-    assert refused(aggregator.on(BatchKey(0, 256), "GET")) == (422, "malformed")
-    assert refused(aggregator.ask("GET", "/latest", prefix="/v1/runs/run-1")) == (404, "unknown-run")
-    assert aggregator.ask("GET", "/latest").json() == before  # a refused batch's announcement is not relayed
-
-    assert aggregator.publish(batch).status_code == 200
-    assert deployment.client("ada").submit(batch.key).status_code == 200
-    assert aggregator.on(batch.key, "POST", "/cancel").json() == {"status": "cancelled"}
-    assert refused(deployment.client("bob").submit(batch.key)) == (410, "cancelled")
-    assert refused(aggregator.on(batch.key, "POST", "/release")) == (410, "cancelled")
 
 
 def test_reports_reach_the_aggregator(deployment: Deployment, process: Process) -> None:

@@ -112,20 +112,6 @@ def test_no_seed_is_in_the_file_after_the_release(tmp_path: Path) -> None:
     assert np.array(expected(*NAMES), dtype="<u4").tobytes() not in on_disk(path)
 
 
-@pytest.mark.parametrize("damage", ["UPDATE sums SET masks = x'00'", "UPDATE sums SET numbers = 'many'"])
-def test_damage_is_said_and_nothing_else_released(tmp_path: Path, damage: str) -> None:
-    path = tmp_path / "state.sqlite"
-    shuffler = opened(path)
-    submit(shuffler, *NAMES)
-    shuffler.release(KEY)
-    shuffler.close()
-    with sqlite3.connect(path) as db:
-        db.execute(damage)
-    db.close()
-    with refusal("storage"):
-        Shuffler(path).masks(KEY)
-
-
 def test_a_lost_seed_stops_the_release(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite"
     shuffler = opened(path)
