@@ -13,7 +13,6 @@ from ntkfl.cli import app
 from ntkfl.crypto import certificates
 from ntkfl.deployment.demo_setup import DemoSetup, demo_run, init
 from ntkfl.services import probe
-from ntkfl.services.probe import RoleStatus, add_end
 from ntkfl.services.status import STOPPED, StatusFile
 from tests.deployment.federation import Deployment, free_port
 
@@ -81,15 +80,6 @@ def test_a_running_service_by_its_folder_and_by_its_address(tmp_path: Path) -> N
     assert "does not run; its last sign was " in said  # killed
 
 
-def test_what_ends_soon_is_a_problem_before_it_has_ended() -> None:
-    now = datetime.now(UTC)
-    for days, problems in ((40, 0), (29, 1), (-1, 1)):
-        part = RoleStatus("role")
-        add_end(part, "certificate", now + timedelta(days=days))
-        assert len(part.problems) == problems
-    assert "ended on" in part.lines[0]
-
-
 def test_a_certificate_that_ended_is_shown_and_renewed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     StatusFile(folder / "shuffler", "shuffler").close(STOPPED)
     assert status(folder / "shuffler")[0] == 0
@@ -101,16 +91,3 @@ def test_a_certificate_that_ended_is_shown_and_renewed(folder: Path, monkeypatch
     renewed = CliRunner().invoke(app, ["keys", "renew", str(folder / "authority"), str(folder / "shuffler")])
     assert renewed.exit_code == 0, renewed.output
     assert status(folder / "shuffler")[0] == 0
-
-
-def test_a_service_warns_at_its_start_of_a_certificate_that_ends_soon(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    deployment = Deployment(tmp_path)
-    monkeypatch.setattr(certificates, "datetime", elsewhen(-345))  # of a year's 365 days, 20 are left
-    certificates.renew(deployment.folder / "authority", [deployment.folder / "key-server"])
-    with deployment.start_key_server() as process:
-        code, said = status(deployment.folder / "key-server")
-        assert (code, "in 19 days: ntkfl keys renew" in said) == (1, True)
-        assert process.stop() == 0
-    assert [line for line in process.err if "key-server: warning: " in line and "tls.pem ends on " in line]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -47,17 +46,6 @@ def made(tmp_path: Path) -> Path:
 
 def listed(made: Path) -> dict[str, list[str]]:
     return {line.split()[0]: line.split()[1:] for line in said("keys", "list", made / "key-server")}
-
-
-def test_init_refuses_what_could_never_play_the_run(tmp_path: Path) -> None:
-    file, made = tmp_path / "run.toml", tmp_path / "made"
-    file.write_text("evaluators = 2\n" + RUN)
-    assert "give --evaluators 2" in fault("keys", "init", made, "--config", file)
-    private = "name = 'private-sums'\nsecure_sum = true\nbudget_rounds = 13\nnoise_clients = 3\n"
-    file.write_text(RUN.replace("name = 'ntk-fl'\n", private).replace("_round = 2", "_round = 3"))
-    assert "give --min-clients 3" in fault("keys", "init", made, "--config", file)
-    assert not made.exists()
-    said("keys", "init", made, "--config", file, "--min-clients", "3")
 
 
 def test_init_makes_what_it_is_told(tmp_path: Path) -> None:
@@ -110,12 +98,6 @@ def test_token_can_make_the_client_s_folder(made: Path) -> None:
     server.enrol(**enrolment(kept, "demo", SealingKey.generate(), SigningKey.generate()))
 
 
-def test_run_registers_a_further_one_once(made: Path) -> None:
-    assert said("keys", "run", made / "key-server", "run-1") == ["registered run run-1"]
-    assert listed(made)["runs:"] == ["run-0,", "run-1"]
-    assert "for ever" in fault("keys", "run", made / "key-server", "run-1")
-
-
 def test_show_tells_public_keys_and_what_ends_when(made: Path) -> None:
     lines = dict(line.split(" ", 1) for line in said("keys", "show", made / "aggregator"))
     signing = SigningKey.load(made / "aggregator" / "signing-key.pem").public.hex()
@@ -155,16 +137,3 @@ def test_new_makes_a_private_key_once(tmp_path: Path) -> None:
     assert "never overwritten" in fault("keys", "new", tmp_path / "me.pem")
     assert "cannot write" in fault("keys", "new", tmp_path / "absent" / "me.pem")
     assert SealingKey.load(tmp_path / "me.pem").public.hex() == public
-
-
-def test_how_long_credentials_are_good_for_is_the_operator_s_to_say(tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text(RUN)
-    words = ("keys", "init", tmp_path / "made", "--config", tmp_path / "run.toml", "--credential-days")
-    assert run(*words, "0.001").exit_code == 2  # a client that waits for an announcement could not renew in time
-    assert run(*words, "4000").exit_code == 2
-    said(*words, "2")
-    server = KeyServer.open(tmp_path / "made" / "key-server")
-    token = (tmp_path / "made" / "clients" / "client-0" / "token").read_text()
-    server.enrol(**enrolment(token, "demo", SealingKey.generate(), SigningKey.generate()))
-    (ends,) = [client.ends for client in server.clients() if client.ends is not None]
-    assert 0 <= time.time() + 2 * 86_400 - ends < 60

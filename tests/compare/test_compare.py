@@ -161,21 +161,6 @@ def test_rounds_and_bytes_to_a_target(tmp_path: Path) -> None:
     assert dict(zip(headers, cells_, strict=True))["% r4"] == "35.5 ± 6.4"  # mean and spread of 40 and 31
 
 
-def test_fewer_clients_than_a_cohort_all_take_part(tmp_path: Path) -> None:
-    text = (
-        TOML.replace("clients_per_round = 4\n", "").replace("clients = 30", "clients = 5").replace("hold_out = 6\n", "")
-    )
-    read(tmp_path, text.replace("seeds = [0, 1]", "seeds = [0]"))
-    finished = ntkfl("compare", tmp_path / "small.toml", "--out", tmp_path / "out", "--workers", "1")
-    assert finished.returncode == 0, finished.stderr
-    cohorts = {
-        (path.parents[1].name, len(record["clients"]))
-        for path in (tmp_path / "out").rglob("history.jsonl")
-        for record in map(json.loads, path.read_text().splitlines())
-    }
-    assert cohorts == {("search", 4), ("cells", 5)}  # one of five is held out while settings are searched
-
-
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [

@@ -10,7 +10,7 @@ import pytest
 from ntkfl.compare.results import (
     search_lines,
 )
-from ntkfl.compare.search import describe, edges_of, score, search
+from ntkfl.compare.search import describe, edges_of, search
 from ntkfl.compare.spec import Comparison
 from ntkfl.compare.trials import Cell
 from ntkfl.federation.run_folder import RunFolder
@@ -114,18 +114,6 @@ def test_a_final_rung_decides_by_late_rounds(tmp_path: Path) -> None:
 )
 def test_edges(best: dict[str, float], grid: list[float], expected: list[float] | None) -> None:
     assert edges_of(best, {"lr": grid}).get("lr") == expected
-
-
-def test_a_failed_cell_scores_nothing(tmp_path: Path) -> None:
-    comparison = read(tmp_path)
-    entry = comparison.methods[1]
-    cell = Cell("x", comparison.run(entry, 0, {"lr": 0.1, "local_steps": 2}), tmp_path)
-    cell.folder.path.mkdir()
-    cell.folder.append("history.jsonl", {"round": 1, "validation_accuracy": 0.9})
-    assert score(cell) == 0.9
-    (cell.folder.path / "failed.txt").write_text("diverged")
-    assert score(cell) == 0.0
-    assert cell.finished
 
 
 def test_settings_are_chosen_by_rounds_that_are_reported() -> None:

@@ -99,25 +99,3 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2_000_000
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"some-idx3-ubyte\[.gz\] is missing"):
-        published().read(tmp_path)
-
-
-def test_a_small_file_takes_little_memory_however_much_is_allowed(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"\0" * 5000)
-    (tmp_path / "b").write_bytes(gzip.compress(b"\0" * 5000))
-    for name in "ab":
-        tracemalloc.start()
-        try:
-            assert len(read_content(tmp_path / name, limit=4 << 30)) == 5000
-            assert tracemalloc.get_traced_memory()[1] < 8 << 20
-        finally:
-            tracemalloc.stop()
-
-
-def test_a_shape_without_bytes_that_no_array_can_have() -> None:
-    with pytest.raises(DataError, match="cannot have the shape"):
-        parse(b"\0\0\x08\x04" + bytes(4) + b"\xff" * 12, "file")

@@ -7,9 +7,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -119,52 +116,6 @@ def test_compose_names_images_folders_and_services_that_there_are() -> None:
 def containers() -> list[dict[str, Any]]:
     pods = [document["spec"]["template"]["spec"] for document in KUBERNETES if "template" in document.get("spec", {})]
     return [container for pod in pods for container in pod["containers"]]
-
-
-def test_kubernetes_probes_ask_what_is_served_and_every_name_is_known() -> None:
-    for document in KUBERNETES:
-        spec = document["spec"]
-        if document["kind"] == "Service":
-            (target,) = (d for d in KUBERNETES if d["kind"] == "StatefulSet" and d["metadata"] == document["metadata"])
-            labels = target["spec"]["template"]["metadata"]["labels"]
-            assert spec["selector"].items() <= labels.items()
-            ports = {p["name"] for c in target["spec"]["template"]["spec"]["containers"] for p in c["ports"]}
-            assert {port["targetPort"] for port in spec["ports"]} <= ports
-        if "template" not in spec:
-            continue
-        pod = spec["template"]["spec"]
-        volumes = {v["name"] for v in pod.get("volumes", [])}
-        volumes |= {claim["metadata"]["name"] for claim in spec.get("volumeClaimTemplates", [])}
-        for container in (*pod["initContainers"], *pod["containers"]):
-            assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
-            assert container["image"] in {f"ntkfl-{role}" for role in ROLES}
-        for container in pod["containers"]:
-            ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-            for kind in ("livenessProbe", "readinessProbe"):
-                if kind in container:
-                    asked = container[kind]["httpGet"]
-                    assert asked["port"] in ports
-                    assert asked["path"] == ("/health" if kind == "livenessProbe" else "/ready")
-                    assert (asked.get("scheme") == "HTTPS") == (asked["port"] != "metrics")
-            assert f"0.0.0.0:{ports['metrics']}" in container["args"]
-        annotations = spec["template"]["metadata"]["annotations"]
-        assert annotations["prometheus.io/port"] == "9464"
-    assert [len(containers()), len(KUBERNETES)] == [3, 6]
-
-
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
-def test_systemd_takes_the_units(tmp_path: Path) -> None:
-    """With a program that there is in place of /opt/ntkfl/bin/ntkfl; users are looked up on the machine itself."""
-    for unit in UNITS:
-        text = unit.read_text().replace("/opt/ntkfl/bin/ntkfl", sys.executable).replace("User=ntkfl\n", "User=root\n")
-        (tmp_path / unit.name).write_text(text)
-    command = ["systemd-analyze", "verify", "--man=no", *(str(tmp_path / unit.name) for unit in UNITS)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    own = [line for line in done.stderr.splitlines() if str(tmp_path) in line or "ntkfl" in line]
-    assert own == []
-    (tmp_path / UNITS[0].name).write_text(text.replace("Restart=on-failure", "Restart=sometimes"))
-    broken = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert "sometimes" in broken.stderr  # it does look
 
 
 def requirements(stage: str) -> list[str]:

@@ -4,31 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
-
 from ntkfl.deployment.absences import drawn_from
 from ntkfl.federation.server import Server
 from ntkfl.federation.server_state import draw_cohort
 from ntkfl.methods import METHODS
 
 NAMES = ["a", "b", "c", "d", "e"]
-
-
-@pytest.mark.parametrize(
-    ("lapsed", "dropped", "wanted", "names"),
-    [
-        ([], [], 3, NAMES),
-        (["b"], [], 3, ["a", "c", "d", "e"]),
-        (["b"], ["c"], 3, ["a", "d", "e"]),
-        (["b"], ["c"], 4, ["a", "c", "d", "e"]),  # one that is there before one that is not
-        (["b"], ["c"], 5, NAMES),
-        (NAMES, [], 2, ["a", "b"]),
-    ],
-)
-def test_those_that_are_away_are_drawn_last(
-    lapsed: list[str], dropped: list[str], wanted: int, names: list[str]
-) -> None:
-    assert drawn_from(NAMES, lapsed, dropped, wanted) == names
 
 
 class Transport:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import ssl
 import stat
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from ntkfl.crypto.hpke import SigningKey
 from ntkfl.deployment.contract import Federation
@@ -120,31 +117,6 @@ def test_all_pin_the_same_and_it_is_true(made: Path) -> None:
     assert (federation.terms.model.hidden, federation.terms.method["lr"]) == ((20,), 0.02)
     assert (federation.terms.rounds, federation.terms.most_rounds, federation.terms.clients_per_round) == (3, 13, 3)
     assert (made / "aggregator" / "run.toml").read_text() == RUN
-
-
-def test_the_authorities_keys_are_in_a_folder_of_their_own(made: Path) -> None:
-    def public(key: object) -> bytes:
-        return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)  # type: ignore[attr-defined]
-
-    files = [path for path in made.rglob("*key.pem") if path.parent.name != "authority"]
-    held = {public(load_pem_private_key(path.read_bytes(), None).public_key()) for path in files}
-    assert len(held) == 6  # three signing, two of TLS, and the aggregator's for the shuffler
-    authorities = [made / "shuffler" / "ca.pem", made / "shuffler" / "aggregator-ca.pem"]
-    trusted = {public(x509.load_pem_x509_certificate(path.read_bytes()).public_key()) for path in authorities}
-    assert len(trusted) == 2
-    assert not held & trusted
-    kept = [load_pem_private_key((made / "authority" / name).read_bytes(), None) for name in AUTHORITIES]
-    assert {public(key.public_key()) for key in kept} == trusted
-
-
-def test_certificates_are_for_a_year_and_one_purpose(made: Path) -> None:
-    for role, usage in (("key-server", "serverAuth"), ("shuffler", "serverAuth"), ("aggregator", "clientAuth")):
-        certificate = x509.load_pem_x509_certificate((made / role / "tls.pem").read_bytes())
-        left = certificate.not_valid_after_utc - datetime.now(UTC)
-        assert timedelta(days=364) < left <= timedelta(days=365)
-        assert not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-        usages = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-        assert [each._name for each in usages] == [usage]
 
 
 def test_the_shuffler_lets_in_the_aggregator_alone(made: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tomli_w
@@ -17,7 +16,7 @@ from ntkfl.deployment.aggregator import Aggregator
 from ntkfl.deployment.client import ShuffledClient
 from ntkfl.deployment.demo_setup import DemoSetup, init
 from ntkfl.deployment.ledger import Ledger
-from ntkfl.errors import ConfigError, TrustError
+from ntkfl.errors import TrustError
 from ntkfl.federation.client import SeededRandomness
 from ntkfl.services.announcement import EVALUATION, Announcement, Kind
 from ntkfl.services.shuffler.batch import EVALUATORS, Batch
@@ -75,17 +74,6 @@ def test_evaluators_counts_are_one_sum_and_no_report(tmp_path: Path) -> None:
         assert shuffler.reports(BatchKey(1, EVALUATION)) == shuffler.reports(BatchKey(1, EVALUATORS)) == []
 
 
-@pytest.mark.long
-def test_a_shuffled_rounds_clients_count_in_one_sum(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"evaluators": 0, "seed": 7, "rounds": 1, "clients_per_round": 4, "sum_counts": True}
-    with Roles(tmp_path, **settings) as roles:
-        play(roles, 0)
-        (record,) = rounds(roles)
-        drawn = [round(0.5 * size) for size in roles.fed.sizes]
-        assert abs(int(str(record["evaluated_samples"])) - sum(min(n, 90) for n in drawn)) <= len(drawn)
-        assert 0 <= float(str(record["test_accuracy"])) <= 1
-
-
 # -- The contract ------------------------------------------------------------------------------------------------------
 
 
@@ -117,12 +105,3 @@ def test_an_evaluator_gives_its_counts_to_a_sum_alone(evaluating: ShuffledClient
     with pytest.raises(TrustError, match="before others could answer"):
         hear(evaluating, tmp_path, "evaluate", key, Batch(key, names, 1, 100, 2, 0.0, 4))
     assert hear(evaluating, tmp_path, "evaluate", key, Batch(key, names, 1, 100, 2, 60.0, 4)) is not None
-
-
-def test_one_evaluator_is_no_sum(tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text(tomli_w.dumps(SETTINGS | {"evaluators": 1, "sum_counts": True}))
-    with pytest.raises(ConfigError, match="a sum of counts needs 2 evaluators"):
-        init(tmp_path / "demo", tmp_path / "run.toml", DemoSetup(clients=3, evaluators=1))
-    init(tmp_path / "demo", tmp_path / "run.toml", DemoSetup(clients=3, evaluators=2))
-    with pytest.raises(ConfigError, match="a sum of counts needs 2 evaluators"):
-        Aggregator(tmp_path / "demo" / "aggregator", tmp_path / "run")

@@ -99,12 +99,3 @@ def test_a_spoiled_sum_costs_the_round_and_not_the_run(tmp_path: Path) -> None:
     (record,) = aggregator.run().history
     assert (record["attempt"], record["protocol_round"]) == (1, 2)
     assert "one of them did not keep to its own" in said[1]
-
-
-def test_spoiled_counts_cost_the_score_alone(tmp_path: Path) -> None:
-    folder = made(tmp_path, method=FEDAVG)
-    aggregator, said, _ = run(folder, tmp_path, spoiled=frozenset({BatchKey(1, EVALUATION)}))
-    (record,) = aggregator.run().history
-    assert record["evaluated_samples"] == 0
-    assert record["test_accuracy"] is None
-    assert "round 1 was not evaluated: a sum beyond what its clients' limits allow" in said[1]

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from ntkfl.compare.spec import Comparison, Entry, Search
-from ntkfl.data.partitions import PARTITIONS
 from ntkfl.errors import ConfigError
-from ntkfl.federation.config import Byzantine, DataConfig, ModelConfig, RunConfig
 from ntkfl.methods import METHODS
 from ntkfl.options import Options
 from tests.docs.hooks import load
@@ -75,14 +72,3 @@ def test_every_key_of_a_comparison_is_in_the_docs_and_explained(schema: type[Opt
     for name, field in schema.model_fields.items():
         assert name in shown
         assert field.description, f"{schema.__name__}.{name} has no description"
-
-
-def test_every_setting_of_a_run_and_every_partition_is_there() -> None:
-    shown = rows(HOOK.run_settings())
-    nested = {"data", "model", "method", "byzantine"}
-    assert set(shown["The run"]) == set(RunConfig.model_fields) - nested
-    assert set(shown["Data"]) == set(DataConfig.model_fields)
-    assert set(shown["Model"]) == set(ModelConfig.model_fields)
-    assert set(Byzantine.model_fields) <= set(shown["Byzantine clients"])
-    for kind, partition in PARTITIONS.items():
-        assert set(shown[kind]) == {field.name for field in fields(partition)}  # type: ignore[arg-type]

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 import ntkfl
 from ntkfl.federation.config import RunConfig
-from ntkfl.federation.feature_cache import FeatureCache, split_frozen
+from ntkfl.federation.feature_cache import FeatureCache
 from ntkfl.federation.simulation import execute
-from ntkfl.methods import CPNTKFL, NTKFL
 
 
 class Counted(nn.Module):
@@ -82,15 +81,6 @@ class Whole(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.model(x)
         return out
-
-
-def test_what_is_not_cached() -> None:
-    model = ntkfl.models.head(Counted(), 10, features=6)
-    assert split_frozen(model, CPNTKFL(), None) == (model, None)  # its inputs depend on a secret
-    ntkfl.models.freeze(model, ["head", "layer"])
-    assert split_frozen(model, NTKFL(), None) == (model, None)
-    plain = ntkfl.models.mlp(64, 10)
-    assert split_frozen(plain, NTKFL(), None) == (plain, None)
 
 
 BACKBONE = {"backbone": "tests.federation.test_feature_cache:Counted"}

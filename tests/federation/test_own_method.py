@@ -60,14 +60,6 @@ def test_what_describes_a_method_makes_it_again(name: str) -> None:
     assert again == method
 
 
-def test_a_subclass_is_not_taken_for_the_method_it_derives_from() -> None:
-    class Same(FedAvg):
-        name = "fedavg"
-
-    assert Same().name == f"{__name__}:{Same.__qualname__}"
-    assert FedAvg().name == "fedavg"
-
-
 @pytest.mark.parametrize(
     ("name", "why"),
     [

@@ -77,17 +77,6 @@ def test_evaluation_by_hand_on_arrays_datasets_and_loaders() -> None:
         run.evaluate(x, y + 5)
 
 
-def test_evaluation_uses_the_loss_that_was_given_as_an_object() -> None:
-    def absolute(f: torch.Tensor, Y: torch.Tensor) -> torch.Tensor:
-        return (f - Y).abs().sum(-1)
-
-    run = trained(method=ntkfl.methods.FedAvg(local_steps=1, loss=absolute))
-    x, y = ntkfl.data.load("digits").test_rows.take()
-    with torch.no_grad():
-        expected = float(absolute(run.model(x), nn.functional.one_hot(y, 10)).double().mean())
-    assert run.evaluate(x, y).loss == pytest.approx(expected, rel=1e-6)
-
-
 def test_a_run_made_from_python_takes_the_network_from_its_user(tmp_path: Path) -> None:
     run = trained(out=tmp_path / "run")
     history_alone = ntkfl.Run.load(tmp_path / "run")
@@ -166,11 +155,3 @@ def test_another_runs_projection_stays_secret(tmp_path: Path) -> None:
     run.config = dict(run.config) | {"simulation": False}
     with pytest.raises(TrustError, match="projection is secret"):
         run.evaluate(torch.zeros(3, 1, 8, 8), torch.arange(3))
-
-
-def test_a_real_frame() -> None:
-    pandas = pytest.importorskip("pandas")
-    run = trained()
-    frame = run.frame()
-    assert isinstance(frame, pandas.DataFrame)
-    assert frame["round"].tolist() == [1, 2]

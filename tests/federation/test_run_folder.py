@@ -64,21 +64,6 @@ def test_a_flipped_bit_in_a_checkpoint_is_noticed(folder: RunFolder) -> None:
         assert torch.equal(tensors["state/weights"], torch.arange(5.0))
 
 
-def test_configuration_without_none(folder: RunFolder) -> None:
-    assert folder.config() == {"seed": 1, "method": {"name": "ntk-fl", "lr": 0.1}}
-    folder.check_config({"seed": 1, "rounds": 9, "method": {"name": "ntk-fl", "lr": 0.1, "steps": None}})
-    with pytest.raises(RunFolderError, match=r"method\.lr is 0\.1 there, 0.2 here"):
-        folder.check_config({"seed": 1, "method": {"name": "ntk-fl", "lr": 0.2}})
-    with pytest.raises(RunFolderError, match=r"method\.kernel is unset there, full here"):
-        folder.check_config({"seed": 1, "method": {"name": "ntk-fl", "lr": 0.1, "kernel": "full"}})
-
-
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RunFolderError, match="it is a file"), RunFolder(tmp_path / "file").locked():
-        pass
-
-
 def test_a_checkpoint_replaced_while_it_is_read_is_still_whole(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -222,14 +222,6 @@ def test_options_that_need_single_replies_are_refused(options: dict[str, Any], w
     assert FedNova(secure_sum=True).robust == "mean"
 
 
-def test_batch_normalisation_and_recordings_are_refused(digits: ntkfl.data.Federated) -> None:
-    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10), torch.nn.BatchNorm1d(10))
-    with pytest.raises(ConfigError, match="statistics of batch normalisation are not summed"):
-        Simulation(model, digits, FedAvg(secure_sum=True))
-    with pytest.raises(ConfigError, match="nothing but totals"):
-        Simulation(ntkfl.models.mlp(64, 4, 10), digits, FedAvg(secure_sum=True)).run(1, record=[1], callbacks=[])
-
-
 def test_a_client_that_cannot_comply_leaves_the_round(digits: ntkfl.data.Federated) -> None:
     """Numbers that are not finite are told from others by the client alone."""
     poison = Byzantine(kind="not-finite", fraction=0.3)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ntkfl.errors import Diverged, MessageError, NumericalError, OutOfRounds, TooFew
+from ntkfl.errors import Diverged, MessageError, NumericalError, TooFew
 from ntkfl.federation.evaluation import OwnTestSet
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.server import Server
@@ -93,14 +93,6 @@ def test_after_all_attempts_the_run_stops_and_can_go_on(tmp_path: Path) -> None:
     assert resumed.history == server()[0].run(None, {"rounds": 3}, resume=False).history
 
 
-@pytest.mark.parametrize("error", [OutOfRounds("used up"), NumericalError("diverged"), KeyboardInterrupt()])
-def test_what_another_attempt_cannot_mend_ends_the_run(error: Exception) -> None:
-    own, transport, _ = server({(1, 0): error})
-    with pytest.raises(type(error)):
-        own.run(None, {"rounds": 1}, resume=False)
-    assert transport.ended == [False]
-
-
 @pytest.mark.parametrize("error", [MessageError("no reply"), NumericalError("diverged")])
 def test_anonymous_rows_that_spoil_a_round_cost_one_attempt(error: Exception) -> None:
     own, transport, said = server({(1, 0): error})
@@ -120,8 +112,3 @@ def test_replies_below_the_quorum_and_replies_that_all_diverged() -> None:
         person.x.mul_(float("nan"))
     with pytest.raises((Diverged, NumericalError)):
         own.attempt(1, [0, 1, 2])
-
-
-def test_a_run_ends_once_the_accuracy_is_reached() -> None:
-    own, _, _ = server()
-    assert len(own.run(None, {"rounds": 9, "stop_at": 0.01}, resume=False).history) == 1

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import ntkfl
-from ntkfl.errors import ConfigError
 from ntkfl.federation.secure_sum import SumSchema
 from ntkfl.federation.shuffled import Mixed, ShuffledTransport
 from ntkfl.federation.simulation import Simulation
@@ -65,17 +64,3 @@ def test_a_client_has_one_vote_of_bounded_size() -> None:
     assert reply.take("losses", (1, 2)).tolist() == [[(LARGEST_LOSS + 0.5) / 2, 0.5]]
     assert method.summed("candidates")
     assert not method.summed("weights")  # rows are shuffled as ever
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"shuffle": False, "sparsity": 0.0}, "behind a shuffler"),
-        ({"trim_losses": 0.4}, "compares clients' losses, of which sum_losses shows none"),
-        ({"choose": "validation"}, "choose = 'cohort'"),
-    ],
-)
-def test_what_needs_single_losses_is_refused(options: dict[str, Any], why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        CPNTKFL(sum_losses=True, **options)
-    assert CPNTKFL(sum_losses=True).trim_losses == 0

@@ -117,17 +117,6 @@ def test_a_client_that_has_something_to_learn_among_those_that_have_not_is_hones
     assert not filter_replies(method, task, [replies[0], *tiny]).rejected
 
 
-def test_rows_without_any_size_are_no_measure() -> None:
-    """Dead units give most rows a Jacobian of zeros in some layer; the others are not extreme for that."""
-    method = NTKFL()
-    task, _, replies = federation(method)
-    dead = [
-        changed(r, **{"1.a": torch.zeros_like(r.arrays["1.a"]), "outputs": 0 * r.arrays["outputs"]})
-        for r in replies[1:]
-    ]
-    assert not filter_replies(method, task, [replies[0], *dead]).rejected
-
-
 def test_replies_of_another_form_are_left_out() -> None:
     method = NTKFL()
     task, _, replies = federation(method)

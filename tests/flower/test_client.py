@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 
 from ntkfl.deployment.contract import Terms
-from ntkfl.errors import TrustError
-from ntkfl.federation.config import ModelConfig
 from ntkfl.flower.client import FlowerClient
 from ntkfl.flower.client_memory import ClientMemory
 from ntkfl.wire import Message
@@ -50,38 +47,3 @@ def test_memory_is_kept_as_it_was_after_each_of_the_last_two_rounds(tmp_path: Pa
 
 
 ROWS = [0]
-
-
-class Backbone(torch.nn.Module):
-    """The same weights in every process, as pretrained ones are; counts the rows it is given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(64, 6)
-        with torch.no_grad():
-            for p in self.parameters():
-                p.copy_(torch.linspace(-1, 1, p.numel()).view(p.shape).sin())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        ROWS[0] += len(x)
-        return torch.relu(self.layer(x.flatten(1)))
-
-
-def test_features_of_a_frozen_backbone_are_computed_once_and_stay_here(tmp_path: Path) -> None:
-    run = settings({"name": "sum-ridge"}).model_copy(
-        update={"model": ModelConfig(backbone="tests.flower.test_client:Backbone")}
-    )
-    terms = Terms(**run.model_dump(include=set(Terms.model_fields)))
-    with pytest.raises(TrustError, match=r"tests\.flower\.test_client:Backbone"):
-        FlowerClient(terms, tmp_path, lambda: digits().client(0))
-    ROWS[0] = 0
-    for _ in range(2):  # its process was started again
-        own = FlowerClient(terms, tmp_path, lambda: digits().client(0), allow_code=True)
-        for round in (1, 2):
-            reply = Message.decode(own.answer(weights(own, round), RUN))
-    samples = digits().sizes[0]
-    assert samples < ROWS[0] <= samples + 4  # the passes over zeros that count features, and the row that is compared
-    assert {name: array.numel() for name, array in reply.arrays.items()} == {
-        "samples": 1, "gram": 7 * 8 // 2, "cross": 7 * 10, "squares": 1, "fresh": 1,
-    }  # fmt: skip
-    assert len(list((tmp_path / "features").rglob("*.safetensors"))) == 1

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ntkfl.flower import ray_cluster, simulate
+from ntkfl.flower import simulate
 from tests.flower.test_simulate import config
 
 # What a stranger on the network does who has found the port.
@@ -105,11 +105,3 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def begin() -> None:
     with pytest.raises(InterruptedError):
         simulate.simulate(config(FEDAVG))
-
-
-def test_the_token_comes_from_the_system_s_generator(
-    started: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ray_cluster.secrets, "token_hex", lambda size: "5a" * size)
-    begin()
-    assert started[0]["RAY_AUTH_TOKEN"] == "5a" * 32  # 256 bits of it

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Message
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
-from ntkfl.errors import MessageError, TooFew
+from ntkfl.errors import TooFew
 from ntkfl.federation.transport import Traffic
 from ntkfl.flower.records import in_reply, notes_of, payload_of, to_node
 from ntkfl.flower.transport import FlowerTransport
@@ -37,12 +37,6 @@ def test_nothing_that_crosses_is_a_pickle() -> None:
     for part in get_all_nested_objects(sent).values():
         with pytest.raises((pickle.UnpicklingError, EOFError, ValueError, KeyError, IndexError, UnicodeDecodeError)):
             pickle.loads(part.deflate())
-
-
-def test_a_message_of_somebody_elses_is_refused() -> None:
-    LocalGrid({})
-    with pytest.raises(MessageError, match="without one of ours"):
-        payload_of(Message(RecordDict({"ntkfl": ConfigRecord({"message": 1})}), 1, "train"))
 
 
 def test_replies_are_ordered_by_client_and_counted(tmp_path: Path) -> None:

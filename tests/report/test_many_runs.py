@@ -64,27 +64,3 @@ def test_the_ten_most_accurate_are_drawn_in_ten_colours(report: str, open_page: 
     phone = open_page(report, width=360, scheme="dark")
     assert phone.evaluate("document.documentElement.scrollWidth <= innerWidth")
     shoot(phone, "report-many-phone-dark")
-
-
-def test_headings_sort_one_way_the_other_way_and_not_at_all(report: str, open_page: Open) -> None:
-    page = open_page(report)
-    given = sorted(by_accuracy())
-    heading = page.locator("#run-table thead th", has_text="accuracy, %")
-    assert heading.get_attribute("aria-sort") == "descending"
-    for order, shown in (("ascending", by_accuracy()[::-1]), (None, given), ("descending", by_accuracy())):
-        heading.locator("button").click()
-        assert heading.get_attribute("aria-sort") == order
-        assert names(page, "#run-table tbody tr") == shown
-    page.locator("#run-table thead button", has_text="run").first.focus()
-    page.keyboard.press("Enter")
-    assert names(page, "#run-table tbody tr") == given
-    page.get_by_role("button", name="Show the first ten").click()
-    assert names(page, "#legend li") == given[:10]
-    page.fill("#target", "70")
-    page.press("#target", "Enter")
-    page.locator("#run-table thead button", has_text="rounds to target").click()
-    reached = page.eval_on_selector_all("#run-table tbody tr", "all => all.map(r => r.cells[4].textContent)")
-    there = [int(text) for text in reached if text != "—"]
-    assert there == sorted(there)
-    assert 0 < len(there) < RUNS
-    assert reached[len(there) :] == ["—"] * (RUNS - len(there))  # runs that never got there are last

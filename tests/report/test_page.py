@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,25 +68,6 @@ def test_hover_and_keyboard_tell_the_same_point(report: str, open_page: Open, ru
     assert "MiB" in page.inner_text("#tip")
 
 
-def test_conditions_files_spectrum_and_audit(report: str, open_page: Open, runs: Path) -> None:
-    page = open_page(report)
-    assert page.inner_text("tr[data-group=cut] .stopped") == "stopped after 2 of 6 rounds"
-    assert "5 finished, 1 stopped" in page.inner_text("#summary")
-    link = page.get_by_label("history.jsonl of whole")
-    assert link.evaluate("a => a.href") == (runs / "whole" / "history.jsonl").as_uri()
-    assert len(points(page, "spectrum")) == 8  # four curves, before the first round and after the last
-    assert page.eval_on_selector("#audit img", "img => img.naturalWidth") > 50
-    page.click("#audit summary")
-    said = page.inner_text("#audit")
-    assert "learns labels and inputs" in said
-    assert "SSIM 0.913 ± 0.02" in said
-    assert page.evaluate("nested({a: [{b: 1, c: [2, 3]}], d: 'text'}).textContent") == "abc1[2,3]dtext"  # of any form
-    page.locator("#by-round summary").click()
-    rows = page.locator("#by-round details tbody tr")
-    rows.nth(2 + 3 + 4 + 5 - 1).wait_for(state="attached")  # they are made when it opens
-    assert rows.count() == 2 + 3 + 4 + 5
-
-
 def test_names_are_text_and_never_markup(report: str, open_page: Open) -> None:
     page = open_page(report)
     assert page.locator("img[src=x]").count() == 0
@@ -116,23 +95,3 @@ def test_the_page_holds_everything_it_needs(report: str) -> None:
     text = Path(report.removeprefix("file://")).read_text()
     assert not re.search(r"""(src|href)=["'](https?:)?//|@import|url\(""", text)
     assert "default-src 'none'" in text
-
-
-def test_a_failed_run_says_where(runs: Path, tmp_path: Path, open_page: Open) -> None:
-    """Of several seeds, the first one's reason; an error's lines stand on lines of their own."""
-    shutil.copytree(runs / "small", tmp_path / "small")
-    cells = json.loads((tmp_path / "small" / "plan.json").read_text())["cells"]
-    for cell in (cell for cell in cells if cell["label"] == "NTK-FL"):
-        folder = tmp_path / "small" / cell["folder"]
-        (folder / "history.jsonl").write_text("".join((folder / "history.jsonl").read_text().splitlines(True)[:1]))
-        folder.with_name(f"{folder.name}.error.txt").write_text(
-            "KeyError: 'v' (mine.py, line 6)\n  mine.py, line 6: v\n"
-        )
-    page = open_page(write_report([tmp_path / "small"], tmp_path / "page.html").as_uri(), width=390)
-    said = page.inner_text("tr[data-group=NTK-FL] .failed").splitlines()
-    assert [line.strip() for line in said] == [
-        "2 failed, 1 round",
-        "KeyError: 'v' (mine.py, line 6)",
-        "mine.py, line 6: v",
-    ]
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import ntkfl
-from ntkfl.cli import app
 from ntkfl.compare.plan import read_plan
 from ntkfl.errors import RunFolderError
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.report.insight import KEPT, insight
 from ntkfl.report.page import write_report
-from ntkfl.report.runs import condition, find, history, require
-from ntkfl.report.view import files, view
+from ntkfl.report.runs import find, history, require
+from ntkfl.report.view import view
 
 
 def named(root: Path, name: str):  # type: ignore[no-untyped-def]
@@ -44,20 +40,6 @@ def test_runs_and_comparisons_are_found_by_name(runs: Path) -> None:
     assert len({run.id for run in found}) == 6
 
 
-def test_a_page_of_one_run_is_beside_it_unless_told_otherwise(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("a", "b"):
-        shutil.copytree(runs / "whole", tmp_path / name)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "report.html").write_text("of another run")
-    made = CliRunner().invoke(app, ["report", "a"])
-    assert (made.exit_code, made.stdout) == (0, "a/report.html\n")
-    assert "reading a" in made.stderr
-    assert (tmp_path / "report.html").read_text() == "of another run"
-    assert CliRunner().invoke(app, ["report", "a", "b"]).stdout == "report.html\n"
-
-
 def test_a_run_says_how_it_is_getting_on(runs: Path) -> None:
     assert view(named(runs, "whole"))["text"] == "finished: 4 rounds"
     cut = named(runs, "cut")
@@ -76,17 +58,6 @@ def test_looking_does_not_keep_a_run_from_its_folder(tmp_path: Path) -> None:
         assert not folder.in_use
         with folder.locked():
             pass
-
-
-def test_a_cell_that_failed_or_has_not_begun(runs: Path, tmp_path: Path) -> None:
-    plan = json.loads((runs / "small" / "plan.json").read_text())
-    plan["cells"] = plan["cells"][:2]
-    (tmp_path / "plan.json").write_text(json.dumps(plan))
-    first, second = find([tmp_path])[0]
-    assert condition(first, {}, []).kind == "waiting"
-    second.folder.path.mkdir(parents=True)
-    (second.folder.path / "failed.txt").write_text("the loss is not finite")
-    assert view(second)["text"] == "failed: the loss is not finite"
 
 
 def test_a_plan_cannot_lead_outside_its_folder(runs: Path, tmp_path: Path) -> None:
@@ -136,16 +107,6 @@ def test_a_broken_run_is_said_in_its_own_line(runs: Path, tmp_path: Path) -> Non
     assert good["condition"] == "finished"
     assert len(good["series"]["test_accuracy"]) == 4
     assert write_report([tmp_path], tmp_path / "report.html").exists()
-
-
-def test_links_to_elsewhere_are_not_followed(runs: Path, tmp_path: Path) -> None:
-    (tmp_path / "outside").symlink_to(runs / "whole")
-    (tmp_path / "own").mkdir()
-    for file in ("config.toml", "history.jsonl"):
-        (tmp_path / "own" / file).symlink_to(runs / "whole" / file)
-    (run,) = find([tmp_path])[0]
-    assert run.name == "own"
-    assert files(run) == {}
 
 
 @pytest.mark.parametrize(
@@ -208,22 +169,3 @@ def test_a_run_made_in_python_keeps_its_classes_and_spectra(tmp_path: Path, monk
     found = insight(named(tmp_path, "again"), keep=False)
     assert found["clients"]["counts"] == fed.counts().tolist()
     assert found["spectra_missing"] == "could not be computed (MemoryError)"
-
-
-def test_what_cannot_be_rebuilt_is_skipped_by_name(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = (runs / "whole" / "config.toml").read_text()
-    cases = {
-        "mine": (re.sub(r'name = "mlp"(.|\n)*?\n\[', 'name = "os:system"\n[', config), "and a report runs none"),
-        "gone": (config.replace('"digits"', '"femnist"'), "femnist is not on this machine"),
-        "elsewhere": (config.replace("simulation = true", "simulation = false"), "clients' own"),
-    }
-    (tmp_path / "nothing").mkdir()
-    monkeypatch.setenv("NTKFL_DATA", str(tmp_path / "nothing"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nothing"))
-    for name, (text, why) in cases.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.toml").write_text(text)
-        found = insight(named(tmp_path, name))
-        assert why in found["clients_missing"]
-        assert why in found["spectra_missing"]
-        assert not (tmp_path / name / KEPT).exists()

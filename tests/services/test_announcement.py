@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-import time
-from pathlib import Path
-
-import httpx
 import pytest
 import torch
 from hypothesis import given
@@ -19,13 +13,8 @@ from ntkfl.crypto.hpke import SigningKey
 from ntkfl.crypto.row_frames import Announced, BatchKey
 from ntkfl.errors import TrustError
 from ntkfl.services.announcement import Announcement
-from ntkfl.services.http.long_poll import LongPollEvent
-from ntkfl.services.http.signing import sign_request
 from ntkfl.services.shuffler.batch import Batch
-from ntkfl.services.shuffler.client_app import client_app
-from ntkfl.services.shuffler.store import Shuffler
 from ntkfl.wire import Message
-from tests.deployment.federation import PREFIX, Deployment
 
 batches = st.builds(
     Batch,
@@ -82,29 +71,3 @@ def sign_head(head: str) -> bytes:
 
 def test_the_head_of_the_specification_is_read() -> None:
     assert check(sign_head(SOUND)).batch == Batch(BatchKey(1, 0), ("a", "b"), 1, 1, 2, None)
-
-
-def test_a_thousand_clients_wait_without_a_thread_each(tmp_path: Path) -> None:
-    deployment = Deployment(tmp_path)
-    shuffler, long_poll = Shuffler(), LongPollEvent()
-    app = client_app(shuffler, deployment.peers, long_poll, SigningKey.generate())
-    path = f"{PREFIX}/announcement?after=0"
-    clients = [deployment.client(f"client-{i}") for i in range(125)]  # one may have eight requests under way
-    signed = [sign_request(client.credential, client.key, "GET", path, b"") for client in clients for _ in range(8)]
-
-    async def scenario() -> None:
-        limits, transport = httpx.Limits(max_connections=None), httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="https://shuffler", limits=limits) as http:
-            waiting = [asyncio.create_task(http.get(path, headers=headers, timeout=60)) for headers in signed]
-            while len(long_poll) < 1000:
-                await asyncio.sleep(0.05)
-            assert threading.active_count() < 60
-            begun = time.perf_counter()
-            assert (await http.get("/health")).status_code == 200
-            assert time.perf_counter() - begun < 1
-            await asyncio.to_thread(shuffler.publish, b"here it is", BatchKey(1, 0))
-            long_poll.notify()
-            answers = await asyncio.gather(*waiting)
-        assert {(answer.status_code, answer.content) for answer in answers} == {(200, b"here it is")}
-
-    asyncio.run(asyncio.wait_for(scenario(), 120))

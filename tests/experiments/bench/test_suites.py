@@ -9,15 +9,8 @@ import pytest
 from ntkfl_experiments.bench import BenchRow, Setting
 from ntkfl_experiments.bench.accuracy import accuracy
 from ntkfl_experiments.bench.chart import chart
-from ntkfl_experiments.bench.clients import clients
-from ntkfl_experiments.bench.kernel import kernel
-from ntkfl_experiments.bench.networks import networks
-from ntkfl_experiments.bench.products import products
 from ntkfl_experiments.bench.round import round as round_suite
 from ntkfl_experiments.bench.scaling import scaling
-from ntkfl_experiments.bench.secure_sum import secure_sum
-from ntkfl_experiments.bench.start import start
-from ntkfl_experiments.bench.wire import wire
 
 
 def _check(rows: list[BenchRow]) -> None:
@@ -29,38 +22,6 @@ def _check(rows: list[BenchRow]) -> None:
         assert row.seconds > 0
         assert row.ratio is None or row.ratio > 0
         assert row.goal is None  # tiny sizes promise nothing
-
-
-def test_wire() -> None:
-    rows = wire(Setting(quick=True))
-    assert [row.what for row in rows] == ["encode", "decode", "seal", "shuffle in memory", "open"]
-    assert all(row.seconds > 0 for row in rows)
-
-
-def test_secure_sum() -> None:
-    rows = secure_sum(Setting(quick=True))
-    assert len({row.what for row in rows}) == len(rows) == 6
-    for row in rows:
-        assert row.seconds > 0
-        assert row.details["masked_bytes"] < 1.5 * row.details["plain_bytes"]
-
-
-def test_networks() -> None:
-    ours, dense, *clients = networks(Setting(quick=True))
-    assert [row.what for row in clients if row.ratio == 1] == ["MLP: Jacobian of a client", "CNN: Jacobian of a client"]
-    assert all(row.details["gradients"] > 0 for row in clients if row.ratio == 1)
-    assert dense.difference is not None
-    assert dense.difference < 1e-5
-    assert dense.details["memory_ratio"] > 5
-    assert ours.ratio == 1
-
-
-def test_kernel() -> None:
-    rows = kernel(Setting(quick=True))
-    _check(rows)
-    differences = [row.difference for row in rows if row.difference is not None]
-    assert len(differences) == 2
-    assert max(differences) < 1e-5
 
 
 def test_round(tmp_path: Path) -> None:
@@ -78,25 +39,6 @@ def test_round(tmp_path: Path) -> None:
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_products() -> None:
-    ours, general, exact = products(Setting(quick=True))
-    _check([ours, general, exact])
-    for row in (ours, general):
-        assert row.difference is not None
-        assert row.difference < 1e-5
-
-
-def test_clients() -> None:
-    rows = clients(Setting(quick=True))
-    _check(rows)
-    compared = [row for row in rows if row.difference is not None]
-    assert len(compared) == 2
-    for row in compared:
-        assert row.difference is not None
-        assert row.difference < 1e-5
-        assert row.details["float64_difference"] == pytest.approx(0, abs=1e-10)
-
-
 @pytest.mark.long
 def test_scaling() -> None:
     rows = scaling(Setting(quick=True))
@@ -110,9 +52,3 @@ def test_accuracy() -> None:
     _check(rows)
     assert rows[0].what == "NTK-FL, defaults"
     assert "rounds to 50%" in rows[0].note
-
-
-def test_start() -> None:
-    rows = start(Setting(quick=True))
-    assert [row.what for row in rows] == ["ntkfl train, first round", "ntkfl --help", "import torch"]
-    assert all(row.seconds > 0 and row.details["cpu"] > 0 for row in rows)

@@ -14,12 +14,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from ntkfl.crypto.row_frames import FRAME_BYTES
 from ntkfl.errors import MessageError
 from ntkfl.services.http.client import SMALL, HttpClient
-from ntkfl.services.shuffler.client import ShufflerClient
 from ntkfl.services.shuffler.revocations import Revocations
-from tests.deployment.federation import Deployment
 from tests.services.example_service import make
 
 ENDLESS = 1 << 40
@@ -91,25 +88,6 @@ def test_a_packed_answer_is_refused_before_it_is_unpacked(folder: Path) -> None:
     head = f"HTTP/1.1 200 OK\ncontent-encoding: gzip\ncontent-length: {len(packed)}"
     with talking(folder, head, packed) as talker, pytest.raises(MessageError, match="packed bytes"):
         HttpClient(talker.url, folder / "ca.pem", patience=1).ask("GET", "/x")
-
-
-def test_released_rows_are_bounded_by_what_was_asked_for(tmp_path: Path) -> None:
-    deployment = Deployment(tmp_path)
-    own = deployment.folder / "shuffler"
-    with talking(own, "HTTP/1.1 200 OK", ENDLESS, files=("tls.pem", "tls-key.pem")) as talker:
-        peers = deployment.peers.model_copy(
-            update={"shuffler": deployment.peers.shuffler.model_copy(update={"aggregator_url": talker.url})}
-        )
-        client = ShufflerClient(peers, deployment.folder / "aggregator")
-        client.http.patience = 0
-        deployment.urls = {"shuffler-aggregator": talker.url}
-        batch = deployment.batch("ada", "bob", max_rows=1000, row_bytes=500)
-        with suppress(MessageError):  # the answer to this one is endless too
-            client.publish(deployment.aggregator().signed(batch))
-        most = FRAME_BYTES + 2 * 1000 * 500
-        with pytest.raises(MessageError, match=f"more than the {most} bytes"):
-            client.release(deployment.announced[batch.key])
-        deployment.hang_up()
 
 
 def test_an_endless_list_of_revoked_clients_changes_nothing(

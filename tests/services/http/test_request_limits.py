@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import httpx
 import pytest
 
-from ntkfl.services.http.application import service_app
 from ntkfl.services.http.request_limits import Admit, RequestLimits
 from tests.services.example_service import caller, connection, error, make, start
 from tests.services.processes import Process
@@ -57,24 +55,6 @@ def test_a_huge_size_is_refused_before_a_byte_is_sent(process: Process, folder: 
         assert raw.recv(1000).startswith((b"HTTP/1.1 413", b"HTTP/1.1 400"))
 
 
-@pytest.mark.parametrize(
-    "first", [b"content-length: 4\r\ntransfer-encoding: chunked", b"transfer-encoding: chunked\r\ncontent-length: 4"]
-)
-def test_a_body_with_two_lengths_is_refused_and_its_connection_closed(
-    process: Process, folder: Path, first: bytes
-) -> None:
-    """Where such a body ends is for each reader to guess: what one takes for it, the next takes for another request."""
-    smuggled = b"0\r\n\r\nGET /health HTTP/1.1\r\nhost: x\r\n\r\n"
-    with connection(process.urls["front"], folder) as raw:
-        raw.sendall(b"POST /size HTTP/1.1\r\nhost: x\r\n" + first + b"\r\n\r\n" + smuggled)
-        answer = b""
-        while piece := raw.recv(4096):
-            answer += piece
-    assert answer.startswith(b"HTTP/1.1 400")
-    assert b'"error":"two-lengths"' in answer
-    assert answer.count(b"HTTP/1.1") == 1
-
-
 def test_a_body_that_does_not_arrive_is_a_408(process: Process, folder: Path) -> None:
     with connection(process.urls["front"], folder) as raw:
         raw.sendall(b"POST /size HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nhalf")
@@ -91,32 +71,6 @@ def test_the_log_is_json_lines_without_secrets(process: Process, client: httpx.C
     assert (wanted[-1]["event"], wanted[-1]["method"], wanted[-1]["client"]) == ("request", "POST", "somebody")
     assert "s3cret" not in process.output()
     assert "client" not in next(line for line in map(json.loads, process.err) if line.get("path") == "/health")
-
-
-def test_all_bodies_together_are_bounded() -> None:
-    """Sixteen requests with a whole body wait inside; the next gets a 503, and is served when they have left."""
-    app = service_app("test", max_body=1000, max_held=16_000)
-    leave = asyncio.Event()
-
-    @app.post("/wait")
-    async def wait() -> str:
-        await leave.wait()
-        return "done"
-
-    async def ask() -> int:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            return (await client.post("/wait", content=bytes(1000))).status_code
-
-    async def scenario() -> None:
-        waiting = [asyncio.create_task(ask()) for _ in range(16)]
-        await asyncio.sleep(0.2)
-        assert await ask() == 503
-        leave.set()
-        assert await asyncio.gather(*waiting) == [200] * 16
-        assert await ask() == 200
-
-    asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
 def limits(app: Any, admit: Admit) -> RequestLimits:

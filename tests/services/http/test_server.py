@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import ssl
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,24 +64,6 @@ def test_a_connection_that_does_not_finish_its_handshake_is_closed(process: Proc
         start = time.monotonic()
         assert raw.recv(1000) == b""
         assert time.monotonic() - start < 5  # asyncio alone waits for a minute
-
-
-def test_a_stop_lets_requests_end_but_not_for_ever(folder: Path) -> None:
-    with (
-        start(folder) as process,
-        caller(process.urls["front"], folder) as client,
-        ThreadPoolExecutor() as pool,
-    ):
-        short = pool.submit(client.get, "/slow", params={"seconds": 1})
-        long = pool.submit(client.get, "/slow", params={"seconds": 60})
-        time.sleep(0.5)
-        asked = time.monotonic()
-        assert process.stop() == 0
-        assert time.monotonic() - asked < 10
-        assert short.result(5).json() == "done"
-        assert long.exception(5) is not None or long.result().status_code == 500
-    assert json.loads(process.err[-1])["event"] == "stopped"
-    assert "Traceback" not in process.output()
 
 
 def listener(folder: Path, **changes: object) -> Listener:

@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ntkfl.crypto import certificates
 from ntkfl.crypto.credentials import Credential
 from ntkfl.errors import Refused
-from ntkfl.services.http.client import HttpClient
 from ntkfl.services.key_server import client as identity_module
 from ntkfl.services.key_server.client import Identity
 from ntkfl.services.key_server.store import KeyServer
-from tests.deployment.federation import PREFIX, Deployment, refused, valid
+from tests.deployment.federation import Deployment, refused, valid
 from tests.services.fixtures import EnrollingClient
 
 
@@ -94,29 +92,6 @@ class Later:
         return time.monotonic() + self._seconds
 
 
-def test_a_client_renews_by_itself_before_the_end_and_without_enrolling(
-    deployment: Deployment, operator: KeyServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = new_client(deployment, operator, "steady")
-    own = Identity.of(folder)
-    (folder / "token").unlink()
-    first = own.credential
-    assert own.current() == first  # there is time
-    shuffler = HttpClient(deployment.urls["shuffler"], folder / "ca.pem").identify(own.current, own.signing)
-    operator.set_lifetime(7200)
-    monkeypatch.setattr(identity_module, "time", Later(2450))  # more than two thirds of the hour
-    shuffler.ask("POST", f"{PREFIX}/hello")
-    second = own.credential
-    assert second != first
-    before, after = read(deployment, first), read(deployment, second)
-    assert after.ends - before.ends >= 3600
-    assert replace(after, issued=0, ends=0) == replace(before, issued=0, ends=0)  # the same client, keys and role
-    assert (folder / "credential").read_text() == second
-    assert (folder / "credential").stat().st_mode & 0o777 == 0o600
-    assert Identity.of(folder).credential == second
-    assert not list(folder.glob("*.part"))
-
-
 def test_a_revoked_client_cannot_renew(
     deployment: Deployment, operator: KeyServer, client: EnrollingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,24 +112,3 @@ def test_only_the_owner_of_the_enrolled_keys_renews(deployment: Deployment, clie
     assert refused(client.ask("/v1/renew", key=deployment.signer)) == (401, "unauthenticated")
     made_up = replace(read(deployment, client.credential), sealing_key="ab" * 32).issue(deployment.signer)
     assert refused(client.ask("/v1/renew", credential=made_up)) == (403, "unknown-client")
-
-
-def test_renewed_certificates_are_accepted_by_all_roles_that_trust_the_authority(tmp_path: Path) -> None:
-    """The services start again with new certificates; clients and the aggregator keep the files they were given."""
-    deployment = Deployment(tmp_path)
-    pinned = (deployment.folder / "clients" / "client-0" / "ca.pem").read_bytes()
-    roles = [deployment.folder / name for name in ("key-server", "shuffler", "aggregator")]
-    before = [(role / "tls.pem").read_bytes() for role in roles]
-    keys = [(role / "tls-key.pem").read_bytes() for role in roles]
-    renewed = certificates.renew(deployment.folder / "authority", roles)
-    assert [done.folder for done in renewed] == roles
-    for role, old, key in zip(roles, before, keys, strict=True):
-        assert (role / "tls.pem").read_bytes() != old
-        assert (role / "tls-key.pem").read_bytes() != key
-        assert (role / "tls-key.pem").stat().st_mode & 0o777 == 0o600
-    with deployment.start() as process:
-        assert deployment.client("ada").ask("POST", "/hello").status_code == 200
-        assert deployment.aggregator().ask("GET", "/clients").json()["clients"] == ["ada"]
-        deployment.hang_up()
-        assert process.stop() == 0
-    assert (deployment.folder / "clients" / "client-0" / "ca.pem").read_bytes() == pinned

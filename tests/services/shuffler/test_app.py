@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import ssl
 import time
@@ -16,7 +15,6 @@ import pytest
 from ntkfl.crypto.hpke import SigningKey
 from ntkfl.crypto.receipt import check_receipt
 from ntkfl.crypto.row_frames import Announced, open_row, pack_rows, unpack_rows
-from ntkfl.services.announcement import Announcement
 from ntkfl.services.http.signing import CREDENTIAL_HEADER, SIGNATURE_HEADER, sign_request
 from tests.deployment.federation import PREFIX, ROW_BYTES, Client, Deployment, refused
 from tests.services.processes import Process
@@ -87,32 +85,6 @@ def test_an_exchange_from_announcement_to_released_rows(deployment: Deployment, 
     assert aggregator.on(batch.key, "DELETE").json() == {"status": "forgotten"}
     assert refused(aggregator.on(batch.key, "POST", "/release")) == (410, "forgotten")
     assert refused(clients[0].submit(batch.key)) == (410, "late")
-
-
-def test_reports_reach_the_aggregator(deployment: Deployment, process: Process) -> None:
-    aggregator = deployment.aggregator()
-    evaluator = deployment.client("evi", "evaluator")
-    key = deployment.next_key()
-    signed = Announcement("evaluate", key, sealing_key=deployment.opener.public).sign(
-        aggregator.signer, *aggregator.names
-    )
-    said = Announced.of(key, signed)
-    assert refused(evaluator.ask("POST", "/reports", pack_rows(said, [b"counts"]))) == (404, "unknown-batch")
-    assert aggregator.ask("POST", "/announcements", signed).status_code == 200
-    other = Announced(key, bytes(32))
-    assert refused(evaluator.ask("POST", "/reports", pack_rows(other, [b"counts"]))) == (409, "other-announcement")
-    receipt = evaluator.ask("POST", "/reports", pack_rows(said, [b"counts"])).json()["receipt"]
-    shuffler = bytes.fromhex(deployment.peers.shuffler.signing_key)
-    check_receipt(bytes.fromhex(receipt), shuffler, "demo", "run-0", said)
-    assert refused(evaluator.ask("POST", "/reports", pack_rows(said, [b"counts"]))) == (409, "replayed")
-    assert refused(evaluator.ask("POST", "/reports", pack_rows(said, [b"two", b"row"]))) == (422, "malformed")
-    assert refused(evaluator.ask("POST", "/reports", bytes(1 << 17))) == (413, "too-large")
-    client = deployment.client("ada")
-    assert refused(client.ask("POST", "/reports", pack_rows(said, [b"counts"]))) == (403, "not-evaluator")
-    answer = aggregator.on(key, "GET", "/reports").json()
-    assert [base64.b64decode(report) for report in answer["reports"]] == [b"counts"]
-    assert aggregator.on(key, "DELETE").status_code == 200
-    assert aggregator.on(key, "GET", "/reports").json() == {"reports": []}
 
 
 # -- Strangers and damage ---------------------------------------------------------------------------------------------
