@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from ntkfl.cli import app
-from ntkfl.cli.new import PLACES
 
 
 def test_a_new_project_trains_and_passes_its_own_tests(tmp_path: Path) -> None:
@@ -54,10 +52,6 @@ def test_its_comparison_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "sites.method:Mine" in (tmp_path / "sites" / "README.md").read_text()
 
 
-def test_every_file_of_the_project_is_written() -> None:
-    assert {f"{name}.txt" for name in PLACES} == {path.name for path in (files("ntkfl.cli") / "project").iterdir()}
-
-
 @pytest.mark.parametrize("name", ["2sites", "class", "a.b", "a+b"])
 def test_a_name_that_python_cannot_import_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -66,12 +60,3 @@ def test_a_name_that_python_cannot_import_is_refused(
     outcome = CliRunner().invoke(app, ["new", name])
     assert "cannot be a Python package" in str(outcome.exception)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_that_exists_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "config.toml").write_text("precious")
-    outcome = CliRunner().invoke(app, ["new", "mine"])
-    assert "exists already" in str(outcome.exception)
-    assert [p.read_text() for p in (tmp_path / "mine").iterdir()] == ["precious"]

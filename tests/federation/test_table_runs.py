@@ -16,7 +16,7 @@ import ntkfl
 from ntkfl.cli import app
 from ntkfl.data.client import Images, read_own
 from ntkfl.data.files import Columns, from_file
-from ntkfl.errors import DataError, RunFolderError
+from ntkfl.errors import DataError
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.export import export, load_exported
 from ntkfl.federation.run_folder import RunFolder
@@ -108,16 +108,6 @@ def test_other_columns_are_refused_by_name(tmp_path: Path) -> None:
     columns, wanted = Columns("outcome", "site"), Images((3,), classes=("ill", "well"), features=("Hb", "age", "sex"))
     with pytest.raises(DataError, match="lacks sex and has besides crp mg/l"):
         read_own(str(table), wanted, lambda name: lambda: None, columns)
-
-
-def test_a_run_is_not_continued_on_columns_in_another_order(tmp_path: Path) -> None:
-    table = write_table(tmp_path / "table.csv")
-    execute(settings(table), out=tmp_path / "run")
-    write_table(table, FEATURES[::-1])
-    with pytest.raises(RunFolderError, match="features are Hb, crp mg/l, age; they were age, crp mg/l, Hb"):
-        execute(settings(table), out=tmp_path / "run", resume=True)
-    said = CliRunner().invoke(app, ["uncertainty", str(tmp_path / "run")])
-    assert "has changed since the run: the data's features are Hb" in str(said.exception)
 
 
 def test_an_export_says_what_its_inputs_and_outputs_are(run: Path, table: Path, tmp_path: Path) -> None:
