@@ -191,17 +191,10 @@ def test_the_record_says_how_many_were_asked_and_answered(tmp_path: Path) -> Non
     assert (status["state"], status["out"]) == ("the run has ended", str(tmp_path / "run"))
 
 
-NOISY = {"name": "fedavg", "shuffle": True, "clip": 1.0, "noise": 1.0, "local_steps": 1}
-
-
-@pytest.mark.parametrize("noisy", [False, True])
-def test_a_client_that_has_lapsed_is_drawn_last_unless_epsilon_counts_on_the_draw(tmp_path: Path, noisy: bool) -> None:
-    """3 of 6 a round; client-2 never answers. It is drawn until it has missed two, and then no more; with noise on
-    updates it is drawn as often as ever, since a guarantee counts on the chance of each.
-    """
+def test_a_client_that_has_lapsed_is_drawn_last(tmp_path: Path) -> None:
+    """3 of 6 a round; client-2 never answers. It is drawn until it has missed two, and then no more."""
     names, said = [f"client-{i}" for i in range(6)], list[str]()
-    method = {"method": NOISY} if noisy else {}
-    folder = made(tmp_path, rounds=9, clients=6, clients_per_round=3, **method)
+    folder = made(tmp_path, rounds=9, clients=6, clients_per_round=3)
     aggregator = Aggregator(folder, tmp_path / "run", said.append)
     aggregator.transport.shuffler = Here(aggregator, names, silent="client-2")  # type: ignore[assignment]
     drawn = ["client-2" in record["clients"] for record in aggregator.run().history]
@@ -209,7 +202,7 @@ def test_a_client_that_has_lapsed_is_drawn_last_unless_epsilon_counts_on_the_dra
     assert said.count(lapsed) == 1
     first = [number for number, was in enumerate(drawn) if was][1] + 1  # the round after its second draw
     assert sum(drawn[:first]) == 2
-    assert (sum(drawn[first:]) > 0) == noisy
+    assert not any(drawn[first:])
 
 
 def test_no_evaluator_is_waited_for_that_has_lapsed(tmp_path: Path) -> None:

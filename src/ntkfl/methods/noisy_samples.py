@@ -28,6 +28,10 @@ class NoisySamples(Method):
         """An input hidden beside a label that is not would be no guarantee for the record."""
         return {"label_flip": 0.2} | values if values.get("noise") else values
 
+    @property
+    def adds_noise(self) -> bool:
+        return self.noise > 0 or self.label_flip > 0
+
     def private(self, task: Task, client: ClientRound) -> ClientRound:
         """With its noisy copy in place of its samples: the same one at every exchange of a round."""
         if self.clip is None and not self.label_flip:
