@@ -242,7 +242,7 @@ class Simulation:
             samples = sum(self.data.sizes) / len(self.data) * self.clients_per_round
             noisy = self.method.noise_advice(self.task.like, samples, self.clients_per_round, rounds)
             hides = self.method.shuffle or self.method.secure_sum or self.method.clip is not None
-            odd = [*scale_advice(self.all_data, hides), *single_rows(self.all_data)]
+            odd = [*scale_advice(self.all_data, hides), *single_rows(self.all_data), *self._large_clients()]
             for line in [*advice(self.method, self.task), *noisy, *odd]:
                 if callbacks is None:
                     warnings.warn(line, stacklevel=3)  # of `train`'s caller, who has no display of lines
@@ -254,6 +254,15 @@ class Simulation:
             return run
         finally:
             told.on_end()
+
+    def _large_clients(self) -> list[str]:
+        """A line on clients that count for fewer samples than they have, where some do."""
+        most = self.method.most_samples
+        large = 0 if most is None else sum(size > most for size in self.data.sizes)
+        if not large:
+            return []
+        have, count = ("has", "counts") if large == 1 else ("have", "count")
+        return [f"{plural(large, 'client')} {have} more records than sum_samples ({most:,}) and {count} for less"]
 
     def _privacy(self, rounds: int) -> dict[str, Any]:
         """What such a run promises, if a client is in every round and has one sample."""

@@ -251,6 +251,11 @@ class Method(Stages):
         """`check` of replies of one form; an error where any of them is bad, and then each is checked by itself."""
         return [self.check(task, reply) for reply in replies]
 
+    @property
+    def most_samples(self) -> int | None:
+        """Samples that a client counts for at most; None where there is no such limit."""
+        return self.sum_samples if self.secure_sum else None
+
     def posterior(self, task: Task, state: State) -> HeadPosterior:
         """How sure the last layer is, from what the server kept: `task` holds the trained network."""
         raise ConfigError(f"{self.name} leaves no sums that a posterior follows from: use sum-ridge or sum-ntk-fl")
