@@ -166,7 +166,9 @@ def test_a_table_is_shown_by_the_names_in_it(bare: Path) -> None:
 
 
 def test_a_table_is_dealt_to_the_clients_it_names(bare: Path) -> None:
-    rows = "".join(f"{i},{i % 3},{'north' if i % 4 else 'south'},{'test' if i % 5 == 0 else 'train'}\n" for i in range(60))
+    rows = "".join(
+        f"{i},{i % 3},{'north' if i % 4 else 'south'},{'test' if i % 5 == 0 else 'train'}\n" for i in range(60)
+    )
     (bare / "visits.csv").write_text("age,label,client,split\n" + rows)
     dealt = run("deal", "visits.csv", "--out", "dealt")
     assert dealt.exit_code == 0, dealt.exception

@@ -234,7 +234,7 @@ class Simulation:
             told.on_begin(rounds)
             told.on_start(note)
             promises = *self.method.promise(self.clients_per_round, rounds), sum_promise(self.method)
-            for line in [*promises, *self.notes]:
+            for line in [*promises, *self.notes, self._whole_targets().removeprefix("; ")]:
                 if line:
                     told.on_start(line)
             if uncovered := described["privacy"].get("uncovered"):
@@ -254,6 +254,12 @@ class Simulation:
             return run
         finally:
             told.on_end()
+
+    def _whole_targets(self) -> str:
+        """What to say of labels where squared error may be meant for regression."""
+        if self.method.loss != "mse" or self.data.classes is None or self.data.class_names or self.data.name in NAMES:
+            return ""
+        return "; whole-number targets are classes here: for regression make them with targets='real' (--targets real)"
 
     def _large_clients(self) -> list[str]:
         """A line on clients that count for fewer samples than they have, where some do."""
@@ -319,7 +325,7 @@ class Simulation:
         if tuple(f.shape) != (len(x), self.data.output_dim):
             raise ModelError(
                 f"the model maps {len(x)} samples to {list(f.shape)}; the data need [{len(x)}, {self.data.output_dim}] "
-                "(by the largest label, or the targets' width)"
+                f"(by the largest label, or the targets' width){self._whole_targets()}"
             )
         if not bool(self.task.like.isfinite().all()):
             raise NumericalError("the model's weights are not finite before training")
