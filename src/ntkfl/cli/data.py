@@ -150,8 +150,8 @@ def deal_clients(
     client_column: ClientColumn = None,
     split_column: SplitColumn = None,
 ) -> None:
-    """Write every client's data into a file of its own, to try out `ntkfl join` with. Rows of a file or folder that says
-    whose they are go to those clients; all others are dealt by a Dirichlet draw.
+    """Write every client's data into a file of its own, to try out `ntkfl join` with. Rows of a file or folder that
+    says whose they are go to those clients; all others are dealt by a Dirichlet draw.
 
     Example: ntkfl data deal digits --clients 4 --out demo-data
     """

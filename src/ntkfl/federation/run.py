@@ -27,7 +27,7 @@ from ntkfl.federation.uncertainty import ModelPosterior
 from ntkfl.methods import Method, State, Task
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.progress import percent, plural
-from ntkfl.tangent.parameters import flatten
+from ntkfl.tangent.parameters import eager, flatten
 from ntkfl.user_code import refuse_code
 from ntkfl.version import __version__
 
@@ -147,7 +147,8 @@ class Run:
                 folder.append("history.jsonl", record)
                 folder.append("timings.jsonl", timing)
             folder.save_checkpoint(len(self.history), self.checkpoint)
-            folder.save_model(self.model.state_dict())
+            with eager(self.model) as own:
+                folder.save_model(own.state_dict())
         return folder.path
 
     @staticmethod
@@ -218,14 +219,15 @@ def _other_version(folder: RunFolder, config: Mapping[str, Any], error: Exceptio
 
 def _load_weights(folder: RunFolder, run: Run) -> None:
     """Of the finished run, or of its last whole round."""
-    path, model = folder.path / "model.safetensors", run.model
+    path = folder.path / "model.safetensors"
     try:
-        if path.exists():
-            model.load_state_dict(load_tensors(path.read_bytes()))
-        elif run.checkpoint:
-            server = ServerState(Task(model, run.config["shape"]["outputs"], run.method.loss), run.method)
-            server.restore(run.checkpoint)
-            model.load_state_dict(server.trained(model).state_dict())
+        with eager(run.model) as model:
+            if path.exists():
+                model.load_state_dict(load_tensors(path.read_bytes()))
+            elif run.checkpoint:
+                server = ServerState(Task(model, run.config["shape"]["outputs"], run.method.loss), run.method)
+                server.restore(run.checkpoint)
+                model.load_state_dict(server.trained(model).state_dict())
     except (OSError, safetensors.SafetensorError) as error:
         raise RunFolderError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
     except RuntimeError as error:
@@ -242,6 +244,8 @@ def describe(
 ) -> dict[str, Any]:
     """Settings of a run made from Python: what identifies model and data, where names cannot."""
     weights = flatten(model).detach().cpu()
+    with eager(model) as own:
+        kind = type(own).__name__
     return {
         "ntkfl": __version__,
         "simulation": True,
@@ -251,7 +255,7 @@ def describe(
         "method": describe_method(method),
         "data": fed.describe() | {"fingerprint": fed.fingerprint()},
         "model": {
-            "class": type(model).__name__,
+            "class": kind,
             "weights": weights.numel(),
             "start": hashlib.sha256(weights.numpy().tobytes()).hexdigest(),
         },

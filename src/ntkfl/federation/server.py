@@ -27,6 +27,7 @@ from ntkfl.methods import Method, Outcome, State, Task
 from ntkfl.methods.base import Outgoing
 from ntkfl.methods.batchnorm import advice
 from ntkfl.progress import plural
+from ntkfl.tangent.parameters import eager
 from ntkfl.wire import Message
 
 OnRound = Callable[[Record, Record], None]
@@ -80,7 +81,8 @@ class Server:
             history, timings = self._rounds(folder, settings, resume, on_round)
             trained = self.state.trained(self.model)
             if folder:
-                folder.save_model(trained.state_dict())
+                with eager(trained) as own:
+                    folder.save_model(own.state_dict())
             self.transport.finish()
         return Run(trained, history, timings, settings, self.checkpoint(), self.method)
 

@@ -31,7 +31,7 @@ from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.stages import Stages
 from ntkfl.tangent import Jacobian, jacobian, plan_jacobian
 from ntkfl.tangent.losses import AnyLoss, check_loss, find_loss, loss_name, per_sample, targets
-from ntkfl.tangent.parameters import apply_flat, evaluating, flatten, load_flat, unflatten, with_values
+from ntkfl.tangent.parameters import apply_flat, eager, evaluating, flatten, load_flat, unflatten, with_values
 from ntkfl.tangent.passes import JacobianPlan
 from ntkfl.tangent.posterior import HeadPosterior
 from ntkfl.wire import Message
@@ -85,7 +85,8 @@ class Task:
         total_clients: int = 1,
         label_smoothing: float = 0.0,
     ) -> None:
-        self.model = copy.deepcopy(model)
+        with eager(model) as own:
+            self.model = copy.deepcopy(own)
         find_loss(loss)  # says before the first round where one named by its user is not there
         self.outputs, self.loss, self.label_smoothing = outputs, loss, label_smoothing
         self.shared, self.validation = shared, validation
