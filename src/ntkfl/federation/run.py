@@ -19,6 +19,7 @@ from ntkfl.data.moments import Standardization
 from ntkfl.data.torch_data import TorchData
 from ntkfl.errors import ConfigError, DataError, ModelError, NTKFLError, RunFolderError, TrustError
 from ntkfl.federation.build import build_method, build_network, describe_method
+from ntkfl.federation.chance import failure
 from ntkfl.federation.config import ModelConfig, method_code
 from ntkfl.federation.evaluation import Score
 from ntkfl.federation.run_folder import Record, RunFolder
@@ -72,6 +73,11 @@ class Run:
     def standardization(self) -> Standardization | None:
         """Mean and deviation that inputs were standardised by, where they were."""
         return standardization_in(self.config)
+
+    @property
+    def failure(self) -> str:
+        """Why the model is worth nothing, where it ended worse than a constant prediction; else empty."""
+        return failure(self.history, self.config.get("constant"))
 
     def __repr__(self) -> str:
         """One line: the history has a record per round, and each lists clients."""

@@ -16,6 +16,7 @@ from ntkfl.data.moments import Standardization
 from ntkfl.data.scales import scale_advice, single_rows
 from ntkfl.devices import find_device, warm_up
 from ntkfl.errors import ConfigError, ModelError, NumericalError
+from ntkfl.federation import chance
 from ntkfl.federation.build import build_method, build_model, describe_method, load_data, spelled_out
 from ntkfl.federation.byzantine import ByzantineClients
 from ntkfl.federation.callbacks import Callback, CallbackList, Progress
@@ -67,11 +68,15 @@ def train(
 
     `callbacks` are called as the run proceeds; if none are given, a terminal or notebook shows rounds, accuracy and the
     time left as one line. `callbacks=[]` shows nothing, `callbacks=[ntkfl.Progress()]` shows the line in a log too.
+    A run that ends worse than a constant prediction is warned of (`run.failure`).
     """
     how = {"clients_per_round": clients_per_round, "seed": seed, "hold_out": hold_out, "device": device}
     with full_precision():
         simulation = Simulation(model, data, method, **how)  # type: ignore[arg-type]
-        return simulation.run(rounds, stop_at=stop_at, out=out, resume=resume, callbacks=callbacks)
+        run = simulation.run(rounds, stop_at=stop_at, out=out, resume=resume, callbacks=callbacks)
+    if run.failure:
+        warnings.warn(f"{run.failure}; {chance.advice(run.method)}", stacklevel=2)
+    return run
 
 
 def execute(
@@ -225,6 +230,9 @@ class Simulation:
         described |= {"method": describe_method(self.method)}
         if self.byzantine is not None:
             described |= {"byzantine": self.byzantine.model_dump(mode="json")}
+        if constant := self.server.evaluator.constant(self.task):
+            known = {"accuracy": constant.accuracy, "loss": constant.loss}
+            described |= {"constant": {name: value for name, value in known.items() if value is not None}}
         names = {
             "clients": self.data.client_names,
             "classes": self.data.class_names,

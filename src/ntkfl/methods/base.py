@@ -345,7 +345,5 @@ def take_labels(message: Message, name: str, like: Tensor) -> Tensor:
 def check_finite(weights: Tensor, what: str) -> Tensor:
     """`weights` themselves, unless the round has blown up."""
     if not bool(weights.isfinite().all()):
-        raise NumericalError(
-            f"{what} has values that are not finite: the training diverged; take a smaller learning rate"
-        )
+        raise NumericalError(f"{what} has values that are not finite: the training diverged")
     return weights
