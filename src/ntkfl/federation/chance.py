@@ -24,6 +24,7 @@ _LESS = {
     "delta": "a larger delta",
     "damping": "a larger damping",
     "penalty": "a larger penalty",
+    "epsilon": "a larger epsilon",
 }
 _OPPOSITE = {"smaller": "larger", "larger": "smaller", "fewer": "more", "shorter": "longer"}
 
@@ -59,7 +60,9 @@ def advice(method: Method, *, more: bool = False) -> str:
     """Options of this method that make rounds move the weights less, or `more`."""
     options = method.model_dump()
     unused = {"lr"} if options.get("scheme") == "flow" else set()
-    unused |= {"delta"} if "epsilon" in options else set()  # a probability, of privacy
+    private = {"epsilon", "delta"} <= options.keys()
+    unused |= {"delta"} if private else set()
+    unused |= {"epsilon"} if private and (more or options["epsilon"] is None) else set()
     unused |= {"local_steps" if options.get("local_epochs") else "local_epochs"}
     found = []
     for name, text in _LESS.items():

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -69,6 +70,13 @@ class Server:
         self._gathered = False
         self._waited = 0.0  # seconds, in attempts at this round that failed
 
+    @cached_property
+    def constant(self) -> Record:
+        """Accuracy (none for real targets) and loss of the best constant prediction; empty where nobody can tell."""
+        best = self.evaluator.constant(self.task)
+        known = {} if best is None else {"accuracy": best.accuracy, "loss": best.loss}
+        return {name: value for name, value in known.items() if value is not None}
+
     def run(
         self, folder: RunFolder | None, settings: Mapping[str, Any], *, resume: bool, on_round: OnRound | None = None
     ) -> Run:
@@ -105,7 +113,7 @@ class Server:
                 error.add_note(f"training diverged: {chance.advice(self.method)}")
                 raise
             history.append(record)
-            if said := chance.warning(history, settings.get("constant"), self.method):
+            if said := chance.warning(history, self.constant, self.method):
                 record["warning"] = "; ".join([*([record["warning"]] if "warning" in record else []), said])
             timings.append(timing)
             if folder:

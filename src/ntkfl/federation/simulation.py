@@ -230,9 +230,7 @@ class Simulation:
         described |= {"method": describe_method(self.method)}
         if self.byzantine is not None:
             described |= {"byzantine": self.byzantine.model_dump(mode="json")}
-        if constant := self.server.evaluator.constant(self.task):
-            known = {"accuracy": constant.accuracy, "loss": constant.loss}
-            described |= {"constant": {name: value for name, value in known.items() if value is not None}}
+        described |= {"constant": self.server.constant} if self.server.constant else {}
         names = {
             "clients": self.data.client_names,
             "classes": self.data.class_names,
