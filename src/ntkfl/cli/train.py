@@ -15,7 +15,7 @@ from ntkfl.cli.flags import nested, with_flags
 from ntkfl.cli.stopping import stoppable
 from ntkfl.cli.train_flags import FLAGS
 from ntkfl.cli.verbs import AllowCode, importing
-from ntkfl.errors import ConfigError
+from ntkfl.errors import ConfigError, NumericalError
 
 if TYPE_CHECKING:
     from ntkfl.federation.callbacks import Callback
@@ -59,6 +59,7 @@ def train(
     with importing():
         from ntkfl.cli.options import parse_byzantine, parse_numbers, parse_setting, parse_steps, parse_words
         from ntkfl.federation.callbacks import TensorBoardCallback
+        from ntkfl.federation.chance import advice
         from ntkfl.federation.server import remarks
         from ntkfl.federation.simulation import execute
         from ntkfl.options import NONE
@@ -81,6 +82,7 @@ def train(
     display = RoundTable(run_config.method["name"], run_config.rounds, remarks, quiet=as_json)
     callbacks = [_printed(display, as_json), *([TensorBoardCallback(out)] if tensorboard and out is not None else [])]
     display.note(_taken(run_config, settings if config is None and not resume else None))
+    display.note(f"data: {run_config.data.text}")
     if sends_inputs(run_config):
         name = run_config.method["name"]
         display.note(f"{name} sends rows that contain the inputs: for people's data see --private")
@@ -98,6 +100,8 @@ def train(
         )
     if not as_json:
         display.summary(run.history, run.timings, out)
+    if run.failure:
+        raise NumericalError(f"{run.failure}; {advice(run.method)}")
 
 
 @contextmanager

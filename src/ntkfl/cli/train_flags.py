@@ -49,6 +49,12 @@ FLAGS = tuple(
         ),
         ("data.split_column", "text", "of a file: the column of train and test; default: split", "Data and clients"),
         (
+            "data.targets",
+            "text",
+            "of a file: what whole numbers are, real or classes; default: as the loss has it",
+            "Data and clients",
+        ),
+        (
             "model.name",
             "text",
             "mlp, cnn, resnet, gru, transformer, random-features, or package.module:factory (default mlp)",

@@ -31,7 +31,7 @@ from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.stages import Stages
 from ntkfl.tangent import Jacobian, jacobian, plan_jacobian
 from ntkfl.tangent.losses import AnyLoss, check_loss, find_loss, loss_name, per_sample, targets
-from ntkfl.tangent.parameters import apply_flat, evaluating, flatten, load_flat, unflatten, with_values
+from ntkfl.tangent.parameters import apply_flat, eager, evaluating, flatten, load_flat, unflatten, with_values
 from ntkfl.tangent.passes import JacobianPlan
 from ntkfl.tangent.posterior import HeadPosterior
 from ntkfl.wire import Message
@@ -85,7 +85,8 @@ class Task:
         total_clients: int = 1,
         label_smoothing: float = 0.0,
     ) -> None:
-        self.model = copy.deepcopy(model)
+        with eager(model) as own:
+            self.model = copy.deepcopy(own)
         find_loss(loss)  # says before the first round where one named by its user is not there
         self.outputs, self.loss, self.label_smoothing = outputs, loss, label_smoothing
         self.shared, self.validation = shared, validation
@@ -256,6 +257,11 @@ class Method(Stages):
         """Whether it is a method of differential privacy."""
         return self.noise > 0
 
+    @property
+    def most_samples(self) -> int | None:
+        """Samples that a client counts for at most; None where there is no such limit."""
+        return self.sum_samples if self.secure_sum else None
+
     def posterior(self, task: Task, state: State) -> HeadPosterior:
         """How sure the last layer is, from what the server kept: `task` holds the trained network."""
         raise ConfigError(f"{self.name} leaves no sums that a posterior follows from: use sum-ridge or sum-ntk-fl")
@@ -344,7 +350,5 @@ def take_labels(message: Message, name: str, like: Tensor) -> Tensor:
 def check_finite(weights: Tensor, what: str) -> Tensor:
     """`weights` themselves, unless the round has blown up."""
     if not bool(weights.isfinite().all()):
-        raise NumericalError(
-            f"{what} has values that are not finite: the training diverged; take a smaller learning rate"
-        )
+        raise NumericalError(f"{what} has values that are not finite: the training diverged")
     return weights
