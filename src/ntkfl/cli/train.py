@@ -81,6 +81,7 @@ def train(
     display = RoundTable(run_config.method["name"], run_config.rounds, remarks, quiet=as_json)
     callbacks = [_printed(display, as_json), *([TensorBoardCallback(out)] if tensorboard and out is not None else [])]
     display.note(_taken(run_config, settings if config is None and not resume else None))
+    display.note(f"data: {run_config.data.text}")
     if sends_inputs(run_config):
         name = run_config.method["name"]
         display.note(f"{name} sends rows that contain the inputs: for people's data see --private")
