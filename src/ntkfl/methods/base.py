@@ -263,10 +263,6 @@ class Method(Stages):
         """The rows of a reply, where `shows` is rows; of the type and on the device of `like`, or of the weights."""
         raise ConfigError(f"replies of {self.name} have no rows of samples")
 
-    def broadcast_weights(self, task: Task, message: Message) -> Tensor:
-        """The weights [d] that the server's first message of a round tells clients."""
-        return message.take("weights", None, task.like)
-
     def local_update(self, reply: Message, w: Tensor) -> LocalUpdate | None:
         """A client's local weights where the server sees them in its reply to the weights w [d]; else None."""
         return None
