@@ -195,7 +195,7 @@ class ShuffledClient:
             reply, clients = self._counts(message), len(said.batch.cohort)
             summand = counts_summand(reply, SUMMED_SAMPLES)
         elif said.kind == "evaluate":
-            own = method.private(task, self.at(said.key, message.round))
+            own = self.at(said.key, message.round)
             reply = counts(task, message, own.x, own.y)
             summand = counts_summand(reply, method.sum_samples)
         else:
@@ -226,7 +226,7 @@ class ShuffledClient:
 
     def _score_rows(self, key: BatchKey, message: Message) -> list[Message]:
         """Of the round's samples alone: no more of this client shows than in training."""
-        client = self.method.private(self.client.task, self.at(key, message.round))
+        client = self.at(key, message.round)
         rows, most = score_rows(self.client.task, message, client.x, client.y), self.federation.terms.max_rows
         return rows if len(rows) <= most else self.client.randomness.subsampling(message.round).sample(rows, most)
 

@@ -272,7 +272,7 @@ class ShufflerTransport(ShuffledTransport):
         if "budget_rounds" not in self.peers.terms.method or self._round == self._number:
             return {}
         cohort, clients, numbers = self.settings.clients_per_round, self.settings.clients, self._round
-        run = Participation(self.task.outputs, numbers, cohort, cohort, clients, numbers, simulated=False)
+        run = Participation(numbers, cohort, clients, numbers, simulated=False)
         try:
             found = self.method.guarantees(run)
             return {"epsilon": max(guarantee.epsilon for guarantee in found)} if found else {}

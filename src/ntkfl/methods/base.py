@@ -58,16 +58,14 @@ class ClientRound:
 class Outcome:
     """What a round ended with. `train_loss` is over the cohort's samples, `steps` the t chosen: where there is one.
 
-    `passed` are weights the round went through on its way to its own, where it took several steps: all of them count
-    in the running average. `reported` are those to evaluate and save in place of the state's own, where a method trains
-    on from others than it reports.
+    `reported` are weights to evaluate and save in place of the state's own, where a method trains on from others than
+    it reports.
     """
 
     state: State
     train_loss: float | None
     steps: float | None = None
     diagnostics: dict[str, float | str] = field(default_factory=dict)
-    passed: tuple[Tensor, ...] = ()
     reported: Tensor | None = None
 
 
@@ -211,10 +209,6 @@ class Method(Stages):
     @abstractmethod
     def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
         """The clients' side: each client's reply to `message`, in the order given."""
-
-    def private(self, task: Task, client: ClientRound) -> ClientRound:
-        """The client as its answers in a round see it: with noise on its samples, where the method puts it there."""
-        return client
 
     def split(self, reply: Message) -> list[Message]:
         """A client's reply as rows that say as little as can be of whose they are: what a shuffler mixes."""

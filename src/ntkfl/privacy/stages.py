@@ -45,9 +45,6 @@ class Stages(Options):
         le=2,
         description="secure sums: 1, the shuffler holds the masks; 2, the key server holds others beside it",
     )
-    distinct_rows: bool = Field(
-        False, description="shuffled: of equal rows of samples, one counts; costs data whose records repeat"
-    )
     rows_per_client: int | None = Field(
         None,
         ge=1,
