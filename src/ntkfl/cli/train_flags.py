@@ -102,8 +102,8 @@ FLAGS = tuple(
             "method.name",
             "text",
             "ntk-fl, cp-ntk-fl, sum-ntk-fl, private-sums, sum-ridge, private-ridge, fedavg, fednova, "
-            "fedprox, scaffold, fedadam, fedavgm, fedexp, feddyn, fedpm, fedfisher, tct, fedcom, qsgd, "
-            "dp-fedavg, data-share, centralized (default ntk-fl), or package.module:Class",
+            "fedprox, scaffold, fedadam, fedcom, qsgd, dp-fedavg, data-share, centralized (default ntk-fl), or "
+            "package.module:Class",
             "Method",
         ),
         ("method.kernel", "text", "full (the linearised network) or trace (the paper's) (default full)", "Method"),
@@ -119,12 +119,6 @@ FLAGS = tuple(
         ("method.local_steps", "integer", "local steps of averaging methods", "Method"),
         ("method.batch_size", "integer", "local batch size", "Method"),
         ("method.loss", "text", "ce, mse, or package.module:name", "Method"),
-        (
-            "method.replay",
-            "switch",
-            "the server keeps projected inputs and goes on training on them each round",
-            "Method",
-        ),
         ("method.subsample_rate", "number", "β, part of its samples a client uses in a round", "What clients hide"),
         (
             "method.projected_dim",

@@ -283,7 +283,7 @@ class Simulation:
     def _privacy(self, rounds: int) -> dict[str, Any]:
         """What such a run promises, if a client is in every round and has one sample."""
         cohort = self.clients_per_round
-        run = Participation(self.task.outputs, rounds, cohort, cohort, len(self.data), rounds, simulated=True)
+        run = Participation(rounds, cohort, len(self.data), rounds, simulated=True)
         drawn = ", a random part of the file's rows" if "test" in self.data.description else ""
         held = f" and {self.hold_out} held-out clients" if self.hold_out else ""
         uncovered = (
