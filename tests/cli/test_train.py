@@ -61,10 +61,11 @@ def test_a_run_leaves_its_folder_and_repeats_from_it(tmp_path: Path) -> None:
     assert first.returncode == 0, first.stderr
     lines = first.stdout.splitlines()
     assert lines[0].startswith("method: ntk-fl; model: mlp, hidden")
-    assert lines[1] == "ntk-fl sends rows that contain the inputs: for people's data see --private"
-    assert lines[2].startswith("expects to need about 0.3 GiB")
-    assert lines[3].split()[:2] == ["round", "accuracy"]
-    assert [line.split()[0] for line in lines[4:7]] == ["1", "2", "3"]
+    assert lines[1] == "data: digits, 30 clients (Dirichlet α = 0.1, composition)"
+    assert lines[2] == "ntk-fl sends rows that contain the inputs: for people's data see --private"
+    assert lines[3].startswith("expects to need about 0.3 GiB")
+    assert lines[4].split()[:2] == ["round", "accuracy"]
+    assert [line.split()[0] for line in lines[5:8]] == ["1", "2", "3"]
     assert all(len(line) <= 80 for line in lines[:-1])
     files = {p.name for p in (tmp_path / "a").iterdir()} - {".lock"}
     assert files == {"config.toml", "history.jsonl", "timings.jsonl", "model.safetensors", "checkpoint"}
@@ -308,8 +309,9 @@ def test_a_run_says_what_it_took_and_that_nothing_is_kept(tmp_path: Path) -> Non
     small = ["--dataset", "digits", "--clients", "4", "--rounds", "1"]
     bare = ntkfl("train", *small).stdout.splitlines()
     assert bare[0] == "method: ntk-fl; model: mlp, hidden 100"
-    assert bare[1].startswith("ntk-fl sends rows")
-    assert bare[2].startswith("not kept: without --out")
+    assert bare[1] == "data: digits, 4 clients (Dirichlet α = 0.1, composition)"
+    assert bare[2].startswith("ntk-fl sends rows")
+    assert bare[3].startswith("not kept: without --out")
     given = ["--method", "fedavg", "--model", "random-features", "--set", "local_steps=1"]
     kept = ntkfl("train", *small, *given, "--out", tmp_path / "a").stdout
     assert kept.splitlines()[0] == "method: fedavg; model: random-features"

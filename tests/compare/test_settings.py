@@ -32,15 +32,15 @@ def test_settings_of_methods_that_share_an_option_are_shown_beside_one_that_has_
 ) -> None:
     """And so is an option that a class of the user's own brings, though it was not given: no page has its default."""
     own = "from ntkfl.methods import FedAvg\n\n\nclass Own(FedAvg):\n    momentum: float = 0.9\n"
-    (tmp_path / "shown_method.py").write_text(own + "    robust: str = 'mean'\n")
+    (tmp_path / "shown_method.py").write_text(own + "    robust: str = 'clip'\n")
     monkeypatch.syspath_prepend(tmp_path)
     methods = [{"name": "sum-ntk-fl", "average": 0.0}, {"name": "fedavg"}]
     methods.append({"name": "shown_method:Own", "local_steps": 5})
     entries = [{"label": str(i), "method": method} for i, method in enumerate(methods)]
     texts = setting_texts(Comparison(name="a", methods=entries), {str(i): m for i, m in enumerate(methods)})
     sums, averaging, mine = (set(texts[label].split(", ")) for label in "012")
-    assert {"local_steps 20", "robust clip"} <= averaging
-    assert {"local_steps 5", "robust mean", "momentum 0.9"} <= mine
+    assert {"local_steps 20", "robust mean"} <= averaging
+    assert {"local_steps 5", "robust clip", "momentum 0.9"} <= mine
     assert not {text.split()[0] for text in sums} & {"local_steps", "robust", "momentum"}
     assert not any(text.startswith(("momentum", "batch_size")) for text in averaging)  # not its option; alike in both
 
@@ -50,9 +50,11 @@ def test_a_table_says_what_it_is_of() -> None:
     data = {"dataset": "digits", "clients": 20, "alpha": 0.3}
     several = Comparison(**given, data=data, seeds=[3, 5], model={"hidden": [30, 20]})
     assert described(several) == (
-        "digits, 20 clients (Dirichlet α = 0.3), 5 per round, 2 seeds, model mlp, hidden 30, 20. "
+        "digits, 20 clients (Dirichlet α = 0.3, composition), 5 per round, 2 seeds, model mlp, hidden 30, 20. "
         "± is the sample standard deviation over seeds 3, 5."
     )
     assert described(Comparison(**given, data=data | {"partition": "iid"}, model={"name": "cnn"})) == (
         "digits, 20 clients (iid), 5 per round, seed 0, model cnn."
     )
+    assert "(Dirichlet α = 0.3, shares)," in described(Comparison(**given, data=data | {"reading": "shares"}))
+    assert "(Dirichlet α = 0.3, composition, overlapping)," in described(Comparison(**given, data=data | {"overlap": True}))

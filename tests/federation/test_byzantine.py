@@ -265,7 +265,7 @@ BOOSTED = Byzantine(kind="sign-flip", fraction=0.2, scale=5.0)
 
 @pytest.fixture(scope="module")
 def ruined(digits: ntkfl.data.Federated) -> float:
-    return accuracy(digits, FedAvg(local_steps=20, robust="mean"), BOOSTED, 12)
+    return accuracy(digits, FedAvg(local_steps=20), BOOSTED, 12)
 
 
 @pytest.mark.parametrize("robust", ["clip", "median", "trimmed"])

@@ -156,14 +156,14 @@ def trained(method: ntkfl.methods.Method) -> tuple[torch.Tensor, torch.Tensor]:
 def test_the_smallest_method_is_the_equation_printed_above_it() -> None:
     """w − lr · (the clients' mean gradient): FedAvg's round where clients take one step on all they have."""
     w, own = trained(build_method({"name": "fedsgd:FedSGD", "lr": 0.3}))
-    averaged = FedAvg(lr=0.3, local_steps=1, batch_size=10_000, robust="mean")
+    averaged = FedAvg(lr=0.3, local_steps=1, batch_size=10_000)
     torch.testing.assert_close(own, trained(averaged)[1], rtol=1e-9, atol=1e-12)
     assert (own - w).norm() > 1e-3
 
 
 def test_client_momentum_is_the_equation_printed_above_it() -> None:
     """Without momentum FedAvg; with β, two steps by hand end at w − η g(w) − η (β g(w) + g(w − η g(w)))."""
-    how = {"lr": 0.1, "batch_size": 10_000, "robust": "mean"}
+    how = {"lr": 0.1, "batch_size": 10_000}
     plain = trained(build_method({"name": "client_momentum:ClientMomentum", "momentum": 0, "local_steps": 3, **how}))
     torch.testing.assert_close(plain[1], trained(FedAvg(local_steps=3, **how))[1], rtol=1e-9, atol=1e-12)
     small = how | {"batch_size": 50, "local_steps": 3}  # the same batches

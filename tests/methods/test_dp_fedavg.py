@@ -41,7 +41,7 @@ def test_without_noise_and_clipping_it_is_federated_averaging() -> None:
     task, clients = small_task(), small_clients(12, 9, 30)
     options = {"lr": 0.2, "local_steps": 4}
     private, _ = play(DPFedAvg(epsilon=None, clip=100.0, server_lr=1.0, momentum=0.0, **options), task, clients)
-    plain, _ = play(FedAvg(robust="mean", **options), task, clients)
+    plain, _ = play(FedAvg(**options), task, clients)
     assert float((private.state["weights"] - plain.state["weights"]).abs().max()) < 100 / GRAINS
     assert private.train_loss is None
 

@@ -8,7 +8,7 @@ import torch
 from ntkfl.methods import FedAvg, FedDyn
 from tests.methods.rounds import gradient, one_weight, play, play_rounds, scalar_client, small_clients, small_task
 
-OPTIONS = {"lr": 0.3, "local_steps": 5, "batch_size": 8, "robust": "mean"}
+OPTIONS = {"lr": 0.3, "local_steps": 5, "batch_size": 8}
 
 
 def test_two_rounds_by_hand() -> None:

@@ -14,7 +14,7 @@ from ntkfl.tangent.parameters import apply_flat
 from ntkfl.wire import Message
 from tests.methods.rounds import DIMENSIONS, play, small_clients, small_task
 
-LOCAL = {"lr": 0.3, "local_steps": 5, "robust": "mean"}
+LOCAL = {"lr": 0.3, "local_steps": 5}
 
 
 def linear() -> Task:
@@ -38,14 +38,14 @@ def curvature(task: Task, w: Tensor, x: Tensor) -> Tensor:
 def test_one_round_solves_least_squares_of_the_pooled_data() -> None:
     """Local optima and their curvature are all there is to know of quadratic losses."""
     task, clients = linear(), small_clients(30, 12, 21)
-    method = FedFisher(loss="mse", lr=0.5, local_steps=600, damping=1e-9, weighting="samples", robust="mean")
+    method = FedFisher(loss="mse", lr=0.5, local_steps=600, damping=1e-9, weighting="samples")
     state = play(method, task, clients)[0].state
     x, y = torch.cat([c.x for c in clients]), torch.cat([c.y for c in clients])
     a = torch.cat([x, torch.ones(len(x), 1).double()], 1)
     solution = torch.linalg.lstsq(a, nn.functional.one_hot(y, DIMENSIONS[1]).double()).solution
     expected = torch.cat([solution[:-1].mT.reshape(-1), solution[-1]])
     torch.testing.assert_close(state["weights"], expected, atol=1e-4, rtol=0)
-    mean = play(FedAvg(loss="mse", lr=0.5, local_steps=600, weighting="samples", robust="mean"), task, clients)[0].state
+    mean = play(FedAvg(loss="mse", lr=0.5, local_steps=600, weighting="samples"), task, clients)[0].state
     assert float((mean["weights"] - expected).norm()) > 0.05
 
 

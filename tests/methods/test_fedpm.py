@@ -14,7 +14,7 @@ from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
 from tests.methods.rounds import DIMENSIONS, gradient, play, play_rounds, small_clients, small_task
 
-PLAIN = {"robust": "mean", "lr": 1.0, "local_steps": 1}
+PLAIN = {"lr": 1.0, "local_steps": 1}
 
 
 def linear(loss: str) -> Task:

@@ -13,7 +13,7 @@ from ntkfl.models import convexified
 from ntkfl.wire import Message
 from tests.methods.rounds import DIMENSIONS, play, play_rounds, small_clients, small_task
 
-LOCAL = {"lr": 0.3, "local_steps": 5, "batch_size": 8, "robust": "mean"}
+LOCAL = {"lr": 0.3, "local_steps": 5, "batch_size": 8}
 LINEAR = {"convex_lr": 0.02, "convex_steps": 7}
 
 

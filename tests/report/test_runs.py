@@ -190,6 +190,7 @@ def test_spectra_are_the_kernels_of_the_first_and_last_weights(runs: Path) -> No
     records, state = run.folder.records(), run.folder.load_checkpoint()[1]
     fed = ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=20, alpha=0.1), seed=0)
     assert found["clients"]["counts"] == fed.counts().tolist()
+    assert found["clients"]["title"] == "digits, Dirichlet α = 0.1, composition, seed 0"
     x = torch.cat([fed.client(i)[0] for i in records[-1]["clients"]])
     model = ntkfl.models.mlp(64, 8, 10)
     with torch.no_grad():

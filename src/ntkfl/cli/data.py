@@ -128,7 +128,7 @@ def show(
     if out is not None:
         from ntkfl.report.clients import bubble_plot  # plotting is slow to import
 
-        title = name if is_code(name) else _title(name, how, seed)
+        title = name if is_code(name) else f"{name} · {how.text} · seed {seed}"
         names, class_names = federated.client_names, federated.class_names
         typer.echo(f"wrote {bubble_plot(counts, out, title, names=names, class_names=class_names)}")
 
@@ -212,12 +212,3 @@ def _first_clients(federated: Federated, counts: NDArray[np.int64]) -> Table:
 
 def _spread(values: list[int] | NDArray[np.int64]) -> str:
     return f"min {np.min(values)}, median {np.median(values):g}, max {np.max(values)}"
-
-
-def _title(name: str, how: Partition, seed: int) -> str:
-    """E.g. `fashion-mnist · dirichlet, alpha 0.1, composition · seed 0`."""
-    words = [how.kind]
-    for option, value in how.describe().items():
-        if option not in ("kind", "clients") and value is not False:
-            words.append(option if value is True else value if isinstance(value, str) else f"{option} {value}")
-    return " · ".join([name, ", ".join(words).replace("_", " "), f"seed {seed}"])

@@ -232,11 +232,12 @@ def _config(base: dict[str, Any], given: dict[str, Any], assigned: Sequence[str]
 
 
 def _notes(config: RunConfig) -> Iterator[str]:
-    """Which method and model the run has, and what clients show of their inputs."""
+    """Which method, model and data the run has, and what clients show of their inputs."""
     from ntkfl.federation.build import build_method
 
     method = build_method(config.method)
     yield f"method: {config.method['name']}; model: {config.model.suited(method).text}"
+    yield f"data: {config.data.text}"
     if method.shows in ("rows", "samples") and method.projected_dim is None:  # samples, or rows without a projection
         yield f"{config.method['name']} sends rows that contain the inputs: for people's data see --private"
 

@@ -72,6 +72,12 @@ class DataConfig(Options):
         """Whether the clients come dealt, from a user's function."""
         return ":" in self.dataset
 
+    @property
+    def text(self) -> str:
+        """In words: the dataset, and how it is dealt. Clients that come dealt are counted when they are read."""
+        dealt = self.own or self.partition == "client"
+        return self.dataset if dealt else f"{self.dataset}, {self.clients} clients ({self.how().text})"
+
     def how(self) -> Partition:
         """The partition, given those of these options that it takes."""
         values = self.model_dump() | {"per_client": self.shards_per_client}

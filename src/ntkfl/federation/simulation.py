@@ -107,7 +107,7 @@ def execute(
     if not config.data.own:
         settings["data"].setdefault("clients", len(data))  # those that the data name
     own = insight and (bool(config.code) or config.data.dataset not in NAMES)
-    title = f"{config.data.dataset}, {'as given' if config.data.own else config.data.partition}" if own else None
+    title = config.data.text if own else None
     how = {"out": out, "resume": resume, "callbacks": callbacks, "record": record, "title": title}
     return simulation.run(config.rounds, stop_at=config.stop_at, settings=settings, **how)  # type: ignore[arg-type]
 

@@ -33,7 +33,6 @@ from ntkfl.tangent import Jacobian, jacobian, plan_jacobian
 from ntkfl.tangent.losses import AnyLoss, check_loss, find_loss, loss_name, per_sample, targets
 from ntkfl.tangent.parameters import apply_flat, evaluating, flatten, load_flat, unflatten, with_values
 from ntkfl.tangent.passes import JacobianPlan
-from ntkfl.tangent.posterior import HeadPosterior
 from ntkfl.wire import Message
 
 State = dict[str, Tensor]  # what the server keeps between rounds; "weights" [d] is the model to broadcast next
@@ -250,10 +249,6 @@ class Method(Stages):
     def check_together(self, task: Task, replies: Sequence[Message]) -> list[Tensor | None]:
         """`check` of replies of one form; an error where any of them is bad, and then each is checked by itself."""
         return [self.check(task, reply) for reply in replies]
-
-    def posterior(self, task: Task, state: State) -> HeadPosterior:
-        """How sure the last layer is, from what the server kept: `task` holds the trained network."""
-        raise ConfigError(f"{self.name} leaves no sums that a posterior follows from: use sum-ridge or sum-ntk-fl")
 
     # What others ask of a method; the defaults suit methods whose clients send updates.
 

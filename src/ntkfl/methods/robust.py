@@ -20,7 +20,7 @@ from ntkfl.tangent import Evolution, Jacobian
 from ntkfl.tangent.factored import LinearBlock
 from ntkfl.tangent.jacobian import BlockJacobian
 
-COMBINATIONS = ("clip", "mean", "median", "trimmed")
+COMBINATIONS = ("mean", "clip", "median", "trimmed")
 # How many times the median a client's resistance may be. Honest clients stay below, unless one has a class that nobody
 # else has. The second bound is for single rows, where senders are not known.
 STANDS_OUT, ROW_STANDS_OUT = 2.0, 1.4

@@ -88,9 +88,8 @@ def _prepared(config: str) -> Federated:
 
 
 def _clients(config: RunConfig, data: Federated) -> dict[str, Any]:
-    about = config.data
-    split = f"Dirichlet α = {about.alpha:g}" if about.partition == "dirichlet" else about.partition
-    return {"title": f"{about.dataset}, {split}, seed {config.seed}", "counts": data.counts().tolist()}
+    title = f"{config.data.dataset}, {config.data.how().text}, seed {config.seed}"
+    return {"title": title, "counts": data.counts().tolist()}
 
 
 def _spectra(run: FoundRun, config: RunConfig, data: Federated) -> list[dict[str, Any]]:
