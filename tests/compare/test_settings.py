@@ -57,4 +57,6 @@ def test_a_table_says_what_it_is_of() -> None:
         "digits, 20 clients (iid), 5 per round, seed 0, model cnn."
     )
     assert "(Dirichlet α = 0.3, shares)," in described(Comparison(**given, data=data | {"reading": "shares"}))
-    assert "(Dirichlet α = 0.3, composition, overlapping)," in described(Comparison(**given, data=data | {"overlap": True}))
+    assert "(Dirichlet α = 0.3, composition, overlapping)," in described(
+        Comparison(**given, data=data | {"overlap": True})
+    )
