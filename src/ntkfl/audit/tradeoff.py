@@ -122,7 +122,7 @@ def _path(cache: Path, config: RunConfig) -> Path:
 
 def _work(config: RunConfig, cache: Path) -> None:
     cache.mkdir(parents=True, exist_ok=True)
-    method = {k: v for k, v in config.method.items() if k in ("name", "shared_fraction")}
+    method = {k: v for k, v in config.method.items() if k in ("name", "shared_fraction", "loss")}
     data = _prepared(config.model_copy(update={"method": method}).model_dump_json())
     write_atomically(_path(cache, config), json.dumps(measure(config, data)).encode())
 

@@ -17,14 +17,17 @@ from ntkfl.cli.settings import assign
 from ntkfl.cli.stopping import stoppable
 from ntkfl.cli.verbs import ClientColumn, LabelColumn, SplitColumn
 from ntkfl.data.catalog import CATALOG, NAMES, fetch, load, locate
+from ntkfl.data.dirichlet import Dirichlet
 from ntkfl.data.federated import Federated
 from ntkfl.data.files import Columns
 from ntkfl.data.npz import deal
+from ntkfl.data.partitions import ByClient
 from ntkfl.data.scales import extreme_columns, shown, single_rows
+from ntkfl.data.sources import names_clients, open_dataset
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.federation.build import load_data
 from ntkfl.federation.config import RunConfig
-from ntkfl.progress import ProgressBar
+from ntkfl.progress import ProgressBar, plural
 
 app = typer.Typer(
     help="Datasets, and how they are dealt to clients.\n\nExample: ntkfl data show fashion-mnist --alpha 0.1",
@@ -131,8 +134,8 @@ def deal_clients(
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for client-0.npz … and test.npz.")],
-    clients: Annotated[int, typer.Option(help="Clients.")] = 4,
-    alpha: Annotated[float, typer.Option(help="Dirichlet: how alike clients are.")] = 0.1,
+    clients: Annotated[int | None, typer.Option(help="Clients; 4, or those that the data name, if not given.")] = None,
+    alpha: Annotated[float | None, typer.Option(help="Dirichlet: how alike clients are; 0.1 if not given.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
     label_column: LabelColumn = None,
     client_column: ClientColumn = None,
@@ -140,14 +143,35 @@ def deal_clients(
 ) -> None:
     """Write every client's data into a file of its own, to try out `ntkfl join` with.
 
+    Rows of a file or folder that says whose they are go to those clients; all others are dealt by a Dirichlet draw.
+
     Example: ntkfl data deal digits --clients 4 --out demo-data
     """
-    given = {"partition": "dirichlet", "clients": clients, "alpha": alpha}
-    config = _config(name, given, Columns(label_column, client_column, split_column), seed)
     hint = f"stopped; what is in {out} is whole, and the same command writes all of it anew"
-    with stoppable(lambda: hint), ProgressBar(clients + 1, "files") as bar:
-        paths = deal(load_data(config), out, on_file=bar.end)
-    typer.echo(f"wrote {len(paths) - 1} clients and a test set to {out}")
+    with stoppable(lambda: hint), ProgressBar(1, "files") as bar:
+        columns = Columns(label_column, client_column, split_column)
+        federated = _as_named(name, columns, clients, alpha, seed)
+        bar.plan(len(federated) + 1)
+        deal(federated, out, on_file=bar.end)
+    typer.echo(f"wrote {plural(len(federated), 'client')} and a test set to {out}")
+    for number, client in enumerate(federated.client_names):
+        typer.echo(f"client-{number}.npz: {client}")
+
+
+def _as_named(name: str, columns: Columns, clients: int | None, alpha: float | None, seed: int) -> Federated:
+    """The clients that the data name, where they do; else as many as asked for, by a Dirichlet draw."""
+    config = _config(name, {}, columns, seed)
+    if config.data.own:
+        found, named = load_data(config), True
+    else:
+        dataset = open_dataset(name, columns)
+        named = names_clients(name) and dataset.writers is not None
+        drawn = Dirichlet(4 if clients is None else clients, 0.1 if alpha is None else alpha)
+        found = dataset.partition(ByClient() if named else drawn, seed=seed)
+    if named and (clients, alpha) != (None, None):
+        whose = f"{name} says whose its rows are ({plural(len(found), 'client')})"
+        raise ConfigError(f"{whose}: leave --clients and --alpha out")
+    return found
 
 
 def _config(name: str, given: dict[str, Any], columns: Columns, seed: int, assigned: Sequence[str] = ()) -> RunConfig:

@@ -66,6 +66,13 @@ def train(
             rich_help_panel=_DATA,
         ),
     ] = None,
+    targets: Annotated[
+        str | None,
+        typer.Option(
+            help="of a file: what whole numbers are, real or classes; as the loss has it if not given",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
     label_column: LabelColumn = None,
     client_column: ClientColumn = None,
     split_column: SplitColumn = None,
@@ -164,6 +171,7 @@ def train(
             "clients": clients,
             "alpha": alpha,
             "standardize": standardize,
+            "targets": targets,
             "label_column": label_column,
             "client_column": client_column,
             "split_column": split_column,

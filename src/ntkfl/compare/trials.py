@@ -161,7 +161,7 @@ def _work(cell: Cell, device: str | None) -> None:
 
 def _data_options(config: RunConfig) -> dict[str, object]:
     """Of the method's options only those that change the data, so that one worker prepares equal data once."""
-    return {k: v for k, v in config.method.items() if k in ("name", "shared_fraction")}
+    return {k: v for k, v in config.method.items() if k in ("name", "shared_fraction", "loss")}
 
 
 def _own_files(config: RunConfig) -> dict[str, str]:

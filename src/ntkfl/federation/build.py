@@ -11,6 +11,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ntkfl.data import Federated, RowDataset
+from ntkfl.data.files import NUMBERS, UNKNOWN, is_data_file
 from ntkfl.data.sources import open_dataset
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.federation.config import ModelConfig, RunConfig, own_method
@@ -19,6 +20,7 @@ from ntkfl.federation.seeds import derive
 from ntkfl.methods import METHODS, Method
 from ntkfl.models import MODELS, convexified, digest, head, lora
 from ntkfl.options import written
+from ntkfl.tangent.losses import loss_name
 from ntkfl.user_code import find_factory
 from ntkfl.version import __version__
 
@@ -136,7 +138,7 @@ def _load_data(config: RunConfig) -> Federated:
     fraction = float(getattr(build_method(config.method), "shared_fraction", 0.0))
     if config.data.own:
         return _own_clients(config.data.dataset, fraction)
-    dataset, shared = open_dataset(config.data.dataset, config.data.columns), None
+    dataset, shared = open_dataset(config.data.dataset, config.data.columns, _targets(config)), None
     if fraction > 0:
         if isinstance(dataset, RowDataset):
             raise ConfigError("a shared_fraction is taken out of a dataset with a name, not of a user's own")
@@ -145,6 +147,13 @@ def _load_data(config: RunConfig) -> Federated:
         shared = (taken[0], taken[1])
     data = dataset.partition(config.data.how(), seed=config.seed)
     return data if shared is None else data.with_shared(*shared)
+
+
+def _targets(config: RunConfig) -> str | None:
+    """What whole numbers of a file are, where nobody said it: by the loss, unless that is its user's own."""
+    if config.data.targets or not is_data_file(config.data.dataset):
+        return config.data.targets
+    return {"mse": NUMBERS, "ce": None}.get(loss_name(build_method(config.method).loss), UNKNOWN)
 
 
 def _own_clients(name: str, shared_fraction: float) -> Federated:

@@ -47,6 +47,10 @@ class DataConfig(Options):
     )
     split_column: str | None = Field(None, description="of a file: the column of train and test; default: split")
 
+    targets: Literal["real", "classes"] | None = Field(
+        None, description="of a file: what whole numbers are, real or classes; default: as the loss has it"
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _files_name_their_clients(cls, values: Any) -> Any:
@@ -61,6 +65,8 @@ class DataConfig(Options):
             raise unknown("partition", self.partition, PARTITIONS)
         if not is_data_file(self.dataset) and (flags := self.columns.flags()):
             raise ConfigError(f"{flags.split()[0]} names a column of a file, and {self.dataset} is none")
+        if not is_data_file(self.dataset) and self.targets is not None:
+            raise ConfigError(f"targets says what whole numbers of a file are, and {self.dataset} is none")
 
     @property
     def columns(self) -> Columns:

@@ -29,7 +29,7 @@ from ntkfl.federation.fixed_point import Floats, fit, from_words, scale_of, to_w
 from ntkfl.methods.additive import Addend, Summand
 from ntkfl.privacy.randomness import Randomness
 
-_BOUNDED = "bounded"  # summed besides: 1 of a client that had to scale a part down to its limit
+_BOUNDED = "bounded"  # summed besides: 1 of a client that had to scale a part down to its limit, few samples or many
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class SumSchema:
         for part in summand.values():
             values, was = fit(part.values.double().numpy().reshape(-1), part.limit)
             parts.append(values)
-            bounded |= was
+            bounded |= was and not part.by_samples
         parts[0][0] = float(bounded)
         return to_words(np.concatenate(parts), self.scales(), randomness.uniforms("rounding", self.numbers))
 

@@ -26,6 +26,7 @@ from ntkfl.federation.validation import NOT_FINITE, filter_replies
 from ntkfl.methods import Method, Outcome, State, Task
 from ntkfl.methods.base import Outgoing
 from ntkfl.methods.batchnorm import advice
+from ntkfl.progress import plural
 from ntkfl.wire import Message
 
 OnRound = Callable[[Record, Record], None]
@@ -281,7 +282,8 @@ def remarks(record: Record, timing: Record | None = None) -> list[str]:
     if record.get("rejected"):
         said.append(f"rejected: {why_rejected(record['rejected'])}")
     if record.get("bounded_clients"):
-        said.append(f"{record['bounded_clients']} clients scaled numbers down to their limit: raise sum_limit")
+        clients = plural(record["bounded_clients"], "client")
+        said.append(f"{clients} scaled numbers down to their limit: raise sum_limit")
     if record.get("warning"):
         said.append(f"warning: {record['warning']}")
     if record.get("solver_fallback"):

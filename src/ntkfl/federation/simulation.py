@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ntkfl.data import Federated
+from ntkfl.data import NAMES, Federated
 from ntkfl.data.moments import Standardization
 from ntkfl.data.scales import scale_advice, single_rows
 from ntkfl.devices import find_device, warm_up
@@ -233,7 +233,7 @@ class Simulation:
             told.on_begin(rounds)
             told.on_start(note)
             promises = *self.method.promise(self.clients_per_round, rounds), sum_promise(self.method)
-            for line in [*promises, *self.notes]:
+            for line in [*promises, *self.notes, self._whole_targets().removeprefix("; ")]:
                 if line:
                     told.on_start(line)
             if uncovered := described["privacy"].get("uncovered"):
@@ -241,7 +241,7 @@ class Simulation:
             samples = sum(self.data.sizes) / len(self.data) * self.clients_per_round
             noisy = self.method.noise_advice(self.task.like, samples, self.clients_per_round, rounds)
             hides = self.method.shuffle or self.method.secure_sum or self.method.clip is not None
-            odd = [*scale_advice(self.all_data, hides), *single_rows(self.all_data)]
+            odd = [*scale_advice(self.all_data, hides), *single_rows(self.all_data), *self._large_clients()]
             for line in [*advice(self.method, self.task), *noisy, *odd]:
                 if callbacks is None:
                     warnings.warn(line, stacklevel=3)  # of `train`'s caller, who has no display of lines
@@ -253,6 +253,21 @@ class Simulation:
             return run
         finally:
             told.on_end()
+
+    def _whole_targets(self) -> str:
+        """What to say of labels where squared error may be meant for regression."""
+        if self.method.loss != "mse" or self.data.classes is None or self.data.class_names or self.data.name in NAMES:
+            return ""
+        return "; whole-number targets are classes here: for regression make them with targets='real' (--targets real)"
+
+    def _large_clients(self) -> list[str]:
+        """A line on clients that count for fewer samples than they have, where some do."""
+        most = self.method.most_samples
+        large = 0 if most is None else sum(size > most for size in self.data.sizes)
+        if not large:
+            return []
+        have, count = ("has", "counts") if large == 1 else ("have", "count")
+        return [f"{plural(large, 'client')} {have} more records than sum_samples ({most:,}) and {count} for less"]
 
     def _privacy(self, rounds: int) -> dict[str, Any]:
         """What such a run promises, if a client is in every round and has one sample."""
@@ -309,7 +324,7 @@ class Simulation:
         if tuple(f.shape) != (len(x), self.data.output_dim):
             raise ModelError(
                 f"the model maps {len(x)} samples to {list(f.shape)}; the data need [{len(x)}, {self.data.output_dim}] "
-                "(by the largest label, or the targets' width)"
+                f"(by the largest label, or the targets' width){self._whole_targets()}"
             )
         if not bool(self.task.like.isfinite().all()):
             raise NumericalError("the model's weights are not finite before training")

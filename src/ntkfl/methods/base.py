@@ -250,6 +250,11 @@ class Method(Stages):
         """`check` of replies of one form; an error where any of them is bad, and then each is checked by itself."""
         return [self.check(task, reply) for reply in replies]
 
+    @property
+    def most_samples(self) -> int | None:
+        """Samples that a client counts for at most; None where there is no such limit."""
+        return self.sum_samples if self.secure_sum else None
+
     # What others ask of a method; the defaults suit methods whose clients send updates.
 
     def round_bytes(self, task: Task, counts: Sequence[int], probe: Tensor) -> int:

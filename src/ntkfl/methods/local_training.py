@@ -68,6 +68,10 @@ class LocalTraining(Method):
         if self.weighting not in WEIGHTINGS:
             raise ConfigError(f"unknown weighting {self.weighting!r}: valid are {', '.join(WEIGHTINGS)}")
 
+    @property
+    def most_samples(self) -> int | None:
+        return super().most_samples if self.weighting == "samples" else None
+
     def summand(self, task: Task, message: Message, reply: Message) -> Summand:
         most = self.sum_samples if self.weighting == "samples" else None
         return update_summand(message, reply, most, self.sum_limit)

@@ -28,6 +28,7 @@ class NoiseShares(Method):
     shows: ClassVar[str] = "sums"
     additive: ClassVar[bool] = True
     noises: ClassVar[bool] = True
+    vector: ClassVar[str] = ""  # the array that `sum_limit` is of; all others grow with samples alone
 
     epsilon: float | None = Field(3.0, gt=0, description="ε; none: no noise, no privacy")
     delta: float = Field(1e-5, gt=0, lt=1, description="δ")
@@ -89,7 +90,8 @@ class NoiseShares(Method):
         """Integers as they are."""
         arrays = self.read(task, reply)
         wide = self.widths({name: array.numel() for name, array in arrays.items()})
-        return {name: Addend(array, self.limit(name) + _TAILS * wide[name]) for name, array in arrays.items()}
+        limits = {name: self.limit(name) + _TAILS * wide[name] for name in arrays}
+        return {name: Addend(array, limits[name], name != self.vector) for name, array in arrays.items()}
 
     def from_total(self, task: Task, message: Message, total: Mapping[str, Tensor], clients: int) -> Message:
         if clients < self.noise_clients:
