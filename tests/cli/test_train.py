@@ -68,7 +68,8 @@ def test_a_run_leaves_its_folder_and_repeats_from_it(tmp_path: Path) -> None:
     assert [line.split()[0] for line in lines[5:8]] == ["1", "2", "3"]
     assert all(len(line) <= 80 for line in lines[:-1])
     files = {p.name for p in (tmp_path / "a").iterdir()} - {".lock"}
-    assert files == {"config.toml", "history.jsonl", "timings.jsonl", "model.safetensors", "checkpoint"}
+    written = {"config.toml", "history.jsonl", "timings.jsonl", "model.safetensors", "checkpoint", "insight.json"}
+    assert files == written
 
     again = ntkfl("train", "--config", tmp_path / "a/config.toml", "--out", tmp_path / "b")
     assert again.returncode == 0, again.stderr
