@@ -55,11 +55,10 @@ fuzz: $(VENV)/.test $(VENV)/.fuzz
 	$(PY) -m tests.fuzz --cases 200000
 	NTKFL_OPENAPI_REQUESTS=250 $(PY) -m pytest -q tests/services/http/test_openapi.py
 
-# Runs killed 50 times in a row, and at every step of their writing; resumed, they end with the same bytes. Then Ctrl-C in every long verb.
+# Runs killed 50 times in a row, and at every step of their writing; resumed, they end with the same bytes.
 chaos: $(VENV)/.test
 	$(PY) -m tests.chaos --kills 50
 	$(PY) -m tests.chaos --every-step
-	$(PY) -m tests.chaos --ctrl-c
 
 lint: $(VENV)/.lint
 	$(PY) -m ruff check .

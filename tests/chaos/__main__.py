@@ -1,5 +1,4 @@
-"""`python -m tests.chaos`: runs killed with SIGKILL at random moments, resumed, and compared with undisturbed ones;
-with --ctrl-c, every long verb interrupted as by its user.
+"""`python -m tests.chaos`: runs killed with SIGKILL at random moments, resumed, and compared with undisturbed ones.
 
 See docs/robustness.md.
 """
@@ -24,17 +23,10 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50, help="of every run, one after another (default 50)")
     parser.add_argument("--comparison-kills", type=int, default=5, help="of a comparison (default 5)")
     parser.add_argument("--every-step", action="store_true", help="kills at each touch of a file, and no others")
-    parser.add_argument("--ctrl-c", action="store_true", help="Ctrl-C in every long verb, and no kills")
-    parser.add_argument("--times", type=int, default=3, help="of Ctrl-C in every verb (default 3)")
-    parser.add_argument("--only", default="", help=f"of {', '.join(METHODS)}, compare; of --ctrl-c, a verb")
+    parser.add_argument("--only", default="", help=f"of {', '.join(METHODS)}, compare")
     parser.add_argument("--seed", type=int, default=None, help="of the moments; default: the time, and printed")
     given = parser.parse_args()
     seed = int(time.time()) if given.seed is None else given.seed
-    if given.ctrl_c:
-        from tests.chaos.ctrl_c.sweep import sweep
-
-        print(f"seed {seed}: python -m tests.chaos --ctrl-c --times {given.times} --seed {seed}", flush=True)
-        return sweep(given.times, seed, given.only)
     print(f"seed {seed}: python -m tests.chaos --kills {given.kills} --seed {seed}", flush=True)
     preload()
     failed = 0

@@ -11,12 +11,14 @@ from random import Random
 
 from tests.chaos.fork_server import Child
 
-DATA = ["--dataset", "digits", "--clients", "12", "--clients-per-round", "3", "--hidden", "16"]
+DATA = ["--dataset", "digits", "--clients", "12", "--clients-per-round", "3", "--set", "hidden=[16]"]
 METHODS = {
-    "ntk-fl": [*DATA, "--method", "ntk-fl", "--steps", "10,100"],
-    "scaffold": [*DATA, "--method", "scaffold", "--local-steps", "3"],  # whose clients keep something between rounds
+    "ntk-fl": [*DATA, "--method", "ntk-fl", "--set", "steps=[10,100]"],
+    # Whose clients keep something between rounds.
+    "scaffold": [*DATA, "--method", "scaffold", "--set", "local_steps=3"],
     "cp-ntk-fl": [
-        *DATA, "--method", "cp-ntk-fl", "--steps", "10,100", "--projected-dim", "16", "--subsample-rate", "0.3",
+        *DATA, "--method", "cp-ntk-fl", "--set", "steps=[10,100]", "--set", "projected_dim=16",
+        "--set", "subsample_rate=0.3",
     ],
 }  # fmt: skip
 RESULTS = ("config.toml", "history.jsonl", "model.safetensors", "checkpoint/state.safetensors")

@@ -16,7 +16,7 @@ from tests.chaos.storm import DATA
 from tests.fork_server import Child, run
 
 pytestmark = pytest.mark.timeout(900)  # four commands, each of which imports torch, beside whatever else runs
-TRAIN = ["-m", "ntkfl", "train", *DATA, "--steps", "10,100"]
+TRAIN = ["-m", "ntkfl", "train", *DATA, "--set", "steps=[10,100]"]
 
 
 def until(there: Callable[[], bool], process: subprocess.Popen[str] | Child) -> None:

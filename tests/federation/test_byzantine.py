@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import ntkfl
-from ntkfl.compare.spec import Entry
 from ntkfl.errors import ConfigError
 from ntkfl.federation.byzantine import ByzantineClients
 from ntkfl.federation.config import ATTACKS, Byzantine, RunConfig
@@ -182,26 +181,6 @@ def test_unknown_attacks_and_fractions() -> None:
             Byzantine(kind=kind)
     with pytest.raises(ConfigError, match="fraction"):
         Byzantine(kind="random", fraction=1.0)
-
-
-def test_old_settings_and_records_are_read_under_their_new_name(tmp_path: Path) -> None:
-    """What is called `byzantine` now was called `poison` in settings and `poisoned` in records."""
-    folder = tmp_path / "run"
-    execute(config(), out=folder)
-    new, history = RunFolder(folder).config(), RunFolder(folder).records()
-    assert history[0]["byzantine"]
-    for name, words in (("config.toml", ("[byzantine]", "[poison]")), ("history.jsonl", ('"byzantine"', '"poisoned"'))):
-        text = (folder / name).read_text()
-        assert words[0] in text
-        (folder / name).write_text(text.replace(*words))
-    assert (RunFolder(folder).config(), RunFolder(folder).records()) == (new, history)
-    again = RunConfig.read(folder / "config.toml")
-    assert again.byzantine == Byzantine(kind="sign-flip", fraction=0.2, scale=2.0)
-    more = execute(again.model_copy(update={"rounds": 3}), out=folder, resume=True)
-    assert more.history[:2] == history
-    assert '"poisoned"' not in (folder / "history.jsonl").read_text()
-    entry = Entry(label="old", method={"name": "fedavg"}, poison={"kind": "random"})  # of a comparison
-    assert entry.byzantine == Byzantine(kind="random")
 
 
 def test_attacks_on_an_update_are_combined() -> None:

@@ -203,8 +203,8 @@ def test_server_momentum_is_the_equation_printed_above_it() -> None:
 
 
 def test_on_the_command_line_and_resumed(tmp_path: Path) -> None:
-    small = ["--dataset", "digits", "--clients", "6", "--clients-per-round", "3", "--hidden", "8"]
-    given = ["train", "--method", MOMENTUM, "--set", "momentum=0.5", "--local-steps", "2", *small]
+    small = ["--dataset", "digits", "--clients", "6", "--clients-per-round", "3", "--set", "hidden=[8]"]
+    given = ["train", "--method", MOMENTUM, "--set", "momentum=0.5", "--set", "local_steps=2", *small]
     run(*given, "--rounds", "3", "--out", tmp_path / "whole")
     run(*given, "--rounds", "1", "--out", tmp_path / "parts")
     run("train", "--resume", "--rounds", "3", "--out", tmp_path / "parts", "--allow-code")
@@ -225,7 +225,7 @@ def test_what_torch_draws_in_it_follows_from_the_seed(tmp_path: Path) -> None:
     source += "    def answer(self, task, message, clients):\n        for client in clients:\n"
     source += "            client.x = client.x + torch.randn(client.x.shape)\n"
     (tmp_path / "drawn.py").write_text(source + "        return super().answer(task, message, clients)\n")
-    small = ["--dataset", "digits", "--clients", "6", "--clients-per-round", "3", "--hidden", "8"]
+    small = ["--dataset", "digits", "--clients", "6", "--clients-per-round", "3", "--set", "hidden=[8]"]
     given = ["train", "--method", "drawn:Drawn", *small]
     torch.manual_seed(1)
     before = torch.get_rng_state()

@@ -25,21 +25,26 @@ from ntkfl.user_code import find_factory
 from ntkfl.version import __version__
 
 
-def build_method(options: Mapping[str, Any]) -> Method:
-    """A method from its name and options; a user's own class is imported, which whoever calls this has allowed."""
+def method_class(options: Mapping[str, Any]) -> type[Method]:
+    """The class of a method by its name; a user's own is imported, which whoever calls this has allowed."""
     name = options.get("name")
     if own_method(options):
         kind = find_factory(str(name))
         if not (isinstance(kind, type) and issubclass(kind, Method)):
             raise ConfigError(f"{name!r} is no method: a class that derives from ntkfl.methods.Method is needed")
-    elif not isinstance(name, str) or name not in METHODS:
+        return kind
+    if not isinstance(name, str) or name not in METHODS:
         raise unknown("method", name, (*METHODS, "package.module:Class"))
-    else:
-        kind = METHODS[name]
+    return METHODS[name]
+
+
+def build_method(options: Mapping[str, Any]) -> Method:
+    """A method from its name and options; a user's own class is imported, which whoever calls this has allowed."""
+    kind = method_class(options)
     try:
         return kind(**{k: v for k, v in options.items() if k != "name"})
     except TypeError as error:  # a class that lacks a part of a method
-        raise ConfigError(f"method {name!r} cannot be made: {error}") from None
+        raise ConfigError(f"method {options.get('name')!r} cannot be made: {error}") from None
 
 
 def describe_method(method: Method) -> dict[str, Any]:

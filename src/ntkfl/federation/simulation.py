@@ -93,8 +93,8 @@ def execute(
     insight: bool = False,
 ) -> Run:
     """Train what the configuration says, as `Simulation` does; `data` are what it names, where they are loaded already.
-    With a `transport`, the `runtime` it belongs to is written down with the settings. With `insight`, what a report
-    could not compute later is kept: of a user's own file or code.
+    With a `transport`, the `runtime` it belongs to is written down with the settings. With `insight`, what reports
+    show of clients and kernels is kept.
     """
     warm_up(device)
     data = data or load_data(config)
@@ -113,8 +113,7 @@ def execute(
     settings = without_draw(spelled_out(config)) | ({} if runtime is None else {"runtime": runtime})
     if not config.data.own:
         settings["data"].setdefault("clients", len(data))  # those that the data name
-    own = insight and (bool(config.code) or config.data.dataset not in NAMES)
-    title = config.data.text if own else None
+    title = config.data.text if insight else None
     how = {"out": out, "resume": resume, "callbacks": callbacks, "record": record, "title": title}
     return simulation.run(config.rounds, stop_at=config.stop_at, settings=settings, **how)  # type: ignore[arg-type]
 

@@ -98,7 +98,7 @@ def _samples(reply: Message) -> int:
 def validate(task: Task, candidates: Tensor) -> tuple[int, float]:
     """The same by held-out clients."""
     if task.validation is None:
-        raise ConfigError("choosing t by validation needs held-out clients: hold some out (--hold-out 10)")
+        raise ConfigError("choosing t by validation needs held-out clients: hold some out (--set hold_out=10)")
     x, y = task.validation
     losses = task.candidate_losses(candidates, x, y).mean(1)
     best = argmin(losses)

@@ -20,11 +20,9 @@ from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.simulation import execute
 from ntkfl.federation.transcript import Transcript
 from ntkfl.flower.client_memory import ClientMemory
-from ntkfl.report.insight import insight
 from ntkfl.report.page import render
 from ntkfl.report.runs import find
-from ntkfl.report.thin import thin
-from ntkfl.report.view import audit, view
+from ntkfl.report.view import audit, insight, view
 from ntkfl.services.probe import add_progress, begin
 from ntkfl.services.status import StatusFile
 from tests.fuzz.target import Target
@@ -47,10 +45,9 @@ _SETTINGS = {
 def targets(scratch: Path) -> list[Target]:
     run = scratch / "run"
     config = RunConfig(**_SETTINGS, method={"name": "ntk-fl", "steps": [5.0, 50.0]})  # type: ignore[arg-type]
-    execute(config, out=run, record=[1])
+    execute(config, out=run, record=[1], insight=True)
     (run / "audit").mkdir()
     (run / "audit" / "findings.json").write_text(json.dumps({"findings": [{"attack": "labels", "leaked": 0.5}]}))
-    insight(find([run])[0][0])
     return [*_run_files(scratch, run), _status(scratch), *_comparison(scratch, run), *_tensors(scratch, run)]
 
 
@@ -89,7 +86,7 @@ def _show(run: Path) -> None:
     """What reports and `ntkfl watch` do: a broken file is said on the page, and never breaks the page."""
     found, targets = find([run])
     for one in found:
-        shown = thin(view(one), 100)
+        shown = view(one)
         document = {"title": "t", "runs": [shown], "targets": targets, "details": {one.id: {"audit": audit(one)}}}
         assert render(document).encode()
         assert json.dumps(shown, allow_nan=False).encode()
@@ -133,7 +130,7 @@ def _run_files(scratch: Path, run: Path) -> list[Target]:
         assert all(isinstance(e.questions, tuple) for e in wire.exchanges)
 
     def details() -> None:
-        found = insight(find([run])[0][0], keep=False)
+        found = insight(find([run])[0][0])
         json.dumps(found)
 
     return [

@@ -8,7 +8,7 @@ from pathlib import Path
 import tomli_w
 
 from ntkfl.audit.deployed import read_settings
-from ntkfl.cli.options import parse_numbers, parse_setting, parse_steps
+from ntkfl.cli.settings import parse_setting
 from ntkfl.compare.spec import Comparison
 from ntkfl.deployment.contract import Contract, Federation
 from ntkfl.federation.build import build_method, build_network, spelled_out
@@ -104,10 +104,6 @@ def targets(scratch: Path) -> list[Target]:
         toml("federation.toml of services", pinned, lambda path: TrustedPeers.read(path.parent), "federation.toml"),
         toml("client.toml", client, lambda path: ClientFile.read(path.parent).terms.build_model(0), "client.toml"),
         toml("server.toml", b'superlink = "[::1]:80"\n', lambda path: ServerFile.read(path.parent).port, "server.toml"),
-        Target(
-            "option steps", (b"100:2000:100", b"1,2,3.5", b"paper"), _steps, words=(b":", b",", b"e9", b"nan", b"inf")
-        ),
-        Target("option hidden", (b"200,100", b"5"), lambda data: parse_numbers("hidden", _text(data), int)),
         Target("option set", (b"lr=0.1", b"steps=[1, 2]", b"name=word"), lambda data: parse_setting(_text(data))),
     ]
 
@@ -130,9 +126,3 @@ def _comparison(path: Path) -> None:
     for entry in comparison.methods:
         for seed in comparison.seeds:
             spelled_out(comparison.run(entry, seed, {}))
-
-
-def _steps(data: bytes) -> None:
-    steps = parse_steps(_text(data))
-    assert steps is not None
-    assert len(steps) <= 100_000
