@@ -5,7 +5,7 @@ by client id), and returns the outcome. `Method.answer` is the clients' side. Ne
 messages, so the same two functions serve in one process and across machines.
 
 What else a simulation, an audit or a study of Byzantine clients needs to know of a method, it asks the method:
-`round_bytes`, `shows`, `read_rows`, `local_update`, `ends_with`, `guarantees`, `attacks`, `corrupt`. Nothing outside
+`shows`, `read_rows`, `local_update`, `ends_with`, `guarantees`, `attacks`, `corrupt`. Nothing outside
 this package looks at which class a method is.
 """
 
@@ -14,14 +14,12 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field, PlainSerializer
 from torch import Tensor, nn
-from torch.func import vmap
 
 from ntkfl.errors import ConfigError, NumericalError
 from ntkfl.methods.additive import Summand
@@ -31,7 +29,7 @@ from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.stages import Stages
 from ntkfl.tangent import Jacobian, jacobian, plan_jacobian
 from ntkfl.tangent.losses import AnyLoss, check_loss, find_loss, loss_name, per_sample, targets
-from ntkfl.tangent.parameters import apply_flat, evaluating, flatten, load_flat, unflatten, with_values
+from ntkfl.tangent.parameters import evaluating, flatten, load_flat, unflatten, with_values
 from ntkfl.tangent.passes import JacobianPlan
 from ntkfl.tangent.posterior import HeadPosterior
 from ntkfl.wire import Message
@@ -109,15 +107,8 @@ class Task:
 
     @torch.no_grad()
     def candidate_losses(self, candidates: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """ℓ of every sample under each of the candidate weights [S, d]: [S, N].
-
-        One batched forward pass on an accelerator, where S small ones would take their time to launch.
-        """
+        """ℓ of every sample under each of the candidate weights [S, d]: [S, N]."""
         Y = targets(y, self.outputs, self.loss, self.like.dtype)
-        if self.like.device.type != "cpu":
-            with evaluating(self.model), suppress(RuntimeError):  # an operation without a batching rule, or no room
-                f = vmap(lambda w: apply_flat(self.model, w, x))(candidates)
-                return per_sample(self.loss, f, Y)
         return torch.stack([per_sample(self.loss, self.predict(w, x), Y) for w in candidates])
 
     def jacobian(self, weights: Tensor, x: Tensor, form: str = "auto") -> Jacobian:
@@ -136,22 +127,6 @@ class Task:
         Y = targets(y, self.outputs, self.loss, self.like.dtype)
         s = 0.0 if y.is_floating_point() else self.label_smoothing
         return Y if s == 0 else Y.mul_(1 - s).add_(s / self.outputs)
-
-    def activations(self, probe: Tensor) -> int:
-        """Numbers that a sample such as `probe` [1, ...] leaves in the network's modules, as a backward pass needs."""
-        met = [probe[:1].numel()]
-
-        def count(_: nn.Module, __: object, out: object) -> None:
-            met.extend(t.numel() for t in (out if isinstance(out, tuple) else (out,)) if isinstance(t, Tensor))
-
-        leaves = [module for module in self.model.modules() if not list(module.children())]
-        handles = [module.register_forward_hook(count) for module in leaves]
-        try:
-            self.predict(self.like, probe[:1])
-        finally:
-            for handle in handles:
-                handle.remove()
-        return sum(met)
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """ℓ for each sample on its true label, [N]."""
@@ -256,13 +231,6 @@ class Method(Stages):
         raise ConfigError(f"{self.name} leaves no sums that a posterior follows from: use sum-ridge or sum-ntk-fl")
 
     # What others ask of a method; the defaults suit methods whose clients send updates.
-
-    def round_bytes(self, task: Task, counts: Sequence[int], probe: Tensor) -> int:
-        """An estimate of a round's peak memory, where clients have so many samples such as `probe` [1, ...]: several
-        vectors [d] per client, and what their samples leave on the way through the network.
-        """
-        numbers = 8 * len(counts) * task.like.numel() + 3 * sum(counts) * task.activations(probe)
-        return task.like.element_size() * numbers
 
     def read_rows(self, task: Task, reply: Message, like: Tensor | None = None) -> SampleRows:
         """The rows of a reply, where `shows` is rows; of the type and on the device of `like`, or of the weights."""
