@@ -80,7 +80,7 @@ def test_an_evolution_equals_the_one_in_memory(kernel: str) -> None:
 
 
 def test_a_stack_in_a_folder_leaves_nothing_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacking, "_PART_BYTES", 2**12)
+    monkeypatch.setattr(stacking, "PART_BYTES", 2**12)
     J, _ = pair()
     stack = Stack(20, store=tmp_path)
     for part in (J[:5], J[5:11]):

@@ -3,8 +3,7 @@
 `torch.vmap` over autograd's backward pass does the same for any network, but PyTorch's rules put outputs before
 samples, which every block must undo. Here cotangents are [N, d2, …], as blocks have them, and those of a convolution's
 input are made when they are needed: the filters of the layer before want them a phase of the stride and a few samples
-at a time, while they are in the cache. On an accelerator, where its library's passes are faster, only chains without
-convolutions are used.
+at a time, while they are in the cache.
 """
 
 from __future__ import annotations
@@ -73,8 +72,6 @@ def find_chain(model: nn.Module, x: Tensor, untouched: Callable[[nn.Module], boo
             if next(module.children(), None) is not None:  # which a layer of a chain does not use
                 return None
             chain.append((name, module))
-    if x.device.type != "cpu" and any(isinstance(module, _CONVOLUTIONS) for _, module in chain):
-        return None
     with torch.no_grad():
         x = x.clone()  # a layer may work in place
         for _, module in chain:
@@ -142,23 +139,6 @@ def _elementwise(module: nn.Module, x: Tensor) -> tuple[Tensor, Pull]:
         return at.mul_(slope.unsqueeze(1))  # nobody else has it: a layer with weights passes on a new one
 
     return out, pull
-
-
-def working_numbers(chain: _Chain, x: Tensor, outputs: int) -> int:
-    """Numbers of a row of x alive while `backward` runs, beside the blocks made: what a layer passes on each way.
-
-    A linear layer has the cotangents on both its sides, a convolution also the library's copies of them.
-    """
-    sizes = []
-    with torch.no_grad():
-        for _, module in chain:
-            sizes.append(x[0].numel())
-            x = module(x.clone())
-    weighted = [i for i, (_, module) in enumerate(chain) if isinstance(module, (nn.Linear, *_CONVOLUTIONS))]
-    convolutions = {i for i in weighted if not isinstance(chain[i][1], nn.Linear)}
-    # What the first layer gets from a convolution is made a few samples at a time.
-    made = weighted[2:] if convolutions.issuperset(weighted[:2]) else weighted[1:]
-    return sum(sizes[1:]) + outputs * max([sizes[i] * (4 if i in convolutions else 2) for i in made], default=0)
 
 
 def filter_derivatives(x: Tensor, at: Cotangents, how: Geometry, bias: bool) -> Tensor:

@@ -70,11 +70,6 @@ class FactoredBlock(Block):
         """Whether samples may lie along this dimension of the layer's input of `ndim` dimensions."""
         return sample_dim < ndim - 1
 
-    @classmethod
-    def scratch(cls, input: Sequence[int], output: Sequence[int], settings: tuple[int, ...]) -> int:
-        """Numbers a sample needs besides its factors and their product while this is made dense."""
-        return 0
-
     @abstractmethod
     def apply(self, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The change of the layer's outputs when its parameters change: [..., k], [..., k_b] -> [..., N, q]."""

@@ -34,7 +34,6 @@ class Statistics:
     accepted: int = 0
     rejected: int = 0
     worst_error: float = 0.0
-    landed: int = 0  # outputs that could not be interpolated
     stopped: str = ""
     exhausted: bool = False  # stopped for its cost alone: more precision would not help
     fallback: str = ""
@@ -103,9 +102,7 @@ def integrate(
             continue
         while pending and pending[0] <= t + h * (1 + 1e-12):
             at = pending.popleft() - t
-            state, landed = _between(field, at, h, (y, slope), (end, end_slope), rho, rounding)
-            keep(state)
-            stats.landed += landed
+            keep(_between(field, at, h, (y, slope), (end, end_slope), rho, rounding))
         # Predictive controller of the reference implementation: the trend of the error over the last two steps.
         factor = 0.8 / max(error, 1e-10) ** (1 / 3)
         if previous_h:
@@ -211,8 +208,8 @@ def _between(
     end: tuple[Tensor, Tensor],
     rho: float,
     rounding: float,
-) -> tuple[Tensor, bool]:
-    """The state at time `at` into a step of size h, interpolated; or, and then True, by a step of its own to there.
+) -> Tensor:
+    """The state at time `at` into a step of size h, interpolated; or by a step of its own to there.
 
     A step damps the rounding of its slopes; interpolation adds up to h/7 of it to the state, and the stiffest
     directions multiply it by ρ again: in float32 the outputs between two ends can be wrong where both ends are right.
@@ -222,14 +219,14 @@ def _between(
     s = at / h
     state = _hermite(s, h, y, slope, y1, slope1)
     if s > 1 - 1e-9 or not rounding:
-        return state, False
+        return state
     size = max(float(slope.norm()), float(slope1.norm()))
     if rho * rho * h * rounding / 7 * float(y1.norm()) <= _DOUBT * size:
-        return state, False
+        return state
     cubic = (y1 - y) * (6 * s * (1 - s) / h) + slope * ((1 - s) * (1 - 3 * s)) + slope1 * (s * (3 * s - 2))
     if float((field(state) - cubic).norm()) <= _DOUBT * size:
-        return state, False
-    return chebyshev_step(field, y, slope, at, _stages(at, rho)), True
+        return state
+    return chebyshev_step(field, y, slope, at, _stages(at, rho))
 
 
 def _hermite(s: float, h: float, y0: Tensor, f0: Tensor, y1: Tensor, f1: Tensor) -> Tensor:

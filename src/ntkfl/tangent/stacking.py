@@ -14,7 +14,7 @@ from torch import Tensor
 from ntkfl.errors import ConfigError, NTKFLError
 from ntkfl.tangent.jacobian import BlockJacobian, Jacobian, RowIndex, check_jacobian, check_same_network, row_index
 
-_PART_BYTES = 2**25  # of rows in a file that are used at a time: they stay in a CPU's caches
+PART_BYTES = 2**25  # of rows in a file that are used at a time: they stay in a CPU's caches
 
 
 def concatenate(jacobians: Sequence[Jacobian]) -> Jacobian:
@@ -68,7 +68,7 @@ class Stack:
             return wholes[0] if len(wholes) == 1 else StackedJacobian(wholes)
         parts = []
         for J in wholes:
-            rows = max(1, _PART_BYTES * len(J) // max(1, J.nbytes))
+            rows = max(1, PART_BYTES * len(J) // max(1, J.nbytes))
             parts += [J[at : at + rows] for at in range(0, max(1, len(J)), rows)]
         return StackedJacobian(parts, self._runs[0].first.device)
 

@@ -90,10 +90,6 @@ class ConvolutionBlock(FactoredBlock):
     def admits(cls, sample_dim: int, ndim: int, settings: tuple[int, ...]) -> bool:
         return sample_dim == 0
 
-    @classmethod
-    def scratch(cls, input: Sequence[int], output: Sequence[int], settings: tuple[int, ...]) -> int:
-        return input[0] * math.prod(Geometry.of(settings).kernel) * math.prod(output[1:])
-
     def apply(self, weight: Tensor, bias: Tensor | None) -> Tensor:
         """All directions in one convolution, as so many more output channels of each group."""
         lead, G = weight.shape[:-1], self.geometry.groups
