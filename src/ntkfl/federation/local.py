@@ -55,7 +55,7 @@ class SimulatedClients:
                 number,
                 self.task,
                 self.method,
-                lambda: self.place(self.fed.client(number, self.task.like.device)),
+                lambda: self.place(self.fed.client(number)),
                 SeededRandomness(self.seed, number),
                 memory=self._memory(number),
                 rows=self.rows if self.method.shuffle and self.method.sampled else None,
