@@ -31,7 +31,6 @@ MOST_ARRAYS = 64  # of a small message
 _ARRAY_BYTES = 4096  # of a large one, for each more
 _HEADER = struct.Struct("<4sBBIH")
 _CRC = struct.Struct("<I")
-CHECKSUM = _CRC.size
 _DTYPES = (
     (torch.float32, np.dtype("<f4")),
     (torch.float64, np.dtype("<f8")),
@@ -47,28 +46,18 @@ _CODE = {dtype: i for i, (dtype, _) in enumerate(_DTYPES)}
 
 def pack(kind: int, round: int, arrays: Mapping[str, Tensor]) -> bytes:
     """The container's bytes. Arrays may live on any device and have any strides."""
-    parts = pack_parts(kind, round, arrays)
-    crc = 0
-    for part in parts:
-        crc = zlib.crc32(part, crc)
-    return b"".join((*parts, _CRC.pack(crc)))
-
-
-def pack_parts(kind: int, round: int, arrays: Mapping[str, Tensor]) -> list[bytes | memoryview]:
-    """All but the checksum, in parts to be joined: arrays that are such bytes in memory are not copied."""
     parts: list[bytes | memoryview] = [pack_header(kind, round, arrays)]
     for tensor in arrays.values():
         dtype = _DTYPES[_CODE[tensor.dtype]][1]
         values = np.ascontiguousarray(tensor.detach().cpu().numpy().astype(dtype, copy=False))
         parts.append(values.reshape(-1).view(np.uint8).data)
-    check_arrays(len(arrays), sum(map(len, parts)) + _CRC.size)
-    return parts
-
-
-def check_arrays(count: int, size: int) -> None:
-    """`MessageError` where a message of `size` bytes would have more arrays than it may."""
-    if count > most_arrays(size):
-        raise MessageError(f"{count} arrays in {size} bytes are more than a message may have: use codec 'dense'")
+    size = sum(map(len, parts)) + _CRC.size
+    if len(arrays) > most_arrays(size):
+        raise MessageError(f"{len(arrays)} arrays in {size} bytes are more than a message may have: use codec 'dense'")
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    return b"".join((*parts, _CRC.pack(crc)))
 
 
 def pack_header(kind: int, round: int, arrays: Mapping[str, Tensor]) -> bytes:
