@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import ntkfl
 from ntkfl.tangent import chain, plan_jacobian
-from ntkfl.tangent.layers.activation import ELEMENTWISE
+from ntkfl.tangent.chain import ELEMENTWISE
 from tests.tangent.test_jacobian import autograd
 
 EXACT = 1e-9

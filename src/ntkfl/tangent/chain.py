@@ -15,13 +15,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ntkfl.tangent.layers.activation import ELEMENTWISE, with_slope
 from ntkfl.tangent.layers.convolution import inner_geometry
 from ntkfl.tangent.layers.geometry import Geometry
 
 _Chain = list[tuple[str, nn.Module]]
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 IDENTITIES = (nn.Identity, nn.Dropout, nn.Dropout2d)  # in eval mode
+ELEMENTWISE: tuple[type[nn.Module], ...] = (
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish,
+    nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid,
+)  # fmt: skip
 
 
 class Spread(NamedTuple):
@@ -131,7 +134,15 @@ def _forward(module: nn.Module, x: Tensor) -> tuple[Tensor, Pull]:
 
 def _elementwise(module: nn.Module, x: Tensor) -> tuple[Tensor, Pull]:
     """The derivative is a number for each number of x, whichever output it is for."""
-    out, slope = with_slope(module, x)
+    if type(module) is nn.ReLU:
+        out = x.relu()
+        slope = out.sign()  # 0 or 1
+    else:
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            out = module(leaf.clone())  # a copy, for the layer may work in place
+            (slope,) = torch.autograd.grad(out.sum(), leaf)
+        out = out.detach()
 
     def pull(at: Cotangents) -> Cotangents:
         if isinstance(at, Spread):
