@@ -35,8 +35,7 @@ import importlib, pkgutil
 import ntkfl
 from ntkfl.cli import main
 for found in pkgutil.walk_packages(ntkfl.__path__, "ntkfl.", onerror=lambda name: None):
-    # Kernels are imported where Triton is, which comes with PyTorch for CUDA alone.
-    if not found.name.startswith(("ntkfl.__main__", "ntkfl.tangent.layered_kernels", "ntkfl.flower")):
+    if not found.name.startswith(("ntkfl.__main__", "ntkfl.flower")):
         importlib.import_module(found.name)
 for line in ("doctor", "train --dataset digits --clients 8 --clients-per-round 3 --method cp-ntk-fl "
              "--set projected_dim=20 --set hidden=[8] --rounds 1 --out run", "report run", "flower --help",

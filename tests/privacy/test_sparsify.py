@@ -15,7 +15,7 @@ from torch import Tensor
 import ntkfl
 from ntkfl.errors import ConfigError, NumericalError
 from ntkfl.privacy import sparsify as module
-from ntkfl.privacy.sparsify import kept, select_in_numpy, select_in_torch, sparsify, top_k
+from ntkfl.privacy.sparsify import kept, sparsify, top_k
 from ntkfl.tangent.jacobian import BlockJacobian
 from ntkfl.tangent.sparse import SparseBlock
 
@@ -97,20 +97,12 @@ def test_what_top_k_promises(rows: Tensor, data: st.DataObject | None) -> None:
     assert torch.equal(top_k(-rows, k)[1], positions)
 
 
-@settings(max_examples=100, deadline=None)
-@given(matrices, st.data(), st.sampled_from([torch.float16, torch.float32, torch.float64]))
-def test_both_ways_of_selecting_are_one(rows: Tensor, data: st.DataObject, dtype: torch.dtype) -> None:
-    rows, k = rows.to(dtype), data.draw(st.integers(1, rows.shape[1]))
-    assert torch.equal(select_in_numpy(rows, k), select_in_torch(rows, k))
-
-
 def test_rows_of_the_papers_size() -> None:
     rows = torch.randn(3, 211_100)
     rows[1, 20_000:] = 0  # ties at zero
     rows[2, 100::7] = 1.5  # ties at the edge
     for k in (1, 6_333, 25_000, 211_100):
-        values, positions = top_k(rows, k)
-        assert torch.equal(positions, select_in_torch(rows, k))
+        values = top_k(rows, k)[0]
         for row, mine in zip(rows, values, strict=True):
             assert torch.equal(mine.abs().sort().values, row.abs().sort().values[-k:])
     assert torch.equal(top_k(rows[1:2], 25_000)[1][0, 20_000:], torch.arange(20_000, 25_000))
@@ -126,13 +118,12 @@ def test_any_strides(strides: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("-nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("select", [select_in_numpy, select_in_torch])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_is_not_finite(bad: float, select: object, dtype: torch.dtype) -> None:
+def test_what_is_not_finite(bad: float, dtype: torch.dtype) -> None:
     rows = torch.randn(3, 8, dtype=dtype)
     rows[1, 5] = bad
     with pytest.raises(NumericalError, match="not finite"):
-        select(rows, 2)  # type: ignore[operator]
+        top_k(rows, 2)
 
 
 def test_no_rows_and_what_cannot_be_kept() -> None:
@@ -154,7 +145,7 @@ def test_a_jacobian_of_any_form(form: str, rows_at_once: int, monkeypatch: pytes
     x = torch.randn(7, 6, dtype=torch.float64)
     J = ntkfl.jacobian(ntkfl.models.mlp(6, 5, 3).double(), x, form=form)
     D = J.dense().flatten(1)
-    monkeypatch.setattr(module, "CPU_BUDGET", rows_at_once * D.shape[1])
+    monkeypatch.setattr(module, "BUDGET", rows_at_once * D.shape[1])
     S = sparsify(J, 0.8)
     assert isinstance(S, BlockJacobian)
     assert isinstance(S.blocks[0], SparseBlock)

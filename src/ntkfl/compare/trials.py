@@ -12,8 +12,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
-import torch
-
 from ntkfl.atomic import write_atomically
 from ntkfl.compare.failures import error_of, note_of, write_error
 from ntkfl.data import Federated
@@ -158,8 +156,6 @@ def _work(cell: Cell, device: str | None) -> None:
         write_atomically(cell.folder.path / "failed.txt", str(error).encode())
     except Exception as error:  # of a user's own code, mostly: told with its place, and the other cells go on
         write_error(cell.folder.path, cell.config, device, error)
-    finally:
-        torch.cuda.empty_cache()  # others share a GPU's memory, and the next run may need less
 
 
 def _data_options(config: RunConfig) -> dict[str, object]:

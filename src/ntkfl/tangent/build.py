@@ -76,11 +76,6 @@ def jacobian_numbers(model: nn.Module, x: Tensor, form: str = "auto") -> int:
     return plan_jacobian(model, x, form).stored
 
 
-def working_numbers(model: nn.Module, x: Tensor, form: str = "auto") -> int:
-    """Numbers alive at most, beside the Jacobian itself, while `jacobian` differentiates its chunks of x."""
-    return max(_budget(x), plan_jacobian(model, x, form).working)
-
-
 @cache
 def _keep_freed_memory() -> None:
     """Let the C library keep what chunk after chunk allocates and frees, where it would give it back each time.
