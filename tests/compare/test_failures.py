@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -108,17 +107,6 @@ def test_an_error_is_said_with_its_place_and_the_others_go_on(
     assert "failed after 1 of 3 rounds: KeyError" in shown["broken [a], seed 0"]["text"]
 
 
-def test_the_command_it_names_runs_that_one_alone(compared: Callable[[str], Result]) -> None:
-    said = compared(TOML).output
-    alone = re.search(r"to run it alone: ntkfl (.*)", said)
-    assert alone is not None
-    again = CliRunner().invoke(app, shlex.split(alone[1]))
-    assert isinstance(again.exception, KeyError)  # nothing caught: a debugger stops where it happens
-    trace = re.search(r"the whole traceback: (.*)", said)
-    assert trace is not None
-    assert "Traceback (most recent call last)" in Path(trace[1]).read_text()
-
-
 def test_a_failed_run_is_tried_again_and_goes_on(compared: Callable[[str], Result], tmp_path: Path) -> None:
     """What it needs may lie outside of the method's file, so its cell stays the same."""
     ready = METHOD.replace(
@@ -147,16 +135,6 @@ def test_where_every_run_of_a_search_fails_nothing_is_chosen(compared: Callable[
     (line,) = (line for line in Path("out/table.md").read_text().splitlines() if line.startswith("| broken [a]"))
     assert line.endswith("| nothing chosen |")
     assert "failed" in line
-
-
-def test_nothing_but_failures_has_no_table(compared: Callable[[str], Result]) -> None:
-    head, _, _ = TOML.partition("[[methods]]")
-    own = '[[methods]]\nlabel = "a"\nmethod = { name = "broken_method:Broken", local_steps = 1 }\n'
-    Path("broken_method.py").write_text(METHOD.replace("message.round == 2", "True"))
-    done = compared(head + own)
-    assert done.exit_code == 1
-    assert "no run finished a round" in done.output
-    assert "KeyError" in done.output
 
 
 def test_frames_of_a_named_package_are_its_users_wherever_it_is_installed() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from ntkfl.data import IID, ByWriter, Dirichlet, Shards
 from ntkfl.errors import ConfigError
-from ntkfl.federation.build import build_method, build_network, load_data
-from ntkfl.federation.config import DataConfig, ModelConfig, RunConfig
+from ntkfl.federation.build import build_method, load_data
+from ntkfl.federation.config import DataConfig, RunConfig
 from ntkfl.federation.simulation import execute
 
 
@@ -81,20 +81,3 @@ def test_a_file_that_is_no_run_is_one_line(text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         build_method(RunConfig.read(tmp_path / "run.toml").method)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("hidden", [(-1,), (10**12,), (10**30,)])
-def test_a_network_that_cannot_be_is_refused_before_there_is_any_of_it(hidden: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigError, match=r"model 'mlp'|perceptron needs"):
-        build_network(ModelConfig(hidden=hidden), (64,), 10, seed=0)
-
-
-def test_all_clients_take_part_where_there_are_fewer_than_twenty(tmp_path: Path) -> None:
-    """Unless a number was given; what a run used is what its settings say."""
-    small = {"rounds": 1, "model": {"hidden": [4]}, "method": {"name": "fedavg", "local_steps": 1}}
-    data = {"dataset": "digits", "partition": "iid", "clients": 8}
-    run = execute(RunConfig(data=data, **small, hold_out=2), out=tmp_path / "run")
-    assert run.history[0]["clients"] == [0, 1, 2, 3, 4, 5]
-    assert RunConfig.read(tmp_path / "run" / "config.toml").clients_per_round == 6
-    with pytest.raises(ConfigError, match="from 1 to the 8 clients there are, got 20"):
-        execute(RunConfig(data=data, **small, clients_per_round=20))

@@ -42,15 +42,6 @@ def test_rows_and_counts_say_the_same() -> None:
     assert add_up(rows, False, most=1).samples == 50
 
 
-def test_real_targets_have_no_accuracy() -> None:
-    task, x, _ = setting()
-    task.loss = "mse"
-    score = add_up([counts(task, question(1, task.like), x, torch.randn(50, 3).double())], real_targets=True)
-    assert score.accuracy is None
-    assert score.loss is not None
-    assert score.loss > 0
-
-
 @pytest.mark.parametrize("real", [False, True])
 @pytest.mark.parametrize("average", [0.5, 0.0])
 def test_the_average_and_the_last_model_are_each_measured_with_their_own_statistics(average: float, real: bool) -> None:

@@ -75,16 +75,6 @@ def test_every_truncation_is_noticed() -> None:
             unpack(payload[:length])
 
 
-@given(st.binary(max_size=300))
-@settings(max_examples=300, deadline=None)
-def test_arbitrary_bytes_even_with_a_fitting_checksum(noise: bytes) -> None:
-    for payload in (noise, resealed(noise), resealed(b"NTKF\x01\x00" + noise)):
-        try:
-            unpack(payload)
-        except MessageError:
-            continue
-
-
 def test_forged_sizes_allocate_nothing() -> None:
     head = b"NTKF" + struct.pack("<BBIH", 1, 0, 1, 1) + b"\x01x" + struct.pack("<BB4I", 1, 4, *[2**32 - 1] * 4)
     with pytest.raises(MessageError, match="does not fit"):
@@ -99,18 +89,6 @@ def test_trailing_bytes_and_doubled_names() -> None:
     twice = b"NTKF" + struct.pack("<BBIH", 1, 0, 1, 2) + entry + entry + b"ab"
     with pytest.raises(MessageError, match="stands twice"):
         unpack(resealed(twice))
-
-
-def test_another_version_says_so() -> None:
-    body = bytearray(example()[:-4])
-    body[4] = 9
-    with pytest.raises(MessageError, match="version 9"):
-        unpack(resealed(bytes(body)))
-
-
-def test_types_that_do_not_travel() -> None:
-    with pytest.raises(MessageError, match="complex64"):
-        pack(0, 0, {"x": torch.zeros(1, dtype=torch.complex64)})
 
 
 @pytest.mark.parametrize(

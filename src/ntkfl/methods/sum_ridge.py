@@ -115,9 +115,10 @@ class SumRidge(Method):
         penalty = self.penalty
         if penalty is None and len(parts) > 1 and len(self.penalties) > 1:
             errors = left_out_errors(parts, whole, self.penalties, self.folds).tolist()
-            # Shrinking lowers the squared error of clients unlike the others, and with it the accuracy.
-            good = (1 + self.slack) * min(errors)
-            penalty = min(p for p, error in zip(self.penalties, errors, strict=True) if error <= good)
+            # Shrinking lowers the squared error of clients unlike the others, and with it the accuracy. An error below
+            # zero, or nan, is of sums that no data have.
+            good = min(errors) + self.slack * abs(min(errors))
+            penalty = min(p for p, error in zip(self.penalties, errors, strict=True) if not error > good)
         elif penalty is None:
             penalty = before if before is not None else sorted(self.penalties)[len(self.penalties) // 2]
         return solve(whole, penalty), penalty
