@@ -29,7 +29,7 @@ def test_a_table_that_fits_is_not_cut_at_the_right() -> None:
     )
     text = io.StringIO()
     console = Console(file=text, width=80)
-    _, (_, table), _ = tables(comparison, [row], console.width)
+    _, (_, table), _ = tables(comparison, [row])
     console.print(table)
     assert "0.32 + 0.32 = 0.64" in text.getvalue()
     assert "1.2 + 0.5 = 1.7" in text.getvalue()

@@ -120,27 +120,3 @@ def test_a_failed_run_is_tried_again_and_goes_on(compared: Callable[[str], Resul
     assert not list(tmp_path.rglob("*.error.txt"))
     rows = json.loads((tmp_path / "out/results.json").read_text())["rows"]
     assert [len(curve) for row in rows for curve in row["accuracy"]] == [3] * 4
-
-
-def test_a_run_that_finds_no_memory_waits_and_goes_on(
-    compared: Callable[[str], Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a GPU's memory, other workers may hold the rest for a while; whoever never finds enough says so."""
-    monkeypatch.setattr(trials, "PAUSES", (0.0, 0.0))
-    short = METHOD.replace(
-        'return client.memory["velocity"]',
-        "import torch\n    tried = open('tried', 'a+'); tried.write('x'); tried.seek(0)\n"
-        "    if len(tried.read()) % WINS: raise torch.OutOfMemoryError('CUDA out of memory')",
-    )
-    (tmp_path / "broken_method.py").write_text(short.replace("WINS", "3"))
-    done = compared(TOML)
-    assert done.exit_code == 0, done.output
-    assert len((tmp_path / "tried").read_text()) == 2 * 3  # two seeds, the third try of each
-    rows = json.loads((tmp_path / "out/results.json").read_text())["rows"]
-    assert [len(curve) for row in rows for curve in row["accuracy"]] == [3] * 4
-    sys.modules.pop("broken_method")
-    (tmp_path / "tried").unlink()
-    (tmp_path / "broken_method.py").write_text(short.replace("WINS", "1000"))
-    done = compared(TOML)
-    assert done.exit_code == 1
-    assert "OutOfMemoryError: CUDA out of memory" in done.output

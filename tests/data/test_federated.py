@@ -227,15 +227,3 @@ def test_printing_a_federation_prints_none_of_its_data() -> None:
         assert "123" not in shown
         assert "\n" not in shown
     assert repr(fed) == "Federated('own': 2 clients of 1 to 2 samples, inputs [3], 2 classes, 2 test samples)"
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_rows_are_the_same_numbers_on_a_gpu() -> None:
-    """All 256 bytes in each of three channels, bit by bit."""
-    x = torch.arange(256, dtype=torch.uint8).view(256, 1, 1, 1).expand(-1, 3, 2, 2).contiguous()
-    rows = Rows(x, torch.arange(256), (0.2861, 0.5, 0.1), (0.353, 0.3, 0.7))
-    there = rows.take(torch.arange(255, -1, -1), torch.device("cuda"))
-    assert there[0].is_cuda
-    assert there[1].is_cuda
-    for one, other in zip(there, rows.take(torch.arange(255, -1, -1)), strict=True):
-        assert torch.equal(one.cpu(), other)

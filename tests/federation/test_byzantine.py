@@ -68,7 +68,7 @@ def test_random_jacobians_are_as_long_as_the_true_ones(options: dict[str, Any]) 
     assert abs(float(cosine)) < 0.5
 
 
-TURNED = ["fedavg", "fedadam", "fednova", "scaffold", "fedavgm", "fedexp", "feddyn", "fedpm", "qsgd", "fedcom"]
+TURNED = ["fedavg", "fedadam", "fednova", "scaffold", "qsgd", "fedcom"]
 
 
 @pytest.mark.parametrize("name", TURNED)
@@ -226,7 +226,7 @@ BOOSTED = Byzantine(kind="sign-flip", fraction=0.2, scale=5.0)
 
 @pytest.fixture(scope="module")
 def ruined(digits: ntkfl.data.Federated) -> float:
-    return accuracy(digits, FedAvg(local_steps=20, robust="mean"), BOOSTED, 12)
+    return accuracy(digits, FedAvg(local_steps=20), BOOSTED, 12)
 
 
 @pytest.mark.parametrize("robust", ["clip", "median", "trimmed"])

@@ -29,7 +29,7 @@ def ntkfl_command(*arguments: str | Path) -> Any:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("export") / "run"
-    ntkfl_command(*TRAIN, "--method", "cp-ntk-fl", "--projected-dim", "30", "--out", out)
+    ntkfl_command(*TRAIN, "--method", "cp-ntk-fl", "--set", "projected_dim=30", "--out", out)
     return out
 
 

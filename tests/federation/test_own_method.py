@@ -121,14 +121,14 @@ def trained(method: ntkfl.methods.Method) -> tuple[torch.Tensor, torch.Tensor]:
 def test_the_smallest_method_is_the_equation_printed_above_it() -> None:
     """w − lr · (the clients' mean gradient): FedAvg's round where clients take one step on all they have."""
     w, own = trained(build_method({"name": "fedsgd:FedSGD", "lr": 0.3}))
-    averaged = FedAvg(lr=0.3, local_steps=1, batch_size=10_000, robust="mean")
+    averaged = FedAvg(lr=0.3, local_steps=1, batch_size=10_000)
     torch.testing.assert_close(own, trained(averaged)[1], rtol=1e-9, atol=1e-12)
     assert (own - w).norm() > 1e-3
 
 
 def test_client_momentum_is_the_equation_printed_above_it() -> None:
     """Without momentum FedAvg; with β, two steps by hand end at w − η g(w) − η (β g(w) + g(w − η g(w)))."""
-    how = {"lr": 0.1, "batch_size": 10_000, "robust": "mean"}
+    how = {"lr": 0.1, "batch_size": 10_000}
     plain = trained(build_method({"name": "client_momentum:ClientMomentum", "momentum": 0, "local_steps": 3, **how}))
     torch.testing.assert_close(plain[1], trained(FedAvg(local_steps=3, **how))[1], rtol=1e-9, atol=1e-12)
     small = how | {"batch_size": 50, "local_steps": 3}  # the same batches
@@ -168,8 +168,8 @@ def test_server_momentum_is_the_equation_printed_above_it() -> None:
 
 
 def test_on_the_command_line_and_resumed(tmp_path: Path) -> None:
-    small = ["--dataset", "digits", "--clients", "6", "--clients-per-round", "3", "--hidden", "8"]
-    given = ["train", "--method", MOMENTUM, "--set", "momentum=0.5", "--local-steps", "2", *small]
+    small = ["--dataset", "digits", "--clients", "6", "--clients-per-round", "3", "--set", "hidden=[8]"]
+    given = ["train", "--method", MOMENTUM, "--set", "momentum=0.5", "--set", "local_steps=2", *small]
     run(*given, "--rounds", "3", "--out", tmp_path / "whole")
     run(*given, "--rounds", "1", "--out", tmp_path / "parts")
     run("train", "--resume", "--rounds", "3", "--out", tmp_path / "parts", "--allow-code")
@@ -190,7 +190,7 @@ def test_what_torch_draws_in_it_follows_from_the_seed(tmp_path: Path) -> None:
     source += "    def answer(self, task, message, clients):\n        for client in clients:\n"
     source += "            client.x = client.x + torch.randn(client.x.shape)\n"
     (tmp_path / "drawn.py").write_text(source + "        return super().answer(task, message, clients)\n")
-    small = ["--dataset", "digits", "--clients", "6", "--clients-per-round", "3", "--hidden", "8"]
+    small = ["--dataset", "digits", "--clients", "6", "--clients-per-round", "3", "--set", "hidden=[8]"]
     given = ["train", "--method", "drawn:Drawn", *small]
     torch.manual_seed(1)
     before = torch.get_rng_state()

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
 import ntkfl
-from ntkfl.cli import app
 from ntkfl.data.client import Images, read_own
 from ntkfl.data.files import Columns, from_file
 from ntkfl.errors import DataError
@@ -89,17 +86,24 @@ def test_a_saved_run_from_python_keeps_it_too(tmp_path: Path) -> None:
         assert one.evaluate(*plain.test).accuracy == made.history[-1]["test_accuracy"]
 
 
-def measured(run: Path, table: Path) -> dict[str, float]:
-    said = CliRunner().invoke(app, ["uncertainty", str(run), "--data", str(table), "--json"], catch_exceptions=False)
-    found: dict[str, float] = json.loads(said.output)
-    return found
+def test_inputs_that_do_not_fit_the_moments(run: Path) -> None:
+    standardization = ntkfl.Run.load(run).standardization
+    assert standardization is not None
+    with pytest.raises(DataError, match="floats with 3 features"):
+        standardization.standardize(torch.zeros(2, 4))
 
 
 def test_columns_in_another_order_are_the_same_columns(run: Path, tmp_path: Path) -> None:
     same, turned = write_table(tmp_path / "same.csv"), write_table(tmp_path / "turned.csv", FEATURES[::-1])
-    found = measured(run, turned)
-    assert found["plain_accuracy"] > 0.8
-    assert found == measured(run, same)
+    columns, wanted = Columns("outcome", "site"), Images((3,), classes=("ill", "well"), features=FEATURES)
+    (x, y), (again, labels) = (
+        read_own(str(path), wanted, lambda name: lambda: None, columns) for path in (same, turned)
+    )
+    assert torch.equal(x, again)
+    assert torch.equal(y, labels)
+    score = ntkfl.Run.load(run).evaluate(x, y)
+    assert score.accuracy is not None
+    assert score.accuracy > 0.8
     assert tuple(RunFolder(run).config()["names"]["features"]) == FEATURES
 
 

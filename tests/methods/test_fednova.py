@@ -31,7 +31,7 @@ def test_a_round_by_hand(weighting: str) -> None:
     ends = [y + (1 - lr) ** tau * (w - y) for y, tau in ((-1, 2), (2, 18))]
     mean = sum(share * (w - end) / (lr * tau) for share, end, tau in zip(p, ends, (2, 18), strict=True))
     tau_eff = 2 * p[0] + 18 * p[1]
-    method = FedNova(loss="mse", lr=lr, local_epochs=2, batch_size=1, weighting=weighting, robust="mean")
+    method = FedNova(loss="mse", lr=lr, local_epochs=2, batch_size=1, weighting=weighting)
     outcome, log = play(method, one_weight(w), clients)
     assert float(outcome.state["weights"]) == pytest.approx(w - lr * tau_eff * mean, abs=1e-12)
     assert outcome.diagnostics["effective_steps"] == pytest.approx(tau_eff)
@@ -51,7 +51,7 @@ def test_unequal_steps_do_not_move_the_optimum() -> None:
 def test_clients_of_unequal_speed_against_the_formula(kind: type[LocalTraining]) -> None:
     """Each client's τ_m is drawn once and lies in the range; w ends where FedNova's and FedAvg's formulas say."""
     task, clients = small_task(), small_clients(10, 25, 40, 12, 30, 8)
-    lr, options = 0.2, {"batch_size": 100, "robust": "mean"}
+    lr, options = 0.2, {"batch_size": 100}
     method = kind(lr=lr, local_steps=2, most_local_steps=9, **options)
     outcome, _ = play(method, task, clients)
     tau = [method.steps(client) for client in clients]

@@ -38,8 +38,8 @@ def test_the_step_that_is_named_ends_the_warning() -> None:
 
 
 def test_a_run_warns_before_its_first_round_and_again_where_it_fell() -> None:
-    given = ["--dataset", "digits", "--clients", "6", "--hidden", "64", "--private", "--rounds", "8", "--set"]
-    done = ntkfl("train", *given, "epsilon=2", "--lr", "20")
+    given = ["--dataset", "digits", "--clients", "6", "--set", "hidden=[64]", "--private", "--rounds", "8", "--set"]
+    done = ntkfl("train", *given, "epsilon=2", "--set", "lr=20")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     told = [i for i, line in enumerate(lines) if line.startswith("warning:") and "times their norm" in line]

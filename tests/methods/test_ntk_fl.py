@@ -198,6 +198,10 @@ def test_adjustment_makes_a_skewed_round_predict_as_a_balanced_one() -> None:
     plain, _ = play(NTKFL(**options), task, [client])
     f = plain.state["weights"][3:]
     assert np.allclose((f - f[0]).numpy(), np.log([1, 0.5, 1 / 6]), atol=1e-2)
-    adjusted, _ = play(NTKFL(logit_adjustment=1.0, **options), task, [client])
+
+    class Adjusted(NTKFL):
+        prior = 1.0
+
+    adjusted, _ = play(Adjusted(**options), task, [client])
     f = adjusted.state["weights"][3:]
     assert float((f - f[0]).abs().max()) < 0.02

@@ -14,10 +14,9 @@ import ntkfl
 from ntkfl.compare.plan import read_plan
 from ntkfl.errors import RunFolderError
 from ntkfl.federation.run_folder import RunFolder
-from ntkfl.report.insight import KEPT, insight
 from ntkfl.report.page import write_report
 from ntkfl.report.runs import find, history, require
-from ntkfl.report.view import view
+from ntkfl.report.view import insight, view
 
 
 def named(root: Path, name: str):  # type: ignore[no-untyped-def]
@@ -129,6 +128,7 @@ def test_spectra_are_the_kernels_of_the_first_and_last_weights(runs: Path) -> No
     records, state = run.folder.records(), run.folder.load_checkpoint()[1]
     fed = ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=20, alpha=0.1), seed=0)
     assert found["clients"]["counts"] == fed.counts().tolist()
+    assert found["clients"]["title"] == "digits, 20 clients (Dirichlet α = 0.1, composition)"
     x = torch.cat([fed.client(i)[0] for i in records[-1]["clients"]])
     model = ntkfl.models.mlp(64, 8, 10)
     with torch.no_grad():
@@ -140,7 +140,6 @@ def test_spectra_are_the_kernels_of_the_first_and_last_weights(runs: Path) -> No
     expected = torch.linalg.eigvalsh(H.double() / len(H)).flip(0)
     torch.testing.assert_close(torch.tensor(last["values"][:20]).double(), expected[:20], rtol=2e-3, atol=1e-6)
     assert first["values"] != last["values"]
-    assert insight(run) == json.loads((run.folder.path / KEPT).read_text())
 
 
 def test_a_run_made_in_python_keeps_its_classes_and_spectra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +149,7 @@ def test_a_run_made_in_python_keeps_its_classes_and_spectra(tmp_path: Path, monk
     model = ntkfl.models.mlp(64, 8, 10)
     method = ntkfl.methods.FedAvg(local_steps=2, lr=0.1)
     trained = ntkfl.train(model, fed, method, rounds=2, clients_per_round=3, out=tmp_path / "own", callbacks=[])
-    found = insight(named(tmp_path, "own"), keep=False)
+    found = insight(named(tmp_path, "own"))
     assert found["clients"]["counts"] == fed.counts().tolist()
     first, last = found["spectra"]
     assert (first["label"], last["label"]) == ("round 1", "after round 2")
@@ -166,6 +165,6 @@ def test_a_run_made_in_python_keeps_its_classes_and_spectra(tmp_path: Path, monk
     monkeypatch.setattr("ntkfl.federation.insight.jacobian", out_of_memory)
     again = ntkfl.train(model, fed, method, rounds=2, clients_per_round=3, out=tmp_path / "again", callbacks=[])
     assert again.history == trained.history  # the run itself is none the worse
-    found = insight(named(tmp_path, "again"), keep=False)
+    found = insight(named(tmp_path, "again"))
     assert found["clients"]["counts"] == fed.counts().tolist()
     assert found["spectra_missing"] == "could not be computed (MemoryError)"
