@@ -30,28 +30,6 @@ def test_a_new_project_trains_and_passes_its_own_tests(tmp_path: Path) -> None:
     assert "3 passed" in tested.stdout, tested.stdout + tested.stderr
 
 
-def test_its_comparison_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ntkfl.compare.spec import Comparison
-
-    monkeypatch.chdir(tmp_path)
-    assert CliRunner().invoke(app, ["new", "sites"]).exit_code == 0
-    comparison = Comparison.read(tmp_path / "sites" / "compare.toml")
-    assert comparison.data.dataset == "sites.data:clients"
-    assert [method.label for method in comparison.methods] == ["NTK-FL from sums", "FedAvg"]
-    # What it proposes in comments works too: a grid, and a method of one's own.
-    text = (tmp_path / "sites" / "compare.toml").read_text()
-    for hint in ("grid =", "[[methods]]", "label =", "method ="):
-        assert f"# {hint}" in text
-        text = text.replace(f"# {hint}", hint)
-    (tmp_path / "sites" / "compare.toml").write_text(text)
-    (tmp_path / "sites" / "sites" / "method.py").write_text("from ntkfl.methods import FedAvg as Mine\n")
-    monkeypatch.syspath_prepend(tmp_path / "sites")
-    grown = Comparison.read(tmp_path / "sites" / "compare.toml")
-    assert grown.methods[1].grid == {"lr": (0.03, 0.1, 0.3)}
-    assert grown.methods[2].method == {"name": "sites.method:Mine"}
-    assert "sites.method:Mine" in (tmp_path / "sites" / "README.md").read_text()
-
-
 @pytest.mark.parametrize("name", ["2sites", "class", "a.b", "a+b"])
 def test_a_name_that_python_cannot_import_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

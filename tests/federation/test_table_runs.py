@@ -75,17 +75,6 @@ def test_standardisation_goes_with_folder_and_export(run: Path, table: Path, tmp
     torch.testing.assert_close(torch.tensor(loaded.standardization.std, dtype=torch.float64), expected)
 
 
-def test_a_saved_run_from_python_keeps_it_too(tmp_path: Path) -> None:
-    x = torch.randn(90, 2, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 100.0]) + 300
-    y = (x[:, 0] > 300).long()
-    plain = ntkfl.data.from_clients([(x[:30], y[:30]), (x[30:60], y[30:60])], test=(x[60:], y[60:]))
-    model, method = nn.Sequential(nn.Linear(2, 20), nn.Tanh(), nn.Linear(20, 2)), ntkfl.methods.SumRidge()
-    made = ntkfl.train(model, plain.standardized(), method, rounds=1, callbacks=[])
-    made.save(tmp_path / "run")
-    for one in (made, ntkfl.Run.load(tmp_path / "run", model)):
-        assert one.evaluate(*plain.test).accuracy == made.history[-1]["test_accuracy"]
-
-
 def test_inputs_that_do_not_fit_the_moments(run: Path) -> None:
     standardization = ntkfl.Run.load(run).standardization
     assert standardization is not None
