@@ -1,4 +1,4 @@
-"""Labels: read off rows, flipped by randomised response, and drawn from averaging updates."""
+"""Labels: read off rows, and drawn from averaging updates."""
 
 from __future__ import annotations
 
@@ -26,16 +26,8 @@ def test_rows_carry_their_labels_and_a_shuffler_hides_whose() -> None:
     assert plain["class mix of clients"].mean == pytest.approx(1.0)
     mixed = config({"name": "ntk-fl", "subsample_rate": 0.2, "shuffle": True}, data=SKEWED)
     shuffled = {f.attack: f for f in attack(capture(mixed, 1))}
-    assert shuffled["labels of rows"].against(plain["labels of rows"]).verdict == "unchanged"
-    assert shuffled["class mix of clients"].against(plain["class mix of clients"]).verdict == "reduced"
-
-
-def test_flipped_labels_are_right_as_often_as_they_are_kept() -> None:
-    flipped = config({"name": "ntk-fl", "subsample_rate": 0.5, "label_flip": 0.5, "shuffle": True})
-    found = {f.attack: f for f in attack(capture(flipped, 1))}["labels of rows"]
-    assert found.mean == pytest.approx(0.55, abs=0.09)  # 1 − p + p/k of about 360 rows
-    drowned = config({"name": "ntk-fl", "subsample_rate": 0.5, "label_flip": 1.0})
-    assert {f.attack: f for f in attack(capture(drowned, 1))}["labels of rows"].mean == pytest.approx(0.1, abs=0.06)
+    assert shuffled["labels of rows"].values == (1.0,)
+    assert shuffled["class mix of clients"].success < 0.9 * plain["class mix of clients"].success
 
 
 def test_an_update_tells_the_class_mix_the_less_the_more_noise() -> None:
@@ -51,7 +43,7 @@ def test_an_update_tells_the_class_mix_the_less_the_more_noise() -> None:
     plain = attacked(0.0)
     assert plain.mean > 0.85
     assert plain.guess < 0.4
-    assert attacked(0.02).against(plain).verdict == "reduced"
+    assert attacked(0.02).success < 0.9 * plain.success
     # Shares made of noise overlap with the truth by chance: no more than a guess, over many clients.
     drowned = [attacked(1.0, seed) for seed in range(4)]
     values = np.array([value - found.guess for found in drowned for value in found.values])

@@ -70,16 +70,6 @@ def test_a_comparison_ends_with_its_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_an_audit_of_many_configurations_ends_with_its_workers(tmp_path: Path) -> None:
-    (tmp_path / "t.toml").write_text(COMPARISON)
-    words = ("audit", "--tradeoff", tmp_path / "t.toml", "--out", tmp_path / "out", "--workers", "2")
-    command = Command(*words, terminal=True)
-    command.until("cells")
-    time.sleep(3)  # the workers are at work, or about to be
-    stop(command, "finished cells are kept")
-
-
-@pytest.mark.long
 def test_what_is_measured_can_be_stopped_in_a_log() -> None:
     command = Command("bench", "round", "kernel")
     command.until("round  \\(\\d+ %, .* left\\)")

@@ -61,9 +61,9 @@ def write_report(
     return out
 
 
-def details(run: FoundRun, keep: bool = True, embed: bool = True) -> dict[str, Any]:
+def details(run: FoundRun, keep: bool = True) -> dict[str, Any]:
     """What takes a moment to have: clients × classes, spectra, clients' values, and the audit."""
-    return insight(run, keep) | {"values": client_values(run), "audit": audit(run, embed)}
+    return insight(run, keep) | {"values": client_values(run), "audit": audit(run)}
 
 
 def render(document: dict[str, Any]) -> str:

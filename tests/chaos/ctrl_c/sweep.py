@@ -25,7 +25,6 @@ VERBS: dict[str, Callable[[Path, ExitStack], Case]] = {
     "reproduce lemma3": alone.reproduce_pieces,
     "reproduce fig4c": alone.reproduce_runs,
     "audit": alone.audit,
-    "audit --tradeoff": alone.tradeoff,
     "bench": alone.bench,
     "data fetch": alone.fetch,
     "report": alone.report,

@@ -18,7 +18,6 @@ from ntkfl.federation.config import RunConfig
 from ntkfl.federation.export import export, load_exported
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.simulation import execute
-from ntkfl.federation.transcript import Transcript
 from ntkfl.flower.client_memory import ClientMemory
 from ntkfl.report.insight import insight
 from ntkfl.report.page import render
@@ -48,7 +47,7 @@ _SETTINGS = {
 def targets(scratch: Path) -> list[Target]:
     run = scratch / "run"
     config = RunConfig(**_SETTINGS, method={"name": "ntk-fl", "steps": [5.0, 50.0]})  # type: ignore[arg-type]
-    execute(config, out=run, record=[1])
+    execute(config, out=run)
     (run / "audit").mkdir()
     (run / "audit" / "findings.json").write_text(json.dumps({"findings": [{"attack": "labels", "leaked": 0.5}]}))
     values = [{"client": i, "samples": 10, "value": 0.1 * i, "error": 0.01} for i in range(4)]
@@ -131,11 +130,6 @@ def _run_files(scratch: Path, run: Path) -> list[Target]:
         assert tensors.keys() == expected[1].keys()
         assert all(t.equal(expected[1][name]) for name, t in tensors.items())
 
-    def recording() -> None:
-        wire = Transcript.read(folder, 1)
-        assert isinstance(wire.cohort, tuple)
-        assert all(isinstance(e.questions, tuple) for e in wire.exchanges)
-
     def details() -> None:
         found = insight(find([run])[0][0], keep=False)
         json.dumps(found)
@@ -145,7 +139,6 @@ def _run_files(scratch: Path, run: Path) -> list[Target]:
         target("history.jsonl", history, share=0.5),
         target("timings.jsonl", history, share=0.5),
         target("checkpoint/state.safetensors", checkpoint),
-        target("wire/round-001/wire.json", recording),
         target("audit/findings.json", lambda: _show(run), share=0.3),
         target("values.json", lambda: _show(run), share=0.3),
         target("insight.json", details, share=0.02),
