@@ -144,12 +144,6 @@ def watch(folder: Path, _: ExitStack) -> Case:
     return Case("watch", words, begun="Ctrl-C ends it", within=2, code=0)
 
 
-def load(folder: Path, _: ExitStack) -> Case:
-    words = ("serve", "load", "--clients", "20", "--at-once", "5", "--rows", "2", "--out", folder / "load")
-    line = "stopped; nothing was written"
-    return Case("serve load", words, begun="round 1: .* left\\)", line=line, nowhere=folder / "load")
-
-
 def _comparison(folder: Path, **values: object) -> Path:
     path = folder / "comparison.toml"
     path.write_text(COMPARISON.format(**values))

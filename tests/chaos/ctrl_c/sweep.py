@@ -31,7 +31,6 @@ VERBS: dict[str, Callable[[Path, ExitStack], Case]] = {
     "export": alone.export,
     "keys init": alone.keys_init,
     "watch": alone.watch,
-    "serve load": alone.load,
     "serve key-server": together.key_server,
     "serve shuffler": together.shuffler,
     "serve shuffler, at work": together.shuffler_at_work,

@@ -134,8 +134,8 @@ def test_the_key_server(deployment: Deployment, key_server: Process) -> None:
 
     app = key_server_app(KeyServer.open(deployment.folder / "key-server"))
     met = fuzz(app, key_server.urls["key-server"], session(deployment), sign)
-    of_runs = {f"POST /v1/runs/{{run}}/{name}" for name in ("seed", "masks", "masks/release")}
-    assert set(met) == {*HEALTH, "POST /v1/enrol", "POST /v1/renew", "GET /v1/revoked"} | of_runs
+    seed = "POST /v1/runs/{run}/seed"
+    assert set(met) == {*HEALTH, "POST /v1/enrol", "POST /v1/renew", "GET /v1/revoked", seed}
     assert {200, 401} <= met["POST /v1/renew"]
     assert {200, 401} <= met["POST /v1/runs/{run}/seed"]
     assert 422 in met["POST /v1/enrol"]
@@ -155,16 +155,16 @@ def test_the_shuffler_for_clients(deployment: Deployment, shuffler: Process) -> 
     app = client_app(Shuffler(), deployment.peers, LongPollEvent(), SigningKey.generate())
     met = fuzz(app, shuffler.urls["shuffler"], session(deployment), sign)
     prefix = "/v1/runs/{run}"
-    sent = {f"POST {prefix}/{name}" for name in ("hello", "rows", "reports", "sums", "ticketed/sums")}
+    sent = {f"POST {prefix}/{name}" for name in ("hello", "rows", "reports", "sums")}
     assert set(met) == sent | {*HEALTH, f"GET {prefix}/announcement"}
     assert {200, 401} <= met[f"POST {prefix}/hello"]
     assert 401 in met[f"POST {prefix}/rows"]
 
 
 def test_the_shuffler_for_the_aggregator(deployment: Deployment, shuffler: Process) -> None:
-    app = aggregator_app(Shuffler(), deployment.peers, LongPollEvent(), _nothing, SigningKey.generate())
+    app = aggregator_app(Shuffler(), deployment.peers, LongPollEvent(), _nothing)
     met = fuzz(app, shuffler.urls["shuffler-aggregator"], session(deployment, certificate=True))
-    assert len(met) == 12  # its ten operations, and its health
+    assert len(met) == 11  # its nine operations, and its health
     assert met["GET /health"] == {200}
     assert 404 in met["GET /v1/runs/{run}/batches/{round}/{exchange}"]
     assert shuffler.stop() == 0

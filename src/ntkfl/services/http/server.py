@@ -24,7 +24,6 @@ from typing import Any
 from ntkfl.atomic import check_private
 from ntkfl.errors import ConfigError
 from ntkfl.extras import missing
-from ntkfl.services.heap import limit_heaps
 from ntkfl.services.http.refusals import error_response
 from ntkfl.services.log import log
 
@@ -64,7 +63,6 @@ def serve(listeners: Sequence[Listener], stop: threading.Event | None = None) ->
 
     Prints `listening https://HOST:PORT service=NAME`, a line per listener, once all of them answer.
     """
-    limit_heaps()
     contexts = [tls_context(listener) for listener in listeners]
     sslproto.SSLProtocol.max_size = _BUFFER  # asyncio's own are 256 KiB a connection, a gigabyte for 4,096 that wait
     share = _allow_files(sum(listener.connections for listener in listeners))

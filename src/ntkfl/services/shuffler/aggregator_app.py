@@ -13,12 +13,9 @@ from fastapi import Depends, FastAPI, Request, Response
 from starlette.responses import StreamingResponse
 
 from ntkfl.crypto.credentials import ROLES
-from ntkfl.crypto.hpke import SigningKey
-from ntkfl.crypto.mask_tickets import pack_released
 from ntkfl.crypto.row_frames import FRAME_BYTES, BatchKey, frame_rows, pack_rows
 from ntkfl.errors import MessageError, Refused, TrustError
 from ntkfl.services.announcement import Head
-from ntkfl.services.heap import trim_heap
 from ntkfl.services.http.application import BINARY, binary_answer, binary_body, service_app
 from ntkfl.services.http.long_poll import LongPollEvent
 from ntkfl.services.http.refusals import refusals
@@ -45,7 +42,6 @@ PIECE = 1 << 20  # bytes of a released batch that are read at once
 # What FastAPI cannot see of bodies that are not JSON, for the OpenAPI documents.
 _SIGNED_ANNOUNCEMENT = binary_body("an announcement that the aggregator signed")
 _MASKS: dict[int | str, dict[str, Any]] = {200: binary_answer("the sum of the released clients' masks, in a frame")}
-_TICKETS: dict[int | str, dict[str, Any]] = {200: binary_answer("tickets of the released clients, signed")}
 _RELEASED: dict[int | str, dict[str, Any]] = {200: binary_answer("the batch's rows, permuted, in their frame")}
 
 
@@ -54,14 +50,12 @@ def aggregator_app(
     peers: TrustedPeers,
     long_poll: LongPollEvent,
     refresh: Callable[[], Awaitable[None]],
-    own: SigningKey,
     most: int = MAX_BODY,
     watch: ShufflerWatch | None = None,
 ) -> FastAPI:
     """Under `/v1/runs/{run}`: clients, announcements, batches and reports. Its listener admits the aggregator alone.
 
-    `own` signs what the second holder of masks is told. `most`: bytes of a submission; no batch is opened that asks a
-    client for more.
+    `most`: bytes of a submission; no batch is opened that asks a client for more.
     """
     signer = bytes.fromhex(peers.aggregator.signing_key)
 
@@ -135,11 +129,6 @@ def aggregator_app(
     def masks(key: BatchKey = keyed) -> Response:
         return Response(pack_rows(shuffler.announced(key), [shuffler.masks(key)]), media_type=BINARY)
 
-    @app.get(f"{BATCH}/tickets", **binary, responses=common | refusals(409, 410, 425) | _TICKETS)
-    def tickets(key: BatchKey = keyed) -> Response:
-        signed = pack_released(own, peers.federation, peers.run, shuffler.released_set(key))
-        return Response(signed, media_type=BINARY)
-
     @app.post(f"{BATCH}/cancel", dependencies=checked, responses=common)
     def cancel(key: BatchKey = keyed) -> Done:
         answered = shuffler.status(key).clients
@@ -150,7 +139,6 @@ def aggregator_app(
     @app.delete(BATCH, dependencies=checked, responses=common | refusals(425))
     def forget(key: BatchKey = keyed) -> Done:
         shuffler.forget(key)
-        trim_heap()  # its rows were large
         return Done(status="forgotten")
 
     @app.get(f"{BATCH}/reports", dependencies=checked, responses=common)

@@ -64,7 +64,7 @@ def serve_shuffler(
     tls = folder / "tls.pem", folder / "tls-key.pem"
     clients = client_app(shuffler, peers, long_poll, signer, max_held=max_held, lifespan=lifespan, watch=watch)
     most = min(MAX_BODY, max_held)
-    aggregator = aggregator_app(shuffler, peers, long_poll, revocations.refresh, signer, most=most, watch=watch)
+    aggregator = aggregator_app(shuffler, peers, long_poll, revocations.refresh, most=most, watch=watch)
     listeners = [
         Listener(clients, *at, *tls, connections=CONNECTIONS),
         Listener(aggregator, *aggregator_at, *tls, client_ca=folder / "aggregator-ca.pem"),

@@ -18,10 +18,9 @@ from starlette.types import Scope
 from ntkfl.crypto.credentials import Credential
 from ntkfl.crypto.hpke import SigningKey
 from ntkfl.crypto.mask_format import SEED_BYTES
-from ntkfl.crypto.mask_tickets import check_ticket, split_submission
 from ntkfl.crypto.receipt import issue_receipt
 from ntkfl.crypto.row_frames import Announced, unpack_rows
-from ntkfl.errors import MessageError, Refused, TrustError
+from ntkfl.errors import MessageError, Refused
 from ntkfl.services.http.application import BINARY, SIGNED, binary_answer, binary_body, service_app, target
 from ntkfl.services.http.long_poll import LongPollEvent
 from ntkfl.services.http.refusals import refusals
@@ -41,7 +40,6 @@ After = Annotated[int, Query(ge=0, lt=1 << 63)]
 # What FastAPI cannot see of bodies that are not JSON, for the OpenAPI documents.
 _ROWS = binary_body("rows in their frame, each sealed to the aggregator")
 _MASKED = binary_body("the seed of a mask, and behind it a frame of one row: a masked vector, sealed to the aggregator")
-_TICKETED = binary_body("the same, with the key server's ticket for a second seed, and its signature, in between")
 _REPORT = binary_body("one row in its frame, sealed to the aggregator")
 _NUMBER = {"required": True, "schema": {"type": "integer", "minimum": 1}}
 _ANNOUNCEMENT: dict[int | str, dict[str, Any]] = {
@@ -102,16 +100,10 @@ def client_app(
         body = memoryview(await request.body())
         return bytes(body[:SEED_BYTES]), await unpacked(body[SEED_BYTES:])
 
-    async def ticketed_frame(request: Request) -> tuple[bytes, bytes, Framed]:
-        """The seed of a mask, the key server's signed ticket for another, and the frame behind them."""
-        seed, signed, framed = split_submission(memoryview(await request.body()), SEED_BYTES)
-        return seed, signed, await unpacked(framed)
-
     def receipt(announced: Announced) -> Receipt:
         return Receipt(receipt=issue_receipt(signer, peers.federation, peers.run, announced).hex())
 
-    client, rows_of = Depends(signed_by), Depends(frame)
-    masked_of, ticketed_of = Depends(masked_frame), Depends(ticketed_frame)
+    client, rows_of, masked_of = Depends(signed_by), Depends(frame), Depends(masked_frame)
     signed, common = [SIGNED], refusals(401, 403, 404, 429)
     ready = (watch or ShufflerWatch(shuffler)).ready
     most = min(MAX_BODY, max_held)
@@ -142,18 +134,6 @@ def client_app(
     def sums(credential: Credential = client, masked: tuple[bytes, Framed] = masked_of) -> Receipt:
         seed, (announced, rows) = masked
         shuffler.submit(credential.client, announced, rows, seed)
-        return receipt(announced)
-
-    @app.post(
-        f"{RUN}/ticketed/sums", dependencies=signed, responses=common | refusals(409, 410), openapi_extra=_TICKETED
-    )
-    def ticketed(credential: Credential = client, masked: tuple[bytes, bytes, Framed] = ticketed_of) -> Receipt:
-        seed, given, (announced, rows) = masked
-        try:
-            ticket = check_ticket(given, key_server, peers.federation, peers.run, credential.client, announced)
-        except TrustError:
-            raise Refused("unsigned", "no ticket of the key server's for this client and announcement") from None
-        shuffler.submit(credential.client, announced, rows, seed, ticket)
         return receipt(announced)
 
     @app.post(f"{RUN}/reports", dependencies=signed, responses=common | refusals(409), openapi_extra=_REPORT)
