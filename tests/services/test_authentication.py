@@ -14,12 +14,12 @@ from fastapi.routing import APIRoute
 
 from ntkfl.crypto.certificates import Authority
 from ntkfl.crypto.hpke import SigningKey
-from ntkfl.services.http.long_poll import LongPollEvent
 from ntkfl.services.http.signing import CREDENTIAL_HEADER, SIGNATURE_HEADER, sign_request
 from ntkfl.services.key_server.app import key_server_app
 from ntkfl.services.key_server.store import KeyServer
 from ntkfl.services.shuffler.aggregator_app import aggregator_app
 from ntkfl.services.shuffler.client_app import client_app
+from ntkfl.services.shuffler.long_poll import LongPollEvent
 from ntkfl.services.shuffler.store import Shuffler
 from tests.deployment.federation import Deployment
 

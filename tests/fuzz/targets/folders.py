@@ -12,7 +12,6 @@ from ntkfl.compare.plan import planned_cells, read_plan, write_plan
 from ntkfl.compare.search import Chosen
 from ntkfl.compare.spec import Comparison
 from ntkfl.compare.trials import Cell
-from ntkfl.deployment.status import look
 from ntkfl.federation.build import spelled_out
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.export import export, load_exported
@@ -25,8 +24,6 @@ from ntkfl.report.runs import find
 from ntkfl.report.thin import thin
 from ntkfl.report.values import client_values
 from ntkfl.report.view import audit, view
-from ntkfl.services.probe import add_progress, begin
-from ntkfl.services.status import StatusFile
 from tests.fuzz.target import Target
 from tests.fuzz.targets.texts import TOML_WORDS
 from tests.fuzz.targets.twists import twisted_json, twisted_toml
@@ -53,25 +50,7 @@ def targets(scratch: Path) -> list[Target]:
     values = [{"client": i, "samples": 10, "value": 0.1 * i, "error": 0.01} for i in range(4)]
     (run / "values.json").write_text(json.dumps(values))
     insight(find([run])[0][0])
-    return [*_run_files(scratch, run), _status(scratch), *_comparison(scratch, run), *_tensors(scratch, run)]
-
-
-def _status(scratch: Path) -> Target:
-    """`status.json` as `ntkfl deploy status` reads it: whatever is in it, it is shown or left out."""
-    batch = {"state": "open", "asked": 4, "answered": 3, "seconds_left": 12}
-    present, refused = {"client": ["client-0"], "evaluator": []}, {"replayed": 2}
-    StatusFile(scratch, "shuffler", key=(3, 0), batch=batch, present=present, refused=refused, problem="x").close(
-        "ended"
-    )
-    path = scratch / "status.json"
-
-    def read() -> None:
-        part, status = begin("shuffler", scratch)
-        add_progress(part, status | {"running": True}, status.get("rounds"))
-        assert part.lines
-        assert all(isinstance(name, str) for names in status.get("present", {}).values() for name in names)
-
-    return Target("status.json", (path.read_bytes(),), _changed(path, read), None, twisted_json, _JSON_WORDS)
+    return [*_run_files(scratch, run), *_comparison(scratch, run), *_tensors(scratch, run)]
 
 
 def _changed(path: Path, read: Callable[[], object]) -> Callable[[bytes], None]:
@@ -117,7 +96,6 @@ def _run_files(scratch: Path, run: Path) -> list[Target]:
 
     def history() -> None:
         _show(run)
-        assert look(run)[0].lines
         cell = Cell("cell", RunConfig(**_SETTINGS), scratch)  # type: ignore[arg-type]
         records = folder.records()
         json.dumps(records, allow_nan=False)

@@ -7,9 +7,7 @@ from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
 
 from ntkfl.crypto.credentials import NAME_PATTERN
-from ntkfl.services.http.application import SIGNED, authenticate, service_app
-from ntkfl.services.http.refusals import refusals
-from ntkfl.services.http.schemas import Answer
+from ntkfl.services.http.application import Answer, authenticate, service_app
 from ntkfl.services.key_server.store import KeyServer
 from ntkfl.services.log import log
 from ntkfl.services.metrics import METRICS
@@ -72,21 +70,21 @@ def key_server_app(server: KeyServer) -> FastAPI:
 
     app = service_app("key-server", max_body=MAX_BODY, ready=ready)
 
-    @app.post("/v1/enrol", responses=refusals(403, 409))
+    @app.post("/v1/enrol")
     def enrol(request: Request, body: Enrolment) -> Issued:
         issued = server.enrol(body.token, body.client, body.sealing_key, body.signing_key, body.proof)
         request.state.client = body.client
         log("enrolled", client=body.client)
         return Issued(credential=issued)
 
-    @app.post("/v1/renew", dependencies=[SIGNED], responses=refusals(401, 403))
+    @app.post("/v1/renew")
     async def renew(request: Request) -> Issued:
         credential = await authenticate(request, server.public, server.federation, allow_expired=True)
         issued = await run_in_threadpool(server.renew, credential)
         log("renewed", client=credential.client)
         return Issued(credential=issued)
 
-    @app.post("/v1/runs/{run}/seed", dependencies=[SIGNED], responses=refusals(401, 403, 404))
+    @app.post("/v1/runs/{run}/seed")
     async def run_secret(request: Request, run: str) -> SealedSecret:
         credential = await authenticate(request, server.public, server.federation)
         return SealedSecret(**await run_in_threadpool(server.run_secret, credential, run))

@@ -9,7 +9,7 @@ from pydantic import Field
 from ntkfl.crypto.mask_format import SEED_BYTES
 from ntkfl.crypto.row_frames import FRAME_BYTES
 from ntkfl.errors import Refused
-from ntkfl.services.http.schemas import Answer
+from ntkfl.services.http.application import Answer
 from ntkfl.services.trusted_peers import TrustedPeers
 
 RUN = "/v1/runs/{run}"
