@@ -22,6 +22,11 @@ app = typer.Typer(
 )
 
 
+@app.callback()
+def deploy() -> None:
+    """Typer would take a lone command for the verb itself."""
+
+
 @app.command("try")
 def try_out(
     folder: Annotated[

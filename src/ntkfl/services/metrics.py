@@ -18,7 +18,6 @@ COUNTER, GAUGE = "counter", "gauge"
 KNOWN: dict[str, tuple[str, str]] = {
     "ntkfl_requests_total": (COUNTER, "requests answered, by service and status"),
     "ntkfl_refusals_total": (COUNTER, "requests refused, by service and reason"),
-    "ntkfl_request_seconds_total": (COUNTER, "seconds from a request's first byte to its answer's last, by service"),
     "ntkfl_certificate_end_seconds": (GAUGE, "when the role's TLS certificate ends, in seconds since 1970"),
     "ntkfl_key_server_clients": (GAUGE, "clients that the key server knows, by state"),
     "ntkfl_credential_end_seconds": (GAUGE, "when the first credential in force ends, in seconds since 1970"),
