@@ -25,7 +25,6 @@ from ntkfl.federation.transcript import Exchange, Transcript, recorded_rounds
 from ntkfl.methods import Method, Task
 from ntkfl.privacy.projection import Projection
 from ntkfl.wire import Message
-from ntkfl.wire.halves import EXPONENTS, unpack_halves
 
 OnRound = Callable[[Record, Record], None]
 
@@ -65,8 +64,6 @@ class Capture:
     @property
     def weights(self) -> Tensor:
         """The broadcast weights w [d], as clients read them."""
-        if EXPONENTS in self.broadcast.arrays:
-            return unpack_halves(self.broadcast, ("weights",), self.task.like)["weights"]
         return self.method.broadcast_weights(self.task, self.broadcast)
 
     def rows_truth(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,7 +17,6 @@ from ntkfl.tangent import Jacobian, Sums, concatenate
 from ntkfl.tangent.clipping import whitened
 from ntkfl.tangent.sums import GRADIENT, REST, SAMPLES, Shaped
 from ntkfl.wire import Message
-from ntkfl.wire.halves import EXPONENTS, unpack_halves
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ class Seen:
     def factor(self, layer: LinearLayer) -> Tensor | None:
         """A linear layer's Σ v vᵀ [m, m] with v = [input, 1]; None where it did not come whole."""
         shaped = self.layer(layer.weight.start)
-        if shaped is None or shaped.inputs is None or shaped.inputs.diagonal or layer.bias is None:
+        if shaped is None or shaped.inputs is None or shaped.inputs.form or layer.bias is None:
             return None
         A = shaped.inputs.square()[0]
         return A if float(A[-1, -1]) > 0.5 else None  # zeros stand for one that was sent before
@@ -127,11 +126,9 @@ def sums_of(capture: Capture, reply: Message) -> tuple[Sums, float] | None:
     if GRADIENT in reply.arrays and not reply.arrays[GRADIENT].is_floating_point():
         return _noisy(capture, reply, exact), 2.0**-23
     if GRADIENT in reply.arrays:
-        halves = [name for name, array in reply.arrays.items() if array.dtype == torch.float16]
-        if EXPONENTS in reply.arrays:
-            return Sums(unpack_halves(reply, halves, exact) | {SAMPLES: samples}), 2.0**-11
         names = [name for name in reply.arrays if name in (GRADIENT, REST) or "/" in name]
-        return Sums({name: reply.take(name, None, exact) for name in names} | {SAMPLES: samples}), 2.0**-23
+        rounding = 2.0**-11 if reply.arrays[GRADIENT].dtype == torch.float16 else 2.0**-23
+        return Sums({name: reply.take(name, None, exact) for name in names} | {SAMPLES: samples}), rounding
     if not capture.method.trains_locally or "weights" not in reply.arrays:
         return None
     options = capture.method.model_dump()

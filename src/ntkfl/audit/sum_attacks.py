@@ -222,7 +222,7 @@ def _counts(capture: Capture, one: Seen) -> Tensor | None:
         return None
     bias = one.gradient[last]
     shaped = next((s for s in one.layers() if s.layer.bias == (last.start, last.stop)), None)
-    if shaped is None or shaped.inputs is None or shaped.inputs.diagonal or not float(shaped.inputs.values.abs().max()):
+    if shaped is None or shaped.inputs is None or shaped.inputs.form or not float(shaped.inputs.values.abs().max()):
         seen = _probabilities(capture)
         typical = _by_class(capture, seen - _trained_towards(capture))
         return counts_by_public(bias, typical, one.samples)
@@ -237,7 +237,7 @@ def _counts_by_curvature(capture: Capture, one: Seen) -> Tensor | None:
     """Class counts from the last layer's Σ (diag p − p pᵀ) alone, as the mix of public records that has it."""
     shaped = next((s for s in reversed(one.layers()) if s.outputs is not None), None)
     K = capture.task.outputs
-    if shaped is None or shaped.outputs is None or shaped.outputs.diagonal or shaped.outputs.size != K:
+    if shaped is None or shaped.outputs is None or shaped.outputs.form or shaped.outputs.size != K:
         return None
     p = _probabilities(capture)
     i, j = torch.triu_indices(K, K)

@@ -61,7 +61,8 @@ class Outcome:
 
     `passed` are weights the round went through on its way to its own, where it took several steps: all of them count
     in the running average. `reported` are those to evaluate and save in place of the state's own, where a method trains
-    on from others than it reports.
+    on from others than it reports. `tentative`: the state's own weights are reported now, and count in the running
+    average only where a later round passes them.
     """
 
     state: State
@@ -70,6 +71,7 @@ class Outcome:
     diagnostics: dict[str, float | str] = field(default_factory=dict)
     passed: tuple[Tensor, ...] = ()
     reported: Tensor | None = None
+    tentative: bool = False
 
 
 class Task:

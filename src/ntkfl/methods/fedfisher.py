@@ -144,7 +144,7 @@ def _arrays(reply: Message, like: Tensor) -> dict[str, Tensor]:
 
 
 def _matrix(factor: Factor) -> Tensor:
-    return factor.values if factor.diagonal else factor.square()
+    return factor.values if factor.form else factor.square()
 
 
 def _conjugate_gradients(product: Callable[[Tensor], Tensor], target: Tensor, most: int) -> tuple[Tensor, int]:
