@@ -84,9 +84,9 @@ def test_show_prints_the_counts_and_draws_them(bare: Path) -> None:
     "options",
     [
         ["--partition", "iid", "--clients", "10"],
-        ["--partition", "shards", "--clients", "10", "--per-client", "3"],
-        ["--reading", "shares", "--clients", "10"],
-        ["--overlap", "--clients", "10", "--alpha", "1"],
+        ["--partition", "shards", "--clients", "10", "--set", "shards_per_client=3"],
+        ["--set", "reading=shares", "--clients", "10"],
+        ["--set", "overlap=true", "--clients", "10", "--alpha", "1"],
         [],
     ],
 )
@@ -100,10 +100,9 @@ def test_show_knows_every_partition(options: list[str]) -> None:
     [
         (["digits", "--partition", "writer"], DataError, "does not say who wrote"),
         (["digits", "--partition", "writers"], ConfigError, "did you mean 'writer'"),
-        (["digits", "--partition", "iid", "--alpha", "1"], ConfigError, "alpha is no option"),
-        (["digits", "--alpha", "0"], ConfigError, "alpha must be"),
+        (["digits", "--alpha", "0"], ConfigError, "option 'alpha'"),
         (["digits", "--clients", "2000"], ConfigError, "2000 clients cannot share 1442"),
-        (["digits", "--seed", "-1"], ConfigError, "seed must be"),
+        (["digits", "--seed", "-1"], ConfigError, "option 'seed'"),
         (["digit"], ConfigError, "did you mean 'digits'"),
         (["digits", "--out", "a.exe"], ConfigError, "a plot is written as .png"),
         (["digits", "--out", "no/such/folder.png"], ConfigError, "cannot be written"),
@@ -159,8 +158,27 @@ def test_a_table_is_shown_by_the_names_in_it(bare: Path) -> None:
     assert {"north", "[bold]south"} <= table.keys()
     assert "(a random part of all rows)" in shown.stdout
     assert (bare / "clients.png").read_bytes().startswith(b"\x89PNG")
-    assert run("deal", *named, "--clients", "2", "--out", "dealt").exit_code == 0
     (bare / "real.csv").write_text("x,label,client\n" + "".join(f"{i},{i / 2},a\n" for i in range(9)))
     assert lines(run("show", "real.csv"))["clients"] == ["clients", "1"]  # real targets have no classes to list
     refused = run("show", "digits", "--label-column", "x")
     assert "--label-column names a column of a file" in str(refused.exception)
+
+
+def test_a_table_is_dealt_to_the_clients_it_names(bare: Path) -> None:
+    rows = "".join(
+        f"{i},{i % 3},{'north' if i % 4 else 'south'},{'test' if i % 5 == 0 else 'train'}\n" for i in range(60)
+    )
+    (bare / "visits.csv").write_text("age,label,client,split\n" + rows)
+    dealt = run("deal", "visits.csv", "--out", "dealt")
+    assert dealt.exit_code == 0, dealt.exception
+    assert dealt.stdout.splitlines() == [
+        "wrote 2 clients and a test set to dealt", "client-0.npz: north", "client-1.npz: south"
+    ]  # fmt: skip
+    ages = [np.load(bare / "dealt" / f"client-{number}.npz")["x"][:, 0].tolist() for number in (0, 1)]
+    assert ages[0] == [i for i in range(60) if i % 4 and i % 5]
+    assert ages[1] == [i for i in range(60) if i % 4 == 0 and i % 5]
+    for option in (["--clients", "2"], ["--alpha", "1"]):
+        refused = run("deal", "visits.csv", *option, "--out", "again")
+        assert "visits.csv says whose its rows are (2 clients): leave" in str(refused.exception)
+    (bare / "nameless.csv").write_text("x,label\n" + "".join(f"{i},{i % 2}\n" for i in range(50)))
+    assert run("deal", "nameless.csv", "--clients", "3", "--out", "drawn").stdout.startswith("wrote 3 clients")

@@ -26,23 +26,16 @@ def test_what_was_written_is_read(array: np.ndarray) -> None:
     np.testing.assert_array_equal(parse(raw, "x"), array)
 
 
-@pytest.mark.parametrize("length", range(len(RAW)))
-def test_a_file_cut_anywhere_is_refused(length: int) -> None:
-    with pytest.raises(DataError, match=r"^some/file: "):
-        parse(RAW[:length], "some/file")
-
-
-def test_bytes_left_over_are_refused() -> None:
-    with pytest.raises(DataError, match=r"announces \[2, 3, 4\] = 24 bytes but holds 25"):
-        parse(RAW + b"\0", "x")
-
-
-@pytest.mark.parametrize("bit", range(16 * 8))
-def test_a_flipped_bit_in_the_header_is_refused(bit: int) -> None:
+def flipped(bit: int) -> bytes:
     raw = bytearray(RAW)
     raw[bit // 8] ^= 1 << bit % 8
-    with pytest.raises(DataError):
-        parse(bytes(raw), "x")
+    return bytes(raw)
+
+
+def test_a_file_cut_anywhere_with_bytes_left_over_or_a_changed_header_is_refused() -> None:
+    for raw in [*(RAW[:length] for length in range(len(RAW))), RAW + b"\0", *map(flipped, range(16 * 8))]:
+        with pytest.raises(DataError, match=r"^some/file: "):
+            parse(raw, "some/file")
 
 
 def test_a_forged_header_allocates_nothing() -> None:
@@ -106,25 +99,3 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2_000_000
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"some-idx3-ubyte\[.gz\] is missing"):
-        published().read(tmp_path)
-
-
-def test_a_small_file_takes_little_memory_however_much_is_allowed(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"\0" * 5000)
-    (tmp_path / "b").write_bytes(gzip.compress(b"\0" * 5000))
-    for name in "ab":
-        tracemalloc.start()
-        try:
-            assert len(read_content(tmp_path / name, limit=4 << 30)) == 5000
-            assert tracemalloc.get_traced_memory()[1] < 8 << 20
-        finally:
-            tracemalloc.stop()
-
-
-def test_a_shape_without_bytes_that_no_array_can_have() -> None:
-    with pytest.raises(DataError, match="cannot have the shape"):
-        parse(b"\0\0\x08\x04" + bytes(4) + b"\xff" * 12, "file")

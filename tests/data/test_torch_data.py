@@ -143,3 +143,44 @@ def test_arrays_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     fed = from_clients([TensorDataset(torch.from_numpy(x), torch.arange(4))], test=(x, np.arange(4)))
     x += 1
     assert not fed.client(0)[0].any()
+
+
+class Augmented(Dataset[Any]):
+    """Items with noise on x, as of a random transform, or without."""
+
+    def __init__(self, noise: float) -> None:
+        self.noise, self.x, self.y = noise, torch.randn(30, 4), torch.arange(30) % 3
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        return self.x[i] + self.noise * torch.randn(4), int(self.y[i])
+
+
+def jittered(items: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    x, y = torch.stack([x for x, _ in items]), torch.tensor([y for _, y in items])
+    return x + torch.randn(len(x), 1), y
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        Augmented(0.1),
+        DataLoader(Augmented(0.1), batch_size=7, shuffle=True),
+        DataLoader(Augmented(0.0), batch_size=7, collate_fn=jittered),
+    ],
+)
+def test_a_random_transform_is_told_of(source: Any) -> None:
+    with pytest.warns(UserWarning, match="every round trains on one draw of each and nothing is augmented"):
+        fed = from_clients([source], test=(torch.randn(5, 4), torch.arange(5) % 3))
+    assert fed.sizes == [30]
+
+
+@pytest.mark.parametrize(
+    "source", [Augmented(0.0), DataLoader(Augmented(0.0), batch_size=7, shuffle=True), DataLoader(Augmented(0.0), None)]
+)
+def test_items_that_stay_as_they_are_are_not(source: Any, recwarn: pytest.WarningsRecorder) -> None:
+    torch.manual_seed(5)
+    from_clients([source], test=(torch.randn(5, 4), torch.arange(5) % 3))
+    assert not [warning for warning in recwarn if "read again" in str(warning.message)]

@@ -16,7 +16,7 @@ from ntkfl.methods import METHODS
 SMALL: dict[str, dict[str, Any]] = {
     "ntk-fl": {},
     "cp-ntk-fl": {"projected_dim": 24, "sparsity": 0.9},
-    "fedavg": {"lr": 0.1, "local_steps": 50},
+    "fedavg": {"lr": 0.1, "local_steps": 50, "robust": "clip"},
 }
 ROUNDS = {"ntk-fl": 4, "cp-ntk-fl": 5, "fedavg": 12}
 

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ntkfl.errors import ConfigError, MessageError
+from ntkfl.errors import ConfigError
 from ntkfl.methods import FedAvg, FedNova, FedProx
-from ntkfl.methods.local_training import LocalTraining, report
+from ntkfl.methods.local_training import LocalTraining
 from ntkfl.privacy.randomness import Randomness
-from ntkfl.wire import Message
 from tests.methods.rounds import one_weight, play, play_rounds, scalar_client, small_clients, small_task
 
 
@@ -32,7 +31,7 @@ def test_a_round_by_hand(weighting: str) -> None:
     ends = [y + (1 - lr) ** tau * (w - y) for y, tau in ((-1, 2), (2, 18))]
     mean = sum(share * (w - end) / (lr * tau) for share, end, tau in zip(p, ends, (2, 18), strict=True))
     tau_eff = 2 * p[0] + 18 * p[1]
-    method = FedNova(loss="mse", lr=lr, local_epochs=2, batch_size=1, weighting=weighting, robust="mean")
+    method = FedNova(loss="mse", lr=lr, local_epochs=2, batch_size=1, weighting=weighting)
     outcome, log = play(method, one_weight(w), clients)
     assert float(outcome.state["weights"]) == pytest.approx(w - lr * tau_eff * mean, abs=1e-12)
     assert outcome.diagnostics["effective_steps"] == pytest.approx(tau_eff)
@@ -52,7 +51,7 @@ def test_unequal_steps_do_not_move_the_optimum() -> None:
 def test_clients_of_unequal_speed_against_the_formula(kind: type[LocalTraining]) -> None:
     """Each client's τ_m is drawn once and lies in the range; w ends where FedNova's and FedAvg's formulas say."""
     task, clients = small_task(), small_clients(10, 25, 40, 12, 30, 8)
-    lr, options = 0.2, {"batch_size": 100, "robust": "mean"}
+    lr, options = 0.2, {"batch_size": 100}
     method = kind(lr=lr, local_steps=2, most_local_steps=9, **options)
     outcome, _ = play(method, task, clients)
     tau = [method.steps(client) for client in clients]
@@ -83,12 +82,3 @@ def test_speeds_are_spread_evenly_and_follow_the_seed() -> None:
     for wrong in ({"most_local_steps": 3}, {"most_local_steps": 30, "local_epochs": 1}):
         with pytest.raises(ConfigError, match="most_local_steps is at least local_steps"):
             FedAvg(**wrong)
-
-
-def test_an_update_of_no_steps_is_refused() -> None:
-    task, client = small_task(), small_clients(5)[0]
-    conversation = FedNova().round(task, FedNova().start(task, task.like), 1, [0])
-    next(conversation)
-    arrays = {"direction": task.like, "steps": torch.tensor(0, dtype=torch.int32)} | report(client, torch.tensor(1.0))
-    with pytest.raises(MessageError, match="no local steps"):
-        conversation.send([Message("update", 1, arrays)])

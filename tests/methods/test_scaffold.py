@@ -24,7 +24,7 @@ def test_first_round_is_fedavg(weighting: str) -> None:
 @pytest.mark.parametrize("cohorts", [[(0, 1, 2, 3)] * 3, [(0, 1), (2,), (1, 2, 3), (0, 3)]])
 def test_control_is_the_mean_of_all_clients(cohorts: list[tuple[int, ...]]) -> None:
     task, clients = small_task(total_clients=4), small_clients(10, 25, 7, 12)
-    method = Scaffold(**OPTIONS, robust="mean")
+    method = Scaffold(**OPTIONS)
     state = method.start(task, task.like)
     for number, cohort in enumerate(cohorts, 1):
         state = play(method, task, [clients[i] for i in cohort], state, number)[0].state

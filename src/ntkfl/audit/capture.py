@@ -59,12 +59,12 @@ class Capture:
     @property
     def unmasked_by_pair(self) -> bool:
         """Whether aggregator and shuffler together open each client's masked reply."""
-        return self.masked and self.method.mask_holders == 1
+        return self.masked
 
     @property
     def weights(self) -> Tensor:
         """The broadcast weights w [d], as clients read them."""
-        return self.method.broadcast_weights(self.task, self.broadcast)
+        return self.broadcast.take("weights", None, self.task.like)
 
     def rows_truth(self) -> tuple[Tensor, Tensor, Tensor]:
         """(x, y, raw) of all clients joined, in order of `cohort`: for scoring only."""

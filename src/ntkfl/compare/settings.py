@@ -14,13 +14,11 @@ from ntkfl.user_code import is_code
 def title(comparison: Comparison) -> str:
     """Data, clients and seeds of all runs, in a line."""
     data = comparison.data
-    split = f"Dirichlet α = {data.alpha:g}" if data.partition == "dirichlet" else data.partition
     seeds = f"{len(comparison.seeds)} seeds" if len(comparison.seeds) > 1 else f"seed {comparison.seeds[0]}"
     most = "" if "clients_per_round" in comparison.model_fields_set else "up to "
     cohort = f"{most}{comparison.clients_per_round}"
-    if data.own or data.partition == "client":  # their number is known when they are read
-        return f"{data.dataset}, {cohort} clients per round, {seeds}"
-    return f"{data.dataset}, {data.clients} clients ({split}), {cohort} per round, {seeds}"
+    each = " clients" if data.own or data.partition == "client" else ""
+    return f"{data.text}, {cohort}{each} per round, {seeds}"
 
 
 def described(comparison: Comparison) -> str:

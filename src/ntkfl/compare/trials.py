@@ -12,8 +12,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
-import torch
-
 from ntkfl.atomic import write_atomically
 from ntkfl.compare.failures import error_of, note_of, write_error
 from ntkfl.data import Federated
@@ -21,6 +19,7 @@ from ntkfl.data.sources import is_own, own_digest
 from ntkfl.devices import find_device
 from ntkfl.errors import Diverged, NTKFLError, NumericalError
 from ntkfl.federation.build import load_data, spelled_out
+from ntkfl.federation.chance import failure
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.federation.simulation import execute
@@ -28,8 +27,6 @@ from ntkfl.federation.validation import NOT_FINITE
 from ntkfl.processes import Pool
 from ntkfl.progress import plural
 from ntkfl.user_code import source_digest
-
-PAUSES = (2.0, 10.0, 30.0)  # seconds before a run that found no memory goes on
 
 
 @dataclass(frozen=True)
@@ -70,11 +67,13 @@ class Cell:
 
     @property
     def remark(self) -> str:
-        """Why a run that ended is worth little: values that are not finite were rejected all along. Else empty."""
+        """Why a run that ended is worth little: its model is worse than a constant prediction, or values that are not
+        finite were rejected all along. Else empty.
+        """
         records = self.history()
         hit = [r for r in records if r.get("rejected", {}).get(NOT_FINITE)]
         if 2 * len(hit) <= len(records):
-            return ""
+            return failure(records, self.folder.config().get("constant")) if self.folder.holds_run else ""
         lost = sum(min(r["rejected"][NOT_FINITE], r.get("rejected_clients", 0)) for r in hit)
         most = "most" if 2 * lost > sum(len(r["clients"]) for r in records) else "some"
         return f"{most} replies rejected: {NOT_FINITE}, in {len(hit)} of {plural(len(records), 'round')}"
@@ -150,44 +149,18 @@ class Workers:
 
 def _work(cell: Cell, device: str | None) -> None:
     try:
-        _finish(cell, device)
+        data = _prepared(cell.config.model_copy(update={"method": _data_options(cell.config)}).model_dump_json())
+        insight = not cell.config.hold_out
+        execute(cell.config, data=data, out=cell.folder.path, resume=True, device=device, insight=insight)
     except (NumericalError, Diverged) as error:  # a setting that diverges is a result, not a failure of the comparison
         write_atomically(cell.folder.path / "failed.txt", str(error).encode())
     except Exception as error:  # of a user's own code, mostly: told with its place, and the other cells go on
         write_error(cell.folder.path, cell.config, device, error)
-    finally:
-        _give_memory_back()
-
-
-def _finish(cell: Cell, device: str | None) -> None:
-    """Play the rounds that are left. Other workers may have filled the device: then it goes on after a pause."""
-    data = _prepared(cell.config.model_copy(update={"method": _data_options(cell.config)}).model_dump_json())
-    for pause in (*PAUSES, None):
-        try:
-            execute(
-                cell.config,
-                data=data,
-                out=cell.folder.path,
-                resume=True,
-                device=device,
-                insight=not cell.config.hold_out,
-            )
-            return
-        except torch.OutOfMemoryError:
-            if pause is None:
-                raise
-        _give_memory_back()
-        time.sleep(pause)
-
-
-def _give_memory_back() -> None:
-    """What PyTorch keeps of a GPU's memory, if it uses one: others share it, and the next run may need less."""
-    torch.cuda.empty_cache()
 
 
 def _data_options(config: RunConfig) -> dict[str, object]:
     """Of the method's options only those that change the data, so that one worker prepares equal data once."""
-    return {k: v for k, v in config.method.items() if k in ("name", "shared_fraction")}
+    return {k: v for k, v in config.method.items() if k in ("name", "shared_fraction", "loss")}
 
 
 def _own_files(config: RunConfig) -> dict[str, str]:

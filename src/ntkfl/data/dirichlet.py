@@ -44,6 +44,11 @@ class Dirichlet(Partition):
         if self.overlap and self.reading == "shares":
             raise ConfigError("overlap needs reading 'composition': shares split each class, so clients are disjoint")
 
+    @property
+    def text(self) -> str:
+        """In words: α and the reading, which make very different clients of one α."""
+        return f"Dirichlet α = {self.alpha:g}, {self.reading}{', overlapping' if self.overlap else ''}"
+
     def assign(self, labels: Indices, writers: Indices | None, rng: np.random.Generator) -> list[Indices]:
         """Rows of each client, see the class."""
         check_enough(len(labels), self.clients)

@@ -28,6 +28,9 @@ from ntkfl.errors import DataError
 
 SUFFIXES = (".csv", ".parquet", ".npz")
 LABEL, CLIENT, SPLIT = "label", "client", "split"
+# What a run's loss says of targets, where its user says nothing: squared error, that numbers are real (text is classes
+# all the same); a loss of the user's own, nothing.
+NUMBERS, UNKNOWN = "numbers", "unknown"
 _TEST_SHARE = 0.2  # of the rows, where a file does not say which are for testing
 
 
@@ -73,12 +76,13 @@ def from_file(
     class_names: Sequence[str] = (),
     classes: int | None = None,
     tokens: bool = False,
+    targets: str | None = None,
 ) -> RowDataset:
     """Training and test rows of a file, to be dealt to clients by a partition, such as `ByClient`.
 
     `label`, `client` and `split` name its columns. Labels that are text are classes, numbered in the order of their
     names or of `class_names`. Where the file does not say which rows are for testing, a fifth of them is, drawn at
-    random but always the same. `classes` and `tokens` are as for `from_clients`.
+    random but always the same. `classes`, `tokens` and `targets` are as for `from_clients`.
     """
     path = Path(path)
     content = _read(path, Columns(label, client, split), class_names)
@@ -89,7 +93,14 @@ def from_file(
         raise DataError(f"{path}: all rows are for {'testing' if test.all() else 'training'}, none for the other")
     parts = [(content.x[rows], content.y[rows]) for rows in (~test, test)]
     classes = classes or len(content.class_names) or None
-    whole = from_clients(parts[:1], test=parts[1], classes=classes, name=path.name, tokens=tokens)
+    if content.class_names and targets == "real":
+        raise DataError(f"{path}: labels are text, such as {content.class_names[0][:40]!r}: classes, not real targets")
+    if targets == UNKNOWN and not content.class_names and content.y.dtype.kind != "f":
+        raise DataError(f"{path}: targets are whole numbers: say whether they are real or classes (--targets real)")
+    if targets in (NUMBERS, UNKNOWN):
+        targets = "real" if targets == NUMBERS and not content.class_names else None
+    told = {"classes": classes, "tokens": tokens, "targets": targets}
+    whole = from_clients(parts[:1], test=parts[1], name=path.name, **told)  # type: ignore[arg-type]
     rows = RowDataset(str(path), whole.rows, whole.test_rows, whole.classes)
     rows = replace(rows, class_names=content.class_names, feature_names=content.features, test_drawn=drawn)
     if content.clients is None:

@@ -16,10 +16,11 @@ from ntkfl.data.federated import Federated
 from ntkfl.data.partition import Partition
 from ntkfl.data.table import Rows
 from ntkfl.data.torch_data import TorchData, read_torch
-from ntkfl.errors import ConfigError, DataError
+from ntkfl.errors import ConfigError, DataError, unknown
 
 Array: TypeAlias = Tensor | NDArray[Any]
 Source: TypeAlias = tuple[Array, Array] | TorchData  # of one client's samples
+TARGETS = ("real", "classes")
 
 
 def from_clients(
@@ -30,6 +31,7 @@ def from_clients(
     class_names: Sequence[str] = (),
     name: str = "own",
     tokens: bool = False,
+    targets: str | None = None,
 ) -> Federated:
     """A federation of one (x, y), torch Dataset or DataLoader per client, and a test set that every run is measured on.
 
@@ -39,6 +41,7 @@ def from_clients(
     x is [n, ...] of one feature shape, made float32 and used as it is, so normalise it first; with `tokens` it holds
     whole numbers, for a network that begins with an embedding, and stays whole. y is integer labels [n]
     in 0..classes-1 (classes defaults to the largest label + 1, at least 2), or float regression targets [n] or [n, d2].
+    `targets="real"` makes whole numbers regression targets too (a count, an age), `targets="classes"` refuses others.
     """
     if test is None:
         raise DataError("from_clients needs test=(x, y): every run is measured on it")
@@ -48,7 +51,11 @@ def from_clients(
         raise DataError("from_clients needs at least one client (x, y)")
     called = client_names or range(len(clients))
     named = [(f"client {who}", source) for who, source in zip(called, clients, strict=True)] + [("test", test)]
-    pairs = [(who, *read_source(who, source, tokens)) for who, source in named]
+    if targets not in (None, *TARGETS):
+        raise unknown("kind of targets", targets, TARGETS)
+    pairs = [
+        (who, x, _as_told(who, y, targets)) for who, source in named for x, y in [read_source(who, source, tokens)]
+    ]
     first, first_x, first_y = pairs[0]
     for who, x, y in pairs:
         if x.shape[1:] != first_x.shape[1:]:
@@ -82,6 +89,7 @@ def from_datasets(
     class_names: Sequence[str] = (),
     name: str = "own",
     tokens: bool = False,
+    targets: str | None = None,
 ) -> Federated:
     """One training set, dealt to clients by `partition` from `seed`; or a list (or mapping by name) of them, one per
     client, as they are.
@@ -89,6 +97,7 @@ def from_datasets(
     Everything else is as for `from_clients`.
     """
     made = {"test": test, "classes": classes, "class_names": class_names, "name": name, "tokens": tokens}
+    made["targets"] = targets
     if isinstance(train, list | Mapping) or (isinstance(train, tuple) and not _is_pair(train)):
         if partition is not None:
             raise ConfigError("partition deals one training set to clients, and a list of them comes dealt")
@@ -137,6 +146,17 @@ def checked_pair(who: str, pair: tuple[Array, Array], tokens: bool = False) -> t
         if not value.isfinite().all():
             raise DataError(f"{who}: {label} has a value that is not finite as float32 (NaN, inf or too large)")
     return x, y
+
+
+def _as_told(who: str, y: Tensor, targets: str | None) -> Tensor:
+    """Checked targets as the kind that was named: real ones float32 [n, d2], classes int64 [n]."""
+    if targets == "real" and not y.is_floating_point():
+        return y.to(torch.float32).unsqueeze(1)
+    if targets == "classes" and y.is_floating_point():
+        if y.shape[1] != 1 or not bool((y == y.round()).all()):
+            raise DataError(f"{who}: targets are told to be classes, and y holds numbers that are not whole")
+        return y[:, 0].to(torch.int64)
+    return y
 
 
 def _tensor(who: str, label: str, value: Array, may_be_whole: bool) -> Tensor:

@@ -32,6 +32,15 @@ class Partition(ABC):
         plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
         return {"kind": self.kind} | {name: value for name, value in plain.items() if value is not None}
 
+    @property
+    def text(self) -> str:
+        """In words, for titles and tables: the kind and its options, without the number of clients."""
+        words = [self.kind]
+        for option, value in self.describe().items():
+            if option not in ("kind", "clients") and value is not False:
+                words.append(option if value is True else value if isinstance(value, str) else f"{option} {value}")
+        return ", ".join(words).replace("_", " ")
+
 
 def check_positive(name: str, value: object) -> None:
     """Raise unless `value` is an integer of at least 1."""

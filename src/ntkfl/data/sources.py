@@ -33,17 +33,17 @@ def names_clients(name: str) -> bool:
     return is_own(name) and (is_data_file(name) or not _idx_files(Path(name)))
 
 
-def open_dataset(name: str, columns: Columns = USUAL) -> Dataset | RowDataset:
+def open_dataset(name: str, columns: Columns = USUAL, targets: str | None = None) -> Dataset | RowDataset:
     """Rows to be dealt by a partition: of a dataset with a name, of a CSV, Parquet or .npz file with these `columns`,
     of a folder of idx files (train-…, and t10k-… or test-…), or of one of pictures, CLIENT/CLASS/FILE beside
-    test/CLASS/FILE.
+    test/CLASS/FILE. `targets` of a file are real or classes, where whole numbers could be either.
     """
     if not is_data_file(name) and (flags := columns.flags()):
         raise ConfigError(f"{flags.split()[0]} names a column of a file, and {name} is none")
     if name in NAMES:
         return load(name)
     if is_data_file(name):
-        return from_file(name, **columns._asdict())
+        return from_file(name, **columns._asdict(), targets=targets)
     if not is_own(name):
         raise unknown("dataset", name, (*NAMES, *FORMS))
     return _read_idx(Path(name)) if _idx_files(Path(name)) else _read_pictures(Path(name))

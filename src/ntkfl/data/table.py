@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,18 +31,13 @@ class Rows:
     def __len__(self) -> int:
         return len(self.y)
 
-    def take(self, index: Tensor | None = None, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
-        """The rows at `index` (int64 [n]; all rows if None): x float32 [n, ...] normalised, y [n] or [n, d2].
-
-        On `device`, where one is given: bytes go there as bytes, a quarter as many, and become the same numbers there.
-        """
+    def take(self, index: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The rows at `index` (int64 [n]; all rows if None): x float32 [n, ...] normalised, y [n] or [n, d2]."""
         x, y = (self.x, self.y) if index is None else (self.x[index], self.y[index])
-        if device is not None:
-            x, y = x.to(device), y.to(device)
         if x.dtype != torch.uint8:
             return x, y
-        largest, mean, std = _scales(self.mean, self.std, x.device)
-        return x.to(torch.float32).div_(largest).sub_(mean).div_(std), y
+        mean, std = (torch.tensor(v, dtype=torch.float32).view(-1, 1, 1) for v in (self.mean, self.std))
+        return x.to(torch.float32).div_(255).sub_(mean).div_(std), y
 
     def feed(self, digest: _Hash) -> None:
         """Add all that determines `take` to `digest`."""
@@ -51,15 +45,6 @@ class Rows:
             digest.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
             digest.update(tensor.contiguous().numpy().data)
         digest.update(f"{self.mean} {self.std};".encode())
-
-
-@lru_cache(maxsize=8)
-def _scales(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """255, mean and std where they are used. Tensors all: a GPU multiplies by the reciprocal of a number that it is to
-    divide by, which rounds otherwise.
-    """
-    by_channel = [torch.tensor(v, dtype=torch.float32, device=device).view(-1, 1, 1) for v in (mean, std)]
-    return torch.tensor(255.0, device=device), by_channel[0], by_channel[1]
 
 
 def new_digest() -> _Hash:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sized
+from itertools import starmap
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from ntkfl.errors import DataError
 
 TorchData: TypeAlias = Dataset[Any] | DataLoader[Any]
+_READ_TWICE = 8  # items
 _ADVICE = "every item must be a pair (x, y): wrap the dataset in one whose items are (docs/data.md has an example)"
 
 
@@ -43,8 +46,36 @@ def read_torch(who: str, source: TorchData) -> tuple[Tensor, Tensor]:
         ys.append(y)
     if not xs:
         raise DataError(f"{who} has no samples")
+    if _varies(source):
+        warnings.warn(
+            "items of a torch Dataset change when they are read again, as those of a random transform do: they are "
+            "read once, so that every round trains on one draw of each and nothing is augmented",
+            stacklevel=2,
+        )
     join = torch.cat if batched else torch.stack
     return join(xs), join(ys)
+
+
+def _varies(source: TorchData) -> bool:
+    """Whether a few items, read twice, differ. Not of what can only be iterated: it may give every item once alone."""
+    items = source.dataset if isinstance(source, DataLoader) else source
+    if isinstance(items, IterableDataset | TensorDataset) or not isinstance(items, Sized):
+        return False
+    collate = source.collate_fn if isinstance(source, DataLoader) else list
+    chosen = range(0, len(items), max(1, len(items) // _READ_TWICE))[:_READ_TWICE]
+    try:
+        with torch.random.fork_rng(devices=[]):  # what its user draws later stays as it is
+            once, again = (collate([items[i] for i in chosen]) for _ in range(2))
+        return not all(starmap(_equal, zip(once, again, strict=True)))
+    except Exception:  # a sampler of other keys than 0, 1, …: it was read, and cannot be read so
+        return False
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Of items, or of batches: pairs of tensors, arrays or numbers."""
+    if isinstance(one, tuple | list):
+        return len(one) == len(other) and all(starmap(_equal, zip(one, other, strict=True)))
+    return torch.equal(_tensor("", "x", one), _tensor("", "x", other))
 
 
 def _items(who: str, source: TorchData) -> Iterable[Any]:

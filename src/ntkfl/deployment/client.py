@@ -20,7 +20,7 @@ from ntkfl.deployment.contract import Federation
 from ntkfl.deployment.ledger import Ledger
 from ntkfl.errors import ConfigError, MessageError, NTKFLError, Refused, TrustError
 from ntkfl.federation.client import Client, ClientRandomness, SystemRandomness, check_data
-from ntkfl.federation.evaluation import SUMMED_SAMPLES, counts, counts_summand, noisy_counts, rounded, score_rows
+from ntkfl.federation.evaluation import SUMMED_SAMPLES, counts, counts_summand, rounded, score_rows
 from ntkfl.federation.feature_cache import split_frozen
 from ntkfl.federation.secure_sum import SumSchema, mask_reply
 from ntkfl.federation.shuffled import seal_messages
@@ -81,11 +81,6 @@ class ShuffledClient:
     def _run(self) -> tuple[str, str]:
         """Names of the federation and of the run."""
         return self.federation.federation, self.federation.run
-
-    @property
-    def _sums(self) -> str:
-        """Where masked vectors go."""
-        return "sums" if self.method.mask_holders == 1 else "ticketed/sums"
 
     def _placed(self, x: Tensor, y: Tensor, task: Task) -> tuple[Tensor, Tensor]:
         """The samples as what trains gets them: projected with the key server's seed, behind a frozen backbone."""
@@ -167,14 +162,14 @@ class ShuffledClient:
         asked = said.batch is not None and self.name in said.batch.cohort
         where = (said.sealing_key, *self._run, said.announced)
         if self.role == "evaluator" and said.kind == "evaluate" and self.federation.terms.sum_counts:
-            return self._send(self._sums, said.announced, self._masked(said, where)) if asked else None
+            return self._send("sums", said.announced, self._masked(said, where)) if asked else None
         if said.kind == "evaluate" and self.role == "evaluator":
             check_rows(said, 1)
             return self._send("reports", said.announced, seal_messages([self._counts(said.message)], 1, *where))
         if not asked or self.role != "client" or said.key.exchange == EVALUATORS:
             return None
         if summed(said, self.federation, self.method):
-            return self._send(self._sums, said.announced, self._masked(said, where))
+            return self._send("sums", said.announced, self._masked(said, where))
         if said.kind == "evaluate":
             rows, count = self._score_rows(said.key, said.message), self.federation.terms.max_rows
         else:
@@ -195,7 +190,7 @@ class ShuffledClient:
             reply, clients = self._counts(message), len(said.batch.cohort)
             summand = counts_summand(reply, SUMMED_SAMPLES)
         elif said.kind == "evaluate":
-            own = method.private(task, self.at(said.key, message.round))
+            own = self.at(said.key, message.round)
             reply = counts(task, message, own.x, own.y)
             summand = counts_summand(reply, method.sum_samples)
         else:
@@ -208,10 +203,7 @@ class ShuffledClient:
         words = schema.encode(summand, randomness)
         if words[0]:
             self.say("numbers of this reply were beyond their limit and scaled down to it")
-        if method.mask_holders == 1:
-            return mask_reply(words, *where)
-        announced = where[-1]
-        return mask_reply(words, *where, second=lambda seed: self.identity.mask_ticket(announced, seed))
+        return mask_reply(words, *where)
 
     def at(self, key: BatchKey, number: int) -> ClientRound:
         """This client in the round, with the samples drawn at its first exchange. A round that is tried again has
@@ -226,17 +218,14 @@ class ShuffledClient:
 
     def _score_rows(self, key: BatchKey, message: Message) -> list[Message]:
         """Of the round's samples alone: no more of this client shows than in training."""
-        client = self.method.private(self.client.task, self.at(key, message.round))
+        client = self.at(key, message.round)
         rows, most = score_rows(self.client.task, message, client.x, client.y), self.federation.terms.max_rows
         return rows if len(rows) <= most else self.client.randomness.subsampling(message.round).sample(rows, most)
 
     def _counts(self, message: Message) -> Message:
         """An evaluator's answer, no more exact than the contract says."""
         terms = self.federation.terms
-        if terms.private:
-            answer = noisy_counts(self.client.task, message, self.x, self.y, terms.count_epsilon)
-        else:
-            answer = counts(self.client.task, message, self.x, self.y)
+        answer = counts(self.client.task, message, self.x, self.y)
         return rounded(answer, terms.count_multiple) if terms.count_multiple > 1 else answer
 
     def _send(self, kind: str, announced: Announced, framed: bytes) -> bytes:

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import AliasChoices, Field, model_validator
+from pydantic import Field, model_validator
 
 from ntkfl.data import NAMES
 from ntkfl.data.files import Columns, is_data_file
@@ -47,6 +47,10 @@ class DataConfig(Options):
     )
     split_column: str | None = Field(None, description="of a file: the column of train and test; default: split")
 
+    targets: Literal["real", "classes"] | None = Field(
+        None, description="of a file: what whole numbers are, real or classes; default: as the loss has it"
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _files_name_their_clients(cls, values: Any) -> Any:
@@ -61,6 +65,8 @@ class DataConfig(Options):
             raise unknown("partition", self.partition, PARTITIONS)
         if not is_data_file(self.dataset) and (flags := self.columns.flags()):
             raise ConfigError(f"{flags.split()[0]} names a column of a file, and {self.dataset} is none")
+        if not is_data_file(self.dataset) and self.targets is not None:
+            raise ConfigError(f"targets says what whole numbers of a file are, and {self.dataset} is none")
 
     @property
     def columns(self) -> Columns:
@@ -71,6 +77,12 @@ class DataConfig(Options):
     def own(self) -> bool:
         """Whether the clients come dealt, from a user's function."""
         return ":" in self.dataset
+
+    @property
+    def text(self) -> str:
+        """In words: the dataset, and how it is dealt. Clients that come dealt are counted when they are read."""
+        dealt = self.own or self.partition == "client"
+        return self.dataset if dealt else f"{self.dataset}, {self.clients} clients ({self.how().text})"
 
     def how(self) -> Partition:
         """The partition, given those of these options that it takes."""
@@ -207,7 +219,6 @@ class RunConfig(Options):
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "ntk-fl"})
     byzantine: Byzantine | None = Field(
         None,
-        validation_alias=AliasChoices("byzantine", "poison"),  # its first name
         description="clients that corrupt what they reply: simulations alone",
     )
 
@@ -223,7 +234,7 @@ class RunConfig(Options):
                 f"{path} is of a run made from Python: its model and data have no names to rebuild them by; there, "
                 "ntkfl.Run.load(folder, model) loads it"
             )
-        for noted in ("ntkfl", "shape", "runtime", "privacy", "names", "standardization"):
+        for noted in ("ntkfl", "shape", "runtime", "privacy", "names", "standardization", "constant"):
             values.pop(noted, None)
         config = RunConfig(**values)
         if not allow_code:

@@ -35,6 +35,7 @@ from ntkfl.federation.run_folder import RunFolder, names_in
 from ntkfl.options import NONE, Options
 from ntkfl.privacy.projection import Projection, RunSecret, make_projection
 from ntkfl.safe_parse import read_toml
+from ntkfl.tangent.parameters import eager
 from ntkfl.user_code import refuse_code
 from ntkfl.version import __version__
 
@@ -114,12 +115,10 @@ def export(
     *,
     secret: RunSecret | None = None,
     plain: bool = False,
-    tensors: Mapping[str, Tensor] | None = None,
     on_bytes: Callable[[int, int], None] = lambda count, total: None,
 ) -> Path:
     """Write the model of a finished run to the new folder `out`; one of an export that was cut short will do.
 
-    With `tensors` the run's network gets these in place of the weights that it was trained to.
     `recipients` are public sealing keys by name. `secret` is the run's; a simulation's is derived from its seed.
     `on_bytes(count, total)` hears of `count` more of the weights' bytes that are written.
     """
@@ -131,7 +130,7 @@ def export(
     if "shape" not in config:
         raise RunFolderError(f"{run} was made by an older version, which did not note the inputs' shape")
     standardization = standardization_in(config, run)
-    content = weights.read_bytes() if tensors is None else save_tensors(dict(tensors))
+    content = weights.read_bytes()
     try:
         note, projection = _note(config, content, recipients, secret)
     except (KeyError, TypeError, AttributeError) as error:
@@ -207,7 +206,8 @@ def load_exported(
             refuse_code(described.model.code, str(folder / "export.toml"))
         model = build_network(described.model, shape, described.outputs, seed=0).to(getattr(torch, described.precision))
     try:
-        model.load_state_dict(load_tensors(content))
+        with eager(model) as own:
+            own.load_state_dict(load_tensors(content))
     except Exception as error:
         raise ModelError(f"the exported weights do not fit the network: {str(error).splitlines()[0]}") from None
     projection = None if note is None else _projection(folder, note, described, content, key)

@@ -14,8 +14,9 @@ from torch import nn
 from ntkfl.data import NAMES, Federated
 from ntkfl.data.moments import Standardization
 from ntkfl.data.scales import scale_advice, single_rows
-from ntkfl.devices import find_device, warm_up
+from ntkfl.devices import find_device
 from ntkfl.errors import ConfigError, ModelError, NumericalError
+from ntkfl.federation import chance
 from ntkfl.federation.build import build_method, build_model, describe_method, load_data, spelled_out
 from ntkfl.federation.byzantine import ByzantineClients
 from ntkfl.federation.callbacks import Callback, CallbackList, Progress
@@ -24,7 +25,6 @@ from ntkfl.federation.evaluation import OwnTestSet
 from ntkfl.federation.feature_cache import feature_folder, split_frozen
 from ntkfl.federation.insight import keep_insight
 from ntkfl.federation.local import LocalTransport, SimulatedClients
-from ntkfl.federation.memory_check import available_for, check_memory, predicted_bytes
 from ntkfl.federation.privacy_statement import privacy_statement, sum_promise
 from ntkfl.federation.run import Run, describe
 from ntkfl.federation.run_folder import RunFolder, without_draw
@@ -38,7 +38,9 @@ from ntkfl.models.backbone import flat_hint
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.progress import plural
-from ntkfl.tangent.parameters import flatten
+from ntkfl.tangent.jacobian import HALF_TYPES
+from ntkfl.tangent.model_check import refuses_autocast
+from ntkfl.tangent.parameters import eager, flatten, full_precision, trainable
 
 
 def train(
@@ -65,11 +67,15 @@ def train(
 
     `callbacks` are called as the run proceeds; if none are given, a terminal or notebook shows rounds, accuracy and the
     time left as one line. `callbacks=[]` shows nothing, `callbacks=[ntkfl.Progress()]` shows the line in a log too.
+    A run that ends worse than a constant prediction is warned of (`run.failure`).
     """
-    simulation = Simulation(
-        model, data, method, clients_per_round=clients_per_round, seed=seed, hold_out=hold_out, device=device
-    )
-    return simulation.run(rounds, stop_at=stop_at, out=out, resume=resume, callbacks=callbacks)
+    how = {"clients_per_round": clients_per_round, "seed": seed, "hold_out": hold_out, "device": device}
+    with full_precision():
+        simulation = Simulation(model, data, method, **how)  # type: ignore[arg-type]
+        run = simulation.run(rounds, stop_at=stop_at, out=out, resume=resume, callbacks=callbacks)
+    if run.failure:
+        warnings.warn(f"{run.failure}; {chance.advice(run.method)}", stacklevel=2)
+    return run
 
 
 def execute(
@@ -86,10 +92,9 @@ def execute(
     insight: bool = False,
 ) -> Run:
     """Train what the configuration says, as `Simulation` does; `data` are what it names, where they are loaded already.
-    With a `transport`, the `runtime` it belongs to is written down with the settings. With `insight`, what a report
-    could not compute later is kept: of a user's own file or code.
+    With a `transport`, the `runtime` it belongs to is written down with the settings. With `insight`, what reports
+    show of clients and kernels is kept.
     """
-    warm_up(device)
     data = data or load_data(config)
     config = config.with_cohort(len(data))
     simulation = Simulation(
@@ -106,8 +111,7 @@ def execute(
     settings = without_draw(spelled_out(config)) | ({} if runtime is None else {"runtime": runtime})
     if not config.data.own:
         settings["data"].setdefault("clients", len(data))  # those that the data name
-    own = insight and (bool(config.code) or config.data.dataset not in NAMES)
-    title = f"{config.data.dataset}, {'as given' if config.data.own else config.data.partition}" if own else None
+    title = config.data.text if insight else None
     how = {"out": out, "resume": resume, "callbacks": callbacks, "record": record, "title": title}
     return simulation.run(config.rounds, stop_at=config.stop_at, settings=settings, **how)  # type: ignore[arg-type]
 
@@ -149,9 +153,11 @@ class Simulation:
         if method.loss == "ce" and data.classes is None:
             raise ConfigError("loss 'ce' needs class labels, but the targets are real-valued: use loss 'mse'")
         self.device = find_device(device) if device is not None else flatten(model).device
-        trained, features = split_frozen(model, method, feature_folder(), self.device)
+        with eager(model) as own:
+            trained, features = split_frozen(own, method, feature_folder(), self.device)
+            trained = copy.deepcopy(trained).to(self.device)
         self.task = Task(
-            copy.deepcopy(trained).to(self.device),
+            trained,
             data.output_dim,
             method.loss,
             total_clients=len(self.data),
@@ -214,13 +220,13 @@ class Simulation:
         told = CallbackList([Progress(log=False)] if callbacks is None else callbacks)
         folder = RunFolder(out) if out is not None else None
         self._record_transcripts(rounds, record, folder, told)
-        note = self.check_memory()
         about = (self.model, self.all_data, self.method, self.clients_per_round, self.seed, self.hold_out)
         described = dict(settings) if settings is not None else describe(*about)
         described |= {"rounds": rounds, "stop_at": stop_at, "shape": self.shape(), "privacy": self._privacy(rounds)}
         described |= {"method": describe_method(self.method)}
         if self.byzantine is not None:
             described |= {"byzantine": self.byzantine.model_dump(mode="json")}
+        described |= {"constant": self.server.constant} if self.server.constant else {}
         names = {
             "clients": self.data.client_names,
             "classes": self.data.class_names,
@@ -232,9 +238,8 @@ class Simulation:
             described |= {"standardization": Standardization.of(self.data.standardization).model_dump(mode="json")}
         try:
             told.on_begin(rounds)
-            told.on_start(note)
             promises = *self.method.promise(self.clients_per_round, rounds), sum_promise(self.method)
-            for line in [*promises, *self.notes]:
+            for line in [*promises, *self.notes, self._whole_targets().removeprefix("; ")]:
                 if line:
                     told.on_start(line)
             if uncovered := described["privacy"].get("uncovered"):
@@ -242,7 +247,7 @@ class Simulation:
             samples = sum(self.data.sizes) / len(self.data) * self.clients_per_round
             noisy = self.method.noise_advice(self.task.like, samples, self.clients_per_round, rounds)
             hides = self.method.shuffle or self.method.secure_sum or self.method.clip is not None
-            odd = [*scale_advice(self.all_data, hides), *single_rows(self.all_data)]
+            odd = [*scale_advice(self.all_data, hides), *single_rows(self.all_data), *self._large_clients()]
             for line in [*advice(self.method, self.task), *noisy, *odd]:
                 if callbacks is None:
                     warnings.warn(line, stacklevel=3)  # of `train`'s caller, who has no display of lines
@@ -255,10 +260,25 @@ class Simulation:
         finally:
             told.on_end()
 
+    def _whole_targets(self) -> str:
+        """What to say of labels where squared error may be meant for regression."""
+        if self.method.loss != "mse" or self.data.classes is None or self.data.class_names or self.data.name in NAMES:
+            return ""
+        return "; whole-number targets are classes here: for regression make them with targets='real' (--targets real)"
+
+    def _large_clients(self) -> list[str]:
+        """A line on clients that count for fewer samples than they have, where some do."""
+        most = self.method.most_samples
+        large = 0 if most is None else sum(size > most for size in self.data.sizes)
+        if not large:
+            return []
+        have, count = ("has", "counts") if large == 1 else ("have", "count")
+        return [f"{plural(large, 'client')} {have} more records than sum_samples ({most:,}) and {count} for less"]
+
     def _privacy(self, rounds: int) -> dict[str, Any]:
         """What such a run promises, if a client is in every round and has one sample."""
         cohort = self.clients_per_round
-        run = Participation(self.task.outputs, rounds, cohort, cohort, len(self.data), rounds, simulated=True)
+        run = Participation(rounds, cohort, len(self.data), rounds, simulated=True)
         drawn = ", a random part of the file's rows" if "test" in self.data.description else ""
         held = f" and {self.hold_out} held-out clients" if self.hold_out else ""
         uncovered = (
@@ -285,11 +305,6 @@ class Simulation:
         if self.local is not None:
             self.local.record(wanted, on_transcript)
 
-    def check_memory(self) -> str:
-        """What a round will need, in words; an error where it is more than there is."""
-        needed = predicted_bytes(self.task, self.method, self.data.sizes, self.clients_per_round, self.test[0][:1])
-        return check_memory(needed, available_for(self.method, self.device), self.method, self.clients_per_round)
-
     def shape(self) -> dict[str, Any]:
         """What the network takes and gives, and which seed projects: a name for it, never the seed."""
         shape = {"inputs": list(self.data.input_shape), "outputs": self.data.output_dim}
@@ -299,8 +314,16 @@ class Simulation:
     def _check_model(self) -> None:
         """Fail before the first round where model and data do not fit."""
         x = self.test[0][:2]
+        if half := {p.dtype for p in trainable(self.task.model).values()} & set(HALF_TYPES):
+            raise ModelError(
+                f"the model's weights are {str(half.pop()).removeprefix('torch.')}, in which steps get lost: train it "
+                "in float32, model.float(), and convert run.model afterwards"
+            )
         try:
-            f = self.task.predict(self.task.like, x)
+            with refuses_autocast(self.task.model):
+                f = self.task.predict(self.task.like, x)
+        except ModelError:
+            raise
         except Exception as error:  # whatever a user's model raises
             reason = str(error).split("\n")[0]
             if x.is_floating_point() and "indices" in reason:  # an embedding's
@@ -310,7 +333,7 @@ class Simulation:
         if tuple(f.shape) != (len(x), self.data.output_dim):
             raise ModelError(
                 f"the model maps {len(x)} samples to {list(f.shape)}; the data need [{len(x)}, {self.data.output_dim}] "
-                "(by the largest label, or the targets' width)"
+                f"(by the largest label, or the targets' width){self._whole_targets()}"
             )
         if not bool(self.task.like.isfinite().all()):
             raise NumericalError("the model's weights are not finite before training")

@@ -28,7 +28,7 @@ from ntkfl.safe_parse import read_toml
 from ntkfl.version import __version__
 
 # Settings that mean something behind a shuffler alone.
-_SHUFFLED = {"retries", "sum_counts", "count_multiple", "count_epsilon"}
+_SHUFFLED = {"retries", "sum_counts", "count_multiple"}
 
 
 class FlowerRun(Deployment):
@@ -117,7 +117,7 @@ class FlowerServer:
     def _described(self) -> Mapping[str, Any]:
         settings, method = self.settings, self.server.method
         cohort, rounds = settings.clients_per_round, settings.rounds
-        run = Participation(settings.outputs, rounds, cohort, cohort, settings.clients, rounds, simulated=False)
+        run = Participation(rounds, cohort, settings.clients, rounds, simulated=False)
         return {
             "ntkfl": __version__,
             "simulation": False,

@@ -20,10 +20,14 @@ _SAMPLES, _WEIGHTS = "samples", "weights"
 
 
 class Addend(NamedTuple):
-    """An array that is summed over clients, and the largest absolute value that one client's numbers may have."""
+    """An array that is summed over clients, and the largest absolute value that one client's numbers may have.
+
+    `by_samples`: only a client of more than `sum_samples` samples has numbers beyond it.
+    """
 
     values: Tensor
     limit: float
+    by_samples: bool = False
 
 
 Summand = dict[str, Addend]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError, NumericalError, unknown
@@ -49,18 +49,12 @@ class LocalTraining(Method):
     weighting: str = Field("uniform", description="clients count equally (the paper's objective) or by their samples")
 
     robust: str = Field(
-        "clip", description="how updates are combined: clip (their mean, none too long), mean, median or trimmed"
+        "mean", description="how updates are combined: mean, clip (their mean, none too long), median or trimmed"
     )
     update_limit: float = Field(
         1.5, ge=1, description="of clip: most that an update may measure, in units of the median one's length"
     )
     trim: float = Field(0.2, ge=0, lt=0.5, description="share of clients that `trimmed` leaves out at both ends")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _plain_mean_of_sums(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Under secure sums there is one way to combine updates."""
-        return {"robust": "mean", **values} if values.get("secure_sum") else values
 
     def model_post_init(self, context: object) -> None:
         super().model_post_init(context)
@@ -73,6 +67,10 @@ class LocalTraining(Method):
             raise ConfigError("most_local_steps is at least local_steps, and local_epochs is left out beside it")
         if self.weighting not in WEIGHTINGS:
             raise ConfigError(f"unknown weighting {self.weighting!r}: valid are {', '.join(WEIGHTINGS)}")
+
+    @property
+    def most_samples(self) -> int | None:
+        return super().most_samples if self.weighting == "samples" else None
 
     def summand(self, task: Task, message: Message, reply: Message) -> Summand:
         most = self.sum_samples if self.weighting == "samples" else None

@@ -28,6 +28,7 @@ class NoiseShares(Method):
     shows: ClassVar[str] = "sums"
     additive: ClassVar[bool] = True
     noises: ClassVar[bool] = True
+    vector: ClassVar[str] = ""  # the array that `sum_limit` is of; all others grow with samples alone
 
     epsilon: float | None = Field(3.0, gt=0, description="ε; none: no noise, no privacy")
     delta: float = Field(1e-5, gt=0, lt=1, description="δ")
@@ -39,6 +40,10 @@ class NoiseShares(Method):
         super().model_post_init(context)
         if self.noise:
             raise ConfigError(f"the noise of {self.name} follows from epsilon: leave noise out")
+
+    @property
+    def adds_noise(self) -> bool:
+        return True
 
     def add_up(self, task: Task, replies: list[Message]) -> dict[str, Tensor]:
         """The replies' sum by name: float64 on the CPU. Each reply is let go once it is added."""
@@ -65,8 +70,7 @@ class NoiseShares(Method):
         """What ε counts on where clients add the noise, for a line of `promise`."""
         spare = cohort - self.noise_clients
         others = f"{spare} may not be" if spare else "one that is not voids it: set noise_clients below that"
-        holders = "server and shuffler" if self.mask_holders == 1 else "server, shuffler and key server"
-        apart = f" and {holders} do not collude" if self.secure_sum else ""
+        apart = " and server and shuffler do not collude" if self.secure_sum else ""
         return f"if at least {self.noise_clients} of {cohort} clients are honest ({others}){apart}"
 
     @abstractmethod
@@ -89,7 +93,8 @@ class NoiseShares(Method):
         """Integers as they are."""
         arrays = self.read(task, reply)
         wide = self.widths({name: array.numel() for name, array in arrays.items()})
-        return {name: Addend(array, self.limit(name) + _TAILS * wide[name]) for name, array in arrays.items()}
+        limits = {name: self.limit(name) + _TAILS * wide[name] for name in arrays}
+        return {name: Addend(array, limits[name], name != self.vector) for name, array in arrays.items()}
 
     def from_total(self, task: Task, message: Message, total: Mapping[str, Tensor], clients: int) -> Message:
         if clients < self.noise_clients:

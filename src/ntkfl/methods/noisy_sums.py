@@ -42,7 +42,7 @@ class NoisySums(NoiseShares):
     """
 
     units: ClassVar[tuple[str, ...]] = ("record", "client")
-    vector: ClassVar[str] = "gradient"  # the name of what is summed in every round
+    vector: ClassVar[str] = "gradient"
 
     epsilon: float | None = Field(3.0, gt=0, description="ε of a `unit` over all rounds; none: no noise, no privacy")
     unit: str = Field("record", description="what ε protects: a record, or a client with all its data")
@@ -223,6 +223,10 @@ class NoisySums(NoiseShares):
         return self.secure_sum and self.noise_by == "clients"
 
     @property
+    def most_samples(self) -> int | None:
+        return super().most_samples if self.unit == "record" else None
+
+    @property
     def counts_on_draws(self) -> bool:
         return self.sampling_rate < 1
 
@@ -270,7 +274,8 @@ class NoisySums(NoiseShares):
         """Integers as they are, with room for noise where clients add it."""
         if self.noise_by == "clients":
             return super().summand(task, message, reply)
-        return {name: Addend(array, self.limit(name)) for name, array in self.read(task, reply).items()}
+        arrays = self.read(task, reply)
+        return {name: Addend(array, self.limit(name), name != self.vector) for name, array in arrays.items()}
 
     def limit(self, name: str) -> float:
         if self.unit == "client":

@@ -94,7 +94,7 @@ class SumNTKFL(SumOptions):
         if accepted is None or bool(losses[0] <= losses[1] + TOLERANCE * self._unit(losses[1])):
             if accepted is None and not float(losses[0]) < _OVERFLOW:
                 raise Diverged("the loss is not finite at the weights to begin with: look at inputs and initialisation")
-            passed, loss = (() if accepted is None else (w,)), losses[0]
+            passed, loss = None if accepted is None else w, losses[0]
             accepted, sums, caution = w, reply.sums, max(1.0, caution / RELAX)
             flow = Flow(sums, spectra)
             if self._rough(sums):
@@ -106,7 +106,7 @@ class SumNTKFL(SumOptions):
                     flow, diagnostics["clipped_clients"] = flow.driven_by(gradient), clipped
                     sums = Sums({**sums.arrays, GRADIENT: gradient * sums.arrays[SAMPLES]})
         else:
-            passed, loss = (), losses[1]
+            passed, loss = None, losses[1]
             sums = Sums({n.removeprefix(_LAST): t for n, t in state.items() if n.startswith(_LAST)})
             flow, caution, diagnostics["taken_back"] = Flow(sums, spectra), BACK * caution, 1
         change, _ = self._step(flow, mu * caution, caution, loss)
@@ -117,7 +117,7 @@ class SumNTKFL(SumOptions):
             _CAUTION: state[_CAUTION].new_tensor(caution),
         } | {_LAST + name: array for name, array in sums.arrays.items()}
         diagnostics |= {"samples": int(reply.sums.arrays[SAMPLES]), "mu": mu * caution}
-        return Outcome(kept, float(loss), self.time, diagnostics, passed, tentative=True)
+        return Outcome(kept, float(loss), self.time, diagnostics, passed=passed, tentative=True)
 
     def _step(self, flow: Flow, mu: float, caution: float, loss: Tensor) -> tuple[Tensor, float]:
         """(Δ with μ ΔᵀĈΔ ≤ 2 min(L, s), ΔᵀĈΔ)."""

@@ -24,14 +24,12 @@ from ntkfl.errors import ConfigError, MessageError, TooFew
 from ntkfl.methods.base import ClientRound, Method, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.last_layer import head_inputs, last_layer
 from ntkfl.methods.ridge_message import NAMES, exact_arrays, pack_sums, take_sums, unfold
-from ntkfl.tangent.posterior import HeadPosterior, RidgePosterior
 from ntkfl.tangent.ridge import PENALTIES, RidgeSums, left_out_errors, solve, total
 from ntkfl.wire import Message
 
 SHARE, FORGOTTEN, PENALTY, COLUMNS = "share/", "forgotten", "penalty", "columns"
 _SENT, _TOTAL = "sent/", "total/"
 _FRESH, _TAG = "fresh", "tag"
-_WHOLE, _REDUCED = 12, 5  # arrays as large as G on the way, beside those of the folds; more to round correlations
 
 
 class SumRidge(Method):
@@ -59,7 +57,7 @@ class SumRidge(Method):
         None, min_length=2, description="what a sample of each class counts for, as against imbalance; default: 1"
     )
     keep_shares: bool = Field(
-        False, description="the server keeps each client's sums, for `ntkfl forget` and `ntkfl value`; else the total"
+        False, description="the server keeps each client's sums, for `ntkfl forget`; else the total"
     )
 
     def model_post_init(self, context: object) -> None:
@@ -117,9 +115,10 @@ class SumRidge(Method):
         penalty = self.penalty
         if penalty is None and len(parts) > 1 and len(self.penalties) > 1:
             errors = left_out_errors(parts, whole, self.penalties, self.folds).tolist()
-            # Shrinking lowers the squared error of clients unlike the others, and with it the accuracy.
-            good = (1 + self.slack) * min(errors)
-            penalty = min(p for p, error in zip(self.penalties, errors, strict=True) if error <= good)
+            # Shrinking lowers the squared error of clients unlike the others, and with it the accuracy. An error below
+            # zero, or nan, is of sums that no data have.
+            good = min(errors) + self.slack * abs(min(errors))
+            penalty = min(p for p, error in zip(self.penalties, errors, strict=True) if not error > good)
         elif penalty is None:
             penalty = before if before is not None else sorted(self.penalties)[len(self.penalties) // 2]
         return solve(whole, penalty), penalty
@@ -146,18 +145,6 @@ class SumRidge(Method):
                 own = pack_sums(change, w.dtype, self.values, partial(client.randomness.uniforms, "quantisation"))
             replies.append(Message("update", message.round, {**own, **told}))
         return replies
-
-    def round_bytes(self, task: Task, counts: Sequence[int], probe: Tensor) -> int:
-        """Triangles of G: of every client seen so far the one that it, or the server, keeps, and two in a checkpoint;
-        or, before that, of a round's clients what they keep next, what they send and what arrives. And a few whole G
-        in float64, a few weights, and one client's way through the network.
-        """
-        p = (self.features or last_layer(task.model, task.outputs).module.in_features) + 1
-        seen = max(len(counts), task.total_clients)
-        triangles = (seen + max(2 * seen, 3 * len(counts))) * task.like.element_size() * p * (p + 1) // 2
-        network = task.like.element_size() * (8 * task.like.numel() + 3 * max(counts) * task.activations(probe))
-        whole = self.folds + _WHOLE + (0 if self.values == "float32" else _REDUCED)
-        return network + triangles + 8 * p * p * whole
 
     def _client_sums(self, task: Task, model: nn.Module, x: Tensor, y: Tensor) -> RidgeSums:
         """Over a client's samples, of what the model's last layer gets; projected and weighted as the options say."""
@@ -193,16 +180,6 @@ class SumRidge(Method):
             if clients[tag] not in forgotten.tolist():
                 found |= _named(self.read(task, reply), f"{SHARE}{clients[tag]}/", task.like.dtype)
         return found
-
-    def posterior(self, task: Task, state: State) -> HeadPosterior:
-        if PENALTY not in state:
-            raise ConfigError("nothing was solved for yet: a posterior needs a round")
-        if self.keep_shares:
-            whole, _ = _grouped((_sums(state, f"{SHARE}{client}/"), False) for client in _clients(state))
-        else:
-            whole = _sums(state, _TOTAL)
-        penalty, inputs = float(state[PENALTY]), last_layer(task.model, task.outputs).module.in_features
-        return RidgePosterior(whole, penalty, solve(whole, penalty), self.label_smoothing, self._signs(inputs))
 
     def read(self, task: Task, reply: Message) -> RidgeSums:
         """A client's sums, or how they changed, checked."""

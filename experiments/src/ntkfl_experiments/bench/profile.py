@@ -39,7 +39,7 @@ from ntkfl_experiments.bench.rows import BenchRow, Setting
 REST, EVOLUTION = "everything else", "server: evolution"
 # The object, the name of the function in it, and what the part is called.
 PARTS: tuple[tuple[Any, str, str], ...] = (
-    (NTKUpload, "uploads", "clients: Jacobians"),
+    (NTKUpload, "upload", "clients: Jacobians"),
     (Candidates, "judge", "clients: candidates scored"),
     (local, "through_bytes", "messages: replies encoded and decoded"),
     (server, "filter_replies", "server: messages read and checked"),
@@ -109,9 +109,7 @@ class _Counting(NTKFL):
     _flop: float = PrivateAttr(0.0)
     _products: int = PrivateAttr(0)
 
-    def evolve(
-        self, task: Task, rows: Gathered, times: Sequence[float] | None = None, products: int | None = None
-    ) -> Evolution:
+    def evolve(self, task: Task, rows: Gathered, times: Sequence[float], products: int | None = None) -> Evolution:
         evolution = super().evolve(task, rows, times, products)
         self._products += evolution.statistics.evaluations
         # There and back through every layer: twice the weights, biases aside, for a product and a row.

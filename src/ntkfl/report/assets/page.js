@@ -114,7 +114,7 @@ function drawBytes() {
   const average = (group, way) => {
     const total = {};
     for (const run of group.runs) for (const [kind, bytes] of Object.entries(run[way])) {
-      total[kind] = (total[kind] ?? 0) + bytes / group.runs.length / (each ? Math.max(1, run.of ?? run.rounds.length) : 1);
+      total[kind] = (total[kind] ?? 0) + bytes / group.runs.length / (each ? Math.max(1, run.rounds.length) : 1);
     }
     return total;
   };
@@ -148,9 +148,6 @@ function drawDetails() {
   })));
   lineChart(byId("spectrum"), { title: "eigenvalues of H/N; dotted: before the first round", xLabel: "index", yName: "eigenvalue", yFormat: brief, xLog: true, yLog: true, series });
   missing(byId("spectrum-missing"), known.filter(([, f]) => f.spectra_missing).map(([r, f]) => [r, f.spectra_missing]));
-  const valued = known.filter(([run, found]) => found.values && !hidden.has(run.group)).map(([run, found]) => [run.name, found.values]);
-  byId("worth").hidden = !valued.length;
-  if (valued.length) valueBars(byId("values"), valued);
   const audited = known.filter(([, found]) => found.audit).map(([run, found]) => [run, found.audit]);
   byId("audits").hidden = !audited.length;
   audits(byId("audit"), audited);
@@ -173,7 +170,7 @@ function drawAll() {
   if (!touched.has("differences")) byId("differences").checked = groups.length > 1;
   byId("seeds-label").hidden = groups.every((g) => g.runs.length < 2);
   const counts = ["running", "waiting", "finished", "stopped", "failed"].map((kind) => [kind, list.filter((r) => r.condition === kind).length]).filter(([, n]) => n);
-  byId("summary").textContent = `${list.length} run${list.length === 1 ? "" : "s"}: ${counts.map(([kind, n]) => `${n} ${kind}`).join(", ") || "none yet"}${list.some((r) => r.of) ? "; of long runs not every round is drawn" : ""}`;
+  byId("summary").textContent = `${list.length} run${list.length === 1 ? "" : "s"}: ${counts.map(([kind, n]) => `${n} ${kind}`).join(", ") || "none yet"}`;
   drawSelection();
 }
 

@@ -1,0 +1,42 @@
+"""FedAvgM. Hsu, Qi and Brown, Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+Classification, 2019.
+
+Federated averaging whose server has momentum: the averaged update is added to what is left of earlier ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ntkfl.methods.base import Outcome, Outgoing, State, Task, check_finite
+from ntkfl.methods.fedavg import FedAvg
+from ntkfl.methods.local_training import mean_loss
+from ntkfl.wire import Message
+
+
+class FedAvgM(FedAvg):
+    """Δ = Σ_m p_m (w − w_m), v ← β v + Δ, w ← w − server_lr v. The paper's server_lr is 1; β = 0 is then FedAvg."""
+
+    paper: ClassVar[str] = "Hsu et al. 2019"
+
+    momentum: float = Field(0.9, ge=0, lt=1, description="β, what is left of earlier updates after a round")
+    server_lr: float = Field(1.0, gt=0, description="the server's step along the velocity")
+
+    def start(self, task: Task, weights: Tensor) -> State:
+        return super().start(task, weights) | {"velocity": torch.zeros_like(weights)}
+
+    def round(
+        self, task: Task, state: State, round: int, cohort: Sequence[int]
+    ) -> Generator[Outgoing, list[Message], Outcome]:
+        w = state["weights"]
+        replies = yield Message("weights", round, {"weights": w})
+        p = self.client_weights(replies, w)
+        delta = self.combine((w - self.take(reply, "weights", w, w) for reply in replies), p)
+        velocity = self.momentum * state["velocity"] + delta
+        new = check_finite(w - self.server_lr * velocity, "the model after the server's step")
+        return Outcome({"weights": new, "velocity": velocity}, mean_loss(replies, p))

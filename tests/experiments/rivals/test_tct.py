@@ -1,0 +1,138 @@
+"""TCT: federated averaging, then SCAFFOLD on a linear model, written out; and where it ends up."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ntkfl_experiments.rivals.tct import TCT
+from torch import Tensor, nn
+
+import ntkfl
+from ntkfl.errors import ConfigError, MessageError, ModelError
+from ntkfl.methods import ClientRound, FedAvg, Task
+from ntkfl.models import convexified
+from ntkfl.wire import Message
+from tests.methods.rounds import DIMENSIONS, play, play_rounds, small_clients, small_task
+
+LOCAL = {"lr": 0.3, "local_steps": 5, "batch_size": 8}
+LINEAR = {"convex_lr": 0.02, "convex_steps": 7}
+
+
+def convex_task(total_clients: int = 3) -> Task:
+    return Task(convexified(small_task().model, DIMENSIONS[1], 25), DIMENSIONS[1], "ce", total_clients=total_clients)
+
+
+def problem(task: Task, w: Tensor, client: ClientRound) -> tuple[Tensor, Tensor]:
+    """(Φ, Y) of a client at these flat weights."""
+    phi = task.at(w).features(client.x)
+    return phi, nn.functional.one_hot(client.y, DIMENSIONS[1]).to(phi) - 1 / DIMENSIONS[1]
+
+
+def split(task: Task, w: Tensor) -> tuple[Tensor, Tensor]:
+    shape = task.model.theta.shape
+    return w[: shape.numel()].view(shape), w[shape.numel() :]
+
+
+def test_first_rounds_are_fedavg_on_the_network() -> None:
+    task, clients = convex_task(), small_clients(10, 25, 7)
+    plain = Task(task.model.network, DIMENSIONS[1], "ce")
+    one = play_rounds(TCT(train_rounds=3, **LOCAL), task, clients, rounds=3)["weights"]
+    two = play_rounds(FedAvg(**LOCAL), plain, clients, rounds=3)["weights"]
+    theta, network = split(task, one)
+    torch.testing.assert_close(network, two, atol=1e-12, rtol=0)
+    assert not bool(theta.any())
+
+
+def test_then_scaffold_on_the_linear_model() -> None:
+    """Written out in the weights, with cohorts that differ; all clients' control variates have the server's as mean."""
+    task, clients = convex_task(total_clients=4), small_clients(10, 25, 7, 12)
+    method = TCT(train_rounds=1, **LOCAL, **LINEAR)
+    state = play(method, task, clients[:2])[0].state
+    lr, K = LINEAR["convex_lr"], LINEAR["convex_steps"]
+    theta, network = split(task, state["weights"])
+    own = [torch.zeros_like(theta) for _ in clients]
+    c = torch.zeros_like(theta)
+    for number, cohort in enumerate([(0, 1), (1, 2, 3), (0, 3)], 2):
+        ends, changes = [], []
+        for i in cohort:
+            phi, Y = problem(task, state["weights"], clients[i])
+            v = theta.clone()
+            for _ in range(int(K)):
+                v = v - lr * (phi.mT @ (phi @ v - Y) / len(Y) - own[i] + c)
+            new = own[i] - c + (theta - v) / (K * lr)
+            ends.append(v)
+            changes.append(new - own[i])
+            own[i] = new
+        theta, c = torch.stack(ends).mean(0), c + len(cohort) / 4 * torch.stack(changes).mean(0)
+        state = play(method, task, [clients[i] for i in cohort], state, number)[0].state
+        found, kept = split(task, state["weights"])
+        torch.testing.assert_close(found, theta, atol=1e-10, rtol=0)
+        torch.testing.assert_close(state["control"], c, atol=1e-10, rtol=0)
+        torch.testing.assert_close(c, torch.stack(own).mean(0), atol=1e-10, rtol=0)
+        assert torch.equal(kept, network)
+
+
+def test_it_ends_at_the_optimum_of_all_clients_whatever_they_hold() -> None:
+    """Clients of one label each; the mean of their own optima is elsewhere."""
+    task, clients = convex_task(), small_clients(10, 12, 8)
+    for client in clients:
+        client.y = torch.full_like(client.y, client.id)
+    method = TCT(train_rounds=1, convex_lr=0.3, convex_steps=40, **LOCAL)
+    state = play_rounds(method, task, clients, rounds=1)
+    each = [problem(task, state["weights"], client) for client in clients]
+
+    def slope(theta: Tensor) -> float:
+        return float(sum(phi.mT @ (phi @ theta - Y) / len(Y) for phi, Y in each).norm())
+
+    alone = torch.stack([torch.linalg.pinv(phi) @ Y for phi, Y in each]).mean(0)
+    for number in range(2, 82):
+        state = play(method, task, clients, state, number)[0].state
+    found = slope(split(task, state["weights"])[0])
+    assert found < 0.05 * slope(torch.zeros_like(alone))
+    assert found < 0.05 * slope(alone)
+
+
+def test_bytes_are_those_of_what_trains() -> None:
+    task, clients = convex_task(), small_clients(10, 25, 7)
+    theta, network = split(task, task.like)
+    d, p = 8 * network.numel(), 8 * theta.numel()
+    method = TCT(train_rounds=1, **LOCAL, **LINEAR)
+    outcome, first = play(method, task, clients)
+    _, second = play(method, task, clients, outcome.state, 2)
+    for log, down, up in ((first, d, d), (second, d + 2 * p, 2 * p)):
+        for sent in log:
+            expected = down if sent.way == "down" else up
+            assert expected < sent.size < expected + 200
+
+
+def test_it_learns_digits() -> None:
+    fed = ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=20, alpha=0.1), seed=10)
+    torch.manual_seed(0)
+    model = convexified(ntkfl.models.mlp(64, 32, 10), 10)
+    method = TCT(train_rounds=3, lr=0.1, local_steps=20, convex_lr=0.005, convex_steps=200)
+    run = ntkfl.train(model, fed, method, rounds=8, clients_per_round=20, callbacks=[])
+    accuracy = [record["test_accuracy"] for record in run.history]
+    assert accuracy[-1] > 0.9
+    assert accuracy[-1] > accuracy[2]  # where averaging stopped
+    with torch.no_grad():
+        right = (run.model(fed.test[0]).argmax(1) == fed.test[1]).double().mean()
+    assert float(right) == pytest.approx(accuracy[-1])
+
+
+def test_what_cannot_be_trained_so_is_refused() -> None:
+    clients = small_clients(10, 25)
+    with pytest.raises(ModelError, match=r"ntkfl\.models\.convexified"):
+        play(TCT(), small_task(), clients)
+    with pytest.raises(ConfigError, match="leave subsample_rate at 1"):
+        TCT(subsample_rate=0.5)
+    task = convex_task()
+    method = TCT(train_rounds=1, **LOCAL, **LINEAR)
+    state = play_rounds(method, task, clients, rounds=2)
+    clients[0].x, clients[0].y = clients[0].x[:5], clients[0].y[:5]
+    with pytest.raises(ConfigError, match="other samples than it had"):
+        play(method, task, clients, state, 3)
+    theta, network = split(task, task.like)
+    told = {"samples": torch.tensor(3), "loss": torch.tensor(1.0)}
+    for arrays in ({"network": network[:-1]}, {"theta": theta}, {"theta": theta, "control": theta[:-1]}):
+        with pytest.raises(MessageError):
+            method.check(task, Message("update", 1, arrays | told))
