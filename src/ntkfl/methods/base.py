@@ -226,10 +226,6 @@ class Method(Stages):
             reply.take(name)
         return None
 
-    def check_together(self, task: Task, replies: Sequence[Message]) -> list[Tensor | None]:
-        """`check` of replies of one form; an error where any of them is bad, and then each is checked by itself."""
-        return [self.check(task, reply) for reply in replies]
-
     @property
     def adds_noise(self) -> bool:
         """Whether it is a method of differential privacy."""

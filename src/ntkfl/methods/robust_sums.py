@@ -18,6 +18,7 @@ from ntkfl.tangent import Flow
 from ntkfl.tangent.sums import GRADIENT, SAMPLES
 
 TRIMMED = 0.2  # of the clients, at either end, whose losses do not count when two weights are compared
+FAR = 10.0  # how many times the median client's loss a client's counts for at most
 
 
 class ClientSums(NamedTuple):
@@ -49,12 +50,15 @@ def bounded(
 
 
 def trimmed_losses(clients: Sequence[ClientSums]) -> Tensor:
-    """Mean losses [2] without the clients for which the first is most, and least, of the second: a few that lie must
-    not make a good step look bad, nor a bad one good.
+    """Mean losses [2] without the clients for which the first is most, and least, of the second, and with none that
+    drowns the others: a few that lie must not make a good step look bad, nor a bad one good.
     """
     losses = torch.stack([own.losses for own in clients])
     samples = torch.stack([own.samples for own in clients]).double()
     order = (losses[:, 0].clamp(min=1e-30).log() - losses[:, 1].clamp(min=1e-30).log()).argsort()
     cut = int(TRIMMED * len(clients))
     kept = order[cut : len(clients) - cut]
-    return losses[kept].sum(0) / samples[kept].sum()
+    means = losses[kept] / samples[kept].unsqueeze(1)
+    most = FAR * means[:, 1].median()
+    means = means * (most / means[:, 1].clamp(min=1e-30)).clamp(max=1).unsqueeze(1)
+    return (samples[kept] @ means) / samples[kept].sum()

@@ -33,7 +33,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ntkfl.errors import ConfigError, Diverged, MessageError, NumericalError, TooFew
+from ntkfl.errors import ConfigError, MessageError, NumericalError, TooFew
 from ntkfl.methods.additive import LARGEST_LOSS, Addend, Summand
 from ntkfl.methods.base import ClientRound, Method, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.constant_factors import constant_factors, no_factors_yet, still_asked
@@ -92,8 +92,6 @@ class SumNTKFL(SumOptions):
         mu, caution = float(state[_MU]), float(state[_CAUTION])
         losses, diagnostics = self._compared(reply, clients), dict[str, float | str]()
         if accepted is None or bool(losses[0] <= losses[1] + TOLERANCE * self._unit(losses[1])):
-            if accepted is None and not float(losses[0]) < _OVERFLOW:
-                raise Diverged("the loss is not finite at the weights to begin with: look at inputs and initialisation")
             passed, loss = None if accepted is None else w, losses[0]
             accepted, sums, caution = w, reply.sums, max(1.0, caution / RELAX)
             flow = Flow(sums, spectra)
@@ -186,7 +184,7 @@ class SumNTKFL(SumOptions):
         if arrays is None:
             other = None if step is None else self._sums(task, w - step, client.x, Y, asks)
             if other is None:
-                raise NumericalError("the network's derivatives are not finite")
+                raise NumericalError("the network's derivatives are not finite: look at inputs and initialisation")
             arrays = {name: torch.zeros_like(array) for name, array in other.items()}
             losses[0] = math.inf
         losses = losses.nan_to_num(nan=_OVERFLOW, posinf=_OVERFLOW).cpu()

@@ -121,60 +121,6 @@ def step_curvature(model: nn.Module, x: Tensor, Y: Tensor, change: Tensor, loss:
     return total
 
 
-def input_sums(model: nn.Module, x: Tensor, plan: JacobianPlan, largest: int = LARGEST) -> dict[str, Tensor]:
-    """Σ a aᵀ over the samples, and all positions, at which a layer's weights are used, as `<columns>/inputs`; of linear
-    layers and convolutions alone. A layer's curvature in its own outputs' squared error (FOOF, Benzing 2022).
-    """
-    plan = replace(plan, parts=[replace(part, dense=False) for part in plan.parts])
-    totals: dict[str, Tensor] = {}
-    for few in torch.split(x, _rows(plan, x)):
-        J = jacobian(model, few, plan=plan)
-        assert isinstance(J, BlockJacobian)
-        for block in J.blocks:
-            if isinstance(block, LinearBlock | ConvolutionBlock):
-                _add_gram(totals, f"{_layer(block).name}/{INPUTS}", _inputs(block), largest)
-    return totals
-
-
-def whole_sums(model: nn.Module, x: Tensor, Y: Tensor, loss: AnyLoss, plan: JacobianPlan) -> Tensor:
-    """N C = Σ_i J_iᵀ H_i J_i over the rows of x, not factored: [d, d], for networks of few weights."""
-    total, criterion = Y.new_zeros(plan.total, plan.total), find_loss(loss)
-    few = max(1, (CPU_NUMBERS if x.device.type == "cpu" else _NUMBERS) // (plan.total * plan.outputs))
-    for some, own in zip(torch.split(x, few), torch.split(Y, few), strict=True):
-        with evaluating(model), torch.no_grad():
-            R = criterion.hessian_root(model(some), own)
-        rows = (R.mT @ jacobian(model, some, plan=plan).dense()).flatten(0, 1)
-        total += rows.mT @ rows
-    return total
-
-
-def diagonal_sums(model: nn.Module, x: Tensor, Y: Tensor, loss: AnyLoss, plan: JacobianPlan) -> Tensor:
-    """The diagonal of N C, exactly: [d]."""
-    plan = replace(plan, parts=[replace(part, dense=False) for part in plan.parts])
-    total, criterion = Y.new_zeros(plan.total), find_loss(loss)
-    for some, own in zip(torch.split(x, _rows(plan, x)), torch.split(Y, _rows(plan, x)), strict=True):
-        J = jacobian(model, some, plan=plan)
-        assert isinstance(J, BlockJacobian)
-        with evaluating(model), torch.no_grad():
-            R = criterion.hessian_root(model(some), own)
-        for block in J.blocks:
-            if not isinstance(block, FactoredBlock):
-                _add_squares(total, block, R)
-                continue
-            assert block.weight is not None
-            total[block.weight] += _weight_squares(block, R)
-            if block.bias is not None:
-                total[block.bias] += (R.mT @ block.bias_values()).square().sum((0, 1))
-    return total
-
-
-def _weight_squares(block: FactoredBlock, R: Tensor) -> Tensor:
-    """C's diagonal at a layer's weights; used once per sample they have D = b aᵀ, and D² = b² (a²)ᵀ."""
-    if isinstance(block, LinearBlock) and block.T == 1:
-        return ((R.mT @ block.g).square().sum(1).mT @ block.a[:, 0].square()).reshape(-1)
-    return (R.mT @ block.weight_values()).square().sum((0, 1))
-
-
 def _rows(plan: JacobianPlan, x: Tensor) -> int:
     """Rows whose derivatives are held at once."""
     return max(1, (CPU_NUMBERS if x.device.type == "cpu" else _NUMBERS) // plan.working)
