@@ -122,7 +122,7 @@ def test_floats_and_later_rounds_are_read_as_well() -> None:
     read = sums_of(floats, floats.uploads[0])
     assert read is not None
     assert read[1] < 2.0**-20
-    later = planned({"name": "sum-ntk-fl", "input_cohorts": 1}, 3)
+    later = planned({"name": "sum-ntk-fl"}, 3)
     found = {f.attack: f for f in sums.attack(later, quick=True)}
     assert found["analytic inversion, sum of 1 sample"].mean > 0.99
     assert "unmixing, sum of 1 sample" not in found  # nobody sends the inputs' factor any more

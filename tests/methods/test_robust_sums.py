@@ -10,7 +10,7 @@ from ntkfl.errors import ConfigError
 from ntkfl.federation.byzantine import ByzantineClients
 from ntkfl.federation.config import Byzantine
 from ntkfl.methods import ClientRound, SumNTKFL, Task
-from ntkfl.methods.robust_sums import ClientGradient, bounded
+from ntkfl.methods.robust_sums import ClientSums, bounded, trimmed_losses
 from ntkfl.tangent import Flow, Sums, curvature_sums
 from ntkfl.tangent.sums import GRADIENT
 from ntkfl.wire import Message

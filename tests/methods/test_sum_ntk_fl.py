@@ -159,7 +159,7 @@ def test_every_network_of_the_package(name: str) -> None:
 
 
 def test_options() -> None:
-    for wrong in ({"values": "8bit"}, {"control": "jury"}, {"mu_range": (4, 2)}, {"sparsity": 0.5}, {"mu": 0}):
+    for wrong in ({"values": "8bit"}, {"control": "fixed"}, {"sparsity": 0.5}, {"mu": 0}, {"largest": 0}):
         with pytest.raises(ConfigError):
             SumNTKFL(**wrong)
     assert SumNTKFL(loss="mse").label_smoothing == 0

@@ -13,7 +13,8 @@ from ntkfl.tangent.sums import GRADIENT, REST, SAMPLES
 from ntkfl.wire import Message
 
 LOSSES, FRESH = "losses", "fresh"  # sums of losses; how many samples are behind constant factors
-_STEP, _SCALE = "step", "scale"
+ROUGH = 2.0**-5  # of the accepted weights' norm, by which 8 bits may miss them
+_WEIGHTS, _ACCEPTED, _STEP, _SCALE = "weights", "accepted", "step", "scale"
 
 
 class Reply(NamedTuple):
@@ -50,19 +51,29 @@ def sizes(reply: Reply, weights: Tensor) -> Tensor:
     return torch.stack([samples, largest]).unsqueeze(0)
 
 
-def pack_step(step: Tensor | None) -> dict[str, Tensor]:
-    """The step [d] from the last accepted weights, in 8 bits: what is judged is one number for all of it."""
-    if step is None:
-        return {}
-    scale = (step.abs().max() / 127).clamp(min=torch.finfo(torch.float32).tiny)
-    return {_STEP: (step / scale).round().to(torch.int8), _SCALE: scale.float()}
+def weights_to_judge(w: Tensor, accepted: Tensor | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What tells clients of the proposed and the last accepted weights [d]: (arrays of real numbers, others).
+
+    The accepted ones travel as a step in 8 bits, which its largest number sets: what is judged is one number for all
+    of it. Where that is too rough, as after a step to far-off weights, they travel whole.
+    """
+    if accepted is None:
+        return {_WEIGHTS: w}, {}
+    step = w - accepted
+    scale = (step.abs().max() / 127).clamp(min=torch.finfo(torch.float32).tiny).float()
+    coarse = (step / scale).round()
+    if float((coarse * scale - step).norm()) <= ROUGH * float(accepted.norm()):
+        return {_WEIGHTS: w}, {_STEP: coarse.to(torch.int8), _SCALE: scale}
+    return {_WEIGHTS: w, _ACCEPTED: accepted}, {}
 
 
-def take_step(message: Message, like: Tensor) -> Tensor | None:
-    """[d]; None in the first round."""
+def take_accepted(message: Message, w: Tensor) -> Tensor | None:
+    """[d], beside the proposed weights w; None in the first round."""
+    if _ACCEPTED in message.arrays:
+        return message.take(_ACCEPTED, tuple(w.shape), w)
     if _STEP not in message.arrays:
         return None
-    return message.take(_STEP, tuple(like.shape), like) * message.take(_SCALE, (), like)
+    return w - message.take(_STEP, tuple(w.shape), w) * message.take(_SCALE, (), w)
 
 
 def _counts(reply: Message, total: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -41,7 +41,7 @@ from ntkfl.methods.corruption import change_of
 from ntkfl.methods.inspection import Corruption
 from ntkfl.methods.last_layer import trains_alone
 from ntkfl.methods.robust_sums import ClientSums, bounded, trimmed_losses
-from ntkfl.methods.sum_messages import FRESH, LOSSES, Reply, pack_step, read_sums, sizes, take_step
+from ntkfl.methods.sum_messages import FRESH, LOSSES, Reply, read_sums, sizes, take_accepted, weights_to_judge
 from ntkfl.methods.sum_options import SumOptions
 from ntkfl.tangent import Flow, Sums, curvature_sums
 from ntkfl.tangent.curvature import step_curvature
@@ -84,8 +84,8 @@ class SumNTKFL(SumOptions):
     ) -> Generator[Outgoing, list[Message], Outcome]:
         w, accepted = state["weights"], state.get(_ACCEPTED)
         asks = {_ASKS: torch.tensor(1, dtype=torch.uint8)} if still_asked(state) else {}
-        step = None if accepted is None else w - accepted
-        replies = yield Message("weights", round, self._pack({"weights": w}) | asks | pack_step(step))
+        real, others = weights_to_judge(w, accepted)
+        replies = yield Message("weights", round, self._pack(real) | asks | others)
         reply, clients = self._add_up(task, replies, 1 if accepted is None else 2)
         kept, spectra = constant_factors(state, reply.sums, reply.fresh, 1 if self.linear_head else 2)
 
@@ -167,22 +167,22 @@ class SumNTKFL(SumOptions):
             w, change = message.take("weights", d, task.like), message.take(_CHANGE, d, task.like)
             return [self._meet(task, message.round, w, change, client) for client in clients]
         w = message.of_kind("weights").take("weights", d, task.like)
-        step, asks = take_step(message, w), _ASKS in message.arrays
-        return [self._reply(task, message.round, w, step, asks, client) for client in clients]
+        accepted, asks = take_accepted(message, w), _ASKS in message.arrays
+        return [self._reply(task, message.round, w, accepted, asks, client) for client in clients]
 
     def _reply(
-        self, task: Task, round: int, w: Tensor, step: Tensor | None, asks: bool, client: ClientRound
+        self, task: Task, round: int, w: Tensor, accepted: Tensor | None, asks: bool, client: ClientRound
     ) -> Message:
-        """The client's sums at w, and its loss there and at w − step. Where w is too far to compute with, all sums are
-        0 and the loss says that the step does not stand.
+        """The client's sums at w, and its loss there and at the last accepted weights. Where w is too far to compute
+        with, all sums are 0 and the loss says that the step does not stand.
         """
         n, Y = len(client), task.training_targets(client.y)
-        at = [w] if step is None else [w, w - step]
+        at = [w] if accepted is None else [w, accepted]
         losses = torch.stack([per_sample(self.loss, task.predict(v, client.x), Y).sum().double() for v in at])
         arrays = self._sums(task, w, client.x, Y, asks)
         lost = arrays is None
         if arrays is None:
-            other = None if step is None else self._sums(task, w - step, client.x, Y, asks)
+            other = None if accepted is None else self._sums(task, accepted, client.x, Y, asks)
             if other is None:
                 raise NumericalError("the network's derivatives are not finite: look at inputs and initialisation")
             arrays = {name: torch.zeros_like(array) for name, array in other.items()}
