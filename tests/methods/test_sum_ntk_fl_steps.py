@@ -169,7 +169,9 @@ def test_a_client_whose_derivatives_overflow_sends_its_constant_factors_later() 
     asks = {"asks": torch.tensor(1, dtype=torch.uint8)}
 
     def told(number: int, w: Tensor) -> Message:
-        (reply,) = method.answer(task, Message("weights", number, {"weights": w, "accepted": task.like} | asks), [client])
+        (reply,) = method.answer(
+            task, Message("weights", number, {"weights": w, "accepted": task.like} | asks), [client]
+        )
         method.check(task, reply)
         return reply
 
