@@ -108,7 +108,7 @@ def test_averaged_updates_add_up_too_and_rows_do_not() -> None:
 
 def test_floats_and_later_rounds_are_read_as_well() -> None:
     assert sums_of(planned({"name": "sum-ntk-fl", "values": "float32"}))[0].resolution < 2.0**-20
-    later = planned({"name": "sum-ntk-fl", "input_cohorts": 1}, 3)
+    later = planned({"name": "sum-ntk-fl"}, 3)
     found = {f.attack: f for f in attack(later)}
     assert "membership by input factor, sums" not in found  # nobody sends the inputs' factor any more
     assert "membership by alignment, sums" in found

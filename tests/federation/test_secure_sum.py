@@ -98,7 +98,7 @@ def test_a_sum_beyond_the_limits_is_refused() -> None:
 
 SUMMED: list[tuple[str, dict[str, Any]]] = [
     ("sum-ntk-fl", {}),
-    ("sum-ntk-fl", {"control": "judge", "loss": "mse"}),
+    ("sum-ntk-fl", {"loss": "mse"}),
     ("fedavg", {"local_steps": 3}),
     ("fedavg", {"local_steps": 3, "weighting": "samples", "sum_samples": 200}),
     ("fedprox", {"local_steps": 3, "weighting": "samples"}),

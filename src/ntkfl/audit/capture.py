@@ -25,7 +25,6 @@ from ntkfl.federation.transcript import Exchange, Transcript
 from ntkfl.methods import Method, Task
 from ntkfl.privacy.projection import Projection
 from ntkfl.wire import Message
-from ntkfl.wire.halves import EXPONENTS, unpack_halves
 
 OnRound = Callable[[Record, Record], None]
 
@@ -57,8 +56,6 @@ class Capture:
     @property
     def weights(self) -> Tensor:
         """The broadcast weights w [d], as clients read them."""
-        if EXPONENTS in self.broadcast.arrays:
-            return unpack_halves(self.broadcast, ("weights",), self.task.like)["weights"]
         return self.broadcast.take("weights", None, self.task.like)
 
     def aligned(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -19,7 +19,6 @@ from ntkfl.tangent import Jacobian, Sums, concatenate
 from ntkfl.tangent.clipping import whitened
 from ntkfl.tangent.sums import GRADIENT, REST, SAMPLES
 from ntkfl.wire import Message
-from ntkfl.wire.halves import EXPONENTS, unpack_halves
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class ReceivedSums:
         """A linear layer's Σ v vᵀ [m, m] with v = [input, 1]; None where it did not come whole."""
         layers = self.sums.layers() if any("/" in name for name in self.sums.arrays) else []
         shaped = next((shaped for shaped in layers if shaped.layer.weight[0] == layer.weight.start), None)
-        if shaped is None or shaped.inputs is None or shaped.inputs.diagonal or layer.bias is None:
+        if shaped is None or shaped.inputs is None or shaped.inputs.form or layer.bias is None:
             return None
         A = shaped.inputs.square()[0]
         return A if float(A[-1, -1]) > 0.5 else None  # zeros stand for one that was sent before
@@ -130,12 +129,10 @@ def _read_sums(capture: Capture, reply: Message) -> tuple[Sums, float] | None:
     samples = reply.take(SAMPLES).reshape(()).to(exact)
     if GRADIENT in reply.arrays and not reply.arrays[GRADIENT].is_floating_point():
         return _read_private(capture, reply, exact), 2.0**-23
-    if GRADIENT in reply.arrays and EXPONENTS in reply.arrays:
-        halves = [name for name, array in reply.arrays.items() if array.dtype == torch.float16]
-        return Sums(unpack_halves(reply, halves, exact) | {SAMPLES: samples}), 2.0**-11
     if GRADIENT in reply.arrays:
         names = [name for name in reply.arrays if name in (GRADIENT, REST) or "/" in name]
-        return Sums({name: reply.take(name, None, exact) for name in names} | {SAMPLES: samples}), 2.0**-23
+        rounding = 2.0**-11 if reply.arrays[GRADIENT].dtype == torch.float16 else 2.0**-23
+        return Sums({name: reply.take(name, None, exact) for name in names} | {SAMPLES: samples}), rounding
     update = capture.method.local_update(reply, capture.weights) if capture.method.shows == "updates" else None
     if update is None:
         return None

@@ -58,7 +58,8 @@ class Outcome:
     """What a round ended with. `train_loss` is over the cohort's samples, `steps` the t chosen: where there is one.
 
     `reported` are weights to evaluate and save in place of the state's own, where a method trains on from others than
-    it reports.
+    it reports. `tentative`: the state's own weights are reported now, and count in the running average only where a
+    later round has `passed` them.
     """
 
     state: State
@@ -66,6 +67,8 @@ class Outcome:
     steps: float | None = None
     diagnostics: dict[str, float | str] = field(default_factory=dict)
     reported: Tensor | None = None
+    passed: Tensor | None = None
+    tentative: bool = False
 
 
 class Task:
@@ -222,10 +225,6 @@ class Method(Stages):
         for name in reply.arrays:
             reply.take(name)
         return None
-
-    def check_together(self, task: Task, replies: Sequence[Message]) -> list[Tensor | None]:
-        """`check` of replies of one form; an error where any of them is bad, and then each is checked by itself."""
-        return [self.check(task, reply) for reply in replies]
 
     @property
     def adds_noise(self) -> bool:

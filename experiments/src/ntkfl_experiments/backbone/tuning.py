@@ -113,7 +113,7 @@ def play(
         p.requires_grad_(own or name.startswith("head."))
     method = SumNTKFL(
         mu=setting["mu"], delta=setting["delta"], time=None, label_smoothing=0.0, average=0.0, largest=1500,
-        values="float32", control="measured",
+        values="float32",
     )  # fmt: skip
     run = ntkfl.train(model, fed, method, rounds=rounds - 1, **common)
     accuracies += [record["test_accuracy"] for record in run.history]
