@@ -8,9 +8,7 @@ import torch
 from torch import nn
 
 import ntkfl
-from ntkfl.federation.shapley import shapley_values
-from ntkfl.federation.shares import SharesOfRun, forget
-from ntkfl.federation.uncertainty import calibration
+from ntkfl.federation.shares import forget
 
 NAMES = ("north", "south", "east", "west")
 generator = torch.Generator().manual_seed(0)
@@ -35,12 +33,5 @@ for name, site in zip(NAMES, sites, strict=True):
     own = ntkfl.train(nn.Linear(12, 2), one, ntkfl.methods.SumRidge(), rounds=1, clients_per_round=1, callbacks=[])
     print(f"{name} alone: {own.history[-1]['test_accuracy']:.1%}")
 
-guess = run.posterior().predict(fed.test[0])
-found = calibration(guess, fed.test[1])
-print(f"sure to {guess.probabilities.amax(1).mean():.1%} on average, right in {found.accuracy:.1%}")
-
-kept = SharesOfRun("hospitals")
-for v in shapley_values(kept.shares, kept.penalty):
-    print(f"{NAMES[v.client]}: {v.samples} patients, worth {v.value:.3f}")
 record = forget("hospitals", NAMES.index("west"), score=False)  # a command could not rebuild these data
 print(f"without west, as if it had never taken part: weights changed by {record['relative_change']:.1%}")

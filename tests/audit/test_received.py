@@ -14,11 +14,11 @@ from ntkfl.audit.views import views
 from ntkfl.methods import METHODS
 from tests.audit.fixtures import config
 
-OPTIONS: dict[str, dict[str, Any]] = {"cp-ntk-fl": {"projected_dim": 20}, "fedpm": {"lr": 0.1}}
+OPTIONS: dict[str, dict[str, Any]] = {"cp-ntk-fl": {"projected_dim": 20}}
 SHOWS = dict.fromkeys(("ntk-fl", "cp-ntk-fl"), "rows") | {"centralized": "samples"}
 SHOWS |= dict.fromkeys(("sum-ntk-fl", "private-sums", "private-ridge", "dp-fedavg"), "sums")
 WEIGHTS = {  # whose replies tell the server weights
-    "fedavg", "fedprox", "fedadam", "fedavgm", "fedexp", "feddyn", "fedpm", "fedfisher", "data-share", "scaffold",
+    "fedavg", "fedprox", "fedadam", "data-share", "scaffold",
 }  # fmt: skip
 
 

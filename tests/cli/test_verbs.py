@@ -110,11 +110,6 @@ def test_completion_of_verbs_options_and_values() -> None:
         "fedprox",
         "scaffold",
         "fedadam",
-        "fedavgm",
-        "feddyn",
-        "fedfisher",
-        "fedpm",
-        "fedexp",
         "fedcom",
     } - {"scaffold"}
     assert completed("ntkfl train --dataset fash") == {"fashion-mnist"}

@@ -45,15 +45,15 @@ def test_a_grown_grid_is_tried_next_to_its_best_alone(tmp_path: Path) -> None:
 
 
 def test_a_grid_grows_no_further_than_its_options_bounds(tmp_path: Path) -> None:
-    """The next value after 0.9 would be 1.6, which is no momentum: it stays at the edge, and that is said."""
-    entry = {"label": "m", "method": "fedavgm", "grid": {"momentum": [0.5, 0.9]}}
+    """The next value after 0.9 would be 1.6, which is no smoothing: it stays at the edge, and that is said."""
+    entry = {"label": "m", "method": "fedavg", "grid": {"label_smoothing": [0.5, 0.9]}}
     comparison = Comparison(name="a", methods=[entry], search={"hold_out": 3, "rounds": [1]})
-    chosen = search(comparison, comparison.methods, tmp_path / "s", FakeRuns(lambda m: m["momentum"]))  # type: ignore[arg-type]
-    assert chosen["m"].options == {"momentum": 0.9}
+    chosen = search(comparison, comparison.methods, tmp_path / "s", FakeRuns(lambda m: m["label_smoothing"]))  # type: ignore[arg-type]
+    assert chosen["m"].options == {"label_smoothing": 0.9}
     (line,) = search_lines(comparison, {"m": describe(chosen["m"], comparison.methods[0])})
     assert line == (
-        "m: searched momentum in {0.5, 0.9} on 3 held-out clients; "
-        "chose momentum 0.9, at the edge of what was tried in momentum: a wider grid may have better"
+        "m: searched label_smoothing in {0.5, 0.9} on 3 held-out clients; "
+        "chose label_smoothing 0.9, at the edge of what was tried in label_smoothing: a wider grid may have better"
     )
 
 

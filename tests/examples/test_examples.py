@@ -51,10 +51,31 @@ def test_hospitals(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     together, *alone = (float(a) for a in re.findall(r"(?:round|alone): ([\d.]+)%", said))
     assert len(alone) == 4
     assert together > max(alone)
-    sure, right = (float(a) for a in re.findall(r"([\d.]+)% on average, right in ([\d.]+)%", said)[0])
-    assert abs(sure - right) < 8  # 120 patients
-    assert len(re.findall(r"patients, worth 0\.\d+", said)) == 4
     assert (tmp_path / "hospitals" / "forgotten.jsonl").exists()
+
+
+def test_personalize(capsys: pytest.CaptureFixture[str]) -> None:
+    everybodys, *own = (float(a) for a in re.findall(r"κ = \d+: ([\d.]+)%", run("personalize.py", capsys)))
+    assert max(own) > everybodys
+
+
+def test_value(capsys: pytest.CaptureFixture[str]) -> None:
+    """Values add up to what the model of all is worth, and two clients with the same samples are worth the same."""
+    said = run("value.py", capsys)
+    values = [float(v) for v in re.findall(r"samples, worth ([\d.]+)", said)]
+    assert len(values) == 7
+    assert values[0] == values[6]
+    added, whole = re.findall(r"all: ([\d.]+) .*, ([\d.]+) by", said)[0]
+    assert added == whole
+    assert sum(values) == pytest.approx(float(whole), abs=1e-3)
+
+
+def test_uncertainty(capsys: pytest.CaptureFixture[str]) -> None:
+    said = run("uncertainty.py", capsys)
+    assert float(re.search(r"deviation ([\d.]+) from", said)[1]) == pytest.approx(0.5, abs=0.1)  # type: ignore[index]
+    held = [(float(level), float(part)) for level, part in re.findall(r"([\d.]+)% intervals hold ([\d.]+)%", said)]
+    assert len(held) == 4
+    assert all(abs(level - part) < 8 for level, part in held)
 
 
 def test_consortium(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,9 +1,8 @@
-"""Unlearning is retraining without the client; a head of one's own."""
+"""Unlearning is retraining without the client."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -18,11 +17,10 @@ from ntkfl.errors import NTKFLError, TrustError
 from ntkfl.federation.build import load_data
 from ntkfl.federation.config import ModelConfig, RunConfig
 from ntkfl.federation.run_folder import RunFolder
-from ntkfl.federation.shares import SharesOfRun, forget, personal_weights
+from ntkfl.federation.shares import SharesOfRun, forget
 from ntkfl.federation.simulation import execute
 from ntkfl.methods import SumRidge
 from ntkfl.report.runs import find
-from ntkfl.report.values import client_values
 from ntkfl.report.view import view
 from ntkfl.tangent.ridge import solve, total
 
@@ -127,12 +125,6 @@ def test_where_forgetting_is_refused(tmp_path: Path) -> None:
     )  # fmt: skip
     with pytest.raises(NTKFLError, match=r"only what is linear .* retrain without it"):
         forget(tmp_path / "averaged", 0)
-    for name in ("total", "averaged"):
-        for verb, more in (("value", []), ("personalize", ["--client", "0", "--out", str(tmp_path / "own")])):
-            error = str(CliRunner().invoke(app, [verb, str(tmp_path / name), *more]).exception)
-            assert "needs each client's sums; train with --method sum-ridge --set keep_shares=true" in error
-            assert "forgetting" not in error.removeprefix(str(tmp_path / name))
-            assert "without" not in error
     trained(tmp_path / "run", 0, 1)
     with pytest.raises(NTKFLError, match="no sums of client 7 are here: there are those of 0, 1"):
         forget(tmp_path / "run", 7)
@@ -141,23 +133,9 @@ def test_where_forgetting_is_refused(tmp_path: Path) -> None:
         forget(tmp_path / "run", 1)
 
 
-def test_the_verbs(tmp_path: Path) -> None:
+def test_the_verb(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     trained(folder, 0, 1, 2, 3)
-    said = CliRunner().invoke(app, ["value", str(folder)])
-    assert said.exit_code == 0, said.output
-    values = {v["client"]: v["value"] for v in json.loads((folder / "values.json").read_text())}
-    assert set(values) == {0, 1, 2, 3}
-    out = tmp_path / "own"
-    said = CliRunner().invoke(app, ["personalize", str(folder), "--client", "1", "--out", str(out)])
-    assert said.exit_code == 0, said.output
-    before, after = (float(error) for error in re.findall(r"(0\.\d+) (?:before|now)", said.output))
-    assert after < before
-    assert load_file(out / "model.safetensors").keys() == load_file(folder / "model.safetensors").keys()
-    error = (
-        CliRunner().invoke(app, ["personalize", str(folder), "--client", "1", "--out", f"{out}.safetensors"]).exception
-    )
-    assert f"--out is a folder, which gets the weights as model.safetensors: --out {out}" in str(error)
     said = CliRunner().invoke(app, ["forget", str(folder), "--client", "3", "--no-score"])
     assert said.exit_code == 0, said.output
     assert "forgot client 3 and its 19 samples" in said.output
@@ -183,11 +161,6 @@ def test_clients_by_the_names_in_their_file(tmp_path: Path) -> None:
     execute(by_name(tmp_path), out=tmp_path / "run", insight=True)
     kept = json.loads((tmp_path / "run" / "insight.json").read_text())["clients"]
     assert (kept["names"], kept["classes"]) == (["east", "north", "south"], ["a", "b", "c"])
-    said = CliRunner().invoke(app, ["value", str(tmp_path / "run")])
-    assert said.exit_code == 0, said.output
-    assert {line.split()[0] for line in said.output.splitlines()[1:4]} == {"north", "south", "east"}
-    assert {v["name"] for v in json.loads((tmp_path / "run" / "values.json").read_text())} == {"north", "south", "east"}
-    assert client_values(find([tmp_path / "run"])[0][0])["clients"][0]["name"] in {"north", "south", "east"}
     known = SharesOfRun(tmp_path / "run")
     assert [known.find(name) for name in ("north", "1", 1)] == [1, 1, 1]
     with pytest.raises(NTKFLError, match=r"unknown client 'nroth': did you mean 'north'\?"):
@@ -196,43 +169,11 @@ def test_clients_by_the_names_in_their_file(tmp_path: Path) -> None:
     assert [known.find(name) for name in ("7", "1", "0")] == [0, 1, 2]  # names first
     with pytest.raises(NTKFLError, match="unknown client '2'"):  # it could be meant as a name
         known.find("2")
-    said = CliRunner().invoke(
-        app, ["personalize", str(tmp_path / "run"), "--client", "south", "--out", str(tmp_path / "south")]
-    )
-    assert "on client south's own samples" in said.output
-
-
-def test_a_personal_model_is_an_exported_one(tmp_path: Path) -> None:
-    """It takes the client's inputs as the file has them, standardises them, and names classes and columns."""
-    config = by_name(tmp_path)
-    config = config.model_copy(update={"data": config.data.model_copy(update={"standardize": True})})
-    run = execute(config, out=tmp_path / "run")
-    known = SharesOfRun(tmp_path / "run")
-    own, everybody = known.share(2), known.solution()
-    for weight in (0.0, 50.0):
-        out = tmp_path / f"south-{weight:g}"
-        arguments = ["personalize", str(tmp_path / "run"), "--client", "south", "--out", str(out)]
-        said = CliRunner().invoke(app, [*arguments, "--weight", str(weight)])
-        assert said.exit_code == 0, said.output
-        model = ntkfl.load_exported(out)
-        assert model.class_names == ("a", "b", "c")
-        assert model.feature_names == ("a", "b", "c", "d", "e")
-        x, y = load_data(config).client(2)
-        assert run.standardization is not None
-        mean, std = (torch.tensor(v) for v in (run.standardization.mean, run.standardization.std))
-        raw = mean + x * std  # as the file has them
-        targets = nn.functional.one_hot(y, CLASSES).double()
-        with torch.no_grad():
-            error = float((model(raw).double() - targets).square().sum()) / len(y)
-        solution = everybody if weight == 0 else personal_weights(known, 2, weight)
-        told = float(own.error(solution)) / float(own.samples)
-        assert error == pytest.approx(told, rel=1e-3)
 
 
 def test_a_run_that_forgot_has_a_score_of_its_own(tmp_path: Path) -> None:
     config = by_name(tmp_path)
     before = execute(config, out=tmp_path / "run", insight=True).history[-1]
-    CliRunner().invoke(app, ["value", str(tmp_path / "run")])
     said = CliRunner().invoke(app, ["forget", str(tmp_path / "run"), "--client", "north"])
     assert said.exit_code == 0, said.output
     now = ntkfl.Run.load(tmp_path / "run")
@@ -248,7 +189,7 @@ def test_a_run_that_forgot_has_a_score_of_its_own(tmp_path: Path) -> None:
         f"test accuracy {100 * score.accuracy:.1f} % now, {100 * before['test_accuracy']:.1f} % before" in said.output
     )
     assert "forgot client north and its" in said.output
-    assert not [f for f in ("values.json", "insight.json") if (tmp_path / "run" / f).exists()]  # of the old model
+    assert not (tmp_path / "run" / "insight.json").exists()  # of the old model
     shown = view(find([tmp_path / "run"])[0][0])
     assert shown["series"]["test_accuracy"] == [pytest.approx(score.accuracy, abs=1e-5)]
     was = f"accuracy {100 * before['test_accuracy']:.1f} % before"
@@ -319,15 +260,3 @@ def test_code_that_fails_keeps_nobody_from_being_forgotten(tmp_path: Path, monke
         forget(tmp_path / "run", "south")
     forget(tmp_path / "run", "south", score=False)
     assert RunFolder(tmp_path / "run").records()[-1]["forgotten"] == [1, 2]
-
-
-def test_a_head_of_ones_own(tmp_path: Path) -> None:
-    """κ = 0 is everybody's; as κ grows the client's own error falls towards what it would reach alone."""
-    trained(tmp_path / "run", 0, 1, 2, 3)
-    run = SharesOfRun(tmp_path / "run")
-    own = run.share(2)
-    errors = [float(own.error(personal_weights(run, 2, weight))) for weight in (0.0, 1.0, 10.0, 1000.0)]
-    assert errors == sorted(errors, reverse=True)
-    assert errors[0] == pytest.approx(float(own.error(run.solution())))
-    alone = float(own.error(solve(own, run.penalty)))
-    assert errors[-1] == pytest.approx(alone, rel=0.05)

@@ -54,8 +54,6 @@ def weights(run: ntkfl.Run) -> torch.Tensor:
         ("fedavg", {"local_steps": 3}),
         ("fedavg", {"local_steps": 3, "sparsity": 0.9, "values": "8bit", "projected_dim": 20}),
         ("scaffold", {"local_steps": 3}),
-        ("feddyn", {"local_steps": 3}),
-        ("fedpm", {}),
         ("fedcom", {"local_steps": 3, "tracking": True}),
         ("sum-ntk-fl", {"control": "judge"}),
         ("centralized", {"local_steps": 3}),

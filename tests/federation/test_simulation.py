@@ -35,8 +35,7 @@ def net(*sizes: int) -> nn.Module:
 
 
 def run(fed: ntkfl.data.Federated, method: ntkfl.methods.Method = QUICK, **options: Any) -> ntkfl.Run:
-    model = ntkfl.models.convexified(net(), 10, 60) if method.name == "tct" else net()
-    return ntkfl.train(model, fed, method, **({"rounds": 3, "clients_per_round": 5} | options))
+    return ntkfl.train(net(), fed, method, **({"rounds": 3, "clients_per_round": 5} | options))
 
 
 def test_ntk_fl_learns_digits(digits: ntkfl.data.Federated) -> None:
@@ -123,8 +122,6 @@ def test_every_method_trains_end_to_end_and_resumes(name: str, digits: ntkfl.dat
         options |= {"projected_dim": None}
     if name in ("private-sums", "private-ridge", "dp-fedavg"):  # of so few samples noise leaves nothing
         options |= {"epsilon": None}
-    if name == "tct":  # the linear model trains within these rounds, before the checkpoint and after it
-        options |= {"train_rounds": 1}
     method = METHODS[name](**options)
     digits = digits.with_shared(*digits.client(0)) if hasattr(method, "shared_fraction") else digits
     whole = run(digits, method, rounds=4, out=tmp_path / "whole")

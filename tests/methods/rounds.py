@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ntkfl.methods import ClientRound, Method, Outcome, State, Task
-from ntkfl.models import convexified, resnet
+from ntkfl.models import resnet
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent.parameters import unflatten
 from ntkfl.wire import Message
@@ -74,14 +74,6 @@ def small_task(loss: str = "ce", dtype: torch.dtype = torch.float64, **more: obj
     inputs, outputs = DIMENSIONS
     model = nn.Sequential(nn.Linear(inputs, 7), nn.Tanh(), nn.Linear(7, outputs)).to(dtype)
     return Task(model, outputs, loss, **more)  # type: ignore[arg-type]
-
-
-def suited(name: str, task: Task) -> Task:
-    """The task with a network that the method of this name can train."""
-    if name != "tct":
-        return task
-    more = {"shared": task.shared, "total_clients": task.total_clients}
-    return Task(convexified(task.model, task.outputs, 50), task.outputs, task.loss, **more)  # type: ignore[arg-type]
 
 
 def small_clients(*sizes: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> list[ClientRound]:

@@ -66,7 +66,7 @@ def test_the_server_refuses_what_is_no_update() -> None:
 
 
 AVERAGING = (
-    "fedavg", "fedprox", "fednova", "scaffold", "fedadam", "fedavgm", "fedexp", "feddyn", "fedpm", "fedcom", "qsgd",
+    "fedavg", "fedprox", "fednova", "scaffold", "fedadam", "fedcom", "qsgd",
     "data-share",
 )  # fmt: skip
 

@@ -150,8 +150,6 @@ def test_every_method_trains_what_trains(name: str, what: str) -> None:
         small = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 8))
         patterns = ["head"] if what == "head" else ["head", "4"]
         model = models.head(small, OUTPUTS, inputs=(1, 4, 4), trainable=patterns)
-    if name == "tct":
-        pytest.skip("trains a network of its own kind: see test_tct.py")
     if name in ("sum-ridge", "private-ridge") and what != "head":
         pytest.skip("not linear in what trains: refused, see test_sum_ridge.py")
     clients = []

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from ntkfl_experiments.rivals.tct import TCT
 from torch import nn
 
 import ntkfl
 from ntkfl.errors import ConfigError, ModelError
 from ntkfl.federation.build import build_network
 from ntkfl.federation.config import ModelConfig
-from ntkfl.methods import TCT, FedAvg
+from ntkfl.methods import FedAvg
 from ntkfl.models import convexified
 from ntkfl.tangent.parameters import apply_flat, flatten
 

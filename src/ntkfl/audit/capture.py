@@ -67,7 +67,7 @@ class Capture:
         """The broadcast weights w [d], as clients read them."""
         if EXPONENTS in self.broadcast.arrays:
             return unpack_halves(self.broadcast, ("weights",), self.task.like)["weights"]
-        return self.method.broadcast_weights(self.task, self.broadcast)
+        return self.broadcast.take("weights", None, self.task.like)
 
     def rows_truth(self) -> tuple[Tensor, Tensor, Tensor]:
         """(x, y, raw) of all clients joined, in order of `cohort`: for scoring only."""

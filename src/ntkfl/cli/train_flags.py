@@ -102,8 +102,8 @@ FLAGS = tuple(
             "method.name",
             "text",
             "ntk-fl, cp-ntk-fl, sum-ntk-fl, private-sums, sum-ridge, private-ridge, fedavg, fednova, "
-            "fedprox, scaffold, fedadam, fedavgm, fedexp, feddyn, fedpm, fedfisher, tct, fedcom, qsgd, "
-            "dp-fedavg, data-share, centralized (default ntk-fl), or package.module:Class",
+            "fedprox, scaffold, fedadam, fedcom, qsgd, dp-fedavg, data-share, centralized (default ntk-fl), or "
+            "package.module:Class",
             "Method",
         ),
         ("method.kernel", "text", "full (the linearised network) or trace (the paper's) (default full)", "Method"),

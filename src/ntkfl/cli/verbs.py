@@ -30,10 +30,7 @@ VERBS = {
     "audit": "Attack one round as it goes over the wire.",
     "report": "Show what runs did on one page.",
     "watch": "Watch runs while they go on.",
-    "value": "Value what each client adds to a model.",
     "forget": "Take a client out of a run, exactly.",
-    "personalize": "Write a model whose head suits one client.",
-    "uncertainty": "Measure how well a model knows what it knows.",
     "data": "Datasets, and how they are dealt to clients.",
     "doctor": "Check this machine, and say what to do.",
     "export": "Write a run's model, to use elsewhere.",
@@ -47,8 +44,7 @@ VERBS = {
 
 METHODS = (
     "ntk-fl", "cp-ntk-fl", "sum-ntk-fl", "private-sums", "sum-ridge", "private-ridge", "fedavg", "fednova", "fedprox",
-    "scaffold", "fedadam", "fedavgm", "fedexp", "feddyn", "fedpm", "fedfisher", "tct", "fedcom", "qsgd", "dp-fedavg",
-    "data-share", "centralized",
+    "scaffold", "fedadam", "fedcom", "qsgd", "dp-fedavg", "data-share", "centralized",
 )  # fmt: skip
 DATASETS = ("fashion-mnist", "mnist", "femnist", "cifar10", "digits")
 PARTITIONS = ("dirichlet", "writer", "iid", "shards", "client")

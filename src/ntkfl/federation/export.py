@@ -114,12 +114,10 @@ def export(
     *,
     secret: RunSecret | None = None,
     plain: bool = False,
-    tensors: Mapping[str, Tensor] | None = None,
     on_bytes: Callable[[int, int], None] = lambda count, total: None,
 ) -> Path:
     """Write the model of a finished run to the new folder `out`; one of an export that was cut short will do.
 
-    With `tensors` the run's network gets these in place of the weights that it was trained to.
     `recipients` are public sealing keys by name. `secret` is the run's; a simulation's is derived from its seed.
     `on_bytes(count, total)` hears of `count` more of the weights' bytes that are written.
     """
@@ -131,7 +129,7 @@ def export(
     if "shape" not in config:
         raise RunFolderError(f"{run} was made by an older version, which did not note the inputs' shape")
     standardization = standardization_in(config, run)
-    content = weights.read_bytes() if tensors is None else save_tensors(dict(tensors))
+    content = weights.read_bytes()
     try:
         note, projection = _note(config, content, recipients, secret)
     except (KeyError, TypeError, AttributeError) as error:

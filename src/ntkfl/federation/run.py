@@ -23,7 +23,6 @@ from ntkfl.federation.config import ModelConfig, method_code
 from ntkfl.federation.evaluation import Score
 from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.federation.server_state import ServerState
-from ntkfl.federation.uncertainty import ModelPosterior
 from ntkfl.methods import Method, State, Task
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.progress import percent, plural
@@ -124,19 +123,6 @@ class Run:
         outputs = task.predict(like, inputs.to(like.device))
         accuracy = None if labels.is_floating_point() else float((outputs.argmax(1) == labels).double().mean())
         return Score(accuracy, float(task.losses(outputs, labels).double().mean()), len(labels))
-
-    def posterior(self) -> ModelPosterior:
-        """How sure the model is: the posterior of its last layer, from the sums that its server kept.
-
-        Of `sum-ridge` and, with cross-entropy, `sum-ntk-fl`; `ConfigError` for other methods. It takes inputs as the
-        network gets them: by `standardization`, where the run's were standardised.
-        """
-        if self.method.projected_dim is not None:
-            raise ConfigError("inputs of this run are projected by a secret: a posterior of plain inputs is not there")
-        state = {name.removeprefix("state/"): t for name, t in self.checkpoint.items() if name.startswith("state/")}
-        outputs = self.config["shape"]["outputs"]
-        task = Task(self.model, outputs, self.method.loss)
-        return ModelPosterior(self.model, outputs, self.method.posterior(task, state))
 
     def save(self, path: Path | str) -> Path:
         """Write the run's folder, as training with `out=path` would have."""

@@ -1,5 +1,4 @@
-"""What a run of `sum-ridge` that kept its clients' sums can still do: forget a client, suit one (`shapley.py`: value
-each).
+"""What a run of `sum-ridge` that kept its clients' sums can still do: forget a client.
 
 The solution is a function of the sums alone, and the others' are at hand: leaving a client out is solving again.
 """
@@ -24,28 +23,27 @@ from ntkfl.federation.run import Run, was_standardized
 from ntkfl.federation.run_folder import Record, RunFolder, names_in, other_features
 from ntkfl.methods import State, SumRidge
 from ntkfl.methods.sum_ridge import COLUMNS, FORGOTTEN, PENALTY, SHARE, shares_of
-from ntkfl.tangent.ridge import RidgeSums, solve, total
+from ntkfl.tangent.ridge import RidgeSums, total
 
 RECORDS = "forgotten.jsonl"
 BEFORE = "before_forgetting"  # in a history: the scores of the model that still knew everybody
-_FORGETTING = "forgetting a client"
 _NOTED = ("samples",)  # of a record beside its scores, and another number without the client
 _SCORES = ("test_accuracy", "test_loss", "last_accuracy", "validation_accuracy", "validation_loss", "train_loss")
-_DERIVED = ("values.json", "uncertainty.json", "insight.json")  # of the model, or of the clients, before
+_INSIGHT = "insight.json"  # of the model, and of the clients, before
 
 
 class SharesOfRun:
     """The folder of a finished run, and the clients' sums in its checkpoint."""
 
-    def __init__(self, path: Path | str, purpose: str = _FORGETTING) -> None:
+    def __init__(self, path: Path | str) -> None:
         self.folder = RunFolder(path)
         self.config = self.folder.config()
         options = self.config.get("method")
-        needs = f"{purpose} needs each client's sums; train with --method {SumRidge.name} --set keep_shares=true"
+        needs = f"forgetting a client needs its sums; train with --method {SumRidge.name} --set keep_shares=true"
         if not isinstance(options, dict) or options.get("name") != SumRidge.name:
             raise RunFolderError(
                 f"{self.folder.path} was not trained by {SumRidge.name}, and only what is linear in its weights can be "
-                f"solved again for other clients: {needs}{', or retrain without it' if purpose == _FORGETTING else ''}"
+                f"solved again for other clients: {needs}, or retrain without it"
             )
         method = SumRidge(**{name: value for name, value in options.items() if name != "name"})
         if not method.keep_shares:
@@ -79,20 +77,12 @@ class SharesOfRun:
             raise ConfigError(f"clients of {self.folder.path} have no names: give a client's number, not {who!r}")
         raise unknown("client", who, names)
 
-    @property
-    def penalty(self) -> float:
-        return float(self.state[PENALTY])
-
     def share(self, client: int) -> RidgeSums:
         if client not in self.shares:
             known = sorted(self.shares)
             listed = ", ".join(map(self.called, known)) if len(known) < 20 else f"{known[0]} … {known[-1]}"
             raise ConfigError(f"no sums of client {self.called(client)} are here: there are those of {listed}")
         return self.shares[client]
-
-    def solution(self) -> Tensor:
-        """Everybody's (W; bᵀ) [p, d2]."""
-        return solve(total([self.shares[client] for client in sorted(self.shares)]), self.penalty)
 
     def _lifted(self, weights: Tensor) -> Tensor:
         """The layer's own (W; bᵀ), where the run's sums are of projected features."""
@@ -176,8 +166,7 @@ def forget(path: Path | str, who: int | str, *, allow_code: bool = False, score:
             **({} if measured is None else {"test_accuracy": measured.accuracy, "test_loss": measured.loss}),
         }
         run.folder.append(RECORDS, record)
-        for name in _DERIVED:
-            (run.folder.path / name).unlink(missing_ok=True)
+        (run.folder.path / _INSIGHT).unlink(missing_ok=True)
     return record
 
 
@@ -214,14 +203,6 @@ def _rescore(run: SharesOfRun, client: int, score: Score | None, penalty: float,
     left = {"train_loss": None, "samples": samples, "penalty": penalty, "forgotten": gone}
     records[run.round - 1] = kept | scores | left
     run.folder.write("history.jsonl", "".join(json.dumps(r, allow_nan=False) + "\n" for r in records).encode())
-
-
-def personal_weights(run: SharesOfRun, client: int, weight: float) -> Tensor:
-    """(W; bᵀ) [p, d2] of a head that suits one client: from G + κ G_m and C + κ C_m, with κ = `weight`."""
-    if weight < 0:
-        raise ConfigError(f"a client's own sums count at least once, so the weight is 0 or above, not {weight}")
-    whole = total([run.shares[c] for c in sorted(run.shares)])
-    return solve(whole + run.share(client) * weight, run.penalty)
 
 
 def _digest(weights: Tensor) -> str:

@@ -7,13 +7,8 @@ from ntkfl.methods.data_share import DataShare
 from ntkfl.methods.dp_fedavg import DPFedAvg
 from ntkfl.methods.fedadam import FedAdam
 from ntkfl.methods.fedavg import FedAvg
-from ntkfl.methods.fedavgm import FedAvgM
 from ntkfl.methods.fedcom import FedCOM
-from ntkfl.methods.feddyn import FedDyn
-from ntkfl.methods.fedexp import FedExP
-from ntkfl.methods.fedfisher import FedFisher
 from ntkfl.methods.fednova import FedNova
-from ntkfl.methods.fedpm import FedPM
 from ntkfl.methods.fedprox import FedProx
 from ntkfl.methods.ntk_fl import NTKFL
 from ntkfl.methods.private_ridge import PrivateRidge
@@ -22,12 +17,9 @@ from ntkfl.methods.qsgd import QSGD
 from ntkfl.methods.scaffold import Scaffold
 from ntkfl.methods.sum_ntk_fl import SumNTKFL
 from ntkfl.methods.sum_ridge import SumRidge
-from ntkfl.methods.tct import TCT
 
 _SUMS = (SumNTKFL, PrivateSums, SumRidge, PrivateRidge)
-_AVERAGES = (
-    FedAvg, FedProx, FedNova, Scaffold, FedAdam, FedAvgM, FedExP, FedDyn, FedPM, FedFisher, TCT, FedCOM, QSGD, DPFedAvg,
-)  # fmt: skip
+_AVERAGES = (FedAvg, FedProx, FedNova, Scaffold, FedAdam, FedCOM, QSGD, DPFedAvg)
 _ALL = (NTKFL, CPNTKFL, *_SUMS, *_AVERAGES, DataShare, Centralized)
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 
@@ -36,20 +28,14 @@ __all__ = [
     "METHODS",
     "NTKFL",
     "QSGD",
-    "TCT",
     "Centralized",
     "ClientRound",
     "DPFedAvg",
     "DataShare",
     "FedAdam",
     "FedAvg",
-    "FedAvgM",
     "FedCOM",
-    "FedDyn",
-    "FedExP",
-    "FedFisher",
     "FedNova",
-    "FedPM",
     "FedProx",
     "Method",
     "Outcome",

@@ -33,7 +33,6 @@ from ntkfl.tangent import Jacobian, jacobian, plan_jacobian
 from ntkfl.tangent.losses import AnyLoss, check_loss, find_loss, loss_name, per_sample, targets
 from ntkfl.tangent.parameters import apply_flat, evaluating, flatten, load_flat, unflatten, with_values
 from ntkfl.tangent.passes import JacobianPlan
-from ntkfl.tangent.posterior import HeadPosterior
 from ntkfl.wire import Message
 
 State = dict[str, Tensor]  # what the server keeps between rounds; "weights" [d] is the model to broadcast next
@@ -256,10 +255,6 @@ class Method(Stages):
         """Samples that a client counts for at most; None where there is no such limit."""
         return self.sum_samples if self.secure_sum else None
 
-    def posterior(self, task: Task, state: State) -> HeadPosterior:
-        """How sure the last layer is, from what the server kept: `task` holds the trained network."""
-        raise ConfigError(f"{self.name} leaves no sums that a posterior follows from: use sum-ridge or sum-ntk-fl")
-
     # What others ask of a method; the defaults suit methods whose clients send updates.
 
     def round_bytes(self, task: Task, counts: Sequence[int], probe: Tensor) -> int:
@@ -272,10 +267,6 @@ class Method(Stages):
     def read_rows(self, task: Task, reply: Message, like: Tensor | None = None) -> SampleRows:
         """The rows of a reply, where `shows` is rows; of the type and on the device of `like`, or of the weights."""
         raise ConfigError(f"replies of {self.name} have no rows of samples")
-
-    def broadcast_weights(self, task: Task, message: Message) -> Tensor:
-        """The weights [d] that the server's first message of a round tells clients."""
-        return message.take("weights", None, task.like)
 
     def local_update(self, reply: Message, w: Tensor) -> LocalUpdate | None:
         """A client's local weights where the server sees them in its reply to the weights w [d]; else None."""

@@ -24,15 +24,11 @@ from ntkfl.methods.additive import LARGEST_LOSS, Addend, Summand
 from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.batching import alike, batched, in_order, joined
 from ntkfl.methods.constant_factors import (
-    COUNT,
-    TOTAL,
     constant_factors,
     no_factors_yet,
-    spectra_of,
     still_asked,
 )
 from ntkfl.methods.corruption import change_of
-from ntkfl.methods.head_factors import head_factors, head_posterior
 from ntkfl.methods.inspection import Corruption
 from ntkfl.methods.last_layer import trains_alone
 from ntkfl.methods.robust_sums import ClientGradient, bounded
@@ -53,7 +49,6 @@ from ntkfl.methods.sum_messages import (
 from ntkfl.methods.sum_options import SumOptions
 from ntkfl.tangent import Flow, Sums, curvature_sums
 from ntkfl.tangent.curvature import sets_at_once, step_curvature, sums_by_set
-from ntkfl.tangent.posterior import HeadPosterior
 from ntkfl.tangent.sums import CONSTANT, GRADIENT, INPUTS, SAMPLES, is_constant
 from ntkfl.wire import Message
 from ntkfl.wire.halves import EXPONENTS, pack_halves, pack_halves_together
@@ -87,7 +82,6 @@ class SumNTKFL(SumOptions):
         count = 1 + (0 if alternatives is None else len(alternatives))
         (sums, losses, fresh), own = self._add_up(task, replies, count)
         kept, spectra = constant_factors(state, sums, fresh, self.input_tolerance, self.input_cohorts)
-        kept |= head_factors(sums, task.outputs)
         flow = Flow(sums, spectra)
 
         mu = self.mu
@@ -231,12 +225,6 @@ class SumNTKFL(SumOptions):
         if len(reply.losses) != candidates:
             raise MessageError(f"{len(reply.losses)} losses where {candidates} were asked for")
         return reply
-
-    def posterior(self, task: Task, state: State) -> HeadPosterior:
-        """Laplace, of the last layer: the factors of the last round, N its samples."""
-        if self.loss != "ce":
-            raise ConfigError(f"the posterior of {self.name} is of cross-entropy: for squared error use sum-ridge")
-        return head_posterior(state, task.like, task.outputs, spectra_of(state), (TOTAL, COUNT))
 
     def read(self, task: Task, reply: Message, like: Tensor) -> Reply:
         """A client's sums, everything checked; in the type and on the device of `like`."""

@@ -24,7 +24,6 @@ from ntkfl.errors import ConfigError, MessageError, TooFew
 from ntkfl.methods.base import ClientRound, Method, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.last_layer import head_inputs, last_layer
 from ntkfl.methods.ridge_message import NAMES, exact_arrays, pack_sums, take_sums, unfold
-from ntkfl.tangent.posterior import HeadPosterior, RidgePosterior
 from ntkfl.tangent.ridge import PENALTIES, RidgeSums, left_out_errors, solve, total
 from ntkfl.wire import Message
 
@@ -59,7 +58,7 @@ class SumRidge(Method):
         None, min_length=2, description="what a sample of each class counts for, as against imbalance; default: 1"
     )
     keep_shares: bool = Field(
-        False, description="the server keeps each client's sums, for `ntkfl forget` and `ntkfl value`; else the total"
+        False, description="the server keeps each client's sums, for `ntkfl forget`; else the total"
     )
 
     def model_post_init(self, context: object) -> None:
@@ -193,16 +192,6 @@ class SumRidge(Method):
             if clients[tag] not in forgotten.tolist():
                 found |= _named(self.read(task, reply), f"{SHARE}{clients[tag]}/", task.like.dtype)
         return found
-
-    def posterior(self, task: Task, state: State) -> HeadPosterior:
-        if PENALTY not in state:
-            raise ConfigError("nothing was solved for yet: a posterior needs a round")
-        if self.keep_shares:
-            whole, _ = _grouped((_sums(state, f"{SHARE}{client}/"), False) for client in _clients(state))
-        else:
-            whole = _sums(state, _TOTAL)
-        penalty, inputs = float(state[PENALTY]), last_layer(task.model, task.outputs).module.in_features
-        return RidgePosterior(whole, penalty, solve(whole, penalty), self.label_smoothing, self._signs(inputs))
 
     def read(self, task: Task, reply: Message) -> RidgeSums:
         """A client's sums, or how they changed, checked."""

@@ -18,14 +18,12 @@ from ntkfl.federation.run_folder import write_atomically
 from ntkfl.report.insight import insight
 from ntkfl.report.runs import FoundRun, require
 from ntkfl.report.thin import thin
-from ntkfl.report.values import client_values
 from ntkfl.report.view import audit, files, view
 from ntkfl.version import __version__
 
 _ROUNDS = 40_000  # of all runs together, some 3 MB; longer ones are thinned
 _SCRIPTS = (
-    "format.js", "chart.js", "pictures.js", "run_table.js", "tables.js", "rejected.js", "values.js", "privacy.js",
-    "page.js",
+    "format.js", "chart.js", "pictures.js", "run_table.js", "tables.js", "rejected.js", "privacy.js", "page.js",
 )  # fmt: skip
 
 
@@ -62,8 +60,8 @@ def write_report(
 
 
 def details(run: FoundRun, keep: bool = True, embed: bool = True) -> dict[str, Any]:
-    """What takes a moment to have: clients × classes, spectra, clients' values, and the audit."""
-    return insight(run, keep) | {"values": client_values(run), "audit": audit(run, embed)}
+    """What takes a moment to have: clients × classes, spectra, and the audit."""
+    return insight(run, keep) | {"audit": audit(run, embed)}
 
 
 def render(document: dict[str, Any]) -> str:

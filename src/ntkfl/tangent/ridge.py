@@ -55,9 +55,6 @@ class RidgeSums:
     def __sub__(self, other: RidgeSums) -> RidgeSums:
         return RidgeSums(*(mine - its for mine, its in zip(self.parts(), other.parts(), strict=True)))
 
-    def __mul__(self, factor: float) -> RidgeSums:
-        return RidgeSums(*(factor * part for part in self.parts()))
-
     def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.samples, self.gram, self.cross, self.squares
 
@@ -77,23 +74,14 @@ def total(parts: Sequence[RidgeSums]) -> RidgeSums:
     return result
 
 
-def spread(sums: RidgeSums) -> float:
-    """n s = tr S / F: what λ is in units of."""
-    mean = sums.gram[-1, :-1] / sums.samples
-    return float((sums.gram.diagonal()[:-1] - sums.samples * mean.square()).mean())
-
-
-def solve(sums: RidgeSums, penalty: float, scale: float | None = None) -> Tensor:
-    """(W; bᵀ) [p, d2] at λ = penalty, in units of `scale`, by default n s of these sums. At λ = 0, directions without
-    variance get no weight.
-    """
+def solve(sums: RidgeSums, penalty: float) -> Tensor:
+    """(W; bᵀ) [p, d2] at λ = penalty. At λ = 0, directions without variance get no weight."""
     if float(sums.samples) < 1:
         raise TooFew("sums over no samples have no solution")
     mean = sums.gram[-1, :-1] / sums.samples
     S = sums.gram[:-1, :-1] - sums.samples * torch.outer(mean, mean)
     cross = sums.cross[:-1] - torch.outer(mean, sums.cross[-1])
-    scale = float(S.diagonal().mean()) if scale is None else scale
-    regular = S + penalty * scale * torch.eye(len(S), dtype=S.dtype, device=S.device)
+    regular = S + penalty * S.diagonal().mean() * torch.eye(len(S), dtype=S.dtype, device=S.device)
     factor, failed = torch.linalg.cholesky_ex(regular)
     if penalty < _SMALL or int(failed):
         W = torch.linalg.pinv(regular, hermitian=True) @ cross

@@ -24,7 +24,6 @@ from ntkfl.report.insight import insight
 from ntkfl.report.page import render
 from ntkfl.report.runs import find
 from ntkfl.report.thin import thin
-from ntkfl.report.values import client_values
 from ntkfl.report.view import audit, view
 from ntkfl.services.probe import add_progress, begin
 from ntkfl.services.status import StatusFile
@@ -51,8 +50,6 @@ def targets(scratch: Path) -> list[Target]:
     execute(config, out=run, record=[1])
     (run / "audit").mkdir()
     (run / "audit" / "findings.json").write_text(json.dumps({"findings": [{"attack": "labels", "leaked": 0.5}]}))
-    values = [{"client": i, "samples": 10, "value": 0.1 * i, "error": 0.01} for i in range(4)]
-    (run / "values.json").write_text(json.dumps(values))
     insight(find([run])[0][0])
     return [*_run_files(scratch, run), _status(scratch), *_comparison(scratch, run), *_tensors(scratch, run)]
 
@@ -93,8 +90,7 @@ def _show(run: Path) -> None:
     found, targets = find([run])
     for one in found:
         shown = thin(view(one), 100)
-        more = {"audit": audit(one), "values": client_values(one)}
-        document = {"title": "t", "runs": [shown], "targets": targets, "details": {one.id: more}}
+        document = {"title": "t", "runs": [shown], "targets": targets, "details": {one.id: {"audit": audit(one)}}}
         assert render(document).encode()
         assert json.dumps(shown, allow_nan=False).encode()
 
@@ -147,7 +143,6 @@ def _run_files(scratch: Path, run: Path) -> list[Target]:
         target("checkpoint/state.safetensors", checkpoint),
         target("wire/round-001/wire.json", recording),
         target("audit/findings.json", lambda: _show(run), share=0.3),
-        target("values.json", lambda: _show(run), share=0.3),
         target("insight.json", details, share=0.02),
     ]
 

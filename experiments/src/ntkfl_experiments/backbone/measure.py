@@ -84,7 +84,6 @@ def measure(source: Path, out: Path, device: str, jobs: int) -> None:
         results.add("chosen / private-sums", own.method)
         _collect(results, later | _submit(pool, private.gradient_reports(own) + reports))
     results.add("unlearning", sums.unlearning(table, SEEDS[0]))
-    results.add("Shapley, 10 silos, 256 features", sums.shapley(table, 256, SEEDS[0]))
     print("\n".join(summarised(results.found)))
 
 

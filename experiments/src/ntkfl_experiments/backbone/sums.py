@@ -1,4 +1,4 @@
-"""Measurements on the clients' sums themselves: the rule for λ, fewer bits, unlearning, values of clients."""
+"""Measurements on the clients' sums themselves: the rule for λ, fewer bits, unlearning."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ntkfl.data import Federated
-from ntkfl.federation.shapley import shapley_values
 from ntkfl.tangent.ridge import PENALTIES, RidgeSums, left_out_errors, solve, total
-from ntkfl_experiments.backbone.trials import CHOSEN_ON, PARTITIONS, WIDTH, Table
+from ntkfl_experiments.backbone.trials import CHOSEN_ON, PARTITIONS, Table
 
 SLACKS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
 
@@ -109,19 +108,3 @@ def unlearning(table: Table, seed: int) -> dict[str, float]:
     again = solve(RidgeSums.of(x, nn.functional.one_hot(y, 10)), penalty)
     retraining = time.perf_counter() - began
     return {"difference": float((solved - again).abs().max()), "seconds": seconds, "retraining_seconds": retraining}
-
-
-def shapley(table: Table, width: int, seed: int) -> dict[str, Any]:
-    """Exact values of ten equal silos from so many features, and how far sampled ones are off in error bars."""
-    x, Y = table.features("last")["train"][:, :width], nn.functional.one_hot(table.y["train"], 10)
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
-    parts = dict(enumerate(RidgeSums.of(x[few], Y[few]) for few in order.chunk(10)))
-    began = time.perf_counter()
-    exact = shapley_values(parts, 1e-3)
-    seconds = time.perf_counter() - began
-    found: dict[str, Any] = {"seconds": seconds, "values": [v.value for v in exact]}
-    if width < WIDTH:
-        sampled = shapley_values(parts, 1e-3, exact=1, permutations=50)
-        off = [abs(a.value - b.value) / b.error for a, b in zip(exact, sampled, strict=True)]
-        found["largest_error_in_error_bars"] = max(off)
-    return found

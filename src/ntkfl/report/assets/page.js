@@ -148,9 +148,6 @@ function drawDetails() {
   })));
   lineChart(byId("spectrum"), { title: "eigenvalues of H/N; dotted: before the first round", xLabel: "index", yName: "eigenvalue", yFormat: brief, xLog: true, yLog: true, series });
   missing(byId("spectrum-missing"), known.filter(([, f]) => f.spectra_missing).map(([r, f]) => [r, f.spectra_missing]));
-  const valued = known.filter(([run, found]) => found.values && !hidden.has(run.group)).map(([run, found]) => [run.name, found.values]);
-  byId("worth").hidden = !valued.length;
-  if (valued.length) valueBars(byId("values"), valued);
   const audited = known.filter(([, found]) => found.audit).map(([run, found]) => [run, found.audit]);
   byId("audits").hidden = !audited.length;
   audits(byId("audit"), audited);

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from ntkfl_experiments.rivals.fedavgm import FedAvgM
 
-from ntkfl.methods import FedAvg, FedAvgM
+from ntkfl.methods import FedAvg
 from tests.methods.rounds import play, play_rounds, small_clients, small_task
 
 LOCAL = {"lr": 0.3, "local_steps": 5, "batch_size": 8}

@@ -36,7 +36,6 @@ class TCT(LocalTraining):
     ask all clients in every round, where c follows from θ and need not travel.
     """
 
-    name: ClassVar[str] = "tct"
     paper: ClassVar[str] = "Yu et al. 2022"
     vectors: ClassVar[tuple[str, ...]] = ()  # what an audit knows attacks on: of the first rounds, audit fedavg
     sparsifies: ClassVar[bool] = False
@@ -124,11 +123,6 @@ class TCT(LocalTraining):
         shapes = {_NETWORK: w} if _NETWORK in reply.arrays else {_THETA: theta, _CONTROL: theta}
         norms = [_take(reply, name, like).double().norm() for name, like in shapes.items()]
         return torch.stack([w.double().norm(), *norms]).amax().reshape(1, 1)
-
-    def broadcast_weights(self, task: Task, message: Message) -> Tensor:
-        theta, w = _split(task, task.like)
-        sent = _take(message, _THETA, theta, "weights") if _THETA in message.arrays else torch.zeros_like(theta)
-        return torch.cat([sent.reshape(-1), _take(message, _NETWORK, w, "weights")])
 
     @property
     def attacks(self) -> frozenset[str]:

@@ -22,7 +22,6 @@ from ntkfl.wire import Message
 class FedAvgM(FedAvg):
     """Δ = Σ_m p_m (w − w_m), v ← β v + Δ, w ← w − server_lr v. The paper's server_lr is 1; β = 0 is then FedAvg."""
 
-    name: ClassVar[str] = "fedavgm"
     paper: ClassVar[str] = "Hsu et al. 2019"
 
     momentum: float = Field(0.9, ge=0, lt=1, description="β, what is left of earlier updates after a round")

@@ -6,7 +6,7 @@ losses with these terms are stationary, so is their mean without them: local tra
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from typing import ClassVar
 
 import torch
@@ -17,8 +17,6 @@ from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, chec
 from ntkfl.methods.local_training import LocalTraining, mean_loss, report, take_vector
 from ntkfl.wire import Message
 
-_CLIENTS = "clients"  # behind a reply that stands for the sum of many
-
 
 class FedDyn(LocalTraining):
     """w_m ≈ argmin_v L_m(v) − ⟨λ_m, v⟩ + (α/2)‖v − w‖², by local descent from v = w; then λ_m ← λ_m − α (w_m − w),
@@ -28,9 +26,7 @@ class FedDyn(LocalTraining):
     next w leads the clients and may be far from all of them.
     """
 
-    name: ClassVar[str] = "feddyn"
     paper: ClassVar[str] = "Acar et al. 2021"
-    additive: ClassVar[bool] = True
 
     alpha: float = Field(0.1, gt=0, description="α, how strongly clients are held to the weights they agree on")
 
@@ -44,8 +40,9 @@ class FedDyn(LocalTraining):
         replies = yield Message("weights", round, {"weights": w})
         p = self.client_weights(replies, w)
         mean = self.combine((self.take(reply, "weights", w, w) for reply in replies), p, w)
-        took_part = sum(int(r.take(_CLIENTS, ())) if _CLIENTS in r.arrays else 1 for r in replies)
-        h = check_finite(state["h"] - self.alpha * took_part / task.total_clients * (mean - w), "the server's memory h")
+        h = check_finite(
+            state["h"] - self.alpha * len(replies) / task.total_clients * (mean - w), "the server's memory h"
+        )
         new = check_finite(mean - h / self.alpha, "the averaged model")
         return Outcome({"weights": new, "h": h}, mean_loss(replies, p), reported=mean)
 
@@ -58,7 +55,3 @@ class FedDyn(LocalTraining):
             client.memory["gradient"] = before - self.alpha * (w_m - w)
             replies.append(Message("update", message.round, self.pack("weights", w_m, w) | report(client, loss)))
         return replies
-
-    def from_total(self, task: Task, message: Message, total: Mapping[str, Tensor], clients: int) -> Message:
-        reply = super().from_total(task, message, total, clients)
-        return Message(reply.kind, reply.round, {**reply.arrays, _CLIENTS: torch.tensor(clients)})

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from ntkfl_experiments.rivals.fedexp import FedExP
 from torch import nn
 
-import ntkfl
 from ntkfl.errors import ConfigError
 from ntkfl.federation.server_state import ServerState
-from ntkfl.methods import ClientRound, FedAvg, FedExP, Task
+from ntkfl.methods import ClientRound, FedAvg, Task
 from ntkfl.privacy.randomness import Randomness
 from tests.methods.rounds import one_weight, play, scalar_client, small_clients, small_task
 
@@ -75,8 +75,8 @@ def test_it_is_never_further_from_a_solution_of_all_clients_and_sooner_there_tha
             state = play(method, task, clients, state, number)[0].state
             lengths.append(float((state["weights"] - solution).norm()))
         assert lengths == sorted(lengths, reverse=True)
-        far[kind.name] = lengths[-1]
-    assert far["fedexp"] < 0.7 * far["fedavg"]
+        far[kind] = lengths[-1]
+    assert far[FedExP] < 0.7 * far[FedAvg]
 
 
 def test_a_byzantine_client_does_not_set_the_step() -> None:
@@ -101,5 +101,5 @@ def test_what_is_evaluated_and_saved_are_the_last_two_iterates() -> None:
 
 
 def test_noise_is_refused() -> None:
-    with pytest.raises(ConfigError, match="fedexp does not clip or noise"):
-        ntkfl.methods.FedExP(clip=1.0)
+    with pytest.raises(ConfigError, match="FedExP does not clip or noise"):
+        FedExP(clip=1.0)

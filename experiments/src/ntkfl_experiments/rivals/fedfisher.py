@@ -16,12 +16,14 @@ from torch import Tensor
 from ntkfl.errors import MessageError, unknown
 from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.local_training import LocalTraining, mean_loss, report, take_vector, weighted_sum
-from ntkfl.tangent.curvature import curvature_sums, diagonal_sums
+from ntkfl.tangent.curvature import CPU_NUMBERS, curvature_sums
+from ntkfl.tangent.losses import find_loss
 from ntkfl.tangent.sums import GRADIENT, REST, SAMPLES, Factor, Layer, Sums, uncovered
 from ntkfl.wire import Message
 
 FISHERS = ("kfac", "diagonal")
 _DIAGONAL = "fisher"
+_MOST = 100  # conjugate gradient steps of the server
 _SMALL = 1e-10  # a residual, against the first, with which the equations are solved
 
 
@@ -61,12 +63,10 @@ class FedFisher(LocalTraining):
     keeps the mean where no client minds; the authors stop Adam's steps from w̄ early instead, on validation data.
     """
 
-    name: ClassVar[str] = "fedfisher"
     paper: ClassVar[str] = "Jhunjhunwala et al. 2024"
 
     fisher: str = Field("kfac", description="F: kfac (a Kronecker product for each layer) or diagonal")
     damping: float = Field(1e-3, gt=0, description="δ, how strongly the clients' mean is kept")
-    server_steps: int = Field(100, ge=1, description="conjugate gradient steps of the server, at most")
     local_steps: int = Field(100, ge=1, description="gradient steps a client takes towards its own optimum")
 
     def model_post_init(self, context: object) -> None:
@@ -88,7 +88,7 @@ class FedFisher(LocalTraining):
 
         ends = [self.take(reply, "weights", w, w) for reply in replies]
         pull = weighted_sum((F.times(w_m - mean) for F, w_m in zip(fishers, ends, strict=True)), p)
-        change, steps = _conjugate_gradients(product, pull, self.server_steps)
+        change, steps = _conjugate_gradients(product, pull, _MOST)
         new = check_finite(mean + change, "the model of most posterior probability")
         return Outcome({"weights": new}, mean_loss(replies, p), diagnostics={"server_steps": steps})
 
@@ -102,11 +102,19 @@ class FedFisher(LocalTraining):
 
     def _fisher(self, task: Task, w_m: Tensor, client: ClientRound) -> dict[str, Tensor]:
         """F_m at the client's own weights, as arrays of its reply."""
-        given = task.at(w_m), client.x, task.training_targets(client.y), self.loss, task.plan(client.x)
+        Y, plan = task.training_targets(client.y), task.plan(client.x)
         if self.fisher == "diagonal":
-            return {_DIAGONAL: diagonal_sums(*given) / len(client)}
-        sums = curvature_sums(*given).arrays
+            return {_DIAGONAL: self._squares(task, w_m, client.x, Y) / len(client)}
+        sums = curvature_sums(task.at(w_m), client.x, Y, self.loss, plan).arrays
         return {name: array / len(client) for name, array in sums.items() if name not in (GRADIENT, SAMPLES)}
+
+    def _squares(self, task: Task, w: Tensor, x: Tensor, Y: Tensor) -> Tensor:
+        """The diagonal of Σ_i J_iᵀ H_i J_i: [d]."""
+        total, rows = torch.zeros_like(w), max(1, CPU_NUMBERS // (w.numel() * task.outputs))
+        for some, own in zip(torch.split(x, rows), torch.split(Y, rows), strict=True):
+            R = find_loss(self.loss).hessian_root(task.predict(w, some), own)
+            total += (R.mT @ task.jacobian(w, some).dense()).square().sum((0, 1))
+        return total
 
     def _read(self, arrays: Mapping[str, Tensor], w: Tensor) -> Fisher:
         """F_m from a reply's arrays, everything checked."""

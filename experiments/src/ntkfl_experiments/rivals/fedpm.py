@@ -9,23 +9,24 @@ pooled curvature: with the true Hessians, Newton's.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from ntkfl.errors import MessageError, unknown
-from ntkfl.methods.additive import Addend, Summand
+from ntkfl.errors import MessageError
 from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, check_finite
-from ntkfl.methods.inspection import LocalUpdate
 from ntkfl.methods.local_training import LocalTraining, mean_loss, report, take_vector, weighted_sum
-from ntkfl.methods.sum_ntk_fl import INPUT_LIMIT
-from ntkfl.tangent.curvature import input_sums, whole_sums
+from ntkfl.tangent import jacobian
+from ntkfl.tangent.curvature import LARGEST
+from ntkfl.tangent.factored import LinearBlock
+from ntkfl.tangent.jacobian import BlockJacobian
+from ntkfl.tangent.layers import ConvolutionBlock
 from ntkfl.tangent.sums import INPUTS, Factor, Layer
 from ntkfl.wire import Message
 
-PRECONDITIONERS = ("foof", "hessian")
 _MIXED, _DIAGONAL = "mixed", ".diagonal"
 
 
@@ -40,27 +41,18 @@ class Preconditioner(NamedTuple):
 class FedPM(LocalTraining):
     """v ← v − lr P_m⁻¹ ∇L_m(v) for K local steps from v = w, ending in w_m; then w ← (Σ_m p_m P_m)⁻¹ Σ_m p_m P_m w_m.
 
-    P_m is taken at w, on all of a client's samples, with λ added to its diagonal. `foof` is the paper's choice for
-    networks: a layer's P is Σ a aᵀ / n of the layer's inputs a (Benzing 2022), and 1 for weights of no such layer.
-    `hessian` is Σ_i J_iᵀ H_i J_i / n of all weights, for models of few; where outputs are linear in the weights, the
-    Hessian. A client sends P_m and P_m (w_m − w): both are sums.
+    P_m is taken at w, on all of a client's samples, with λ added to its diagonal. It is FOOF, the paper's choice for
+    networks: a layer's P is Σ a aᵀ / n of the layer's inputs a (Benzing 2022), and 1 for weights of no such layer. A
+    client sends P_m and P_m (w_m − w).
     """
 
-    name: ClassVar[str] = "fedpm"
     paper: ClassVar[str] = "Ishii et al. 2026"
     vectors: ClassVar[tuple[str, ...]] = (_MIXED,)
     sparsifies: ClassVar[bool] = False
-    additive: ClassVar[bool] = True
 
-    preconditioner: str = Field("foof", description="P: foof (of layers' inputs) or hessian (of all weights)")
     damping: float = Field(1.0, gt=0, description="λ, added to the diagonal of P")
     local_steps: int = Field(1, ge=1, description="K, steps a client takes in a round; the paper's theory has 1")
     lr: float = Field(1.0, gt=0, description="local learning rate")
-
-    def model_post_init(self, context: object) -> None:
-        super().model_post_init(context)
-        if self.preconditioner not in PRECONDITIONERS:
-            raise unknown("preconditioner", self.preconditioner, PRECONDITIONERS)
 
     def round(
         self, task: Task, state: State, round: int, cohort: Sequence[int]
@@ -78,7 +70,7 @@ class FedPM(LocalTraining):
 
     def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
         w = take_vector(message, "weights", "weights", task.like)
-        own = [self._curvature(task, w, client) for client in clients]
+        own = [_second_moments(task, w, client) for client in clients]
         parts = [self._parts(arrays, w) for arrays in own]
         inverses = [_inverses(some) for some in parts]
 
@@ -92,17 +84,8 @@ class FedPM(LocalTraining):
             replies.append(Message("update", message.round, mixed | arrays | report(client, loss)))
         return replies
 
-    def _curvature(self, task: Task, w: Tensor, client: ClientRound) -> dict[str, Tensor]:
-        """P_m without λ, by columns: triangles, or diagonals of large ones."""
-        model, plan = task.at(w), task.plan(client.x)
-        if self.preconditioner == "foof":
-            return {name: total / len(client) for name, total in input_sums(model, client.x, plan).items()}
-        whole = whole_sums(model, client.x, task.training_targets(client.y), self.loss, plan) / len(client)
-        i, j = torch.triu_indices(*whole.shape, device=whole.device)
-        return {f"{Layer((0, len(whole)), None, False).name}/{INPUTS}": whole[i, j].unsqueeze(0)}
-
     def _parts(self, arrays: Mapping[str, Tensor], w: Tensor) -> list[Preconditioner]:
-        """P with λ, read from what `_curvature` gives."""
+        """P with λ, read from what `_second_moments` gives."""
         return [_part(name, array, w.numel(), self.damping) for name, array in arrays.items()]
 
     def check(self, task: Task, reply: Message) -> Tensor | None:
@@ -113,17 +96,34 @@ class FedPM(LocalTraining):
         norms = [part.matrix.double().norm() for part in parts]
         return torch.stack([*norms, *([] if sizes is None else [sizes[0, 0]])]).amax().reshape(1, 1)
 
-    def summand(self, task: Task, message: Message, reply: Message) -> Summand:
-        """Squares of a layer's inputs are larger than other numbers."""
-        limit = INPUT_LIMIT * self.sum_limit
-        own = super().summand(task, message, reply)
-        return own | {name: Addend(own[name].values, limit) for name in (_MIXED, *_names(reply))}
 
-    def local_update(self, reply: Message, w: Tensor) -> LocalUpdate | None:
-        """P_m and P_m (w_m − w) tell w_m."""
-        parts = self._parts({name: reply.take(name, None, w) for name in _names(reply)}, w)
-        local = w + _apply(_inverses(parts), self.take(reply, _MIXED, w))
-        return LocalUpdate(local, self.local_steps, self.lr, self.batch_size)
+def _second_moments(task: Task, w: Tensor, client: ClientRound) -> dict[str, Tensor]:
+    """Σ a aᵀ / n over the samples, and all positions, at which a linear layer's or a convolution's weights are used: by
+    columns, triangles [groups, m (m + 1) / 2], or diagonals [groups, m] of large ones.
+    """
+    plan = task.plan(client.x)
+    plan = replace(plan, parts=[replace(part, dense=False) for part in plan.parts])
+    J = jacobian(task.at(w), client.x, plan=plan)
+    assert isinstance(J, BlockJacobian)
+    found = {}
+    for block in J.blocks:
+        if not isinstance(block, LinearBlock | ConvolutionBlock):
+            continue
+        assert block.weight is not None
+        if isinstance(block, ConvolutionBlock):
+            a = block.geometry.patches(block.a.flatten(0, 1)).permute(1, 0, 3, 2).flatten(1, 2)
+        else:
+            a = block.a.flatten(0, 1).unsqueeze(0)
+        if block.bias is not None:
+            a = torch.cat([a, a.new_ones(*a.shape[:2], 1)], dim=-1)  # [groups, N · positions, m]
+        bias = None if block.bias is None else (block.bias.start, block.bias.stop)
+        name = f"{Layer((block.weight.start, block.weight.stop), bias, False).name}/{INPUTS}"
+        if a.shape[2] > LARGEST:
+            found[name + _DIAGONAL] = a.square().sum(1) / len(client)
+        else:
+            i, j = torch.triu_indices(a.shape[2], a.shape[2], device=a.device)
+            found[name] = (a.mT @ a)[:, i, j] / len(client)
+    return found
 
 
 def _names(reply: Message) -> list[str]:

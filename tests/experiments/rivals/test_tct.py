@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from ntkfl_experiments.rivals.tct import TCT
 from torch import Tensor, nn
 
 import ntkfl
 from ntkfl.errors import ConfigError, MessageError, ModelError
-from ntkfl.methods import TCT, ClientRound, FedAvg, Task
+from ntkfl.methods import ClientRound, FedAvg, Task
 from ntkfl.models import convexified
 from ntkfl.wire import Message
 from tests.methods.rounds import DIMENSIONS, play, play_rounds, small_clients, small_task

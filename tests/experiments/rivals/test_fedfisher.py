@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from ntkfl_experiments.rivals.fedfisher import FedFisher
 from torch import Tensor, nn
 
 from ntkfl.errors import ConfigError, MessageError
-from ntkfl.methods import ClientRound, FedAvg, FedFisher, Task
+from ntkfl.methods import ClientRound, FedAvg, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent.losses import find_loss
 from ntkfl.tangent.parameters import apply_flat
@@ -52,7 +53,7 @@ def test_one_round_solves_least_squares_of_the_pooled_data() -> None:
 def test_the_kronecker_products_equations_are_solved() -> None:
     """Written out as dense matrices: A ⊗ G of both layers, biases among their inputs."""
     task, clients = small_task(), small_clients(10, 25, 7)
-    method = FedFisher(damping=0.02, server_steps=500, **LOCAL)
+    method = FedFisher(damping=0.02, **LOCAL)
     state, replies = play(method, task, clients)[0].state, replies_of(method, task, clients)
     d, mean = task.like.numel(), torch.stack([r.arrays["weights"] for r in replies]).mean(0)
     slope = 0.02 * (state["weights"] - mean)
@@ -78,7 +79,7 @@ def test_the_kronecker_products_equations_are_solved() -> None:
 
 def test_the_diagonal_is_that_of_the_fisher_information() -> None:
     task, clients = small_task(), small_clients(10, 25)
-    method = FedFisher(fisher="diagonal", damping=0.05, server_steps=1000, **LOCAL)
+    method = FedFisher(fisher="diagonal", damping=0.05, **LOCAL)
     replies = replies_of(method, task, clients)
     ends = torch.stack([r.arrays["weights"] for r in replies])
     squares = torch.stack([r.arrays["fisher"] for r in replies])
@@ -104,8 +105,8 @@ def test_layers_of_every_kind_take_part() -> None:
     clients = [
         ClientRound(i, torch.randn(6, 1, 5, 5).double(), torch.arange(6) % 3, Randomness.simulated(i)) for i in range(3)
     ]
-    outcome, _ = play(FedFisher(damping=0.1, server_steps=300, **LOCAL), task, clients)
-    assert outcome.diagnostics["server_steps"] < 300
+    outcome, _ = play(FedFisher(damping=0.1, **LOCAL), task, clients)
+    assert outcome.diagnostics["server_steps"] < 100
 
 
 def test_a_fisher_information_that_is_none_is_refused() -> None:

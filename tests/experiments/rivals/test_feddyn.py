@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from ntkfl_experiments.rivals.feddyn import FedDyn
 
-from ntkfl.methods import FedAvg, FedDyn
+from ntkfl.methods import FedAvg
 from tests.methods.rounds import gradient, one_weight, play, play_rounds, scalar_client, small_clients, small_task
 
 OPTIONS = {"lr": 0.3, "local_steps": 5, "batch_size": 8}

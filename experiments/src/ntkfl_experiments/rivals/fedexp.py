@@ -13,14 +13,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ntkfl.methods.additive import Addend, Summand
 from ntkfl.methods.base import Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.fedavg import FedAvg
 from ntkfl.methods.local_training import mean_loss
 from ntkfl.methods.robust import clip_factors
 from ntkfl.wire import Message
-
-_SQUARE = "square"  # Σ p ‖Δ_m‖² / Σ p, in the reply that stands for a sum of many
 
 
 class FedExP(FedAvg):
@@ -29,8 +26,8 @@ class FedExP(FedAvg):
     With the paper's uniform p_m = 1/M the fraction is Σ_m ‖Δ_m‖² / (2M (‖Δ‖² + ε)).
     """
 
-    name: ClassVar[str] = "fedexp"
     paper: ClassVar[str] = "Jhunjhunwala et al. 2023"
+    additive: ClassVar[bool] = False
     noises: ClassVar[bool] = False  # noise would be in every ‖Δ_m‖², and the step would be that of the noise
 
     epsilon: float = Field(1e-3, gt=0, description="ε, beside the mean update's square: how far the step may go")
@@ -43,28 +40,18 @@ class FedExP(FedAvg):
         p = self.client_weights(replies, w)
         updates = [self.take(reply, "weights", w, w) - w for reply in replies]
         delta = self.combine(updates, p)
-        step = max(1.0, self._mean_square(replies, updates, p) / (2 * (_square(delta) + self.epsilon)))
+        step = max(1.0, self._mean_square(updates, p) / (2 * (_square(delta) + self.epsilon)))
         new = check_finite(w + step * delta, "the extrapolated model")
         # The first of all weights are no iterate of the server's.
         reported = new if round == 1 else (w + new) / 2
         return Outcome({"weights": new}, mean_loss(replies, p), diagnostics={"server_step": step}, reported=reported)
 
-    def _mean_square(self, replies: Sequence[Message], updates: Sequence[Tensor], p: Tensor) -> float:
+    def _mean_square(self, updates: Sequence[Tensor], p: Tensor) -> float:
         """Σ_m p_m ‖Δ_m‖², of updates no longer than those of which `combine` makes the mean."""
-        squares = [
-            float(reply.take(_SQUARE, ())) if _SQUARE in reply.arrays else _square(update)
-            for reply, update in zip(replies, updates, strict=True)
-        ]
-        lengths = torch.tensor(squares, dtype=torch.float64).sqrt()
+        lengths = torch.tensor([_square(update) for update in updates], dtype=torch.float64).sqrt()
         if self.robust != "mean":
             lengths = lengths * clip_factors(lengths, self.update_limit)
         return float((p.cpu().double() * lengths.square()).sum())
-
-    def summand(self, task: Task, message: Message, reply: Message) -> Summand:
-        """As an update, and p ‖Δ_m‖², of which `mean_update` makes the mean too."""
-        own = super().summand(task, message, reply)
-        p = float(own["samples"].values) / self.sum_samples if "samples" in own else 1.0
-        return own | {_SQUARE: Addend(own["weights"].values.square().sum() / p, self.sum_limit**2)}
 
 
 def _square(vector: Tensor) -> float:
