@@ -125,8 +125,9 @@ def test_what_is_not_cached() -> None:
 
 
 def test_a_backbone_of_buffers_alone_goes_to_the_device() -> None:
-    """Random features have no parameters. `meta` is a device whose tensors hold nothing: reading one there fails."""
-    model = ntkfl.models.random_features((64,), 10, features=6)
+    """`meta` is a device whose tensors hold nothing: reading one there fails."""
+    model = ntkfl.models.head(nn.Flatten(), 10, features=64)
+    model.backbone.network.register_buffer("scale", torch.ones(()))
     with pytest.raises(NotImplementedError, match="meta"):
         split_frozen(model, METHODS["sum-ridge"](), None, torch.device("meta"))
 

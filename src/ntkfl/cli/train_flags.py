@@ -57,7 +57,7 @@ FLAGS = tuple(
         (
             "model.name",
             "text",
-            "mlp, cnn, resnet, gru, transformer, random-features, or package.module:factory (default mlp)",
+            "mlp, cnn, resnet, gru, transformer, or package.module:factory (default mlp)",
             "Model",
         ),
         (
@@ -92,12 +92,6 @@ FLAGS = tuple(
         ("model.hidden", "text", "hidden widths of an mlp, e.g. 200,100 (default 100)", "Model"),
         ("model.gain", "number or none", "scale of an mlp's first weights; default: the method's, or 1", "Model"),
         ("model.bias", "number or none", "an mlp's first biases; default: the method's, or 0", "Model"),
-        (
-            "model.convexify",
-            "integer or none",
-            "features of the network's linearisation, at most; default: the method's, or none",
-            "Model",
-        ),
         (
             "method.name",
             "text",

@@ -18,7 +18,7 @@ from ntkfl.federation.config import ModelConfig, RunConfig, own_method
 from ntkfl.federation.memory_check import available_bytes
 from ntkfl.federation.seeds import derive
 from ntkfl.methods import METHODS, Method
-from ntkfl.models import MODELS, convexified, digest, head, lora
+from ntkfl.models import MODELS, digest, head, lora
 from ntkfl.options import written
 from ntkfl.tangent.losses import loss_name
 from ntkfl.user_code import find_factory
@@ -80,7 +80,7 @@ def build_network(config: ModelConfig, input_shape: tuple[int, ...], outputs: in
             raise ConfigError(f"model {config.name!r} cannot be built: {reason}") from error
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model {config.name!r} must give an nn.Module, not {type(model).__name__}")
-    return model if config.convexify is None else convexified(model, outputs, config.convexify)
+    return model
 
 
 def _adapted(

@@ -113,9 +113,6 @@ class ModelConfig(Options):
     hidden: tuple[int, ...] | None = Field(None, description="hidden widths of an mlp; default: 100")
     gain: float | None = Field(None, gt=0, description="scale of an mlp's first weights; default: the method's, or 1")
     bias: float | None = Field(None, description="an mlp's first biases; default: the method's, or 0")
-    convexify: int | None = Field(
-        None, ge=1, description="features of the network's linearisation, at most; default: the method's, or none"
-    )
     options: dict[str, Any] = Field(default_factory=dict, description="anything else the builder takes")
 
     @model_validator(mode="before")
@@ -154,12 +151,10 @@ class ModelConfig(Options):
 
     def suited(self, method: Method) -> ModelConfig:
         """With what suits the method, and defaults spelled out, where nothing was said."""
-        given, suits = self.model_dump(exclude_none=True), dict[str, Any](method.model_defaults)
-        if self.name == "mlp":
-            suits = {"hidden": _HIDDEN, "gain": 1.0, "bias": 0.0, **suits}
-        else:  # the others are a perceptron's own
-            suits = {name: value for name, value in suits.items() if name == "convexify"}
-        return ModelConfig(**{**suits, **given})
+        if self.name != "mlp":  # what suits methods are options of a perceptron
+            return self
+        suits = {"hidden": _HIDDEN, "gain": 1.0, "bias": 0.0, **method.model_defaults}
+        return ModelConfig(**{**suits, **self.model_dump(exclude_none=True)})
 
 
 ATTACKS: Mapping[str, str] = {

@@ -57,10 +57,9 @@ class Backbone(nn.Module):
 class Adapted(nn.Module):
     """`head(backbone(x))`. The backbone stays in eval mode: its dropout is off, its running statistics are kept."""
 
-    def __init__(self, backbone: Backbone, head: nn.Module, inputs: Sequence[int] | None = None) -> None:
+    def __init__(self, backbone: Backbone, head: nn.Module) -> None:
         super().__init__()
         self.backbone, self.head = backbone, head
-        self.inputs = None if inputs is None else tuple(inputs)  # the shape of one, where it is known
         for module in backbone.modules():
             if isinstance(module, _BatchNorm):
                 module.statistics_stay = True  # type: ignore[assignment]  # so that methods do not send them
@@ -110,7 +109,7 @@ def head(
     count = features if features is not None else _count(front, inputs)
     like = next(iter(backbone.parameters()), torch.empty(0))
     new = mlp(count, *hidden, outputs) if hidden else _linear(count, outputs)
-    model = Adapted(front, new.to(like.device, like.dtype), inputs)
+    model = Adapted(front, new.to(like.device, like.dtype))
     freeze(model, trainable)
     return model
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from ntkfl_experiments.rivals.models import Convexified, convexified_mlp
 from ntkfl_experiments.rivals.tct import TCT
 from torch import Tensor, nn
 
 import ntkfl
 from ntkfl.errors import ConfigError, MessageError, ModelError
 from ntkfl.methods import ClientRound, FedAvg, Task
-from ntkfl.models import convexified
 from ntkfl.wire import Message
 from tests.methods.rounds import DIMENSIONS, play, play_rounds, small_clients, small_task
 
@@ -19,7 +19,7 @@ LINEAR = {"convex_lr": 0.02, "convex_steps": 7}
 
 
 def convex_task(total_clients: int = 3) -> Task:
-    return Task(convexified(small_task().model, DIMENSIONS[1], 25), DIMENSIONS[1], "ce", total_clients=total_clients)
+    return Task(Convexified(small_task().model, DIMENSIONS[1], 25), DIMENSIONS[1], "ce", total_clients=total_clients)
 
 
 def problem(task: Task, w: Tensor, client: ClientRound) -> tuple[Tensor, Tensor]:
@@ -108,7 +108,7 @@ def test_bytes_are_those_of_what_trains() -> None:
 def test_it_learns_digits() -> None:
     fed = ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=20, alpha=0.1), seed=10)
     torch.manual_seed(0)
-    model = convexified(ntkfl.models.mlp(64, 32, 10), 10)
+    model = convexified_mlp((64,), 10, hidden=(32,))
     method = TCT(train_rounds=3, lr=0.1, local_steps=20, convex_lr=0.005, convex_steps=200)
     run = ntkfl.train(model, fed, method, rounds=8, clients_per_round=20, callbacks=[])
     accuracy = [record["test_accuracy"] for record in run.history]
@@ -121,7 +121,7 @@ def test_it_learns_digits() -> None:
 
 def test_what_cannot_be_trained_so_is_refused() -> None:
     clients = small_clients(10, 25)
-    with pytest.raises(ModelError, match=r"ntkfl\.models\.convexified"):
+    with pytest.raises(ModelError, match="give it a Convexified"):
         play(TCT(), small_task(), clients)
     with pytest.raises(ConfigError, match="leave subsample_rate at 1"):
         TCT(subsample_rate=0.5)
