@@ -35,26 +35,26 @@ def test_places_are_tried_in_order(tiny: Any, bare: Path, monkeypatch: pytest.Mo
     assert load("mnist").source == str(bare / "cache" / "ntkfl" / "mnist")  # a folder without mnist/ is passed by
     tiny.put(bare / "mnist")
     assert load("mnist").source == str(bare / "mnist")
-    assert tiny.host.asked == []
+    assert tiny.host.requests == []
 
 
 def test_what_is_nowhere_is_downloaded_into_the_cache(tiny: Any, bare: Path) -> None:
     dataset = load("mnist")
     cache = bare / "cache" / "ntkfl" / "mnist"
     assert dataset.source == str(cache)
-    assert len(tiny.host.asked) == len(list(cache.glob("*.gz"))) == 4
+    assert len(tiny.host.requests) == len(list(cache.glob("*.gz"))) == 4
     assert dataset.images.shape == (12, 1, 28, 28)
     assert dataset.images.flatten()[:3].tolist() == list(tiny.contents["train-images-idx3-ubyte"][16:19])
     assert dataset.test_labels.tolist() == [0, 1, 2, 3]
     load("mnist")
-    assert len(tiny.host.asked) == 4
+    assert len(tiny.host.requests) == 4
 
 
 def test_only_what_is_missing_is_downloaded(tiny: Any, bare: Path) -> None:
     cache = tiny.put(bare / "cache" / "ntkfl" / "mnist")
     (cache / "t10k-labels-idx1-ubyte.gz").unlink()
     load("mnist")
-    assert [name for name, _ in tiny.host.requests] == ["t10k-labels-idx1-ubyte.gz"]
+    assert tiny.host.requests == ["t10k-labels-idx1-ubyte.gz"]
 
 
 def test_no_data_and_no_network_is_two_lines_and_quick(tiny: Any, bare: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_folder_may_be_the_root_or_the_place_itself(tiny: Any, bare: Path) -> 
     assert load("mnist", bare / "mine").source == load("mnist", str(bare / "mine" / "mnist")).source
     with pytest.raises(DataError, match="elsewhere does not hold mnist\nget it: "):
         load("mnist", bare / "elsewhere")
-    assert tiny.host.asked == []  # a folder that was named is not replaced by a download
+    assert tiny.host.requests == []  # a folder that was named is not replaced by a download
 
 
 def test_writers_are_read_where_they_lie_beside(tiny: Any, bare: Path) -> None:

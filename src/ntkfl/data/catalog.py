@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ntkfl.data import cifar, debian, digits, femnist, mnist
+from ntkfl.data import cifar, digits, femnist, mnist
 from ntkfl.data.arrays import Arrays
 from ntkfl.data.dataset import Dataset
-from ntkfl.data.download import Remote, download, progress
+from ntkfl.data.download import Remote, download, has_apt, unpack_package
 from ntkfl.errors import DataError, unknown
 
 # Where distributions put datasets, e.g. Debian's dataset-fashion-mnist.
@@ -170,14 +170,12 @@ def fetch(name: str) -> Path:
     if not remotes:
         raise _missing(name, "it cannot be downloaded")
     try:
-        with progress(remotes) as show:
-            for remote in remotes:
-                download(remote, folder, show=partial(show, remote))
+        download(remotes, folder)
     except DataError as error:
-        if package is None or not debian.available():
+        if package is None or not has_apt():
             raise _missing(name, str(error)) from None
         try:
-            debian.unpack_package(*package, folder)
+            unpack_package(*package, folder)
         except DataError as second:
             raise _missing(name, f"{error}; {second}") from None
     return folder
