@@ -16,7 +16,7 @@ import pytest
 
 from ntkfl.data import catalog, mnist
 from ntkfl.data.download import Remote
-from ntkfl.data.idx import IdxFile
+from ntkfl.data.mnist import IdxFile
 
 
 @dataclass

@@ -43,9 +43,9 @@ def test_what_is_nowhere_is_downloaded_into_the_cache(tiny: Any, bare: Path) -> 
     cache = bare / "cache" / "ntkfl" / "mnist"
     assert dataset.source == str(cache)
     assert len(tiny.host.requests) == len(list(cache.glob("*.gz"))) == 4
-    assert dataset.images.shape == (12, 1, 28, 28)
-    assert dataset.images.flatten()[:3].tolist() == list(tiny.contents["train-images-idx3-ubyte"][16:19])
-    assert dataset.test_labels.tolist() == [0, 1, 2, 3]
+    assert dataset.rows.x.shape == (12, 1, 28, 28)
+    assert dataset.rows.x.flatten()[:3].tolist() == list(tiny.contents["train-images-idx3-ubyte"][16:19])
+    assert dataset.test_rows.y.tolist() == [0, 1, 2, 3]
     load("mnist")
     assert len(tiny.host.requests) == 4
 
@@ -122,7 +122,7 @@ def test_an_unknown_name_gets_a_hint() -> None:
 @pytest.mark.usefixtures("bare")
 def test_digits_are_always_there() -> None:
     dataset = load("digits")
-    assert (len(dataset), len(dataset.test_labels), dataset.classes) == (1442, 355, 10)
+    assert (len(dataset), len(dataset.test_rows.y), dataset.classes) == (1442, 355, 10)
     assert_normalised(dataset)
 
 
@@ -131,8 +131,8 @@ def test_digits_are_always_there() -> None:
 
 def assert_normalised(dataset: Dataset, within: float = 1e-4) -> None:
     """The constants are the moments of all training pixels, to the four places they are given with."""
-    for channel, (mean, std) in enumerate(zip(dataset.mean, dataset.std, strict=True)):
-        levels = torch.bincount(dataset.images[:, channel].flatten(), minlength=256).double()
+    for channel, (mean, std) in enumerate(zip(dataset.rows.mean, dataset.rows.std, strict=True)):
+        levels = torch.bincount(dataset.rows.x[:, channel].flatten(), minlength=256).double()
         grey = torch.arange(256) / 255
         first, second = ((levels * grey**power).sum() / levels.sum() for power in (1, 2))
         assert first.item() == pytest.approx(mean, abs=within)
@@ -156,10 +156,10 @@ def real(name: str) -> Dataset:
 )
 def test_the_real_files_are_read(name: str, shape: tuple[int, ...], test_rows: int, first_labels: list[int]) -> None:
     dataset = real(name)
-    assert tuple(dataset.images.shape) == shape
-    assert len(dataset.test_labels) == test_rows
-    assert dataset.labels[:5].tolist() == first_labels
-    assert len(torch.bincount(dataset.labels)) == len(torch.bincount(dataset.test_labels)) == 10
+    assert tuple(dataset.rows.x.shape) == shape
+    assert len(dataset.test_rows.y) == test_rows
+    assert dataset.rows.y[:5].tolist() == first_labels
+    assert len(torch.bincount(dataset.rows.y)) == len(torch.bincount(dataset.test_rows.y)) == 10
     assert_normalised(dataset)
 
 
@@ -187,4 +187,4 @@ def test_debians_package_holds_the_published_content() -> None:
     root = Path("/usr/share/datasets")
     if catalog.locate("fashion-mnist", root) is None:
         pytest.skip("dataset-fashion-mnist is not installed")
-    assert load("fashion-mnist", root).labels[:5].tolist() == [9, 0, 0, 3, 0]
+    assert load("fashion-mnist", root).rows.y[:5].tolist() == [9, 0, 0, 3, 0]

@@ -15,14 +15,12 @@ from rich.text import Text
 from ntkfl.cli.stopping import stoppable
 from ntkfl.cli.verbs import ClientColumn, LabelColumn, SplitColumn
 from ntkfl.data.catalog import CATALOG, NAMES, fetch, load, locate
-from ntkfl.data.dirichlet import Dirichlet
 from ntkfl.data.federated import Federated
 from ntkfl.data.files import Columns
 from ntkfl.data.npz import deal
-from ntkfl.data.partition import Partition
-from ntkfl.data.partitions import ByClient, make
+from ntkfl.data.partitions import ByClient, Dirichlet, Partition, make
 from ntkfl.data.scales import extreme_columns, shown, single_rows
-from ntkfl.data.sources import names_clients, open_dataset
+from ntkfl.data.sources import is_own, open_dataset
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.progress import ProgressBar, plural
 from ntkfl.user_code import find_factory, is_code
@@ -70,7 +68,7 @@ def fetch_datasets(names: Annotated[list[str], typer.Argument(help="Datasets, se
             if locate(name) is None:
                 fetch(name)
             dataset = load(name)
-            rows = f"{len(dataset):,} training and {len(dataset.test_labels):,} test rows"
+            rows = f"{len(dataset):,} training and {len(dataset.test_rows):,} test rows"
             typer.echo(f"{name}: {rows}, checked, {dataset.source}")
 
 
@@ -103,7 +101,7 @@ def show(
 
     Example: ntkfl data show visits.csv --label-column diagnosis --client-column hospital
     """
-    partition = partition or ("client" if names_clients(name) else "dirichlet")
+    partition = partition or ("client" if is_own(name) else "dirichlet")
     options: dict[str, Any] = {
         "clients": 300 if clients is None and partition not in ("writer", "client") else clients,
         "alpha": 0.1 if alpha is None and partition == "dirichlet" else alpha,
@@ -150,8 +148,8 @@ def deal_clients(
     client_column: ClientColumn = None,
     split_column: SplitColumn = None,
 ) -> None:
-    """Write every client's data into a file of its own, to try out `ntkfl join` with. Rows of a file or folder that says
-    whose they are go to those clients; all others are dealt by a Dirichlet draw.
+    """Write every client's data into a file of its own, to try out `ntkfl join` with. Rows of a file or folder that
+    says whose they are go to those clients; all others are dealt by a Dirichlet draw.
 
     Example: ntkfl data deal digits --clients 4 --out demo-data
     """
@@ -172,7 +170,7 @@ def _as_named(name: str, columns: Columns, clients: int | None, alpha: float | N
         found, named = _own_clients(name), True
     else:
         dataset = open_dataset(name, columns)
-        named = names_clients(name) and dataset.writers is not None
+        named = is_own(name) and dataset.writers is not None
         drawn = Dirichlet(4 if clients is None else clients, 0.1 if alpha is None else alpha)
         found = dataset.partition(ByClient() if named else drawn, seed=seed)
     if named and (clients, alpha) != (None, None):

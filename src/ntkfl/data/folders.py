@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ntkfl.data.client import PICTURES, Images, read_picture
+from ntkfl.data.client import PICTURES, Images
 from ntkfl.data.federated import Federated
 from ntkfl.data.from_arrays import Array, from_clients
 from ntkfl.errors import DataError
@@ -49,7 +48,7 @@ def pictures(shape: Sequence[int], mean: Sequence[float] = (), std: Sequence[flo
         for path in paths:
             if path.suffix.lower() not in PICTURES:
                 raise DataError(f"{path} is no picture: {', '.join(PICTURES)}")
-        return images.inputs(str(paths[0].parent), np.stack([read_picture(path, images.shape) for path in paths]))
+        return images.read(paths)
 
     return read
 

@@ -40,10 +40,7 @@ class Rows:
         x, y = (self.x, self.y) if index is None else (self.x[index], self.y[index])
         if device is not None:
             x, y = x.to(device), y.to(device)
-        if x.dtype != torch.uint8:
-            return x, y
-        largest, mean, std = _scales(self.mean, self.std, x.device)
-        return x.to(torch.float32).div_(largest).sub_(mean).div_(std), y
+        return (x, y) if x.dtype != torch.uint8 else (normalised(x, self.mean, self.std), y)
 
     def feed(self, digest: _Hash) -> None:
         """Add all that determines `take` to `digest`."""
@@ -51,6 +48,12 @@ class Rows:
             digest.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
             digest.update(tensor.contiguous().numpy().data)
         digest.update(f"{self.mean} {self.std};".encode())
+
+
+def normalised(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """(x/255 − mean)/std as float32, of bytes x [N, C, H, W] and a number for each channel."""
+    largest, means, stds = _scales(mean, std, x.device)
+    return x.to(torch.float32).div_(largest).sub_(means).div_(stds)
 
 
 @lru_cache(maxsize=8)

@@ -48,8 +48,8 @@ def read_torch(who: str, source: TorchData) -> tuple[Tensor, Tensor]:
         raise DataError(f"{who} has no samples")
     if _varies(source):
         warnings.warn(
-            "items of a torch Dataset change when they are read again, as those of a random transform do: they are read "
-            "once, so that every round trains on one draw of each and nothing is augmented",
+            "items of a torch Dataset change when they are read again, as those of a random transform do: they are "
+            "read once, so that every round trains on one draw of each and nothing is augmented",
             stacklevel=2,
         )
     join = torch.cat if batched else torch.stack

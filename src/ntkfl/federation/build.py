@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from ntkfl.data import Federated, RowDataset
+from ntkfl.data import Federated
 from ntkfl.data.files import NUMBERS, UNKNOWN, is_data_file
-from ntkfl.data.sources import open_dataset
+from ntkfl.data.sources import is_own, open_dataset
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.federation.config import ModelConfig, RunConfig, own_method
 from ntkfl.federation.memory_check import available_bytes
@@ -135,7 +135,7 @@ def _load_data(config: RunConfig) -> Federated:
         return _own_clients(config.data.dataset, fraction)
     dataset, shared = open_dataset(config.data.dataset, config.data.columns, _targets(config)), None
     if fraction > 0:
-        if isinstance(dataset, RowDataset):
+        if is_own(config.data.dataset):
             raise ConfigError("a shared_fraction is taken out of a dataset with a name, not of a user's own")
         # The fraction is of what clients hold, so of all rows it is fraction / (1 + fraction).
         dataset, *taken = dataset.without(fraction / (1 + fraction), seed=config.seed)

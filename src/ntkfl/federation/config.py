@@ -11,9 +11,8 @@ from pydantic import AliasChoices, Field, model_validator
 
 from ntkfl.data import NAMES
 from ntkfl.data.files import Columns, is_data_file
-from ntkfl.data.partition import Partition
-from ntkfl.data.partitions import PARTITIONS, make
-from ntkfl.data.sources import FORMS, is_own, names_clients
+from ntkfl.data.partitions import PARTITIONS, Partition, make
+from ntkfl.data.sources import FORMS, is_own
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.methods import Method
 from ntkfl.models import MODELS
@@ -56,7 +55,7 @@ class DataConfig(Options):
     def _files_name_their_clients(cls, values: Any) -> Any:
         """Unless told otherwise, rows of a file are dealt as its column `client` says, pictures as their folders do."""
         named = values.get("dataset") if isinstance(values, dict) else None  # a file may say `data = 3`
-        return {"partition": "client"} | values if isinstance(named, str) and names_clients(named) else values
+        return {"partition": "client"} | values if isinstance(named, str) and is_own(named) else values
 
     def model_post_init(self, _: object) -> None:
         if not self.own and self.dataset not in NAMES and not is_own(self.dataset):

@@ -16,7 +16,6 @@ import torch
 from ntkfl.data import cifar, femnist
 from ntkfl.data.client import Images, read_own
 from ntkfl.data.files import from_file
-from ntkfl.data.idx import parse, read_content
 from ntkfl.data.npz import read_client
 from tests.fuzz.target import Target
 
@@ -35,7 +34,7 @@ _LEAF_WORDS = (
 
 
 def targets(scratch: Path) -> list[Target]:
-    return [*_idx(scratch), *_npz(scratch), *_tables(scratch), *_leaf(scratch), *_cifar(scratch), *_pictures(scratch)]
+    return [*_npz(scratch), *_tables(scratch), *_leaf(scratch), *_cifar(scratch), *_pictures(scratch)]
 
 
 def _file(path: Path, read: Callable[[Path], object]) -> Callable[[bytes], None]:
@@ -46,36 +45,6 @@ def _file(path: Path, read: Callable[[Path], object]) -> Callable[[bytes], None]
         read(path)
 
     return check
-
-
-def _idx(scratch: Path) -> list[Target]:
-    images = b"\0\0\x08\x03" + b"".join(n.to_bytes(4, "big") for n in (2, 4, 4)) + bytes(range(32))
-    labels = b"\0\0\x08\x01" + (2).to_bytes(4, "big") + bytes([1, 0])
-    own = scratch / "idx"
-    own.mkdir()
-    (own / "labels-idx1").write_bytes(labels)
-
-    def whole(data: bytes) -> None:
-        array = parse(data, "input")
-        assert 4 + 4 * array.ndim + array.nbytes == len(data)
-
-    def folder(path: Path) -> None:
-        x, y = read_own(str(own), Images((1, 4, 4)), lambda name: dict)
-        assert x.shape == (2, 1, 4, 4)
-        assert y.tolist() == [1, 0]
-
-    def packed(path: Path) -> None:
-        parse(read_content(path, 1 << 20), "input")
-
-    return [
-        Target("idx", (images, labels), whole),
-        Target("idx folder", (images, gzip.compress(images)), _file(own / "images-idx3", folder)),
-        Target(
-            "idx compressed",
-            (gzip.compress(images), gzip.compress(bytes(5000))[:0] + images),
-            _file(scratch / "idx.gz", packed),
-        ),
-    ]
 
 
 def _saved(save: Callable[..., None], **arrays: np.ndarray) -> bytes:
