@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from ntkfl.data.arrays import Kinds, read_npz
-from ntkfl.data.cells import labels, listed, numbers, read_csv, read_parquet, rows_of
+from ntkfl.data.cells import labels, listed, named_labels, numbers, read_table, rows_of
 from ntkfl.data.dataset import Dataset
 from ntkfl.data.from_arrays import from_clients
 from ntkfl.data.seeds import generator
@@ -145,13 +145,13 @@ def read_rows(
 def _read(path: Path, names: Columns, class_names: Sequence[str], feature_names: Sequence[str] = ()) -> _Content:
     if path.suffix.lower() == ".npz":
         return _read_npz(path, names, class_names)
-    columns = read_csv(path) if path.suffix.lower() == ".csv" else read_parquet(path)
+    label, client, split = names.label or LABEL, names.client or CLIENT, names.split or SPLIT
+    columns = read_table(path, (label, client, split))
     for given in names:
         if given is not None and given not in columns:
             near = difflib.get_close_matches(given, columns, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise DataError(f"{path} has no column {given!r}: {hint}its columns are {listed(columns)}")
-    label, client, split = names.label or LABEL, names.client or CLIENT, names.split or SPLIT
     if label not in columns:
         raise DataError(
             f"{path} has no column {label!r}; its columns are {listed(columns)}: say which holds labels by "
@@ -163,12 +163,12 @@ def _read(path: Path, names: Columns, class_names: Sequence[str], feature_names:
     if feature_names:
         features = _in_order(path, features, feature_names)
     hint = ", unless it says whose a row is (--client-column {0}) or is the label (--label-column {0})"
-    x = np.stack([numbers(path, name, columns[name], hint.format(shlex.quote(name))) for name in features], axis=1)
-    y, known = labels(path, label, columns[label], class_names)
-    if client in columns and "" in columns[client]:
-        raise DataError(f"{path}: {rows_of(columns[client], '')} without a client in column {client!r}")
-    clients = np.asarray(columns[client]) if client in columns else None
-    test = _test_rows(path, split, columns[split]) if split in columns else None
+    x = np.stack([numbers(path, columns[name], hint.format(shlex.quote(name))) for name in features], axis=1)
+    y, known = labels(path, columns[label], class_names)
+    clients = columns[client].to_numpy(str) if client in columns else None
+    if clients is not None and (clients == "").any():
+        raise DataError(f"{path}: {rows_of(clients, '')} without a client in column {client!r}")
+    test = _test_rows(path, split, columns[split].tolist()) if split in columns else None
     return _Content(x, y, clients, test, known, tuple(features))
 
 
@@ -235,5 +235,5 @@ def _named(path: Path, label: str, content: _Content, class_names: Sequence[str]
         return content._replace(class_names=() if content.y.dtype.kind == "f" else tuple(class_names))
     if content.y.ndim != 1:
         raise DataError(f"{path}: labels that are text are one per row, not {list(content.y.shape)}")
-    y, known = labels(path, label, content.y.tolist(), class_names)
+    y, known = named_labels(path, label, content.y, class_names)
     return content._replace(y=y, class_names=known)
