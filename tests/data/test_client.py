@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from ntkfl.data.client import Images, read_own
+from ntkfl.data.client import read_own
+from ntkfl.data.folders import Images
 from ntkfl.errors import ConfigError, DataError
 from ntkfl.user_code import find_factory
 
@@ -53,7 +54,7 @@ def test_pictures_that_do_not_fit_or_are_none(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="1 or 3 channels"):
         read_own(str(tmp_path), Images((64,)), find_factory)
     (tmp_path / "0" / "a.png").unlink()
-    with pytest.raises(DataError, match="no folder of pictures"):
+    with pytest.raises(DataError, match="holds no files"):
         read_own(str(tmp_path), Images((1, 4, 3)), find_factory)
 
 

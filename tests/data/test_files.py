@@ -13,8 +13,9 @@ import torch
 
 import ntkfl
 from ntkfl.data import IID, ByClient, Dirichlet, from_clients, from_datasets, from_file
-from ntkfl.data.client import Images, read_own
+from ntkfl.data.client import read_own
 from ntkfl.data.files import Columns, read_rows
+from ntkfl.data.folders import Images
 from ntkfl.errors import ConfigError, DataError
 from ntkfl.federation.build import load_data
 from ntkfl.federation.config import RunConfig

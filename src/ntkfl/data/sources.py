@@ -9,10 +9,9 @@ from pathlib import Path
 import torch
 
 from ntkfl.data.catalog import NAMES, load
-from ntkfl.data.client import PICTURES
 from ntkfl.data.dataset import Dataset
 from ntkfl.data.files import USUAL, Columns, from_file, is_data_file
-from ntkfl.data.folders import from_folders, pictures
+from ntkfl.data.folders import PICTURES, from_folders, pictures, read_picture
 from ntkfl.errors import ConfigError, DataError, unknown
 
 FORMS = ("FILE.csv", "FILE.npz", "FOLDER", "package.module:function")  # for errors
@@ -49,17 +48,10 @@ def own_digest(name: str) -> str:
 
 
 def _read_pictures(folder: Path) -> Dataset:
-    from PIL import Image  # only this way of keeping data needs it
-
     first = next((p for p in sorted(folder.glob("*/*/*")) if p.suffix.lower() in PICTURES), None)
     if first is None:
         raise DataError(f"{folder} holds no pictures as CLIENT/CLASS/FILE, beside test/CLASS/FILE")
-    try:
-        with Image.open(first) as picture:
-            shape = (1 if picture.mode in ("1", "L") else 3, picture.size[1], picture.size[0])
-    except Exception:  # broken pictures raise whatever their readers come across
-        raise DataError(f"{first} is no picture that can be read") from None
-    fed = from_folders(folder, pictures(shape))
+    fed = from_folders(folder, pictures(read_picture(first).shape))
     writers = torch.repeat_interleave(torch.arange(len(fed)), torch.tensor(fed.sizes))
     return Dataset(
         str(folder), fed.rows, fed.test_rows, fed.classes, writers, fed.client_names, class_names=fed.class_names

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from ntkfl.data import cifar, femnist
-from ntkfl.data.client import Images, read_own
+from ntkfl.data.client import read_own
 from ntkfl.data.files import from_file
+from ntkfl.data.folders import Images
 from ntkfl.data.npz import read_client
 from tests.fuzz.target import Target
 
