@@ -36,7 +36,6 @@ PRIVATE = {"name": "private-sums", "secure_sum": True, "epsilon": 1.0, "budget_r
 
 @pytest.fixture(scope="module")
 def comparison() -> Comparison:
-    noisy = {"name": "ntk-fl", "subsample_rate": 0.2, "projected_dim": 24, "shuffle": True, "clip": 2, "noise": 2.0}
     return Comparison(
         name="small",
         rounds=2,
@@ -45,7 +44,6 @@ def comparison() -> Comparison:
         model={"hidden": (16,)},
         methods=[
             {"label": "open", "method": {"name": "ntk-fl", "subsample_rate": 0.2, "steps": (50.0, 200.0)}},
-            {"label": "noise", "method": noisy | {"steps": (50.0, 200.0)}},
             {"label": "averaged", "method": {"name": "fedavg", "local_steps": 2, "clip": 1.0, "noise": 1.0}},
             {"label": "sums", "method": {"name": "sum-ntk-fl"}},
             {"label": "private", "clients_per_round": 4, "method": PRIVATE},
@@ -58,11 +56,11 @@ def test_a_small_table_is_made_once_and_written(
 ) -> None:
     said: list[str] = []
     rows = tradeoff.run(comparison, tmp_path / "cells", said.append)
-    assert said == [f"{label}, seed 0" for label in ("open", "noise", "averaged", "sums", "private")]
+    assert said == [f"{label}, seed 0" for label in ("open", "averaged", "sums", "private")]
     again: list[str] = []
     assert tradeoff.run(comparison, tmp_path / "cells", again.append) == rows
     assert again == []
-    opened, noise, averaged, summed, private = rows
+    opened, averaged, summed, private = rows
     of_sums = {"member, by sums", "member, by alignment"}
     assert set(opened.leaks) == set(COLUMNS) - of_sums
     # Of a secure sum the aggregator is attacked by what it has, the total, and with the help of a minority.
@@ -73,17 +71,13 @@ def test_a_small_table_is_made_once_and_written(
         assert hidden is not None
         assert abs(hidden.mean) < 0.1
     assert private.epsilon == (("the aggregator, 2 rounds", pytest.approx(1.0, rel=1e-2)),)
-    assert verdict(noise, rows, "label") == "reduced"
-    assert verdict(noise, rows, "member, by rows") == "stopped"
     assert not opened.epsilon
-    assert noise.epsilon[0][0] == "the aggregator, one round"
     assert averaged.epsilon[-1][0] == "who sees all 2 models"
     write(tmp_path / "out", comparison, rows, "ntkfl audit --tradeoff small.toml")
     document = json.loads((tmp_path / "out/results.json").read_text())
-    assert [row["label"] for row in document["rows"]] == ["open", "noise", "averaged", "sums", "private"]
-    assert all(SIMULATED in document["rows"][n]["assumptions"] for n in (1, 2, 4))
+    assert [row["label"] for row in document["rows"]] == ["open", "averaged", "sums", "private"]
+    assert all(SIMULATED in document["rows"][n]["assumptions"] for n in (1, 3))
     table = (tmp_path / "out/table.md").read_text()
-    assert "per record and round" in table
     assert "1 per record in all" in table
     assert "ε (simulated)" in table
     assert (tmp_path / "out/tradeoff.png").stat().st_size > 10_000

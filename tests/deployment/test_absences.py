@@ -88,7 +88,7 @@ def test_which_guarantees_count_on_draws() -> None:
     counted = {
         ("fedavg", False): {}, ("fedavg", True): {"clip": 1.0, "noise": 1.0},
         ("private-sums", False): {"epsilon": 3.0}, ("private-sums", True): {"sampling_rate": 0.1},
-        ("ntk-fl", False): {"clip": 1.0, "noise": 1.0, "label_flip": 0.2}, ("private-ridge", False): {},
+        ("ntk-fl", False): {}, ("private-ridge", False): {},
     }  # fmt: skip
     for (name, counts), options in counted.items():
         assert METHODS[name](**options).counts_on_draws is counts, name

@@ -162,9 +162,8 @@ def test_an_evaluator_is_no_more_exact_than_the_contract_says(client: tuple[Shuf
     exact = counts(task, asked, own.x, own.y).arrays
     assert all(torch.equal(exact[name], found) for name, found in under().items())
     assert all(float(found) % 16 == 0 for found in under(count_multiple=16).values())
-    for option in ({"clip": 1.0}, {"label_flip": 0.2}):
-        found = [under(method=terms.method | option)["samples"].item() for _ in range(20)]
-        assert len(set(found)) > 1  # noise of scale 3, no value of which is likelier than 1/6
+    found = [under(method=terms.method | {"clip": 1.0})["samples"].item() for _ in range(20)]
+    assert len(set(found)) > 1  # noise of scale 3, no value of which is likelier than 1/6
 
 
 def test_two_processes_of_one_client_answer_once(client: tuple[ShuffledClient, SigningKey], tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_kills_of_a_private_run(tmp_path: Path, victim: str) -> None:
         assert all(int(str(record["summed_clients"])) >= 3 for record in history)
         method = build_method(PRIVATE)
         for record, number in zip(history, numbers, strict=True):
-            (spent,) = method.guarantees(Participation(10, number, 4, 4, 4, number, simulated=False))
+            (spent,) = method.guarantees(Participation(number, 4, 4, number, simulated=False))
             assert float(str(record["epsilon"])) == pytest.approx(spent.epsilon, rel=1e-3)
         if numbers == [1, 2] and [record["summed_clients"] for record in history] == [4, 4]:
             for name, tensor in simulated(roles, PRIVATE, 4, 2).model.state_dict().items():

@@ -10,10 +10,8 @@ import torch
 
 from ntkfl.crypto.hpke import SealingKey
 from ntkfl.crypto.mask_format import SEED_BYTES
-from ntkfl.crypto.mask_tickets import check_ticket, split_submission
-from ntkfl.crypto.masking import Words, add_packed, unpack_words
+from ntkfl.crypto.masking import Words, unpack_words
 from ntkfl.crypto.row_frames import Announced, BatchKey, open_row, unpack_rows
-from ntkfl.federation.local_shuffler import SecondHolder
 from ntkfl.federation.secure_sum import SumSchema, Total, mask_reply, open_sum
 from ntkfl.methods.additive import Addend
 from ntkfl.services.shuffler.batch import Batch
@@ -38,42 +36,20 @@ class Round:
     min_clients: int = 2
     shuffler: Shuffler = field(default_factory=lambda: Shuffler(clock=lambda: 0.0))
     opener: SealingKey = field(default_factory=SealingKey.generate)
-    holders: int = 1
-    second: SecondHolder = field(default_factory=lambda: SecondHolder(*NAMES))
 
     def __post_init__(self) -> None:
-        sizes = (1, self.schema.sealed_bytes, self.min_clients, 0.0, self.schema.numbers, self.holders)
+        sizes = (1, self.schema.sealed_bytes, self.min_clients, 0.0, self.schema.numbers)
         self.shuffler.open(Batch(KEY, self.cohort, *sizes), SAID.digest)
         self.submitted: list[bytes] = []  # what the shuffler sees
-        self.seeds: list[bytes] = []  # what a second holder sees
 
     def submit(self, client: str, words: Words) -> None:
-        if self.holders == 2:
-            self.submit_to_both(client, words)
-            return
         body = mask_reply(words, self.opener.public, *NAMES, SAID)
         self.submitted.append(body)
         self.shuffler.submit(client, SAID, unpack_rows(body[SEED_BYTES:])[1], body[:SEED_BYTES])
 
-    def submit_to_both(self, client: str, words: Words, reaches_shuffler: bool = True) -> None:
-        """With a second holder of masks; a client may die between the two."""
-
-        def give(seed: bytes) -> bytes:
-            self.seeds.append(seed)
-            return self.second.take(client, SAID, seed)
-
-        body = mask_reply(words, self.opener.public, *NAMES, SAID, give)
-        if reaches_shuffler:
-            self.submitted.append(body)
-            seed, signed, framed = split_submission(memoryview(body), SEED_BYTES)
-            ticket = check_ticket(signed, self.second.public, *NAMES, client, SAID)
-            self.shuffler.submit(client, SAID, unpack_rows(framed)[1], seed, ticket)
-
     def release(self) -> None:
         self.sealed = self.shuffler.release(KEY)
         self.masks = self.shuffler.masks(KEY)
-        if self.holders == 2:
-            self.masks = add_packed(self.masks, self.second.release(self.shuffler.released_set(KEY)))
 
     def total(self) -> Total:
         self.release()
@@ -86,10 +62,10 @@ class Round:
         return [unpack_words(data, self.schema.numbers) for data in (*rows, self.masks)]
 
 
-def played(vectors: Mapping[str, Words], limit: float = 1000.0, holders: int = 1) -> Round:
+def played(vectors: Mapping[str, Words], limit: float = 1000.0) -> Round:
     """A round in which everybody has submitted its integers."""
     numbers = len(next(iter(vectors.values())))
-    own = Round(schema_of(numbers - 1, len(vectors), limit), tuple(vectors), holders=holders)
+    own = Round(schema_of(numbers - 1, len(vectors), limit), tuple(vectors))
     for client, words in vectors.items():
         own.submit(client, words)
     return own

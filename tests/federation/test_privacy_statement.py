@@ -19,7 +19,6 @@ from ntkfl.methods import METHODS
     [
         ("fedavg", {}, ""),
         ("fedavg", {"secure_sum": True}, "unless server and shuffler collude; no ε"),
-        ("fedavg", {"secure_sum": True, "mask_holders": 2}, "unless server, shuffler and key server collude; no ε"),
         ("private-sums", {"secure_sum": True}, "unless server and shuffler collude"),
         ("private-sums", {"secure_sum": True, "epsilon": None}, "unless server and shuffler collude; no ε"),
     ],

@@ -286,35 +286,32 @@ def test_a_run_with_scaled_labels_goes_on(digits: ntkfl.data.Federated) -> None:
         assert record["rejected"]["malformed"] == record["dropped_rows"] == rows
 
 
-@pytest.mark.parametrize("distinct", [True, False])
-def test_rows_sealed_twice_are_counted_and_where_rows_are_distinct_dropped(distinct: bool) -> None:
-    """A client that seals one row a hundred times would give one sample a hundred samples' weight."""
-    method, task, reply = make(distinct_rows=distinct)
+def test_rows_sealed_twice_are_counted() -> None:
+    """A client that seals one row a hundred times gives one sample a hundred samples' weight."""
+    method, task, reply = make()
     opener, rows = SealingKey.generate(), [row.encode() for row in method.split(reply)]
     sealed = seal_rows([*rows, *[rows[0]] * 99], opener.public, *WHERE)
     received = receive(method, task, [*sealed, sealed[0]], RowSchema.of(method, reply), opener, *WHERE)
-    kept = sorted(rows if distinct else [*rows, *[rows[0]] * 99])
-    assert received.rejected == {"copied": 100 if distinct else 1}  # a seal that comes twice is copied in any case
-    assert (received.rows, received.repeated) == (len(kept), 0 if distinct else 99)
+    kept = sorted([*rows, *[rows[0]] * 99])
+    assert received.rejected == {"copied": 1}  # a seal that comes twice is copied in any case
+    assert (received.rows, received.repeated) == (len(kept), 99)
     (joined,) = received.replies
     assert [row.encode() for row in method.split(joined)] == kept
 
 
 def test_samples_that_a_dead_network_cannot_tell_apart_all_count() -> None:
     """Honest rows may be equal: where no hidden unit is on, a sparsified row holds the label and nothing of the input.
-    Dropping them by default would take most of a small network's samples.
+    Dropping them would take most of a small network's samples.
     """
     task = Task(ntkfl.models.mlp(5, 4, 3), 3, "ce")
     with torch.no_grad():
         dead = torch.cat([torch.full((24,), -1.0), task.like[24:]])
     people = [ClientRound(i, torch.rand(6, 5), torch.zeros(6).long(), Randomness.simulated(i)) for i in range(2)]
-    for distinct, rows in ((False, 12), (True, 1)):
-        method = NTKFL(shuffle=True, sparsity=0.5, distinct_rows=distinct, steps=(5.0,))
-        transport, traffic = server_of(task, method, people).transport, Traffic()
-        transport.begin(1, [0, 1])
-        (reply,) = transport.exchange(Message("weights", 1, {"weights": dead}), [0, 1], traffic)
-        assert (len(method.split(reply)), traffic.dropped) == (rows, 12 - rows)
-        assert traffic.repeated == (0 if distinct else 11)
+    method = NTKFL(shuffle=True, sparsity=0.5, steps=(5.0,))
+    transport, traffic = server_of(task, method, people).transport, Traffic()
+    transport.begin(1, [0, 1])
+    (reply,) = transport.exchange(Message("weights", 1, {"weights": dead}), [0, 1], traffic)
+    assert (len(method.split(reply)), traffic.dropped, traffic.repeated) == (12, 0, 11)
 
 
 def test_equal_losses_of_different_samples_all_count() -> None:

@@ -26,7 +26,6 @@ ELSEWHERE = ("cp-ntk-fl", "private-sums", "private-ridge", "dp-fedavg")
 CASES: dict[str, dict[str, Any]] = {name: {"name": name} for name in METHODS if name not in ELSEWHERE} | {
     "ntk-fl": NTK,
     "ntk-fl, subsampled and sparsified": NTK | {"subsample_rate": 0.5, "sparsity": 0.8, "values": "8bit"},
-    "ntk-fl, with noise": NTK | {"clip": 1.0, "noise": 0.5},
     "fedavg, with noise": {"name": "fedavg", "local_steps": 3, "clip": 1.0, "noise": 0.1},
 }
 

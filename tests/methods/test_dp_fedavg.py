@@ -82,7 +82,7 @@ def test_noise_is_as_wide_as_a_clients_epsilon_asks_for() -> None:
 
 def test_what_it_says_and_refuses() -> None:
     method = DPFedAvg(secure_sum=True, budget_rounds=2, noise_clients=2)
-    run = Participation(outputs=3, times=2, rows=30, cohort=2, clients=2, rounds=2, simulated=True)
+    run = Participation(times=2, cohort=2, clients=2, rounds=2, simulated=True)
     (told,) = method.guarantees(run)
     assert (told.unit, told.epsilon) == ("client", pytest.approx(3.0, rel=1e-3))
     assert any("took part is no secret" in line for line in told.assumptions)

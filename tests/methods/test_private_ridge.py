@@ -134,7 +134,7 @@ def test_the_record_and_the_guarantee_say_what_was_spent() -> None:
     x, y = (torch.cat([getattr(c, part) for c in clients]) for part in ("x", "y"))
     right = task.predict(outcome.state["weights"], x).argmax(1) == y
     assert float(right.double().mean()) > 0.75  # the two means are 2 apart: 0.8 without noise
-    run = Participation(outputs=3, times=1, rows=30, cohort=2, clients=2, rounds=1, simulated=True)
+    run = Participation(times=1, cohort=2, clients=2, rounds=1, simulated=True)
     (told,) = method.guarantees(run)
     assert told.epsilon == pytest.approx(3.0, rel=1e-3)
     assert "those who see the models" in told.against

@@ -138,7 +138,7 @@ def test_noise_by_the_server_is_added_once_and_as_wide_as_that_of_all_clients() 
     assert float(together.square().mean()) / width**2 == pytest.approx(1, abs=5 * math.sqrt(2 / len(together)))
     assert width == pytest.approx(2 * PrivateSums(noise_clients=4, **options).widths({"gradient": numbers})["gradient"])
     assert "trusted" in method.promise(2, 4)[1]
-    run = Participation(outputs=3, times=2, rows=30, cohort=2, clients=2, rounds=2, simulated=False)
+    run = Participation(times=2, cohort=2, clients=2, rounds=2, simulated=False)
     assert any("trusted" in line for line in method.guarantees(run)[0].assumptions)
 
 
@@ -158,7 +158,7 @@ def test_sampling_earns_credit_where_it_is_real() -> None:
     assert all(method.widths(sizes)[name] < 0.8 * plain.widths(sizes)[name] for name in sizes)
     outcome, _ = play(method, task, clients)
     assert outcome.diagnostics["epsilon"] < outcome.diagnostics["epsilon_always_drawn"]
-    run = Participation(outputs=3, times=2, rows=30, cohort=2, clients=20, rounds=10, simulated=True)
+    run = Participation(times=2, cohort=2, clients=20, rounds=10, simulated=True)
     sampled, always = method.guarantees(run)
     assert sampled.epsilon == pytest.approx(3.0, rel=1e-3)
     assert always.epsilon > 4.5
@@ -225,7 +225,7 @@ def test_the_record_and_the_guarantee_say_what_was_spent() -> None:
     assert second.diagnostics["epsilon"] <= 3.0 + 1e-9
     assert (second.diagnostics["delta"], second.diagnostics["unit"]) == (1e-5, "record")
     assert second.train_loss is None
-    run = Participation(outputs=3, times=2, rows=30, cohort=2, clients=2, rounds=2, simulated=True)
+    run = Participation(times=2, cohort=2, clients=2, rounds=2, simulated=True)
     (told,) = method.guarantees(run)
     assert told.epsilon == pytest.approx(3.0, rel=1e-3)
     assert "those who see the models" in told.against

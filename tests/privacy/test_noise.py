@@ -1,4 +1,4 @@
-"""Clipping, noise and randomised response: their distributions, and what is sent of noised updates."""
+"""Clipping and noise: their distributions, and what is sent of noised updates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import ntkfl.models
 from ntkfl.errors import ConfigError
 from ntkfl.methods import ClientRound, FedAvg, Method, Scaffold, Task
 from ntkfl.methods.ntk_fl import NTKFL
-from ntkfl.privacy.noise import clip_rows, flip_labels, grain, noisy_rows
+from ntkfl.privacy.noise import clip_rows, grain, noisy_rows
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
 
@@ -53,18 +53,6 @@ def test_noise_has_the_size_it_says() -> None:
         noisy_rows(torch.ones(2, 3, dtype=torch.int64), 1.0, 1.0, own)
 
 
-def test_labels_are_replaced_as_often_as_randomised_response_says() -> None:
-    y = torch.full((20000,), 3)
-    own = Randomness.simulated(0)
-    flipped = flip_labels(y, 10, 0.4, own)
-    assert float((flipped == 3).double().mean()) == pytest.approx(0.64, abs=0.01)  # 1 − p + p/k
-    others = torch.bincount(flipped, minlength=10)[[i for i in range(10) if i != 3]].double() / len(y)
-    assert others.tolist() == pytest.approx([0.04] * 9, abs=0.006)
-    assert flip_labels(y, 10, 0.0, own) is y
-    with pytest.raises(ConfigError, match="numbers rather than classes"):
-        flip_labels(y.double(), 10, 0.1, own)
-
-
 def test_an_update_is_clipped_and_noised_and_nothing_else_is_told() -> None:
     task, client = _task(), _client()
     question = Message("weights", 1, {"weights": task.like})
@@ -86,10 +74,11 @@ def test_an_update_is_clipped_and_noised_and_nothing_else_is_told() -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "says"),
     [
-        (NTKFL, {"noise": 1.0}, "give clip too"),
+        (FedAvg, {"noise": 1.0}, "give clip too"),
         (FedAvg, {"noise": 1.0, "clip": 1.0, "weighting": "samples"}, "count equally"),
         (Scaffold, {"clip": 1.0}, "scaffold does not clip"),
-        (NTKFL, {"clip": -1.0}, "clip"),
+        (FedAvg, {"clip": -1.0}, "clip"),
+        (NTKFL, {"clip": 1.0}, "ntk-fl does not clip"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(kind: type[Method], options: dict[str, object], says: str) -> None:

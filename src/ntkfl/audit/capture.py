@@ -60,7 +60,7 @@ class Capture:
     @property
     def unmasked_by_pair(self) -> bool:
         """Whether aggregator and shuffler together open each client's masked reply."""
-        return self.masked and self.method.mask_holders == 1
+        return self.masked
 
     @property
     def weights(self) -> Tensor:

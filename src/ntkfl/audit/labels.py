@@ -95,11 +95,6 @@ def _from_rows(capture: Capture, truth: Tensor, even: Tensor) -> list[Finding]:
     else:
         parts = torch.split(sent, [len(y) for _, y in capture.truth])
         shares, by = torch.stack([mix(part, classes) for part in parts]), "the labels each client sent"
-    # Known to be flipped with this chance, labels are counted as what they would have been.
-    flip = float(getattr(capture.method, "label_flip", 0.0))
-    if 0 < flip < 1:
-        shares = ((shares - flip / classes) / (1 - flip)).clamp_min(0)
-        shares = shares / shares.sum(1, keepdim=True).clamp_min(1e-9)
     rows = Finding(
         "labels of rows", "aggregator", "the label of each row", "accuracy", (right,), 1 / classes, 1.0, says
     )

@@ -35,7 +35,7 @@ STAGES: dict[str, tuple[float, float, float]] = {
 # Options of a method that hide something, and what switches each off.
 _OFF: dict[str, Any] = {
     "projected_dim": None, "sparsity": 0.0, "values": "float32", "shuffle": False, "clip": None, "noise": 0.0,
-    "label_flip": 0.0, "codec": "factored", "replay": False, "secure_sum": False, "epsilon": None, "noise_clients": 1,
+    "codec": "factored", "secure_sum": False, "epsilon": None, "noise_clients": 1,
 }  # fmt: skip
 
 

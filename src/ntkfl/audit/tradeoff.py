@@ -71,10 +71,9 @@ def attacks(last: Capture, earlier: Sequence[Capture], seed: int) -> list[Findin
 def guarantees_of(capture: Capture, history: Sequence[Record], config: RunConfig, clients: int) -> list[Guarantee]:
     """What noise is worth in this run: `times` counts the client that took part most often."""
     times = max(Counter(i for record in history for i in record["clients"]).values())
-    rows = int(min(record.get("samples", 0) for record in history))
     cohort, rounds = config.clients_per_round, len(history)
     method = build_method(config.method)  # the capture's own is without masks
-    return method.guarantees(Participation(capture.task.outputs, times, rows, cohort, clients, rounds, simulated=True))
+    return method.guarantees(Participation(times, cohort, clients, rounds, simulated=True))
 
 
 def run(

@@ -24,7 +24,7 @@ _DATA, _MODEL, _BACKBONE = "Data and clients", "Model", "A pretrained backbone"
 _METHOD, _HIDING, _RUN = "Method", "What clients hide", "Run"
 # Of a method's many options, those that have a flag; all others are given by --set.
 _METHODS_OWN = {
-    _METHOD: ("kernel", "scheme", "steps", "average", "lr", "local_steps", "batch_size", "loss", "replay"),
+    _METHOD: ("kernel", "scheme", "steps", "average", "lr", "local_steps", "batch_size", "loss"),
     _HIDING: ("subsample_rate", "projected_dim", "sparsity", "values", "shuffle", "secure_sum", "codec"),
 }
 # Where a command line has a form of its own, or methods describe one option differently.

@@ -15,7 +15,7 @@ from ntkfl.cli.flags import nested, with_flags
 from ntkfl.cli.stopping import stoppable
 from ntkfl.cli.train_flags import FLAGS
 from ntkfl.cli.verbs import AllowCode, importing
-from ntkfl.errors import ConfigError
+from ntkfl.errors import ConfigError, NumericalError
 
 if TYPE_CHECKING:
     from ntkfl.federation.callbacks import Callback
@@ -59,6 +59,7 @@ def train(
     with importing():
         from ntkfl.cli.options import parse_byzantine, parse_numbers, parse_setting, parse_steps, parse_words
         from ntkfl.federation.callbacks import TensorBoardCallback
+        from ntkfl.federation.chance import advice
         from ntkfl.federation.server import remarks
         from ntkfl.federation.simulation import execute
         from ntkfl.options import NONE
@@ -99,6 +100,8 @@ def train(
         )
     if not as_json:
         display.summary(run.history, run.timings, out)
+    if run.failure:
+        raise NumericalError(f"{run.failure}; {advice(run.method)}")
 
 
 @contextmanager

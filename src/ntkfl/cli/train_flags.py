@@ -113,12 +113,6 @@ FLAGS = tuple(
         ("method.local_steps", "integer", "local steps of averaging methods", "Method"),
         ("method.batch_size", "integer", "local batch size", "Method"),
         ("method.loss", "text", "ce, mse, or package.module:name", "Method"),
-        (
-            "method.replay",
-            "switch",
-            "the server keeps projected inputs and goes on training on them each round",
-            "Method",
-        ),
         ("method.subsample_rate", "number", "β, part of its samples a client uses in a round", "What clients hide"),
         (
             "method.projected_dim",

@@ -21,6 +21,7 @@ from ntkfl.data.sources import is_own, own_digest
 from ntkfl.devices import find_device
 from ntkfl.errors import Diverged, NTKFLError, NumericalError
 from ntkfl.federation.build import load_data, spelled_out
+from ntkfl.federation.chance import failure
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.federation.simulation import execute
@@ -70,11 +71,13 @@ class Cell:
 
     @property
     def remark(self) -> str:
-        """Why a run that ended is worth little: values that are not finite were rejected all along. Else empty."""
+        """Why a run that ended is worth little: its model is worse than a constant prediction, or values that are not
+        finite were rejected all along. Else empty.
+        """
         records = self.history()
         hit = [r for r in records if r.get("rejected", {}).get(NOT_FINITE)]
         if 2 * len(hit) <= len(records):
-            return ""
+            return failure(records, self.folder.config().get("constant")) if self.folder.holds_run else ""
         lost = sum(min(r["rejected"][NOT_FINITE], r.get("rejected_clients", 0)) for r in hit)
         most = "most" if 2 * lost > sum(len(r["clients"]) for r in records) else "some"
         return f"{most} replies rejected: {NOT_FINITE}, in {len(hit)} of {plural(len(records), 'round')}"

@@ -130,7 +130,7 @@ class Aggregator:
     def _described(self, method: Method) -> Mapping[str, Any]:
         terms, floor = self.federation.terms, self.federation.shuffler.min_clients
         cohort, most = terms.clients_per_round, terms.most_rounds
-        run = Participation(terms.outputs, most, cohort, cohort, self.settings.clients, most, simulated=False)
+        run = Participation(most, cohort, self.settings.clients, most, simulated=False)
         return {
             "ntkfl": __version__,
             "protocol": VERSION,

@@ -25,8 +25,6 @@ def check_contract(said: Announcement, federation: Federation, method: Method, r
         return
     if batch.min_clients < (least := least_of(said.key, federation.shuffler.min_clients)):
         raise TrustError(f"round {round} asks fewer than {least} clients")
-    if batch.numbers and batch.holders != method.mask_holders:
-        raise TrustError(f"round {round} has masks held by {batch.holders}, the contract by {method.mask_holders}")
     if batch.seconds is not None and batch.seconds < 1:
         raise TrustError(f"round {round} would be released before others could answer")
     if exchange == EVALUATORS:

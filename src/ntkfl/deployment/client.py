@@ -82,11 +82,6 @@ class ShuffledClient:
         """Names of the federation and of the run."""
         return self.federation.federation, self.federation.run
 
-    @property
-    def _sums(self) -> str:
-        """Where masked vectors go."""
-        return "sums" if self.method.mask_holders == 1 else "ticketed/sums"
-
     def _placed(self, x: Tensor, y: Tensor, task: Task) -> tuple[Tensor, Tensor]:
         """The samples as what trains gets them: projected with the key server's seed, behind a frozen backbone."""
         x, terms = x.to(task.like.dtype), self.federation.terms
@@ -167,14 +162,14 @@ class ShuffledClient:
         asked = said.batch is not None and self.name in said.batch.cohort
         where = (said.sealing_key, *self._run, said.announced)
         if self.role == "evaluator" and said.kind == "evaluate" and self.federation.terms.sum_counts:
-            return self._send(self._sums, said.announced, self._masked(said, where)) if asked else None
+            return self._send("sums", said.announced, self._masked(said, where)) if asked else None
         if said.kind == "evaluate" and self.role == "evaluator":
             check_rows(said, 1)
             return self._send("reports", said.announced, seal_messages([self._counts(said.message)], 1, *where))
         if not asked or self.role != "client" or said.key.exchange == EVALUATORS:
             return None
         if summed(said, self.federation, self.method):
-            return self._send(self._sums, said.announced, self._masked(said, where))
+            return self._send("sums", said.announced, self._masked(said, where))
         if said.kind == "evaluate":
             rows, count = self._score_rows(said.key, said.message), self.federation.terms.max_rows
         else:
@@ -195,7 +190,7 @@ class ShuffledClient:
             reply, clients = self._counts(message), len(said.batch.cohort)
             summand = counts_summand(reply, SUMMED_SAMPLES)
         elif said.kind == "evaluate":
-            own = method.private(task, self.at(said.key, message.round))
+            own = self.at(said.key, message.round)
             reply = counts(task, message, own.x, own.y)
             summand = counts_summand(reply, method.sum_samples)
         else:
@@ -208,10 +203,7 @@ class ShuffledClient:
         words = schema.encode(summand, randomness)
         if words[0]:
             self.say("numbers of this reply were beyond their limit and scaled down to it")
-        if method.mask_holders == 1:
-            return mask_reply(words, *where)
-        announced = where[-1]
-        return mask_reply(words, *where, second=lambda seed: self.identity.mask_ticket(announced, seed))
+        return mask_reply(words, *where)
 
     def at(self, key: BatchKey, number: int) -> ClientRound:
         """This client in the round, with the samples drawn at its first exchange. A round that is tried again has
@@ -226,7 +218,7 @@ class ShuffledClient:
 
     def _score_rows(self, key: BatchKey, message: Message) -> list[Message]:
         """Of the round's samples alone: no more of this client shows than in training."""
-        client = self.method.private(self.client.task, self.at(key, message.round))
+        client = self.at(key, message.round)
         rows, most = score_rows(self.client.task, message, client.x, client.y), self.federation.terms.max_rows
         return rows if len(rows) <= most else self.client.randomness.subsampling(message.round).sample(rows, most)
 

@@ -130,7 +130,7 @@ class Contract(Terms):
     @property
     def private(self) -> bool:
         """Whether the method bounds and noises what clients send."""
-        return self.method.get("clip") not in (None, NONE) or bool(self.method.get("label_flip"))
+        return self.method.get("clip") not in (None, NONE)
 
 
 def with_sums(values: Mapping[str, Any]) -> dict[str, Any]:

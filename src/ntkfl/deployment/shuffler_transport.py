@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from ntkfl.crypto.hpke import SEAL_BYTES, SigningKey
-from ntkfl.crypto.mask_format import WORD_BYTES
-from ntkfl.crypto.masking import add_packed
+from ntkfl.crypto.mask_format import SEED_BYTES
 from ntkfl.crypto.row_frames import FRAME_BYTES, Announced, BatchKey, open_row
 from ntkfl.deployment.absences import Absences, drawn_from
 from ntkfl.deployment.contract import Deployment, Federation
@@ -24,14 +23,14 @@ from ntkfl.deployment.ledger import mark_ended
 from ntkfl.deployment.waiting import wait_for_batch, wait_for_reports
 from ntkfl.errors import ConfigError, MessageError, OutOfRounds, Refused, TooFew, TrustError
 from ntkfl.federation.evaluation import SUMMED_SAMPLES, counts_summand, score_rows, total_counts
-from ntkfl.federation.secure_sum import SumSchema, submission_bytes
+from ntkfl.federation.secure_sum import SumSchema
 from ntkfl.federation.shuffled import Mixed, RowSchema, ShuffledTransport, is_padding
 from ntkfl.federation.transport import Traffic
 from ntkfl.methods import ClientRound, Method, Task
 from ntkfl.methods.inspection import Participation
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.services.announcement import EVALUATION, Announcement
-from ntkfl.services.http.client import SMALL, HttpClient
+from ntkfl.services.http.client import HttpClient
 from ntkfl.services.shuffler.batch import EVALUATORS, LEAST_EVALUATORS, Batch, least_of
 from ntkfl.services.shuffler.client import ShufflerClient
 from ntkfl.services.status import ENDED, StatusFile
@@ -172,25 +171,11 @@ class ShufflerTransport(ShuffledTransport):
         rows = self.shuffler.release(announced)
         masks, more = b"", FRAME_BYTES
         if isinstance(schema, SumSchema):
-            masks, more = self._masks(announced, schema, len(rows)), submission_bytes(self.method.mask_holders)
+            masks, more = self.shuffler.masks(announced, schema.numbers), SEED_BYTES + FRAME_BYTES
         self.shuffler.forget(key)
         self.answered = batch.clients if key.exchange == 0 else self.answered
         traffic.heard(asked, batch.clients, silent)
         return Mixed(rows, schema, announced, sum(map(len, rows)) + more * batch.clients, masks)
-
-    def _masks(self, announced: Announced, schema: SumSchema, clients: int) -> bytes:
-        """The sum of the released clients' masks: the shuffler's, and where there is a second holder its own of exactly
-        the same clients.
-        """
-        masks = self.shuffler.masks(announced, schema.numbers)
-        if self.method.mask_holders == 1:
-            return masks
-        signed, size = self.shuffler.tickets(announced, clients), WORD_BYTES * schema.numbers
-        path = f"/v1/runs/{self.run}/masks/release"
-        second = self.key_server.ask("POST", path, signed, most=max(SMALL, size)).content
-        if len(second) != size:
-            raise TooFew("the key server's masks are not those of this sum")
-        return add_packed(masks, second)
 
     def schema(self, message: Message) -> RowSchema | SumSchema:
         """What rows of replies to the message look like, by an answer of nobody to it."""
@@ -208,8 +193,7 @@ class ShufflerTransport(ShuffledTransport):
         rows = schema.rows(self.settings.max_rows)
         least, seconds = least_of(key, self.peers.shuffler.min_clients), self.settings.round_seconds
         numbers = schema.numbers if isinstance(schema, SumSchema) else 0
-        holders = self.method.mask_holders if numbers else 1
-        return Batch(key, names, rows, schema.sealed_bytes, least, seconds, numbers, holders)
+        return Batch(key, names, rows, schema.sealed_bytes, least, seconds, numbers)
 
     def announce(self, said: Announcement, traffic: Traffic) -> bytes:
         """Publish; the bytes every client gets."""
@@ -272,7 +256,7 @@ class ShufflerTransport(ShuffledTransport):
         if "budget_rounds" not in self.peers.terms.method or self._round == self._number:
             return {}
         cohort, clients, numbers = self.settings.clients_per_round, self.settings.clients, self._round
-        run = Participation(self.task.outputs, numbers, cohort, cohort, clients, numbers, simulated=False)
+        run = Participation(numbers, cohort, clients, numbers, simulated=False)
         try:
             found = self.method.guarantees(run)
             return {"epsilon": max(guarantee.epsilon for guarantee in found)} if found else {}

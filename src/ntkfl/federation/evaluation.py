@@ -22,6 +22,7 @@ from ntkfl.methods import Task
 from ntkfl.methods.additive import LARGEST_LOSS, Addend, Summand
 from ntkfl.methods.batchnorm import NAME
 from ntkfl.privacy.discrete_laplace import discrete_laplace
+from ntkfl.tangent.losses import LOSSES, per_sample, targets
 from ntkfl.wire import Message, split_rows
 
 MOST_SAMPLES = 1 << 31  # of one report
@@ -42,6 +43,9 @@ class Score:
 class Evaluator(Protocol):
     """Measures the averaged model after a round."""
 
+    def constant(self, task: Task) -> Score | None:
+        """What the best constant prediction has on the same data, where that is known."""
+
     def measure(self, state: ServerState, round: int, cohort: Sequence[int]) -> tuple[Score, dict[str, Any]]:
         """(the score, what else the round's record says of it)."""
 
@@ -51,6 +55,17 @@ class OwnTestSet:
 
     def __init__(self, test: Batch, validation: Batch | None = None) -> None:
         self.test, self.validation = test, validation
+
+    def constant(self, task: Task) -> Score | None:
+        """The mean of all targets; of cross-entropy, as probabilities. Unknown for a loss of the user's own."""
+        y = self.test[1]
+        if task.loss not in LOSSES:
+            return None
+        Y = targets(y, task.outputs, task.loss, torch.float64)
+        mean = Y.mean(0)
+        best = mean.clamp_min(1e-300).log() if task.loss == "ce" else mean
+        accuracy = None if y.is_floating_point() else float(mean.max())
+        return Score(accuracy, float(per_sample(task.loss, best.expand_as(Y), Y).mean()), len(y))
 
     def measure(self, state: ServerState, round: int, cohort: Sequence[int]) -> tuple[Score, dict[str, Any]]:
         averaged = state.average.value
@@ -72,6 +87,9 @@ class AskedClients:
         self, transport: Transport, real_targets: bool, say: Callable[[str], None], most: int = MOST_SAMPLES
     ) -> None:
         self.transport, self.real_targets, self.say, self.most = transport, real_targets, say, most
+
+    def constant(self, task: Task) -> Score | None:
+        return None
 
     def measure(self, state: ServerState, round: int, cohort: Sequence[int]) -> tuple[Score, dict[str, Any]]:
         weights, own = state.parts(state.average.value)

@@ -35,6 +35,7 @@ from ntkfl.federation.run_folder import RunFolder, names_in
 from ntkfl.options import NONE, Options
 from ntkfl.privacy.projection import Projection, RunSecret, make_projection
 from ntkfl.safe_parse import read_toml
+from ntkfl.tangent.parameters import eager
 from ntkfl.user_code import refuse_code
 from ntkfl.version import __version__
 
@@ -205,7 +206,8 @@ def load_exported(
             refuse_code(described.model.code, str(folder / "export.toml"))
         model = build_network(described.model, shape, described.outputs, seed=0).to(getattr(torch, described.precision))
     try:
-        model.load_state_dict(load_tensors(content))
+        with eager(model) as own:
+            own.load_state_dict(load_tensors(content))
     except Exception as error:
         raise ModelError(f"the exported weights do not fit the network: {str(error).splitlines()[0]}") from None
     projection = None if note is None else _projection(folder, note, described, content, key)

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from ntkfl.crypto.context import bind
-from ntkfl.crypto.hpke import SigningKey
-from ntkfl.crypto.mask_format import SEED_BYTES, SIGNED_TICKET_BYTES
-from ntkfl.crypto.mask_tickets import ReleasedSet, check_ticket, sign_ticket, split_submission
-from ntkfl.crypto.masking import add_packed
+from ntkfl.crypto.mask_format import SEED_BYTES
 from ntkfl.crypto.row_frames import Announced, BatchKey, unpack_rows
 from ntkfl.errors import ConfigError, NTKFLError, Refused, TooFew
 from ntkfl.federation.client import SeededRandomness
-from ntkfl.federation.secure_sum import SumSchema, mask_reply, submission_bytes
+from ntkfl.federation.secure_sum import SumSchema, mask_reply
 from ntkfl.federation.shuffled import Mixed, RowSchema, ShuffledTransport, seal_reply
 from ntkfl.federation.transport import Traffic, Transport
 from ntkfl.federation.validation import MALFORMED
 from ntkfl.methods import Method, State, Task
-from ntkfl.services.key_server import mask_holder
 from ntkfl.services.shuffler.batch import Batch
 from ntkfl.services.shuffler.store import Shuffler
 from ntkfl.wire import Message
@@ -41,7 +35,7 @@ class LocalShuffler(ShuffledTransport):
         super().__init__(task, method, "simulation", "simulation")
         self.inner, self.rows, self.seed = inner, rows, seed
         self._key, self._present = BatchKey(0, 0), frozenset[int]()
-        self._shuffler, self._second = self._make(), SecondHolder(self.federation, self.run)
+        self._shuffler = self._make()
 
     def _make(self) -> Shuffler:
         return Shuffler(floor=LEAST_CLIENTS, clock=lambda: 0.0)  # a batch is due when all have had their turn
@@ -79,8 +73,7 @@ class LocalShuffler(ShuffledTransport):
         names = {number: f"client-{number}" for number in cohort}
         sizes = schema.rows(self.rows), schema.sealed_bytes
         numbers = schema.numbers if isinstance(schema, SumSchema) else 0
-        holders = self.method.mask_holders if numbers else 1
-        batch = Batch(key, tuple(names.values()), *sizes, LEAST_CLIENTS, seconds=0, numbers=numbers, holders=holders)
+        batch = Batch(key, tuple(names.values()), *sizes, LEAST_CLIENTS, seconds=0, numbers=numbers)
         self._shuffler.open(batch, announced.digest)
         taken = set()
         for number, body in bodies.items():
@@ -96,11 +89,8 @@ class LocalShuffler(ShuffledTransport):
             raise TooFew(f"{len(taken)} clients' rows were taken, too few for the shuffler to release them: {why}")
         sealed = self._shuffler.release(key)
         masks = self._shuffler.masks(key) if numbers else b""
-        if holders == 2:
-            masks = add_packed(masks, self._second.release(self._shuffler.released_set(key)))
         self._shuffler.forget(key)
-        more = submission_bytes(2) - submission_bytes(1) - SIGNED_TICKET_BYTES if holders == 2 else 0
-        return Mixed(sealed, schema, announced, sum(map(len, bodies.values())) + more * len(bodies), masks)
+        return Mixed(sealed, schema, announced, sum(map(len, bodies.values())), masks)
 
     def _masked(
         self, message: Message, own: Mapping[int, Message], clients: int, where: tuple[bytes, str, str, Announced]
@@ -116,17 +106,10 @@ class LocalShuffler(ShuffledTransport):
         if not words:
             raise TooFew("no client's reply could be summed")
         schema = Counter(schemas[number] for number in words).most_common(1)[0][0]
-        if self.method.mask_holders == 1:
-            return schema, {n: mask_reply(some, *where) for n, some in words.items() if schemas[n] == schema}
-        seconds = {n: partial(self._second.take, f"client-{n}", where[-1]) for n in words}
-        return schema, {n: mask_reply(some, *where, seconds[n]) for n, some in words.items() if schemas[n] == schema}
+        return schema, {n: mask_reply(some, *where) for n, some in words.items() if schemas[n] == schema}
 
     def _submit(self, client: str, announced: Announced, body: bytes, batch: Batch) -> None:
-        if batch.holders == 2:
-            seed, signed, framed = split_submission(memoryview(body), SEED_BYTES)
-            ticket = check_ticket(signed, self._second.public, self.federation, self.run, client, announced)
-            self._shuffler.submit(client, announced, unpack_rows(framed)[1], seed, ticket)
-        elif batch.numbers:
+        if batch.numbers:
             self._shuffler.submit(client, announced, unpack_rows(body[SEED_BYTES:])[1], body[:SEED_BYTES])
         else:
             self._shuffler.submit(client, announced, unpack_rows(body)[1])
@@ -157,23 +140,6 @@ class LocalShuffler(ShuffledTransport):
 
     def restore(self, tensors: State) -> None:
         self.inner.restore(tensors)
-
-
-class SecondHolder:
-    """The key server as the second holder of masks, in memory."""
-
-    def __init__(self, federation: str, run: str) -> None:
-        self.names, self._key = (federation, run), SigningKey.generate()
-        self.public = self._key.public
-        self._db = sqlite3.connect(":memory:", isolation_level=None)
-        mask_holder.prepare(self._db)
-
-    def take(self, client: str, announced: Announced, seed: bytes) -> bytes:
-        ticket = mask_holder.take_seed(self._db, self.names[1], client, announced, seed)
-        return ticket + sign_ticket(self._key, *self.names, client, announced, ticket)
-
-    def release(self, released: ReleasedSet) -> bytes:
-        return mask_holder.release(self._db, self.names[1], released, LEAST_CLIENTS)
 
 
 def _schema(method: Method, task: Task, answers: Sequence[Message]) -> RowSchema:

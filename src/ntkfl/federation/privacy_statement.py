@@ -45,9 +45,8 @@ def sum_promise(method: Method) -> str:
     """What masks promise, and that a total without noise has no ε, in a line; empty where replies are not summed."""
     if not method.secure_sum:
         return ""
-    holders = "server and shuffler" if method.mask_holders == 1 else "server, shuffler and key server"
     noised = method.noise or getattr(method, "epsilon", None) is not None
-    return f"secure sums: only totals are seen unless {holders} collude{'' if noised else '; no ε'}"
+    return f"secure sums: only totals are seen unless server and shuffler collude{'' if noised else '; no ε'}"
 
 
 def stated(said: dict[str, Any]) -> list[str]:
@@ -64,13 +63,11 @@ def _sees(method: Method) -> dict[str, str]:
     reply = _REPLIES[method.shows]
     if not (method.secure_sum or method.shuffle):
         return {"aggregator": f"{reply}, under the client's name", "others": "the model"}
-    key_server = "who is enrolled"
     if method.secure_sum:
         aggregator = "the total over a round's clients and how many they are; of a single client nothing"
         shuffler = "who takes part; sealed vectors and seeds of masks; the model"
-        key_server += ", who takes part and seeds of second masks" if method.mask_holders == 2 else ""
     else:
         losses = "; of candidates' losses the total" if method.summed("candidates") else ""
         aggregator = f"{reply}, without senders{losses}"
         shuffler = "who takes part; sealed rows, equally many of each client; the model"
-    return {"aggregator": aggregator, "shuffler": shuffler, "key server": key_server, "others": "the model"}
+    return {"aggregator": aggregator, "shuffler": shuffler, "key server": "who is enrolled", "others": "the model"}

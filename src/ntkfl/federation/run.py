@@ -19,6 +19,7 @@ from ntkfl.data.moments import Standardization
 from ntkfl.data.torch_data import TorchData
 from ntkfl.errors import ConfigError, DataError, ModelError, NTKFLError, RunFolderError, TrustError
 from ntkfl.federation.build import build_method, build_network, describe_method
+from ntkfl.federation.chance import failure
 from ntkfl.federation.config import ModelConfig, method_code
 from ntkfl.federation.evaluation import Score
 from ntkfl.federation.run_folder import Record, RunFolder
@@ -26,7 +27,7 @@ from ntkfl.federation.server_state import ServerState
 from ntkfl.methods import Method, State, Task
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.progress import percent, plural
-from ntkfl.tangent.parameters import flatten
+from ntkfl.tangent.parameters import eager, flatten
 from ntkfl.user_code import refuse_code
 from ntkfl.version import __version__
 
@@ -71,6 +72,11 @@ class Run:
     def standardization(self) -> Standardization | None:
         """Mean and deviation that inputs were standardised by, where they were."""
         return standardization_in(self.config)
+
+    @property
+    def failure(self) -> str:
+        """Why the model is worth nothing, where it ended worse than a constant prediction; else empty."""
+        return failure(self.history, self.config.get("constant"))
 
     def __repr__(self) -> str:
         """One line: the history has a record per round, and each lists clients."""
@@ -133,7 +139,8 @@ class Run:
                 folder.append("history.jsonl", record)
                 folder.append("timings.jsonl", timing)
             folder.save_checkpoint(len(self.history), self.checkpoint)
-            folder.save_model(self.model.state_dict())
+            with eager(self.model) as own:
+                folder.save_model(own.state_dict())
         return folder.path
 
     @staticmethod
@@ -204,14 +211,15 @@ def _other_version(folder: RunFolder, config: Mapping[str, Any], error: Exceptio
 
 def _load_weights(folder: RunFolder, run: Run) -> None:
     """Of the finished run, or of its last whole round."""
-    path, model = folder.path / "model.safetensors", run.model
+    path = folder.path / "model.safetensors"
     try:
-        if path.exists():
-            model.load_state_dict(load_tensors(path.read_bytes()))
-        elif run.checkpoint:
-            server = ServerState(Task(model, run.config["shape"]["outputs"], run.method.loss), run.method)
-            server.restore(run.checkpoint)
-            model.load_state_dict(server.trained(model).state_dict())
+        with eager(run.model) as model:
+            if path.exists():
+                model.load_state_dict(load_tensors(path.read_bytes()))
+            elif run.checkpoint:
+                server = ServerState(Task(model, run.config["shape"]["outputs"], run.method.loss), run.method)
+                server.restore(run.checkpoint)
+                model.load_state_dict(server.trained(model).state_dict())
     except (OSError, safetensors.SafetensorError) as error:
         raise RunFolderError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
     except RuntimeError as error:
@@ -228,6 +236,8 @@ def describe(
 ) -> dict[str, Any]:
     """Settings of a run made from Python: what identifies model and data, where names cannot."""
     weights = flatten(model).detach().cpu()
+    with eager(model) as own:
+        kind = type(own).__name__
     return {
         "ntkfl": __version__,
         "simulation": True,
@@ -237,7 +247,7 @@ def describe(
         "method": describe_method(method),
         "data": fed.describe() | {"fingerprint": fed.fingerprint()},
         "model": {
-            "class": type(model).__name__,
+            "class": kind,
             "weights": weights.numel(),
             "start": hashlib.sha256(weights.numpy().tobytes()).hexdigest(),
         },

@@ -4,16 +4,14 @@
     shuffler     Σ ChaCha20(seed) over the clients released, once; the seeds are deleted
     aggregator   Σ masked − Σ masks = Σ round(scale · summand)  modulo 2^32
 
-With `mask_holders = 2` a client adds the stream of another seed, which the key server holds: its sum is subtracted too.
-
-`mask_reply` is a client's side and `open_sum` the aggregator's; the holders' is `crypto.masking.sum_masks`.
+`mask_reply` is a client's side and `open_sum` the aggregator's; the shuffler's is `crypto.masking.sum_masks`.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,9 +19,9 @@ import torch
 from torch import Tensor
 
 from ntkfl.crypto.hpke import SEAL_BYTES, SealingKey
-from ntkfl.crypto.mask_format import SEED_BYTES, SIGNED_TICKET_BYTES, WORD_BYTES
+from ntkfl.crypto.mask_format import SEED_BYTES, WORD_BYTES
 from ntkfl.crypto.masking import Words, mask, pack_words, unpack_words
-from ntkfl.crypto.row_frames import FRAME_BYTES, Announced, open_row, pack_rows, seal_rows
+from ntkfl.crypto.row_frames import Announced, open_row, pack_rows, seal_rows
 from ntkfl.errors import MessageError, TrustError
 from ntkfl.federation.fixed_point import Floats, fit, from_words, scale_of, to_words
 from ntkfl.methods.additive import Addend, Summand
@@ -99,34 +97,13 @@ class SumSchema:
         return arrays, round(float(arrays.pop(_BOUNDED)))
 
 
-def mask_reply(
-    words: Words,
-    aggregator: bytes,
-    federation: str,
-    run: str,
-    announced: Announced,
-    second: Callable[[bytes], bytes] | None = None,
-) -> bytes:
+def mask_reply(words: Words, aggregator: bytes, federation: str, run: str, announced: Announced) -> bytes:
     """A client's submission: the seed of its mask, for the shuffler, and its masked vector in a frame of one row,
     sealed to the aggregator. Seeds are the operating system's, and used once.
-
-    With two holders, `second` takes another seed to the key server first and brings its signed ticket, which goes
-    between the two: without it the shuffler takes nothing, and the client is wholly out.
     """
-    seed, ticket = os.urandom(SEED_BYTES), b""
+    seed = os.urandom(SEED_BYTES)
     masked = words + mask(seed, announced, len(words))
-    if second is not None:
-        other = os.urandom(SEED_BYTES)
-        ticket = second(other)
-        masked += mask(other, announced, len(words))
-    framed = pack_rows(announced, seal_rows([pack_words(masked)], aggregator, federation, run, announced))
-    return seed + ticket + framed
-
-
-def submission_bytes(holders: int) -> int:
-    """What a client sends beside its sealed vector: to the shuffler, and to a second holder."""
-    first = SEED_BYTES + FRAME_BYTES
-    return first if holders == 1 else first + SIGNED_TICKET_BYTES + SEED_BYTES + FRAME_BYTES
+    return seed + pack_rows(announced, seal_rows([pack_words(masked)], aggregator, federation, run, announced))
 
 
 @dataclass(frozen=True)

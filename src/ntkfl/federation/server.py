@@ -9,12 +9,14 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from ntkfl.errors import Diverged, MessageError, NumericalError, OutOfRounds, TooFew
+from ntkfl.federation import chance
 from ntkfl.federation.evaluation import Evaluator
 from ntkfl.federation.round_driver import drive
 from ntkfl.federation.run import Run
@@ -23,10 +25,10 @@ from ntkfl.federation.seeds import seeded_torch
 from ntkfl.federation.server_state import ServerState, attempt_labels, draw_cohort
 from ntkfl.federation.transport import Traffic, Transport
 from ntkfl.federation.validation import NOT_FINITE, filter_replies
-from ntkfl.methods import Method, Outcome, State, Task
+from ntkfl.methods import Method, Outcome, State, Task, batchnorm
 from ntkfl.methods.base import Outgoing
-from ntkfl.methods.batchnorm import advice
 from ntkfl.progress import plural
+from ntkfl.tangent.parameters import eager
 from ntkfl.wire import Message
 
 OnRound = Callable[[Record, Record], None]
@@ -68,19 +70,29 @@ class Server:
         self._gathered = False
         self._waited = 0.0  # seconds, in attempts at this round that failed
 
+    @cached_property
+    def constant(self) -> Record:
+        """Accuracy (none for real targets) and loss of the best constant prediction; empty where nobody can tell."""
+        best = self.evaluator.constant(self.task)
+        known = {} if best is None else {"accuracy": best.accuracy, "loss": best.loss}
+        return {name: value for name, value in known.items() if value is not None}
+
     def run(
         self, folder: RunFolder | None, settings: Mapping[str, Any], *, resume: bool, on_round: OnRound | None = None
     ) -> Run:
         """Play `settings["rounds"]` rounds, or as far as `settings["stop_at"]` asks. With a folder, the run is kept
         there after every round, and `resume` goes on from it.
         """
-        for line in advice(self.method, self.task) if self.deployed else ():  # a simulation tells its callbacks
+        for line in (
+            batchnorm.advice(self.method, self.task) if self.deployed else ()
+        ):  # a simulation tells its callbacks
             self.say(f"warning: {line}")
         with folder.locked() if folder else nullcontext():
             history, timings = self._rounds(folder, settings, resume, on_round)
             trained = self.state.trained(self.model)
             if folder:
-                folder.save_model(trained.state_dict())
+                with eager(trained) as own:
+                    folder.save_model(own.state_dict())
             self.transport.finish()
         return Run(trained, history, timings, settings, self.checkpoint(), self.method)
 
@@ -95,8 +107,14 @@ class Server:
         for number in range(len(history) + 1, rounds + 1):
             if stop_at is not None and history and (history[-1]["test_accuracy"] or 0.0) >= stop_at:
                 break
-            record, timing = self.play(number)
+            try:
+                record, timing = self.play(number)
+            except (NumericalError, Diverged) as error:
+                error.add_note(f"training diverged: {chance.advice(self.method)}")
+                raise
             history.append(record)
+            if said := chance.warning(history, self.constant, self.method):
+                record["warning"] = "; ".join([*([record["warning"]] if "warning" in record else []), said])
             timings.append(timing)
             if folder:
                 folder.append("history.jsonl", record)
@@ -212,7 +230,7 @@ class Server:
         failed_attempts, cohort, outcome, traffic = played
         score, own = self.evaluator.measure(self.state, number, cohort)
         if score.loss is not None and not math.isfinite(score.loss):
-            raise NumericalError(f"the test loss of round {number} is not finite: the training diverged; lower the lr")
+            raise NumericalError(f"the test loss of round {number} is not finite: the training diverged")
         names = [self.transport.name(client) for client in cohort]
         record = record_of(number, score.accuracy, score.loss, outcome, traffic, names) | own
         if self.deployed:

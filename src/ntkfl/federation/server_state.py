@@ -47,8 +47,7 @@ class ServerState:
     def advance(self, outcome: Outcome) -> None:
         """Take over what a round ended with."""
         self.state = outcome.state
-        for weights in (*outcome.passed, self.flat_weights(outcome.reported)):
-            self.average.add(weights)
+        self.average.add(self.flat_weights(outcome.reported))
 
     def flat_weights(self, weights: Tensor | None = None) -> Tensor:
         """The state's weights, or others, and behind them the running statistics that are averaged with them."""

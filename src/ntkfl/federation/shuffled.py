@@ -109,7 +109,7 @@ def open_rows(
 
     Honest seals are all different: one that comes twice was copied. Equal rows of samples under different seals are a
     client's that sealed one twice, or honest: records that repeat, and samples for which all units of a small network
-    are dead. Nothing tells them apart, so they are counted, and dropped where the method says that rows are distinct.
+    are dead. Nothing tells them apart, so they are counted and kept.
     """
     rejected: Counter[str] = Counter()
     opened = []
@@ -121,9 +121,6 @@ def open_rows(
             rejected["not for this batch"] += 1
     rejected["copied"] = len(sealed) - len(set(sealed))
     repeated = len(opened) - len(set(opened)) if schema.sampled else 0
-    if repeated and method.distinct_rows:
-        rejected["copied"] += repeated
-        opened, repeated = list(set(opened)), 0
     rows = []
     for plain in sorted(opened):
         if (message := schema.read(plain)) is not None:

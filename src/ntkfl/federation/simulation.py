@@ -16,6 +16,7 @@ from ntkfl.data.moments import Standardization
 from ntkfl.data.scales import scale_advice, single_rows
 from ntkfl.devices import find_device, warm_up
 from ntkfl.errors import ConfigError, ModelError, NumericalError
+from ntkfl.federation import chance
 from ntkfl.federation.build import build_method, build_model, describe_method, load_data, spelled_out
 from ntkfl.federation.byzantine import ByzantineClients
 from ntkfl.federation.callbacks import Callback, CallbackList, Progress
@@ -38,7 +39,9 @@ from ntkfl.models.backbone import flat_hint
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.progress import plural
-from ntkfl.tangent.parameters import flatten
+from ntkfl.tangent.jacobian import HALF_TYPES
+from ntkfl.tangent.model_check import refuses_autocast
+from ntkfl.tangent.parameters import eager, flatten, full_precision, trainable
 
 
 def train(
@@ -65,11 +68,15 @@ def train(
 
     `callbacks` are called as the run proceeds; if none are given, a terminal or notebook shows rounds, accuracy and the
     time left as one line. `callbacks=[]` shows nothing, `callbacks=[ntkfl.Progress()]` shows the line in a log too.
+    A run that ends worse than a constant prediction is warned of (`run.failure`).
     """
-    simulation = Simulation(
-        model, data, method, clients_per_round=clients_per_round, seed=seed, hold_out=hold_out, device=device
-    )
-    return simulation.run(rounds, stop_at=stop_at, out=out, resume=resume, callbacks=callbacks)
+    how = {"clients_per_round": clients_per_round, "seed": seed, "hold_out": hold_out, "device": device}
+    with full_precision():
+        simulation = Simulation(model, data, method, **how)  # type: ignore[arg-type]
+        run = simulation.run(rounds, stop_at=stop_at, out=out, resume=resume, callbacks=callbacks)
+    if run.failure:
+        warnings.warn(f"{run.failure}; {chance.advice(run.method)}", stacklevel=2)
+    return run
 
 
 def execute(
@@ -149,9 +156,11 @@ class Simulation:
         if method.loss == "ce" and data.classes is None:
             raise ConfigError("loss 'ce' needs class labels, but the targets are real-valued: use loss 'mse'")
         self.device = find_device(device) if device is not None else flatten(model).device
-        trained, features = split_frozen(model, method, feature_folder(), self.device)
+        with eager(model) as own:
+            trained, features = split_frozen(own, method, feature_folder(), self.device)
+            trained = copy.deepcopy(trained).to(self.device)
         self.task = Task(
-            copy.deepcopy(trained).to(self.device),
+            trained,
             data.output_dim,
             method.loss,
             total_clients=len(self.data),
@@ -221,6 +230,7 @@ class Simulation:
         described |= {"method": describe_method(self.method)}
         if self.byzantine is not None:
             described |= {"byzantine": self.byzantine.model_dump(mode="json")}
+        described |= {"constant": self.server.constant} if self.server.constant else {}
         names = {
             "clients": self.data.client_names,
             "classes": self.data.class_names,
@@ -273,7 +283,7 @@ class Simulation:
     def _privacy(self, rounds: int) -> dict[str, Any]:
         """What such a run promises, if a client is in every round and has one sample."""
         cohort = self.clients_per_round
-        run = Participation(self.task.outputs, rounds, cohort, cohort, len(self.data), rounds, simulated=True)
+        run = Participation(rounds, cohort, len(self.data), rounds, simulated=True)
         drawn = ", a random part of the file's rows" if "test" in self.data.description else ""
         held = f" and {self.hold_out} held-out clients" if self.hold_out else ""
         uncovered = (
@@ -314,8 +324,16 @@ class Simulation:
     def _check_model(self) -> None:
         """Fail before the first round where model and data do not fit."""
         x = self.test[0][:2]
+        if half := {p.dtype for p in trainable(self.task.model).values()} & set(HALF_TYPES):
+            raise ModelError(
+                f"the model's weights are {str(half.pop()).removeprefix('torch.')}, in which steps get lost: train it "
+                "in float32, model.float(), and convert run.model afterwards"
+            )
         try:
-            f = self.task.predict(self.task.like, x)
+            with refuses_autocast(self.task.model):
+                f = self.task.predict(self.task.like, x)
+        except ModelError:
+            raise
         except Exception as error:  # whatever a user's model raises
             reason = str(error).split("\n")[0]
             if x.is_floating_point() and "indices" in reason:  # an embedding's

@@ -117,7 +117,7 @@ class FlowerServer:
     def _described(self) -> Mapping[str, Any]:
         settings, method = self.settings, self.server.method
         cohort, rounds = settings.clients_per_round, settings.rounds
-        run = Participation(settings.outputs, rounds, cohort, cohort, settings.clients, rounds, simulated=False)
+        run = Participation(rounds, cohort, settings.clients, rounds, simulated=False)
         return {
             "ntkfl": __version__,
             "simulation": False,

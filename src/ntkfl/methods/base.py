@@ -31,7 +31,7 @@ from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.stages import Stages
 from ntkfl.tangent import Jacobian, jacobian, plan_jacobian
 from ntkfl.tangent.losses import AnyLoss, check_loss, find_loss, loss_name, per_sample, targets
-from ntkfl.tangent.parameters import apply_flat, evaluating, flatten, load_flat, unflatten, with_values
+from ntkfl.tangent.parameters import apply_flat, eager, evaluating, flatten, load_flat, unflatten, with_values
 from ntkfl.tangent.passes import JacobianPlan
 from ntkfl.wire import Message
 
@@ -58,16 +58,14 @@ class ClientRound:
 class Outcome:
     """What a round ended with. `train_loss` is over the cohort's samples, `steps` the t chosen: where there is one.
 
-    `passed` are weights the round went through on its way to its own, where it took several steps: all of them count
-    in the running average. `reported` are those to evaluate and save in place of the state's own, where a method trains
-    on from others than it reports.
+    `reported` are weights to evaluate and save in place of the state's own, where a method trains on from others than
+    it reports.
     """
 
     state: State
     train_loss: float | None
     steps: float | None = None
     diagnostics: dict[str, float | str] = field(default_factory=dict)
-    passed: tuple[Tensor, ...] = ()
     reported: Tensor | None = None
 
 
@@ -84,7 +82,8 @@ class Task:
         total_clients: int = 1,
         label_smoothing: float = 0.0,
     ) -> None:
-        self.model = copy.deepcopy(model)
+        with eager(model) as own:
+            self.model = copy.deepcopy(own)
         find_loss(loss)  # says before the first round where one named by its user is not there
         self.outputs, self.loss, self.label_smoothing = outputs, loss, label_smoothing
         self.shared, self.validation = shared, validation
@@ -212,10 +211,6 @@ class Method(Stages):
     def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
         """The clients' side: each client's reply to `message`, in the order given."""
 
-    def private(self, task: Task, client: ClientRound) -> ClientRound:
-        """The client as its answers in a round see it: with noise on its samples, where the method puts it there."""
-        return client
-
     def split(self, reply: Message) -> list[Message]:
         """A client's reply as rows that say as little as can be of whose they are: what a shuffler mixes."""
         return [reply]
@@ -335,7 +330,5 @@ def take_labels(message: Message, name: str, like: Tensor) -> Tensor:
 def check_finite(weights: Tensor, what: str) -> Tensor:
     """`weights` themselves, unless the round has blown up."""
     if not bool(weights.isfinite().all()):
-        raise NumericalError(
-            f"{what} has values that are not finite: the training diverged; take a smaller learning rate"
-        )
+        raise NumericalError(f"{what} has values that are not finite: the training diverged")
     return weights

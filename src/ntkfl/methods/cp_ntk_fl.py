@@ -22,6 +22,7 @@ class CPNTKFL(NTKFL):
     """
 
     name: ClassVar[str] = "cp-ntk-fl"
+    prior: ClassVar[float] = 0.5
     # A first layer whose units are on for few inputs: Jacobians with fewer entries that matter.
     model_defaults: ClassVar[Mapping[str, float]] = {"gain": 0.7, "bias": -1.0}
 
@@ -29,7 +30,6 @@ class CPNTKFL(NTKFL):
     projected_dim: int | None = Field(200, ge=1, description="d1', features the secret projection leaves")
     projection: str = Field("smooth", description="gaussian (the paper), orthonormal, or smooth (images)")
     label_smoothing: float = Field(0.2, ge=0, lt=1, description="part of a class label spread over all")
-    logit_adjustment: float = Field(0.5, ge=0, description="τ: trains the outputs with τ·log(class share) added")
     sparsity: float = Field(0.97, ge=0, lt=1, description="part of a Jacobian's smallest values that is left out")
     values: str = Field("8bit", description="how the values kept travel: float32, float16 or 8bit")
     shuffle: bool = Field(True, description="send rows sealed and in random order through a shuffler")
@@ -39,8 +39,6 @@ class CPNTKFL(NTKFL):
     def _codec_decides(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Who asks for the whole Jacobian in some form asks for no sparsification."""
         out = dict(values)
-        if out.get("codec") in ("factored", "dense") or out.get("replay"):
+        if out.get("codec") in ("factored", "dense"):
             out.setdefault("sparsity", 0.0)
-        if out.get("loss", "ce") != "ce":
-            out.setdefault("logit_adjustment", 0.0)
         return out

@@ -35,13 +35,9 @@ class Corruption(NamedTuple):
 
 
 class Participation(NamedTuple):
-    """How often a run used what it noised: `times` is the client that took part most often, `rows` the fewest samples
-    of a round.
-    """
+    """How often a run used what it noised: `times` is the client that took part most often."""
 
-    outputs: int
     times: int
-    rows: int
     cohort: int
     clients: int
     rounds: int

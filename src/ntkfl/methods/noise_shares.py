@@ -66,8 +66,7 @@ class NoiseShares(Method):
         """What ε counts on where clients add the noise, for a line of `promise`."""
         spare = cohort - self.noise_clients
         others = f"{spare} may not be" if spare else "one that is not voids it: set noise_clients below that"
-        holders = "server and shuffler" if self.mask_holders == 1 else "server, shuffler and key server"
-        apart = f" and {holders} do not collude" if self.secure_sum else ""
+        apart = " and server and shuffler do not collude" if self.secure_sum else ""
         return f"if at least {self.noise_clients} of {cohort} clients are honest ({others}){apart}"
 
     @abstractmethod

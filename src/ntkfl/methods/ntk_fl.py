@@ -4,8 +4,8 @@ Clients send sample-wise Jacobians, outputs and labels; the server evolves the w
 grid of times and keeps the time at which the cohort's own loss is least.
 
 This file is the paper's box. What surrounds it has files of its own: how uploads are packed, read and checked
-(`ntk_upload.py`), what bounds the harm that Byzantine clients do (`robust_rows.py`), the grid of times and the choice
-(`candidates.py`), noise on samples (`noisy_samples.py`), and more training on kept rows (`replay.py`).
+(`ntk_upload.py`), what bounds the harm that Byzantine clients do (`robust_rows.py`), and the grid of times and the
+choice (`candidates.py`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from torch import Tensor
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.candidates import Candidates
-from ntkfl.methods.noisy_samples import NoisySamples
-from ntkfl.methods.replay import Replay
 from ntkfl.methods.robust_rows import Gathered, product_budget, spent
 from ntkfl.tangent import Evolution, evolve, geometric_steps
 from ntkfl.tangent.evolution import KERNEL_BYTES, KERNELS, SCHEMES
@@ -31,7 +29,7 @@ from ntkfl.wire import Message
 _RARE = 1e-3  # added to a class's share: one that is missing is not infinitely rare
 
 
-class NTKFL(Replay, Candidates, NoisySamples):
+class NTKFL(Candidates):
     """w^(k,t) = w^(k) + (η/N) Jᵀ R(t): J has a row for each of the cohort's N samples, and R(t) are their residuals
     accumulated along the kernel up to t. w^(k+1) is the w^(k,t) of least loss over the cohort.
 
@@ -41,6 +39,7 @@ class NTKFL(Replay, Candidates, NoisySamples):
 
     name: ClassVar[str] = "ntk-fl"
     paper: ClassVar[str] = "Yue et al. 2022"
+    prior: ClassVar[float] = 0.0  # τ: outputs train with τ log(the round's share of each class) added to them
 
     average: float = Field(0.9, ge=0, lt=1, description="running average of the rounds' weights; 0 is the paper")
     label_smoothing: float = Field(
@@ -50,11 +49,6 @@ class NTKFL(Replay, Candidates, NoisySamples):
     kernel: str = Field("full", description="full (the linearised network) or trace (the paper's)")
     scheme: str = Field("flow", description="flow, descent or paper")
     tolerance: float = Field(1e-3, ge=1e-9, lt=1, description="relative error of each step of the flow's integration")
-    logit_adjustment: float = Field(
-        0.0,
-        ge=0,
-        description="τ: trains the outputs with τ·log(the round's share of each class) added to them",
-    )
 
     @model_validator(mode="before")
     @classmethod
@@ -94,29 +88,25 @@ class NTKFL(Replay, Candidates, NoisySamples):
         best, loss = yield from self.select(task, candidates, round)
         new = check_finite(candidates[best].clone(), "the chosen model")
         kept = {"weights": new} | spent(state, evolution) | self.extended(state, evolution, best)
-        outcome = Outcome(kept, loss, evolution.steps[best], {"longest_steps": evolution.steps[-1]})
-        outcome.diagnostics |= rows.diagnostics(evolution) | self.too_short(state, evolution, best)
-        return self.replayed(task, state, round, rows, outcome)
+        notes = {"longest_steps": evolution.steps[-1]} | rows.diagnostics(evolution)
+        return Outcome(kept, loss, evolution.steps[best], notes | self.too_short(state, evolution, best))
 
     def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
-        clients = [self.private(task, client) for client in clients]
         if message.kind == "candidates":
             return self.judge(task, message, clients)
         w = message.of_kind("weights").take("weights", (task.like.numel(),), task.like)
         return self.uploads(task, message.round, w, clients)
 
-    def evolve(
-        self, task: Task, rows: Gathered, times: Sequence[float] | None = None, products: int | None = None
-    ) -> Evolution:
-        """The flow of these rows' outputs from f0 towards their labels up to each of the times (default: `steps`), with
-        at most so many kernel products.
+    def evolve(self, task: Task, rows: Gathered, times: Sequence[float], products: int | None = None) -> Evolution:
+        """The flow of these rows' outputs from f0 towards their labels up to each of the times, with at most so many
+        kernel products.
         """
         f0, y = rows.f0, rows.y
-        if self.logit_adjustment and not y.is_floating_point():
-            prior = torch.bincount(y, minlength=task.outputs).to(f0) / len(y)
-            f0 = f0 + self.logit_adjustment * (prior + _RARE).log()
+        if self.prior and self.loss == "ce":
+            shares = torch.bincount(y, minlength=task.outputs).to(f0) / len(y)
+            f0 = f0 + self.prior * (shares + _RARE).log()
         how = (self.loss, self.kernel, self.scheme, self.tolerance, products)
-        return evolve(rows.J, f0, task.training_targets(y), self.lr, times or self.steps, *how)
+        return evolve(rows.J, f0, task.training_targets(y), self.lr, times, *how)
 
     def advice(self) -> list[str]:
         if self.lr == type(self).model_fields["lr"].default or self.steps != geometric_steps(self.lr):

@@ -1,14 +1,7 @@
-"""Clipping with Gaussian noise, and randomised response for labels: what differential privacy is made of here.
+"""Clipping with Gaussian noise: what differential privacy of averaging methods is made of.
 
-A row of NTK-FL is (Jacobian, outputs, label) of one sample, and later its candidate losses: all of it functions of the
-sample (z, y) and of weights everybody knows. So the noise goes on the sample, before anything is computed from it:
-z̃ = clip(z) + N(0, (noise · clip)²), ỹ by randomised response. Every codec, top-k positions, outputs and losses are then
-post-processing of one noisy sample, and cost no privacy of their own. The same noise on the row itself would have to
-drown d2·d coordinates instead of d1', and leave labels and losses as they are.
-
-An averaging method's row is a client's whole update: that is clipped and noised as it is (DP-FedAvg, McMahan et al.,
-Learning Differentially Private Recurrent Language Models, ICLR 2018), by the client rather than the server. What
-either is worth in (ε, δ) is in `accounting.py`.
+A client's whole update is clipped and noised (DP-FedAvg, McMahan et al., Learning Differentially Private Recurrent
+Language Models, ICLR 2018), by the client rather than the server. What that is worth in (ε, δ) is in `accounting.py`.
 
 Noise that is a floating-point number gives the value under it away by its last bits (Mironov, On Significance of the
 Least Significant Bits for Differential Privacy, CCS 2012). So a noisy number is rounded to a multiple of a grain, a
@@ -57,14 +50,3 @@ def noisy_rows(rows: Tensor, clip: float, noise: float, randomness: Randomness) 
 def grain(sigma: float) -> float:
     """The power of two in (σ/512, σ/256]: dividing and multiplying by it rounds nothing."""
     return math.ldexp(1.0, math.frexp(sigma)[1] - 1 - _GRAINS)
-
-
-def flip_labels(y: Tensor, classes: int, probability: float, randomness: Randomness) -> Tensor:
-    """Randomised response: each class of y [n] replaced, with `probability`, by one drawn from all `classes`."""
-    if probability == 0:
-        return y
-    if y.is_floating_point():
-        raise ConfigError("labels that are numbers rather than classes cannot be flipped: leave noise at 0")
-    replaced = torch.from_numpy(randomness.uniforms("flips", len(y)) < probability)
-    drawn = torch.from_numpy(randomness.integers("labels", len(y), classes))
-    return torch.where(replaced.to(y.device), drawn.to(y), y)

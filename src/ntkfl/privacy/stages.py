@@ -39,15 +39,6 @@ class Stages(Options):
     sum_limit: float = Field(
         10.0, gt=0, description="secure sums: largest number of a client's update, or of its gradient per sample"
     )
-    mask_holders: int = Field(
-        1,
-        ge=1,
-        le=2,
-        description="secure sums: 1, the shuffler holds the masks; 2, the key server holds others beside it",
-    )
-    distinct_rows: bool = Field(
-        False, description="shuffled: of equal rows of samples, one counts; costs data whose records repeat"
-    )
     rows_per_client: int | None = Field(
         None,
         ge=1,

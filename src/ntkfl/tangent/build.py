@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ntkfl.errors import NumericalError, unknown
 from ntkfl.tangent.jacobian import BlockJacobian, Jacobian
 from ntkfl.tangent.model_check import check_arguments
-from ntkfl.tangent.parameters import evaluating
+from ntkfl.tangent.parameters import eager, evaluating, full_precision
 from ntkfl.tangent.passes import JacobianPlan, OtherPaths, compact, piece
 from ntkfl.tangent.planning import make_plan
 
@@ -37,7 +37,7 @@ def jacobian(
     x = x.clone() if x.is_inference() else x.detach()  # what inference mode made cannot be part of a graph
     if x.device.type == "cpu":
         _keep_freed_memory()
-    with _differentiable(model, x):
+    with eager(model) as model, _differentiable(model, x):
         if plan is not None:
             plan.check(model)
             J = _in_chunks(model, x, plan, chunk)
@@ -60,7 +60,7 @@ def plan_jacobian(model: nn.Module, x: Tensor, form: str = "auto") -> JacobianPl
     It holds for this model object, not for a copy of it, at any weights, and for inputs of the same shape and type.
     """
     check_arguments(model, x)
-    with _differentiable(model, x):
+    with eager(model) as model, _differentiable(model, x):
         return _checked_plan(model, x, form)
 
 
@@ -101,11 +101,9 @@ def _differentiable(model: nn.Module, x: Tensor) -> Iterator[None]:
     """
     recurrent = any(isinstance(m, nn.RNNBase) for m in model.modules())
     fused = torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()
-    mixed = torch.is_autocast_enabled(x.device.type)
-    plain = torch.autocast(x.device.type, enabled=False) if mixed else nullcontext()
     shortened = [m.weight for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.max_norm]
     before = [weight.detach().clone() for weight in shortened]
-    with evaluating(model), torch.no_grad(), fused, plain:
+    with evaluating(model), torch.no_grad(), fused, full_precision():
         try:
             yield
         finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -45,7 +47,8 @@ def check_arguments(model: nn.Module, x: Tensor, chunk: int | None = None) -> No
 def check_outputs(model: nn.Module, probe: Tensor) -> int:
     """d2, of a model that gives a finite [N, d2] in which every row is its own sample's."""
     try:
-        f = model(probe)
+        with refuses_autocast(model):
+            f = model(probe)
     except (RuntimeError, IndexError, ValueError) as error:
         raise ModelError(_unfit(model, probe, error)) from error
     if not isinstance(f, Tensor) or f.ndim != 2 or f.shape[0] != len(probe):
@@ -64,6 +67,27 @@ def check_outputs(model: nn.Module, probe: Tensor) -> int:
     if differs(alone):
         raise ModelError(_RANDOM if differs(model(probe)) else COUPLED)
     return f.shape[1]
+
+
+@contextmanager
+def refuses_autocast(model: nn.Module) -> Iterator[None]:
+    """`ModelError` where a part of the model runs under an autocast of the model's own: what it gives is rounded to
+    another type than the weights', and derivatives of it are not those of the function that the weights make.
+    """
+
+    def check(module: nn.Module, inputs: object) -> None:
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            raise ModelError(
+                f"the model runs {type(module).__name__} under torch.autocast in its forward: take that out, as "
+                "everything here is computed in the weights' own type"
+            )
+
+    handles = [module.register_forward_pre_hook(check) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _unlike(f: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -101,3 +101,41 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, flag in flags:
             module.training = flag
+
+
+@contextmanager
+def eager(model: nn.Module) -> Iterator[nn.Module]:
+    """The model without `torch.compile`, of itself or of a part: what is compiled cannot be told other weights, nor be
+    differentiated sample by sample, and says nothing. Parameters are the model's own, which is put back afterwards.
+    """
+    parts = [(module, name, part) for module in model.modules() for name, part in module._modules.items()]
+    wrapped = [(module, name, part) for module, name, part in parts if part is not None and _original(part) is not part]
+    calls = [(module, own) for module in model.modules() if (own := module._compiled_call_impl) is not None]
+    for module, name, part in wrapped:
+        module._modules[name] = _original(part)
+    for module, _ in calls:
+        module._compiled_call_impl = None
+    try:
+        yield _original(model)
+    finally:
+        for module, name, part in wrapped:
+            module._modules[name] = part
+        for module, own in calls:
+            module._compiled_call_impl = own
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """No autocast of the caller's inside the block: it would round what is computed there to its own type."""
+    with ExitStack() as stack:
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+def _original(model: nn.Module) -> nn.Module:
+    """What `torch.compile` made this of, or itself; asked by the name, as the class comes with a slow import."""
+    while type(model).__name__ == "OptimizedModule":
+        model = model._modules["_orig_mod"]  # type: ignore[assignment]
+    return model

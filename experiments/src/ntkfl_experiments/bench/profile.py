@@ -109,9 +109,7 @@ class _Counting(NTKFL):
     _flop: float = PrivateAttr(0.0)
     _products: int = PrivateAttr(0)
 
-    def evolve(
-        self, task: Task, rows: Gathered, times: Sequence[float] | None = None, products: int | None = None
-    ) -> Evolution:
+    def evolve(self, task: Task, rows: Gathered, times: Sequence[float], products: int | None = None) -> Evolution:
         evolution = super().evolve(task, rows, times, products)
         self._products += evolution.statistics.evaluations
         # There and back through every layer: twice the weights, biases aside, for a product and a row.

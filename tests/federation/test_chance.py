@@ -1,0 +1,127 @@
+"""Runs that diverge, learn nothing, or end worse than a constant prediction say so, with options that exist."""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ntkfl
+from ntkfl.errors import NTKFLError
+from ntkfl.federation.chance import advice
+from ntkfl.federation.server import remarks
+from ntkfl.methods import METHODS, FedAvg, Method, SumNTKFL
+from tests.cli.test_train import ntkfl as command
+
+SMALL = ["--dataset", "digits", "--clients", "10", "--clients-per-round", "4", "--hidden", "12"]
+
+
+@pytest.fixture(scope="module")
+def digits() -> ntkfl.data.Federated:
+    return ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=6, alpha=1.0), seed=0)
+
+
+def trained(fed: ntkfl.data.Federated, method: Method, rounds: int = 6, **options: Any) -> ntkfl.Run:
+    torch.manual_seed(0)
+    model = ntkfl.models.mlp(math.prod(fed.input_shape), 8, fed.output_dim)
+    return ntkfl.train(model, fed, method, rounds=rounds, clients_per_round=3, callbacks=[], **options)
+
+
+def test_constants_are_of_the_labels(digits: ntkfl.data.Federated) -> None:
+    shares = torch.bincount(digits.test[1]).double() / len(digits.test[1])
+    run = trained(digits, FedAvg(local_steps=1), 1)
+    assert run.config["constant"]["loss"] == pytest.approx(float(-(shares * shares.log()).sum()))
+    assert run.config["constant"]["accuracy"] == pytest.approx(float(shares.max()))
+    x, y = torch.randn(40, 3), torch.randn(40, 2)
+    real = ntkfl.data.from_clients([(x, y), (x, y), (x, y)], test=(x, y))
+    run = trained(real, FedAvg(loss="mse", local_steps=1), 1)
+    assert run.config["constant"] == {"loss": pytest.approx(float(y.var(0, correction=0).mean() / 2), rel=1e-5)}
+
+
+def test_a_loss_that_explodes_is_told_of_at_once_and_the_run_has_failed(digits: ntkfl.data.Federated) -> None:
+    with pytest.warns(UserWarning, match="the model is worse than a constant prediction: test loss") as told:
+        run = trained(digits, FedAvg(lr=300.0, local_steps=3))
+    assert "try a smaller lr (now 300) or fewer local_steps (now 3)" in str(told[0].message)
+    assert told[0].filename == __file__
+    assert "training diverges; try a smaller lr (now 300)" in run.history[0]["warning"]
+    assert len([record for record in run.history if "warning" in record]) == 2  # of six rounds, the first and the sixth
+    assert any(line.startswith("warning: test loss") for line in remarks(run.history[0]))
+    assert run.failure.startswith("the model is worse than a constant prediction")
+
+
+def test_five_rounds_at_chance_are_told_of(digits: ntkfl.data.Federated) -> None:
+    """Steps too small to learn anything: longer ones are advised."""
+    x, y = digits.test
+    noise = ntkfl.data.from_clients([(x, y.flip(0)[torch.randperm(len(y))])] * 3, test=(torch.zeros_like(x), y))
+    run = trained(noise, FedAvg(lr=1e-6, local_steps=1))
+    (record,) = [record for record in run.history if "warning" in record]
+    assert record["round"] == 5
+    assert (
+        "for 5 rounds no better than a constant; try a larger lr (now 1e-06) or more local_steps" in record["warning"]
+    )
+
+
+def test_real_targets_are_compared_with_their_mean() -> None:
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    fed = ntkfl.data.from_clients([(x, x.sum(1, keepdim=True))] * 3, test=(x, x.sum(1, keepdim=True)))
+    assert not trained(fed, FedAvg(loss="mse", local_steps=20)).failure
+    shifted = ntkfl.data.from_clients([(x, 30 + x[:, :1])] * 3, test=(x, x[:, :1]))
+    with pytest.warns(UserWarning, match=r"worse than a constant prediction: test loss [^,]*;"):
+        trained(shifted, FedAvg(loss="mse", local_steps=20))
+
+
+@pytest.mark.parametrize("method", [FedAvg(), SumNTKFL(), METHODS["private-sums"](epsilon=None)])
+@pytest.mark.parametrize("rounds", [1, 2, 6])
+def test_runs_that_learn_are_left_alone(method: Method, rounds: int, digits: ntkfl.data.Federated) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        run = trained(digits, method, rounds)
+    assert not run.failure
+    assert not [warning for warning in told if "constant" in str(warning.message)]
+    assert not [record for record in run.history if "constant" in record.get("warning", "")]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_advice_is_of_options_that_the_method_has(name: str) -> None:
+    method = METHODS[name]()
+    for more in (False, True):
+        named = re.findall(r"(?:smaller|larger|fewer|more|shorter|longer) (\w+)", advice(method, more=more))
+        assert named
+        assert set(named) <= set(METHODS[name].model_fields)
+    assert " lr" not in advice(METHODS["ntk-fl"]())  # the flow has no use for it
+    assert "delta" not in advice(METHODS["private-sums"]())  # that of privacy
+
+
+def test_numbers_that_are_not_finite_come_with_advice(digits: ntkfl.data.Federated) -> None:
+    with pytest.raises(NTKFLError) as met:
+        trained(digits, FedAvg(lr=1e30, local_steps=5))
+    assert any("try a smaller lr (now 1e+30)" in note for note in met.value.__notes__)
+
+
+def test_the_command_ends_with_an_error_and_keeps_the_run(tmp_path: Path) -> None:
+    how = ["--method", "fedavg", "--local-steps", "2", "--rounds", "6", "--out", tmp_path / "a"]
+    failed = command("train", *SMALL, *how, "--lr", "300")
+    assert failed.returncode == 2
+    assert failed.stderr.startswith("ntkfl: the model is worse than a constant prediction: test loss")
+    assert "try a smaller lr (now 300) or fewer local_steps (now 2)" in failed.stderr
+    assert "training diverges" in failed.stdout
+    run = ntkfl.Run.load(tmp_path / "a")
+    assert len(run.history) == 6
+    assert run.failure
+    assert (tmp_path / "a/model.safetensors").exists()
+    assert command("train", *SMALL, "--method", "fedavg", "--rounds", "1", "--lr", "1e-6").returncode == 0
+
+
+def test_a_failing_run_stopped_and_resumed_equals_undisturbed(digits: ntkfl.data.Federated, tmp_path: Path) -> None:
+    with warnings.catch_warnings(action="ignore"):
+        method = FedAvg(lr=300.0, local_steps=2)
+        trained(digits, method, 7, out=tmp_path / "whole")
+        trained(digits, method, 3, out=tmp_path / "cut")
+        trained(digits, method, 7, out=tmp_path / "cut", resume=True)
+    for file in ("history.jsonl", "config.toml"):
+        assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "cut" / file).read_bytes()

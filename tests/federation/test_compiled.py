@@ -1,0 +1,122 @@
+"""Networks that are compiled, under autocast or of half precision: trained as plain ones, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ntkfl
+from ntkfl.errors import ModelError
+from ntkfl.methods import NTKFL, FedAvg, Method, SumNTKFL
+
+METHODS = [FedAvg(local_steps=2), SumNTKFL(), NTKFL(steps=(50, 100))]
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return ntkfl.models.mlp(64, 8, 10)
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    made = torch.compile(model, backend="eager")
+    assert isinstance(made, nn.Module)
+    return made
+
+
+def in_place(model: nn.Module) -> nn.Module:
+    model.compile(backend="eager")
+    return model
+
+
+def in_part(model: nn.Module) -> nn.Module:
+    assert isinstance(model, nn.Sequential)
+    model[-1] = compiled(model[-1])
+    return model
+
+
+HOW = [compiled, in_place, in_part]
+
+
+@pytest.fixture(scope="module")
+def digits() -> ntkfl.data.Federated:
+    return ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=6, alpha=1.0), seed=0)
+
+
+def trained(model: nn.Module, digits: ntkfl.data.Federated, method: Method, **options: object) -> ntkfl.Run:
+    return ntkfl.train(model, digits, method, rounds=2, clients_per_round=3, callbacks=[], **options)  # type: ignore[arg-type]
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+@pytest.mark.parametrize("how", HOW)
+def test_a_compiled_network_trains_as_a_plain_one(
+    how: Callable[[nn.Module], nn.Module], method: Method, digits: ntkfl.data.Federated, tmp_path: Path
+) -> None:
+    plain = trained(network(), digits, method, out=tmp_path / "plain")
+    model = how(network())
+    torch.compiler.reset()
+    found = trained(model, digits, method, out=tmp_path / "compiled")
+    assert found.history == plain.history
+    assert torch.equal(weights(found.model), weights(plain.model))
+    assert type(found.model) is type(model)
+    for file in ("config.toml", "model.safetensors", "checkpoint/state.safetensors"):
+        assert (tmp_path / "plain" / file).read_bytes() == (tmp_path / "compiled" / file).read_bytes()
+    loaded = ntkfl.Run.load(tmp_path / "plain", how(network()))
+    assert torch.equal(weights(loaded.model), weights(plain.model))
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_the_jacobian_of_a_compiled_network(how: Callable[[nn.Module], nn.Module]) -> None:
+    x = torch.randn(7, 64)
+    plain, model = ntkfl.jacobian(network(), x), how(network())
+    plan = ntkfl.tangent.plan_jacobian(model, x)
+    for J in (ntkfl.jacobian(model, x), ntkfl.jacobian(model, x, plan=plan)):
+        assert torch.equal(J.dense(), plain.dense())
+        assert J.layout == plain.layout  # type: ignore[attr-defined]
+    before = model(x)  # it is as it was, compiled still
+    assert torch.equal(before, network()(x))
+    assert model._compiled_call_impl is not None or any(type(m).__name__ == "OptimizedModule" for m in model.modules())
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_an_autocast_around_training_changes_nothing(method: Method, digits: ntkfl.data.Federated) -> None:
+    plain = trained(network(), digits, method)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = trained(network(), digits, method)
+    assert mixed.history == plain.history
+
+
+class Mixed(nn.Module):
+    def __init__(self, cast: bool) -> None:
+        super().__init__()
+        self.network, self.cast = network(), cast
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            f: Tensor = self.network(x)
+        return f.float() if self.cast else f
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+@pytest.mark.parametrize("cast", [False, True])
+def test_an_autocast_in_the_network_is_refused(cast: bool, method: Method, digits: ntkfl.data.Federated) -> None:
+    with pytest.raises(ModelError, match=r"under torch.autocast in its forward: take that out"):
+        trained(Mixed(cast), digits, method)
+    with pytest.raises(ModelError, match=r"under torch.autocast in its forward"):
+        ntkfl.jacobian(Mixed(cast), torch.randn(3, 64))
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_of_half_precision_are_refused(
+    dtype: torch.dtype, method: Method, digits: ntkfl.data.Federated
+) -> None:
+    with pytest.raises(ModelError, match=r"weights are (b?float16), in which steps get lost: train it in float32"):
+        trained(network().to(dtype), digits, method)
