@@ -40,31 +40,29 @@ run: $(VENV)/.run
 test: $(VENV)/.test
 	$(PY) -m pytest -n 3 --no-loadscope-reorder
 
-# The long sweeps of which `make test` has a slice: whole deployments, load, interrupts, kills, fuzzing. About an hour.
+# The long sweeps of which `make test` has a slice: whole deployments, kills, fuzzing.
 test-long: $(VENV)/.test
 	$(PY) -m pytest -n 2 --no-loadscope-reorder -m long
-	$(MAKE) chaos fuzz
+	$(MAKE) fuzz
 
 # Pages in headless Chromium, which the system's package manager has.
 test-browser: $(VENV)/.test $(VENV)/.browser
 	@command -v chromium || command -v chromium-browser || command -v google-chrome || { echo "Chromium not found: apt-get install chromium"; exit 1; }
 	$(PY) -m pytest tests/report -m browser
 
-# Inputs changed at random for every decoder and parser, and made-up requests for the services. What fails is kept in build/fuzz.
-fuzz: $(VENV)/.test $(VENV)/.fuzz
-	$(PY) -m tests.fuzz --cases 200000
-	NTKFL_OPENAPI_REQUESTS=250 $(PY) -m pytest -q tests/services/http/test_openapi.py
+# Inputs changed at random for every decoder and parser.
+fuzz: $(VENV)/.test
+	NTKFL_FUZZ_CASES=2000 $(PY) -m pytest -q tests/test_fuzz.py
 
-# Runs killed 50 times in a row, and at every step of their writing; resumed, they end with the same bytes. Then Ctrl-C in every long verb.
+# Runs killed at every step of their writing and resumed, which end with the same bytes; disks without room.
 chaos: $(VENV)/.test
-	$(PY) -m tests.chaos --kills 50
-	$(PY) -m tests.chaos --every-step
-	$(PY) -m tests.chaos --ctrl-c
+	$(PY) -m pytest -q -m "long or not long" tests/test_chaos.py
 
 lint: $(VENV)/.lint
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	$(PY) tools/budget.py
 
 bench: $(VENV)/.test
 	$(PY) -m ntkfl bench
@@ -97,7 +95,7 @@ try:
 audit-deps:
 	$(PYTHON) -m venv build/audit
 	build/audit/bin/python -m pip --disable-pip-version-check install --quiet pip-audit==2.10.1
-	for part in run test lint docs browser fuzz; do \
+	for part in run test lint docs browser; do \
 	  build/audit/bin/pip-audit -r requirements/$$part.txt --no-deps --disable-pip --strict --progress-spinner off || exit 1; done
 
 # A wheel, installed with the core alone into an empty environment, trains and reports there.

@@ -27,45 +27,22 @@ BENCH = (
 
 
 def bench() -> str:
-    machines = [_read(name) for name in ("cpu", "gpu")]
-    lines = [
-        [said, *(_timed(m["rows"], suite, what, by_ratio) for m in machines)] for suite, what, said, by_ratio in BENCH
-    ]
-    return table(["what", *map(_machine, machines)], lines)
+    rows = _read("cpu")["rows"]
+    return table(["what", "2 cores"], [[said, _timed(rows, suite, what, ratio)] for suite, what, said, ratio in BENCH])
 
 
 def scaling() -> str:
     """A server's update by the samples of a round: seconds, and memory beside the data."""
-    machines = {name: _read(name) for name in ("cpu", "gpu-scaling")}
-    found = {n: {r["what"]: r for r in m["rows"] if r["suite"] == "scaling"} for n, m in machines.items()}
-    sizes = sorted({what for rows in found.values() for what in rows}, key=lambda what: (_count(what), what))
     lines = []
-    for what in sizes:
-        cells = [_time_and_memory(found[name].get(what)) for name in machines]
-        lines.append([what.removeprefix("N = "), *(cell for pair in cells for cell in pair)])
-    names = [f"{_machine(m)}, {said}" for m in machines.values() for said in ("time", "memory")]
-    return table(["samples of a round", *names], lines)
-
-
-def _count(what: str) -> int:
-    """1000 of "N = 1,000, out of core"."""
-    return int(re.sub(r"\D", "", what))
-
-
-def _time_and_memory(row: Row | None) -> tuple[str, str]:
-    if row is None:
-        return "", ""
-    memory = re.search(r"([\d.]+ GB) ", row["note"])
-    return seconds_text(row["seconds"]), memory[1] if memory else ""
+    for row in _rows("scaling"):
+        memory = re.search(r"([\d.]+ GB) ", row["note"])
+        lines.append([row["what"].removeprefix("N = "), seconds_text(row["seconds"]), memory[1] if memory else ""])
+    return table(["samples of a round", "2 cores, time", "2 cores, memory"], lines)
 
 
 def profile() -> str:
-    """Where the time of a round goes, on both machines: the time of each part."""
-    machines = [_read(name) for name in ("cpu", "gpu")]
-    parts = [{r["what"]: r for r in m["rows"] if r["suite"] == "profile"} for m in machines]
-    order = sorted(parts[1], key=lambda what: -parts[1][what]["seconds"])
-    lines = [[what, *(seconds_text(own[what]["seconds"]) for own in parts)] for what in order]
-    return table(["part", *map(_machine, machines)], lines)
+    """Where the time of a round goes: the time of each part."""
+    return table(["part", "2 cores"], [[row["what"], seconds_text(row["seconds"])] for row in _rows("profile")])
 
 
 def tree() -> str:
@@ -102,9 +79,8 @@ def _read(name: str) -> dict[str, Any]:
     return found
 
 
-def _machine(document: dict[str, Any]) -> str:
-    machine = document["machine"]
-    return f"{machine['cores']} cores" if machine["device"] == "cpu" else str(machine["device"]).removeprefix("NVIDIA ")
+def _rows(suite: str) -> list[Row]:
+    return [row for row in _read("cpu")["rows"] if row["suite"] == suite]
 
 
 def _timed(rows: Sequence[Row], suite: str, what: str, by_ratio: bool) -> str:

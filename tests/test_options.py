@@ -52,4 +52,3 @@ def test_a_contract_keeps_none_and_does_not_fall_back_to_the_default() -> None:
         contract = Contract(inputs=(64,), outputs=10, clients_per_round=2, method=method)
         assert contract.method["projected_dim"] == "none"
         assert contract.build_method().projected_dim is None
-    assert not contract.private

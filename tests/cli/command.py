@@ -12,7 +12,6 @@ import struct
 import subprocess
 import sys
 import termios
-import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -58,22 +57,6 @@ class Command:
             assert self._read(0.2), f"it ended without {begun!r}: {self.text[-2000:]}"
         return self.text
 
-    def listen(self, seconds: float) -> None:
-        """Let it go on, and read what it says: a full pipe would hold it up."""
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0 and self._read(left):
-            pass
-
-    def drain(self) -> None:
-        """From now on, in the background."""
-
-        def read() -> None:
-            with suppress(OSError):
-                while os.read(self.leader, 65536):
-                    pass
-
-        threading.Thread(target=read, daemon=True).start()
-
     def interrupt(self) -> int:
         """As a terminal does it, or `kill -INT`; the exit code. What is left to do would take far longer than this."""
         if self.terminal:
@@ -84,19 +67,6 @@ class Command:
         while self._read(0.2) and time.monotonic() < end:
             pass
         return self.process.wait(1)
-
-    def ctrl_c(self, seconds: float = 30) -> float:
-        """Interrupt all of its process group, as a terminal does: the seconds it took to end."""
-        began = time.monotonic()
-        os.killpg(self.process.pid, signal.SIGINT)
-        while self.process.poll() is None:
-            assert time.monotonic() < began + seconds, f"does not end: {self.text[-2000:]}"
-            if not self._read(0.005):
-                time.sleep(0.005)
-        took = time.monotonic() - began
-        while select.select([self.leader], [], [], 0.3)[0] and self._read(0):
-            pass
-        return took
 
     @property
     def text(self) -> str:

@@ -165,7 +165,7 @@ def test_the_folders_of_a_deployment_on_flower(
 
 def test_what_its_user_names_is_run(tmp_path: Path, taken_over: Path) -> None:
     """Typed on the command line, or written into the user's own --config."""
-    small = ["--rounds", "1", "--clients-per-round", "2", "--method", METHOD, "--local-steps", "1"]
+    small = ["--rounds", "1", "--clients-per-round", "2", "--method", METHOD, "--set", "local_steps=1"]
     assert run("train", "--dataset", DATA, "--model", MODEL, *small).exit_code == 0
     assert taken_over.exists()
     taken_over.unlink()

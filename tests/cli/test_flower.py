@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,10 +10,8 @@ import tomli_w
 from typer.testing import CliRunner
 
 from ntkfl.cli import app
-from ntkfl.errors import ConfigError, NTKFLError
-from ntkfl.extras import install_command
+from ntkfl.errors import ConfigError
 from ntkfl.flower.folders import ClientFile, known_keys
-from ntkfl.progress import ProgressBar
 
 RUN = {"inputs": [1, 8, 8], "outputs": 10, "clients": 3, "clients_per_round": 2, "method": {"name": "fedavg"}}
 
@@ -77,44 +74,6 @@ def test_the_commands_printed_are_safe_ones(folder: Path) -> None:
     assert named[1].endswith(" --label-column ill --allow-code")
 
 
-def test_a_run_measures_on_a_table_with_columns_of_any_name(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the ServerApp gets of --test; a SuperLink is not needed for that."""
-    from ntkfl.flower import apps
-    from ntkfl.flower.runtime import SuperLink
-
-    settings = RUN | {"inputs": [2], "outputs": 2, "class_names": ["well", "ill"], "feature_names": ["age", "crp"]}
-    (folder / "server" / "run.toml").write_text(tomli_w.dumps(settings))
-    file = tmp_path / "visits.csv"
-    file.write_text(
-        "crp,age,outcome,site,part\n0.5,70,ill,north,test\n0.25,60,well,south,train\n0.125,50,well,east,test\n"
-    )
-    got = {}
-
-    class ServerAppAskedFor(Exception):
-        pass
-
-    def server_app(*of: object, **options: object) -> None:
-        got.update(options)
-        raise ServerAppAskedFor
-
-    monkeypatch.setattr(SuperLink, "admit", lambda self, keys: {})
-    monkeypatch.setattr(apps, "server_app", server_app)
-    command = ["run", folder / "server", "--out", tmp_path / "run", "--test", file]
-    named = ["--label-column", "outcome", "--client-column", "site"]
-    with pytest.raises(ServerAppAskedFor):
-        invoke(*command, *named, "--split-column", "part")
-    x, y = got["test"]  # type: ignore[misc]
-    assert (x.tolist(), y.tolist()) == ([[70, 0.5], [50, 0.125]], [1, 0])
-    with pytest.raises(NTKFLError, match=r"has no column 'label'.*say which holds labels by --label-column"):
-        invoke(*command)
-    with pytest.raises(NTKFLError, match="has besides part"):
-        invoke(*command, *named)
-    with pytest.raises(ConfigError, match=r"--label-column outcome: of which file\? --test gives one"):
-        invoke(*command[:4], "--label-column", "outcome")
-
-
 def test_flower_takes_the_commands_as_printed(folder: Path) -> None:
     """Its own parsers, on our words."""
     from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
@@ -133,27 +92,6 @@ def test_flower_takes_the_commands_as_printed(folder: Path) -> None:
     assert (supernode.isolation, supernode.insecure, supernode.runtime_dependency_install) == ("process", False, False)
 
 
-def test_what_goes_wrong_is_one_line(folder: Path, tmp_path: Path) -> None:
-    own = folder / "clients" / "client-0"
-    cases: list[tuple[str, list[str | Path]]] = [
-        ("is there already", ["init", folder, "--config", tmp_path / "run.toml"]),
-        ("waits for 3 clients", ["init", tmp_path / "new", "--config", tmp_path / "run.toml", "--clients", "2"]),
-        ("no such file", ["server", tmp_path]),
-        ("no such file", ["client", tmp_path, "--data", "x.npz"]),
-        ("is not on this machine", ["client", own, "--data", "x.npz", "--attach", "10.0.0.1:9"]),
-    ]
-    for reason, arguments in cases:
-        with pytest.raises(NTKFLError, match=reason):
-            invoke(*arguments)
-    assert not (tmp_path / "new").exists()
-    (folder / "server" / "clients" / "client-0.pub").write_text("ssh-ed25519 nonsense")
-    with pytest.raises(ConfigError, match="ssh-keygen -t ecdsa -b 384"):
-        known_keys(folder / "server")
-    (own / "ca.pem").unlink()
-    with pytest.raises(ConfigError, match=r"no ca\.pem"):
-        invoke("client", own, "--data", "x.npz", "--print")
-
-
 @pytest.mark.parametrize(
     ("file", "words"),
     [
@@ -168,44 +106,3 @@ def test_a_secret_that_others_can_read_is_refused(folder: Path, file: str, words
     (folder / file).chmod(0o640)
     with pytest.raises(ConfigError, match=f"{file} holds a secret and others can read it: chmod 600"):
         invoke(words[0], folder / words[1], *words[2:])
-
-
-def test_making_folders_shows_how_far_it_is_and_stops_with_a_hint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "run.toml").write_text(tomli_w.dumps(RUN))
-    ended: list[float] = []
-
-    def end(steps: ProgressBar) -> None:
-        ended.append(steps.total)
-        if len(ended) == 4:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(ProgressBar, "end", end)
-    words = ["flower", "init", str(tmp_path / "fl"), "--config", str(tmp_path / "run.toml"), "--clients"]
-    stopped = CliRunner().invoke(app, [*words, "5"])
-    assert (stopped.exit_code, ended) == (130, [5.0] * 4)
-    assert stopped.output == f"stopped; begin anew: rm -r {tmp_path / 'fl'}\n"
-    words[2] = str(tmp_path / "other")
-    assert CliRunner().invoke(app, [*words, "3"]).exit_code == 0
-    assert len(ended) == 4 + 3
-
-
-WITHOUT = """
-import sys
-sys.modules["flwr"] = None
-import ntkfl, ntkfl.cli
-from ntkfl.cli import main
-for line in ("simulate x.toml", "server x", "client x --data y", "init x --config y"):
-    sys.argv = ["ntkfl", "flower", *line.split()]
-    try:
-        main()
-    except SystemExit as end:
-        print(end.code)
-"""
-
-
-def test_without_flower_asking_for_it_says_how_to_install_it() -> None:
-    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=120)
-    assert done.stdout.split() == ["2"] * 4, done.stderr
-    assert done.stderr.splitlines() == [f"ntkfl: Flower needs the extra 'flower': {install_command('flower')}"] * 4

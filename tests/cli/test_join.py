@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +10,7 @@ import tomli_w
 from typer.testing import CliRunner
 
 from ntkfl.cli import app
-from ntkfl.data.client import read_own
-from ntkfl.errors import DataError, NTKFLError
-from ntkfl.services.status import ENDED, StatusFile, read_status
-from ntkfl.user_code import find_factory
+from ntkfl.errors import NTKFLError
 
 pytest.importorskip("cryptography", reason="needs the extra services")
 
@@ -57,51 +53,3 @@ def test_a_table_with_columns_of_its_own_names(folder: Path, tmp_path: Path) -> 
     assert "127.0.0.1" in str(CliRunner().invoke(app, named).exception)  # read, and nobody there
     (tmp_path / "mine.csv").write_text("a,b,c,d,outcome,ward\n" + "1,2,3,4,ill,X\n1,2,3,4,well,X\n")
     assert "class_names" in str(CliRunner().invoke(app, named).exception)
-
-
-def test_features_that_the_terms_name_go_by_name(folder: Path, tmp_path: Path) -> None:
-    from ntkfl.deployment.contract import Federation
-
-    terms = folder / "federation.toml"
-    agreed = terms.read_text().replace("[terms]\n", '[terms]\nfeature_names = ["a", "b", "c", "d"]\n', 1)
-    other = tmp_path / "other"
-    shutil.copytree(folder, other)
-    (other / "federation.toml").write_text(agreed)
-    (tmp_path / "mine.csv").write_text("d,c,b,a,label\n" + "4,3,2,1,0\n4,3,2,1,1\n")
-    assert "127.0.0.1" in str(join(other, str(tmp_path / "mine.csv")))  # read, and nobody there
-    x, _ = read_own(str(tmp_path / "mine.csv"), Federation.read(other).terms.images, find_factory)
-    assert x.tolist() == [[1.0, 2.0, 3.0, 4.0]] * 2
-    (tmp_path / "mine.csv").write_text("a,b,c,e,label\n" + "1,2,3,4,0\n")
-    assert "lacks d and has besides e" in str(join(other, str(tmp_path / "mine.csv")))
-
-
-def test_data_of_another_shape_are_refused_at_once(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine.csv").write_text("a,b,label\n1,2,0\n")
-    error = join(folder, str(tmp_path / "mine.csv"))
-    assert isinstance(error, DataError)
-    assert "[2]" in str(error)
-    assert "expected an .npz, .csv or .parquet file" in str(join(folder, str(tmp_path / "none")))
-
-
-def test_after_the_end_of_the_run_nobody_is_waited_for(folder: Path, tmp_path: Path) -> None:
-    np.savez(tmp_path / "mine.npz", x=np.ones((3, 4)), y=np.array([0, 1, 1]))
-    for run, ended in (("demo/run-0", True), ("demo/run-1", False)):
-        StatusFile(folder, "client", run=run).close(ENDED)
-        error = join(folder, str(tmp_path / "mine.npz"))
-        assert (error is None) == ended, error
-
-
-def test_inputs_in_other_units_are_said_at_the_start(folder: Path, tmp_path: Path) -> None:
-    for size, warned in ((3.0, False), (2000.0, True)):
-        np.savez(tmp_path / "mine.npz", x=np.full((3, 4), size), y=np.array([0, 1, 1]))
-        command = ["join", str(folder), "--data", str(tmp_path / "mine.npz"), "--patience", "0.1"]
-        assert ("inputs are as large as 2e+03" in CliRunner().invoke(app, command).stderr) == warned
-
-
-def test_the_status_is_of_the_last_start_whatever_ended_it(folder: Path, tmp_path: Path) -> None:
-    np.savez(tmp_path / "mine.npz", x=np.ones((3, 4)), y=np.array([0, 1, 1]))
-    for data, problem in ((tmp_path / "mine.npz", "cannot be reached"), (tmp_path / "none", "expected an .npz")):
-        join(folder, str(data))
-        said = read_status(folder)
-        assert said is not None
-        assert problem in said["problem"]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,11 +10,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ntkfl.cli import app
-from ntkfl.cli.serve import address
-from ntkfl.crypto import certificates
 from ntkfl.crypto.hpke import SealingKey, SigningKey
-from ntkfl.errors import ConfigError, NTKFLError
-from ntkfl.extras import install_command
+from ntkfl.errors import NTKFLError
 from ntkfl.services.key_server.key_protocol import enrolment
 from ntkfl.services.key_server.store import KeyServer
 
@@ -52,17 +46,6 @@ def made(tmp_path: Path) -> Path:
 
 def listed(made: Path) -> dict[str, list[str]]:
     return {line.split()[0]: line.split()[1:] for line in said("keys", "list", made / "key-server")}
-
-
-def test_init_refuses_what_could_never_play_the_run(tmp_path: Path) -> None:
-    file, made = tmp_path / "run.toml", tmp_path / "made"
-    file.write_text("evaluators = 2\n" + RUN)
-    assert "give --evaluators 2" in fault("keys", "init", made, "--config", file)
-    private = "name = 'private-sums'\nsecure_sum = true\nbudget_rounds = 13\nnoise_clients = 3\n"
-    file.write_text(RUN.replace("name = 'ntk-fl'\n", private).replace("_round = 2", "_round = 3"))
-    assert "give --min-clients 3" in fault("keys", "init", made, "--config", file)
-    assert not made.exists()
-    said("keys", "init", made, "--config", file, "--min-clients", "3")
 
 
 def test_init_makes_what_it_is_told(tmp_path: Path) -> None:
@@ -115,12 +98,6 @@ def test_token_can_make_the_client_s_folder(made: Path) -> None:
     server.enrol(**enrolment(kept, "demo", SealingKey.generate(), SigningKey.generate()))
 
 
-def test_run_registers_a_further_one_once(made: Path) -> None:
-    assert said("keys", "run", made / "key-server", "run-1") == ["registered run run-1"]
-    assert listed(made)["runs:"] == ["run-0,", "run-1"]
-    assert "for ever" in fault("keys", "run", made / "key-server", "run-1")
-
-
 def test_show_tells_public_keys_and_what_ends_when(made: Path) -> None:
     lines = dict(line.split(" ", 1) for line in said("keys", "show", made / "aggregator"))
     signing = SigningKey.load(made / "aggregator" / "signing-key.pem").public.hex()
@@ -142,47 +119,6 @@ def parsed(moment: str) -> datetime:
     return datetime.strptime(moment, "%Y-%m-%d %H:%M:%SZ").replace(tzinfo=UTC)
 
 
-def test_show_says_what_has_ended(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Past(datetime):
-        @classmethod
-        def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
-            return datetime.now(UTC) - timedelta(days=400)
-
-    monkeypatch.setattr(certificates, "datetime", Past)
-    certificates.renew(made / "authority", [made / "shuffler"])
-    lines = said("keys", "show", made / "shuffler")
-    assert [line.split()[1] for line in lines if line.startswith(("tls.pem", "ca.pem"))] == ["ends", "ended"]
-
-
-def test_show_tells_when_a_client_s_credential_ends(made: Path) -> None:
-    own = made / "clients" / "client-0"
-    sealing, signing = SealingKey.generate(), SigningKey.generate()
-    server = KeyServer.open(made / "key-server")
-    issued = server.enrol(**enrolment((own / "token").read_text(), "demo", sealing, signing))
-    (own / "credential").write_text(issued)
-    (line,) = [line for line in said("keys", "show", own) if line.startswith("credential ends ")]
-    assert timedelta(days=29.9) < parsed(line.removeprefix("credential ends ")) - datetime.now(UTC)
-
-
-def test_renew_says_what_it_did_and_what_it_cannot(made: Path, tmp_path: Path) -> None:
-    roles = [made / name for name in ("key-server", "shuffler", "aggregator")]
-    before = [(role / "tls.pem").read_bytes() for role in roles]
-    lines = said("keys", "renew", made / "authority", *roles)
-    assert [line.split(":")[0] for line in lines] == [str(role) for role in roles]
-    assert all(line.endswith("; start it again") for line in lines)
-    assert all((role / "tls.pem").read_bytes() != old for role, old in zip(roles, before, strict=True))
-    assert "no certificate authority's key" in fault("keys", "renew", made / "shuffler" / "absent", roles[0])
-    assert "no certificate that can be read" in fault("keys", "renew", made / "authority", made / "clients")
-    (tmp_path / "run.toml").write_text(RUN)
-    said("keys", "init", tmp_path / "other", "--config", tmp_path / "run.toml", "--clients", "2")
-    kept = (roles[0] / "tls.pem").read_bytes()
-    assert "signed by no authority in" in fault("keys", "renew", tmp_path / "other" / "authority", *roles)
-    key = made / "authority" / "services-key.pem"
-    key.chmod(0o644)
-    assert f"chmod 600 {key}" in fault("keys", "renew", made / "authority", *roles)
-    assert (roles[0] / "tls.pem").read_bytes() == kept
-
-
 def test_a_client_is_let_in_again_by_the_operator(made: Path) -> None:
     assert "no client 'client-0' has enrolled" in fault("keys", "readmit", made / "key-server", "client-0")
     server = KeyServer.open(made / "key-server")
@@ -201,51 +137,3 @@ def test_new_makes_a_private_key_once(tmp_path: Path) -> None:
     assert "never overwritten" in fault("keys", "new", tmp_path / "me.pem")
     assert "cannot write" in fault("keys", "new", tmp_path / "absent" / "me.pem")
     assert SealingKey.load(tmp_path / "me.pem").public.hex() == public
-
-
-def test_a_folder_that_is_no_key_server_s_is_one_line(made: Path, tmp_path: Path) -> None:
-    assert "no such file" in fault("serve", "key-server", tmp_path / "absent")
-    assert "no key at" in fault("serve", "key-server", made / "clients" / "client-0")
-    assert "not the key that federation.toml names" in fault("serve", "key-server", made / "shuffler")
-    assert "not the key that federation.toml names" in fault("keys", "list", made / "aggregator")
-    state = made / "key-server" / "state.sqlite"
-    for path in (made / "key-server" / "signing-key.pem", state):
-        path.chmod(0o644)
-        assert f"chmod 600 {path}" in fault("serve", "key-server", made / "key-server")
-        path.chmod(0o600)
-    state.unlink()
-    assert "a lost state is a lost ρ" in fault("serve", "key-server", made / "key-server")
-
-
-def test_where_it_listens(capsys: pytest.CaptureFixture[str]) -> None:
-    assert address("https://127.0.0.1:8441", None, None) == ("127.0.0.1", 8441)
-    assert address("https://[::1]", None, None) == ("::1", 443)
-    assert address("https://keys.example.org:1", "localhost", 0) == ("localhost", 0)
-    assert capsys.readouterr().out == ""
-    assert address("https://127.0.0.1:8441", "0.0.0.0", None) == ("0.0.0.0", 8441)
-    assert "listens on 0.0.0.0: other machines can connect" in capsys.readouterr().out
-    with pytest.raises(ConfigError, match="not an address"):
-        address("https://127.0.0.1:x", None, None)
-
-
-@pytest.mark.parametrize("missing", ["cryptography", "fastapi", "uvicorn"])
-def test_without_the_extra_it_says_how_to_get_it(missing: str, made: Path) -> None:
-    program = f"import sys; sys.modules[{missing!r}] = None; from ntkfl.cli import main; main()"
-    command = [sys.executable, "-c", program, "serve", "key-server", str(made / "key-server")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert result.returncode == 2
-    assert len(result.stderr.splitlines()) == 1
-    assert install_command("services") in result.stderr
-
-
-def test_how_long_credentials_are_good_for_is_the_operator_s_to_say(tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text(RUN)
-    words = ("keys", "init", tmp_path / "made", "--config", tmp_path / "run.toml", "--credential-days")
-    assert run(*words, "0.001").exit_code == 2  # a client that waits for an announcement could not renew in time
-    assert run(*words, "4000").exit_code == 2
-    said(*words, "2")
-    server = KeyServer.open(tmp_path / "made" / "key-server")
-    token = (tmp_path / "made" / "clients" / "client-0" / "token").read_text()
-    server.enrol(**enrolment(token, "demo", SealingKey.generate(), SigningKey.generate()))
-    (ends,) = [client.ends for client in server.clients() if client.ends is not None]
-    assert 0 <= time.time() + 2 * 86_400 - ends < 60

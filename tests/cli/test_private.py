@@ -14,7 +14,7 @@ from ntkfl.report.runs import find
 from ntkfl.report.view import view
 from tests.cli.test_train import ntkfl
 
-SMALL = ["--dataset", "digits", "--clients", "8", "--hidden", "8", "--rounds", "2", "--private"]
+SMALL = ["--dataset", "digits", "--clients", "8", "--set", "hidden=[8]", "--rounds", "2", "--private"]
 
 
 def test_a_private_run_says_what_it_promises_and_keeps_to_it(tmp_path: Path) -> None:
@@ -96,7 +96,18 @@ def test_all_clients_of_a_file_take_part(tmp_path: Path) -> None:
 def test_the_test_fifth_of_a_file_is_outside_the_promise(tmp_path: Path) -> None:
     file = tmp_path / "sites.csv"
     file.write_text("a,label,client\n" + "".join(f"{i}.5,{i % 2},site-{i % 6}\n" for i in range(60)))
-    given = ["--dataset", file, "--hidden", "4", "--rounds", "1", "--clients-per-round", "6", "--set", "epsilon=30"]
+    given = [
+        "--dataset",
+        file,
+        "--set",
+        "hidden=[4]",
+        "--rounds",
+        "1",
+        "--clients-per-round",
+        "6",
+        "--set",
+        "epsilon=30",
+    ]
     done = ntkfl("train", *given, "--private", "--out", tmp_path / "a")
     assert done.returncode == 0, done.stderr
     words = "the 12 test samples, a random part of the file's rows: the server measures on them as they are"
@@ -114,7 +125,9 @@ def test_another_method_is_named_with_what_to_do() -> None:
 
 @pytest.mark.parametrize("name", ["sum-ridge", "private-ridge"])
 def test_ridge_makes_the_same_promise(name: str) -> None:
-    done = ntkfl("train", "--dataset", "digits", "--clients", "20", "--hidden", "8", "--private", "--method", name)
+    done = ntkfl(
+        "train", "--dataset", "digits", "--clients", "20", "--set", "hidden=[8]", "--private", "--method", name
+    )
     assert done.returncode == 0, done.stderr
     assert "private: ε = 3, δ = 1e-05 for a record, against whoever sees the sums or the model" in done.stdout
     assert (
@@ -126,6 +139,17 @@ def test_ridge_makes_the_same_promise(name: str) -> None:
 
 
 def test_a_run_says_whether_rows_hold_inputs() -> None:
-    small = ["--dataset", "digits", "--clients", "4", "--hidden", "4", "--rounds", "1", "--clients-per-round", "2"]
+    small = [
+        "--dataset",
+        "digits",
+        "--clients",
+        "4",
+        "--set",
+        "hidden=[4]",
+        "--rounds",
+        "1",
+        "--clients-per-round",
+        "2",
+    ]
     assert ntkfl("train", *small).stdout.count("ntk-fl sends rows that contain the inputs") == 1
     assert "contain the inputs" not in ntkfl("train", *small, "--method", "fedavg").stdout

@@ -14,7 +14,6 @@ from rich.console import Console
 from ntkfl.cli.compare import Watcher
 from ntkfl.compare.results import (
     Reached,
-    Row,
     bytes_text,
     columns,
     markdown,
@@ -23,7 +22,7 @@ from ntkfl.compare.results import (
     spread,
     summarise,
 )
-from ntkfl.compare.spec import Comparison, Entry
+from ntkfl.compare.spec import Comparison
 from ntkfl.compare.trials import Cell
 from ntkfl.errors import ConfigError
 from ntkfl.federation.config import RunConfig
@@ -167,38 +166,6 @@ def test_rounds_and_bytes_to_a_target(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("curves", "shown"),
-    [
-        ([[0.1, 0.2, 0.3]], {"% r1": "10.0", "% r2": "20.0", "% r3": "30.0"}),
-        ([[0.1, 0.2]], {"% r1": "10.0", "% r2": "20.0"}),
-        ([[0.1, 0.2, 0.5], [0.1, 0.3]], {"% r1": "10.0 ± 0.0", "% r2": "25.0 ± 7.1", "% last": "40.0 ± 14.1"}),
-        ([[0.1, 0.2, 0.5], []], {"% r1": "10.0", "% r2": "20.0", "% r3": "50.0"}),  # a seed that diverged at once
-    ],
-)
-def test_the_last_round_is_always_shown(curves: list[list[float]], shown: dict[str, str], tmp_path: Path) -> None:
-    comparison = read(tmp_path, TOML.replace("show_rounds = [1, 4]", "show_rounds = [1, 2, 25]"))
-    row = Row("x", {}, [0, 1], 3, curves, curves, [], [], [], [], [], [""] * len(curves), [], [])
-    headers, (cells,) = columns(comparison, [row])
-    accuracies = [header for header in headers if header.startswith("%")]
-    assert dict(zip(accuracies, cells[1:], strict=False)) == shown
-
-
-def test_fewer_clients_than_a_cohort_all_take_part(tmp_path: Path) -> None:
-    text = (
-        TOML.replace("clients_per_round = 4\n", "").replace("clients = 30", "clients = 5").replace("hold_out = 6\n", "")
-    )
-    read(tmp_path, text.replace("seeds = [0, 1]", "seeds = [0]"))
-    finished = ntkfl("compare", tmp_path / "small.toml", "--out", tmp_path / "out", "--workers", "1")
-    assert finished.returncode == 0, finished.stderr
-    cohorts = {
-        (path.parents[1].name, len(record["clients"]))
-        for path in (tmp_path / "out").rglob("history.jsonl")
-        for record in map(json.loads, path.read_text().splitlines())
-    }
-    assert cohorts == {("search", 4), ("cells", 5)}  # one of five is held out while settings are searched
-
-
-@pytest.mark.parametrize(
     ("old", "new", "why"),
     [
         ('name = "fedavg"', 'name = "fedagv"', "did you mean 'fedavg'"),
@@ -214,18 +181,6 @@ def test_a_wrong_file_is_said_before_anything_runs(old: str, new: str, why: str,
     assert old in TOML
     with pytest.raises(ConfigError, match=why):
         read(tmp_path, TOML.replace(old, new))
-
-
-def test_fallback_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("NTKFL_DATA", "XDG_CACHE_HOME", "HOME"):
-        monkeypatch.setenv(name, str(tmp_path))
-    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
-    text = TOML.replace('dataset = "digits"', 'dataset = "mnist"')
-    with pytest.raises(Exception, match="mnist"):
-        read(tmp_path, text).with_available_data()
-    usable, note = read(tmp_path, text + "[fallback]\ndataset = 'digits'\nclients = 9\n").with_available_data()
-    assert usable.data.dataset == "digits"
-    assert "built-in digits serve instead" in note
 
 
 def test_an_edited_method_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,15 +202,3 @@ def test_an_edited_file_of_data_is_run_again(tmp_path: Path) -> None:
     before = Cell("a", config, tmp_path).key
     file.write_text(file.read_text().replace("1.5", "1.6"))
     assert Cell("a", config, tmp_path).key != before
-
-
-def test_a_method_can_be_given_by_its_name_alone() -> None:
-    assert Entry(label="a", method="fedavg").method == {"name": "fedavg"}
-
-
-def test_small_bytes_add_up_as_they_are_shown() -> None:
-    assert bytes_text(Reached(0.8, [3], [0.81], [0.31])) == "0.8 + 0.3 = 1.1"
-    assert bytes_text(Reached(0.8, [3], [0.06], [0.03])) == "0.06 + 0.03 = 0.09"
-    assert bytes_text(Reached(0.8, [3], [0.007], [0.002])) == "0.007 + 0.002 = 0.009"
-    assert bytes_text(Reached(0.8, [3], [48.2], [21.1])) == "48 + 21 = 69"
-    assert bytes_text(Reached(0.8, [3], [1.17], [0.46])) == "1.2 + 0.5 = 1.7"  # not 1.6, which is 1.63

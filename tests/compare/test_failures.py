@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -108,17 +107,6 @@ def test_an_error_is_said_with_its_place_and_the_others_go_on(
     assert "failed after 1 of 3 rounds: KeyError" in shown["broken [a], seed 0"]["text"]
 
 
-def test_the_command_it_names_runs_that_one_alone(compared: Callable[[str], Result]) -> None:
-    said = compared(TOML).output
-    alone = re.search(r"to run it alone: ntkfl (.*)", said)
-    assert alone is not None
-    again = CliRunner().invoke(app, shlex.split(alone[1]))
-    assert isinstance(again.exception, KeyError)  # nothing caught: a debugger stops where it happens
-    trace = re.search(r"the whole traceback: (.*)", said)
-    assert trace is not None
-    assert "Traceback (most recent call last)" in Path(trace[1]).read_text()
-
-
 def test_a_failed_run_is_tried_again_and_goes_on(compared: Callable[[str], Result], tmp_path: Path) -> None:
     """What it needs may lie outside of the method's file, so its cell stays the same."""
     ready = METHOD.replace(
@@ -135,30 +123,6 @@ def test_a_failed_run_is_tried_again_and_goes_on(compared: Callable[[str], Resul
     assert [len(curve) for row in rows for curve in row["accuracy"]] == [3] * 4
 
 
-def test_a_run_that_finds_no_memory_waits_and_goes_on(
-    compared: Callable[[str], Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a GPU's memory, other workers may hold the rest for a while; whoever never finds enough says so."""
-    monkeypatch.setattr(trials, "PAUSES", (0.0, 0.0))
-    short = METHOD.replace(
-        'return client.memory["velocity"]',
-        "import torch\n    tried = open('tried', 'a+'); tried.write('x'); tried.seek(0)\n"
-        "    if len(tried.read()) % WINS: raise torch.OutOfMemoryError('CUDA out of memory')",
-    )
-    (tmp_path / "broken_method.py").write_text(short.replace("WINS", "3"))
-    done = compared(TOML)
-    assert done.exit_code == 0, done.output
-    assert len((tmp_path / "tried").read_text()) == 2 * 3  # two seeds, the third try of each
-    rows = json.loads((tmp_path / "out/results.json").read_text())["rows"]
-    assert [len(curve) for row in rows for curve in row["accuracy"]] == [3] * 4
-    sys.modules.pop("broken_method")
-    (tmp_path / "tried").unlink()
-    (tmp_path / "broken_method.py").write_text(short.replace("WINS", "1000"))
-    done = compared(TOML)
-    assert done.exit_code == 1
-    assert "OutOfMemoryError: CUDA out of memory" in done.output
-
-
 def test_where_every_run_of_a_search_fails_nothing_is_chosen(compared: Callable[[str], Result]) -> None:
     done = compared(TOML.replace("seeds = [0, 1]", "seeds = [0]") + "grid = { lr = [0.1, 0.3] }\n")
     assert done.exit_code == 1
@@ -171,16 +135,6 @@ def test_where_every_run_of_a_search_fails_nothing_is_chosen(compared: Callable[
     (line,) = (line for line in Path("out/table.md").read_text().splitlines() if line.startswith("| broken [a]"))
     assert line.endswith("| nothing chosen |")
     assert "failed" in line
-
-
-def test_nothing_but_failures_has_no_table(compared: Callable[[str], Result]) -> None:
-    head, _, _ = TOML.partition("[[methods]]")
-    own = '[[methods]]\nlabel = "a"\nmethod = { name = "broken_method:Broken", local_steps = 1 }\n'
-    Path("broken_method.py").write_text(METHOD.replace("message.round == 2", "True"))
-    done = compared(head + own)
-    assert done.exit_code == 1
-    assert "no run finished a round" in done.output
-    assert "KeyError" in done.output
 
 
 def test_frames_of_a_named_package_are_its_users_wherever_it_is_installed() -> None:

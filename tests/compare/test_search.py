@@ -10,7 +10,7 @@ import pytest
 from ntkfl.compare.results import (
     search_lines,
 )
-from ntkfl.compare.search import describe, edges_of, score, search
+from ntkfl.compare.search import describe, edges_of, search
 from ntkfl.compare.spec import Comparison
 from ntkfl.compare.trials import Cell
 from ntkfl.federation.run_folder import RunFolder
@@ -57,20 +57,6 @@ def test_a_grid_grows_no_further_than_its_options_bounds(tmp_path: Path) -> None
     )
 
 
-def test_a_perfect_score_is_kept(tmp_path: Path) -> None:
-    comparison = read(tmp_path, TOML.replace("extend = 1", "extend = 0"))
-    chosen = search(comparison, comparison.methods, tmp_path / "s", FakeRuns(lambda _: 1.0))  # type: ignore[arg-type]
-    assert describe(chosen["FedAvg"], comparison.methods[1])["held_out_score"] == 1.0
-
-
-def test_a_search_whose_best_score_is_zero_still_chooses(tmp_path: Path) -> None:
-    """One held-out client of one class: no setting gets it right in time, and none has failed."""
-    comparison = read(tmp_path, TOML.replace("extend = 1", "extend = 0"))
-    chosen = search(comparison, comparison.methods, tmp_path / "s", FakeRuns(lambda _: 0.0))  # type: ignore[arg-type]
-    assert not chosen["FedAvg"].nothing
-    assert "chose lr" in search_lines(comparison, {"f": describe(chosen["FedAvg"], comparison.methods[1])})[0]
-
-
 def test_scores_of_several_seeds_are_averaged(tmp_path: Path) -> None:
     """Of two settings, one is best with one seed, and the other with all three."""
     comparison = read(tmp_path, TOML.replace("extend = 1", "extend = 0\nseed = [10, 11, 12]"))
@@ -111,13 +97,6 @@ def test_a_final_rung_decides_by_late_rounds(tmp_path: Path) -> None:
     assert lengths == [1, 4, 4, 4]
 
 
-def test_a_small_grid_may_keep_more_than_its_part(tmp_path: Path) -> None:
-    comparison = read(tmp_path, TOML.replace("extend = 1", "extend = 0\nkeep_at_least = 3"))
-    runs = FakeRuns(lambda m: m["lr"] + m["local_steps"] / 100)
-    search(comparison, comparison.methods, tmp_path / "s", runs)  # type: ignore[arg-type]
-    assert sorted(len(RunFolder(p).records()) for p in (tmp_path / "s").iterdir()) == [1, 2, 2, 2]
-
-
 @pytest.mark.parametrize(
     ("best", "grid", "expected"),
     [
@@ -135,27 +114,6 @@ def test_a_small_grid_may_keep_more_than_its_part(tmp_path: Path) -> None:
 )
 def test_edges(best: dict[str, float], grid: list[float], expected: list[float] | None) -> None:
     assert edges_of(best, {"lr": grid}).get("lr") == expected
-
-
-def test_a_failed_cell_scores_nothing(tmp_path: Path) -> None:
-    comparison = read(tmp_path)
-    entry = comparison.methods[1]
-    cell = Cell("x", comparison.run(entry, 0, {"lr": 0.1, "local_steps": 2}), tmp_path)
-    cell.folder.path.mkdir()
-    cell.folder.append("history.jsonl", {"round": 1, "validation_accuracy": 0.9})
-    assert score(cell) == 0.9
-    (cell.folder.path / "failed.txt").write_text("diverged")
-    assert score(cell) == 0.0
-    assert cell.finished
-
-
-def test_clients_that_score_are_a_tenth_where_no_number_is_given(tmp_path: Path) -> None:
-    assert read(tmp_path).with_hold_out().search.hold_out == 6
-    unsaid = TOML.replace("hold_out = 6\n", "")
-    assert read(tmp_path, unsaid).with_hold_out().search.hold_out == 3  # of 30
-    assert read(tmp_path, unsaid.replace("clients = 30", "clients = 4")).with_hold_out().search.hold_out == 1
-    plain = unsaid.replace("grid =", "# grid =")
-    assert read(tmp_path, plain).with_hold_out().search.hold_out is None  # nothing is searched
 
 
 def test_settings_are_chosen_by_rounds_that_are_reported() -> None:

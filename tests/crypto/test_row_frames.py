@@ -64,18 +64,6 @@ def test_keys_that_fit_no_field_are_refused(key: tuple[int, int]) -> None:
         pack_rows(Announced(BatchKey(*key), DIGEST), [b"row"])
 
 
-@pytest.mark.parametrize("size", [0, 31, 33])
-def test_a_digest_of_another_size_is_refused(size: int) -> None:
-    with pytest.raises(MessageError, match="32 bytes"):
-        pack_rows(Announced(SAID.key, bytes(size)), [b"row"])
-
-
-def test_a_frame_of_the_first_version_says_so() -> None:
-    body = b"NTKR" + bytes([1]) + struct.pack("<IHBII", 3, 0, 2, 1, 40) + bytes(40)
-    with pytest.raises(MessageError, match="frame version 1; this side speaks version 2"):
-        unpack_rows(body + struct.pack("<I", zlib.crc32(body)))
-
-
 @pytest.mark.parametrize("rows", [[], [b""], [b"ab", b"abc"]])
 def test_rows_of_no_or_several_sizes_are_not_packed(rows: list[bytes]) -> None:
     with pytest.raises(MessageError, match="of one size"):

@@ -46,7 +46,7 @@ def test_columns_of_extreme_scale(given: dict[str, float], named: list[str], tmp
 
 
 def test_a_run_names_them_and_what_to_do(tmp_path: Path) -> None:
-    given = ["--dataset", table(tmp_path, first=70_000), "--hidden", "4", "--rounds", "1", "--method", "fedavg"]
+    given = ["--dataset", table(tmp_path, first=70_000), "--set", "hidden=[4]", "--rounds", "1", "--method", "fedavg"]
     told = ntkfl("train", *given)
     assert told.returncode == 0, told.stderr
     assert "'id' (70,0" in told.stdout

@@ -4,57 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
-
-from ntkfl.deployment.absences import Absences, drawn_from
+from ntkfl.deployment.absences import drawn_from
 from ntkfl.federation.server import Server
 from ntkfl.federation.server_state import draw_cohort
 from ntkfl.methods import METHODS
 
 NAMES = ["a", "b", "c", "d", "e"]
-
-
-@pytest.mark.parametrize(
-    ("lapsed", "dropped", "wanted", "names"),
-    [
-        ([], [], 3, NAMES),
-        (["b"], [], 3, ["a", "c", "d", "e"]),
-        (["b"], ["c"], 3, ["a", "d", "e"]),
-        (["b"], ["c"], 4, ["a", "c", "d", "e"]),  # one that is there before one that is not
-        (["b"], ["c"], 5, NAMES),
-        (NAMES, [], 2, ["a", "b"]),
-    ],
-)
-def test_those_that_are_away_are_drawn_last(
-    lapsed: list[str], dropped: list[str], wanted: int, names: list[str]
-) -> None:
-    assert drawn_from(NAMES, lapsed, dropped, wanted) == names
-
-
-def test_each_is_said_once_and_again_when_it_is_back() -> None:
-    said: list[str] = []
-    now = [100.0]
-    absences = Absences(said.append, lambda: now[0])
-    for lapsed in ([], ["b"], ["b"], ["b", "c"]):
-        absences.note(lapsed, len(lapsed), 4)
-    assert [line.split()[0] for line in said] == ["b", "c"]
-    now[0] += 65
-    absences.note(["c"], 1, 9)
-    assert said[2:] == ["b is back after 1:05 min; it was missing since round 4"]
-
-
-def test_where_no_name_is_told_they_are_counted() -> None:
-    said: list[str] = []
-    now = [100.0]
-    absences = Absences(said.append, lambda: now[0])
-    for away in (0, 1, 1):
-        absences.note([], away, 4)
-    now[0] += 5
-    absences.note([], 0, 7)
-    assert said == [
-        "clients that do not answer and have not called since: 1; not waited for until they call",
-        "clients that are back after 5 s: 1; they were missing since round 4",
-    ]
 
 
 class Transport:

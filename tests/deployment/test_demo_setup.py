@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import ssl
 import stat
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from ntkfl.crypto.hpke import SigningKey
 from ntkfl.deployment.contract import Federation
-from ntkfl.deployment.demo_setup import DemoSetup, client_folder, init
-from ntkfl.errors import ConfigError
+from ntkfl.deployment.demo_setup import DemoSetup, init
 from ntkfl.services.http.application import service_app
 from ntkfl.services.http.server import Listener, tls_context
-from ntkfl.services.key_server.key_protocol import token_client
-from ntkfl.services.key_server.store import KeyServer
 
 RUN = """
 inputs = [8, 8]
@@ -125,50 +119,6 @@ def test_all_pin_the_same_and_it_is_true(made: Path) -> None:
     assert (made / "aggregator" / "run.toml").read_text() == RUN
 
 
-def test_the_key_server_knows_the_run_and_whom_tokens_are_for(made: Path) -> None:
-    server = KeyServer.open(made / "key-server")
-    assert server.runs() == ["r"]
-    roles = {client.name: client.role for client in server.clients()}
-    assert roles == {f"{role}-{n}": role for role, count in (("client", 3), ("evaluator", 2)) for n in range(count)}
-    for path in (made / "clients").iterdir():
-        assert token_client((path / "token").read_text()) == path.name
-
-
-def test_the_authorities_keys_are_in_a_folder_of_their_own(made: Path) -> None:
-    def public(key: object) -> bytes:
-        return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)  # type: ignore[attr-defined]
-
-    files = [path for path in made.rglob("*key.pem") if path.parent.name != "authority"]
-    held = {public(load_pem_private_key(path.read_bytes(), None).public_key()) for path in files}
-    assert len(held) == 6  # three signing, two of TLS, and the aggregator's for the shuffler
-    authorities = [made / "shuffler" / "ca.pem", made / "shuffler" / "aggregator-ca.pem"]
-    trusted = {public(x509.load_pem_x509_certificate(path.read_bytes()).public_key()) for path in authorities}
-    assert len(trusted) == 2
-    assert not held & trusted
-    kept = [load_pem_private_key((made / "authority" / name).read_bytes(), None) for name in AUTHORITIES]
-    assert {public(key.public_key()) for key in kept} == trusted
-
-
-def test_certificates_are_for_a_year_and_one_purpose(made: Path) -> None:
-    for role, usage in (("key-server", "serverAuth"), ("shuffler", "serverAuth"), ("aggregator", "clientAuth")):
-        certificate = x509.load_pem_x509_certificate((made / role / "tls.pem").read_bytes())
-        left = certificate.not_valid_after_utc - datetime.now(UTC)
-        assert timedelta(days=364) < left <= timedelta(days=365)
-        assert not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-        usages = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-        assert [each._name for each in usages] == [usage]
-
-
-def test_clients_believe_the_services_at_their_address_alone(made: Path) -> None:
-    client = calling(made / "clients" / "client-0")
-    for role in ("key-server", "shuffler"):
-        handshake(serving(made / role), client, "127.0.0.1")
-        with pytest.raises(ssl.SSLCertVerificationError, match="IP address mismatch"):
-            handshake(serving(made / role), client, "127.0.0.2")
-    with pytest.raises(ssl.SSLCertVerificationError):
-        handshake(serving(made / "aggregator"), client, "127.0.0.1")
-
-
 def test_the_shuffler_lets_in_the_aggregator_alone(made: Path) -> None:
     server = serving(made / "shuffler", made / "shuffler" / "aggregator-ca.pem")
     server.verify_flags |= ssl.VERIFY_X509_STRICT
@@ -181,72 +131,3 @@ def test_the_shuffler_lets_in_the_aggregator_alone(made: Path) -> None:
     other.load_cert_chain(made / "key-server" / "tls.pem", made / "key-server" / "tls-key.pem")
     with pytest.raises(ssl.SSLError):
         handshake(server, other, "127.0.0.1")
-
-
-@pytest.mark.parametrize(
-    ("host", "url"),
-    [("::1", "https://[::1]:8441"), ("keys.example.org", "https://keys.example.org:8441")],
-)
-def test_other_hosts(tmp_path: Path, host: str, url: str) -> None:
-    (tmp_path / "my.toml").write_text(RUN)
-    federation = init(tmp_path / "made", tmp_path / "my.toml", DemoSetup(host=host))
-    assert federation.key_server.url == url
-    handshake(serving(tmp_path / "made" / "key-server"), calling(tmp_path / "made" / "clients" / "client-0"), host)
-
-
-def test_services_on_machines_of_their_own(tmp_path: Path) -> None:
-    (tmp_path / "my.toml").write_text(RUN)
-    apart = DemoSetup(
-        key_server_host="127.0.0.2", shuffler_host="127.0.0.3", key_server_port=8442
-    )  # ports may be equal
-    federation = init(tmp_path / "made", tmp_path / "my.toml", apart)
-    assert (federation.key_server.url, federation.shuffler.url) == ("https://127.0.0.2:8442", "https://127.0.0.3:8442")
-    assert federation.shuffler.aggregator_url == "https://127.0.0.3:8443"
-    client = calling(tmp_path / "made" / "clients" / "client-0")
-    handshake(serving(tmp_path / "made" / "key-server"), client, "127.0.0.2")
-    handshake(serving(tmp_path / "made" / "shuffler"), client, "127.0.0.3")
-    with pytest.raises(ssl.SSLCertVerificationError, match="IP address mismatch"):
-        handshake(serving(tmp_path / "made" / "shuffler"), client, "127.0.0.2")
-
-
-def test_a_folder_in_which_there_is_something_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "my.toml").write_text(RUN)
-    full = tmp_path / "full"
-    full.mkdir()
-    (full / "file").touch()
-    with pytest.raises(ConfigError, match="there already"):
-        init(full, tmp_path / "my.toml", DemoSetup())
-    assert [path.name for path in full.iterdir()] == ["file"]
-    (tmp_path / "empty").mkdir(0o755)
-    init(tmp_path / "empty", tmp_path / "my.toml", DemoSetup())
-    assert stat.S_IMODE((tmp_path / "empty").stat().st_mode) == 0o700
-    with pytest.raises(ConfigError, match="cannot make the folder"):
-        init(tmp_path / "a" / "b", tmp_path / "my.toml", DemoSetup())
-    with pytest.raises(ConfigError, match="there already"):
-        client_folder(full, tmp_path / "empty" / "key-server", "token")
-
-
-@pytest.mark.parametrize(
-    ("run", "options", "message"),
-    [
-        ("outputs = 10", {}, "option 'inputs': field required"),
-        ("inputs = [64]\noutputs = 10", {}, "option 'clients_per_round': field required"),
-        ("inputs = [64]\noutputs = 10\n[method]\nname = 'ntk-f'", {}, "did you mean 'ntk-fl'"),
-        ("inputs = [64]\noutputs = 10\n[model]\nname = 'x'", {}, "unknown model 'x'"),
-        ("inputs = ", {}, "is not valid TOML"),
-        (RUN, {"host": "0.0.0.0"}, "where to listen, not where others connect"),
-        (RUN, {"host": "hö"}, "a DNS name in ASCII"),
-        (RUN, {"min_clients": 5}, "4 clients can never make a batch of 5"),
-        (RUN, {"min_clients": 1}, "option 'min_clients'"),
-        (RUN, {"shuffler_port": 8441}, "ports must differ"),
-        (RUN, {"federation": "a b"}, "option 'federation'"),
-    ],
-)
-def test_what_cannot_work_is_one_line_and_leaves_nothing(
-    tmp_path: Path, run: str, options: dict[str, object], message: str
-) -> None:
-    (tmp_path / "my.toml").write_text(run)
-    with pytest.raises(ConfigError, match=message) as error:
-        init(tmp_path / "made", tmp_path / "my.toml", DemoSetup(**options))
-    assert "\n" not in str(error.value)
-    assert not (tmp_path / "made").exists()

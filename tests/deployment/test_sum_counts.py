@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tomli_w
@@ -15,19 +14,17 @@ from ntkfl.crypto.row_frames import BatchKey
 from ntkfl.data.npz import read_client
 from ntkfl.deployment.aggregator import Aggregator
 from ntkfl.deployment.client import ShuffledClient
-from ntkfl.deployment.contract import Contract, Deployment
 from ntkfl.deployment.demo_setup import DemoSetup, init
 from ntkfl.deployment.ledger import Ledger
-from ntkfl.errors import ConfigError, Refused, TrustError
+from ntkfl.errors import TrustError
 from ntkfl.federation.client import SeededRandomness
 from ntkfl.services.announcement import EVALUATION, Announcement, Kind
 from ntkfl.services.shuffler.batch import EVALUATORS, Batch
-from ntkfl.services.shuffler.store import Shuffler
 from ntkfl.wire import Message
 from tests.deployment.roles import METHOD, Roles
 from tests.deployment.test_aggregator import SETTINGS
 from tests.deployment.test_deployment import rounds
-from tests.deployment.test_secure_sum import FEDAVG, participant
+from tests.deployment.test_secure_sum import participant
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -77,17 +74,6 @@ def test_evaluators_counts_are_one_sum_and_no_report(tmp_path: Path) -> None:
         assert shuffler.reports(BatchKey(1, EVALUATION)) == shuffler.reports(BatchKey(1, EVALUATORS)) == []
 
 
-@pytest.mark.long
-def test_a_shuffled_rounds_clients_count_in_one_sum(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"evaluators": 0, "seed": 7, "rounds": 1, "clients_per_round": 4, "sum_counts": True}
-    with Roles(tmp_path, **settings) as roles:
-        play(roles, 0)
-        (record,) = rounds(roles)
-        drawn = [round(0.5 * size) for size in roles.fed.sizes]
-        assert abs(int(str(record["evaluated_samples"])) - sum(min(n, 90) for n in drawn)) <= len(drawn)
-        assert 0 <= float(str(record["test_accuracy"])) <= 1
-
-
 # -- The contract ------------------------------------------------------------------------------------------------------
 
 
@@ -119,53 +105,3 @@ def test_an_evaluator_gives_its_counts_to_a_sum_alone(evaluating: ShuffledClient
     with pytest.raises(TrustError, match="before others could answer"):
         hear(evaluating, tmp_path, "evaluate", key, Batch(key, names, 1, 100, 2, 0.0, 4))
     assert hear(evaluating, tmp_path, "evaluate", key, Batch(key, names, 1, 100, 2, 60.0, 4)) is not None
-
-
-def test_a_client_has_no_part_in_the_evaluators_sum(evaluating: ShuffledClient, tmp_path: Path) -> None:
-    evaluating.role, evaluating.name, key = "client", "client-0", BatchKey(1, EVALUATORS)
-    said = hear(evaluating, tmp_path, "evaluate", key, Batch(key, ("client-0", "client-1"), 1, 100, 2, 60.0, 4))
-    assert said is not None
-    assert evaluating.answer(said) is None
-
-
-def test_the_shuffler_takes_evaluators_alone_into_their_sum() -> None:
-    shuffler, key = Shuffler(floor=5, clock=lambda: 0.0), BatchKey(1, EVALUATORS)  # the floor is the clients'
-    for name, role in (("e-0", "evaluator"), ("e-1", "evaluator"), ("client-0", "client")):
-        shuffler.present(name, role)
-    for cohort, numbers in ((("e-0", "client-0"), 4), (("e-0", "e-1"), 0)):
-        with pytest.raises(Refused, match="evaluators' counts"):
-            shuffler.open(Batch(key, cohort, 1, 100, 2, 0.0, numbers), bytes(32))
-    with pytest.raises(Refused, match="fewer than 2 clients"):
-        shuffler.open(Batch(key, ("e-0", "e-1"), 1, 100, 1, 0.0, 4), bytes(32))
-    shuffler.open(Batch(key, ("e-0", "e-1"), 1, 100, 2, 0.0, 4), bytes(32))
-    assert shuffler.status(key).state == "open"
-
-
-def test_sums_of_counts_are_the_default_where_they_hide(tmp_path: Path) -> None:
-    values: dict[str, Any] = {"inputs": [4], "outputs": 2, "clients_per_round": 3, "clients": 3, "method": FEDAVG}
-    path = tmp_path / "run.toml"
-    for evaluators, expected in ((0, False), (1, False), (2, True)):
-        path.write_text(tomli_w.dumps(values | {"evaluators": evaluators}))
-        assert Deployment.read(path).sum_counts is expected
-        assert Contract.of(values | {"evaluators": evaluators}).sum_counts is expected
-    assert not Contract.of(values | {"evaluators": 2, "sum_counts": False}).sum_counts
-    assert not Contract.of(values | {"evaluators": 2, "method": {"name": "fedavg"}}).sum_counts
-
-
-def test_folders_from_before_sums_of_counts_are_taken_as_they_were(tmp_path: Path) -> None:
-    method = {"name": "fedavg", "secure_sum": True}
-    (tmp_path / "run.toml").write_text(tomli_w.dumps(SETTINGS | {"evaluators": 2, "method": method}))
-    init(tmp_path / "demo", tmp_path / "run.toml", DemoSetup(clients=3, evaluators=2))
-    path = tmp_path / "demo" / "aggregator" / "federation.toml"
-    assert "sum_counts = true" in path.read_text()
-    path.write_text(path.read_text().replace("sum_counts = true\n", ""))
-    assert not Aggregator(path.parent, tmp_path / "run").settings.sum_counts
-
-
-def test_one_evaluator_is_no_sum(tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text(tomli_w.dumps(SETTINGS | {"evaluators": 1, "sum_counts": True}))
-    with pytest.raises(ConfigError, match="a sum of counts needs 2 evaluators"):
-        init(tmp_path / "demo", tmp_path / "run.toml", DemoSetup(clients=3, evaluators=1))
-    init(tmp_path / "demo", tmp_path / "run.toml", DemoSetup(clients=3, evaluators=2))
-    with pytest.raises(ConfigError, match="a sum of counts needs 2 evaluators"):
-        Aggregator(tmp_path / "demo" / "aggregator", tmp_path / "run")

@@ -143,8 +143,8 @@ def test_an_exported_model_is_loaded_as_documented(tmp_path: Path, monkeypatch: 
         assert outcome.exit_code == 0, f"{outcome.output} {outcome.exception}"
         return outcome.output
 
-    small = "--dataset digits --clients 8 --clients-per-round 2 --hidden 4 --rounds 1 --method cp-ntk-fl"
-    ntkfl("train", *small.split(), "--projected-dim", "16", "--steps", "50,200", "--out", "runs/demo")
+    small = "--dataset digits --clients 8 --clients-per-round 2 --set hidden=[4] --rounds 1 --method cp-ntk-fl"
+    ntkfl("train", *small.split(), "--set", "projected_dim=16", "--set", "steps=[50,200]", "--out", "runs/demo")
     public = re.search(r"[0-9a-f]{64}", ntkfl("keys", "new", "reader.pem"))
     assert public is not None
     ntkfl("export", "runs/demo", "--out", "model", "--to", f"reader={public[0]}")

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from ntkfl.methods import ClientRound, Method, Outcome, Task
-from ntkfl.options import Options
-from ntkfl.wire.message import KINDS, Message
 
 PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
 CONTRACT = PAGE.partition("### The contract")[2].partition("\n## ")[0]
@@ -60,12 +58,3 @@ def test_task_client_and_outcome_are_there_whole() -> None:
     assert {*own(Task), *attributes} <= set(DOCUMENTED)
     assert names(ClientRound) <= set(DOCUMENTED)
     assert names(Outcome) <= set(DOCUMENTED)
-
-
-def test_class_attributes_and_kinds_of_message_are_named() -> None:
-    noted = {name for name in Method.__class_vars__ if name not in Options.__class_vars__ and not name.startswith("_")}
-    for name in noted:
-        assert f"`{name}`" in CONTRACT, name
-    for kind in set(KINDS) - {"evaluate", "counts"}:  # the transports' own
-        assert f"`{kind}`" in CONTRACT
-    assert [field for field in ("kind", "round", "arrays") if field not in names(Message)] == []

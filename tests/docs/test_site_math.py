@@ -33,12 +33,6 @@ def test_scripts(written: str, shown: str) -> None:
     assert short(written).rstrip("}") == shown.rstrip("}")
 
 
-def test_letters_are_variables_and_words_are_not() -> None:
-    page = HOOK.typeset("ln(N/δ) + softmax(f) tC")
-    assert page.count("<var>") == 5
-    assert "ln(<var>N</var>/<var>δ</var>) + softmax(<var>f</var>) <var>t</var><var>C</var>" in page
-
-
 @pytest.mark.parametrize(
     "code",
     [
@@ -65,12 +59,3 @@ def test_a_page(symbol: str) -> None:
     many = HOOK.on_page_content(formula * 8 + symbol + name)
     assert symbol not in many
     assert name in many
-
-
-def test_a_block_keeps_its_lines_and_words() -> None:
-    start, end = '<div class="highlight"><pre><span></span><code>', "</code></pre></div>"
-    page = HOOK.on_page_content(f"{start}A = Σ_i a_i    inputs &lt; 3\nG = Σ_i g_i\n{end}")
-    assert page.count("<div>") == 2
-    assert "<span>inputs &lt; 3</span>" in page
-    kept = f"{start}ntkfl train --lr 0.1\n{end}"
-    assert HOOK.on_page_content(kept) == kept

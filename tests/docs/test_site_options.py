@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
 
 import pytest
-from pydantic import Field
 
 from ntkfl.compare.spec import Comparison, Entry, Search
-from ntkfl.data.partitions import PARTITIONS
 from ntkfl.errors import ConfigError
-from ntkfl.federation.config import Byzantine, DataConfig, ModelConfig, RunConfig
 from ntkfl.methods import METHODS
 from ntkfl.options import Options
 from tests.docs.hooks import load
@@ -69,27 +64,6 @@ def test_bounds_are_those_that_are_checked(tables: dict[str, Rows]) -> None:
     assert tried > 100
 
 
-def test_values_of_each_kind() -> None:
-    class Sample(Options):
-        a: int | None = Field(None, ge=1)
-        b: tuple[float, ...] = ()
-        c: bool = True
-        d: float = Field(0.5, gt=0, le=1)
-
-        e: Sample | None = None
-        f: tuple[Annotated[int, Field(ge=0)], ...] = ()
-
-    said = {name: HOOK.values(field) for name, field in Sample.model_fields.items()}
-    assert said == {
-        "a": "integer ≥ 1",
-        "b": "list of numbers",
-        "c": "true or false",
-        "d": "number > 0 and ≤ 1",
-        "e": "table",
-        "f": "list of integers",
-    }
-
-
 @pytest.mark.parametrize("schema", [Comparison, Search, Entry])
 def test_every_key_of_a_comparison_is_in_the_docs_and_explained(schema: type[Options]) -> None:
     """What stands in docs/runs.md is held to the schema by test_tables.py; here, that it leaves nothing out."""
@@ -98,14 +72,3 @@ def test_every_key_of_a_comparison_is_in_the_docs_and_explained(schema: type[Opt
     for name, field in schema.model_fields.items():
         assert name in shown
         assert field.description, f"{schema.__name__}.{name} has no description"
-
-
-def test_every_setting_of_a_run_and_every_partition_is_there() -> None:
-    shown = rows(HOOK.run_settings())
-    nested = {"data", "model", "method", "byzantine"}
-    assert set(shown["The run"]) == set(RunConfig.model_fields) - nested
-    assert set(shown["Data"]) == set(DataConfig.model_fields)
-    assert set(shown["Model"]) == set(ModelConfig.model_fields)
-    assert set(Byzantine.model_fields) <= set(shown["Byzantine clients"])
-    for kind, partition in PARTITIONS.items():
-        assert set(shown[kind]) == {field.name for field in fields(partition)}  # type: ignore[arg-type]

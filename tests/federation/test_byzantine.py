@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import ntkfl
-from ntkfl.compare.spec import Entry
 from ntkfl.errors import ConfigError
 from ntkfl.federation.byzantine import ByzantineClients
 from ntkfl.federation.config import ATTACKS, Byzantine, RunConfig
@@ -176,34 +175,6 @@ def test_an_attack_is_refused_where_clients_cannot_mount_it(name: str, options: 
                 Byzantine(kind=f"extreme+{kind}").check(method)
 
 
-def test_unknown_attacks_and_fractions() -> None:
-    for kind in ("sign-flop", "flood+sign-flop"):
-        with pytest.raises(ConfigError, match="did you mean 'sign-flip'"):
-            Byzantine(kind=kind)
-    with pytest.raises(ConfigError, match="fraction"):
-        Byzantine(kind="random", fraction=1.0)
-
-
-def test_old_settings_and_records_are_read_under_their_new_name(tmp_path: Path) -> None:
-    """What is called `byzantine` now was called `poison` in settings and `poisoned` in records."""
-    folder = tmp_path / "run"
-    execute(config(), out=folder)
-    new, history = RunFolder(folder).config(), RunFolder(folder).records()
-    assert history[0]["byzantine"]
-    for name, words in (("config.toml", ("[byzantine]", "[poison]")), ("history.jsonl", ('"byzantine"', '"poisoned"'))):
-        text = (folder / name).read_text()
-        assert words[0] in text
-        (folder / name).write_text(text.replace(*words))
-    assert (RunFolder(folder).config(), RunFolder(folder).records()) == (new, history)
-    again = RunConfig.read(folder / "config.toml")
-    assert again.byzantine == Byzantine(kind="sign-flip", fraction=0.2, scale=2.0)
-    more = execute(again.model_copy(update={"rounds": 3}), out=folder, resume=True)
-    assert more.history[:2] == history
-    assert '"poisoned"' not in (folder / "history.jsonl").read_text()
-    entry = Entry(label="old", method={"name": "fedavg"}, poison={"kind": "random"})  # of a comparison
-    assert entry.byzantine == Byzantine(kind="random")
-
-
 def test_attacks_on_an_update_are_combined() -> None:
     """What is trained on scaled labels is turned round as well."""
     method = FedAvg(lr=0.01, local_steps=1)
@@ -211,16 +182,6 @@ def test_attacks_on_an_update_are_combined() -> None:
     *_, both = answers(method, "scaled-labels+sign-flip", 3.0)
     trained, turned = (m[1].arrays["weights"] - task.like for m in (scaled, both))
     torch.testing.assert_close(turned, -3.0 * trained)
-
-
-@pytest.mark.parametrize("kind", ["scaled-labels", "sign-flip"])
-def test_acknowledgements_are_not_corrupted(kind: str) -> None:
-    """FedCOMGATE's second exchange has nothing in it, and is not answered twice."""
-    fed = ntkfl.data.load("digits").partition(ntkfl.data.IID(clients=4), seed=0)
-    method = METHODS["fedcom"](tracking=True, local_steps=1)
-    attack = Byzantine(kind=kind, fraction=0.25)
-    run = Simulation(ntkfl.models.mlp(64, 4, 10), fed, method, clients_per_round=4, byzantine=attack).run(2)
-    assert [record["byzantine"] for record in run.history] == 2 * [sorted(drawn(attack, 0, 4))]
 
 
 def config(**changes: Any) -> RunConfig:

@@ -8,11 +8,9 @@ import pytest
 
 from ntkfl.data import IID, ByWriter, Dirichlet, Shards
 from ntkfl.errors import ConfigError
-from ntkfl.federation.build import build_method, build_network, load_data
-from ntkfl.federation.config import DataConfig, ModelConfig, RunConfig
+from ntkfl.federation.build import build_method, load_data
+from ntkfl.federation.config import DataConfig, RunConfig
 from ntkfl.federation.simulation import execute
-from ntkfl.report.insight import insight
-from ntkfl.report.runs import find
 
 
 @pytest.mark.parametrize(
@@ -55,8 +53,6 @@ def test_clients_of_ones_own_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
     execute(config, out=tmp_path / "run")
     assert RunConfig.read(tmp_path / "run" / "config.toml", allow_code=True).data.dataset == config.data.dataset
     assert "alpha" not in (tmp_path / "run" / "config.toml").read_text()  # they come dealt
-    (run,) = find([tmp_path / "run"])[0]
-    assert "and a report runs none" in insight(run)["clients_missing"]
     for dataset, method, message in (
         ("own_config_clients:pair", "ntk-fl", "must give clients"),
         ("own_config_clients:nobody", "ntk-fl", "no function 'nobody'"),
@@ -85,20 +81,3 @@ def test_a_file_that_is_no_run_is_one_line(text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         build_method(RunConfig.read(tmp_path / "run.toml").method)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("hidden", [(-1,), (10**12,), (10**30,)])
-def test_a_network_that_cannot_be_is_refused_before_there_is_any_of_it(hidden: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigError, match=r"model 'mlp'|perceptron needs"):
-        build_network(ModelConfig(hidden=hidden), (64,), 10, seed=0)
-
-
-def test_all_clients_take_part_where_there_are_fewer_than_twenty(tmp_path: Path) -> None:
-    """Unless a number was given; what a run used is what its settings say."""
-    small = {"rounds": 1, "model": {"hidden": [4]}, "method": {"name": "fedavg", "local_steps": 1}}
-    data = {"dataset": "digits", "partition": "iid", "clients": 8}
-    run = execute(RunConfig(data=data, **small, hold_out=2), out=tmp_path / "run")
-    assert run.history[0]["clients"] == [0, 1, 2, 3, 4, 5]
-    assert RunConfig.read(tmp_path / "run" / "config.toml").clients_per_round == 6
-    with pytest.raises(ConfigError, match="from 1 to the 8 clients there are, got 20"):
-        execute(RunConfig(data=data, **small, clients_per_round=20))

@@ -9,12 +9,10 @@ from torch import nn
 from ntkfl.errors import MessageError
 from ntkfl.federation.evaluation import (
     MOST_LOSS,
-    NOISY_LOSS,
     OwnTestSet,
     Score,
     add_up,
     counts,
-    noisy_counts,
     question,
     rounded,
     score_rows,
@@ -42,15 +40,6 @@ def test_rows_and_counts_say_the_same() -> None:
     rows = score_rows(task, asked, x, y)
     assert len({len(row.encode()) for row in rows}) == 1
     assert add_up(rows, False, most=1).samples == 50
-
-
-def test_real_targets_have_no_accuracy() -> None:
-    task, x, _ = setting()
-    task.loss = "mse"
-    score = add_up([counts(task, question(1, task.like), x, torch.randn(50, 3).double())], real_targets=True)
-    assert score.accuracy is None
-    assert score.loss is not None
-    assert score.loss > 0
 
 
 @pytest.mark.parametrize("real", [False, True])
@@ -104,24 +93,6 @@ def test_a_row_is_one_vote() -> None:
     with pytest.raises(MessageError):
         add_up([said(5, 5, 1.0)], real_targets=False, most=1)
     assert add_up([], real_targets=False) == Score(None, None, 0)
-
-
-def test_noisy_counts_are_near_the_truth_and_never_the_same_twice() -> None:
-    """At ε = 3 the first two get noise of scale 1, the loss of scale 10; 60 scales are beyond e^-60."""
-    task, x, y = setting()
-    asked = question(1, task.like)
-    truth = counts(task, asked, x, y)
-    answers = [noisy_counts(task, asked, x, y, 3.0) for _ in range(20)]
-    for answer in answers:
-        add_up([answer], real_targets=False)  # as any other
-        for name, scale in (("correct", 1), ("samples", 1), ("loss", NOISY_LOSS)):
-            assert abs(float(answer.arrays[name]) - float(truth.arrays[name])) < 60 * scale
-    assert len({answer.encode() for answer in answers}) > 1
-    extreme = [noisy_counts(task, asked, x, y, 1e-3) for _ in range(20)]  # noise that drowns all: still counts
-    assert add_up(extreme, real_targets=False).samples >= 20
-    real = noisy_counts(Task(nn.Linear(4, 3).double(), 3, "mse"), asked, x, torch.randn(50, 3).double(), 1.0)
-    assert int(real.arrays["correct"]) == -1
-    add_up([real], real_targets=True)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import torch
 from typer.testing import CliRunner
 
 import ntkfl
-from ntkfl.atomic import PART
 from ntkfl.cli import app
 from ntkfl.crypto.context import Secret
 from ntkfl.crypto.hpke import SealingKey
@@ -30,7 +29,7 @@ def ntkfl_command(*arguments: str | Path) -> Any:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("export") / "run"
-    ntkfl_command(*TRAIN, "--method", "cp-ntk-fl", "--projected-dim", "30", "--out", out)
+    ntkfl_command(*TRAIN, "--method", "cp-ntk-fl", "--set", "projected_dim=30", "--out", out)
     return out
 
 
@@ -112,45 +111,6 @@ def test_a_run_from_python_with_a_secret_of_its_own(tmp_path: Path, reader: Path
     assert torch.allclose(loaded(x), expected, atol=1e-5)
     with pytest.raises(ModelError, match="do not fit"):
         load_exported(tmp_path / "m", reader, model=torch.nn.Linear(3, 3))
-
-
-def test_an_export_that_was_cut_short_is_begun_anew(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ntkfl.atomic.PIECE", 1000)
-    out, size, heard = tmp_path / "m", (run / "model.safetensors").stat().st_size, list[int]()
-
-    def interrupt(count: int, total: int) -> None:
-        assert total == size
-        heard.append(count)
-        if sum(heard) > size / 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        export(run, out, {}, plain=True, on_bytes=interrupt)
-    assert not (out / "export.toml").exists()
-    assert (out / "projection.safetensors").exists()
-    (out / f"model.safetensors.123-4{PART}").write_bytes(b"half")  # as one that was killed leaves
-    (out / "mine").write_text("somebody's")
-    with pytest.raises(ConfigError, match="is not empty"):
-        export(run, out, {}, plain=True)
-    assert [path.name for path in out.iterdir()] == ["mine"]
-    (out / "mine").unlink()
-    heard.clear()
-    export(run, out, {}, plain=True, on_bytes=lambda count, total: heard.append(count))
-    assert sum(heard) == size
-    assert {path.name for path in out.iterdir()} == {"export.toml", "model.safetensors", "projection.safetensors"}
-    assert (out / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
-    (out / "export.begun").touch()  # as one leaves that was killed at the very end
-    with pytest.raises(ConfigError, match="is not empty"):  # a whole one is never touched
-        export(run, out, {}, plain=True)
-    assert load_exported(out)
-
-
-def test_files_of_others_are_left_alone(run: Path, tmp_path: Path) -> None:
-    """Many tools write a model.safetensors."""
-    (tmp_path / "model.safetensors").write_bytes(b"somebody's")
-    with pytest.raises(ConfigError, match="is not empty"):
-        export(run, tmp_path, {}, plain=True)
-    assert (tmp_path / "model.safetensors").read_bytes() == b"somebody's"
 
 
 def test_what_cannot_be_exported(run: Path, tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 import ntkfl
 from ntkfl.federation.config import RunConfig
-from ntkfl.federation.feature_cache import FeatureCache, split_frozen
+from ntkfl.federation.feature_cache import FeatureCache
 from ntkfl.federation.simulation import execute
-from ntkfl.methods import CPNTKFL, METHODS, NTKFL
 
 
 class Counted(nn.Module):
@@ -56,37 +55,6 @@ def test_once_per_sample_and_once_per_disk(tmp_path: Path) -> None:
     assert folder.stat().st_mode & 0o077 == 0
 
 
-def test_other_code_and_broken_files_are_noticed(tmp_path: Path) -> None:
-    backbone, x = Counted(), torch.randn(10, 1, 8, 8)
-    first = FeatureCache(backbone, tmp_path)(x)
-    backbone.factor = 2.0  # neither a weight nor in its name
-    torch.testing.assert_close(FeatureCache(backbone, tmp_path)(x), 2 * first)
-    (file,) = tmp_path.rglob("*.safetensors")
-    file.write_bytes(file.read_bytes()[:-7])
-    torch.testing.assert_close(FeatureCache(backbone, tmp_path)(x), 2 * first)
-
-
-def test_memory_is_bounded() -> None:
-    backbone = Counted()
-    cache = FeatureCache(backbone, None, memory=2 * 10 * 6 * 4)
-    parts = torch.randn(5, 10, 1, 8, 8).unbind()
-    for part in parts:
-        cache(part)
-    assert len(cache._held) == 2
-    cache(parts[-1])
-    assert backbone.rows == 50
-    cache(parts[0])
-    assert backbone.rows == 60
-
-
-def test_a_disk_that_cannot_be_written_costs_time_alone(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    said: list[str] = []
-    cache = FeatureCache(Counted(), tmp_path / "file", say=said.append)
-    assert cache(torch.randn(3, 64)).shape == (3, 6)
-    assert "not kept" in said[0]
-
-
 @pytest.mark.parametrize("method", [ntkfl.methods.NTKFL(), ntkfl.methods.SumNTKFL(), ntkfl.methods.FedAvg()])
 def test_a_run_computes_them_once_and_ends_the_same(method: ntkfl.methods.Method) -> None:
     torch.manual_seed(0)
@@ -115,23 +83,6 @@ class Whole(nn.Module):
         return out
 
 
-def test_what_is_not_cached() -> None:
-    model = ntkfl.models.head(Counted(), 10, features=6)
-    assert split_frozen(model, CPNTKFL(), None) == (model, None)  # its inputs depend on a secret
-    ntkfl.models.freeze(model, ["head", "layer"])
-    assert split_frozen(model, NTKFL(), None) == (model, None)
-    plain = ntkfl.models.mlp(64, 10)
-    assert split_frozen(plain, NTKFL(), None) == (plain, None)
-
-
-def test_a_backbone_of_buffers_alone_goes_to_the_device() -> None:
-    """`meta` is a device whose tensors hold nothing: reading one there fails."""
-    model = ntkfl.models.head(nn.Flatten(), 10, features=64)
-    model.backbone.network.register_buffer("scale", torch.ones(()))
-    with pytest.raises(NotImplementedError, match="meta"):
-        split_frozen(model, METHODS["sum-ridge"](), None, torch.device("meta"))
-
-
 BACKBONE = {"backbone": "tests.federation.test_feature_cache:Counted"}
 
 
@@ -154,21 +105,6 @@ def test_a_configuration(tmp_path: Path) -> None:
         RunConfig.read(tmp_path / "run" / "config.toml")
     again = RunConfig.read(tmp_path / "run" / "config.toml", allow_code=True)
     assert again.model == config.model
-
-
-@pytest.mark.parametrize(
-    ("model", "said"),
-    [
-        ({"trainable": ["head"]}, "trainable is of a backbone"),
-        ({"name": "backbone"}, "given as backbone = package.module:factory"),
-        ({"name": "cnn", **BACKBONE}, "no other model beside it"),
-        ({"backbone": "resnet18"}, "must be package.module:factory"),
-        (BACKBONE | {"hidden": [3]}, "hidden, gain and bias are of an mlp"),
-    ],
-)
-def test_settings_that_contradict(model: dict[str, object], said: str) -> None:
-    with pytest.raises(ntkfl.NTKFLError, match=said):
-        RunConfig(model=model)
 
 
 def test_a_backbone_is_the_one_agreed_on() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ntkfl
-from ntkfl.errors import ConfigError, DataError, ModelError, RunFolderError, TrustError
+from ntkfl.errors import DataError, ModelError, RunFolderError, TrustError
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.simulation import execute
 from ntkfl.safe_parse import read_toml
@@ -30,14 +29,6 @@ def trained(**options: Any) -> ntkfl.Run:
     method = options.pop("method", None) or ntkfl.methods.FedAvg(local_steps=2)
     model = options.pop("model", None) or ntkfl.models.mlp(64, 8, 10)
     return ntkfl.train(model, fed, method, rounds=2, clients_per_round=2, seed=0, callbacks=[], **options)
-
-
-def test_printing_a_run_is_one_line_without_its_history() -> None:
-    run = trained()
-    last = run.history[-1]
-    assert repr(run) == (
-        f"Run(fedavg: 2 rounds, test accuracy {100 * last['test_accuracy']:.1f} %, test loss {last['test_loss']:.4f})"
-    )
 
 
 @pytest.mark.parametrize(
@@ -84,17 +75,6 @@ def test_evaluation_by_hand_on_arrays_datasets_and_loaders() -> None:
         run.evaluate(x[:, 0], y)
     with pytest.raises(DataError, match="labels run from"):
         run.evaluate(x, y + 5)
-
-
-def test_evaluation_uses_the_loss_that_was_given_as_an_object() -> None:
-    def absolute(f: torch.Tensor, Y: torch.Tensor) -> torch.Tensor:
-        return (f - Y).abs().sum(-1)
-
-    run = trained(method=ntkfl.methods.FedAvg(local_steps=1, loss=absolute))
-    x, y = ntkfl.data.load("digits").test_rows.take()
-    with torch.no_grad():
-        expected = float(absolute(run.model(x), nn.functional.one_hot(y, 10)).double().mean())
-    assert run.evaluate(x, y).loss == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_run_made_from_python_takes_the_network_from_its_user(tmp_path: Path) -> None:
@@ -175,31 +155,3 @@ def test_another_runs_projection_stays_secret(tmp_path: Path) -> None:
     run.config = dict(run.config) | {"simulation": False}
     with pytest.raises(TrustError, match="projection is secret"):
         run.evaluate(torch.zeros(3, 1, 8, 8), torch.arange(3))
-
-
-def test_history_as_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = trained()
-    stand_in: Any = ModuleType("pandas")
-    stand_in.DataFrame = lambda rows: rows
-    monkeypatch.setitem(sys.modules, "pandas", stand_in)
-    rows = run.frame()
-    assert [row["test_accuracy"] for row in rows] == [record["test_accuracy"] for record in run.history]
-    assert [row["seconds"] for row in rows] == [timing["seconds"] for timing in run.timings]
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ConfigError, match=r"needs pandas: install it, or use run\.history"):
-        run.frame()
-
-
-def test_a_real_frame() -> None:
-    pandas = pytest.importorskip("pandas")
-    run = trained()
-    frame = run.frame()
-    assert isinstance(frame, pandas.DataFrame)
-    assert frame["round"].tolist() == [1, 2]
-
-
-def test_a_private_run_says_what_it_spent() -> None:
-    fed = ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=6, alpha=10), seed=0)
-    method = ntkfl.methods.PrivateSums(epsilon=3.0, secure_sum=True)
-    run = ntkfl.train(ntkfl.models.mlp(64, 4, 10), fed, method, rounds=1, clients_per_round=6, seed=0)
-    assert f"ε = {run.history[-1]['epsilon']:.3g} at δ = 1e-05 for a record" in repr(run)

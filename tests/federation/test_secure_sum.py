@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 import ntkfl
 from ntkfl.crypto.hpke import SealingKey
-from ntkfl.errors import ConfigError, MessageError, Refused, TooFew
+from ntkfl.errors import ConfigError, MessageError, Refused
 from ntkfl.federation.callbacks import Functions
 from ntkfl.federation.config import Byzantine
 from ntkfl.federation.secure_sum import open_sum
@@ -237,25 +236,6 @@ def test_clients_that_count_the_same_are_not_told_of(digits: ntkfl.data.Federate
     assert told(digits, SumNTKFL(sum_samples=20)) == ([], [])
 
 
-def test_a_run_goes_on_from_its_folder(digits: ntkfl.data.Federated, tmp_path: Path) -> None:
-    method = SumNTKFL(secure_sum=True, control="judge")
-    torch.manual_seed(0)
-    model = ntkfl.models.mlp(64, 16, 10).double()
-    whole = Simulation(model, digits, method, clients_per_round=4).run(3, callbacks=[])
-    for rounds in (1, 3):
-        simulation = Simulation(model, digits, method, clients_per_round=4)
-        resumed = simulation.run(rounds, out=tmp_path / "run", resume=rounds > 1, callbacks=[])
-    assert torch.equal(weights(whole), weights(resumed))
-    assert resumed.history == whole.history
-
-
-@pytest.mark.parametrize("name", ["ntk-fl", "cp-ntk-fl", "scaffold", "fedcom", "qsgd", "data-share", "centralized"])
-def test_methods_that_are_no_sums_are_refused(name: str) -> None:
-    options = {"shuffle": False} if name == "cp-ntk-fl" else {}
-    with pytest.raises(ConfigError, match=r"more of clients than the sum of their replies|sparsity at 0"):
-        METHODS[name](secure_sum=True, **options)
-
-
 @pytest.mark.parametrize(
     ("options", "why"),
     [
@@ -268,14 +248,6 @@ def test_options_that_need_single_replies_are_refused(options: dict[str, Any], w
     with pytest.raises(ConfigError, match=why):
         FedAvg(secure_sum=True, **options)
     assert FedNova(secure_sum=True).robust == "mean"
-
-
-def test_batch_normalisation_and_recordings_are_refused(digits: ntkfl.data.Federated) -> None:
-    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10), torch.nn.BatchNorm1d(10))
-    with pytest.raises(ConfigError, match="statistics of batch normalisation are not summed"):
-        Simulation(model, digits, FedAvg(secure_sum=True))
-    with pytest.raises(ConfigError, match="nothing but totals"):
-        Simulation(ntkfl.models.mlp(64, 4, 10), digits, FedAvg(secure_sum=True)).run(1, record=[1], callbacks=[])
 
 
 def test_a_client_that_cannot_comply_leaves_the_round(digits: ntkfl.data.Federated) -> None:
@@ -301,11 +273,6 @@ def test_seeds_are_not_kept(digits: ntkfl.data.Federated, monkeypatch: pytest.Mo
     assert "sums" in tables
     assert not [name for name in tables if name.startswith(("seeds_", "pending_", "released_"))]
     assert [masks for shuffler in kept for (masks,) in shuffler._db.execute("SELECT masks FROM sums")] == [None]
-
-
-def test_fewer_than_two_clients_are_no_crowd(digits: ntkfl.data.Federated) -> None:
-    with pytest.raises((ConfigError, TooFew), match="at least 2 clients"):
-        trained(digits, FedAvg(secure_sum=True), clients_per_round=1)
 
 
 def test_an_extreme_update_weighs_as_much_as_its_limit(digits: ntkfl.data.Federated) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from ntkfl.errors import Diverged, MessageError, NumericalError, OutOfRounds, TooFew
+from ntkfl.errors import Diverged, MessageError, NumericalError, TooFew
 from ntkfl.federation.evaluation import OwnTestSet
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.server import Server
 from ntkfl.federation.transport import Traffic, Transport
-from ntkfl.methods import NTKFL, ClientRound, FedAvg, Method, Task
+from ntkfl.methods import ClientRound, FedAvg, Method, Task
 from ntkfl.methods.base import Outgoing
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
@@ -70,13 +70,6 @@ def server(fails: dict[tuple[int, int], Exception] | None = None, **options: Any
     return Server(model, task, method, transport, test, say=said.append, **how), transport, said
 
 
-def test_a_deployed_server_says_what_its_method_advises() -> None:
-    own, _, said = server()
-    own.method = NTKFL(lr=0.1)
-    own.run(None, {"rounds": 0}, resume=False)
-    assert said == [f"warning: {line}" for line in NTKFL(lr=0.1).advice()] != []
-
-
 def test_a_failed_round_is_tried_again_with_others_and_leaves_no_trace() -> None:
     own, transport, said = server({(2, 0): TooFew("too few"), (2, 1): TooFew("again too few")})
     run = own.run(None, {"rounds": 3}, resume=False)
@@ -100,14 +93,6 @@ def test_after_all_attempts_the_run_stops_and_can_go_on(tmp_path: Path) -> None:
     assert resumed.history == server()[0].run(None, {"rounds": 3}, resume=False).history
 
 
-@pytest.mark.parametrize("error", [OutOfRounds("used up"), NumericalError("diverged"), KeyboardInterrupt()])
-def test_what_another_attempt_cannot_mend_ends_the_run(error: Exception) -> None:
-    own, transport, _ = server({(1, 0): error})
-    with pytest.raises(type(error)):
-        own.run(None, {"rounds": 1}, resume=False)
-    assert transport.ended == [False]
-
-
 @pytest.mark.parametrize("error", [MessageError("no reply"), NumericalError("diverged")])
 def test_anonymous_rows_that_spoil_a_round_cost_one_attempt(error: Exception) -> None:
     own, transport, said = server({(1, 0): error})
@@ -115,12 +100,6 @@ def test_anonymous_rows_that_spoil_a_round_cost_one_attempt(error: Exception) ->
     (record,) = own.run(None, {"rounds": 1}, resume=False).history
     assert record["attempt"] == 1
     assert "the round cannot be built from its rows" in said[0]
-
-
-def test_a_simulation_does_not_try_again() -> None:
-    own, _, _ = server({(1, 0): TooFew("too few")}, deployed=False)
-    with pytest.raises(TooFew, match=r"^too few$"):
-        own.run(None, {"rounds": 1}, resume=False)
 
 
 def test_replies_below_the_quorum_and_replies_that_all_diverged() -> None:
@@ -133,8 +112,3 @@ def test_replies_below_the_quorum_and_replies_that_all_diverged() -> None:
         person.x.mul_(float("nan"))
     with pytest.raises((Diverged, NumericalError)):
         own.attempt(1, [0, 1, 2])
-
-
-def test_a_run_ends_once_the_accuracy_is_reached() -> None:
-    own, _, _ = server()
-    assert len(own.run(None, {"rounds": 9, "stop_at": 0.01}, resume=False).history) == 1

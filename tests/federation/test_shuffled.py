@@ -11,16 +11,15 @@ import torch
 import ntkfl
 from ntkfl.crypto.hpke import SEAL_BYTES, SealingKey
 from ntkfl.crypto.row_frames import Announced, BatchKey, seal_rows, unpack_rows
-from ntkfl.errors import ConfigError, MessageError, TooFew
+from ntkfl.errors import TooFew
 from ntkfl.federation.byzantine import ByzantineClients
 from ntkfl.federation.config import Byzantine
 from ntkfl.federation.shuffled import RowSchema, seal_reply
-from ntkfl.federation.simulation import Simulation
 from ntkfl.federation.transport import Traffic
 from ntkfl.methods import METHODS, NTKFL, ClientRound, Method, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.services.shuffler.store import Shuffler
-from ntkfl.wire import Message, join_rows, split_rows
+from ntkfl.wire import Message
 from tests.federation.rounds import play_round, receive, server_of
 
 SAID = Announced.of(BatchKey(1, 0), b"announced")
@@ -94,22 +93,6 @@ def test_a_row_is_a_sample() -> None:
             assert torch.equal(array, reply.arrays[name][2:3])
 
 
-def test_rows_that_do_not_fit_together() -> None:
-    a = Message("losses", 1, {"losses": torch.zeros(1, 2)})
-    for other in (
-        Message("losses", 2, {"losses": torch.zeros(1, 2)}),
-        Message("losses", 1, {"loss": torch.zeros(1, 2)}),
-        Message("losses", 1, {"losses": torch.zeros(1, 3)}),
-        Message("losses", 1, {"losses": torch.zeros(1, 2).double()}),
-    ):
-        with pytest.raises(MessageError):
-            join_rows([a, other])
-    with pytest.raises(MessageError, match="one sample"):
-        join_rows([Message("losses", 1, {"losses": torch.zeros(2, 2)})])
-    with pytest.raises(MessageError, match="one row a sample"):
-        split_rows(Message("upload", 1, {"a": torch.zeros(2), "b": torch.zeros(3)}))
-
-
 def changed(row: Message, **arrays: torch.Tensor) -> Message:
     return dataclasses.replace(row, arrays={**row.arrays, **arrays})
 
@@ -152,15 +135,6 @@ def test_bad_rows_are_dropped_and_counted(options: dict[str, Any]) -> None:
     assert [row.encode() for row in method.split(joined)] == expected
 
 
-def test_bad_losses_are_dropped() -> None:
-    method, task, _ = make()
-    opener = SealingKey.generate()
-    rows = [Message("losses", 1, {"losses": torch.tensor([[1.0, value]])}) for value in (2.0, -1.0, float("nan"), 0.0)]
-    sealed = seal_rows([row.encode() for row in rows], opener.public, *WHERE)
-    received = receive(method, task, sealed, RowSchema.of(method, rows[0]), opener, *WHERE)
-    assert (received.rows, received.dropped) == (2, 2)
-
-
 def test_what_a_client_sends() -> None:
     method, task, reply = make()
     opener = SealingKey.generate()
@@ -172,13 +146,6 @@ def test_what_a_client_sends() -> None:
     assert len(rows[0]) == len(method.split(reply)[0].encode()) + SEAL_BYTES
     received = receive(method, task, rows, RowSchema.of(method, reply), opener, *WHERE)
     assert (received.rows, received.dropped) == (6, 0)
-
-
-def test_one_client_is_no_crowd(digits: ntkfl.data.Federated) -> None:
-    with pytest.raises(ConfigError, match="at least 2 clients"):
-        ntkfl.train(ntkfl.models.mlp(64, 8, 10), digits, NTKFL(shuffle=True), rounds=1, clients_per_round=1)
-    with pytest.raises(ConfigError, match="codes differ in length"):
-        METHODS["qsgd"](coding="elias", shuffle=True)
 
 
 @pytest.mark.parametrize("options", [{}, {"sparsity": 0.5, "values": "8bit"}, {"codec": "dense"}])
@@ -254,36 +221,10 @@ def test_whose_rows_the_shuffler_refuses_is_as_if_absent(ids: set[int]) -> None:
     assert not torch.equal(outcome.state["weights"], start["weights"])
 
 
-def test_rows_that_the_shuffler_refuses_in_a_later_exchange_end_the_round() -> None:
-    """As where clients are elsewhere: a crowd that lacks one client of the first exchange is never released."""
-    task, method, people, _ = scaled_labels(3, set())
-
-    def another_type(own: Method, task: Task, message: Message, clients: Any) -> list[Message]:
-        replies = own.answer(task, message, clients)
-        if message.kind == "candidates":
-            replies[1] = changed(replies[1], losses=replies[1].arrays["losses"].float())
-        return replies
-
-    with pytest.raises(TooFew, match="2 clients' rows were taken, too few"):
-        play_round(task, method, method.start(task, task.like), 1, people, respond=another_type)
-
-
 def test_one_honest_client_is_no_crowd() -> None:
     task, method, people, byzantine = scaled_labels(3, {0, 2})
     with pytest.raises(TooFew, match=r"1 clients' rows were taken, too few .* 10 rows were malformed"):
         play_round(task, method, method.start(task, task.like), 1, people, respond=byzantine.answer)
-
-
-def test_a_run_with_scaled_labels_goes_on(digits: ntkfl.data.Federated) -> None:
-    attack = Byzantine(kind="scaled-labels", fraction=0.3, scale=10.0)
-    torch.manual_seed(0)
-    method = METHODS["cp-ntk-fl"](projected_dim=16, steps=(10, 100))
-    model = ntkfl.models.mlp(16, 8, 10)
-    run = Simulation(model, digits, method, clients_per_round=6, byzantine=attack).run(2)
-    for record in run.history:
-        rows = sum(max(1, int(method.subsample_rate * digits.sizes[i] + 0.5)) for i in record["byzantine"])
-        assert rows
-        assert record["rejected"]["malformed"] == record["dropped_rows"] == rows
 
 
 def test_rows_sealed_twice_are_counted() -> None:
@@ -312,15 +253,6 @@ def test_samples_that_a_dead_network_cannot_tell_apart_all_count() -> None:
     transport.begin(1, [0, 1])
     (reply,) = transport.exchange(Message("weights", 1, {"weights": dead}), [0, 1], traffic)
     assert (len(method.split(reply)), traffic.dropped, traffic.repeated) == (12, 0, 11)
-
-
-def test_equal_losses_of_different_samples_all_count() -> None:
-    """Samples that the network has learnt have a loss of exactly 0 under many candidates."""
-    method, task, _ = make()
-    opener, row = SealingKey.generate(), Message("losses", 1, {"losses": torch.zeros(1, 2)})
-    sealed = seal_rows([row.encode()] * 5, opener.public, *WHERE)
-    received = receive(method, task, sealed, RowSchema.of(method, row), opener, *WHERE)
-    assert (received.rows, received.dropped) == (5, 0)
 
 
 def test_no_array_is_made_of_a_row_that_does_not_look_as_it_should(monkeypatch: pytest.MonkeyPatch) -> None:

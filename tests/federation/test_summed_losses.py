@@ -8,12 +8,9 @@ import pytest
 import torch
 
 import ntkfl
-from ntkfl.errors import ConfigError
-from ntkfl.federation.callbacks import Functions
 from ntkfl.federation.secure_sum import SumSchema
 from ntkfl.federation.shuffled import Mixed, ShuffledTransport
 from ntkfl.federation.simulation import Simulation
-from ntkfl.federation.transcript import Transcript
 from ntkfl.methods import CPNTKFL, NTKFL, Task
 from ntkfl.methods.additive import LARGEST_LOSS
 from ntkfl.wire import Message
@@ -67,30 +64,3 @@ def test_a_client_has_one_vote_of_bounded_size() -> None:
     assert reply.take("losses", (1, 2)).tolist() == [[(LARGEST_LOSS + 0.5) / 2, 0.5]]
     assert method.summed("candidates")
     assert not method.summed("weights")  # rows are shuffled as ever
-
-
-def test_a_round_can_be_recorded(digits: ntkfl.data.Federated) -> None:
-    """An audit has the rows with their senders, and of the losses the sum."""
-    heard: list[Transcript] = []
-    torch.manual_seed(0)
-    method = CPNTKFL(projected_dim=20, sparsity=0.5, steps=STEPS, sum_losses=True)
-    listener = Functions(on_transcript=heard.append, transcript_rounds=[1])
-    model = ntkfl.models.mlp(20, 8, 10)
-    Simulation(model, digits, method, clients_per_round=4).run(1, callbacks=[listener])
-    rows, losses = heard[0].exchanges
-    assert rows.senders is not None
-    assert (losses.senders, len(losses.replies)) == (None, 1)
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"shuffle": False, "sparsity": 0.0}, "behind a shuffler"),
-        ({"trim_losses": 0.4}, "compares clients' losses, of which sum_losses shows none"),
-        ({"choose": "validation"}, "choose = 'cohort'"),
-    ],
-)
-def test_what_needs_single_losses_is_refused(options: dict[str, Any], why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        CPNTKFL(sum_losses=True, **options)
-    assert CPNTKFL(sum_losses=True).trim_losses == 0

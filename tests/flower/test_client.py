@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
-from safetensors.torch import save
 
 from ntkfl.deployment.contract import Terms
-from ntkfl.errors import ConfigError, DataError, MessageError, RunFolderError, TrustError
-from ntkfl.federation.config import ModelConfig
 from ntkfl.flower.client import FlowerClient
 from ntkfl.flower.client_memory import ClientMemory
 from ntkfl.wire import Message
-from tests.flower.federations import NTK, digits, member, settings
+from tests.flower.federations import NTK, digits, settings
 
 RUN = "0123456789abcdef"
 
@@ -37,30 +33,6 @@ def test_samples_are_drawn_once_a_round_and_from_the_system(tmp_path: Path) -> N
     assert own.answer(weights(own, round=2), RUN) != own.answer(weights(own, round=3), RUN)
 
 
-def test_bad_data_are_an_error_and_are_read_again_when_asked_again(tmp_path: Path) -> None:
-    x, y = digits().client(0)
-    reads = [(x * float("nan"), y), (x[:, :, :4], y), (x, y.double()[:, None]), (x, y)]
-    own = member(settings(NTK), tmp_path, 0, lambda: reads.pop(0))
-    for reason in ("not finite", "inputs of shape", "real targets must"):
-        with pytest.raises(DataError, match=reason):
-            own.answer(weights(own), RUN)
-    assert rows(own.answer(weights(own), RUN)) == len(y)
-
-
-def test_a_run_is_called_by_a_name_that_is_no_path(tmp_path: Path) -> None:
-    own = member(settings({"name": "scaffold", "local_steps": 1}), tmp_path, 0)
-    for name in ("../../elsewhere", "", "0123456789abcdeg", RUN + "0"):
-        with pytest.raises(MessageError, match="16 hexadecimal digits"):
-            own.answer(weights(own), name)
-    own.answer(weights(own, control=torch.zeros_like(own.client.task.like)), RUN)
-    assert [path.name for path in (tmp_path / "client-0" / "memory" / RUN).iterdir()] == ["1.safetensors"]
-
-
-def test_terms_that_need_a_shuffler_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--federation"):
-        member(settings({"name": "cp-ntk-fl"}), tmp_path, 0)
-
-
 def test_memory_is_kept_as_it_was_after_each_of_the_last_two_rounds(tmp_path: Path) -> None:
     memory = ClientMemory(tmp_path / "m")
     assert memory.before(1) == {}
@@ -74,45 +46,4 @@ def test_memory_is_kept_as_it_was_after_each_of_the_last_two_rounds(tmp_path: Pa
     assert memory.before(4) == {}
 
 
-def test_damaged_memory_says_so(tmp_path: Path) -> None:
-    (tmp_path / "2.safetensors").write_bytes(save({"control": torch.ones(9)})[:-4])
-    with pytest.raises(RunFolderError, match="damaged"):
-        ClientMemory(tmp_path).before(3)
-
-
 ROWS = [0]
-
-
-class Backbone(torch.nn.Module):
-    """The same weights in every process, as pretrained ones are; counts the rows it is given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(64, 6)
-        with torch.no_grad():
-            for p in self.parameters():
-                p.copy_(torch.linspace(-1, 1, p.numel()).view(p.shape).sin())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        ROWS[0] += len(x)
-        return torch.relu(self.layer(x.flatten(1)))
-
-
-def test_features_of_a_frozen_backbone_are_computed_once_and_stay_here(tmp_path: Path) -> None:
-    run = settings({"name": "sum-ridge"}).model_copy(
-        update={"model": ModelConfig(backbone="tests.flower.test_client:Backbone")}
-    )
-    terms = Terms(**run.model_dump(include=set(Terms.model_fields)))
-    with pytest.raises(TrustError, match=r"tests\.flower\.test_client:Backbone"):
-        FlowerClient(terms, tmp_path, lambda: digits().client(0))
-    ROWS[0] = 0
-    for _ in range(2):  # its process was started again
-        own = FlowerClient(terms, tmp_path, lambda: digits().client(0), allow_code=True)
-        for round in (1, 2):
-            reply = Message.decode(own.answer(weights(own, round), RUN))
-    samples = digits().sizes[0]
-    assert samples < ROWS[0] <= samples + 4  # the passes over zeros that count features, and the row that is compared
-    assert {name: array.numel() for name, array in reply.arrays.items()} == {
-        "samples": 1, "gram": 7 * 8 // 2, "cross": 7 * 10, "squares": 1, "fresh": 1,
-    }  # fmt: skip
-    assert len(list((tmp_path / "features").rglob("*.safetensors"))) == 1

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ntkfl.flower import ray_cluster, simulate
+from ntkfl.flower import simulate
 from tests.flower.test_simulate import config
 
 # What a stranger on the network does who has found the port.
@@ -105,51 +105,3 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def begin() -> None:
     with pytest.raises(InterruptedError):
         simulate.simulate(config(FEDAVG))
-
-
-def test_each_simulation_has_a_token_and_a_folder_of_its_own(
-    started: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "the user's own")
-    begin()
-    begin()
-    for given in started:
-        assert re.fullmatch("[0-9a-f]{64}", given["RAY_AUTH_TOKEN"])
-        assert given["RAY_AUTH_MODE"] == "token"
-        assert (given["address"], given["include_dashboard"], given["mode"]) == ("local", False, 0o700)
-        assert not given["folder"].exists()
-    assert len({given["RAY_AUTH_TOKEN"] for given in started}) == 2
-    assert len({given["folder"] for given in started}) == 2
-    assert os.environ["RAY_AUTH_TOKEN"] == "the user's own"
-
-
-def test_the_token_comes_from_the_system_s_generator(
-    started: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ray_cluster.secrets, "token_hex", lambda size: "5a" * size)
-    begin()
-    assert started[0]["RAY_AUTH_TOKEN"] == "5a" * 32  # 256 bits of it
-
-
-def test_a_cluster_that_somebody_set_up_is_used_as_it_is(
-    started: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "192.0.2.7:6379")
-    said: list[str] = []
-    with pytest.raises(InterruptedError):
-        simulate.simulate(config(FEDAVG), on_start=said.append)
-    assert started[0]["address"] == "192.0.2.7:6379"
-    assert "RAY_AUTH_TOKEN" not in started[0]
-    assert any("its operator says who may run programs there" in line for line in said)
-
-
-def test_ray_without_authentication_is_not_used() -> None:
-    """Ray reads its settings when it is imported: later ones would be ignored."""
-    program = (
-        "import ray\nfrom ntkfl.flower.ray_cluster import private_cluster\n"
-        "from ntkfl.errors import ConfigError\n"
-        "try:\n    private_cluster().__enter__()\nexcept ConfigError as error:\n    print(error)"
-    )
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    done = subprocess.run([sys.executable, "-c", program], env=clean, capture_output=True, text=True, timeout=60)
-    assert done.stdout.startswith("Ray was imported without authentication"), done.stderr

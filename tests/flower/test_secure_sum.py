@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from safetensors.torch import load_file
 
 from ntkfl.errors import ConfigError
-from ntkfl.federation.run_folder import RunFolder
 from ntkfl.flower.apps import client_app
 from ntkfl.flower.records import payload_of
 from ntkfl.flower.server import FlowerRun, FlowerServer
 from tests.deployment.roles import Roles
-from tests.deployment.test_private_run import PRIVATE, SETTINGS, evaluator
 from tests.deployment.test_secure_sum import FEDAVG, participant, simulated
 from tests.flower.test_shuffled import NODES, Listening, aggregator
 
@@ -39,31 +36,6 @@ def test_receipts_through_flower_and_the_sums_of_the_simulation(tmp_path: Path) 
         receipts = [payload_of(reply) for reply in grid.replies]
         assert {len(receipt) for receipt in receipts} == {64}  # nothing else of clients came through Flower
         assert len(receipts) == 2 * 2 * 3  # two rounds of a sum and of counts, three clients each
-
-
-@pytest.mark.long
-def test_a_private_run_goes_past_flower_too(tmp_path: Path) -> None:
-    """Two rounds: the simulation's weights, the noise that ε counts on, and nothing but receipts through Flower."""
-    with Roles(tmp_path, **SETTINGS) as roles:
-        roles.key_server()
-        roles.shuffler()
-        members = {NODES[f"client-{i}"]: participant(roles, i) for i in range(4)}
-        for member in members.values():
-            member.hello()
-        Thread(target=evaluator(roles).run, daemon=True).start()
-        grid = Listening({node: client_app(member) for node, member in members.items()})
-        history = aggregator(roles, roles.out, grid, []).run().history
-        run = simulated(roles, PRIVATE, 4, 2)
-        deployed = load_file(roles.out / "model.safetensors")
-        for name, tensor in run.model.state_dict().items():
-            assert (tensor - deployed[name]).abs().max() < 1e-6
-        assert [record["summed_clients"] for record in history] == [4, 4]
-        assert [record["epsilon"] for record in history] == [record["epsilon"] for record in run.history]
-        (guarantee,) = RunFolder(roles.out).config()["privacy"]["guarantees"]
-        assert (guarantee["unit"], guarantee["delta"], guarantee["simulated"]) == ("record", 1e-5, False)
-        receipts = [payload_of(reply) for reply in grid.replies]
-        assert {len(receipt) for receipt in receipts} == {64}
-        assert len(receipts) == 2 * 4  # evaluators count, and report to the shuffler
 
 
 def test_without_a_shuffler_there_is_no_secure_sum(tmp_path: Path) -> None:

@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 import tomli_w
-from flwr.app import Context, Message
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from ntkfl.cli import app
-from ntkfl.errors import RunFolderError, TooFew
+from ntkfl.errors import RunFolderError
 from ntkfl.federation.build import load_data
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.simulation import execute
-from ntkfl.flower.simulate import client_app, serve, simulate
+from ntkfl.flower.simulate import client_app, serve
 from tests.flower.federations import NTK, distance
 from tests.flower.local_grid import LocalGrid
 
@@ -55,12 +54,6 @@ def test_ntk_fl_from_the_command_line(tmp_path: Path) -> None:
         execute(settings, out=out, resume=True)
 
 
-@pytest.mark.long
-def test_fedavg(tmp_path: Path) -> None:
-    settings = config({"name": "fedavg", "local_steps": 5})
-    assert distance(execute(settings).model, simulate(settings).model.state_dict()) < 1e-6
-
-
 def test_clients_keep_their_memory_and_a_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     """Scaffold, whose clients remember, in one go here and in two there; without Ray, which is no part of it."""
     method, out = {"name": "scaffold", "local_steps": 3}, tmp_path / "run"
@@ -72,21 +65,3 @@ def test_clients_keep_their_memory_and_a_run_goes_on_bit_for_bit(tmp_path: Path)
     again = serve(grid, config(method), data, out=out, resume=True)
     assert len(again.history) == 3
     assert distance(execute(config(method)).model, again.model.state_dict()) < 1e-9
-
-
-def test_a_simulated_client_that_fails_is_named(tmp_path: Path) -> None:
-    settings = config({"name": "fedavg", "local_steps": 1}, rounds=1)
-    text = json.dumps(settings.model_dump(mode="json", exclude_none=True))
-    program = client_app(text, str(tmp_path), "cpu", 1)
-
-    def fails(message: Message, context: Context) -> Message:
-        raise ValueError("out of memory")
-
-    run = serve(LocalGrid({11: program, 12: fails, 13: program}), settings, load_data(settings), out=None)
-    cohort = run.history[0]["clients"]
-    assert run.history[0]["failed"] == {f"client {cohort[1]}": "out of memory"}
-    shuffled = config(NTK | {"shuffle": True}, rounds=1)
-    text = json.dumps(shuffled.model_dump(mode="json", exclude_none=True))
-    program = client_app(text, str(tmp_path), "cpu", 1)
-    with pytest.raises(TooFew, match="waits for its whole cohort"):
-        serve(LocalGrid({11: program, 12: fails, 13: program}), shuffled, load_data(shuffled), out=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -20,10 +20,8 @@ from flwr.proto.control_pb2 import (
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.superlink.routers.control.router import router
-from typer.testing import CliRunner
 
-from ntkfl.cli import app
-from ntkfl.errors import ConfigError, Refused, TrustError
+from ntkfl.errors import TrustError
 from ntkfl.flower import commands, folders
 from ntkfl.flower.runtime import SuperLink
 
@@ -46,16 +44,6 @@ def made(folder: Path) -> Path:
 def superlink(server: Path, secret: bytes | None = None) -> SuperLink:
     own = folders.read_secret(server) if secret is None else secret
     return SuperLink(folders.ServerFile.read(server).superlink, server / folders.CA, own)
-
-
-def test_without_a_superlink_one_line_says_where_and_what_to_do(server: Path, tmp_path: Path) -> None:
-    at = folders.ServerFile.read(server).superlink
-    for words in (["run", server, "--out", tmp_path / "run"], ["register", server]):
-        error = CliRunner().invoke(app, ["flower", *map(str, words)]).exception
-        assert isinstance(error, Refused)
-        assert str(error).startswith(f"no SuperLink answers at {at}")
-        assert str(error).endswith("start one: ntkfl flower server DIR")
-        assert "\n" not in str(error)
 
 
 @contextmanager
@@ -109,26 +97,3 @@ def test_every_route_of_the_control_interface_asks_for_the_token(server: Path, r
                 assert answer.status_code == 401, (name, headers)
         host = {"host": "x/?y="}  # a path of another kind, to whoever reads it from the header
         assert http.post("/v1/control/unregister-node", headers=host).status_code in (400, 401)
-
-
-@pytest.mark.long
-def test_a_client_that_its_operator_unregistered_is_named_and_the_way_back_works(tmp_path: Path) -> None:
-    server = made(tmp_path)
-    keys = folders.known_keys(server)
-    with started(server) as ours:
-        node = ours.admit(keys)["client-1"]
-        with suppress(httpx.HTTPStatusError):  # Flower 1.41 fails at a node that never came, after it did the deed
-            ours._control.UnregisterNode(UnregisterNodeRequest(node_id=node))
-        with pytest.raises(ConfigError, match=r"unregistered at the SuperLink: client-1\. It takes no key twice"):
-            ours.admit(keys)
-    with started(server) as ours:  # what that line says to do
-        assert set(ours.admit(keys)) == {"client-0", "client-1"}
-
-
-@pytest.mark.long
-def test_a_superlink_that_cannot_start_says_why(tmp_path: Path) -> None:
-    server = made(tmp_path)
-    error = CliRunner().invoke(app, ["flower", "server", str(server), "--host", "203.0.113.7"]).exception
-    assert isinstance(error, ConfigError)
-    assert str(error).startswith("the SuperLink ended: ")
-    assert str(error).endswith(f"its log is {server / 'superlink.log'}")

@@ -54,8 +54,3 @@ def test_wrong_options_are_one_line(options: dict[str, object], why: str) -> Non
     with pytest.raises(ConfigError, match=why) as raised:
         NTKFL(**options)
     assert "\n" not in str(raised.value)
-
-
-def test_options_do_not_change() -> None:
-    with pytest.raises(Exception, match="frozen"):
-        NTKFL().lr = 3.0

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from ntkfl.methods.batching import alike, in_groups, in_order, joined
+from ntkfl.methods.batching import alike, in_order, joined
 from ntkfl.wire import Message
 from tests.methods.rounds import small_clients
-
-
-@pytest.mark.parametrize(
-    ("rows", "expected"), [(0, [[0], [1], [2], [3]]), (5, [[0, 1], [2], [3]]), (99, [[0, 1, 2, 3]])]
-)
-def test_groups_keep_the_order_and_about_the_size(rows: int, expected: list[list[int]]) -> None:
-    assert [[c.id for c in group] for group in in_groups(small_clients(2, 3, 9, 1), rows)] == expected
 
 
 def test_a_single_part_is_not_copied() -> None:

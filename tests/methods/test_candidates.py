@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import ntkfl
-from ntkfl.errors import ConfigError
 from ntkfl.methods import CPNTKFL, NTKFL, ClientRound, FedAvg, Method, SumNTKFL, Task
 from ntkfl.methods.candidates import residual_left, take_candidates
 from ntkfl.privacy.randomness import Randomness
@@ -91,15 +89,6 @@ def test_times_double_while_the_longest_wins_and_within_the_bound(digits: ntkfl.
     assert not any("warning" in r for r in run(digits, NTKFL(), rounds=2).history)
 
 
-def test_longer_times_outlive_a_stop(digits: ntkfl.data.Federated, tmp_path: Path) -> None:
-    method = NTKFL(steps=(0.5, 1.0), extend=8)
-    whole = run(digits, method, rounds=4)
-    run(digits, method, rounds=2, out=tmp_path)
-    resumed = run(digits, method, rounds=4, out=tmp_path, resume=True)
-    assert [r["longest_steps"] for r in resumed.history] == [1, 2, 4, 8]
-    assert resumed.history == whole.history
-
-
 def test_the_residual_left_is_that_of_a_linear_flow() -> None:
     """One sample of f = w x with mse: r(t) = r(0) e^(−ηx²t), whose mean up to t is r(0) (1 − e^(−ηx²t)) / (ηx²t)."""
     method = NTKFL(loss="mse", lr=0.1, steps=(1e-3, 5.0, 20.0), **PLAIN)
@@ -109,13 +98,6 @@ def test_the_residual_left_is_that_of_a_linear_flow() -> None:
     for t in (5.0, 20.0):
         left = residual_left(method.evolve(task, rows, (1e-3, t)))
         assert left == pytest.approx(-math.expm1(-0.4 * t) / (0.4 * t), rel=1e-3)
-
-
-def test_times_stay_where_the_longest_is_long_already() -> None:
-    method = NTKFL(loss="mse", lr=0.1, steps=(1e-3, 50.0), extend=8, **PLAIN)
-    outcome, _ = play(method, one_weight(0.3), [scalar_client(0, 2.0, 1.0)])
-    assert outcome.steps == 50
-    assert "extended_steps" not in outcome.state
 
 
 def test_times_stay_where_a_shorter_one_wins_or_the_longest_was_not_reached() -> None:
@@ -129,10 +111,3 @@ def test_times_stay_where_a_shorter_one_wins_or_the_longest_was_not_reached() ->
     short = method.evolve(task, rows, (1.0, 2.0))  # as after a flow that could not be integrated further
     assert int(method.extended(state, short, 1)["extended_steps"]) == 1
     assert method.extended({}, short, 0) == {}  # and a state of an earlier version has none
-
-
-def test_times_grow_by_default_where_nobody_chose_them() -> None:
-    assert NTKFL().extend == CPNTKFL().extend == 16
-    assert NTKFL(steps=(100.0, 200.0)).extend == NTKFL(kernel="trace").extend == 1
-    with pytest.raises(ConfigError, match="unknown candidate codec 'zip': valid are exact, span"):
-        NTKFL(candidate_codec="zip")

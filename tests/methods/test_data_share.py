@@ -8,10 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkfl.errors import MessageError
 from ntkfl.methods import ClientRound, DataShare, FedAvg, Task
 from ntkfl.tangent.parameters import apply_flat
-from ntkfl.wire import Message
 from tests.methods.rounds import play, play_rounds, small_clients, small_task
 
 OPTIONS = {"lr": 0.3, "local_steps": 5, "batch_size": 8}
@@ -100,15 +98,6 @@ def test_a_portion_is_each_clients_own() -> None:
         rows = [int((shared[0] == row).all(1).nonzero()) for row in x]
         assert len(set(rows)) == 10
         assert torch.equal(client.memory["shared_y"], shared[1][rows])
-
-
-def test_memory_changes_only_with_an_answer() -> None:
-    task, clients = small_task(shared=shared_set()), small_clients(10)
-    x, y = shared_set()
-    wrong = {"weights": task.like, "shared_x": x[:, :2], "shared_labels": y}
-    with pytest.raises(MessageError, match="shared"):
-        DataShare().answer(task, Message("weights", 1, wrong), clients)
-    assert not clients[0].memory
 
 
 def test_it_can_begin_from_a_model_trained_on_what_is_shared() -> None:

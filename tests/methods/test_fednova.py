@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ntkfl.errors import ConfigError, MessageError
+from ntkfl.errors import ConfigError
 from ntkfl.methods import FedAvg, FedNova, FedProx
-from ntkfl.methods.local_training import LocalTraining, report
+from ntkfl.methods.local_training import LocalTraining
 from ntkfl.privacy.randomness import Randomness
-from ntkfl.wire import Message
 from tests.methods.rounds import one_weight, play, play_rounds, scalar_client, small_clients, small_task
 
 
@@ -83,12 +82,3 @@ def test_speeds_are_spread_evenly_and_follow_the_seed() -> None:
     for wrong in ({"most_local_steps": 3}, {"most_local_steps": 30, "local_epochs": 1}):
         with pytest.raises(ConfigError, match="most_local_steps is at least local_steps"):
             FedAvg(**wrong)
-
-
-def test_an_update_of_no_steps_is_refused() -> None:
-    task, client = small_task(), small_clients(5)[0]
-    conversation = FedNova().round(task, FedNova().start(task, task.like), 1, [0])
-    next(conversation)
-    arrays = {"direction": task.like, "steps": torch.tensor(0, dtype=torch.int32)} | report(client, torch.tensor(1.0))
-    with pytest.raises(MessageError, match="no local steps"):
-        conversation.send([Message("update", 1, arrays)])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ntkfl.methods.local_sgd import train_locally
-from ntkfl.methods.stateful_sgd import batch_order
+from ntkfl.methods.stateful_sgd import batch_order, train_in_training_mode
 from ntkfl.privacy.randomness import Randomness
 from tests.methods.rounds import gradient, small_clients, small_task
 
@@ -33,16 +33,16 @@ def test_batched_equals_one_at_a_time(
     pull = torch.linspace(-1, 1, len(sizes), dtype=dtype).unsqueeze(1)  # a different adjustment for each client
     for adjust in (None, lambda g, w: g + pull + 0.1 * (w - task.like)):
         together = train_locally(task, task.like, clients, steps, 0.3, batch, adjust)
-        singly = train_locally(task, task.like, clients, steps, 0.3, batch, adjust, batched=False)
+        counts = [steps] * len(clients) if isinstance(steps, int) else steps
+        singly = train_in_training_mode(task, task.like, clients, counts, 0.3, batch, adjust)
         torch.testing.assert_close(together.weights, singly.weights, atol=tolerance, rtol=tolerance)
         torch.testing.assert_close(together.losses, singly.losses, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("loss", ["ce", "mse"])
-def test_full_batches_are_plain_descent(loss: str, batched: bool) -> None:
+def test_full_batches_are_plain_descent(loss: str) -> None:
     task, clients, steps = small_task(loss), small_clients(4, 11, 6), [5, 2, 3]
-    result = train_locally(task, task.like, clients, steps, 0.3, 50, batched=batched)
+    result = train_locally(task, task.like, clients, steps, 0.3, 50)
     for client, tau, w_m in zip(clients, steps, result.weights, strict=True):
         w = task.like
         for _ in range(tau):
@@ -50,10 +50,9 @@ def test_full_batches_are_plain_descent(loss: str, batched: bool) -> None:
         torch.testing.assert_close(w_m, w, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("batched", [True, False])
-def test_batches_are_plain_stochastic_descent(batched: bool) -> None:
+def test_batches_are_plain_stochastic_descent() -> None:
     task, clients, steps = small_task(), small_clients(30, 3, 17), [6, 4, 9]
-    result = train_locally(task, task.like, clients, steps, 0.3, 8, batched=batched)
+    result = train_locally(task, task.like, clients, steps, 0.3, 8)
     for client, tau, w_m in zip(clients, steps, result.weights, strict=True):
         w = task.like
         for rows in batch_order(client, tau, 8):
@@ -85,7 +84,7 @@ def test_own_starts() -> None:
     task, clients = small_task(), small_clients(6, 9)
     starts = torch.stack([task.like, -task.like])
     together = train_locally(task, starts, clients, 3, 0.3, 50)
-    singly = train_locally(task, starts, clients, 3, 0.3, 50, batched=False)
+    singly = train_in_training_mode(task, starts, clients, [3, 3], 0.3, 50, None)
     torch.testing.assert_close(together.weights, singly.weights, atol=1e-12, rtol=0)
     expected = -task.like - 0.3 * gradient(task, -task.like, clients[1].x, clients[1].y)
     torch.testing.assert_close(train_locally(task, starts, clients, 1, 0.3, 50).weights[1], expected)

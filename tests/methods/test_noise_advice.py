@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from ntkfl.methods import DPFedAvg, PrivateSums
+from ntkfl.methods import PrivateSums
 from ntkfl.methods.noisy_sums import NoisySums
-from ntkfl.privacy.sum_noise import GRAINS, momentum_sums
+from ntkfl.privacy.sum_noise import GRAINS
 from tests.cli.test_train import ntkfl
 
 D, RECORDS, ROUNDS = 7510, 923, 20
@@ -37,24 +37,9 @@ def test_the_step_that_is_named_ends_the_warning() -> None:
     assert PrivateSums(lr=1.05 * named).noise_advice(WEIGHTS, RECORDS, 6, ROUNDS)
 
 
-def test_many_records_and_runs_without_noise_are_not_warned_of() -> None:
-    assert not PrivateSums(noise_clients=270).noise_advice(WEIGHTS, 60_000, 300, ROUNDS)
-    assert not PrivateSums(epsilon=None).noise_advice(WEIGHTS, RECORDS, 6, ROUNDS)
-
-
-@pytest.mark.parametrize("method", [PrivateSums(unit="client", noise_clients=6), DPFedAvg(noise_clients=6)])
-def test_six_clients_are_too_few_to_hide_one(method: NoisySums) -> None:
-    assert "hardly learn at any step size: it takes more clients" in method.noise_advice(WEIGHTS, RECORDS, 6, ROUNDS)[0]
-
-
-def test_momentum() -> None:
-    assert momentum_sums(0.0, 4) == pytest.approx((4.0, 2.0))
-    assert momentum_sums(0.5, 2) == pytest.approx((2.5, math.hypot(1, 1.5)))
-
-
 def test_a_run_warns_before_its_first_round_and_again_where_it_fell() -> None:
-    given = ["--dataset", "digits", "--clients", "6", "--hidden", "64", "--private", "--rounds", "8", "--set"]
-    done = ntkfl("train", *given, "epsilon=2", "--lr", "20")
+    given = ["--dataset", "digits", "--clients", "6", "--set", "hidden=[64]", "--private", "--rounds", "8", "--set"]
+    done = ntkfl("train", *given, "epsilon=2", "--set", "lr=20")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     told = [i for i, line in enumerate(lines) if line.startswith("warning:") and "times their norm" in line]

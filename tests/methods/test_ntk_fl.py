@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import ntkfl
-from ntkfl.errors import ConfigError, MessageError
+from ntkfl.errors import ConfigError
 from ntkfl.federation.callbacks import Functions
 from ntkfl.methods import CPNTKFL, NTKFL, ClientRound, FedAvg, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent.parameters import apply_flat
-from ntkfl.wire import Message
 from tests.methods.rounds import DIMENSIONS, play, small_clients, small_task
 
 PLAIN = {"row_clip": None, "drop_opposed": False, "trim": 0.0, "trim_losses": 0.0, "verify": False}
@@ -151,12 +150,6 @@ def test_the_papers_kernel_comes_without_what_is_not_in_the_paper() -> None:
     assert NTKFL(kernel="trace", trim=0.1, row_clip=2.0).model_dump()["row_clip"] == 2.0
 
 
-def test_settings_say_which_steps_the_defaults_came_to() -> None:
-    assert NTKFL(lr=0.02).model_dump()["steps"] == ntkfl.geometric_steps(0.02)
-    for method in (NTKFL(lr=0.02), CPNTKFL(kernel="trace")):
-        assert type(method)(**method.model_dump(mode="json")) == method
-
-
 def test_lr_without_effect_is_said(digits: ntkfl.data.Federated) -> None:
     """Times go with 1/η by default, and the flow knows η·t alone."""
     (line,) = NTKFL(lr=0.1).advice()
@@ -190,13 +183,6 @@ def test_lr_without_effect_is_said(digits: ntkfl.data.Federated) -> None:
 def test_options_that_cannot_be(options: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         NTKFL(**options)
-
-
-def test_a_server_that_asks_about_no_candidate_is_refused() -> None:
-    task, clients = small_task(), small_clients(3)
-    asked = Message("candidates", 1, {"weights": task.like.new_empty(0, task.like.numel())})
-    with pytest.raises(MessageError, match="sends none"):
-        NTKFL().answer(task, asked, clients)
 
 
 def test_adjustment_makes_a_skewed_round_predict_as_a_balanced_one() -> None:

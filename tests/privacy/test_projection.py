@@ -9,10 +9,8 @@ import pytest
 import torch
 
 from ntkfl.crypto.context import Secret
-from ntkfl.errors import ConfigError, ModelError
 from ntkfl.privacy.projection import (
     KINDS,
-    Projection,
     RunSecret,
     gaussian_matrix,
     make_projection,
@@ -121,28 +119,11 @@ def test_standardized_rows() -> None:
     assert torch.equal(standardize_rows(z[:1]), out[:1])
 
 
-def test_what_cannot_be_projected() -> None:
-    with pytest.raises(ConfigError, match="fewer features than the 10"):
-        make_projection(SECRET, (10,), 10)
-    with pytest.raises(ConfigError, match="did you mean 'gaussian'"):
-        make_projection(SECRET, (10,), 5, "gausian")
-    with pytest.raises(ConfigError, match="32 bytes"):
-        gaussian_matrix(RunSecret(Secret(b"short"), "f", "r"), 4, 2)
-    with pytest.raises(ModelError, match="inputs of 3 features for a projection of 4"):
-        Projection(torch.zeros(4, 2))(torch.zeros(1, 3))
-
-
 def test_the_seed_does_not_show() -> None:
     shown = repr(SECRET) + str(SECRET) + repr(make_projection(SECRET, (4,), 2))
     assert bytes(range(32)).hex() not in shown
     assert "\\x00" not in shown
     assert "<secret>" in shown
-
-
-def test_a_simulations_secret_follows_its_seed() -> None:
-    assert RunSecret.simulated(3) != RunSecret.simulated(4)
-    assert RunSecret.simulated(3).key_id == RunSecret.simulated(3).key_id
-    assert RunSecret.simulated(3).federation == "simulation"
 
 
 def test_smoothing_by_hand() -> None:
@@ -177,10 +158,3 @@ def test_smooth_columns_of_two_secrets_are_strangers() -> None:
     other = RunSecret(Secret(bytes(range(1, 33))), "federation", "run")
     P, R = (make_projection(s, (1, 28, 28), 100, "smooth").matrix.double() for s in (SECRET, other))
     assert float((P * R).sum(0).abs().mean()) < 0.2
-
-
-def test_smooth_is_for_images() -> None:
-    with pytest.raises(ConfigError, match="for images"):
-        make_projection(SECRET, (784,), 20, "smooth")
-    with pytest.raises(ConfigError, match="ask for fewer features"):
-        orthonormal(np.ones((4, 2), dtype=np.float32))

@@ -15,7 +15,7 @@ from torch import Tensor
 import ntkfl
 from ntkfl.errors import ConfigError, NumericalError
 from ntkfl.privacy import sparsify as module
-from ntkfl.privacy.sparsify import kept, select_in_numpy, select_in_torch, sparsify, top_k
+from ntkfl.privacy.sparsify import kept, sparsify, top_k
 from ntkfl.tangent.jacobian import BlockJacobian
 from ntkfl.tangent.sparse import SparseBlock
 
@@ -47,12 +47,6 @@ def test_kept_counts_in_decimals(parts: int, size: int) -> None:
     assert 1 <= k <= size
     if exact.denominator == 2:
         assert k > exact
-
-
-@pytest.mark.parametrize("sparsity", [-0.1, 1.0, 1.5, float("nan"), float("inf")])
-def test_sparsity_out_of_range(sparsity: float) -> None:
-    with pytest.raises(ConfigError, match="from 0 to below 1"):
-        kept(sparsity, 10)
 
 
 # Integers, so that ties are common and scaling is exact.
@@ -97,25 +91,6 @@ def test_what_top_k_promises(rows: Tensor, data: st.DataObject | None) -> None:
     assert torch.equal(top_k(-rows, k)[1], positions)
 
 
-@settings(max_examples=100, deadline=None)
-@given(matrices, st.data(), st.sampled_from([torch.float16, torch.float32, torch.float64]))
-def test_both_ways_of_selecting_are_one(rows: Tensor, data: st.DataObject, dtype: torch.dtype) -> None:
-    rows, k = rows.to(dtype), data.draw(st.integers(1, rows.shape[1]))
-    assert torch.equal(select_in_numpy(rows, k), select_in_torch(rows, k))
-
-
-def test_rows_of_the_papers_size() -> None:
-    rows = torch.randn(3, 211_100)
-    rows[1, 20_000:] = 0  # ties at zero
-    rows[2, 100::7] = 1.5  # ties at the edge
-    for k in (1, 6_333, 25_000, 211_100):
-        values, positions = top_k(rows, k)
-        assert torch.equal(positions, select_in_torch(rows, k))
-        for row, mine in zip(rows, values, strict=True):
-            assert torch.equal(mine.abs().sort().values, row.abs().sort().values[-k:])
-    assert torch.equal(top_k(rows[1:2], 25_000)[1][0, 20_000:], torch.arange(20_000, 25_000))
-
-
 @pytest.mark.parametrize("strides", ["transposed", "every other", "expanded"])
 def test_any_strides(strides: str) -> None:
     base = torch.randn(6, 8)
@@ -126,21 +101,12 @@ def test_any_strides(strides: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("-nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("select", [select_in_numpy, select_in_torch])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_is_not_finite(bad: float, select: object, dtype: torch.dtype) -> None:
+def test_what_is_not_finite(bad: float, dtype: torch.dtype) -> None:
     rows = torch.randn(3, 8, dtype=dtype)
     rows[1, 5] = bad
     with pytest.raises(NumericalError, match="not finite"):
-        select(rows, 2)  # type: ignore[operator]
-
-
-def test_no_rows_and_what_cannot_be_kept() -> None:
-    values, positions = top_k(torch.zeros(0, 5), 2)
-    assert values.shape == positions.shape == (0, 2)
-    for rows, k in ((torch.zeros(2, 5), 6), (torch.zeros(2, 5), 0), (torch.zeros(5), 1), (torch.zeros(2, 5).int(), 1)):
-        with pytest.raises(ConfigError, match="cannot keep"):
-            top_k(rows, k)
+        top_k(rows, 2)
 
 
 def network() -> tuple[ntkfl.Jacobian, int]:
@@ -154,7 +120,7 @@ def test_a_jacobian_of_any_form(form: str, rows_at_once: int, monkeypatch: pytes
     x = torch.randn(7, 6, dtype=torch.float64)
     J = ntkfl.jacobian(ntkfl.models.mlp(6, 5, 3).double(), x, form=form)
     D = J.dense().flatten(1)
-    monkeypatch.setattr(module, "CPU_BUDGET", rows_at_once * D.shape[1])
+    monkeypatch.setattr(module, "BUDGET", rows_at_once * D.shape[1])
     S = sparsify(J, 0.8)
     assert isinstance(S, BlockJacobian)
     assert isinstance(S.blocks[0], SparseBlock)
@@ -170,22 +136,3 @@ def test_no_sparsity_is_the_identity() -> None:
     assert sparsify(J, 0.0) is J
     with pytest.raises(ConfigError, match="from 0 to below 1"):
         sparsify(J, 1.0)
-
-
-def test_sparsifying_twice_is_sparsifying_once() -> None:
-    J, _ = network()
-    once = sparsify(J, 0.8)
-    assert torch.equal(sparsify(once, 0.8).dense(), once.dense())
-    mixed = ntkfl.concatenate([J[:3], sparsify(J, 0.5)[3:]])
-    assert torch.equal(sparsify(mixed, 0.8).dense(), once.dense())
-    assert sparsify(J[:0], 0.8).shape == (0, *J.shape[1:])
-
-
-def test_sparser_is_farther() -> None:
-    J, size = network()
-    D = J.dense()
-    errors = [float((sparsify(J, s).dense() - D).norm()) for s in (0.01, 0.5, 0.8, 0.9, 0.99)]
-    assert errors == sorted(errors)
-    # What is lost is at most the part left out, for the largest are what stays.
-    for s, error in zip((0.01, 0.5, 0.8, 0.9, 0.99), errors, strict=True):
-        assert error**2 <= (1 - kept(s, size) / size) * float(D.square().sum()) * (1 + 1e-12)

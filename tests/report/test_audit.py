@@ -15,8 +15,9 @@ from tests.report.conftest import Open
 
 Shoot = Any
 TRAIN = (
-    "train --dataset digits --clients 8 --clients-per-round 3 --hidden 8 --rounds 2 --method cp-ntk-fl --steps 50,400 "
-    "--projected-dim 24 --subsample-rate 0.2 --sparsity 0.8 --record-wire 2 --out runs/private"
+    "train --dataset digits --clients 8 --clients-per-round 3 --set hidden=[8] --rounds 2 --method cp-ntk-fl "
+    "--set steps=[50,400] --set projected_dim=24 --set subsample_rate=0.2 --set sparsity=0.8 --record-wire 2 "
+    "--out runs/private"
 )
 AUDIT = "audit runs/private --quick --no-reference --out runs/private/audit"
 

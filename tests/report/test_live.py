@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from ntkfl.cli.watch import is_local
-from ntkfl.errors import ConfigError
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.report.live import LiveServer
 
@@ -87,17 +86,6 @@ def test_a_round_appears_by_itself_and_a_stop_is_said(
     )  # details, asked for on their own
 
 
-def test_a_run_that_begins_later_is_found(server: LiveServer, going: RunFolder, runs: Path, open_page: Open) -> None:
-    page = open_page(server.url)
-    page.locator("tr[data-group]").first.wait_for()
-    before = page.locator("tr[data-group]").count()
-    fresh = going.path.parent / "fresh"
-    fresh.mkdir()
-    (fresh / "config.toml").write_bytes((runs / "cut" / "config.toml").read_bytes())
-    page.locator(f'tr[data-group="{going.path.parent.name}/fresh"]').wait_for()
-    assert page.locator("tr[data-group]").count() == before + 1
-
-
 def test_it_answers_to_its_own_name_and_gives_nothing_else_away(server: LiveServer, runs: Path) -> None:
     assert ask(server, "/")[0] == 200
     assert ask(server, "/", host=f"localhost:{server.server_address[1]}")[0] == 200
@@ -128,11 +116,6 @@ def test_watching_writes_nothing(server: LiveServer, going: RunFolder) -> None:
     assert state() == before
 
 
-def test_a_port_in_use_is_one_line(server: LiveServer, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="choose another --port"):
-        LiveServer([tmp_path], "127.0.0.1", server.server_address[1])
-
-
 def test_the_command_serves_loopback_and_leaves_on_ctrl_c(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ntkfl", "watch", str(tmp_path), "--port", "0"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -151,7 +134,3 @@ def test_the_command_serves_loopback_and_leaves_on_ctrl_c(tmp_path: Path) -> Non
         assert watching.stderr.read() == ""
     assert is_local("::1")
     assert not is_local("0.0.0.0")
-
-
-def test_half_an_address_is_no_address(server: LiveServer) -> None:
-    assert ask(server, "/", host="[::")[0] == 400

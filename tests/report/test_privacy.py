@@ -47,32 +47,6 @@ def test_a_private_run_states_its_guarantee_and_what_is_spent(runs: Path) -> Non
     assert set(said["sees"]) == {"aggregator", "shuffler", "key server", "others"}
 
 
-def test_others_promise_nothing_and_say_who_sees_what(runs: Path) -> None:
-    plain, rows = stated(runs / "open"), stated(runs / "rows")
-    for said in (plain, rows):
-        assert (said["guarantees"], said["spent"], said["secure_sum"]) == ([], "", False)
-        assert said["sums"] == ""
-    assert plain["floor"] is None
-    assert plain["sees"]["aggregator"] == "a client's update, under the client's name"
-    assert rows["sees"]["aggregator"].endswith("without senders; of candidates' losses the total")
-    assert "privacy" not in "".join(view(FoundRun("run", "run", None, RunFolder(runs / "open")))["settings"])
-
-
-def test_settings_that_say_nothing_or_nonsense_break_no_page(runs: Path, tmp_path: Path) -> None:
-    config = (runs / "open" / "config.toml").read_text()
-    start = config.index("[privacy]")
-    end = config.find("\n[", config.index("[privacy.sees]") + 1)
-    without = config[:start] + (config[end:] if end > 0 else "")
-    for number, text in enumerate(
-        (without, "privacy = 3\n" + without, f'{without}\n[privacy]\nguarantees = [{{}}, 4]\nsees = "x"\n')
-    ):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        (folder / "config.toml").write_text(text)
-        said = stated(folder)
-        assert said is None or said["guarantees"][0]["says"].startswith("no finite ε")
-
-
 def test_the_page_holds_the_section(runs: Path, tmp_path: Path) -> None:
     text = write_report([runs], tmp_path / "report.html").read_text()
     assert '<section id="privacy" aria-labelledby="privacy-title" hidden>' in text

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import ssl
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -16,11 +14,9 @@ import httpx
 import pytest
 
 from ntkfl.crypto.hpke import SigningKey
-from ntkfl.services.http import client as asking
-from ntkfl.services.http.client import HttpClient, retry_after
 from ntkfl.services.http.request_limits import MAX_UNDER_WAY
 from ntkfl.services.http.signing import sign_request
-from tests.deployment.federation import PREFIX, Deployment, refused
+from tests.deployment.federation import PREFIX, Deployment
 from tests.services.example_service import caller, connection, make
 from tests.services.processes import Process
 
@@ -105,23 +101,6 @@ def test_the_longest_idle_connection_is_closed_for_a_new_one(process: Process, f
             assert working.get("/health").status_code == 200  # and keeps the connection it has
 
 
-def test_where_all_connections_are_at_work_the_next_is_a_503_with_retry_after(process: Process, folder: Path) -> None:
-    url = process.urls["front"]
-    with ThreadPoolExecutor(CONNECTIONS) as pool, caller(url, folder) as late:
-
-        def work(_: int) -> int:
-            with caller(url, folder) as own:
-                return own.get("/slow", params={"seconds": 2}).status_code
-
-        working = [pool.submit(work, i) for i in range(CONNECTIONS)]
-        time.sleep(1)
-        answer = late.get("/health")
-        assert (answer.status_code, answer.json()["error"]) == (503, "busy")
-        assert retry_after(answer) >= 1
-        assert [w.result() for w in working] == [200] * CONNECTIONS
-        assert late.get("/health").status_code == 200
-
-
 def test_a_slow_reader_is_cut_and_costs_no_memory(folder: Path) -> None:
     """Thirty ask for 8 MiB each and take none of it: 240 MiB, if each waited in memory."""
     with start(folder, connections=100) as process, ExitStack() as stack:
@@ -166,57 +145,6 @@ def unread(url: str) -> int:
     port = f":{httpx.URL(url).port:04X}"
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return max(int(row[4].partition(":")[0], 16) for row in rows if row[1].endswith(port))
-
-
-def test_more_connections_than_the_system_has_files_for(folder: Path) -> None:
-    """A flood takes all 160 files a service may open; when it has gone, the service answers as before."""
-    with start(folder, files=160, connections=1000) as process:
-        address = httpx.URL(process.urls["front"])
-        flood = []
-        for _ in range(300):
-            flood.append(socket.socket())
-            flood[-1].setblocking(False)
-            flood[-1].connect_ex((address.host, address.port))
-        time.sleep(0.5)
-        for one in flood:
-            one.close()
-        with caller(process.urls["front"], folder) as client:
-            assert client.get("/health").status_code == 200
-        assert process.stop() == 0
-        assert "Traceback" not in process.output()
-
-
-def test_a_client_obeys_retry_after(process: Process, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses: list[float] = []
-    monkeypatch.setattr(asking.time, "sleep", pauses.append)
-    assert HttpClient(process.urls["front"], folder / "ca.pem").ask("GET", "/third-time").json() == 3
-    assert len(pauses) == 2
-    assert all(1 <= pause <= 1.5 for pause in pauses)  # the first own pause would be a tenth of that
-
-
-@pytest.mark.parametrize(("said", "seconds"), [("7", 7), ("", 0), ("soon", 0), ("-1", 0), ("9999999", 60), ("²", 0)])
-def test_retry_after_is_obeyed_within_bounds(said: str, seconds: float) -> None:
-    assert retry_after(httpx.Response(503, headers={"retry-after": said.encode()})) == seconds
-
-
-def test_requests_under_way_are_limited_per_client(tmp_path: Path) -> None:
-    deployment = Deployment(tmp_path)
-    with deployment.start() as process, ThreadPoolExecutor(MAX_UNDER_WAY) as pool:
-        aggregator, greedy, other = deployment.aggregator(), deployment.client("greedy"), deployment.client("other")
-        waiting = [pool.submit(greedy.ask, "GET", "/announcement?after=0") for _ in range(MAX_UNDER_WAY)]
-        time.sleep(1)
-        answer = greedy.ask("POST", "/hello")
-        assert refused(answer) == (429, "too-many")
-        assert retry_after(answer) >= 1
-        assert other.ask("POST", "/hello").status_code == 200
-        batch = deployment.batch("greedy", "other")
-        aggregator.publish(batch)
-        assert {w.result().content for w in waiting} == {aggregator.signed(batch)}
-        assert greedy.ask("POST", "/hello").status_code == 200
-        deployment.hang_up()
-        assert process.stop() == 0
-        statuses = [json.loads(line)["status"] for line in process.err if f"{PREFIX}/hello" in line]
-        assert statuses == [429, 200, 200]
 
 
 def test_a_stranger_cannot_use_up_a_client_s_requests_with_its_credential(tmp_path: Path) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+import ntkfl.models
+from ntkfl.errors import MessageError
 from ntkfl.tangent import plan_jacobian
-from ntkfl.tangent.clipping import clipped_gradient, input_moments, whitened
+from ntkfl.tangent.clipping import clipped_gradient, input_moments, lengths, whitened
 from ntkfl.tangent.parameters import flatten
 from ntkfl.tangent.sums import Layer
 
@@ -133,15 +137,83 @@ def test_large_layers_have_no_moments() -> None:
     assert input_moments(model, x, plan_jacobian(model, x), largest=5) == {}
 
 
-def test_a_sample_beyond_what_numbers_can_hold_adds_nothing() -> None:
-    """At extreme weights some samples overflow: they may not take the others, or the bound, with them."""
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e38])
+def test_a_sample_beyond_what_numbers_can_hold_adds_nothing(bad: float) -> None:
+    """At extreme weights some samples overflow: they may not take the others, or the bound, with them, nor show."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     x, Y = torch.randn(6, 3), torch.eye(2)[torch.arange(6) % 2]
-    x[2] = 1e38
     plan = plan_jacobian(model, x)
+    with torch.no_grad():
+        model[0].weight.mul_(100)
+    x[2] = bad
     found = clipped_gradient(model, x, Y, "ce", plan, 0.1, {})
-    others = torch.tensor([0, 1, 3, 4, 5])
-    assert torch.equal(found, clipped_gradient(model, x[others], Y[others], "ce", plan, 0.1, {}))
-    assert bool(found.isfinite().all())
+    x[2] = 0
+    without = clipped_gradient(model, x, Y, "ce", plan, 0.1, {}) - clipped_gradient(
+        model, x[2:3], Y[2:3], "ce", plan, 0.1, {}
+    )
+    assert torch.allclose(found, without, rtol=0, atol=1e-12)
+    x[2] = bad
     assert not clipped_gradient(model, x[2:3], Y[2:3], "ce", plan, 0.1, {}).any()
+
+
+def test_weights_that_let_positions_cancel_get_no_more_than_a_clip_from_a_record() -> None:
+    """Two readout weights M(1 + 2^-13) and -M behind equal patches: in the gradient of the second convolution they
+    leave M 2^-13, and the norm made of pairs of positions in float32 loses that beside M. It let 850 clips pass.
+    """
+    model = ntkfl.models.cnn((1, 16, 16), 10, channels=(4, 8), width=16)
+    first, second, hidden, readout = (layer for layer in model if isinstance(layer, nn.Conv2d | nn.Linear))
+    x, Y = torch.ones(1, 1, 16, 16), torch.eye(10)[:1]
+    plan = plan_jacobian(model, x)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+        first.bias.fill_(1.0)
+        second.bias.fill_(1e-3)
+        readout.weight[:, 0] = torch.linspace(-0.05, 0.05, 10)
+        for M in (1e5, 1e7, 1e8):
+            hidden.weight[0, 0], hidden.weight[0, 1] = M * (1 + 2**-13), -M
+            found = clipped_gradient(model, x, Y, "ce", plan, 1.0, {})
+            assert 0.9 < float(found.norm()) <= 1.001
+
+
+@pytest.mark.parametrize("name", ["tokens", "convolution"])
+def test_rows_that_are_formed_are_those_of_each_sample(name: str) -> None:
+    """Equal tokens of a sample, several groups, a bias, one sample at a time of a block that is too large for more."""
+    build, shape = NETWORKS[name]
+    model = build().double()
+    x, Y = data(shape, name)
+    plan, rows = plan_jacobian(model, x), each(model, x, Y)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ntkfl.tangent.clipping.CPU_NUMBERS", 1)
+        found = clipped_gradient(model, x, Y, "ce", plan, 0.1, {})
+    expected = (rows * (0.1 / rows.norm(dim=1).clamp_min(0.1)).unsqueeze(1)).sum(0)
+    assert torch.allclose(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_a_whitened_layer_at_several_positions_is_clipped_in_its_own_weights() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(16, 3)).double()
+    x, Y = data((2, 4, 4), "convolution")
+    root = torch.randn(19, 19, dtype=torch.float64)
+    layer, P = Layer((0, 72), (72, 76), False), root @ root.T / 19
+    rows = torch.stack([whitened(row, {layer: P}) for row in each(model, x, Y)])
+    clip = float(rows.norm(dim=1).median())
+    expected = (rows * (clip / rows.norm(dim=1).clamp_min(clip)).unsqueeze(1)).sum(0)
+    found = clipped_gradient(model, x, Y, "ce", plan_jacobian(model, x), clip, {layer: P})
+    assert torch.allclose(found, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("layer", [Layer((0, 36), None, False), Layer((6, 36), (30, 36), False)])
+def test_whitening_of_what_is_no_layer_is_refused(layer: Layer) -> None:
+    """P would multiply columns whose norm was measured without it."""
+    model = NETWORKS["mlp"][0]().double()
+    x, Y = data((5,), "mlp")
+    P = 4 * torch.eye(6, dtype=torch.float64)
+    with pytest.raises(MessageError, match="no such layer"):
+        clipped_gradient(model, x, Y, "ce", plan_jacobian(model, x), 1.0, {layer: P})
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e-42, 1.0, 1e30, 1e200])
+def test_lengths_neither_overflow_nor_vanish(size: float) -> None:
+    rows = torch.tensor([[3.0, 4.0], [0.0, 0.0]], dtype=torch.float64) * size
+    assert torch.allclose(lengths(rows), torch.tensor([5 * size, 0.0], dtype=torch.float64), rtol=1e-14, atol=0)
+    assert not lengths(torch.tensor([[math.inf, 1.0], [math.nan, 0.0]])).isfinite().any()

@@ -199,10 +199,3 @@ def test_a_loss_by_name_is_imported_when_it_is_used(tmp_path: Path, monkeypatch:
     with pytest.raises(ConfigError, match=r"has no function.* 'nothing'"):
         find_loss("own_losses:nothing")
     monkeypatch.delitem(sys.modules, "own_losses")
-
-
-def test_names_of_losses_in_settings() -> None:
-    assert [loss_name(loss) for loss in ("ce", Huber(2.0), logistic, CrossEntropy())] == [
-        "ce", "python:Huber(delta=2.0)", "python:logistic", "python:CrossEntropy",
-    ]  # fmt: skip
-    assert ntkfl.methods.NTKFL(loss=Huber()).label_smoothing == 0  # as with mse: smoothing is for cross-entropy

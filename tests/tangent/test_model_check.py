@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 
 import ntkfl
 from ntkfl.errors import ModelError, NumericalError
-from ntkfl.tangent import plan_jacobian
 from tests.tangent.test_jacobian import EXACT, autograd
 
 
@@ -100,18 +99,6 @@ def test_tokens_that_do_not_fit(tokens: Tensor, why: str) -> None:
 def test_models_that_do_not_fit(model: Any, why: str) -> None:
     with pytest.raises(ModelError, match=why):
         ntkfl.jacobian(model, torch.randn(3, 4, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("chunk", [0, -1, 2.5])
-def test_chunks_of_no_rows(chunk: Any) -> None:
-    with pytest.raises(ModelError, match="chunk must be a whole number of rows"):
-        ntkfl.jacobian(small(), torch.randn(3, 4, dtype=torch.float64), chunk=chunk)
-
-
-def test_no_samples_for_a_plan() -> None:
-    model, x = small(), torch.randn(3, 4, dtype=torch.float64)
-    with pytest.raises(ModelError, match="at least one sample"):
-        ntkfl.jacobian(model, x[:0], plan=plan_jacobian(model, x))
 
 
 @pytest.mark.parametrize("form", ["auto", "dense"])

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import ntkfl
-from ntkfl.errors import ModelError
 from ntkfl.tangent import Stack, evolution, plan_jacobian
 
 
@@ -41,25 +40,6 @@ def test_a_stack_equals_the_whole_and_holds_no_piece() -> None:
         (J[2:7].product(R[2:7]), whole[2:7].jvp(whole[2:7].vjp(R[2:7]))),
     ]:
         assert (ours - expected).abs().max() < 1e-12
-
-
-def test_room_left_over_does_not_show() -> None:
-    model, x = net()
-    stack = Stack(100)
-    stack.add(ntkfl.jacobian(model, x))
-    assert torch.equal(stack.whole().dense(), ntkfl.jacobian(model, x).dense())
-
-
-def test_too_many_rows_and_none_are_refused() -> None:
-    model, x = net()
-    stack = Stack(10)
-    with pytest.raises(ntkfl.NTKFLError, match="no Jacobian"):
-        stack.whole()
-    stack.add(ntkfl.jacobian(model, x))
-    with pytest.raises(ntkfl.NTKFLError, match="room for 10 rows, and 18 came"):
-        stack.add(ntkfl.jacobian(model, x))
-    with pytest.raises(ModelError, match=r"^J must be a Jacobian of ntkfl.jacobian, got a tensor$"):
-        stack.add(x)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rows", [3, 11, 12, 40])

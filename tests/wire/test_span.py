@@ -54,13 +54,6 @@ def test_beyond_four_directions_the_smallest_are_lost() -> None:
     assert float(values[DIRECTIONS:].norm()) <= float(lost.norm()) < float(values[DIRECTIONS:].norm() + 2 * rounding)
 
 
-@pytest.mark.parametrize(("count", "d"), [(1, 1500), (19, 1500), (15, 79510), (150, 79510)])
-def test_many_cost_less_than_one_set_of_float32_weights(count: int, d: int) -> None:
-    vectors = path(count, d, 9).float()
-    one = Message("weights", 1, {"weights": vectors[0]})
-    assert len(Message("candidates", 1, pack_span(vectors)).encode()) < len(one.encode())
-
-
 def test_layers_of_other_sizes_keep_their_own_precision() -> None:
     vectors = path(6, 256, 3)
     vectors[:, 128:] *= 1e-6
@@ -68,14 +61,6 @@ def test_layers_of_other_sizes_keep_their_own_precision() -> None:
     for part in (slice(None, 128), slice(128, None)):
         off, size = got[:, part] - vectors[:, part], vectors[:, part] - vectors[:, part].mean(0)
         assert float(off.norm() / size.norm()) < 0.3
-
-
-def test_equal_vectors_and_a_single_one() -> None:
-    w = torch.randn(200, generator=torch.Generator().manual_seed(0))
-    for vectors in (w.expand(4, -1), w.unsqueeze(0), torch.zeros(3, 7)):
-        got = unpack_span(sent(vectors), vectors[0])
-        assert got.shape == vectors.shape
-        assert float((got - vectors).abs().max()) <= float(vectors.abs().max()) / 127 / 2 * 1.000001
 
 
 def test_what_is_refused() -> None:

@@ -7,7 +7,6 @@ import sys
 
 import typer
 
-from ntkfl.cli.stopping import STOPPED, hear_interrupts, leave
 from ntkfl.cli.verbs import Verbs, coloured
 from ntkfl.errors import NTKFLError
 from ntkfl.version import __version__
@@ -16,11 +15,11 @@ TRACEBACK = "NTKFL_TRACEBACK"  # set: errors in a user's own code are shown with
 
 app = typer.Typer(
     cls=Verbs,
-    rich_markup_mode=None,  # plain, so that all verbs fit a screen of 24 lines
+    rich_markup_mode=None,  # plain: a line a verb
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
-    help="Federated learning by neural tangent kernels. See VERB --help, --version.",
+    help="Federated learning by neural tangent kernels. See VERB --help.",
 )
 
 
@@ -35,13 +34,8 @@ def main() -> None:
     """Run the command line: an error a user can cause is one line and exit code 2, Ctrl-C one line and 130, and neither
     a traceback. An error in a user's own code is told with its lines there.
     """
-    hear_interrupts()
     try:
         app(prog_name="ntkfl")
-    except SystemExit as end:
-        if isinstance(end.code, int) and end.code in STOPPED:
-            leave(end.code)
-        raise
     except NTKFLError as error:
         sys.exit(_tell(str(error), error, 2))
     except BrokenPipeError:  # the reader of our output has left

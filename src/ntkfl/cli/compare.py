@@ -6,14 +6,13 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich import box
 from rich.console import Console
-from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
@@ -23,7 +22,6 @@ from ntkfl.compare.run import carry_out
 from ntkfl.compare.settings import title
 from ntkfl.compare.spec import Comparison
 from ntkfl.compare.trials import Cell, Workers
-from ntkfl.federation.run_folder import Record
 from ntkfl.progress import LOG_S, Pace, percent, plural, span
 
 
@@ -71,7 +69,7 @@ def compare(
     write(folder, comparison, rows, searches, shlex.join(["ntkfl", *sys.argv[1:]]))
     drawn = [row for row in rows if comparison.figure is None or row.label in comparison.figure]
     figure = plot_curves(drawn, title(comparison), comparison.targets, folder / "curves.png")
-    for heading, table in tables(comparison, rows, console.width):
+    for heading, table in tables(comparison, rows):
         console.print(f"\n[bold]{heading}[/bold]", soft_wrap=True)
         with console.capture() as drawn_table:
             console.print(table)
@@ -104,10 +102,8 @@ def _tell_failures(console: Console, cells: Sequence[Cell]) -> None:
         console.print(f"✗ {names}:\n  {own[0].error}", soft_wrap=True, markup=False)
 
 
-def tables(comparison: Comparison, rows: Sequence[Row], width: int) -> list[tuple[str, Table]]:
-    """Two narrow tables and the settings, each under a heading, so that they fit 80 columns. Where one does not fit
-    into `width`, its cells are wrapped: nothing is cut off.
-    """
+def tables(comparison: Comparison, rows: Sequence[Row]) -> list[tuple[str, Table]]:
+    """Two narrow tables and the settings, each under a heading, so that they fit 80 columns."""
     headers, body = columns(comparison, rows)
     shown = sum(header.startswith("%") for header in headers)
     parts = [
@@ -116,17 +112,13 @@ def tables(comparison: Comparison, rows: Sequence[Row], width: int) -> list[tupl
     ]
     tables = []
     for heading, chosen in parts:
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        table.add_column("method", no_wrap=True, max_width=30)
-        label = min(30, max(len("method"), *(len(cells[0]) for cells in body)))
-        taken = label + 2 * len(chosen) + 3  # a blank after each column, one between two, one at both edges
-        for i, wide in zip(chosen, _widths(headers, body, chosen, width - taken), strict=True):
-            table.add_column(headers[i], justify="right", width=wide)
+        table = _table()
+        for i in chosen:
+            table.add_column(headers[i].replace(" to ", "\nto "), justify="right")
         for cells in body:
             table.add_row(escape(cells[0]), *(cells[i] for i in chosen))
         tables.append((heading, table))
-    settings = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    settings.add_column("method", no_wrap=True, max_width=30)
+    settings = _table()
     settings.add_column("options", overflow="fold")
     settings.add_column("seconds", justify="right")
     for text, cells in zip(row_settings(comparison, rows), body, strict=True):
@@ -134,32 +126,22 @@ def tables(comparison: Comparison, rows: Sequence[Row], width: int) -> list[tupl
     return [*tables, ("Settings, and seconds per round", settings)]
 
 
-def _widths(
-    headers: Sequence[str], body: Sequence[Sequence[str]], chosen: Sequence[int], room: int
-) -> Sequence[int | None]:
-    """Of each chosen column: a header may be wrapped between words, a cell only where there is no room for them all."""
-    widths = [max(map(len, [*headers[i].split(), *(cells[i] for cells in body)])) for i in chosen]
-    if sum(widths) > room:
-        return [None] * len(chosen)
-    for _ in range(room - sum(widths)):  # what is left goes to the narrowest whose header is still wrapped
-        short = [k for k, i in enumerate(chosen) if widths[k] < len(headers[i])]
-        if short:
-            widths[min(short, key=lambda k: widths[k])] += 1
-    return widths
+def _table() -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("method", no_wrap=True, max_width=30)
+    return table
 
 
 class Watcher:
-    """Shows how far every unfinished run is, and the time left: a live table in a terminal, in a log a line a finished
-    run, and one now and then. A search and what follows it are two stages, the second of which is planned when the
-    first has ended.
+    """A line for every run that ends, and how far all of them are: a line that is written over in a terminal, and one
+    now and then in a log. A search and what follows it are two stages, the second of which is planned when the first
+    has ended.
     """
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self.console, self.clock = console, clock
         self.said = clock()
-        self.live: Live | None = None
-        self.cells: Sequence[Cell] = ()
-        self.unique: dict[Path, Cell] = {}  # by folder
+        self.status = console.status("")
         # Rounds played in runs that have ended, by folder and length (a search goes on with a run): each has its line,
         # and its files are not read again.
         self.ended: dict[tuple[Path, int], int] = {}
@@ -167,64 +149,42 @@ class Watcher:
 
     def __enter__(self) -> None:
         if self.console.is_terminal:
-            self.live = Live(console=self.console, transient=True, refresh_per_second=2)
-            self.live.start()
+            self.status.start()
 
     def __exit__(self, *_: object) -> None:
-        if self.live:
-            self.live.stop()
-            self.live = None
+        self.status.stop()
 
     def watch(self, cells: Sequence[Cell]) -> None:
-        if cells is not self.cells:
-            self.cells, self.unique = cells, {cell.folder.path: cell for cell in cells}
-        unique, histories, fresh = self.unique, dict[Path, list[Record]](), list[Cell]()
-        played, planned = dict[Path, int](), dict[Path, int]()
+        unique = {cell.folder.path: cell for cell in cells}
+        fresh, waiting, played, planned = list[Cell](), 0, 0, 0
         for path, cell in unique.items():
             run = path, cell.config.rounds
             if run not in self.ended:
-                history = cell.history()
-                if cell.finished or cell.failed:
-                    self.ended[run] = len(history)
-                    fresh.append(cell)
-                else:
-                    histories[path] = history
-            played[path] = self.ended[run] if run in self.ended else len(histories[path])
-            planned[path] = self.ended.get(run, cell.config.rounds)
-        left = self._left(planned, sum(played.values()))
-        told, waiting = len(self.ended), len(histories)  # earlier stages count too: their lines stand above
+                rounds = len(cell.history())
+                if not (cell.finished or cell.failed):
+                    waiting, played, planned = waiting + 1, played + rounds, planned + cell.config.rounds
+                    continue
+                self.ended[run] = rounds
+                fresh.append(cell)
+            played, planned = played + self.ended[run], planned + self.ended[run]
+        if self.stage != unique.keys():
+            self.stage, self.pace = frozenset(unique), Pace(self.clock, before=played)
+        left = self.pace.left(played, planned)
+        every = len(self.ended) + waiting  # earlier stages count too: their lines stand above
 
-        def how_far(lines: int) -> str:
-            return f"{lines} of {told + waiting} runs finished{left and f', {left}'}"
+        def how_far(ended: int) -> str:
+            return f"{ended} of {every} runs finished{'' if left is None else f', {span(left)} left'}"
 
-        for number, cell in enumerate(fresh, start=told - len(fresh) + 1):  # as many as there are lines by then
-            self._print(_line(cell) + ("" if self.live else f"  ({how_far(number)})"))
-        going = [(unique[path], history) for path, history in histories.items() if history]
-        if self.live:
-            table = Table(box=None, title=how_far(told), title_justify="left")
-            for cell, history in going:
-                bar = "━" * round(24 * len(history) / cell.config.rounds)
-                table.add_row(
-                    escape(cell.label),
-                    f"seed {cell.config.seed}",
-                    f"[cyan]{bar:<24}",
-                    f"{len(history)}/{cell.config.rounds}",
-                    percent(history[-1]["test_accuracy"]),
-                )
-            self.live.update(table)
-        elif waiting and self.clock() - self.said > LOG_S:
-            self._print(f"{sum(played.values())} of {sum(planned.values())} rounds  ({how_far(told)})")
+        for ended, cell in enumerate(fresh, start=len(self.ended) - len(fresh) + 1):  # as many as there are lines
+            self._print(_line(cell) + ("" if self.console.is_terminal else f"  ({how_far(ended)})"))
+        progress = f"{played} of {planned} rounds  ({how_far(len(self.ended))})"
+        self.status.update(progress)
+        if waiting and not self.console.is_terminal and self.clock() - self.said > LOG_S:
+            self._print(progress)
 
     def _print(self, line: str) -> None:
         self.said = self.clock()
         self.console.print(line, soft_wrap=True, markup=False)
-
-    def _left(self, planned: Mapping[Path, int], played: int) -> str:
-        """The time left of a stage, from the rounds played since it began."""
-        if self.stage != frozenset(planned):
-            self.stage, self.pace = frozenset(planned), Pace(self.clock, before=played)
-        left = self.pace.left(played, sum(planned.values()))
-        return "" if left is None else f"{span(left)} left"
 
 
 def _line(cell: Cell) -> str:

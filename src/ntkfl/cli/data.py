@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,18 +13,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ntkfl.cli.settings import assign
 from ntkfl.cli.stopping import stoppable
 from ntkfl.cli.verbs import ClientColumn, LabelColumn, SplitColumn
 from ntkfl.data.catalog import CATALOG, NAMES, fetch, load, locate
 from ntkfl.data.federated import Federated
 from ntkfl.data.files import Columns
 from ntkfl.data.npz import deal
-from ntkfl.data.partitions import ByClient, Dirichlet, Partition, make
+from ntkfl.data.partitions import ByClient, Dirichlet
 from ntkfl.data.scales import extreme_columns, shown, single_rows
 from ntkfl.data.sources import is_own, open_dataset
 from ntkfl.errors import ConfigError, unknown
+from ntkfl.federation.build import load_data
+from ntkfl.federation.config import RunConfig
 from ntkfl.progress import ProgressBar, plural
-from ntkfl.user_code import find_factory, is_code
 
 app = typer.Typer(
     help="Datasets, and how they are dealt to clients.\n\nExample: ntkfl data show fashion-mnist --alpha 0.1",
@@ -83,14 +86,11 @@ def show(
     partition: Annotated[
         str | None, typer.Option(help="dirichlet, writer, iid, shards, or client (as a file says).")
     ] = None,
-    clients: Annotated[int | None, typer.Option(help="Clients; 300, or all writers, if not given.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Clients; 300 if not given.")] = None,
     alpha: Annotated[float | None, typer.Option(help="Dirichlet: how alike clients are; 0.1 if not given.")] = None,
-    reading: Annotated[str | None, typer.Option(help="Dirichlet: composition or shares.")] = None,
-    overlap: Annotated[
-        bool | None, typer.Option("--overlap", help="Dirichlet: clients draw from whole classes, and share images.")
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting of data: overlap=true.")
     ] = None,
-    per_client: Annotated[int | None, typer.Option(help="Shards a client; 2 if not given.")] = None,
-    min_samples: Annotated[int | None, typer.Option(help="Writers with fewer are left out; 16 if not given.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Draw clients × classes there, e.g. clients.png.")] = None,
     label_column: LabelColumn = None,
@@ -101,17 +101,9 @@ def show(
 
     Example: ntkfl data show visits.csv --label-column diagnosis --client-column hospital
     """
-    partition = partition or ("client" if is_own(name) else "dirichlet")
-    options: dict[str, Any] = {
-        "clients": 300 if clients is None and partition not in ("writer", "client") else clients,
-        "alpha": 0.1 if alpha is None and partition == "dirichlet" else alpha,
-        "reading": reading,
-        "overlap": overlap,
-        "per_client": per_client,
-        "min_samples": min_samples,
-    }
-    how = make(partition, {option: value for option, value in options.items() if value is not None})
-    federated = _dealt(name, Columns(label_column, client_column, split_column), how, seed)
+    given = {"partition": partition, "clients": clients, "alpha": alpha}
+    config = _config(name, given, Columns(label_column, client_column, split_column), seed, set_ or [])
+    federated = load_data(config)
     console = _console()
     for line in single_rows(federated):
         console.print(Text(f"warning: {line}"))
@@ -127,7 +119,7 @@ def show(
     if out is not None:
         from ntkfl.report.clients import bubble_plot  # plotting is slow to import
 
-        title = name if is_code(name) else f"{name} · {how.text} · seed {seed}"
+        title = name if config.data.own else f"{name} · {config.data.how().text} · seed {seed}"
         names, class_names = federated.client_names, federated.class_names
         typer.echo(f"wrote {bubble_plot(counts, out, title, names=names, class_names=class_names)}")
 
@@ -148,8 +140,9 @@ def deal_clients(
     client_column: ClientColumn = None,
     split_column: SplitColumn = None,
 ) -> None:
-    """Write every client's data into a file of its own, to try out `ntkfl join` with. Rows of a file or folder that
-    says whose they are go to those clients; all others are dealt by a Dirichlet draw.
+    """Write every client's data into a file of its own, to try out `ntkfl join` with.
+
+    Rows of a file or folder that says whose they are go to those clients; all others are dealt by a Dirichlet draw.
 
     Example: ntkfl data deal digits --clients 4 --out demo-data
     """
@@ -166,8 +159,9 @@ def deal_clients(
 
 def _as_named(name: str, columns: Columns, clients: int | None, alpha: float | None, seed: int) -> Federated:
     """The clients that the data name, where they do; else as many as asked for, by a Dirichlet draw."""
-    if is_code(name):
-        found, named = _own_clients(name), True
+    config = _config(name, {}, columns, seed)
+    if config.data.own:
+        found, named = load_data(config), True
     else:
         dataset = open_dataset(name, columns)
         named = is_own(name) and dataset.writers is not None
@@ -179,16 +173,16 @@ def _as_named(name: str, columns: Columns, clients: int | None, alpha: float | N
     return found
 
 
-def _dealt(name: str, columns: Columns, how: Partition, seed: int) -> Federated:
-    """The clients of a dataset, dealt by `how`; those of a user's function come dealt."""
-    return _own_clients(name) if is_code(name) else open_dataset(name, columns).partition(how, seed=seed)
-
-
-def _own_clients(name: str) -> Federated:
-    found = find_factory(name)()
-    if not isinstance(found, Federated):
-        raise ConfigError(f"{name!r} must give clients (ntkfl.data.from_clients), not {type(found).__name__}")
-    return found
+def _config(name: str, given: dict[str, Any], columns: Columns, seed: int, assigned: Sequence[str] = ()) -> RunConfig:
+    """The settings of a run on these data."""
+    given |= {"dataset": name} | {f"{kind}_column": own for kind, own in columns._asdict().items()}
+    settings: dict[str, Any] = {
+        "data": {option: value for option, value in given.items() if value is not None},
+        "method": {"name": "fedavg"},
+        "seed": seed,
+    }
+    assign(settings, assigned)
+    return RunConfig(**settings)
 
 
 def _console() -> Console:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ntkfl.cli.stopping import answered, stoppable
+from ntkfl.cli.stopping import stoppable
 from ntkfl.progress import plural
 
 if TYPE_CHECKING:
@@ -48,18 +48,14 @@ def try_out(
         stoppable(lambda: hint, terminable=True),
         Trial(folder, clients, rounds, say=lambda line: typer.echo(line, err=True)) as trial,
     ):
-        try:
-            trial.start()
-            _tell(trial)
-            code = trial.train(lambda said: typer.echo(said, nl=False))
-            if code == 0 and keep:
-                typer.echo("the run has ended; the services go on until Ctrl-C")
-                while True:
-                    trial.check()
-                    time.sleep(0.2)
-        except KeyboardInterrupt:
-            answered()  # ending all processes in order may take seconds
-            raise
+        trial.start()
+        _tell(trial)
+        code = trial.train(lambda said: typer.echo(said, nl=False))
+        if code == 0 and keep:
+            typer.echo("the run has ended; the services go on until Ctrl-C")
+            while True:
+                trial.check()
+                time.sleep(0.2)
     if code == 0:
         typer.echo(f"all processes have ended; look at it with: ntkfl report {trial.out}")
     else:

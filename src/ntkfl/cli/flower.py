@@ -54,7 +54,7 @@ def simulate(
     display = RoundTable(str(settings.method["name"]), settings.rounds, remarks, quiet=as_json)
     show = (lambda record, timing: typer.echo(json.dumps(record))) if as_json else display.show
     again = f"go on with: ntkfl flower simulate {config} --resume --out {out}" if out else "nothing was kept"
-    with stoppable(lambda: f"stopped; {again}", abrupt=True), display:  # Flower waits for the last round
+    with stoppable(lambda: f"stopped; {again}"), display:
         run = run_simulation(
             settings,
             out=out,
@@ -72,7 +72,7 @@ def simulate(
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
     config: Annotated[
-        Path | None, typer.Option(help="The run: inputs, outputs, [model], …; if not given, a demo on digits.")
+        Path | None, typer.Option(help="The run: inputs, outputs, a model, …; if not given, a demo on digits.")
     ] = None,
     clients: Annotated[int, typer.Option(min=2, help="Clients to make a folder and a key for.")] = 4,
     host: Annotated[str, typer.Option(help="Name or address under which the server is reached.")] = "127.0.0.1",

@@ -26,7 +26,7 @@ KeyServerFolder = Annotated[Path, typer.Argument(metavar="KEY_SERVER_DIR", help=
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
     config: Annotated[
-        Path | None, typer.Option(help="The run: inputs, outputs, [model], …; if not given, a demo on digits.")
+        Path | None, typer.Option(help="The run: inputs, outputs, a model, …; if not given, a demo on digits.")
     ] = None,
     clients: Annotated[int, typer.Option(help="Clients to make a folder and a token for.")] = 4,
     evaluators: Annotated[int, typer.Option(help="Evaluators to make a folder and a token for.")] = 1,

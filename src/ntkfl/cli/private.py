@@ -15,6 +15,11 @@ ROUNDS = 20
 HONEST = 0.9  # part of a round's clients whose noise the promise counts on
 
 
+def private_name(name: str | None) -> str:
+    """The method of a private run: `sum-ridge` becomes its private form."""
+    return RIDGE if name == "sum-ridge" else name or METHODS[0]
+
+
 def _not_private(name: str) -> str:
     return f"trains with {' or '.join(METHODS)}, not {name}: leave --method out, or say --method {METHODS[0]}"
 
@@ -34,32 +39,30 @@ def _clients(given: dict[str, Any], data: dict[str, Any]) -> int:
 
 def private_settings(given: dict[str, Any]) -> dict[str, Any]:
     """The settings with what privacy needs beside them: secure sums, all clients in each round, ε = 3 at δ = 1e-5, with
-    the noise of nine in ten clients counted on. `sum-ridge` becomes its private form.
+    the noise of nine in ten clients counted on.
 
     `ConfigError` for a setting that would void the promise.
     """
     data, method = given.get("data", {}), dict(given.get("method", {}))
-    if method.get("name") == "sum-ridge":
-        method["name"] = RIDGE
+    name = method["name"] = private_name(method.get("name"))
     for void, why in (
-        (method.get("name", METHODS[0]) not in METHODS, _not_private(str(method.get("name")))),
+        (name not in METHODS, _not_private(name)),
         (method.get("secure_sum") is False, "sums replies under masks: leave secure_sum as it is"),
         (method.get("noise_by", "clients") != "clients", "trusts no server with sums: leave noise_by out"),
         (method.get("epsilon", 3.0) in (None, NONE), "needs an epsilon"),
-        (method.get("shuffle"), "sums replies under masks, and there are no rows to shuffle: leave --shuffle out"),
-        (data.get("overlap"), "protects a record that one client holds: with --overlap several hold the same"),
-        (given.get("hold_out"), "protects all clients: --hold-out gives the server those that it measures on"),
-        (given.get("byzantine"), "counts on the noise of honest clients: leave --byzantine out"),
+        (method.get("shuffle"), "sums replies under masks, and there are no rows to shuffle: leave shuffle out"),
+        (data.get("overlap"), "protects a record that one client holds: with overlap several hold the same"),
+        (given.get("hold_out"), "protects all clients: hold_out gives the server those that it measures on"),
+        (given.get("byzantine"), "counts on the noise of honest clients: leave byzantine out"),
     ):
         if void:
             raise ConfigError(f"--private {why}")
-    ridge = method.get("name") == RIDGE
+    ridge = name == RIDGE
     rounds = given.get("rounds", 1 if ridge else ROUNDS)
     if "clients_per_round" not in given and data.get("partition", "dirichlet") in ("writer", "client"):
         raise ConfigError("--private needs --clients-per-round where the data say how many clients there are")
     cohort = given.get("clients_per_round") or _clients(given, data)
     private = {
-        "name": METHODS[0],
         "secure_sum": True,
         "epsilon": 3.0,
         "delta": 1e-5,

@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 
 import typer
 
-from ntkfl.cli.stopping import leave
 from ntkfl.cli.verbs import LogFormat, LogLevel, Metrics
 from ntkfl.errors import ConfigError
 
@@ -60,7 +59,6 @@ def key_server(
     with serving_metrics(metrics, lambda: collect_metrics(server)), status.noting_problems():
         by = serve([Listener(key_server_app(server), *at, cert=folder / "tls.pem", key=folder / "tls-key.pem")])
     status.close(STOPPED, by)
-    leave(0)
 
 
 @app.command("shuffler")
@@ -97,7 +95,6 @@ def shuffler(
     _note_certificate(folder)
     with serving_metrics(metrics):
         serve_shuffler(folder, *at, max_held=held << 20, lapse_after=lapse_after)
-    leave(0)
 
 
 def _note_certificate(folder: Path) -> None:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ntkfl.cli.flags import nested, with_flags
+from ntkfl.cli.settings import assign
 from ntkfl.cli.stopping import stoppable
-from ntkfl.cli.train_flags import FLAGS
-from ntkfl.cli.verbs import AllowCode, importing
+from ntkfl.cli.verbs import (
+    DATASETS,
+    METHODS,
+    MODELS,
+    PARTITIONS,
+    AllowCode,
+    ClientColumn,
+    LabelColumn,
+    SplitColumn,
+    one_of,
+)
 from ntkfl.errors import ConfigError, NumericalError
 
 if TYPE_CHECKING:
@@ -22,70 +30,165 @@ if TYPE_CHECKING:
     from ntkfl.federation.config import RunConfig
     from ntkfl.progress import RoundTable
 
+_DATA, _METHOD, _RUN, _OUTPUT, _PRIVACY = "Data and clients", "Method and model", "Run", "Output", "Privacy"
 
-@with_flags(FLAGS)
+
 def train(
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            help=f"{', '.join(DATASETS)}, FILE.csv, .parquet or .npz, a folder, or package.module:function "
+            f"(default {DATASETS[0]})",
+            autocompletion=one_of(DATASETS),
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(
+            help=f"{', '.join(PARTITIONS)} (default {PARTITIONS[0]})",
+            autocompletion=one_of(PARTITIONS),
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    clients: Annotated[int | None, typer.Option(help="clients in all (default 300)", rich_help_panel=_DATA)] = None,
+    alpha: Annotated[
+        float | None,
+        typer.Option(
+            help="Dirichlet concentration, above 0: smaller is more heterogeneous (default 0.1)", rich_help_panel=_DATA
+        ),
+    ] = None,
+    standardize: Annotated[
+        bool | None,
+        typer.Option(
+            "--standardize",
+            help="inputs to mean 0 and deviation 1 by feature or channel, from sums that clients tell once",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    targets: Annotated[
+        str | None,
+        typer.Option(
+            help="of a file: what whole numbers are, real or classes; as the loss has it if not given",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    label_column: LabelColumn = None,
+    client_column: ClientColumn = None,
+    split_column: SplitColumn = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help=f"{', '.join(METHODS)} (default {METHODS[0]}), or package.module:Class",
+            autocompletion=one_of(METHODS),
+            rich_help_panel=_METHOD,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help=f"{', '.join(MODELS)}, or package.module:factory (default {MODELS[0]})",
+            autocompletion=one_of(MODELS),
+            rich_help_panel=_METHOD,
+        ),
+    ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="OPTION=VALUE", help="any other option of the method", rich_help_panel="Method"),
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="any other setting, with a value as in TOML: lr=0.1, 'model.hidden=[64]', stop_at=0.9; "
+            "may be repeated",
+            rich_help_panel=_METHOD,
+        ),
     ] = None,
-    model_set: Annotated[
-        list[str] | None,
-        typer.Option(metavar="OPTION=VALUE", help="any other option of the model", rich_help_panel="Model"),
+    rounds: Annotated[int | None, typer.Option(help="communication rounds (default 10)", rich_help_panel=_RUN)] = None,
+    clients_per_round: Annotated[
+        int | None,
+        typer.Option(help="clients drawn each round, or all where there are fewer (default 20)", rich_help_panel=_RUN),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda", rich_help_panel="Run")] = None,
-    config: Annotated[Path | None, typer.Option(help="a TOML of settings; options given here win")] = None,
-    out: Annotated[Path | None, typer.Option(help="the run's folder")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="continue the run in --out")] = False,
+    seed: Annotated[
+        int | None, typer.Option(help="root of everything random (default 0)", rich_help_panel=_RUN)
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda", rich_help_panel=_RUN)] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="a TOML of settings; options given here win", rich_help_panel=_RUN)
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="continue the run in --out", rich_help_panel=_RUN)] = False,
     allow_code: AllowCode = False,
     private: Annotated[
         bool,
-        typer.Option("--private", help="differentially private: secure sums, ε = 3 for a record (--set epsilon=1)"),
+        typer.Option(
+            "--private",
+            help="differentially private: secure sums, ε = 3 for a record (--set epsilon=1)",
+            rich_help_panel=_PRIVACY,
+        ),
     ] = False,
+    secure_sum: Annotated[
+        bool | None,
+        typer.Option(
+            "--secure-sum",
+            help="replies are masked, so that the server learns their sum alone: for methods that need no more",
+            rich_help_panel=_PRIVACY,
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="the run's folder", rich_help_panel=_OUTPUT)] = None,
     record_wire: Annotated[
         list[int] | None,
-        typer.Option(metavar="ROUND", help="keep this round's messages in --out, for ntkfl audit; may be repeated"),
+        typer.Option(
+            metavar="ROUND",
+            help="keep this round's messages in --out, for ntkfl audit; may be repeated",
+            rich_help_panel=_OUTPUT,
+        ),
     ] = None,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="also write event files into --out (needs the extra)")
+        bool,
+        typer.Option(
+            "--tensorboard", help="also write event files into --out (needs the extra)", rich_help_panel=_OUTPUT
+        ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round on stdout, nothing else")] = False,
-    **given: Any,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="one JSON object per round on stdout, nothing else", rich_help_panel=_OUTPUT),
+    ] = False,
 ) -> None:
     """Train one model over many clients.
 
     Example: ntkfl train --dataset fashion-mnist --alpha 0.1 --rounds 10 --out runs/a
     """
-    with importing():
-        from ntkfl.cli.options import parse_byzantine, parse_numbers, parse_setting, parse_steps, parse_words
-        from ntkfl.federation.callbacks import TensorBoardCallback
-        from ntkfl.federation.chance import advice
-        from ntkfl.federation.server import remarks
-        from ntkfl.federation.simulation import execute
-        from ntkfl.options import NONE
-        from ntkfl.progress import RoundTable
+    from ntkfl.federation.callbacks import TensorBoardCallback
+    from ntkfl.federation.chance import advice
+    from ntkfl.federation.server import remarks
+    from ntkfl.federation.simulation import execute
+    from ntkfl.progress import RoundTable
 
-    lists = {name: partial(parse_numbers, name, kind=int) for name in ("hidden", "head")}
-    words = dict.fromkeys(("trainable", "lora", "also"), parse_words)
-    parsers: dict[str, Callable[[str], Any]] = lists | words | {"steps": parse_steps, "byzantine": parse_byzantine}
-    for name, parse in parsers.items():
-        if given[name] not in (None, NONE):
-            given[name] = parse(given[name])
-    settings = nested(FLAGS, given)
-    settings["method"] |= dict(parse_setting(text) for text in set_ or [])
-    if model_set:
-        settings["model"]["options"] = dict(parse_setting(text) for text in model_set)
     for flag, wanted in (("--record-wire", record_wire), ("--tensorboard", tensorboard), ("--resume", resume)):
         if wanted and out is None:
             raise ConfigError(f"{flag} needs --out, the run's folder")
-    run_config = _config(settings, config, out, resume, allow_code, private)
+    given = {
+        "data": {
+            "dataset": dataset,
+            "partition": partition,
+            "clients": clients,
+            "alpha": alpha,
+            "standardize": standardize,
+            "targets": targets,
+            "label_column": label_column,
+            "client_column": client_column,
+            "split_column": split_column,
+        },
+        "model": {"name": model},
+        "method": {"name": method, "secure_sum": secure_sum},
+        "rounds": rounds,
+        "clients_per_round": clients_per_round,
+        "seed": seed,
+    }
+    base = _settings_before(config, out if resume else None, allow_code)
+    run_config = _config(base, given, set_ or [], private)
     display = RoundTable(run_config.method["name"], run_config.rounds, remarks, quiet=as_json)
     callbacks = [_printed(display, as_json), *([TensorBoardCallback(out)] if tensorboard and out is not None else [])]
-    display.note(_taken(run_config, settings if config is None and not resume else None))
-    display.note(f"data: {run_config.data.text}")
-    if sends_inputs(run_config):
-        name = run_config.method["name"]
-        display.note(f"{name} sends rows that contain the inputs: for people's data see --private")
+    for line in _notes(run_config):
+        display.note(line)
     if out is None:
         display.note("not kept: without --out no model, history or report is left when this ends")
     with stoppable(lambda: _stopped(out, bool(run_config.code))), _placed(run_config.code), display:
@@ -104,6 +207,52 @@ def train(
         raise NumericalError(f"{run.failure}; {advice(run.method)}")
 
 
+def _settings_before(file: Path | None, resumed: Path | None, allow_code: bool) -> dict[str, Any]:
+    """Settings of the user's own file, which may name code; or of the run that is resumed, somebody else's perhaps."""
+    from ntkfl.federation.config import RunConfig
+    from ntkfl.federation.run_folder import RunFolder
+
+    if file is not None:
+        read = RunConfig.read(file, allow_code=True)
+    elif resumed is not None:
+        RunFolder(resumed).config()  # says so where there is no run
+        read = RunConfig.read(resumed / "config.toml", allow_code=allow_code)
+    else:
+        return {}
+    return read.model_dump(mode="json", exclude_unset=True)
+
+
+def _config(base: dict[str, Any], given: dict[str, Any], assigned: Sequence[str], private: bool) -> RunConfig:
+    """The settings of the command line on top of `base`; None is what was not given."""
+    from ntkfl.cli.private import private_name, private_settings
+    from ntkfl.federation.config import RunConfig
+
+    for name, value in given.items():
+        if isinstance(value, dict):
+            own = {key: one for key, one in value.items() if one is not None}
+            if name == "method" and own.get("name") not in (None, base.get("method", {}).get("name")):
+                base["method"] = own  # another method: the file's options are not its own
+            elif own:
+                base[name] = base.get(name, {}) | own
+        elif value is not None:
+            base[name] = value
+    method = base.setdefault("method", {})
+    method["name"] = private_name(method.get("name")) if private else method.get("name", "ntk-fl")
+    assign(base, assigned)
+    return RunConfig(**(private_settings(base) if private else base))
+
+
+def _notes(config: RunConfig) -> Iterator[str]:
+    """Which method, model and data the run has, and what clients show of their inputs."""
+    from ntkfl.federation.build import build_method
+
+    method = build_method(config.method)
+    yield f"method: {config.method['name']}; model: {config.model.suited(method).text}"
+    yield f"data: {config.data.text}"
+    if method.shows in ("rows", "samples") and method.projected_dim is None:  # samples, or rows without a projection
+        yield f"{config.method['name']} sends rows that contain the inputs: for people's data see --private"
+
+
 @contextmanager
 def _placed(code: Sequence[str]) -> Iterator[None]:
     """An error within it goes on with notes: the lines of the user's own code on the way to it."""
@@ -115,26 +264,6 @@ def _placed(code: Sequence[str]) -> Iterator[None]:
         for line in own_frames(error, code):
             error.add_note(line)
         raise
-
-
-def _taken(config: RunConfig, given: dict[str, Any] | None) -> str:
-    """Which method and model a run has, and which of them by default: `given` are settings of the command line where it
-    has no others.
-    """
-    from ntkfl.federation.build import build_method
-
-    name, model = config.method["name"], config.model.suited(build_method(config.method))
-    by_default = " (default)" if given is not None and not given["method"].get("name") else ""
-    chosen = given is None or given["model"]
-    return f"method: {name}{by_default}; model: {model.text}{'' if chosen else ' (default)'}"
-
-
-def sends_inputs(config: RunConfig) -> bool:
-    """Whether what clients send holds their inputs: samples, or rows of such that no secret matrix projects."""
-    from ntkfl.federation.build import build_method
-
-    method = build_method(config.method)
-    return method.shows in ("rows", "samples") and method.projected_dim is None
 
 
 def _printed(display: RoundTable, as_json: bool) -> Callback:
@@ -152,43 +281,6 @@ def _printed(display: RoundTable, as_json: bool) -> Callback:
                 display.show(record, timing)
 
     return Printed()
-
-
-def _config(
-    given: dict[str, Any], file: Path | None, out: Path | None, resume: bool, allow_code: bool, private: bool
-) -> RunConfig:
-    """Settings from the file (or, when resuming, from the run's own), with those of the command line on top.
-
-    The file is the user's own and may name code; a run's folder may be somebody else's.
-    """
-    from ntkfl.federation.config import RunConfig
-    from ntkfl.federation.run_folder import RunFolder
-
-    if file is None and resume and out is not None:
-        folder = RunFolder(out)
-        folder.config()  # says so where there is no run
-        base = _values(out / "config.toml", allow_code)
-    else:
-        base = _values(file, True) if file else {}
-    for key, value in given.items():
-        if not isinstance(value, dict) or key == "byzantine":
-            base[key] = value
-        elif key == "method" and "name" in value and value["name"] != base.get("method", {}).get("name"):
-            base[key] = value  # another method: the file's options are not its own
-        elif value:
-            base[key] = base.get(key, {}) | value
-    if private:
-        from ntkfl.cli.private import private_settings
-
-        base = private_settings(base)
-    base.setdefault("method", {}).setdefault("name", "ntk-fl")
-    return RunConfig(**base)
-
-
-def _values(file: Path, allow_code: bool) -> dict[str, Any]:
-    from ntkfl.federation.config import RunConfig
-
-    return RunConfig.read(file, allow_code=allow_code).model_dump(mode="json", exclude_unset=True)
 
 
 def _stopped(out: Path | None, code: bool) -> str:

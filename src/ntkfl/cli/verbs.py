@@ -1,18 +1,15 @@
-"""The verbs, each loaded when it is used: help and completion answer at once, without importing torch."""
+"""The verbs, each imported when it is used: help and completion answer at once, without importing torch."""
 
 from __future__ import annotations
 
 import difflib
-import gc
 import inspect
 import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Annotated, Any
+from typing import Annotated
 
 import click
 import typer
@@ -88,107 +85,54 @@ def listed() -> dict[str, str]:
 class Verbs(TyperGroup):
     """A group whose commands are imported when one is called, not when they are listed."""
 
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Options of completion are for those who read of them: lines less on the first screen."""
-        found = super().get_params(ctx)
-        for parameter in found:
-            if {"--show-completion", "--install-completion"} & {*parameter.opts}:
-                parameter.hidden = True  # type: ignore[attr-defined]
-        return found
-
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """How to call it, what it is and the verbs, without headings: all of them fit a screen of 24 lines."""
-        formatter.write_usage(ctx.command_path, "VERB [OPTIONS] [ARGS]...")
-        formatter.write(f"{self.help}\n\n")
-        with formatter.indentation():
-            formatter.write_dl([*listed().items()])
-
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*listed(), *(name for name in super().list_commands(ctx) if name not in VERBS)]
+        return [*listed()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """For lists: the verb's name and its line."""
-        if cmd_name in listed():
-            return TyperCommand(cmd_name, help=listed()[cmd_name])
-        return super().get_command(ctx, cmd_name)
+        return TyperCommand(cmd_name, help=listed()[cmd_name]) if cmd_name in listed() else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """For use: the verb itself."""
+        if args[0] not in listed():
+            near = difflib.get_close_matches(args[0], listed(), n=1)
+            ctx.fail(f"no verb {args[0]!r}{f': did you mean {near[0]!r}?' if near else ''}")
+        return args[0], load(args[0]), args[1:]
 
     def invoke(self, ctx: click.Context) -> object:
         """Whatever a verb does not handle itself: an interrupt is one line and exit code 130."""
         with stoppable():
             return super().invoke(ctx)
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """For use: the verb itself."""
-        if args and not args[0].startswith("-") and args[0] not in self.list_commands(ctx):
-            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
-            ctx.fail(f"no verb {args[0]!r}{f': did you mean {near[0]!r}?' if near else ''}")
-        name, command, rest = super().resolve_command(ctx, args)
-        return name, load(name) if name in listed() else command, rest
-
-
-@contextmanager
-def importing() -> Iterator[None]:
-    """Around imports, before anything is computed: no garbage collection, now or later, of what modules are made of.
-
-    It would go through all of torch's objects a dozen times, a quarter of a second in sum, and find nothing to free.
-    Where torch is loaded already, somebody else's objects may be garbage by now: nothing is done.
-    """
-    if "torch" in sys.modules:
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
-
 
 @cache
 def load(name: str) -> click.Command:
     """The verb's command, with its options."""
-    with importing():
-        if name in VERBS:
-            module = import_module(f"ntkfl.cli.{name}")
-            app = getattr(module, "app", None) or _alone(name, getattr(module, name))
-        else:
-            app = _alone(name, _function(name))
-        for own in added():
-            if own.startswith(f"{name} "):
-                app.command(own.removeprefix(f"{name} "))(_function(own))
+    app: typer.Typer | None = None
+    if name in VERBS:
+        module = import_module(f"ntkfl.cli.{name}")
+        app, function = getattr(module, "app", None), getattr(module, name, None)
+    else:
+        function = _function(name)
+    if app is None:
+        app = typer.Typer(add_completion=False)
+        app.command(name)(function)  # type: ignore[type-var]  # a verb without an app is a function
+    for own in added():
+        if own.startswith(f"{name} "):
+            app.command(own.removeprefix(f"{name} "))(_function(own))
     command = typer.main.get_command(app)
     if isinstance(command, TyperGroup) and hasattr(click.exceptions, "NoSuchCommand"):
         command.suggest_commands = False  # that click does so itself
     _restore_argument_help(command)
-    _escape_markup(command)
     return command
-
-
-def _alone(name: str, function: Callable[..., object]) -> typer.Typer:
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(name)(function)
-    return app
 
 
 def _function(name: str) -> Callable[..., object]:
     module, function = added()[name][1].split(":")
     found: Callable[..., object] = getattr(import_module(module), function)
     return found
-
-
-def _escape_markup(command: click.Command) -> None:
-    """Help is plain text: where it says [model] it means that, and not a style, as which rich would leave it out."""
-    from rich.markup import escape
-
-    described: list[Any] = [command, *command.params]
-    for one in described:
-        if getattr(one, "help", None):
-            one.help = escape(one.help)
-    if isinstance(command, click.Group):
-        for inner in command.commands.values():
-            _escape_markup(inner)
 
 
 def _restore_argument_help(command: click.Command) -> None:
@@ -199,17 +143,13 @@ def _restore_argument_help(command: click.Command) -> None:
     elif command.callback is not None:
         declared = get_params_from_function(inspect.unwrap(command.callback))
         for parameter in command.params:
-            if isinstance(parameter, TyperArgument) and parameter.help is None and parameter.name in declared:
+            if isinstance(parameter, TyperArgument) and parameter.name in declared:
                 parameter.help = getattr(declared[parameter.name].default, "help", None)
 
 
 def one_of(names: Sequence[str]) -> Callable[[str], list[str]]:
     """Completion of an option's value."""
-
-    def complete(incomplete: str) -> list[str]:
-        return [name for name in names if name.startswith(incomplete)]
-
-    return complete
+    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
 
 
 def coloured(text: str, colour: str) -> str:

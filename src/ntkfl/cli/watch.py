@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from ntkfl.cli.stopping import answered, leave
 from ntkfl.errors import ConfigError, RunFolderError
 
 
@@ -51,9 +50,7 @@ def watch(
             webbrowser.open(server.url)
         server.run()
     except KeyboardInterrupt:
-        answered()
         server.closing.set()
-        leave(0)
 
 
 def is_local(host: str) -> bool:

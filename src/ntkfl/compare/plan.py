@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,19 +43,12 @@ _PLAN = TypeAdapter(Plan)
 
 
 def write_plan(folder: Path, comparison: Comparison, cells: Sequence[Cell]) -> None:
-    planned = [
-        {
-            "label": cell.label,
-            "seed": cell.config.seed,
-            "folder": str(cell.folder.path.relative_to(folder)),
-            "rounds": cell.config.rounds,
-            "stop_at": cell.config.stop_at,
-        }
-        for cell in cells
-    ]
-    document = {"name": comparison.name, "targets": comparison.targets, "cells": planned}
+    planned = tuple(
+        Planned(c.label, c.config.seed, str(c.folder.path.relative_to(folder)), c.config.rounds, c.config.stop_at)
+        for c in cells
+    )
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / PLAN, (json.dumps(document, indent=1) + "\n").encode())
+    write_atomically(folder / PLAN, _PLAN.dump_json(Plan(comparison.name, comparison.targets, planned), indent=1))
 
 
 def read_plan(folder: Path) -> Plan | None:

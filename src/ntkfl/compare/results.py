@@ -196,7 +196,7 @@ def remark_lines(rows: Sequence[Row]) -> list[str]:
     return [
         f"{row.label}, seed {seed}: {remark}"
         for row in rows
-        for seed, remark in zip(row.seeds, row.remarks, strict=False)  # rows from before there were remarks have none
+        for seed, remark in zip(row.seeds, row.remarks, strict=False)
         if remark
     ]
 

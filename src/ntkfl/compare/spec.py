@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AliasChoices, Field, field_validator
+from pydantic import Field, field_validator
 
 from ntkfl.data import NAMES, load
 from ntkfl.errors import ConfigError, DataError, unknown
@@ -63,7 +63,6 @@ class Entry(Options):
     stop_at: float | None = Field(None, gt=0, le=1, description="end a run once its test accuracy is this")
     byzantine: Byzantine | None = Field(
         None,
-        validation_alias=AliasChoices("byzantine", "poison"),
         description="clients that corrupt what they reply in this curve's runs, though not in its search",
     )
 

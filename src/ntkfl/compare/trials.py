@@ -12,8 +12,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
-import torch
-
 from ntkfl.atomic import write_atomically
 from ntkfl.compare.failures import error_of, note_of, write_error
 from ntkfl.data import Federated
@@ -29,8 +27,6 @@ from ntkfl.federation.validation import NOT_FINITE
 from ntkfl.processes import Pool
 from ntkfl.progress import plural
 from ntkfl.user_code import source_digest
-
-PAUSES = (2.0, 10.0, 30.0)  # seconds before a run that found no memory goes on
 
 
 @dataclass(frozen=True)
@@ -153,39 +149,13 @@ class Workers:
 
 def _work(cell: Cell, device: str | None) -> None:
     try:
-        _finish(cell, device)
+        data = _prepared(cell.config.model_copy(update={"method": _data_options(cell.config)}).model_dump_json())
+        insight = not cell.config.hold_out
+        execute(cell.config, data=data, out=cell.folder.path, resume=True, device=device, insight=insight)
     except (NumericalError, Diverged) as error:  # a setting that diverges is a result, not a failure of the comparison
         write_atomically(cell.folder.path / "failed.txt", str(error).encode())
     except Exception as error:  # of a user's own code, mostly: told with its place, and the other cells go on
         write_error(cell.folder.path, cell.config, device, error)
-    finally:
-        _give_memory_back()
-
-
-def _finish(cell: Cell, device: str | None) -> None:
-    """Play the rounds that are left. Other workers may have filled the device: then it goes on after a pause."""
-    data = _prepared(cell.config.model_copy(update={"method": _data_options(cell.config)}).model_dump_json())
-    for pause in (*PAUSES, None):
-        try:
-            execute(
-                cell.config,
-                data=data,
-                out=cell.folder.path,
-                resume=True,
-                device=device,
-                insight=not cell.config.hold_out,
-            )
-            return
-        except torch.OutOfMemoryError:
-            if pause is None:
-                raise
-        _give_memory_back()
-        time.sleep(pause)
-
-
-def _give_memory_back() -> None:
-    """What PyTorch keeps of a GPU's memory, if it uses one: others share it, and the next run may need less."""
-    torch.cuda.empty_cache()
 
 
 def _data_options(config: RunConfig) -> dict[str, object]:

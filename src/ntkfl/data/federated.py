@@ -69,11 +69,11 @@ class Federated:
         """Clients."""
         return len(self.indices)
 
-    def client(self, number: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+    def client(self, number: int) -> tuple[Tensor, Tensor]:
         """Client `number`'s x float32 [n, *input_shape] and y (int64 [n], or float32 [n, output_dim])."""
         if not 0 <= number < len(self):
             raise DataError(f"{self.name}: no client {number}, clients are 0..{len(self) - 1}")
-        return self.rows.take(self.indices[number], device)
+        return self.rows.take(self.indices[number])
 
     @cached_property
     def test(self) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,14 +31,9 @@ class Rows:
     def __len__(self) -> int:
         return len(self.y)
 
-    def take(self, index: Tensor | None = None, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
-        """The rows at `index` (int64 [n]; all rows if None): x float32 [n, ...] normalised, y [n] or [n, d2].
-
-        On `device`, where one is given: bytes go there as bytes, a quarter as many, and become the same numbers there.
-        """
+    def take(self, index: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The rows at `index` (int64 [n]; all rows if None): x float32 [n, ...] normalised, y [n] or [n, d2]."""
         x, y = (self.x, self.y) if index is None else (self.x[index], self.y[index])
-        if device is not None:
-            x, y = x.to(device), y.to(device)
         return (x, y) if x.dtype != torch.uint8 else (normalised(x, self.mean, self.std), y)
 
     def feed(self, digest: _Hash) -> None:
@@ -52,17 +46,8 @@ class Rows:
 
 def normalised(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
     """(x/255 − mean)/std as float32, of bytes x [N, C, H, W] and a number for each channel."""
-    largest, means, stds = _scales(mean, std, x.device)
-    return x.to(torch.float32).div_(largest).sub_(means).div_(stds)
-
-
-@lru_cache(maxsize=8)
-def _scales(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """255, mean and std where they are used. Tensors all: a GPU multiplies by the reciprocal of a number that it is to
-    divide by, which rounds otherwise.
-    """
-    by_channel = [torch.tensor(v, dtype=torch.float32, device=device).view(-1, 1, 1) for v in (mean, std)]
-    return torch.tensor(255.0, device=device), by_channel[0], by_channel[1]
+    means, stds = (torch.tensor(v, dtype=torch.float32).view(-1, 1, 1) for v in (mean, std))
+    return x.to(torch.float32).div_(255).sub_(means).div_(stds)
 
 
 def new_digest() -> _Hash:

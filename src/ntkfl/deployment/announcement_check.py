@@ -31,8 +31,6 @@ def check_contract(said: Announcement, federation: Federation, method: Method, r
         if not batch.numbers:
             raise TrustError(f"round {round} asks evaluators for counts without masks")
         return
-    if "budget_rounds" in terms.method:
-        _check_budget(said, federation)
     if len(batch.cohort) != terms.clients_per_round:
         raise TrustError(f"round {round} asks {len(batch.cohort)} clients, not {terms.clients_per_round}")
     if method.secure_sum and exchange not in (0, EVALUATION):
@@ -57,17 +55,3 @@ def summed(said: Announcement, federation: Federation, method: Method) -> bool:
     if said.kind == "evaluate":
         return method.secure_sum or federation.terms.sum_counts
     return said.message is not None and method.summed(said.message.kind)
-
-
-def _check_budget(said: Announcement, federation: Federation) -> None:
-    """`TrustError` where a round of a private run would release something that its ε does not count."""
-    assert said.batch is not None
-    if said.batch.min_clients < federation.terms.method["noise_clients"]:
-        raise TrustError(f"round {said.key.round} is released with less noise than its ε counts on")
-    if said.kind == "evaluate":
-        raise TrustError(f"round {said.key.round} asks for counts, which no budget is for: evaluators are to measure")
-    tries = federation.terms.method.get("first_tries", 1)
-    if said.message is not None and "asks" in said.message.arrays and said.key.round > tries:
-        raise TrustError(
-            f"round {said.key.round} asks for moments of inputs, which are given in the first {tries} alone"
-        )

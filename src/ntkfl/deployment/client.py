@@ -20,7 +20,7 @@ from ntkfl.deployment.contract import Federation
 from ntkfl.deployment.ledger import Ledger
 from ntkfl.errors import ConfigError, MessageError, NTKFLError, Refused, TrustError
 from ntkfl.federation.client import Client, ClientRandomness, SystemRandomness, check_data
-from ntkfl.federation.evaluation import SUMMED_SAMPLES, counts, counts_summand, noisy_counts, rounded, score_rows
+from ntkfl.federation.evaluation import SUMMED_SAMPLES, counts, counts_summand, rounded, score_rows
 from ntkfl.federation.feature_cache import split_frozen
 from ntkfl.federation.secure_sum import SumSchema, mask_reply
 from ntkfl.federation.shuffled import seal_messages
@@ -225,10 +225,7 @@ class ShuffledClient:
     def _counts(self, message: Message) -> Message:
         """An evaluator's answer, no more exact than the contract says."""
         terms = self.federation.terms
-        if terms.private:
-            answer = noisy_counts(self.client.task, message, self.x, self.y, terms.count_epsilon)
-        else:
-            answer = counts(self.client.task, message, self.x, self.y)
+        answer = counts(self.client.task, message, self.x, self.y)
         return rounded(answer, terms.count_multiple) if terms.count_multiple > 1 else answer
 
     def _send(self, kind: str, announced: Announced, framed: bytes) -> bytes:

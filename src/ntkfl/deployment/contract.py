@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import tomli_w
 import torch
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 from torch import nn
 
 from ntkfl.atomic import write_atomically
@@ -20,7 +20,7 @@ from ntkfl.errors import ConfigError
 from ntkfl.federation.build import build_method, build_network, describe_method
 from ntkfl.federation.config import ModelConfig, method_code, own_method
 from ntkfl.methods import Method
-from ntkfl.options import NONE, Options
+from ntkfl.options import Options
 from ntkfl.safe_parse import read_toml
 from ntkfl.services.shuffler.batch import LEAST_EVALUATORS
 from ntkfl.services.trusted_peers import FILE, TrustedPeers
@@ -50,7 +50,7 @@ class Terms(Options):
 
         Of a user's own method this waits for `spelled_out`: reading terms runs nobody's code.
         """
-        return method if own_method(method) else _described(build_method(method))
+        return method if own_method(method) else _agreed(build_method(method))
 
     @property
     def images(self) -> Images:
@@ -60,12 +60,12 @@ class Terms(Options):
     def spelled_out(self, *, allow_code: bool = False) -> Self:
         """With every option of a user's own method too, which imports it."""
         self.check_code(allow_code)
-        return self.model_copy(update={"method": _described(build_method(self.method))})
+        return self.model_copy(update={"method": _agreed(build_method(self.method))})
 
     def build_method(self, *, allow_code: bool = False) -> Method:
         self.check_code(allow_code)
         method = build_method(self.method)
-        missing = sorted(_described(method).keys() - self.method.keys())
+        missing = sorted(_agreed(method).keys() - self.method.keys())
         if missing:  # the defaults of one machine's class are not those of another's
             raise ConfigError(f"the terms of {method.name} leave options to its code: give {', '.join(missing)}")
         return method
@@ -96,7 +96,6 @@ class Contract(Terms):
         "replies are summed and there are several evaluators",
     )
     count_multiple: int = Field(1, ge=1, description="evaluators round their counts to multiples of it")
-    count_epsilon: float = Field(1.0, gt=0, description="ε of an evaluator's answer, where the method adds noise")
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> Contract:
@@ -117,21 +116,6 @@ class Contract(Terms):
         """Round numbers that clients answer under, failed rounds included."""
         return self.rounds + self.retries
 
-    @model_validator(mode="after")
-    def _within_budget(self) -> Self:
-        """Every round number may release a sum, so each counts against a method's budget, failed rounds too."""
-        budget, honest = self.method.get("budget_rounds"), self.method.get("noise_clients", 0)
-        if budget is not None and self.most_rounds > budget:
-            raise ConfigError(f"rounds + retries are {self.most_rounds}, and ε is for {budget} (budget_rounds)")
-        if honest > self.clients_per_round:
-            raise ConfigError(f"noise_clients is {honest}, more than the {self.clients_per_round} clients of a round")
-        return self
-
-    @property
-    def private(self) -> bool:
-        """Whether the method bounds and noises what clients send."""
-        return self.method.get("clip") not in (None, NONE)
-
 
 def with_sums(values: Mapping[str, Any]) -> dict[str, Any]:
     """What a run.toml says, and of `sum_counts`, where it says nothing: a sum hides each of several evaluators."""
@@ -140,7 +124,18 @@ def with_sums(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"sum_counts": summed and isinstance(evaluators, int) and evaluators > 1} | dict(values)
 
 
-def _described(method: Method) -> dict[str, Any]:
+def _agreed(method: Method) -> dict[str, Any]:
+    """Name and options of a method that runs on several machines, as sites and aggregator pin them.
+
+    No private one: nobody compares the aggregator's terms with the sites', so that it would report an ε that their
+    noise is not for; and where a method has no `budget_rounds`, no site counts how often it answers.
+    """
+    if method.adds_noise:
+        raise ConfigError(
+            f"{method.name} with differential privacy is refused between machines: sites' terms are not checked "
+            "against the aggregator's, so no ε would hold; simulate it with `ntkfl train`, or take a method without "
+            "noise"
+        )
     return {name: value for name, value in describe_method(method).items() if value is not None}
 
 
@@ -154,12 +149,6 @@ class Deployment(Contract):
     round_seconds: float = Field(120, ge=1, description="until an exchange goes on without those who have not answered")
     patience: float = Field(600, gt=0, description="seconds to wait for enough clients before a round has failed")
     attempts: int = Field(3, ge=1, description="times in a row that a round may fail before the run stops")
-
-    @model_validator(mode="after")
-    def _measured_by_evaluators(self) -> Self:
-        if "budget_rounds" in self.method and not self.evaluators:
-            raise ConfigError("no budget is for counts of a round's clients: a private run needs evaluators")
-        return self
 
     @staticmethod
     def read(path: Path, **agreed: Any) -> Deployment:

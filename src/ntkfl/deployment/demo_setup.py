@@ -179,12 +179,6 @@ def _check_setup(contract: Contract, evaluators: object, setup: DemoSetup) -> No
             f"give --evaluators {evaluators}"
         )
     contract.check_evaluators(setup.evaluators)
-    honest = contract.method.get("noise_clients", 0)
-    if "budget_rounds" in contract.method and honest > setup.min_clients:
-        raise ConfigError(
-            f"noise_clients is {honest}, and the shuffler would release sums of {setup.min_clients} clients, with less "
-            f"noise than ε counts on: give --min-clients {honest}"
-        )
 
 
 def client_folder(folder: Path, key_server: Path, token: str) -> None:

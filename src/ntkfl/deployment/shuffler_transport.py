@@ -27,7 +27,6 @@ from ntkfl.federation.secure_sum import SumSchema
 from ntkfl.federation.shuffled import Mixed, RowSchema, ShuffledTransport, is_padding
 from ntkfl.federation.transport import Traffic
 from ntkfl.methods import ClientRound, Method, Task
-from ntkfl.methods.inspection import Participation
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.services.announcement import EVALUATION, Announcement
 from ntkfl.services.http.client import HttpClient
@@ -249,19 +248,7 @@ class ShufflerTransport(ShuffledTransport):
         return reports
 
     def notes(self, cohort: Sequence[int]) -> dict[str, Any]:
-        return super().notes(cohort) | {"protocol_round": self._round} | self._spent()
-
-    def _spent(self) -> dict[str, Any]:
-        """Of a run with a budget, ε of all round numbers so far: the sum of a round that failed may have been seen."""
-        if "budget_rounds" not in self.peers.terms.method or self._round == self._number:
-            return {}
-        cohort, clients, numbers = self.settings.clients_per_round, self.settings.clients, self._round
-        run = Participation(numbers, cohort, clients, numbers, simulated=False)
-        try:
-            found = self.method.guarantees(run)
-            return {"epsilon": max(guarantee.epsilon for guarantee in found)} if found else {}
-        except ConfigError as error:
-            return {"warning": f"epsilon does not count rounds that failed: {error}"}
+        return super().notes(cohort) | {"protocol_round": self._round}
 
     def finish(self) -> None:
         """The run's rounds are played, and never again: that is on the disk before clients hear of it."""

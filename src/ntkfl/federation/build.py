@@ -8,14 +8,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from ntkfl.data import Federated
 from ntkfl.data.files import NUMBERS, UNKNOWN, is_data_file
 from ntkfl.data.sources import is_own, open_dataset
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.federation.config import ModelConfig, RunConfig, own_method
-from ntkfl.federation.memory_check import available_bytes
 from ntkfl.federation.seeds import derive
 from ntkfl.methods import METHODS, Method
 from ntkfl.models import MODELS, digest, head, lora
@@ -25,21 +23,26 @@ from ntkfl.user_code import find_factory
 from ntkfl.version import __version__
 
 
-def build_method(options: Mapping[str, Any]) -> Method:
-    """A method from its name and options; a user's own class is imported, which whoever calls this has allowed."""
+def method_class(options: Mapping[str, Any]) -> type[Method]:
+    """The class of a method by its name; a user's own is imported, which whoever calls this has allowed."""
     name = options.get("name")
     if own_method(options):
         kind = find_factory(str(name))
         if not (isinstance(kind, type) and issubclass(kind, Method)):
             raise ConfigError(f"{name!r} is no method: a class that derives from ntkfl.methods.Method is needed")
-    elif not isinstance(name, str) or name not in METHODS:
+        return kind
+    if not isinstance(name, str) or name not in METHODS:
         raise unknown("method", name, (*METHODS, "package.module:Class"))
-    else:
-        kind = METHODS[name]
+    return METHODS[name]
+
+
+def build_method(options: Mapping[str, Any]) -> Method:
+    """A method from its name and options; a user's own class is imported, which whoever calls this has allowed."""
+    kind = method_class(options)
     try:
         return kind(**{k: v for k, v in options.items() if k != "name"})
     except TypeError as error:  # a class that lacks a part of a method
-        raise ConfigError(f"method {name!r} cannot be made: {error}") from None
+        raise ConfigError(f"method {options.get('name')!r} cannot be made: {error}") from None
 
 
 def describe_method(method: Method) -> dict[str, Any]:
@@ -70,10 +73,6 @@ def build_network(config: ModelConfig, input_shape: tuple[int, ...], outputs: in
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "model"))
         try:
-            if config.name in MODELS:  # its weights are counted before there are any
-                with torch.device("meta"), _Undrawn():
-                    _check_room(config.name, builder(tuple(input_shape), outputs, **options))
-                torch.manual_seed(derive(seed, "model"))
             model = builder(tuple(input_shape), outputs, **options)
         except (TypeError, ValueError, OverflowError, MemoryError, RuntimeError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -97,25 +96,6 @@ def _adapted(
     given = {name: getattr(config, name) for name in ("trainable", "drop", "pool", "also")}
     given = {name: value for name, value in given.items() if value is not None}
     return head(backbone, outputs, inputs=inputs, hidden=config.head or (), **given)
-
-
-class _Undrawn(TorchFunctionMode):
-    """Weights that are only counted are not drawn: on no device that would import torch's compiler, for seconds."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return args[0] if func is torch.Tensor.normal_ else func(*args, **(kwargs or {}))
-
-
-def _check_room(name: str, model: nn.Module) -> None:
-    """`ConfigError` where a model's weights alone are more than there is room for."""
-    needed = sum(t.numel() * t.element_size() for t in model.state_dict().values())
-    room = available_bytes(torch.device("cpu"))
-    if room is not None and needed > room:
-        raise ConfigError(
-            f"model {name!r} has weights of {needed / 2**30:,.1f} GiB, and {room / 2**30:.1f} GiB are free"
-        )
 
 
 def load_data(config: RunConfig) -> Federated:

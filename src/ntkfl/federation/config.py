@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import AliasChoices, Field, model_validator
+from pydantic import Field, model_validator
 
 from ntkfl.data import NAMES
 from ntkfl.data.files import Columns, is_data_file
@@ -213,7 +213,6 @@ class RunConfig(Options):
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "ntk-fl"})
     byzantine: Byzantine | None = Field(
         None,
-        validation_alias=AliasChoices("byzantine", "poison"),  # its first name
         description="clients that corrupt what they reply: simulations alone",
     )
 

@@ -1,15 +1,13 @@
 """Measuring a model where the data and ρ are. Evaluators return counts over data of their own; without any, the round's
 clients return one anonymous row a sample of the round, so that nobody's size shows and nobody's vote weighs more.
 
-An evaluator answers one question per round. Where the method adds noise, its counts get some too, since the aggregator
-chooses the weights that are asked about and could learn a record from exact counts of two models.
+An evaluator answers one question per round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any, Protocol
 
 import torch
@@ -21,14 +19,12 @@ from ntkfl.federation.transport import Transport
 from ntkfl.methods import Task
 from ntkfl.methods.additive import LARGEST_LOSS, Addend, Summand
 from ntkfl.methods.batchnorm import NAME
-from ntkfl.privacy.discrete_laplace import discrete_laplace
 from ntkfl.tangent.losses import LOSSES, per_sample, targets
 from ntkfl.wire import Message, split_rows
 
 MOST_SAMPLES = 1 << 31  # of one report
 SUMMED_SAMPLES = 1 << 17  # of an evaluator in a secure sum: one with more counts as one with as many
 MOST_LOSS = 1e6  # of one sample: larger is said as this
-NOISY_LOSS, LOSS_UNITS = 10, 1000  # where counts get noise: the most that one sample adds, and units per 1 of it
 
 
 @dataclass(frozen=True)
@@ -148,23 +144,6 @@ def total_counts(round: int, total: Mapping[str, Tensor], real_targets: bool) ->
     """The answer that stands for the sum of many."""
     samples, correct = int(total["samples"].round()), int(total["correct"].round())
     return _counts(round, -1 if real_targets else min(correct, samples), samples, float(total["loss"]))
-
-
-def noisy_counts(task: Task, message: Message, x: Tensor, y: Tensor, epsilon: float) -> Message:
-    """The same, ε-differentially private in each sample: a third of ε for each of the three numbers.
-
-    One sample more or less changes the first two by 1 and the sum of losses, each cut at `NOISY_LOSS` and rounded to
-    1/`LOSS_UNITS`, by at most `NOISY_LOSS`.
-    """
-    rows = score_rows(task, message, x, y)
-    share = Fraction(epsilon) / 3
-    units = sum(round(min(float(row.arrays["loss"]), NOISY_LOSS) * LOSS_UNITS) for row in rows)
-    samples = max(1, len(rows) + discrete_laplace(1 / share))
-    correct = sum(int(row.arrays["correct"]) for row in rows) + discrete_laplace(1 / share)
-    units += discrete_laplace(NOISY_LOSS * LOSS_UNITS / share)
-    loss = min(max(0, units), samples * NOISY_LOSS * LOSS_UNITS) / LOSS_UNITS
-    right = -1 if y.is_floating_point() else min(max(0, correct), samples)
-    return _counts(message.round, right, samples, loss)
 
 
 def rounded(answer: Message, multiple: int) -> Message:

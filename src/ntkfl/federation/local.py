@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ntkfl.data import Federated
-from ntkfl.data.table import Rows
 from ntkfl.errors import ConfigError
 from ntkfl.federation.byzantine import ByzantineClients
 from ntkfl.federation.client import Answer, Batch, Client, LatestMemory, Memory, SeededRandomness
 from ntkfl.federation.feature_cache import FeatureCache
-from ntkfl.federation.memory_check import available_bytes
 from ntkfl.federation.transcript import Transcript, TranscriptRecorder
 from ntkfl.federation.transport import Traffic, Transport
 from ntkfl.methods import ClientRound, Method, State, Task
 from ntkfl.methods.base import Outgoing
-from ntkfl.methods.batching import batched
 from ntkfl.methods.batchnorm import answer
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.privacy.subsample import equal_rows
 from ntkfl.wire import Message
-from ntkfl.wire.container import CHECKSUM, pack_into
-from ntkfl.wire.together import decode_together, encode_together
 
 _MOMENTS = "moments"
-_KEPT_ROOM = 2**24  # bytes of a message up to which the room for it is kept
-_PINNED = 2**30 - 2**24  # bytes of answers for which pinned memory is taken, with their headers 2^30 at most
-_SPARE = 16  # times a run's samples that a GPU has room for, if it is to hold them all as they are stored
-_own = threading.local()
 
 
 class SimulatedClients:
@@ -58,8 +45,6 @@ class SimulatedClients:
         self.projection = method.make_projection(self.secret, fed.input_shape)
         self.rows = method.rows_per_client or equal_rows(fed.sizes, method.subsample_rate)
         self._clients: dict[int, Client] = {}
-        self._data: dict[int, Batch] = {}
-        self._rows: Rows | None = None  # all of them where the network is, if that is no CPU
 
     def __len__(self) -> int:
         return len(self.fed)
@@ -70,38 +55,13 @@ class SimulatedClients:
                 number,
                 self.task,
                 self.method,
-                lambda: self._load(number),
+                lambda: self.place(self.fed.client(number)),
                 SeededRandomness(self.seed, number),
                 memory=self._memory(number),
                 rows=self.rows if self.method.shuffle and self.method.sampled else None,
                 respond=self.respond,
             )
         return self._clients[number]
-
-    def load(self, numbers: Sequence[int]) -> None:
-        """Make the samples of all these clients ready at once, on a GPU that holds everybody's: one copy for the run,
-        and one gather for clients that are new. What depends on how many samples are computed on together is left out.
-        """
-        device, fed = self.task.like.device, self.fed
-        new = [number for number in numbers if number not in self._data]
-        if not (batched(self.task) and new) or self.projection is not None or self.features is not None:
-            return
-        if self._rows is None:
-            if _SPARE * (fed.rows.x.nbytes + fed.rows.y.nbytes) > (available_bytes(device) or 0):
-                return
-            self._rows = replace(fed.rows, x=fed.rows.x.to(device), y=fed.rows.y.to(device))
-        indices = [fed.indices[number] for number in new]
-        x, y = self.place(self._rows.take(torch.cat(indices).to(device)))
-        counts = [len(index) for index in indices]
-        self._data |= dict(zip(new, zip(torch.split(x, counts), torch.split(y, counts), strict=True), strict=True))
-
-    def _load(self, number: int) -> Batch:
-        if number in self._data:
-            return self._data[number]
-        batch = self.place(self.fed.client(number, self.task.like.device))
-        if self.task.like.device.type != "cpu":  # on the CPU, making rows again is cheaper than keeping all floats
-            self._data[number] = batch
-        return batch
 
     def place(self, batch: Batch) -> Batch:
         """A batch as the network gets it: on the device, projected, behind a frozen backbone."""
@@ -133,29 +93,13 @@ class SimulatedClients:
 
 def through_bytes(answers: list[Message]) -> list[tuple[Message, int]]:
     """Each answer after its way through bytes, and how many they were. Answers are let go as they are sent, since
-    uploads are large. Those on a GPU are encoded by its copies, all at once unless they are too many bytes.
+    uploads are large.
     """
-    on_gpu = any(array.is_cuda for answer in answers for array in answer.arrays.values())
-    if on_gpu and sum(answer.nbytes for answer in answers) <= _PINNED:
-        payloads = encode_together(answers)
-        answers.clear()
-        return list(zip(decode_together(payloads), map(len, payloads), strict=True))
     sent = []
     while answers:
-        parts = answers.pop(0).encoded_parts()
-        size = sum(map(len, parts)) + CHECKSUM
-        sent.append((Message.decode(pack_into(_room(size), parts)), size))
+        payload = answers.pop(0).encode()
+        sent.append((Message.decode(payload), len(payload)))
     return sent
-
-
-def _room(size: int) -> NDArray[np.uint8]:
-    """For one message at a time: the thread's own, since fresh memory takes longer to get than to fill."""
-    if size > _KEPT_ROOM:
-        return np.empty(size, np.uint8)
-    if size > len(getattr(_own, "room", ())):
-        _own.room = np.empty(size, np.uint8)
-    room: NDArray[np.uint8] = _own.room
-    return room[:size]
 
 
 class LocalTransport(Transport):
@@ -176,7 +120,6 @@ class LocalTransport(Transport):
         return range(len(self.clients))
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
-        self.clients.load(cohort)
         self._round, self._rounds = round, {number: self.clients[number].at(round) for number in cohort}
         self._recorder = TranscriptRecorder(round, cohort) if round in self._recorded else None
 
@@ -210,7 +153,6 @@ class LocalTransport(Transport):
         traffic.downlink[_MOMENTS] += len(Message("weights", 0, heard).encode()) * len(self.clients)
 
     def _ask(self, message: Message, cohort: Sequence[int], traffic: Traffic) -> list[Message]:
-        """Answers of clients that share what they compute."""
         payload = message.encode()
         traffic.downlink[message.kind] += len(payload) * len(cohort)
         # All clients receive the same bytes, so decoding them once stands for each client's own decoding.

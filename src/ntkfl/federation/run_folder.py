@@ -36,7 +36,6 @@ Record = dict[str, Any]
 _NUMBERS = frozenset({"round", "test_accuracy", "last_accuracy", "validation_accuracy", "uplink_bytes", "seconds"})
 _COUNTS = frozenset({"uplink", "downlink"})
 _DRAW = frozenset({"clients", "alpha", "reading", "overlap", "shards_per_client", "min_samples"})
-_RENAMED = {"poison": "byzantine", "poisoned": "byzantine"}  # first names and those of today
 
 
 class RunFolder:
@@ -122,7 +121,7 @@ class RunFolder:
         if not self.holds_run:
             raise RunFolderError(f"{self.path} holds no run: there is no config.toml in it")
         try:
-            return _present_names(parse_toml((self.path / "config.toml").read_text()))
+            return parse_toml((self.path / "config.toml").read_text())
         except (OSError, ValueError) as error:
             raise RunFolderError(f"{self.path / 'config.toml'} is broken: {error}") from None
 
@@ -248,12 +247,7 @@ def _record(line: str) -> Record:
             raise ValueError(f"{name} is a number, not {str(value)[:20]!r}")
         if name in _COUNTS and not (isinstance(value, dict) and all(type(n) is int for n in value.values())):
             raise ValueError(f"{name} has a number for each kind of message")
-    return _present_names(record)
-
-
-def _present_names(values: dict[str, Any]) -> dict[str, Any]:
-    """Settings or a record with what was once called otherwise under its name of today."""
-    return {_RENAMED.get(name, name): value for name, value in values.items()}
+    return record
 
 
 def _digest(round: int, tensors: Mapping[str, Tensor]) -> str:

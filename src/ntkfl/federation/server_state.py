@@ -16,8 +16,6 @@ from ntkfl.methods.batchnorm import NAME, load_statistics, start
 from ntkfl.tangent.parameters import load_flat
 
 Batch = tuple[Tensor, Tensor]
-_ROWS = 4096  # evaluated at once; on a GPU more, while what they leave in the network is no more numbers than these
-_NUMBERS = 2**24
 
 
 class RunningAverage:
@@ -40,7 +38,6 @@ class ServerState:
 
     def __init__(self, task: Task, method: Method) -> None:
         self.task, self.method = task, method
-        self._activations = 0  # of a sample, once they were counted
         self.state = start(method, task, task.like)
         self.average = RunningAverage(self.flat_weights(), method.average)
 
@@ -62,15 +59,11 @@ class ServerState:
     def evaluate(self, batch: Batch, *flat: Tensor) -> list[tuple[float | None, float]]:
         """(accuracy, mean loss) of each of these weights and statistics; no accuracy for real-valued targets."""
         x, y = batch
-        rows = _ROWS
-        if x.is_cuda and x.is_floating_point() and len(x) > rows:  # a pass is a few launches, however many rows it has
-            self._activations = self._activations or self.task.activations(x)
-            rows = max(rows, _NUMBERS // self._activations)
         found = []
         for weights, own in map(self.parts, flat):
             if len(own):
                 load_statistics(self.task.model, own)
-            found.append(self.task.predict(weights, x, rows))
+            found.append(self.task.predict(weights, x))
         outputs, labels = torch.cat(found), torch.cat([y] * len(flat))
         losses = self.task.losses(outputs, labels).double().view(len(flat), len(y)).mean(1)
         if y.is_floating_point():

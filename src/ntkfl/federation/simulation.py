@@ -14,7 +14,7 @@ from torch import nn
 from ntkfl.data import NAMES, Federated
 from ntkfl.data.moments import Standardization
 from ntkfl.data.scales import scale_advice, single_rows
-from ntkfl.devices import find_device, warm_up
+from ntkfl.devices import find_device
 from ntkfl.errors import ConfigError, ModelError, NumericalError
 from ntkfl.federation import chance
 from ntkfl.federation.build import build_method, build_model, describe_method, load_data, spelled_out
@@ -25,7 +25,6 @@ from ntkfl.federation.evaluation import OwnTestSet
 from ntkfl.federation.feature_cache import feature_folder, split_frozen
 from ntkfl.federation.insight import keep_insight
 from ntkfl.federation.local import LocalTransport, SimulatedClients
-from ntkfl.federation.memory_check import available_for, check_memory, predicted_bytes
 from ntkfl.federation.privacy_statement import privacy_statement, sum_promise
 from ntkfl.federation.run import Run, describe
 from ntkfl.federation.run_folder import RunFolder, without_draw
@@ -93,10 +92,9 @@ def execute(
     insight: bool = False,
 ) -> Run:
     """Train what the configuration says, as `Simulation` does; `data` are what it names, where they are loaded already.
-    With a `transport`, the `runtime` it belongs to is written down with the settings. With `insight`, what a report
-    could not compute later is kept: of a user's own file or code.
+    With a `transport`, the `runtime` it belongs to is written down with the settings. With `insight`, what reports
+    show of clients and kernels is kept.
     """
-    warm_up(device)
     data = data or load_data(config)
     config = config.with_cohort(len(data))
     simulation = Simulation(
@@ -113,8 +111,7 @@ def execute(
     settings = without_draw(spelled_out(config)) | ({} if runtime is None else {"runtime": runtime})
     if not config.data.own:
         settings["data"].setdefault("clients", len(data))  # those that the data name
-    own = insight and (bool(config.code) or config.data.dataset not in NAMES)
-    title = config.data.text if own else None
+    title = config.data.text if insight else None
     how = {"out": out, "resume": resume, "callbacks": callbacks, "record": record, "title": title}
     return simulation.run(config.rounds, stop_at=config.stop_at, settings=settings, **how)  # type: ignore[arg-type]
 
@@ -223,7 +220,6 @@ class Simulation:
         told = CallbackList([Progress(log=False)] if callbacks is None else callbacks)
         folder = RunFolder(out) if out is not None else None
         self._record_transcripts(rounds, record, folder, told)
-        note = self.check_memory()
         about = (self.model, self.all_data, self.method, self.clients_per_round, self.seed, self.hold_out)
         described = dict(settings) if settings is not None else describe(*about)
         described |= {"rounds": rounds, "stop_at": stop_at, "shape": self.shape(), "privacy": self._privacy(rounds)}
@@ -242,7 +238,6 @@ class Simulation:
             described |= {"standardization": Standardization.of(self.data.standardization).model_dump(mode="json")}
         try:
             told.on_begin(rounds)
-            told.on_start(note)
             promises = *self.method.promise(self.clients_per_round, rounds), sum_promise(self.method)
             for line in [*promises, *self.notes, self._whole_targets().removeprefix("; ")]:
                 if line:
@@ -309,11 +304,6 @@ class Simulation:
 
         if self.local is not None:
             self.local.record(wanted, on_transcript)
-
-    def check_memory(self) -> str:
-        """What a round will need, in words; an error where it is more than there is."""
-        needed = predicted_bytes(self.task, self.method, self.data.sizes, self.clients_per_round, self.test[0][:1])
-        return check_memory(needed, available_for(self.method, self.device), self.method, self.clients_per_round)
 
     def shape(self) -> dict[str, Any]:
         """What the network takes and gives, and which seed projects: a name for it, never the seed."""

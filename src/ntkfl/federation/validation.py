@@ -43,17 +43,10 @@ def filter_replies(method: Method, task: Task, replies: Sequence[Message]) -> Fi
     kept = Filtered()
     forms = [_form(reply) for reply in replies]
     usual = Counter(forms).most_common(1)[0][0] if replies else None
-    alike = [reply for reply, form in zip(replies, forms, strict=True) if form == usual]
-    try:
-        sizes_of = dict(zip(map(id, alike), method.check_together(task, alike) if alike else [], strict=True))
-    except NTKFLError:  # of one reply or more: each is looked at by itself
-        sizes_of = {}
     good: list[tuple[Message, Tensor | None]] = []
     for reply, form in zip(replies, forms, strict=True):
         rejected: Counter[str] = Counter()
-        if id(reply) in sizes_of:
-            good.append((reply, sizes_of[id(reply)]))
-        elif form == usual:
+        if form == usual:
             good += _checked(method, task, [reply], rejected)
         else:
             rejected[MALFORMED] += len(_split(method, reply))

@@ -28,7 +28,7 @@ from ntkfl.safe_parse import read_toml
 from ntkfl.version import __version__
 
 # Settings that mean something behind a shuffler alone.
-_SHUFFLED = {"retries", "sum_counts", "count_multiple", "count_epsilon"}
+_SHUFFLED = {"retries", "sum_counts", "count_multiple"}
 
 
 class FlowerRun(Deployment):

@@ -5,7 +5,7 @@ by client id), and returns the outcome. `Method.answer` is the clients' side. Ne
 messages, so the same two functions serve in one process and across machines.
 
 What else a simulation, an audit or a study of Byzantine clients needs to know of a method, it asks the method:
-`round_bytes`, `shows`, `read_rows`, `local_update`, `ends_with`, `guarantees`, `attacks`, `corrupt`. Nothing outside
+`shows`, `read_rows`, `local_update`, `ends_with`, `guarantees`, `attacks`, `corrupt`. Nothing outside
 this package looks at which class a method is.
 """
 
@@ -14,14 +14,12 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field, PlainSerializer
 from torch import Tensor, nn
-from torch.func import vmap
 
 from ntkfl.errors import ConfigError, NumericalError
 from ntkfl.methods.additive import Summand
@@ -31,10 +29,11 @@ from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.stages import Stages
 from ntkfl.tangent import Jacobian, jacobian, plan_jacobian
 from ntkfl.tangent.losses import AnyLoss, check_loss, find_loss, loss_name, per_sample, targets
-from ntkfl.tangent.parameters import apply_flat, eager, evaluating, flatten, load_flat, unflatten, with_values
+from ntkfl.tangent.parameters import eager, evaluating, flatten, load_flat, trainable, unflatten, with_values
 from ntkfl.tangent.passes import JacobianPlan
 from ntkfl.wire import Message
 
+_ROWS = 4096  # of samples that pass through the network at once
 State = dict[str, Tensor]  # what the server keeps between rounds; "weights" [d] is the model to broadcast next
 Outgoing = Message | Mapping[int, Message]  # one message for all clients, or one for each by client id
 
@@ -99,24 +98,23 @@ class Task:
         return self.model
 
     @torch.no_grad()
-    def predict(self, weights: Tensor, x: Tensor, batch: int = 4096) -> Tensor:
+    def predict(self, weights: Tensor, x: Tensor) -> Tensor:
         """f(w; x) in eval mode, [N, d2]."""
         with evaluating(self.model):
             outputs = with_values(self.model, unflatten(self.model, weights))
-            return torch.cat([outputs(part) for part in torch.split(x, batch)])
+            return torch.cat([outputs(part) for part in torch.split(x, _ROWS)])
 
     @torch.no_grad()
     def candidate_losses(self, candidates: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """ℓ of every sample under each of the candidate weights [S, d]: [S, N].
-
-        One batched forward pass on an accelerator, where S small ones would take their time to launch.
-        """
-        Y = targets(y, self.outputs, self.loss, self.like.dtype)
-        if self.like.device.type != "cpu":
-            with evaluating(self.model), suppress(RuntimeError):  # an operation without a batching rule, or no room
-                f = vmap(lambda w: apply_flat(self.model, w, x))(candidates)
-                return per_sample(self.loss, f, Y)
-        return torch.stack([per_sample(self.loss, self.predict(w, x), Y) for w in candidates])
+        """ℓ of every sample under each of the candidate weights [S, d]: [S, N]."""
+        parameters, found = list(trainable(self.model).values()), []
+        sizes = [p.numel() for p in parameters]
+        with evaluating(self.model):  # as `predict`, in half the time: clients with few samples are many passes
+            for w in candidates:
+                for p, values in zip(parameters, torch.split(w, sizes), strict=True):
+                    p.copy_(values.view_as(p))
+                found.append(torch.cat([self.model(part) for part in torch.split(x, _ROWS)]))
+        return per_sample(self.loss, torch.stack(found), targets(y, self.outputs, self.loss, self.like.dtype))
 
     def jacobian(self, weights: Tensor, x: Tensor, form: str = "auto") -> Jacobian:
         """J at these weights for the rows of x."""
@@ -134,22 +132,6 @@ class Task:
         Y = targets(y, self.outputs, self.loss, self.like.dtype)
         s = 0.0 if y.is_floating_point() else self.label_smoothing
         return Y if s == 0 else Y.mul_(1 - s).add_(s / self.outputs)
-
-    def activations(self, probe: Tensor) -> int:
-        """Numbers that a sample such as `probe` [1, ...] leaves in the network's modules, as a backward pass needs."""
-        met = [probe[:1].numel()]
-
-        def count(_: nn.Module, __: object, out: object) -> None:
-            met.extend(t.numel() for t in (out if isinstance(out, tuple) else (out,)) if isinstance(t, Tensor))
-
-        leaves = [module for module in self.model.modules() if not list(module.children())]
-        handles = [module.register_forward_hook(count) for module in leaves]
-        try:
-            self.predict(self.like, probe[:1])
-        finally:
-            for handle in handles:
-                handle.remove()
-        return sum(met)
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """ℓ for each sample on its true label, [N]."""
@@ -246,18 +228,16 @@ class Method(Stages):
         return [self.check(task, reply) for reply in replies]
 
     @property
+    def adds_noise(self) -> bool:
+        """Whether it is a method of differential privacy."""
+        return self.noise > 0
+
+    @property
     def most_samples(self) -> int | None:
         """Samples that a client counts for at most; None where there is no such limit."""
         return self.sum_samples if self.secure_sum else None
 
     # What others ask of a method; the defaults suit methods whose clients send updates.
-
-    def round_bytes(self, task: Task, counts: Sequence[int], probe: Tensor) -> int:
-        """An estimate of a round's peak memory, where clients have so many samples such as `probe` [1, ...]: several
-        vectors [d] per client, and what their samples leave on the way through the network.
-        """
-        numbers = 8 * len(counts) * task.like.numel() + 3 * sum(counts) * task.activations(probe)
-        return task.like.element_size() * numbers
 
     def read_rows(self, task: Task, reply: Message, like: Tensor | None = None) -> SampleRows:
         """The rows of a reply, where `shows` is rows; of the type and on the device of `like`, or of the weights."""

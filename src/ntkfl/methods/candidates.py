@@ -106,7 +106,8 @@ class Candidates(RobustRows):
 
     def judge(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
         """Each client's losses of the candidates in the server's message."""
-        return score(task, message.round, take_candidates(message, task.like), clients, self.shuffle)
+        candidates = take_candidates(message, task.like)
+        return [score(task, message.round, candidates, client, self.shuffle) for client in clients]
 
     def summed(self, question: str) -> bool:
         return self.sum_losses and question == "candidates"

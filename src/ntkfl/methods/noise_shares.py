@@ -41,6 +41,10 @@ class NoiseShares(Method):
         if self.noise:
             raise ConfigError(f"the noise of {self.name} follows from epsilon: leave noise out")
 
+    @property
+    def adds_noise(self) -> bool:
+        return True
+
     def add_up(self, task: Task, replies: list[Message]) -> dict[str, Tensor]:
         """The replies' sum by name: float64 on the CPU. Each reply is let go once it is added."""
         if not self.secure_sum and len(replies) < self.noise_clients:

@@ -10,20 +10,18 @@ choice (`candidates.py`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Sequence
 from typing import Any, ClassVar
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.candidates import Candidates
 from ntkfl.methods.robust_rows import Gathered, product_budget, spent
 from ntkfl.tangent import Evolution, evolve, geometric_steps
-from ntkfl.tangent.evolution import KERNEL_BYTES, KERNELS, SCHEMES
+from ntkfl.tangent.evolution import KERNELS, SCHEMES
 from ntkfl.wire import Message
 
 _RARE = 1e-3  # added to a class's share: one that is missing is not infinitely rare
@@ -95,7 +93,7 @@ class NTKFL(Candidates):
         if message.kind == "candidates":
             return self.judge(task, message, clients)
         w = message.of_kind("weights").take("weights", (task.like.numel(),), task.like)
-        return self.uploads(task, message.round, w, clients)
+        return [self.upload(task, message.round, w, client) for client in clients]
 
     def evolve(self, task: Task, rows: Gathered, times: Sequence[float], products: int | None = None) -> Evolution:
         """The flow of these rows' outputs from f0 towards their labels up to each of the times, with at most so many
@@ -115,11 +113,3 @@ class NTKFL(Candidates):
         return [
             f"lr = {self.lr:g} changes nothing: with the flow η·t alone counts, and by default t goes with 1/η; {how}"
         ]
-
-    def round_bytes(self, task: Task, counts: Sequence[int], probe: Tensor) -> int:
-        """Jacobians, the inputs once more, a few arrays [S, N, d2] and [S, d], and twice the trace kernel [N, N]."""
-        item, rows, steps = task.like.element_size(), sum(counts), len(self.steps or ()) + int(math.log2(self.extend))
-        arrays = 8 * rows * task.outputs * (2 * steps + 16) + 3 * item * steps * task.like.numel()
-        kernel = 2 * min(item * rows * rows, KERNEL_BYTES) if self.kernel == "trace" else 0
-        inputs = item * rows * probe[:1].numel()  # as products take them, where they lie across
-        return self.jacobian_bytes(task, counts, probe) + inputs + arrays + kernel

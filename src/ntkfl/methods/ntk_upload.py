@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -13,20 +11,16 @@ from torch import Tensor, nn
 
 from ntkfl.errors import ConfigError, MessageError, unknown
 from ntkfl.methods.base import ClientRound, Method, Task, take_labels
-from ntkfl.methods.batching import batched, in_groups, joined
 from ntkfl.methods.corruption import change_of, corrupted_jacobian, with_numbers
 from ntkfl.methods.inspection import Corruption, SampleRows
-from ntkfl.methods.robust import TOGETHER
 from ntkfl.methods.step_selection import LOSS_ATTACKS, check_scores, favouring
 from ntkfl.privacy.sparsify import kept, sparsify
-from ntkfl.tangent import Jacobian, jacobian_numbers, working_numbers
+from ntkfl.tangent import Jacobian
 from ntkfl.tangent.build import FORMS
-from ntkfl.wire import Message, join_rows, pack_jacobian, pack_labels, split_rows, stack_messages, unpack_jacobian
-from ntkfl.wire.message import describes
+from ntkfl.wire import Message, join_rows, pack_jacobian, pack_labels, split_rows, unpack_jacobian
 from ntkfl.wire.topk import pack_topk, unpack_topk
 
 CODECS = ("auto", "factored", "dense", "topk")
-_ALL = "rows of all"  # in what was read of an upload
 
 
 class NTKUpload(Method):
@@ -54,32 +48,12 @@ class NTKUpload(Method):
         """In which form Jacobians are made."""
         return self.codec if self.codec in FORMS else "auto"
 
-    def uploads(self, task: Task, round: int, w: Tensor, clients: Sequence[ClientRound]) -> list[Message]:
-        """Each client's upload at the weights w [d]. On an accelerator as many clients at once as keep it busy."""
-        if not batched(task):
-            groups = [[client] for client in clients]
-        else:
-            groups = in_groups(clients, TOGETHER // task.plan(clients[0].x, self.form).stored)
-        uploads: list[Message] = []
-        for some in groups:
-            made = self.upload_together(task, round, w, some)
-            uploads += made if len(groups) == 1 else [upload.here() for upload in made]  # not all stay on the device
-        return uploads
-
-    def upload_together(self, task: Task, round: int, w: Tensor, clients: Sequence[ClientRound]) -> list[Message]:
-        """The same in one computation for all of them, what they send where it was computed."""
-        x, y = joined([client.x for client in clients]), joined([client.y for client in clients])
-        J, f0, labels = task.jacobian(w, x, self.form), task.predict(w, x), pack_labels(y, task.outputs)
-        whole = {"outputs": f0, "labels": labels} | ({} if self.sparsity else self.pack(J))
-        uploads, at = [], 0
-        for client in clients:
-            rows = slice(at, at + len(client))
-            arrays = {name: array if describes(name) else array[rows] for name, array in whole.items()}
-            if self.sparsity:
-                arrays |= self.pack(sparsify(J[rows] if len(clients) > 1 else J, self.sparsity))
-            uploads.append(Message("upload", round, arrays))
-            at = rows.stop
-        return uploads
+    def upload(self, task: Task, round: int, w: Tensor, client: ClientRound) -> Message:
+        """A client's upload at the weights w [d]."""
+        J = task.jacobian(w, client.x, self.form)
+        packed = self.pack(sparsify(J, self.sparsity) if self.sparsity else J)
+        arrays = {"outputs": task.predict(w, client.x), "labels": pack_labels(client.y, task.outputs)}
+        return Message("upload", round, arrays | packed)
 
     def pack(self, J: Jacobian) -> dict[str, Tensor]:
         """The arrays of an upload that hold J."""
@@ -94,39 +68,6 @@ class NTKUpload(Method):
         if like.device == rows.outputs.device:
             return rows
         return SampleRows(rows.J.to(like.device), rows.outputs.to(like.device), rows.labels.to(like.device))
-
-    def check_together(self, task: Task, replies: Sequence[Message]) -> list[Tensor | None]:
-        """On an accelerator uploads go there as one, are looked at there, and stay there for the round: what was read
-        of each has its own rows, and all rows with the place of its first.
-        """
-        if not batched(task) or self.sparsity or replies[0].kind != "upload":
-            return super().check_together(task, replies)
-        stacked, counts = stack_messages(replies, task.like.device)
-        rows = self._decoded(task, stacked, task.like)
-        sizes = torch.split(_sizes(rows).cpu(), counts)
-        at = 0
-        for reply, count in zip(replies, counts, strict=True):
-            own = slice(at, at + count)
-            reply.read["rows"] = SampleRows(rows.J[own], rows.outputs[own], rows.labels[own])
-            reply.read[_ALL] = (rows, at)
-            at = own.stop
-        return list(sizes)
-
-    def joined_rows(self, task: Task, uploads: list[Message]) -> Iterator[tuple[SampleRows, list[int]]]:
-        """The rows of all uploads, which are let go, and how many are whose: of one after the other, so that they are
-        never all there twice, or at once where `check_together` left them so and none was lost since.
-        """
-        counts = [row_count(upload) for upload in uploads]
-        whole, _ = uploads[0].read.get(_ALL, (None, 0))
-        starts = itertools.accumulate(counts, initial=0)
-        places = [upload.read.get(_ALL, (None, 0)) for upload in uploads]
-        same = all(rows is whole and at == start for (rows, at), start in zip(places, starts, strict=False))
-        if whole is not None and same and sum(counts) == len(whole.outputs):
-            uploads.clear()
-            yield whole, counts
-        while uploads:
-            rows = self.read_rows(task, uploads.pop(0))
-            yield rows, [len(rows.outputs)]
 
     def _decoded(self, task: Task, reply: Message, like: Tensor) -> SampleRows:
         outputs, columns = task.outputs, task.like.numel()
@@ -159,22 +100,6 @@ class NTKUpload(Method):
             check_scores(reply, self.shuffle)
             return None
         return _sizes(self.read_rows(task, reply, task.like.new_empty(0, device="cpu")))
-
-    def jacobian_bytes(self, task: Task, counts: Sequence[int], probe: Tensor) -> int:
-        """An estimate of what Jacobians of clients with so many samples take: the round's own, a few copies of one
-        client's part on its way, and the working memory of that client's differentiation.
-        """
-        item, d, d2, largest = task.like.element_size(), task.like.numel(), task.outputs, max(counts)
-        numbers = d2 * d if self.form == "dense" else jacobian_numbers(task.model, probe, self.form)
-        stored = item * numbers
-        if self.sparsity:  # values and positions, and both in the order of rows and of columns
-            stored = 2 * (item + 4) * kept(self.sparsity, d2 * d)
-        working = working_numbers(task.model, probe, self.form) + largest * numbers
-        held = sum(counts) + 4 * largest
-        if batched(task):  # inputs once more with a column of ones, and rows that are computed again
-            held += sum(counts) // 2
-            working += min(TOGETHER, sum(counts) * numbers)
-        return held * stored + item * working
 
     @property
     def attacks(self) -> frozenset[str]:

@@ -114,9 +114,18 @@ class PrivateSums(NoisySums):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """A client's gradient [d] in units of clip, and moments of its inputs by layer where they are asked for."""
         assert self.clip is not None
-        model, Y, plan = task.at(w), task.training_targets(client.y), task.plan(client.x)
+        plan = task.plan(_invented(client.x))  # before the weights: what they and the records are may not show in it
+        model, Y = task.at(w), task.training_targets(client.y)
         each, share = (self.clip, 1.0) if self.unit == "record" else (_UNCLIPPED, 1 / len(client))
         total = clipped_gradient(model, client.x, Y, self.loss, plan, each, whitening)
         gradient = total / self.clip if self.unit == "record" else clipped(share * total, self.clip)
         moments = input_moments(model, client.x, plan) if asks else {}
         return gradient, {layer.name: scaled_triangle(share * A) for layer, A in moments.items()}
+
+
+def _invented(x: Tensor) -> Tensor:
+    """Two samples of the shape and type of those of x, and nothing else of them."""
+    shape = (2, *x.shape[1:])
+    if x.is_floating_point():
+        return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(x)
+    return torch.arange(2, device=x.device).view(-1, *[1] * (x.ndim - 1)).expand(shape).to(x.dtype)

@@ -28,7 +28,6 @@ _MAJORITY = 3  # clients of whom two can outvote one: of fewer, nobody's numbers
 _MOST_LABELS = 32  # above which rows are not compared with those of their label, at a kernel product each
 _RECENT = 5  # rounds that a budget looks back on
 _DEARER = 5  # times the median of them that a round may cost
-TOGETHER = 2**27  # numbers of a Jacobian that are computed at once: 512 MiB in float32
 
 
 # Updates, one vector per client.
@@ -170,30 +169,22 @@ def _gets_inputs(task: Task, weights: Tensor, n: int) -> bool:
     return isinstance(first, LinearBlock) and first.T == 1 and torch.equal(first.a[:, 0], z)
 
 
-def true_rows(task: Task, weights: Tensor, J: Jacobian, f0: Tensor, most: int = TOGETHER) -> Tensor:
+def true_rows(task: Task, weights: Tensor, J: Jacobian, f0: Tensor) -> Tensor:
     """Which rows [N] of a factored upload are what the network gives at the input they hold: all else was made up.
 
-    The first layer's factor is the (projected) input itself; from it the server computes outputs and Jacobian again,
-    `most` numbers of it at once.
+    The first layer's factor is the (projected) input itself; from it the server computes outputs and Jacobian again.
     """
+    nothing = torch.zeros(len(J), dtype=torch.bool, device=f0.device)
     block = J.blocks[0] if isinstance(J, BlockJacobian) else None
-    if not isinstance(block, LinearBlock) or block.T != 1:
-        return torch.zeros(len(J), dtype=torch.bool, device=f0.device)
-    rows = max(1, most // sum(t[:1].numel() for t in J.tensors()))
-    parts = [(J[at : at + rows], f0[at : at + rows]) for at in range(0, len(J), rows)]
-    return torch.cat([_true(task, weights, part, outputs) for part, outputs in parts])
-
-
-def _true(task: Task, weights: Tensor, J: Jacobian, f0: Tensor) -> Tensor:
-    """The same for as many rows as are computed at once."""
-    assert isinstance(J, BlockJacobian)
-    z = J.blocks[0].tensors()[0][:, 0]
+    if not isinstance(J, BlockJacobian) or not isinstance(block, LinearBlock) or block.T != 1:
+        return nothing
+    z = block.a[:, 0]
     try:
         again, outputs = task.jacobian(weights, z), task.predict(weights, z)
     except RuntimeError:
         raise ConfigError("verify needs a network whose first linear layer gets the inputs themselves") from None
     if not isinstance(again, BlockJacobian) or again.layout != J.layout:
-        return torch.zeros(len(J), dtype=torch.bool, device=f0.device)
+        return nothing
     true = _alike(f0, outputs)
     for mine, theirs in zip(again.tensors(), J.tensors(), strict=True):
         true &= _alike(theirs, mine)

@@ -7,8 +7,7 @@ kernel comes without. Each bound by itself: `robust.py`; what they do against wh
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,17 +146,17 @@ class RobustRows(NTKUpload):
         """Uploads are let go as they are read: a round's Jacobian is never there twice."""
         sent = torch.tensor([row_count(upload) for upload in uploads])
         fair = fair_counts(sent, self.row_limit)
-        most, total = iter(fair.tolist()), int(fair.sum())
         stack: Stack | None = None
         parts: list[tuple[Tensor, Tensor, Tensor]] = []
         made_up, verified, asked = 0, self.verify, 0
-        for read, counts in self.joined_rows(task, uploads):
-            senders = torch.repeat_interleave(torch.tensor(counts)).to(read.outputs.device)
-            own = Gathered(*read, asked + senders)
-            asked += len(counts)
+        while uploads:
+            rows, count, few = self.read_rows(task, uploads.pop(0)), int(sent[asked]), int(fair[asked])
+            own = Gathered(*rows, torch.full((count,), asked, device=rows.outputs.device))
+            asked += 1
             if verified is None:
                 verified = verifiable(task, w, own.J)
-            own.keep(_fair_rows(counts, [next(most) for _ in counts], round), "surplus_rows")
+            if count > few:
+                own.keep(surplus_left_out(count, few, round), "surplus_rows")
             if verified:
                 true = true_rows(task, w, own.J, own.f0).nonzero()[:, 0]
                 made_up += len(own.y) - len(true)
@@ -165,7 +164,7 @@ class RobustRows(NTKUpload):
             if not len(own.y):
                 continue
             if asked < len(sent) or stack:  # more rows may come, or came
-                stack = stack or Stack(total)
+                stack = stack or Stack(int(fair.sum()))
                 stack.add(own.J)
             parts.append((own.f0, own.y, own.senders))
         if not parts:
@@ -174,16 +173,6 @@ class RobustRows(NTKUpload):
         J = stack.whole() if stack else own.J
         f0, y, senders = (torch.cat(same) for same in zip(*parts, strict=True))
         return Gathered(J, f0, y, senders, bool(verified), _notes(int((sent - fair).sum()), made_up))
-
-
-def _fair_rows(counts: Sequence[int], most: Sequence[int], round: int) -> Tensor:
-    """Indices of the rows that count, of clients with so many rows each and at most so many that count."""
-    ends = itertools.accumulate(counts)
-    kept = [
-        torch.arange(end - count, end) if count <= few else end - count + surplus_left_out(count, few, round)
-        for end, count, few in zip(ends, counts, most, strict=True)
-    ]
-    return torch.cat(kept)
 
 
 def product_budget(state: State) -> int | None:

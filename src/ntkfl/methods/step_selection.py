@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError, NumericalError
 from ntkfl.methods.base import ClientRound, Task
-from ntkfl.methods.batching import in_groups, joined
 from ntkfl.methods.robust import trimmed_mean
 from ntkfl.wire import Message
 
@@ -17,36 +16,23 @@ CHOICES = ("cohort", "validation")
 LOSS_ATTACKS = frozenset({"false-losses", "shortest-flow", "longest-flow"})
 OVERFLOW = 1e30  # the loss of a candidate that overflows
 _OVERFLOWING_SUM = 1e300
-_SCORED = 4096  # rows of clients scored together
 
 
-def score(task: Task, round: int, candidates: Tensor, clients: Sequence[ClientRound], shuffled: bool) -> list[Message]:
-    """Each client's reply on the candidates [S, d], several clients at once."""
-    groups = in_groups(clients, _SCORED)
-    return [losses for some in groups for losses in scores(task, round, candidates, some, shuffled)]
-
-
-def scores(task: Task, round: int, candidates: Tensor, clients: Sequence[ClientRound], shuffled: bool) -> list[Message]:
-    """The candidates' losses, the paper's criterion with no data moved: each client's sums [S] and number of samples.
+def score(task: Task, round: int, candidates: Tensor, client: ClientRound, shuffled: bool) -> Message:
+    """A client's reply on the candidates [S, d], the paper's criterion with no data moved: the sums of its losses [S]
+    and its number of samples.
 
     `shuffled`, one row of means [1, S]: a row a sample could be matched to the upload it belongs to, a number of
     samples would tell clients apart, and either would let a client vote more than once.
 
     A candidate may overflow; a large finite number says so and stays a valid message.
     """
-    x, y = joined([client.x for client in clients]), joined([client.y for client in clients])
-    losses = task.candidate_losses(candidates, x, y)  # [S, n]
-    counts = [len(client) for client in clients]
+    losses = task.candidate_losses(candidates, client.x, client.y)  # [S, n]
     if shuffled:
-        means = torch.stack([own.double().mean(1) for own in torch.split(losses, counts, dim=1)])
-        means = means.nan_to_num(nan=OVERFLOW, posinf=OVERFLOW).clamp(max=OVERFLOW).to(losses.dtype)
-        return [Message("losses", round, {"losses": own}) for own in torch.split(means, 1)]
-    sums = torch.stack([own.sum(1) for own in torch.split(losses, counts, dim=1)]).double()
-    sums = sums.nan_to_num(nan=_OVERFLOWING_SUM, posinf=_OVERFLOWING_SUM).cpu()
-    return [
-        Message("losses", round, {"sums": own, "samples": torch.tensor(count, dtype=torch.int32)})
-        for own, count in zip(sums, counts, strict=True)
-    ]
+        means = losses.double().mean(1).nan_to_num(nan=OVERFLOW, posinf=OVERFLOW).clamp(max=OVERFLOW)
+        return Message("losses", round, {"losses": means.to(losses.dtype).unsqueeze(0)})
+    sums = losses.sum(1).double().nan_to_num(nan=_OVERFLOWING_SUM, posinf=_OVERFLOWING_SUM)
+    return Message("losses", round, {"sums": sums, "samples": torch.tensor(len(client), dtype=torch.int32)})
 
 
 def check_scores(reply: Message, shuffled: bool) -> None:
@@ -98,7 +84,7 @@ def _samples(reply: Message) -> int:
 def validate(task: Task, candidates: Tensor) -> tuple[int, float]:
     """The same by held-out clients."""
     if task.validation is None:
-        raise ConfigError("choosing t by validation needs held-out clients: hold some out (--hold-out 10)")
+        raise ConfigError("choosing t by validation needs held-out clients: hold some out (--set hold_out=10)")
     x, y = task.validation
     losses = task.candidate_losses(candidates, x, y).mean(1)
     best = argmin(losses)

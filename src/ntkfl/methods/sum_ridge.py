@@ -30,7 +30,6 @@ from ntkfl.wire import Message
 SHARE, FORGOTTEN, PENALTY, COLUMNS = "share/", "forgotten", "penalty", "columns"
 _SENT, _TOTAL = "sent/", "total/"
 _FRESH, _TAG = "fresh", "tag"
-_WHOLE, _REDUCED = 12, 5  # arrays as large as G on the way, beside those of the folds; more to round correlations
 
 
 class SumRidge(Method):
@@ -116,9 +115,10 @@ class SumRidge(Method):
         penalty = self.penalty
         if penalty is None and len(parts) > 1 and len(self.penalties) > 1:
             errors = left_out_errors(parts, whole, self.penalties, self.folds).tolist()
-            # Shrinking lowers the squared error of clients unlike the others, and with it the accuracy.
-            good = (1 + self.slack) * min(errors)
-            penalty = min(p for p, error in zip(self.penalties, errors, strict=True) if error <= good)
+            # Shrinking lowers the squared error of clients unlike the others, and with it the accuracy. An error below
+            # zero, or nan, is of sums that no data have.
+            good = min(errors) + self.slack * abs(min(errors))
+            penalty = min(p for p, error in zip(self.penalties, errors, strict=True) if not error > good)
         elif penalty is None:
             penalty = before if before is not None else sorted(self.penalties)[len(self.penalties) // 2]
         return solve(whole, penalty), penalty
@@ -145,18 +145,6 @@ class SumRidge(Method):
                 own = pack_sums(change, w.dtype, self.values, partial(client.randomness.uniforms, "quantisation"))
             replies.append(Message("update", message.round, {**own, **told}))
         return replies
-
-    def round_bytes(self, task: Task, counts: Sequence[int], probe: Tensor) -> int:
-        """Triangles of G: of every client seen so far the one that it, or the server, keeps, and two in a checkpoint;
-        or, before that, of a round's clients what they keep next, what they send and what arrives. And a few whole G
-        in float64, a few weights, and one client's way through the network.
-        """
-        p = (self.features or last_layer(task.model, task.outputs).module.in_features) + 1
-        seen = max(len(counts), task.total_clients)
-        triangles = (seen + max(2 * seen, 3 * len(counts))) * task.like.element_size() * p * (p + 1) // 2
-        network = task.like.element_size() * (8 * task.like.numel() + 3 * max(counts) * task.activations(probe))
-        whole = self.folds + _WHOLE + (0 if self.values == "float32" else _REDUCED)
-        return network + triangles + 8 * p * p * whole
 
     def _client_sums(self, task: Task, model: nn.Module, x: Tensor, y: Tensor) -> RidgeSums:
         """Over a client's samples, of what the model's last layer gets; projected and weighted as the options say."""

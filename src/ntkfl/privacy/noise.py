@@ -26,9 +26,13 @@ _GRAINS = 8  # σ is at least 2^8 grains: rounding adds less than 2e-6 of the no
 
 
 def clip_rows(rows: Tensor, bound: float) -> Tensor:
-    """Each of rows [n, ...] scaled down to a 2-norm of at most `bound`; shorter ones as they are."""
-    norms: Tensor = rows.flatten(1).norm(dim=1).view(-1, *[1] * (rows.ndim - 1))
-    return rows * (bound / norms.clamp_min(bound))
+    """Each of rows [n, ...] scaled down to a 2-norm of at most `bound`; shorter ones as they are.
+
+    One that is not finite becomes zero.
+    """
+    norms: Tensor = rows.flatten(1).norm(dim=1, dtype=torch.float64).view(-1, *[1] * (rows.ndim - 1))
+    factors = torch.where(norms.isfinite(), bound / norms.clamp_min(bound), 0.0)
+    return rows.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) * factors.to(rows.dtype)
 
 
 def noisy_rows(rows: Tensor, clip: float, noise: float, randomness: Randomness) -> Tensor:

@@ -17,8 +17,7 @@ from ntkfl.errors import ConfigError, NumericalError
 from ntkfl.tangent.jacobian import BlockJacobian, Jacobian
 from ntkfl.tangent.sparse import SparseBlock
 
-# Numbers that are dense at a time: what stays in a CPU's cache, what keeps an accelerator busy.
-CPU_BUDGET, _BUDGET = 2**20, 2**26
+BUDGET = 2**20  # numbers that are dense at a time: they stay in a CPU's cache
 
 
 def kept(sparsity: float, size: int) -> int:
@@ -46,8 +45,7 @@ def top_k(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
     rows = rows.detach()
     if not len(rows):
         return rows.new_empty(0, k), torch.empty(0, k, dtype=torch.int64, device=rows.device)
-    in_numpy = rows.device.type == "cpu" and rows.dtype != torch.bfloat16
-    positions = select_in_numpy(rows, k) if in_numpy else select_in_torch(rows, k)
+    positions = _select(rows.cpu(), k).to(rows.device)
     return rows.gather(1, positions) + 0.0, positions  # + 0.0: no minus zero, so that equal rows are equal bytes
 
 
@@ -60,7 +58,7 @@ def sparsify(J: Jacobian, sparsity: float) -> Jacobian:
     k = kept(sparsity, d2 * d)
     if sparsity == 0:
         return J
-    step = max(1, (CPU_BUDGET if J.device.type == "cpu" else _BUDGET) // (d2 * d))
+    step = max(1, BUDGET // (d2 * d))
     values = torch.empty(N, k, dtype=J.dtype, device=J.device)
     positions = torch.empty(N, k, dtype=torch.int32 if d2 * d < 2**31 else torch.int64, device=J.device)
     for i in range(0, N, step):
@@ -68,16 +66,17 @@ def sparsify(J: Jacobian, sparsity: float) -> Jacobian:
     return BlockJacobian([SparseBlock(values, positions, d2, d)], d2, d)
 
 
-def select_in_numpy(rows: Tensor, k: int) -> Tensor:
+def _select(rows: Tensor, k: int) -> Tensor:
     """Positions [N, k], a row at a time: numpy partitions integers six times as fast as torch does anything like it."""
     n = rows.shape[1]
     positions = np.empty((len(rows), k), dtype=np.int64)
-    for row, out in zip(rows.numpy(), positions, strict=True):
+    known = rows.float() if rows.dtype == torch.bfloat16 else rows  # which numpy does not know
+    for row, out in zip(known.numpy(), positions, strict=True):
         magnitudes = np.abs(row)
         bits = magnitudes.view(f"i{magnitudes.itemsize}")  # numbers from 0 on are in the order of their bits
         ordered = np.partition(bits, n - k)
         if ordered[n - k :].max() >= np.array(np.inf, magnitudes.dtype).view(bits.dtype):  # NaNs lie beyond infinity
-            raise _diverged()
+            raise NumericalError("a row to sparsify has values that are not finite: the training diverged")
         edge = ordered[n - k]
         keep = np.flatnonzero(bits >= edge)
         if len(keep) > k:
@@ -85,25 +84,3 @@ def select_in_numpy(rows: Tensor, k: int) -> Tensor:
             keep = np.delete(keep, tied[k - len(keep) :])
         out[:] = keep
     return torch.from_numpy(positions)
-
-
-def select_in_torch(rows: Tensor, k: int) -> Tensor:
-    """The same for all rows at once, on any device."""
-    N, n = rows.shape
-    magnitudes = rows.abs()
-    if not math.isfinite(float(magnitudes.max())):  # a NaN makes the maximum NaN
-        raise _diverged()
-    edge = magnitudes.kthvalue(n - k + 1, dim=1, keepdim=True).values
-    keep = magnitudes >= edge
-    excess = keep.count_nonzero(dim=1) - k
-    if bool(excess.any()):
-        row, column = (magnitudes == edge).nonzero().unbind(1)
-        ends = torch.bincount(row, minlength=N).cumsum(0)
-        from_end = ends[row] - torch.arange(len(row), device=row.device)  # 1 for the last tie of a row
-        last = from_end <= excess[row]
-        keep[row[last], column[last]] = False
-    return keep.nonzero()[:, 1].view(N, k)
-
-
-def _diverged() -> NumericalError:
-    return NumericalError("a row to sparsify has values that are not finite: the training diverged")

@@ -25,12 +25,10 @@ from urllib.parse import quote, unquote, urlsplit
 from ntkfl.errors import ConfigError, NTKFLError
 from ntkfl.report.page import details, render, title
 from ntkfl.report.runs import FoundRun, find
-from ntkfl.report.thin import thin
 from ntkfl.report.view import files, view
 from ntkfl.version import __version__
 
 _KINDS = {".toml": "text/plain", ".jsonl": "text/plain", ".json": "application/json", ".png": "image/png"}
-_ROUNDS = 1000  # of a run: one that is longer is thinned, as it is sent anew with every round
 _BREATH = 15  # seconds between signs of life on a quiet stream
 
 
@@ -46,7 +44,6 @@ class Watched:
         self.look_number = 0
         self.changed = threading.Condition()
         self._marks: dict[str, Any] = {}
-        self._heavy = threading.Lock()
         self.look()
 
     def look(self) -> bool:
@@ -56,7 +53,7 @@ class Watched:
         for run in runs:
             mark = _mark(run)
             if self._marks.get(run.id) != mark:
-                fresh[run.id] = thin(view(run), _ROUNDS) | {"links": _links(run)}
+                fresh[run.id] = view(run) | {"links": _links(run)}
                 self._marks[run.id] = mark
         found = {run.id: run for run in runs}
         self._marks = {id: mark for id, mark in self._marks.items() if id in found}
@@ -80,10 +77,7 @@ class Watched:
 
     def details(self, id: str) -> dict[str, Any] | None:
         run = self.found.get(id)
-        if run is None:
-            return None
-        with self._heavy:  # one at a time: the runs watched need the cores more
-            return details(run, keep=False, embed=False)
+        return None if run is None else details(run, embed=False)
 
 
 def _mark(run: FoundRun) -> tuple[object, ...]:

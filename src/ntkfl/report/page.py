@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 from importlib.resources import files as resources
 from pathlib import Path
@@ -15,42 +15,30 @@ from urllib.parse import quote
 
 from ntkfl.errors import ConfigError
 from ntkfl.federation.run_folder import write_atomically
-from ntkfl.report.insight import insight
 from ntkfl.report.runs import FoundRun, require
-from ntkfl.report.thin import thin
-from ntkfl.report.view import audit, files, view
+from ntkfl.report.view import audit, files, insight, view
 from ntkfl.version import __version__
 
-_ROUNDS = 40_000  # of all runs together, some 3 MB; longer ones are thinned
 _SCRIPTS = (
     "format.js", "chart.js", "pictures.js", "run_table.js", "tables.js", "rejected.js", "privacy.js", "page.js",
 )  # fmt: skip
 
 
-def write_report(
-    paths: Sequence[Path], out: Path, on_run: Callable[[str, int], None] = lambda name, total: None
-) -> Path:
-    """Write the report of the runs in `paths` to `out`; `on_run` hears which of how many runs is looked at."""
+def write_report(paths: Sequence[Path], out: Path) -> Path:
+    """Write the report of the runs in `paths` to `out`."""
     if out.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"a report is written as .html, not {out.name}")
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"cannot write {out}: there is no folder {out.absolute().parent}")
     runs, targets = require(paths)
     first = {run.group: run.id for run in reversed(runs)}  # one seed of each curve stands for the others
-    most = max(100, _ROUNDS // len(runs))
-    views, known = [], {}
-    for run in runs:
-        on_run(run.name, len(runs))
-        views.append(thin(view(run), most) | {"links": _links(run, out)})
-        if first[run.group] == run.id:
-            known[run.id] = details(run)
     document = {
         "title": title(paths),
         "version": __version__,
         "live": False,
         "targets": targets,
-        "runs": views,
-        "details": known,
+        "runs": [view(run) | {"links": _links(run, out)} for run in runs],
+        "details": {run.id: details(run) for run in runs if first[run.group] == run.id},
     }
     try:
         write_atomically(out, render(document).encode())
@@ -59,9 +47,9 @@ def write_report(
     return out
 
 
-def details(run: FoundRun, keep: bool = True, embed: bool = True) -> dict[str, Any]:
-    """What takes a moment to have: clients × classes, spectra, and the audit."""
-    return insight(run, keep) | {"audit": audit(run, embed)}
+def details(run: FoundRun, embed: bool = True) -> dict[str, Any]:
+    """Clients × classes, spectra, and the audit."""
+    return insight(run) | {"audit": audit(run, embed)}
 
 
 def render(document: dict[str, Any]) -> str:

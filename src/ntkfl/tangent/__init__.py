@@ -1,6 +1,6 @@
 """Per-sample Jacobians, tangent kernels and linearised training of PyTorch models; needs PyTorch alone."""
 
-from ntkfl.tangent.build import jacobian, jacobian_numbers, plan_jacobian, working_numbers
+from ntkfl.tangent.build import jacobian, jacobian_numbers, plan_jacobian
 from ntkfl.tangent.curvature import curvature_sums
 from ntkfl.tangent.evolution import PAPER_STEPS, Evolution, evolve, geometric_steps
 from ntkfl.tangent.flow import Flow
@@ -26,5 +26,4 @@ __all__ = [
     "jacobian",
     "jacobian_numbers",
     "plan_jacobian",
-    "working_numbers",
 ]

@@ -54,6 +54,13 @@ def jacobian(
     return J
 
 
+def unchecked_jacobian(model: nn.Module, x: Tensor, plan: JacobianPlan) -> BlockJacobian:
+    """`jacobian` by a plan, all rows at once, of whatever numbers come out: also those that are not finite."""
+    with _differentiable(model, x):
+        plan.check(model)
+        return _in_chunks(model, x, plan, len(x))
+
+
 def plan_jacobian(model: nn.Module, x: Tensor, form: str = "auto") -> JacobianPlan:
     """How `jacobian` covers this model's parameters, decided on two rows of x and proved on them against autograd.
 
@@ -67,11 +74,6 @@ def plan_jacobian(model: nn.Module, x: Tensor, form: str = "auto") -> JacobianPl
 def jacobian_numbers(model: nn.Module, x: Tensor, form: str = "auto") -> int:
     """Numbers that `jacobian(model, x, form)` holds for each row of x, exactly; one or two rows of x suffice."""
     return plan_jacobian(model, x, form).stored
-
-
-def working_numbers(model: nn.Module, x: Tensor, form: str = "auto") -> int:
-    """Numbers alive at most, beside the Jacobian itself, while `jacobian` differentiates its chunks of x."""
-    return max(_budget(x), plan_jacobian(model, x, form).working)
 
 
 @cache

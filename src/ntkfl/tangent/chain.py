@@ -3,8 +3,7 @@
 `torch.vmap` over autograd's backward pass does the same for any network, but PyTorch's rules put outputs before
 samples, which every block must undo. Here cotangents are [N, d2, …], as blocks have them, and those of a convolution's
 input are made when they are needed: the filters of the layer before want them a phase of the stride and a few samples
-at a time, while they are in the cache. On an accelerator, where its library's passes are faster, only chains without
-convolutions are used.
+at a time, while they are in the cache.
 """
 
 from __future__ import annotations
@@ -16,13 +15,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ntkfl.tangent.layers.activation import ELEMENTWISE, with_slope
 from ntkfl.tangent.layers.convolution import inner_geometry
 from ntkfl.tangent.layers.geometry import Geometry
 
 _Chain = list[tuple[str, nn.Module]]
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 IDENTITIES = (nn.Identity, nn.Dropout, nn.Dropout2d)  # in eval mode
+ELEMENTWISE: tuple[type[nn.Module], ...] = (
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish,
+    nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid,
+)  # fmt: skip
 
 
 class Spread(NamedTuple):
@@ -73,8 +75,6 @@ def find_chain(model: nn.Module, x: Tensor, untouched: Callable[[nn.Module], boo
             if next(module.children(), None) is not None:  # which a layer of a chain does not use
                 return None
             chain.append((name, module))
-    if x.device.type != "cpu" and any(isinstance(module, _CONVOLUTIONS) for _, module in chain):
-        return None
     with torch.no_grad():
         x = x.clone()  # a layer may work in place
         for _, module in chain:
@@ -134,7 +134,15 @@ def _forward(module: nn.Module, x: Tensor) -> tuple[Tensor, Pull]:
 
 def _elementwise(module: nn.Module, x: Tensor) -> tuple[Tensor, Pull]:
     """The derivative is a number for each number of x, whichever output it is for."""
-    out, slope = with_slope(module, x)
+    if type(module) is nn.ReLU:
+        out = x.relu()
+        slope = out.sign()  # 0 or 1
+    else:
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            out = module(leaf.clone())  # a copy, for the layer may work in place
+            (slope,) = torch.autograd.grad(out.sum(), leaf)
+        out = out.detach()
 
     def pull(at: Cotangents) -> Cotangents:
         if isinstance(at, Spread):
@@ -142,23 +150,6 @@ def _elementwise(module: nn.Module, x: Tensor) -> tuple[Tensor, Pull]:
         return at.mul_(slope.unsqueeze(1))  # nobody else has it: a layer with weights passes on a new one
 
     return out, pull
-
-
-def working_numbers(chain: _Chain, x: Tensor, outputs: int) -> int:
-    """Numbers of a row of x alive while `backward` runs, beside the blocks made: what a layer passes on each way.
-
-    A linear layer has the cotangents on both its sides, a convolution also the library's copies of them.
-    """
-    sizes = []
-    with torch.no_grad():
-        for _, module in chain:
-            sizes.append(x[0].numel())
-            x = module(x.clone())
-    weighted = [i for i, (_, module) in enumerate(chain) if isinstance(module, (nn.Linear, *_CONVOLUTIONS))]
-    convolutions = {i for i in weighted if not isinstance(chain[i][1], nn.Linear)}
-    # What the first layer gets from a convolution is made a few samples at a time.
-    made = weighted[2:] if convolutions.issuperset(weighted[:2]) else weighted[1:]
-    return sum(sizes[1:]) + outputs * max([sizes[i] * (4 if i in convolutions else 2) for i in made], default=0)
 
 
 def filter_derivatives(x: Tensor, at: Cotangents, how: Geometry, bias: bool) -> Tensor:

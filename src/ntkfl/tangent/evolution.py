@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ntkfl.errors import ConfigError, DataError, NumericalError, unknown
 from ntkfl.tangent.jacobian import Jacobian, check_jacobian
-from ntkfl.tangent.losses import AnyLoss, Loss, find_loss
+from ntkfl.tangent.losses import AnyLoss, find_loss
 from ntkfl.tangent.schemes import Solution, descent, finite, flow, kernel_product, krylov_flow, sampled_flow, spectral
 from ntkfl.tangent.solvers import Statistics
 
@@ -138,39 +138,31 @@ def evolve(
     elif scheme == "descent":
         residuals, trajectory, stats = descent(kernel_product(J, kernel, fits), f0, Y, lr, wanted, criterion)
     else:
+
+        def solve(J: Jacobian) -> Solution:
+            integrated = sampled_flow if scheme == "paper" else flow
+            theta = kernel_product(J, kernel, fits)
+            return integrated(theta, f0.to(J.dtype), Y, lr, wanted, criterion, rtol, most_products)
+
         linear = (loss, kernel) == ("mse", "full")
-        solve = sampled_flow if scheme == "paper" else flow
-        how = (solve, criterion, kernel, fits, rtol, most_products)
         residuals, trajectory, stats = (
             krylov_flow(J, f0, Y, lr, wanted, rtol) if linear else None
-        ) or _flow_as_far_as_it_goes(J, f0, Y, lr, wanted, *how)
+        ) or _flow_as_far_as_it_goes(solve, J, len(wanted))
     return Evolution(J, lr, wanted[: len(residuals)], finite(residuals).to(J.dtype), trajectory, stats)
 
 
-def _flow_as_far_as_it_goes(
-    J: Jacobian,
-    f0: Tensor,
-    Y: Tensor,
-    lr: float,
-    steps: Sequence[float],
-    solve: Callable[..., Solution],
-    loss: Loss,
-    kernel: str,
-    fits: bool,
-    rtol: float,
-    most: int | None,
-) -> Solution:
+def _flow_as_far_as_it_goes(solve: Callable[[Jacobian], Solution], J: Jacobian, steps: int) -> Solution:
     """The flow by `solve`; where its error cannot be held, again with products in float64; where that fails too, or
     the cost has no end, the steps that were reached. `Statistics.fallback` says which; `NumericalError` where not one
     was.
     """
-    best = solve(kernel_product(J, kernel, fits), f0, Y, lr, steps, loss, rtol, most)
+    best = solve(J)
     why, dear = best[2].stopped, best[2].exhausted
     if not why:
         return best
     said = ""
     if not dear and J.dtype != torch.float64:
-        again = solve(kernel_product(J.double(), kernel, fits), f0.double(), Y, lr, steps, loss, rtol, most)
+        again = solve(J.double())
         again[2].evaluations += best[2].evaluations
         if len(again[0]) >= len(best[0]):
             best, said = again, "products in float64"
@@ -179,8 +171,8 @@ def _flow_as_far_as_it_goes(
         hint = "take shorter steps or a larger rtol" if dear else "look for extreme rows in the Jacobian"
         hint += "; inputs far from mean 0 and deviation 1 must be scaled first (ntkfl train --standardize)"
         raise NumericalError(f"the flow could not be integrated: {why}; {hint}")
-    if len(residuals) < len(steps):
-        short = f"{len(residuals)} of {len(steps)} candidates"
+    if len(residuals) < steps:
+        short = f"{len(residuals)} of {steps} candidates"
         said = f"{said}, {short}" if said else short
     return residuals, trajectory, replace(stats, fallback=f"{said}: {why}")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from ntkfl.tangent.dense import DenseBlock, products
 from ntkfl.tangent.jacobian import Block, row_norms
-from ntkfl.tangent.linear_product import common_factor, linear_product, rowwise
+from ntkfl.tangent.linear_product import linear_product, rowwise
 
 PAIRED = 1024  # positions, on each side, of which a Gram matrix makes all pairs at a time: 4 MiB
 DENSE_NUMBERS = 2**22  # numbers of a block that a Gram matrix makes dense at a time, on each side
@@ -69,11 +68,6 @@ class FactoredBlock(Block):
     def admits(cls, sample_dim: int, ndim: int, settings: tuple[int, ...]) -> bool:
         """Whether samples may lie along this dimension of the layer's input of `ndim` dimensions."""
         return sample_dim < ndim - 1
-
-    @classmethod
-    def scratch(cls, input: Sequence[int], output: Sequence[int], settings: tuple[int, ...]) -> int:
-        """Numbers a sample needs besides its factors and their product while this is made dense."""
-        return 0
 
     @abstractmethod
     def apply(self, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -263,9 +257,6 @@ class LinearBlock(FactoredBlock):
 
     def gram(self, other: Self) -> Tensor:
         """The cheaper of pairs of positions, T²·(d2·n_out + n_in) operations a pair of samples, and dense rows."""
-        if self.T == 1 and min(len(self.a), len(other.a)) >= _MANY:
-            left, right = self._without_common_factors(other)
-            return left._gram_of_tiles(right, 1, LinearBlock.gram_of_pairs)
         if self.T == 1 or self._pairs_are_cheaper(other, self.T, self.n_in, self.n_out):
             return self._gram_of_tiles(other, self.T, LinearBlock.gram_of_pairs)
         return self._gram_of_dense_rows(other)
@@ -283,32 +274,7 @@ class LinearBlock(FactoredBlock):
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles carry what is stored, not what can be built from it.
-        stored = self.__dict__ | {"_product": None}
-        stored.pop("common_factors", None)
-        return stored
-
-    def _without_common_factors(self, other: Self) -> tuple[LinearBlock, LinearBlock]:
-        """Blocks with the same Gram matrix and one output: where g_nc = M_c ∘ s_n and g'_mc = M'_c ∘ s'_m (in the last
-        layer and the one before it), Σ_c ⟨g_nc, g'_mc⟩ = Σ_j w_j s_nj s'_mj with w = Σ_c M_c ∘ M'_c. T = 1.
-        """
-        mine, theirs = self.common_factors, other.common_factors
-        if mine is None or theirs is None:
-            return self, other
-        (M, s), (M_other, s_other) = mine, theirs
-        weights = (M * M_other).sum(0)
-        if other is self:
-            both = self._with_sensitivities(s * weights.sqrt())
-            return both, both
-        return self._with_sensitivities(s * weights), other._with_sensitivities(s_other)
-
-    @cached_property
-    def common_factors(self) -> tuple[Tensor, Tensor] | None:
-        """M [d2, n_out] and s [N, n_out] with g_nc = M_c ∘ s_n up to a few roundings, where there are such; T = 1."""
-        return common_factor(self.g)
-
-    def _with_sensitivities(self, rows: Tensor) -> LinearBlock:
-        """The same inputs with one output's sensitivities [N, n_out]."""
-        return LinearBlock(self.a, rows.unsqueeze(1), self.weight, self.bias)
+        return self.__dict__ | {"_product": None}
 
     def _inputs(self) -> Tensor:
         """[N·T, n_in]."""
@@ -336,7 +302,6 @@ class LinearBlock(FactoredBlock):
 _PASS = 32  # what reading and writing an N×N' matrix a few times costs, in multiplications
 _WRITTEN = 60  # what writing a derivative and reading it again costs
 _WIDE = 256  # columns from which on a matrix product is fast
-_MANY = 256  # samples from which on looking for common factors costs less than they save
 
 
 def joined(pieces: list[Tensor], dim: int) -> Tensor:

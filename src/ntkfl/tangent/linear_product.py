@@ -45,20 +45,7 @@ def linear_product(a: Tensor, g: Tensor, bias: bool) -> Callable[[Tensor], Tenso
     if is_fast(a):
         across = a.mT.contiguous()
         return lambda R: S.there(_through_weights_across(a, across, S.back(R), bias))
-    if a.device.type == "cpu" or not bias:
-        return lambda R: S.there(_through_weights(a, S.back(R), bias))
-    # A sum over rows is a launch of its own, and as long as a third of the product: a column of ones costs nothing.
-    Z = with_ones(a)
-    return lambda R: S.there(Z @ (Z.mT @ S.back(R)))
-
-
-def with_ones(a: Tensor) -> Tensor:
-    """[a, 1], filled up with zeros to a multiple of four columns, as a GPU likes them."""
-    columns = a.shape[1]
-    Z = a.new_zeros(len(a), -(-(columns + 1) // 4) * 4)
-    Z[:, :columns] = a
-    Z[:, columns] = 1
-    return Z
+    return lambda R: S.there(_through_weights(a, S.back(R), bias))
 
 
 def sensitivities(g: Tensor) -> Sensitivities:
@@ -80,8 +67,8 @@ def identical(g: Tensor) -> bool:
 def common_factor(g: Tensor) -> tuple[Tensor, Tensor] | None:
     """M [d2, n_out] and s [N, n_out] with g_ncj = M_cj s_nj up to a few roundings of each; None if there are none."""
     N, outputs, units = g.shape
-    if outputs < 2 or (N > _FEW and g.device.type == "cpu" and common_factor(g[:_FEW]) is None):
-        return None  # g is no larger than s; or a few rows tell, which on a GPU take as long as all
+    if outputs < 2 or (N > _FEW and common_factor(g[:_FEW]) is None):
+        return None  # g is no larger than s; or a few rows tell
     each = torch.arange(units, device=g.device)
     rows = max(1, CHUNK // (outputs * units))
     row = torch.cat([part.abs().amax(1) for part in torch.split(g, rows)]).argmax(0)

@@ -120,8 +120,7 @@ def _blocks(model: nn.Module, x: Tensor, plan: JacobianPlan) -> Iterator[Block]:
         }
         yield from (blocks.pop(name) for name in parts)
         return
-    weightless = {name for name, module in plan.known.items() if next(module.parameters(), None) is None}
-    recorded = weightless | {part.use.module for part in plan.parts}
+    recorded = {part.use.module for part in plan.parts}
     taped, leaves, f = tapped_forward(model, x, plan.known, recorded, plan.copied)
     _check_paths(taped, leaves, f, len(x), plan)
     calls = [taped[part.use] for part in plan.parts]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ntkfl.errors import ModelError
-from ntkfl.tangent.chain import find_chain, working_numbers
+from ntkfl.tangent.chain import find_chain
 from ntkfl.tangent.dense import agree, pull_back, random_cotangent
 from ntkfl.tangent.jacobian import BlockJacobian
 from ntkfl.tangent.layers.tape import Slot, Use, Uses
@@ -98,8 +98,7 @@ def _by_layers(
         plan = copied
     J = compact(piece(model, probe, plan))
     stored = row_numbers(J)
-    beside = _working(plan, pair, slices) if chain is None else working_numbers(chain, probe, outputs)
-    return replace(plan, stored=stored, working=stored + beside), J
+    return replace(plan, stored=stored, working=stored + _working(plan, pair, slices)), J
 
 
 def two_samples(x: Tensor) -> Tensor:
@@ -192,15 +191,11 @@ def _width(span: slice) -> int:
 
 
 def _working(plan: JacobianPlan, pair: Uses, slices: dict[str, slice]) -> int:
-    """Numbers a row needs while it is differentiated: activations, sensitivities and a copy of them, dense values.
-
-    An upper bound, within a factor of two of the resident memory measured for a CNN, a ResNet, a GRU and a transformer.
-    """
-    calls = [(part.use, a, out) for part in plan.parts for a, out in pair[part.use]]
-    taps = sum(a.numel() + 2 * (1 + plan.outputs) * out.numel() for _, a, out in calls) // 2
-    scratch = max((use.block.scratch(a.shape[1:], out.shape[1:], use.settings) for use, a, out in calls), default=0)
+    """Numbers a row needs while it is differentiated: activations, sensitivities and a copy of them, dense values."""
+    calls = [call for part in plan.parts for call in pair[part.use]]
+    taps = sum(a.numel() + 2 * (1 + plan.outputs) * out.numel() for a, out in calls) // 2
     func = 3 * plan.outputs * sum(_width(slices[p]) for p in (*plan.left, *plan.copied))
-    return taps + scratch + func
+    return taps + func
 
 
 def _takes_copies(model: nn.Module, x: Tensor, plan: JacobianPlan) -> bool:

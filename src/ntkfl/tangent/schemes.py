@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 
 from ntkfl.errors import NumericalError
-from ntkfl.tangent.cuda_graph import replayed
 from ntkfl.tangent.jacobian import Jacobian
 from ntkfl.tangent.krylov import linear_flow
-from ntkfl.tangent.layered import layered_flow
 from ntkfl.tangent.losses import Loss, per_sample
 from ntkfl.tangent.solvers import Statistics, integrate
 
@@ -30,20 +28,10 @@ def finite(values: Tensor) -> Tensor:
     return values
 
 
-class FullKernel:
-    """R ↦ J Jᵀ R."""
-
-    def __init__(self, J: Jacobian) -> None:
-        self.J = J
-
-    def __call__(self, R: Tensor) -> Tensor:
-        return self.J.product(R)
-
-
 def kernel_product(J: Jacobian, kernel: str, fits: bool) -> Product:
     """R ↦ Θ R, [N, d2] -> [N, d2], in the Jacobian's precision; a trace kernel that does not fit is never whole."""
     if kernel == "full":
-        return FullKernel(J)
+        return J.product
     if not fits:
         return J.kernel_product
     H = J.kernel()
@@ -72,22 +60,13 @@ def flow(
     def slope(R: Tensor) -> Tensor:
         return loss.residual(outputs(R), Y).double()
 
-    start = torch.zeros_like(f0, dtype=torch.float64)
-    layered = layered_flow(theta.J, f0, Y, rate, loss) if isinstance(theta, FullKernel) else None
-    rounding *= layered.roundings if layered else 1
-
     # The Jacobian of R' is −(η/N) Λ Θ with Λ the loss's curvature: similar to a symmetric positive one.
-    def curvature(f: Tensor, v: Tensor) -> Tensor:
-        return loss.curvature_product(f, Y, rate * theta(v)).double()
-
-    curved = curvature if layered else replayed(curvature, f0, start)
-
     def stiffness(R: Tensor) -> Product:
         f = outputs(R)
-        return lambda v: curved(f, v)
+        return lambda v: loss.curvature_product(f, Y, rate * theta(v)).double()
 
-    how = (layered, layered.stiffness) if layered else (slope, stiffness)
-    states, stats = integrate(how[0], start, steps, how[1], rtol, rounding, most)
+    start = torch.zeros_like(f0, dtype=torch.float64)
+    states, stats = integrate(slope, start, steps, stiffness, rtol, rounding, most)
     residuals = torch.stack(states) if states else f0.new_empty((0, *f0.shape))
     return residuals, lambda: torch.stack([outputs(R) for R in residuals]), stats
 

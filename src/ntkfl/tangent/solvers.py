@@ -11,12 +11,13 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from ntkfl.tangent.chebyshev import MOST_STAGES, Attempt, Stepper, stepper
-
+DAMPING = 2.0 / 13.0
+MOST_STAGES = 2000
 _MOST_STEPS = 10_000
 MOST_PRODUCTS = 50_000  # flows met so far need hundreds to a few thousand
 _DOUBT = 0.05  # a slope this wrong, relative to the step's, and the state is not trusted
@@ -33,14 +34,13 @@ class Statistics:
     accepted: int = 0
     rejected: int = 0
     worst_error: float = 0.0
-    landed: int = 0  # outputs that could not be interpolated
     stopped: str = ""
     exhausted: bool = False  # stopped for its cost alone: more precision would not help
     fallback: str = ""
 
 
 def integrate(
-    rhs: Callable[[Tensor], Tensor] | Stepper,
+    rhs: Callable[[Tensor], Tensor],
     start: Tensor,
     times: Sequence[float],
     stiffness: Callable[[Tensor], Callable[[Tensor], Tensor]],
@@ -64,23 +64,23 @@ def integrate(
     """
     stats = Statistics()
     y = start.double()
-    with_field = rhs if isinstance(rhs, Stepper) else stepper(rhs, y)
-    slope = with_field.evaluate(y)
+    field = Field(rhs)
+    slope = field(y)
     radius = _Radius(stiffness, slope)
     out: list[Tensor] = []
     keep = collect or out.append
     t, pending = 0.0, deque(times)
     rho = radius(y)
-    h = _first_step(with_field, y, slope, rho, times[-1], rtol) if math.isfinite(rho) else 0.0
+    h = _first_step(field, y, slope, rho, times[-1], rtol) if math.isfinite(rho) else 0.0
     previous_h, previous_error, since_radius = 0.0, 1.0, 0
     allowed = MOST_PRODUCTS if most_products is None else min(most_products, MOST_PRODUCTS)
     while pending:
         if not math.isfinite(rho):
             stats.stopped = f"the kernel's largest eigenvalue is not finite at time {t:.3g} of {times[-1]:.3g}"
             break
-        room = allowed - with_field.evaluations - 1  # of a step's stages; one more evaluation is for its error
+        room = allowed - field.evaluations - 1  # of a step's stages; one more evaluation is for its error
         if stats.accepted + stats.rejected >= _MOST_STEPS or room < 2:
-            cost = f"{stats.accepted + stats.rejected} steps and {with_field.evaluations} products with the kernel"
+            cost = f"{stats.accepted + stats.rejected} steps and {field.evaluations} products with the kernel"
             stats.stopped, stats.exhausted = f"{cost} reached only time {t:.3g} of {times[-1]:.3g}", True
             break
         h = min(h, times[-1] - t)
@@ -88,8 +88,10 @@ def integrate(
         if stages > min(MOST_STAGES, room):
             stages = min(MOST_STAGES, room)
             h = (stages**2 - 1) / (1.54 * rho)
-        attempt = with_field.attempt(y, slope, h, stages)
-        error = attempt.error / (rtol * max(attempt.before, attempt.after, 1e-300))
+        end = chebyshev_step(field, y, slope, h, stages)
+        end_slope = field(end)
+        estimate = torch.sub(y, end).mul_(0.8).add_((slope + end_slope).mul_(0.4 * h))
+        error = float(estimate.norm()) / (rtol * max(float(y.norm()), float(end.norm()), 1e-300))
         if not math.isfinite(error) or error > 1.0:
             stats.rejected += 1
             h *= 0.1 if not math.isfinite(error) else max(0.1, 0.8 / error ** (1 / 3))
@@ -99,9 +101,8 @@ def integrate(
                 break
             continue
         while pending and pending[0] <= t + h * (1 + 1e-12):
-            state, landed = _between(with_field, pending.popleft() - t, h, (y, slope), attempt, rho, rounding)
-            keep(state)
-            stats.landed += landed
+            at = pending.popleft() - t
+            keep(_between(field, at, h, (y, slope), (end, end_slope), rho, rounding))
         # Predictive controller of the reference implementation: the trend of the error over the last two steps.
         factor = 0.8 / max(error, 1e-10) ** (1 / 3)
         if previous_h:
@@ -109,21 +110,64 @@ def integrate(
         previous_h, previous_error = h, max(error, 1e-10)
         t += h
         h *= min(10.0, max(0.1, factor))
-        y, slope = attempt.state, attempt.slope
+        y, slope = end, end_slope
         stats.accepted += 1
         stats.worst_error = max(stats.worst_error, error * rtol)
         since_radius += 1
         if since_radius >= _RADIUS_EVERY and pending:
             rho, since_radius = radius(y), 0
-    stats.evaluations = with_field.evaluations + radius.products
+    stats.evaluations = field.evaluations + radius.products
     return out, stats
 
 
-def _first_step(field: Stepper, y: Tensor, slope: Tensor, rho: float, end: float, rtol: float) -> float:
+class Field:
+    """F, and how often it was evaluated."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        self.function, self.evaluations = function, 0
+
+    def __call__(self, y: Tensor) -> Tensor:
+        self.evaluations += 1
+        return self.function(y)
+
+
+def chebyshev_step(field: Callable[[Tensor], Tensor], y: Tensor, slope: Tensor, h: float, stages: int) -> Tensor:
+    """One step of size h from y with F(y) = slope, by the method of `stages` stages: a three-term recursion."""
+    first, coefficients = _coefficients(stages)
+    before, current = y, torch.add(y, slope, alpha=first * h)
+    for mu, nu, mu_tilde, gamma_tilde in coefficients:
+        fresh = field(current).mul_(mu_tilde * h)
+        fresh.add_(current, alpha=mu).add_(before, alpha=nu)
+        fresh.add_(y, alpha=1 - mu - nu).add_(slope, alpha=gamma_tilde * h)
+        before, current = current, fresh
+    return current
+
+
+@lru_cache(maxsize=512)
+def _coefficients(stages: int) -> tuple[float, tuple[tuple[float, float, float, float], ...]]:
+    """μ̃_1 and, for j = 2 … s, (μ_j, ν_j, μ̃_j, γ̃_j), from Chebyshev polynomials and their derivatives at w0."""
+    w0 = 1 + DAMPING / stages**2
+    T, D, DD = [1.0, w0], [0.0, 1.0], [0.0, 0.0]
+    for j in range(2, stages + 1):
+        T.append(2 * w0 * T[j - 1] - T[j - 2])
+        D.append(2 * w0 * D[j - 1] - D[j - 2] + 2 * T[j - 1])
+        DD.append(2 * w0 * DD[j - 1] - DD[j - 2] + 4 * D[j - 1])
+    w1 = D[stages] / DD[stages]
+    b = [0.0, 0.0] + [DD[j] / D[j] ** 2 for j in range(2, stages + 1)]
+    b[0] = b[1] = b[2]
+    a = [1 - b[j] * T[j] for j in range(stages + 1)]
+    rows = []
+    for j in range(2, stages + 1):
+        mu_tilde = 2 * b[j] * w1 / b[j - 1]
+        rows.append((2 * b[j] * w0 / b[j - 1], -b[j] / b[j - 2], mu_tilde, -a[j - 1] * mu_tilde))
+    return b[1] * w1, tuple(rows)
+
+
+def _first_step(field: Field, y: Tensor, slope: Tensor, rho: float, end: float, rtol: float) -> float:
     """A first step from the second derivative met by one Euler step, as the reference implementation does."""
     h = min(end, 1.0 / rho) if rho > 0 else end
     trial = y + h * slope
-    change = float((field.evaluate(trial) - slope).norm()) * h
+    change = float((field(trial) - slope).norm()) * h
     size = max(float(trial.norm()), 1e-300) * rtol
     return min(end, h / math.sqrt(max(change / size, 1e-6)) * 0.1)
 
@@ -157,26 +201,32 @@ def _stages(h: float, rho: float) -> int:
 
 
 def _between(
-    field: Stepper, at: float, h: float, start: tuple[Tensor, Tensor], end: Attempt, rho: float, rounding: float
-) -> tuple[Tensor, bool]:
-    """The state at time `at` into a step of size h, interpolated; or, and then True, by a step of its own to there.
+    field: Field,
+    at: float,
+    h: float,
+    start: tuple[Tensor, Tensor],
+    end: tuple[Tensor, Tensor],
+    rho: float,
+    rounding: float,
+) -> Tensor:
+    """The state at time `at` into a step of size h, interpolated; or by a step of its own to there.
 
     A step damps the rounding of its slopes; interpolation adds up to h/7 of it to the state, and the stiffest
     directions multiply it by ρ again: in float32 the outputs between two ends can be wrong where both ends are right.
     Where that might be, F is asked whether the cubic's slope is its own.
     """
-    y, slope = start
+    (y, slope), (y1, slope1) = start, end
     s = at / h
-    state = _hermite(s, h, y, slope, end.state, end.slope)
+    state = _hermite(s, h, y, slope, y1, slope1)
     if s > 1 - 1e-9 or not rounding:
-        return state, False
-    size = max(end.speed_before, end.speed)
-    if rho * rho * h * rounding / 7 * end.after <= _DOUBT * size:
-        return state, False
-    cubic = (end.state - y) * (6 * s * (1 - s) / h) + slope * ((1 - s) * (1 - 3 * s)) + end.slope * (s * (3 * s - 2))
-    if float((field.evaluate(state) - cubic).norm()) <= _DOUBT * size:
-        return state, False
-    return field.step(y, slope, at, _stages(at, rho)), True
+        return state
+    size = max(float(slope.norm()), float(slope1.norm()))
+    if rho * rho * h * rounding / 7 * float(y1.norm()) <= _DOUBT * size:
+        return state
+    cubic = (y1 - y) * (6 * s * (1 - s) / h) + slope * ((1 - s) * (1 - 3 * s)) + slope1 * (s * (3 * s - 2))
+    if float((field(state) - cubic).norm()) <= _DOUBT * size:
+        return state
+    return chebyshev_step(field, y, slope, at, _stages(at, rho))
 
 
 def _hermite(s: float, h: float, y0: Tensor, f0: Tensor, y1: Tensor, f1: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,6 @@ MOST_ARRAYS = 64  # of a small message
 _ARRAY_BYTES = 4096  # of a large one, for each more
 _HEADER = struct.Struct("<4sBBIH")
 _CRC = struct.Struct("<I")
-CHECKSUM = _CRC.size
 _DTYPES = (
     (torch.float32, np.dtype("<f4")),
     (torch.float64, np.dtype("<f8")),
@@ -47,36 +46,18 @@ _CODE = {dtype: i for i, (dtype, _) in enumerate(_DTYPES)}
 
 def pack(kind: int, round: int, arrays: Mapping[str, Tensor]) -> bytes:
     """The container's bytes. Arrays may live on any device and have any strides."""
-    parts = pack_parts(kind, round, arrays)
-    crc = 0
-    for part in parts:
-        crc = zlib.crc32(part, crc)
-    return b"".join((*parts, _CRC.pack(crc)))
-
-
-def pack_parts(kind: int, round: int, arrays: Mapping[str, Tensor]) -> list[bytes | memoryview]:
-    """All but the checksum, in parts to be joined: arrays that are such bytes in memory are not copied."""
     parts: list[bytes | memoryview] = [pack_header(kind, round, arrays)]
     for tensor in arrays.values():
         dtype = _DTYPES[_CODE[tensor.dtype]][1]
         values = np.ascontiguousarray(tensor.detach().cpu().numpy().astype(dtype, copy=False))
         parts.append(values.reshape(-1).view(np.uint8).data)
-    check_arrays(len(arrays), sum(map(len, parts)) + _CRC.size)
-    return parts
-
-
-def check_arrays(count: int, size: int) -> None:
-    """`MessageError` where a message of `size` bytes would have more arrays than it may."""
-    if count > most_arrays(size):
-        raise MessageError(f"{count} arrays in {size} bytes are more than a message may have: use codec 'dense'")
-
-
-def pack_into(room: NDArray[np.uint8], parts: Sequence[bytes | memoryview]) -> memoryview:
-    """The container of these parts in a room that is large enough."""
-    size = sum(map(len, parts))
-    np.concatenate([np.frombuffer(part, np.uint8) for part in parts], out=room[:size])
-    _CRC.pack_into(room.data, size, zlib.crc32(room.data[:size]))
-    return room.data[: size + _CRC.size]
+    size = sum(map(len, parts)) + _CRC.size
+    if len(arrays) > most_arrays(size):
+        raise MessageError(f"{len(arrays)} arrays in {size} bytes are more than a message may have: use codec 'dense'")
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    return b"".join((*parts, _CRC.pack(crc)))
 
 
 def pack_header(kind: int, round: int, arrays: Mapping[str, Tensor]) -> bytes:
@@ -96,14 +77,8 @@ def most_arrays(size: int) -> int:
     return MOST_ARRAYS + size // _ARRAY_BYTES
 
 
-def unpack(
-    payload: bytes | memoryview, crc: int | None = None, copy: bool = True
-) -> tuple[int, int, dict[str, Tensor]]:
-    """(kind, round, arrays) of a container; `MessageError` for anything that is not exactly one.
-
-    `crc` is the CRC-32 of all but its last four bytes, where somebody has computed it. Without `copy`, arrays that lie
-    in the payload as this machine wants them stay there.
-    """
+def unpack(payload: bytes | memoryview) -> tuple[int, int, dict[str, Tensor]]:
+    """(kind, round, arrays) of a container; `MessageError` for anything that is not exactly one."""
     if len(payload) < _HEADER.size + _CRC.size:
         raise MessageError(f"a message of {len(payload)} bytes is shorter than any message")
     magic, version, kind, round, count = _HEADER.unpack_from(payload)
@@ -114,7 +89,7 @@ def unpack(
     if count > most_arrays(len(payload)):
         raise MessageError(f"{count} arrays in {len(payload)} bytes are more than a message may have")
     body = memoryview(payload)[: -_CRC.size]
-    if (zlib.crc32(body) if crc is None else crc) != _CRC.unpack_from(payload, len(body))[0]:
+    if zlib.crc32(body) != _CRC.unpack_from(payload, len(body))[0]:
         raise MessageError("the message was damaged on its way: its checksum does not match")
     heads: list[tuple[str, int, tuple[int, ...]]] = []
     at = _HEADER.size
@@ -140,8 +115,7 @@ def unpack(
             raise MessageError(f"array {name!r} of shape {list(shape)} does not fit into the message")
         try:
             values: NDArray[Any] = np.ndarray(shape, dtype, body, at)
-            moved = copy or not values.flags.aligned
-            arrays[name] = torch.from_numpy(values.astype(dtype.newbyteorder("="), copy=moved))
+            arrays[name] = torch.from_numpy(values.astype(dtype.newbyteorder("=")))
         except (ValueError, TypeError, OverflowError, RuntimeError):  # no numbers, in a shape too large to be one
             raise MessageError(f"array {name!r} cannot have the shape {list(shape)}") from None
         at += size

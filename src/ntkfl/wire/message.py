@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ntkfl.devices import joined_on, to_host
 from ntkfl.errors import MessageError, NotFinite, unknown
-from ntkfl.wire.container import pack, pack_header, pack_parts, unpack
+from ntkfl.wire.container import pack, pack_header, unpack
 
 # What a message is for; the position is the byte on the wire.
 KINDS = ("weights", "upload", "candidates", "losses", "update", "data", "evaluate", "counts")
@@ -32,11 +31,7 @@ class Message:
             raise unknown("kind of message", self.kind, KINDS)
 
     def encode(self) -> bytes:
-        return pack(KINDS.index(self.kind), self.round, self.here().arrays)
-
-    def encoded_parts(self) -> list[bytes | memoryview]:
-        """The same without its checksum, in parts for `pack_into`."""
-        return pack_parts(KINDS.index(self.kind), self.round, self.arrays)
+        return pack(KINDS.index(self.kind), self.round, self.arrays)
 
     @property
     def nbytes(self) -> int:
@@ -44,19 +39,16 @@ class Message:
         return sum(array.nbytes for array in self.arrays.values())
 
     def here(self) -> Message:
-        """The same in this machine's memory, by few copies; itself, where it is there."""
-        if all(array.device.type == "cpu" for array in self.arrays.values()):
-            return self
-        return replace(self, arrays=dict(zip(self.arrays, to_host(list(self.arrays.values())), strict=True)))
+        """The same in this machine's memory."""
+        return replace(self, arrays={name: array.cpu() for name, array in self.arrays.items()})
 
     def header(self) -> bytes:
         """What its encoding begins with: kind, round, and the names, types and shapes of its arrays."""
         return pack_header(KINDS.index(self.kind), self.round, self.arrays)
 
     @staticmethod
-    def decode(payload: bytes | memoryview, crc: int | None = None, copy: bool = True) -> Message:
-        """The message of these bytes; `crc` and `copy` as for `unpack`."""
-        kind, round, arrays = unpack(payload, crc, copy)
+    def decode(payload: bytes | memoryview) -> Message:
+        kind, round, arrays = unpack(payload)
         if kind >= len(KINDS):
             raise MessageError(f"message kind {kind} is unknown")
         return Message(KINDS[kind], round, arrays)
@@ -129,31 +121,6 @@ def join_rows(rows: Sequence[Message]) -> Message:
         else:
             raise MessageError(f"rows whose {name!r} differ")
     return Message(first.kind, first.round, arrays)
-
-
-def stack_messages(messages: Sequence[Message], device: torch.device) -> tuple[Message, list[int]]:
-    """One message of the rows of all, in order and on `device`, and how many rows each had. They must agree in kind,
-    round, and the names, types and shapes of their arrays, and every array of a message have as many rows, one or more.
-    """
-    first, counts = messages[0], []
-    for message in messages:
-        if (message.kind, message.round, list(message.arrays)) != (first.kind, first.round, list(first.arrays)):
-            raise MessageError("messages of different kinds or rounds")
-        rows = {a.shape[0] if a.ndim else 0 for name, a in message.arrays.items() if not describes(name)}
-        if len(rows) != 1 or 0 in rows:
-            raise MessageError(f"a {message.kind!r} message does not have one row a sample")
-        counts.append(rows.pop())
-    rows_of: dict[str, list[Tensor]] = {}
-    for name, array in first.arrays.items():
-        same = [message.arrays[name] for message in messages]
-        if any((a.dtype, a.shape[1:]) != (array.dtype, array.shape[1:]) for a in same):
-            raise MessageError(f"messages whose {name!r} differ in type or shape")
-        if not describes(name):
-            rows_of[name] = same
-        elif not all(torch.equal(a, array) for a in same):
-            raise MessageError(f"messages whose {name!r} differ")
-    joined = dict(zip(rows_of, joined_on(device, list(rows_of.values())), strict=True))
-    return Message(first.kind, first.round, dict(first.arrays) | joined), counts
 
 
 def describes(name: str) -> bool:

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from ntkfl_experiments.backbone import averaging, private, sums
+from ntkfl_experiments.backbone import averaging, private
 from ntkfl_experiments.backbone.measure import KFAC, RIDGE
-from ntkfl_experiments.backbone.trials import CHOSEN_ON, PARTITIONS, SEEDS, HeadTrial, Table, unit
+from ntkfl_experiments.backbone.trials import CHOSEN_ON, PARTITIONS, SEEDS, HeadTrial, Table
 from ntkfl_experiments.backbone.tuning import folded
 from torch import nn
 
@@ -63,19 +63,6 @@ def test_the_best_setting_is_by_mean_over_seeds() -> None:
     assert averaging.best(trials, found).name == "b"
     assert averaging.best(trials[::2], found, last=1).name == "a"
     assert averaging.at_the_edge("fedavg", {"lr": 3.0, "local_steps": 50}) == ["lr"]
-
-
-def test_samples_of_unit_inputs_have_one_norm() -> None:
-    x = unit(torch.randn(5, 2048, generator=torch.Generator().manual_seed(0)) * torch.arange(1, 6).unsqueeze(1))
-    for part in (x[:, :1280], x[:, 1280:]):
-        assert torch.allclose(part.norm(dim=1), torch.full((5,), 32.0), rtol=1e-5)  # √(2048 / 2)
-        assert float(part.mean(1).abs().max()) < 1e-5
-
-
-def test_fewer_bits_cost_little(table: Table) -> None:
-    found = sums.quantised(table, 20, "last", "cpu")
-    assert found["8 bits"]["bytes_up"] < found["float16"]["bytes_up"] < found["float32"]["bytes_up"]
-    assert abs(found["8 bits"]["accuracy"] - found["float32"]["accuracy"]) < 3
 
 
 def test_a_folded_layer_is_the_convolution_and_its_normalisation() -> None:

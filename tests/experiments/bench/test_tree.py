@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 import torch
-from ntkfl_experiments.bench.rows import Setting
-from ntkfl_experiments.bench.tree import FAN, add_up, climb, depth, through_a_tree, trained_with, tree
+from ntkfl_experiments.bench.tree import FAN, add_up, climb, through_a_tree, trained_with
 
 from ntkfl.methods import ClientRound, SumNTKFL, Task
 from ntkfl.privacy.randomness import Randomness
@@ -39,10 +38,6 @@ def test_every_client_is_added_once_and_no_level_holds_more_than_a_total(clients
     assert asked == list(range(clients))
     assert int(total.arrays["count"]) == clients
     assert held == [1, 1]
-
-
-def test_levels() -> None:
-    assert [depth(n) for n in (1, 2, FAN, FAN + 1, FAN**2, FAN**4)] == [0, 1, 1, 2, 2, 4]
 
 
 def test_the_servers_step_is_that_of_the_flat_sum() -> None:
@@ -79,11 +74,3 @@ def test_a_round_by_a_tree_and_one_by_train_send_the_same_bytes() -> None:
     assert through["reply"] == trained["reply"]
     assert through["depth"] == 2
     assert 0 < through["adding"] < through["seconds"]
-
-
-@pytest.mark.long
-def test_suite() -> None:
-    rows = tree(Setting(quick=True))
-    assert [row.what for row in rows] == [f"{n} clients, {how}" for how in ("a tree", "ntkfl.train") for n in (6, 20)]
-    assert all(row.seconds > 0 and row.details["peak"] > 1e7 for row in rows)
-    assert "for each further client" in rows[-1].note

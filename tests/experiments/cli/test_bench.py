@@ -12,8 +12,6 @@ from ntkfl_experiments.bench import SUITES
 from ntkfl_experiments.cli.bench import bench
 from typer.testing import CliRunner
 
-from ntkfl.errors import ConfigError
-
 app = typer.Typer()
 app.command()(bench)
 
@@ -36,19 +34,3 @@ def test_quick_run_writes_what_it_prints(tmp_path: Path) -> None:
     assert all(math.isfinite(row["seconds"]) for row in content["rows"])
     assert content["machine"]["gflops"] > 0
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_chosen_suites_only() -> None:
-    output = _run("kernel", "kernel", "--quick")
-    assert output.count("kernel: ") == 1
-    assert "round: " not in output
-
-
-def test_unknown_suite() -> None:
-    with pytest.raises(ConfigError, match="unknown bench suite 'kernels': did you mean 'kernel'"):
-        _run("kernels", "--quick")
-
-
-def test_nowhere_to_write_is_said_first(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no folder"):
-        _run("--quick", "--json", tmp_path / "missing" / "bench.json")

@@ -21,15 +21,6 @@ def test_without_a_name_it_lists_all(tmp_path: Path) -> None:
     assert "lemma4" in names
 
 
-def test_wrong_names_are_one_line(tmp_path: Path) -> None:
-    for arguments, message in ((("fig4d",), "unknown item 'fig4d'"), (("fig3", "--scale", "half"), "unknown scale")):
-        done = ntkfl(*arguments, where=tmp_path)
-        assert done.returncode == 2
-        assert message in done.stderr
-        assert "Traceback" not in done.stderr
-    assert not any(tmp_path.iterdir())
-
-
 def test_an_item_leaves_its_files_and_is_not_worked_out_twice(tmp_path: Path) -> None:
     first = ntkfl("lemma3", where=tmp_path)
     assert first.returncode == 0, first.stderr

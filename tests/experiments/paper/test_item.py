@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 from ntkfl_experiments.paper.item import Beside, Context, Findings, Item, ItemResult, Verdict
-from ntkfl_experiments.paper.record import commit, devices, folder_of, judge_again, write
-
-from ntkfl.errors import ConfigError
+from ntkfl_experiments.paper.record import commit, folder_of, write
 
 
 def test_an_answer_is_computed_once_and_an_interrupted_list_goes_on(tmp_path: Path) -> None:
@@ -31,12 +29,6 @@ def test_an_answer_is_computed_once_and_an_interrupted_list_goes_on(tmp_path: Pa
         context.cells("squares", keys, square)
     assert context.cells("squares", keys, square) == [1, 4, 9]
     assert asked == [1, 2, 3, 3]
-
-
-def test_different_questions_about_one_key_have_different_answers(tmp_path: Path) -> None:
-    context = Context("quick", tmp_path / "item")
-    assert context.cells("a", [{"n": 1}], lambda key: "a") == ["a"]
-    assert context.cells("b", [{"n": 1}], lambda key: "b") == ["b"]
 
 
 def test_an_answer_is_the_same_computed_or_read(tmp_path: Path) -> None:
@@ -74,29 +66,3 @@ def test_a_quick_look_never_replaces_a_result(tmp_path: Path) -> None:
     assert "- its width: 3" in text
     assert "- we chose n" in text
     assert (tmp_path / "fig0" / "figure.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_stored_result_is_judged_again_and_keeps_its_data(tmp_path: Path) -> None:
-    write(tmp_path, ITEM, outcome(), "full", "ntkfl reproduce fig0", 2.0)
-    before = json.loads((tmp_path / "result.json").read_text())
-    stricter = Item("fig0", "a figure", ITEM.run, lambda data: ([Verdict("it falls", "0.1", "0.2", True)], []))
-    claims, beside = judge_again(tmp_path, stricter)
-    after = json.loads((tmp_path / "result.json").read_text())
-    assert ([c.holds for c in claims], beside) == ([True], [])
-    assert [f["holds"] for f in after["findings"]] == [True]
-    assert {k: v for k, v in after.items() if k not in ("findings", "beside")} == {
-        k: v for k, v in before.items() if k not in ("findings", "beside")
-    }
-    assert "| it falls | 0.1 | 0.2 | holds |" in (tmp_path / "findings.md").read_text()
-    with pytest.raises(ConfigError, match="no result of fig0"):
-        judge_again(tmp_path / "elsewhere", ITEM)
-
-
-def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot write"):
-        write(tmp_path / "file" / "fig0", ITEM, outcome(), "full", "", 0)
-
-
-def test_devices_are_found_at_any_depth() -> None:
-    assert devices({"a": {"b": [{"devices": ["gpu"]}]}, "c": 1}) == ["gpu"]

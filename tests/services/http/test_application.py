@@ -10,7 +10,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ntkfl.version import __version__
 from tests.services.example_service import caller, error, make, start
 from tests.services.processes import Process
 
@@ -32,22 +31,6 @@ def client(process: Process, folder: Path) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_health(client: httpx.Client) -> None:
-    response = client.get("/health")
-    assert response.json() == {"status": "ok", "service": "front", "version": __version__}
-    assert response.headers["cache-control"] == "no-store"
-    assert "server" not in response.headers
-
-
-def test_errors_have_one_shape(client: httpx.Client) -> None:
-    assert error(client.get("/refused")) == (409, "replayed")
-    assert client.get("/refused").json()["message"] == "two lines"
-    assert error(client.get("/nowhere")) == (404, "not-found")
-    assert error(client.get("/size")) == (405, "method-not-allowed")
-    assert error(client.get("/docs")) == (404, "not-found")
-    assert error(client.get("/openapi.json")) == (404, "not-found")
-
-
 def test_what_is_unexpected_tells_no_details(client: httpx.Client, process: Process) -> None:
     response = client.get("/broken")
     assert error(response) == (500, "internal")
@@ -56,35 +39,3 @@ def test_what_is_unexpected_tells_no_details(client: httpx.Client, process: Proc
     record = next(line for line in map(json.loads, process.err) if line["event"] == "internal-error")
     assert (record["level"], record["error"], record["service"]) == ("error", "ValueError", "front")
     assert re.fullmatch(r"program.py:\d+", record["where"])
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"token": "s3cret", "number": "s3cret"}',
-        b'{"token": "s3cret", "number": 1, "s3cret": 2}',
-        b'{"token": ["s3cret"], "number": 1}',
-        b'{"number": "s3cret"}',
-        b'{"token": "s3cret"',
-        b'"s3cret"',
-        b"",
-    ],
-)
-def test_what_is_invalid_is_not_echoed(client: httpx.Client, body: bytes) -> None:
-    response = client.post("/body", content=body, headers={"content-type": "application/json"})
-    assert error(response) == (422, "invalid")
-    assert "s3cret" not in response.text
-
-
-@pytest.mark.parametrize("body", [b"\xff\xfe", b"[" * 50_000, b"1" * 5000])
-def test_json_that_breaks_parsers_is_refused(client: httpx.Client, body: bytes) -> None:
-    status, _ = error(client.post("/body", content=body, headers={"content-type": "application/json"}))
-    assert status in (400, 422)
-
-
-def test_no_answer_is_a_redirect(client: httpx.Client) -> None:
-    for path in ("/size/", "/health/", "//health", "/body/?x=1"):
-        response = client.post(path, headers={"host": "attacker.example"})
-        assert error(response) == (404, "not-found"), path
-        assert "location" not in response.headers
-        assert "attacker.example" not in response.text

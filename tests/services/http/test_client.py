@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import logging
-import re
 import socket
 import ssl
 import threading
@@ -16,13 +14,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from ntkfl.crypto.row_frames import FRAME_BYTES
 from ntkfl.errors import MessageError
-from ntkfl.services.http.client import ANNOUNCED, SMALL, HttpClient
-from ntkfl.services.shuffler.client import ShufflerClient
+from ntkfl.services.http.client import SMALL, HttpClient
 from ntkfl.services.shuffler.revocations import Revocations
-from ntkfl.services.shuffler.schemas import MAX_BODY
-from tests.deployment.federation import Deployment
 from tests.services.example_service import make
 
 ENDLESS = 1 << 40
@@ -31,37 +25,6 @@ ENDLESS = 1 << 40
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("client"))
-
-
-def test_a_service_that_is_not_there_is_said_at_once_and_when_it_is_back(
-    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One line when nobody answers, though it tries many times, and one when somebody does."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    client = HttpClient(f"https://127.0.0.1:{port}", folder / "ca.pem", patience=20)
-    monkeypatch.setattr(logging.getLogger("ntkfl.services"), "propagate", True)
-    monkeypatch.setattr(logging.getLogger("ntkfl.services"), "handlers", [])  # another test may have left one
-    caplog.set_level(logging.INFO, "ntkfl.services")
-    answers: list[int] = []
-    problems: list[str | None] = []
-    client.on_problem = problems.append
-    asking = threading.Thread(target=lambda: answers.append(client.ask("GET", "/x").status_code))
-    asking.start()
-    while not caplog.messages:
-        asking.join(0.02)
-    assert re.fullmatch(
-        rf"{client.url} cannot be reached \(.*refused\); tries again, 20 s more at most", caplog.messages[0]
-    )
-    asking.join(0.5)
-    assert len(caplog.messages) == 1
-    head = b"HTTP/1.1 200 OK\r\ncontent-length: 2"
-    with closing(Talker(folder, head, b"{}", port=port)):
-        asking.join(10)
-    assert answers == [200]
-    assert caplog.messages[1:] == [f"{client.url} answers again"]
-    assert len(problems) == 2
-    assert problems == [caplog.messages[0].partition(";")[0], None]  # as long as it lasts
 
 
 class Talker:
@@ -125,34 +88,6 @@ def test_a_packed_answer_is_refused_before_it_is_unpacked(folder: Path) -> None:
     head = f"HTTP/1.1 200 OK\ncontent-encoding: gzip\ncontent-length: {len(packed)}"
     with talking(folder, head, packed) as talker, pytest.raises(MessageError, match="packed bytes"):
         HttpClient(talker.url, folder / "ca.pem", patience=1).ask("GET", "/x")
-
-
-def test_an_answer_of_just_the_size_is_read(folder: Path) -> None:
-    with talking(folder, f"HTTP/1.1 200 OK\ncontent-length: {SMALL}", b"7" * SMALL) as talker:
-        assert HttpClient(talker.url, folder / "ca.pem", patience=1).ask("GET", "/x").content == b"7" * SMALL
-
-
-def test_an_announcement_may_have_what_the_shuffler_takes() -> None:
-    assert ANNOUNCED == MAX_BODY
-
-
-def test_released_rows_are_bounded_by_what_was_asked_for(tmp_path: Path) -> None:
-    deployment = Deployment(tmp_path)
-    own = deployment.folder / "shuffler"
-    with talking(own, "HTTP/1.1 200 OK", ENDLESS, files=("tls.pem", "tls-key.pem")) as talker:
-        peers = deployment.peers.model_copy(
-            update={"shuffler": deployment.peers.shuffler.model_copy(update={"aggregator_url": talker.url})}
-        )
-        client = ShufflerClient(peers, deployment.folder / "aggregator")
-        client.http.patience = 0
-        deployment.urls = {"shuffler-aggregator": talker.url}
-        batch = deployment.batch("ada", "bob", max_rows=1000, row_bytes=500)
-        with suppress(MessageError):  # the answer to this one is endless too
-            client.publish(deployment.aggregator().signed(batch))
-        most = FRAME_BYTES + 2 * 1000 * 500
-        with pytest.raises(MessageError, match=f"more than the {most} bytes"):
-            client.release(deployment.announced[batch.key])
-        deployment.hang_up()
 
 
 def test_an_endless_list_of_revoked_clients_changes_nothing(

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import ntkfl.services
-from ntkfl.errors import Refused
-from ntkfl.services.http.refusals import STATUS_OF, refusal_response
-from ntkfl.services.http.signing import Unauthenticated
+from ntkfl.services.http.refusals import STATUS_OF
 from ntkfl.services.shuffler.batch import CLOSED
 
 SERVICES = Path(ntkfl.services.__file__).parent
@@ -40,28 +35,3 @@ def documented() -> dict[int, set[str]]:
     text = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
     rows = re.findall(r"^\| (\d{3}) \| (`[^|]+) \|", text, flags=re.MULTILINE)
     return {int(status): set(re.findall("`([a-z-]+)`", reasons)) for status, reasons in rows}
-
-
-def test_statuses_are_those_of_the_protocol() -> None:
-    table = documented()
-    assert table.pop(401) == set(raised("Unauthenticated"))
-    assert table == {status: {r for r, s in STATUS_OF.items() if s == status} for status in STATUS_OF.values()}
-
-
-def test_a_refusal_is_one_line_and_says_when_to_retry() -> None:
-    for reason, status in STATUS_OF.items():
-        response = refusal_response(Refused(reason, "two\nlines"))
-        assert response.status_code == status
-        assert json.loads(response.body) == {"error": reason, "message": "two lines"}
-        assert ("retry-after" in response.headers) == (status in (429, 503))
-
-
-def test_a_request_that_nobody_signed_is_a_401_whatever_its_reason() -> None:
-    assert set(raised("Unauthenticated")) == {"unsigned", "ended", "unauthenticated"}
-    for reason in raised("Unauthenticated"):
-        assert refusal_response(Unauthenticated(reason, "line")).status_code == 401
-
-
-def test_a_reason_without_a_status_is_a_mistake_of_the_service() -> None:
-    with pytest.raises(KeyError):
-        refusal_response(Refused("no-such-reason", "line"))

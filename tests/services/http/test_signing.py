@@ -53,11 +53,6 @@ def test_a_signature_is_for_one_method_path_and_body(asked: tuple[str, str, byte
     assert refused.value.reason == "unauthenticated"
 
 
-def test_another_s_credential_is_of_no_use() -> None:
-    with pytest.raises(Unauthenticated, match="cannot be believed"):
-        check_request(sign_request(ISSUED, SigningKey.generate(), *ASK), SERVER.public, "f", *ASK)
-
-
 @pytest.mark.parametrize("missing", [CREDENTIAL_HEADER, DIGEST_HEADER, SIGNATURE_HEADER])
 def test_an_unsigned_request_is_refused_with_what_it_lacks(missing: str) -> None:
     headers = sign_request(ISSUED, CLIENT, *ASK)
@@ -65,13 +60,6 @@ def test_an_unsigned_request_is_refused_with_what_it_lacks(missing: str) -> None
     with pytest.raises(Unauthenticated) as refused:
         check_request(headers, SERVER.public, "f", *ASK)
     assert refused.value.reason == "unsigned"
-
-
-@pytest.mark.parametrize("signature", ["", "?", "AAAA", "\N{GREEK SMALL LETTER RHO}"])
-def test_a_signature_that_is_none_is_refused(signature: str) -> None:
-    headers = sign_request(ISSUED, CLIENT, *ASK) | {SIGNATURE_HEADER: signature}
-    with pytest.raises(Unauthenticated, match="cannot be believed"):
-        check_request(headers, SERVER.public, "f", *ASK)
 
 
 def test_the_client_is_known_before_the_body_is_there() -> None:

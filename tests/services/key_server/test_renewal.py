@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
 import pytest
 
-from ntkfl.crypto import certificates
 from ntkfl.crypto.credentials import Credential
 from ntkfl.errors import Refused
-from ntkfl.flower import folders
-from ntkfl.services.http.client import HttpClient
 from ntkfl.services.key_server import client as identity_module
 from ntkfl.services.key_server.client import Identity
 from ntkfl.services.key_server.store import KeyServer
-from tests.deployment.federation import PREFIX, Deployment, refused, valid
+from tests.deployment.federation import Deployment, refused, valid
 from tests.services.fixtures import EnrollingClient
 
 
@@ -58,12 +52,6 @@ def new_client(deployment: Deployment, operator: KeyServer, name: str) -> Path:
 
 def read(deployment: Deployment, issued: str) -> Credential:
     return Credential.check(issued, deployment.signer.public, deployment.peers.federation, allow_expired=True)
-
-
-def said_to_end(deployment: Deployment, client: str, seconds: int) -> None:
-    """In the key server's state."""
-    with closing(sqlite3.connect(deployment.folder / "key-server" / "state.sqlite")) as db, db:
-        db.execute("UPDATE clients SET ends = ? WHERE name = ?", (int(time.time()) + seconds, client))
 
 
 def test_both_services_refuse_a_credential_that_has_ended(deployment: Deployment, client: EnrollingClient) -> None:
@@ -104,29 +92,6 @@ class Later:
         return time.monotonic() + self._seconds
 
 
-def test_a_client_renews_by_itself_before_the_end_and_without_enrolling(
-    deployment: Deployment, operator: KeyServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = new_client(deployment, operator, "steady")
-    own = Identity.of(folder)
-    (folder / "token").unlink()
-    first = own.credential
-    assert own.current() == first  # there is time
-    shuffler = HttpClient(deployment.urls["shuffler"], folder / "ca.pem").identify(own.current, own.signing)
-    operator.set_lifetime(7200)
-    monkeypatch.setattr(identity_module, "time", Later(2450))  # more than two thirds of the hour
-    shuffler.ask("POST", f"{PREFIX}/hello")
-    second = own.credential
-    assert second != first
-    before, after = read(deployment, first), read(deployment, second)
-    assert after.ends - before.ends >= 3600
-    assert replace(after, issued=0, ends=0) == replace(before, issued=0, ends=0)  # the same client, keys and role
-    assert (folder / "credential").read_text() == second
-    assert (folder / "credential").stat().st_mode & 0o777 == 0o600
-    assert Identity.of(folder).credential == second
-    assert not list(folder.glob("*.part"))
-
-
 def test_a_revoked_client_cannot_renew(
     deployment: Deployment, operator: KeyServer, client: EnrollingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,74 +107,8 @@ def test_a_revoked_client_cannot_renew(
         own.current()
 
 
-def test_a_client_that_was_away_too_long_is_let_in_again_by_the_operator_alone(
-    deployment: Deployment, operator: KeyServer, client: EnrollingClient
-) -> None:
-    said_to_end(deployment, client.name, -1)
-    for answer in (client.ask("/v1/renew"), client.enrol()):  # nor does its old token help
-        assert refused(answer) == (403, "ended")
-        assert "keys readmit" in answer.json()["message"]
-    operator.readmit(client.name)
-    ended = replace(read(deployment, client.credential), ends=valid(-1)[1]).issue(deployment.signer)
-    renewed = client.ask("/v1/renew", credential=ended)
-    assert renewed.status_code == 200
-    assert read(deployment, renewed.json()["credential"]).ends > time.time() + 3000
-    assert client.ask(credential=renewed.json()["credential"]).status_code == 200
-
-
 def test_only_the_owner_of_the_enrolled_keys_renews(deployment: Deployment, client: EnrollingClient) -> None:
     assert refused(client.call("POST", "/v1/renew")) == (401, "unsigned")
     assert refused(client.ask("/v1/renew", key=deployment.signer)) == (401, "unauthenticated")
     made_up = replace(read(deployment, client.credential), sealing_key="ab" * 32).issue(deployment.signer)
     assert refused(client.ask("/v1/renew", credential=made_up)) == (403, "unknown-client")
-
-
-def test_a_key_server_that_is_away_is_asked_again_while_there_is_time(
-    deployment: Deployment, operator: KeyServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = Identity.of(new_client(deployment, operator, "patient"), patience=0)
-    own._key_server.url = "https://127.0.0.1:1"
-    own._key_server._http = httpx.Client(base_url=own._key_server.url)
-    monkeypatch.setattr(identity_module, "time", Later(2450))
-    kept = own.credential
-    assert own.current() == kept
-    own._key_server._http.close()  # whoever asks now fails in another way
-    assert own.current() == kept  # it does not ask twice in a minute
-    own._key_server._http = httpx.Client(base_url=own._key_server.url)
-    monkeypatch.setattr(identity_module, "time", Later(3700))
-    with pytest.raises(Refused, match="cannot be reached"):
-        own.current()
-
-
-def test_renewed_certificates_are_accepted_by_all_roles_that_trust_the_authority(tmp_path: Path) -> None:
-    """The services start again with new certificates; clients and the aggregator keep the files they were given."""
-    deployment = Deployment(tmp_path)
-    pinned = (deployment.folder / "clients" / "client-0" / "ca.pem").read_bytes()
-    roles = [deployment.folder / name for name in ("key-server", "shuffler", "aggregator")]
-    before = [(role / "tls.pem").read_bytes() for role in roles]
-    keys = [(role / "tls-key.pem").read_bytes() for role in roles]
-    renewed = certificates.renew(deployment.folder / "authority", roles)
-    assert [done.folder for done in renewed] == roles
-    for role, old, key in zip(roles, before, keys, strict=True):
-        assert (role / "tls.pem").read_bytes() != old
-        assert (role / "tls-key.pem").read_bytes() != key
-        assert (role / "tls-key.pem").stat().st_mode & 0o777 == 0o600
-    with deployment.start() as process:
-        assert deployment.client("ada").ask("POST", "/hello").status_code == 200
-        assert deployment.aggregator().ask("GET", "/clients").json()["clients"] == ["ada"]
-        deployment.hang_up()
-        assert process.stop() == 0
-    assert (deployment.folder / "clients" / "client-0" / "ca.pem").read_bytes() == pinned
-
-
-def test_a_flower_server_s_certificate_is_renewed_alike(tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text(
-        'inputs = [4]\noutputs = 2\nclients = 2\nclients_per_round = 2\n[method]\nname = "fedavg"\n'
-    )
-    folders.init(tmp_path / "fl", tmp_path / "run.toml", 2)
-    before = certificates.read_certificate(tmp_path / "fl" / "server" / "tls.pem")
-    certificates.renew(tmp_path / "fl" / "authority", [tmp_path / "fl" / "server"])
-    after = certificates.read_certificate(tmp_path / "fl" / "server" / "tls.pem")
-    assert after.serial_number != before.serial_number
-    assert after.subject == before.subject
-    after.verify_directly_issued_by(certificates.read_certificate(tmp_path / "fl" / "clients" / "client-0" / "ca.pem"))

@@ -8,15 +8,13 @@ import os
 import signal
 import sqlite3
 import stat
-import threading
 from pathlib import Path
 
 import pytest
 
-from ntkfl.crypto.hpke import SealingKey, SigningKey
+from ntkfl.crypto.hpke import SigningKey
 from ntkfl.deployment.demo_setup import DemoSetup, init
 from ntkfl.errors import ConfigError, Refused
-from ntkfl.services.key_server.key_protocol import enrolment
 from ntkfl.services.key_server.store import KeyServer
 from tests.services.fixtures import RUN, EnrollingClient, refused, start
 
@@ -107,65 +105,3 @@ def test_the_state_is_private_and_never_made_anew(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="cannot be read or written"):
         server.clients()
     assert not path.exists()
-
-
-def test_the_operator_s_side(tmp_path: Path) -> None:
-    server = KeyServer.create(tmp_path / "state", "f", SigningKey.generate())
-    first, second = server.make_token("c", "client"), server.make_token("c", "evaluator")
-    sealing, signing = SealingKey.generate(), SigningKey.generate()
-    with pytest.raises(Refused) as error:
-        server.enrol(**enrolment(first, "f", sealing, signing))
-    assert error.value.reason == "bad-token"
-    server.enrol(**enrolment(second, "f", sealing, signing))
-    assert [(c.name, c.role, c.enrolled, c.revoked) for c in server.clients()] == [("c", "evaluator", True, False)]
-    with pytest.raises(ConfigError, match="is enrolled: choose another name"):
-        server.make_token("c", "client")
-    for name in ("", "a b", "../x", "a" * 65, "a\n", ".hidden"):
-        with pytest.raises(ConfigError, match="a client's name has"):
-            server.make_token(name, "client")
-        with pytest.raises(ConfigError, match="a run's name has"):
-            server.add_run(name)
-    with pytest.raises(ConfigError, match="unknown role 'operator'"):
-        server.make_token("d", "operator")
-    assert len({server.make_token("d", "client") for _ in range(50)}) == 50
-    assert len(server.make_token("d", "client")) >= len("d.") + 43  # 256 bits
-
-
-def test_a_transaction_is_all_or_nothing_and_waits_for_another_process(tmp_path: Path) -> None:
-    server = KeyServer.create(tmp_path / "state", "f", SigningKey.generate())
-    with pytest.raises(RuntimeError), server._transaction() as db:  # noqa: PT012
-        db.execute("INSERT INTO runs VALUES ('half', NULL)")
-        raise RuntimeError
-    assert server.runs() == []
-    other = sqlite3.connect(tmp_path / "state", isolation_level=None, check_same_thread=False)
-    other.execute("BEGIN EXCLUSIVE")
-    release = threading.Timer(0.5, other.execute, ["COMMIT"])
-    release.start()
-    server.add_run("waited")
-    release.join()
-    other.close()
-    assert server.runs() == ["waited"]
-
-
-def test_the_state_of_another_version_is_left_alone(tmp_path: Path) -> None:
-    """Of one without ends of credentials, for example: nobody could tell which of them are over."""
-    key = SigningKey.generate()
-    KeyServer.create(tmp_path / "state", "f", key)
-    with sqlite3.connect(tmp_path / "state") as db:
-        db.execute("PRAGMA user_version = 0")
-    before = (tmp_path / "state").read_bytes()
-    with pytest.raises(ConfigError, match="written by another version of ntkfl: begin a new federation"):
-        KeyServer(tmp_path / "state", "f", key)
-    assert (tmp_path / "state").read_bytes() == before
-
-
-@pytest.mark.parametrize("damage", ["UPDATE clients SET ends = 'soon'", "UPDATE federation SET lifetime = 'long'"])
-def test_damaged_times_give_nobody_a_credential(tmp_path: Path, damage: str) -> None:
-    server = KeyServer.create(tmp_path / "state", "f", SigningKey.generate())
-    asked = enrolment(server.make_token("c", "client"), "f", SealingKey.generate(), SigningKey.generate())
-    if "clients" in damage:
-        server.enrol(**asked)
-    with sqlite3.connect(tmp_path / "state") as db:
-        db.execute(damage)
-    with pytest.raises(Refused, match="the key server's state is damaged"):
-        server.enrol(**asked)

@@ -37,23 +37,6 @@ def test_an_announcement_and_its_batch_are_one(tmp_path: Path) -> None:
     again.close()
 
 
-def test_there_is_one_announcement_per_key() -> None:
-    shuffler = Shuffler()
-    for asked in (batch(), None):
-        key = KEY if asked else BatchKey(1, 255)
-        assert shuffler.publish(b"these weights", key, asked) > 0
-        for other in (asked, None):
-            with refusal("other-announcement"):
-                shuffler.publish(b"other weights", key, other)
-    with refusal("backwards"):
-        shuffler.publish(b"earlier", BatchKey(1, 1))
-    assert shuffler.newest == 2
-    assert shuffler.latest() == (2, BatchKey(1, 255))
-    assert shuffler.announced(KEY) == Announced.of(KEY, b"these weights")
-    with refusal("unknown-batch"):
-        shuffler.announced(BatchKey(1, 1))
-
-
 def test_reports_are_evaluators_and_bounded() -> None:
     shuffler = Shuffler()
 

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import os
 import ssl
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import httpx
 import pytest
-import torch
 
-from ntkfl.crypto.context import bind
 from ntkfl.crypto.hpke import SigningKey
 from ntkfl.crypto.receipt import check_receipt
-from ntkfl.crypto.row_frames import FRAME_BYTES, Announced, BatchKey, open_row, pack_rows, unpack_rows
-from ntkfl.services.announcement import Announcement
+from ntkfl.crypto.row_frames import Announced, open_row, pack_rows, unpack_rows
 from ntkfl.services.http.signing import CREDENTIAL_HEADER, SIGNATURE_HEADER, sign_request
-from ntkfl.services.shuffler.aggregator_app import PIECE
-from ntkfl.wire import Message
 from tests.deployment.federation import PREFIX, ROW_BYTES, Client, Deployment, refused
 from tests.services.processes import Process
 
@@ -93,78 +85,6 @@ def test_an_exchange_from_announcement_to_released_rows(deployment: Deployment, 
     assert aggregator.on(batch.key, "DELETE").json() == {"status": "forgotten"}
     assert refused(aggregator.on(batch.key, "POST", "/release")) == (410, "forgotten")
     assert refused(clients[0].submit(batch.key)) == (410, "late")
-
-
-def test_what_the_aggregator_asks_wrongly_is_refused(deployment: Deployment, process: Process) -> None:
-    aggregator = deployment.aggregator()
-    batch = deployment.batch("ada", "bob")
-    before = aggregator.ask("GET", "/latest").json()
-    assert refused(aggregator.publish(replace(batch, min_clients=1))) == (403, "below-floor")
-    assert refused(aggregator.publish(replace(batch, cohort=("ada",)))) == (422, "malformed")
-    assert refused(aggregator.publish(replace(batch, max_rows=1 << 20, row_bytes=1 << 20))) == (422, "terms")
-    assert refused(aggregator.ask("POST", "/announcements")) == (403, "unsigned")
-    assert refused(aggregator.ask("POST", "/announcements", b"not even signed" * 20)) == (403, "unsigned")
-    asked = Announcement("exchange", batch.key, batch, None, deployment.opener.public)
-    other = asked.sign(SigningKey.generate(), *aggregator.names)
-    assert refused(aggregator.ask("POST", "/announcements", other)) == (403, "unsigned")
-    elsewhere = asked.sign(aggregator.signer, "demo", "run-1")
-    assert refused(aggregator.ask("POST", "/announcements", elsewhere)) == (403, "unsigned")
-    nonsense = aggregator.signer.sign(b"nonsense", bind("ntkfl announcement v2", *aggregator.names)) + b"nonsense"
-    assert refused(aggregator.ask("POST", "/announcements", nonsense)) == (422, "malformed")
-    assert refused(aggregator.on(BatchKey(1 << 30, 0), "GET")) == (404, "unknown-batch")
-    assert refused(aggregator.on(BatchKey(0, 256), "GET")) == (422, "malformed")
-    assert refused(aggregator.ask("GET", "/latest", prefix="/v1/runs/run-1")) == (404, "unknown-run")
-    assert aggregator.ask("GET", "/latest").json() == before  # a refused batch's announcement is not relayed
-
-    assert aggregator.publish(batch).status_code == 200
-    assert deployment.client("ada").submit(batch.key).status_code == 200
-    assert aggregator.on(batch.key, "POST", "/cancel").json() == {"status": "cancelled"}
-    assert refused(deployment.client("bob").submit(batch.key)) == (410, "cancelled")
-    assert refused(aggregator.on(batch.key, "POST", "/release")) == (410, "cancelled")
-
-
-def test_another_announcement_for_the_same_batch_is_refused(deployment: Deployment, process: Process) -> None:
-    """Different weights per client would mark every row with its sender: there is one announcement per key."""
-    aggregator, batch = deployment.aggregator(), deployment.batch("ada", "bob")
-    one, other = (Message("weights", 1, {"weights": torch.tensor([value])}) for value in (1.0, 2.0))
-    signed = aggregator.signed(batch, one)
-    assert aggregator.ask("POST", "/announcements", signed).status_code == 200
-    assert deployment.client("ada").submit(batch.key).status_code == 200
-    assert refused(aggregator.ask("POST", "/announcements", aggregator.signed(batch, other))) == (
-        409,
-        "other-announcement",
-    )
-    # Bob was given the other one on another way: his rows say so, and are refused.
-    assert refused(deployment.client("bob").submit(batch.key)) == (409, "other-announcement")
-    assert refused(aggregator.on(batch.key, "POST", "/release")) == (425, "not-ready")
-    again = aggregator.ask("POST", "/announcements", signed)
-    assert again.json() == {"sequence": aggregator.ask("GET", "/latest").json()["sequence"]}
-
-
-def test_reports_reach_the_aggregator(deployment: Deployment, process: Process) -> None:
-    aggregator = deployment.aggregator()
-    evaluator = deployment.client("evi", "evaluator")
-    key = deployment.next_key()
-    signed = Announcement("evaluate", key, sealing_key=deployment.opener.public).sign(
-        aggregator.signer, *aggregator.names
-    )
-    said = Announced.of(key, signed)
-    assert refused(evaluator.ask("POST", "/reports", pack_rows(said, [b"counts"]))) == (404, "unknown-batch")
-    assert aggregator.ask("POST", "/announcements", signed).status_code == 200
-    other = Announced(key, bytes(32))
-    assert refused(evaluator.ask("POST", "/reports", pack_rows(other, [b"counts"]))) == (409, "other-announcement")
-    receipt = evaluator.ask("POST", "/reports", pack_rows(said, [b"counts"])).json()["receipt"]
-    shuffler = bytes.fromhex(deployment.peers.shuffler.signing_key)
-    check_receipt(bytes.fromhex(receipt), shuffler, "demo", "run-0", said)
-    assert refused(evaluator.ask("POST", "/reports", pack_rows(said, [b"counts"]))) == (409, "replayed")
-    assert refused(evaluator.ask("POST", "/reports", pack_rows(said, [b"two", b"row"]))) == (422, "malformed")
-    assert refused(evaluator.ask("POST", "/reports", bytes(1 << 17))) == (413, "too-large")
-    client = deployment.client("ada")
-    assert refused(client.ask("POST", "/reports", pack_rows(said, [b"counts"]))) == (403, "not-evaluator")
-    answer = aggregator.on(key, "GET", "/reports").json()
-    assert [base64.b64decode(report) for report in answer["reports"]] == [b"counts"]
-    assert aggregator.on(key, "DELETE").status_code == 200
-    assert aggregator.on(key, "GET", "/reports").json() == {"reports": []}
 
 
 # -- Strangers and damage ---------------------------------------------------------------------------------------------
@@ -259,19 +179,3 @@ def test_only_the_aggregators_certificate_is_accepted_on_its_port(deployment: De
         assert ada.ask("GET", path).status_code == 404
     assert ada.ask("POST", "/announcements", b"\0\0\0\0mine").status_code == 404
     assert deployment.aggregator().ask("GET", "/latest").status_code == 200
-
-
-def test_a_batch_that_is_larger_than_a_piece_arrives_whole(deployment: Deployment, process: Process) -> None:
-    """The last test, as the bound on bodies follows the batches there were."""
-    aggregator, size = deployment.aggregator(), 2 * PIECE // 5  # two rows a piece, one left over
-    batch = deployment.batch("ada", "bob", "cyd", row_bytes=size, max_rows=3)
-    assert aggregator.publish(batch).status_code == 200
-    said, sent = deployment.announced[batch.key], []
-    for name in ("ada", "bob", "cyd"):
-        rows = [os.urandom(size) for _ in range(3)]
-        assert deployment.client(name).ask("POST", "/rows", pack_rows(said, rows)).status_code == 200
-        sent += rows
-    released = aggregator.on(batch.key, "POST", "/release")
-    assert int(released.headers["content-length"]) == FRAME_BYTES + 9 * size
-    assert Counter(unpack_rows(released.content, row_bytes=size)[1]) == Counter(sent)
-    assert aggregator.on(batch.key, "DELETE").status_code == 200

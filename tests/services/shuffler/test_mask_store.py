@@ -65,16 +65,6 @@ def test_the_masks_are_those_of_exactly_the_released_clients() -> None:
         shuffler.release(KEY)
 
 
-def test_nothing_below_the_floor() -> None:
-    shuffler = opened(seconds=0, min_clients=3)
-    submit(shuffler, "ada", "bob")
-    for ask in (shuffler.release, shuffler.masks):
-        with refusal("not-ready"):
-            ask(KEY)
-    with refusal("below-floor"):
-        Shuffler(floor=3).open(batch(**SIZES), DIGEST)
-
-
 def test_a_batch_takes_rows_or_masked_vectors_never_both() -> None:
     """A seed among rows would be released with them; rows in a sum would have no mask."""
     sums, rows = opened(), Shuffler()
@@ -89,37 +79,6 @@ def test_a_batch_takes_rows_or_masked_vectors_never_both() -> None:
         with refusal("malformed"):
             sums.submit("ada", said(), [row_of("ada")], seed)
     assert sums.status(KEY).clients == rows.status(KEY).clients == 0
-
-
-@pytest.mark.parametrize(
-    "terms", [{"max_rows": 2}, {"numbers": -1}, {"numbers": 1 << 30}, {"numbers": 1000}], ids=lambda terms: str(terms)
-)
-def test_terms_that_no_sum_can_have(terms: dict[str, int]) -> None:
-    with refusal("terms"):
-        opened(**terms)
-
-
-def test_a_client_is_wholly_in_or_wholly_out() -> None:
-    """What is refused leaves neither a vector nor a seed: another's row, a second submission, a wrong size."""
-    shuffler = opened(seconds=0)
-    submit(shuffler, "ada", "bob")
-    with refusal("replayed"):
-        shuffler.submit("cyd", said(), [row_of("ada")], SEEDS["cyd"])
-    with refusal("replayed"):
-        shuffler.submit("ada", said(), [row_of("dan")], SEEDS["dan"])
-    with refusal("row-size"):
-        shuffler.submit("dan", said(), [b"short"], SEEDS["dan"])
-    shuffler.release(KEY)
-    assert masks(shuffler) == expected("ada", "bob")
-
-
-def test_a_revoked_client_is_in_no_sum() -> None:
-    shuffler = opened()
-    submit(shuffler, "ada", "bob", "cyd")
-    shuffler.set_revoked(frozenset({"bob"}), 1)
-    submit(shuffler, "dan")
-    assert len(shuffler.release(KEY)) == 3
-    assert masks(shuffler) == expected("ada", "cyd", "dan")
 
 
 def test_a_cancelled_batch_keeps_nothing(tmp_path: Path) -> None:
@@ -151,50 +110,6 @@ def test_no_seed_is_in_the_file_after_the_release(tmp_path: Path) -> None:
     assert not any(mask(seed, said(), NUMBERS).tobytes() in on_disk(path) for seed in SEEDS.values())
     shuffler.forget(KEY)
     assert np.array(expected(*NAMES), dtype="<u4").tobytes() not in on_disk(path)
-
-
-def test_a_restart_loses_nothing(tmp_path: Path) -> None:
-    """Before the release and after it."""
-    path = tmp_path / "state.sqlite"
-    shuffler = opened(path)
-    submit(shuffler, "ada", "bob")
-    shuffler.close()
-    shuffler = opened(path)  # opening the same batch again is harmless
-    with refusal("replayed"):
-        submit(shuffler, "bob")
-    submit(shuffler, "cyd", "dan")
-    rows = shuffler.release(KEY)
-    shuffler.close()
-    shuffler = Shuffler(path)
-    assert shuffler.release(KEY) == rows
-    assert masks(shuffler) == expected(*NAMES)
-    shuffler.close()
-
-
-def test_a_file_from_before_secure_sums_can_be_used(tmp_path: Path) -> None:
-    path = tmp_path / "state.sqlite"
-    Shuffler(path).close()
-    with sqlite3.connect(path) as db:
-        db.execute("DROP TABLE sums")
-    db.close()
-    shuffler = opened(path)
-    submit(shuffler, *NAMES)
-    shuffler.release(KEY)
-    assert masks(shuffler) == expected(*NAMES)
-
-
-@pytest.mark.parametrize("damage", ["UPDATE sums SET masks = x'00'", "UPDATE sums SET numbers = 'many'"])
-def test_damage_is_said_and_nothing_else_released(tmp_path: Path, damage: str) -> None:
-    path = tmp_path / "state.sqlite"
-    shuffler = opened(path)
-    submit(shuffler, *NAMES)
-    shuffler.release(KEY)
-    shuffler.close()
-    with sqlite3.connect(path) as db:
-        db.execute(damage)
-    db.close()
-    with refusal("storage"):
-        Shuffler(path).masks(KEY)
 
 
 def test_a_lost_seed_stops_the_release(tmp_path: Path) -> None:

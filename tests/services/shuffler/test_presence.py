@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from ntkfl.crypto.row_frames import BatchKey
-from ntkfl.services.shuffler.batch import EVALUATION
-from ntkfl.services.shuffler.presence import Presence
 from ntkfl.services.shuffler.store import Shuffler
-from ntkfl.services.trusted_peers import agreed_cohort
-from tests.deployment.federation import Deployment
 from tests.services.shuffler.batches import DIGEST, NAMES, Clock, batch, rows_of, said, submit_all
 
 THREE = NAMES[:3]
@@ -22,18 +16,6 @@ def missed(shuffler: Shuffler, clock: Clock, round: int) -> None:
     submit_all(shuffler, key, THREE)
     clock.now += 11
     assert shuffler.release(key)
-
-
-def test_a_call_is_enough_to_be_there_and_a_batch_counts_once() -> None:
-    presence = Presence(after=2)
-    presence.missed(1, ["ada", "bob"])
-    presence.missed(1, ["ada", "bob"])  # the aggregator asks again for a release that it did not get whole
-    assert presence.lapsed() == frozenset()
-    presence.called("bob")
-    presence.missed(2, ["ada", "bob"])
-    assert presence.lapsed() == {"ada"}
-    presence.called("ada")
-    assert presence.lapsed() == frozenset()
 
 
 def test_the_third_round_does_not_wait_for_a_client_that_missed_two() -> None:
@@ -56,81 +38,3 @@ def test_the_third_round_does_not_wait_for_a_client_that_missed_two() -> None:
     assert shuffler.status(key).state == "open"  # it is there again, and its answer may come
     shuffler.submit(NAMES[3], said(key), rows_of(NAMES[3]))
     assert len(shuffler.release(key)) == 8
-
-
-def test_the_floor_and_later_exchanges_are_as_they_were() -> None:
-    clock = Clock()
-    shuffler = Shuffler(clock=clock)
-    missed(shuffler, clock, 1)
-    missed(shuffler, clock, 2)
-    key = BatchKey(3, 0)
-    shuffler.open(batch(key, min_clients=4, seconds=10.0), DIGEST)
-    submit_all(shuffler, key, THREE)
-    assert shuffler.status(key).state == "open"  # three are no four, lapsed or not
-    clock.now += 11
-    assert shuffler.status(key).state == "open"
-    shuffler.cancel(key)
-    first, second = BatchKey(4, 0), BatchKey(4, 1)
-    shuffler.open(batch(first, seconds=10.0), DIGEST)
-    submit_all(shuffler, first, NAMES)
-    shuffler.release(first)
-    for _ in range(2):  # made to look lapsed in the middle of a round
-        shuffler.presence.missed(first.number + 1, [NAMES[0]])
-        shuffler.presence.missed(first.number + 2, [NAMES[0]])
-    assert NAMES[0] in shuffler.presence.lapsed()
-    shuffler.open(batch(second, seconds=10.0), DIGEST)
-    submit_all(shuffler, second, NAMES[1:])
-    assert shuffler.status(second).state == "open"  # released with exactly the clients of the first, or not at all
-
-
-def test_an_evaluator_that_never_reports_lapses_too() -> None:
-    shuffler = Shuffler()
-    for name in ("eva", "eve"):
-        shuffler.present(name, "evaluator")
-    for round in (1, 2):
-        key = BatchKey(round, EVALUATION)
-        shuffler.publish(DIGEST, key)
-        shuffler.report("eva", shuffler.announced(key), b"sealed")
-        shuffler.forget(key)
-        shuffler.forget(key)
-    assert shuffler.lapsed("evaluator") == ["eve"]
-    assert shuffler.lapsed("client") == []
-
-
-def test_every_signed_request_is_a_call(tmp_path: Path) -> None:
-    """Over HTTP: who has lapsed has not any more after one question, and a stranger's does not count. Names are told
-    where the contract's two of a round are a choice, whatever cohorts the aggregator announces.
-    """
-    deployment = Deployment(tmp_path)
-    with deployment.start():
-        clients, aggregator = {name: deployment.client(name) for name in ("ada", "bob", "cyd")}, deployment.aggregator()
-        for name in ("ada", "bob"):
-            clients[name].ask("POST", "/hello")
-        for cohort in (("ada", "bob"), ("ada", "bob"), ("ada", "dan")):
-            asked = deployment.batch(*cohort)
-            assert aggregator.publish(asked).status_code == 200
-            assert clients["ada"].submit(asked.key).status_code == 200
-            assert aggregator.on(asked.key, "POST", "/cancel").status_code == 200
-        there = {"clients": ["ada", "bob"], "away": 1, "lapsed": []}
-        assert aggregator.ask("GET", "/clients").json() == there  # all are asked: no name is told
-        clients["cyd"].ask("POST", "/hello")
-        there = {"clients": ["ada", "bob", "cyd"], "away": 1, "lapsed": ["bob"]}
-        assert aggregator.ask("GET", "/clients").json() == there
-        assert aggregator.ask("GET", "/clients?role=evaluator").json() == {"clients": [], "away": 0, "lapsed": []}
-        assert clients["bob"].ask("GET", "/announcement?after=0", headers={}).status_code == 401
-        assert aggregator.ask("GET", "/clients").json() == there
-        assert clients["bob"].ask("GET", "/announcement?after=0").status_code == 200
-        assert aggregator.ask("GET", "/clients").json() == there | {"away": 0, "lapsed": []}
-        deployment.hang_up()
-
-
-def test_the_contract_and_not_an_announcement_says_how_many_are_asked(tmp_path: Path) -> None:
-    deployment = Deployment(tmp_path)
-    assert agreed_cohort(deployment.folder / "shuffler") == 2
-    file = deployment.folder / "shuffler" / "federation.toml"
-    for damaged in ("terms = 3\n", "[terms]\nclients_per_round = true\n", ""):
-        file.write_text(damaged)
-        assert agreed_cohort(deployment.folder / "shuffler") is None
-    assert not Presence(cohort=None).may_be_named(100)
-    assert not Presence(cohort=3).may_be_named(3)
-    assert Presence(cohort=3).may_be_named(4)

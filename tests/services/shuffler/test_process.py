@@ -3,44 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ntkfl.crypto.row_frames import open_row, unpack_rows
 from ntkfl.services.key_server.store import KeyServer
 from tests.deployment.federation import PREFIX, Deployment, refused
-
-
-def test_a_killed_shuffler_goes_on_where_it_was(tmp_path: Path) -> None:
-    deployment = Deployment(tmp_path)
-    names = ("ada", "bob", "cyd", "dan")
-    batch = deployment.batch(*names)
-    with deployment.start() as first:
-        assert deployment.aggregator().publish(batch).status_code == 200
-        for name in names[:2]:
-            assert deployment.client(name).submit(batch.key).status_code == 200
-        first.kill()
-    with deployment.start() as second:
-        aggregator = deployment.aggregator()
-        assert deployment.client("ada").ask("GET", "/announcement?after=0").content == aggregator.signed(batch)
-        assert aggregator.publish(batch).json() == {"sequence": 1}
-        assert refused(deployment.client("bob").submit(batch.key)) == (409, "replayed")
-        for name in names[2:]:
-            assert deployment.client(name).submit(batch.key).status_code == 200
-        said, rows = unpack_rows(aggregator.on(batch.key, "POST", "/release").content)
-        opened = [open_row(deployment.opener, row, "demo", "run-0", said).decode().strip() for row in rows]
-        assert Counter(opened) == Counter(f"{name}/{i}" for name in names for i in range(2))
-
-        deployment.hang_up()
-        with ThreadPoolExecutor(1) as pool:  # somebody waits when it is told to stop
-            waiting = pool.submit(deployment.client("ada").ask, "GET", "/announcement?after=1")
-            time.sleep(0.5)
-            begun = time.perf_counter()
-            assert second.stop() == 0
-            assert time.perf_counter() - begun < 5
-            assert waiting.result().status_code == 204
 
 
 def test_revoked_clients_are_out_before_the_next_batch_opens(tmp_path: Path) -> None:

@@ -11,11 +11,9 @@ from random import Random
 
 import pytest
 
-from ntkfl.crypto.row_frames import Announced, BatchKey
+from ntkfl.crypto.row_frames import BatchKey
 from ntkfl.services.shuffler.store import Shuffler
 from tests.services.shuffler.batches import DIGEST, KEY, NAMES, Clock, batch, refusal, rows_of, said, submit_all, taken
-
-OTHER = bytes(32)  # digest of another announcement
 
 # -- Opening ----------------------------------------------------------------------------------------------------------
 
@@ -47,136 +45,10 @@ def test_terms_that_make_no_batch_are_refused(terms: dict[str, object]) -> None:
         Shuffler().open(batch(**terms), DIGEST)  # type: ignore[arg-type]
 
 
-def test_the_same_batch_may_be_opened_again_but_no_other_and_no_older_one() -> None:
-    clock = Clock()
-    shuffler = Shuffler(clock=clock)
-    shuffler.open(batch(seconds=10.0), DIGEST)
-    clock.now += 4
-    shuffler.open(batch(seconds=10.0), DIGEST)
-    assert shuffler.status(KEY).seconds == 6  # its deadline has not moved
-    with refusal("other-announcement"):  # whatever it asks for
-        shuffler.open(batch(seconds=10.0), OTHER)
-    shuffler.open(batch(BatchKey(2, 0)), DIGEST)
-    for older in (BatchKey(1, 1), BatchKey(1, 9), BatchKey(0, 0)):
-        with refusal("backwards"):
-            shuffler.open(batch(older), DIGEST)
-    shuffler.open(batch(seconds=10.0), DIGEST)
-    assert shuffler.latest() == (0, BatchKey(2, 0))
-
-
-def test_opening_a_released_or_cancelled_batch_again_does_not_bring_it_back() -> None:
-    shuffler = Shuffler()
-    shuffler.open(batch(), DIGEST)
-    submit_all(shuffler)
-    shuffler.release(KEY)
-    shuffler.open(batch(), DIGEST)
-    with refusal("late"):
-        shuffler.submit("ada", said(KEY), rows_of("ada"))
-    shuffler.cancel(KEY)
-    shuffler.open(batch(), DIGEST)
-    assert shuffler.status(KEY).state == "cancelled"
-
-
 # -- Submitting -------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_submission_can_be_refused_for() -> None:
-    shuffler = Shuffler()
-    with refusal("unknown-batch"):
-        shuffler.submit("ada", said(KEY), rows_of("ada"))
-    shuffler.open(batch(), DIGEST)
-    with refusal("not-asked"):
-        shuffler.submit("eve", said(KEY), rows_of("eve"))
-    for size in (7, 9):
-        with refusal("row-size"):
-            shuffler.submit("ada", said(KEY), [*rows_of("ada", 1), b"x" * size])
-    for count in (0, 1, 3):  # not one less, nor one more, than every client sends
-        with refusal("row-count"):
-            shuffler.submit("ada", said(KEY), rows_of("ada", count))
-    with refusal("replayed"):
-        shuffler.submit("ada", said(KEY), rows_of("ada", 1) * 2)
-    assert shuffler.status(KEY).clients == 0  # a refused submission leaves nothing
-    shuffler.submit("ada", said(KEY), rows_of("ada"))
-    for again in (rows_of("ada"), rows_of("eve")):
-        with refusal("replayed"):
-            shuffler.submit("ada", said(KEY), again)
-    with refusal("replayed"):  # a row of another's, among new ones
-        shuffler.submit("bob", said(KEY), [*rows_of("bob", 1), rows_of("ada")[1]])
-    assert shuffler.status(KEY).clients == 1
-    rest = submit_all(shuffler, names=NAMES[1:])
-    assert Counter(shuffler.release(KEY)) == Counter(rest + rows_of("ada"))
-    with refusal("late"):
-        shuffler.submit("ada", said(KEY), rows_of("ada"))
-    shuffler.cancel(KEY)
-    with refusal("cancelled"):
-        shuffler.submit("ada", said(KEY), rows_of("ada"))
-
-
-def test_rows_that_answer_another_announcement_are_refused() -> None:
-    shuffler = Shuffler()
-    shuffler.open(batch(), DIGEST)
-    with refusal("other-announcement"):
-        shuffler.submit("ada", Announced(KEY, OTHER), rows_of("ada"))
-    assert shuffler.status(KEY).clients == 0
-    submit_all(shuffler)
-    shuffler.release(KEY)
-    with refusal("other-announcement"):
-        shuffler.submit("ada", Announced(KEY, OTHER), rows_of("ada"))
-
-
 # -- Status and release -----------------------------------------------------------------------------------------------
-
-
-def test_ready_is_a_whole_cohort_or_a_crowd_past_the_deadline() -> None:
-    clock = Clock()
-    shuffler = Shuffler(clock=clock)
-    shuffler.open(batch(seconds=10.0), DIGEST)
-    shuffler.submit("ada", said(KEY), rows_of("ada"))
-    clock.now += 11
-    assert (shuffler.status(KEY).state, shuffler.status(KEY).seconds) == ("open", 0)
-    with refusal("not-ready"):  # deadline or not
-        shuffler.release(KEY)
-    shuffler.submit("bob", said(KEY), rows_of("bob"))
-    assert shuffler.status(KEY).state == "ready"
-    assert len(shuffler.release(KEY)) == 4
-
-    second = BatchKey(2, 0)
-    shuffler.open(batch(second), DIGEST)
-    for name in NAMES[:3]:
-        shuffler.submit(name, said(second), rows_of(name))
-        assert shuffler.status(second).state == "open"
-    clock.now += 1e9  # there is no deadline
-    with refusal("not-ready"):
-        shuffler.release(second)
-    shuffler.submit("dan", said(second), rows_of("dan"))
-    assert shuffler.status(second).state == "ready"
-
-
-def test_how_many_rows_there_are_is_not_said_before_release() -> None:
-    shuffler = Shuffler()
-    shuffler.open(batch(), DIGEST)
-    for name in NAMES:
-        shuffler.submit(name, said(KEY), rows_of(name))
-        assert shuffler.status(KEY).rows is None
-    shuffler.release(KEY)
-    status = shuffler.status(KEY)
-    assert (status.state, status.clients, status.rows, status.seconds) == ("released", 4, 8, None)
-
-
-def test_release_repeats_itself_until_the_batch_is_forgotten() -> None:
-    shuffler = Shuffler()
-    shuffler.open(batch(), DIGEST)
-    with refusal("not-ready"):
-        shuffler.forget(KEY)
-    sent = submit_all(shuffler)
-    first = shuffler.release(KEY)
-    assert Counter(first) == Counter(sent)
-    assert shuffler.release(KEY) == first == shuffler.release(KEY)
-    shuffler.forget(KEY)
-    shuffler.forget(KEY)
-    with refusal("forgotten"):
-        shuffler.release(KEY)
-    shuffler.forget(BatchKey(9, 0))  # of which there is nothing
 
 
 def test_a_released_batch_is_read_in_pieces_of_any_size() -> None:
@@ -258,38 +130,6 @@ def test_a_later_exchange_is_released_with_exactly_the_clients_of_the_first() ->
     assert len(shuffler.release(LATER)) == 6
 
 
-def test_nobody_is_named_as_missing_before_the_deadline_or_in_a_first_exchange() -> None:
-    clock = Clock()
-    shuffler = begun(clock, NAMES[:3])
-    shuffler.open(batch(LATER, seconds=10.0), DIGEST)
-    assert shuffler.status(LATER).missing == ()
-    shuffler.open(batch(BatchKey(2, 0), seconds=10.0), DIGEST)
-    clock.now += 11
-    assert shuffler.status(BatchKey(2, 0)).missing == ()
-
-
-def test_a_round_keeps_its_cohort() -> None:
-    """With one client fewer in the second exchange, the rows of the first without a match would be that client's."""
-    shuffler = begun(Clock())
-    for cohort in (NAMES[:3], (*NAMES, "eve"), (*NAMES[:3], "eve")):
-        with refusal("other-cohort"):
-            shuffler.open(batch(LATER, cohort), DIGEST)
-    shuffler.open(batch(LATER, NAMES[::-1]), DIGEST)
-
-
-def test_a_later_exchange_needs_a_first_one_that_was_released() -> None:
-    shuffler = Shuffler()
-    with refusal("not-begun"):
-        shuffler.open(batch(LATER), DIGEST)
-    shuffler.open(batch(), DIGEST)
-    submit_all(shuffler)
-    with refusal("not-begun"):
-        shuffler.open(batch(LATER), DIGEST)
-    shuffler.cancel(KEY)
-    with refusal("not-begun"):
-        shuffler.open(batch(LATER), DIGEST)
-
-
 def test_an_old_announcement_that_comes_again_does_not_end_the_round() -> None:
     shuffler = Shuffler()
     for number in (1, 2):
@@ -314,25 +154,6 @@ def test_a_client_revoked_between_two_exchanges_ends_the_round() -> None:
 # -- Revocation, threads, speed ----------------------------------------------------------------------------------------
 
 
-def test_a_revoked_client_is_dropped_and_not_waited_for() -> None:
-    shuffler = Shuffler()
-    shuffler.open(batch(), DIGEST)
-    shuffler.present("ada", "client")
-    submit_all(shuffler, names=("ada", "bob"))
-    assert shuffler.status(KEY).clients == 2
-    shuffler.set_revoked(frozenset({"ada"}))
-    assert shuffler.status(KEY).clients == 1
-    assert shuffler.clients("client") == []
-    for ask in (lambda: shuffler.submit("ada", said(KEY), rows_of("ada")), lambda: shuffler.present("ada", "client")):
-        with refusal("revoked"):
-            ask()
-    with refusal("revoked"):
-        shuffler.refuse_revoked("ada")
-    shuffler.refuse_revoked("bob")
-    rest = submit_all(shuffler, names=("cyd", "dan"))
-    assert Counter(shuffler.release(KEY)) == Counter(rest + rows_of("bob"))
-
-
 def test_revocation_never_makes_a_crowd_too_small() -> None:
     shuffler = Shuffler()
     shuffler.open(batch(cohort=("ada", "bob", "cyd")), DIGEST)
@@ -343,14 +164,6 @@ def test_revocation_never_makes_a_crowd_too_small() -> None:
     assert shuffler.set_revoked(frozenset({"bob"}), serial=2)
     shuffler.submit("cyd", said(KEY), rows_of("cyd"))
     assert Counter(shuffler.release(KEY)) == Counter(rows_of("ada") + rows_of("cyd"))
-
-
-def test_a_cohort_is_compared_by_its_names() -> None:
-    salt = bytes(32)
-    assert batch().cohort_digest(salt) == batch(cohort=NAMES[::-1]).cohort_digest(salt)
-    assert batch().cohort_digest(salt) == batch(BatchKey(1, 1), max_rows=1).cohort_digest(salt)
-    assert batch().cohort_digest(salt) != batch().cohort_digest(b"1" * 32)
-    assert batch().cohort_digest(salt) != batch(cohort=NAMES[:3]).cohort_digest(salt)
 
 
 def test_threads_may_all_submit_at_once(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from ntkfl.services.shuffler import store as shuffling
@@ -53,32 +51,3 @@ def test_setting_the_clock_moves_no_deadline(clocks: Clocks, jump: float) -> Non
     assert left(shuffler) == pytest.approx(70)
     clocks.wait(71)
     assert left(shuffler) == 0
-
-
-def test_a_restart_counts_the_time_it_took(clocks: Clocks, tmp_path: Path) -> None:
-    path = tmp_path / "state"
-    before = Shuffler(path)
-    before.open(batch(seconds=SECONDS), DIGEST)
-    clocks.wait(30)
-    before.close()
-    clocks.wait(20)
-    after = Shuffler(path)
-    assert left(after) == pytest.approx(50)
-    clocks.wait(1000)
-    after.close()
-    assert left(Shuffler(path)) == 0
-
-
-@pytest.mark.parametrize("when", ["running", "down"])
-def test_a_restart_gives_no_batch_more_time_than_it_was_opened_with(clocks: Clocks, tmp_path: Path, when: str) -> None:
-    """The clock is set back by a day, before the batch is opened or while the shuffler is down."""
-    path = tmp_path / "state"
-    before = Shuffler(path)
-    if when == "running":
-        clocks.wall -= DAY
-    before.open(batch(seconds=SECONDS), DIGEST)
-    clocks.wait(30)
-    before.close()
-    if when == "down":
-        clocks.wall -= DAY
-    assert 0 <= left(Shuffler(path)) <= SECONDS

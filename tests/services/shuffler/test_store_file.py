@@ -15,10 +15,10 @@ from random import Random
 
 import pytest
 
-from ntkfl.crypto.row_frames import Announced, BatchKey
+from ntkfl.crypto.row_frames import BatchKey
 from ntkfl.errors import ConfigError
 from ntkfl.services.shuffler.store import Shuffler
-from tests.services.shuffler.batches import DIGEST, KEY, Clock, batch, on_disk, refusal, rows_of, said, taken
+from tests.services.shuffler.batches import DIGEST, KEY, batch, on_disk, refusal, said, taken
 
 
 @pytest.mark.parametrize("another_is_open", [False, True])
@@ -151,33 +151,6 @@ def test_a_process_killed_in_a_round_has_lost_nothing_and_takes_nothing_twice(tm
     again.close()
 
 
-def test_state_survives_a_restart(tmp_path: Path) -> None:
-    path, clock = tmp_path / "state.sqlite", Clock()
-    shuffler = Shuffler(path, clock=clock)
-    announced = Announced.of(KEY, b"first")
-    assert shuffler.publish(b"first", KEY, batch(seconds=10.0)) == 1
-    shuffler.submit("ada", announced, rows_of("ada"))
-    shuffler.present("ada", "client")
-    shuffler.present("eva", "evaluator")
-    shuffler.report("eva", announced, b"counts")
-    shuffler.set_revoked(frozenset({"bob"}), serial=4)
-    shuffler.close()
-    clock.now += 4
-
-    shuffler = Shuffler(path, clock=clock)
-    assert shuffler.announcement(0) == (1, b"first")
-    assert shuffler.latest() == (1, KEY)
-    assert shuffler.status(KEY).seconds == 6
-    assert (shuffler.clients("client"), shuffler.clients("evaluator")) == (["ada"], ["eva"])
-    assert shuffler.reports(KEY) == [b"counts"]
-    assert not shuffler.set_revoked(frozenset(), serial=3)  # an old list, played back
-    with refusal("revoked"):
-        shuffler.submit("bob", announced, rows_of("bob"))
-    with refusal("other-announcement"):
-        shuffler.publish(b"second", KEY, batch(seconds=10.0))
-    shuffler.close()
-
-
 def test_who_answered_is_remembered_over_a_restart_and_named_nowhere(tmp_path: Path) -> None:
     """Later exchanges need the clients of the first; the file has hashes of their names, until the next round."""
     path, later = tmp_path / "state.sqlite", BatchKey(1, 1)
@@ -202,16 +175,6 @@ def test_who_answered_is_remembered_over_a_restart_and_named_nowhere(tmp_path: P
         tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master")]
     db.close()
     assert not [name for name in tables if name.startswith(("answered_", "cohort_", "pending_"))]
-
-
-def test_a_file_of_the_first_version_says_so(tmp_path: Path) -> None:
-    path = tmp_path / "state.sqlite"
-    Shuffler(path).close()
-    with sqlite3.connect(path) as db:
-        db.execute("PRAGMA user_version = 1")
-    db.close()
-    with pytest.raises(ConfigError, match="written by protocol version 1, this is 2"):
-        Shuffler(path)
 
 
 def test_a_record_that_the_disk_changed_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal, Self
+from typing import Self
 
 import torch
 
@@ -23,7 +23,7 @@ def update_peak(samples: int, side: int, hidden: int, device: torch.device, stor
     """Bytes at the peak and those the work added; its seconds, kernel products, and seconds a product.
 
     The work: Jacobian factors of clients of 200 samples each, streamed into one; the flow to the paper's steps; all
-    candidate weights. `store` is where the rows are: in "memory" (the device's), "host" or "file". Empty where the
+    candidate weights. `store` is where the rows are: in "memory" (the device's) or "file". Empty where the
     system does not say what memory it took.
     """
     if os.name != "posix":
@@ -53,8 +53,7 @@ def _main() -> None:
         evolve(jacobian(model, x[:50]), f0[:50], y[:50], 0.01, PAPER_STEPS)  # libraries warm up
     with TemporaryDirectory() as folder, _Watched(device, store == "file") as memory:
         began = time.perf_counter()
-        stores: dict[str, Path | Literal["host"] | None] = {"memory": None, "host": "host", "file": Path(folder)}
-        plan, stack = plan_jacobian(model, x), Stack(len(x), stores[store])
+        plan, stack = plan_jacobian(model, x), Stack(len(x), folder if store == "file" else None)
         for client in torch.split(x, 200):
             stack.add(jacobian(model, client, plan=plan))
         built = time.perf_counter() - began

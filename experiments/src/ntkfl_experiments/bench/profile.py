@@ -39,7 +39,7 @@ from ntkfl_experiments.bench.rows import BenchRow, Setting
 REST, EVOLUTION = "everything else", "server: evolution"
 # The object, the name of the function in it, and what the part is called.
 PARTS: tuple[tuple[Any, str, str], ...] = (
-    (NTKUpload, "uploads", "clients: Jacobians"),
+    (NTKUpload, "upload", "clients: Jacobians"),
     (Candidates, "judge", "clients: candidates scored"),
     (local, "through_bytes", "messages: replies encoded and decoded"),
     (server, "filter_replies", "server: messages read and checked"),

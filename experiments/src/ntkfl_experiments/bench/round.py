@@ -131,7 +131,6 @@ def round(setting: Setting) -> list[BenchRow]:
         _variant("flow, full kernel, geometric grid", timed["geometric"].result[0], seconds["geometric"], seconds),
         _tight(setting, case, changes, seconds["flow"]),
         _variant("flow, trace kernel", timed["trace"].result[0], seconds["trace"], seconds),
-        *(_reduced_precision(setting, case, changes, seconds["flow"]) if setting.device.type == "cuda" else ()),
         BenchRow(
             f"a whole round of {_CLIENTS} clients",
             seconds["round"],
@@ -167,19 +166,6 @@ def _tight(setting: Setting, case: _Case, changes: Tensor, ours: float) -> Bench
         note=note,
         details={"error": left, "our_error": off},
     )
-
-
-def _reduced_precision(setting: Setting, case: _Case, changes: Tensor, ours: float) -> list[BenchRow]:
-    """The flow with TensorFloat-32 products: 10 bits instead of 23, by PyTorch's own switch, and what that costs."""
-    switch = torch.backends.cuda.matmul
-    before, switch.allow_tf32 = switch.allow_tf32, True
-    try:
-        reduced = race({"tf32": case.update}, turns=4, setting=setting)["tf32"]
-    finally:
-        switch.allow_tf32 = before
-    evolution, found = reduced.result
-    note = f"torch.backends.cuda.matmul.allow_tf32; {evolution.statistics.evaluations} products"
-    return [BenchRow("flow, tf32", reduced.seconds, reduced.seconds / ours, None, None, relative(found, changes), note)]
 
 
 def _dense(setting: Setting, case: _Case, kernel: str, few: int, ours: float, score: float) -> BenchRow:

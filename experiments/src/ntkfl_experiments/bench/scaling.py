@@ -18,11 +18,9 @@ _CPU = [
     (100_000, "memory"),
     (100_000, "file"),
 ]
-_CUDA = [(n, "memory") for n in (1_000, 4_000, 16_000, 100_000, 300_000, 1_000_000)] + [(1_000_000, "host")]
 _QUICK = [(60, "memory"), (240, "memory"), (240, "file")]
 _TOLD = {
     "memory": "beside the data",
-    "host": "on the device beside the data: rows in host memory",
     "file": "beside the data, pages of the file not counted: rows in a file",
 }
 
@@ -30,7 +28,7 @@ _TOLD = {
 def scaling(setting: Setting) -> list[BenchRow]:
     """A server update against the samples of a round, each size in a process of its own."""
     side, hidden = (14, 16) if setting.quick else (28, 100)
-    cases = _QUICK if setting.quick else _CUDA if setting.device.type == "cuda" else _CPU
+    cases = _QUICK if setting.quick else _CPU
     rows = []
     for N, store in cases:
         one = update_peak(N, side, hidden, setting.device, store)

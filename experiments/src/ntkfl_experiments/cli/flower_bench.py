@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ntkfl.cli.options import parse_numbers
 from ntkfl.cli.stopping import stoppable
 from ntkfl.progress import ProgressBar
 from ntkfl_experiments.bench.machine import look
@@ -28,7 +27,7 @@ def bench(
     from ntkfl_experiments.bench.flower import large as large_message
 
     machine = look(Setting(quick=True))
-    counts = parse_numbers("clients", clients, int) if clients else ()
+    counts = [int(count) for count in clients.split(",") if count]
     pieces = WAYS * len(counts) + bool(large)
     with stoppable(lambda: "stopped; nothing was written"), ProgressBar(pieces) as bar:
         rows = [row for count in counts for row in overhead(count, rounds, bar.begin)]

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ntkfl.cli.stopping import left_to_asyncio, stoppable
+from ntkfl.cli.stopping import stoppable
 from ntkfl.progress import span
 
 
@@ -37,7 +37,7 @@ def load(
         typer.echo(f"{line}  ({span(left)} left)", err=True)
 
     wanted = Load(clients, at_once, rows, row_bytes, weights, seconds, hostile)
-    with stoppable(lambda: "stopped; nothing was written"), TemporaryDirectory() as folder, left_to_asyncio():
+    with stoppable(lambda: "stopped; nothing was written"), TemporaryDirectory() as folder:
         document = run(wanted, Path(folder), say)
     for what, found in figures(document).items():
         typer.echo(f"{what}: {found}")

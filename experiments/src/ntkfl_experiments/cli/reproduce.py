@@ -104,8 +104,7 @@ class _Display:
         return running.end
 
     def runs(self, cells: Sequence[Cell]) -> None:
-        if self.watcher.live is None:
-            self.watcher.__enter__()
+        self.watcher.__enter__()
         self.watcher.watch(cells)
 
     def line(self, text: str) -> None:

@@ -114,7 +114,7 @@ function drawBytes() {
   const average = (group, way) => {
     const total = {};
     for (const run of group.runs) for (const [kind, bytes] of Object.entries(run[way])) {
-      total[kind] = (total[kind] ?? 0) + bytes / group.runs.length / (each ? Math.max(1, run.of ?? run.rounds.length) : 1);
+      total[kind] = (total[kind] ?? 0) + bytes / group.runs.length / (each ? Math.max(1, run.rounds.length) : 1);
     }
     return total;
   };
@@ -170,7 +170,7 @@ function drawAll() {
   if (!touched.has("differences")) byId("differences").checked = groups.length > 1;
   byId("seeds-label").hidden = groups.every((g) => g.runs.length < 2);
   const counts = ["running", "waiting", "finished", "stopped", "failed"].map((kind) => [kind, list.filter((r) => r.condition === kind).length]).filter(([, n]) => n);
-  byId("summary").textContent = `${list.length} run${list.length === 1 ? "" : "s"}: ${counts.map(([kind, n]) => `${n} ${kind}`).join(", ") || "none yet"}${list.some((r) => r.of) ? "; of long runs not every round is drawn" : ""}`;
+  byId("summary").textContent = `${list.length} run${list.length === 1 ? "" : "s"}: ${counts.map(([kind, n]) => `${n} ${kind}`).join(", ") || "none yet"}`;
   drawSelection();
 }
 

@@ -130,7 +130,7 @@ function conditions(cell, runs) {
   const quiet = runs[0].since ? `, last sign ${ago(runs[0].since)} ago` : "";
   const texts = runs.length === 1 ? [[runs[0].condition, runs[0].text + (page.live ? quiet : "")]] : [...new Set(runs.map((r) => r.condition))].map((kind) => {
     const own = runs.filter((r) => r.condition === kind);
-    const rounds = own.map((r) => r.of ?? r.rounds.length);
+    const rounds = own.map((r) => r.rounds.length);
     const why = kind === "failed" ? `\n${own[0].text.replace(/^failed[^:]*: /, "")}` : "";
     const [least, most] = [Math.min(...rounds), Math.max(...rounds)];
     return [kind, `${own.length} ${kind}, ${least}${least < most ? ` to ${most}` : ""} round${most === 1 ? "" : "s"}${why}`];

@@ -12,7 +12,6 @@ from typing import Any
 from torch import nn
 
 from ntkfl.tangent.factored import FactoredBlock, LinearBlock
-from ntkfl.tangent.layers.activation import ELEMENTWISE, run_elementwise
 from ntkfl.tangent.layers.attention import run_attention
 from ntkfl.tangent.layers.convolution import ConvolutionBlock, run_convolution
 from ntkfl.tangent.layers.embedding import EmbeddingBlock, run_embedding
@@ -40,7 +39,6 @@ LAYERS: dict[type[nn.Module], Callable[..., Any]] = {
     nn.GRUCell: run_cell,
     nn.LSTMCell: run_cell,
     nn.MultiheadAttention: run_attention,
-    **{kind: run_elementwise for kind in ELEMENTWISE if kind is not nn.ReLU},  # whose own is as fast
 }
 
 # Factored blocks by their number on the wire.

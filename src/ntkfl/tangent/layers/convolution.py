@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
@@ -16,24 +16,6 @@ from ntkfl.tangent.layers.geometry import Geometry
 from ntkfl.tangent.layers.tape import Tape
 
 REUSED_NUMBERS = 2**22  # beyond twice this (32 MiB) the C library gives every array fresh pages, which cost more
-
-
-class _TapedConvolution(torch.autograd.Function):
-    """A convolution with its weights held fixed: the gradient of its input alone, as a transposed convolution.
-
-    PyTorch's own backward pass, mapped over the d2 cotangents, first copies an input for each of them.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, at: Geometry) -> Tensor:
-        ctx.save_for_backward(weight)
-        ctx.at, ctx.size = at, x.shape[2:]
-        return at.convolve(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None, None, None]:
-        (weight,) = ctx.saved_tensors
-        return ctx.at.input_gradient(cotangents[0], weight, ctx.size), None, None, None
 
 
 class ConvolutionBlock(FactoredBlock):
@@ -89,10 +71,6 @@ class ConvolutionBlock(FactoredBlock):
     @classmethod
     def admits(cls, sample_dim: int, ndim: int, settings: tuple[int, ...]) -> bool:
         return sample_dim == 0
-
-    @classmethod
-    def scratch(cls, input: Sequence[int], output: Sequence[int], settings: tuple[int, ...]) -> int:
-        return input[0] * math.prod(Geometry.of(settings).kernel) * math.prod(output[1:])
 
     def apply(self, weight: Tensor, bias: Tensor | None) -> Tensor:
         """All directions in one convolution, as so many more output channels of each group."""
@@ -175,9 +153,7 @@ def run_convolution(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, tape: Tape, input
         return NotImplemented
     bare = Geometry(module.kernel_size, module.stride, (0,) * D, module.dilation, module.groups)
     x, at = _padded(input, bare, module.padding)
-    weight, bias = tape.value(module.weight), tape.optional(module.bias)
-    taped: Callable[..., Tensor] = _TapedConvolution.apply
-    out = at.convolve(x, weight, bias) if tape.uses is None else taped(x, weight, bias, at)
+    out = at.convolve(x, tape.value(module.weight), tape.optional(module.bias))
     return tape.tap(ConvolutionBlock, x, out, "weight", None if module.bias is None else "bias", at.settings)
 
 

@@ -38,6 +38,7 @@ class Tape:
 
     def __init__(self, module: str = "", uses: Uses | None = None) -> None:
         self.module, self.uses = module, uses
+        self.moved: set[Use] = set()  # uses with trained weights before them
 
     def value(self, parameter: Tensor) -> Tensor:
         return parameter if self.uses is None else parameter.detach()
@@ -61,5 +62,8 @@ class Tape:
             output.requires_grad_()
         weight = Slot(weight) if isinstance(weight, str) else weight
         bias = Slot(bias) if isinstance(bias, str) else bias
-        self.uses.setdefault(Use(self.module, block, weight, bias, settings), []).append((input.detach(), output))
+        use = Use(self.module, block, weight, bias, settings)
+        self.uses.setdefault(use, []).append((input.detach(), output))
+        if input.requires_grad:
+            self.moved.add(use)
         return output.clone()  # an in-place activation behind the layer must not overwrite the tapped output

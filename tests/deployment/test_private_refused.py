@@ -1,0 +1,81 @@
+"""Methods of differential privacy are refused between machines, wherever their terms are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ntkfl.deployment.aggregator import Aggregator
+from ntkfl.deployment.client import ShuffledClient
+from ntkfl.deployment.contract import Contract, Deployment, Terms
+from ntkfl.errors import ConfigError
+from ntkfl.flower.folders import ClientFile
+from ntkfl.flower.folders import init as flower_init
+from ntkfl.flower.server import FlowerRun
+from ntkfl.methods import PrivateSums
+from tests.deployment.test_aggregator import made
+
+REFUSED = "refused between machines: sites' terms are not checked against the aggregator's"
+PRIVATE: dict[str, dict[str, Any]] = {
+    "records": {"name": "private-sums", "secure_sum": True, "noise_clients": 2},
+    "ridge": {"name": "private-ridge", "secure_sum": True},
+    "ridge, exact counts": {"name": "private-ridge", "epsilon": "none"},
+    "clients": {"name": "dp-fedavg", "secure_sum": True},
+    "updates": {"name": "fedavg", "shuffle": True, "clip": 1.0, "noise": 1.0},
+    "inputs": {"name": "cp-ntk-fl", "clip": 1.0, "noise": 1.0},
+    "labels": {"name": "ntk-fl", "label_flip": 0.1},
+}
+SHAPE: dict[str, Any] = {"inputs": (4,), "outputs": 2}
+COHORT: dict[str, Any] = SHAPE | {"clients_per_round": 2}
+
+
+class Own(PrivateSums):
+    """A user's own, whose code is imported after its terms were read."""
+
+
+@pytest.mark.parametrize("kind", PRIVATE)
+def test_terms_with_noise_are_refused_in_a_line(kind: str) -> None:
+    method = PRIVATE[kind]
+    for read in (
+        lambda: Terms(**SHAPE, method=method),
+        lambda: Contract(**COHORT, method=method),
+        lambda: Deployment(**COHORT, clients=2, method=method),
+        lambda: FlowerRun(**COHORT, clients=2, method=method),
+    ):
+        with pytest.raises(ConfigError, match=REFUSED) as error:
+            read()
+        assert "\n" not in str(error.value)
+
+
+def test_terms_without_noise_are_not() -> None:
+    for method in ({"name": "sum-ntk-fl", "secure_sum": True}, {"name": "fedavg", "clip": 1.0}, {"name": "sum-ridge"}):
+        assert Terms(**SHAPE, method=method).build_method().name == method["name"]
+
+
+def test_a_method_of_ones_own_is_refused_before_it_is_used() -> None:
+    terms = Terms(**SHAPE, method={"name": f"{__name__}:Own"})
+    for use in (terms.spelled_out, terms.build_method, lambda allow_code: terms.build_model(0, allow_code=allow_code)):
+        with pytest.raises(ConfigError, match=REFUSED):
+            use(allow_code=True)
+
+
+def test_folders_with_such_terms_start_nobody(tmp_path: Path) -> None:
+    """Folders that an older version made, or that somebody has edited."""
+    aggregator = made(tmp_path)
+    client = aggregator.parent / "clients" / "client-0"
+    flower_init(tmp_path / "fl", None, 2)
+    member = tmp_path / "fl" / "clients" / "client-0"
+    for path in (aggregator / "federation.toml", client / "federation.toml", member / "client.toml"):
+        text = path.read_text()
+        assert "\nnoise = 0.0" in text
+        path.write_text(text.replace("\nnoise = 0.0", "\nnoise = 1.0\nclip = 1.0"))
+    for start in (
+        lambda: Aggregator(aggregator, tmp_path / "run"),
+        lambda: ShuffledClient(client, torch.zeros(1, 4), torch.zeros(1).long()),
+        lambda: ClientFile.read(member),
+    ):
+        with pytest.raises(ConfigError, match=REFUSED):
+            start()

@@ -1,0 +1,64 @@
+"""Runs whose numbers are kept, so that a change that is to change no result is seen to change none.
+
+Each file here is one run, and what it came to: `rounds` has test accuracy, test loss, uplink and downlink bytes. The
+numbers are of float32 and two threads, and another processor rounds in another way; so a run is also made from weights
+that differ by a few roundings, and `loss_bound` is four times the largest relative difference that this made.
+
+`python -m tests.golden [NAME …]` runs the files again and writes what they come to now: for a change that
+is meant, and said in its commit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import ntkfl
+
+FOLDER = Path(__file__).parent
+NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
+ROUNDS = 5
+Rounds = list[list[float]]  # of each round: test accuracy, test loss, uplink bytes, downlink bytes
+
+
+def read(name: str) -> dict[str, Any]:
+    return json.loads((FOLDER / f"{name}.json").read_text())
+
+
+@contextmanager
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def method_of(run: dict[str, Any]) -> ntkfl.methods.Method:
+    kind = getattr(ntkfl.methods, run["method"])
+    passing = run.get("options_while_they_exist", {})
+    return kind(**run["options"], **{name: value for name, value in passing.items() if name in kind.model_fields})
+
+
+def play(run: dict[str, Any], perturbation: float = 0.0) -> Rounds:
+    """The run's rounds, from first weights w (1 ± perturbation) with signs drawn for each."""
+    data = ntkfl.data.load(run["dataset"])
+    fed = data.partition(ntkfl.data.Dirichlet(clients=run["clients"], alpha=run["alpha"]), seed=run["seed"])
+    method = method_of(run)
+    torch.manual_seed(run["seed"])
+    model = ntkfl.models.mlp(method.projected_dim or math.prod(fed.input_shape), *run["hidden"], 10)
+    with torch.no_grad():
+        for w in model.parameters() if perturbation else ():
+            w.mul_(1 + perturbation * (2 * torch.randint(2, w.shape) - 1))
+    how = {"rounds": ROUNDS, "clients_per_round": run["clients_per_round"], "seed": run["seed"]}
+    with two_threads():
+        history = ntkfl.train(model, fed, method, **how, callbacks=[]).history
+    shown = ("test_accuracy", "test_loss", "uplink_bytes", "downlink_bytes")
+    return [[record[name] for name in shown] for record in history]
