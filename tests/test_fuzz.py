@@ -263,7 +263,6 @@ ROUNDS: dict[str, dict[str, Any]] = {
     "scaffold": {"local_steps": 2},
     "fednova": {"local_steps": 2},
     "fedadam": {"local_steps": 2},
-    "feddyn": {"local_steps": 2},
     "fedcom": {"local_steps": 2},
     "qsgd": {},
 }

@@ -87,12 +87,6 @@ def test_a_clients_privacy(given: list[str], tmp_path: Path) -> None:
     assert json.loads((tmp_path / "a" / "history.jsonl").read_text().splitlines()[-1])["unit"] == "client"
 
 
-def test_all_clients_of_a_file_take_part(tmp_path: Path) -> None:
-    file = tmp_path / "sites.csv"
-    file.write_text("a,label,client\n" + "".join(f"{i}.5,{i % 2},site-{i % 6}\n" for i in range(60)))
-    assert private_settings({"data": {"dataset": str(file)}})["clients_per_round"] == 6
-
-
 def test_the_test_fifth_of_a_file_is_outside_the_promise(tmp_path: Path) -> None:
     file = tmp_path / "sites.csv"
     file.write_text("a,label,client\n" + "".join(f"{i}.5,{i % 2},site-{i % 6}\n" for i in range(60)))
@@ -116,11 +110,6 @@ def test_the_test_fifth_of_a_file_is_outside_the_promise(tmp_path: Path) -> None
     assert view(find([tmp_path / "a"])[0][0])["privacy"]["uncovered"] == words
     plain = ntkfl("train", *given[:-2], "--method", "fedavg", "--out", tmp_path / "b")
     assert "covered" not in plain.stdout + (tmp_path / "b" / "config.toml").read_text()  # nothing is promised
-
-
-def test_another_method_is_named_with_what_to_do() -> None:
-    with pytest.raises(ConfigError, match="not fedavg: leave --method out"):
-        private_settings({"method": {"name": "fedavg"}})
 
 
 @pytest.mark.parametrize("name", ["sum-ridge", "private-ridge"])

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from ntkfl.data import NAMES, ByWriter, Dirichlet, catalog, load
+from ntkfl.data import ByWriter, Dirichlet, catalog, load
 from ntkfl.data.dataset import Dataset
-from ntkfl.errors import ConfigError, DataError
+from ntkfl.errors import DataError
 
 
 def dated(content: bytes) -> bytes:
@@ -69,25 +69,6 @@ def test_no_data_and_no_network_is_two_lines_and_quick(tiny: Any, bare: Path) ->
     assert "NTKFL_DATA" in second
 
 
-@pytest.mark.usefixtures("bare")
-def test_every_dataset_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: object, **kwargs: object) -> Path:
-        raise DataError("no network")
-
-    monkeypatch.setattr(catalog, "download", refuse)
-    advice = {
-        "fashion-mnist": "apt-get install dataset-fashion-mnist",
-        "mnist": "ntkfl data fetch mnist",
-        "femnist": "github.com/TalwalkarLab/leaf",
-        "cifar10": "ntkfl data fetch cifar10",
-    }
-    assert {*advice, "digits"} == set(NAMES)
-    for name, said in advice.items():
-        with pytest.raises(DataError) as caught:
-            load(name)
-        assert said in str(caught.value).split("\n")[1]
-
-
 def test_a_folder_may_be_the_root_or_the_place_itself(tiny: Any, bare: Path) -> None:
     tiny.put(bare / "mine" / "mnist")
     assert load("mnist", bare / "mine").source == load("mnist", str(bare / "mine" / "mnist")).source
@@ -112,11 +93,6 @@ def test_a_wrong_setting_is_not_passed_over(bare: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("NTKFL_DATA", str(bare / "typo"))
     with pytest.raises(DataError, match=r"NTKFL_DATA is .*typo.*no folder"):
         load("mnist")
-
-
-def test_an_unknown_name_gets_a_hint() -> None:
-    with pytest.raises(ConfigError, match="unknown dataset 'fashion_mnist': did you mean 'fashion-mnist'"):
-        load("fashion_mnist")
 
 
 @pytest.mark.usefixtures("bare")

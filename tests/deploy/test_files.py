@@ -116,12 +116,3 @@ def test_compose_names_images_folders_and_services_that_there_are() -> None:
 def containers() -> list[dict[str, Any]]:
     pods = [document["spec"]["template"]["spec"] for document in KUBERNETES if "template" in document.get("spec", {})]
     return [container for pod in pods for container in pod["containers"]]
-
-
-def requirements(stage: str) -> list[str]:
-    """Of the two images that others are made from."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lines = (DEPLOY / "services.txt").read_text().splitlines()
-    if stage == "services":
-        return [line for line in lines if line and line[0] != "#"]
-    return [*project["dependencies"], *project["optional-dependencies"]["services"]]

@@ -12,7 +12,7 @@ from ntkfl.errors import ConfigError, MessageError, ModelError
 from ntkfl.methods import ClientRound, SumRidge, Task, ridge_message, sum_ridge
 from ntkfl.methods.sum_ridge import shares_of
 from ntkfl.privacy.randomness import Randomness
-from ntkfl.tangent.ridge import RidgeSums, left_out_errors, solve, total
+from ntkfl.tangent.ridge import RidgeSums, left_out_errors, total
 from ntkfl.wire import Message
 from tests.methods.rounds import play
 
@@ -230,16 +230,3 @@ def test_options() -> None:
     ):
         with pytest.raises(ConfigError, match=said):
             SumRidge(**options)
-
-
-def test_every_penalty() -> None:
-    x, y = pooled()
-    sums = RidgeSums.of(x, nn.functional.one_hot(y, CLASSES))
-    for penalty in (0.0, 1e-6, 1.0, 1e3):
-        assert (solve(sums, penalty) - direct(x, y, penalty)).abs().max() < 1e-10
-    # More features than samples, and one that never varies: the weights of least norm.
-    few = torch.cat([x[:4], torch.ones(4, 1, dtype=x.dtype)], 1)
-    Y = nn.functional.one_hot(y[:4], CLASSES).to(x)
-    W = solve(RidgeSums.of(few, Y), 0.0)
-    expected = torch.linalg.pinv(few - few.mean(0)) @ (Y - Y.mean(0))
-    assert (W[:-1] - expected).abs().max() < 1e-6

@@ -105,17 +105,6 @@ def test_it_answers_to_its_own_name_and_gives_nothing_else_away(server: LiveServ
         assert ask(server, "/", method)[0] == 501
 
 
-def test_watching_writes_nothing(server: LiveServer, going: RunFolder) -> None:
-    def state() -> dict[Path, int]:
-        return {path: path.stat().st_mtime_ns for path in going.path.parent.rglob("*")}
-
-    before = state()
-    for id in server.watched.found:
-        ask(server, f"/details/{id}")
-    assert server.watched.look() is False
-    assert state() == before
-
-
 def test_the_command_serves_loopback_and_leaves_on_ctrl_c(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ntkfl", "watch", str(tmp_path), "--port", "0"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
