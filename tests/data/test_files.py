@@ -64,6 +64,9 @@ def test_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pandas, "read_parquet", lambda path: rows.copy())
     same(from_file(tmp_path / "rows.parquet").partition(ByClient()), by_hand())
 
+    rows["seen"] = pandas.Timestamp("2026-11-18")
+    with pytest.raises(DataError, match=r"row 2 has '2026-11-18'.* in column 'seen', which must be numbers"):
+        from_file(tmp_path / "rows.parquet")
     rows.loc[1, "client"] = None
     with pytest.raises(DataError, match="row 3 lacks values"):
         from_file(tmp_path / "rows.parquet")

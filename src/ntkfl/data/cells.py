@@ -53,6 +53,8 @@ def numbers(path: Path, column: Series, hint: str = "") -> NDArray[np.float64]:
     """A column whose cells must be numbers."""
     import pandas
 
+    if column.dtype.kind in "mM":  # dates, of which pandas would make nanoseconds
+        column = column.astype(str)
     found: NDArray[np.float64] = pandas.to_numeric(column, errors="coerce").to_numpy(np.float64, na_value=np.nan)
     wrong = [(row + 2, str(column.iloc[row])) for row in np.flatnonzero(np.isnan(found))]
     if wrong:

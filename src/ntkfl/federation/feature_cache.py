@@ -148,4 +148,4 @@ def split_frozen(
 
 
 def _settings(backbone: nn.Module) -> str:
-    return " ".join(str(getattr(backbone, name, "")) for name in ("pool", "also", "grid"))
+    return " ".join(str(getattr(backbone, name, "")) for name in ("pool", "also"))
