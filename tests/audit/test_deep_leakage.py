@@ -122,12 +122,12 @@ def _by_autograd(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 def test_a_dense_jacobian_gives_the_pictures_back() -> None:
     dataset = load("digits")
-    x, _ = dataset.train_rows.take(torch.arange(3))
+    x, _ = dataset.rows.take(torch.arange(3))
     torch.manual_seed(0)
     model = ntkfl.models.mlp(64, 32, 10)
     J = ntkfl.jacobian(model, x).dense()
     found, match = reconstruct(match_jacobian(model, x.shape[1:], J), 3, 64, Settings(steps=60, restarts=2))
-    mean, std = dataset.mean[0], dataset.std[0]
+    mean, std = dataset.rows.mean[0], dataset.rows.std[0]
     likeness = ssim(x * std + mean, found.view_as(x) * std + mean)
     assert float(likeness.min()) > 0.9
     assert float(match.max()) < 1e-2

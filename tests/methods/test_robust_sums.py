@@ -16,6 +16,7 @@ from ntkfl.tangent.sums import GRADIENT, SAMPLES
 from ntkfl.wire import Message
 from tests.methods.rounds import small_clients, small_task
 
+SIZES = (30, 12, 21, 16, 25)
 HOW = (200.0, 12.0, 0.003)  # t, μ, δ
 
 

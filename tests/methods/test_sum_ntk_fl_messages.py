@@ -201,7 +201,7 @@ class Counting(SumNTKFL):
 @pytest.mark.parametrize("values", ["float16", "float32"])
 def test_arrays_of_a_derived_method_are_left_to_it_and_halves_are_read_as_values(values: str) -> None:
     task, clients = small_task(), small_clients(9, 12, 8)
-    plain, log = play(SumNTKFL(values=values), task, clients)
+    plain, _ = play(SumNTKFL(values=values), task, clients)
     outcome, own_log = play(Counting(values=values), task, clients)
     assert torch.equal(outcome.state["weights"], plain.state["weights"])
     replies = [s.message for s in own_log if s.way == "up"]

@@ -15,7 +15,7 @@ def join(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The client's folder, see `ntkfl keys init`.")],
     data: Annotated[
         str,
-        typer.Option(help="FILE.npz, .csv or .parquet, a folder (idx files or pictures), or package.module:function."),
+        typer.Option(help="FILE.npz, .csv or .parquet, a folder of pictures, or package.module:function."),
     ],
     patience: Annotated[float, typer.Option(help="Seconds to keep asking a service that cannot be reached.")] = 60,
     label_column: LabelColumn = None,

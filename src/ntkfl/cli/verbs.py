@@ -45,7 +45,7 @@ METHODS = (
 )  # fmt: skip
 DATASETS = ("fashion-mnist", "mnist", "femnist", "cifar10", "digits")
 PARTITIONS = ("dirichlet", "writer", "iid", "shards", "client")
-MODELS = ("mlp", "cnn", "resnet", "gru", "transformer", "random-features")
+MODELS = ("mlp", "cnn", "resnet", "gru", "transformer")
 LogFormat = Annotated[
     str,
     typer.Option(click_type=click.Choice(["plain", "json"]), help="One line per round and per problem, in this form."),

@@ -6,13 +6,12 @@ import math
 
 import pytest
 import torch
+from ntkfl_experiments.rivals.models import RandomFeatures, random_features
 from torch import Tensor, nn
 
 import ntkfl
 from ntkfl.errors import ConfigError
 from ntkfl.methods import ClientRound, SumRidge, Task
-from ntkfl.models import random_features
-from ntkfl.models.random_features import RandomFeatures
 from ntkfl.privacy.randomness import Randomness
 from tests.methods.rounds import play
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ntkfl_experiments.rivals.tct import TCT
+from ntkfl_experiments.rivals.models import Convexified
 from torch import nn
 
-import ntkfl
 from ntkfl.errors import ConfigError, ModelError
 from ntkfl.federation.build import build_network
 from ntkfl.federation.config import ModelConfig
-from ntkfl.methods import FedAvg
-from ntkfl.models import convexified
 from ntkfl.tangent.parameters import apply_flat, flatten
 
 
@@ -22,7 +19,7 @@ def network() -> nn.Sequential:
 
 
 def test_features_are_derivatives_of_one_output_with_another_last_layer() -> None:
-    model, x = convexified(network(), 3), torch.randn(5, 4).double()
+    model, x = Convexified(network(), 3), torch.randn(5, 4).double()
     single = nn.Sequential(*network()[:2], nn.Linear(6, 1)).double()
     with torch.no_grad():
         single[2].weight[0] = model.readout
@@ -40,15 +37,15 @@ def test_a_layer_held_twice_stays_what_it_is() -> None:
     twice = nn.Linear(4, 4)
     network = nn.Sequential(twice, nn.Tanh(), twice, nn.Linear(4, 3)).double()
     before, x = [id(p) for p in network.parameters()], torch.randn(5, 4).double()
-    features = convexified(network, 3).features(x)
+    features = Convexified(network, 3).features(x)
     assert [id(p) for p in network.parameters()] == before
     assert features.shape == (5, 20 + 5)  # the layer once, and the first output of the last
 
 
 def test_a_random_part_of_many_features() -> None:
-    x, whole = torch.randn(5, 4).double(), convexified(network(), 3)
-    few, again = (convexified(network(), 3, features=10) for _ in range(2))
-    other = convexified(network(), 3, features=10, seed=1)
+    x, whole = torch.randn(5, 4).double(), Convexified(network(), 3)
+    few, again = (Convexified(network(), 3, features=10) for _ in range(2))
+    other = Convexified(network(), 3, features=10, seed=1)
     assert torch.equal(few.coordinates, again.coordinates)
     assert not torch.equal(few.coordinates, other.coordinates)
     place = {int(c): i for i, c in enumerate(whole.coordinates)}
@@ -58,7 +55,7 @@ def test_a_random_part_of_many_features() -> None:
 
 def test_the_network_answers_until_the_linear_model_has_been_trained() -> None:
     plain, x = network(), torch.randn(5, 4).double()
-    model = convexified(network(), 3)
+    model = Convexified(network(), 3)
     torch.testing.assert_close(model(x), plain(x))
     theta = torch.randn_like(model.theta)
     flat = torch.cat([theta.reshape(-1), flatten(plain)])
@@ -68,18 +65,16 @@ def test_the_network_answers_until_the_linear_model_has_been_trained() -> None:
     torch.testing.assert_close(model(x), model.features(x) @ theta)
 
 
-def test_a_configuration_says_so_and_tct_by_itself() -> None:
-    config = ModelConfig(hidden=(5,))
-    assert config.suited(FedAvg()).convexify is None
-    assert config.suited(TCT()).convexify == 100_000
-    assert ModelConfig(name="cnn").suited(TCT()).convexify == 100_000
-    assert ModelConfig(hidden=(5,), convexify=20).suited(TCT()).convexify == 20
-    model = build_network(ModelConfig(hidden=(5,), convexify=20), (4,), 3, seed=0)
+def test_a_configuration_names_it() -> None:
+    name = "ntkfl_experiments.rivals.models:convexified_mlp"
+    model = build_network(ModelConfig(name=name, options={"hidden": (5,), "features": 20}), (4,), 3, seed=0)
+    plain = build_network(ModelConfig(hidden=(5,)), (4,), 3, seed=0)
     assert model.theta.shape == (20, 3)
+    assert torch.equal(flatten(model.network), flatten(plain))
 
 
 def test_wrong_networks_and_numbers() -> None:
     with pytest.raises(ModelError, match="a last linear layer that trains"):
-        convexified(nn.Conv2d(1, 2, 3), 3)
+        Convexified(nn.Conv2d(1, 2, 3), 3)
     with pytest.raises(ConfigError, match="at least one feature"):
-        ntkfl.models.convexified(network(), 3, features=0)
+        Convexified(network(), 3, features=0)
