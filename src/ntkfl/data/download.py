@@ -10,6 +10,7 @@ import http.client
 import shutil
 import subprocess
 import tempfile
+import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,7 +47,8 @@ def download(remotes: Sequence[Remote], folder: Path, timeout: float = 10.0) -> 
                 folder.mkdir(parents=True, exist_ok=True)
                 _get(remote, folder, timeout, bar)
             except (OSError, http.client.HTTPException) as error:
-                raise DataError(f"{remote.url}: {error or type(error).__name__}") from None
+                reason = error.reason if type(error) is urllib.error.URLError else error
+                raise DataError(f"{remote.url}: {reason or type(error).__name__}") from None
 
 
 def _get(remote: Remote, folder: Path, timeout: float, bar: ProgressBar) -> None:
