@@ -18,7 +18,7 @@ from ntkfl.tangent.curvature import (
     sums_by_set,
     whole_sums,
 )
-from ntkfl.tangent.losses import AnyLoss, find_loss, residual, targets
+from ntkfl.tangent.losses import AnyLoss, find_loss, targets
 from ntkfl.tangent.sums import Factor, Shaped
 from tests.tangent.networks import build, mlp
 from tests.tangent.test_jacobian import autograd
@@ -250,7 +250,7 @@ def test_roots_and_gradients(loss: str) -> None:
     p = f.softmax(1)
     H = torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1) if loss == "ce" else torch.eye(3).double() / 3
     assert torch.allclose(R @ R.mT, H.expand(7, 3, 3), atol=1e-14)
-    gradient = -torch.einsum("njd,nj->d", autograd(model, x), residual(loss, f, Y))
+    gradient = -torch.einsum("njd,nj->d", autograd(model, x), find_loss(loss).residual(f, Y))
     assert torch.allclose(sums(model, x, Y, loss).arrays["gradient"], gradient, rtol=1e-10, atol=1e-12)
 
     class Scaled(type(criterion)):  # type: ignore[misc]

@@ -17,9 +17,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ntkfl.tangent.build import jacobian
+from ntkfl.tangent.build import jacobian, numbers_at_once
 from ntkfl.tangent.constant_inputs import constant_inputs
-from ntkfl.tangent.curvature import CPU_NUMBERS, LARGEST
+from ntkfl.tangent.curvature import LARGEST
 from ntkfl.tangent.dense import DenseBlock
 from ntkfl.tangent.factored import FactoredBlock, LinearBlock
 from ntkfl.tangent.jacobian import Block, BlockJacobian
@@ -29,7 +29,6 @@ from ntkfl.tangent.parameters import evaluating
 from ntkfl.tangent.passes import JacobianPlan
 from ntkfl.tangent.sums import Layer
 
-ACCELERATOR_NUMBERS = 2**27  # alive at once while a chunk is differentiated
 _TINY = 1e-30
 Whitening = Mapping[Layer, Tensor]  # P [m, m], symmetric, for a layer of m inputs (the bias's 1 among them)
 
@@ -97,7 +96,7 @@ def input_moments(model: nn.Module, x: Tensor, plan: JacobianPlan, largest: int 
 def _chunks(model: nn.Module, x: Tensor, plan: JacobianPlan) -> Iterator[tuple[slice, BlockJacobian]]:
     """Rows of x and their factored Jacobian, so few at a time that memory does not grow with N."""
     plan = replace(plan, parts=[replace(part, dense=False) for part in plan.parts])
-    rows = max(1, (CPU_NUMBERS if x.device.type == "cpu" else ACCELERATOR_NUMBERS) // plan.working)
+    rows = max(1, numbers_at_once(x) // plan.working)
     for at in range(0, len(x), rows):
         J = jacobian(model, x[at : at + rows], plan=plan)
         assert isinstance(J, BlockJacobian)
