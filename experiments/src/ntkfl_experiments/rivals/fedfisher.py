@@ -16,7 +16,8 @@ from torch import Tensor
 from ntkfl.errors import MessageError, unknown
 from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.local_training import LocalTraining, mean_loss, report, take_vector, weighted_sum
-from ntkfl.tangent.curvature import CPU_NUMBERS, curvature_sums
+from ntkfl.tangent.build import numbers_at_once
+from ntkfl.tangent.curvature import curvature_sums
 from ntkfl.tangent.losses import find_loss
 from ntkfl.tangent.sums import GRADIENT, REST, SAMPLES, Factor, Layer, Sums, uncovered
 from ntkfl.wire import Message
@@ -111,7 +112,7 @@ class FedFisher(LocalTraining):
 
     def _squares(self, task: Task, w: Tensor, x: Tensor, Y: Tensor) -> Tensor:
         """The diagonal of Σ_i J_iᵀ H_i J_i: [d]."""
-        total, rows = torch.zeros_like(w), max(1, CPU_NUMBERS // (w.numel() * task.outputs))
+        total, rows = torch.zeros_like(w), max(1, numbers_at_once(x) // (w.numel() * task.outputs))
         for some, own in zip(torch.split(x, rows), torch.split(Y, rows), strict=True):
             R = find_loss(self.loss).hessian_root(task.predict(w, some), own)
             total += (R.mT @ task.jacobian(w, some).dense()).square().sum((0, 1))
