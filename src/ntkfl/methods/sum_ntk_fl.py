@@ -113,7 +113,7 @@ class SumNTKFL(SumOptions):
             _ACCEPTED: accepted,
             _MU: state[_MU].new_tensor(mu),
             _CAUTION: state[_CAUTION].new_tensor(caution),
-        } | {_LAST + name: array for name, array in sums.arrays.items()}
+        } | {_LAST + name: array for name, array in sums.arrays.items() if not is_constant(name)}  # their mean is kept
         diagnostics |= {"samples": int(reply.sums.arrays[SAMPLES]), "mu": mu * caution}
         return Outcome(kept, float(loss), self.time, diagnostics, passed=passed, tentative=True)
 
