@@ -76,7 +76,9 @@ def test_mu_is_measured_behind_masks_as_from_single_replies() -> None:
     ).double()
     data = ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=8, alpha=0.5), seed=0)
     runs = [
-        Simulation(convolutional, data, SumNTKFL(step_limit=0, mu=0.3, values="float32", **options), clients_per_round=4).run(3, callbacks=[])
+        Simulation(
+            convolutional, data, SumNTKFL(step_limit=0, mu=0.3, values="float32", **options), clients_per_round=4
+        ).run(3, callbacks=[])
         for options in ({}, {"secure_sum": True})
     ]
     plain, masked = (run.history for run in runs)
