@@ -202,16 +202,16 @@ class Counting(SumNTKFL):
 def test_arrays_of_a_derived_method_are_left_to_it_and_halves_are_read_as_values(values: str) -> None:
     task, clients = small_task(), small_clients(9, 12, 8)
     plain, _ = play(SumNTKFL(values=values), task, clients)
-    outcome, own_log = play(Counting(values=values), task, clients)
+    outcome, log = play(Counting(values=values), task, clients)
     assert torch.equal(outcome.state["weights"], plain.state["weights"])
-    replies = [s.message for s in own_log if s.way == "up"]
+    replies = [s.message for s in log if s.way == "up"]
     assert filter_replies(Counting(values=values), task, replies).rejected == {}
     rounding = 2**-11 if values == "float16" else 1e-12
     for reply, client in zip(replies, clients, strict=True):
         assert torch.equal(reply.take("extra", (OUT,)), Counting.counts(client))
         found = curvature_sums(task.model, client.x, task.training_targets(client.y), "ce", task.plan(client.x))
         exact = found.arrays["gradient"]
-        w = next(s.message for s in own_log if s.way == "down").take("weights", None, task.like)
+        w = next(s.message for s in log if s.way == "down").take("weights", None, task.like)
         assert torch.allclose(w, task.like, rtol=rounding, atol=0)
         assert float((reply.take("gradient", None, task.like) - exact).norm()) <= 4 * rounding * float(exact.norm())
 

@@ -46,14 +46,14 @@ def dense(sums: Sums) -> tuple[Tensor, Tensor]:
 
 
 def step_by_dense_algebra(sums: Sums, method: SumNTKFL, unit: float, times: float = 1.0) -> tuple[Tensor, float]:
-    """(−s φ(t(μC + δ)) g with μ ΔᵀCΔ ≤ 2 `unit`, s), with `times` μ and δ."""
+    """(−s φ(t(μC + δ)) g with μ ΔᵀCΔ ≤ 2 `unit`, s), with `times` μ and δ and a bound as much smaller."""
     g, C = dense(sums)
     mu, delta = times * method.mu, times * method.delta
     values, vectors = torch.linalg.eigh(mu * C + delta * torch.eye(len(g)).to(g))
     assert method.time is not None
     phi = -torch.expm1(-method.time * values) / values
     change = -vectors @ (phi * (vectors.T @ g))
-    s = min(1.0, math.sqrt(2 * unit / float(mu * change @ C @ change)))
+    s = min(1.0, math.sqrt(2 * unit / times / float(mu * change @ C @ change)))
     return s * change, s
 
 

@@ -17,7 +17,8 @@ convolutional network, up to 20,000 where training would diverge. Four things ke
 - The next cohort reports its loss L' at the proposed weights and L at the last accepted ones. The step stands if
   L' ≤ L + `TOLERANCE` min(L, s). Losses of one cohort are compared: those of different ones differ too much.
 - Else the round goes back to the accepted weights and repeats the step from the sums that were taken there, with μ and
-  δ `BACK` times as large (δ too: where there is no curvature no μ shortens a step). Steps that stand relax both.
+  δ `BACK` times as large (δ too: where there is no curvature no μ shortens a step) and a bound as much smaller (or the
+  step would stay as long where that decides). Steps that stand relax all three.
 
 The weights proposed last count in the running average once a cohort has accepted them; until then they are reported as
 if they would be. Everything in a reply adds up, so replies may be added before the server sees them.
@@ -58,7 +59,7 @@ _CHANGE, _CURVATURE = "change", "curvature"  # Δ, and N Δᵀ C Δ
 _OVERFLOW = 1e300  # the loss sum of weights that overflow
 _SENT = "constant_factors_sent"  # a client's memory: the round in which it sent them
 # The server's state: the last weights that a cohort accepted and the sums taken there; μ as measured there; by how much
-# μ and δ are raised.
+# μ and δ are raised, and the bound lowered.
 _ACCEPTED, _LAST, _MU, _CAUTION = "accepted", "last/", "mu", "caution"
 
 
@@ -113,14 +114,14 @@ class SumNTKFL(SumOptions):
             _ACCEPTED: accepted,
             _MU: state[_MU].new_tensor(mu),
             _CAUTION: state[_CAUTION].new_tensor(caution),
-        } | {_LAST + name: array for name, array in sums.arrays.items()}
+        } | {_LAST + name: array for name, array in sums.arrays.items() if not is_constant(name)}  # their mean is kept
         diagnostics |= {"samples": int(reply.sums.arrays[SAMPLES]), "mu": mu * caution}
         return Outcome(kept, float(loss), self.time, diagnostics, passed=passed, tentative=True)
 
     def _step(self, flow: Flow, mu: float, caution: float, loss: Tensor) -> tuple[Tensor, float]:
-        """(Δ with μ ΔᵀĈΔ ≤ 2 min(L, s), ΔᵀĈΔ)."""
+        """(Δ with μ ΔᵀĈΔ ≤ 2 min(L, s), or less by as much as μ and δ are raised, ΔᵀĈΔ)."""
         change, curvature = flow.change_and_curvature(self.time, mu, self.delta * caution)
-        short = min(1.0, math.sqrt(2 * self._unit(loss) / (mu * curvature))) if curvature > 0 else 1.0
+        short = min(1.0, math.sqrt(2 * self._unit(loss) / (caution * mu * curvature))) if curvature > 0 else 1.0
         return short * change, short**2 * curvature
 
     def _unit(self, loss: Tensor) -> float:
