@@ -36,7 +36,6 @@ from torch import nn
 
 import ntkfl
 from ntkfl.data.files import from_file
-from ntkfl.data.idx import parse
 from ntkfl.data.npz import read_client
 from ntkfl.errors import NTKFLError
 from ntkfl.federation.build import build_method, build_network, spelled_out
@@ -449,7 +448,6 @@ def data_files(scratch: Path) -> Iterator[Target]:
     x, y = np.linspace(0, 1, 24, dtype=np.float32).reshape(6, 4), np.arange(6) % 2
     lines = "".join(f"{i},{i}.5,{i % 2},site-{i % 3},{'test' if i > 3 else 'train'}\n" for i in range(6))
     csv = ("a,b,label,client,split\n" + lines).encode()
-    idx = b"\0\0\x08\x03" + b"".join(n.to_bytes(4, "big") for n in (2, 4, 4)) + bytes(range(32))
 
     def table(path: Path) -> None:
         read = from_file(path)
@@ -462,14 +460,9 @@ def data_files(scratch: Path) -> Iterator[Target]:
         assert len(inputs) == len(labels) > 0
         assert bool(inputs.isfinite().all())
 
-    def array(data: bytes) -> None:
-        found = parse(data, "input")
-        assert 4 + 4 * found.ndim + found.nbytes == len(data)
-
     yield Target("csv", [csv], file(scratch / "table.csv", table))
     yield Target("npz of clients", [saved(x=x, y=y, client=y)], file(scratch / "t.npz", table), repair=zip_again)
     yield Target("npz", [saved(x=x, y=y), saved(x=x, y=x)], file(scratch / "c.npz", client), repair=zip_again)
-    yield Target("idx", [idx], array)
 
 
 # -- The test --------------------------------------------------------------------------------------------------------

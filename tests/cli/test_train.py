@@ -293,9 +293,9 @@ def test_a_run_says_what_it_took_and_that_nothing_is_kept(tmp_path: Path) -> Non
     assert bare[1] == "data: digits, 4 clients (Dirichlet α = 0.1, composition)"
     assert bare[2].startswith("ntk-fl sends rows")
     assert bare[3].startswith("not kept: without --out")
-    given = ["--method", "fedavg", "--model", "random-features", "--set", "local_steps=1"]
+    given = ["--method", "fedavg", "--model", "gru", "--set", "local_steps=1"]
     kept = ntkfl("train", *small, *given, "--out", tmp_path / "a").stdout
-    assert kept.splitlines()[0] == "method: fedavg; model: random-features"
+    assert kept.splitlines()[0] == "method: fedavg; model: gru"
     assert "not kept" not in kept
     again = ntkfl("train", "--config", tmp_path / "a" / "config.toml", "--json").stdout
     assert [json.loads(line)["round"] for line in again.splitlines()] == [1]  # and nothing else

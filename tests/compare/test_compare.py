@@ -30,14 +30,18 @@ def test_a_curve_may_have_a_network_and_cohorts_of_its_own(tmp_path: Path) -> No
         + """[[methods]]
 label = "ridge"
 clients_per_round = 24
-model = { name = "random-features", options = { features = 50 } }
+model = { name = "ntkfl_experiments.rivals.models:random_features", options = { features = 50 } }
 method = { name = "sum-ridge" }
 """
     )
     comparison = read(tmp_path, other)
     ntk, _, ridge = (comparison.run(entry, 0, {}) for entry in comparison.methods)
     assert (ntk.clients_per_round, ntk.model.hidden) == (4, (12,))
-    assert (ridge.clients_per_round, ridge.model.name, ridge.model.options) == (24, "random-features", {"features": 50})
+    assert (ridge.clients_per_round, ridge.model.name, ridge.model.options) == (
+        24,
+        "ntkfl_experiments.rivals.models:random_features",
+        {"features": 50},
+    )
 
 
 def test_end_to_end_and_cached(tmp_path: Path) -> None:

@@ -40,14 +40,14 @@ def test_an_array_is_read_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (npy("{'descr': '|u1', 'fortran_order': False, 'shape': (4000000000, 4000), }", bytes(8)), "but holds 8 bytes"),
-        (npy("{'descr': '|u1', 'fortran_order': False, 'shape': (2, 5), }", bytes(8)), "but holds 8 bytes"),
+        (npy("{'descr': '|u1', 'fortran_order': False, 'shape': (4000000000, 4000), }", bytes(8)), "cannot be read"),
+        (npy("{'descr': '|u1', 'fortran_order': False, 'shape': (2, 5), }", bytes(8)), "cannot be read"),
         (npy("{'descr': '<f8', 'fortran_order': False, 'shape': (1, 1), }", bytes(8)), "float64"),
         (npy("{'descr': '|u1', 'fortran_order': False, 'shape': (8,), }", bytes(8)), "2-D"),
-        (npy("{'descr': '|O', 'fortran_order': False, 'shape': (1, 1), }", bytes(8)), "object"),
+        (npy("{'descr': '|O', 'fortran_order': False, 'shape': (1, 1), }", bytes(8)), "Object arrays cannot be loaded"),
         (npy("__import__('os')", bytes(8)), "cannot be read"),
         (b"\x93NUMPY\x09\x00", "cannot be read"),
-        (b"", "cannot be read"),
+        (b"", "not of kind"),
     ],
 )
 def test_an_array_that_is_not_what_it_says_is_refused(tmp_path: Path, content: bytes, said: str) -> None:

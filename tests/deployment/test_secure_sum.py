@@ -28,7 +28,7 @@ from tests.deployment.test_deployment import rounds, until, wait
 
 pytestmark = pytest.mark.timeout(600)
 FEDAVG: dict[str, Any] = {"name": "fedavg", "secure_sum": True, "local_steps": 2, "weighting": "samples"}
-SUMS: dict[str, Any] = {"name": "sum-ntk-fl", "secure_sum": True, "control": "judge"}
+SUMS: dict[str, Any] = {"name": "sum-ntk-fl", "secure_sum": True}
 SEED = 7
 
 

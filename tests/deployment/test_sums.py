@@ -15,7 +15,7 @@ from tests.federation.rounds import play_round
 
 
 def test_sums_arrive_as_one_row_per_client(tmp_path: Path) -> None:
-    method = {"name": "sum-ntk-fl", "shuffle": True, "control": "judge", "input_cohorts": 2}
+    method = {"name": "sum-ntk-fl", "shuffle": True}
     (tmp_path / "run.toml").write_text(tomli_w.dumps(SETTINGS | {"rounds": 3, "method": method}))
     init(tmp_path / "demo", tmp_path / "run.toml", DemoSetup(clients=3, evaluators=0))
     aggregator = Aggregator(tmp_path / "demo" / "aggregator", tmp_path / "run", lambda line: None)

@@ -98,7 +98,7 @@ def test_a_sum_beyond_the_limits_is_refused() -> None:
 
 SUMMED: list[tuple[str, dict[str, Any]]] = [
     ("sum-ntk-fl", {}),
-    ("sum-ntk-fl", {"control": "judge", "loss": "mse"}),
+    ("sum-ntk-fl", {"loss": "mse"}),
     ("fedavg", {"local_steps": 3}),
     ("fedavg", {"local_steps": 3, "weighting": "samples", "sum_samples": 200}),
     ("fedprox", {"local_steps": 3, "weighting": "samples"}),
@@ -223,7 +223,7 @@ def told(fed: ntkfl.data.Federated, method: Method) -> tuple[list[str], list[str
     ],
 )
 def test_clients_of_more_than_sum_samples_records_are_told_of_by_that_name(method: Method) -> None:
-    x, y = ntkfl.data.load("digits").train_rows.take(torch.arange(1442))
+    x, y = ntkfl.data.load("digits").rows.take(torch.arange(1442))
     cuts = {"a": slice(0, 150), "b": slice(150, 350), "c": slice(350, 700)}
     fed = ntkfl.data.from_clients({name: (x[cut], y[cut]) for name, cut in cuts.items()}, test=(x[700:], y[700:]))
     before, after = told(fed, method)

@@ -152,9 +152,7 @@ def by_name(folder: Path, method: str = "sum-ridge") -> RunConfig:
         lines += [",".join([*(f"{v:.4f}" for v in row), "abc"[c], name]) for row, c in zip(x.tolist(), y, strict=True)]
     file.write_text("a,b,c,d,e,label,client\n" + "\n".join(lines))
     data, options = {"dataset": str(file)}, {"name": method, "keep_shares": True}
-    return RunConfig(
-        data=data, rounds=1, model={"name": "random-features", "options": {"features": 20}}, method=options
-    )
+    return RunConfig(data=data, rounds=1, model={"hidden": ()}, method=options)
 
 
 def test_clients_by_the_names_in_their_file(tmp_path: Path) -> None:

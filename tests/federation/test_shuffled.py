@@ -54,7 +54,7 @@ def weights(run: ntkfl.Run) -> torch.Tensor:
         ("fedavg", {"local_steps": 3, "sparsity": 0.9, "values": "8bit", "projected_dim": 20}),
         ("scaffold", {"local_steps": 3}),
         ("fedcom", {"local_steps": 3, "tracking": True}),
-        ("sum-ntk-fl", {"control": "judge"}),
+        ("sum-ntk-fl", {}),
         ("centralized", {"local_steps": 3}),
     ],
 )

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 import ntkfl
-from ntkfl.data.client import Images, read_own
+from ntkfl.data.client import read_own
 from ntkfl.data.files import Columns, from_file
+from ntkfl.data.folders import Images
 from ntkfl.errors import DataError
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.export import export, load_exported

@@ -29,7 +29,6 @@ VARIANTS = [
     ("data-share", {"shared_portion": 0.5}),
     ("ntk-fl", {"codec": "dense"}),
     ("ntk-fl", {"sparsity": 0.5, "values": "float16"}),
-    ("sum-ntk-fl", {"control": "judge", "input_tolerance": 0}),
     ("sum-ntk-fl", {"values": "float32", "largest": 4}),
     ("sum-ridge", {"keep_shares": True}),
     ("fedavg", {"sparsity": 0.5}),

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkfl.errors import ConfigError, MessageError
+from ntkfl.errors import MessageError
 from ntkfl.federation.validation import filter_replies
 from ntkfl.methods import ClientRound, SumNTKFL, Task
+from ntkfl.methods.constant_factors import constant_factors, no_factors_yet, still_asked
+from ntkfl.methods.sum_messages import ROUGH, take_accepted, weights_to_judge
+from ntkfl.tangent import Sums, curvature_sums
 from ntkfl.wire import Message
 from ntkfl.wire.halves import EXPONENTS, pack_halves
-from tests.methods.rounds import convolutional, play, pooled, small_clients, small_task
+from tests.methods.rounds import convolutional, play, play_rounds, pooled, small_clients, small_task
 
 D, HIDDEN, OUT = 5, 7, 3
 WEIGHTS = (D + 1) * HIDDEN + (HIDDEN + 1) * OUT
@@ -41,39 +46,45 @@ def test_bytes_are_triangles_in_few_bits(values: str, width: int) -> None:
         if sent.way == "up":
             overhead = sent.size - width * (numbers + constant)
             assert 0 < overhead < 300  # names, shapes, exponents, a loss, counts
-    outcome, _ = play(SumNTKFL(values=values, input_cohorts=1), task, clients)
-    _, log = play(method, task, clients, outcome.state, 2)
+    state = play_rounds(method, task, clients, 2)
+    _, log = play(method, task, clients, state, 3)
     assert all(s.size < width * numbers + 300 for s in log if s.way == "up")
-    assert all(s.size < width * WEIGHTS + 100 for s in log if s.way == "down")
+    # The last accepted weights, as a step, take one byte each.
+    assert all(s.size < (width + 1) * WEIGHTS + 200 for s in log if s.way == "down")
 
 
 def test_constant_factors_are_asked_for_once_per_client_and_no_longer_than_needed() -> None:
     task, clients = small_task(), small_clients(30, 12, 21, 8)
-    method = SumNTKFL(values="float32", input_tolerance=0.0, input_cohorts=3)
+    method = SumNTKFL(values="float32")
     state = method.start(task, task.like)
-    for number, cohort in enumerate([(0, 1), (1, 2), (0, 3)], 1):
+    for number, cohort in enumerate([(0, 1), (1, 2)], 1):
         outcome, log = play(method, task, [clients[i] for i in cohort], state, number)
         fresh = {s.client: int(s.message.arrays["fresh"]) for s in log if s.way == "up"}
         assert fresh == {i: len(clients[i]) if number == 1 or i == number else 0 for i in cohort}
         state = outcome.state
-    x = pooled(clients)[0]
+    x = pooled(clients[:3])[0]
     seen = torch.cat([x, torch.ones(len(x), 1).double()], dim=1)
     values, vectors = state[f"values/{FIRST}"][0], state[f"vectors/{FIRST}"][0]
     assert torch.allclose(vectors @ values.diag() @ vectors.T, seen.T @ seen / len(x), atol=1e-12)
-    outcome, log = play(method, task, clients[:2], state, 4)
+    outcome, log = play(method, task, clients[:2], state, 3)
     assert all("asks" not in s.message.arrays for s in log if s.way == "down")
     assert all(f"{FIRST}/constant" not in s.message.arrays for s in log if s.way == "up")
     assert torch.equal(outcome.state[f"values/{FIRST}"], state[f"values/{FIRST}"])
 
 
 def test_asking_ends_when_a_cohort_changes_little() -> None:
-    task, clients = small_task(), small_clients(30, 30)
+    task, clients = small_task(), small_clients(30, 30, 30)
     for client in clients:
         client.x = clients[0].x  # the second cohort says what the first did
-    method = SumNTKFL(input_tolerance=1e-3, input_cohorts=5)
-    state = play(method, task, clients[:1])[0].state
-    assert "constant_cohorts" in state
-    assert "constant_cohorts" not in play(method, task, clients[1:], state, 2)[0].state
+    means = curvature_sums(task.model, clients[0].x, task.training_targets(clients[0].y), "ce", task.plan(clients[0].x))
+    state = no_factors_yet(task.like)
+    for more in (False, True):
+        assert still_asked(state)
+        scale = 1.3 if more else 1.0  # a mean that differs by 30 %: the cohorts' differ by 15 %
+        other = Sums({n: a * scale if "constant" in n else a for n, a in means.arrays.items()})
+        assert still_asked(constant_factors(state, other, torch.tensor(30.0), 5)[0]) is True
+        state, _ = constant_factors(state, means, torch.tensor(30.0), 5)
+    assert not still_asked(state)
 
 
 def test_a_repeated_round_gets_the_constant_factors_again() -> None:
@@ -89,7 +100,7 @@ def test_a_frozen_backbone_sends_its_features_once() -> None:
     task = small_task()
     task.model[0].requires_grad_(False)  # type: ignore[index]
     task = Task(task.model, OUT, "ce")
-    method = SumNTKFL(input_cohorts=1)
+    method = SumNTKFL(linear_head=True)
     outcome, _ = play(method, task, small_clients(9, 12))
     _, log = play(method, task, small_clients(9, 12), outcome.state, 2)
     assert {name for name in log[-1].message.arrays if "/" in name} == {"0-21+21-24/outputs"}
@@ -148,7 +159,7 @@ def test_other_networks_are_refused_by_clients_and_servers() -> None:
     method, task = SumNTKFL(), small_task(dtype=torch.float32)
     (client,) = small_clients(9, dtype=torch.float32)
     other = Task(nn.Linear(D, OUT), OUT, "ce")
-    with pytest.raises(MessageError, match="this model has"):
+    with pytest.raises(MessageError, match="has shape"):
         method.answer(task, Message("weights", 1, {"weights": other.like}), [client])
     with pytest.raises(MessageError):
         method.check(task, reply(method, other, client))
@@ -157,7 +168,7 @@ def test_other_networks_are_refused_by_clients_and_servers() -> None:
 def test_curvatures_that_are_none_are_refused() -> None:
     task, clients = convolutional(torch.float32)
     method, whole = SumNTKFL(), torch.tensor
-    asked = Message("candidates", 1, pack_halves({"weights": task.like, "step": 0.01 * task.like}))
+    asked = Message("candidates", 1, pack_halves({"weights": task.like, "change": 0.01 * task.like}))
     good, *others = method.answer(task, asked, clients)
     wrong = ({"samples": whole(0)}, {"curvature": whole(-1.0)}, {"curvature": whole([1.0])})
     for change in wrong:
@@ -166,13 +177,84 @@ def test_curvatures_that_are_none_are_refused() -> None:
     curvature = good.arrays["curvature"]
     for bad, why in ((curvature * float("nan"), "not finite"), (1e6 * curvature, "extreme")):
         assert filter_replies(method, task, [changed(good, curvature=bad), *others]).rejected == {why: 1}
-    with pytest.raises(MessageError, match="this model has"):
-        method.answer(task, Message("candidates", 1, {"weights": task.like, "step": task.like[1:]}), clients)
+    with pytest.raises(MessageError, match="has shape"):
+        method.answer(task, Message("candidates", 1, {"weights": task.like, "change": task.like[1:]}), clients)
 
 
-def test_a_secure_sum_has_one_exchange_per_round() -> None:
-    task, clients = convolutional()
-    _, log = play(SumNTKFL(values="float32", secure_sum=True), task, clients)
-    assert {s.kind for s in log} == {"weights", "update"}
-    with pytest.raises(ConfigError, match="taken once per round"):
-        SumNTKFL(control="measured", secure_sum=True)
+class Counting(SumNTKFL):
+    """A method of somebody's own, whose clients also say how many samples they have of each class."""
+
+    name: ClassVar[str] = "counting"
+
+    def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
+        replies = super().answer(task, message, clients)
+        return [
+            dataclasses.replace(reply, arrays={**reply.arrays, "extra": self.counts(client)})
+            for reply, client in zip(replies, clients, strict=True)
+        ]
+
+    @staticmethod
+    def counts(client: ClientRound) -> Tensor:
+        return torch.bincount(client.y, minlength=OUT).float() / 7
+
+
+@pytest.mark.parametrize("values", ["float16", "float32"])
+def test_arrays_of_a_derived_method_are_left_to_it_and_halves_are_read_as_values(values: str) -> None:
+    task, clients = small_task(), small_clients(9, 12, 8)
+    plain, _ = play(SumNTKFL(values=values), task, clients)
+    outcome, own_log = play(Counting(values=values), task, clients)
+    assert torch.equal(outcome.state["weights"], plain.state["weights"])
+    replies = [s.message for s in own_log if s.way == "up"]
+    assert filter_replies(Counting(values=values), task, replies).rejected == {}
+    rounding = 2**-11 if values == "float16" else 1e-12
+    for reply, client in zip(replies, clients, strict=True):
+        assert torch.equal(reply.take("extra", (OUT,)), Counting.counts(client))
+        found = curvature_sums(task.model, client.x, task.training_targets(client.y), "ce", task.plan(client.x))
+        exact = found.arrays["gradient"]
+        w = next(s.message for s in own_log if s.way == "down").take("weights", None, task.like)
+        assert torch.allclose(w, task.like, rtol=rounding, atol=0)
+        assert float((reply.take("gradient", None, task.like) - exact).norm()) <= 4 * rounding * float(exact.norm())
+
+
+def test_the_last_accepted_weights_travel_in_eight_bits_or_whole() -> None:
+    """Whole where 8 bits, of which the largest number of a step sets the scale, would miss them."""
+    generator = torch.Generator().manual_seed(0)
+    w = torch.randn(500, generator=generator, dtype=torch.float64)
+    for far in (1e-9, 0.1, 1.0, 1e3, 1e30, 1e200):
+        proposed = w + far * torch.randn(500, generator=generator, dtype=torch.float64)
+        real, others = weights_to_judge(proposed, w)
+        assert (others["step"].dtype == torch.int8) if far <= 1 else not others
+        message = Message.decode(Message("weights", 2, pack_halves(real) | others).encode())
+        read = message.take("weights", None, w)
+        found = take_accepted(message, read)
+        assert found is not None
+        within = ROUGH * w.norm() if far <= 1 else 2**-11 * w.norm()
+        assert float((found - w - (read - proposed if far <= 1 else 0)).norm()) <= within
+    real, others = weights_to_judge(w, None)
+    assert take_accepted(Message("weights", 1, pack_halves(real) | others), w) is None
+    same = Message("weights", 2, weights_to_judge(w, w)[0] | weights_to_judge(w, w)[1])
+    found = take_accepted(same, w)
+    assert found is not None
+    assert torch.equal(found, w)
+
+
+def test_layers_whose_factors_are_sketches_are_named() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(512, 6), nn.ReLU(), nn.Linear(6, 3)
+    )
+    task, x = Task(model, 3, "ce"), torch.randn(2, 1, 8, 8)
+    method, lines = SumNTKFL().for_network(task, x)
+    assert method == SumNTKFL()
+    assert lines == []
+    _, lines = SumNTKFL(largest=512).for_network(task, x)
+    assert lines == [
+        "layer '3': curvature factors of 513 rows are above largest = 512; their 128 leading directions are kept, the "
+        "others count by their mean"
+    ]
+    named = [line.partition(":")[0] for line in SumNTKFL(largest=7).for_network(task, x)[1]]
+    assert named == ["layer '0'", "layer '3'"]
+    # As many as are sent in that form.
+    sums = curvature_sums(task.model, x, torch.eye(3)[:2], "ce", task.plan(x), largest=7)
+    assert sum(name.endswith(".sketch") for name in sums.arrays) == 3
+    task.model.get_submodule("3").requires_grad_(False)
+    assert [line.partition(":")[0] for line in SumNTKFL(largest=7).for_network(task, x)[1]] == ["layer '0'"]

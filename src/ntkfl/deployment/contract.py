@@ -15,7 +15,7 @@ from pydantic import Field, field_validator
 from torch import nn
 
 from ntkfl.atomic import write_atomically
-from ntkfl.data.client import Images
+from ntkfl.data.folders import Images
 from ntkfl.errors import ConfigError
 from ntkfl.federation.build import build_method, build_network, describe_method
 from ntkfl.federation.config import ModelConfig, method_code, own_method

@@ -229,6 +229,9 @@ class Server:
     def _record(self, number: int, played: Played) -> Record:
         failed_attempts, cohort, outcome, traffic = played
         score, own = self.evaluator.measure(self.state, number, cohort)
+        if self.state.average.tentative is not None and not math.isfinite(score.loss or 0.0):
+            self.state.average.tentative = None  # a step that the next cohort will take back
+            score, own = self.evaluator.measure(self.state, number, cohort)
         if score.loss is not None and not math.isfinite(score.loss):
             raise NumericalError(f"the test loss of round {number} is not finite: the training diverged")
         names = [self.transport.name(client) for client in cohort]

@@ -25,12 +25,20 @@ class RunningAverage:
     """
 
     def __init__(self, start: Tensor, cap: float) -> None:
-        self.value, self.cap, self.count = start.clone(), cap, 0
+        self.settled, self.cap, self.count = start.clone(), cap, 0
+        self.tentative: Tensor | None = None  # counts in `value`, and no longer once it is replaced
+
+    @property
+    def value(self) -> Tensor:
+        return self.settled if self.tentative is None else self._with(self.tentative)
 
     def add(self, weights: Tensor) -> None:
-        e = min(self.cap, self.count / (self.count + 5))
-        self.value = e * self.value + (1 - e) * weights
+        self.settled = self._with(weights)
         self.count += 1
+
+    def _with(self, weights: Tensor) -> Tensor:
+        e = min(self.cap, self.count / (self.count + 5))
+        return e * self.settled + (1 - e) * weights
 
 
 class ServerState:
@@ -44,7 +52,12 @@ class ServerState:
     def advance(self, outcome: Outcome) -> None:
         """Take over what a round ended with."""
         self.state = outcome.state
-        self.average.add(self.flat_weights(outcome.reported))
+        if outcome.passed is not None:
+            self.average.add(self.flat_weights(outcome.passed))
+        own = self.flat_weights(outcome.reported)
+        self.average.tentative = own if outcome.tentative else None
+        if not outcome.tentative:
+            self.average.add(own)
 
     def flat_weights(self, weights: Tensor | None = None) -> Tensor:
         """The state's weights, or others, and behind them the running statistics that are averaged with them."""
@@ -82,20 +95,21 @@ class ServerState:
 
     def checkpoint(self) -> State:
         return {f"state/{name}": t for name, t in self.state.items()} | {
-            "averaged": self.average.value,
+            "averaged": self.average.settled,
             "averages": torch.tensor(self.average.count),
+            "tentative": torch.tensor(self.average.tentative is not None),
         }
 
     def restore(self, tensors: State) -> None:
         """Go on from a checkpoint; `RunFolderError` for one that is of something else."""
         placed = {name: t.to(self.task.like.device) for name, t in tensors.items()}
-        own = {
-            name: t.shape for name, t in self.checkpoint().items() if name in ("averaged", "averages", "state/weights")
-        }
+        needed = ("averaged", "averages", "tentative", "state/weights")
+        own = {name: t.shape for name, t in self.checkpoint().items() if name in needed}
         if any(name not in placed or placed[name].shape != shape for name, shape in own.items()):
             raise RunFolderError("the checkpoint is not of this model: it cannot be resumed from")
-        self.average.value, self.average.count = placed["averaged"], int(placed["averages"])
+        self.average.settled, self.average.count = placed["averaged"], int(placed["averages"])
         self.state = {k.removeprefix("state/"): t for k, t in placed.items() if k.startswith("state/")}
+        self.average.tentative = self.flat_weights() if bool(placed["tentative"]) else None
 
 
 def draw_cohort(seed: int, count: int, size: int, *labels: int) -> list[int]:

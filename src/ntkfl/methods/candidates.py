@@ -118,15 +118,6 @@ class Candidates(RobustRows):
     def from_total(self, task: Task, message: Message, total: Mapping[str, Tensor], clients: int) -> Message:
         return mean_losses(message, total, clients, task.like)
 
-    def ends_with(
-        self, w: Tensor, replies: Sequence[Message], candidates: Message | None, losses: Sequence[Message]
-    ) -> Tensor | None:
-        """The candidate that the reported losses choose, as exactly as it was sent."""
-        if candidates is None or not losses:
-            return None
-        asked = take_candidates(candidates, w)
-        return asked[choose(losses, len(asked), self.shuffle, self.trim_losses)[0]]
-
     @property
     def attacks(self) -> frozenset[str]:
         return super().attacks | (LOSS_ATTACKS if self.choose == "cohort" else frozenset())

@@ -16,6 +16,7 @@ from ntkfl.tangent.flow import Eigen, eigen
 from ntkfl.tangent.sums import Factor, Layer
 
 TOTAL, COUNT = "total/", "constant_samples"
+_SETTLED = 0.1  # of a mean's norm, by which a cohort may still change it
 _VALUES, _VECTORS, _COHORTS = "values/", "vectors/", "constant_cohorts"
 
 
@@ -33,12 +34,10 @@ def spectra_of(state: State) -> dict[Layer, Eigen]:
     return {Layer.parse(name): Eigen(t, state.get(_VECTORS + name)) for name, t in known.items()}
 
 
-def constant_factors(
-    state: State, sums: Sums, fresh: Tensor, tolerance: float, most: int
-) -> tuple[State, dict[Layer, Eigen]]:
+def constant_factors(state: State, sums: Sums, fresh: Tensor, most: int) -> tuple[State, dict[Layer, Eigen]]:
     """What the next state has of them, and their spectra by layer. `fresh` samples of this round are behind them.
 
-    They are asked for until a cohort changes every mean by less than `tolerance` of its norm, `most` cohorts at most.
+    They are asked for until a cohort changes every mean by less than a tenth of its norm, `most` cohorts at most.
     """
     if not still_asked(state):
         return {name: t for name, t in state.items() if name.startswith((_VALUES, _VECTORS))}, spectra_of(state)
@@ -52,10 +51,10 @@ def constant_factors(
         before = state.get(TOTAL + shaped.layer.name)
         total = shaped.inputs.values if before is None else before + shaped.inputs.values
         kept[TOTAL + shaped.layer.name] = total
-        spectra[shaped.layer] = eigen(Factor(total, shaped.inputs.diagonal), count)
+        spectra[shaped.layer] = eigen(Factor(total, shaped.inputs.form), count)
         change = total / count if before is None else total / count - before / state[COUNT]
         moved = max(moved, float(change.norm() / (total / count).norm().clamp(min=1e-30)))
-    if moved > tolerance and cohorts < most:
+    if moved > _SETTLED and cohorts < most:
         return kept, spectra
     kept = {_VALUES + layer.name: own.values for layer, own in spectra.items()}
     vectors = {_VECTORS + layer.name: own.vectors for layer, own in spectra.items() if own.vectors is not None}

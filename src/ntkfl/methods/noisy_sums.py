@@ -263,7 +263,7 @@ class NoisySums(NoiseShares):
                 raise MessageError(f"{name!r} is no part of an update")
             array = reply.take(name, (sizes.get(name),)).double().cpu()
             if name.startswith(MOMENTS):
-                layer, size = Layer.parse(name.removeprefix(MOMENTS)), Factor(array.unsqueeze(0), False).size
+                layer, size = Layer.parse(name.removeprefix(MOMENTS)), Factor(array.unsqueeze(0)).size
                 inputs = size - (layer.bias is not None)
                 if inputs < 1 or layer.weight[1] > task.like.numel() or (layer.weight[1] - layer.weight[0]) % inputs:
                     raise MessageError(f"{name!r} has no size that this network's inputs have")

@@ -6,15 +6,14 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from ntkfl.errors import ConfigError, unknown
+from ntkfl.errors import ConfigError
 from ntkfl.methods.base import Method
 from ntkfl.tangent.curvature import LARGEST
 
-CONTROLS = ("auto", "fixed", "measured", "judge")
 # From zero, the first step of a linear head is the ridge solution; its factored curvature is nearly the true one.
 LINEAR_HEAD = {
     "mu": 2.0, "delta": 1e-4, "time": None, "label_smoothing": 0.0, "average": 0.0, "largest": 4096,
-    "values": "float32", "control": "fixed", "input_cohorts": 1, "step_limit": 0.0,
+    "values": "float32", "step_limit": 0.0,
 }  # fmt: skip
 
 
@@ -33,22 +32,11 @@ class SumOptions(Method):
     mu: float = Field(
         12.0,
         gt=0,
-        description="μ, by which curvature is multiplied: for what blocks and small cohorts leave out; where it is "
-        "measured, the least",
+        description="μ, by which curvature is multiplied, for what blocks and small cohorts leave out; the least, "
+        "where it is measured or a step was taken back",
     )
     delta: float = Field(0.003, ge=0, description="δ, added to all curvature")
-    control: str = Field(
-        "auto",
-        description="of μ: fixed (as given); measured (a second exchange: the curvature that the step meets); auto "
-        "(measured where positions share weights or a factor is a diagonal, else fixed); judge (the next cohort's loss "
-        "at half and twice the μ)",
-    )
-    mu_range: tuple[float, float] = Field((4.0, 32.0), description="where the judge may move μ")
-    largest: int = Field(LARGEST, ge=1, description="rows of a factor; of larger ones the diagonal is sent")
-    input_tolerance: float = Field(
-        0.1, ge=0, description="first layers' input factors are asked for until a cohort changes their mean by less"
-    )
-    input_cohorts: int = Field(2, ge=1, description="and of this many cohorts at most")
+    largest: int = Field(LARGEST, ge=1, description="rows of a factor that is sent whole; of larger ones a sketch is")
     step_limit: float = Field(
         1.5,
         ge=0,
@@ -69,13 +57,7 @@ class SumOptions(Method):
 
     def model_post_init(self, context: object) -> None:
         super().model_post_init(context)
-        if self.control not in CONTROLS:
-            raise unknown("control of μ", self.control, CONTROLS)
-        if self.control == "measured" and self.secure_sum:
-            raise ConfigError("a secure sum is taken once per round, and control 'measured' needs two: use 'fixed'")
         if self.step_limit and self.secure_sum:
             raise ConfigError("step_limit compares clients' sums, of which a secure sum shows none: leave it out")
         if self.values not in ("float16", "float32"):
             raise ConfigError(f"sums travel as float16 or float32, not as {self.values}")
-        if not 0 < self.mu_range[0] <= self.mu_range[1]:
-            raise ConfigError(f"mu_range goes from a smaller to a larger number above 0, got {self.mu_range}")

@@ -35,8 +35,8 @@ def scaled_triangle(A: Tensor) -> Tensor:
 
 def unscaled(triangle: Tensor) -> Tensor:
     """A [m, m] of its scaled triangle."""
-    m = Factor(triangle.unsqueeze(0), False).size
-    return Factor((triangle / _beside(m, triangle)).unsqueeze(0), False).square()[0]
+    m = Factor(triangle.unsqueeze(0)).size
+    return Factor((triangle / _beside(m, triangle)).unsqueeze(0)).square()[0]
 
 
 def directions(summed: Tensor, damping: float, rank: int) -> tuple[Tensor, Tensor]:

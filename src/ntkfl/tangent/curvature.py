@@ -30,13 +30,27 @@ from ntkfl.tangent.dense import DenseBlock
 from ntkfl.tangent.factored import FactoredBlock, LinearBlock
 from ntkfl.tangent.jacobian import Block, BlockJacobian
 from ntkfl.tangent.layers import ConvolutionBlock, EmbeddingBlock, ScaleBlock
-from ntkfl.tangent.linear_product import rowwise
 from ntkfl.tangent.losses import AnyLoss, find_loss
 from ntkfl.tangent.parameters import evaluating
 from ntkfl.tangent.passes import JacobianPlan
-from ntkfl.tangent.sums import CONSTANT, GRADIENT, INPUTS, OUTPUTS, REST, SAMPLES, SHARED, Layer, Sums, uncovered
+from ntkfl.tangent.sums import (
+    CONSTANT,
+    DIAGONAL,
+    GRADIENT,
+    INPUTS,
+    OUTPUTS,
+    REST,
+    SAMPLES,
+    SHARED,
+    SKETCH,
+    Layer,
+    Sums,
+    probe_matrix,
+    sketch_rank,
+    uncovered,
+)
 
-LARGEST = 1024  # rows of a factor; of a larger one only the diagonal is kept
+LARGEST = 1024  # rows of a factor that is kept whole; of a larger one a sketch is
 CPU_NUMBERS, _NUMBERS = 2**23, 2**29  # alive at once while a chunk is differentiated
 
 
@@ -52,40 +66,15 @@ def curvature_sums(
     """The sums over the rows of x at the model's weights, for targets Y [N, d2]; `plan` is `plan_jacobian(model, x)`.
 
     Chunk by chunk, so that memory does not grow with N. `constant=False` leaves out factors of inputs that no weight is
-    before; `largest` is the most rows of a factor that is kept whole. C's H is the loss's own `hessian_root`, squared.
+    before; `largest` is the most rows of a factor that is kept whole: of larger ones a sketch is. C's H is the loss's
+    own `hessian_root`, squared.
     """
     plan = replace(plan, parts=[replace(part, dense=False) for part in plan.parts])
     unmoved, rows, totals = constant_inputs(model, x[:1], plan), _rows(plan, x), dict[str, Tensor]()
     for few, own in zip(torch.split(x, rows), torch.split(Y, rows), strict=True):
-        for name, array in _sums(model, few, own, loss, plan, unmoved, constant, largest, 1).items():
-            totals[name] = totals[name] + array[0] if name in totals else array[0]
+        for name, array in _sums(model, few, own, loss, plan, unmoved, constant, largest).items():
+            _add(totals, name, array)
     return Sums({SAMPLES: Y.new_tensor(len(x)), **totals})
-
-
-def sums_by_set(
-    model: nn.Module,
-    x: Tensor,
-    Y: Tensor,
-    loss: AnyLoss,
-    plan: JacobianPlan,
-    sets: int,
-    constant: bool = True,
-    largest: int = LARGEST,
-) -> dict[str, Tensor]:
-    """The arrays of `curvature_sums`, without the number of samples, of each of several sets of samples of one
-    size n: of x [sets · n, …] and Y alike, arrays [sets, …]. In one computation: all rows are differentiated at once.
-    """
-    plan = replace(plan, parts=[replace(part, dense=False) for part in plan.parts])
-    return _sums(model, x, Y, loss, plan, constant_inputs(model, x[:1], plan), constant, largest, sets)
-
-
-def sets_at_once(plan: JacobianPlan, x: Tensor, largest: int = LARGEST) -> int:
-    """How many sets of samples like x `sums_by_set` may take at once: 0, if x alone is too large."""
-    most = CPU_NUMBERS if x.device.type == "cpu" else _NUMBERS
-    if len(x) > _rows(plan, x):
-        return 0
-    factors = sum(min(largest, int(part.weight.stop - part.weight.start)) ** 2 for part in plan.parts if part.weight)
-    return max(1, min(_rows(plan, x) // len(x), most // max(1, factors)))
 
 
 def _sums(
@@ -97,27 +86,26 @@ def _sums(
     unmoved: set[int],
     constant: bool,
     largest: int,
-    sets: int,
 ) -> dict[str, Tensor]:
-    """Sums over the rows of each set, one after the other in x: arrays [sets, …]."""
+    """Sums over the rows of x, all differentiated at once."""
     totals: dict[str, Tensor] = {}
     criterion = find_loss(loss)
     J = jacobian(model, x, plan=plan)
     assert isinstance(J, BlockJacobian)
     with evaluating(model), torch.no_grad():
         f = model(x)
-    totals[GRADIENT] = -_vjp_by_set(J, criterion.residual(f, Y), sets)
+    totals[GRADIENT] = -J.vjp(criterion.residual(f, Y))
     R = criterion.hessian_root(f, Y)
-    squares, layers = Y.new_zeros(sets, plan.total), []
+    squares, layers = Y.new_zeros(plan.total), []
     for block in J.blocks:
         if isinstance(block, FactoredBlock):
             layers.append(_layer(block))
-            _add_factors(totals, layers[-1], block, R, unmoved, constant, largest, sets)
+            _add_factors(totals, layers[-1], block, R, unmoved, constant, largest)
         else:
             _add_squares(squares, block, R)
     rest = uncovered(tuple(layers), plan.total, squares.device)
     if len(rest):
-        totals[REST] = squares[:, rest]
+        totals[REST] = squares[rest]
     return totals
 
 
@@ -131,78 +119,6 @@ def step_curvature(model: nn.Module, x: Tensor, Y: Tensor, change: Tensor, loss:
         moved = jacobian(model, few, plan=plan).jvp(change)
         total += (R.mT @ moved.unsqueeze(2)).square().sum(dtype=torch.float64)
     return total
-
-
-def input_sums(model: nn.Module, x: Tensor, plan: JacobianPlan, largest: int = LARGEST) -> dict[str, Tensor]:
-    """Σ a aᵀ over the samples, and all positions, at which a layer's weights are used, as `<columns>/inputs`; of linear
-    layers and convolutions alone. A layer's curvature in its own outputs' squared error (FOOF, Benzing 2022).
-    """
-    plan = replace(plan, parts=[replace(part, dense=False) for part in plan.parts])
-    totals: dict[str, Tensor] = {}
-    for few in torch.split(x, _rows(plan, x)):
-        J = jacobian(model, few, plan=plan)
-        assert isinstance(J, BlockJacobian)
-        for block in J.blocks:
-            if isinstance(block, LinearBlock | ConvolutionBlock):
-                _add_gram(totals, f"{_layer(block).name}/{INPUTS}", _inputs(block), largest, 1)
-    return {name: total[0] for name, total in totals.items()}
-
-
-def whole_sums(model: nn.Module, x: Tensor, Y: Tensor, loss: AnyLoss, plan: JacobianPlan) -> Tensor:
-    """N C = Σ_i J_iᵀ H_i J_i over the rows of x, not factored: [d, d], for networks of few weights."""
-    total, criterion = Y.new_zeros(plan.total, plan.total), find_loss(loss)
-    few = max(1, (CPU_NUMBERS if x.device.type == "cpu" else _NUMBERS) // (plan.total * plan.outputs))
-    for some, own in zip(torch.split(x, few), torch.split(Y, few), strict=True):
-        with evaluating(model), torch.no_grad():
-            R = criterion.hessian_root(model(some), own)
-        rows = (R.mT @ jacobian(model, some, plan=plan).dense()).flatten(0, 1)
-        total += rows.mT @ rows
-    return total
-
-
-def diagonal_sums(model: nn.Module, x: Tensor, Y: Tensor, loss: AnyLoss, plan: JacobianPlan) -> Tensor:
-    """The diagonal of N C, exactly: [d]."""
-    plan = replace(plan, parts=[replace(part, dense=False) for part in plan.parts])
-    total, criterion = Y.new_zeros(plan.total), find_loss(loss)
-    for some, own in zip(torch.split(x, _rows(plan, x)), torch.split(Y, _rows(plan, x)), strict=True):
-        J = jacobian(model, some, plan=plan)
-        assert isinstance(J, BlockJacobian)
-        with evaluating(model), torch.no_grad():
-            R = criterion.hessian_root(model(some), own)
-        for block in J.blocks:
-            if not isinstance(block, FactoredBlock):
-                _add_squares(total.unsqueeze(0), block, R)
-                continue
-            assert block.weight is not None
-            total[block.weight] += _weight_squares(block, R)
-            if block.bias is not None:
-                total[block.bias] += (R.mT @ block.bias_values()).square().sum((0, 1))
-    return total
-
-
-def _weight_squares(block: FactoredBlock, R: Tensor) -> Tensor:
-    """C's diagonal at a layer's weights; used once per sample they have D = b aᵀ, and D² = b² (a²)ᵀ."""
-    if isinstance(block, LinearBlock) and block.T == 1:
-        return ((R.mT @ block.g).square().sum(1).mT @ block.a[:, 0].square()).reshape(-1)
-    return (R.mT @ block.weight_values()).square().sum((0, 1))
-
-
-def _vjp_by_set(J: BlockJacobian, r: Tensor, sets: int) -> Tensor:
-    """Jᵀ r over the rows of each set, [sets, d]."""
-    if sets == 1:
-        return J.vjp(r).unsqueeze(0)
-    out, n = r.new_zeros(sets, J.shape[2]), len(r) // sets
-    for block in J.blocks:
-        if isinstance(block, LinearBlock) and block.T == 1:
-            back, a = rowwise(r, block.g).view(sets, n, -1), block.a.view(sets, n, -1)
-            out[:, block.weight] += (back.mT @ a).flatten(1)
-            if block.bias is not None:
-                out[:, block.bias] += back.sum(1)
-            continue
-        for i in range(sets):
-            own = slice(i * n, (i + 1) * n)
-            block.with_tensors(tuple(t[own] for t in block.tensors())).add_vjp(out[i], r[own])
-    return out
 
 
 def _rows(plan: JacobianPlan, x: Tensor) -> int:
@@ -224,33 +140,31 @@ def _add_factors(
     unmoved: set[int],
     constant: bool,
     largest: int,
-    sets: int,
 ) -> None:
     name, outputs = layer.name, f"{layer.name}/{OUTPUTS}"
     if isinstance(block, ScaleBlock):
         # A channel's own 2×2 block, exact (unit-wise, Osawa et al. 2020): its weights are too few for more.
         both = [block.weight_values()] + ([] if block.bias is None else [block.bias_values()])
         back = R.mT @ torch.stack(both, dim=-1).flatten(2)
-        _add_gram(totals, f"{name}/{INPUTS}", back.view(*back.shape[:2], -1, len(both)), largest, sets)
+        _add_gram(totals, f"{name}/{INPUTS}", back.view(*back.shape[:2], -1, len(both)), largest)
         return
     if not isinstance(block, EmbeddingBlock) and _positions(block) > 1:
         D = _derivatives(block, R)  # [N·c, groups, n, m]
-        _add_gram(totals, f"{name}/{SHARED}", D.transpose(1, 2).flatten(0, 1), largest, sets)
-        _add_gram(totals, outputs, D.permute(0, 3, 1, 2).flatten(0, 1), largest, sets)
+        _add_gram(totals, f"{name}/{SHARED}", D.transpose(1, 2).flatten(0, 1), largest)
+        _add_gram(totals, outputs, D.permute(0, 3, 1, 2).flatten(0, 1), largest)
         return
     never_changes = layer.weight[0] in unmoved
     if not never_changes or constant:
         inputs = f"{name}/{CONSTANT if never_changes else INPUTS}"
         if isinstance(block, EmbeddingBlock):  # one-hot inputs: their second moments are counts
             tokens = (layer.weight[1] - layer.weight[0]) // block.E
-            apart = block.a.reshape(sets, -1) + tokens * torch.arange(sets, device=R.device).unsqueeze(1)
-            counts = torch.bincount(apart.flatten(), minlength=sets * tokens).view(sets, 1, tokens)
-            _add(totals, f"{inputs}.diagonal", counts.to(R.dtype))
+            counts = torch.bincount(block.a.flatten(), minlength=tokens).unsqueeze(0)
+            _add(totals, inputs + DIAGONAL, counts.to(R.dtype))
         else:
-            _add_gram(totals, inputs, _inputs(block), largest, sets)
+            _add_gram(totals, inputs, _inputs(block), largest)
     T, back = _positions(block), R.mT @ block.g  # b: [N, c, q]
     back = back.reshape(-1, _groups(block), back.shape[2] // (T * _groups(block)))
-    _add_gram(totals, outputs, back, largest, sets, 1 / T)
+    _add_gram(totals, outputs, back, largest, 1 / T)
 
 
 def _positions(block: FactoredBlock) -> int:
@@ -285,28 +199,24 @@ def _inputs(block: FactoredBlock) -> Tensor:
     return seen if block.bias is None else torch.cat([seen, seen.new_ones(*seen.shape[:2], 1)], dim=-1)
 
 
-def _add_gram(totals: dict[str, Tensor], name: str, rows: Tensor, largest: int, sets: int, scale: float = 1.0) -> None:
-    """Add Σ v vᵀ over each set's rows, of all rows [..., groups, n]: for every group a triangle, or a diagonal where
-    n is too large; [sets, groups, …].
-    """
-    rows = rows.reshape(sets, -1, *rows.shape[-2:])
-    n = rows.shape[3]
-    if n > largest:
-        _add(totals, f"{name}.diagonal", rows.square().sum(1) * scale)
+def _add_gram(totals: dict[str, Tensor], name: str, rows: Tensor, largest: int, scale: float = 1.0) -> None:
+    """Add Σ v vᵀ over rows [..., groups, n]: for every group a triangle, or a sketch where n is too large."""
+    by_group = rows.flatten(0, -3).transpose(0, 1)
+    n = by_group.shape[2]
+    if n <= largest:
+        i, j = torch.triu_indices(n, n, device=rows.device)
+        _add(totals, name, (by_group.mT @ by_group)[:, i, j] * scale)
         return
-    by_group = rows.transpose(1, 2)
-    i, j = torch.triu_indices(n, n, device=rows.device)
-    _add(totals, name, (by_group.mT @ by_group)[:, :, i, j] * scale)
+    probed = by_group.mT @ (by_group @ probe_matrix(n, sketch_rank(n)).to(rows))
+    _add(totals, name + SKETCH, torch.cat([probed, by_group.square().sum(1).unsqueeze(2)], dim=2) * scale)
 
 
 def _add_squares(squares: Tensor, block: Block, R: Tensor) -> None:
-    """Add C's diagonal at the columns of a dense block, to squares [sets, d]."""
+    """Add C's diagonal at the columns of a dense block, to squares [d]."""
     assert isinstance(block, DenseBlock)
-    values = (R.mT @ block.values).square().sum(1)
-    values = values.view(len(squares), -1, values.shape[1]).sum(1)
-    sizes = [span.stop - span.start for span in block.columns]
-    for span, part in zip(block.columns, torch.split(values, sizes, dim=1), strict=True):
-        squares[:, span] += part
+    values = (R.mT @ block.values).square().sum((0, 1))
+    for span, part in zip(block.columns, torch.split(values, [s.stop - s.start for s in block.columns]), strict=True):
+        squares[span] += part
 
 
 def _add(totals: dict[str, Tensor], name: str, value: Tensor) -> None:

@@ -25,7 +25,11 @@ class Loss:
     Derivatives in the outputs follow from `value` by autograd; override them where you know something faster. FedAvg
     and its relatives need `value` alone, NTK-FL also `residual` and `curvature_product`, NTK-FL from sums also
     `residual` and `hessian_root`. f and Y are [..., N, d2]: outputs, and targets as `targets` makes them.
+
+    `scale`: a difference of losses that is large whatever the data, where the loss has a unit of its own.
     """
+
+    scale: float = math.inf
 
     def value(self, f: Tensor, Y: Tensor) -> Tensor:
         """ℓ(f_i, Y_i), [..., N]: one value per sample, not negative, of operations that autograd can differentiate."""
@@ -87,6 +91,8 @@ class Loss:
 
 class CrossEntropy(Loss):
     """`ce`: −Σ_j Y_j log softmax(f)_j."""
+
+    scale = 1.0  # nat
 
     def value(self, f: Tensor, Y: Tensor) -> Tensor:
         return -(Y * f.log_softmax(dim=-1)).sum(dim=-1)

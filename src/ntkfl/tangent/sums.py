@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,8 @@ from ntkfl.errors import MessageError
 GRADIENT, SAMPLES, REST = "gradient", "samples", "rest"
 INPUTS, CONSTANT, SHARED, OUTPUTS = "inputs", "constant", "shared", "outputs"
 _LAYER = re.compile(r"(\d{1,12})-(\d{1,12})(?:\+(\d{1,12})-(\d{1,12}))?(T?)")
-_ROLE = re.compile(r"(inputs|constant|shared|outputs)(\.diagonal)?")
+_ROLE = re.compile(r"(inputs|constant|shared|outputs)(\.diagonal|\.sketch)?")
+DIAGONAL, SKETCH = ".diagonal", ".sketch"
 _SEEN = (INPUTS, CONSTANT, SHARED)  # roles of A: a layer has one of them at most
 Span = tuple[int, int]
 
@@ -59,19 +61,38 @@ class Layer(NamedTuple):
         vector[slice(*self.weight)] = (matrices[0].T if self.transposed else matrices).reshape(-1)
 
 
+def sketch_rank(n: int) -> int:
+    """Columns that the sketch of a factor of n rows has."""
+    return max(1, min(256, n // 4))
+
+
+@lru_cache(maxsize=16)
+def probe_matrix(n: int, rank: int) -> Tensor:
+    """Ω [n, rank] with entries ±1/√n, float64: the same on every machine, so that sketches A Ω of one size add up."""
+    words = np.random.Philox(key=n).random_raw((n * rank + 63) // 64)
+    bits = np.unpackbits(words.astype("<u8").view(np.uint8))[: n * rank].astype(np.float64)
+    return torch.from_numpy((2 * bits - 1) / math.sqrt(n)).view(n, rank)
+
+
 @dataclass(frozen=True)
 class Factor:
-    """A symmetric matrix for each group: its upper triangle [groups, n(n+1)/2], or its diagonal alone [groups, n]."""
+    """A symmetric matrix for each group, as `form` says: its upper triangle [groups, n(n+1)/2] (""), its diagonal
+    [groups, n], or a sketch [groups, n, r+1]: A Ω with `probe_matrix(n, r)`, and behind it the diagonal.
+    """
 
     values: Tensor
-    diagonal: bool
+    form: str = ""
 
     @property
     def size(self) -> int:
-        """n, or −1 where no triangle has that many numbers."""
-        length = self.values.shape[1]
-        n = length if self.diagonal else (math.isqrt(8 * length + 1) - 1) // 2
-        return n if self.diagonal or n * (n + 1) // 2 == length else -1
+        """n, or −1 where the array is no such factor."""
+        if self.values.ndim != (3 if self.form == SKETCH else 2) or not self.values.numel():
+            return -1
+        n, triangle = self.values.shape[1], not self.form
+        if self.form == SKETCH:
+            return n if 1 < self.values.shape[2] <= n else -1
+        n = (math.isqrt(8 * n + 1) - 1) // 2 if triangle else n
+        return -1 if triangle and n * (n + 1) // 2 != self.values.shape[1] else n
 
     def square(self) -> Tensor:
         """[groups, n, n] of a triangle."""
@@ -110,7 +131,8 @@ class Sums:
 
     `gradient` [d]; `samples` []; `<columns>/inputs` (`/constant` where no weight is before them, `/shared` of weights
     that positions share) and `<columns>/outputs`, factors of the layer at these columns as triangles or, with
-    `.diagonal`, diagonals; `rest`, the diagonal of C at all columns that no layer covers.
+    `.diagonal` or `.sketch` behind the name, in that form; `rest`, the diagonal of C at all columns that no layer
+    covers.
     """
 
     arrays: Mapping[str, Tensor]
@@ -133,11 +155,11 @@ class Sums:
             layer, match = Layer.parse(columns), _ROLE.fullmatch(kind)
             if match is None:
                 raise MessageError(f"{name!r} names no factor of a layer")
-            role, factor = match[1], Factor(array, match[2] is not None)
+            role, factor = match[1], Factor(array, match[2] or "")
             roles = found.setdefault(layer, {})
             if role in roles or (role in _SEEN and roles.keys() & {*_SEEN}):
                 raise MessageError(f"a factor of the layer at columns {layer.name} stands twice")
-            if array.ndim != 2 or not array.numel() or factor.size < 1 or (layer.bias is not None and layer.transposed):
+            if factor.size < 1 or (layer.bias is not None and layer.transposed):
                 raise MessageError(f"{name!r} of shape {list(array.shape)} is no factor")
             roles[role] = factor
         layers = []

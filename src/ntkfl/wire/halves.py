@@ -1,15 +1,15 @@
-"""Arrays in float16, each scaled by a power of two so that its largest value neither overflows nor vanishes."""
+"""Arrays in float16, each scaled by a power of two so that its largest value neither overflows nor vanishes.
+
+A message carries them with their exponents, and `Message.take` gives the values: nothing else sees scaled numbers.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-
-from ntkfl.errors import NotFinite
-from ntkfl.wire.message import Message
 
 EXPONENTS = "exponents"
 _TOP = 14  # largest values lie in [2^14, 2^15): rounding up still stays below float16's 65504
@@ -26,42 +26,14 @@ def pack_halves(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return packed | {EXPONENTS: torch.tensor(exponents, dtype=torch.int16)}
 
 
-def pack_halves_together(arrays: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """`pack_halves` of each of several messages, from arrays [messages, …], on their device, waited for once."""
-    messages = len(next(iter(arrays.values())))
-    some = [array.flatten(1).abs().amax(1) if array.numel() else array.new_zeros(messages) for array in arrays.values()]
-    exponents = torch.frexp(torch.stack(some).cpu()).exponent - 1
-    exponents[[not array.numel() for array in arrays.values()]] = 0
-    halves = [_scaled_each(t, _TOP - e).half() for t, e in zip(arrays.values(), exponents, strict=True)]
-    told = exponents.to(torch.int16).T.contiguous()
-    return [
-        {name: array[i] for name, array in zip(arrays, halves, strict=True)} | {EXPONENTS: told[i]}
-        for i in range(messages)
-    ]
+def unpack_half(half: Tensor, exponent: int, like: Tensor) -> Tensor:
+    """The values of one array, in the type and on the device of `like`."""
+    return _scaled(half.to(like), max(-_MOST, min(_MOST, exponent)) - _TOP)
 
 
-def unpack_halves_together(message: Message, names: Collection[str], like: Tensor) -> dict[str, Tensor]:
-    """`unpack_halves` of several messages as one, whose arrays are [messages, …]: arrays [messages, …]."""
-    exponents = message.take(EXPONENTS, (None, len(names))).cpu().long().clamp(-_MOST, _MOST)
-    arrays = {}
-    for name, own in zip(names, exponents.T, strict=True):
-        arrays[name] = _scaled_each(message.take(name, None, like), own - _TOP)
-    if _may_overflow(int(exponents.max()), like.dtype) and not all(bool(t.isfinite().all()) for t in arrays.values()):
-        raise NotFinite(f"an array in one of several {message.kind!r} messages has values that are not finite")
-    return arrays
-
-
-def unpack_halves(message: Message, names: Collection[str], like: Tensor) -> dict[str, Tensor]:
-    """The named arrays of a message in the type and on the device of `like`; names in the order they were packed."""
-    exponents = message.take(EXPONENTS, (len(names),)).long().clamp(-_MOST, _MOST).tolist()
-    arrays = {
-        name: _scaled(message.take(name, None, like), int(exponent) - _TOP)
-        for name, exponent in zip(names, exponents, strict=True)
-    }
-    for (name, array), exponent in zip(arrays.items(), exponents, strict=True):
-        if _may_overflow(exponent, like.dtype) and not bool(array.isfinite().all()):
-            raise NotFinite(f"{name!r} in a {message.kind!r} message has values that are not finite")
-    return arrays
+def may_overflow(exponent: int, dtype: torch.dtype) -> bool:
+    """Halves are below 2^16, so that only large exponents can leave the range of a type."""
+    return exponent > math.frexp(torch.finfo(dtype).max)[1] - (16 - _TOP)
 
 
 def _scaled(array: Tensor, exponent: int) -> Tensor:
@@ -70,17 +42,3 @@ def _scaled(array: Tensor, exponent: int) -> Tensor:
         return array * 2.0**exponent
     half = exponent // 2
     return array * 2.0**half * 2.0 ** (exponent - half)
-
-
-def _scaled_each(array: Tensor, exponents: Tensor) -> Tensor:
-    """array[i] · 2^exponents[i] for each i, in two steps: either factor is in the range of the type."""
-    shape = (-1,) + (1,) * (array.ndim - 1)
-    for part in (exponents // 2, exponents - exponents // 2):
-        # Powers made on the CPU are exact; a GPU's `exp2` need not be.
-        array = array * torch.ldexp(torch.ones(len(part), dtype=torch.float64), part).to(array).view(shape)
-    return array
-
-
-def _may_overflow(exponent: int, dtype: torch.dtype) -> bool:
-    """Halves are below 2^16, and `take` found them finite: only large exponents need a look at every number."""
-    return exponent > math.frexp(torch.finfo(dtype).max)[1] - (16 - _TOP)

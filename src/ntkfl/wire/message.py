@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ntkfl.errors import MessageError, NotFinite, unknown
 from ntkfl.wire.container import pack, pack_header, unpack
+from ntkfl.wire.halves import EXPONENTS, may_overflow, unpack_half
 
 # What a message is for; the position is the byte on the wire.
 KINDS = ("weights", "upload", "candidates", "losses", "update", "data", "evaluate", "counts")
@@ -54,7 +55,9 @@ class Message:
         return Message(KINDS[kind], round, arrays)
 
     def take(self, name: str, shape: tuple[int | None, ...] | None = None, like: Tensor | None = None) -> Tensor:
-        """The array `name`, checked: there, of this shape (None: any size), finite; moved and cast like `like`."""
+        """The array `name`, checked: there, of this shape (None: any size), finite; moved and cast like `like`. Of a
+        scaled half its values, in float32 without `like`.
+        """
         if name not in self.arrays:
             there = ", ".join(map(repr, self.arrays)) or "nothing"
             raise MessageError(f"a {self.kind!r} message of round {self.round} lacks {name!r}; it has {there:.200}")
@@ -67,7 +70,24 @@ class Message:
             raise MessageError(f"{name!r} in a {self.kind!r} message has shape {list(value.shape)}, not {wanted}")
         if value.is_floating_point() and not self._finite and not bool(value.isfinite().all()):
             raise NotFinite(f"{name!r} in a {self.kind!r} message has values that are not finite")
-        return value if like is None else value.to(device=like.device, dtype=like.dtype)
+        if name not in self._exponents:
+            return value if like is None else value.to(device=like.device, dtype=like.dtype)
+        exponent, like = self._exponents[name], torch.empty(0) if like is None else like
+        value = unpack_half(value, exponent, like)
+        if may_overflow(exponent, like.dtype) and not bool(value.isfinite().all()):
+            raise NotFinite(f"{name!r} in a {self.kind!r} message has values that are not finite")
+        return value
+
+    @cached_property
+    def _exponents(self) -> dict[str, int]:
+        """Of arrays that travel as scaled halves: they are all of its float16 arrays, in their order."""
+        if EXPONENTS not in self.arrays:
+            return {}
+        names = [name for name, array in self.arrays.items() if array.dtype == torch.float16]
+        exponents = self.arrays[EXPONENTS]
+        if exponents.dtype != torch.int16 or exponents.shape != (len(names),):
+            raise MessageError(f"a {self.kind!r} message has {len(names)} float16 arrays and other exponents")
+        return dict(zip(names, exponents.tolist(), strict=True))
 
     @cached_property
     def _finite(self) -> bool:

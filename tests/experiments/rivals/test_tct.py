@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from ntkfl_experiments.rivals.models import Convexified
 from ntkfl_experiments.rivals.tct import TCT
 from torch import Tensor, nn
 
 from ntkfl.errors import ConfigError, MessageError, ModelError
 from ntkfl.methods import ClientRound, FedAvg, Task
-from ntkfl.models import convexified
 from ntkfl.wire import Message
 from tests.methods.rounds import DIMENSIONS, play, play_rounds, small_clients, small_task
 
@@ -18,7 +18,7 @@ LINEAR = {"convex_lr": 0.02, "convex_steps": 7}
 
 
 def convex_task(total_clients: int = 3) -> Task:
-    return Task(convexified(small_task().model, DIMENSIONS[1], 25), DIMENSIONS[1], "ce", total_clients=total_clients)
+    return Task(Convexified(small_task().model, DIMENSIONS[1], 25), DIMENSIONS[1], "ce", total_clients=total_clients)
 
 
 def problem(task: Task, w: Tensor, client: ClientRound) -> tuple[Tensor, Tensor]:
@@ -93,7 +93,7 @@ def test_it_ends_at_the_optimum_of_all_clients_whatever_they_hold() -> None:
 
 def test_what_cannot_be_trained_so_is_refused() -> None:
     clients = small_clients(10, 25)
-    with pytest.raises(ModelError, match=r"ntkfl\.models\.convexified"):
+    with pytest.raises(ModelError, match="give it a Convexified"):
         play(TCT(), small_task(), clients)
     with pytest.raises(ConfigError, match="leave subsample_rate at 1"):
         TCT(subsample_rate=0.5)

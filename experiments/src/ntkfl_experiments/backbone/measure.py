@@ -18,16 +18,7 @@ from ntkfl_experiments.backbone.trials import CHOSEN_ON, CLIENTS, PARTITIONS, SE
 
 ONE_LABEL, SKEWED = "one label per client", "α = 0.1"
 RIDGE = {"name": "sum-ridge"}
-KFAC = {
-    "name": "sum-ntk-fl",
-    "delta": 1e-4,
-    "time": None,
-    "label_smoothing": 0.0,
-    "largest": 2500,
-    "values": "float32",
-    "average": 0.0,
-    "input_cohorts": 1,
-}
+KFAC = {"name": "sum-ntk-fl", "linear_head": True, "largest": 2500}
 _table: Table | None = None  # of a worker process
 
 

@@ -113,7 +113,7 @@ def play(
         p.requires_grad_(own or name.startswith("head."))
     method = SumNTKFL(
         mu=setting["mu"], delta=setting["delta"], time=None, label_smoothing=0.0, average=0.0, largest=1500,
-        values="float32", control="measured",
+        values="float32",
     )  # fmt: skip
     run = ntkfl.train(model, fed, method, rounds=rounds - 1, **common)
     accuracies += [record["test_accuracy"] for record in run.history]
@@ -132,8 +132,8 @@ def tune(source: Path, out: Path, device: str, limit: float = 80.0) -> None:
     """
     began, data = time.perf_counter(), ntkfl.data.load("cifar10")
     network = lite0(str(np.load(source)["resize"])).eval().to(device)
-    y, test_y = data.labels.long(), data.test_labels.long()
-    x, test_x = (block_inputs(network, images, device) for images in (data.images, data.test_images))
+    y, test_y = data.rows.y.long(), data.test_rows.y.long()
+    x, test_x = (block_inputs(network, images, device) for images in (data.rows.x, data.test_rows.x))
     found: dict[str, Any] = {}
 
     def add(name: str, value: Any) -> None:

@@ -100,8 +100,8 @@ def perceptron(key: Mapping[str, Any]) -> Cell:
     """The paper's 784-100-10 network on normalised pictures: MSE by the closed form, or cross-entropy by the flow."""
     rows = dataset(key["dataset"])
     index = torch.randperm(len(rows), generator=torch.Generator().manual_seed(key["seed"]))[: key["samples"]]
-    x, y = rows.train_rows.take(index)
+    x, y = rows.rows.take(index)
     torch.manual_seed(key["seed"])
-    model = mlp(x[0].numel(), key["width"], rows.classes).double()
+    model = mlp(x[0].numel(), key["width"], rows.output_dim).double()
     scheme = "paper" if key["loss"] == "mse" else "flow"
     return gaps(model, x.flatten(1).double(), y, key["lr"], key["steps"], key["loss"], "trace", scheme)

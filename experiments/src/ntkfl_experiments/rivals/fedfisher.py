@@ -23,6 +23,7 @@ from ntkfl.wire import Message
 
 FISHERS = ("kfac", "diagonal")
 _DIAGONAL = "fisher"
+_LARGEST = 2**31  # rows of a factor: every one is sent whole
 _MOST = 100  # conjugate gradient steps of the server
 _SMALL = 1e-10  # a residual, against the first, with which the equations are solved
 
@@ -105,7 +106,7 @@ class FedFisher(LocalTraining):
         Y, plan = task.training_targets(client.y), task.plan(client.x)
         if self.fisher == "diagonal":
             return {_DIAGONAL: self._squares(task, w_m, client.x, Y) / len(client)}
-        sums = curvature_sums(task.at(w_m), client.x, Y, self.loss, plan).arrays
+        sums = curvature_sums(task.at(w_m), client.x, Y, self.loss, plan, largest=_LARGEST).arrays
         return {name: array / len(client) for name, array in sums.items() if name not in (GRADIENT, SAMPLES)}
 
     def _squares(self, task: Task, w: Tensor, x: Tensor, Y: Tensor) -> Tensor:
@@ -152,7 +153,7 @@ def _arrays(reply: Message, like: Tensor) -> dict[str, Tensor]:
 
 
 def _matrix(factor: Factor) -> Tensor:
-    return factor.values if factor.diagonal else factor.square()
+    return factor.values if factor.form else factor.square()
 
 
 def _conjugate_gradients(product: Callable[[Tensor], Tensor], target: Tensor, most: int) -> tuple[Tensor, int]:

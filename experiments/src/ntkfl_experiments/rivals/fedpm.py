@@ -137,7 +137,7 @@ def _shapes(reply: Message) -> dict[str, tuple[int, ...]]:
 def _part(name: str, array: Tensor, d: int, damping: float) -> Preconditioner:
     """One array of a preconditioner; `MessageError` where it is of another network than one of d weights."""
     columns, _, role = name.partition("/")
-    layer, factor = Layer.parse(columns), Factor(array, role.endswith(_DIAGONAL))
+    layer, factor = Layer.parse(columns), Factor(array, _DIAGONAL if role.endswith(_DIAGONAL) else "")
     m = factor.size if array.ndim == 2 and array.numel() else -1
     weights = layer.weight[1] - layer.weight[0]
     inputs, biases = m - (layer.bias is not None), 0 if layer.bias is None else layer.bias[1] - layer.bias[0]
@@ -145,7 +145,7 @@ def _part(name: str, array: Tensor, d: int, damping: float) -> Preconditioner:
     fits = fits and weights > 0 and weights % (len(array) * inputs) == 0 and layer.weight[1] <= d
     if not fits or (layer.bias is not None and (biases * inputs != weights or layer.bias[1] > d)):
         raise MessageError(f"{name!r} of shape {list(array.shape)} is no preconditioner of this network")
-    if factor.diagonal:
+    if factor.form:
         return Preconditioner(layer, array.unsqueeze(1) + damping, True)
     return Preconditioner(
         layer, factor.square() + damping * torch.eye(m, dtype=array.dtype, device=array.device), False
