@@ -18,6 +18,7 @@ from torch import nn
 import ntkfl
 from ntkfl.methods import FedAvg, Method, SumNTKFL
 from ntkfl.models import resnet, transformer
+import itertools
 
 CLIENTS, ALPHA, SEEDS, ROUNDS, COHORT = 10, 0.1, (20, 21, 22), 12, 5
 INITIALISATIONS = ("torch", "he")
@@ -30,7 +31,7 @@ _DENSE = nn.Linear | nn.Conv2d
 
 def _perceptron(*sizes: int, act: type[nn.Module]) -> nn.Module:
     layers: list[nn.Module] = [nn.Flatten()]
-    for inputs, outputs in zip(sizes, sizes[1:], strict=False):
+    for inputs, outputs in itertools.pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), act()]
     return nn.Sequential(*layers[:-1])
 
