@@ -40,9 +40,9 @@ def test_covariances_of_columns() -> None:
     assert float(smooth[0, 1]) > 0  # neighbouring pixels go together
 
 
-@pytest.mark.parametrize(("kind", "standardize"), [("gaussian", False), ("orthonormal", True), ("smooth", False)])
-def test_pairs_break_every_kind_of_projection(kind: str, standardize: bool) -> None:
-    method = {"name": "ntk-fl", "projected_dim": 24, "projection": kind, "standardize": standardize, "shuffle": True}
+@pytest.mark.parametrize("kind", ["gaussian", "orthonormal", "smooth"])
+def test_pairs_break_every_kind_of_projection(kind: str) -> None:
+    method = {"name": "ntk-fl", "projected_dim": 24, "projection": kind, "shuffle": True}
     free, known = attack(capture(config(method), 1), pairs=(0, 20, 200))
     curve = known.details["relative error by known pairs"]
     assert list(curve) == [0, 20, 200]

@@ -23,7 +23,7 @@ class TestParsing:
         [
             ("lr=0.5", ("lr", 0.5)),
             ("local-steps=3", ("local_steps", 3)),
-            ("coding=elias", ("coding", "elias")),
+            ("choose=validation", ("choose", "validation")),
             ("steps=[1, 2]", ("steps", [1, 2])),
         ],
     )

@@ -46,7 +46,7 @@ def test_letters_are_variables_and_words_are_not() -> None:
         "label_smoothing",
         "x",
         'codec="factored"',
-        "sum_limit · sum_samples",
+        "0.1 · sum_samples",
         "a ──► b",
         "[data]",
         "1e-3",

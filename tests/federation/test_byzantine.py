@@ -18,6 +18,7 @@ from ntkfl.federation.simulation import Simulation, execute
 from ntkfl.methods import METHODS, NTKFL, ClientRound, FedAvg, Method, SumNTKFL, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
+from ntkfl.wire.span import pack_span
 
 ANY = {"wrong-labels", "scaled-inputs", "not-finite", "extreme"}  # of clients of any method
 
@@ -75,7 +76,10 @@ TURNED = ["fedavg", "fedadam", "fednova", "scaffold", "qsgd", "fedcom"]
 @pytest.mark.parametrize("name", TURNED)
 def test_updates_turned_round(name: str) -> None:
     """What the server makes of one client's corrupted reply is −3 times the step it makes of the truth."""
-    method = METHODS[name](local_steps=2, **({"bits": 16} if name in ("qsgd", "fedcom") else {}))
+    kind = METHODS[name]
+    if name in ("qsgd", "fedcom"):  # with so many levels that rounding does not show
+        kind = type("Fine", (kind,), {"__module__": __name__, "bits": 16})
+    method = kind(local_steps=2)
     torch.manual_seed(0)
     task = Task(ntkfl.models.mlp(5, 4, 3).double(), 3, "ce")
     x = torch.randn(6, 5).double()
@@ -130,7 +134,7 @@ def test_lies_about_losses_speak_for_the_worst_candidate() -> None:
     task = Task(ntkfl.models.mlp(5, 4, 3), 3, "ce")
     client = ClientRound(1, torch.randn(6, 5), torch.arange(6) % 3, Randomness.simulated(0))
     byzantine = ByzantineClients(Byzantine(kind="false-losses"), frozenset({1}))
-    asked = Message("candidates", 1, {"weights": torch.stack([task.like, 30 * task.like, task.like])})
+    asked = Message("candidates", 1, pack_span(torch.stack([task.like, 30 * task.like, task.like])))
     for method in (NTKFL(), NTKFL(shuffle=True)):
         (said,) = byzantine.answer(method, task, asked, [client])
         losses = said.arrays["losses" if method.shuffle else "sums"]
@@ -213,16 +217,6 @@ def test_attacks_on_an_update_are_combined() -> None:
     torch.testing.assert_close(turned, -3.0 * trained)
 
 
-@pytest.mark.parametrize("kind", ["scaled-labels", "sign-flip"])
-def test_acknowledgements_are_not_corrupted(kind: str) -> None:
-    """FedCOMGATE's second exchange has nothing in it, and is not answered twice."""
-    fed = ntkfl.data.load("digits").partition(ntkfl.data.IID(clients=4), seed=0)
-    method = METHODS["fedcom"](tracking=True, local_steps=1)
-    attack = Byzantine(kind=kind, fraction=0.25)
-    run = Simulation(ntkfl.models.mlp(64, 4, 10), fed, method, clients_per_round=4, byzantine=attack).run(2)
-    assert [record["byzantine"] for record in run.history] == 2 * [sorted(drawn(attack, 0, 4))]
-
-
 def config(**changes: Any) -> RunConfig:
     values = {
         "rounds": 2, "clients_per_round": 6, "data": {"dataset": "digits", "clients": 20}, "model": {"hidden": (12,)},
@@ -270,10 +264,11 @@ def ruined(digits: ntkfl.data.Federated) -> float:
 
 @pytest.mark.parametrize("robust", ["clip", "median", "trimmed"])
 def test_boosted_updates_ruin_a_mean_and_no_robust_one(
-    robust: str, digits: ntkfl.data.Federated, ruined: float
+    robust: str, digits: ntkfl.data.Federated, ruined: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("ntkfl.methods.local_training.UPDATE_LIMIT", 1.0)
     assert ruined < 0.4
-    assert accuracy(digits, FedAvg(robust=robust, local_steps=20, update_limit=1), BOOSTED, 12) > 0.75
+    assert accuracy(digits, FedAvg(robust=robust, local_steps=20), BOOSTED, 12) > 0.75
 
 
 def test_rows_that_are_longer_than_others_are_cut_to_length(digits: ntkfl.data.Federated) -> None:

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-import ntkfl
 from ntkfl.errors import ConfigError
 from ntkfl.methods import CPNTKFL, NTKFL, ClientRound, Task
 from ntkfl.methods.step_selection import scores
@@ -23,8 +22,6 @@ def test_codec_and_sparsity_go_together() -> None:
         CPNTKFL(codec="factored", sparsity=0.9)
     with pytest.raises(ConfigError, match="go together"):
         NTKFL(codec="topk")
-    with pytest.raises(ConfigError, match="leave sparsity at 0"):
-        ntkfl.methods.QSGD(sparsity=0.5)
     with pytest.raises(ConfigError, match="projected_dim must be below the 64"):
         CPNTKFL().model_input_shape((1, 8, 8))
 

@@ -17,7 +17,7 @@ from ntkfl.audit.capture import Capture
 from ntkfl.audit.finding import Finding
 from ntkfl.audit.inputs import Inputs, distances, seen_inputs
 from ntkfl.audit.received import ReceivedRows, rows_of, sends_rows
-from ntkfl.methods.candidates import take_candidates
+from ntkfl.wire.span import unpack_span
 
 NAMES = {
     "rows of one sender, within a round": "which rows share a sender",
@@ -80,7 +80,7 @@ def by_losses(capture: Capture, rows: ReceivedRows, z: Inputs | None) -> Finding
     if capture.candidates is None or not capture.losses or capture.loss_senders is None:
         return None
     task = capture.task
-    candidates = take_candidates(capture.candidates, task.like)
+    candidates = unpack_span(capture.candidates, task.like)
     came = torch.cat([m.take("losses") for m in capture.losses]).double()
     n = min(len(came), len(rows.labels))
     if n > _MOST:

@@ -99,9 +99,8 @@ def attack(capture: Capture, seed: int = 0, *, targets: int = 50, pairs: Sequenc
     K = column_covariance(capture.method.projection, tuple(capture.raw[0].shape[1:]), z.shape[1])
     sizes = (public @ K * public).sum(1)  # of z², up to the scale of P
     scale = float(z.square().mean() / sizes.mean())
-    # A standardised row has lost its size: it is taken as typical, or as that of the input where that is known.
-    lost = capture.projection.standardize
-    spread = float(z.square().mean() * sizes.sqrt().var() / sizes.mean()) if lost else 0.0
+
+    spread = 0.0
 
     order = torch.randperm(len(z), generator=torch.Generator().manual_seed(seed))
     target, rest = order[:targets], order[targets:]
@@ -109,9 +108,6 @@ def attack(capture: Capture, seed: int = 0, *, targets: int = 50, pairs: Sequenc
     guess = guesses((public, public_y), labels[target])
     mean = guess
     knows_P = capture.projection.matrix.double() * capture.projection.scale
-    if lost:
-        knows_P = knows_P - knows_P.mean(1, keepdim=True)
-        knows_P = knows_P / (public @ knows_P).square().mean().sqrt()
     best = invert_with(Estimate(knows_P, torch.zeros_like(K), 0.0), z[target], mean, covariance, spread)
 
     def errors(found: Tensor) -> Tensor:
@@ -123,9 +119,6 @@ def attack(capture: Capture, seed: int = 0, *, targets: int = 50, pairs: Sequenc
         some = rest[:count]
         x, shown = known_x[some], z[some]
         noise = torch.full((count,), 1e-4 * float(z.square().mean()), dtype=torch.float64)
-        if lost:  # a size predicted from the input is right to one part in √(2 d1')
-            shown = shown * ((x @ K * x).sum(1) / sizes.mean()).sqrt().unsqueeze(1)
-            noise = shown.square().mean(1) / (2 * z.shape[1])
         noise = torch.cat([noise, free[2] * scale * float(K.diagonal().mean()) + spread / 10])
         P = estimate(torch.cat([x, free[0]]), torch.cat([shown, free[1]]), K, scale, noise)
         reached[count] = invert_with(P, z[target], mean, covariance, spread)

@@ -64,7 +64,7 @@ def deep_sum(capture: Capture, seed: int = 0, *, batch: int = 4) -> list[Finding
     rows = rows_of(capture, spread(capture, batch))
     Y = capture.task.training_targets(rows.labels)
     gradient = -rows.J.vjp(Y - rows.outputs.softmax(1)) / len(Y)
-    sent = None if not capture.method.sparsity else gradient.ne(0)
+    sent = None if not getattr(capture.method, "sparsity", 0) else gradient.ne(0)
     loss = match_gradient(capture.task.at(capture.weights), _shape(capture), gradient, Y, "ce", sent)
     x, match = reconstruct(
         loss, 1, len(Y) * math.prod(_shape(capture)), Settings(steps=120, seed=seed), _image(capture)
@@ -162,7 +162,7 @@ def _match_update(capture: Capture, settings: Settings) -> list[Finding]:
         how = "one step" if steps == 1 else f"{steps} local steps unrolled"
         if samples > update.batch_size or steps > settings.steps // 3:
             how, lr, steps = f"{steps} local steps taken for one", lr * steps, 1
-        sent = change.ne(0) if capture.method.sparsity else None
+        sent = change.ne(0) if getattr(capture.method, "sparsity", 0) else None
         loss = match_update(capture.task.at(capture.weights), shape, change, samples, outputs, "ce", lr, steps, sent)
         width = samples * math.prod(shape)
         x, quality = reconstruct(loss, 1, width + samples * outputs, replace(settings, restarts=1), _image(capture))

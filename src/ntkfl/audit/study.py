@@ -196,7 +196,7 @@ def _without_attack(role: str, capture: Capture) -> str:
     if role.startswith("aggregator") and capture.masked:
         if role != "aggregator+shuffler" or not capture.unmasked_by_pair:
             return "has the total alone."
-        promised = capture.method.noise or getattr(capture.method, "epsilon", None) is not None
+        promised = getattr(capture.method, "epsilon", None) is not None
         void = " ε counts on the two not colluding and does not hold against them." if promised else ""
         return f"opens every client's reply, by name: masks hide nothing from the two together.{void}"
     if role == "shuffler" and capture.masked:

@@ -121,7 +121,7 @@ def _path(cache: Path, config: RunConfig) -> Path:
 
 def _work(config: RunConfig, cache: Path) -> None:
     cache.mkdir(parents=True, exist_ok=True)
-    method = {k: v for k, v in config.method.items() if k in ("name", "shared_fraction")}
+    method = {"name": config.method["name"]}
     data = _prepared(config.model_copy(update={"method": method}).model_dump_json())
     write_atomically(_path(cache, config), json.dumps(measure(config, data)).encode())
 

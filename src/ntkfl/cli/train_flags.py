@@ -120,7 +120,7 @@ FLAGS = tuple(
             "d1', features the secret projection leaves; default: none",
             "What clients hide",
         ),
-        ("method.sparsity", "number", "part of an upload's smallest values that is left out", "What clients hide"),
+        ("method.sparsity", "number", "part of a Jacobian's smallest values that is left out", "What clients hide"),
         (
             "method.values",
             "text",

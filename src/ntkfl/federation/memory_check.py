@@ -51,7 +51,9 @@ def check_memory(needed: int, available: int | None, method: Method, clients_per
     rate, clients = share * method.subsample_rate, int(share * clients_per_round)
     ways = [f"subsample_rate {rate:.2g}"] if rate > 0 else []
     ways += [f"{clients} clients a round"] if clients else []
-    ways += ["a sparsity of 0.97"] if method.shows == "rows" and not method.sparsity and not clients else []
+    ways += (
+        ["a sparsity of 0.97"] if method.shows == "rows" and not getattr(method, "sparsity", 0) and not clients else []
+    )
     fit = f": {' or '.join(ways)} would fit" if ways else ""
     raise ConfigError(f"a round needs about {_giga(needed)}, and {_giga(available)} are free{fit}")
 

@@ -98,7 +98,7 @@ class TranscriptRecorder:
         """Before the answers travel; shuffled ones of samples as `rows_each` rows, padding among them."""
         each = [outgoing] if isinstance(outgoing, Message) else [outgoing[i] for i in self.cohort]
         self._questions = tuple(message.encode() for message in each)
-        self._shuffled = method.shuffle and not method.summed(each[0].kind)
+        self._shuffled = method.shuffle
         if not self._shuffled:
             self._submitted = tuple(len(answer.encode()) for answer in answers)
             self._rows, self._row_bytes = (1,) * len(answers), None

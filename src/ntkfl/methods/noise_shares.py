@@ -27,18 +27,12 @@ class NoiseShares(Method):
 
     shows: ClassVar[str] = "sums"
     additive: ClassVar[bool] = True
-    noises: ClassVar[bool] = True
 
     epsilon: float | None = Field(3.0, gt=0, description="ε; none: no noise, no privacy")
     delta: float = Field(1e-5, gt=0, lt=1, description="δ")
     noise_clients: int = Field(
         1, ge=1, description="clients of each round whose noise ε counts on; rounds of fewer fail"
     )
-
-    def model_post_init(self, context: object) -> None:
-        super().model_post_init(context)
-        if self.noise:
-            raise ConfigError(f"the noise of {self.name} follows from epsilon: leave noise out")
 
     def add_up(self, task: Task, replies: list[Message]) -> dict[str, Tensor]:
         """The replies' sum by name: float64 on the CPU. Each reply is let go once it is added."""

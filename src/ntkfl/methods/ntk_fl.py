@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, check_finite
-from ntkfl.methods.candidates import Candidates
+from ntkfl.methods.candidates import EXTEND, Candidates
 from ntkfl.methods.robust_rows import Gathered, product_budget, spent
 from ntkfl.tangent import Evolution, evolve, geometric_steps
 from ntkfl.tangent.evolution import KERNEL_BYTES, KERNELS, SCHEMES
@@ -39,6 +39,7 @@ class NTKFL(Candidates):
 
     name: ClassVar[str] = "ntk-fl"
     paper: ClassVar[str] = "Yue et al. 2022"
+    tolerance: ClassVar[float] = 1e-3  # relative error of each step of the flow's integration
     prior: ClassVar[float] = 0.0  # τ: outputs train with τ log(the round's share of each class) added to them
 
     average: float = Field(0.9, ge=0, lt=1, description="running average of the rounds' weights; 0 is the paper")
@@ -48,7 +49,6 @@ class NTKFL(Candidates):
     lr: float = Field(0.01, gt=0, description="η; with the flow only η·t counts")
     kernel: str = Field("full", description="full (the linearised network) or trace (the paper's)")
     scheme: str = Field("flow", description="flow, descent or paper")
-    tolerance: float = Field(1e-3, ge=1e-9, lt=1, description="relative error of each step of the flow's integration")
 
     @model_validator(mode="before")
     @classmethod
@@ -60,11 +60,7 @@ class NTKFL(Candidates):
         out = dict(values)
         if out.get("kernel") == "trace" or out.get("loss", "ce") != "ce":
             out.setdefault("label_smoothing", 0.0)
-        if out.get("sum_losses"):
-            out.setdefault("trim_losses", 0.0)
         lr = out.get("lr", cls.model_fields["lr"].default)
-        if out.get("steps") is not None or out.get("kernel") == "trace":
-            out.setdefault("extend", 1.0)
         if out.get("steps") is None and out.get("scheme", "flow") == "flow" and isinstance(lr, float | int) and lr > 0:
             out["steps"] = geometric_steps(lr)
         return out
@@ -76,6 +72,11 @@ class NTKFL(Candidates):
                 raise unknown(option, value, known)
         if self.scheme != "flow" and self.steps is None:
             raise ConfigError(f"scheme {self.scheme!r} takes whole steps: give them, for example 100, 200 … 2000")
+
+    @property
+    def grows(self) -> bool:
+        """Where the times are the default's."""
+        return self.kernel == "full" and self.scheme == "flow" and self.steps == geometric_steps(self.lr)
 
     def round(
         self, task: Task, state: State, round: int, cohort: Sequence[int]
@@ -118,7 +119,8 @@ class NTKFL(Candidates):
 
     def round_bytes(self, task: Task, counts: Sequence[int], probe: Tensor) -> int:
         """Jacobians, the inputs once more, a few arrays [S, N, d2] and [S, d], and twice the trace kernel [N, N]."""
-        item, rows, steps = task.like.element_size(), sum(counts), len(self.steps or ()) + int(math.log2(self.extend))
+        item, rows, steps = task.like.element_size(), sum(counts), len(self.steps or ())
+        steps += int(math.log2(EXTEND)) if self.grows else 0
         arrays = 8 * rows * task.outputs * (2 * steps + 16) + 3 * item * steps * task.like.numel()
         kernel = 2 * min(item * rows * rows, KERNEL_BYTES) if self.kernel == "trace" else 0
         inputs = item * rows * probe[:1].numel()  # as products take them, where they lie across

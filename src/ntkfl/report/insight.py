@@ -78,8 +78,7 @@ def _rebuildable(folder: RunFolder) -> RunConfig:
 
 def _data_options(config: RunConfig) -> dict[str, object]:
     """Of the method only what changes the data, so that equal data are prepared once."""
-    shares = getattr(build_method(config.method), "shared_fraction", 0.0)
-    return {"name": "data-share", "shared_fraction": shares} if shares else {"name": "fedavg"}
+    return {"name": "data-share" if hasattr(build_method(config.method), "shared_fraction") else "fedavg"}
 
 
 @lru_cache(maxsize=2)

@@ -101,5 +101,5 @@ def test_what_is_evaluated_and_saved_are_the_last_two_iterates() -> None:
 
 
 def test_noise_is_refused() -> None:
-    with pytest.raises(ConfigError, match="FedExP does not clip or noise"):
+    with pytest.raises(ConfigError, match="leave clip out"):
         FedExP(clip=1.0)

@@ -104,5 +104,5 @@ def test_a_preconditioner_that_is_none_is_refused() -> None:
 
 
 def test_options() -> None:
-    with pytest.raises(ConfigError, match="FedPM does not sparsify"):
+    with pytest.raises(ConfigError, match="unknown option 'sparsity'"):
         FedPM(sparsity=0.5)

@@ -20,7 +20,7 @@ from tests.fuzz.targets.twists import sealed_again, twisted
 
 _OPTIONS: dict[str, dict[str, object]] = {
     "ntk-fl": {"steps": (5.0, 20.0, 50.0, 200.0, 1000.0, 4000.0)},
-    "fedavg": {"local_steps": 2, "sparsity": 0.5},
+    "fedavg": {"local_steps": 2},
     "scaffold": {"local_steps": 2},
     "fednova": {"local_steps": 2},
     "fedadam": {"local_steps": 2},

@@ -38,7 +38,6 @@ class TCT(LocalTraining):
 
     paper: ClassVar[str] = "Yu et al. 2022"
     vectors: ClassVar[tuple[str, ...]] = ()  # what an audit knows attacks on: of the first rounds, audit fedavg
-    sparsifies: ClassVar[bool] = False
     model_defaults: ClassVar[Mapping[str, float]] = {"convexify": 100_000}
 
     train_rounds: int = Field(20, ge=1, description="T₁, rounds of federated averaging, before the linear model")
