@@ -24,4 +24,3 @@ part test --extra services --extra audit --extra tensorboard --extra flower --gr
 part lint --extra services --extra audit --extra tensorboard --extra flower --group lint
 part docs --group docs
 part browser --group browser
-part fuzz --extra services --group test --group fuzz

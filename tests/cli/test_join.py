@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from ntkfl.cli import app
 from ntkfl.data.client import read_own
+from ntkfl.deployment.ledger import mark_ended
 from ntkfl.errors import DataError, NTKFLError
-from ntkfl.services.status import ENDED, StatusFile, read_status
 from ntkfl.user_code import find_factory
 
 pytest.importorskip("cryptography", reason="needs the extra services")
@@ -85,9 +85,10 @@ def test_data_of_another_shape_are_refused_at_once(folder: Path, tmp_path: Path)
 
 def test_after_the_end_of_the_run_nobody_is_waited_for(folder: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", x=np.ones((3, 4)), y=np.array([0, 1, 1]))
-    for run, ended in (("demo/run-0", True), ("demo/run-1", False)):
-        StatusFile(folder, "client", run=run).close(ENDED)
+    for run, ended in (("run-1", False), ("run-0", True)):
+        mark_ended(folder, run)
         error = join(folder, str(tmp_path / "mine.npz"))
+        (folder / f"ended-{run}").unlink()  # other tests have the same folder
         assert (error is None) == ended, error
 
 
@@ -96,12 +97,3 @@ def test_inputs_in_other_units_are_said_at_the_start(folder: Path, tmp_path: Pat
         np.savez(tmp_path / "mine.npz", x=np.full((3, 4), size), y=np.array([0, 1, 1]))
         command = ["join", str(folder), "--data", str(tmp_path / "mine.npz"), "--patience", "0.1"]
         assert ("inputs are as large as 2e+03" in CliRunner().invoke(app, command).stderr) == warned
-
-
-def test_the_status_is_of_the_last_start_whatever_ended_it(folder: Path, tmp_path: Path) -> None:
-    np.savez(tmp_path / "mine.npz", x=np.ones((3, 4)), y=np.array([0, 1, 1]))
-    for data, problem in ((tmp_path / "mine.npz", "cannot be reached"), (tmp_path / "none", "expected an .npz")):
-        join(folder, str(data))
-        said = read_status(folder)
-        assert said is not None
-        assert problem in said["problem"]

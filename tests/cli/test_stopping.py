@@ -14,7 +14,6 @@ import pytest
 
 from ntkfl.cli.stopping import stoppable
 from ntkfl.deployment.demo_setup import DemoSetup, init
-from ntkfl.services.status import STOPPED, read_status
 from tests.cli.command import UNWANTED, Command, wait_until_gone
 
 TERMS = 'inputs = [64]\noutputs = 10\nclients_per_round = 2\n[method]\nname = "ntk-fl"\n'
@@ -70,16 +69,6 @@ def test_a_comparison_ends_with_its_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_an_audit_of_many_configurations_ends_with_its_workers(tmp_path: Path) -> None:
-    (tmp_path / "t.toml").write_text(COMPARISON)
-    words = ("audit", "--tradeoff", tmp_path / "t.toml", "--out", tmp_path / "out", "--workers", "2")
-    command = Command(*words, terminal=True)
-    command.until("cells")
-    time.sleep(3)  # the workers are at work, or about to be
-    stop(command, "finished cells are kept")
-
-
-@pytest.mark.long
 def test_what_is_measured_can_be_stopped_in_a_log() -> None:
     command = Command("bench", "round", "kernel")
     command.until("round  \\(\\d+ %, .* left\\)")
@@ -105,9 +94,6 @@ def test_a_client_whose_key_server_is_not_there(tmp_path: Path) -> None:
     while not (folder / "signing-key.pem").exists():  # from then on it asks
         time.sleep(0.1)
     stop(command, "client-0: stopped by SIGINT; the same command takes part again: ntkfl join")
-    left = read_status(folder)
-    assert left is not None
-    assert (left["running"], left["state"], left["by"]) == (False, STOPPED, "SIGINT")
 
 
 def test_a_role_that_a_supervisor_ends_says_so_too() -> None:

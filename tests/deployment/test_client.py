@@ -25,7 +25,6 @@ from ntkfl.federation.evaluation import counts, question
 from ntkfl.methods import NTKFL, Task
 from ntkfl.services.announcement import EVALUATION, Announcement
 from ntkfl.services.shuffler.batch import Batch
-from ntkfl.services.status import read_status
 
 
 @pytest.fixture
@@ -84,30 +83,6 @@ def test_the_end_is_heard_again_and_nothing_before_it(client: tuple[ShuffledClie
     assert hear(client, "exchange", BatchKey(4, 0)) is None
     assert hear(client, "exchange", BatchKey(5, 0)) is not None
     assert own.heed(end) is None  # an old end is none
-
-
-def test_a_shuffler_that_is_gone_is_its_problem_as_long_as_it_is(
-    client: tuple[ShuffledClient, SigningKey], tmp_path: Path
-) -> None:
-    own, signer = client
-    end = Announcement("end", BatchKey(1, 0)).sign(signer, own.federation.federation, own.federation.run)
-    seen: list[Any] = []
-
-    def problem() -> Any:
-        return (read_status(tmp_path) or {}).get("problem")
-
-    class Gone(SimpleNamespace):
-        def ask(self, method: str, path: str, **_: Any) -> Any:
-            if "announcement" in path:
-                for said in ("nobody there", None):
-                    self.on_problem(said)
-                    seen.append(problem())
-            return SimpleNamespace(status_code=200, headers={}, content=end)
-
-    own.folder, own.role, own.say, own._status, own._path = tmp_path, "client", lambda line: None, None, ""
-    own.shuffler = Gone(url="https://shuffler")  # type: ignore[assignment]
-    assert own.run() == 0
-    assert seen == ["nobody there", None]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from ntkfl.deployment.trial import Role, Trial
 from ntkfl.errors import ConfigError
 from tests.deployment.federation import free_port
 
-STATUS = [sys.executable, "-m", "ntkfl", "deploy", "status", "trial"]
 COMMAND = [sys.executable, "-m", "ntkfl", "deploy", "try", "--clients", "2", "--rounds", "2"]
 
 
@@ -64,9 +63,7 @@ def test_two_at_once_and_a_taken_port_are_said_before_anything_starts(
         with pytest.raises(ConfigError, match=f":{port}: Address already in use; stop what does .* goes on"):
             first.start()
         assert first.roles == []
-        with pytest.raises(
-            ConfigError, match=r"another `ntkfl deploy try` runs in .*/trial: see it with: ntkfl deploy st"
-        ):
+        with pytest.raises(ConfigError, match=r"another `ntkfl deploy try` runs in .*/trial"):
             second.start()
     second._take()  # the first has ended, and the folder is free
     second.stop()
@@ -130,9 +127,6 @@ def test_a_trial_is_stopped_by_ctrl_c_and_goes_on(tmp_path: Path) -> None:
     assert len(started) == 2 + 2 + 1 + 1
     assert re.search(r"aggregator +pid \d+ +trial/logs/aggregator.log", seen)
     assert f"kill {process.pid}" in seen
-    early = subprocess.run(STATUS, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert early.returncode == 0, early.stdout  # before the first round: roles that start are no problem
-    assert re.search("runs, pid .*: (waits|training)", early.stdout)
     served = re.findall(r"metrics of the (\S+): (http://127.0.0.1:\d+)/metrics", seen)
     assert [name for name, _ in served] == ["key-server", "shuffler", "aggregator"]
     for _, address in served:
@@ -142,9 +136,6 @@ def test_a_trial_is_stopped_by_ctrl_c_and_goes_on(tmp_path: Path) -> None:
     rest, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "go on with: ntkfl deploy try trial" in rest
-    parts = subprocess.run(STATUS, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert parts.returncode == 0, parts.stdout
-    assert parts.stdout.count("by SIGTERM") == 6, parts.stdout  # every role was stopped, and says so
     assert "stopped by SIGTERM; the same command takes part" in (tmp_path / "trial/logs/client-0.log").read_text()
     assert [pid for pid in started if os.path.exists(f"/proc/{pid}")] == []
     done = subprocess.run(COMMAND, cwd=tmp_path, capture_output=True, text=True, timeout=400)

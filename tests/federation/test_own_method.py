@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 import ntkfl
 from ntkfl.audit import labels, membership
 from ntkfl.audit.capture import capture
-from ntkfl.audit.views import views
 from ntkfl.cli import app
 from ntkfl.compare.spec import Comparison
 from ntkfl.errors import ConfigError
@@ -322,7 +321,6 @@ def test_a_federation_of_processes_ends_where_one_process_does(tmp_path: Path) -
 def test_an_audit_asks_a_method_it_does_not_know(name: str, attacked: bool) -> None:
     """Of signs no attack on a client is known; of averaging with momentum, those on averaging."""
     seen = capture(RunConfig(**SMALL, method={"name": name}), 1)
-    assert "3 updates (" in views(seen)["aggregator"]
     found = {finding.attack for finding in membership.attack(seen)}
     assert ("membership by loss, each client's model" in found) == attacked
     assert "membership by loss, the round's new weights" in found  # which everybody has who sees the next broadcast

@@ -30,7 +30,6 @@ def test_no_decoder_or_parser_fails_otherwise_than_it_should(tmp_path: Path) -> 
         "participant ledger",
         "announcement sequence",
         "run timings.jsonl",
-        "status.json",
         "watch request",
     }  # in which everything is answered
 

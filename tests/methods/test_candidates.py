@@ -85,19 +85,6 @@ def test_coded_candidates_have_nearly_the_losses_of_exact_ones_and_the_exact_one
     torch.testing.assert_close(coded[0].state["weights"], whole[0].state["weights"], rtol=0, atol=0)
 
 
-def test_an_observer_sees_the_chosen_candidate_nearly() -> None:
-    task, clients = small_task(), small_clients(9, 4, 6)
-    method = NTKFL(trim_losses=0)
-    outcome, log = play(method, task, clients)
-    asked = next(s.message for s in log if s.kind == "candidates")
-    losses = [s.message for s in log if s.kind == "losses"]
-    seen = method.ends_with(task.like, [], asked, losses)
-    assert seen is not None
-    new = outcome.state["weights"]
-    assert float((seen - new).norm()) < 0.2 * float((new - task.like).norm())
-    assert method.ends_with(task.like, [], None, []) is None
-
-
 @pytest.mark.usefixtures("_eightfold")
 def test_times_double_while_the_longest_wins_and_within_the_bound(digits: ntkfl.data.Federated) -> None:
     """Times so short that the longest always wins, and that little is learned in them."""

@@ -255,9 +255,7 @@ def test_what_cannot_be_rebuilt_is_skipped_by_name(runs: Path, tmp_path: Path, m
 def test_an_audit_is_shown_where_there_is_one(runs: Path) -> None:
     assert audit(named(runs, "cut")) is None
     found = audit(named(runs, "whole"))
-    assert found is not None
-    assert found["pictures"][0]["source"].startswith("data:image/png;base64,")
-    assert found["findings"]["findings"][0]["mean"] == 0.913
+    assert found["findings"][0]["mean"] == 0.913
 
 
 @pytest.mark.parametrize(

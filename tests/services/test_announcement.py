@@ -20,10 +20,10 @@ from ntkfl.crypto.hpke import SigningKey
 from ntkfl.crypto.row_frames import Announced, BatchKey
 from ntkfl.errors import MessageError, TrustError
 from ntkfl.services.announcement import Announcement
-from ntkfl.services.http.long_poll import LongPollEvent
 from ntkfl.services.http.signing import sign_request
 from ntkfl.services.shuffler.batch import Batch
 from ntkfl.services.shuffler.client_app import client_app
+from ntkfl.services.shuffler.long_poll import LongPollEvent
 from ntkfl.services.shuffler.store import Shuffler
 from ntkfl.wire import Message
 from tests.deployment.federation import PREFIX, Deployment

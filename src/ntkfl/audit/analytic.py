@@ -1,4 +1,4 @@
-"""Attack 1: inputs in closed form out of the first layer's derivatives.
+"""Inputs in closed form out of the first layer's derivatives.
 
 Phong et al., Privacy-Preserving Deep Learning via Additively Homomorphic Encryption, 2018, saw it for gradients: for
 out = W x + b, ∂f/∂W = g ⊗ x and ∂f/∂b = g, so a row of one over an entry of the other *is* x. A sample-wise Jacobian

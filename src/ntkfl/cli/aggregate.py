@@ -30,10 +30,9 @@ def aggregate(
     from ntkfl.progress import Record, RoundTable
     from ntkfl.services.log import configure_logging, log, warn
     from ntkfl.services.metrics import serving_metrics
-    from ntkfl.services.status import STOPPED, refuse_second
+    from ntkfl.services.role_lock import role_lock
 
     configure_logging("aggregator", form=log_format, level=log_level)
-    refuse_second(folder)
     aggregator = Aggregator(folder, out, say=log, allow_code=allow_code)
     settings, as_json = aggregator.settings, log_format == "json"
     display = RoundTable(aggregator.server.method.name, settings.rounds, remarks, quiet=as_json)
@@ -46,16 +45,15 @@ def aggregate(
         display.show(record, timing)
 
     log(f"waits for {settings.clients} clients at {aggregator.federation.shuffler.aggregator_url}")
-    allowed, status = " --allow-code" if allow_code else "", aggregator.transport.status
+    allowed = " --allow-code" if allow_code else ""
 
     def stopped() -> str:
-        status.close(STOPPED, stopped_by())
         log(f"stopped by {stopped_by()}; go on with: ntkfl aggregate {folder} --out {out}{allowed}")
         return ""
 
     with (
+        role_lock(folder),
         stoppable(stopped, terminable=True),
-        status.noting_problems(),
         serving_metrics(metrics),
         display,
     ):

@@ -42,10 +42,9 @@ def key_server(
     from ntkfl.services.key_server.store import DAY, STATE, KeyServer
     from ntkfl.services.log import configure_logging
     from ntkfl.services.metrics import serving_metrics
-    from ntkfl.services.status import STOPPED, StatusFile, refuse_second
+    from ntkfl.services.role_lock import role_lock
     from ntkfl.services.trusted_peers import TrustedPeers
 
-    refuse_second(folder)
     peers = TrustedPeers.read(folder)
     server = KeyServer.open(folder)
     if credential_days is not None:
@@ -56,10 +55,8 @@ def key_server(
     typer.echo("sees no data, no rows, no model; whoever reads that folder can attack every row of the run")
     configure_logging("key-server", form=log_format, level=log_level)
     _note_certificate(folder)
-    status = StatusFile(folder, "key-server")
-    with serving_metrics(metrics, lambda: collect_metrics(server)), status.noting_problems():
-        by = serve([Listener(key_server_app(server), *at, cert=folder / "tls.pem", key=folder / "tls-key.pem")])
-    status.close(STOPPED, by)
+    with role_lock(folder), serving_metrics(metrics, lambda: collect_metrics(server)):
+        serve([Listener(key_server_app(server), *at, cert=folder / "tls.pem", key=folder / "tls-key.pem")])
     leave(0)
 
 
@@ -83,11 +80,10 @@ def shuffler(
     """
     from ntkfl.services.log import configure_logging
     from ntkfl.services.metrics import serving_metrics
+    from ntkfl.services.role_lock import role_lock
     from ntkfl.services.shuffler.app import STATE, serve_shuffler
-    from ntkfl.services.status import refuse_second
     from ntkfl.services.trusted_peers import TrustedPeers  # needs the extra
 
-    refuse_second(folder)
     peers = TrustedPeers.read(folder)
     at = address(peers.shuffler.url, host, port), address(peers.shuffler.aggregator_url, host, aggregator_port)
     typer.echo(f"shuffler of federation {peers.federation}, run {peers.run}")
@@ -95,7 +91,7 @@ def shuffler(
     typer.echo(f"releases no batch of fewer than {peers.shuffler.min_clients} clients; logs no names")
     configure_logging("shuffler", form=log_format, level=log_level)
     _note_certificate(folder)
-    with serving_metrics(metrics):
+    with role_lock(folder), serving_metrics(metrics):
         serve_shuffler(folder, *at, max_held=held << 20, lapse_after=lapse_after)
     leave(0)
 

@@ -42,10 +42,6 @@ def train(
         bool,
         typer.Option("--private", help="differentially private: secure sums, ε = 3 for a record (--set epsilon=1)"),
     ] = False,
-    record_wire: Annotated[
-        list[int] | None,
-        typer.Option(metavar="ROUND", help="keep this round's messages in --out, for ntkfl audit; may be repeated"),
-    ] = None,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="also write event files into --out (needs the extra)")
     ] = False,
@@ -74,7 +70,7 @@ def train(
     settings["method"] |= dict(parse_setting(text) for text in set_ or [])
     if model_set:
         settings["model"]["options"] = dict(parse_setting(text) for text in model_set)
-    for flag, wanted in (("--record-wire", record_wire), ("--tensorboard", tensorboard), ("--resume", resume)):
+    for flag, wanted in (("--tensorboard", tensorboard), ("--resume", resume)):
         if wanted and out is None:
             raise ConfigError(f"{flag} needs --out, the run's folder")
     run_config = _config(settings, config, out, resume, allow_code, private)
@@ -94,7 +90,6 @@ def train(
             resume=resume,
             device=device,
             callbacks=callbacks,
-            record=record_wire or (),
             insight=True,
         )
     if not as_json:

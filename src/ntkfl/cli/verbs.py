@@ -35,7 +35,7 @@ VERBS = {
     "doctor": "Check this machine, and say what to do.",
     "export": "Write a run's model, to use elsewhere.",
     "keys": "Keys, tokens and certificates of a federation.",
-    "deploy": "Try a federation out, and see how one is doing.",
+    "deploy": "Try a federation out.",
     "serve": "Run a federation's key server or shuffler.",
     "aggregate": "Run the server that trains, behind the shuffler.",
     "flower": "Clients on other machines, with Flower.",

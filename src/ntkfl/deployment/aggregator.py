@@ -90,7 +90,6 @@ class Aggregator:
             if on_round:
                 on_round(record, timing)
 
-        self.transport.status.update(out=str(self.out.path.absolute()), rounds=self.settings.rounds)
         described = self._described(self.server.method)
         for line in stated(described["privacy"]):
             self._say(line)

@@ -30,10 +30,8 @@ from ntkfl.methods import ClientRound, Method, Task
 from ntkfl.methods.inspection import Participation
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.services.announcement import EVALUATION, Announcement
-from ntkfl.services.http.client import HttpClient
 from ntkfl.services.shuffler.batch import EVALUATORS, LEAST_EVALUATORS, Batch, least_of
 from ntkfl.services.shuffler.client import ShufflerClient
-from ntkfl.services.status import ENDED, StatusFile
 from ntkfl.wire import Message
 
 _GATHER_S = 0.2  # between two looks at who is there
@@ -63,8 +61,6 @@ class ShufflerTransport(ShuffledTransport):
             folder,
         )
         self.shuffler = ShufflerClient(federation, folder)
-        self.key_server = HttpClient(federation.key_server.url, folder / "ca.pem")
-        self.status = StatusFile(folder, "aggregator", run=f"{federation.federation}/{federation.run}")
         self._inputs = method.model_input_shape(federation.terms.inputs)
         self._names: list[str] = []  # of the clients of this round, by number
         self._number, self._round = 0, 0  # of training, and of the protocol
@@ -77,7 +73,6 @@ class ShufflerTransport(ShuffledTransport):
         """Wait until those expected are there. Rows of a round that a restart interrupted are deleted, as no key opens
         them any more.
         """
-        self.status.update(state="waits for the shuffler")
         if (newest := self.shuffler.newest()) is not None:
             with suppress(Refused):  # of an evaluation by evaluators there is no batch
                 self.shuffler.cancel(newest)
@@ -86,7 +81,6 @@ class ShufflerTransport(ShuffledTransport):
             while len(there := self.present(role)) < wanted:
                 if len(there) != told:
                     told = len(there)
-                    self.status.update(state=f"waits; {role}s that are there: {told} of {wanted}")
                     left = max(0.0, until - time.monotonic())
                     self.say(f"{role}s that are there: {told} of {wanted}; waits {left:.0f} s more at most")
                 if time.monotonic() > until:
@@ -155,9 +149,7 @@ class ShufflerTransport(ShuffledTransport):
         key = announced.key
         later = key.exchange not in (0, EVALUATORS)
         asked = self.answered if later else asked
-        ready, batch, silent, seconds = wait_for_batch(
-            self.shuffler, key, asked, self.settings, self.status, self.say, self._number
-        )
+        ready, batch, silent, seconds = wait_for_batch(self.shuffler, key, asked, self.settings, self.say, self._number)
         if not ready:
             self.shuffler.cancel(key)
             traffic.heard(asked, batch.clients, silent)
@@ -267,7 +259,6 @@ class ShufflerTransport(ShuffledTransport):
         """The run's rounds are played, and never again: that is on the disk before clients hear of it."""
         mark_ended(self._folder, self.run)
         self.announce(Announcement("end", BatchKey(self._next_round(), 0)), Traffic())
-        self.status.close(ENDED)
 
     def _made_up_sample(self) -> tuple[torch.Tensor, torch.Tensor]:
         x = torch.zeros(1, *self._inputs, dtype=self.task.like.dtype)

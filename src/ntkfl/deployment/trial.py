@@ -168,10 +168,7 @@ class Trial:
         except BlockingIOError:
             os.close(self._lock)
             self._lock = None
-            raise ConfigError(
-                f"another `ntkfl deploy try` runs in {self.folder}: see it with: ntkfl deploy status {self.folder}, "
-                "or give another folder"
-            ) from None
+            raise ConfigError(f"another `ntkfl deploy try` runs in {self.folder}: give another folder") from None
 
     def _start(self, name: str, *words: str | Path, url: str = "", metrics: str = "") -> None:
         log = self._logs / f"{name}.log"

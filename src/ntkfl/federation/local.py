@@ -193,7 +193,7 @@ class LocalTransport(Transport):
         traffic.client_seconds += time.perf_counter() - began
         if self._recorder:
             answers = [reply.here() for reply in answers]
-            self._recorder.asked(self.clients.method, message, answers, self.clients.rows)
+            self._recorder.asked(self.clients.method, message, answers)
         replies = []
         for reply, size in through_bytes(answers):
             replies.append(reply)

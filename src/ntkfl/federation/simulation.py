@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from ntkfl.federation.privacy_statement import hides_clients, privacy_statement,
 from ntkfl.federation.run import Run, describe
 from ntkfl.federation.run_folder import RunFolder, without_draw
 from ntkfl.federation.server import Server
-from ntkfl.federation.transcript import Transcript
 from ntkfl.federation.transport import Transport
 from ntkfl.methods import Method, Task
 from ntkfl.methods.batchnorm import advice, answer, statistics
@@ -80,7 +79,6 @@ def execute(
     resume: bool = False,
     device: str | None = None,
     callbacks: Sequence[Callback] = (),
-    record: Collection[int] = (),
     transport: Transport | None = None,
     runtime: str | None = None,
     insight: bool = False,
@@ -108,7 +106,7 @@ def execute(
         settings["data"].setdefault("clients", len(data))  # those that the data name
     own = insight and (bool(config.code) or config.data.dataset not in NAMES)
     title = config.data.text if own else None
-    how = {"out": out, "resume": resume, "callbacks": callbacks, "record": record, "title": title}
+    how = {"out": out, "resume": resume, "callbacks": callbacks, "title": title}
     return simulation.run(config.rounds, stop_at=config.stop_at, settings=settings, **how)  # type: ignore[arg-type]
 
 
@@ -201,19 +199,17 @@ class Simulation:
         out: Path | str | None = None,
         resume: bool = False,
         callbacks: Sequence[Callback] | None = None,
-        record: Collection[int] = (),
         settings: Mapping[str, Any] | None = None,
         title: str | None = None,
     ) -> Run:
-        """Play the rounds. Of those in `record` every message is kept in the folder, for `ntkfl audit` to attack;
-        `settings` overrides what the folder says of the run. Without them, or with a `title` for it, what reports show
-        of data and network is kept.
+        """Play the rounds. `settings` overrides what the folder says of the run. Without them, or with a `title` for
+        it, what reports show of data and network is kept.
         """
         if not isinstance(rounds, int) or rounds < 1:
             raise ConfigError(f"rounds must be a whole number of at least 1, got {rounds!r}")
         told = CallbackList([Progress(log=False)] if callbacks is None else callbacks)
         folder = RunFolder(out) if out is not None else None
-        self._record_transcripts(rounds, record, folder, told)
+        self._record_transcripts(rounds, told)
         note = self.check_memory()
         about = (self.model, self.all_data, self.method, self.clients_per_round, self.seed, self.hold_out)
         described = dict(settings) if settings is not None else describe(*about)
@@ -265,24 +261,16 @@ class Simulation:
         )
         return privacy_statement(self.method, run, self.server.transport.floor, uncovered=uncovered)
 
-    def _record_transcripts(
-        self, rounds: int, record: Collection[int], folder: RunFolder | None, told: CallbackList
-    ) -> None:
-        wanted = {*record, *told.transcript_rounds}
+    def _record_transcripts(self, rounds: int, told: CallbackList) -> None:
+        wanted = set(told.transcript_rounds)
         if wanted and self.method.secure_sum:
             raise ConfigError("of a secure sum the server has nothing but totals: there are no messages to record")
         if any(not 1 <= number <= rounds for number in wanted):
             raise ConfigError(f"cannot record rounds {sorted(wanted)}: the run has rounds 1 to {rounds}")
         if wanted and self.local is None:
             raise ConfigError("messages are recorded where clients are in this process, not where they are carried")
-
-        def on_transcript(transcript: Transcript) -> None:
-            if folder and transcript.round in record:
-                transcript.save(folder)
-            told.on_transcript(transcript)
-
         if self.local is not None:
-            self.local.record(wanted, on_transcript)
+            self.local.record(wanted, told.on_transcript)
 
     def check_memory(self) -> str:
         """What a round will need, in words; an error where it is more than there is."""

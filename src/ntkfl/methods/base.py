@@ -5,7 +5,7 @@ by client id), and returns the outcome. `Method.answer` is the clients' side. Ne
 messages, so the same two functions serve in one process and across machines.
 
 What else a simulation, an audit or a study of Byzantine clients needs to know of a method, it asks the method:
-`round_bytes`, `shows`, `read_rows`, `local_update`, `ends_with`, `guarantees`, `attacks`, `corrupt`. Nothing outside
+`round_bytes`, `shows`, `read_rows`, `local_update`, `guarantees`, `attacks`, `corrupt`. Nothing outside
 this package looks at which class a method is.
 """
 
@@ -251,18 +251,6 @@ class Method(Stages):
     def local_update(self, reply: Message, w: Tensor) -> LocalUpdate | None:
         """A client's local weights where the server sees them in its reply to the weights w [d]; else None."""
         return None
-
-    def ends_with(
-        self, w: Tensor, replies: Sequence[Message], candidates: Message | None, losses: Sequence[Message]
-    ) -> Tensor | None:
-        """The weights [d] that a round ends with, as its messages tell them to an observer; None where they do not.
-
-        By default the mean of the clients' local weights, whatever `round` makes of them. `candidates` and `losses` are
-        of a second exchange, where there is one.
-        """
-        updates = [self.local_update(reply, w) for reply in replies]
-        known = [update.weights for update in updates if update is not None]
-        return torch.stack(known).mean(0) if known and len(known) == len(updates) else None
 
     def for_network(self, task: Task, x: Tensor) -> tuple[Method, list[str]]:
         """The method with those options that the network decides, for inputs such as x [1, …], and lines on which."""

@@ -99,15 +99,6 @@ class Candidates(RobustRows):
         """Each client's losses of the candidates in the server's message."""
         return score(task, message.round, self.unpacked(message, task.like), clients, self.shuffle)
 
-    def ends_with(
-        self, w: Tensor, replies: Sequence[Message], candidates: Message | None, losses: Sequence[Message]
-    ) -> Tensor | None:
-        """The candidate that the reported losses choose, as exactly as it was sent."""
-        if candidates is None or not losses:
-            return None
-        asked = self.unpacked(candidates, w)
-        return asked[choose(losses, len(asked), self.shuffle, self.trim_losses)[0]]
-
     @property
     def attacks(self) -> frozenset[str]:
         return super().attacks | (LOSS_ATTACKS if self.choose == "cohort" else frozenset())

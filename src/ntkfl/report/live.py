@@ -83,7 +83,7 @@ class Watched:
         if run is None:
             return None
         with self._heavy:  # one at a time: the runs watched need the cores more
-            return details(run, keep=False, embed=False)
+            return details(run, keep=False)
 
 
 def _mark(run: FoundRun) -> tuple[object, ...]:

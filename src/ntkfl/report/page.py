@@ -59,9 +59,9 @@ def write_report(
     return out
 
 
-def details(run: FoundRun, keep: bool = True, embed: bool = True) -> dict[str, Any]:
+def details(run: FoundRun, keep: bool = True) -> dict[str, Any]:
     """What takes a moment to have: clients × classes, spectra, and the audit."""
-    return insight(run, keep) | {"audit": audit(run, embed)}
+    return insight(run, keep) | {"audit": audit(run)}
 
 
 def render(document: dict[str, Any]) -> str:

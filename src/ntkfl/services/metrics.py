@@ -1,5 +1,5 @@
-"""Numbers of a process in Prometheus' text format, on a port of their own that is for its operator: `/metrics`,
-`/health`. They count, and name nobody.
+"""Numbers of a process in Prometheus' text format, on a port of their own that is for its operator. They count, and
+name nobody.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ COUNTER, GAUGE = "counter", "gauge"
 KNOWN: dict[str, tuple[str, str]] = {
     "ntkfl_requests_total": (COUNTER, "requests answered, by service and status"),
     "ntkfl_refusals_total": (COUNTER, "requests refused, by service and reason"),
-    "ntkfl_request_seconds_total": (COUNTER, "seconds from a request's first byte to its answer's last, by service"),
     "ntkfl_certificate_end_seconds": (GAUGE, "when the role's TLS certificate ends, in seconds since 1970"),
     "ntkfl_key_server_clients": (GAUGE, "clients that the key server knows, by state"),
     "ntkfl_credential_end_seconds": (GAUGE, "when the first credential in force ends, in seconds since 1970"),
@@ -56,10 +55,6 @@ class Metrics:
         with self._lock:
             self._values.setdefault(name, {})[_labels(labels)] = value
 
-    def counts(self, name: str) -> dict[Labels, float]:
-        with self._lock:
-            return dict(self._values.get(name, {}))
-
     def text(self) -> str:
         lines = ["# TYPE ntkfl_info gauge", f'ntkfl_info{{version="{__version__}"}} 1']
         with self._lock:
@@ -89,9 +84,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         type(self).collect()
-        pages = {"/metrics": METRICS.text(), "/health": "ok\n"}
-        body = pages.get(self.path, "there is /metrics, and /health\n").encode()
-        self.send_response(200 if self.path in pages else 404)
+        body = METRICS.text().encode()
+        self.send_response(200)
         self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

@@ -12,21 +12,17 @@ from ntkfl.compare.plan import planned_cells, read_plan, write_plan
 from ntkfl.compare.search import Chosen
 from ntkfl.compare.spec import Comparison
 from ntkfl.compare.trials import Cell
-from ntkfl.deployment.status import look
 from ntkfl.federation.build import spelled_out
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.export import export, load_exported
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.simulation import execute
-from ntkfl.federation.transcript import Transcript
 from ntkfl.flower.client_memory import ClientMemory
 from ntkfl.report.insight import insight
 from ntkfl.report.page import render
 from ntkfl.report.runs import find
 from ntkfl.report.thin import thin
 from ntkfl.report.view import audit, view
-from ntkfl.services.probe import add_progress, begin
-from ntkfl.services.status import StatusFile
 from tests.fuzz.target import Target
 from tests.fuzz.targets.texts import TOML_WORDS
 from tests.fuzz.targets.twists import twisted_json, twisted_toml
@@ -47,29 +43,11 @@ _SETTINGS = {
 def targets(scratch: Path) -> list[Target]:
     run = scratch / "run"
     config = RunConfig(**_SETTINGS, method={"name": "ntk-fl", "steps": [5.0, 50.0]})  # type: ignore[arg-type]
-    execute(config, out=run, record=[1])
+    execute(config, out=run)
     (run / "audit").mkdir()
     (run / "audit" / "findings.json").write_text(json.dumps({"findings": [{"attack": "labels", "leaked": 0.5}]}))
     insight(find([run])[0][0])
-    return [*_run_files(scratch, run), _status(scratch), *_comparison(scratch, run), *_tensors(scratch, run)]
-
-
-def _status(scratch: Path) -> Target:
-    """`status.json` as `ntkfl deploy status` reads it: whatever is in it, it is shown or left out."""
-    batch = {"state": "open", "asked": 4, "answered": 3, "seconds_left": 12}
-    present, refused = {"client": ["client-0"], "evaluator": []}, {"replayed": 2}
-    StatusFile(scratch, "shuffler", key=(3, 0), batch=batch, present=present, refused=refused, problem="x").close(
-        "ended"
-    )
-    path = scratch / "status.json"
-
-    def read() -> None:
-        part, status = begin("shuffler", scratch)
-        add_progress(part, status | {"running": True}, status.get("rounds"))
-        assert part.lines
-        assert all(isinstance(name, str) for names in status.get("present", {}).values() for name in names)
-
-    return Target("status.json", (path.read_bytes(),), _changed(path, read), None, twisted_json, _JSON_WORDS)
+    return [*_run_files(scratch, run), *_comparison(scratch, run), *_tensors(scratch, run)]
 
 
 def _changed(path: Path, read: Callable[[], object]) -> Callable[[bytes], None]:
@@ -114,7 +92,6 @@ def _run_files(scratch: Path, run: Path) -> list[Target]:
 
     def history() -> None:
         _show(run)
-        assert look(run)[0].lines
         cell = Cell("cell", RunConfig(**_SETTINGS), scratch)  # type: ignore[arg-type]
         records = folder.records()
         json.dumps(records, allow_nan=False)
@@ -127,11 +104,6 @@ def _run_files(scratch: Path, run: Path) -> list[Target]:
         assert tensors.keys() == expected[1].keys()
         assert all(t.equal(expected[1][name]) for name, t in tensors.items())
 
-    def recording() -> None:
-        wire = Transcript.read(folder, 1)
-        assert isinstance(wire.cohort, tuple)
-        assert all(isinstance(e.questions, tuple) for e in wire.exchanges)
-
     def details() -> None:
         found = insight(find([run])[0][0], keep=False)
         json.dumps(found)
@@ -141,7 +113,6 @@ def _run_files(scratch: Path, run: Path) -> list[Target]:
         target("history.jsonl", history, share=0.5),
         target("timings.jsonl", history, share=0.5),
         target("checkpoint/state.safetensors", checkpoint),
-        target("wire/round-001/wire.json", recording),
         target("audit/findings.json", lambda: _show(run), share=0.3),
         target("insight.json", details, share=0.02),
     ]

@@ -6,16 +6,14 @@ import socket
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from ntkfl.crypto.context import bind
 from ntkfl.crypto.mask_format import SEED_BYTES
-from ntkfl.crypto.mask_tickets import ReleasedSet, pack_released, unpack_released
 from ntkfl.crypto.masking import pack_words, unpack_words
 from ntkfl.crypto.row_frames import Announced, BatchKey, pack_rows, unpack_rows
 from ntkfl.deployment.client import next_sequence
@@ -29,7 +27,6 @@ from ntkfl.flower.transport import one_line
 from ntkfl.methods import ClientRound, SumNTKFL, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.report.live import Handler, LiveServer
-from ntkfl.services.key_server import mask_holder
 from ntkfl.services.key_server.store import KeyServer
 from ntkfl.services.shuffler.batch import Batch
 from ntkfl.services.shuffler.store import Shuffler
@@ -46,7 +43,6 @@ def targets(scratch: Path) -> list[Target]:
     return [
         *_states(scratch),
         *_sums(scratch),
-        *_second(scratch),
         *_flower(scratch),
         _watch(scratch),
         *_answered(scratch),
@@ -145,32 +141,6 @@ def _sums(scratch: Path) -> list[Target]:
         Target("shuffler state of a sum", (path.read_bytes(),), state, share=0.3),
         Target("masked submission", (framed,), submitted, share=0.3),
         Target("masked vector", (pack_words(words), bytes(4 * schema.numbers)), total, share=0.3),
-    ]
-
-
-def _second(scratch: Path) -> list[Target]:
-    """The second holder of masks: a damaged state, and whatever a shuffler may sign as a released set."""
-    path, run = scratch / "second.sqlite", "r"
-    with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        mask_holder.prepare(db)
-        tickets = sorted(mask_holder.take_seed(db, run, name, SAID, name.encode() * 32) for name in "abc")
-    whole = pack_released(SIGNER, "f", run, ReleasedSet(SAID, 3, tickets))
-
-    def state(data: bytes) -> None:
-        with _alone(path, data) as file, _broken(), closing(sqlite3.connect(file, isolation_level=None)) as used:
-            mask_holder.prepare(used)
-            mask_holder.take_seed(used, run, "d", SAID, bytes(32))
-            assert len(mask_holder.release(used, run, ReleasedSet(SAID, 3, tickets), 2)) == 12
-
-    def released(data: bytes) -> None:
-        signed = SIGNER.sign(data, bind("ntkfl masks released v1", "f", run)) + data
-        found = unpack_released(signed, SIGNER.public, "f", run)
-        assert found.tickets == sorted(set(found.tickets))
-        assert pack_released(SIGNER, "f", run, found)[64:] == data
-
-    return [
-        Target("state of a second holder", (path.read_bytes(),), state, share=0.3),
-        Target("released set", (whole[64:],), released, share=0.3),
     ]
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import tomli_w
 
-from ntkfl.audit.deployed import read_settings
 from ntkfl.cli.options import parse_numbers, parse_setting, parse_steps
 from ntkfl.compare.spec import Comparison
 from ntkfl.deployment.contract import Contract, Federation
@@ -97,7 +96,6 @@ def targets(scratch: Path) -> list[Target]:
         toml("run.toml", _RUN, _run, "run.toml"),
         toml("comparison.toml", _COMPARISON, _comparison, "comparison.toml"),
         toml("deployment.toml", _DEPLOYED, lambda path: FlowerRun.read(path).build_method(), "run.toml"),
-        toml("audited deployment", _DEPLOYED, lambda path: read_settings(path, allow_code=False), "run.toml"),
         toml(
             "federation.toml", pinned, lambda path: Federation.read(path.parent).terms.build_model(0), "federation.toml"
         ),

@@ -44,8 +44,6 @@ def test_a_service_that_is_not_there_is_said_at_once_and_when_it_is_back(
     monkeypatch.setattr(logging.getLogger("ntkfl.services"), "handlers", [])  # another test may have left one
     caplog.set_level(logging.INFO, "ntkfl.services")
     answers: list[int] = []
-    problems: list[str | None] = []
-    client.on_problem = problems.append
     asking = threading.Thread(target=lambda: answers.append(client.ask("GET", "/x").status_code))
     asking.start()
     while not caplog.messages:
@@ -60,8 +58,6 @@ def test_a_service_that_is_not_there_is_said_at_once_and_when_it_is_back(
         asking.join(10)
     assert answers == [200]
     assert caplog.messages[1:] == [f"{client.url} answers again"]
-    assert len(problems) == 2
-    assert problems == [caplog.messages[0].partition(";")[0], None]  # as long as it lasts
 
 
 class Talker:

@@ -171,18 +171,6 @@ def test_a_restart_loses_nothing(tmp_path: Path) -> None:
     shuffler.close()
 
 
-def test_a_file_from_before_secure_sums_can_be_used(tmp_path: Path) -> None:
-    path = tmp_path / "state.sqlite"
-    Shuffler(path).close()
-    with sqlite3.connect(path) as db:
-        db.execute("DROP TABLE sums")
-    db.close()
-    shuffler = opened(path)
-    submit(shuffler, *NAMES)
-    shuffler.release(KEY)
-    assert masks(shuffler) == expected(*NAMES)
-
-
 @pytest.mark.parametrize("damage", ["UPDATE sums SET masks = x'00'", "UPDATE sums SET numbers = 'many'"])
 def test_damage_is_said_and_nothing_else_released(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "state.sqlite"

@@ -127,7 +127,7 @@ def run(
             likeness, noise = (tuple(measure(originals, seen).tolist()) for measure in (ssim, psnr))
             points.append(Point(sparsity, attack, likeness, noise, seen))
     guess = tuple(ssim(originals, pictures(guesses(public, y))).tolist())
-    notes = {"images": images, "seed": seed, "optimiser": settings.optimiser, "steps": settings.steps}
+    notes: dict[str, Any] = {"images": images, "seed": seed, "steps": settings.steps}
     notes |= {"restarts": settings.restarts, "network": network, "trained": trained}
     return Curve(points, originals, guess, notes)
 

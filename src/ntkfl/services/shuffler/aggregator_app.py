@@ -13,16 +13,12 @@ from fastapi import Depends, FastAPI, Request, Response
 from starlette.responses import StreamingResponse
 
 from ntkfl.crypto.credentials import ROLES
-from ntkfl.crypto.hpke import SigningKey
-from ntkfl.crypto.mask_tickets import pack_released
 from ntkfl.crypto.row_frames import FRAME_BYTES, BatchKey, frame_rows, pack_rows
 from ntkfl.errors import MessageError, Refused, TrustError
 from ntkfl.services.announcement import Head
-from ntkfl.services.heap import trim_heap
-from ntkfl.services.http.application import BINARY, binary_answer, binary_body, service_app
-from ntkfl.services.http.long_poll import LongPollEvent
-from ntkfl.services.http.refusals import refusals
+from ntkfl.services.http.application import BINARY, service_app
 from ntkfl.services.log import log
+from ntkfl.services.shuffler.long_poll import LongPollEvent
 from ntkfl.services.shuffler.schemas import (
     BESIDE_ROWS,
     MAX_BODY,
@@ -42,26 +38,18 @@ from ntkfl.services.trusted_peers import TrustedPeers
 BATCH = f"{RUN}/batches/{{round}}/{{exchange}}"
 PIECE = 1 << 20  # bytes of a released batch that are read at once
 
-# What FastAPI cannot see of bodies that are not JSON, for the OpenAPI documents.
-_SIGNED_ANNOUNCEMENT = binary_body("an announcement that the aggregator signed")
-_MASKS: dict[int | str, dict[str, Any]] = {200: binary_answer("the sum of the released clients' masks, in a frame")}
-_TICKETS: dict[int | str, dict[str, Any]] = {200: binary_answer("tickets of the released clients, signed")}
-_RELEASED: dict[int | str, dict[str, Any]] = {200: binary_answer("the batch's rows, permuted, in their frame")}
-
 
 def aggregator_app(
     shuffler: Shuffler,
     peers: TrustedPeers,
     long_poll: LongPollEvent,
     refresh: Callable[[], Awaitable[None]],
-    own: SigningKey,
     most: int = MAX_BODY,
     watch: ShufflerWatch | None = None,
 ) -> FastAPI:
     """Under `/v1/runs/{run}`: clients, announcements, batches and reports. Its listener admits the aggregator alone.
 
-    `own` signs what the second holder of masks is told. `most`: bytes of a submission; no batch is opened that asks a
-    client for more.
+    `most`: bytes of a submission; no batch is opened that asks a client for more.
     """
     signer = bytes.fromhex(peers.aggregator.signing_key)
 
@@ -74,12 +62,12 @@ def aggregator_app(
         except MessageError as error:
             raise Refused("malformed", str(error)) from None
 
-    keyed, checked, common = Depends(batch_key), [Depends(known)], refusals(404)
+    keyed, checked = Depends(batch_key), [Depends(known)]
     binary: dict[str, Any] = {"dependencies": checked, "response_class": Response}
     watch = watch or ShufflerWatch(shuffler)
     app = service_app("shuffler-aggregator", max_body=MAX_BODY, ready=watch.ready)
 
-    @app.get(f"{RUN}/clients", dependencies=checked, responses=common)
+    @app.get(f"{RUN}/clients", dependencies=checked)
     def clients(role: str = "client") -> Clients:
         if role not in ROLES:
             raise Refused("invalid", f"a role is one of {', '.join(ROLES)}")
@@ -87,17 +75,12 @@ def aggregator_app(
         named = role == "client" and shuffler.presence.may_be_named(len(present))
         return Clients(clients=present, away=len(lapsed), lapsed=lapsed if named else [])
 
-    @app.get(f"{RUN}/latest", dependencies=checked, responses=common)
+    @app.get(f"{RUN}/latest", dependencies=checked)
     def latest() -> Latest:
         sequence, key = shuffler.latest()
         return Latest(sequence=sequence, key=None if key is None else list(key))
 
-    @app.post(
-        f"{RUN}/announcements",
-        dependencies=checked,
-        responses=common | refusals(403, 409),
-        openapi_extra=_SIGNED_ANNOUNCEMENT,
-    )
+    @app.post(f"{RUN}/announcements", dependencies=checked)
     async def announcements(request: Request) -> Sequence:
         signed = await request.body()
         try:  # the batch that is opened is the one that clients will see
@@ -118,11 +101,11 @@ def aggregator_app(
         log("published", level=logging.DEBUG, sequence=sequence, round=head.key.round, exchange=head.key.exchange)
         return Sequence(sequence=sequence)
 
-    @app.get(BATCH, dependencies=checked, responses=common)
+    @app.get(BATCH, dependencies=checked)
     def status(key: BatchKey = keyed) -> BatchStatus:
         return BatchStatus.model_validate(asdict(shuffler.status(key)))
 
-    @app.post(f"{BATCH}/release", **binary, responses=common | refusals(410, 425) | _RELEASED)
+    @app.post(f"{BATCH}/release", **binary)
     def release(key: BatchKey = keyed) -> Response:
         announced, (count, size) = shuffler.announced(key), shuffler.permute(key)
         watch.released(key)
@@ -131,29 +114,23 @@ def aggregator_app(
         length = {"content-length": str(FRAME_BYTES + count * size)}
         return StreamingResponse(frame_rows(announced, count, size, pieces), media_type=BINARY, headers=length)
 
-    @app.get(f"{BATCH}/masks", **binary, responses=common | refusals(409, 410, 425) | _MASKS)
+    @app.get(f"{BATCH}/masks", **binary)
     def masks(key: BatchKey = keyed) -> Response:
         return Response(pack_rows(shuffler.announced(key), [shuffler.masks(key)]), media_type=BINARY)
 
-    @app.get(f"{BATCH}/tickets", **binary, responses=common | refusals(409, 410, 425) | _TICKETS)
-    def tickets(key: BatchKey = keyed) -> Response:
-        signed = pack_released(own, peers.federation, peers.run, shuffler.released_set(key))
-        return Response(signed, media_type=BINARY)
-
-    @app.post(f"{BATCH}/cancel", dependencies=checked, responses=common)
+    @app.post(f"{BATCH}/cancel", dependencies=checked)
     def cancel(key: BatchKey = keyed) -> Done:
         answered = shuffler.status(key).clients
         shuffler.cancel(key)
         watch.cancelled(key, answered)
         return Done(status="cancelled")
 
-    @app.delete(BATCH, dependencies=checked, responses=common | refusals(425))
+    @app.delete(BATCH, dependencies=checked)
     def forget(key: BatchKey = keyed) -> Done:
         shuffler.forget(key)
-        trim_heap()  # its rows were large
         return Done(status="forgotten")
 
-    @app.get(f"{BATCH}/reports", dependencies=checked, responses=common)
+    @app.get(f"{BATCH}/reports", dependencies=checked)
     def reports(key: BatchKey = keyed) -> Reports:
         return Reports(reports=[base64.b64encode(sealed).decode() for sealed in shuffler.reports(key)])
 

@@ -12,16 +12,15 @@ from fastapi import FastAPI
 
 from ntkfl.crypto.hpke import SigningKey
 from ntkfl.errors import TrustError
-from ntkfl.services.http.long_poll import LongPollEvent
 from ntkfl.services.http.server import Listener, serve
 from ntkfl.services.shuffler.aggregator_app import aggregator_app
 from ntkfl.services.shuffler.client_app import MAX_HELD, client_app
+from ntkfl.services.shuffler.long_poll import LongPollEvent
 from ntkfl.services.shuffler.presence import AFTER, Presence
 from ntkfl.services.shuffler.revocations import Revocations
 from ntkfl.services.shuffler.schemas import MAX_BODY
 from ntkfl.services.shuffler.store import Shuffler
 from ntkfl.services.shuffler.watch import ShufflerWatch
-from ntkfl.services.status import STOPPED, StatusFile
 from ntkfl.services.trusted_peers import TrustedPeers, agreed_cohort
 
 STATE, SIGNING_KEY = "state.sqlite", "signing-key.pem"
@@ -47,8 +46,7 @@ def serve_shuffler(
     if signer.public.hex() != peers.shuffler.signing_key:
         raise TrustError(f"the key in {folder} is not the one that federation.toml names")
     revocations = Revocations(shuffler, peers, folder / "ca.pem")
-    status = StatusFile(folder, "shuffler", run=run)
-    watch = ShufflerWatch(shuffler, status)
+    watch = ShufflerWatch(shuffler)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -64,14 +62,12 @@ def serve_shuffler(
     tls = folder / "tls.pem", folder / "tls-key.pem"
     clients = client_app(shuffler, peers, long_poll, signer, max_held=max_held, lifespan=lifespan, watch=watch)
     most = min(MAX_BODY, max_held)
-    aggregator = aggregator_app(shuffler, peers, long_poll, revocations.refresh, signer, most=most, watch=watch)
+    aggregator = aggregator_app(shuffler, peers, long_poll, revocations.refresh, most=most, watch=watch)
     listeners = [
         Listener(clients, *at, *tls, connections=CONNECTIONS),
         Listener(aggregator, *aggregator_at, *tls, client_ca=folder / "aggregator-ca.pem"),
     ]
     try:
-        with status.noting_problems():
-            by = serve(listeners, stop)
+        serve(listeners, stop)
     finally:
         shuffler.close()
-    status.close(STOPPED, by)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Depends, FastAPI, Query, Request, Response
 from starlette.datastructures import Headers
@@ -18,15 +18,13 @@ from starlette.types import Scope
 from ntkfl.crypto.credentials import Credential
 from ntkfl.crypto.hpke import SigningKey
 from ntkfl.crypto.mask_format import SEED_BYTES
-from ntkfl.crypto.mask_tickets import check_ticket, split_submission
 from ntkfl.crypto.receipt import issue_receipt
 from ntkfl.crypto.row_frames import Announced, unpack_rows
-from ntkfl.errors import MessageError, Refused, TrustError
-from ntkfl.services.http.application import BINARY, SIGNED, binary_answer, binary_body, service_app, target
-from ntkfl.services.http.long_poll import LongPollEvent
-from ntkfl.services.http.refusals import refusals
+from ntkfl.errors import MessageError, Refused
+from ntkfl.services.http.application import BINARY, service_app, target
 from ntkfl.services.http.signing import check_headers, check_request
 from ntkfl.services.shuffler.announcement_store import REPORT_BYTES
+from ntkfl.services.shuffler.long_poll import LongPollEvent
 from ntkfl.services.shuffler.schemas import BESIDE_ROWS, MAX_BODY, RUN, Done, Receipt, check_run
 from ntkfl.services.shuffler.store import Shuffler
 from ntkfl.services.shuffler.watch import ShufflerWatch
@@ -37,19 +35,6 @@ WAIT_S = 20.0  # that a request waits for an announcement
 SEQUENCE_HEADER, NEWEST_HEADER = "ntkfl-sequence", "ntkfl-newest"
 Framed = tuple[Announced, list[memoryview]]  # rows are views of the body they came in
 After = Annotated[int, Query(ge=0, lt=1 << 63)]
-
-# What FastAPI cannot see of bodies that are not JSON, for the OpenAPI documents.
-_ROWS = binary_body("rows in their frame, each sealed to the aggregator")
-_MASKED = binary_body("the seed of a mask, and behind it a frame of one row: a masked vector, sealed to the aggregator")
-_TICKETED = binary_body("the same, with the key server's ticket for a second seed, and its signature, in between")
-_REPORT = binary_body("one row in its frame, sealed to the aggregator")
-_NUMBER = {"required": True, "schema": {"type": "integer", "minimum": 1}}
-_ANNOUNCEMENT: dict[int | str, dict[str, Any]] = {
-    200: binary_answer(
-        "what the aggregator announced and signed", headers={SEQUENCE_HEADER: _NUMBER, NEWEST_HEADER: _NUMBER}
-    ),
-    204: {"description": "nothing newer yet; ask again"},
-}
 
 
 def client_app(
@@ -68,17 +53,17 @@ def client_app(
     """
     key_server = bytes.fromhex(peers.key_server.signing_key)
 
-    def admit(scope: Scope) -> tuple[str, int]:
-        """The client that signed the request, and how many bytes the body may have. `Refused`, before a byte of it is
-        read, where no client of this federation did, or a revoked one.
+    def admit(scope: Scope) -> int:
+        """How many bytes the body may have. `Refused`, before a byte of it is read, where no client of this federation
+        signed the request, or a revoked one.
         """
         if scope["path"] in ("/health", "/ready"):
-            return "", 0
+            return 0
         asked = Headers(scope=scope), key_server, peers.federation, scope["method"], target(scope)
         client = check_headers(*asked)[0].client
         shuffler.refuse_revoked(client)
         rows = shuffler.submission_limit() if scope["path"].endswith(("/rows", "/sums")) else 0
-        return client, BESIDE_ROWS + max(rows, REPORT_BYTES)
+        return BESIDE_ROWS + max(rows, REPORT_BYTES)
 
     async def signed_by(request: Request, run: str) -> Credential:
         body = await request.body()
@@ -102,27 +87,20 @@ def client_app(
         body = memoryview(await request.body())
         return bytes(body[:SEED_BYTES]), await unpacked(body[SEED_BYTES:])
 
-    async def ticketed_frame(request: Request) -> tuple[bytes, bytes, Framed]:
-        """The seed of a mask, the key server's signed ticket for another, and the frame behind them."""
-        seed, signed, framed = split_submission(memoryview(await request.body()), SEED_BYTES)
-        return seed, signed, await unpacked(framed)
-
     def receipt(announced: Announced) -> Receipt:
         return Receipt(receipt=issue_receipt(signer, peers.federation, peers.run, announced).hex())
 
-    client, rows_of = Depends(signed_by), Depends(frame)
-    masked_of, ticketed_of = Depends(masked_frame), Depends(ticketed_frame)
-    signed, common = [SIGNED], refusals(401, 403, 404, 429)
+    client, rows_of, masked_of = Depends(signed_by), Depends(frame), Depends(masked_frame)
     ready = (watch or ShufflerWatch(shuffler)).ready
     most = min(MAX_BODY, max_held)
     app = service_app("shuffler", max_body=most, max_held=max_held, admit=admit, lifespan=lifespan, ready=ready)
 
-    @app.post(f"{RUN}/hello", dependencies=signed, responses=common)
+    @app.post(f"{RUN}/hello")
     def hello(credential: Credential = client) -> Done:
         shuffler.present(credential.client, credential.role)
         return Done(status="present")
 
-    @app.get(f"{RUN}/announcement", dependencies=signed, response_class=Response, responses=common | _ANNOUNCEMENT)
+    @app.get(f"{RUN}/announcement", response_class=Response)
     async def announcement(after: After = 0, credential: Credential = client) -> Response:
         await asyncio.to_thread(shuffler.refuse_revoked, credential.client)
         found = shuffler.announcement(after)
@@ -133,30 +111,18 @@ def client_app(
         headers = {SEQUENCE_HEADER: str(found[0]), NEWEST_HEADER: str(shuffler.newest)}
         return Response(found[1], media_type=BINARY, headers=headers)
 
-    @app.post(f"{RUN}/rows", dependencies=signed, responses=common | refusals(409, 410), openapi_extra=_ROWS)
+    @app.post(f"{RUN}/rows")
     def rows(credential: Credential = client, framed: Framed = rows_of) -> Receipt:
         shuffler.submit(credential.client, *framed)
         return receipt(framed[0])
 
-    @app.post(f"{RUN}/sums", dependencies=signed, responses=common | refusals(409, 410), openapi_extra=_MASKED)
+    @app.post(f"{RUN}/sums")
     def sums(credential: Credential = client, masked: tuple[bytes, Framed] = masked_of) -> Receipt:
         seed, (announced, rows) = masked
         shuffler.submit(credential.client, announced, rows, seed)
         return receipt(announced)
 
-    @app.post(
-        f"{RUN}/ticketed/sums", dependencies=signed, responses=common | refusals(409, 410), openapi_extra=_TICKETED
-    )
-    def ticketed(credential: Credential = client, masked: tuple[bytes, bytes, Framed] = ticketed_of) -> Receipt:
-        seed, given, (announced, rows) = masked
-        try:
-            ticket = check_ticket(given, key_server, peers.federation, peers.run, credential.client, announced)
-        except TrustError:
-            raise Refused("unsigned", "no ticket of the key server's for this client and announcement") from None
-        shuffler.submit(credential.client, announced, rows, seed, ticket)
-        return receipt(announced)
-
-    @app.post(f"{RUN}/reports", dependencies=signed, responses=common | refusals(409), openapi_extra=_REPORT)
+    @app.post(f"{RUN}/reports")
     def reports(credential: Credential = client, framed: Framed = rows_of) -> Receipt:
         if credential.role != "evaluator":
             raise Refused("not-evaluator", "only evaluators report")

@@ -8,7 +8,7 @@ The aggregator is told how many have lapsed, and their names only where the cont
 clients: there it draws, and could leave anybody out anyway. Where all are asked in every round, it cannot tell by a
 name whose rows, or whose part of a sum, are missing.
 
-This is held in memory, and while it lasts in the operator's `status.json`. A shuffler that is started again takes
+This is held in memory. A shuffler that is started again takes
 everybody for present.
 """
 

@@ -6,15 +6,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ntkfl.crypto.mask_format import SEED_BYTES, SIGNED_TICKET_BYTES
+from ntkfl.crypto.mask_format import SEED_BYTES
 from ntkfl.crypto.row_frames import FRAME_BYTES
 from ntkfl.errors import Refused
-from ntkfl.services.http.schemas import Answer
+from ntkfl.services.http.application import Answer
 from ntkfl.services.trusted_peers import TrustedPeers
 
 RUN = "/v1/runs/{run}"
 MAX_BODY = 256 << 20  # bytes of a submission or an announcement
-BESIDE_ROWS = SEED_BYTES + SIGNED_TICKET_BYTES + FRAME_BYTES  # bytes of a submission at most, besides its rows
+BESIDE_ROWS = SEED_BYTES + FRAME_BYTES  # bytes of a submission at most, besides its rows
 
 
 def check_run(run: str, peers: TrustedPeers) -> None:

@@ -1,7 +1,4 @@
-"""How far the shuffler is, for its operator: once a second into `status.json` and its metrics, and a line per round.
-
-It names clients that are there, as its file does, and of a batch it says how many answered, never which.
-"""
+"""How far the shuffler is, for its operator: once a second into its metrics, and a line per round. It names nobody."""
 
 from __future__ import annotations
 
@@ -15,17 +12,15 @@ from ntkfl.services.log import log
 from ntkfl.services.metrics import METRICS
 from ntkfl.services.shuffler.batch import Batch
 from ntkfl.services.shuffler.store import Shuffler
-from ntkfl.services.status import StatusFile
 
 _LOOK_S = 1.0
 
 
 @dataclass
 class ShufflerWatch:
-    """Looks at the shuffler's state; without a status file, only for metrics and readiness."""
+    """Looks at the shuffler's state, for metrics and readiness."""
 
     shuffler: Shuffler
-    status: StatusFile | None = None
     _asked: dict[BatchKey, int] = field(default_factory=dict)  # of the newest batch
     _round_answered: int = 0  # clients that later exchanges of the round wait for
     _ended: BatchKey | None = None
@@ -62,11 +57,8 @@ class ShufflerWatch:
             present = {role: self.shuffler.clients(role) for role in ("client", "evaluator")}
             lapsed = {role: self.shuffler.lapsed(role) for role in present}
             _, key = self.shuffler.latest()
-            batch: dict[str, object] | None = None
             if key is not None and key in self._asked:
                 found = self.shuffler.status(key)
-                batch = {"state": found.state, "asked": self._asked[key], "answered": found.clients}
-                batch |= {"seconds_left": None if found.seconds is None else round(found.seconds)}
                 METRICS.set("ntkfl_batch_asked", self._asked[key])
                 METRICS.set("ntkfl_batch_answered", found.clients)
             self._problem = None
@@ -80,9 +72,6 @@ class ShufflerWatch:
         if key is not None:
             METRICS.set("ntkfl_batch_round", key.round)
             METRICS.set("ntkfl_batch_exchange", key.exchange)
-        if self.status is not None:
-            refused = {dict(labels)["reason"]: int(n) for labels, n in METRICS.counts("ntkfl_refusals_total").items()}
-            self.status.update(present=present, lapsed=lapsed, key=key, batch=batch, refused=refused or None)
 
     def _note_lapsed(self, count: int) -> None:
         """A line, without names, where somebody is not waited for any more, or is again."""

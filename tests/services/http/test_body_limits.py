@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from ntkfl.services.http.application import service_app
-from ntkfl.services.http.request_limits import MAX_UNDER_WAY, Admit, RequestLimits
+from ntkfl.services.http.body_limits import Admit, BodyLimits
 from ntkfl.services.http.signing import Unauthenticated
 from tests.services.example_service import caller, connection, error, make, start
 from tests.services.processes import Process
@@ -128,12 +128,12 @@ def test_all_bodies_together_are_bounded() -> None:
 
 
 class Asked:
-    """One request to `RequestLimits` as ASGI sees it; `sent` is the answer, `read` how often its body was read."""
+    """One request to `BodyLimits` as ASGI sees it; `sent` is the answer, `read` how often its body was read."""
 
     def __init__(self, *chunks: bytes, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
         self._chunks, self.headers, self.read, self.sent = list(chunks), headers, 0, list[dict[str, Any]]()
 
-    async def to(self, app: RequestLimits) -> int:
+    async def to(self, app: BodyLimits) -> int:
         scope = {"type": "http", "method": "POST", "path": "/", "headers": list(self.headers)}
         await app(scope, self._receive, self._send)
         return int(self.sent[0]["status"]) if self.sent else 0
@@ -148,8 +148,8 @@ class Asked:
         self.sent.append(message)
 
 
-def limits(app: Any, admit: Admit) -> RequestLimits:
-    return RequestLimits(app, "test", max_body=1000, max_held=10_000, receive_s=5, send_s=5, admit=admit)
+def limits(app: Any, admit: Admit) -> BodyLimits:
+    return BodyLimits(app, "test", max_body=1000, max_held=10_000, receive_s=5, send_s=5, admit=admit)
 
 
 async def answer(scope: Any, receive: Any, send: Any) -> None:
@@ -159,7 +159,7 @@ async def answer(scope: Any, receive: Any, send: Any) -> None:
 
 
 def test_a_body_has_as_many_bytes_as_its_request_is_admitted_with() -> None:
-    app = limits(answer, lambda scope: ("", 10))
+    app = limits(answer, lambda scope: 10)
     assert asyncio.run(Asked(b"12345", b"67890").to(app)) == 200
     assert asyncio.run(Asked(b"12345", b"678901").to(app)) == 413  # in pieces, without a declared length
     declared = Asked(*[b"x"] * 5, headers=((b"content-length", b"11"),))
@@ -167,13 +167,13 @@ def test_a_body_has_as_many_bytes_as_its_request_is_admitted_with() -> None:
 
 
 def test_more_is_never_admitted_than_the_service_allows() -> None:
-    app = limits(answer, lambda scope: ("", 1 << 30))
+    app = limits(answer, lambda scope: 1 << 30)
     assert asyncio.run(Asked(bytes(1000)).to(app)) == 200
     assert asyncio.run(Asked(bytes(1001)).to(app)) == 413
 
 
 def test_a_request_that_is_not_admitted_never_reaches_the_application() -> None:
-    def refuse(scope: object) -> tuple[str, int]:
+    def refuse(scope: object) -> int:
         raise Unauthenticated("unsigned", "no signature")
 
     async def unreachable(*_: object) -> None:
@@ -183,35 +183,14 @@ def test_a_request_that_is_not_admitted_never_reaches_the_application() -> None:
 
 
 @pytest.mark.parametrize("end", ["answer", "failure", "disconnect", "too-large"])
-def test_however_a_request_ends_it_no_longer_counts_against_its_client(end: str) -> None:
+def test_however_a_request_ends_its_body_is_no_longer_counted(end: str) -> None:
     async def fail(*_: object) -> None:
         raise ValueError
 
     bodies = {"disconnect": (), "too-large": (bytes(101),)}
-    app = limits(fail if end == "failure" else answer, lambda scope: ("ada", 100))
+    app = limits(fail if end == "failure" else answer, lambda scope: 100)
 
     async def scenario() -> list[int]:
-        return [await Asked(*bodies.get(end, (b"body",))).to(app) for _ in range(3 * MAX_UNDER_WAY)]
+        return [await Asked(*bodies.get(end, (bytes(100),))).to(app) for _ in range(200)]  # 10,000 bytes are held
 
     assert set(asyncio.run(scenario())) == {{"answer": 200, "failure": 500, "disconnect": 0, "too-large": 413}[end]}
-
-
-def test_requests_under_way_are_counted_per_client() -> None:
-    async def scenario() -> None:
-        leave = asyncio.Event()
-
-        async def wait(scope: Any, receive: Any, send: Any) -> None:
-            await leave.wait()
-            await answer(scope, receive, send)
-
-        app = limits(wait, lambda scope: (dict(scope["headers"])[b"client"].decode(), 100))
-        ada, bob = ((b"client", b"ada"),), ((b"client", b"bob"),)
-        waiting = [asyncio.create_task(Asked(b"", headers=ada).to(app)) for _ in range(MAX_UNDER_WAY)]
-        waiting.append(asyncio.create_task(Asked(b"", headers=bob).to(app)))
-        await asyncio.sleep(0.1)
-        assert await Asked(b"", headers=ada).to(app) == 429
-        leave.set()
-        assert await asyncio.gather(*waiting) == [200] * (MAX_UNDER_WAY + 1)
-        assert await Asked(b"", headers=ada).to(app) == 200
-
-    asyncio.run(asyncio.wait_for(scenario(), 20))
