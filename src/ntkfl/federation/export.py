@@ -124,9 +124,7 @@ def export(
     weights = run / "model.safetensors"
     if not weights.exists():
         raise RunFolderError(f"{run} has no model yet: the run has not ended")
-    if "shape" not in config:
-        raise RunFolderError(f"{run} was made by an older version, which did not note the inputs' shape")
-    standardization = standardization_in(config, run)
+    standardization = standardization_in(config)
     content = weights.read_bytes()
     try:
         note, projection = _note(config, content, recipients, secret)
