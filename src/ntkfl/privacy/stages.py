@@ -31,12 +31,6 @@ class Stages(Options):
     sum_samples: int = Field(
         1000, ge=1, lt=1 << 31, description="secure sums: samples that one client counts for, at most"
     )
-    rows_per_client: int | None = Field(
-        None,
-        ge=1,
-        description="rows of samples that every client sends through a shuffler, some drawn of more, padding where "
-        "there are fewer; default: a simulation takes the largest client's, at most 1.5 times the median's",
-    )
 
     def model_post_init(self, _: object) -> None:
         if self.projection not in KINDS:
