@@ -143,7 +143,7 @@ def test_a_promise_does_not_hold_against_two_that_collude() -> None:
 @pytest.mark.parametrize("round", [1, 2])
 def test_a_private_sum_is_read_as_a_gradient(round: int) -> None:
     """With next to no noise and a clip that binds nobody it is the cohort's gradient, with the whitening taken back."""
-    heard = planned(PRIVATE | {"epsilon": 1e5, "clip": 1e3, "sum_limit": 0.1}, round)
+    heard = planned(PRIVATE | {"epsilon": 1e5, "clip": 1e3}, round)
     total = total_of(sums_of(heard))
     assert abs(total.samples - sum(len(y) for _, y in heard.truth)) <= 2
     x, y, _ = heard.aligned()

@@ -35,7 +35,7 @@ NAMES = ["client-0", "client-1", "client-2"]
 SETTINGS = {
     "inputs": [5], "outputs": 3, "precision": "float64", "rounds": 1, "clients": 3, "clients_per_round": 3,
     "evaluators": 0, "model": {"hidden": [4]},
-    "method": {"name": "ntk-fl", "shuffle": True, "steps": [50.0], "extend": 16},
+    "method": {"name": "ntk-fl", "shuffle": True},
 }  # fmt: skip
 
 

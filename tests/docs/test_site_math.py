@@ -40,7 +40,7 @@ def test_scripts(written: str, shown: str) -> None:
         "label_smoothing",
         "x",
         'codec="factored"',
-        "sum_limit · sum_samples",
+        "0.1 · sum_samples",
         "a ──► b",
         "[data]",
         "1e-3",

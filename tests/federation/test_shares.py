@@ -192,7 +192,7 @@ def test_a_run_that_forgot_has_a_score_of_its_own(tmp_path: Path) -> None:
     assert shown["series"]["test_accuracy"] == [pytest.approx(score.accuracy, abs=1e-5)]
     was = f"accuracy {100 * before['test_accuracy']:.1f} % before"
     assert shown["text"] == f"finished: 1 round; 1 client forgotten since (north), {was}"
-    said = CliRunner().invoke(app, ["audit", str(tmp_path / "run"), "--quick"])
+    said = CliRunner().invoke(app, ["audit", str(tmp_path / "run")])
     assert "a client was forgotten since (north)" in str(said.exception)
     forget(tmp_path / "run", "south")  # and the score of training stays what is said of before
     last = RunFolder(tmp_path / "run").records()[-1]

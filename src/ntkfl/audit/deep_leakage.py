@@ -68,16 +68,13 @@ def match_update(
     kind: str,
     lr: float,
     steps: int,
-    sent: Tensor | None = None,
 ) -> Loss:
-    """‖Δ̂ − Δ‖²/‖Δ‖² for dummies [R, B·d1 + B·d2] against w_m − w [d] after `steps` full-batch steps of rate `lr`, where
-    `sent` [d] (everywhere).
+    """‖Δ̂ − Δ‖²/‖Δ‖² for dummies [R, B·d1 + B·d2] against w_m − w [d] after `steps` full-batch steps of rate `lr`.
 
     The last B·d2 numbers are the dummies' labels before a softmax: nobody sent any. Local training is unrolled.
     """
     start = {name: p.detach() for name, p in trainable(model).items()}
-    where = torch.ones_like(change) if sent is None else sent.to(change)
-    size = (change * where).square().sum().clamp_min(torch.finfo(change.dtype).tiny)
+    size = change.square().sum().clamp_min(torch.finfo(change.dtype).tiny)
 
     def mean_loss(p: Parameters, x: Tensor, Y: Tensor) -> Tensor:
         return per_sample(kind, call_with(model, p, x), Y).mean()
@@ -90,7 +87,7 @@ def match_update(
             g = grad(mean_loss)(w, x, Y)
             w = {name: p - lr * g[name] for name, p in w.items()}
         moved = torch.cat([(w[name] - start[name]).reshape(-1) for name in start])
-        return ((moved - change) * where).square().sum() / size
+        return (moved - change).square().sum() / size
 
     def loss(x: Tensor) -> Tensor:
         with evaluating(model):

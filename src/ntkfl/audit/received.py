@@ -142,8 +142,7 @@ def _read_sums(capture: Capture, reply: Message) -> tuple[Sums, float] | None:
 
 def _read_private(capture: Capture, reply: Message, exact: Tensor) -> Sums:
     """The integers of `private-sums` as a gradient and a count, with the public whitening taken back."""
-    clip = capture.method.clip
-    assert clip is not None
+    clip = float(capture.method.model_dump()["clip"])
     gradient, broadcast = reply.take(GRADIENT, None, exact) * clip / GRAINS, capture.broadcast
     sent = {name: broadcast.take(name, None, exact) for name in broadcast.arrays if is_whitening(name)}
     like, damping = capture.task.like.to(exact), capture.method.model_dump().get("damping", 0.0)

@@ -104,8 +104,7 @@ def _from_updates(capture: Capture, settings: Settings) -> list[Finding]:
         more["local training"] = "one step" if steps == 1 else f"{steps} local steps unrolled"
         if samples > update.batch_size or steps > settings.steps // 3:
             more["local training"], lr, steps = f"{steps} local steps taken for one", lr * steps, 1
-        sent = change.ne(0) if capture.method.sparsity else None
-        loss = match_update(capture.task.at(capture.weights), shape, change, samples, outputs, "ce", lr, steps, sent)
+        loss = match_update(capture.task.at(capture.weights), shape, change, samples, outputs, "ce", lr, steps)
         width = samples * math.prod(shape)
         x, match = reconstruct(loss, 1, width + samples * outputs, settings)
         more["match"] = float(match[0])

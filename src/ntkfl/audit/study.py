@@ -95,7 +95,7 @@ def _amount(finding: Finding) -> str:
 
 def _without_attack(role: str, capture: Capture) -> str:
     if role == "aggregator+shuffler" and capture.masked:
-        promised = capture.method.noise or getattr(capture.method, "epsilon", None) is not None
+        promised = getattr(capture.method, "epsilon", None) is not None
         void = " ε counts on the two not colluding and does not hold against them." if promised else ""
         return f"opens every client's reply, by name: masks hide nothing from the two together.{void}"
     if role == "aggregator+shuffler" and capture.method.shuffle:

@@ -172,7 +172,7 @@ class ShufflerTransport(ShuffledTransport):
         """What rows of replies to the message look like, by an answer of nobody to it."""
         nobody = ClientRound(0, *self._made_up_sample(), Randomness.simulated(0))
         (reply,) = self.method.answer(self.task, message, [nobody])
-        if self.method.summed(message.kind):
+        if self.method.secure_sum:
             summand = self.method.summand(self.task, message, reply)
             return SumSchema.of(reply.kind, summand, self.settings.clients_per_round)
         return RowSchema.of(self.method, reply)

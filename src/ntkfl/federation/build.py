@@ -102,8 +102,8 @@ def load_data(config: RunConfig) -> Federated:
     """The clients, standardised where the settings say so. The partition follows the run's seed, so that seeds repeat
     the whole experiment.
 
-    A method with a `shared_fraction` gets its global set out of the training rows before they are dealt, so that all
-    methods see the same number of samples in all.
+    A method with a `shared_fraction` (data-share) gets its global set out of the training rows before they are dealt,
+    so that all methods see the same number of samples in all.
     """
     data = _load_data(config)
     return data.standardized() if config.data.standardize else data
@@ -116,7 +116,7 @@ def _load_data(config: RunConfig) -> Federated:
     dataset, shared = open_dataset(config.data.dataset, config.data.columns, _targets(config)), None
     if fraction > 0:
         if is_own(config.data.dataset):
-            raise ConfigError("a shared_fraction is taken out of a dataset with a name, not of a user's own")
+            raise ConfigError("a shared set is taken out of a dataset with a name, not of a user's own")
         # The fraction is of what clients hold, so of all rows it is fraction / (1 + fraction).
         dataset, *taken = dataset.without(fraction / (1 + fraction), seed=config.seed)
         shared = (taken[0], taken[1])
@@ -136,7 +136,7 @@ def _own_clients(name: str, shared_fraction: float) -> Federated:
     if not isinstance(fed, Federated):
         raise ConfigError(f"{name!r} must give clients (ntkfl.data.from_clients), not {type(fed).__name__}")
     if shared_fraction > 0:
-        raise ConfigError("a shared_fraction is taken out before clients are dealt theirs, and these come dealt")
+        raise ConfigError("a shared set is taken out before clients are dealt theirs, and these come dealt")
     return fed
 
 

@@ -43,7 +43,7 @@ class SimulatedClients:
         self.respond, self._memory = respond, memory
         self.secret = secret or RunSecret.simulated(seed)
         self.projection = method.make_projection(self.secret, fed.input_shape)
-        self.rows = method.rows_per_client or equal_rows(fed.sizes, method.subsample_rate)
+        self.rows = equal_rows(fed.sizes, method.subsample_rate)
         self._clients: dict[int, Client] = {}
 
     def __len__(self) -> int:

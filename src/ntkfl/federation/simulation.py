@@ -25,7 +25,7 @@ from ntkfl.federation.evaluation import OwnTestSet
 from ntkfl.federation.feature_cache import feature_folder, split_frozen
 from ntkfl.federation.insight import keep_insight
 from ntkfl.federation.local import LocalTransport, SimulatedClients
-from ntkfl.federation.privacy_statement import privacy_statement, sum_promise
+from ntkfl.federation.privacy_statement import hides_clients, privacy_statement, sum_promise
 from ntkfl.federation.run import Run, describe
 from ntkfl.federation.run_folder import RunFolder, without_draw
 from ntkfl.federation.server import Server
@@ -143,7 +143,7 @@ class Simulation:
             raise ConfigError(
                 f"clients per round must be from 1 to the {len(self.data)} clients there are, got {clients_per_round}"
             )
-        if data.standardization is not None and (method.shuffle or method.secure_sum or method.clip is not None):
+        if data.standardization is not None and hides_clients(method):
             raise ConfigError(
                 "standardising tells the server each client's mean and deviation, which this method would hide: "
                 "leave standardize out, or scale inputs by public numbers"
@@ -242,8 +242,11 @@ class Simulation:
                 told.on_start(f"not covered: {uncovered}")
             samples = sum(self.data.sizes) / len(self.data) * self.clients_per_round
             noisy = self.method.noise_advice(self.task.like, samples, self.clients_per_round, rounds)
-            hides = self.method.shuffle or self.method.secure_sum or self.method.clip is not None
-            odd = [*scale_advice(self.all_data, hides), *single_rows(self.all_data), *self._large_clients()]
+            odd = [
+                *scale_advice(self.all_data, hides_clients(self.method)),
+                *single_rows(self.all_data),
+                *self._large_clients(),
+            ]
             for line in [*advice(self.method, self.task), *noisy, *odd]:
                 if callbacks is None:
                     warnings.warn(line, stacklevel=3)  # of `train`'s caller, who has no display of lines

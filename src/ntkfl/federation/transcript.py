@@ -47,7 +47,7 @@ class TranscriptRecorder:
         """Before the answers travel."""
         each = [outgoing] if isinstance(outgoing, Message) else [outgoing[i] for i in self.cohort]
         self._questions = tuple(message.encode() for message in each)
-        self._shuffled = method.shuffle and not method.summed(each[0].kind)
+        self._shuffled = method.shuffle
         self._sent.clear()
         if self._shuffled:
             for client, answer in zip(self.cohort, answers, strict=True):

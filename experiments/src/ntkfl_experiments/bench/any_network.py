@@ -6,6 +6,7 @@ rounds whose step was taken back, of every network, initialisation and seed.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Callable
@@ -18,7 +19,6 @@ from torch import nn
 import ntkfl
 from ntkfl.methods import FedAvg, Method, SumNTKFL
 from ntkfl.models import resnet, transformer
-import itertools
 
 CLIENTS, ALPHA, SEEDS, ROUNDS, COHORT = 10, 0.1, (20, 21, 22), 12, 5
 INITIALISATIONS = ("torch", "he")

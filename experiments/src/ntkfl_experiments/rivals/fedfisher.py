@@ -82,13 +82,13 @@ class FedFisher(LocalTraining):
         w = state["weights"]
         replies = yield Message("weights", round, {"weights": w})
         p = self.client_weights(replies, w)
-        mean = self.combine((self.take(reply, "weights", w, w) for reply in replies), p, w)
+        mean = self.combine((self.take(reply, "weights", w) for reply in replies), p, w)
         fishers = [self._read(_arrays(reply, w), w) for reply in replies]
 
         def product(v: Tensor) -> Tensor:
             return self.damping * v + weighted_sum((F.times(v) for F in fishers), p)
 
-        ends = [self.take(reply, "weights", w, w) for reply in replies]
+        ends = [self.take(reply, "weights", w) for reply in replies]
         pull = weighted_sum((F.times(w_m - mean) for F, w_m in zip(fishers, ends, strict=True)), p)
         change, steps = _conjugate_gradients(product, pull, _MOST)
         new = check_finite(mean + change, "the model of most posterior probability")
@@ -98,7 +98,7 @@ class FedFisher(LocalTraining):
         w = take_vector(message, "weights", "weights", task.like)
         replies = []
         for client, w_m, loss in zip(clients, *self.train(task, w, clients), strict=True):
-            arrays = self.pack("weights", w_m, w) | self._fisher(task, w_m, client)
+            arrays = {"weights": w_m} | self._fisher(task, w_m, client)
             replies.append(Message("update", message.round, arrays | report(client, loss)))
         return replies
 
