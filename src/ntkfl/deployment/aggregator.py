@@ -19,12 +19,11 @@ from ntkfl.federation.build import describe_method
 from ntkfl.federation.evaluation import MOST_SAMPLES, AskedClients
 from ntkfl.federation.privacy_statement import privacy_statement, stated
 from ntkfl.federation.run import Run
-from ntkfl.federation.run_folder import Record, RunFolder
+from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.server import OnRound, Server
 from ntkfl.methods import Method, Task
 from ntkfl.methods.batchnorm import statistics
 from ntkfl.methods.inspection import Participation
-from ntkfl.services.metrics import METRICS
 from ntkfl.version import __version__
 
 Say = Callable[[str], None]
@@ -85,27 +84,10 @@ class Aggregator:
                 f"{self.out.path} was written by protocol version {written}, this is {VERSION}: begin a new run"
             )
 
-        def note(record: Record, timing: Record) -> None:
-            self._note(record, timing)
-            if on_round:
-                on_round(record, timing)
-
         described = self._described(self.server.method)
         for line in stated(described["privacy"]):
             self._say(line)
-        return self.server.run(self.out, described, resume=True, on_round=note)
-
-    def _note(self, record: Record, timing: Record) -> None:
-        """A round into the metrics of this process."""
-        values = {"ntkfl_round": record["round"], "ntkfl_round_seconds": timing["seconds"]}
-        values |= {f"ntkfl_round_{name}": record[name] for name in ("asked", "answered") if name in record}
-        values |= {"ntkfl_test_accuracy": record["test_accuracy"]}
-        for name, value in values.items():
-            if value is not None:
-                METRICS.set(name, value)
-        METRICS.count("ntkfl_waited_seconds_total", timing.get("waited_seconds", 0.0))
-        METRICS.count("ntkfl_dropped_rows_total", record.get("dropped_rows", 0))
-        METRICS.count("ntkfl_failed_attempts_total", record["attempt"])
+        return self.server.run(self.out, described, resume=True, on_round=on_round)
 
     def _check_settings(self) -> None:
         settings, least = self.settings, self.federation.shuffler.min_clients

@@ -35,7 +35,7 @@ _LOOK_S = 0.1
 _START_S = 60.0  # for a service to listen
 _STOP_S = 12.0  # for a service to let requests under way end
 _LEAVE_S = 10.0  # for clients to leave by themselves when the run has ended
-PORTS, _METRICS_PORTS = (8441, 8442, 8443), (9441, 9442, 9443)
+PORTS, _METRICS_PORTS = (8441, 8442, 8443), (9441, 9442)
 _SERVICES = ("key-server", "shuffler")
 _AGGREGATOR = "aggregator"
 
@@ -104,15 +104,14 @@ class Trial:
         for url in (*urls, peers.shuffler.aggregator_url):
             _refuse_taken(url)
         self.say("starts the key server and the shuffler, then the clients and the aggregator")
-        for name, url, own in zip(_SERVICES, urls, metrics, strict=False):
+        for name, url, own in zip(_SERVICES, urls, metrics, strict=True):
             self._start(name, "serve", name, self.folder / name, "--metrics", own, url=url, metrics=own)
         for role in list(self.roles):
             self._await_listening(role)
         for folder in sorted((self.folder / "clients").iterdir()):
             data = "test" if folder.name.startswith("evaluator") else folder.name
             self._start(folder.name, "join", folder, "--data", self.folder / "data" / f"{data}.npz")
-        words = ("aggregate", self.folder / _AGGREGATOR, "--out", self.out, "--metrics", metrics[-1])
-        self._start(_AGGREGATOR, *words, metrics=metrics[-1])
+        self._start(_AGGREGATOR, "aggregate", self.folder / _AGGREGATOR, "--out", self.out)
 
     def train(self, show: Callable[[str], None]) -> int:
         """Show what the aggregator says until it ends: its exit code. A process of the trial that ends before is said

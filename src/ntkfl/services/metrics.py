@@ -21,21 +21,7 @@ KNOWN: dict[str, tuple[str, str]] = {
     "ntkfl_certificate_end_seconds": (GAUGE, "when the role's TLS certificate ends, in seconds since 1970"),
     "ntkfl_key_server_clients": (GAUGE, "clients that the key server knows, by state"),
     "ntkfl_credential_end_seconds": (GAUGE, "when the first credential in force ends, in seconds since 1970"),
-    "ntkfl_present": (GAUGE, "clients and evaluators that have greeted the shuffler, by role"),
-    "ntkfl_lapsed": (GAUGE, "those of them that do not answer and have not called since, by role"),
-    "ntkfl_batch_round": (GAUGE, "round number of the newest batch"),
-    "ntkfl_batch_exchange": (GAUGE, "exchange of the newest batch; 255 is the evaluation"),
-    "ntkfl_batch_asked": (GAUGE, "clients that the newest batch asks"),
-    "ntkfl_batch_answered": (GAUGE, "clients whose rows are in the newest batch"),
     "ntkfl_batches_total": (COUNTER, "batches that have ended, by state: released or cancelled"),
-    "ntkfl_round": (GAUGE, "rounds that the aggregator has finished"),
-    "ntkfl_round_asked": (GAUGE, "clients asked in the last round"),
-    "ntkfl_round_answered": (GAUGE, "clients that answered in the last round"),
-    "ntkfl_round_seconds": (GAUGE, "seconds of the last round"),
-    "ntkfl_waited_seconds_total": (COUNTER, "seconds waited for clients that did not answer"),
-    "ntkfl_dropped_rows_total": (COUNTER, "rows that could not be used"),
-    "ntkfl_failed_attempts_total": (COUNTER, "attempts at a round that failed"),
-    "ntkfl_test_accuracy": (GAUGE, "test accuracy after the last round, from 0 to 1"),
 }
 
 

@@ -18,6 +18,7 @@ from ntkfl.errors import MessageError, Refused, TrustError
 from ntkfl.services.announcement import Head
 from ntkfl.services.http.application import BINARY, service_app
 from ntkfl.services.log import log
+from ntkfl.services.metrics import METRICS
 from ntkfl.services.shuffler.long_poll import LongPollEvent
 from ntkfl.services.shuffler.schemas import (
     BESIDE_ROWS,
@@ -32,7 +33,6 @@ from ntkfl.services.shuffler.schemas import (
     check_run,
 )
 from ntkfl.services.shuffler.store import Shuffler
-from ntkfl.services.shuffler.watch import ShufflerWatch
 from ntkfl.services.trusted_peers import TrustedPeers
 
 BATCH = f"{RUN}/batches/{{round}}/{{exchange}}"
@@ -45,7 +45,6 @@ def aggregator_app(
     long_poll: LongPollEvent,
     refresh: Callable[[], Awaitable[None]],
     most: int = MAX_BODY,
-    watch: ShufflerWatch | None = None,
 ) -> FastAPI:
     """Under `/v1/runs/{run}`: clients, announcements, batches and reports. Its listener admits the aggregator alone.
 
@@ -64,8 +63,7 @@ def aggregator_app(
 
     keyed, checked = Depends(batch_key), [Depends(known)]
     binary: dict[str, Any] = {"dependencies": checked, "response_class": Response}
-    watch = watch or ShufflerWatch(shuffler)
-    app = service_app("shuffler-aggregator", max_body=MAX_BODY, ready=watch.ready)
+    app = service_app("shuffler-aggregator", max_body=MAX_BODY, ready=shuffler.check)
 
     @app.get(f"{RUN}/clients", dependencies=checked)
     def clients(role: str = "client") -> Clients:
@@ -95,8 +93,6 @@ def aggregator_app(
                 raise Refused("terms", f"a client's rows may have at most {most} bytes in all")
             await refresh()
         sequence = await asyncio.to_thread(shuffler.publish, signed, head.key, asked)
-        if asked is not None:
-            watch.opened(asked)
         long_poll.notify()
         log("published", level=logging.DEBUG, sequence=sequence, round=head.key.round, exchange=head.key.exchange)
         return Sequence(sequence=sequence)
@@ -107,8 +103,12 @@ def aggregator_app(
 
     @app.post(f"{BATCH}/release", **binary)
     def release(key: BatchKey = keyed) -> Response:
+        again = shuffler.status(key).state == "released"  # the aggregator did not get all of it
         announced, (count, size) = shuffler.announced(key), shuffler.permute(key)
-        watch.released(key)
+        if not again:
+            METRICS.count("ntkfl_batches_total", state="released")
+            level = logging.INFO if key.exchange == 0 else logging.DEBUG
+            log(f"round {key.round}: released the rows of {shuffler.status(key).clients} clients", level=level)
         some = max(1, PIECE // size)  # rows that are in memory at once, however many there are
         pieces = (b"".join(shuffler.released(key, first, some)) for first in range(0, count, some))
         length = {"content-length": str(FRAME_BYTES + count * size)}
@@ -122,7 +122,8 @@ def aggregator_app(
     def cancel(key: BatchKey = keyed) -> Done:
         answered = shuffler.status(key).clients
         shuffler.cancel(key)
-        watch.cancelled(key, answered)
+        METRICS.count("ntkfl_batches_total", state="cancelled")
+        log(f"round {key.round}: cancelled, {answered} clients had answered", level=logging.WARNING)
         return Done(status="cancelled")
 
     @app.delete(BATCH, dependencies=checked)

@@ -27,7 +27,6 @@ from ntkfl.services.shuffler.announcement_store import REPORT_BYTES
 from ntkfl.services.shuffler.long_poll import LongPollEvent
 from ntkfl.services.shuffler.schemas import BESIDE_ROWS, MAX_BODY, RUN, Done, Receipt, check_run
 from ntkfl.services.shuffler.store import Shuffler
-from ntkfl.services.shuffler.watch import ShufflerWatch
 from ntkfl.services.trusted_peers import TrustedPeers
 
 MAX_HELD = 512 << 20  # bytes of all submissions under way, unless the shuffler's operator says otherwise
@@ -46,7 +45,6 @@ def client_app(
     max_held: int = MAX_HELD,
     wait_s: float = WAIT_S,
     lifespan: Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]] | None = None,
-    watch: ShufflerWatch | None = None,
 ) -> FastAPI:
     """Under `/v1/runs/{run}`: `POST /hello`, `GET /announcement?after=`, `POST /rows`, `POST /sums`, `POST /reports`,
     all signed.
@@ -91,9 +89,10 @@ def client_app(
         return Receipt(receipt=issue_receipt(signer, peers.federation, peers.run, announced).hex())
 
     client, rows_of, masked_of = Depends(signed_by), Depends(frame), Depends(masked_frame)
-    ready = (watch or ShufflerWatch(shuffler)).ready
     most = min(MAX_BODY, max_held)
-    app = service_app("shuffler", max_body=most, max_held=max_held, admit=admit, lifespan=lifespan, ready=ready)
+    app = service_app(
+        "shuffler", max_body=most, max_held=max_held, admit=admit, lifespan=lifespan, ready=shuffler.check
+    )
 
     @app.post(f"{RUN}/hello")
     def hello(credential: Credential = client) -> Done:
