@@ -6,7 +6,6 @@ import asyncio
 import base64
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request, Response
@@ -19,19 +18,9 @@ from ntkfl.services.announcement import Head
 from ntkfl.services.http.application import BINARY, service_app
 from ntkfl.services.log import log
 from ntkfl.services.metrics import METRICS
+from ntkfl.services.shuffler.batch import Status
 from ntkfl.services.shuffler.long_poll import LongPollEvent
-from ntkfl.services.shuffler.schemas import (
-    BESIDE_ROWS,
-    MAX_BODY,
-    RUN,
-    BatchStatus,
-    Clients,
-    Done,
-    Latest,
-    Reports,
-    Sequence,
-    check_run,
-)
+from ntkfl.services.shuffler.schemas import BESIDE_ROWS, MAX_BODY, RUN, Clients, check_run
 from ntkfl.services.shuffler.store import Shuffler
 from ntkfl.services.trusted_peers import TrustedPeers
 
@@ -74,12 +63,12 @@ def aggregator_app(
         return Clients(clients=present, away=len(lapsed), lapsed=lapsed if named else [])
 
     @app.get(f"{RUN}/latest", dependencies=checked)
-    def latest() -> Latest:
+    def latest() -> dict[str, int | BatchKey | None]:
         sequence, key = shuffler.latest()
-        return Latest(sequence=sequence, key=None if key is None else list(key))
+        return {"sequence": sequence, "key": key}
 
     @app.post(f"{RUN}/announcements", dependencies=checked)
-    async def announcements(request: Request) -> Sequence:
+    async def announcements(request: Request) -> dict[str, int]:
         signed = await request.body()
         try:  # the batch that is opened is the one that clients will see
             head, _ = Head.check(signed, signer, peers.federation, peers.run)
@@ -95,11 +84,11 @@ def aggregator_app(
         sequence = await asyncio.to_thread(shuffler.publish, signed, head.key, asked)
         long_poll.notify()
         log("published", level=logging.DEBUG, sequence=sequence, round=head.key.round, exchange=head.key.exchange)
-        return Sequence(sequence=sequence)
+        return {"sequence": sequence}
 
     @app.get(BATCH, dependencies=checked)
-    def status(key: BatchKey = keyed) -> BatchStatus:
-        return BatchStatus.model_validate(asdict(shuffler.status(key)))
+    def status(key: BatchKey = keyed) -> Status:
+        return shuffler.status(key)
 
     @app.post(f"{BATCH}/release", **binary)
     def release(key: BatchKey = keyed) -> Response:
@@ -119,20 +108,20 @@ def aggregator_app(
         return Response(pack_rows(shuffler.announced(key), [shuffler.masks(key)]), media_type=BINARY)
 
     @app.post(f"{BATCH}/cancel", dependencies=checked)
-    def cancel(key: BatchKey = keyed) -> Done:
+    def cancel(key: BatchKey = keyed) -> dict[str, str]:
         answered = shuffler.status(key).clients
         shuffler.cancel(key)
         METRICS.count("ntkfl_batches_total", state="cancelled")
         log(f"round {key.round}: cancelled, {answered} clients had answered", level=logging.WARNING)
-        return Done(status="cancelled")
+        return {"status": "cancelled"}
 
     @app.delete(BATCH, dependencies=checked)
-    def forget(key: BatchKey = keyed) -> Done:
+    def forget(key: BatchKey = keyed) -> dict[str, str]:
         shuffler.forget(key)
-        return Done(status="forgotten")
+        return {"status": "forgotten"}
 
     @app.get(f"{BATCH}/reports", dependencies=checked)
-    def reports(key: BatchKey = keyed) -> Reports:
-        return Reports(reports=[base64.b64encode(sealed).decode() for sealed in shuffler.reports(key)])
+    def reports(key: BatchKey = keyed) -> dict[str, list[str]]:
+        return {"reports": [base64.b64encode(sealed).decode() for sealed in shuffler.reports(key)]}
 
     return app

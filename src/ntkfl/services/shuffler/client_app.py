@@ -25,7 +25,7 @@ from ntkfl.services.http.application import BINARY, service_app, target
 from ntkfl.services.http.signing import check_headers, check_request
 from ntkfl.services.shuffler.announcement_store import REPORT_BYTES
 from ntkfl.services.shuffler.long_poll import LongPollEvent
-from ntkfl.services.shuffler.schemas import BESIDE_ROWS, MAX_BODY, RUN, Done, Receipt, check_run
+from ntkfl.services.shuffler.schemas import BESIDE_ROWS, MAX_BODY, RUN, check_run
 from ntkfl.services.shuffler.store import Shuffler
 from ntkfl.services.trusted_peers import TrustedPeers
 
@@ -85,8 +85,9 @@ def client_app(
         body = memoryview(await request.body())
         return bytes(body[:SEED_BYTES]), await unpacked(body[SEED_BYTES:])
 
-    def receipt(announced: Announced) -> Receipt:
-        return Receipt(receipt=issue_receipt(signer, peers.federation, peers.run, announced).hex())
+    def receipt(announced: Announced) -> dict[str, str]:
+        issued = issue_receipt(signer, peers.federation, peers.run, announced)
+        return {"status": "received", "receipt": issued.hex()}
 
     client, rows_of, masked_of = Depends(signed_by), Depends(frame), Depends(masked_frame)
     most = min(MAX_BODY, max_held)
@@ -95,9 +96,9 @@ def client_app(
     )
 
     @app.post(f"{RUN}/hello")
-    def hello(credential: Credential = client) -> Done:
+    def hello(credential: Credential = client) -> dict[str, str]:
         shuffler.present(credential.client, credential.role)
-        return Done(status="present")
+        return {"status": "present"}
 
     @app.get(f"{RUN}/announcement", response_class=Response)
     async def announcement(after: After = 0, credential: Credential = client) -> Response:
@@ -111,18 +112,18 @@ def client_app(
         return Response(found[1], media_type=BINARY, headers=headers)
 
     @app.post(f"{RUN}/rows")
-    def rows(credential: Credential = client, framed: Framed = rows_of) -> Receipt:
+    def rows(credential: Credential = client, framed: Framed = rows_of) -> dict[str, str]:
         shuffler.submit(credential.client, *framed)
         return receipt(framed[0])
 
     @app.post(f"{RUN}/sums")
-    def sums(credential: Credential = client, masked: tuple[bytes, Framed] = masked_of) -> Receipt:
+    def sums(credential: Credential = client, masked: tuple[bytes, Framed] = masked_of) -> dict[str, str]:
         seed, (announced, rows) = masked
         shuffler.submit(credential.client, announced, rows, seed)
         return receipt(announced)
 
     @app.post(f"{RUN}/reports")
-    def reports(credential: Credential = client, framed: Framed = rows_of) -> Receipt:
+    def reports(credential: Credential = client, framed: Framed = rows_of) -> dict[str, str]:
         if credential.role != "evaluator":
             raise Refused("not-evaluator", "only evaluators report")
         announced, sealed = framed
