@@ -64,9 +64,6 @@ def shuffler(
     host: Host = None,
     port: Port = None,
     aggregator_port: Annotated[int | None, typer.Option(help="The aggregator's; else as for --port.")] = None,
-    lapse_after: Annotated[
-        int, typer.Option(min=1, help="Batches missed without a call, until a client is not waited for.")
-    ] = 2,
     held: Annotated[int, typer.Option(min=1, help="MiB of uploads in memory at once; more must wait.")] = 512,
     log_format: LogFormat = "plain",
     log_level: LogLevel = "info",
@@ -90,7 +87,7 @@ def shuffler(
     configure_logging("shuffler", form=log_format, level=log_level)
     _note_certificate(folder)
     with role_lock(folder), serving_metrics(metrics):
-        serve_shuffler(folder, *at, max_held=held << 20, lapse_after=lapse_after)
+        serve_shuffler(folder, *at, max_held=held << 20)
 
 
 def _note_certificate(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,12 +19,7 @@ _MOST = 1100  # beyond the exponents of float64
 
 def pack_halves(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The arrays in float16, and `exponents` [arrays] int16, in their order: value = half · 2^(exponent − 14)."""
-    packed, exponents = {}, []
-    for name, array in arrays.items():
-        exponent = int(torch.frexp(array.abs().max()).exponent) - 1 if array.numel() else 0
-        exponents.append(exponent)
-        packed[name] = _scaled(array, _TOP - exponent).half()
-    return packed | {EXPONENTS: torch.tensor(exponents, dtype=torch.int16)}
+    return pack_halves_together({name: array.unsqueeze(0) for name, array in arrays.items()})[0]
 
 
 def pack_halves_together(arrays: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
@@ -47,29 +43,14 @@ def unpack_halves_together(message: Message, names: Collection[str], like: Tenso
     for name, own in zip(names, exponents.T, strict=True):
         arrays[name] = _scaled_each(message.take(name, None, like), own - _TOP)
     if _may_overflow(int(exponents.max()), like.dtype) and not all(bool(t.isfinite().all()) for t in arrays.values()):
-        raise NotFinite(f"an array in one of several {message.kind!r} messages has values that are not finite")
+        raise NotFinite(f"an array in a {message.kind!r} message has values that are not finite")
     return arrays
 
 
 def unpack_halves(message: Message, names: Collection[str], like: Tensor) -> dict[str, Tensor]:
     """The named arrays of a message in the type and on the device of `like`; names in the order they were packed."""
-    exponents = message.take(EXPONENTS, (len(names),)).long().clamp(-_MOST, _MOST).tolist()
-    arrays = {
-        name: _scaled(message.take(name, None, like), int(exponent) - _TOP)
-        for name, exponent in zip(names, exponents, strict=True)
-    }
-    for (name, array), exponent in zip(arrays.items(), exponents, strict=True):
-        if _may_overflow(exponent, like.dtype) and not bool(array.isfinite().all()):
-            raise NotFinite(f"{name!r} in a {message.kind!r} message has values that are not finite")
-    return arrays
-
-
-def _scaled(array: Tensor, exponent: int) -> Tensor:
-    """array · 2^exponent, in two steps where one factor alone may be outside the range of its type."""
-    if abs(exponent) < -math.frexp(torch.finfo(array.dtype).tiny)[1]:
-        return array * 2.0**exponent
-    half = exponent // 2
-    return array * 2.0**half * 2.0 ** (exponent - half)
+    one = replace(message, arrays={name: array.unsqueeze(0) for name, array in message.arrays.items()})
+    return {name: array[0] for name, array in unpack_halves_together(one, names, like).items()}
 
 
 def _scaled_each(array: Tensor, exponents: Tensor) -> Tensor:

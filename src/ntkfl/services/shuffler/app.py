@@ -16,7 +16,7 @@ from ntkfl.services.http.server import Listener, serve
 from ntkfl.services.shuffler.aggregator_app import aggregator_app
 from ntkfl.services.shuffler.client_app import MAX_HELD, client_app
 from ntkfl.services.shuffler.long_poll import LongPollEvent
-from ntkfl.services.shuffler.presence import AFTER, Presence
+from ntkfl.services.shuffler.presence import Presence
 from ntkfl.services.shuffler.revocations import Revocations
 from ntkfl.services.shuffler.schemas import MAX_BODY
 from ntkfl.services.shuffler.store import Shuffler
@@ -31,14 +31,11 @@ def serve_shuffler(
     at: tuple[str, int],
     aggregator_at: tuple[str, int],
     max_held: int = MAX_HELD,
-    lapse_after: int = AFTER,
 ) -> None:
-    """Serve both listeners on the state in `folder` until told to stop. At most `max_held` bytes of bodies wait; for
-    `lapse_after` see `Presence`.
-    """
+    """Serve both listeners on the state in `folder` until told to stop. At most `max_held` bytes of bodies wait."""
     peers = TrustedPeers.read(folder)
     run = f"{peers.federation}/{peers.run}"
-    presence = Presence(lapse_after, agreed_cohort(folder))
+    presence = Presence(agreed_cohort(folder))
     shuffler = Shuffler(folder / STATE, floor=peers.shuffler.min_clients, run=run, presence=presence)
     long_poll, stop = LongPollEvent(), threading.Event()
     signer = SigningKey.load(folder / SIGNING_KEY)
