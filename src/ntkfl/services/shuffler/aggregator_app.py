@@ -58,9 +58,9 @@ def aggregator_app(
     def clients(role: str = "client") -> Clients:
         if role not in ROLES:
             raise Refused("invalid", f"a role is one of {', '.join(ROLES)}")
-        present, lapsed = shuffler.clients(role), shuffler.lapsed(role)
-        named = role == "client" and shuffler.presence.may_be_named(len(present))
-        return Clients(clients=present, away=len(lapsed), lapsed=lapsed if named else [])
+        present = shuffler.clients(role)
+        named = role == "evaluator" or shuffler.presence.may_be_named(len(present))
+        return Clients(clients=present, lapsed=shuffler.lapsed(role) if named else [])
 
     @app.get(f"{RUN}/latest", dependencies=checked)
     def latest() -> dict[str, int | BatchKey | None]:

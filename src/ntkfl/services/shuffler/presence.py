@@ -4,9 +4,9 @@ A client has lapsed when it was asked in two batches that have ended, answered n
 not waited for then, until it calls: every signed request is a call, and one that waits for announcements calls every 20
 seconds. One that computes through so many batches is not waited for either, until it sends.
 
-The aggregator is told how many have lapsed, and their names only where the contract has rounds ask fewer than all
-clients: there it draws, and could leave anybody out anyway. Where all are asked in every round, it cannot tell by a
-name whose rows, or whose part of a sum, are missing.
+The aggregator is told which clients have lapsed only where the contract has rounds ask fewer than all clients: there it
+draws, and could leave anybody out anyway. Where all are asked in every round, it cannot tell by a name whose rows, or
+whose part of a sum, are missing.
 
 This is held in memory. A shuffler that is started again takes everybody for present.
 """

@@ -23,5 +23,4 @@ class Clients(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     clients: list[str]
-    away: int = Field(ge=0, description="how many of these do not answer and have not called since")
-    lapsed: list[str] = Field(description="their names, where fewer than all clients are asked; else none is told")
+    lapsed: list[str] = Field(description="those of them not waited for; none is told where all clients are asked")
