@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,19 +13,8 @@ import pytest
 from ntkfl.errors import ConfigError
 from ntkfl.services.http.application import service_app
 from ntkfl.services.http.server import Listener, tls_context
-from tests.services.example_service import caller, connection, make, start
+from tests.services.example_service import caller, connection
 from tests.services.processes import Process
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(tmp_path_factory.mktemp("listen"))
-
-
-@pytest.fixture(scope="module")
-def process(folder: Path) -> Iterator[Process]:
-    with start(folder) as process:
-        yield process
 
 
 def test_only_holders_of_a_certificate_speak_to_the_second_listener(process: Process, folder: Path) -> None:
