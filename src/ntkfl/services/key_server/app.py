@@ -10,7 +10,6 @@ from ntkfl.crypto.credentials import NAME_PATTERN
 from ntkfl.services.http.application import authenticate, service_app
 from ntkfl.services.key_server.store import KeyServer
 from ntkfl.services.log import log
-from ntkfl.services.metrics import METRICS
 from ntkfl.services.trusted_peers import HEX_KEY
 
 MAX_BODY = 16 << 10  # of a request
@@ -24,21 +23,6 @@ class Enrolment(BaseModel):
     sealing_key: str = Field(pattern=HEX_KEY)
     signing_key: str = Field(pattern=HEX_KEY)
     proof: str = Field(pattern="^[0-9a-f]{128}$")
-
-
-def collect_metrics(server: KeyServer) -> None:
-    """How many clients there are, by state, and when the first credential in force ends."""
-    clients = server.clients()
-    states = {
-        "revoked": [client for client in clients if client.revoked],
-        "enrolled": [client for client in clients if client.enrolled and not client.revoked],
-        "expected": [client for client in clients if not (client.enrolled or client.revoked)],
-    }
-    for state, found in states.items():
-        METRICS.set("ntkfl_key_server_clients", len(found), state=state)
-    ends = [client.ends for client in states["enrolled"] if client.ends is not None]
-    if ends:
-        METRICS.set("ntkfl_credential_end_seconds", min(ends))
 
 
 def key_server_app(server: KeyServer) -> FastAPI:
