@@ -47,8 +47,7 @@ class Aggregator:
         refuse_ended(folder, self.federation.run)
         if (out / "model.safetensors").exists():
             raise RunFolderError(f"{out} holds a run that has ended: {ANEW}")
-        agreed = {"sum_counts": self.federation.terms.sum_counts}  # folders from before it say nothing of it
-        self.settings = Deployment.read(folder / "run.toml", **agreed).spelled_out(allow_code=allow_code)
+        self.settings = Deployment.read(folder / "run.toml").spelled_out(allow_code=allow_code)
         self._check_settings()
         terms, settings = self.federation.terms, self.settings
         method = terms.build_method(allow_code=allow_code)
@@ -78,12 +77,6 @@ class Aggregator:
 
     def run(self, on_round: OnRound | None = None) -> Run:
         """Train until the rounds are done; a run that was stopped goes on."""
-        written = self.out.config().get("protocol", 1) if self.out.holds_run else VERSION
-        if written != VERSION:
-            raise RunFolderError(
-                f"{self.out.path} was written by protocol version {written}, this is {VERSION}: begin a new run"
-            )
-
         described = self._described(self.server.method)
         for line in stated(described["privacy"]):
             self._say(line)
@@ -98,7 +91,6 @@ class Aggregator:
                 f"clients_per_round must be from {least} (the shuffler's minimum) to the {settings.clients} "
                 f"clients, got {settings.clients_per_round}"
             )
-
         settings.check_evaluators(settings.evaluators)
 
     def _evaluation(self, method: Method) -> str:

@@ -31,7 +31,7 @@ from ntkfl.services.trusted_peers import TrustedPeers
 
 MAX_HELD = 512 << 20  # bytes of all submissions under way, unless the shuffler's operator says otherwise
 WAIT_S = 20.0  # that a request waits for an announcement
-SEQUENCE_HEADER, NEWEST_HEADER = "ntkfl-sequence", "ntkfl-newest"
+SEQUENCE_HEADER = "ntkfl-sequence"
 Framed = tuple[Announced, list[memoryview]]  # rows are views of the body they came in
 After = Annotated[int, Query(ge=0, lt=1 << 63)]
 
@@ -108,8 +108,7 @@ def client_app(
             found = shuffler.announcement(after)
         if found is None:
             return Response(status_code=204, headers={"connection": "close"} if long_poll.closed else None)
-        headers = {SEQUENCE_HEADER: str(found[0]), NEWEST_HEADER: str(shuffler.newest)}
-        return Response(found[1], media_type=BINARY, headers=headers)
+        return Response(found[1], media_type=BINARY, headers={SEQUENCE_HEADER: str(found[0])})
 
     @app.post(f"{RUN}/rows")
     def rows(credential: Credential = client, framed: Framed = rows_of) -> dict[str, str]:
