@@ -74,8 +74,5 @@ def _tell(trial: Trial) -> None:
     typer.echo(f"{members}, {plural(settings.rounds, 'round')} of {settings.method['name']} on digits, in {folder}")
     for role in trial.roles:
         typer.echo(f"  {role.name:12} pid {role.process.pid:<8} {role.log}  {role.url}".rstrip())
-    for role in trial.roles:
-        if role.metrics:
-            typer.echo(f"metrics of the {role.name}: {role.metrics}")
     typer.echo(f"run: {trial.out}")
     typer.echo(f"stop: Ctrl-C, or kill {os.getpid()}")

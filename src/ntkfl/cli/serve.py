@@ -37,7 +37,7 @@ def key_server(
 ) -> None:
     """The key server: enrols clients by one-time tokens, and gives them the run's secret ρ, sealed to each."""
     from ntkfl.services.http.server import Listener, serve
-    from ntkfl.services.key_server.app import collect_metrics, key_server_app  # needs the extra
+    from ntkfl.services.key_server.app import key_server_app  # needs the extra
     from ntkfl.services.key_server.store import DAY, STATE, KeyServer
     from ntkfl.services.log import configure_logging
     from ntkfl.services.metrics import serving_metrics
@@ -54,7 +54,7 @@ def key_server(
     typer.echo("sees no data, no rows, no model; whoever reads that folder can attack every row of the run")
     configure_logging("key-server", form=log_format, level=log_level)
     _note_certificate(folder)
-    with role_lock(folder), serving_metrics(metrics, lambda: collect_metrics(server)):
+    with role_lock(folder), serving_metrics(metrics):
         serve([Listener(key_server_app(server), *at, cert=folder / "tls.pem", key=folder / "tls-key.pem")])
 
 
@@ -64,9 +64,6 @@ def shuffler(
     host: Host = None,
     port: Port = None,
     aggregator_port: Annotated[int | None, typer.Option(help="The aggregator's; else as for --port.")] = None,
-    lapse_after: Annotated[
-        int, typer.Option(min=1, help="Batches missed without a call, until a client is not waited for.")
-    ] = 2,
     held: Annotated[int, typer.Option(min=1, help="MiB of uploads in memory at once; more must wait.")] = 512,
     log_format: LogFormat = "plain",
     log_level: LogLevel = "info",
@@ -90,7 +87,7 @@ def shuffler(
     configure_logging("shuffler", form=log_format, level=log_level)
     _note_certificate(folder)
     with role_lock(folder), serving_metrics(metrics):
-        serve_shuffler(folder, *at, max_held=held << 20, lapse_after=lapse_after)
+        serve_shuffler(folder, *at, max_held=held << 20)
 
 
 def _note_certificate(folder: Path) -> None:

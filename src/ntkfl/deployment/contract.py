@@ -151,9 +151,9 @@ class Deployment(Contract):
     attempts: int = Field(3, ge=1, description="times in a row that a round may fail before the run stops")
 
     @staticmethod
-    def read(path: Path, **agreed: Any) -> Deployment:
-        """From run.toml; what it leaves open is as `agreed`."""
-        return Deployment(**with_sums(agreed | read_toml(path)))
+    def read(path: Path) -> Deployment:
+        """From run.toml."""
+        return Deployment(**with_sums(read_toml(path)))
 
 
 class Federation(TrustedPeers):

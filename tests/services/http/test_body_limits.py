@@ -14,25 +14,8 @@ import pytest
 from ntkfl.services.http.application import service_app
 from ntkfl.services.http.body_limits import Admit, BodyLimits
 from ntkfl.services.http.signing import Unauthenticated
-from tests.services.example_service import caller, connection, error, make, start
+from tests.services.example_service import connection, error
 from tests.services.processes import Process
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(tmp_path_factory.mktemp("limits"))
-
-
-@pytest.fixture(scope="module")
-def process(folder: Path) -> Iterator[Process]:
-    with start(folder) as process:
-        yield process
-
-
-@pytest.fixture
-def client(process: Process, folder: Path) -> Iterator[httpx.Client]:
-    with caller(process.urls["front"], folder) as client:
-        yield client
 
 
 def test_bodies_are_bounded_whether_or_not_their_size_is_said(client: httpx.Client) -> None:

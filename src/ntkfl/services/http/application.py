@@ -5,9 +5,6 @@ from __future__ import annotations
 import http
 import re
 from collections.abc import Callable
-from typing import Literal
-
-from pydantic import BaseModel, ConfigDict
 
 from ntkfl.crypto.credentials import Credential
 from ntkfl.errors import Refused
@@ -29,18 +26,6 @@ except ImportError as error:  # the core works without; this room does not
 RECEIVE_S = 60.0  # for one body to arrive
 SEND_S = 60.0  # for a reader to take one piece of an answer
 BINARY = "application/octet-stream"
-
-
-class Answer(BaseModel):
-    """The body of an answer in JSON; a field that is not declared is an error of the service's own."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class Health(Answer):
-    status: Literal["ok"] = "ok"
-    service: str
-    version: str = __version__
 
 
 def service_app(
@@ -84,13 +69,13 @@ def service_app(
         return error_response(error.status_code, reason, str(error.detail), error.headers)
 
     @app.get("/health")
-    async def health() -> Health:
-        return Health(service=title)
+    async def health() -> dict[str, str]:
+        return {"status": "ok", "service": title, "version": __version__}
 
     @app.get("/ready")
-    def is_ready() -> Health:
+    def is_ready() -> dict[str, str]:
         ready()
-        return Health(service=title)
+        return {"status": "ok", "service": title, "version": __version__}
 
     return app
 

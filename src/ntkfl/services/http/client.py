@@ -36,7 +36,14 @@ class HttpClient:
     A client signs what it asks with its credential and key (`identify`); the aggregator shows a TLS certificate.
     """
 
-    def __init__(self, url: str, ca: Path, certificate: tuple[Path, Path] | None = None, patience: float = 60) -> None:
+    def __init__(
+        self,
+        url: str,
+        ca: Path,
+        certificate: tuple[Path, Path] | None = None,
+        patience: float = 60,
+        timeout: float = 60,
+    ) -> None:
         try:
             context = ssl.create_default_context(cafile=str(ca))
             if certificate is not None:
@@ -46,7 +53,9 @@ class HttpClient:
         if certificate is not None:
             check_private(certificate[1])
         self.url, self.patience = url.rstrip("/"), patience
-        self._http = httpx.Client(base_url=self.url, verify=context, timeout=httpx.Timeout(60, connect=5))
+        self._http = httpx.Client(
+            base_url=self.url, verify=context, timeout=httpx.Timeout(timeout, connect=min(5, timeout))
+        )
         self._credential: tuple[str | Callable[[], str], SigningKey] | None = None
 
     def identify(self, credential: str | Callable[[], str], key: SigningKey) -> Self:

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ntkfl.atomic import check_private
 from ntkfl.errors import ConfigError
@@ -26,11 +25,8 @@ try:
 except ImportError as error:  # the core works without; this room does not
     raise missing("a service", "services") from error
 
-HEADERS_S = 15  # for a TLS handshake, for a request's headers, and for an idle connection
+HEADERS_S = 15  # for a request's headers, and for an idle connection
 STOP_S = 10  # for requests under way to end once a stop is asked for
-_SHUTDOWN_S = 5  # for a connection that is being closed to take the rest of its answer
-_BUFFER = 64 << 10  # bytes that wait in memory for one reader; left to itself TLS takes 512 KiB
-_SYSTEM_BUFFER = 256 << 10  # bytes that wait in the system's memory for one reader; left to itself it takes 4 MB
 
 
 @dataclass(frozen=True)
@@ -56,7 +52,7 @@ def serve(listeners: Sequence[Listener], stop: threading.Event | None = None) ->
     with contextlib.ExitStack() as stack:
         servers = [_server(listener) for listener in listeners]
         sockets = [stack.enter_context(_bind(listener)) for listener in listeners]
-        runner = stack.enter_context(asyncio.Runner(loop_factory=_EventLoop))
+        runner = stack.enter_context(asyncio.Runner(loop_factory=asyncio.SelectorEventLoop))
         runner.run(_run(listeners, servers, sockets, stop or threading.Event()))
 
 
@@ -89,14 +85,6 @@ async def _run(
     log("stopped")
 
 
-class _EventLoop(asyncio.SelectorEventLoop):
-    """uvicorn has no setting for TLS handshakes and closings, to which asyncio gives a minute and half of one."""
-
-    async def create_server(self, *arguments: Any, **options: Any) -> asyncio.Server:
-        options |= {"ssl_handshake_timeout": HEADERS_S, "ssl_shutdown_timeout": _SHUTDOWN_S}
-        return await super().create_server(*arguments, **options)
-
-
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -111,23 +99,12 @@ class _Protocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=_BUFFER)
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SYSTEM_BUFFER)
         self.loop.call_later(HEADERS_S, self._close_if_idle, None)
 
     def on_response_complete(self) -> None:
         done = self.cycle  # the next may begin at once, where it was sent ahead
         super().on_response_complete()
         self.loop.call_later(HEADERS_S, self._close_if_idle, done)
-
-    def shutdown(self) -> None:
-        """A peer that keeps an idle connection and does not answer its closing must not hold up a stop."""
-        super().shutdown()
-        self.loop.call_later(1, self._abort_if_done)
-
-    def _abort_if_done(self) -> None:
-        if self.cycle is None or self.cycle.response_complete:
-            self.transport.abort()
 
     def _close_if_idle(self, last: object) -> None:
         if self.cycle is last and not self.transport.is_closing():

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request, Response
@@ -18,21 +17,11 @@ from ntkfl.errors import MessageError, Refused, TrustError
 from ntkfl.services.announcement import Head
 from ntkfl.services.http.application import BINARY, service_app
 from ntkfl.services.log import log
+from ntkfl.services.metrics import METRICS
+from ntkfl.services.shuffler.batch import Status
 from ntkfl.services.shuffler.long_poll import LongPollEvent
-from ntkfl.services.shuffler.schemas import (
-    BESIDE_ROWS,
-    MAX_BODY,
-    RUN,
-    BatchStatus,
-    Clients,
-    Done,
-    Latest,
-    Reports,
-    Sequence,
-    check_run,
-)
+from ntkfl.services.shuffler.schemas import BESIDE_ROWS, MAX_BODY, RUN, Clients, check_run
 from ntkfl.services.shuffler.store import Shuffler
-from ntkfl.services.shuffler.watch import ShufflerWatch
 from ntkfl.services.trusted_peers import TrustedPeers
 
 BATCH = f"{RUN}/batches/{{round}}/{{exchange}}"
@@ -45,7 +34,6 @@ def aggregator_app(
     long_poll: LongPollEvent,
     refresh: Callable[[], Awaitable[None]],
     most: int = MAX_BODY,
-    watch: ShufflerWatch | None = None,
 ) -> FastAPI:
     """Under `/v1/runs/{run}`: clients, announcements, batches and reports. Its listener admits the aggregator alone.
 
@@ -64,24 +52,23 @@ def aggregator_app(
 
     keyed, checked = Depends(batch_key), [Depends(known)]
     binary: dict[str, Any] = {"dependencies": checked, "response_class": Response}
-    watch = watch or ShufflerWatch(shuffler)
-    app = service_app("shuffler-aggregator", max_body=MAX_BODY, ready=watch.ready)
+    app = service_app("shuffler-aggregator", max_body=MAX_BODY, ready=shuffler.check)
 
     @app.get(f"{RUN}/clients", dependencies=checked)
     def clients(role: str = "client") -> Clients:
         if role not in ROLES:
             raise Refused("invalid", f"a role is one of {', '.join(ROLES)}")
-        present, lapsed = shuffler.clients(role), shuffler.lapsed(role)
-        named = role == "client" and shuffler.presence.may_be_named(len(present))
-        return Clients(clients=present, away=len(lapsed), lapsed=lapsed if named else [])
+        present = shuffler.clients(role)
+        named = role == "evaluator" or shuffler.presence.may_be_named(len(present))
+        return Clients(clients=present, lapsed=shuffler.lapsed(role) if named else [])
 
     @app.get(f"{RUN}/latest", dependencies=checked)
-    def latest() -> Latest:
+    def latest() -> dict[str, int | BatchKey | None]:
         sequence, key = shuffler.latest()
-        return Latest(sequence=sequence, key=None if key is None else list(key))
+        return {"sequence": sequence, "key": key}
 
     @app.post(f"{RUN}/announcements", dependencies=checked)
-    async def announcements(request: Request) -> Sequence:
+    async def announcements(request: Request) -> dict[str, int]:
         signed = await request.body()
         try:  # the batch that is opened is the one that clients will see
             head, _ = Head.check(signed, signer, peers.federation, peers.run)
@@ -95,20 +82,22 @@ def aggregator_app(
                 raise Refused("terms", f"a client's rows may have at most {most} bytes in all")
             await refresh()
         sequence = await asyncio.to_thread(shuffler.publish, signed, head.key, asked)
-        if asked is not None:
-            watch.opened(asked)
         long_poll.notify()
         log("published", level=logging.DEBUG, sequence=sequence, round=head.key.round, exchange=head.key.exchange)
-        return Sequence(sequence=sequence)
+        return {"sequence": sequence}
 
     @app.get(BATCH, dependencies=checked)
-    def status(key: BatchKey = keyed) -> BatchStatus:
-        return BatchStatus.model_validate(asdict(shuffler.status(key)))
+    def status(key: BatchKey = keyed) -> Status:
+        return shuffler.status(key)
 
     @app.post(f"{BATCH}/release", **binary)
     def release(key: BatchKey = keyed) -> Response:
+        again = shuffler.status(key).state == "released"  # the aggregator did not get all of it
         announced, (count, size) = shuffler.announced(key), shuffler.permute(key)
-        watch.released(key)
+        if not again:
+            METRICS.count("ntkfl_batches_total", state="released")
+            level = logging.INFO if key.exchange == 0 else logging.DEBUG
+            log(f"round {key.round}: released the rows of {shuffler.status(key).clients} clients", level=level)
         some = max(1, PIECE // size)  # rows that are in memory at once, however many there are
         pieces = (b"".join(shuffler.released(key, first, some)) for first in range(0, count, some))
         length = {"content-length": str(FRAME_BYTES + count * size)}
@@ -119,19 +108,20 @@ def aggregator_app(
         return Response(pack_rows(shuffler.announced(key), [shuffler.masks(key)]), media_type=BINARY)
 
     @app.post(f"{BATCH}/cancel", dependencies=checked)
-    def cancel(key: BatchKey = keyed) -> Done:
+    def cancel(key: BatchKey = keyed) -> dict[str, str]:
         answered = shuffler.status(key).clients
         shuffler.cancel(key)
-        watch.cancelled(key, answered)
-        return Done(status="cancelled")
+        METRICS.count("ntkfl_batches_total", state="cancelled")
+        log(f"round {key.round}: cancelled, {answered} clients had answered", level=logging.WARNING)
+        return {"status": "cancelled"}
 
     @app.delete(BATCH, dependencies=checked)
-    def forget(key: BatchKey = keyed) -> Done:
+    def forget(key: BatchKey = keyed) -> dict[str, str]:
         shuffler.forget(key)
-        return Done(status="forgotten")
+        return {"status": "forgotten"}
 
     @app.get(f"{BATCH}/reports", dependencies=checked)
-    def reports(key: BatchKey = keyed) -> Reports:
-        return Reports(reports=[base64.b64encode(sealed).decode() for sealed in shuffler.reports(key)])
+    def reports(key: BatchKey = keyed) -> dict[str, list[str]]:
+        return {"reports": [base64.b64encode(sealed).decode() for sealed in shuffler.reports(key)]}
 
     return app

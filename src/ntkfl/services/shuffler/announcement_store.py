@@ -53,6 +53,11 @@ class AnnouncementStore:
         with self._lock:
             self._db.close()
 
+    def check(self) -> None:
+        """`Refused` while the state cannot be used."""
+        with self._transaction():
+            pass
+
     @property
     def newest(self) -> int:
         """The newest announcement's sequence number; 0: none yet. Never waits."""

@@ -36,7 +36,7 @@ class ShufflerClient:
         return self.presence(role).clients
 
     def presence(self, role: str) -> Clients:
-        """The same, with how many of them do not answer and have not called since, and their names where told."""
+        """The same, with those of them that are not waited for, where that is told."""
         with _reading():
             answer = self.http.ask("GET", f"{self._run}/clients?role={role}", most=MANY)
             return Clients.model_validate(answer.json())

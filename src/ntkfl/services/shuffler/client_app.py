@@ -25,14 +25,13 @@ from ntkfl.services.http.application import BINARY, service_app, target
 from ntkfl.services.http.signing import check_headers, check_request
 from ntkfl.services.shuffler.announcement_store import REPORT_BYTES
 from ntkfl.services.shuffler.long_poll import LongPollEvent
-from ntkfl.services.shuffler.schemas import BESIDE_ROWS, MAX_BODY, RUN, Done, Receipt, check_run
+from ntkfl.services.shuffler.schemas import BESIDE_ROWS, MAX_BODY, RUN, check_run
 from ntkfl.services.shuffler.store import Shuffler
-from ntkfl.services.shuffler.watch import ShufflerWatch
 from ntkfl.services.trusted_peers import TrustedPeers
 
 MAX_HELD = 512 << 20  # bytes of all submissions under way, unless the shuffler's operator says otherwise
 WAIT_S = 20.0  # that a request waits for an announcement
-SEQUENCE_HEADER, NEWEST_HEADER = "ntkfl-sequence", "ntkfl-newest"
+SEQUENCE_HEADER = "ntkfl-sequence"
 Framed = tuple[Announced, list[memoryview]]  # rows are views of the body they came in
 After = Annotated[int, Query(ge=0, lt=1 << 63)]
 
@@ -46,7 +45,6 @@ def client_app(
     max_held: int = MAX_HELD,
     wait_s: float = WAIT_S,
     lifespan: Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]] | None = None,
-    watch: ShufflerWatch | None = None,
 ) -> FastAPI:
     """Under `/v1/runs/{run}`: `POST /hello`, `GET /announcement?after=`, `POST /rows`, `POST /sums`, `POST /reports`,
     all signed.
@@ -87,18 +85,20 @@ def client_app(
         body = memoryview(await request.body())
         return bytes(body[:SEED_BYTES]), await unpacked(body[SEED_BYTES:])
 
-    def receipt(announced: Announced) -> Receipt:
-        return Receipt(receipt=issue_receipt(signer, peers.federation, peers.run, announced).hex())
+    def receipt(announced: Announced) -> dict[str, str]:
+        issued = issue_receipt(signer, peers.federation, peers.run, announced)
+        return {"status": "received", "receipt": issued.hex()}
 
     client, rows_of, masked_of = Depends(signed_by), Depends(frame), Depends(masked_frame)
-    ready = (watch or ShufflerWatch(shuffler)).ready
     most = min(MAX_BODY, max_held)
-    app = service_app("shuffler", max_body=most, max_held=max_held, admit=admit, lifespan=lifespan, ready=ready)
+    app = service_app(
+        "shuffler", max_body=most, max_held=max_held, admit=admit, lifespan=lifespan, ready=shuffler.check
+    )
 
     @app.post(f"{RUN}/hello")
-    def hello(credential: Credential = client) -> Done:
+    def hello(credential: Credential = client) -> dict[str, str]:
         shuffler.present(credential.client, credential.role)
-        return Done(status="present")
+        return {"status": "present"}
 
     @app.get(f"{RUN}/announcement", response_class=Response)
     async def announcement(after: After = 0, credential: Credential = client) -> Response:
@@ -108,22 +108,21 @@ def client_app(
             found = shuffler.announcement(after)
         if found is None:
             return Response(status_code=204, headers={"connection": "close"} if long_poll.closed else None)
-        headers = {SEQUENCE_HEADER: str(found[0]), NEWEST_HEADER: str(shuffler.newest)}
-        return Response(found[1], media_type=BINARY, headers=headers)
+        return Response(found[1], media_type=BINARY, headers={SEQUENCE_HEADER: str(found[0])})
 
     @app.post(f"{RUN}/rows")
-    def rows(credential: Credential = client, framed: Framed = rows_of) -> Receipt:
+    def rows(credential: Credential = client, framed: Framed = rows_of) -> dict[str, str]:
         shuffler.submit(credential.client, *framed)
         return receipt(framed[0])
 
     @app.post(f"{RUN}/sums")
-    def sums(credential: Credential = client, masked: tuple[bytes, Framed] = masked_of) -> Receipt:
+    def sums(credential: Credential = client, masked: tuple[bytes, Framed] = masked_of) -> dict[str, str]:
         seed, (announced, rows) = masked
         shuffler.submit(credential.client, announced, rows, seed)
         return receipt(announced)
 
     @app.post(f"{RUN}/reports")
-    def reports(credential: Credential = client, framed: Framed = rows_of) -> Receipt:
+    def reports(credential: Credential = client, framed: Framed = rows_of) -> dict[str, str]:
         if credential.role != "evaluator":
             raise Refused("not-evaluator", "only evaluators report")
         announced, sealed = framed

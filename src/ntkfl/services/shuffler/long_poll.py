@@ -10,24 +10,17 @@ class LongPollEvent:
     """Wakes all requests that wait for an announcement; each costs an entry in a list, not a thread."""
 
     def __init__(self) -> None:
-        self._event, self.closed, self._waiting = asyncio.Event(), False, 0
-
-    def __len__(self) -> int:
-        """How many wait."""
-        return self._waiting
+        self._event, self.closed = asyncio.Event(), False
 
     async def wait(self, seconds: float) -> bool:
         """Whether `notify` was called in that time. A caller that looked for an announcement just before cannot miss
         one: both are of one event loop.
         """
-        self._waiting += 1
         try:
             async with asyncio.timeout(0 if self.closed else seconds):
                 return await self._event.wait()
         except TimeoutError:
             return False
-        finally:
-            self._waiting -= 1
 
     def notify(self) -> None:
         self._event.set()

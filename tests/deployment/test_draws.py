@@ -1,10 +1,10 @@
-"""Whom a round draws from, and what is said of those that do not answer."""
+"""Whom a round draws from."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-from ntkfl.deployment.absences import drawn_from
+from ntkfl.deployment.shuffler_transport import drawn_from
 from ntkfl.federation.server import Server
 from ntkfl.federation.server_state import draw_cohort
 from ntkfl.methods import METHODS
