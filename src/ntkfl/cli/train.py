@@ -133,12 +133,6 @@ def train(
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="the run's folder", rich_help_panel=_OUTPUT)] = None,
-    tensorboard: Annotated[
-        bool,
-        typer.Option(
-            "--tensorboard", help="also write event files into --out (needs the extra)", rich_help_panel=_OUTPUT
-        ),
-    ] = False,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="one JSON object per round on stdout, nothing else", rich_help_panel=_OUTPUT),
@@ -148,15 +142,13 @@ def train(
 
     Example: ntkfl train --dataset fashion-mnist --alpha 0.1 --rounds 10 --out runs/a
     """
-    from ntkfl.federation.callbacks import TensorBoardCallback
     from ntkfl.federation.chance import advice
     from ntkfl.federation.server import remarks
     from ntkfl.federation.simulation import execute
     from ntkfl.progress import RoundTable
 
-    for flag, wanted in (("--tensorboard", tensorboard), ("--resume", resume)):
-        if wanted and out is None:
-            raise ConfigError(f"{flag} needs --out, the run's folder")
+    if resume and out is None:
+        raise ConfigError("--resume needs --out, the run's folder")
     given = {
         "data": {
             "dataset": dataset,
@@ -178,7 +170,6 @@ def train(
     base = _settings_before(config, out if resume else None, allow_code)
     run_config = _config(base, given, set_ or [], private)
     display = RoundTable(run_config.method["name"], run_config.rounds, remarks, quiet=as_json)
-    callbacks = [_printed(display, as_json), *([TensorBoardCallback(out)] if tensorboard and out is not None else [])]
     for line in _notes(run_config):
         display.note(line)
     if out is None:
@@ -189,7 +180,7 @@ def train(
             out=out,
             resume=resume,
             device=device,
-            callbacks=callbacks,
+            callbacks=[_printed(display, as_json)],
             insight=True,
         )
     if not as_json:

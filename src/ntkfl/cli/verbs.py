@@ -29,7 +29,6 @@ VERBS = {
     "watch": "Watch runs while they go on.",
     "forget": "Take a client out of a run, exactly.",
     "data": "Datasets, and how they are dealt to clients.",
-    "doctor": "Check this machine, and say what to do.",
     "export": "Write a run's model, to use elsewhere.",
     "keys": "Keys, tokens and certificates of a federation.",
     "deploy": "Try a federation out.",

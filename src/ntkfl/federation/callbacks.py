@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ntkfl.errors import ConfigError
-from ntkfl.extras import missing
 from ntkfl.federation.run_folder import Record
 from ntkfl.progress import RoundLine
 
@@ -124,45 +122,6 @@ class Progress(Callback):
     def on_end(self) -> None:
         if self._line is not None:
             self._line.__exit__(None, None, None)
-
-
-class TensorBoardCallback(Callback):
-    """Writes each round as a point of TensorBoard's event files into `<run folder>/tensorboard`.
-
-    They have what `history.jsonl` and `timings.jsonl` have. Needs the extra `tensorboard`.
-    """
-
-    def __init__(self, run_folder: Path | str) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise missing("--tensorboard", "tensorboard") from None
-        self.folder = Path(run_folder) / "tensorboard"
-        self._make: Callable[..., Any] = SummaryWriter
-        self._writer: Any = None
-
-    def on_round(self, record: Record, timing: Record) -> None:
-        number = int(record["round"])
-        if self._writer is None:
-            # Not before: a run's folder must be empty when the run begins. A resumed run's later points are replaced.
-            self._writer = self._make(str(self.folder), purge_step=number)
-        values = {f"{_group(name)}/{name}": value for name, value in record.items() if name != "round"}
-        values |= {f"time/{name}": value for name, value in timing.items() if name != "round"}
-        for direction in ("uplink", "downlink"):
-            values |= {f"messages/{direction}_{kind}": count for kind, count in (record.get(direction) or {}).items()}
-        for name, value in values.items():
-            if isinstance(value, int | float):
-                self._writer.add_scalar(name, value, number)
-        self._writer.flush()
-
-    def on_end(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-
-
-def _group(name: str) -> str:
-    """TensorBoard opens with the first group by name: the accuracies."""
-    return next((group for group in ("accuracy", "loss") if name.endswith(group)), "round")
 
 
 def _call(method: Callable[..., None], *values: Any) -> None:
