@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -34,8 +34,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def write_atomically(path: Path, content: bytes, on_bytes: Callable[[int], None] = lambda count: None) -> None:
-    """Give `path` this content, all of it or none; `on_bytes` hears how many more of them are on the disk.
+def write_atomically(path: Path, content: bytes) -> None:
+    """Give `path` this content, all of it or none.
 
     Flushed piece by piece: nothing can end a process that waits for a disk to take a gigabyte.
     """
@@ -46,7 +46,6 @@ def write_atomically(path: Path, content: bytes, on_bytes: Callable[[int], None]
             if len(content) > PIECE:
                 file.flush()
                 os.fsync(file.fileno())
-            on_bytes(len(piece))
 
 
 def write_private(path: Path, data: bytes) -> None:

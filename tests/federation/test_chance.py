@@ -46,9 +46,9 @@ def test_constants_are_of_the_labels(digits: ntkfl.data.Federated) -> None:
 def test_a_loss_that_explodes_is_told_of_at_once_and_the_run_has_failed(digits: ntkfl.data.Federated) -> None:
     with pytest.warns(UserWarning, match="the model is worse than a constant prediction: test loss") as told:
         run = trained(digits, FedAvg(lr=300.0, local_steps=3))
-    assert "try a smaller lr (now 300) or fewer local_steps (now 3)" in str(told[0].message)
+    assert "try shorter steps: lr (now 300), local_steps (now 3)" in str(told[0].message)
     assert told[0].filename == __file__
-    assert "training diverges; try a smaller lr (now 300)" in run.history[0]["warning"]
+    assert "training diverges; try shorter steps: lr (now 300)" in run.history[0]["warning"]
     assert len([record for record in run.history if "warning" in record]) == 2  # of six rounds, the first and the sixth
     assert any(line.startswith("warning: test loss") for line in remarks(run.history[0]))
     assert run.failure.startswith("the model is worse than a constant prediction")
@@ -61,9 +61,7 @@ def test_five_rounds_at_chance_are_told_of(digits: ntkfl.data.Federated) -> None
     run = trained(noise, FedAvg(lr=1e-6, local_steps=1))
     (record,) = [record for record in run.history if "warning" in record]
     assert record["round"] == 5
-    assert (
-        "for 5 rounds no better than a constant; try a larger lr (now 1e-06) or more local_steps" in record["warning"]
-    )
+    assert "for 5 rounds no better than a constant; try longer steps: lr (now 1e-06), local_steps" in record["warning"]
 
 
 def test_real_targets_are_compared_with_their_mean() -> None:
@@ -89,10 +87,8 @@ def test_runs_that_learn_are_left_alone(method: Method, rounds: int, digits: ntk
 @pytest.mark.parametrize("name", METHODS)
 def test_advice_is_of_options_that_the_method_has(name: str) -> None:
     method = METHODS[name]()
-    for more in (False, True):
-        named = re.findall(r"(?:smaller|larger|fewer|more|shorter|longer) (\w+)", advice(method, more=more))
-        assert named
-        assert set(named) <= set(METHODS[name].model_fields)
+    named = re.findall(r"(\w+) \(now", advice(method))
+    assert set(named) <= set(METHODS[name].model_fields)
     assert " lr" not in advice(METHODS["ntk-fl"]())  # the flow has no use for it
     assert "delta" not in advice(METHODS["private-sums"]())  # that of privacy
 
@@ -100,7 +96,7 @@ def test_advice_is_of_options_that_the_method_has(name: str) -> None:
 def test_numbers_that_are_not_finite_come_with_advice(digits: ntkfl.data.Federated) -> None:
     with pytest.raises(NTKFLError) as met:
         trained(digits, FedAvg(lr=1e30, local_steps=5))
-    assert any("try a smaller lr (now 1e+30)" in note for note in met.value.__notes__)
+    assert any("try shorter steps: lr (now 1e+30)" in note for note in met.value.__notes__)
 
 
 def test_the_command_ends_with_an_error_and_keeps_the_run(tmp_path: Path) -> None:
@@ -108,7 +104,7 @@ def test_the_command_ends_with_an_error_and_keeps_the_run(tmp_path: Path) -> Non
     failed = command("train", *SMALL, *how, "--lr", "300")
     assert failed.returncode == 2
     assert failed.stderr.startswith("ntkfl: the model is worse than a constant prediction: test loss")
-    assert "try a smaller lr (now 300) or fewer local_steps (now 2)" in failed.stderr
+    assert "try shorter steps: lr (now 300), local_steps (now 2)" in failed.stderr
     assert "training diverges" in failed.stdout
     run = ntkfl.Run.load(tmp_path / "a")
     assert len(run.history) == 6

@@ -12,21 +12,7 @@ from ntkfl.progress import percent
 ROUNDS = 5  # without being better than a constant, after which it is said, and after which a run has failed
 EXPLODED = 10.0  # times a constant's loss
 _NEAR = 0.02  # of accuracy: as good as a constant's
-# What makes a round move the weights less, for options that a method has; the other way round they move more.
-_LESS = {
-    "lr": "a smaller lr",
-    "server_lr": "a smaller server_lr",
-    "local_steps": "fewer local_steps",
-    "local_epochs": "fewer local_epochs",
-    "steps": "shorter steps",
-    "time": "a shorter time",
-    "mu": "a larger mu",
-    "delta": "a larger delta",
-    "damping": "a larger damping",
-    "penalty": "a larger penalty",
-    "epsilon": "a larger epsilon",
-}
-_OPPOSITE = {"smaller": "larger", "larger": "smaller", "fewer": "more", "shorter": "longer"}
+_STEP = ("lr", "server_lr", "local_steps", "local_epochs", "time", "mu", "delta", "damping", "penalty", "epsilon")
 
 
 def warning(history: Sequence[Record], constant: Mapping[str, Any] | None, method: Method) -> str:
@@ -41,7 +27,7 @@ def warning(history: Sequence[Record], constant: Mapping[str, Any] | None, metho
         return f"{_than(history[-1], constant)}: training diverges; {advice(method)}"
     if stuck and not exploded and stuck % ROUNDS == 0:
         how = f"{_than(history[-1], constant)}, for {stuck} rounds no better than a constant"
-        return f"{how}; {advice(method, more=ratio < 1.1)}"
+        return f"{how}; {advice(method, longer=ratio < 1.1)}"
     return ""
 
 
@@ -50,29 +36,23 @@ def failure(history: Sequence[Record], constant: Mapping[str, Any] | None) -> st
     if not constant or not history:
         return ""
     last = history[-1]
+    if last["test_loss"] is None:  # of a model that has forgotten a client since
+        return ""
     if constant.get("accuracy") is not None and last["test_accuracy"] > constant["accuracy"]:
         return ""
     worse = _ratio(last, constant) > (1.05 if len(history) >= ROUNDS else EXPLODED)
     return f"the model is worse than a constant prediction: {_than(last, constant)}" if worse else ""
 
 
-def advice(method: Method, *, more: bool = False) -> str:
-    """Options of this method that make rounds move the weights less, or `more`."""
+def advice(method: Method, *, longer: bool = False) -> str:
+    """Options of this method that say how far a round moves the weights."""
     options = method.model_dump()
     unused = {"lr"} if options.get("scheme") == "flow" else set()
-    private = {"epsilon", "delta"} <= options.keys()
-    unused |= {"delta"} if private else set()
-    unused |= {"epsilon"} if private and (more or options["epsilon"] is None) else set()
-    unused |= {"local_steps" if options.get("local_epochs") else "local_epochs"}
-    found = []
-    for name, text in _LESS.items():
-        if name in options and name not in unused:
-            word = next(word for word in _OPPOSITE if word in text.split())
-            value = options[name]
-            now = f" (now {value:g})" if isinstance(value, int | float) else ""
-            found.append((text.replace(word, _OPPOSITE[word]) if more else text) + now)
-    listed = ", ".join(found[:-1]) + (" or " if len(found) > 1 else "") + found[-1] if found else ""
-    return f"try {listed or 'another method or network'}; inputs should be near mean 0 and deviation 1"
+    unused |= {"epsilon", "delta"} if {"epsilon", "delta"} <= options.keys() else set()  # of privacy
+    values = {name: options[name] for name in _STEP if name in options and name not in unused}
+    named = [f"{name} (now {value:g})" for name, value in values.items() if isinstance(value, int | float)]
+    which = f": {', '.join(named)}" if named else ""
+    return f"try {'longer' if longer else 'shorter'} steps{which}; inputs should be near mean 0 and deviation 1"
 
 
 def _ratio(record: Record, constant: Mapping[str, Any]) -> float:
@@ -84,7 +64,8 @@ def _ratio(record: Record, constant: Mapping[str, Any]) -> float:
 def _streak(history: Sequence[Record], constant: Mapping[str, Any], least: float) -> int:
     """Rounds at the end whose loss is at least so many times a constant's, and whose accuracy is no better."""
     for count, record in enumerate(reversed(history)):
-        better = constant.get("accuracy") is not None and record["test_accuracy"] > constant["accuracy"] + _NEAR
+        accuracy = record["test_accuracy"]
+        better = constant.get("accuracy") is not None and (accuracy is None or accuracy > constant["accuracy"] + _NEAR)
         if better or _ratio(record, constant) < least:
             return count
     return len(history)

@@ -3,7 +3,6 @@
     config.toml        what was run            history.jsonl   one record a round: the same for the same config
     timings.jsonl      what varies             model.safetensors   the weights to use
     checkpoint/state.safetensors   what the next round starts from
-    wire/round-NNN/    messages of rounds that were to be recorded (recording.py)
 
 A file is written beside its place and moved there whole; a history line comes before the checkpoint that counts it.
 """

@@ -122,13 +122,11 @@ def _answered(records: Sequence[Record]) -> str:
 
 
 def _forgot(config: Mapping[str, Any], records: Sequence[Record]) -> str:
-    """What `ntkfl forget` did since: the last scores are then of another model than training ended with."""
-    gone, before = records[-1].get("forgotten"), records[-1].get("before_forgetting")
+    """What `ntkfl forget` did since."""
+    gone = records[-1].get("forgotten")
     if not isinstance(gone, list) or not gone:
         return ""
-    accuracy = before.get("test_accuracy") if isinstance(before, dict) else None
-    was = f", accuracy {percent(accuracy)} before" if isinstance(accuracy, int | float) else ""
-    return f"; {plural(len(gone), 'client')} forgotten since ({called(config, gone)}){was}"
+    return f"; {plural(len(gone), 'client')} forgotten since ({called(config, gone)})"
 
 
 def condition(run: FoundRun, config: Mapping[str, Any], records: Sequence[Record]) -> Condition:
