@@ -185,7 +185,7 @@ def test_the_scores_of_the_old_model_leave_the_history(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "insight.json").exists()  # of the old model
     shown = view(find([tmp_path / "run"])[0][0])
     assert shown["text"] == "finished: 1 round; 1 client forgotten since (north)"
-    said = CliRunner().invoke(app, ["audit", str(tmp_path / "run"), "--quick"])
+    said = CliRunner().invoke(app, ["audit", str(tmp_path / "run")])
     assert "a client was forgotten since (north)" in str(said.exception)
     forget(tmp_path / "run", "south")
     assert RunFolder(tmp_path / "run").records()[-1]["forgotten"] == [1, 2]

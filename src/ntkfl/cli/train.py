@@ -21,7 +21,6 @@ from ntkfl.cli.verbs import (
     ClientColumn,
     LabelColumn,
     SplitColumn,
-    one_of,
 )
 from ntkfl.errors import ConfigError, NumericalError
 
@@ -39,7 +38,6 @@ def train(
         typer.Option(
             help=f"{', '.join(DATASETS)}, FILE.csv, .parquet or .npz, a folder, or package.module:function "
             f"(default {DATASETS[0]})",
-            autocompletion=one_of(DATASETS),
             rich_help_panel=_DATA,
         ),
     ] = None,
@@ -47,7 +45,6 @@ def train(
         str | None,
         typer.Option(
             help=f"{', '.join(PARTITIONS)} (default {PARTITIONS[0]})",
-            autocompletion=one_of(PARTITIONS),
             rich_help_panel=_DATA,
         ),
     ] = None,
@@ -80,7 +77,6 @@ def train(
         str | None,
         typer.Option(
             help=f"{', '.join(METHODS)} (default {METHODS[0]}), or package.module:Class",
-            autocompletion=one_of(METHODS),
             rich_help_panel=_METHOD,
         ),
     ] = None,
@@ -88,7 +84,6 @@ def train(
         str | None,
         typer.Option(
             help=f"{', '.join(MODELS)}, or package.module:factory (default {MODELS[0]})",
-            autocompletion=one_of(MODELS),
             rich_help_panel=_METHOD,
         ),
     ] = None,
@@ -174,7 +169,7 @@ def train(
         display.note(line)
     if out is None:
         display.note("not kept: without --out no model, history or report is left when this ends")
-    with stoppable(lambda: _stopped(out, bool(run_config.code))), _placed(run_config.code), display:
+    with stoppable(lambda: _stopped(out, bool(run_config.code))), _placed(), display:
         run = execute(
             run_config,
             out=out,
@@ -236,14 +231,14 @@ def _notes(config: RunConfig) -> Iterator[str]:
 
 
 @contextmanager
-def _placed(code: Sequence[str]) -> Iterator[None]:
+def _placed() -> Iterator[None]:
     """An error within it goes on with notes: the lines of the user's own code on the way to it."""
     try:
         yield
     except Exception as error:
         from ntkfl.compare.failures import own_frames
 
-        for line in own_frames(error, code):
+        for line in own_frames(error):
             error.add_note(line)
         raise
 

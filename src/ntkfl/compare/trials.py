@@ -19,13 +19,10 @@ from ntkfl.data.sources import is_own, own_digest
 from ntkfl.devices import find_device
 from ntkfl.errors import Diverged, NTKFLError, NumericalError
 from ntkfl.federation.build import load_data, spelled_out
-from ntkfl.federation.chance import failure
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.federation.simulation import execute
-from ntkfl.federation.validation import NOT_FINITE
 from ntkfl.processes import Pool
-from ntkfl.progress import plural
 from ntkfl.user_code import source_digest
 
 
@@ -64,19 +61,6 @@ class Cell:
     def failed(self) -> str:
         """Why the run could not be finished, in one line: it diverged, or ended in an error."""
         return self._diverged or self.error.partition("\n")[0]
-
-    @property
-    def remark(self) -> str:
-        """Why a run that ended is worth little: its model is worse than a constant prediction, or values that are not
-        finite were rejected all along. Else empty.
-        """
-        records = self.history()
-        hit = [r for r in records if r.get("rejected", {}).get(NOT_FINITE)]
-        if 2 * len(hit) <= len(records):
-            return failure(records, self.folder.config().get("constant")) if self.folder.holds_run else ""
-        lost = sum(min(r["rejected"][NOT_FINITE], r.get("rejected_clients", 0)) for r in hit)
-        most = "most" if 2 * lost > sum(len(r["clients"]) for r in records) else "some"
-        return f"{most} replies rejected: {NOT_FINITE}, in {len(hit)} of {plural(len(records), 'round')}"
 
     @property
     def error(self) -> str:

@@ -120,19 +120,6 @@ class Run:
         accuracy = None if labels.is_floating_point() else float((outputs.argmax(1) == labels).double().mean())
         return Score(accuracy, float(task.losses(outputs, labels).double().mean()), len(labels))
 
-    def save(self, path: Path | str) -> Path:
-        """Write the run's folder, as training with `out=path` would have."""
-        folder = RunFolder(path)
-        with folder.locked():
-            folder.create(self.config)
-            for record, timing in zip(self.history, self.timings, strict=True):
-                folder.append("history.jsonl", record)
-                folder.append("timings.jsonl", timing)
-            folder.save_checkpoint(len(self.history), self.checkpoint)
-            with eager(self.model) as own:
-                folder.save_model(own.state_dict())
-        return folder.path
-
     @staticmethod
     def load(path: Path | str, model: nn.Module | None = None, *, allow_code: bool = False) -> Run:
         """The run in a folder, as far as it has come.

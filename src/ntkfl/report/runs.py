@@ -59,13 +59,9 @@ def require(paths: Sequence[Path]) -> tuple[list[FoundRun], tuple[float, ...]]:
     """As `find`, and an error where nothing is found."""
     for path in paths:
         if not path.is_dir():
-            raise RunFolderError(
-                f"no such folder: {path}" if not path.exists() else f"{path} is a file, not a run folder"
-            )
+            raise RunFolderError(f"{path} is a file, not a run folder" if path.exists() else f"no such folder: {path}")
         if not find([path])[0]:
-            raise RunFolderError(
-                f"{path} holds no run: expected a folder made by `ntkfl train --out` or `ntkfl compare`, or one of such"
-            )
+            raise RunFolderError(f"{path} holds no run: expected what `ntkfl train --out` or `ntkfl compare` writes")
     return find(paths)
 
 
