@@ -12,7 +12,6 @@ from typing import BinaryIO
 from ntkfl.errors import ConfigError
 
 PART = ".part"  # the end of a name under which a file is being written
-PIECE = 1 << 25  # bytes
 
 
 @contextmanager
@@ -35,17 +34,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Give `path` this content, all of it or none.
-
-    Flushed piece by piece: nothing can end a process that waits for a disk to take a gigabyte.
-    """
+    """Give `path` this content, all of it or none."""
     with replacing(path) as file:
-        for start in range(0, len(content), PIECE):
-            piece = memoryview(content)[start : start + PIECE]
-            file.write(piece)
-            if len(content) > PIECE:
-                file.flush()
-                os.fsync(file.fileno())
+        file.write(content)
 
 
 def write_private(path: Path, data: bytes) -> None:

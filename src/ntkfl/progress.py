@@ -18,7 +18,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 Record = dict[str, Any]  # a line of history.jsonl or timings.jsonl
-FELL = 0.05  # of accuracy lost since the best round: warnings are then said again at the end
 LOG_S = 10.0  # between two lines of a log that only say how far it is
 
 
@@ -192,7 +191,6 @@ class RoundTable:
             disable=not self.live,
         )
         self._task = self._bar.add_task(title, total=rounds, reached="")
-        self._warnings: list[str] = []
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -202,16 +200,14 @@ class RoundTable:
         self._bar.stop()
 
     def note(self, line: str) -> None:
-        if line.startswith("warning: "):
-            self._warnings.append(line)
         self.console.print(line, style="dim", soft_wrap=True)
 
     def show(self, record: Record, timing: Record) -> None:
         if self._pace is None:
-            self.console.print(HEADER + ("" if self.live else "   left"), style="dim", soft_wrap=True)
+            self.console.print(HEADER + ("" if self.live else "      left"), style="dim", soft_wrap=True)
             self._pace = Pace.of_rounds(record, timing)
         left = self._pace.left(record["round"], self.rounds) or 0
-        self.console.print(row(record, timing) + ("" if self.live else f"  {clock(left):>5}"), soft_wrap=True)
+        self.console.print(row(record, timing) + ("" if self.live else f"  {span(left):>8}"), soft_wrap=True)
         for line in self._remarks(record, timing):
             self.console.print(f"       {line}", style="dim")
         self._bar.update(self._task, completed=record["round"], reached=reached(record, ""))
@@ -230,9 +226,6 @@ class RoundTable:
                 f"accuracy {percent(last['test_accuracy'], 2)} after {plural(last['round'], 'round')} "
                 f"(best {percent(best['test_accuracy'], 2)}, round {best['round']})"
             )
-            if best["test_accuracy"] - last["test_accuracy"] > FELL:
-                for line in self._warnings:
-                    self.console.print(line, style="yellow", soft_wrap=True)
         elif last["test_loss"] is not None:
             self.console.print(f"test loss {last['test_loss']:.5g} after {plural(last['round'], 'round')}")
         if "epsilon" in last:
@@ -283,9 +276,3 @@ def span(seconds: float) -> str:
         return f"{whole} s"
     minutes = whole // 60
     return f"{minutes}:{whole % 60:02d} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d} h"
-
-
-def clock(seconds: float) -> str:
-    """0:05, 12:05, 1h02: for a column of five characters."""
-    whole = round(seconds)
-    return f"{whole // 60}:{whole % 60:02d}" if whole < 3600 else f"{whole // 3600}h{whole // 60 % 60:02d}"

@@ -29,63 +29,39 @@ if TYPE_CHECKING:
     from ntkfl.federation.config import RunConfig
     from ntkfl.progress import RoundTable
 
-_DATA, _METHOD, _RUN, _OUTPUT, _PRIVACY = "Data and clients", "Method and model", "Run", "Output", "Privacy"
-
 
 def train(
     dataset: Annotated[
         str | None,
         typer.Option(
             help=f"{', '.join(DATASETS)}, FILE.csv, .parquet or .npz, a folder, or package.module:function "
-            f"(default {DATASETS[0]})",
-            rich_help_panel=_DATA,
+            f"(default {DATASETS[0]})"
         ),
     ] = None,
-    partition: Annotated[
-        str | None,
-        typer.Option(
-            help=f"{', '.join(PARTITIONS)} (default {PARTITIONS[0]})",
-            rich_help_panel=_DATA,
-        ),
-    ] = None,
-    clients: Annotated[int | None, typer.Option(help="clients in all (default 300)", rich_help_panel=_DATA)] = None,
+    partition: Annotated[str | None, typer.Option(help=f"{', '.join(PARTITIONS)} (default {PARTITIONS[0]})")] = None,
+    clients: Annotated[int | None, typer.Option(help="clients in all (default 300)")] = None,
     alpha: Annotated[
-        float | None,
-        typer.Option(
-            help="Dirichlet concentration, above 0: smaller is more heterogeneous (default 0.1)", rich_help_panel=_DATA
-        ),
+        float | None, typer.Option(help="Dirichlet concentration, above 0: smaller is more heterogeneous (default 0.1)")
     ] = None,
     standardize: Annotated[
         bool | None,
         typer.Option(
             "--standardize",
             help="inputs to mean 0 and deviation 1 by feature or channel, from sums that clients tell once",
-            rich_help_panel=_DATA,
         ),
     ] = None,
     targets: Annotated[
         str | None,
-        typer.Option(
-            help="of a file: what whole numbers are, real or classes; as the loss has it if not given",
-            rich_help_panel=_DATA,
-        ),
+        typer.Option(help="of a file: what whole numbers are, real or classes; as the loss has it if not given"),
     ] = None,
     label_column: LabelColumn = None,
     client_column: ClientColumn = None,
     split_column: SplitColumn = None,
     method: Annotated[
-        str | None,
-        typer.Option(
-            help=f"{', '.join(METHODS)} (default {METHODS[0]}), or package.module:Class",
-            rich_help_panel=_METHOD,
-        ),
+        str | None, typer.Option(help=f"{', '.join(METHODS)} (default {METHODS[0]}), or package.module:Class")
     ] = None,
     model: Annotated[
-        str | None,
-        typer.Option(
-            help=f"{', '.join(MODELS)}, or package.module:factory (default {MODELS[0]})",
-            rich_help_panel=_METHOD,
-        ),
+        str | None, typer.Option(help=f"{', '.join(MODELS)}, or package.module:factory (default {MODELS[0]})")
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -94,44 +70,30 @@ def train(
             metavar="NAME=VALUE",
             help="any other setting, with a value as in TOML: lr=0.1, 'model.hidden=[64]', stop_at=0.9; "
             "may be repeated",
-            rich_help_panel=_METHOD,
         ),
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="communication rounds (default 10)", rich_help_panel=_RUN)] = None,
+    rounds: Annotated[int | None, typer.Option(help="communication rounds (default 10)")] = None,
     clients_per_round: Annotated[
-        int | None,
-        typer.Option(help="clients drawn each round, or all where there are fewer (default 20)", rich_help_panel=_RUN),
+        int | None, typer.Option(help="clients drawn each round, or all where there are fewer (default 20)")
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="root of everything random (default 0)", rich_help_panel=_RUN)
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda", rich_help_panel=_RUN)] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="a TOML of settings; options given here win", rich_help_panel=_RUN)
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="continue the run in --out", rich_help_panel=_RUN)] = False,
+    seed: Annotated[int | None, typer.Option(help="root of everything random (default 0)")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda")] = None,
+    config: Annotated[Path | None, typer.Option(help="a TOML of settings; options given here win")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="continue the run in --out")] = False,
     allow_code: AllowCode = False,
     private: Annotated[
         bool,
-        typer.Option(
-            "--private",
-            help="differentially private: secure sums, ε = 3 for a record (--set epsilon=1)",
-            rich_help_panel=_PRIVACY,
-        ),
+        typer.Option("--private", help="differentially private: secure sums, ε = 3 for a record (--set epsilon=1)"),
     ] = False,
     secure_sum: Annotated[
         bool | None,
         typer.Option(
             "--secure-sum",
             help="replies are masked, so that the server learns their sum alone: for methods that need no more",
-            rich_help_panel=_PRIVACY,
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="the run's folder", rich_help_panel=_OUTPUT)] = None,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="one JSON object per round on stdout, nothing else", rich_help_panel=_OUTPUT),
-    ] = False,
+    out: Annotated[Path | None, typer.Option(help="the run's folder")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round on stdout, nothing else")] = False,
 ) -> None:
     """Train one model over many clients.
 

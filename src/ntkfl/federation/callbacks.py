@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ntkfl.errors import ConfigError
 from ntkfl.federation.run_folder import Record
@@ -18,7 +18,7 @@ class Callback:
 
     A callback runs in the training process, between rounds. By the time `on_round` is called, the run's folder holds
     that round, so an exception raised there stops training and loses nothing: the run can be resumed. The exception
-    reaches the caller of `train` as it was raised, with a note that names the callback and the method.
+    reaches the caller of `train` as it was raised.
     """
 
     transcript_rounds: Collection[int] = ()
@@ -49,31 +49,29 @@ class CallbackList(Callback):
         self.callbacks = tuple(callbacks)
         for callback in self.callbacks:
             if not isinstance(callback, Callback):
-                raise ConfigError(
-                    f"a callback must be an instance of a subclass of ntkfl.Callback, not {_name(callback)}"
-                )
+                raise ConfigError(f"a callback must be an instance of a subclass of ntkfl.Callback, not {callback!r}")
         self.transcript_rounds = frozenset().union(*(callback.transcript_rounds for callback in self.callbacks))
 
     def on_begin(self, rounds: int) -> None:
         for callback in self.callbacks:
-            _call(callback.on_begin, rounds)
+            callback.on_begin(rounds)
 
     def on_start(self, note: str) -> None:
         for callback in self.callbacks:
-            _call(callback.on_start, note)
+            callback.on_start(note)
 
     def on_round(self, record: Record, timing: Record) -> None:
         for callback in self.callbacks:
-            _call(callback.on_round, record, timing)
+            callback.on_round(record, timing)
 
     def on_transcript(self, transcript: Transcript) -> None:
         for callback in self.callbacks:
             if transcript.round in callback.transcript_rounds:
-                _call(callback.on_transcript, transcript)
+                callback.on_transcript(transcript)
 
     def on_end(self) -> None:
         for callback in self.callbacks:
-            _call(callback.on_end)
+            callback.on_end()
 
 
 class Functions(Callback):
@@ -122,15 +120,3 @@ class Progress(Callback):
     def on_end(self) -> None:
         if self._line is not None:
             self._line.__exit__(None, None, None)
-
-
-def _call(method: Callable[..., None], *values: Any) -> None:
-    try:
-        method(*values)
-    except Exception as error:
-        error.add_note(f"raised by {method.__qualname__}, a callback of ntkfl.train")
-        raise
-
-
-def _name(value: object) -> str:
-    return f"the class {value.__name__}: add ()" if isinstance(value, type) else repr(value)

@@ -111,12 +111,6 @@ def history(run: FoundRun) -> list[Record]:
     return records[: reached + 1]
 
 
-def _answered(records: Sequence[Record]) -> str:
-    """Of a deployment's last round."""
-    last = records[-1] if records else {}
-    return f", {last['answered']} of {last['asked']} clients answered" if {"asked", "answered"} <= last.keys() else ""
-
-
 def _forgot(config: Mapping[str, Any], records: Sequence[Record]) -> str:
     """What `ntkfl forget` did since."""
     gone = records[-1].get("forgotten")
@@ -143,7 +137,7 @@ def condition(run: FoundRun, config: Mapping[str, Any], records: Sequence[Record
         return Condition("finished", f"finished: {plural(len(records), 'round')}{_forgot(config, records)}")
     so_far = f"{len(records)} of {plural(wanted, 'round')}" if wanted else plural(len(records), "round")
     if run.folder.in_use:
-        return Condition("running", f"running: {so_far}{_answered(records)}")
+        return Condition("running", f"running: {so_far}")
     if error := error_of(run.folder.path):
         return Condition("failed", f"failed after {so_far}: {error}")
     return Condition("stopped", f"stopped after {so_far}")
