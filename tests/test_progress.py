@@ -9,7 +9,7 @@ import pytest
 
 import ntkfl
 from ntkfl.federation.callbacks import Functions, Progress
-from ntkfl.progress import ProgressBar, RoundLine, span
+from ntkfl.progress import ProgressBar, span
 
 
 class Terminal(io.StringIO):
@@ -24,16 +24,23 @@ class Clock:
         return self.now
 
 
-def rounds(line: RoundLine, clock: Clock, count: int) -> None:
-    with line:
-        for number in range(1, count + 1):
-            clock.now += 4
-            line.show({"round": number, "test_accuracy": number / 100, "test_loss": 1.0}, {"seconds": 4.0})
+def begun(log: bool, clock: Clock, rounds: int) -> Progress:
+    line = Progress(log)
+    line._clock = clock
+    line.on_begin(rounds)
+    return line
+
+
+def rounds(line: Progress, clock: Clock, count: int) -> None:
+    for number in range(1, count + 1):
+        clock.now += 4
+        line.on_round({"round": number, "test_accuracy": number / 100, "test_loss": 1.0}, {"seconds": 4.0})
+    line.on_end()
 
 
 def test_a_log_that_was_asked_for_gets_a_line_now_and_then_and_the_last(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
-    rounds(RoundLine(20, True, clock), clock, 7)
+    rounds(begun(True, clock, 20), clock, 7)
     assert capsys.readouterr().err.splitlines() == [
         "round 3 of 20, test accuracy 3.0 %, 12 s, 1:08 min left",
         "round 6 of 20, test accuracy 6.0 %, 24 s, 56 s left",
@@ -43,7 +50,7 @@ def test_a_log_that_was_asked_for_gets_a_line_now_and_then_and_the_last(capsys: 
 
 def test_a_log_that_was_not_asked_for_gets_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
-    rounds(RoundLine(20, None, clock), clock, 20)
+    rounds(begun(False, clock, 20), clock, 20)
     assert capsys.readouterr() == ("", "")
 
 
@@ -51,7 +58,7 @@ def test_a_terminal_has_one_line_that_is_written_over(monkeypatch: pytest.Monkey
     clock, screen = Clock(), Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("COLUMNS", "60")
-    rounds(RoundLine(2, None, clock), clock, 2)
+    rounds(begun(False, clock, 2), clock, 2)
     first, *shown = screen.getvalue().split("\r")
     assert first == ""
     assert all(len(text.rstrip("\n")) == 59 for text in shown)  # each covers the one before it
@@ -88,13 +95,13 @@ def test_the_time_left_of_a_resumed_run_counts_the_rounds_that_were_played(monke
     """Rounds of 4 s, from the fifth of ten on: 20 s are left after it, whatever the first four took."""
     clock, screen = Clock(), Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
-    with RoundLine(10, True, clock) as line:
-        clock.now += 4
-        line.show({"round": 5, "test_accuracy": 0.5, "test_loss": 1.0}, {"seconds": 4.0})
-        assert "round 5 of 10, test accuracy 50.0 %, 4 s, 20 s left" in screen.getvalue()
-        clock.now += 8
-        line.show({"round": 6, "test_accuracy": None, "test_loss": 0.25}, {"seconds": 8.0})
-        assert "round 6 of 10, test loss 0.25, 12 s, 24 s left" in screen.getvalue()
+    line = begun(True, clock, 10)
+    clock.now += 4
+    line.on_round({"round": 5, "test_accuracy": 0.5, "test_loss": 1.0}, {"seconds": 4.0})
+    assert "round 5 of 10, test accuracy 50.0 %, 4 s, 20 s left" in screen.getvalue()
+    clock.now += 8
+    line.on_round({"round": 6, "test_accuracy": None, "test_loss": 0.25}, {"seconds": 8.0})
+    assert "round 6 of 10, test loss 0.25, 12 s, 24 s left" in screen.getvalue()
 
 
 def test_the_time_left_follows_from_the_pace_and_the_worth_of_pieces(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,21 +1,17 @@
 """Progress as people see it: written over in a terminal or notebook, a line now and then in a log.
 
-`ProgressBar` is for work in pieces, `RoundLine` for the rounds of a call to `ntkfl.train`, `RoundTable` for those of a
-command: a row per round, and a summary.
+`ProgressBar` is for work in pieces, `RoundTable` for the rounds of a command: a row per round, and a summary.
 """
 
 from __future__ import annotations
 
-import shutil
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.text import Text
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 Record = dict[str, Any]  # a line of history.jsonl or timings.jsonl
 LOG_S = 10.0  # between two lines of a log that only say how far it is
@@ -55,12 +51,12 @@ class ProgressBar:
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),
-            _HowFar(self),
+            TextColumn("[cyan]{task.fields[far]}"),
             console=self.console,
             transient=True,
             disable=quiet or not self.console.is_terminal,
         )
-        self._task = self._bar.add_task(what, total=total)
+        self._task = self._bar.add_task(what, total=total, far="")
 
     def __enter__(self) -> Self:
         self._pace = Pace(self._clock)
@@ -99,7 +95,7 @@ class ProgressBar:
 
     def _count(self, pieces: float) -> None:
         self.done = min(self.total, self.done + pieces)
-        self._bar.update(self._task, completed=self.done)
+        self._bar.update(self._task, completed=self.done, far=self.how_far())
 
     def _print(self, line: str) -> None:
         self._said = self._clock()
@@ -109,57 +105,6 @@ class ProgressBar:
         left = self.left()
         share = f"{100 * self.done / self.total:.0f} %" if self.total else "100 %"
         return share if left is None else f"{share}, {span(left)} left"
-
-
-class _HowFar(ProgressColumn):
-    def __init__(self, bar: ProgressBar) -> None:
-        super().__init__()
-        self._of = bar
-
-    def render(self, task: Task) -> Text:
-        return Text(self._of.how_far(), style="cyan")
-
-
-class RoundLine:
-    """Rounds as one line on standard error, written over in a terminal and a notebook; elsewhere a line now and then.
-
-    `shown` of None: only where it can be written over, so that no log is told what nobody asked for.
-    """
-
-    def __init__(self, rounds: int, shown: bool | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self.rounds, self._clock = rounds, clock
-        # A notebook's stream is no terminal, but obeys a carriage return like one.
-        self._over = sys.stderr is not None and (
-            sys.stderr.isatty() or type(sys.stderr).__module__.startswith("ipykernel")
-        )
-        self._shown = sys.stderr is not None and (self._over if shown is None else shown)
-        self._began = self._said = clock()
-        self._pace: Pace | None = None
-        self._line = ""
-
-    def __enter__(self) -> Self:
-        self._began = self._said = self._clock()
-        if self._over:
-            self._write(f"training, {plural(self.rounds, 'round')}")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._write(self._line, end="\n")  # how far it came, without the time left
-
-    def show(self, record: Record, timing: Record) -> None:
-        now, number = self._clock(), record["round"]
-        self._pace = self._pace or Pace.of_rounds(record, timing, self._clock)
-        self._line = f"round {number} of {self.rounds}, {reached(record)}, {span(now - self._began)}"
-        if self._over or (now - self._said > LOG_S and number < self.rounds):
-            self._said = now
-            self._write(f"{self._line}, {span(self._pace.left(number, self.rounds) or 0)} left")
-
-    def _write(self, line: str, end: str = "") -> None:
-        if self._shown and self._over:
-            width = shutil.get_terminal_size().columns - 1
-            print("\r" + line[:width].ljust(min(width, 78)), end=end, file=sys.stderr, flush=True)
-        elif self._shown and line:
-            print(line, file=sys.stderr, flush=True)
 
 
 class RoundTable:

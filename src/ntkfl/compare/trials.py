@@ -47,12 +47,7 @@ class Cell:
 
     def history(self) -> list[Record]:
         """Records so far, no more than this cell asks for."""
-        records = self.folder.records()[: self.config.rounds]
-        stop = self.config.stop_at
-        if stop is None:
-            return records
-        reached = next((i for i, r in enumerate(records) if (r["test_accuracy"] or 0) >= stop), len(records) - 1)
-        return records[: reached + 1]
+        return self.folder.history(self.config.rounds, self.config.stop_at)
 
     def seconds(self) -> float:
         return float(sum(t["seconds"] for t in self.folder.records("timings.jsonl")[: len(self.history())]))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import time
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING
 
 from ntkfl.errors import ConfigError
 from ntkfl.federation.run_folder import Record
-from ntkfl.progress import RoundLine
+from ntkfl.progress import LOG_S, Pace, plural, reached, span
 
 if TYPE_CHECKING:
     from ntkfl.federation.transcript import Transcript
@@ -107,16 +110,35 @@ class Progress(Callback):
     """
 
     def __init__(self, log: bool = True) -> None:
-        self.log = log
-        self._line: RoundLine | None = None
+        self.log, self._shown, self._line = log, False, ""
+        self._clock: Callable[[], float] = time.monotonic
 
     def on_begin(self, rounds: int) -> None:
-        self._line = RoundLine(rounds, True if self.log else None).__enter__()
+        # A notebook's stream is no terminal, but obeys a carriage return like one.
+        self._over = sys.stderr is not None and (
+            sys.stderr.isatty() or type(sys.stderr).__module__.startswith("ipykernel")
+        )
+        self._shown = sys.stderr is not None and (self._over or self.log)
+        self._rounds, self._line = rounds, ""
+        self._pace: Pace | None = None
+        self._began = self._said = self._clock()
+        if self._over:
+            self._write(f"training, {plural(rounds, 'round')}")
 
     def on_round(self, record: Record, timing: Record) -> None:
-        if self._line is not None:
-            self._line.show(record, timing)
+        now, number = self._clock(), record["round"]
+        self._pace = self._pace or Pace.of_rounds(record, timing, self._clock)
+        self._line = f"round {number} of {self._rounds}, {reached(record)}, {span(now - self._began)}"
+        if self._over or (now - self._said > LOG_S and number < self._rounds):
+            self._said = now
+            self._write(f"{self._line}, {span(self._pace.left(number, self._rounds) or 0)} left")
 
     def on_end(self) -> None:
-        if self._line is not None:
-            self._line.__exit__(None, None, None)
+        self._write(self._line, end="\n")  # how far it came, without the time left
+
+    def _write(self, line: str, end: str = "") -> None:
+        if self._shown and self._over:
+            width = shutil.get_terminal_size().columns - 1
+            print("\r" + line[:width].ljust(min(width, 78)), end=end, file=sys.stderr, flush=True)
+        elif self._shown and line:
+            print(line, file=sys.stderr, flush=True)

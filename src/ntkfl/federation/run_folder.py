@@ -157,6 +157,14 @@ class RunFolder:
         except (OSError, ValueError) as error:
             raise RunFolderError(f"{path} is broken: a line in it is no JSON of ours, {error}") from None
 
+    def history(self, rounds: int | None = None, stop_at: float | None = None) -> list[Record]:
+        """The first `rounds` records, and none after the first whose test accuracy is `stop_at`."""
+        records = self.records()[:rounds]
+        if stop_at is None:
+            return records
+        reached = next((i for i, r in enumerate(records) if (r.get("test_accuracy") or 0) >= stop_at), len(records))
+        return records[: reached + 1]
+
     def truncate(self, name: str, rounds: int) -> list[Record]:
         """Keep the first `rounds` records: those the checkpoint counts."""
         records = self.records(name)[:rounds]

@@ -104,11 +104,7 @@ def _in_order(name: str) -> list[str | int]:
 
 def history(run: FoundRun) -> list[Record]:
     """The run's records, cut as its comparison cuts it."""
-    records = run.folder.records()[: run.rounds]
-    if run.stop_at is None:
-        return records
-    reached = next((i for i, r in enumerate(records) if (r.get("test_accuracy") or 0) >= run.stop_at), len(records))
-    return records[: reached + 1]
+    return run.folder.history(run.rounds, run.stop_at)
 
 
 def _forgot(config: Mapping[str, Any], records: Sequence[Record]) -> str:
