@@ -52,6 +52,7 @@ class Row:
     reached_unaveraged: list[Reached]
     failed: list[str]
     devices: list[str]  # where the seconds were measured
+    steps: list[list[float | None]]  # t that NTK-FL chose
 
     @property
     def unchosen(self) -> bool:
@@ -87,6 +88,7 @@ def summarise(
         [_reached(t, last, uplink, downlink) for t in comparison.targets],
         [NOTHING_CHOSEN if unchosen else cell.failed for cell in cells],
         sorted({t["device"] for seconds in times for t in seconds}),
+        [[r.get("steps") for r in h] for h in histories],
     )
 
 
