@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ntkfl.cli.stopping import stoppable
-from ntkfl.compare.results import NOTHING_CHOSEN, Row, columns, row_settings, search_lines, write
+from ntkfl.compare.results import Row, columns, row_settings, search_lines, write
 from ntkfl.compare.run import carry_out
 from ntkfl.compare.settings import title
 from ntkfl.compare.spec import Comparison
@@ -78,11 +78,6 @@ def compare(
     typer.echo()
     for line in search_lines(comparison, searches):
         console.print(line, markup=False)
-    told = {(cell.label, cell.config.seed) for cell in pool.broken}
-    for row in rows:
-        for seed, why in zip(row.seeds, row.failed, strict=True):
-            if why not in ("", NOTHING_CHOSEN) and (row.label, seed) not in told:
-                console.print(f"{row.label}, seed {seed}: {why}", soft_wrap=True, markup=False)
     console.print(f"{time.perf_counter() - began:.0f} s in all", soft_wrap=True)
     console.print(f"curves:  {figure}\nresults: {folder / 'results.json'}, {folder / 'results.csv'}", soft_wrap=True)
     console.print(f"report:  {write_report([folder], folder / 'report.html')}  (open it in a browser)", soft_wrap=True)
