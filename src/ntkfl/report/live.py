@@ -79,8 +79,6 @@ class Handler(BaseHTTPRequestHandler):
                     return self._answer(HTTPStatus.OK, path.read_bytes(), kind)
         self._answer(HTTPStatus.NOT_FOUND, b"there is nothing here\n")
 
-    do_HEAD = do_GET
-
     def _welcome(self) -> bool:
         """A page elsewhere that makes its name resolve to this machine cannot read runs through a browser here."""
         host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
@@ -99,14 +97,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self, status: HTTPStatus, body: bytes, kind: str = "text/plain") -> None:
         self._head(status, kind, len(body))
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        self.wfile.write(body)
 
     def _events(self) -> None:
         self.close_connection = True
         self._head(HTTPStatus.OK, "text/event-stream", None)
-        if self.command == "HEAD":
-            return
         marks: dict[str, object] = {}
         pause, said = 0.0, time.monotonic()
         while not self.server.closing.wait(pause):
