@@ -35,6 +35,12 @@ app = typer.Typer(
     add_completion=False,
 )
 
+DataName = Annotated[
+    str,
+    typer.Argument(
+        help="A dataset (`ntkfl data list`), FILE.csv, .parquet or .npz, a folder, or package.module:function."
+    ),
+]
 _LISTED = 10  # clients whose class counts `show` prints
 
 
@@ -78,12 +84,7 @@ def fetch_datasets(names: Annotated[list[str], typer.Argument(help="Datasets, se
 
 @app.command("show")
 def show(
-    name: Annotated[
-        str,
-        typer.Argument(
-            help="A dataset (`ntkfl data list`), FILE.csv, .parquet or .npz, a folder, or package.module:function."
-        ),
-    ],
+    name: DataName,
     partition: Annotated[
         str | None, typer.Option(help="dirichlet, writer, iid, shards, or client (as a file says).")
     ] = None,
@@ -118,12 +119,7 @@ def show(
 
 @app.command("deal")
 def deal_clients(
-    name: Annotated[
-        str,
-        typer.Argument(
-            help="A dataset (`ntkfl data list`), FILE.csv, .parquet or .npz, a folder, or package.module:function."
-        ),
-    ],
+    name: DataName,
     out: Annotated[Path, typer.Option(help="Folder for client-0.npz … and test.npz.")],
     clients: Annotated[int | None, typer.Option(help="Clients; 4, or those that the data name, if not given.")] = None,
     alpha: Annotated[float | None, typer.Option(help="Dirichlet: how alike clients are; 0.1 if not given.")] = None,
