@@ -9,7 +9,7 @@ import pytest
 
 import ntkfl
 from ntkfl.federation.callbacks import Functions, Progress
-from ntkfl.progress import ProgressBar, span
+from ntkfl.progress import ProgressBar, clock, span
 
 
 class Terminal(io.StringIO):
@@ -148,3 +148,8 @@ def test_quiet_is_quiet(capfd: pytest.CaptureFixture[str]) -> None:
 )
 def test_spans(seconds: float, text: str) -> None:
     assert span(seconds) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.2, "0:00"), (65, "1:05"), (3599, "59:59"), (3720, "1h02")])
+def test_clocks(seconds: float, text: str) -> None:
+    assert clock(seconds) == text

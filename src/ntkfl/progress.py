@@ -149,10 +149,10 @@ class RoundTable:
 
     def show(self, record: Record, timing: Record) -> None:
         if self._pace is None:
-            self.console.print(HEADER + ("" if self.live else "      left"), style="dim", soft_wrap=True)
+            self.console.print(HEADER + ("" if self.live else "   left"), style="dim", soft_wrap=True)
             self._pace = Pace.of_rounds(record, timing)
         left = self._pace.left(record["round"], self.rounds) or 0
-        self.console.print(row(record, timing) + ("" if self.live else f"  {span(left):>8}"), soft_wrap=True)
+        self.console.print(row(record, timing) + ("" if self.live else f"  {clock(left):>5}"), soft_wrap=True)
         for line in self._remarks(record, timing):
             self.console.print(f"       {line}", style="dim")
         self._bar.update(self._task, completed=record["round"], reached=reached(record, ""))
@@ -221,3 +221,9 @@ def span(seconds: float) -> str:
         return f"{whole} s"
     minutes = whole // 60
     return f"{minutes}:{whole % 60:02d} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d} h"
+
+
+def clock(seconds: float) -> str:
+    """0:05, 12:05, 1h02: for a column of five characters."""
+    whole = round(seconds)
+    return f"{whole // 60}:{whole % 60:02d}" if whole < 3600 else f"{whole // 3600}h{whole // 60 % 60:02d}"
