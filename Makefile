@@ -93,7 +93,7 @@ lock:
 try:
 	rm -rf build/try
 	$(MAKE) --no-print-directory VENV=build/try/venv build/try/venv/.run
-	cd build/try && NTKFL_DATA= venv/bin/ntkfl doctor && venv/bin/ntkfl train --dataset digits --clients 20 \
+	cd build/try && NTKFL_DATA= venv/bin/ntkfl train --dataset digits --clients 20 \
 	  --clients-per-round 4 --rounds 3 --out run && venv/bin/ntkfl report run
 
 # Known vulnerabilities of what is pinned, from PyPI's own list; what cannot be looked up there is a failure too.
@@ -110,7 +110,7 @@ wheel: $(VENV)/.run
 	$(PYTHON) -m venv build/core
 	build/core/bin/python -m pip --disable-pip-version-check install --quiet -r requirements/torch.txt
 	build/core/bin/python -m pip --disable-pip-version-check install --quiet build/wheel/*.whl
-	cd build/core && bin/python -m ntkfl doctor && bin/ntkfl train --dataset digits --clients 20 --clients-per-round 4 \
+	cd build/core && bin/python -m ntkfl train --dataset digits --clients 20 --clients-per-round 4 \
 	  --rounds 2 --out run && bin/ntkfl report run
 	@ls -l build/wheel/*.whl
 

@@ -33,6 +33,6 @@ J = ntkfl.jacobian(run.model, x)
 H = J.kernel()
 print(f"Jacobian {J.shape}, kernel {tuple(H.shape)}, largest eigenvalue {torch.linalg.eigvalsh(H)[-1]:.1f}")
 
-# run.model is your network, trained: measure it on any data, and save it as you save others (run.save keeps the run).
+# run.model is your network, trained: measure it on any data, and save it as you save others.
 score = run.evaluate(*fed.test)
 print(f"{score.accuracy:.1%} of {score.samples} test samples, loss {score.loss:.2f}")

@@ -133,7 +133,7 @@ def test_what_cannot_be_written_whole_leaves_what_was_there(calm: Callable[[str]
     assert path.read_bytes() == b"old"
     assert page.read_bytes() == good
     assert run.load_checkpoint()[0] == done
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "out", "report.html"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "report.html"]
     export(run.path, tmp_path / "out", {})
     load_exported(tmp_path / "out")
 

@@ -37,7 +37,7 @@ from ntkfl.cli import main
 for found in pkgutil.walk_packages(ntkfl.__path__, "ntkfl.", onerror=lambda name: None):
     if not found.name.startswith(("ntkfl.__main__", "ntkfl.flower")):
         importlib.import_module(found.name)
-for line in ("doctor", "train --dataset digits --clients 8 --clients-per-round 3 --method cp-ntk-fl "
+for line in ("train --dataset digits --clients 8 --clients-per-round 3 --method cp-ntk-fl "
              "--set projected_dim=20 --set hidden=[8] --rounds 1 --out run", "report run", "flower --help",
              "flower run x --out y", "flower bench"):
     sys.argv = ["ntkfl", *line.split()]
@@ -54,7 +54,7 @@ def test_everything_but_flower_works_without_it(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
     ends = [line for line in done.stdout.splitlines() if " ended with " in line]
     assert ends == [
-        "doctor ended with 0", "train ended with 0", "report ended with 0", "flower ended with 0",
+        "train ended with 0", "report ended with 0", "flower ended with 0",
         "flower ended with 2", "flower ended with 2",
     ], done.stdout + done.stderr  # fmt: skip
     assert (tmp_path / "run" / "report.html").exists()

@@ -56,7 +56,6 @@ def test_the_core_needs_no_extra() -> None:
         "httpx",
         "cryptography",
         "flwr",
-        "tensorboard",
         "pandas",
         "mkdocs-material",
         "plotly",

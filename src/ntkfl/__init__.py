@@ -9,7 +9,7 @@ from ntkfl.version import __version__
 
 if TYPE_CHECKING:
     from ntkfl import data, methods, models, tangent
-    from ntkfl.federation.callbacks import Callback, Progress, TensorBoardCallback
+    from ntkfl.federation.callbacks import Callback, Progress
     from ntkfl.federation.export import load_exported
     from ntkfl.federation.run import Run
     from ntkfl.federation.simulation import train
@@ -23,7 +23,6 @@ __all__ = [
     "NTKFLError",
     "Progress",
     "Run",
-    "TensorBoardCallback",
     "__version__",
     "concatenate",
     "data",
@@ -46,7 +45,7 @@ if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"
 # Imported when first used: the command line answers `--help` without waiting seconds for torch.
 _ROOMS = ("data", "methods", "models", "tangent")
 _HOMES = {
-    **dict.fromkeys(("Callback", "Progress", "TensorBoardCallback"), "ntkfl.federation.callbacks"),
+    **dict.fromkeys(("Callback", "Progress"), "ntkfl.federation.callbacks"),
     "Run": "ntkfl.federation.run",
     "train": "ntkfl.federation.simulation",
     "load_exported": "ntkfl.federation.export",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -12,7 +12,6 @@ from typing import BinaryIO
 from ntkfl.errors import ConfigError
 
 PART = ".part"  # the end of a name under which a file is being written
-PIECE = 1 << 25  # bytes
 
 
 @contextmanager
@@ -34,19 +33,10 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def write_atomically(path: Path, content: bytes, on_bytes: Callable[[int], None] = lambda count: None) -> None:
-    """Give `path` this content, all of it or none; `on_bytes` hears how many more of them are on the disk.
-
-    Flushed piece by piece: nothing can end a process that waits for a disk to take a gigabyte.
-    """
+def write_atomically(path: Path, content: bytes) -> None:
+    """Give `path` this content, all of it or none."""
     with replacing(path) as file:
-        for start in range(0, len(content), PIECE):
-            piece = memoryview(content)[start : start + PIECE]
-            file.write(piece)
-            if len(content) > PIECE:
-                file.flush()
-                os.fsync(file.fileno())
-            on_bytes(len(piece))
+        file.write(content)
 
 
 def write_private(path: Path, data: bytes) -> None:

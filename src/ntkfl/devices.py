@@ -1,11 +1,8 @@
-"""Where to compute: a device by name, checked before anything is moved there; and what the processor is called."""
+"""Where to compute: a device by name, checked before anything is moved there."""
 
 from __future__ import annotations
 
-import platform
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -33,13 +30,3 @@ def devices_here() -> list[str]:
 def joined_on(device: torch.device, groups: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     """Of each group, rows of all its parts as one tensor on `device`."""
     return [torch.cat(list(parts)).to(device) for parts in groups]
-
-
-def processor_name() -> str:
-    """As its maker calls it: `platform.processor()` says only the architecture on Linux."""
-    info = Path("/proc/cpuinfo")
-    if sys.platform == "linux" and info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()

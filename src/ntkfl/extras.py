@@ -7,43 +7,28 @@ from __future__ import annotations
 
 import re
 from importlib.metadata import PackageNotFoundError, requires
-from typing import TYPE_CHECKING
 
 from ntkfl.errors import ConfigError
 
-if TYPE_CHECKING:
-    from packaging.requirements import Requirement
 
-
-def by_extra() -> dict[str, list[Requirement]]:
-    """What ntkfl requires, by extra; the core's under ''. An extra's own extras are spelt out."""
-    from packaging.requirements import Requirement  # most runs lack nothing, and start without it
-
-    found: dict[str, list[Requirement]] = {"": []}
+def _of_extra(extra: str) -> list[str]:
+    """What an extra requires, as `name[extras]>=bound`; its own extras are spelt out."""
     try:
         texts = requires("ntkfl") or []
     except PackageNotFoundError:  # run from its source, not installed
-        texts = []
+        return []
+    found = []
     for text in texts:
-        marked = re.search(r"extra == ['\"]([\w-]+)['\"]", text)
-        found.setdefault(marked[1] if marked else "", []).append(Requirement(text))
-    return {extra: _spelt_out(wanted, found) for extra, wanted in found.items()}
-
-
-def _spelt_out(wanted: list[Requirement], all_of: dict[str, list[Requirement]]) -> list[Requirement]:
-    own = [requirement for requirement in wanted if requirement.name != "ntkfl"]
-    for requirement in wanted:
-        if requirement.name == "ntkfl":
-            own += [other for extra in sorted(requirement.extras) for other in _spelt_out(all_of[extra], all_of)]
-    return own
+        wanted, _, marker = text.partition(";")
+        if re.search(rf"extra == ['\"]{extra}['\"]", marker):
+            own = re.match(r"ntkfl\[(.*?)\]", wanted)
+            found += [w for name in own[1].split(",") for w in _of_extra(name)] if own else [wanted.strip()]
+    return found
 
 
 def install_command(extra: str) -> str:
     """`pip install …` for an extra's packages."""
-    packages = []
-    for requirement in by_extra().get(extra, []):
-        extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
-        packages.append(f"'{requirement.name}{extras}{requirement.specifier}'")
+    packages = [f"'{wanted}'" for wanted in _of_extra(extra)]
     return f"pip install {' '.join(packages)}" if packages else "its packages are listed in pyproject.toml"
 
 

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 Record = dict[str, Any]  # a line of history.jsonl or timings.jsonl
-FELL = 0.05  # of accuracy lost since the best round: warnings are then said again at the end
 LOG_S = 10.0  # between two lines of a log that only say how far it is
 
 
@@ -114,11 +113,9 @@ class RoundTable(ProgressBar):
         quiet: bool = False,
     ) -> None:
         super().__init__(rounds, title, quiet=quiet, stderr=False)
-        self._remarks, self._warnings = remarks, list[str]()
+        self._remarks = remarks
 
     def note(self, line: str) -> None:
-        if line.startswith("warning: "):
-            self._warnings.append(line)
         self.console.print(line, style="dim", soft_wrap=True)
 
     def show(self, record: Record, timing: Record) -> None:
@@ -137,9 +134,6 @@ class RoundTable(ProgressBar):
             best = max((r for r in history if r["test_accuracy"] is not None), key=lambda r: r["test_accuracy"])
             peak = f"(best {percent(best['test_accuracy'], 2)}, round {best['round']})"
             self.console.print(f"accuracy {percent(last['test_accuracy'], 2)} {after} {peak}")
-            if best["test_accuracy"] - last["test_accuracy"] > FELL:
-                for line in self._warnings:
-                    self.console.print(line, style="yellow", soft_wrap=True)
         elif last["test_loss"] is not None:
             self.console.print(f"test loss {last['test_loss']:.5g} {after}")
         if "epsilon" in last:

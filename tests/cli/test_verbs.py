@@ -1,9 +1,8 @@
-"""The command line as a newcomer meets it: help, completion, doctor, terminals and logs."""
+"""The command line as a newcomer meets it: help, completion, terminals and logs."""
 
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import subprocess
 import sys
@@ -15,7 +14,6 @@ import pytest
 from typer.testing import CliRunner
 from typer.utils import get_params_from_function
 
-from ntkfl import extras
 from ntkfl.cli import app, verbs
 from ntkfl.data import NAMES
 from ntkfl.data.partitions import PARTITIONS
@@ -105,49 +103,6 @@ def test_an_unknown_verb_is_told_which_is_near() -> None:
     outcome = CliRunner().invoke(app, ["trian"])
     assert outcome.exit_code == 2
     assert "train" in outcome.output
-
-
-def test_doctor_looks_at_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("NTKFL_DATA", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    outcome = CliRunner().invoke(app, ["doctor"], color=True)
-    assert outcome.exit_code == 0, outcome.output
-    assert "\x1b" not in outcome.output
-    for piece in ("Python", "ntkfl", "torch", "extra services", "GPU", "digits, built in"):
-        assert piece in outcome.output
-    assert "ntkfl data fetch cifar10" in outcome.output
-    assert outcome.output.splitlines()[-1] == "Ready."
-
-
-def test_doctor_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(extras, "requires", lambda _: ["torch>=99", "numpy>=1", "nowhere>=1; extra == 'services'"])
-    monkeypatch.setenv("NTKFL_DATA", str(tmp_path / "none"))
-    outcome = CliRunner().invoke(app, ["doctor"])
-    assert outcome.exit_code == 1
-    said = outcome.output
-    assert "BAD  packages: torch" in said
-    assert "install again, or pip install 'torch>=99'" in said
-    assert "extra services: nowhere missing" in said
-    assert "to use it: pip install 'nowhere>=1'" in said
-    assert "correct it or unset it" in said
-    assert "Something that is needed is missing" in said
-
-
-def test_event_files_hold_the_history_and_go_on_after_a_resume(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    for extra in (["--rounds", "2"], ["--rounds", "3", "--resume"]):
-        outcome = CliRunner().invoke(app, ["train", *SMALL, "--out", str(tmp_path / "a"), "--tensorboard", *extra])
-        assert outcome.exit_code == 0, outcome.output
-    read = EventAccumulator(str(tmp_path / "a" / "tensorboard"))
-    read.Reload()
-    history = [json.loads(line) for line in (tmp_path / "a" / "history.jsonl").read_text().splitlines()]
-    points = read.Scalars("accuracy/test_accuracy")
-    assert [p.step for p in points] == [1, 2, 3]
-    assert [p.value for p in points] == pytest.approx([r["test_accuracy"] for r in history])
-    assert {"messages/uplink_update", "time/seconds"} <= set(read.Tags()["scalars"])
 
 
 def test_a_page_for_other_machines_is_served_plainly_only_when_told_so(tmp_path: Path) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-from ntkfl.federation.callbacks import Callback, CallbackList, TensorBoardCallback
+from ntkfl.federation.callbacks import Callback, CallbackList
 
 RECORD = {"round": 1, "test_accuracy": 0.5, "test_loss": 1.0, "clients": [0, 1], "uplink": {"update": 8}}
 
@@ -45,34 +42,3 @@ def test_callbacks_are_called_in_order_and_get_only_the_transcripts_they_ask_for
         ("a", "start", "1 MiB"), ("b", "start", "1 MiB"), ("b", "transcript", 3), ("a", "transcript", 2),
         ("b", "transcript", 2), ("a", "round", 1), ("b", "round", 1), ("a", "end"), ("b", "end"),
     ]  # fmt: skip
-
-
-def test_an_error_in_a_callback_propagates_and_names_it() -> None:
-    class Failing(Callback):
-        def on_round(self, record: dict[str, Any], timing: dict[str, Any]) -> None:
-            raise KeyError("loss")
-
-    with pytest.raises(KeyError, match="loss") as caught:
-        CallbackList([Failing()]).on_round(RECORD, {})
-    assert "Failing.on_round" in caught.value.__notes__[0]
-
-
-def test_event_files_hold_every_number_of_a_round(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    callback = TensorBoardCallback(tmp_path)
-    assert not list(tmp_path.iterdir())  # a run's folder must be empty when the run begins
-    callback.on_round(RECORD, {"round": 1, "seconds": 2.0})
-    callback.on_round(RECORD | {"round": 2, "test_accuracy": 0.75}, {"round": 2, "seconds": 3.0})
-    callback.on_end()
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    names = sorted(events.Tags()["scalars"])
-    assert names == [
-        "accuracy/test_accuracy",  # what TensorBoard opens with
-        "loss/test_loss",
-        "messages/uplink_update",
-        "time/seconds",
-    ]
-    assert [(e.step, e.value) for e in events.Scalars("accuracy/test_accuracy")] == [(1, 0.5), (2, 0.75)]

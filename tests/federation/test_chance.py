@@ -1,4 +1,4 @@
-"""Runs that diverge, learn nothing, or end worse than a constant prediction say so, with options that exist."""
+"""Runs that diverge or end worse than a constant prediction say so, with options that exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import torch
 import ntkfl
 from ntkfl.errors import NTKFLError
 from ntkfl.federation.chance import advice
-from ntkfl.federation.server import remarks
 from ntkfl.methods import METHODS, FedAvg, Method, SumNTKFL
 from tests.cli.test_train import ntkfl as command
 
@@ -43,27 +42,12 @@ def test_constants_are_of_the_labels(digits: ntkfl.data.Federated) -> None:
     assert run.config["constant"] == {"loss": pytest.approx(float(y.var(0, correction=0).mean() / 2), rel=1e-5)}
 
 
-def test_a_loss_that_explodes_is_told_of_at_once_and_the_run_has_failed(digits: ntkfl.data.Federated) -> None:
+def test_a_run_whose_loss_explodes_has_failed(digits: ntkfl.data.Federated) -> None:
     with pytest.warns(UserWarning, match="the model is worse than a constant prediction: test loss") as told:
         run = trained(digits, FedAvg(lr=300.0, local_steps=3))
-    assert "try a smaller lr (now 300) or fewer local_steps (now 3)" in str(told[0].message)
+    assert "try shorter steps: lr (now 300), local_steps (now 3)" in str(told[0].message)
     assert told[0].filename == __file__
-    assert "training diverges; try a smaller lr (now 300)" in run.history[0]["warning"]
-    assert len([record for record in run.history if "warning" in record]) == 2  # of six rounds, the first and the sixth
-    assert any(line.startswith("warning: test loss") for line in remarks(run.history[0]))
     assert run.failure.startswith("the model is worse than a constant prediction")
-
-
-def test_five_rounds_at_chance_are_told_of(digits: ntkfl.data.Federated) -> None:
-    """Steps too small to learn anything: longer ones are advised."""
-    x, y = digits.test
-    noise = ntkfl.data.from_clients([(x, y.flip(0)[torch.randperm(len(y))])] * 3, test=(torch.zeros_like(x), y))
-    run = trained(noise, FedAvg(lr=1e-6, local_steps=1))
-    (record,) = [record for record in run.history if "warning" in record]
-    assert record["round"] == 5
-    assert (
-        "for 5 rounds no better than a constant; try a larger lr (now 1e-06) or more local_steps" in record["warning"]
-    )
 
 
 def test_real_targets_are_compared_with_their_mean() -> None:
@@ -83,16 +67,13 @@ def test_runs_that_learn_are_left_alone(method: Method, rounds: int, digits: ntk
         run = trained(digits, method, rounds)
     assert not run.failure
     assert not [warning for warning in told if "constant" in str(warning.message)]
-    assert not [record for record in run.history if "constant" in record.get("warning", "")]
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_advice_is_of_options_that_the_method_has(name: str) -> None:
     method = METHODS[name]()
-    for more in (False, True):
-        named = re.findall(r"(?:smaller|larger|fewer|more|shorter|longer) (\w+)", advice(method, more=more))
-        assert named
-        assert set(named) <= set(METHODS[name].model_fields)
+    named = re.findall(r"(\w+) \(now", advice(method))
+    assert set(named) <= set(METHODS[name].model_fields)
     assert " lr" not in advice(METHODS["ntk-fl"]())  # the flow has no use for it
     assert "delta" not in advice(METHODS["private-sums"]())  # that of privacy
 
@@ -100,7 +81,7 @@ def test_advice_is_of_options_that_the_method_has(name: str) -> None:
 def test_numbers_that_are_not_finite_come_with_advice(digits: ntkfl.data.Federated) -> None:
     with pytest.raises(NTKFLError) as met:
         trained(digits, FedAvg(lr=1e30, local_steps=5))
-    assert any("try a smaller lr (now 1e+30)" in note for note in met.value.__notes__)
+    assert any("try shorter steps: lr (now 1e+30)" in note for note in met.value.__notes__)
 
 
 def test_the_command_ends_with_an_error_and_keeps_the_run(tmp_path: Path) -> None:
@@ -108,8 +89,7 @@ def test_the_command_ends_with_an_error_and_keeps_the_run(tmp_path: Path) -> Non
     failed = command("train", *SMALL, *how, "--set", "lr=300")
     assert failed.returncode == 2
     assert failed.stderr.startswith("ntkfl: the model is worse than a constant prediction: test loss")
-    assert "try a smaller lr (now 300) or fewer local_steps (now 2)" in failed.stderr
-    assert "training diverges" in failed.stdout
+    assert "try shorter steps: lr (now 300), local_steps (now 2)" in failed.stderr
     run = ntkfl.Run.load(tmp_path / "a")
     assert len(run.history) == 6
     assert run.failure

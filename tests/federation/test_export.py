@@ -75,12 +75,6 @@ def test_a_seal_is_for_this_model(run: Path, reader: Path, tmp_path: Path) -> No
         load_exported(tmp_path / "m", reader)
 
 
-def test_plain_only_on_request_and_with_a_warning(run: Path, tmp_path: Path) -> None:
-    result = ntkfl_command("export", run, "--out", tmp_path / "m", "--plain-projection")
-    assert "can attack every row" in result.output
-    assert accuracy(load_exported(tmp_path / "m")) == RunFolder(run).records()[-1]["test_accuracy"]
-
-
 def test_without_a_projection_there_is_nothing_to_seal(tmp_path: Path) -> None:
     ntkfl_command(*TRAIN, "--out", tmp_path / "run")
     result = ntkfl_command("export", tmp_path / "run", "--out", tmp_path / "m")

@@ -57,8 +57,6 @@ def test_a_loaded_run_is_the_run(method: dict[str, Any], tmp_path: Path) -> None
         assert score.accuracy == last["test_accuracy"]
         assert score.loss == pytest.approx(last["test_loss"], rel=1e-6)
         assert score.samples == len(test[1])
-    saved = ntkfl.Run.load(loaded.save(tmp_path / "copy"))
-    assert saved.history == run.history
 
 
 def test_evaluation_by_hand_on_arrays_datasets_and_loaders() -> None:
@@ -113,8 +111,7 @@ def test_what_cannot_be_loaded_says_why(tmp_path: Path) -> None:
     execute(RunConfig(**SMALL, method=FEDAVG), out=tmp_path / "run")
     original = read_toml(tmp_path / "run/config.toml")
     for changes, why in [
-        ({"ntkfl": "9.0.0", "method": {"name": "fedavg", "tomorrow": 1}}, "was written by ntkfl 9.0.0, and this is"),
-        ({"ntkfl": "0.0.1", "shape": {}}, "was written by ntkfl 0.0.1, and this is .*: no 'inputs'"),
+        ({"shape": {}}, "cannot be read: no 'inputs'"),
         ({"method": {"name": "fedavg", "tomorrow": 1}}, "cannot be read: unknown option 'tomorrow'"),
     ]:
         changed(tmp_path / "run", **(original | changes))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -153,21 +152,11 @@ def test_a_users_own_data_and_float64() -> None:
 
 
 class TestSaving:
-    def test_save_equals_training_into_a_folder(self, digits: ntkfl.data.Federated, tmp_path: Path) -> None:
-        run(digits, out=tmp_path / "a")
-        run(digits).save(tmp_path / "b")
-        for file in ("config.toml", "history.jsonl", "model.safetensors", "checkpoint/state.safetensors"):
-            assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
-        timings = [json.loads(line) for line in (tmp_path / "b/timings.jsonl").read_text().splitlines()]
-        assert [t["round"] for t in timings] == [1, 2, 3]
-
     def test_nothing_is_overwritten(self, digits: ntkfl.data.Federated, tmp_path: Path) -> None:
-        finished = run(digits, out=tmp_path / "a")
+        run(digits, out=tmp_path / "a")
         before = (tmp_path / "a/history.jsonl").read_bytes()
         with pytest.raises(RunFolderError, match="already holds a run"):
             run(digits, out=tmp_path / "a")
-        with pytest.raises(RunFolderError, match="already holds a run"):
-            finished.save(tmp_path / "a")
         (tmp_path / "b").mkdir()
         (tmp_path / "b/thesis.tex").write_text("precious")
         with pytest.raises(RunFolderError, match="not empty and holds no run"):

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import ntkfl
+from ntkfl.crypto.hpke import SealingKey
 from ntkfl.data.client import read_own
 from ntkfl.data.files import Columns, from_file
 from ntkfl.data.folders import Images
@@ -124,7 +125,10 @@ def test_images_are_standardised_by_channel_before_any_projection(projected: int
     trained, method = plain.standardized(), ntkfl.methods.NTKFL(projected_dim=projected)
     model = nn.Sequential(nn.Flatten(), nn.Linear(projected or 48, 8), nn.Tanh(), nn.Linear(8, 2))
     done = ntkfl.train(model, trained, method, rounds=1, out=tmp_path / "run", callbacks=[])
-    exported = load_exported(export(tmp_path / "run", tmp_path / "model", {}, plain=True), model=model)
+    key = SealingKey.generate()
+    key.save(tmp_path / "key.pem")
+    written = export(tmp_path / "run", tmp_path / "model", {"reader": key.public})
+    exported = load_exported(written, tmp_path / "key.pem", model=model)
     inputs = trained.test[0] if exported.projection is None else exported.projection(trained.test[0])
     torch.testing.assert_close(exported(plain.test[0]), done.model(inputs))
     reached = done.history[-1]["test_loss"]

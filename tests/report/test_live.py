@@ -18,6 +18,7 @@ import pytest
 from ntkfl.cli.watch import is_local
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.report.live import LiveServer
+from ntkfl.report.runs import find
 
 Open = Callable[..., Any]
 
@@ -91,7 +92,7 @@ def test_it_answers_to_its_own_name_and_gives_nothing_else_away(server: LiveServ
     assert ask(server, "/", host=f"localhost:{server.server_address[1]}")[0] == 200
     assert ask(server, "/", host="evil.example")[0] == 403
     assert ask(server, "/", host="")[0] == 403
-    run = next(run for run in server.watched.found.values() if run.name.endswith("whole"))
+    run = next(run for run in find(server.paths)[0] if run.name.endswith("whole"))
     assert ask(server, f"/files/{run.id}/config.toml")[1] == (runs / "whole" / "config.toml").read_bytes()
     assert json.loads(ask(server, f"/details/{run.id}")[1])["audit"]["findings"][0]["mean"] == 0.913
     for path in (

@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,12 +17,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from ntkfl.cli.stopping import stoppable
-from ntkfl.compare.results import NOTHING_CHOSEN, Row, columns, remark_lines, row_settings, search_lines, write
+from ntkfl.compare.results import Row, columns, row_settings, search_lines, write
 from ntkfl.compare.run import carry_out
 from ntkfl.compare.settings import title
 from ntkfl.compare.spec import Comparison
 from ntkfl.compare.trials import Cell, Workers
-from ntkfl.progress import LOG_S, Pace, percent, plural, span
+from ntkfl.progress import percent, plural
 
 
 def compare(
@@ -76,13 +76,8 @@ def compare(
         lines = [line.rstrip() for line in drawn_table.get().splitlines()]  # a log keeps no trailing blanks
         typer.echo("\n".join(lines).strip("\n"))
     typer.echo()
-    for line in [*search_lines(comparison, searches), *remark_lines(rows)]:
+    for line in search_lines(comparison, searches):
         console.print(line, markup=False)
-    told = {(cell.label, cell.config.seed) for cell in pool.broken}
-    for row in rows:
-        for seed, why in zip(row.seeds, row.failed, strict=True):
-            if why not in ("", NOTHING_CHOSEN) and (row.label, seed) not in told:
-                console.print(f"{row.label}, seed {seed}: {why}", soft_wrap=True, markup=False)
     console.print(f"{time.perf_counter() - began:.0f} s in all", soft_wrap=True)
     console.print(f"curves:  {figure}\nresults: {folder / 'results.json'}, {folder / 'results.csv'}", soft_wrap=True)
     console.print(f"report:  {write_report([folder], folder / 'report.html')}  (open it in a browser)", soft_wrap=True)
@@ -133,19 +128,13 @@ def _table() -> Table:
 
 
 class Watcher:
-    """A line for every run that ends, and how far all of them are: a line that is written over in a terminal, and one
-    now and then in a log. A search and what follows it are two stages, the second of which is planned when the first
-    has ended.
-    """
+    """A line for every run that ends, and how many have: a line that is written over in a terminal."""
 
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        self.console, self.clock = console, clock
-        self.said = clock()
+    def __init__(self, console: Console) -> None:
+        self.console = console
         self.status = console.status("")
-        # Rounds played in runs that have ended, by folder and length (a search goes on with a run): each has its line,
-        # and its files are not read again.
-        self.ended: dict[tuple[Path, int], int] = {}
-        self.stage, self.pace = frozenset[Path](), Pace(clock)  # the runs of a stage, and its pace
+        # By folder and length, as a search goes on with a run: each has its line, and its files are not read again.
+        self.ended: set[tuple[Path, int]] = set()
 
     def __enter__(self) -> None:
         if self.console.is_terminal:
@@ -155,36 +144,14 @@ class Watcher:
         self.status.stop()
 
     def watch(self, cells: Sequence[Cell]) -> None:
-        unique = {cell.folder.path: cell for cell in cells}
-        fresh, waiting, played, planned = list[Cell](), 0, 0, 0
-        for path, cell in unique.items():
-            run = path, cell.config.rounds
-            if run not in self.ended:
-                rounds = len(cell.history())
-                if not (cell.finished or cell.failed):
-                    waiting, played, planned = waiting + 1, played + rounds, planned + cell.config.rounds
-                    continue
-                self.ended[run] = rounds
-                fresh.append(cell)
-            played, planned = played + self.ended[run], planned + self.ended[run]
-        if self.stage != unique.keys():
-            self.stage, self.pace = frozenset(unique), Pace(self.clock, before=played)
-        left = self.pace.left(played, planned)
-        every = len(self.ended) + waiting  # earlier stages count too: their lines stand above
-
-        def how_far(ended: int) -> str:
-            return f"{ended} of {every} runs finished{'' if left is None else f', {span(left)} left'}"
-
-        for ended, cell in enumerate(fresh, start=len(self.ended) - len(fresh) + 1):  # as many as there are lines
-            self._print(_line(cell) + ("" if self.console.is_terminal else f"  ({how_far(ended)})"))
-        progress = f"{played} of {planned} rounds  ({how_far(len(self.ended))})"
-        self.status.update(progress)
-        if waiting and not self.console.is_terminal and self.clock() - self.said > LOG_S:
-            self._print(progress)
-
-    def _print(self, line: str) -> None:
-        self.said = self.clock()
-        self.console.print(line, soft_wrap=True, markup=False)
+        runs = {(cell.folder.path, cell.config.rounds): cell for cell in cells}
+        every = len(self.ended | runs.keys())  # earlier stages count too: their lines stand above
+        for run in runs.keys() - self.ended:
+            if runs[run].finished or runs[run].failed:
+                self.ended.add(run)
+                how_far = "" if self.console.is_terminal else f"  ({len(self.ended)} of {every} runs finished)"
+                self.console.print(_line(runs[run]) + how_far, soft_wrap=True, markup=False)
+        self.status.update(f"{len(self.ended)} of {every} runs finished")
 
 
 def _line(cell: Cell) -> str:
@@ -195,5 +162,4 @@ def _line(cell: Cell) -> str:
     what = f"{percent(last['test_accuracy'], 2)} after {rounds}"
     if "validation_accuracy" in last:  # a search never shows the test set
         what = f"{percent(last['validation_accuracy'], 2)} on held-out clients after {rounds}"
-    mark, remark = ("!", f"; {cell.remark}") if cell.remark else ("✓", "")
-    return f"{mark} {cell.label}, seed {cell.config.seed}: {what}, {cell.seconds():.1f} s{remark}"
+    return f"✓ {cell.label}, seed {cell.config.seed}: {what}, {cell.seconds():.1f} s"

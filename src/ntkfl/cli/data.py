@@ -34,6 +34,12 @@ app = typer.Typer(
     add_completion=False,
 )
 
+DataName = Annotated[
+    str,
+    typer.Argument(
+        help="A dataset (`ntkfl data list`), FILE.csv, .parquet or .npz, a folder, or package.module:function."
+    ),
+]
 _LISTED = 10  # clients whose class counts `show` prints
 
 
@@ -77,12 +83,7 @@ def fetch_datasets(names: Annotated[list[str], typer.Argument(help="Datasets, se
 
 @app.command("show")
 def show(
-    name: Annotated[
-        str,
-        typer.Argument(
-            help="A dataset (`ntkfl data list`), FILE.csv, .parquet or .npz, a folder, or package.module:function."
-        ),
-    ],
+    name: DataName,
     partition: Annotated[
         str | None, typer.Option(help="dirichlet, writer, iid, shards, or client (as a file says).")
     ] = None,
@@ -92,12 +93,11 @@ def show(
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting of data: overlap=true.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Draw clients × classes there, e.g. clients.png.")] = None,
     label_column: LabelColumn = None,
     client_column: ClientColumn = None,
     split_column: SplitColumn = None,
 ) -> None:
-    """How a dataset is dealt to clients, as a table and as a bubble plot.
+    """How a dataset is dealt to clients, as tables.
 
     Example: ntkfl data show visits.csv --label-column diagnosis --client-column hospital
     """
@@ -108,30 +108,17 @@ def show(
     for line in single_rows(federated):
         console.print(Text(f"warning: {line}"))
     if federated.classes is None:
-        if out is not None:
-            raise ConfigError(f"{name} has real targets: there are no classes to draw; leave --out out")
         console.print(_summary(federated, None))
         return
     counts = federated.counts()
     console.print(_summary(federated, counts))
     console.print()
     console.print(_first_clients(federated, counts))
-    if out is not None:
-        from ntkfl.report.clients import bubble_plot  # plotting is slow to import
-
-        title = name if config.data.own else f"{name} · {config.data.how().text} · seed {seed}"
-        names, class_names = federated.client_names, federated.class_names
-        typer.echo(f"wrote {bubble_plot(counts, out, title, names=names, class_names=class_names)}")
 
 
 @app.command("deal")
 def deal_clients(
-    name: Annotated[
-        str,
-        typer.Argument(
-            help="A dataset (`ntkfl data list`), FILE.csv, .parquet or .npz, a folder, or package.module:function."
-        ),
-    ],
+    name: DataName,
     out: Annotated[Path, typer.Option(help="Folder for client-0.npz … and test.npz.")],
     clients: Annotated[int | None, typer.Option(help="Clients; 4, or those that the data name, if not given.")] = None,
     alpha: Annotated[float | None, typer.Option(help="Dirichlet: how alike clients are; 0.1 if not given.")] = None,

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ntkfl.cli.stopping import stoppable
 from ntkfl.errors import ConfigError
-from ntkfl.progress import ProgressBar
 
 
 def export(
@@ -24,9 +20,6 @@ def export(
     client: Annotated[
         Path | None, typer.Option(help="Of a deployed run: the folder of an enrolled client, to ask for ρ as.")
     ] = None,
-    plain_projection: Annotated[
-        bool, typer.Option("--plain-projection", help="Write the projection in plain. Read the warning first.")
-    ] = False,
 ) -> None:
     """Write a run's model, to use elsewhere: ntkfl.load_exported("model") gives it as a torch module.
 
@@ -39,22 +32,13 @@ def export(
     from ntkfl.federation import export as exporting
 
     recipients = dict(_recipient(text) for text in to or [])
-    hint = f"stopped; no model was written, begin anew: {shlex.join(['ntkfl', *sys.argv[1:]])}"
-    with stoppable(lambda: hint), ProgressBar(0, "bytes of the model") as bar:
-        secret = None
-        if client is not None:
-            from ntkfl.services.key_server.client import Identity
+    secret = None
+    if client is not None:
+        from ntkfl.services.key_server.client import Identity
 
-            secret = Identity.of(client).run_secret()
-
-        def written(count: int, total: int) -> None:
-            bar.plan(total)
-            bar.end(pieces=count)
-
-        path = exporting.export(run, out, recipients, secret=secret, plain=plain_projection, on_bytes=written)
+        secret = Identity.of(client).run_secret()
+    path = exporting.export(run, out, recipients, secret=secret)
     note = exporting.Export.read(path).projection
-    if plain_projection and note is not None:
-        typer.secho(f"warning: {exporting.WARNING}", err=True, fg=typer.colors.YELLOW)
     sealed = "no projection" if note is None else f"projection sealed to {', '.join(note.sealed) or 'nobody'}"
     typer.echo(f"wrote {path} ({sealed})")
 

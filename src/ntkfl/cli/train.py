@@ -21,7 +21,6 @@ from ntkfl.cli.verbs import (
     ClientColumn,
     LabelColumn,
     SplitColumn,
-    one_of,
 )
 from ntkfl.errors import ConfigError, NumericalError
 
@@ -30,67 +29,39 @@ if TYPE_CHECKING:
     from ntkfl.federation.config import RunConfig
     from ntkfl.progress import RoundTable
 
-_DATA, _METHOD, _RUN, _OUTPUT, _PRIVACY = "Data and clients", "Method and model", "Run", "Output", "Privacy"
-
 
 def train(
     dataset: Annotated[
         str | None,
         typer.Option(
             help=f"{', '.join(DATASETS)}, FILE.csv, .parquet or .npz, a folder, or package.module:function "
-            f"(default {DATASETS[0]})",
-            autocompletion=one_of(DATASETS),
-            rich_help_panel=_DATA,
+            f"(default {DATASETS[0]})"
         ),
     ] = None,
-    partition: Annotated[
-        str | None,
-        typer.Option(
-            help=f"{', '.join(PARTITIONS)} (default {PARTITIONS[0]})",
-            autocompletion=one_of(PARTITIONS),
-            rich_help_panel=_DATA,
-        ),
-    ] = None,
-    clients: Annotated[int | None, typer.Option(help="clients in all (default 300)", rich_help_panel=_DATA)] = None,
+    partition: Annotated[str | None, typer.Option(help=f"{', '.join(PARTITIONS)} (default {PARTITIONS[0]})")] = None,
+    clients: Annotated[int | None, typer.Option(help="clients in all (default 300)")] = None,
     alpha: Annotated[
-        float | None,
-        typer.Option(
-            help="Dirichlet concentration, above 0: smaller is more heterogeneous (default 0.1)", rich_help_panel=_DATA
-        ),
+        float | None, typer.Option(help="Dirichlet concentration, above 0: smaller is more heterogeneous (default 0.1)")
     ] = None,
     standardize: Annotated[
         bool | None,
         typer.Option(
             "--standardize",
             help="inputs to mean 0 and deviation 1 by feature or channel, from sums that clients tell once",
-            rich_help_panel=_DATA,
         ),
     ] = None,
     targets: Annotated[
         str | None,
-        typer.Option(
-            help="of a file: what whole numbers are, real or classes; as the loss has it if not given",
-            rich_help_panel=_DATA,
-        ),
+        typer.Option(help="of a file: what whole numbers are, real or classes; as the loss has it if not given"),
     ] = None,
     label_column: LabelColumn = None,
     client_column: ClientColumn = None,
     split_column: SplitColumn = None,
     method: Annotated[
-        str | None,
-        typer.Option(
-            help=f"{', '.join(METHODS)} (default {METHODS[0]}), or package.module:Class",
-            autocompletion=one_of(METHODS),
-            rich_help_panel=_METHOD,
-        ),
+        str | None, typer.Option(help=f"{', '.join(METHODS)} (default {METHODS[0]}), or package.module:Class")
     ] = None,
     model: Annotated[
-        str | None,
-        typer.Option(
-            help=f"{', '.join(MODELS)}, or package.module:factory (default {MODELS[0]})",
-            autocompletion=one_of(MODELS),
-            rich_help_panel=_METHOD,
-        ),
+        str | None, typer.Option(help=f"{', '.join(MODELS)}, or package.module:factory (default {MODELS[0]})")
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -99,64 +70,42 @@ def train(
             metavar="NAME=VALUE",
             help="any other setting, with a value as in TOML: lr=0.1, 'model.hidden=[64]', stop_at=0.9; "
             "may be repeated",
-            rich_help_panel=_METHOD,
         ),
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="communication rounds (default 10)", rich_help_panel=_RUN)] = None,
+    rounds: Annotated[int | None, typer.Option(help="communication rounds (default 10)")] = None,
     clients_per_round: Annotated[
-        int | None,
-        typer.Option(help="clients drawn each round, or all where there are fewer (default 20)", rich_help_panel=_RUN),
+        int | None, typer.Option(help="clients drawn each round, or all where there are fewer (default 20)")
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="root of everything random (default 0)", rich_help_panel=_RUN)
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda", rich_help_panel=_RUN)] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="a TOML of settings; options given here win", rich_help_panel=_RUN)
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="continue the run in --out", rich_help_panel=_RUN)] = False,
+    seed: Annotated[int | None, typer.Option(help="root of everything random (default 0)")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda")] = None,
+    config: Annotated[Path | None, typer.Option(help="a TOML of settings; options given here win")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="continue the run in --out")] = False,
     allow_code: AllowCode = False,
     private: Annotated[
         bool,
-        typer.Option(
-            "--private",
-            help="differentially private: secure sums, ε = 3 for a record (--set epsilon=1)",
-            rich_help_panel=_PRIVACY,
-        ),
+        typer.Option("--private", help="differentially private: secure sums, ε = 3 for a record (--set epsilon=1)"),
     ] = False,
     secure_sum: Annotated[
         bool | None,
         typer.Option(
             "--secure-sum",
             help="replies are masked, so that the server learns their sum alone: for methods that need no more",
-            rich_help_panel=_PRIVACY,
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="the run's folder", rich_help_panel=_OUTPUT)] = None,
-    tensorboard: Annotated[
-        bool,
-        typer.Option(
-            "--tensorboard", help="also write event files into --out (needs the extra)", rich_help_panel=_OUTPUT
-        ),
-    ] = False,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="one JSON object per round on stdout, nothing else", rich_help_panel=_OUTPUT),
-    ] = False,
+    out: Annotated[Path | None, typer.Option(help="the run's folder")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round on stdout, nothing else")] = False,
 ) -> None:
     """Train one model over many clients.
 
     Example: ntkfl train --dataset fashion-mnist --alpha 0.1 --rounds 10 --out runs/a
     """
-    from ntkfl.federation.callbacks import TensorBoardCallback
     from ntkfl.federation.chance import advice
     from ntkfl.federation.server import remarks
     from ntkfl.federation.simulation import execute
     from ntkfl.progress import RoundTable
 
-    for flag, wanted in (("--tensorboard", tensorboard), ("--resume", resume)):
-        if wanted and out is None:
-            raise ConfigError(f"{flag} needs --out, the run's folder")
+    if resume and out is None:
+        raise ConfigError("--resume needs --out, the run's folder")
     given = {
         "data": {
             "dataset": dataset,
@@ -178,18 +127,17 @@ def train(
     base = _settings_before(config, out if resume else None, allow_code)
     run_config = _config(base, given, set_ or [], private)
     display = RoundTable(run_config.method["name"], run_config.rounds, remarks, quiet=as_json)
-    callbacks = [_printed(display, as_json), *([TensorBoardCallback(out)] if tensorboard and out is not None else [])]
     for line in _notes(run_config):
         display.note(line)
     if out is None:
         display.note("not kept: without --out no model, history or report is left when this ends")
-    with stoppable(lambda: _stopped(out, bool(run_config.code))), _placed(run_config.code), display:
+    with stoppable(lambda: _stopped(out, bool(run_config.code))), _placed(), display:
         run = execute(
             run_config,
             out=out,
             resume=resume,
             device=device,
-            callbacks=callbacks,
+            callbacks=[_printed(display, as_json)],
             insight=True,
         )
     if not as_json:
@@ -245,14 +193,14 @@ def _notes(config: RunConfig) -> Iterator[str]:
 
 
 @contextmanager
-def _placed(code: Sequence[str]) -> Iterator[None]:
+def _placed() -> Iterator[None]:
     """An error within it goes on with notes: the lines of the user's own code on the way to it."""
     try:
         yield
     except Exception as error:
         from ntkfl.compare.failures import own_frames
 
-        for line in own_frames(error, code):
+        for line in own_frames(error):
             error.add_note(line)
         raise
 

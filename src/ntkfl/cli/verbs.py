@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -29,7 +29,6 @@ VERBS = {
     "watch": "Watch runs while they go on.",
     "forget": "Take a client out of a run, exactly.",
     "data": "Datasets, and how they are dealt to clients.",
-    "doctor": "Check this machine, and say what to do.",
     "export": "Write a run's model, to use elsewhere.",
     "keys": "Keys, tokens and certificates of a federation.",
     "deploy": "Try a federation out.",
@@ -145,11 +144,6 @@ def _restore_argument_help(command: click.Command) -> None:
         for parameter in command.params:
             if isinstance(parameter, TyperArgument) and parameter.name in declared:
                 parameter.help = getattr(declared[parameter.name].default, "help", None)
-
-
-def one_of(names: Sequence[str]) -> Callable[[str], list[str]]:
-    """Completion of an option's value."""
-    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
 
 
 def coloured(text: str, colour: str) -> str:

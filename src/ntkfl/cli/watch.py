@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import webbrowser
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +21,6 @@ def watch(
     plain: Annotated[
         bool, typer.Option("--plain-http", help="Let other machines connect, although nothing is encrypted.")
     ] = False,
-    browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Watch runs while they go on.
 
@@ -46,8 +44,6 @@ def watch(
         typer.echo(f"{server.url}  (Ctrl-C ends it)")
         if not is_local(host):
             typer.echo("other machines can connect, and see settings, curves and data counts of these runs", err=True)
-        if browser:
-            webbrowser.open(server.url)
         server.run()
     except KeyboardInterrupt:
         server.closing.set()

@@ -6,7 +6,6 @@ import os
 import shlex
 import sysconfig
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
 
 import tomli_w
@@ -37,7 +36,7 @@ def write_error(folder: Path, config: RunConfig, device: str | None, error: Exce
     """What went wrong, the user's own lines on the way there, and the command that runs this one alone."""
     settings = folder.with_name(f"{folder.name}.toml")
     on = ["--device", device] if device else []
-    frames = own_frames(error, config.code)
+    frames = own_frames(error)
     place = f" ({frames[-1].partition(': ')[0]})" if frames else ""
     lines = [f"{said(error)}{place}", *(f"  {line}" for line in frames)]
     lines.append(f"  to run it alone: {shlex.join(['ntkfl', 'train', '--config', _near(settings), *on])}")
@@ -49,29 +48,19 @@ def write_error(folder: Path, config: RunConfig, device: str | None, error: Exce
     write_atomically(note_of(folder), text.encode())
 
 
-def own_frames(error: BaseException, code: Sequence[str]) -> list[str]:
-    """'file, line 12, in answer: source' for each frame in the user's own code, outermost first.
+def own_frames(error: BaseException) -> list[str]:
+    """'file, line 12, in answer: source' for each frame outside of installed packages, outermost first.
 
-    That is code outside of installed packages, and code of a package that the settings name (`package.module:name`).
     An error that has none may have another for its cause: of a network, say, that fails on its inputs.
     """
     at: BaseException | None = error
-    while at is not None:
-        if found := _frames(at, code):
-            return found
+    found: list[str] = []
+    while at is not None and not found:
+        for frame in traceback.extract_tb(at.__traceback__):
+            file = Path(frame.filename)
+            if file.exists() and not _is_library(file):
+                found.append(f"{_near(file)}, line {frame.lineno}, in {frame.name}: {frame.line}")
         at = at.__cause__
-    return []
-
-
-def _frames(error: BaseException, code: Sequence[str]) -> list[str]:
-    named = {name.partition(":")[0].partition(".")[0] for name in code}
-    found = []
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        file = Path(frame.f_code.co_filename)
-        if package in named or (file.exists() and not _is_library(file)):
-            (summary,) = traceback.StackSummary.extract([(frame, line)])
-            found.append(f"{_near(file)}, line {line}, in {summary.name}: {summary.line}")
     return found
 
 

@@ -8,7 +8,7 @@ import json
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,6 @@ class Row:
     failed: list[str]
     devices: list[str]  # where the seconds were measured
     steps: list[list[float | None]]  # t that NTK-FL chose
-    remarks: list[str] = field(default_factory=list)  # of each seed: what makes its result worth little
 
     @property
     def unchosen(self) -> bool:
@@ -90,7 +89,6 @@ def summarise(
         [NOTHING_CHOSEN if unchosen else cell.failed for cell in cells],
         sorted({t["device"] for seconds in times for t in seconds}),
         [[r.get("steps") for r in h] for h in histories],
-        [cell.remark for cell in cells],
     )
 
 
@@ -191,23 +189,13 @@ def search_lines(comparison: Comparison, searches: Mapping[str, Mapping[str, Any
     return lines
 
 
-def remark_lines(rows: Sequence[Row]) -> list[str]:
-    """A line for each run that ended, but whose result is worth little."""
-    return [
-        f"{row.label}, seed {seed}: {remark}"
-        for row in rows
-        for seed, remark in zip(row.seeds, row.remarks, strict=False)
-        if remark
-    ]
-
-
 def markdown(comparison: Comparison, rows: Sequence[Row], searches: Mapping[str, Mapping[str, Any]]) -> str:
     headers, body = columns(comparison, rows)
     for text, cells in zip(row_settings(comparison, rows), body, strict=True):
         cells.append(text)
     lines = [[*headers, "setting"], ["---"] * (len(headers) + 1), *body]
     table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-    notes = [*search_lines(comparison, searches), *remark_lines(rows)]
+    notes = search_lines(comparison, searches)
     return f"{described(comparison)}\n\n{table}" + "".join(f"\n- {line}" for line in notes) + "\n"
 
 

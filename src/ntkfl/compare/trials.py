@@ -19,13 +19,10 @@ from ntkfl.data.sources import is_own, own_digest
 from ntkfl.devices import find_device
 from ntkfl.errors import Diverged, NTKFLError, NumericalError
 from ntkfl.federation.build import load_data, spelled_out
-from ntkfl.federation.chance import failure
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.federation.simulation import execute
-from ntkfl.federation.validation import NOT_FINITE
 from ntkfl.processes import Pool
-from ntkfl.progress import plural
 from ntkfl.user_code import source_digest
 
 
@@ -50,12 +47,7 @@ class Cell:
 
     def history(self) -> list[Record]:
         """Records so far, no more than this cell asks for."""
-        records = self.folder.records()[: self.config.rounds]
-        stop = self.config.stop_at
-        if stop is None:
-            return records
-        reached = next((i for i, r in enumerate(records) if (r["test_accuracy"] or 0) >= stop), len(records) - 1)
-        return records[: reached + 1]
+        return self.folder.history(self.config.rounds, self.config.stop_at)
 
     def seconds(self) -> float:
         return float(sum(t["seconds"] for t in self.folder.records("timings.jsonl")[: len(self.history())]))
@@ -64,19 +56,6 @@ class Cell:
     def failed(self) -> str:
         """Why the run could not be finished, in one line: it diverged, or ended in an error."""
         return self._diverged or self.error.partition("\n")[0]
-
-    @property
-    def remark(self) -> str:
-        """Why a run that ended is worth little: its model is worse than a constant prediction, or values that are not
-        finite were rejected all along. Else empty.
-        """
-        records = self.history()
-        hit = [r for r in records if r.get("rejected", {}).get(NOT_FINITE)]
-        if 2 * len(hit) <= len(records):
-            return failure(records, self.folder.config().get("constant")) if self.folder.holds_run else ""
-        lost = sum(min(r["rejected"][NOT_FINITE], r.get("rejected_clients", 0)) for r in hit)
-        most = "most" if 2 * lost > sum(len(r["clients"]) for r in records) else "some"
-        return f"{most} replies rejected: {NOT_FINITE}, in {len(hit)} of {plural(len(records), 'round')}"
 
     @property
     def error(self) -> str:

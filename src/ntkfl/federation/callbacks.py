@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ntkfl.errors import ConfigError
-from ntkfl.extras import missing
 from ntkfl.federation.run_folder import Record
 from ntkfl.progress import ProgressBar, percent, plural
 
@@ -20,7 +18,7 @@ class Callback:
 
     A callback runs in the training process, between rounds. By the time `on_round` is called, the run's folder holds
     that round, so an exception raised there stops training and loses nothing: the run can be resumed. The exception
-    reaches the caller of `train` as it was raised, with a note that names the callback and the method.
+    reaches the caller of `train` as it was raised.
     """
 
     transcript_rounds: Collection[int] = ()
@@ -51,31 +49,29 @@ class CallbackList(Callback):
         self.callbacks = tuple(callbacks)
         for callback in self.callbacks:
             if not isinstance(callback, Callback):
-                raise ConfigError(
-                    f"a callback must be an instance of a subclass of ntkfl.Callback, not {_name(callback)}"
-                )
+                raise ConfigError(f"a callback must be an instance of a subclass of ntkfl.Callback, not {callback!r}")
         self.transcript_rounds = frozenset().union(*(callback.transcript_rounds for callback in self.callbacks))
 
     def on_begin(self, rounds: int) -> None:
         for callback in self.callbacks:
-            _call(callback.on_begin, rounds)
+            callback.on_begin(rounds)
 
     def on_start(self, note: str) -> None:
         for callback in self.callbacks:
-            _call(callback.on_start, note)
+            callback.on_start(note)
 
     def on_round(self, record: Record, timing: Record) -> None:
         for callback in self.callbacks:
-            _call(callback.on_round, record, timing)
+            callback.on_round(record, timing)
 
     def on_transcript(self, transcript: Transcript) -> None:
         for callback in self.callbacks:
             if transcript.round in callback.transcript_rounds:
-                _call(callback.on_transcript, transcript)
+                callback.on_transcript(transcript)
 
     def on_end(self) -> None:
         for callback in self.callbacks:
-            _call(callback.on_end)
+            callback.on_end()
 
 
 class Functions(Callback):
@@ -131,54 +127,3 @@ class Progress(Callback):
         if self._bar is not None:
             self._bar.__exit__(None, None, None)
             self._bar.console.print(self._bar.what, soft_wrap=True)
-
-
-class TensorBoardCallback(Callback):
-    """Writes each round as a point of TensorBoard's event files into `<run folder>/tensorboard`.
-
-    They have what `history.jsonl` and `timings.jsonl` have. Needs the extra `tensorboard`.
-    """
-
-    def __init__(self, run_folder: Path | str) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise missing("--tensorboard", "tensorboard") from None
-        self.folder = Path(run_folder) / "tensorboard"
-        self._make: Callable[..., Any] = SummaryWriter
-        self._writer: Any = None
-
-    def on_round(self, record: Record, timing: Record) -> None:
-        number = int(record["round"])
-        if self._writer is None:
-            # Not before: a run's folder must be empty when the run begins. A resumed run's later points are replaced.
-            self._writer = self._make(str(self.folder), purge_step=number)
-        values = {f"{_group(name)}/{name}": value for name, value in record.items() if name != "round"}
-        values |= {f"time/{name}": value for name, value in timing.items() if name != "round"}
-        for direction in ("uplink", "downlink"):
-            values |= {f"messages/{direction}_{kind}": count for kind, count in (record.get(direction) or {}).items()}
-        for name, value in values.items():
-            if isinstance(value, int | float):
-                self._writer.add_scalar(name, value, number)
-        self._writer.flush()
-
-    def on_end(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-
-
-def _group(name: str) -> str:
-    """TensorBoard opens with the first group by name: the accuracies."""
-    return next((group for group in ("accuracy", "loss") if name.endswith(group)), "round")
-
-
-def _call(method: Callable[..., None], *values: Any) -> None:
-    try:
-        method(*values)
-    except Exception as error:
-        error.add_note(f"raised by {method.__qualname__}, a callback of ntkfl.train")
-        raise
-
-
-def _name(value: object) -> str:
-    return f"the class {value.__name__}: add ()" if isinstance(value, type) else repr(value)

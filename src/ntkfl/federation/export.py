@@ -3,7 +3,6 @@
     model.safetensors      the weights
     export.toml            the network, names of classes and features, mean and deviation of standardised inputs, the
                            projection's kind, and its seed ρ sealed to each recipient
-    projection.safetensors the matrix P in plain, only where it was asked for
 
 Whoever holds P can attack every projected row ever recorded, so a model that needs it does not simply bring it.
 """
@@ -12,8 +11,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import math
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,9 @@ import tomli_w
 import torch
 from pydantic import Field
 from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from ntkfl.atomic import PART, write_atomically, write_private
+from ntkfl.atomic import PART, write_atomically
 from ntkfl.crypto.context import Secret, bind
 from ntkfl.data.moments import Standardization
 from ntkfl.errors import ConfigError, ModelError, RunFolderError, TrustError
@@ -38,12 +36,6 @@ from ntkfl.safe_parse import read_toml
 from ntkfl.tangent.parameters import eager
 from ntkfl.user_code import refuse_code
 from ntkfl.version import __version__
-
-_BEGUN = "export.begun"  # in a folder that an export is being written to
-WARNING = (
-    "the projection is written in plain: whoever reads it can attack every row recorded in this run, "
-    "its own and everybody else's"
-)
 
 
 class ProjectionNote(Options):
@@ -112,26 +104,21 @@ def export(
     recipients: Mapping[str, bytes],
     *,
     secret: RunSecret | None = None,
-    plain: bool = False,
-    on_bytes: Callable[[int, int], None] = lambda count, total: None,
 ) -> Path:
-    """Write the model of a finished run to the new folder `out`; one of an export that was cut short will do.
+    """Write the model of a finished run to the new folder `out`, which is whole or not there.
 
     `recipients` are public sealing keys by name. `secret` is the run's; a simulation's is derived from its seed.
-    `on_bytes(count, total)` hears of `count` more of the weights' bytes that are written.
     """
     folder = RunFolder(run)
     config = folder.config()
     weights = run / "model.safetensors"
     if not weights.exists():
         raise RunFolderError(f"{run} has no model yet: the run has not ended")
-    standardization = standardization_in(config)
     content = weights.read_bytes()
     try:
-        note, projection = _note(config, content, recipients, secret)
+        note = _note(config, content, recipients, secret)
     except (KeyError, TypeError, AttributeError) as error:
         raise RunFolderError(f"{run / 'config.toml'} does not say what an export needs: {error}") from None
-    _clear(out)
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"{out} is not empty: choose another folder")
     named = config.get("model", {}).get("name")
@@ -142,35 +129,22 @@ def export(
         precision=config["shape"]["precision"],
         model=ModelConfig(**config["model"]) if named else None,
         projection=note,
-        standardization=standardization,
+        standardization=standardization_in(config),
         names=ExportedNames(**{kind: names_in(config, kind) for kind in ExportedNames.model_fields}),
     )
+    part = out.with_name(f"{out.name}{PART}")
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / _BEGUN).touch()
-        if plain and projection is not None:
-            write_private(out / "projection.safetensors", save_tensors({"matrix": projection.matrix}))
-        write_atomically(out / "model.safetensors", content, lambda count: on_bytes(count, len(content)))
-        # Last: what can be found is whole.
+        shutil.rmtree(part, ignore_errors=True)  # of an export that was killed
+        part.mkdir(parents=True)
+        write_atomically(part / "model.safetensors", content)
         write_atomically(
-            out / "export.toml", tomli_w.dumps(described.model_dump(mode="json", exclude_none=True)).encode()
+            part / "export.toml", tomli_w.dumps(described.model_dump(mode="json", exclude_none=True)).encode()
         )
-        (out / _BEGUN).unlink()
+        part.replace(out)
     except OSError as error:
-        _clear(out)  # so that the folder can be used again
+        shutil.rmtree(part, ignore_errors=True)
         raise ConfigError(f"cannot write {out}: {error.strerror}") from None
     return out
-
-
-def _clear(out: Path) -> None:
-    """Remove what an export left that was killed before its end, known by its mark; nothing of anybody else's."""
-    if not (out / _BEGUN).exists():
-        return
-    if not (out / "export.toml").exists():  # else it is whole, but for the mark
-        ours = ("projection.safetensors", "model.safetensors", "export.toml")
-        for path in [path for name in ours for path in (*out.glob(name), *out.glob(f"{name}.*{PART}"))]:
-            path.unlink()
-    (out / _BEGUN).unlink()  # last: killed before, the next one clears the rest
 
 
 def load_exported(
@@ -206,16 +180,16 @@ def load_exported(
             own.load_state_dict(load_tensors(content))
     except Exception as error:
         raise ModelError(f"the exported weights do not fit the network: {str(error).splitlines()[0]}") from None
-    projection = None if note is None else _projection(folder, note, described, content, key)
+    projection = None if note is None else _projection(note, described, content, key)
     return ExportedModel(model.eval(), projection, described.standardization, described.names)
 
 
 def _note(
     config: Mapping[str, Any], content: bytes, recipients: Mapping[str, bytes], secret: RunSecret | None
-) -> tuple[ProjectionNote | None, Projection | None]:
+) -> ProjectionNote | None:
     method, shape = config["method"], config["shape"]
     if method.get("projected_dim") in (None, NONE):
-        return None, None
+        return None
     if secret is None:
         if not config.get("simulation"):
             raise TrustError("the aggregator does not know ρ: export as an enrolled client (--client its folder)")
@@ -225,7 +199,6 @@ def _note(
         raise TrustError(f"this run is {'/'.join(map(str, named))}; the client is of {secret.federation}/{secret.run}")
     if shape.get("key_id") not in (None, secret.key_id):
         raise TrustError(f"this seed is not the one the run was trained with (key id {shape['key_id']})")
-    projection = make_projection(secret, shape["inputs"], method["projected_dim"], method["projection"])
     sealed = {}
     if recipients:
         from ntkfl.crypto.hpke import seal  # sealing is an extra
@@ -233,7 +206,7 @@ def _note(
         for name, public in recipients.items():
             text = seal(public, secret.seed.reveal(), _context(secret.federation, secret.run, name, content))
             sealed[name] = base64.b64encode(text).decode()
-    note = ProjectionNote(
+    return ProjectionNote(
         features=method["projected_dim"],
         kind=method["projection"],
         federation=secret.federation,
@@ -241,19 +214,9 @@ def _note(
         key_id=secret.key_id,
         sealed=sealed,
     )
-    return note, projection
 
 
-def _projection(
-    folder: Path, note: ProjectionNote, described: Export, content: bytes, key: Path | str | None
-) -> Projection:
-    plain = folder / "projection.safetensors"
-    if plain.exists():
-        try:
-            matrix = load_tensors(plain.read_bytes())["matrix"]
-        except Exception as error:
-            raise ModelError(f"{plain} holds no projection: {str(error).splitlines()[0]}") from None
-        return Projection(matrix, math.prod(described.inputs) ** -0.5 if note.kind == "gaussian" else 1.0)
+def _projection(note: ProjectionNote, described: Export, content: bytes, key: Path | str | None) -> Projection:
     if key is None:
         raise TrustError(f"the projection is sealed to {', '.join(note.sealed) or 'nobody'}: give the private key")
     from ntkfl.crypto.hpke import SealingKey

@@ -10,7 +10,6 @@ import copy
 import hashlib
 import os
 import sys
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +26,6 @@ from ntkfl.models import digest
 from ntkfl.models.backbone import Adapted
 
 _NAME = "features"
-_SAY_S = 10.0  # seconds between lines that say how far it is
 _AGREE = 1e-3  # how far the row computed anew may be off, relative: other batch sizes and threads round otherwise
 
 
@@ -56,7 +54,6 @@ class FeatureCache:
         self.digest = hashlib.sha256(f"{digest(backbone)} {backbone!r} {_settings(backbone)}".encode()).hexdigest()
         self.folder = None if folder is None else folder / self.digest[:32]
         self._held: OrderedDict[str, Tensor] = OrderedDict()
-        self._rows, self._began, self._said = 0, 0.0, 0.0
 
     def __call__(self, x: Tensor) -> Tensor:
         key = self._key(x)
@@ -77,22 +74,13 @@ class FeatureCache:
 
     @torch.no_grad()
     def _compute(self, x: Tensor) -> Tensor:
-        self._began = self._said = time.monotonic()
         out: Tensor | None = None
         for at in range(0, len(x), self.batch):
             part = self.backbone(x[at : at + self.batch])
             out = part.new_empty(len(x), *part.shape[1:]) if out is None else out
             out[at : at + len(part)] = part
-            self._tell(at + len(part), len(x))
         assert out is not None
         return out
-
-    def _tell(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now - self._said >= _SAY_S:
-            self._said = now
-            left = (now - self._began) / done * (total - done)
-            self.say(f"features of the frozen backbone: {done:,} of {total:,} samples, {left:.0f} s left")
 
     def _hold(self, key: str, features: Tensor) -> None:
         self._held[key] = features

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from ntkfl.data import Federated
 from ntkfl.data.from_arrays import Array, read_source
 from ntkfl.data.moments import Standardization
 from ntkfl.data.torch_data import TorchData
-from ntkfl.errors import ConfigError, DataError, ModelError, NTKFLError, RunFolderError, TrustError
+from ntkfl.errors import DataError, ModelError, NTKFLError, RunFolderError, TrustError
 from ntkfl.federation.build import build_method, build_network, describe_method
 from ntkfl.federation.chance import failure
 from ntkfl.federation.config import ModelConfig, method_code
@@ -90,15 +89,6 @@ class Run:
             found.append(f"ε = {last['epsilon']:.3g} at δ = {last['delta']:.0e} for a {last['unit']}")
         return f"Run({self.config['method']['name']}: {', '.join(found)})"
 
-    def frame(self) -> Any:
-        """`history` and `timings` as one pandas DataFrame, a row per round; pandas must be installed."""
-        try:
-            pandas = import_module("pandas")
-        except ImportError:
-            raise ConfigError("run.frame() needs pandas: install it, or use run.history, a list of dicts") from None
-        timings = {timing["round"]: timing for timing in self.timings}
-        return pandas.DataFrame([record | timings.get(record["round"], {}) for record in self.history])
-
     def evaluate(self, x: Array | TorchData, y: Array | None = None, *, tokens: bool = False) -> Score:
         """Accuracy and mean loss of the model on samples x [n, ...], y, or on a torch Dataset or DataLoader alone.
 
@@ -130,19 +120,6 @@ class Run:
         accuracy = None if labels.is_floating_point() else float((outputs.argmax(1) == labels).double().mean())
         return Score(accuracy, float(task.losses(outputs, labels).double().mean()), len(labels))
 
-    def save(self, path: Path | str) -> Path:
-        """Write the run's folder, as training with `out=path` would have."""
-        folder = RunFolder(path)
-        with folder.locked():
-            folder.create(self.config)
-            for record, timing in zip(self.history, self.timings, strict=True):
-                folder.append("history.jsonl", record)
-                folder.append("timings.jsonl", timing)
-            folder.save_checkpoint(len(self.history), self.checkpoint)
-            with eager(self.model) as own:
-                folder.save_model(own.state_dict())
-        return folder.path
-
     @staticmethod
     def load(path: Path | str, model: nn.Module | None = None, *, allow_code: bool = False) -> Run:
         """The run in a folder, as far as it has come.
@@ -165,7 +142,8 @@ class Run:
         except TrustError:
             raise
         except (NTKFLError, KeyError, TypeError, AttributeError) as error:
-            raise _other_version(folder, config, error) from None
+            why = f"no {error}" if isinstance(error, KeyError) else str(error)
+            raise RunFolderError(f"{folder.path / 'config.toml'} cannot be read: {why}") from None
         if run._model is not None:
             _load_weights(folder, run)
         return run
@@ -193,14 +171,6 @@ def _rebuild(config: Mapping[str, Any], method: Method) -> nn.Module:
     return build_network(ModelConfig(**config["model"]), inputs, shape["outputs"], 0).to(
         getattr(torch, shape["precision"])
     )
-
-
-def _other_version(folder: RunFolder, config: Mapping[str, Any], error: Exception) -> RunFolderError:
-    """What cannot be read may be right for the version that wrote it."""
-    wrote = config.get("ntkfl")
-    why = f"no {error}" if isinstance(error, KeyError) else str(error)
-    by = f"was written by ntkfl {wrote}, and this is {__version__}" if wrote != __version__ else "cannot be read"
-    return RunFolderError(f"{folder.path / 'config.toml'} {by}: {why}")
 
 
 def _load_weights(folder: RunFolder, run: Run) -> None:

@@ -3,7 +3,6 @@
     config.toml        what was run            history.jsonl   one record a round: the same for the same config
     timings.jsonl      what varies             model.safetensors   the weights to use
     checkpoint/state.safetensors   what the next round starts from
-    wire/round-NNN/    messages of rounds that were to be recorded (recording.py)
 
 A file is written beside its place and moved there whole; a history line comes before the checkpoint that counts it.
 """
@@ -157,6 +156,14 @@ class RunFolder:
             return [_record(line) for line in path.read_text().split("\n")[:-1]]
         except (OSError, ValueError) as error:
             raise RunFolderError(f"{path} is broken: a line in it is no JSON of ours, {error}") from None
+
+    def history(self, rounds: int | None = None, stop_at: float | None = None) -> list[Record]:
+        """The first `rounds` records, and none after the first whose test accuracy is `stop_at`."""
+        records = self.records()[:rounds]
+        if stop_at is None:
+            return records
+        reached = next((i for i, r in enumerate(records) if (r.get("test_accuracy") or 0) >= stop_at), len(records))
+        return records[: reached + 1]
 
     def truncate(self, name: str, rounds: int) -> list[Record]:
         """Keep the first `rounds` records: those the checkpoint counts."""

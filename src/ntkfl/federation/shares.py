@@ -7,27 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
-from ntkfl.errors import ConfigError, DataError, NTKFLError, RunFolderError, TrustError, unknown
-from ntkfl.federation.build import load_data
-from ntkfl.federation.config import RunConfig
-from ntkfl.federation.evaluation import Score
-from ntkfl.federation.run import Run, was_standardized
-from ntkfl.federation.run_folder import Record, RunFolder, names_in, other_features
+from ntkfl.errors import ConfigError, RunFolderError, unknown
+from ntkfl.federation.run_folder import Record, RunFolder, names_in
 from ntkfl.methods import State, SumRidge
 from ntkfl.methods.sum_ridge import COLUMNS, FORGOTTEN, PENALTY, SHARE, shares_of
 from ntkfl.tangent.ridge import RidgeSums, total
 
 RECORDS = "forgotten.jsonl"
-BEFORE = "before_forgetting"  # in a history: the scores of the model that still knew everybody
-_NOTED = ("samples",)  # of a record beside its scores, and another number without the client
 _SCORES = ("test_accuracy", "test_loss", "last_accuracy", "validation_accuracy", "validation_loss", "train_loss")
 _INSIGHT = "insight.json"  # of the model, and of the clients, before
 
@@ -116,14 +108,12 @@ class SharesOfRun:
         return {**tensors, weight: W.contiguous().to(tensors[weight]), bias: b.to(tensors[bias])}
 
 
-def forget(path: Path | str, who: int | str, *, allow_code: bool = False, score: bool = True) -> Record:
+def forget(path: Path | str, who: int | str) -> Record:
     """Take a client, by number or name, out of a finished run, as if it had never taken part. The record of it.
 
     The last layer, and λ where the run chose it, are solved for again from the others' sums; the client's own are
-    deleted, and should it come back in a resumed run, it is not counted. The model that is left is measured first, so
-    that the history has its scores, and the old ones as of before. Where the settings do not tell its data and network,
-    or only by names of code, which is run with `allow_code` alone, nothing is changed and `ConfigError` says why;
-    without `score` the client is forgotten all the same, and the history has no scores.
+    deleted, and should it come back in a resumed run, it is not counted. The history's last record loses its scores,
+    which were of the old model; the record of forgetting keeps them.
     """
     with SharesOfRun(path).folder.locked():
         run = SharesOfRun(path)
@@ -132,7 +122,7 @@ def forget(path: Path | str, who: int | str, *, allow_code: bool = False, score:
         others = [run.shares[c] for c in sorted(run.shares) if c != client]
         if not others:
             raise ConfigError(f"client {run.called(client)} is the only one: without it there is no model")
-        if was_standardized(run.config):
+        if run.config.get("standardization"):
             raise ConfigError(
                 f"inputs of {run.folder.path} were standardised by all clients' sums, those of client "
                 f"{run.called(client)} among them: forgetting would not be exact; train again without it"
@@ -147,9 +137,8 @@ def forget(path: Path | str, who: int | str, *, allow_code: bool = False, score:
             FORGOTTEN: torch.cat([run.state[FORGOTTEN], torch.tensor([client])]),
         }
         kept = {name: t for name, t in run.tensors.items() if not name.startswith(("state/", f"client/{client}/"))}
-        measured = _measured(run.folder.path, model, who, allow_code) if score else None
         run.folder.save_model(model)
-        _rescore(run, client, measured, penalty, int(total(others).samples))
+        before_it = _unscore(run, client, penalty, int(total(others).samples))
         run.folder.save_checkpoint(
             run.round, kept | {f"state/{n}": t for n, t in state.items()} | {"averaged": flat.clone()}
         )
@@ -163,46 +152,27 @@ def forget(path: Path | str, who: int | str, *, allow_code: bool = False, score:
             "weights_after": _digest(flat),
             "relative_change": float((flat - before).double().norm() / before.double().norm()),
             **({"name": run.called(client)} if run.names else {}),
-            **({} if measured is None else {"test_accuracy": measured.accuracy, "test_loss": measured.loss}),
+            **before_it,
         }
         run.folder.append(RECORDS, record)
         (run.folder.path / _INSIGHT).unlink(missing_ok=True)
     return record
 
 
-def _measured(path: Path, model: Mapping[str, Tensor], who: int | str, allow_code: bool) -> Score:
-    """The score of a run's network with these tensors on its test set; `ConfigError` where it cannot be measured."""
-    again = f"ntkfl forget {shlex.quote(str(path))} --client {shlex.quote(str(who))}"
-    without = f"{again} --no-score (in Python score=False) forgets without measuring"
-    try:
-        data = load_data(RunConfig.read(path / "config.toml", allow_code=allow_code))
-        run, (x, y) = Run.load(path, allow_code=allow_code), data.test
-        if changed := other_features(run.config, data.feature_names):
-            raise DataError(changed)
-        run.model.load_state_dict(dict(model))
-        return run.evaluate(x, y, tokens=not x.is_floating_point())
-    except TrustError as error:
-        raise TrustError(f"nothing was forgotten yet: {error}: {again} --allow-code; or {without}") from None
-    except Exception as error:  # of a user's own code, whatever it raises
-        reason = (str(error).splitlines() or [""])[0]
-        said = str(error) if isinstance(error, NTKFLError) else f"{type(error).__name__}: {reason}"
-        raise ConfigError(
-            "nothing was forgotten yet: the model that is left cannot be measured, and the run would have no score "
-            f"({said}); {without}"
-        ) from None
-
-
-def _rescore(run: SharesOfRun, client: int, score: Score | None, penalty: float, samples: int) -> None:
-    """The last record with the new model's scores, none where it was not measured; those of training stand beside."""
+def _unscore(run: SharesOfRun, client: int, penalty: float, samples: int) -> Record:
+    """Write the last record without its scores, which are returned."""
     records = run.folder.records()
     last = records[run.round - 1]
-    last.setdefault(BEFORE, {name: last[name] for name in (*_SCORES, *_NOTED) if name in last})
     gone = [*last.get("forgotten", []), client]
-    kept = {name: value for name, value in last.items() if name not in _SCORES}
-    scores = {"test_accuracy": score.accuracy if score else None, "test_loss": score.loss if score else None}
-    left = {"train_loss": None, "samples": samples, "penalty": penalty, "forgotten": gone}
-    records[run.round - 1] = kept | scores | left
+    scores = {name: last[name] for name in _SCORES if last.get(name) is not None}
+    records[run.round - 1] = {
+        **{name: None if name in _SCORES else value for name, value in last.items()},
+        "samples": samples,
+        "penalty": penalty,
+        "forgotten": gone,
+    }
     run.folder.write("history.jsonl", "".join(json.dumps(r, allow_nan=False) + "\n" for r in records).encode())
+    return {f"{name}_before": value for name, value in scores.items()}
 
 
 def _digest(weights: Tensor) -> str:

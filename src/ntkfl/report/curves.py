@@ -9,7 +9,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import PercentFormatter
 
 from ntkfl.atomic import replacing
 from ntkfl.compare.results import Row
@@ -44,7 +44,6 @@ def plot_curves(rows: Sequence[Row], title: str, targets: Sequence[float], path:
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
         axis.set_xscale("log")
-        label_ticks(axis)
     panels[0].set_ylabel("test accuracy")
     panels[0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     floor = min((min(curve) for row in rows for curve in row.accuracy if curve), default=0.0)
@@ -56,24 +55,6 @@ def plot_curves(rows: Sequence[Row], title: str, targets: Sequence[float], path:
     with replacing(path) as file:
         figure.savefig(file, format=path.suffix[1:] or "png", dpi=130)
     return path
-
-
-def label_ticks(axis: Axes) -> None:
-    """As many labels as fit side by side: three a decade on a short axis, one on a long one."""
-    low, high = axis.get_xlim()
-    decades = math.log10(high / low)
-    within = (1.0, 2.0, 5.0) if decades < 3 else (1.0, 3.0) if decades < 4.2 else (1.0,)
-    axis.xaxis.set_major_locator(LogLocator(subs=within))
-    axis.xaxis.set_major_formatter(FuncFormatter(tick_label))
-    axis.xaxis.set_minor_formatter(NullFormatter())
-
-
-def tick_label(value: float, _: object) -> str:
-    if 0.9e-3 < value < 0.9e5:
-        return f"{value:g}"
-    power = math.floor(math.log10(value) + 1e-9)
-    times = round(value / 10**power)
-    return f"$10^{{{power}}}$" if times == 1 else f"${times}·10^{{{power}}}$"
 
 
 def _curve(axis: Axes, row: Row, kind: str, colour: str, line: str) -> None:

@@ -19,7 +19,6 @@ from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from ntkfl.errors import ConfigError, NTKFLError
@@ -30,54 +29,6 @@ from ntkfl.version import __version__
 
 _KINDS = {".toml": "text/plain", ".jsonl": "text/plain", ".json": "application/json", ".png": "image/png"}
 _BREATH = 15  # seconds between signs of life on a quiet stream
-
-
-class Watched:
-    """The runs in some folders, looked at again and again; readers wait for news."""
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self.paths = list(paths)
-        self.found: dict[str, FoundRun] = {}
-        self.views: dict[str, dict[str, Any]] = {}
-        self.numbers: dict[str, int] = {}  # when each run last changed, counted in looks
-        self.targets: tuple[float, ...] = ()
-        self.look_number = 0
-        self.changed = threading.Condition()
-        self._marks: dict[str, Any] = {}
-        self.look()
-
-    def look(self) -> bool:
-        """Read what changed on disk; whether anything did."""
-        runs, targets = find(self.paths)
-        fresh: dict[str, dict[str, Any]] = {}
-        for run in runs:
-            mark = _mark(run)
-            if self._marks.get(run.id) != mark:
-                fresh[run.id] = view(run) | {"links": _links(run)}
-                self._marks[run.id] = mark
-        found = {run.id: run for run in runs}
-        self._marks = {id: mark for id, mark in self._marks.items() if id in found}
-        with self.changed:
-            news = bool(fresh) or list(found) != list(self.found)
-            if news:
-                self.look_number += 1
-                self.found, self.targets = found, targets
-                self.views = {id: fresh.get(id) or self.views[id] for id in found}
-                self.numbers = {id: self.look_number if id in fresh else self.numbers[id] for id in found}
-                self.changed.notify_all()
-        return news
-
-    def news(self, since: int, wait: float) -> tuple[int, dict[str, Any] | None]:
-        """(the look's number, runs that changed since look `since`), or None after `wait` seconds without any."""
-        with self.changed:
-            if not self.changed.wait_for(lambda: self.look_number > since, wait):
-                return since, None
-            changed = [self.views[id] for id, number in self.numbers.items() if number > since]
-            return self.look_number, {"runs": changed, "order": list(self.found)}
-
-    def details(self, id: str) -> dict[str, Any] | None:
-        run = self.found.get(id)
-        return None if run is None else details(run)
 
 
 def _mark(run: FoundRun) -> tuple[object, ...]:
@@ -109,22 +60,24 @@ class Handler(BaseHTTPRequestHandler):
             return self._answer(HTTPStatus.BAD_REQUEST, b"this is no address\n")
         if not welcome:
             return self._answer(HTTPStatus.FORBIDDEN, b"this server answers to its own address only\n")
-        watched = self.server.watched
+        try:
+            found, targets = find(self.server.paths)
+        except (NTKFLError, OSError):  # a folder that is being moved or written
+            found, targets = [], ()
+        runs = {run.id: run for run in found}
         match parts:
             case [""]:
-                return self._answer(HTTPStatus.OK, self.server.page().encode(), "text/html")
+                return self._answer(HTTPStatus.OK, self.server.page(targets).encode(), "text/html")
             case ["events"]:
                 return self._events()
-            case ["details", id] if (found := watched.details(id)) is not None:
-                return self._answer(HTTPStatus.OK, json.dumps(found).encode(), "application/json")
-            case ["files", id, *name] if id in watched.found:
-                path = files(watched.found[id]).get("/".join(name))
+            case ["details", id] if id in runs:
+                return self._answer(HTTPStatus.OK, json.dumps(details(runs[id])).encode(), "application/json")
+            case ["files", id, *name] if id in runs:
+                path = files(runs[id]).get("/".join(name))
                 if path is not None:
                     kind = _KINDS.get(path.suffix, "application/octet-stream")
                     return self._answer(HTTPStatus.OK, path.read_bytes(), kind)
         self._answer(HTTPStatus.NOT_FOUND, b"there is nothing here\n")
-
-    do_HEAD = do_GET
 
     def _welcome(self) -> bool:
         """A page elsewhere that makes its name resolve to this machine cannot read runs through a browser here."""
@@ -144,20 +97,30 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self, status: HTTPStatus, body: bytes, kind: str = "text/plain") -> None:
         self._head(status, kind, len(body))
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        self.wfile.write(body)
 
     def _events(self) -> None:
         self.close_connection = True
         self._head(HTTPStatus.OK, "text/event-stream", None)
-        if self.command == "HEAD":
-            return
-        since = 0
-        while not self.server.closing.is_set():
-            since, news = self.server.watched.news(since, _BREATH)
-            text = ": still here\n\n" if news is None else f"event: runs\ndata: {json.dumps(news)}\n\n"
+        marks: dict[str, object] = {}
+        pause, said = 0.0, time.monotonic()
+        while not self.server.closing.wait(pause):
+            pause = self.server.every
+            try:
+                runs = {run.id: run for run in find(self.server.paths)[0]}
+            except (NTKFLError, OSError):
+                continue  # a folder that is being moved or written: the next look sees it whole
+            before, marks = marks, {id: _mark(run) for id, run in runs.items()}
+            if marks != before:
+                fresh = [view(run) | {"links": _links(run)} for id, run in runs.items() if before.get(id) != marks[id]]
+                text = f"event: runs\ndata: {json.dumps({'runs': fresh, 'order': list(runs)})}\n\n"
+            elif time.monotonic() - said > _BREATH:
+                text = ": still here\n\n"
+            else:
+                continue
             self.wfile.write(text.encode())
             self.wfile.flush()
+            said = time.monotonic()
 
     def handle(self) -> None:
         with suppress(ConnectionError, TimeoutError):  # the reader has left
@@ -173,10 +136,9 @@ class LiveServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, paths: Sequence[Path], host: str, port: int, every: float = 1.0) -> None:
-        self.host, self.every = host, every
+        self.paths, self.host, self.every = list(paths), host, every
         self.open_to_all = host in ("0.0.0.0", "::", "")
         self.closing = threading.Event()
-        self.watched = Watched(paths)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             super().__init__((host, port), Handler)
@@ -190,26 +152,14 @@ class LiveServer(ThreadingHTTPServer):
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.server_address[1]}/"
 
-    def page(self) -> str:
-        watched = self.watched
-        document = {"title": title(watched.paths), "version": __version__, "live": True, "targets": watched.targets}
+    def page(self, targets: Sequence[float]) -> str:
+        document = {"title": title(self.paths), "version": __version__, "live": True, "targets": targets}
         return render(document | {"runs": [], "details": {}})
 
     def run(self) -> None:
-        """Look for news and serve, until `stop` or Ctrl-C."""
-        threading.Thread(target=self._look, daemon=True).start()
+        """Serve until `stop` or Ctrl-C."""
         self.serve_forever(poll_interval=0.2)
 
     def stop(self) -> None:
         self.closing.set()
-        with self.watched.changed:
-            self.watched.changed.notify_all()
         self.shutdown()
-
-    def _look(self) -> None:
-        while not self.closing.is_set():
-            time.sleep(self.every)
-            try:
-                self.watched.look()
-            except (NTKFLError, OSError):
-                continue  # a folder that is being moved or written: the next look sees it whole

@@ -1,6 +1,4 @@
-"""What rounds had to leave out, how many clients did not answer or failed, and which were Byzantine, as a run's records
-tell it.
-"""
+"""What rounds had to leave out, and how many clients failed or were Byzantine, as a run's records tell it."""
 
 from __future__ import annotations
 
@@ -24,23 +22,17 @@ KINDS = (
     ("clients with something rejected", "rejected_clients", "clients"),
     ("Byzantine clients", "byzantine", "clients"),
     ("clients that failed", "failed", "clients"),
-    ("clients that did not answer", "unanswered", "clients"),
-    ("seconds waited for them", "waited_seconds", "seconds"),
     ("attempts at a round that failed", "failed_attempts", "attempts"),
     ("the solver's way out", "solver_fallback", "rounds"),
 )
 
 
-def rejections(
-    records: Sequence[Record], timings: Sequence[Record] = ()
-) -> tuple[list[dict[str, Any]], dict[str, list[float | None]]]:
+def rejections(records: Sequence[Record]) -> tuple[list[dict[str, Any]], dict[str, list[float | None]]]:
     """Lines of a table, and by each line's `series` its count of every round; both empty where nothing happened.
 
     A line has `kind`, `why`, what it counts (`of`), `total`, in how many `rounds`, and the `first`.
     """
     lines: list[dict[str, Any]] = []
-    times = [*timings[: len(records)], *({} for _ in range(len(records) - len(timings)))]
-    records = [_with_absences(record, timing) for record, timing in zip(records, times, strict=True)]
     series: dict[str, list[float | None]] = {}
     for kind, field, unit in KINDS:
         counts = [_counts(record.get(field)) for record in records]
@@ -59,16 +51,6 @@ def rejections(
             lines.append(line | {"total": total, "rounds": len(at), "first": first})
             series[name] = values
     return lines, series
-
-
-def _with_absences(record: Record, timing: Record) -> Record:
-    """The record with how many stayed away unnamed, and for how many seconds that was waited."""
-    try:
-        absent = int(record["asked"]) - int(record["answered"]) - len(record.get("failed") or ())
-        waited = round(timing["waited_seconds"]) if "waited_seconds" in timing else 0
-    except (KeyError, TypeError, ValueError, OverflowError):  # not a deployment's, or damaged
-        return record
-    return record | {"unanswered": absent, "waited_seconds": waited}
 
 
 def _counts(value: object) -> Counter[str]:

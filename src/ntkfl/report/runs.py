@@ -59,13 +59,9 @@ def require(paths: Sequence[Path]) -> tuple[list[FoundRun], tuple[float, ...]]:
     """As `find`, and an error where nothing is found."""
     for path in paths:
         if not path.is_dir():
-            raise RunFolderError(
-                f"no such folder: {path}" if not path.exists() else f"{path} is a file, not a run folder"
-            )
+            raise RunFolderError(f"{path} is a file, not a run folder" if path.exists() else f"no such folder: {path}")
         if not find([path])[0]:
-            raise RunFolderError(
-                f"{path} holds no run: expected a folder made by `ntkfl train --out` or `ntkfl compare`, or one of such"
-            )
+            raise RunFolderError(f"{path} holds no run: expected what `ntkfl train --out` or `ntkfl compare` writes")
     return find(paths)
 
 
@@ -108,27 +104,15 @@ def _in_order(name: str) -> list[str | int]:
 
 def history(run: FoundRun) -> list[Record]:
     """The run's records, cut as its comparison cuts it."""
-    records = run.folder.records()[: run.rounds]
-    if run.stop_at is None:
-        return records
-    reached = next((i for i, r in enumerate(records) if (r.get("test_accuracy") or 0) >= run.stop_at), len(records))
-    return records[: reached + 1]
-
-
-def _answered(records: Sequence[Record]) -> str:
-    """Of a deployment's last round."""
-    last = records[-1] if records else {}
-    return f", {last['answered']} of {last['asked']} clients answered" if {"asked", "answered"} <= last.keys() else ""
+    return run.folder.history(run.rounds, run.stop_at)
 
 
 def _forgot(config: Mapping[str, Any], records: Sequence[Record]) -> str:
-    """What `ntkfl forget` did since: the last scores are then of another model than training ended with."""
-    gone, before = records[-1].get("forgotten"), records[-1].get("before_forgetting")
+    """What `ntkfl forget` did since."""
+    gone = records[-1].get("forgotten")
     if not isinstance(gone, list) or not gone:
         return ""
-    accuracy = before.get("test_accuracy") if isinstance(before, dict) else None
-    was = f", accuracy {percent(accuracy)} before" if isinstance(accuracy, int | float) else ""
-    return f"; {plural(len(gone), 'client')} forgotten since ({called(config, gone)}){was}"
+    return f"; {plural(len(gone), 'client')} forgotten since ({called(config, gone)})"
 
 
 def condition(run: FoundRun, config: Mapping[str, Any], records: Sequence[Record]) -> Condition:
@@ -149,7 +133,7 @@ def condition(run: FoundRun, config: Mapping[str, Any], records: Sequence[Record
         return Condition("finished", f"finished: {plural(len(records), 'round')}{_forgot(config, records)}")
     so_far = f"{len(records)} of {plural(wanted, 'round')}" if wanted else plural(len(records), "round")
     if run.folder.in_use:
-        return Condition("running", f"running: {so_far}{_answered(records)}")
+        return Condition("running", f"running: {so_far}")
     if error := error_of(run.folder.path):
         return Condition("failed", f"failed after {so_far}: {error}")
     return Condition("stopped", f"stopped after {so_far}")

@@ -37,7 +37,7 @@ def view(run: FoundRun) -> dict[str, Any]:
         how = condition(run, config, records)
     except (RunFolderError, OSError, ValueError, TypeError, OverflowError) as error:
         how = Condition("failed", f"cannot be read: {error}")
-    rejected, counted = rejections(records, timings)
+    rejected, counted = rejections(records)
     return {
         "id": run.id,
         "name": run.name,

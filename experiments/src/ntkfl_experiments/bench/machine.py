@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from ntkfl.devices import processor_name
 from ntkfl.tangent.gemm import times_transposed
 from ntkfl.version import __version__
 from ntkfl_experiments.bench.race import race
@@ -86,3 +87,13 @@ def _copy_bandwidth(setting: Setting) -> float:
 
 def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def processor_name() -> str:
+    """As its maker calls it: `platform.processor()` says only the architecture on Linux."""
+    info = Path("/proc/cpuinfo")
+    if sys.platform == "linux" and info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
