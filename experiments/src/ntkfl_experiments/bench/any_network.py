@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ _DENSE = nn.Linear | nn.Conv2d
 
 def _perceptron(*sizes: int, act: type[nn.Module]) -> nn.Module:
     layers: list[nn.Module] = [nn.Flatten()]
-    for inputs, outputs in zip(sizes, sizes[1:], strict=False):
+    for inputs, outputs in pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), act()]
     return nn.Sequential(*layers[:-1])
 
