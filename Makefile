@@ -5,7 +5,7 @@ PY     := $(VENV)/bin/python
 PIP    := $(PY) -m pip --disable-pip-version-check install --quiet
 LOCKED := $(PIP) --no-deps --require-hashes -r
 
-.PHONY: venv run test test-long test-browser fuzz chaos lint bench docs tables audit-deps lock try wheel release clean
+.PHONY: venv run test test-long test-browser fuzz chaos lint bench docs tables leaks audit-deps lock try wheel release clean
 
 # -- Environments: a stamp each, written last, so that an interrupted installation is repeated and a complete one is not --
 
@@ -71,7 +71,12 @@ docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
 	@echo build/site/index.html
 
-# Tables and picture of README.md and docs/ from the files in results/.
+# What each method leaks: for a table of docs/audit.md and a picture of README.md. Some minutes on two cores.
+leaks: $(VENV)/.test
+	for sent in rows cp sums secure-sums private-sums; do \
+	  $(PY) -m ntkfl audit --config configs/audit/$$sent.toml --round 10 --json > results/audit/$$sent.json || exit 1; done
+
+# Tables and pictures of README.md and docs/ from the files in results/.
 tables: $(VENV)/.run
 	$(PY) docs/tables.py
 	$(PY) docs/pictures.py

@@ -1,54 +1,43 @@
-"""Tables of docs/audit.md, from the files that `ntkfl audit --tradeoff` wrote."""
+"""The table of docs/audit.md, from the findings that `make leaks` wrote."""
 
 from __future__ import annotations
 
 import json
-import statistics
 from typing import Any
 
 from result_tables import RESULTS, table
 
-_NONE = "–"
+# What is sent, and the file of its findings.
+SENT = {
+    "rows (ntk-fl)": "rows",
+    "rows, projected, sparse, shuffled (cp-ntk-fl)": "cp",
+    "sums": "sums",
+    "sums of 20 clients, masked (--secure-sum)": "secure-sums",
+    "masked and noisy, ε = 3 (--private)": "private-sums",
+}
+# Columns: what a finding recovers.
+_KINDS = {
+    "pictures (SSIM)": "inputs",
+    "labels": "labels",
+    "who took part": "who was trained on",
+    "rows of one client": "who sent a row",
+}
 
 
-def tradeoff() -> str:
-    """Rows, projected or noisy, and FedAvg: accuracy at round 10 and what each attack has from it."""
-    columns = ["picture", "picture, with a client", "label", "member, by loss", "member, by rows"]
-    headers = ["picture (SSIM)", "with a client's help", "labels", "membership by loss", "by looking rows up"]
-    return _leaks("tradeoff", columns, headers)
+def strongest(name: str, recovers: str) -> dict[str, Any] | None:
+    """The finding that recovers this best."""
+    findings = json.loads((RESULTS / "audit" / f"{name}.json").read_text())["findings"]
+    found = [f for f in findings if f["recovers"] == recovers and f["measure"] != "relative error"]
+    return max(found, key=lambda f: float(f["success"]), default=None)
 
 
-def defences() -> str:
-    """Sums, secure sums and private sums, likewise."""
-    columns = ["picture", "class mix", "member, by loss", "member, by sums", "member, by alignment"]
-    headers = ["picture (SSIM)", "class counts", "membership by loss", "by gradient's span", "by alignment"]
-    return _leaks("defences", columns, headers)
+def leaks() -> str:
+    lines = [[what, *(_cell(strongest(name, kind)) for kind in _KINDS.values())] for what, name in SENT.items()]
+    return table(["what is sent", *_KINDS], lines)
 
 
-def _leaks(name: str, columns: list[str], headers: list[str]) -> str:
-    rows = json.loads((RESULTS / "audit" / name / "results.json").read_text())["rows"]
-    lines = [
-        [row["label"], f"{100 * statistics.mean(row['accuracy']):.1f}", *(_leak(row["leaks"], c) for c in columns)]
-        for row in rows
-    ]
-    return table(["configuration", "accuracy", *headers], lines)
-
-
-def _leak(leaks: dict[str, Any], column: str) -> str:
-    """Its mean over seeds, and in brackets what a guess scores where that is not 0; of updates the class mix stands
-    for labels.
-    """
-    named = column == "label" and column not in leaks and "class mix" in leaks
-    found = leaks.get("class mix" if named else column)
-    if not found:
-        return _NONE
-    score, guess = (statistics.mean(pair[i] for pair in found) for i in (0, 1))
-    brackets = f" ({_short(guess)})" if round(guess, 2) else ""
-    return f"{'class mix ' if named else ''}{_short(score)}{brackets}"
-
-
-def _short(value: float) -> str:
-    """0.49 → .49, −0.01 → −.01."""
-    text = f"{abs(value):.2f}"
-    sign = "−" if value < 0 and float(text) else ""
-    return sign + (text[1:] if text.startswith("0.") else text)
+def _cell(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "–"
+    guess = f" ({found['guess']:.2f})" if round(found["guess"], 2) else ""
+    return f"{found['mean']:.2f}{guess}".replace("-", "−")

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 from pathlib import Path
 
 from matplotlib.figure import Figure
+
+sys.path.append(str(Path(__file__).parent))  # the other programs of docs/, which belong to no package
+from audit_tables import SENT, strongest
 
 ROOT = Path(__file__).parent.parent
 SHOWN = {
@@ -17,14 +21,6 @@ SHOWN = {
     "FedAvg, averaged": ("FedAvg, plain mean", "#999999"),
 }
 TARGET, ROUNDS = 0.85, 60
-# What is sent, and where its attacks are: file, label there.
-SENT = {
-    "rows (ntk-fl)": ("tradeoff", "NTK-FL"),
-    "rows, projected, sparse, shuffled (cp-ntk-fl)": ("tradeoff", "CP-NTK-FL (0.97, 8 bit)"),
-    "sums": ("defences", "sums"),
-    "sums of 20 clients, masked (--secure-sum)": ("defences", "secure sums, 20 clients"),
-    "masked and noisy, ε = 3 (--private)": ("defences", "private sums, ε = 3"),
-}
 
 
 def headline() -> Figure:
@@ -63,9 +59,10 @@ def leaks() -> Figure:
     """What the best attacks on round 10 get, from 0 (a guess) to 1 (everything): pictures, and who took part."""
     figure = Figure(figsize=(9, 2.4), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
-    wanted = {"pictures": ("picture", "picture, with a client"), "who took part": ("member",)}
-    for axes, (title, columns) in zip(panels, wanted.items(), strict=True):
-        found = [_leak(*where, columns) for where in SENT.values()]
+    wanted = {"pictures": "inputs", "who took part": "who was trained on"}
+    for axes, (title, recovers) in zip(panels, wanted.items(), strict=True):
+        findings = [strongest(name, recovers) for name in SENT.values()]
+        found = [finding["success"] if finding else 0.0 for finding in findings]
         axes.barh(range(len(found)), found, color="#d55e00")
         for place, value in enumerate(found):
             axes.text(value + 0.02, place, f"{value:.2f}", va="center", fontsize=9)
@@ -74,15 +71,6 @@ def leaks() -> Figure:
     panels[0].set_yticklabels(SENT)
     panels[0].invert_yaxis()
     return figure
-
-
-def _leak(file: str, label: str, columns: tuple[str, ...]) -> float:
-    """The largest success of the attacks in these columns: the part of the way from a guess to everything."""
-    rows = json.loads((ROOT / "results/audit" / file / "results.json").read_text())["rows"]
-    row = next(row for row in rows if row["label"] == label)
-    found = [pairs for column, pairs in row["leaks"].items() if column.startswith(columns)]
-    means = [[statistics.mean(part) for part in zip(*pairs, strict=True)] for pairs in found]
-    return max(0.0, *((value - guess) / (1 - guess) for value, guess in means))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).parent))  # the other programs of docs/, which belong to no package
-from audit_tables import defences, tradeoff
+from audit_tables import leaks
 from bench_tables import bench, jacobians, profile, scaling, tree
 from ntkfl_experiments.paper import ITEMS
 from ntkfl_experiments.paper.item import Verdict
@@ -185,8 +185,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "networks": networks,
     "overlap": overlap,
     "one-label": one_label,
-    "audit-tradeoff": tradeoff,
-    "audit-defences": defences,
+    "audit": leaks,
     "bench": bench,
     "scaling": scaling,
     "jacobians": jacobians,

@@ -34,7 +34,7 @@ class TangentGGN(GGNInterface):  # type: ignore[misc]
 
 def main() -> None:
     torch.manual_seed(0)
-    x, y = ntkfl.data.load("digits").train_rows.take(torch.arange(100))
+    x, y = ntkfl.data.load("digits").rows.take(torch.arange(100))
     x = x.double()
     model = nn.Sequential(nn.Conv2d(1, 4, 3, stride=2), nn.Tanh(), nn.Flatten(), nn.Linear(36, 10)).double()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

@@ -20,7 +20,7 @@ part() {
   mv "requirements/$name.txt.new" "requirements/$name.txt"
 }
 part run
-part test --extra services --extra audit --extra tensorboard --extra flower --group test
-part lint --extra services --extra audit --extra tensorboard --extra flower --group lint
+part test --extra services --extra audit --extra data --extra tensorboard --extra flower --group test
+part lint --extra services --extra audit --extra data --extra tensorboard --extra flower --group lint
 part docs --group docs
 part browser --group browser

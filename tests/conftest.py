@@ -24,7 +24,6 @@ sys.dont_write_bytecode = False
 
 # Each of these starts a dozen processes: one after the other on one worker, beside which the other workers do the rest.
 CROWDS = (
-    "tests/flower/test_deployment.py",
     "tests/flower/test_simulate.py",
     "tests/flower/test_shuffled.py",
     "tests/deployment/test_deployment.py",

@@ -22,10 +22,11 @@ from ntkfl.report.runs import find
 from ntkfl.report.view import view
 from tests.fork_server import Child, run
 
-DATA = ["--dataset", "digits", "--clients", "12", "--clients-per-round", "3", "--hidden", "8", "--rounds", "2"]
+DATA = ["--dataset", "digits", "--clients", "12", "--clients-per-round", "3", "--rounds", "2"]
+DATA += ["--set", "model.hidden=[8]"]
 METHODS = {
-    "scaffold": [*DATA, "--method", "scaffold", "--local-steps", "3"],  # whose clients keep something between rounds
-    "cp-ntk-fl": [*DATA, "--method", "cp-ntk-fl", "--steps", "10,100", "--projected-dim", "16"],
+    "scaffold": [*DATA, "--method", "scaffold", "--set", "local_steps=3"],  # its clients keep something between rounds
+    "cp-ntk-fl": [*DATA, "--method", "cp-ntk-fl", "--set", "steps=[10.0, 100.0]", "--set", "projected_dim=16"],
 }
 RESULTS = ("config.toml", "history.jsonl", "model.safetensors", "checkpoint/state.safetensors")
 COMPARISON = """

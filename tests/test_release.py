@@ -57,6 +57,7 @@ def test_the_core_needs_no_extra() -> None:
         "cryptography",
         "flwr",
         "tensorboard",
+        "pandas",
         "mkdocs-material",
         "plotly",
     }  # tests/test_core.py trains without them

@@ -1,21 +1,14 @@
-"""Progress as people see it: written over in a terminal or notebook, a line now and then in a log.
-
-`ProgressBar` is for work in pieces, `RoundLine` for the rounds of a call to `ntkfl.train`, `RoundTable` for those of a
-command: a row per round, and a summary.
-"""
+"""Progress as people see it: a bar in a terminal, a line now and then in a log; and how numbers are written."""
 
 from __future__ import annotations
 
-import shutil
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.text import Text
+from rich.progress import BarColumn, Progress, TextColumn
 
 Record = dict[str, Any]  # a line of history.jsonl or timings.jsonl
 FELL = 0.05  # of accuracy lost since the best round: warnings are then said again at the end
@@ -23,16 +16,12 @@ LOG_S = 10.0  # between two lines of a log that only say how far it is
 
 
 class Pace:
-    """The time left, supposing that pieces take alike; `before` of them were done when this one began to count."""
+    """The time left, supposing that pieces take alike; `before` of them were done when this one began to count, so many
+    seconds `ago`.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, before: float = 0, ago: float = 0) -> None:
-        self._clock, self._before = clock, before
-        self._began = clock() - ago
-
-    @staticmethod
-    def of_rounds(record: Record, timing: Record, clock: Callable[[], float] = time.monotonic) -> Pace:
-        """From the first round shown on, which is a later one where a run was resumed."""
-        return Pace(clock, before=record["round"] - 1, ago=timing["seconds"])
+        self._clock, self._before, self._began = clock, before, clock() - ago
 
     def left(self, done: float, total: float) -> float | None:
         """Seconds, or None before the first piece is done."""
@@ -42,26 +31,26 @@ class Pace:
 
 
 class ProgressBar:
-    """`begin` says what is under way, and so that what was before it is done; `end` that something is done. All of it
-    goes to standard error. The time left supposes that pieces take alike; one may be worth several.
+    """`begin` says what is under way, and so that what was before it is done; `end` that something is done. The time
+    left supposes that pieces take alike; one may be worth several.
     """
 
     def __init__(
-        self, total: float, what: str = "", *, quiet: bool = False, clock: Callable[[], float] = time.monotonic
+        self,
+        total: float,
+        what: str = "",
+        *,
+        quiet: bool = False,
+        stderr: bool = True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.console = Console(stderr=True, quiet=quiet, highlight=False)
-        self.total, self.done, self._clock = total, 0.0, clock
-        self._under_way = 0.0
-        self._pace, self._said = Pace(clock), clock()
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            _HowFar(self),
-            console=self.console,
-            transient=True,
-            disable=quiet or not self.console.is_terminal,
-        )
-        self._task = self._bar.add_task(what, total=total)
+        self.console = Console(stderr=stderr, quiet=quiet, highlight=False)
+        self.live = self.console.is_terminal and not self.console.is_jupyter and not quiet
+        self.total, self.done, self.what = total, 0.0, what
+        self._clock, self._pace, self._said, self._under_way = clock, Pace(clock), clock(), 0.0
+        columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("[cyan]{task.fields[how_far]}"))
+        self._bar = Progress(*columns, console=self.console, transient=True, disable=not self.live)
+        self._task = self._bar.add_task(what, total=total, how_far="")
 
     def __enter__(self) -> Self:
         self._pace = Pace(self._clock)
@@ -74,99 +63,47 @@ class ProgressBar:
     def plan(self, total: float) -> None:
         """How many pieces there are, once that is known."""
         self.total = total
-        self._bar.update(self._task, total=total)
 
-    def left(self) -> float | None:
-        """Seconds, or None before the first piece has ended."""
-        return self._pace.left(self.done, self.total)
+    def round(self, record: Record, timing: Record, line: str = "", what: str = "") -> None:
+        """A round is done: the first one heard of is a later one where a run was resumed."""
+        if not self.done:
+            self.done, self._pace = record["round"] - 1, Pace(self._clock, record["round"] - 1, timing["seconds"])
+        self.end(line, what=what)
 
     def begin(self, what: str, pieces: float = 1) -> None:
         """What is under way now, and its worth; a log gets a line of it."""
-        self._count(self._under_way)
+        self._count(self._under_way, what)
         self._under_way = pieces
-        self._bar.update(self._task, description=what)
-        if not self.console.is_terminal:
+        if not self.live:
             self._print(what)
 
-    def end(self, line: str = "", pieces: float = 1) -> None:
-        """What was begun last is done, or else `pieces`. `line` is for people; without it a log seldom hears."""
-        self._count(self._under_way or pieces)
+    def end(self, line: str = "", pieces: float = 1, what: str = "") -> None:
+        """What was begun last is done, or else `pieces`. `line` is for people; without it a log seldom hears, and then
+        `what` the bar says.
+        """
+        self._count(self._under_way or pieces, what or self.what)
         self._under_way = 0.0
-        if self.console.is_terminal:
-            if line:
-                self.console.print(line, soft_wrap=True)
-        elif line or self._clock() - self._said > LOG_S:
-            self._print(line or self._bar.tasks[0].description)
+        if self.live and line:
+            self.console.print(line, soft_wrap=True)
+        elif not self.live and (line or self._clock() - self._said > LOG_S):
+            self._print(line or self.what)
 
-    def _count(self, pieces: float) -> None:
-        self.done = min(self.total, self.done + pieces)
-        self._bar.update(self._task, completed=self.done)
+    def _count(self, pieces: float, what: str) -> None:
+        self.done, self.what = min(self.total, self.done + pieces), what
+        self._bar.update(self._task, total=self.total, completed=self.done, description=what, how_far=self.how_far())
 
     def _print(self, line: str) -> None:
         self._said = self._clock()
         self.console.print(f"{line}  ({self.how_far()})", soft_wrap=True)
 
     def how_far(self) -> str:
-        left = self.left()
+        left = self._pace.left(self.done, self.total)
         share = f"{100 * self.done / self.total:.0f} %" if self.total else "100 %"
         return share if left is None else f"{share}, {span(left)} left"
 
 
-class _HowFar(ProgressColumn):
-    def __init__(self, bar: ProgressBar) -> None:
-        super().__init__()
-        self._of = bar
-
-    def render(self, task: Task) -> Text:
-        return Text(self._of.how_far(), style="cyan")
-
-
-class RoundLine:
-    """Rounds as one line on standard error, written over in a terminal and a notebook; elsewhere a line now and then.
-
-    `shown` of None: only where it can be written over, so that no log is told what nobody asked for.
-    """
-
-    def __init__(self, rounds: int, shown: bool | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self.rounds, self._clock = rounds, clock
-        # A notebook's stream is no terminal, but obeys a carriage return like one.
-        self._over = sys.stderr is not None and (
-            sys.stderr.isatty() or type(sys.stderr).__module__.startswith("ipykernel")
-        )
-        self._shown = sys.stderr is not None and (self._over if shown is None else shown)
-        self._began = self._said = clock()
-        self._pace: Pace | None = None
-        self._line = ""
-
-    def __enter__(self) -> Self:
-        self._began = self._said = self._clock()
-        if self._over:
-            self._write(f"training, {plural(self.rounds, 'round')}")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._write(self._line, end="\n")  # how far it came, without the time left
-
-    def show(self, record: Record, timing: Record) -> None:
-        now, number = self._clock(), record["round"]
-        self._pace = self._pace or Pace.of_rounds(record, timing, self._clock)
-        self._line = f"round {number} of {self.rounds}, {reached(record)}, {span(now - self._began)}"
-        if self._over or (now - self._said > LOG_S and number < self.rounds):
-            self._said = now
-            self._write(f"{self._line}, {span(self._pace.left(number, self.rounds) or 0)} left")
-
-    def _write(self, line: str, end: str = "") -> None:
-        if self._shown and self._over:
-            width = shutil.get_terminal_size().columns - 1
-            print("\r" + line[:width].ljust(min(width, 78)), end=end, file=sys.stderr, flush=True)
-        elif self._shown and line:
-            print(line, file=sys.stderr, flush=True)
-
-
-class RoundTable:
-    """Rounds as they end, a row each on standard output, and a summary; a bar below them in a terminal. Silent where
-    `quiet`. `remarks` gives lines to print below a round's row.
-    """
+class RoundTable(ProgressBar):
+    """Rounds as they end, a row each on standard output, and a summary. `remarks` gives lines to print below a row."""
 
     def __init__(
         self,
@@ -176,30 +113,8 @@ class RoundTable:
         *,
         quiet: bool = False,
     ) -> None:
-        self.console = Console(quiet=quiet, highlight=False)
-        self.live = self.console.is_terminal and not quiet
-        self.rounds, self._remarks = rounds, remarks
-        self._pace: Pace | None = None
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TextColumn("[bold]{task.fields[reached]}"),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=self.console,
-            transient=True,
-            disable=not self.live,
-        )
-        self._task = self._bar.add_task(title, total=rounds, reached="")
-        self._warnings: list[str] = []
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        super().__init__(rounds, title, quiet=quiet, stderr=False)
+        self._remarks, self._warnings = remarks, list[str]()
 
     def note(self, line: str) -> None:
         if line.startswith("warning: "):
@@ -207,38 +122,31 @@ class RoundTable:
         self.console.print(line, style="dim", soft_wrap=True)
 
     def show(self, record: Record, timing: Record) -> None:
-        if self._pace is None:
-            self.console.print(HEADER + ("" if self.live else "   left"), style="dim", soft_wrap=True)
-            self._pace = Pace.of_rounds(record, timing)
-        left = self._pace.left(record["round"], self.rounds) or 0
-        self.console.print(row(record, timing) + ("" if self.live else f"  {clock(left):>5}"), soft_wrap=True)
+        if not self.done:
+            self.console.print(HEADER, style="dim", soft_wrap=True)
+        self.round(record, timing, row(record, timing))
         for line in self._remarks(record, timing):
             self.console.print(f"       {line}", style="dim")
-        self._bar.update(self._task, completed=record["round"], reached=reached(record, ""))
 
     def summary(self, history: Sequence[Record], timings: Sequence[Record], out: Path | None) -> None:
         if not history:
             return
         last = history[-1]
-        seconds = sum(t["seconds"] for t in timings)
-        uplink = sum(r["uplink_bytes"] for r in history) / 2**20
-        downlink = sum(r["downlink_bytes"] for r in history) / 2**20
-        measured = [r for r in history if r["test_accuracy"] is not None]
+        after = f"after {plural(last['round'], 'round')}"
         if last["test_accuracy"] is not None:
-            best = max(measured, key=lambda r: r["test_accuracy"])
-            self.console.print(
-                f"accuracy {percent(last['test_accuracy'], 2)} after {plural(last['round'], 'round')} "
-                f"(best {percent(best['test_accuracy'], 2)}, round {best['round']})"
-            )
+            best = max((r for r in history if r["test_accuracy"] is not None), key=lambda r: r["test_accuracy"])
+            peak = f"(best {percent(best['test_accuracy'], 2)}, round {best['round']})"
+            self.console.print(f"accuracy {percent(last['test_accuracy'], 2)} {after} {peak}")
             if best["test_accuracy"] - last["test_accuracy"] > FELL:
                 for line in self._warnings:
                     self.console.print(line, style="yellow", soft_wrap=True)
         elif last["test_loss"] is not None:
-            self.console.print(f"test loss {last['test_loss']:.5g} after {plural(last['round'], 'round')}")
+            self.console.print(f"test loss {last['test_loss']:.5g} {after}")
         if "epsilon" in last:
             spent = f"ε = {last['epsilon']:.3g} at δ = {last['delta']:.0e} for a {last['unit']}"
             self.console.print(f"privacy spent: {spent} (docs/private-sums.md says what it rests on)")
-        self.console.print(f"{uplink:.1f} MiB up, {downlink:.1f} MiB down, {seconds:.1f} s")
+        up, down = (sum(r[f"{way}link_bytes"] for r in history) / 2**20 for way in ("up", "down"))
+        self.console.print(f"{up:.1f} MiB up, {down:.1f} MiB down, {sum(t['seconds'] for t in timings):.1f} s")
         if out is not None:
             self.console.print(f"run folder: {out}", soft_wrap=True)
 
@@ -258,14 +166,6 @@ def row(record: Record, timing: Record) -> str:
     )
 
 
-def reached(record: Record, test: str = "test ") -> str:
-    """The accuracy, or for real-valued targets the loss."""
-    accuracy, loss = record["test_accuracy"], record["test_loss"]
-    if accuracy is not None:
-        return f"{test}accuracy {percent(accuracy)}"
-    return "" if loss is None else f"{test}loss {loss:.4g}"
-
-
 def percent(share: float, digits: int = 1) -> str:
     """How every accuracy is printed: 77.5 %."""
     return f"{100 * share:.{digits}f} %"
@@ -283,9 +183,3 @@ def span(seconds: float) -> str:
         return f"{whole} s"
     minutes = whole // 60
     return f"{minutes}:{whole % 60:02d} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d} h"
-
-
-def clock(seconds: float) -> str:
-    """0:05, 12:05, 1h02: for a column of five characters."""
-    whole = round(seconds)
-    return f"{whole // 60}:{whole % 60:02d}" if whole < 3600 else f"{whole // 3600}h{whole // 60 % 60:02d}"

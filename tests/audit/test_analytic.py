@@ -11,7 +11,7 @@ from ntkfl.audit.analytic import gaussian_prior, invert, lift, linear_layers
 from ntkfl.audit.capture import capture
 from ntkfl.audit.measures import relative_error
 from ntkfl.audit.received import rows_of
-from ntkfl.audit.reconstruction import analytic
+from ntkfl.audit.reconstruction import attack
 from ntkfl.privacy.projection import RunSecret, make_projection
 from ntkfl.privacy.sparsify import sparsify
 from tests.audit.fixtures import config
@@ -83,9 +83,10 @@ def test_convolutions_give_pictures_in_factors_and_nothing_in_closed_form_otherw
 def test_a_first_layer_that_is_used_twice_gives_inputs_in_factors_and_nothing_in_closed_form_otherwise() -> None:
     for codec, found in (("factored", True), ("dense", False)):
         method = {"name": "ntk-fl", "codec": codec, "subsample_rate": 0.05}
-        findings = analytic(capture(config(method, model={"name": f"{__name__}:shared_first"}), 1))
-        errors = [f.mean for f in findings if f.measure == "relative error"]
+        findings = attack(capture(config(method, model={"name": f"{__name__}:shared_first"})))
+        errors = [f.mean for f in findings if (f.attack, f.measure) == ("analytic inversion", "relative error")]
         assert bool(errors) is found
+        assert any(f.attack == "deep leakage, Jacobian" for f in findings) is not found
         assert all(error < 1e-6 for error in errors)
 
 

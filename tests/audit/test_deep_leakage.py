@@ -9,21 +9,19 @@ import torch
 from torch import nn
 
 import ntkfl
-from ntkfl.audit.deep_leakage import Settings, match_gradient, match_jacobian, match_update, reconstruct
-from ntkfl.audit.descent import lbfgs, minimise
+from ntkfl.audit.deep_leakage import Settings, match_jacobian, match_update, reconstruct
+from ntkfl.audit.descent import lbfgs
 from ntkfl.audit.measures import ssim
 from ntkfl.data import load
 from ntkfl.methods import ClientRound, FedAvg, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.sparsify import sparsify
-from ntkfl.tangent.losses import targets
 
 
-@pytest.mark.parametrize("optimiser", ["lbfgs", "adam"])
-def test_every_row_finds_its_own_minimum(optimiser: str) -> None:
+def test_every_row_finds_its_own_minimum() -> None:
     scale = torch.tensor([1.0, 10.0, 100.0])
     centre = torch.arange(6.0).view(2, 3)
-    x, loss = minimise(lambda x: ((x - centre).square() * scale).sum(1), torch.zeros(2, 3), 300, optimiser)
+    x, loss = lbfgs(lambda x: ((x - centre).square() * scale).sum(1), torch.zeros(2, 3), 300)
     torch.testing.assert_close(x, centre, atol=0.05, rtol=0)
     assert bool((loss < 0.2).all())
 
@@ -44,11 +42,9 @@ def test_a_layer_held_twice_stays_what_it_is() -> None:
     twice = torch.nn.Conv1d(1, 1, 3, padding=1)
     model = torch.nn.Sequential(twice, torch.nn.Tanh(), twice, torch.nn.Flatten(), torch.nn.Linear(6, 3))
     before, x = [id(p) for p in model.parameters()], torch.randn(1, 1, 6)
-    J, Y = ntkfl.jacobian(model, x), targets(torch.tensor([2]), 3, "ce")
-    gradient, shape, row = J.vjp(model(x).detach().softmax(1) - Y), (1, 6), x.flatten(1)
-    losses = [match_jacobian(model, shape, J.dense())(row), match_gradient(model, shape, gradient, Y, "ce")(row)]
+    loss = match_jacobian(model, (1, 6), ntkfl.jacobian(model, x).dense())(x.flatten(1))
     assert [id(p) for p in model.parameters()] == before
-    assert all(float(loss.sum()) < 1e-8 for loss in losses)  # the inputs themselves match
+    assert float(loss.sum()) < 1e-8  # the inputs themselves match
 
 
 @pytest.mark.parametrize("match", ["sent", "zeros"])
@@ -126,25 +122,15 @@ def _by_autograd(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 def test_a_dense_jacobian_gives_the_pictures_back() -> None:
     dataset = load("digits")
-    x, _ = dataset.train_rows.take(torch.arange(3))
+    x, _ = dataset.rows.take(torch.arange(3))
     torch.manual_seed(0)
     model = ntkfl.models.mlp(64, 32, 10)
     J = ntkfl.jacobian(model, x).dense()
     found, match = reconstruct(match_jacobian(model, x.shape[1:], J), 3, 64, Settings(steps=60, restarts=2))
-    mean, std = dataset.mean[0], dataset.std[0]
+    mean, std = dataset.rows.mean[0], dataset.rows.std[0]
     likeness = ssim(x * std + mean, found.view_as(x) * std + mean)
     assert float(likeness.min()) > 0.9
     assert float(match.max()) < 1e-2
-
-
-def test_the_gradient_of_one_sample_gives_it_back() -> None:
-    x = torch.randn(1, 20, generator=torch.Generator().manual_seed(4))
-    torch.manual_seed(0)
-    model = ntkfl.models.mlp(20, 16, 4)
-    Y = targets(torch.tensor([2]), 4, "ce", torch.float32)
-    gradient = torch.cat([g.flatten() for g in _gradient(model, x, Y)])
-    found, _ = reconstruct(match_gradient(model, (20,), gradient, Y, "ce"), 1, 20, Settings(steps=200, restarts=4))
-    torch.testing.assert_close(found, x, atol=0.05, rtol=0)
 
 
 def test_unrolled_local_training_is_what_a_client_does() -> None:
@@ -159,8 +145,3 @@ def test_unrolled_local_training_is_what_a_client_does() -> None:
     certain = 50 * torch.nn.functional.one_hot(y, 3).float()
     assert float(loss(torch.cat([x.flatten(), certain.flatten()])[None])) < 1e-9
     assert float(loss(torch.cat([x.flatten() + 0.3, certain.flatten()])[None])) > 1e-3
-
-
-def _gradient(model: torch.nn.Module, x: torch.Tensor, Y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    loss = -(Y * model(x).log_softmax(1)).sum(1).mean()
-    return torch.autograd.grad(loss, list(model.parameters()))

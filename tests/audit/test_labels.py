@@ -1,4 +1,4 @@
-"""Labels: read off rows, flipped by randomised response, and drawn from averaging updates."""
+"""Labels: read off rows, and drawn from averaging updates."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def test_rows_carry_their_labels_and_a_shuffler_hides_whose() -> None:
     assert plain["class mix of clients"].mean == pytest.approx(1.0)
     mixed = config({"name": "ntk-fl", "subsample_rate": 0.2, "shuffle": True}, data=SKEWED)
     shuffled = {f.attack: f for f in attack(capture(mixed, 1))}
-    assert shuffled["labels of rows"].against(plain["labels of rows"]).verdict == "unchanged"
-    assert shuffled["class mix of clients"].against(plain["class mix of clients"]).verdict == "reduced"
+    assert shuffled["labels of rows"].values == (1.0,)
+    assert shuffled["class mix of clients"].success < 0.9 * plain["class mix of clients"].success
 
 
 def test_an_update_tells_the_class_mix_the_less_the_more_noise() -> None:
@@ -43,7 +43,7 @@ def test_an_update_tells_the_class_mix_the_less_the_more_noise() -> None:
     plain = attacked(0.0)
     assert plain.mean > 0.85
     assert plain.guess < 0.4
-    assert attacked(0.02).against(plain).verdict == "reduced"
+    assert attacked(0.02).success < 0.9 * plain.success
     # Shares made of noise overlap with the truth by chance: no more than a guess, over many clients.
     drowned = [attacked(1.0, seed) for seed in range(4)]
     values = np.array([value - found.guess for found in drowned for value in found.values])

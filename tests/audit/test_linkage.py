@@ -1,11 +1,11 @@
-"""Links through the shuffler: what inputs tell, equal rows, matched losses, and colluders."""
+"""Links through the shuffler, by what inputs tell."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from ntkfl.audit.capture import capture, captures
+from ntkfl.audit.capture import capture
 from ntkfl.audit.inputs import Inputs, distances, seen_inputs
 from ntkfl.audit.linkage import attack
 from ntkfl.audit.received import rows_of
@@ -37,27 +37,10 @@ def test_sparsified_entries_give_coordinates_exactly() -> None:
 
 
 def test_links_of_shuffled_rows() -> None:
-    heard = captures(config(SHUFFLED, data=SKEWED, rounds=3), [1, 2, 3])
-    found = {f.attack: f for f in attack(heard[3], earlier=[heard[1], heard[2]])}
-    assert len(heard[3].losses[0].take("losses")) == 3  # one row a client: no sample's losses to predict
-    assert found["losses matched to uploads"].mean < 0.7
-    within = found["rows of one sender, within a round"]
+    (within,) = attack(capture(config(SHUFFLED, data=SKEWED)))
     assert within.details["of all rows"] > within.guess + 0.2
-    across = found["equal rows across rounds"]
-    assert across.details["coincidences"] > 0
-    assert across.mean > across.guess
-    assert set(found["all other clients collude"].values) == {1.0}
-    assert found["half of the clients collude"].mean == pytest.approx(1 / 2)  # one of three tells: two are left
-    open_ones = {f.attack: f for f in attack(capture(config({"name": "ntk-fl", "subsample_rate": 0.4}), 1))}
-    assert within.against(open_ones[within.attack]).verdict == "reduced"
-    assert found["losses matched to uploads"].against(open_ones["losses matched to uploads"]).verdict != "unchanged"
-
-
-def test_fresh_noise_makes_no_two_rows_equal() -> None:
-    heard = captures(config(SHUFFLED | {"clip": 2.0, "noise": 1.0}, data=SKEWED), [1, 2])
-    across = {f.attack: f for f in attack(heard[2], earlier=[heard[1]])}["equal rows across rounds"]
-    assert across.details["coincidences"] == 0
-    assert across.mean == pytest.approx(across.guess)
+    (open_one,) = attack(capture(config({"name": "ntk-fl", "subsample_rate": 0.4})))
+    assert within.success < open_one.success == 1
 
 
 def test_averaging_has_no_rows_to_link() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,9 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner, Result
 
 import ntkfl
-from ntkfl.audit.capture import captures_of_run, read_capture
+from ntkfl.audit.capture import capture_of_run
 from ntkfl.cli import app
-from ntkfl.errors import NTKFLError, TrustError
+from ntkfl.errors import NTKFLError, RunFolderError, TrustError
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.export import export
 from ntkfl.federation.simulation import execute
@@ -69,7 +70,7 @@ def refuses(taken_over: Path, *arguments: str | Path) -> None:
 
 def a_run(folder: Path, **changes: object) -> Path:
     """A finished run whose settings were changed to name the planted code."""
-    execute(RunConfig(data=DIGITS, model={"hidden": [4]}, **TRAINED), out=folder, record=[1])
+    execute(RunConfig(data=DIGITS, model={"hidden": [4]}, **TRAINED), out=folder)
     values = read_toml(folder / "config.toml")
     (folder / "config.toml").write_bytes(tomli_w.dumps(values | changes).encode())
     return folder
@@ -86,15 +87,15 @@ def a_run(folder: Path, **changes: object) -> Path:
 )
 def test_a_runs_folder(changes: dict[str, object], tmp_path: Path, taken_over: Path) -> None:
     folder = a_run(tmp_path / "run", **changes)
-    refuses(taken_over, "audit", folder, "--quick")
+    refuses(taken_over, "audit", folder)
     refuses(taken_over, "train", "--resume", "--out", folder, "--rounds", "2")
-    for read in (lambda: captures_of_run(folder, [1]), lambda: read_capture(folder, 1)):
-        with pytest.raises(TrustError, match=REFUSED):
-            read()
+    with pytest.raises(TrustError, match=REFUSED):
+        capture_of_run(folder)
     for arguments in (["report", folder, "--out", tmp_path / "page.html"], ["export", folder, "--out", tmp_path / "m"]):
         run(*arguments)
         assert not taken_over.exists()
-    read_capture(folder, 1, allow_code=True)
+    with suppress(RunFolderError):  # it may not be the code that the run was made with
+        capture_of_run(folder, allow_code=True)
     assert taken_over.exists()  # the attack is real
 
 

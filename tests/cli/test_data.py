@@ -6,14 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from typer.testing import CliRunner, Result
 
 from ntkfl.cli.data import app
 from ntkfl.data import Dirichlet, catalog, load
 from ntkfl.errors import ConfigError, DataError
-from ntkfl.progress import ProgressBar
-from ntkfl.report.clients import bubble_plot, draw_bubbles
 
 
 @pytest.fixture(autouse=True)
@@ -57,13 +54,6 @@ def test_fetch_names_what_cannot_be_had() -> None:
     error = run("fetch", "femnist").exception
     assert isinstance(error, DataError)
     assert "preprocess.sh" in str(error)
-
-
-def test_fetch_looks_at_all_names_first() -> None:
-    result = run("fetch", "digits", "minst")
-    assert isinstance(result.exception, ConfigError)
-    assert "did you mean 'mnist'" in str(result.exception)
-    assert result.stdout == ""
 
 
 def test_show_prints_the_counts_and_draws_them(bare: Path) -> None:
@@ -113,39 +103,6 @@ def test_show_refuses_in_one_line(options: list[str], error: type[Exception], sa
     assert isinstance(result.exception, error)
     assert said in str(result.exception)
     assert "\n" not in str(result.exception)
-
-
-@pytest.mark.parametrize("shape", [(1, 2), (300, 10), (3, 62)])
-def test_any_number_of_clients_and_classes_can_be_drawn(bare: Path, shape: tuple[int, int]) -> None:
-    counts = np.random.default_rng(0).poisson(3, shape)
-    path = bubble_plot(counts, bare / "plot.png", "title")
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_bubbles_area_is_in_proportion_to_its_count() -> None:
-    axes = Figure().add_subplot()
-    draw_bubbles(axes, np.array([[8, 0, 2], [0, 4, 0]]))
-    bubbles = axes.collections[0]
-    assert bubbles.get_offsets().tolist() == [[0, 0], [0, 2], [1, 1]]  # client, class
-    np.testing.assert_allclose(bubbles.get_sizes() / bubbles.get_sizes().max(), [1, 1 / 4, 1 / 2])
-
-
-def test_deal_shows_how_far_it_is_and_stops_with_a_hint(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended: list[float] = []
-
-    def end(steps: ProgressBar) -> None:
-        ended.append(steps.total)
-        if len(ended) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(ProgressBar, "end", end)
-    words = ("deal", "digits", "--clients", "4", "--out", "dealt")
-    stopped = run(*words)
-    assert (stopped.exit_code, ended) == (130, [5.0, 5.0])
-    assert stopped.output == "stopped; what is in dealt is whole, and the same command writes all of it anew\n"
-    assert sorted(path.name for path in (bare / "dealt").iterdir()) == ["client-0.npz", "client-1.npz"]
-    assert run(*words).exit_code == 0
-    assert len(list((bare / "dealt").iterdir())) == 5
 
 
 def test_a_table_is_shown_by_the_names_in_it(bare: Path) -> None:

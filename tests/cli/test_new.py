@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from ntkfl.cli import app
-from ntkfl.cli.new import PLACES
 
 
 def test_a_new_project_trains_and_passes_its_own_tests(tmp_path: Path) -> None:
@@ -32,32 +30,6 @@ def test_a_new_project_trains_and_passes_its_own_tests(tmp_path: Path) -> None:
     assert "3 passed" in tested.stdout, tested.stdout + tested.stderr
 
 
-def test_its_comparison_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ntkfl.compare.spec import Comparison
-
-    monkeypatch.chdir(tmp_path)
-    assert CliRunner().invoke(app, ["new", "sites"]).exit_code == 0
-    comparison = Comparison.read(tmp_path / "sites" / "compare.toml")
-    assert comparison.data.dataset == "sites.data:clients"
-    assert [method.label for method in comparison.methods] == ["NTK-FL from sums", "FedAvg"]
-    # What it proposes in comments works too: a grid, and a method of one's own.
-    text = (tmp_path / "sites" / "compare.toml").read_text()
-    for hint in ("grid =", "[[methods]]", "label =", "method ="):
-        assert f"# {hint}" in text
-        text = text.replace(f"# {hint}", hint)
-    (tmp_path / "sites" / "compare.toml").write_text(text)
-    (tmp_path / "sites" / "sites" / "method.py").write_text("from ntkfl.methods import FedAvg as Mine\n")
-    monkeypatch.syspath_prepend(tmp_path / "sites")
-    grown = Comparison.read(tmp_path / "sites" / "compare.toml")
-    assert grown.methods[1].grid == {"lr": (0.03, 0.1, 0.3)}
-    assert grown.methods[2].method == {"name": "sites.method:Mine"}
-    assert "sites.method:Mine" in (tmp_path / "sites" / "README.md").read_text()
-
-
-def test_every_file_of_the_project_is_written() -> None:
-    assert {f"{name}.txt" for name in PLACES} == {path.name for path in (files("ntkfl.cli") / "project").iterdir()}
-
-
 @pytest.mark.parametrize("name", ["2sites", "class", "a.b", "a+b"])
 def test_a_name_that_python_cannot_import_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -66,12 +38,3 @@ def test_a_name_that_python_cannot_import_is_refused(
     outcome = CliRunner().invoke(app, ["new", name])
     assert "cannot be a Python package" in str(outcome.exception)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_that_exists_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "config.toml").write_text("precious")
-    outcome = CliRunner().invoke(app, ["new", "mine"])
-    assert "exists already" in str(outcome.exception)
-    assert [p.read_text() for p in (tmp_path / "mine").iterdir()] == ["precious"]

@@ -6,18 +6,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from ntkfl.cli.stopping import stoppable
-from ntkfl.deployment.demo_setup import DemoSetup, init
-from ntkfl.services.status import STOPPED, read_status
 from tests.cli.command import UNWANTED, Command, wait_until_gone
-
-TERMS = 'inputs = [64]\noutputs = 10\nclients_per_round = 2\n[method]\nname = "ntk-fl"\n'
 
 SMALL = [
     "--dataset",
@@ -78,37 +72,6 @@ def test_a_comparison_ends_with_its_workers(tmp_path: Path) -> None:
     command = Command(*words, terminal=True)
     command.until(r"0 of 4 runs finished, [\d:]+ (s|min|h) left")
     stop(command, "finished runs are kept, continue with")
-
-
-@pytest.mark.long
-def test_what_is_measured_can_be_stopped_in_a_log() -> None:
-    command = Command("bench", "round", "kernel")
-    command.until("round  \\(\\d+ %, .* left\\)")
-    stop(command, "stopped; nothing was written")
-
-
-@pytest.mark.long
-def test_folders_of_a_large_federation(tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text(TERMS.replace("64", "4"))
-    command = Command(
-        "keys", "init", tmp_path / "t", "--config", tmp_path / "run.toml", "--clients", "10000", terminal=True
-    )
-    command.until("folders of clients.*left")
-    stop(command, "stopped; begin anew: rm -r")
-
-
-def test_a_client_whose_key_server_is_not_there(tmp_path: Path) -> None:
-    folder = tmp_path / "t" / "clients" / "client-0"
-    (tmp_path / "run.toml").write_text(TERMS)
-    init(tmp_path / "t", tmp_path / "run.toml", DemoSetup(key_server_port=1, shuffler_port=2, aggregator_port=3))
-    np.savez(tmp_path / "x.npz", x=np.zeros((3, 64), np.float32), y=np.zeros(3, np.int64))
-    command = Command("join", folder, "--data", tmp_path / "x.npz", "--patience", "600")
-    while not (folder / "signing-key.pem").exists():  # from then on it asks
-        time.sleep(0.1)
-    stop(command, "client-0: stopped by SIGINT; the same command takes part again: ntkfl join")
-    left = read_status(folder)
-    assert left is not None
-    assert (left["running"], left["state"], left["by"]) == (False, STOPPED, "SIGINT")
 
 
 def test_a_role_that_a_supervisor_ends_says_so_too() -> None:

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from ntkfl.cli.compare import Watcher
 from ntkfl.compare.results import (
     Reached,
     bytes_text,
     columns,
-    markdown,
     reached_text,
-    remark_lines,
     spread,
     summarise,
 )
-from ntkfl.compare.spec import Comparison
 from ntkfl.compare.trials import Cell
 from ntkfl.errors import ConfigError
 from ntkfl.federation.config import RunConfig
@@ -36,14 +30,18 @@ def test_a_curve_may_have_a_network_and_cohorts_of_its_own(tmp_path: Path) -> No
         + """[[methods]]
 label = "ridge"
 clients_per_round = 24
-model = { name = "random-features", options = { features = 50 } }
+model = { name = "ntkfl_experiments.rivals.models:random_features", options = { features = 50 } }
 method = { name = "sum-ridge" }
 """
     )
     comparison = read(tmp_path, other)
     ntk, _, ridge = (comparison.run(entry, 0, {}) for entry in comparison.methods)
     assert (ntk.clients_per_round, ntk.model.hidden) == (4, (12,))
-    assert (ridge.clients_per_round, ridge.model.name, ridge.model.options) == (24, "random-features", {"features": 50})
+    assert (ridge.clients_per_round, ridge.model.name, ridge.model.options) == (
+        24,
+        "ntkfl_experiments.rivals.models:random_features",
+        {"features": 50},
+    )
 
 
 def test_end_to_end_and_cached(tmp_path: Path) -> None:
@@ -95,35 +93,6 @@ def test_a_diverging_setting_is_a_result(tmp_path: Path) -> None:
     document = json.loads((tmp_path / "out/results.json").read_text())
     assert document["searches"]["FedAvg"]["chosen"]["lr"] == 0.1
     assert "✗ FedAvg (lr 1e+30" in finished.stdout
-
-
-@pytest.mark.parametrize(
-    ("rejected", "remark"),
-    [
-        ([4, 4, 0], "most replies rejected: not finite, in 2 of 3 rounds"),
-        ([1, 1, 1], "some replies rejected: not finite, in 3 of 3 rounds"),
-        ([4, 0, 0], ""),
-    ],
-)
-def test_a_run_whose_replies_were_not_finite_is_marked(rejected: list[int], remark: str, tmp_path: Path) -> None:
-    comparison = read(tmp_path)
-    cell = Cell("a", comparison.run(comparison.methods[1], 0, {}, rounds=3), tmp_path)
-    cell.folder.path.mkdir()
-    for i, count in enumerate(rejected):
-        record = {"round": i + 1, "test_accuracy": 0.1, "last_accuracy": 0.1, "clients": [0, 1, 2, 3]}
-        sizes = {"uplink_bytes": 1, "downlink_bytes": 1}
-        lost = {"rejected": {"not finite": count}, "rejected_clients": count} if count else {}
-        cell.folder.append("history.jsonl", record | sizes | lost)
-        cell.folder.append("timings.jsonl", {"seconds": 1.0, "device": "cpu"})
-    row = summarise(comparison, "a", {"name": "fedavg"}, [cell])
-    lines = [f"a, seed 0: {remark}"] if remark else []
-    assert remark_lines([row]) == lines
-    small = Comparison(name="a", methods=[{"label": "a", "method": "fedavg"}])
-    assert [line[2:] for line in markdown(small, [row], {}).splitlines() if line.startswith("- ")] == lines
-    said = io.StringIO()
-    Watcher(Console(file=said, width=200)).watch([cell])
-    assert said.getvalue().startswith("! " if remark else "✓ ")
-    assert remark in said.getvalue()
 
 
 def test_a_cells_key_is_its_content(tmp_path: Path) -> None:

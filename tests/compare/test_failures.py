@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 from ntkfl.cli import app
 from ntkfl.compare import trials
-from ntkfl.compare.failures import own_frames
 from ntkfl.report.runs import find
 from ntkfl.report.view import view
 
@@ -121,25 +120,3 @@ def test_a_failed_run_is_tried_again_and_goes_on(compared: Callable[[str], Resul
     assert not list(tmp_path.rglob("*.error.txt"))
     rows = json.loads((tmp_path / "out/results.json").read_text())["rows"]
     assert [len(curve) for row in rows for curve in row["accuracy"]] == [3] * 4
-
-
-def test_where_every_run_of_a_search_fails_nothing_is_chosen(compared: Callable[[str], Result]) -> None:
-    done = compared(TOML.replace("seeds = [0, 1]", "seeds = [0]") + "grid = { lr = [0.1, 0.3] }\n")
-    assert done.exit_code == 1
-    assert "every run of it failed, so nothing was chosen" in " ".join(done.output.split())
-    assert "2 runs failed" in done.output  # two settings of the grid, which did not grow; nothing else was tried
-    assert len(list(Path("out/cells").iterdir())) == 1  # the other method's
-    whole, broken = json.loads(Path("out/results.json").read_text())["rows"]
-    assert (whole["failed"], broken["accuracy"]) == ([""], [[]])
-    assert broken["setting"] == {"name": "broken_method:Broken", "local_steps": 1}
-    (line,) = (line for line in Path("out/table.md").read_text().splitlines() if line.startswith("| broken [a]"))
-    assert line.endswith("| nothing chosen |")
-    assert "failed" in line
-
-
-def test_frames_of_a_named_package_are_its_users_wherever_it_is_installed() -> None:
-    with pytest.raises(ValueError, match="double quotes") as caught:
-        json.loads("{")
-    own, named = own_frames(caught.value, []), own_frames(caught.value, ["json.decoder:JSONDecoder"])
-    assert [Path(frame.partition(",")[0]).name for frame in own] == [Path(__file__).name]
-    assert any("decoder.py" in frame for frame in named)

@@ -57,21 +57,6 @@ def test_a_grid_grows_no_further_than_its_options_bounds(tmp_path: Path) -> None
     )
 
 
-def test_scores_of_several_seeds_are_averaged(tmp_path: Path) -> None:
-    """Of two settings, one is best with one seed, and the other with all three."""
-    comparison = read(tmp_path, TOML.replace("extend = 1", "extend = 0\nseed = [10, 11, 12]"))
-    assert read(tmp_path, TOML.replace("extend = 1", "extend = 1\nseed = 7")).search.seed == (7,)
-
-    def run(cells: list[Cell]) -> None:
-        for cell in cells:
-            luck = {10: 0.9, 11: 0.1, 12: 0.1}[cell.config.seed] if cell.config.method["lr"] == 0.1 else 0.5
-            FakeRuns(lambda method, luck=luck: luck - method["local_steps"] / 100)([cell])
-
-    chosen = search(comparison, comparison.methods, tmp_path / "s", run)  # type: ignore[arg-type]
-    assert chosen["FedAvg"].options == {"lr": 0.3, "local_steps": 2}
-    assert chosen["FedAvg"].score == pytest.approx(0.48)
-
-
 def test_halving_continues_only_the_best(tmp_path: Path) -> None:
     comparison = read(tmp_path, TOML.replace("extend = 1", "extend = 0"))
     runs = FakeRuns(lambda m: m["lr"] + m["local_steps"] / 100)

@@ -14,50 +14,36 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ntkfl.data import catalog, debian, mnist
+from ntkfl.data import catalog, mnist
 from ntkfl.data.download import Remote
-from ntkfl.data.idx import IdxFile
+from ntkfl.data.mnist import IdxFile
 
 
 @dataclass
 class Host:
-    """What the server serves, how it misbehaves, and what it was asked."""
+    """What the server serves, how it misbehaves, and what it was asked for."""
 
     url: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
-    ranges: bool = True
     cuts: list[int] = field(default_factory=list)  # bytes after which each next answer breaks off
     statuses: list[int] = field(default_factory=list)  # error codes of the next answers
-    lengthless: bool = False
-    range_header: str | None = None  # sent instead of the right Content-Range
-    requests: list[tuple[str, str | None]] = field(default_factory=list)  # name, Range
+    requests: list[str] = field(default_factory=list)
 
     def publish(self, name: str, content: bytes) -> Remote:
         self.files[name] = content
         return Remote(f"{self.url}/{name}", len(content), hashlib.sha256(content).hexdigest())
 
-    @property
-    def asked(self) -> list[str | None]:
-        return [header for _, header in self.requests]
-
 
 def _answer(host: Host, handler: BaseHTTPRequestHandler) -> None:
-    name, header = handler.path.lstrip("/"), handler.headers.get("Range")
-    host.requests.append((name, header))
+    name = handler.path.lstrip("/")
+    host.requests.append(name)
     if host.statuses:
         return handler.send_error(host.statuses.pop(0))
     body = host.files[name]
-    start = int(header.removeprefix("bytes=").removesuffix("-")) if header and host.ranges else 0
-    if header and host.ranges and start >= len(body):
-        return handler.send_error(416)
-    handler.send_response(206 if header and host.ranges else 200)
-    if header and host.ranges:
-        handler.send_header("Content-Range", host.range_header or f"bytes {start}-{len(body) - 1}/{len(body)}")
-    if not host.lengthless:
-        handler.send_header("Content-Length", str(len(body) - start))
+    handler.send_response(200)
+    handler.send_header("Content-Length", str(len(body)))
     handler.end_headers()
-    stop = start + host.cuts.pop(0) if host.cuts else len(body)
-    handler.wfile.write(body[start:stop])
+    handler.wfile.write(body[: host.cuts.pop(0) if host.cuts else len(body)])
     handler.close_connection = True
     return None
 
@@ -90,7 +76,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("NTKFL_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(catalog, "SYSTEM_FOLDERS", (tmp_path / "system",))
-    monkeypatch.setattr(debian, "available", lambda: False)
+    monkeypatch.setattr(catalog, "has_apt", lambda: False)
     return tmp_path
 
 

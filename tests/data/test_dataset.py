@@ -9,23 +9,20 @@ import pytest
 import torch
 
 from ntkfl.data import IID, ByWriter, Dataset, Dirichlet, Federated, load
-from ntkfl.data.partition import Indices, Partition
+from ntkfl.data.partitions import Indices, Partition
+from ntkfl.data.table import Rows
 from ntkfl.errors import ConfigError, DataError
 
 
 def small(rows: int = 40, channels: int = 2) -> Dataset:
     """Every image is one grey level, its own row number, so that rows can be told apart."""
     images = torch.arange(rows, dtype=torch.uint8).view(-1, 1, 1, 1).expand(rows, channels, 3, 3).contiguous()
-    labels = torch.arange(rows) % 4
+    labels, moments = torch.arange(rows) % 4, ((0.1, 0.2)[:channels], (0.5, 0.25)[:channels])
     return Dataset(
         name="small",
-        images=images,
-        labels=labels,
-        test_images=images[:5].clone(),
-        test_labels=labels[:5].clone(),
+        rows=Rows(images, labels, *moments),
+        test_rows=Rows(images[:5].clone(), labels[:5].clone(), *moments),
         classes=4,
-        mean=(0.1, 0.2)[:channels],
-        std=(0.5, 0.25)[:channels],
         writers=torch.arange(rows) // 10,
     )
 
@@ -37,23 +34,23 @@ def rows_of(x: torch.Tensor) -> list[int]:
 
 def test_rows_are_normalised_channel_by_channel_when_asked_for() -> None:
     dataset = small()
-    x, y = dataset.train_rows.take(torch.tensor([30, 7]))
+    x, y = dataset.rows.take(torch.tensor([30, 7]))
     assert x.dtype == torch.float32
     assert x.shape == (2, 2, 3, 3)
     assert x[0, 0, 0, 0].item() == pytest.approx((30 / 255 - 0.1) / 0.5)
     assert x[1, 1, 2, 2].item() == pytest.approx((7 / 255 - 0.2) / 0.25)
     assert y.tolist() == [2, 3]
-    assert dataset.images.dtype == torch.uint8
-    assert dataset.images[30, 0, 0, 0] == 30
+    assert dataset.rows.x.dtype == torch.uint8
+    assert dataset.rows.x[30, 0, 0, 0] == 30
 
 
 def test_clients_share_the_dataset_and_copy_nothing() -> None:
     dataset = small()
     federated = dataset.partition(Dirichlet(clients=4, alpha=0.5, overlap=True))
-    assert federated.rows.x.data_ptr() == dataset.images.data_ptr()
+    assert federated.rows.x.data_ptr() == dataset.rows.x.data_ptr()
     x, y = federated.client(2)
     assert rows_of(x) == federated.indices[2].tolist()
-    assert torch.equal(y, dataset.labels[federated.indices[2]])
+    assert torch.equal(y, dataset.rows.y[federated.indices[2]])
 
 
 def test_the_seed_decides_the_partition() -> None:
@@ -73,10 +70,10 @@ def test_rows_taken_out_are_gone_and_the_rest_is_whole() -> None:
     rest, x, y = dataset.without(0.25, seed=3)
     taken = rows_of(x)
     assert len(taken) == len(set(taken)) == 10
-    assert torch.equal(y, dataset.labels[taken])
-    left = rest.images[:, 0, 0, 0].tolist()
+    assert torch.equal(y, dataset.rows.y[taken])
+    left = rest.rows.x[:, 0, 0, 0].tolist()
     assert sorted(taken + left) == list(range(40))
-    assert torch.equal(rest.labels, dataset.labels[left])
+    assert torch.equal(rest.rows.y, dataset.rows.y[left])
     assert rest.writers is not None
     assert rest.writers.tolist() == [row // 10 for row in left]
     assert rows_of(dataset.without(0.25, seed=3)[1]) == taken
@@ -101,24 +98,23 @@ def test_a_fraction_takes_some_and_leaves_some(fraction: float) -> None:
         small().without(fraction)
 
 
+ROWS = small().rows
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"images": torch.zeros(40, 2, 3, 3)}, "training images must be uint8"),
-        ({"images": torch.zeros(40, 3, 3, dtype=torch.uint8)}, "training images must be uint8"),
-        ({"labels": torch.zeros(40)}, "int64 labels"),
-        ({"labels": torch.zeros(39, dtype=torch.int64)}, "40 training images with labels"),
-        ({"test_labels": torch.full((5,), 4)}, r"test labels must lie in 0\.\.3, not 4\.\.4"),
-        ({"labels": torch.full((40,), -1)}, r"training labels must lie in 0\.\.3, not -1\.\.-1"),
-        ({"test_images": torch.zeros(5, 2, 4, 3, dtype=torch.uint8)}, "differ in shape"),
-        ({"std": (0.5, 0.0)}, "std above 0"),
-        ({"mean": (0.5,)}, "must hold 2 numbers"),
+        ({"rows": Rows(ROWS.x[:0], ROWS.y[:0])}, "0 training rows with targets"),
+        ({"rows": Rows(ROWS.x, ROWS.y[1:])}, "40 training rows with targets"),
+        ({"test_rows": Rows(ROWS.x[:5], torch.full((5,), 4))}, r"test labels must lie in 0\.\.3, not 4\.\.4"),
+        ({"rows": Rows(ROWS.x, torch.full((40,), -1))}, r"training labels must lie in 0\.\.3, not -1\.\.-1"),
+        ({"test_rows": Rows(torch.zeros(5, 2, 4, 3), ROWS.y[:5])}, "differ in shape"),
         ({"writers": torch.zeros(3)}, "3 writers for 40"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(change: dict[str, object], said: str) -> None:
+def test_what_does_not_fit_together_is_refused(change: dict[str, Rows], said: str) -> None:
     with pytest.raises(DataError, match=said):
-        replace(small(), **change)  # type: ignore[arg-type]
+        replace(small(), **change)
 
 
 @pytest.mark.parametrize(

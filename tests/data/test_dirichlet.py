@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ntkfl.data import Dirichlet
-from ntkfl.data.dirichlet import disjoint, log_dirichlet, shares_reading
+from ntkfl.data.partitions import disjoint, log_dirichlet, shares_reading
 from ntkfl.errors import ConfigError
 
 BALANCED = np.repeat(np.arange(10), 6000)  # Fashion-MNIST's labels, sorted

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 
 import ntkfl
 from ntkfl.data import IID, ByClient, Dirichlet, from_clients, from_datasets, from_file
-from ntkfl.data.client import Images, read_own
+from ntkfl.data.client import read_own
 from ntkfl.data.files import Columns, read_rows
+from ntkfl.data.folders import Images
 from ntkfl.errors import ConfigError, DataError
 from ntkfl.federation.build import load_data
 from ntkfl.federation.config import RunConfig
@@ -57,26 +58,31 @@ def test_a_table_with_clients_and_a_split(tmp_path: Path) -> None:
     assert dataset.partition(IID(clients=4)).sizes == [1] * 4
 
 
-def test_parquet_through_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a stand-in for the library, which hands out columns as it does."""
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+def test_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("client", "age", "dose", "label", "split")
+    rows = pandas.DataFrame(ROWS, columns=names)
+    monkeypatch.setattr(pandas, "read_parquet", lambda path: rows.copy())
+    same(from_file(tmp_path / "rows.parquet").partition(ByClient()), by_hand())
+
+    rows["seen"] = pandas.Timestamp("2026-11-18")
+    with pytest.raises(DataError, match=r"row 2 has '2026-11-18'.* in column 'seen', which must be numbers"):
+        from_file(tmp_path / "rows.parquet")
+    rows.loc[1, "client"] = None
+    with pytest.raises(DataError, match="row 3 lacks values"):
+        from_file(tmp_path / "rows.parquet")
+
+    def lacking(path: Path) -> None:
+        raise ImportError("no engine")
+
+    monkeypatch.setattr(pandas, "read_parquet", lacking)
     with pytest.raises(DataError, match="need pyarrow; or save the table as CSV"):
         from_file(tmp_path / "rows.parquet")
 
-    class Column(list[Any]):
-        def to_pylist(self) -> list[Any]:
-            return list(self)
 
-    class Table(dict[str, Column]):
-        column_names = ("client", "age", "dose", "label", "split")
-
-    library: Any = ModuleType("pyarrow.parquet")
-    library.read_table = lambda path: Table(
-        {name: Column(row[i] for row in ROWS) for i, name in enumerate(Table.column_names)}
-    )
-    monkeypatch.setitem(sys.modules, "pyarrow", ModuleType("pyarrow"))
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", library)
-    same(from_file(tmp_path / "rows.parquet").partition(ByClient()), by_hand())
+def test_a_table_without_pandas_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ConfigError, match="a table needs the extra 'data'"):
+        from_file(table(tmp_path / "rows.csv"))
 
 
 def test_an_archive_with_clients(tmp_path: Path) -> None:
@@ -109,12 +115,14 @@ def test_real_targets_have_a_decimal_point(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "no rows below its header"),
+        ("", "No columns"),
         ("x,label\n", "no rows below its header"),
         ("x,y\n1,2\n", "has no column 'label'; its columns are x, y"),
         ("label\n1\n", "has no features"),
-        ("x,x,label\n1,2,3\n", "must name every column, each once"),
-        ("x,label\n1,0\n2\n", "row 3 has 1 values, the header has 2"),
+        ("x,label\n1,0\n2\n", "row 3 without a label"),
+        ("label,x\n1,0\n2\n", "row 3 "),
+        ("x,label\n1,0\n2,1,3\n", "line 3, saw 3"),
+        ("x,label\n2,1,3\n1,0\n", "cannot be read as a table"),
         ("x,label\n1,0\nten,1\n", "row 3 has 'ten' in column 'x', which must be numbers"),
         ("x,label\n1,0\n,1\n", "row 3 has '' in column 'x'"),
         ("x,label\na,0\n1,0\nb,1\n", "row 2 has 'a', row 4 has 'b' in column 'x'"),
@@ -124,11 +132,11 @@ def test_real_targets_have_a_decimal_point(tmp_path: Path) -> None:
         ('"a, b",c\n1,2\n', "its columns are 'a, b', c"),
         ("first name,label\nAnn,0\n", "--client-column 'first name'"),
         ("x,label\n1,0.5\n2,cat\n", "row 3 has 'cat' in column 'label', which must be numbers"),
-        ("x,label\n1,0\nnan,1\n2,1\n", "not finite"),
+        ("x,label\n1,0\nnan,1\n2,1\n", "row 3 "),
         ("x,label\n1,0\n2,-1\n", "labels must lie in 0"),
         ("x,label,split\n1,0,train\n2,1,dev\n", "column 'split' has 'dev'; it must be train or test"),
         ("x,label,split\n1,0,train\n2,1,train\n", "all rows are for training, none for the other"),
-        ('x,label\n"1,0\n', "cannot be read as CSV"),
+        ('x,label\n"1,0\n', "cannot be read as a table"),
     ],
 )
 def test_a_table_that_cannot_be_used_says_where(text: str, why: str, tmp_path: Path) -> None:
@@ -141,7 +149,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="No such file"):
         from_file(tmp_path / "none.csv")
     (tmp_path / "bytes.csv").write_bytes(b"x,label\n\xff,1\n")
-    with pytest.raises(DataError, match="cannot be read as CSV"):
+    with pytest.raises(DataError, match="cannot be read as a table"):
         from_file(tmp_path / "bytes.csv")
     for arrays, why in [
         ({"x": np.zeros((4, 2)), "y": np.zeros(3, int)}, "one entry per row"),

@@ -8,6 +8,7 @@ from torch import nn
 
 import ntkfl
 from ntkfl.data import Moments
+from ntkfl.data.moments import Standardization
 from ntkfl.errors import NTKFLError
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.simulation import execute
@@ -45,7 +46,7 @@ def test_standardised_clients() -> None:
     torch.testing.assert_close(x[:, :3].std(0, correction=0), torch.ones(3), rtol=1e-4, atol=0)
     assert bool((x[:, 3] == 0).all())
     assert new.standardization is not None
-    torch.testing.assert_close(new.test[0], new.standardization.standardize(fed.test[0]))
+    torch.testing.assert_close(new.test[0], Standardization.of(new.standardization).standardize(fed.test[0]))
     assert new.fingerprint() != fed.fingerprint()
     assert new.describe()["standardized"] is True
     assert new.hold_out(1)[0].standardization is new.standardization

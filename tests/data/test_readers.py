@@ -40,14 +40,14 @@ def test_an_array_is_read_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (npy("{'descr': '|u1', 'fortran_order': False, 'shape': (4000000000, 4000), }", bytes(8)), "but holds 8 bytes"),
-        (npy("{'descr': '|u1', 'fortran_order': False, 'shape': (2, 5), }", bytes(8)), "but holds 8 bytes"),
+        (npy("{'descr': '|u1', 'fortran_order': False, 'shape': (4000000000, 4000), }", bytes(8)), "cannot be read"),
+        (npy("{'descr': '|u1', 'fortran_order': False, 'shape': (2, 5), }", bytes(8)), "cannot be read"),
         (npy("{'descr': '<f8', 'fortran_order': False, 'shape': (1, 1), }", bytes(8)), "float64"),
         (npy("{'descr': '|u1', 'fortran_order': False, 'shape': (8,), }", bytes(8)), "2-D"),
-        (npy("{'descr': '|O', 'fortran_order': False, 'shape': (1, 1), }", bytes(8)), "object"),
+        (npy("{'descr': '|O', 'fortran_order': False, 'shape': (1, 1), }", bytes(8)), "Object arrays cannot be loaded"),
         (npy("__import__('os')", bytes(8)), "cannot be read"),
         (b"\x93NUMPY\x09\x00", "cannot be read"),
-        (b"", "cannot be read"),
+        (b"", "not of kind"),
     ],
 )
 def test_an_array_that_is_not_what_it_says_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
@@ -174,13 +174,6 @@ def test_a_cifar_archive_must_be_whole_and_authentic(tmp_path: Path) -> None:
         cifar.read(tmp_path)
 
 
-def test_images_that_are_not_cifars_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cifar, "read_npz_batches", lambda path: list(batches().values()))
-    (tmp_path / cifar.NPZ).touch()
-    with pytest.raises(DataError, match=r"data_batch_1\.bin is not the published content"):
-        cifar.read(tmp_path)
-
-
 # --- digits
 
 
@@ -190,13 +183,3 @@ def test_digits_are_split_within_every_class_and_keep_their_levels() -> None:
     assert len(train) == len(test) == 10
     assert (test == (train + test) // 5).all()
     assert set(np.unique(arrays.images)) == {15 * level for level in range(17)}
-
-
-@pytest.mark.parametrize("labels", ["5", "[1.5]", "[9223372036854775808]", "[[1]]", '["1"]', "null"])
-def test_leafs_labels_are_whole_numbers_as_they_stand(tmp_path: Path, labels: str) -> None:
-    leaf(tmp_path, "test", "b", {"a": [(1.0, 5)]})
-    (tmp_path / "train").mkdir()
-    content = '{"users": ["a"], "user_data": {"a": {"x": [' + json.dumps([0.5] * 784) + f'], "y": {labels}' + "}}}"
-    (tmp_path / "train" / "a.json").write_text(content)
-    with pytest.raises(DataError, match=r"a\.json: "):
-        femnist.read(tmp_path)

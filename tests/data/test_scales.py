@@ -40,7 +40,7 @@ def dealt(file: Path) -> Federated:
 )
 def test_columns_of_extreme_scale(given: dict[str, float], named: list[str], tmp_path: Path) -> None:
     fed = dealt(table(tmp_path, **given))  # type: ignore[arg-type]
-    assert [column.name for column in extreme_columns(fed)] == named
+    assert [column.split(" ")[0].strip("'") for column in extreme_columns(fed)] == named
     assert bool(scale_advice(fed, False)) == bool(named)
     assert not scale_advice(fed.standardized(), False)
 

@@ -1,4 +1,4 @@
-"""One loader behind every command: names, files, folders of idx files and of pictures, a function."""
+"""One loader behind every command: names, files, folders of pictures, a function."""
 
 from __future__ import annotations
 
@@ -10,26 +10,12 @@ import torch
 from typer.testing import CliRunner
 
 from ntkfl.cli import app
-from ntkfl.data import IID, ByClient, Dataset, RowDataset
+from ntkfl.data import IID, ByClient
 from ntkfl.data.files import Columns
-from ntkfl.data.sources import names_clients, open_dataset, own_digest
+from ntkfl.data.sources import open_dataset, own_digest
 from ntkfl.errors import ConfigError, DataError
 from ntkfl.federation.build import load_data
 from ntkfl.federation.config import RunConfig
-
-
-def write_idx(path: Path, array: np.ndarray) -> None:
-    header = bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape)
-    path.write_bytes(header + array.astype(np.uint8).tobytes())
-
-
-def idx_folder(folder: Path, test: bool) -> Path:
-    folder.mkdir()
-    rng = np.random.default_rng(0)
-    for name, count in (("train", 30), ("t10k", 10)) if test else (("mine", 40),):
-        write_idx(folder / f"{name}-images-idx3-ubyte", rng.integers(0, 256, (count, 4, 3)))
-        write_idx(folder / f"{name}-labels-idx1-ubyte", np.arange(count) % 3)
-    return folder
 
 
 def picture_folder(root: Path) -> Path:
@@ -45,9 +31,9 @@ def picture_folder(root: Path) -> Path:
 
 
 def test_names_files_and_what_is_neither(tmp_path: Path) -> None:
-    assert isinstance(open_dataset("digits"), Dataset)
+    assert len(open_dataset("digits")) == 1442
     (tmp_path / "a.csv").write_text("x,y,label\n" + "".join(f"{i},1,{i % 2}\n" for i in range(10)))
-    assert isinstance(open_dataset(str(tmp_path / "a.csv"), Columns(label="label")), RowDataset)
+    assert len(open_dataset(str(tmp_path / "a.csv"), Columns(label="label"))) == 8
     with pytest.raises(ConfigError, match="did you mean 'digits'"):
         open_dataset("digit")
     for name in ("", "x" * 5000, "a\0b", str(tmp_path / "none")):  # no file, whatever the system says of such names
@@ -55,24 +41,6 @@ def test_names_files_and_what_is_neither(tmp_path: Path) -> None:
             RunConfig(data={"dataset": name})
     with pytest.raises(ConfigError, match="--label-column names a column of a file"):
         open_dataset("digits", Columns(label="x"))
-
-
-@pytest.mark.parametrize("test", [True, False])
-def test_idx_files(tmp_path: Path, test: bool) -> None:
-    folder = idx_folder(tmp_path / "own", test)
-    dataset = open_dataset(str(folder))
-    assert isinstance(dataset, RowDataset)
-    assert (len(dataset), len(dataset.test_rows), dataset.classes) == ((30, 10, 3) if test else (32, 8, 3))
-    assert dataset.test_drawn != test
-    fed = dataset.partition(IID(clients=5))
-    x, _ = fed.client(0)
-    assert x.shape[1:] == (1, 4, 3)
-    assert 0 <= float(x.min()) <= float(x.max()) <= 1
-    assert not names_clients(str(folder))
-    assert len(load_data(RunConfig(data={"dataset": str(folder), "clients": 4, "alpha": 1.0}))) == 4
-    write_idx(folder / "more-idx", np.zeros(3))
-    with pytest.raises(DataError, match="expected idx files of images and of their labels"):
-        open_dataset(str(folder))
 
 
 def test_pictures_have_clients_and_classes_by_name(tmp_path: Path) -> None:
@@ -92,7 +60,7 @@ def test_pictures_have_clients_and_classes_by_name(tmp_path: Path) -> None:
     (folder / "north" / "cat" / "0.png").unlink()
     assert own_digest(str(folder)) != before
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="neither idx files nor pictures as CLIENT/CLASS/FILE"):
+    with pytest.raises(DataError, match="no pictures as CLIENT/CLASS/FILE"):
         open_dataset(str(tmp_path / "empty"))
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from ntkfl.data import IID, Dirichlet, Federated, Shards, from_clients, from_datasets
-from ntkfl.errors import ConfigError, DataError
+from ntkfl.data import IID, Federated, Shards, from_clients, from_datasets
+from ntkfl.errors import DataError
 
 X, Y = torch.arange(60, dtype=torch.float32).view(20, 3), torch.arange(20) % 4
 TEST = (X[:5], Y[:5])
@@ -123,26 +122,6 @@ def test_a_list_of_datasets_has_one_per_client() -> None:
     arrays = from_clients([(X[:5], Y[:5]), (X[5:], Y[5:])], test=TEST)
     assert same(from_datasets(sets, test=TEST), arrays)
     assert same(from_datasets(tuple(sets), test=TEST), arrays)
-
-
-@pytest.mark.parametrize(
-    ("train", "partition", "why"),
-    [
-        (TensorDataset(X, Y), None, "one training set needs a partition"),
-        ([TensorDataset(X, Y)], IID(clients=2), "a list of them comes dealt"),
-        ((X, X[:, 0]), Dirichlet(clients=2, alpha=1.0), "no classes to deal by"),
-    ],
-)
-def test_partitions_that_do_not_apply(train: Any, partition: Any, why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        from_datasets(train, test=(X, train[1]) if isinstance(train, tuple) else TEST, partition=partition)
-
-
-def test_arrays_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = np.zeros((4, 2), np.float32)
-    fed = from_clients([TensorDataset(torch.from_numpy(x), torch.arange(4))], test=(x, np.arange(4)))
-    x += 1
-    assert not fed.client(0)[0].any()
 
 
 class Augmented(Dataset[Any]):

@@ -12,6 +12,7 @@ import torch
 import ntkfl
 from ntkfl.data.npz import deal
 from ntkfl.deployment.demo_setup import DemoSetup, init
+from ntkfl.privacy.subsample import equal_rows
 from tests.services.processes import Process
 
 HERE = Path(__file__).parent
@@ -21,7 +22,6 @@ METHOD = {
     "subsample_rate": 0.5,
     "sparsity": 0.8,
     "steps": [50.0, 200.0, 800.0],
-    "rows_per_client": 90,  # as max_rows below: a simulation then sends what the processes do
 }
 
 
@@ -48,10 +48,12 @@ class Roles:
         self.folder, self.fed = folder / "federation", digits(clients)
         deal(self.fed, folder / "data")
         self.data, self.out = folder / "data", folder / "run"
+        method = settings.get("method", METHOD)
+        self.rows = equal_rows(self.fed.sizes, method.get("subsample_rate", 1.0))  # as a simulation sends
         config = {
             "inputs": [1, 8, 8], "outputs": 10, "precision": "float64", "rounds": 3, "clients": clients,
             "clients_per_round": 3, "evaluators": evaluators, "round_seconds": 200.0, "patience": 200.0,
-            "model": {"hidden": [12]}, "method": METHOD, "max_rows": 90,
+            "model": {"hidden": [12]}, "method": METHOD, "max_rows": self.rows,
         } | settings  # fmt: skip
         (folder / "run.toml").write_text(tomli_w.dumps(config))
         ports = dict(zip(("key_server_port", "shuffler_port", "aggregator_port"), free_ports(3), strict=True))

@@ -27,6 +27,7 @@ from ntkfl.flower.apps import client_app
 from ntkfl.flower.shuffled import FlowerShufflerTransport
 from ntkfl.services.announcement import EVALUATION, Announcement
 from ntkfl.wire import Message
+from ntkfl.wire.span import pack_span
 from tests.deployment.roles import Roles
 from tests.flower.local_grid import LocalGrid
 
@@ -41,7 +42,7 @@ class Cheat(FlowerShufflerTransport):
 
     def weights(self) -> Message:
         """The question of a round's first exchange."""
-        message = next(self.method.round(self.task, {"weights": self.task.like}, 1, range(3)))
+        message = next(self.method.round(self.task, self.method.start(self.task, self.task.like), 1, range(3)))
         assert isinstance(message, Message)
         return message
 
@@ -179,7 +180,7 @@ def test_no_more_rounds_are_answered_than_were_agreed(cheat: Cheat, world: tuple
 
 def candidates(cheat: Cheat) -> Message:
     """The question of a second exchange: losses at some weights."""
-    return Message("candidates", 1, {"weights": torch.stack([cheat.task.like] * 3)})
+    return Message("candidates", 1, pack_span(torch.stack([cheat.task.like] * 3)))
 
 
 def announced(cheat: Cheat, said: Announcement) -> Announced:

@@ -25,8 +25,6 @@ PRIVATE: dict[str, dict[str, Any]] = {
     "ridge, exact counts": {"name": "private-ridge", "epsilon": "none"},
     "clients": {"name": "dp-fedavg", "secure_sum": True},
     "updates": {"name": "fedavg", "shuffle": True, "clip": 1.0, "noise": 1.0},
-    "inputs": {"name": "cp-ntk-fl", "clip": 1.0, "noise": 1.0},
-    "labels": {"name": "ntk-fl", "label_flip": 0.1},
 }
 SHAPE: dict[str, Any] = {"inputs": (4,), "outputs": 2}
 COHORT: dict[str, Any] = SHAPE | {"clients_per_round": 2}
@@ -64,9 +62,10 @@ def test_a_method_of_ones_own_is_refused_before_it_is_used() -> None:
 
 def test_folders_with_such_terms_start_nobody(tmp_path: Path) -> None:
     """Folders that an older version made, or that somebody has edited."""
-    aggregator = made(tmp_path)
+    aggregator = made(tmp_path, method={"name": "fedavg", "shuffle": True})
     client = aggregator.parent / "clients" / "client-0"
-    flower_init(tmp_path / "fl", None, 2)
+    (tmp_path / "fl.toml").write_text((tmp_path / "run.toml").read_text().replace("shuffle = true", ""))
+    flower_init(tmp_path / "fl", tmp_path / "fl.toml", 3)
     member = tmp_path / "fl" / "clients" / "client-0"
     for path in (aggregator / "federation.toml", client / "federation.toml", member / "client.toml"):
         text = path.read_text()

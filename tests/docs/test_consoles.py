@@ -23,7 +23,6 @@ LEFT = {
     "deploy.md": [
         "trial/run/model.safetensors",
         "trial2/run/model.safetensors",
-        "audit/findings.json",
         "runs/demo/model.safetensors",
         "model",
         "runs/private/model.safetensors",

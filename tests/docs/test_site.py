@@ -111,24 +111,3 @@ def test_search_works_from_the_disk(site: Path, chromium: Any, page: str, typed:
     )
     assert said == []
     window.close()
-
-
-@pytest.mark.browser
-def test_no_page_is_wider_than_a_phone(site: Path, chromium: Any) -> None:
-    window = chromium.new_page(viewport={"width": 390, "height": 844})
-    wide = []
-    for page in sorted(site.glob("*.html")):
-        if page.name == "404.html":  # for servers: its addresses begin at their root
-            continue
-        window.goto(f"file://{page}")
-        window.wait_for_function("document.documentElement.classList.contains('js')")
-        width = window.evaluate("document.documentElement.scrollWidth")
-        if width > 390:
-            wide.append((page.name, width))
-        boxes = ".md-typeset__scrollwrap, .highlight, .doc-signature"
-        overflowing = window.evaluate(
-            f"""[...document.querySelectorAll('article table, article pre')].filter(e =>
-            e.getBoundingClientRect().right > innerWidth && !e.closest('{boxes}')).map(e => e.innerText.slice(0, 40))"""
-        )
-        assert overflowing == [], page.name
-    assert wide == []

@@ -11,7 +11,7 @@ from tests.docs.hooks import load
 ROOT = Path(__file__).parents[2]
 
 
-TABLES, RESULT_TABLES = load("tables"), load("result_tables")
+TABLES = load("tables")
 
 
 @pytest.mark.parametrize("name", TABLES.FILES)
@@ -30,15 +30,3 @@ def test_every_item_with_results_is_in_the_table() -> None:
 def test_every_table_stands_somewhere() -> None:
     used = {name for file in TABLES.FILES for _, name, _ in TABLES.BLOCK.findall((ROOT / file).read_text())}
     assert used == set(TABLES.TABLES)
-
-
-def row(label: str, curves: list[list[float]], own: list[list[float]], down: bool = True) -> dict[str, object]:
-    def reached(curves: list[list[float]]) -> dict[str, object]:
-        hits = [next((i + 1 for i, a in enumerate(curve) if a >= 0.85), None) for curve in curves]
-        mib = [None if hit is None else 10.0 * hit for hit in hits]
-        return {"target": 0.85, "rounds": hits, "uplink_mib": mib, **({"downlink_mib": mib} if down else {})}
-
-    return {
-        "label": label, "setting": {"name": "x", "lr": 0.1, "local_steps": 5}, "length": 3, "accuracy": curves,
-        "last_accuracy": own, "reached": [reached(curves)], "reached_unaveraged": [reached(own)],
-    }  # fmt: skip

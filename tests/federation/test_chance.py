@@ -18,7 +18,7 @@ from ntkfl.federation.server import remarks
 from ntkfl.methods import METHODS, FedAvg, Method, SumNTKFL
 from tests.cli.test_train import ntkfl as command
 
-SMALL = ["--dataset", "digits", "--clients", "10", "--clients-per-round", "4", "--hidden", "12"]
+SMALL = ["--dataset", "digits", "--clients", "10", "--clients-per-round", "4", "--set", "model.hidden=[12]"]
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +104,8 @@ def test_numbers_that_are_not_finite_come_with_advice(digits: ntkfl.data.Federat
 
 
 def test_the_command_ends_with_an_error_and_keeps_the_run(tmp_path: Path) -> None:
-    how = ["--method", "fedavg", "--local-steps", "2", "--rounds", "6", "--out", tmp_path / "a"]
-    failed = command("train", *SMALL, *how, "--lr", "300")
+    how = ["--method", "fedavg", "--set", "local_steps=2", "--rounds", "6", "--out", tmp_path / "a"]
+    failed = command("train", *SMALL, *how, "--set", "lr=300")
     assert failed.returncode == 2
     assert failed.stderr.startswith("ntkfl: the model is worse than a constant prediction: test loss")
     assert "try a smaller lr (now 300) or fewer local_steps (now 2)" in failed.stderr
@@ -114,7 +114,7 @@ def test_the_command_ends_with_an_error_and_keeps_the_run(tmp_path: Path) -> Non
     assert len(run.history) == 6
     assert run.failure
     assert (tmp_path / "a/model.safetensors").exists()
-    assert command("train", *SMALL, "--method", "fedavg", "--rounds", "1", "--lr", "1e-6").returncode == 0
+    assert command("train", *SMALL, "--method", "fedavg", "--rounds", "1", "--set", "lr=1e-6").returncode == 0
 
 
 def test_a_failing_run_stopped_and_resumed_equals_undisturbed(digits: ntkfl.data.Federated, tmp_path: Path) -> None:

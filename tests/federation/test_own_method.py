@@ -19,15 +19,10 @@ from ntkfl.errors import ConfigError
 from ntkfl.federation.build import build_method, describe_method
 from ntkfl.methods import FedAvg
 from ntkfl.safe_parse import read_toml
-from tests.services.processes import Process
 
 ROOT = Path(__file__).parents[2]
 SIGNS, MOMENTUM = "own_method:SignSGD", "momentum:ServerMomentum"
 PRINTED = {"fedsgd": "FedSGD", "momentum": "ServerMomentum", "client_momentum": "ClientMomentum"}
-SMALL = {
-    "rounds": 2, "clients_per_round": 3, "model": {"hidden": [8]},
-    "data": {"dataset": "digits", "clients": 6, "alpha": 1.0},
-}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -214,12 +209,6 @@ def test_what_torch_draws_in_it_follows_from_the_seed(tmp_path: Path) -> None:
     assert len({*drawn[0], *drawn[1]}) == 6  # other numbers in each round, and with another seed
 
 
-METHODS = [
-    {"label": "signs", "method": {"name": SIGNS}, "grid": {"lr": [0.01, 0.03]}},
-    {"label": "FedAvg", "method": {"name": "fedavg"}},
-]
-
-
 def test_deployed_over_flower_it_ends_where_it_ends_in_one_process(tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="needs the extra flower")
     from tests.flower.federations import apps, deployed, distance, settings, simulated
@@ -233,29 +222,3 @@ def test_deployed_over_flower_it_ends_where_it_ends_in_one_process(tmp_path: Pat
     assert len(server.run().history) == 3
     here = simulated(agreed)
     assert distance(here.model, load_file(tmp_path / "run" / "model.safetensors")) < 1e-6
-
-
-@pytest.mark.long
-@pytest.mark.timeout(300)
-def test_a_federation_of_processes_ends_where_one_process_does(tmp_path: Path) -> None:
-    """Signs of whole gradients leave nothing to chance: the weights are the simulation's."""
-    pytest.importorskip("fastapi", reason="needs the extra services")
-    from tests.deployment.roles import Roles
-
-    method = {"name": SIGNS, "lr": 0.02, "shuffle": True}
-    with Roles(tmp_path, clients=3, evaluators=0, method=method, rounds=2) as roles:
-        roles.key_server()
-        roles.shuffler()
-        folders = [roles.folder / "clients" / f"client-{i}" for i in range(3)]
-        for folder in folders:
-            own = ["--data", roles.data / f"{folder.name}.npz", "--allow-code"]
-            roles.processes.append(Process("-m", "ntkfl", "join", folder, *own, listeners=0))
-        aggregate = ["aggregate", roles.folder / "aggregator", "--out", roles.out, "--allow-code"]
-        aggregator = Process("-m", "ntkfl", *aggregate, listeners=0)
-        roles.processes.append(aggregator)
-        assert aggregator._process.wait(200) == 0, aggregator.output()
-        terms = roles.peers.terms
-        model = terms.build_model(0, allow_code=True)
-        here = ntkfl.train(model, roles.fed, terms.build_method(allow_code=True), rounds=2, clients_per_round=3)
-        for name, value in here.model.state_dict().items():
-            assert torch.allclose(roles.weights()[name], value, rtol=1e-12)

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 import ntkfl
-from ntkfl.data.client import Images, read_own
+from ntkfl.data.client import read_own
 from ntkfl.data.files import Columns, from_file
-from ntkfl.errors import DataError, RunFolderError
+from ntkfl.data.folders import Images
+from ntkfl.errors import DataError
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.export import export, load_exported
 from ntkfl.federation.run_folder import RunFolder
@@ -75,17 +76,6 @@ def test_standardisation_goes_with_folder_and_export(run: Path, table: Path, tmp
     torch.testing.assert_close(torch.tensor(loaded.standardization.std, dtype=torch.float64), expected)
 
 
-def test_a_saved_run_from_python_keeps_it_too(tmp_path: Path) -> None:
-    x = torch.randn(90, 2, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 100.0]) + 300
-    y = (x[:, 0] > 300).long()
-    plain = ntkfl.data.from_clients([(x[:30], y[:30]), (x[30:60], y[30:60])], test=(x[60:], y[60:]))
-    model, method = nn.Sequential(nn.Linear(2, 20), nn.Tanh(), nn.Linear(20, 2)), ntkfl.methods.SumRidge()
-    made = ntkfl.train(model, plain.standardized(), method, rounds=1, callbacks=[])
-    made.save(tmp_path / "run")
-    for one in (made, ntkfl.Run.load(tmp_path / "run", model)):
-        assert one.evaluate(*plain.test).accuracy == made.history[-1]["test_accuracy"]
-
-
 def test_inputs_that_do_not_fit_the_moments(run: Path) -> None:
     standardization = ntkfl.Run.load(run).standardization
     assert standardization is not None
@@ -112,14 +102,6 @@ def test_other_columns_are_refused_by_name(tmp_path: Path) -> None:
     columns, wanted = Columns("outcome", "site"), Images((3,), classes=("ill", "well"), features=("Hb", "age", "sex"))
     with pytest.raises(DataError, match="lacks sex and has besides crp mg/l"):
         read_own(str(table), wanted, lambda name: lambda: None, columns)
-
-
-def test_a_run_is_not_continued_on_columns_in_another_order(tmp_path: Path) -> None:
-    table = write_table(tmp_path / "table.csv")
-    execute(settings(table), out=tmp_path / "run")
-    write_table(table, FEATURES[::-1])
-    with pytest.raises(RunFolderError, match="features are Hb, crp mg/l, age; they were age, crp mg/l, Hb"):
-        execute(settings(table), out=tmp_path / "run", resume=True)
 
 
 def test_an_export_says_what_its_inputs_and_outputs_are(run: Path, table: Path, tmp_path: Path) -> None:

@@ -44,6 +44,3 @@ def test_memory_is_kept_as_it_was_after_each_of_the_last_two_rounds(tmp_path: Pa
     assert float(memory.before(7)["control"]) == 6
     assert float(memory.before(6)["control"]) == 4  # round 6 again
     assert memory.before(4) == {}
-
-
-ROWS = [0]

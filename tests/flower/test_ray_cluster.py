@@ -85,23 +85,6 @@ def test_a_stranger_cannot_run_a_task_in_a_simulation_s_cluster(
     assert addresses <= {"0100007F", "0000000000000000FFFF00000100007F"}
 
 
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What each simulation gives to Ray, instead of starting it."""
-    found: list[dict[str, Any]] = []
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-
-    def run_simulation(backend_config: dict[str, Any], **_: Any) -> None:
-        given = dict(backend_config["init_args"])
-        environment = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
-        parent = Path(given["_temp_dir"]).parent if "_temp_dir" in given else None
-        found.append(given | environment | {"mode": parent and parent.stat().st_mode & 0o777, "folder": parent})
-        raise InterruptedError
-
-    monkeypatch.setattr(simulate, "run_simulation", run_simulation)
-    return found
-
-
 def begin() -> None:
     with pytest.raises(InterruptedError):
         simulate.simulate(config(FEDAVG))

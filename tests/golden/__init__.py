@@ -41,17 +41,11 @@ def two_threads() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def method_of(run: dict[str, Any]) -> ntkfl.methods.Method:
-    kind = getattr(ntkfl.methods, run["method"])
-    passing = run.get("options_while_they_exist", {})
-    return kind(**run["options"], **{name: value for name, value in passing.items() if name in kind.model_fields})
-
-
 def play(run: dict[str, Any], perturbation: float = 0.0) -> Rounds:
     """The run's rounds, from first weights w (1 ± perturbation) with signs drawn for each."""
     data = ntkfl.data.load(run["dataset"])
     fed = data.partition(ntkfl.data.Dirichlet(clients=run["clients"], alpha=run["alpha"]), seed=run["seed"])
-    method = method_of(run)
+    method = getattr(ntkfl.methods, run["method"])(**run["options"])
     torch.manual_seed(run["seed"])
     model = ntkfl.models.mlp(method.projected_dim or math.prod(fed.input_shape), *run["hidden"], 10)
     with torch.no_grad():

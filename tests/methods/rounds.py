@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ntkfl.methods import ClientRound, Method, Outcome, State, Task
+from ntkfl.methods import NTKFL, ClientRound, Method, Outcome, State, Task
 from ntkfl.models import resnet
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent.parameters import unflatten
@@ -74,6 +74,18 @@ def small_task(loss: str = "ce", dtype: torch.dtype = torch.float64, **more: obj
     inputs, outputs = DIMENSIONS
     model = nn.Sequential(nn.Linear(inputs, 7), nn.Tanh(), nn.Linear(7, outputs)).to(dtype)
     return Task(model, outputs, loss, **more)  # type: ignore[arg-type]
+
+
+class Whole(NTKFL):
+    """With candidates as they are: their losses are compared with those of exact ones."""
+
+    tolerance: ClassVar[float] = 1e-9
+
+    def packed(self, candidates: Tensor) -> dict[str, Tensor]:
+        return {"weights": candidates}
+
+    def unpacked(self, message: Message, like: Tensor) -> Tensor:
+        return message.take("weights", (None, like.numel()), like)
 
 
 def small_clients(*sizes: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> list[ClientRound]:

@@ -15,26 +15,18 @@ from tests.methods.rounds import DIMENSIONS, Sent, play, small_clients, small_ta
 
 OPTIONS: dict[str, dict[str, object]] = {
     "fedadam": {"server_lr": 0.05},
-    "qsgd": {"norm": "max"},
     "private-sums": {"epsilon": None, "clip": 1.0, "lr": 0.3},  # its noise is tested beside it
     "private-ridge": {"epsilon": None},
     "dp-fedavg": {"epsilon": None, "clip": 10.0},
 }
 VARIANTS = [
     *((name, {}) for name in METHODS),
-    ("fedcom", {"tracking": True}),
-    ("qsgd", {"coding": "elias", "bucket": 16, "norm": "max"}),
     ("fedadam", {"bias_correction": True}),
     ("fednova", {"local_epochs": 2, "batch_size": 5}),
-    ("data-share", {"shared_portion": 0.5}),
     ("ntk-fl", {"codec": "dense"}),
     ("ntk-fl", {"sparsity": 0.5, "values": "float16"}),
     ("sum-ntk-fl", {"values": "float32", "largest": 4}),
     ("sum-ridge", {"keep_shares": True}),
-    ("fedavg", {"sparsity": 0.5}),
-    ("scaffold", {"sparsity": 0.5, "values": "float16"}),
-    ("fednova", {"sparsity": 0.5, "values": "8bit"}),
-    ("fedadam", {"sparsity": 0.5}),
 ]
 NTK = ("ntk-fl", "cp-ntk-fl", "sum-ntk-fl", "private-sums", "sum-ridge", "private-ridge")
 IDS = [" ".join([name, *map(str, options)]) for name, options in VARIANTS]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 import ntkfl
 from ntkfl.methods import CPNTKFL, NTKFL, ClientRound, FedAvg, Method, SumNTKFL, Task
-from ntkfl.methods.candidates import residual_left, take_candidates
+from ntkfl.methods.candidates import residual_left
 from ntkfl.privacy.randomness import Randomness
-from tests.methods.rounds import one_weight, play, scalar_client, small_clients, small_task
+from tests.methods.rounds import Whole, one_weight, play, scalar_client, small_clients, small_task
 
 PLAIN = {"row_clip": None, "drop_opposed": False, "trim": 0.0, "trim_losses": 0.0, "verify": False}
 
@@ -20,6 +20,23 @@ PLAIN = {"row_clip": None, "drop_opposed": False, "trim": 0.0, "trim_losses": 0.
 @pytest.fixture(scope="module")
 def digits() -> ntkfl.data.Federated:
     return ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=40, alpha=0.3), seed=10)
+
+
+class Exact(Whole):
+    tolerance: ClassVar[float] = NTKFL.tolerance
+
+
+class Growing(NTKFL):
+    """Also from times that were given."""
+
+    @property
+    def grows(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def _eightfold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ntkfl.methods.candidates.EXTEND", 8.0)
 
 
 def run(fed: ntkfl.data.Federated, method: Method, **options: Any) -> ntkfl.Run:
@@ -54,9 +71,11 @@ def test_coded_candidates_have_nearly_the_losses_of_exact_ones_and_the_exact_one
     torch.manual_seed(seed)
     task = Task(ntkfl.models.mlp(64, 32, 10).double(), 10, "ce", label_smoothing=0.1)
     clients = [ClientRound(i, fed.client(i)[0].double(), fed.client(i)[1], Randomness.simulated(i)) for i in range(10)]
-    whole, coded = (play(NTKFL(candidate_codec=codec), task, clients) for codec in ("exact", "span"))
+    methods = Exact(), NTKFL()
+    whole, coded = (play(method, task, clients) for method in methods)
     exact, sent = (
-        take_candidates(next(s.message for s in log if s.kind == "candidates"), task.like) for _, log in (whole, coded)
+        method.unpacked(next(s.message for s in log if s.kind == "candidates"), task.like)
+        for method, (_, log) in zip(methods, (whole, coded), strict=True)
     )
     x, y = torch.cat([c.x for c in clients]), torch.cat([c.y for c in clients])
     losses, approximate = (task.candidate_losses(some, x, y).mean(1) for some in (exact, sent))
@@ -65,22 +84,10 @@ def test_coded_candidates_have_nearly_the_losses_of_exact_ones_and_the_exact_one
     torch.testing.assert_close(coded[0].state["weights"], whole[0].state["weights"], rtol=0, atol=0)
 
 
-def test_an_observer_sees_the_chosen_candidate_nearly() -> None:
-    task, clients = small_task(), small_clients(9, 4, 6)
-    method = NTKFL(trim_losses=0)
-    outcome, log = play(method, task, clients)
-    asked = next(s.message for s in log if s.kind == "candidates")
-    losses = [s.message for s in log if s.kind == "losses"]
-    seen = method.ends_with(task.like, [], asked, losses)
-    assert seen is not None
-    new = outcome.state["weights"]
-    assert float((seen - new).norm()) < 0.2 * float((new - task.like).norm())
-    assert method.ends_with(task.like, [], None, []) is None
-
-
+@pytest.mark.usefixtures("_eightfold")
 def test_times_double_while_the_longest_wins_and_within_the_bound(digits: ntkfl.data.Federated) -> None:
     """Times so short that the longest always wins, and that little is learned in them."""
-    records = run(digits, NTKFL(steps=(0.5, 1.0), extend=8), rounds=5).history
+    records = run(digits, Growing(steps=(0.5, 1.0)), rounds=5).history
     assert [r["steps"] for r in records] == [r["longest_steps"] for r in records] == [1, 2, 4, 8, 8]
     assert ["warning" in r for r in records] == [False, False, False, True, True]  # once no longer ones are allowed
     fixed = run(digits, NTKFL(steps=(0.5, 1.0)), rounds=2).history
@@ -100,8 +107,9 @@ def test_the_residual_left_is_that_of_a_linear_flow() -> None:
         assert left == pytest.approx(-math.expm1(-0.4 * t) / (0.4 * t), rel=1e-3)
 
 
+@pytest.mark.usefixtures("_eightfold")
 def test_times_stay_where_a_shorter_one_wins_or_the_longest_was_not_reached() -> None:
-    method, state = NTKFL(steps=(1.0, 2.0), extend=8), {"extended_steps": torch.tensor(1)}
+    method, state = Growing(steps=(1.0, 2.0)), {"extended_steps": torch.tensor(1)}
     task, clients = small_task(), small_clients(5, 5)
     rows = method.gather(task, task.like, [s.message for s in play(method, task, clients)[1] if s.kind == "upload"], 1)
     evolution = method.evolve(task, rows, method.times(state))
@@ -110,4 +118,12 @@ def test_times_stay_where_a_shorter_one_wins_or_the_longest_was_not_reached() ->
     assert int(method.extended(state, evolution, 2)["extended_steps"]) == 2
     short = method.evolve(task, rows, (1.0, 2.0))  # as after a flow that could not be integrated further
     assert int(method.extended(state, short, 1)["extended_steps"]) == 1
-    assert method.extended({}, short, 0) == {}  # and a state of an earlier version has none
+    assert method.extended({}, short, 0) == {}
+
+
+def test_times_grow_by_default_where_nobody_chose_them() -> None:
+    for method in (NTKFL(), CPNTKFL(), NTKFL(lr=0.1)):
+        assert method.grows
+        assert NTKFL(**method.model_dump()).grows  # as a resumed run reads it
+    assert not NTKFL(steps=(100.0, 200.0)).grows
+    assert not NTKFL(kernel="trace").grows

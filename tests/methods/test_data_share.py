@@ -78,28 +78,6 @@ def test_each_client_is_sent_the_set_once() -> None:
     assert state["holders"].tolist() == [0, 1, 2, 3]
 
 
-def test_a_portion_is_each_clients_own() -> None:
-    shared = shared_set(40)
-    task, near, far = small_task(shared=shared), small_clients(10, 25), small_clients(10, 25)
-    elsewhere = Task(task.model, task.outputs, task.loss)
-    method = DataShare(shared_portion=0.25, **OPTIONS)
-    state, first = method.start(task, task.like), None
-    other = method.start(task, task.like)
-    for number in (1, 2):
-        outcome, log = play(method, task, near, state, number)
-        state = outcome.state
-        other = play(method, task, far, other, number, elsewhere)[0].state
-        assert torch.equal(state["weights"], other["weights"])
-        first = first or log
-    given = [c.memory["shared_x"] for c in far]
-    assert [len(g) for g in given] == [10, 10]
-    assert not torch.equal(given[0], given[1])
-    for x, client in zip(given, far, strict=True):
-        rows = [int((shared[0] == row).all(1).nonzero()) for row in x]
-        assert len(set(rows)) == 10
-        assert torch.equal(client.memory["shared_y"], shared[1][rows])
-
-
 def test_it_can_begin_from_a_model_trained_on_what_is_shared() -> None:
     """Whole-batch descent on G, by hand; the client's first training then begins there."""
     x, y = shared_set()

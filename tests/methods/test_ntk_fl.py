@@ -16,7 +16,7 @@ from ntkfl.federation.callbacks import Functions
 from ntkfl.methods import CPNTKFL, NTKFL, ClientRound, FedAvg, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent.parameters import apply_flat
-from tests.methods.rounds import DIMENSIONS, play, small_clients, small_task
+from tests.methods.rounds import DIMENSIONS, Whole, play, small_clients, small_task
 
 PLAIN = {"row_clip": None, "drop_opposed": False, "trim": 0.0, "trim_losses": 0.0, "verify": False}
 
@@ -58,8 +58,7 @@ def test_a_round_is_the_box(kernel: str, codec: str) -> None:
     """Broadcast, uploads, evolution to a grid of t, candidates, the cohort's choice: new weights."""
     task, clients = small_task("mse"), small_clients(9, 4, 6)
     steps, lr = (30.0, 300.0, 3e4), 0.05
-    exact: dict[str, Any] = {"tolerance": 1e-9, "candidate_codec": "exact", **PLAIN}
-    method = NTKFL(loss="mse", kernel=kernel, codec=codec, lr=lr, steps=steps, **exact)
+    method = Whole(loss="mse", kernel=kernel, codec=codec, lr=lr, steps=steps, **PLAIN)
     outcome, log = play(method, task, clients)
     assert [sent.kind for sent in log if sent.client == 0] == ["weights", "upload", "candidates", "losses"]
     x = torch.cat([client.x for client in clients])
@@ -78,15 +77,15 @@ def test_a_round_is_the_box(kernel: str, codec: str) -> None:
 
 def test_one_round_is_the_stages_by_hand(digits: ntkfl.data.Federated) -> None:
     """Concatenated Jacobians, one evolution, the candidate with the least loss over the cohort's own data."""
-    options: dict[str, Any] = {"average": 0, "label_smoothing": 0.2, "trim_losses": 0, "candidate_codec": "exact"}
-    method = NTKFL(steps=(20.0, 200.0, 4000.0), **options)
+    options: dict[str, Any] = {"average": 0, "label_smoothing": 0.2, "trim_losses": 0}
+    method = Whole(steps=(20.0, 200.0, 4000.0), **options)
     finished = run(digits, method, rounds=1)
     model = net()
     batches = [digits.client(i) for i in finished.history[0]["clients"]]
     x, y = torch.cat([b[0] for b in batches]), torch.cat([b[1] for b in batches])
     J = ntkfl.concatenate([ntkfl.jacobian(model, b[0]) for b in batches])
     smoothed = 0.8 * nn.functional.one_hot(y, 10) + 0.02
-    e = ntkfl.evolve(J, model(x).detach(), smoothed, lr=0.01, steps=(20.0, 200.0, 4000.0), rtol=NTKFL().tolerance)
+    e = ntkfl.evolve(J, model(x).detach(), smoothed, lr=0.01, steps=(20.0, 200.0, 4000.0), rtol=Whole.tolerance)
     losses = []
     for i in range(3):
         candidate = copy.deepcopy(model)
@@ -121,9 +120,7 @@ def test_the_papers_own_round_is_the_sum_in_its_authors_code() -> None:
     """Cross-entropy, the trace kernel, residuals at u = 0 … t − 1 of f' = (η/N) H (Y − softmax f)."""
     task, clients = small_task("ce"), small_clients(9, 4, 6)
     lr, steps = 0.5, (4.0, 9.0)
-    method = NTKFL(
-        kernel="trace", scheme="paper", lr=lr, steps=steps, tolerance=1e-7, average=0, candidate_codec="exact"
-    )
+    method = Whole(kernel="trace", scheme="paper", lr=lr, steps=steps, average=0)
     _, log = play(method, task, clients)
     x, y = torch.cat([client.x for client in clients]), torch.cat([client.y for client in clients])
     Y = nn.functional.one_hot(y, DIMENSIONS[1]).double()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-import ntkfl
 from ntkfl.errors import ConfigError
 from ntkfl.methods import CPNTKFL, NTKFL, ClientRound
 from ntkfl.privacy.randomness import Randomness
@@ -21,8 +20,6 @@ def test_codec_and_sparsity_go_together() -> None:
         CPNTKFL(codec="factored", sparsity=0.9)
     with pytest.raises(ConfigError, match="go together"):
         NTKFL(codec="topk")
-    with pytest.raises(ConfigError, match="leave sparsity at 0"):
-        ntkfl.methods.QSGD(sparsity=0.5)
     with pytest.raises(ConfigError, match="projected_dim must be below the 64"):
         CPNTKFL().model_input_shape((1, 8, 8))
 

@@ -169,18 +169,6 @@ def test_sampling_earns_credit_where_it_is_real() -> None:
     assert "drawn at random" in method.promise(2, 10)[1]
 
 
-def test_more_attempts_at_the_first_round_are_paid_for() -> None:
-    sizes = {"gradient": 100, "moments/0-35+35-42": 21}
-    once, twice = (PrivateSums(epsilon=1.0, budget_rounds=10, first_tries=tries) for tries in (1, 2))
-    assert twice.widths(sizes)["gradient"] == pytest.approx(once.widths(sizes)["gradient"], rel=1e-6)
-    assert twice.widths(sizes)["moments/0-35+35-42"] == pytest.approx(
-        math.sqrt(2) * once.widths(sizes)["moments/0-35+35-42"], rel=1e-6
-    )
-    assert twice.spent(10)["epsilon"] == pytest.approx(1.0)
-    with pytest.raises(ConfigError, match="10 rounds in all"):
-        PrivateSums(budget_rounds=10, first_tries=11)
-
-
 def test_without_noise_a_round_is_a_clipped_step_with_momentum() -> None:
     task, clients = small_task(), small_clients(12, 9)
     method = PrivateSums(epsilon=None, clip=1e3, input_share=0, lr=2.0, momentum=0.5, label_smoothing=0)

@@ -75,14 +75,6 @@ def test_rounding_has_no_bias() -> None:
     assert float(error.max()) < 6 * 0.5 / 127 / 300**0.5
 
 
-def test_bytes() -> None:
-    sums = sums_of(*samples())
-    pairs, rest = F * (F - 1) // 2, 8 * ((F + 1) * CLASSES + 2 * F + 2)
-    assert sent(sums, "8bit")[1] < pairs + rest + 300
-    assert sent(sums, "float16")[1] < 2 * pairs + rest + 300
-    assert sent(sums, "float32")[1] > 8 * (pairs + F)
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -160,15 +152,3 @@ def test_projected_features(values: str) -> None:
     error = (x @ found - x @ P @ W[:-1]).std() / (x @ P @ W[:-1]).std()
     assert float(error) < (1e-10 if values == "float32" else 0.05)
     assert max(s.size for s in log if s.way == "up") < 8 * ((k + 1) * (k + 2) // 2 + (k + 1) * CLASSES + 2) + 300
-
-
-def test_class_weights_count_samples_several_times() -> None:
-    times = (1.0, 3.0, 2.0)
-    everybody = clients(2)
-    outcome, _ = play(SumRidge(penalty=0.01, class_weights=times), task(), everybody)
-    x, y = torch.cat([c.x for c in everybody]), torch.cat([c.y for c in everybody])
-    copies = torch.tensor(times).long()[y]
-    W = solve(sums_of(x.repeat_interleave(copies, 0), y.repeat_interleave(copies, 0)), 0.01)
-    found = outcome.state["weights"][: F * CLASSES].view(CLASSES, F).mT
-    torch.testing.assert_close(found, W[:-1], rtol=1e-8, atol=1e-12)
-    assert outcome.diagnostics["samples"] == int(copies.sum())

@@ -41,13 +41,6 @@ def test_byzantine_clients_cannot_name_the_candidate_by_the_level_of_their_losse
     assert choose(said, 5, False, 0.4)[0] == 2
 
 
-def test_without_trimming_samples_count_equally() -> None:
-    few = Message("losses", 1, {"sums": torch.tensor([1.0, 3.0]).double(), "samples": torch.tensor(1).int()})
-    many = Message("losses", 1, {"sums": torch.tensor([30.0, 20.0]).double(), "samples": torch.tensor(10).int()})
-    best, loss = choose([few, many], 2, False, 0.0)
-    assert (best, loss) == (1, pytest.approx(23 / 11))
-
-
 def test_a_client_that_claims_many_samples_counts_once_where_losses_are_trimmed() -> None:
     said = reports([3.0, 1.0], [3.0, 1.0], [3.0, 1.0])
     many = torch.tensor(1_000_000, dtype=torch.int32)

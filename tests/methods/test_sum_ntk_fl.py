@@ -150,7 +150,6 @@ def test_every_network_of_the_package(name: str) -> None:
         "mlp": (5,),
         "gru": (6, 5),
         "transformer": (6,),
-        "random-features": (5,),
     }
     options: dict[str, Any] = {"vocabulary": 20} if name == "transformer" else {}
     x = torch.randint(0, 20, (24, 6)) if name == "transformer" else torch.randn(24, *shapes[name])

@@ -12,7 +12,7 @@ from ntkfl.errors import ConfigError, MessageError, ModelError
 from ntkfl.methods import ClientRound, SumRidge, Task, ridge_message, sum_ridge
 from ntkfl.methods.sum_ridge import shares_of
 from ntkfl.privacy.randomness import Randomness
-from ntkfl.tangent.ridge import RidgeSums, left_out_errors, solve, total
+from ntkfl.tangent.ridge import RidgeSums, left_out_errors, total
 from ntkfl.wire import Message
 from tests.methods.rounds import play
 
@@ -107,9 +107,10 @@ def test_left_out_errors_are_those_of_retraining() -> None:
         assert float(error) == pytest.approx(expected / N, rel=1e-10)
 
 
-def test_the_penalty_is_chosen_by_clients_left_out() -> None:
+def test_the_penalty_is_chosen_by_clients_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of targets that are all noise a larger λ is chosen than of targets that follow the features."""
     generator = torch.Generator().manual_seed(0)
+    monkeypatch.setattr("ntkfl.methods.sum_ridge.PENALTIES", (1e-6, 1e-3, 1, 100))
     chosen = []
     for noise in (0.01, 30.0):
         clients = []
@@ -121,7 +122,7 @@ def test_the_penalty_is_chosen_by_clients_left_out() -> None:
         for slack in (0.0, 1e9):
             for client in clients:
                 client.memory.clear()
-            outcome, _ = play(SumRidge(penalties=(1e-6, 1e-3, 1, 100), slack=slack), task, clients)
+            outcome, _ = play(SumRidge(slack=slack), task, clients)
             chosen.append(outcome.diagnostics["penalty"])
     assert chosen[0] <= 1e-3
     assert chosen[2] >= 1
@@ -129,8 +130,9 @@ def test_the_penalty_is_chosen_by_clients_left_out() -> None:
 
 
 def test_new_clients_alone_are_left_out_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums are added up into as many groups as `folds`, without any client's being kept; who comes back is in none."""
-    clients, method, task = clients_of(partitions()["one label per client"]), SumRidge(folds=3), task_of()
+    """Sums are added up into as many groups as `FOLDS`, without any client's being kept; who comes back is in none."""
+    clients, method, task = clients_of(partitions()["one label per client"]), SumRidge(), task_of()
+    monkeypatch.setattr("ntkfl.methods.sum_ridge.FOLDS", 3)
     state = play(method, task, clients[:1])[0].state
     seen, solve_them = list[tuple[list[RidgeSums], RidgeSums]](), SumRidge.solve
 
@@ -224,22 +226,7 @@ def test_a_client_makes_exact_arrays_where_it_keeps_them(
 def test_options() -> None:
     for options, said in (
         ({"values": "float8"}, "kind of values"),
-        ({"class_weights": (1.0, 0.0)}, "above 0"),
         ({"keep_shares": True, "shuffle": True}, "cannot tell whose sums"),
-        ({"penalties": (-1.0,)}, "0 or above"),
     ):
         with pytest.raises(ConfigError, match=said):
             SumRidge(**options)
-
-
-def test_every_penalty() -> None:
-    x, y = pooled()
-    sums = RidgeSums.of(x, nn.functional.one_hot(y, CLASSES))
-    for penalty in (0.0, 1e-6, 1.0, 1e3):
-        assert (solve(sums, penalty) - direct(x, y, penalty)).abs().max() < 1e-10
-    # More features than samples, and one that never varies: the weights of least norm.
-    few = torch.cat([x[:4], torch.ones(4, 1, dtype=x.dtype)], 1)
-    Y = nn.functional.one_hot(y[:4], CLASSES).to(x)
-    W = solve(RidgeSums.of(few, Y), 0.0)
-    expected = torch.linalg.pinv(few - few.mean(0)) @ (Y - Y.mean(0))
-    assert (W[:-1] - expected).abs().max() < 1e-6

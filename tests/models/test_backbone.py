@@ -105,9 +105,9 @@ def test_sequences(pool: str, features: int) -> None:
 
 def test_inputs_of_the_last_block_are_features_too() -> None:
     backbone, x = convolutional().eval(), images()
-    model = models.head(backbone, OUTPUTS, inputs=(1, 8, 8), drop="fc", also=["layer4"], grid=1)
+    model = models.head(backbone, OUTPUTS, inputs=(1, 8, 8), drop="fc", also=["layer4"])
     between = backbone.stem(x)
-    expected = torch.cat([backbone(x), between.mean((2, 3))], 1)
+    expected = torch.cat([backbone(x), nn.functional.adaptive_avg_pool2d(between, 2).flatten(1)], 1)
     torch.testing.assert_close(model.backbone(x), expected)
     assert models.head(backbone, OUTPUTS, inputs=(1, 8, 8), also=["layer4"]).head.in_features == 5 + 4 * 4
     assert not backbone.layer4._forward_pre_hooks  # nothing stays behind

@@ -42,12 +42,6 @@ def test_the_factored_jacobian_is_that_of_autograd() -> None:
     torch.testing.assert_close(factored, dense, rtol=1e-10, atol=1e-12)
 
 
-def test_a_linear_layer_itself() -> None:
-    model = models.lora(nn.Linear(4, 3), 1)
-    assert list(trainable(model)) == ["lora_down.weight", "lora_up.weight"]
-    assert isinstance(models.merge(model), nn.Linear)
-
-
 def test_what_cannot_be_adapted() -> None:
     with pytest.raises(ModelError, match=r"no linear layer is called nine: .* 2, 4"):
         models.lora(network(), 2, ["nine"])

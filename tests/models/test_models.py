@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-import ntkfl
-from ntkfl.errors import ConfigError, ModelError
+from ntkfl.errors import ConfigError
 from ntkfl.federation.build import build_network
 from ntkfl.federation.config import ModelConfig
 from ntkfl.methods import CPNTKFL, NTKFL
@@ -32,21 +31,13 @@ def test_maps_a_batch_to_outputs_a_sample_at_a_time(name: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(model.buffers(), other.buffers(), strict=True))
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "random-features"])  # its head begins at zero
+@pytest.mark.parametrize("name", MODELS)
 def test_first_outputs_are_of_order_one(name: str) -> None:
     """A network that begins saturated, or dead, has a useless tangent kernel."""
     torch.manual_seed(0)
     model = MODELS[name](SHAPES[name], 10)
     spread = float(model(torch.randn(200, *SHAPES[name])).detach().std())
     assert 0.01 < spread < 5
-
-
-def test_sizes() -> None:
-    count = {n: sum(p.numel() for p in MODELS[n](SHAPES[n], 10).parameters()) for n in MODELS}
-    assert count["mlp"] == 784 * 100 + 100 + 1000 + 10
-    assert count["cnn"] == 16 * 25 + 16 + 32 * 16 * 9 + 32 + 800 * 64 + 64 + 640 + 10
-    assert count["gru"] == 3 * 64 * (28 + 64 + 2) + 650
-    assert 70_000 < count["resnet"] < 85_000
 
 
 def test_a_perceptrons_first_layer() -> None:
@@ -137,32 +128,3 @@ def test_defaults_that_suit_a_method_are_spelled_out() -> None:
     assert ModelConfig().suited(CPNTKFL()).model_dump()["bias"] == -1.0
     assert ModelConfig(bias=0.5).suited(CPNTKFL()).model_dump()["bias"] == 0.5
     assert ModelConfig(name="cnn").suited(CPNTKFL()) == ModelConfig(name="cnn")
-
-
-def test_tokens_train_end_to_end() -> None:
-    """Which of two tokens is the commoner: an embedding learns it, in both kinds of method."""
-    torch.manual_seed(0)
-    x = torch.randint(0, 6, (300, 9))
-    y = (x == 1).sum(1).gt((x == 2).sum(1)).long()
-    clients = [(x[i : i + 40].numpy(), y[i : i + 40].numpy()) for i in range(0, 240, 40)]
-    fed = ntkfl.data.from_clients(clients, test=(x[240:], y[240:]), tokens=True)
-    assert fed.client(0)[0].dtype == torch.int64
-    model = nn.Sequential(nn.Embedding(6, 4), nn.Flatten(), nn.Linear(36, 2))
-    for method in (NTKFL(), ntkfl.methods.FedAvg(lr=1.0, local_steps=30)):
-        run = ntkfl.train(model, fed, method, rounds=4, clients_per_round=6)
-        assert run.history[-1]["test_accuracy"] > 0.85
-    with pytest.raises(ConfigError, match="cannot be projected"):
-        ntkfl.train(model, fed, NTKFL(projected_dim=3), rounds=1, clients_per_round=6)
-    with pytest.raises(ntkfl.errors.DataError, match="whole numbers from 0 on"):
-        ntkfl.data.from_clients([(x[:4] - 3, y[:4])], test=(x, y), tokens=True)
-
-
-def test_images_in_a_table_are_flat_and_an_error_says_what_to_do() -> None:
-    x, y = torch.ones(4, 64), torch.tensor([0, 1, 0, 1])
-    fed, conv = ntkfl.data.from_clients([(x, y)], test=(x, y)), nn.Conv2d(1, 2, 3)
-    with pytest.raises(ModelError, match=r"begin the network with nn.Unflatten\(1, \(channels, height, width\)\)"):
-        ntkfl.train(nn.Sequential(conv, nn.Flatten(), nn.Linear(72, 2)), fed, ntkfl.methods.FedAvg(), rounds=1)
-    with pytest.raises(ModelError, match=r"nn.Unflatten\(1"):
-        ntkfl.models.head(nn.Sequential(conv, nn.Flatten()), 2, inputs=(64,))
-    model = ntkfl.models.head(nn.Sequential(nn.Unflatten(1, (1, 8, 8)), conv, nn.Flatten()), 2, inputs=(64,))
-    assert ntkfl.train(model, fed, ntkfl.methods.SumRidge(), rounds=1, callbacks=[]).history

@@ -76,9 +76,9 @@ def test_an_update_is_clipped_and_noised_and_nothing_else_is_told() -> None:
     [
         (FedAvg, {"noise": 1.0}, "give clip too"),
         (FedAvg, {"noise": 1.0, "clip": 1.0, "weighting": "samples"}, "count equally"),
-        (Scaffold, {"clip": 1.0}, "scaffold does not clip"),
+        (Scaffold, {"clip": 1.0}, "unknown option 'clip'"),
         (FedAvg, {"clip": -1.0}, "clip"),
-        (NTKFL, {"clip": 1.0}, "ntk-fl does not clip"),
+        (NTKFL, {"clip": 1.0}, "unknown option 'clip'"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(kind: type[Method], options: dict[str, object], says: str) -> None:

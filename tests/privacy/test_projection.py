@@ -16,7 +16,6 @@ from ntkfl.privacy.projection import (
     make_projection,
     orthonormal,
     smooth,
-    standardize_rows,
 )
 
 SECRET = RunSecret(Secret(bytes(range(32))), "federation", "run")
@@ -98,25 +97,6 @@ def test_projected_inputs(dtype: torch.dtype, kind: str) -> None:
     expected = x.double().flatten(1) @ project.matrix.double() * project.scale
     assert (z.double() - expected).abs().max() < (1e-4 if dtype == torch.float32 else 1e-12)
     assert abs(float(z.double().square().mean()) - 1) < 0.1
-
-
-def test_unscaled_is_the_papers() -> None:
-    x = torch.randn(4, 784, dtype=torch.float64)
-    plain = make_projection(SECRET, (784,), 20, scaled=False)
-    assert torch.allclose(plain(x), x @ torch.from_numpy(gaussian_matrix(SECRET, 784, 20)).double())
-    assert torch.allclose(plain(x), make_projection(SECRET, (784,), 20)(x) * 28)
-
-
-def test_standardized_rows() -> None:
-    z = torch.tensor([[1.0, 2.0, 3.0], [5.0, 5.0, 5.0], [-1e30, 0, 1e30]], dtype=torch.float64)
-    out = standardize_rows(z)
-    assert torch.allclose(out[0], torch.tensor([-1.5, 0.0, 1.5], dtype=torch.float64).mul(1.5**-0.5))
-    assert torch.equal(out[1], torch.zeros(3, dtype=torch.float64))
-    assert bool(out.isfinite().all())
-    assert torch.allclose(standardize_rows(7 * z[:1] + 3), out[:1])  # neither offset nor scale of a row is left
-    assert torch.allclose(out[[0, 2]].square().mean(1), torch.ones(2, dtype=torch.float64))
-    # Nothing but the row itself matters.
-    assert torch.equal(standardize_rows(z[:1]), out[:1])
 
 
 def test_the_seed_does_not_show() -> None:

@@ -28,18 +28,6 @@ def points(page: Any, figure: str) -> dict[str, int]:
     return dict(page.eval_on_selector_all(f"#{figure} .curve", script))
 
 
-def test_curves_have_a_point_a_round(report: str, open_page: Open) -> None:
-    page = open_page(report)
-    for figure in ("by-round", "by-bytes", "by-seconds"):
-        assert sorted(points(page, figure).values()) == [2, 3, 4, 5]
-    assert page.inner_text("#steps") == "steps t chosen: 400 at every point"  # of NTK-FL alone, and always the same
-    assert list(points(page, "products").values()) == [3]
-    assert list(points(page, "error").values()) == [3]
-    assert page.locator("#by-round .band").count() == 2  # two of the four have seeds to spread over
-    page.check("#seeds")
-    assert sorted(points(page, "by-round").values()) == [2, 3, 3, 4, 5, 5]
-
-
 def test_hover_and_keyboard_tell_the_same_point(report: str, open_page: Open, runs: Path) -> None:
     page = open_page(report)
     identity = page.evaluate("[...runs.values()].find(r => r.name === 'whole').id")

@@ -24,7 +24,7 @@ COMMON: dict[str, Any] = {"rounds": 2, "clients_per_round": 4, "data": {"dataset
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("private")
     methods = {"private": PRIVATE, "open": {"name": "fedavg", "local_steps": 1}, "rows": {"name": "cp-ntk-fl"}}
-    methods["rows"] |= {"projected_dim": 20, "steps": [50.0], "sum_losses": True}
+    methods["rows"] |= {"projected_dim": 20, "steps": [50.0]}
     for name, method in methods.items():
         execute(RunConfig(**COMMON, model={"hidden": [8]}, method=method), out=root / name)
     return root

@@ -159,7 +159,7 @@ def test_a_run_made_in_python_keeps_its_classes_and_spectra(tmp_path: Path, monk
     torch.testing.assert_close(torch.tensor(first["values"][:20]).double(), expected[:20], rtol=2e-3, atol=1e-6)
     assert first["values"] != last["values"]
 
-    def out_of_memory(*_: object) -> None:
+    def out_of_memory(*_: object, **__: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr("ntkfl.federation.insight.jacobian", out_of_memory)

@@ -59,11 +59,6 @@ BATCH = '{"key":[1,0],"cohort":["a","b"],"max_rows":1,"row_bytes":1,"min_clients
 SOUND = '{"kind":"exchange","key":[1,0],"batch":' + BATCH + ',"sealing_key":"' + "ab" * 32 + '"}'
 
 
-def nonsense(changed: str, to: str) -> str:
-    assert changed in SOUND
-    return SOUND.replace(changed, to)
-
-
 def sign_head(head: str) -> bytes:
     body = len(head).to_bytes(4, "little") + head.encode()
     return SIGNER.sign(body, bind("ntkfl announcement v2", *WHERE)) + body

@@ -14,22 +14,19 @@ from fastapi.routing import APIRoute
 
 from ntkfl.crypto.certificates import Authority
 from ntkfl.crypto.hpke import SigningKey
-from ntkfl.crypto.mask_tickets import ReleasedSet, pack_released
-from ntkfl.crypto.row_frames import Announced, BatchKey
-from ntkfl.services.http.long_poll import LongPollEvent
 from ntkfl.services.http.signing import CREDENTIAL_HEADER, SIGNATURE_HEADER, sign_request
 from ntkfl.services.key_server.app import key_server_app
 from ntkfl.services.key_server.store import KeyServer
 from ntkfl.services.shuffler.aggregator_app import aggregator_app
 from ntkfl.services.shuffler.client_app import client_app
+from ntkfl.services.shuffler.long_poll import LongPollEvent
 from ntkfl.services.shuffler.store import Shuffler
-from tests.deployment.federation import Deployment, refused
+from tests.deployment.federation import Deployment
 
 # What anybody may ask: whether a service is there, and the list of revoked clients, which the key server signs.
 PUBLIC = {(service, path) for service in ("key-server", "shuffler") for path in ("/health", "/ready")}
 PUBLIC |= {("key-server", "/v1/revoked")}
 ENROL = ("key-server", "/v1/enrol")  # by a token in its body: see below
-RELEASE = ("key-server", "/v1/runs/run-0/masks/release")  # by the shuffler's signature in its body: see below
 Endpoint = tuple[str, str, str]  # service, method, path
 
 
@@ -50,7 +47,7 @@ def endpoints(deployment: Deployment) -> list[Endpoint]:
     apps: list[FastAPI] = [
         key_server_app(KeyServer.open(deployment.folder / "key-server")),
         client_app(shuffler, peers, LongPollEvent(), SigningKey.generate()),
-        aggregator_app(shuffler, peers, LongPollEvent(), refresh, SigningKey.generate()),
+        aggregator_app(shuffler, peers, LongPollEvent(), refresh),
     ]
     found = []
     for app in apps:
@@ -64,7 +61,7 @@ def endpoints(deployment: Deployment) -> list[Endpoint]:
 
 def test_all_three_applications_are_looked_at(deployment: Deployment) -> None:
     found = endpoints(deployment)
-    assert len(found) >= 16
+    assert len(found) >= 14
     assert {service for service, _, _ in found} == {"key-server", "shuffler", "shuffler-aggregator"}
 
 
@@ -78,7 +75,7 @@ def test_nobody_gets_in_without_a_credential_and_a_signature_of_its_owner(deploy
     tried = 0
     with httpx.Client(verify=deployment.tls(), trust_env=False) as http:
         for service, method, path in endpoints(deployment):
-            if service == "shuffler-aggregator" or (service, path) in (*PUBLIC, ENROL, RELEASE):
+            if service == "shuffler-aggregator" or (service, path) in (*PUBLIC, ENROL):
                 continue
             right = sign_request(known.credential, known.key, method, path, b"")
             attempts: list[dict[str, str]] = [
@@ -101,28 +98,6 @@ def test_nobody_gets_in_without_a_credential_and_a_signature_of_its_owner(deploy
                 answer = http.request(method, deployment.urls[service] + path, headers=right, timeout=2)
                 assert answer.status_code != 401, path
     assert tried >= 50
-
-
-def test_masks_are_released_on_the_shufflers_word_alone(deployment: Deployment) -> None:
-    """Not for nothing, not for a client's signature, not for a set that another key signed, or for another run."""
-    said, ada = Announced.of(BatchKey(1, 0), b"announced"), deployment.client("ada")
-    tickets = ReleasedSet(said, 5, [bytes([i]) * 16 for i in range(3)])
-    own = SigningKey.load(deployment.folder / "shuffler" / "signing-key.pem")
-    names = deployment.peers.federation, deployment.peers.run
-    with httpx.Client(verify=deployment.tls(), trust_env=False) as http:
-        for body in (
-            b"",
-            bytes(64) + b"set",
-            pack_released(SigningKey.generate(), *names, tickets),
-            pack_released(own, names[0], "another", tickets),
-            pack_released(own, "another", names[1], tickets),
-        ):
-            attempts: list[dict[str, str]] = [{}, sign_request(ada.credential, ada.key, "POST", RELEASE[1], body)]
-            for headers in attempts:
-                answer = http.post(deployment.urls["key-server"] + RELEASE[1], content=body, headers=headers)
-                assert refused(answer) == (403, "unsigned")
-        right = http.post(deployment.urls["key-server"] + RELEASE[1], content=pack_released(own, *names, tickets))
-        assert refused(right) == (404, "unknown-batch")  # nobody has given a seed
 
 
 def test_the_aggregators_port_speaks_to_nobody_without_its_certificate(deployment: Deployment, tmp_path: Path) -> None:

@@ -1,10 +1,8 @@
-"""Metrics in Prometheus' text format, of this process and of real services; readiness beside them."""
+"""Metrics in Prometheus' text format."""
 
 from __future__ import annotations
 
 import re
-import time
-from urllib.request import urlopen
 
 import pytest
 
@@ -32,28 +30,13 @@ def test_counters_add_up_and_gauges_are_replaced() -> None:
     metrics = Metrics()
     for status in (200, 200, 503):
         metrics.count("ntkfl_requests_total", service='a "quoted"\nname\\', status=status)
-    metrics.set("ntkfl_round", 3)
-    metrics.set("ntkfl_round", 4)
+    metrics.set("ntkfl_certificate_end_seconds", 3)
+    metrics.set("ntkfl_certificate_end_seconds", 4)
     found = parsed(metrics.text())
     label = r'service="a \"quoted\"\nname\\"'
     assert found["ntkfl_requests_total{" + label + ',status="200"}'] == 2
     assert found["ntkfl_requests_total{" + label + ',status="503"}'] == 1
-    assert found["ntkfl_round"] == 4
+    assert found["ntkfl_certificate_end_seconds"] == 4
     metrics.set("ntkfl_no_such_thing", 1)
     with pytest.raises(KeyError):
         metrics.text()
-
-
-def scraped(port: int, path: str = "/metrics") -> str:
-    with urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
-        return str(answer.read().decode())
-
-
-def wait_for(port: int, name: str, value: float) -> dict[str, float]:
-    """The shuffler looks once a second."""
-    for _ in range(100):
-        known = parsed(scraped(port))
-        if known.get(name) == value:
-            return known
-        time.sleep(0.1)
-    raise AssertionError(known)

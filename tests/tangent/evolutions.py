@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import ntkfl
-from ntkfl.tangent.losses import residual
+from ntkfl.tangent.losses import find_loss
 from tests.tangent.networks import build
 
 STEPS = (0.5, 3, 10, 40.25)
@@ -40,7 +40,7 @@ def rk4(J: ntkfl.Jacobian, f0: Tensor, Y: Tensor, lr: float, t: float, loss: str
     R = torch.zeros_like(f0)
 
     def slope(R: Tensor) -> Tensor:
-        return residual(loss, f0 + lr / N * (Theta @ R.reshape(-1)).view_as(f0), Y)
+        return find_loss(loss).residual(f0 + lr / N * (Theta @ R.reshape(-1)).view_as(f0), Y)
 
     for _ in range(n):
         a = slope(R)

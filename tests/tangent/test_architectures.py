@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import ntkfl
-from ntkfl.tangent.build import jacobian_numbers
+from ntkfl.tangent.build import plan_jacobian
 from ntkfl.tangent.jacobian import BlockJacobian
 from ntkfl.tangent.parameters import evaluating, trainable
 from tests.tangent.architectures import ARCHITECTURES, build
@@ -82,7 +82,7 @@ def test_every_product_equals_autograd(name: str, form: str) -> None:
         assert not ours.numel() or (ours - expected).abs().max() <= EXACT * max(1.0, float(expected.abs().max()))
     assert J.dtype == torch.float64
     stored = sum(t[0].numel() for t in J.tensors())
-    assert jacobian_numbers(model, x[:1], form=form) == stored
+    assert plan_jacobian(model, x[:1], form=form).stored == stored
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -128,5 +128,5 @@ def test_factored_names_what_it_does_not_know(name: str) -> None:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_auto_is_never_larger_than_dense_or_factored(name: str) -> None:
     model, x, _ = case(name)
-    sizes = {form: jacobian_numbers(model, x, form=form) for form in (*forms(name), "dense")}
+    sizes = {form: plan_jacobian(model, x, form=form).stored for form in (*forms(name), "dense")}
     assert sizes["auto"] == min(sizes.values())

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ntkfl.tangent import Flow, Sums, curvature, curvature_sums, plan_jacobian
 from ntkfl.tangent.constant_inputs import constant_inputs
 from ntkfl.tangent.curvature import step_curvature
-from ntkfl.tangent.losses import AnyLoss, find_loss, residual, targets
+from ntkfl.tangent.losses import AnyLoss, find_loss, targets
 from ntkfl.tangent.sums import SKETCH, Factor, Shaped, probe_matrix, sketch_rank
 from tests.tangent.networks import build, mlp
 from tests.tangent.test_jacobian import autograd
@@ -214,7 +214,7 @@ def test_the_curvature_that_a_step_meets(loss: str, monkeypatch: pytest.MonkeyPa
     C, plan = gauss_newton(model, x, loss), plan_jacobian(model, x)
     found = sums(model, x, made_up(model, x, loss), loss)
     change, factored = Flow(found).change_and_curvature(3.0, 2.0, 0.1)
-    monkeypatch.setattr(curvature, "CPU_NUMBERS", 2 * plan.working)  # chunks of two rows
+    monkeypatch.setattr(curvature, "numbers_at_once", lambda x: 2 * plan.working)  # chunks of two rows
     met = float(step_curvature(model, x, made_up(model, x, loss), change, loss, plan)) / len(x)
     assert met == pytest.approx(float(change @ C @ change), rel=1e-9)
     expected = 0.0
@@ -235,7 +235,7 @@ def test_roots_and_gradients(loss: str) -> None:
     p = f.softmax(1)
     H = torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1) if loss == "ce" else torch.eye(3).double() / 3
     assert torch.allclose(R @ R.mT, H.expand(7, 3, 3), atol=1e-14)
-    gradient = -torch.einsum("njd,nj->d", autograd(model, x), residual(loss, f, Y))
+    gradient = -torch.einsum("njd,nj->d", autograd(model, x), find_loss(loss).residual(f, Y))
     assert torch.allclose(sums(model, x, Y, loss).arrays["gradient"], gradient, rtol=1e-10, atol=1e-12)
 
     class Scaled(type(criterion)):  # type: ignore[misc]
@@ -265,7 +265,7 @@ def test_however_samples_are_dealt(name: str, monkeypatch: pytest.MonkeyPatch) -
         for other in more:
             first = first + other
         totals.append(first)
-    monkeypatch.setattr(curvature, "CPU_NUMBERS", 1)
+    monkeypatch.setattr(curvature, "numbers_at_once", lambda x: 1)
     totals.append(curvature_sums(model, x, Y, "ce", plan))
     for total in totals:
         assert total.arrays.keys() == whole.arrays.keys()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import ntkfl
-from ntkfl.tangent.build import jacobian_numbers, plan_jacobian
+from ntkfl.tangent.build import plan_jacobian
 from ntkfl.tangent.factored import FactoredBlock, LinearBlock
 from ntkfl.tangent.jacobian import BlockJacobian
 from ntkfl.tangent.layers import ConvolutionBlock, EmbeddingBlock, ScaleBlock
@@ -81,10 +81,10 @@ class TestConvolution:
         x = torch.randn(3, 1, 28, 28)
         J = ntkfl.jacobian(model, x)
         assert [block.layout[0] for block in J.blocks] == ["convolution", "linear", "linear", "dense"]  # type: ignore[attr-defined]
-        assert jacobian_numbers(model, x) == 4160 + (2304 + 8000) + (800 + 640) + (64 + 100)
-        assert jacobian_numbers(model, x, "factored") == (784 + 23040) + (2304 + 8000) + (800 + 640) + (64 + 100)
-        assert jacobian_numbers(model, x, "dense") == 10 * 56970
-        assert J.nbytes == 4 * 3 * jacobian_numbers(model, x[:1])
+        assert plan_jacobian(model, x).stored == 4160 + (2304 + 8000) + (800 + 640) + (64 + 100)
+        assert plan_jacobian(model, x, "factored").stored == (784 + 23040) + (2304 + 8000) + (800 + 640) + (64 + 100)
+        assert plan_jacobian(model, x, "dense").stored == 10 * 56970
+        assert J.nbytes == 4 * 3 * plan_jacobian(model, x[:1]).stored
 
     def test_a_few_images_at_a_time_are_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("ntkfl.tangent.layers.convolution.REUSED_NUMBERS", 2 * 2 * 36)  # two images

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import ntkfl
 from ntkfl.errors import ConfigError, NumericalError
-from ntkfl.tangent.losses import CrossEntropy, Loss, MeanSquared, check_loss, find_loss, loss_name, per_sample, residual
+from ntkfl.tangent.losses import CrossEntropy, Loss, MeanSquared, check_loss, find_loss, loss_name, per_sample
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def test_built_in_derivatives_are_those_that_their_values_have() -> None:
 
 def test_logistic_in_closed_form() -> None:
     f, Y = made_up()
-    assert torch.allclose(residual(logistic, f, Y), Y - f.sigmoid(), atol=1e-12)
+    assert torch.allclose(find_loss(logistic).residual(f, Y), Y - f.sigmoid(), atol=1e-12)
     p = f.sigmoid()
     R = find_loss(logistic).hessian_root(f, Y)
     assert torch.allclose(R @ R.mT, torch.diag_embed(p * (1 - p)), atol=1e-12)
@@ -91,7 +91,7 @@ def test_the_flow_follows_the_loss(loss: Loss) -> None:
     theta = J.dense().flatten(0, 1) @ J.dense().flatten(0, 1).T
 
     def slope(R: Tensor) -> Tensor:
-        return residual(loss, f0 + lr / 7 * (theta @ R.flatten()).view_as(R), Y)
+        return find_loss(loss).residual(f0 + lr / 7 * (theta @ R.flatten()).view_as(R), Y)
 
     R, h = torch.zeros_like(f0), end / count
     for _ in range(count):
@@ -193,7 +193,7 @@ def test_a_loss_by_name_is_imported_when_it_is_used(tmp_path: Path, monkeypatch:
     assert "own_losses" not in sys.modules  # settings that came from elsewhere are read without running their code
     assert method.model_dump(mode="json")["loss"] == loss_name("own_losses:Absolute") == "own_losses:Absolute"
     f, Y = made_up()
-    assert torch.equal(residual("own_losses:Absolute", f, Y), (Y - f).sign())
+    assert torch.equal(find_loss("own_losses:Absolute").residual(f, Y), (Y - f).sign())
     assert not find_loss("own_losses:Absolute").curvature_product(f, Y, f).any()  # linear almost everywhere
     assert torch.equal(per_sample("own_losses:squares", f, Y), (f - Y).square().sum(-1))
     with pytest.raises(ConfigError, match=r"has no function.* 'nothing'"):

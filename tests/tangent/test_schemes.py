@@ -8,7 +8,7 @@ from torch import nn
 
 import ntkfl
 from ntkfl.errors import ConfigError
-from ntkfl.tangent.losses import residual, targets
+from ntkfl.tangent.losses import find_loss, targets
 from tests.tangent.evolutions import problem, theta
 from tests.tangent.networks import mlp
 
@@ -21,7 +21,7 @@ def test_descent_equals_explicit_gradient_descent(loss: str, kernel: str) -> Non
     Theta = theta(J, kernel)
     f, R, at = f0, torch.zeros_like(f0), {}
     for t in range(1, 31):
-        R = R + residual(loss, f, Y)
+        R = R + find_loss(loss).residual(f, Y)
         f = f0 + lr / N * (Theta @ R.reshape(-1)).view_as(f0)
         at[t] = (f, R)
     e = ntkfl.evolve(J, f0, y, lr=lr, steps=[1, 7, 30], loss=loss, kernel=kernel, scheme="descent")

@@ -1,4 +1,4 @@
-"""The quantiser's statistics, and its codes against code words written out."""
+"""The quantiser's statistics, and its codes."""
 
 from __future__ import annotations
 
@@ -14,20 +14,17 @@ from numpy.typing import NDArray
 
 from ntkfl.errors import MessageError
 from ntkfl.wire.quantize import (
-    CODINGS,
-    NORMS,
     Bytes,
     Levels,
     decode_levels,
     dequantize,
-    elias_omega,
     encode_levels,
     norm_count,
     quantize,
-    spell,
     top_level,
 )
 
+NORMS = ("l2", "max")
 norms_and_buckets = pytest.mark.parametrize(("norm", "bucket"), [(n, b) for n in NORMS for b in (None, 1, 16, 1000)])
 
 
@@ -112,39 +109,8 @@ def test_extreme_magnitudes(values: list[float], bits: int, norm: str, bucket: i
 # Codes.
 
 
-def omega(number: int) -> str:
-    """Elias' ω as his definition has it, a character a bit."""
-    code = "0"
-    while number > 1:
-        code = f"{number:b}{code}"
-        number = number.bit_length() - 1
-    return code
-
-
-def spelled(levels: list[int]) -> str:
-    """The whole stream, before padding."""
-    dense = "".join(omega(abs(v) + 1) + ("" if v == 0 else "01"[v < 0]) for v in levels)
-    at = [i for i, v in enumerate(levels) if v]
-    sparse = omega(len(at) + 1)
-    for before, i in zip([-1, *at], at, strict=False):
-        sparse += omega(i - before) + "01"[levels[i] < 0] + omega(abs(levels[i]))
-    return "1" + sparse if len(sparse) < len(dense) else "0" + dense
-
-
 def as_bits(data: Bytes) -> str:
     return "".join(map(str, np.unpackbits(data)))
-
-
-def test_known_code_words() -> None:
-    known = {1: "0", 2: "100", 3: "110", 4: "101000", 7: "101110", 8: "1110000", 15: "1111110", 16: "10100100000"}
-    known[100] = "1011011001000"
-    known[1000] = "11100111111010000"
-    numbers = np.array([*known, 65_535, 65_536, 2**32, 2**40])
-    for code in (elias_omega, spell):
-        words, lengths = code(numbers)
-        for number, word, length in zip(numbers.tolist(), words.tolist(), lengths.tolist(), strict=True):
-            assert f"{word:0{length}b}" == omega(number)
-            assert omega(number) == known.get(number, omega(number))
 
 
 def level_arrays(limit: int = 60) -> st.SearchStrategy[tuple[int, Levels]]:
@@ -164,31 +130,17 @@ def level_arrays(limit: int = 60) -> st.SearchStrategy[tuple[int, Levels]]:
 @given(level_arrays())
 def test_levels_come_back_exactly(case: tuple[int, Levels]) -> None:
     bits, levels = case
-    for coding in CODINGS:
-        data = encode_levels(levels, bits, coding)
-        back = decode_levels(data, len(levels), bits, coding)
-        assert data.dtype == np.uint8
-        assert back.dtype == np.int32
-        assert np.array_equal(back, levels)
-    assert len(encode_levels(levels, bits, "fixed")) == -(-len(levels) * bits // 8)
-    stream = spelled(levels.tolist())
-    data = encode_levels(levels, bits, "elias")
-    assert as_bits(data)[: len(stream)] == stream
-    assert len(data) == -(-len(stream) // 8)
+    data = encode_levels(levels, bits)
+    back = decode_levels(data, len(levels), bits)
+    assert data.dtype == np.uint8
+    assert back.dtype == np.int32
+    assert np.array_equal(back, levels)
+    assert len(data) == -(-len(levels) * bits // 8)
 
 
 def test_fixed_codes_are_sign_and_magnitude() -> None:
-    assert as_bits(encode_levels(np.array([3, -1, 0], dtype=np.int32), 3, "fixed")) == "0111010000000000"
-    assert len(encode_levels(np.zeros(79_510, dtype=np.int32), 4, "fixed")) == 39_755
-
-
-def test_few_levels_take_few_bytes() -> None:
-    """The paper's sparse regime: about √n values of a gradient of n are not zero."""
-    levels, _ = quantize(vector(79_510), 2, rng())
-    assert 150 < np.count_nonzero(levels) < 350
-    assert len(encode_levels(levels, 2, "elias")) < 600
-    levels, _ = quantize(vector(79_510), 4, rng(), bucket=512)
-    assert len(encode_levels(levels, 4, "elias")) < 79_510 * 4 / 8 / 2
+    assert as_bits(encode_levels(np.array([3, -1, 0], dtype=np.int32), 3)) == "0111010000000000"
+    assert len(encode_levels(np.zeros(79_510, dtype=np.int32), 4)) == 39_755
 
 
 # What is no code.
@@ -198,34 +150,8 @@ def packed(stream: str) -> Bytes:
     return np.packbits(np.array(list(map(int, stream)), dtype=np.uint8))
 
 
-@pytest.mark.parametrize(
-    ("stream", "n", "reason"),
-    [
-        ("0" + omega(9) + "0", 1, "above 7"),
-        ("0" + 4 * omega(1) + omega(2), 5, "too early"),
-        ("1" + omega(3), 1, "levels of 1"),
-        ("1" + omega(2**39), 9, "levels of 9|cannot be|too early"),
-        ("1" + omega(2) + omega(4) + "0" + omega(1), 3, "beyond"),
-        ("1" + omega(2) + omega(2) + "0" + omega(8), 3, "above 7"),
-        ("1" + omega(2) + omega(2) + "0" + omega(2) + "1", 3, "bits too many"),
-        ("1" * 20, 20, "too early|levels of"),
-        ("1" + omega(1) + "0" * 6 + "0" * 8, 20, "bits too many"),
-    ],
-)
-def test_what_elias_codes_must_not_say(stream: str, n: int, reason: str) -> None:
-    with pytest.raises(MessageError, match=reason):
-        decode_levels(packed(stream), n, 4, "elias")
-
-
 def test_minus_zero_and_stray_bits_are_refused() -> None:
     with pytest.raises(MessageError, match="minus zero"):
-        decode_levels(packed("1000" + "0001"), 2, 4, "fixed")
+        decode_levels(packed("1000" + "0001"), 2, 4)
     with pytest.raises(MessageError, match="too many"):
-        decode_levels(packed("0001" + "0001"), 1, 4, "fixed")
-
-
-def test_no_more_is_read_than_the_levels_can_be() -> None:
-    with pytest.raises(MessageError, match="cannot be"):
-        decode_levels(np.zeros(1_000_000, dtype=np.uint8), 10, 4, "elias")
-    with pytest.raises(MessageError, match="cannot be"):
-        decode_levels(np.zeros(0, dtype=np.uint8), 10, 4, "elias")
+        decode_levels(packed("0001" + "0001"), 1, 4)

@@ -6,6 +6,5 @@ Imports nothing: the command line reads it at every start.
 VERBS = {
     "reproduce": ("The paper's figures, tables and theorems.", "ntkfl_experiments.cli.reproduce:reproduce"),
     "bench": ("Time this package beside the alternatives.", "ntkfl_experiments.cli.bench:bench"),
-    "serve load": ("Load a key server and a shuffler on this machine.", "ntkfl_experiments.cli.load:load"),
     "flower bench": ("What Flower costs a round.", "ntkfl_experiments.cli.flower_bench:bench"),
 }

@@ -1,4 +1,4 @@
-"""Attack 1: inputs in closed form out of the first layer's derivatives.
+"""Inputs in closed form out of the first layer's derivatives.
 
 Phong et al., Privacy-Preserving Deep Learning via Additively Homomorphic Encryption, 2018, saw it for gradients: for
 out = W x + b, ∂f/∂W = g ⊗ x and ∂f/∂b = g, so a row of one over an entry of the other *is* x. A sample-wise Jacobian
@@ -188,15 +188,11 @@ def gaussian_prior(public: Tensor) -> Prior:
 
 def lift(z: Tensor, projection: Projection, public: Tensor, noise: float = 1e-4) -> Tensor:
     """x [n, d1] behind z = scale·x P given P: the posterior mean under the Gaussian of public inputs, which is
-    ridge regression with their covariance. Standardised rows have lost their mean and size, and are given public ones.
+    ridge regression with their covariance.
     """
     P = projection.matrix.double() * projection.scale
     mean, covariance = gaussian_prior(public)
     z = z.double()
-    if projection.standardize:
-        typical = public.flatten(1).double() @ P
-        centred = typical - typical.mean(1, keepdim=True)
-        z = z * centred.square().mean(1).sqrt().mean() + typical.mean()
     gain = covariance @ P
     inner = P.T @ gain
     inner = inner + noise * inner.diagonal().mean() * torch.eye(len(inner), dtype=torch.float64)

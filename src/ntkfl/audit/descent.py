@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -11,28 +10,6 @@ from torch import Tensor
 Loss = Callable[[Tensor], Tensor]  # x [n, m] -> one number a row, [n]
 _ARMIJO, _SHORTER, _TRIES = 1e-4, 0.3, 5
 _STILL = 1e-5  # a step that lowers a row by less than this part of where it began ends it
-
-
-def minimise(loss: Loss, start: Tensor, steps: int, optimiser: str = "lbfgs", lr: float = 0.1) -> tuple[Tensor, Tensor]:
-    """(x, loss) [n, m], [n] after `steps` steps from `start`: the best point of each row's way."""
-    return lbfgs(loss, start, steps) if optimiser == "lbfgs" else adam(loss, start, steps, lr)
-
-
-def adam(loss: Loss, start: Tensor, steps: int, lr: float) -> tuple[Tensor, Tensor]:
-    """Kingma and Ba 2015, the rate falling to zero along a cosine. Coordinates are independent, so rows are."""
-    x = start.clone().requires_grad_()
-    best, least = start.clone(), start.new_full((len(start),), math.inf)
-    optimiser = torch.optim.Adam([x], lr=lr)
-    for step in range(steps):
-        optimiser.param_groups[0]["lr"] = lr * 0.5 * (1 + math.cos(math.pi * step / steps))
-        optimiser.zero_grad()
-        values = loss(x)
-        values.sum().backward()  # type: ignore[no-untyped-call]
-        _keep(best, least, x.detach(), values.detach())
-        optimiser.step()
-    with torch.no_grad():
-        _keep(best, least, x.detach(), loss(x))
-    return best, least
 
 
 def lbfgs(loss: Loss, start: Tensor, steps: int, history: int = 10) -> tuple[Tensor, Tensor]:
@@ -109,8 +86,3 @@ def _with_gradient(loss: Loss, x: Tensor) -> tuple[Tensor, Tensor]:
     values = loss(leaf)
     (gradient,) = torch.autograd.grad(values.sum(), leaf)
     return values.detach(), gradient
-
-
-def _keep(best: Tensor, least: Tensor, x: Tensor, values: Tensor) -> None:
-    better = values < least
-    best[better], least[better] = x[better], values[better]

@@ -1,4 +1,4 @@
-"""Attack 4a: labels, and the class mix of each client.
+"""Labels, and the class mix of each client.
 
 NTK-FL sends a label with every row. An averaging method's update tells class counts by its last bias: Wainakh et al.,
 User-Level Label Leakage from Gradients in Federated Learning, PoPETs 2022, after Zhao, Mopuri, Bilen, iDLG, 2020. A
@@ -34,28 +34,30 @@ def mix(labels: Tensor, classes: int) -> Tensor:
     return torch.bincount(labels, minlength=classes).double() / max(1, len(labels))
 
 
+def last_bias(capture: Capture) -> slice | None:
+    """Where the weights end with a bias of one entry per class; None where they do not."""
+    name, last = list(column_slices(trainable(capture.task.model)).items())[-1]
+    return last if name.endswith("bias") and last.stop - last.start == capture.task.outputs else None
+
+
 def attack(capture: Capture, seed: int = 0) -> list[Finding]:
     """By the aggregator: labels row by row, and each client's class mix. Empty where targets are no classes."""
-    classes = capture.task.outputs
     if capture.truth[0][1].is_floating_point() or capture.task.loss != "ce":
         return []
-    truth = torch.stack([mix(y, classes) for _, y in capture.truth])
-    even = torch.full_like(truth, 1 / classes)
     if sends_rows(capture):
-        return _from_rows(capture, truth, even)
-    found = infer_mix(capture, seed)
-    return [] if found is None else [_mixes(found, truth, even, "the last bias of each client's update")]
+        return _from_rows(capture)
+    shares = infer_mix(capture, seed)
+    if shares is None:
+        return []
+    return [mix_finding("class mix of clients", "aggregator", shares, [y for _, y in capture.truth])]
 
 
 def infer_mix(capture: Capture, seed: int = 0) -> Tensor | None:
     """Class shares [clients, classes] from averaging updates; None where they do not come as weights with a bias."""
-    task, updates = capture.task, local_updates(capture)
-    if not updates or capture.public is None:
+    task, updates, last = capture.task, local_updates(capture), last_bias(capture)
+    if not updates or last is None or capture.public is None:
         return None
     w = capture.weights
-    name, last = list(column_slices(trainable(task.model)).items())[-1]
-    if not name.endswith("bias") or last.stop - last.start != task.outputs:
-        return None
     moved = torch.stack([update.weights[last] - w[last] for update in updates]).double()
     public, labels = capture.public
     x = (public if capture.projection is None else capture.projection(public)).to(w)
@@ -84,28 +86,23 @@ def _client(i: int, shares: Tensor, pools: list[Tensor], x: Tensor, labels: Tens
     return ClientRound(i, x[rows], labels[rows], Randomness.simulated(i))
 
 
-def _from_rows(capture: Capture, truth: Tensor, even: Tensor) -> list[Finding]:
-    classes = capture.task.outputs
+def _from_rows(capture: Capture) -> list[Finding]:
+    classes, clients = capture.task.outputs, [y for _, y in capture.truth]
     sent, true = rows_of(capture).labels, capture.aligned()[1]
     right = float((sent == true).double().mean())
     says = f"Labels travel with their rows: {right:.0%} of them are read off."
     if capture.method.shuffle:
-        shares = mix(sent, classes).expand(len(capture.cohort), -1)
-        by = "the round's mix for everybody, since rows are shuffled"
+        shares = mix(sent, classes).expand(len(clients), -1)
     else:
-        parts = torch.split(sent, [len(y) for _, y in capture.truth])
-        shares, by = torch.stack([mix(part, classes) for part in parts]), "the labels each client sent"
-    rows = Finding(
-        "labels of rows", "aggregator", "the label of each row", "accuracy", (right,), 1 / classes, 1.0, says
-    )
-    return [rows, _mixes(shares, truth, even, by)]
+        shares = torch.stack([mix(part, classes) for part in torch.split(sent, [len(y) for y in clients])])
+    rows = Finding("labels of rows", "aggregator", "labels", "accuracy", (right,), 1 / classes, 1.0, says)
+    return [rows, mix_finding("class mix of clients", "aggregator", shares, clients)]
 
 
-def _mixes(shares: Tensor, truth: Tensor, even: Tensor, by: str) -> Finding:
+def mix_finding(attack: str, role: str, shares: Tensor, labels: list[Tensor]) -> Finding:
+    """Class shares [m, classes] against those of `labels`; the guess is that all classes are as frequent."""
+    truth = torch.stack([mix(y, shares.shape[1]) for y in labels])
     values = overlap(shares, truth)
-    present, claimed = truth > 0, shares > 1 / (2 * _SAMPLES)
-    guess = float(overlap(even, truth).mean())
-    says = f"A client's class mix is known to {float(values.mean()):.0%} (an even guess: {guess:.0%}), by {by}."
-    details = {"classes rightly called present or absent": float((present == claimed).double().mean())}
-    name, what = "class mix of clients", "each client's class shares"
-    return Finding(name, "aggregator", what, "overlap", tuple(values.tolist()), guess, 1.0, says, details=details)
+    guess = float(overlap(torch.full_like(truth, 1 / shares.shape[1]), truth).mean())
+    says = f"The class mix is known to {float(values.mean()):.0%} (an even guess: {guess:.0%})."
+    return Finding(attack, role, "labels", "overlap", tuple(values.tolist()), guess, 1.0, says)

@@ -24,6 +24,11 @@ def ssim(original: Tensor, recovered: Tensor) -> Tensor:
     return values.reshape(len(original))
 
 
+def best_ssim(originals: Tensor, candidates: Tensor) -> Tensor:
+    """Of each original [n, C, H, W], its SSIM to whichever candidate [m, C, H, W] is most like it, [n]."""
+    return torch.stack([ssim(x.expand_as(candidates), candidates).max() for x in originals])
+
+
 def psnr(original: Tensor, recovered: Tensor) -> Tensor:
     """Peak signal-to-noise ratio in decibels, [n]; at most 100, which is equality to about float32's precision."""
     error = (original - recovered.nan_to_num().clamp(0, 1)).double().square().flatten(1).mean(1)
@@ -37,20 +42,11 @@ def relative_error(original: Tensor, recovered: Tensor) -> Tensor:
     return torch.div(difference, size)
 
 
-def best_ssim(originals: Tensor, candidates: Tensor) -> Tensor:
-    """Of each original [n, C, H, W], its SSIM to whichever candidate [m, C, H, W] is most like it, [n]."""
-    return torch.stack([ssim(x.expand_as(candidates), candidates).max() for x in originals])
-
-
-def class_means(x: Tensor, y: Tensor) -> dict[int, Tensor]:
-    """The mean input of every label: what somebody who knows labels and public data alone would answer."""
-    return {c: x[y == c].mean(0) for c in sorted(set(y.tolist()))}
-
-
 def guesses(public: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
     """The public mean input of each label in `labels`, [n, ...]; of all where a label is unknown."""
     x, y = public
+    everything = x.mean(0)
     if y.is_floating_point():
-        return x.mean(0).expand(len(labels), *x.shape[1:])
-    means, everything = class_means(x, y), x.mean(0)
+        return everything.expand(len(labels), *x.shape[1:])
+    means = {c: x[y == c].mean(0) for c in sorted(set(y.tolist()))}
     return torch.stack([means.get(int(c), everything) for c in labels])

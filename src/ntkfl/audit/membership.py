@@ -1,8 +1,8 @@
-"""Attack 5: was this record among those trained on?
+"""Who took part: was this record among those trained on? By the loss at weights, and by looking it up among rows.
 
 Yeom et al., Privacy Risk in Machine Learning: Analyzing the Connection to Overfitting, CSF 2018: members have a lower
-loss. Salem et al., ML-Leaks, NDSS 2019: and a more confident prediction, for attackers without the label. What counts
-is success at few false alarms: Carlini et al., Membership Inference Attacks From First Principles, S&P 2022.
+loss. What counts is success at few false alarms: Carlini et al., Membership Inference Attacks From First Principles,
+S&P 2022. What sums tell of members is in `sums.py`.
 
 Members and others are compared class by class in equal numbers: clients' classes are skewed, and a loss that only tells
 the class would otherwise look like one that tells members. Thresholds come from one half of the records, the advantage
@@ -12,7 +12,6 @@ from the other, so that a model that knows nothing scores zero and not the best 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,58 +25,42 @@ from ntkfl.data import Federated
 from ntkfl.methods import Task
 
 FALSE_ALARMS = (0.001, 0.01)
+_TRIALS = 5  # draws of records and of halves, an advantage each
+_ASKED = 500  # records that are looked up among rows
 Records = tuple[Tensor, Tensor]  # x as the network takes it, y
 
 
-@dataclass(frozen=True)
-class Roc:
-    """Scores of members and of others, larger for more likely members; both sorted downwards."""
-
-    members: Tensor
-    others: Tensor
-
-    @staticmethod
-    def of(members: Tensor, others: Tensor) -> Roc:
-        return Roc(members.double().sort(descending=True).values, others.double().sort(descending=True).values)
-
-    def rates(self, thresholds: Tensor) -> tuple[Tensor, Tensor]:
-        """(true positives, false positives) as parts, of those whose score is at least each threshold."""
-        true, false = (
-            (own.unsqueeze(0) >= thresholds.unsqueeze(1)).double().mean(1) for own in (self.members, self.others)
-        )
-        return true, false
-
-    def recall(self, false_alarms: float) -> float:
-        """The largest part of members found with at most this part of others taken for members."""
-        allowed = int(false_alarms * len(self.others) + 1e-9)
-        # Above the score of the first one too many: equal scores cannot be told apart, so ties count against.
-        return float((self.members > self.others[allowed]).double().mean()) if allowed < len(self.others) else 1.0
-
-    def area(self) -> float:
-        """The chance that a member scores above another record, ties counting half."""
-        others = self.others.sort().values
-        below, up_to = (int(torch.searchsorted(others, self.members, right=ties).sum()) for ties in (False, True))
-        return (below + up_to) / 2 / (len(self.members) * len(self.others))
-
-    def curve(self, points: int = 40) -> list[tuple[float, float]]:
-        """(false positives, true positives) at `points` rates of false positives, denser towards zero."""
-        at = torch.logspace(-3, 0, points)
-        return [(round(float(f), 5), round(self.recall(float(f)), 5)) for f in at]
-
-
 def advantage(members: Tensor, others: Tensor, seed: int) -> float:
-    """True less false positives on one half of the records, at the threshold best on the other half."""
+    """True less false positives on one half of the scores, at the threshold best on the other half."""
     draws = torch.Generator().manual_seed(seed)
-    halves = [own[torch.randperm(len(own), generator=draws)].tensor_split(2) for own in (members, others)]
-    learn, judge = Roc.of(halves[0][0], halves[1][0]), Roc.of(halves[0][1], halves[1][1])
-    ordered = torch.cat([learn.members, learn.others]).sort().values
+    halves = [own[torch.randperm(len(own), generator=draws)].double().tensor_split(2) for own in (members, others)]
+    (learn_members, judge_members), (learn_others, judge_others) = halves
+    ordered = torch.cat([learn_members, learn_others]).sort().values
     thresholds = (ordered[1:] + ordered[:-1]) / 2
     if len(thresholds) > 500:
         thresholds = thresholds[torch.linspace(0, len(thresholds) - 1, 500).long()]
-    true, false = learn.rates(thresholds)
-    best = thresholds[(true - false).argmax()].unsqueeze(0)
-    true, false = judge.rates(best)
-    return float(true - false)
+
+    def gain(members: Tensor, others: Tensor, thresholds: Tensor) -> Tensor:
+        true, false = ((own >= thresholds.unsqueeze(1)).double().mean(1) for own in (members, others))
+        return true - false
+
+    best = thresholds[gain(learn_members, learn_others, thresholds).argmax()].unsqueeze(0)
+    return float(gain(judge_members, judge_others, best))
+
+
+def recall(members: Tensor, others: Tensor, false_alarms: float) -> float:
+    """The largest part of members found with at most this part of others taken for members."""
+    allowed = int(false_alarms * len(others) + 1e-9)
+    # Above the score of the first one too many: equal scores cannot be told apart, so ties count against.
+    ordered = others.sort(descending=True).values
+    return float((members > ordered[allowed]).double().mean()) if allowed < len(others) else 1.0
+
+
+def area(members: Tensor, others: Tensor) -> float:
+    """The chance that a member scores above another record, ties counting half."""
+    ordered = others.sort().values
+    below, up_to = (int(torch.searchsorted(ordered, members, right=ties).sum()) for ties in (False, True))
+    return (below + up_to) / 2 / (len(members) * len(others))
 
 
 def matched(members: Records, others: Records, seed: int) -> tuple[Records, Records]:
@@ -95,64 +78,39 @@ def matched(members: Records, others: Records, seed: int) -> tuple[Records, Reco
     return (members[0][first], members[1][first]), (others[0][second], others[1][second])
 
 
-def scores(task: Task, weights: Tensor, records: Records) -> dict[str, Tensor]:
-    """What each rule says of every record, larger for members."""
-    outputs = task.predict(weights, records[0])
-    found = {"loss": -task.losses(outputs, records[1])}
-    if task.loss == "ce":
-        found["confidence"] = outputs.softmax(1).amax(1)
-    return found
-
-
-def infer(
-    task: Task,
-    weights: Tensor,
-    members: Records,
-    others: Records,
-    *,
-    role: str,
-    on: str,
-    seed: int = 0,
-    trials: int = 5,
+def by_loss(
+    task: Task, weights: Tensor, members: Records, others: Records, *, role: str, on: str, seed: int = 0
 ) -> list[Finding]:
-    """Each rule against one set of weights; one advantage for each of `trials` draws of records and halves."""
-    values: dict[str, list[float]] = {}
-    details: dict[str, dict[str, Any]] = {}
-    for trial in range(trials):
-        known, unknown = matched(members, others, seed + trial)
-        if len(known[1]) < 4:
+    """Whether weights [d] fit a record better than others; none of too few records."""
+    scores = []
+    for trial in range(_TRIALS):
+        pair = matched(members, others, seed + trial)
+        if len(pair[0][1]) < 4:
             return []
-        a, b = scores(task, weights, known), scores(task, weights, unknown)
-        for rule in a:
-            values.setdefault(rule, []).append(advantage(a[rule], b[rule], seed + trial))
-            if trial == 0:
-                details[rule] = _details(Roc.of(a[rule], b[rule]))
-    return [_finding(f"membership by {rule}, {on}", role, tuple(v), details[rule]) for rule, v in values.items()]
+        scores.append([-task.losses(task.predict(weights, x), y) for x, y in pair])
+    values = tuple(advantage(a, b, seed + trial) for trial, (a, b) in enumerate(scores))
+    return [_finding(f"membership by loss, {on}", role, values, _details(*scores[0]))]
 
 
-def attack(capture: Capture, seed: int = 0, *, members: Records | None = None) -> list[Finding]:
-    """By the curious aggregator: on the round's own new weights, on clients' local models where it receives such, and
-    on the rows, where it can look a record up. With a projection it needs a client's help to ask about a record.
+def by_scores(attack: str, role: str, members: Tensor, others: Tensor, seed: int) -> Finding:
+    """Scores of members and of others, larger for members, as a finding."""
+    values = tuple(advantage(members, others, seed + trial) for trial in range(_TRIALS))
+    return _finding(attack, role, values, _details(members, others))
 
-    `members` are records of earlier rounds, for the weights that were broadcast; the round's own without them.
+
+def attack(capture: Capture, seed: int = 0) -> list[Finding]:
+    """By the curious aggregator: on the weights that the round ended with, on clients' local models where it receives
+    such, and on the rows, where it can look a record up. With a projection it needs help to ask about a record.
     """
     if capture.public is None or capture.method.shows == "samples":  # of which it has all
         return []
-    own = (torch.cat([x for x, _ in capture.truth]), torch.cat([y for _, y in capture.truth]))
-    public, labels = capture.public
-    others = ((public if capture.projection is None else capture.projection(public)).to(own[0]), labels)
-    role = "aggregator" if capture.projection is None else "aggregator+client"
-    found = []
-    if members is not None:
-        found += infer(capture.task, capture.weights, members, others, role=role, on="broadcast weights", seed=seed)
-    after = new_weights(capture)
-    if after is not None:
-        found += infer(capture.task, after, own, others, role=role, on="the round's new weights", seed=seed)
+    role = "aggregator" if capture.projection is None else "aggregator+insider"
+    own, others = _records(capture), (asked(capture, capture.public[0]), capture.public[1])
+    after = capture.after.to(capture.weights)
+    found = by_loss(capture.task, after, own, others, role=role, on="the round's new weights", seed=seed)
     if sends_rows(capture):
-        found += _in_rows(capture, own, others, role, seed)
-    elif not capture.method.shuffle:
-        found += _on_local_models(capture, others, role, seed)
-    return found
+        return found + _in_rows(capture, own, others, role, seed)
+    return found + _on_local_models(capture, others, role, seed)
 
 
 def on_final_model(
@@ -163,66 +121,50 @@ def on_final_model(
     """
     if capture.public is None:
         return []
-
-    def asked(x: Tensor) -> Tensor:
-        placed = x.to(capture.weights) if x.is_floating_point() else x
-        return placed if capture.projection is None else capture.projection(placed)
-
     batches = [fed.client(i) for i in clients]
-    members = asked(torch.cat([x for x, _ in batches])), torch.cat([y for _, y in batches])
-    others = asked(capture.public[0]), capture.public[1]
+    members = asked(capture, torch.cat([x for x, _ in batches])), torch.cat([y for _, y in batches])
+    others = asked(capture, capture.public[0]), capture.public[1]
     final = final.to(capture.weights)
-    return infer(capture.task, final, members, others, role="outsider", on="the final model", seed=seed)
+    return by_loss(capture.task, final, members, others, role="outsider", on="the final model", seed=seed)
 
 
-def new_weights(capture: Capture) -> Tensor | None:
-    """What the round ended with, by its messages, or as it was played; None where neither tells."""
-    ended = capture.method.ends_with(capture.weights, capture.uploads, capture.candidates, capture.losses)
-    return capture.after if ended is None else ended
+def asked(capture: Capture, x: Tensor) -> Tensor:
+    """Raw inputs as the network takes them."""
+    placed = x.to(capture.weights) if x.is_floating_point() else x
+    return placed if capture.projection is None else capture.projection(placed)
+
+
+def _records(capture: Capture) -> Records:
+    return torch.cat([x for x, _ in capture.truth]), torch.cat([y for _, y in capture.truth])
 
 
 def _on_local_models(capture: Capture, others: Records, role: str, seed: int) -> list[Finding]:
     """Each client's own model, which the aggregator receives: one advantage a client."""
-    updates = local_updates(capture)
-    if not updates:
-        return []
     values = []
-    for update, own in zip(updates, capture.truth, strict=True):
-        known, unknown = matched(own, others, seed)
-        a, b = (scores(capture.task, update.weights, records)["loss"] for records in (known, unknown))
+    for update, own in zip(local_updates(capture), capture.truth, strict=False):
+        a, b = (-capture.task.losses(capture.task.predict(update.weights, x), y) for x, y in matched(own, others, seed))
         values.append(advantage(a, b, seed))
-    return [_finding("membership by loss, each client's model", role, tuple(values), {})]
+    return [_finding("membership by loss, each client's model", role, tuple(values), {})] if values else []
 
 
 def _in_rows(capture: Capture, own: Records, others: Records, role: str, seed: int) -> list[Finding]:
     """Look a record up among the inputs recovered from rows: the nearer the nearest, the likelier a member."""
-    rows = rows_of(capture)
-    recovered = seen_inputs(capture, rows)
+    recovered = seen_inputs(capture, rows_of(capture))
     if recovered is None:
         return []
-    known, unknown = matched(own, others, seed)
-    few = min(len(known[1]), 500)
-    draws = torch.Generator().manual_seed(seed)
-    some = torch.randperm(len(known[1]), generator=draws)[:few]
-    asked = (x[some].flatten(1) for x, _ in (known, unknown))
-    a, b = (-distances(recovered, Inputs(x, torch.ones_like(x, dtype=torch.bool))).amin(0) for x in asked)
+    pair = matched(own, others, seed)
+    some = torch.randperm(len(pair[0][1]), generator=torch.Generator().manual_seed(seed))[:_ASKED]
+    wanted = (x[some].flatten(1) for x, _ in pair)
+    a, b = (-distances(recovered, Inputs(x, torch.ones_like(x, dtype=torch.bool))).amin(0) for x in wanted)
     return [by_scores("membership by looking rows up", role, a, b, seed)]
 
 
-def by_scores(attack: str, role: str, members: Tensor, others: Tensor, seed: int) -> Finding:
-    """Scores of members and of others, larger for members, as a finding: one advantage for each of five draws."""
-    values = tuple(advantage(members, others, seed + trial) for trial in range(5))
-    return _finding(attack, role, values, _details(Roc.of(members, others)))
-
-
-def _details(roc: Roc) -> dict[str, Any]:
-    low = {f"TPR at {rate:.1%} FPR": roc.recall(rate) for rate in FALSE_ALARMS}
-    return {**low, "AUC": roc.area(), "members": len(roc.members), "ROC": roc.curve()}
+def _details(members: Tensor, others: Tensor) -> dict[str, Any]:
+    low = {f"TPR at {rate:.1%} FPR": recall(members, others, rate) for rate in FALSE_ALARMS}
+    return {**low, "AUC": area(members, others), "members": len(members)}
 
 
 def _finding(attack: str, role: str, values: tuple[float, ...], details: dict[str, Any]) -> Finding:
     mean = sum(values) / len(values)
     says = f"Members are told from others with an advantage of {mean:.3f} (0 is guessing, 1 is certainty)."
-    return Finding(
-        attack, role, "whether a record was trained on", "advantage", values, 0.0, 1.0, says, details=details
-    )
+    return Finding(attack, role, "who was trained on", "advantage", values, 0.0, 1.0, says, details)

@@ -1,14 +1,13 @@
-"""The audit as one page: a verdict a role, every finding, the pictures. Self-contained: it loads nothing."""
+"""The audit as one page: a verdict a role, every finding. Self-contained: it loads nothing."""
 
 from __future__ import annotations
 
-import base64
 from html import escape
 from pathlib import Path
 
 from ntkfl.atomic import write_atomically
 from ntkfl.audit.finding import ROLES, Finding
-from ntkfl.audit.study import Study, judged
+from ntkfl.audit.study import Study
 
 _STYLE = """
 :root{color-scheme:light dark;--ink:#1b2126;--soft:#5d6872;--line:#d9dfe4;--back:#fff;--card:#f6f8f9;
@@ -21,76 +20,58 @@ p{margin:.3rem 0}.soft{color:var(--soft);font-size:.9rem}.role{background:var(--
 border-radius:6px;padding:.7rem 1rem;margin:.6rem 0}.role b{display:block}.wide{overflow-x:auto}
 table{border-collapse:collapse;width:100%;font-size:.88rem}th,td{text-align:left;padding:.35rem .6rem;
 border-bottom:1px solid var(--line);vertical-align:top}td.n{text-align:right;white-space:nowrap;
-font-variant-numeric:tabular-nums}.bad{color:var(--bad)}.some{color:var(--some)}.good{color:var(--good)}
-.role.bad{border-color:var(--bad);color:inherit}.role.some{border-color:var(--some);color:inherit}
-.role.good{border-color:var(--good);color:inherit}img{max-width:100%;background:#fff;border-radius:6px}
+font-variant-numeric:tabular-nums}.role.bad{border-color:var(--bad)}.role.some{border-color:var(--some)}
+.role.good{border-color:var(--good)}
 """
 
 
-def write_page(study: Study, title: str, path: Path, grid: Path | None) -> Path:
-    """Write the page to `path`; `grid` is a PNG to put into it."""
+def write_page(study: Study, title: str, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, render(study, title, grid.read_bytes() if grid else None).encode())
+    write_atomically(path, render(study, title).encode())
     return path
 
 
-def render(study: Study, title: str, picture: bytes | None) -> str:
-    capture = study.capture
+def render(study: Study, title: str) -> str:
     roles = "".join(
-        f'<div class="role {_tone(study, role)}"><b>{escape(name[0].upper() + name[1:])}</b>'
-        f'<p>{escape(_sentence(study.verdicts[role]))}</p><p class="soft">Sees {escape(study.sees[role])}</p></div>'
+        f'<div class="role {_tone(study, role)}"><b>{escape(_sentence(name))}</b>'
+        f"<p>{escape(_sentence(study.verdicts[role]))}</p></div>"
         for role, name in ROLES.items()
     )
     rows = "".join(_row(finding) for finding in study.findings)
-    image = (
-        ""
-        if picture is None
-        else f'<img alt="originals and reconstructions" src="data:image/png;base64,{_text(picture)}">'
-    )
     settings = ", ".join(f"{name} {value}" for name, value in study.settings.items())
     return f"""<!doctype html><html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title>
 <style>{_STYLE}</style></head><body>
 <h1>{escape(title)}</h1>
-<p class="soft">Round {capture.round}, {len(capture.cohort)} clients. {escape(settings)}</p>
+<p class="soft">Round {study.capture.round}, {len(study.capture.cohort)} clients. {escape(settings)}</p>
 <h2>What each role learns</h2>{roles}
 <h2>Every attack</h2>
 <div class="wide"><table><thead><tr><th>attack</th><th>role</th><th>recovers</th><th>measure</th><th>value</th>
-<th>a guess</th><th>without defences</th><th>so it is</th></tr></thead><tbody>{rows}</tbody></table></div>
-<p class="soft">Values are means ± standard deviation over trials (pictures, rows or seeds). “Stopped”, “reduced” and
-“unchanged” compare with the same attack on the same task with every stage of hiding switched off.</p>
-{"<h2>Pictures</h2>" + image if image else ""}
+<th>a guess</th></tr></thead><tbody>{rows}</tbody></table></div>
+<p class="soft">Values are means ± standard deviation over trials (pictures, rows or seeds).</p>
 </body></html>
 """
 
 
 def _row(finding: Finding) -> str:
-    without = "–" if finding.reference is None else f"{finding.reference:.2f}"
-    tone = {"stopped": "good", "reduced": "some", "unchanged": "bad"}.get(finding.verdict or "", "")
-    words = finding.verdict or "–"
     cells = (finding.attack, ROLES[finding.role], finding.recovers, finding.measure)
-    numbers = (f"{finding.mean:.3f} ± {finding.spread:.3f}", f"{finding.guess:.2f}", without)
+    numbers = (f"{finding.mean:.3f} ± {finding.spread:.3f}", f"{finding.guess:.2f}")
     return (
         f'<tr title="{escape(finding.says, quote=True)}">'
         + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
         + "".join(f'<td class="n">{cell}</td>' for cell in numbers)
-        + f'<td class="{tone}">{words}</td></tr>'
+        + "</tr>"
     )
 
 
 def _tone(study: Study, role: str) -> str:
     """How bad a role's worst is; a role without any attack has no content, but for a pair that opens masks."""
-    if role == "aggregator+shuffler" and study.capture.unmasked_by_pair:
+    if role == "aggregator+shuffler" and study.capture.masked:
         return "bad"
-    curious = judged(study.findings)
-    own = [f for f in curious if f.role == role or (role.startswith("aggregator+") and f.role == "aggregator")]
+    own = [f for f in study.findings if f.role == role or (role.startswith("aggregator+") and f.role == "aggregator")]
     worst = max((f.success for f in own), default=0.0)
     return "bad" if worst >= 0.5 else "some" if worst >= 0.1 else "good"
 
 
 def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def _text(picture: bytes) -> str:
-    return base64.b64encode(picture).decode()

@@ -1,9 +1,11 @@
-"""What clients sent as the aggregator has it, decoded and nothing else: rows (Jacobians, outputs, labels), or sums."""
+"""What clients sent as the aggregator has it, decoded and nothing else: rows, local models, or sums over samples."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 import torch
 from torch import Tensor
@@ -15,7 +17,7 @@ from ntkfl.methods.whitening import is_whitening, read_whitening
 from ntkfl.privacy.sum_noise import COUNT, GRAINS
 from ntkfl.tangent import Jacobian, Sums, concatenate
 from ntkfl.tangent.clipping import whitened
-from ntkfl.tangent.sums import GRADIENT, REST, SAMPLES, Shaped
+from ntkfl.tangent.sums import GRADIENT, REST, SAMPLES
 from ntkfl.wire import Message
 
 
@@ -34,23 +36,6 @@ def sends_rows(capture: Capture) -> bool:
     return capture.method.shows == "rows"
 
 
-def local_updates(capture: Capture, clients: int | None = None) -> list[LocalUpdate]:
-    """What the first clients' replies tell of their local models; none where they do not, or not of all."""
-    if capture.method.shows != "updates":
-        return []
-    replies, w = capture.uploads[:clients], capture.weights
-    updates = [capture.method.local_update(reply, w) for reply in replies]
-    known = [update for update in updates if update is not None]
-    return known if len(known) == len(replies) else []
-
-
-def spread(capture: Capture, count: int) -> list[int]:
-    """`count` rows of a round, evenly spread over it, so that few of them are one client's."""
-    total = sum(len(y) for _, y in capture.truth)
-    count = min(count, total)
-    return [i * total // count for i in range(count)]
-
-
 def rows_of(capture: Capture, wanted: Sequence[int] | None = None) -> ReceivedRows:
     """The rows `wanted` (places in the round, ascending; all if None)."""
     at, parts = 0, []
@@ -65,22 +50,28 @@ def rows_of(capture: Capture, wanted: Sequence[int] | None = None) -> ReceivedRo
     return ReceivedRows(concatenate(list(Js)), *(torch.cat(t) for t in tensors))
 
 
-def _noisy(capture: Capture, reply: Message, exact: Tensor) -> Sums:
-    """The integers of `private-sums` as a gradient and a count, with the public whitening taken back."""
-    clip = capture.method.clip
-    assert clip is not None
-    gradient, broadcast = reply.take(GRADIENT, None, exact) * clip / GRAINS, capture.broadcast
-    sent = {name: broadcast.take(name, None, exact) for name in broadcast.arrays if is_whitening(name)}
-    like, damping = capture.task.like.to(exact), capture.method.model_dump().get("damping", 0.0)
-    inverse = {layer: torch.linalg.inv(P) for layer, P in read_whitening(sent, like, damping).items()}
-    count = reply.take(SAMPLES).reshape(()).to(exact) / COUNT
-    return Sums({GRADIENT: whitened(gradient, inverse), SAMPLES: count})
+def spread(capture: Capture, count: int) -> list[int]:
+    """`count` rows of a round, evenly spread over it, so that few of them are one client's."""
+    total = sum(len(y) for _, y in capture.truth)
+    count = min(count, total)
+    return [i * total // count for i in range(count)]
+
+
+def local_updates(capture: Capture) -> list[LocalUpdate]:
+    """What clients' replies tell of their local models; none where they do not, where a shuffler mixes them, or where
+    masks hide them.
+    """
+    if capture.method.shows != "updates" or capture.senders is not None or capture.masked:
+        return []
+    updates = [capture.method.local_update(reply, capture.weights) for reply in capture.uploads]
+    known = [update for update in updates if update is not None]
+    return known if len(known) == len(updates) else []
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A sum as somebody has it, `resolution` being the part of an entry that rounding leaves unsure; and, for scoring
-    only, the records behind it: x [n, d1] as the network takes it, y.
+class ReceivedSums:
+    """Sums as somebody has them, in float64, `resolution` being the part of an entry that rounding leaves unsure; and,
+    for scoring only, the records behind them: x [n, d1] as the network takes it, y.
     """
 
     sums: Sums
@@ -96,41 +87,65 @@ class Seen:
     def gradient(self) -> Tensor:
         return self.sums.arrays[GRADIENT]
 
-    def layer(self, weight: int) -> Shaped | None:
-        """What the sums hold of the layer whose weights begin at this column."""
-        return next((shaped for shaped in self.layers() if shaped.layer.weight[0] == weight), None)
-
-    def layers(self) -> list[Shaped]:
-        """As the sums describe them; none where they are a gradient alone."""
-        return self.sums.layers() if any("/" in name for name in self.sums.arrays) else []
-
     def factor(self, layer: LinearLayer) -> Tensor | None:
         """A linear layer's Σ v vᵀ [m, m] with v = [input, 1]; None where it did not come whole."""
-        shaped = self.layer(layer.weight.start)
+        layers = self.sums.layers() if any("/" in name for name in self.sums.arrays) else []
+        shaped = next((shaped for shaped in layers if shaped.layer.weight[0] == layer.weight.start), None)
         if shaped is None or shaped.inputs is None or shaped.inputs.form or layer.bias is None:
             return None
         A = shaped.inputs.square()[0]
         return A if float(A[-1, -1]) > 0.5 else None  # zeros stand for one that was sent before
 
+    def __add__(self, other: ReceivedSums) -> ReceivedSums:
+        x, y = torch.cat([self.x, other.x]), torch.cat([self.y, other.y])
+        return ReceivedSums(self.sums + other.sums, self.resolution, x, y)
 
-def sums_of(capture: Capture, reply: Message) -> tuple[Sums, float] | None:
-    """A reply as sums over its samples, in float64, and the part of an entry that rounding leaves unsure.
 
-    Asked of the message: sums as they are, or a locally trained model, whose way from the broadcast weights is taken
-    for one long step along the gradient. None where the reply is neither.
+def sums_of(capture: Capture) -> list[ReceivedSums]:
+    """Each client's; none where replies are no sums."""
+    order = capture.senders if capture.senders is not None else capture.cohort
+    found = []
+    for sender, reply in zip(order, capture.uploads, strict=False):
+        read = _read_sums(capture, reply)
+        if read is None:
+            return []
+        x, y = capture.truth[capture.cohort.index(sender)]
+        found.append(ReceivedSums(*read, x.flatten(1), y))
+    return found
+
+
+def total_of(clients: Sequence[ReceivedSums]) -> ReceivedSums:
+    """What a secure sum leaves."""
+    return reduce(add, clients)
+
+
+def _read_sums(capture: Capture, reply: Message) -> tuple[Sums, float] | None:
+    """A reply as sums over its samples and their resolution: sums as they are, or a locally trained model, whose way
+    from the broadcast weights is taken for one long step along the gradient. None where the reply is neither.
     """
     exact = capture.task.like.new_empty(0, dtype=torch.float64, device="cpu")
     if SAMPLES not in reply.arrays or reply.arrays[SAMPLES].numel() != 1:
         return None
     samples = reply.take(SAMPLES).reshape(()).to(exact)
     if GRADIENT in reply.arrays and not reply.arrays[GRADIENT].is_floating_point():
-        return _noisy(capture, reply, exact), 2.0**-23
+        return _read_private(capture, reply, exact), 2.0**-23
     if GRADIENT in reply.arrays:
         names = [name for name in reply.arrays if name in (GRADIENT, REST) or "/" in name]
         rounding = 2.0**-11 if reply.arrays[GRADIENT].dtype == torch.float16 else 2.0**-23
         return Sums({name: reply.take(name, None, exact) for name in names} | {SAMPLES: samples}), rounding
-    if not capture.method.trains_locally or "weights" not in reply.arrays:
+    update = capture.method.local_update(reply, capture.weights) if capture.method.shows == "updates" else None
+    if update is None:
         return None
-    options = capture.method.model_dump()
-    way = capture.weights.to(exact) - reply.take("weights", tuple(capture.task.like.shape), exact)
-    return Sums({GRADIENT: way * samples / (options["lr"] * options["local_steps"]), SAMPLES: samples}), 2.0**-20
+    way = (capture.weights - update.weights).to(exact)
+    return Sums({GRADIENT: way * samples / (update.lr * update.steps), SAMPLES: samples}), 2.0**-20
+
+
+def _read_private(capture: Capture, reply: Message, exact: Tensor) -> Sums:
+    """The integers of `private-sums` as a gradient and a count, with the public whitening taken back."""
+    clip = float(capture.method.model_dump()["clip"])
+    gradient, broadcast = reply.take(GRADIENT, None, exact) * clip / GRAINS, capture.broadcast
+    sent = {name: broadcast.take(name, None, exact) for name in broadcast.arrays if is_whitening(name)}
+    like, damping = capture.task.like.to(exact), capture.method.model_dump().get("damping", 0.0)
+    inverse = {layer: torch.linalg.inv(P) for layer, P in read_whitening(sent, like, damping).items()}
+    count = reply.take(SAMPLES).reshape(()).to(exact) / COUNT
+    return Sums({GRADIENT: whitened(gradient, inverse), SAMPLES: count})

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ntkfl.cli.stopping import stoppable, stopped_by
-from ntkfl.cli.verbs import AllowCode, LogFormat, LogLevel, Metrics
+from ntkfl.cli.verbs import AllowCode, LogFormat, LogLevel
 
 
 def aggregate(
@@ -17,7 +17,6 @@ def aggregate(
     allow_code: AllowCode = False,
     log_format: LogFormat = "plain",
     log_level: LogLevel = "info",
-    metrics: Metrics = None,
 ) -> None:
     """Run the server that trains, behind the shuffler.
 
@@ -29,11 +28,9 @@ def aggregate(
     from ntkfl.federation.server import remarks
     from ntkfl.progress import Record, RoundTable
     from ntkfl.services.log import configure_logging, log, warn
-    from ntkfl.services.metrics import serving_metrics
-    from ntkfl.services.status import STOPPED, refuse_second
+    from ntkfl.services.role_lock import role_lock
 
     configure_logging("aggregator", form=log_format, level=log_level)
-    refuse_second(folder)
     aggregator = Aggregator(folder, out, say=log, allow_code=allow_code)
     settings, as_json = aggregator.settings, log_format == "json"
     display = RoundTable(aggregator.server.method.name, settings.rounds, remarks, quiet=as_json)
@@ -46,18 +43,12 @@ def aggregate(
         display.show(record, timing)
 
     log(f"waits for {settings.clients} clients at {aggregator.federation.shuffler.aggregator_url}")
-    allowed, status = " --allow-code" if allow_code else "", aggregator.transport.status
+    allowed = " --allow-code" if allow_code else ""
 
     def stopped() -> str:
-        status.close(STOPPED, stopped_by())
         log(f"stopped by {stopped_by()}; go on with: ntkfl aggregate {folder} --out {out}{allowed}")
         return ""
 
-    with (
-        stoppable(stopped, terminable=True),
-        status.noting_problems(),
-        serving_metrics(metrics),
-        display,
-    ):
+    with role_lock(folder), stoppable(stopped, terminable=True), display:
         run = aggregator.run(on_round=show)
     display.summary(run.history, run.timings, out)

@@ -17,13 +17,12 @@ from ntkfl.cli.settings import assign
 from ntkfl.cli.stopping import stoppable
 from ntkfl.cli.verbs import ClientColumn, LabelColumn, SplitColumn
 from ntkfl.data.catalog import CATALOG, NAMES, fetch, load, locate
-from ntkfl.data.dirichlet import Dirichlet
 from ntkfl.data.federated import Federated
 from ntkfl.data.files import Columns
 from ntkfl.data.npz import deal
-from ntkfl.data.partitions import ByClient
+from ntkfl.data.partitions import ByClient, Dirichlet
 from ntkfl.data.scales import extreme_columns, shown, single_rows
-from ntkfl.data.sources import names_clients, open_dataset
+from ntkfl.data.sources import is_own, open_dataset
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.federation.build import load_data
 from ntkfl.federation.config import RunConfig
@@ -72,7 +71,7 @@ def fetch_datasets(names: Annotated[list[str], typer.Argument(help="Datasets, se
             if locate(name) is None:
                 fetch(name)
             dataset = load(name)
-            rows = f"{len(dataset):,} training and {len(dataset.test_labels):,} test rows"
+            rows = f"{len(dataset):,} training and {len(dataset.test_rows):,} test rows"
             typer.echo(f"{name}: {rows}, checked, {dataset.source}")
 
 
@@ -165,7 +164,7 @@ def _as_named(name: str, columns: Columns, clients: int | None, alpha: float | N
         found, named = load_data(config), True
     else:
         dataset = open_dataset(name, columns)
-        named = names_clients(name) and dataset.writers is not None
+        named = is_own(name) and dataset.writers is not None
         drawn = Dirichlet(4 if clients is None else clients, 0.1 if alpha is None else alpha)
         found = dataset.partition(ByClient() if named else drawn, seed=seed)
     if named and (clients, alpha) != (None, None):

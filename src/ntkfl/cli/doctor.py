@@ -12,7 +12,7 @@ from ntkfl.cli.verbs import coloured
 def doctor(
     gpu: Annotated[bool, typer.Option("--gpu", help="Fail where there is no GPU to use.")] = False,
 ) -> None:
-    """Check this machine: versions, memory, GPU, extras, data and folders.
+    """Check this machine: versions, extras, GPU and data.
 
     Ends with code 1 where something that is needed is missing. Each line that is not well says what to do.
 

@@ -193,7 +193,7 @@ def client(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The client's folder, see `ntkfl flower init`.")],
     data: Annotated[
         str,
-        typer.Option(help="FILE.npz, .csv or .parquet, a folder (idx files or pictures), or package.module:function."),
+        typer.Option(help="FILE.npz, .csv or .parquet, a folder of pictures, or package.module:function."),
     ],
     federation: Annotated[
         Path | None, typer.Option(help="A client's folder of `ntkfl keys init`: shuffled methods.")

@@ -15,7 +15,7 @@ def join(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The client's folder, see `ntkfl keys init`.")],
     data: Annotated[
         str,
-        typer.Option(help="FILE.npz, .csv or .parquet, a folder (idx files or pictures), or package.module:function."),
+        typer.Option(help="FILE.npz, .csv or .parquet, a folder of pictures, or package.module:function."),
     ],
     patience: Annotated[float, typer.Option(help="Seconds to keep asking a service that cannot be reached.")] = 60,
     label_column: LabelColumn = None,
@@ -35,29 +35,24 @@ def join(
     from ntkfl.data.files import Columns
     from ntkfl.deployment.client import ShuffledClient  # needs the extra
     from ntkfl.deployment.contract import Federation
+    from ntkfl.deployment.ledger import has_ended
     from ntkfl.services.log import configure_logging, log
-    from ntkfl.services.status import ENDED, STOPPED, StatusFile, read_status, refuse_second
+    from ntkfl.services.role_lock import role_lock
     from ntkfl.user_code import find_factory
 
     configure_logging(folder.resolve().name, form=log_format, level=log_level)
-    refuse_second(folder)
     federation = Federation.read(folder)
-    known, terms = read_status(folder) or {}, federation.terms
-    if (known.get("state"), known.get("run")) == (ENDED, f"{federation.federation}/{federation.run}"):
-        log(f"{ENDED}: there is nothing more to take part in")
+    if has_ended(folder, federation.run):
+        log("the run has ended: there is nothing more to take part in")
         return
     columns = Columns(label_column, client_column, split_column)
     allowed = columns.flags() + (" --allow-code" if allow_code else "")
-    status = StatusFile(folder, "client", state="reads its data")
 
     def stopped() -> str:
-        status.close(STOPPED, stopped_by())
         again = f"the same command takes part again: ntkfl join {folder} --data {data}{allowed}"
         log(f"stopped by {stopped_by()}; {again}")
         return ""
 
-    with stoppable(stopped, terminable=True), status.noting_problems():
-        x, y = read_own(data, terms.images, find_factory, columns)
-        status.update(state="waits for the key server")
-        client = ShuffledClient(folder, x, y, patience=patience, say=log, allow_code=allow_code, status=status)
-        client.run()
+    with role_lock(folder), stoppable(stopped, terminable=True):
+        x, y = read_own(data, federation.terms.images, find_factory, columns)
+        ShuffledClient(folder, x, y, patience=patience, say=log, allow_code=allow_code).run()

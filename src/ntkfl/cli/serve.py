@@ -37,14 +37,13 @@ def key_server(
 ) -> None:
     """The key server: enrols clients by one-time tokens, and gives them the run's secret ρ, sealed to each."""
     from ntkfl.services.http.server import Listener, serve
-    from ntkfl.services.key_server.app import collect_metrics, key_server_app  # needs the extra
+    from ntkfl.services.key_server.app import key_server_app  # needs the extra
     from ntkfl.services.key_server.store import DAY, STATE, KeyServer
     from ntkfl.services.log import configure_logging
     from ntkfl.services.metrics import serving_metrics
-    from ntkfl.services.status import STOPPED, StatusFile, refuse_second
+    from ntkfl.services.role_lock import role_lock
     from ntkfl.services.trusted_peers import TrustedPeers
 
-    refuse_second(folder)
     peers = TrustedPeers.read(folder)
     server = KeyServer.open(folder)
     if credential_days is not None:
@@ -55,10 +54,8 @@ def key_server(
     typer.echo("sees no data, no rows, no model; whoever reads that folder can attack every row of the run")
     configure_logging("key-server", form=log_format, level=log_level)
     _note_certificate(folder)
-    status = StatusFile(folder, "key-server")
-    with serving_metrics(metrics, lambda: collect_metrics(server)), status.noting_problems():
-        by = serve([Listener(key_server_app(server), *at, cert=folder / "tls.pem", key=folder / "tls-key.pem")])
-    status.close(STOPPED, by)
+    with role_lock(folder), serving_metrics(metrics):
+        serve([Listener(key_server_app(server), *at, cert=folder / "tls.pem", key=folder / "tls-key.pem")])
 
 
 @app.command("shuffler")
@@ -67,9 +64,6 @@ def shuffler(
     host: Host = None,
     port: Port = None,
     aggregator_port: Annotated[int | None, typer.Option(help="The aggregator's; else as for --port.")] = None,
-    lapse_after: Annotated[
-        int, typer.Option(min=1, help="Batches missed without a call, until a client is not waited for.")
-    ] = 2,
     held: Annotated[int, typer.Option(min=1, help="MiB of uploads in memory at once; more must wait.")] = 512,
     log_format: LogFormat = "plain",
     log_level: LogLevel = "info",
@@ -81,11 +75,10 @@ def shuffler(
     """
     from ntkfl.services.log import configure_logging
     from ntkfl.services.metrics import serving_metrics
+    from ntkfl.services.role_lock import role_lock
     from ntkfl.services.shuffler.app import STATE, serve_shuffler
-    from ntkfl.services.status import refuse_second
     from ntkfl.services.trusted_peers import TrustedPeers  # needs the extra
 
-    refuse_second(folder)
     peers = TrustedPeers.read(folder)
     at = address(peers.shuffler.url, host, port), address(peers.shuffler.aggregator_url, host, aggregator_port)
     typer.echo(f"shuffler of federation {peers.federation}, run {peers.run}")
@@ -93,8 +86,8 @@ def shuffler(
     typer.echo(f"releases no batch of fewer than {peers.shuffler.min_clients} clients; logs no names")
     configure_logging("shuffler", form=log_format, level=log_level)
     _note_certificate(folder)
-    with serving_metrics(metrics):
-        serve_shuffler(folder, *at, max_held=held << 20, lapse_after=lapse_after)
+    with role_lock(folder), serving_metrics(metrics):
+        serve_shuffler(folder, *at, max_held=held << 20)
 
 
 def _note_certificate(folder: Path) -> None:

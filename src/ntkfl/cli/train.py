@@ -133,14 +133,6 @@ def train(
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="the run's folder", rich_help_panel=_OUTPUT)] = None,
-    record_wire: Annotated[
-        list[int] | None,
-        typer.Option(
-            metavar="ROUND",
-            help="keep this round's messages in --out, for ntkfl audit; may be repeated",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = None,
     tensorboard: Annotated[
         bool,
         typer.Option(
@@ -162,7 +154,7 @@ def train(
     from ntkfl.federation.simulation import execute
     from ntkfl.progress import RoundTable
 
-    for flag, wanted in (("--record-wire", record_wire), ("--tensorboard", tensorboard), ("--resume", resume)):
+    for flag, wanted in (("--tensorboard", tensorboard), ("--resume", resume)):
         if wanted and out is None:
             raise ConfigError(f"{flag} needs --out, the run's folder")
     given = {
@@ -198,7 +190,6 @@ def train(
             resume=resume,
             device=device,
             callbacks=callbacks,
-            record=record_wire or (),
             insight=True,
         )
     if not as_json:

@@ -32,7 +32,7 @@ VERBS = {
     "doctor": "Check this machine, and say what to do.",
     "export": "Write a run's model, to use elsewhere.",
     "keys": "Keys, tokens and certificates of a federation.",
-    "deploy": "Try a federation out, and see how one is doing.",
+    "deploy": "Try a federation out.",
     "serve": "Run a federation's key server or shuffler.",
     "aggregate": "Run the server that trains, behind the shuffler.",
     "flower": "Clients on other machines, with Flower.",
@@ -45,7 +45,7 @@ METHODS = (
 )  # fmt: skip
 DATASETS = ("fashion-mnist", "mnist", "femnist", "cifar10", "digits")
 PARTITIONS = ("dirichlet", "writer", "iid", "shards", "client")
-MODELS = ("mlp", "cnn", "resnet", "gru", "transformer", "random-features")
+MODELS = ("mlp", "cnn", "resnet", "gru", "transformer")
 LogFormat = Annotated[
     str,
     typer.Option(click_type=click.Choice(["plain", "json"]), help="One line per round and per problem, in this form."),

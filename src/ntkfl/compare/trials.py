@@ -160,7 +160,7 @@ def _work(cell: Cell, device: str | None) -> None:
 
 def _data_options(config: RunConfig) -> dict[str, object]:
     """Of the method's options only those that change the data, so that one worker prepares equal data once."""
-    return {k: v for k, v in config.method.items() if k in ("name", "shared_fraction", "loss")}
+    return {"name": config.method["name"]}
 
 
 def _own_files(config: RunConfig) -> dict[str, str]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import struct
-from typing import NoReturn, Self
+from typing import NoReturn
 
 
 def bind(label: str, *parts: str | bytes | int) -> bytes:
@@ -27,11 +26,6 @@ class Secret:
 
     def __init__(self, value: bytes) -> None:
         self._value = bytes(value)
-
-    @classmethod
-    def fresh(cls, size: int = 32) -> Self:
-        """From the operating system's generator."""
-        return cls(os.urandom(size))
 
     def reveal(self) -> bytes:
         return self._value

@@ -7,7 +7,7 @@ checked, under another context fails, so nothing can be carried from one federat
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 from ntkfl.atomic import check_private, write_private
 from ntkfl.crypto.context import bind
@@ -33,26 +33,37 @@ SEAL_BYTES = 48  # what sealing adds: the encapsulated key (32) and the tag (16)
 KEY_BYTES = 32
 
 
-class SealingKey:
-    """An X25519 private key: opens what was sealed to its `public` bytes."""
+Private = TypeVar("Private", X25519PrivateKey, Ed25519PrivateKey)
 
-    def __init__(self, key: X25519PrivateKey) -> None:
-        self._key = key
+
+class _Key(Generic[Private]):
+    """A private key, kept in a file of its own."""
+
+    kind: type[Private]
+
+    def __init__(self, key: Private) -> None:
+        self._key: Private = key
         self.public: bytes = key.public_key().public_bytes_raw()
 
     @classmethod
     def generate(cls) -> Self:
-        return cls(X25519PrivateKey.generate())
+        return cls(cls.kind.generate())
 
     @classmethod
     def load(cls, path: Path) -> Self:
         key = _load(path)
-        if not isinstance(key, X25519PrivateKey):
-            raise TrustError(f"{path} is no X25519 key")
+        if not isinstance(key, cls.kind):
+            raise TrustError(f"{path} is no {cls.kind.__name__.removesuffix('PrivateKey')} key")
         return cls(key)
 
     def save(self, path: Path) -> None:
         write_private(path, self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+
+
+class SealingKey(_Key[X25519PrivateKey]):
+    """An X25519 private key: opens what was sealed to its `public` bytes."""
+
+    kind = X25519PrivateKey
 
     def open(self, sealed: bytes, context: bytes) -> bytes:
         """The plaintext; `TrustError` if it was sealed to another key or for another context, or was changed."""
@@ -71,26 +82,10 @@ def seal(public: bytes, plaintext: bytes, context: bytes) -> bytes:
         raise TrustError("not an X25519 public key: 32 bytes, not all of which are of small order") from None
 
 
-class SigningKey:
+class SigningKey(_Key[Ed25519PrivateKey]):
     """An Ed25519 private key."""
 
-    def __init__(self, key: Ed25519PrivateKey) -> None:
-        self._key = key
-        self.public: bytes = key.public_key().public_bytes_raw()
-
-    @classmethod
-    def generate(cls) -> Self:
-        return cls(Ed25519PrivateKey.generate())
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        key = _load(path)
-        if not isinstance(key, Ed25519PrivateKey):
-            raise TrustError(f"{path} is no Ed25519 key")
-        return cls(key)
-
-    def save(self, path: Path) -> None:
-        write_private(path, self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    kind = Ed25519PrivateKey
 
     def sign(self, payload: bytes, context: bytes) -> bytes:
         """64 bytes over the context and the payload."""

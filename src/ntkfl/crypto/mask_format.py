@@ -5,5 +5,3 @@ from __future__ import annotations
 SEED_BYTES = 32
 WORD_BYTES = 4
 MOST_NUMBERS = 1 << 29  # of one vector: its stream stays far below the 2^32 blocks of a nonce
-TICKET_BYTES, SIGNATURE_BYTES = 16, 64  # of a second seed that the key server holds
-SIGNED_TICKET_BYTES = TICKET_BYTES + SIGNATURE_BYTES

@@ -61,12 +61,6 @@ def pack_words(words: Words) -> bytes:
     return words.astype(_WORD, copy=False).tobytes()
 
 
-def add_packed(one: bytes, other: bytes) -> bytes:
-    """Two packed vectors of equal length, added modulo 2^32."""
-    count = len(one) // WORD_BYTES
-    return pack_words(unpack_words(one, count) + unpack_words(other, count))
-
-
 def unpack_words(data: bytes, count: int) -> Words:
     """The `count` words; `MessageError` if the data are not exactly as many."""
     if len(data) != WORD_BYTES * count:

@@ -1,14 +1,13 @@
 """Datasets, and their partitions into clients."""
 
 from ntkfl.data.catalog import NAMES, load
-from ntkfl.data.dataset import Dataset, RowDataset
-from ntkfl.data.dirichlet import Dirichlet
+from ntkfl.data.dataset import Dataset
 from ntkfl.data.federated import Federated
 from ntkfl.data.files import from_file
 from ntkfl.data.folders import from_folders, pictures
 from ntkfl.data.from_arrays import from_clients, from_datasets
 from ntkfl.data.moments import Moments
-from ntkfl.data.partitions import IID, ByClient, ByWriter, Shards
+from ntkfl.data.partitions import IID, ByClient, ByWriter, Dirichlet, Shards
 
 __all__ = [
     "IID",
@@ -19,7 +18,6 @@ __all__ = [
     "Dirichlet",
     "Federated",
     "Moments",
-    "RowDataset",
     "Shards",
     "from_clients",
     "from_datasets",

@@ -7,14 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from ntkfl.data import cifar, debian, digits, femnist, mnist
-from ntkfl.data.arrays import Arrays
+from ntkfl.data import cifar, digits, femnist, mnist
+from ntkfl.data.arrays import Arrays, Bytes
 from ntkfl.data.dataset import Dataset
-from ntkfl.data.download import Remote, download, progress
+from ntkfl.data.download import Remote, download, has_apt, unpack_package
+from ntkfl.data.table import Rows
 from ntkfl.errors import DataError, unknown
 
 # Where distributions put datasets, e.g. Debian's dataset-fashion-mnist.
@@ -116,20 +119,20 @@ def load(name: str, folder: str | Path | None = None) -> Dataset:
     else:
         where = found.folder
     arrays = entry.read(where or Path())
-    labels, test_labels = (torch.from_numpy(part.astype(np.int64)) for part in (arrays.labels, arrays.test_labels))
     return Dataset(
         name=name,
-        # Copies of what cannot be written to: torch has no read-only tensors.
-        images=torch.from_numpy(np.require(arrays.images, requirements=["C", "W"])),
-        labels=labels,
-        test_images=torch.from_numpy(np.require(arrays.test_images, requirements=["C", "W"])),
-        test_labels=test_labels,
+        rows=_rows(entry, arrays.images, arrays.labels),
+        test_rows=_rows(entry, arrays.test_images, arrays.test_labels),
         classes=entry.classes,
-        mean=entry.mean,
-        std=entry.std,
         writers=None if arrays.writers is None else torch.from_numpy(arrays.writers.astype(np.int64)),
         source=BUILT_IN if where is None else str(where),
     )
+
+
+def _rows(entry: CatalogEntry, images: Bytes, labels: NDArray[Any]) -> Rows:
+    """Copies of what cannot be written to: torch has no read-only tensors."""
+    x = torch.from_numpy(np.require(images, requirements=["C", "W"]))
+    return Rows(x, torch.from_numpy(labels.astype(np.int64)), entry.mean, entry.std)
 
 
 def locate(name: str, folder: str | Path | None = None) -> Location | None:
@@ -170,14 +173,12 @@ def fetch(name: str) -> Path:
     if not remotes:
         raise _missing(name, "it cannot be downloaded")
     try:
-        with progress(remotes) as show:
-            for remote in remotes:
-                download(remote, folder, show=partial(show, remote))
+        download(remotes, folder)
     except DataError as error:
-        if package is None or not debian.available():
+        if package is None or not has_apt():
             raise _missing(name, str(error)) from None
         try:
-            debian.unpack_package(*package, folder)
+            unpack_package(*package, folder)
         except DataError as second:
             raise _missing(name, f"{error}; {second}") from None
     return folder

@@ -1,95 +1,101 @@
-"""Cells of a table, as text: how CSV and Parquet files are read, and how a column becomes numbers or classes."""
+"""Columns of a table, which pandas reads, as numbers or classes."""
 
 from __future__ import annotations
 
-import csv
+import warnings
 from collections.abc import Iterable, Sequence
-from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ntkfl.errors import DataError, unknown
+from ntkfl.extras import missing
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
 
 _SHOWN = 10  # names of columns in an error
 _WRONG = 5  # bad cells in an error
 _FEW = 20  # rows of which each may have a class of its own
-_LARGEST = 8 << 30  # bytes of a CSV: it is held as text while it is read
 
 
-def read_csv(path: Path) -> dict[str, list[str]]:
+def read_table(path: Path, texts: Sequence[str]) -> DataFrame:
+    """The rows of a CSV or Parquet file; the columns `texts` hold what is written there, others numbers if they can."""
     try:
-        if path.stat().st_size > _LARGEST:
-            raise DataError(f"{path} is larger than {_LARGEST >> 30} GiB: save it as .npz")
-        with path.open(newline="", encoding="utf-8-sig") as lines:
-            reader = csv.reader(lines, strict=True)
-            header = [name.strip() for name in next(reader, [])]
-            rows = [row for row in reader if row]
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read as CSV: {error}") from None
-    if not rows:
-        raise DataError(f"{path} has no rows below its header")
-    if len(set(header)) < len(header) or "" in header:
-        raise DataError(f"{path}: the first line must name every column, each once")
-    for number, row in enumerate(rows, start=2):
-        if len(row) != len(header):
-            raise DataError(f"{path}: row {number} has {len(row)} values, the header has {len(header)}")
-    return {name: [row[i].strip() for row in rows] for i, name in enumerate(header)}
-
-
-def read_parquet(path: Path) -> dict[str, list[str]]:
+        import pandas
+    except ImportError:
+        raise missing(f"{path}: a table", "data") from None
     try:
-        parquet = import_module("pyarrow.parquet")
+        # a row that is longer than the header
+        with warnings.catch_warnings(action="error", category=pandas.errors.ParserWarning):
+            if path.suffix.lower() == ".parquet":
+                frame = pandas.read_parquet(path)
+            else:
+                written = dict.fromkeys(texts, str)
+                frame = pandas.read_csv(path, dtype=written, keep_default_na=False, index_col=False)
     except ImportError:
         raise DataError(f"{path}: Parquet files need pyarrow; or save the table as CSV") from None
-    try:
-        table = parquet.read_table(path)
-        return {name: [str(value) for value in table[name].to_pylist()] for name in table.column_names}
     except Exception as error:  # whatever a broken file makes it raise
-        raise DataError(f"{path} cannot be read as Parquet: {' '.join(str(error).split())}") from None
+        raise DataError(f"{path} cannot be read as a table: {' '.join(str(error).split())}") from None
+    if frame.empty:
+        raise DataError(f"{path} has no rows below its header")
+    if len(lacking := np.flatnonzero(frame.isna().any(axis=1))):
+        raise DataError(f"{path}: row {lacking[0] + 2} lacks values that the header has")
+    frame.columns = frame.columns.astype(str).str.strip()
+    for name in frame.columns.intersection(texts):
+        frame[name] = frame[name].astype(str).str.strip()
+    return frame
 
 
-def numbers(path: Path, name: str, values: Sequence[str], hint: str = "") -> NDArray[Any]:
-    try:
-        return np.array(values, dtype=np.float64)
-    except ValueError:
-        pass
-    wrong = [(number, value) for number, value in enumerate(values, start=2) if not _is_number(value)]
+def numbers(path: Path, column: Series, hint: str = "") -> NDArray[np.float64]:
+    """A column whose cells must be numbers."""
+    import pandas
+
+    if column.dtype.kind in "mM":  # dates, of which pandas would make nanoseconds
+        column = column.astype(str)
+    found: NDArray[np.float64] = pandas.to_numeric(column, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    wrong = [(row + 2, str(column.iloc[row])) for row in np.flatnonzero(np.isnan(found))]
     if wrong:
-        cells = ", ".join(f"row {number} has {value[:40]!r}" for number, value in wrong[:_WRONG])
+        cells = ", ".join(f"row {row} has {value[:40]!r}" for row, value in wrong[:_WRONG])
         more = f" and {len(wrong) - _WRONG:,} more" if len(wrong) > _WRONG else ""
-        raise DataError(f"{path}: {cells}{more} in column {name!r}, which must be numbers{hint}")
-    raise DataError(f"{path}: column {name!r} does not hold numbers")
+        raise DataError(f"{path}: {cells}{more} in column {column.name!r}, which must be numbers{hint}")
+    return found
 
 
-def labels(
-    path: Path, name: str, values: Sequence[str], class_names: Sequence[str]
-) -> tuple[NDArray[Any], tuple[str, ...]]:
+def labels(path: Path, column: Series, class_names: Sequence[str]) -> tuple[NDArray[Any], tuple[str, ...]]:
     """(classes or real targets [N], the classes' names where labels are text or `class_names` are given)."""
-    if class_names and set(values) <= set(class_names):
-        number = {own: i for i, own in enumerate(class_names)}
-        return np.array([number[value] for value in values], dtype=np.int64), tuple(class_names)
-    if all(_is_whole(value) for value in values):
-        return np.array(values, dtype=np.float64).astype(np.int64), tuple(class_names)
-    texts = [value for value in values if not _is_number(value)]
-    if not texts or any(_is_number(value) and not _is_whole(value) for value in values):
-        return numbers(path, name, values), ()  # real-valued targets, and an error where one of them is text
+    import pandas
+
+    if not (class_names and column.isin(class_names).all()):
+        found = pandas.to_numeric(column, errors="coerce")
+        if pandas.api.types.is_integer_dtype(found):
+            return found.to_numpy(np.int64), tuple(class_names)
+        if found.notna().all() or (found.dropna() % 1 != 0).any():  # real targets, and an error where one is text
+            return numbers(path, column), ()
+    return named_labels(path, str(column.name), column.to_numpy(str), class_names)
+
+
+def named_labels(
+    path: Path, name: str, values: NDArray[Any], class_names: Sequence[str]
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Classes [N] of labels that are text, numbered in the order of `class_names`, else of their own; and the names."""
+    known, y = np.unique(values, return_inverse=True)
     if class_names:
-        wrong = next(value for value in values if value not in class_names)
-        raise DataError(f"{path}: {unknown('class', wrong[:40], class_names)}")
-    known, y = np.unique(np.asarray(values), return_inverse=True)
-    if len(known) == len(values) > _FEW or "" in known:
-        if "" in known:
-            raise DataError(f"{path}: {rows_of(values, '')} without a label in column {name!r}")
+        for value in known:
+            if value not in class_names:
+                raise DataError(f"{path}: {unknown('class', str(value)[:40], class_names)}")
+        number = np.array([list(class_names).index(value) for value in known], dtype=np.int64)
+        return number[y], tuple(class_names)
+    if "" in known:
+        raise DataError(f"{path}: {rows_of(values, '')} without a label in column {name!r}")
+    if len(known) == len(values) > _FEW:
         raise DataError(f"{path}: column {name!r} has a label of its own in every row: is it the column of labels?")
     return y.astype(np.int64), tuple(map(str, known))
 
 
-def rows_of(values: Sequence[str], value: str) -> str:
+def rows_of(values: Iterable[str], value: str) -> str:
     """ "row 3", or "rows 3, 7", of a file whose header is row 1; at most five by number."""
     found = [str(number) for number, own in enumerate(values, start=2) if own == value]
     more = f" and {len(found) - _WRONG:,} more" if len(found) > _WRONG else ""
@@ -100,15 +106,3 @@ def listed(names: Iterable[str]) -> str:
     """At most ten of them: tables of pixels have hundreds."""
     known = [repr(name) if "," in name else name for name in names]
     return ", ".join(known if len(known) <= _SHOWN else [*known[: _SHOWN // 2], "…", *known[-_SHOWN // 2 :]])
-
-
-def _is_whole(value: str) -> bool:
-    return value.removeprefix("-").isdecimal() and len(value) < 10
-
-
-def _is_number(value: str) -> bool:
-    try:
-        float(value)
-    except ValueError:
-        return False
-    return True

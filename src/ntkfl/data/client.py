@@ -1,51 +1,17 @@
-"""One client's own data, in the form it has them: an .npz file, a table, idx files, a folder of images, a function."""
+"""One client's own data, in the form it has them: a file, a folder of pictures for each class, a function."""
 
 from __future__ import annotations
 
-import math
-import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from ntkfl.data.arrays import Bytes
 from ntkfl.data.files import USUAL, Columns, is_data_file, read_rows
+from ntkfl.data.folders import PICTURES, Images, read_classes
 from ntkfl.data.from_arrays import checked_pair, read_source
-from ntkfl.data.idx import parse, read_content
-from ntkfl.data.npz import read_client
 from ntkfl.errors import DataError
-
-IDX_BYTES = 4 << 30  # of one idx file
-PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm")
-
-
-@dataclass(frozen=True)
-class Images:
-    """How bytes of images become inputs: shape (channels, height, width), a mean and a std a channel, class names; and
-    the names of a table's features, in order.
-    """
-
-    shape: tuple[int, ...]
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-    classes: tuple[str, ...] = ()
-    features: tuple[str, ...] = ()
-
-    def inputs(self, who: str, images: Bytes) -> Tensor:
-        """uint8 [n, C, H, W] as float32 of the same shape, normalised."""
-        if len(self.shape) != 3 or images.shape[1:] != self.shape:
-            raise DataError(f"{who}: images {list(images.shape[1:])} (channels, height, width), not {list(self.shape)}")
-        channels = self.shape[0]
-        mean, std = self.mean or (0.0,) * channels, self.std or (1.0,) * channels
-        if len(mean) != channels or len(std) != channels or min(std) <= 0:
-            raise DataError(f"mean and std must hold {channels} numbers each, std above 0")
-        x = torch.from_numpy(images.astype(np.float32)).div_(255)
-        return x.sub_(torch.tensor(mean).view(-1, 1, 1)).div_(torch.tensor(std).view(-1, 1, 1))
 
 
 def read_own(
@@ -61,64 +27,20 @@ def read_own(
     The function gives (x, y), a torch Dataset or a DataLoader; `columns` are what a file calls its own. With `test`,
     of a file that says which rows are for testing these alone.
 
-    `find` turns such a name into the function. A folder holds idx files (one of images, one of labels, .gz or not) or a
-    folder of pictures for each class, named by its number or as in `images.classes`.
+    `find` turns such a name into the function. A folder holds a folder of pictures for each class, named by its number
+    or as in `images.classes`.
     """
     path = Path(source)
     if path.is_dir():
-        found = sorted(p for p in path.iterdir() if "idx" in p.name and p.is_file())
-        return _read_idx(path, found, images) if found else _read_pictures(path, images)
+        found = read_classes(path, images.read, lambda name: _label(name, images.classes, path), PICTURES)
+        return checked_pair(source, found)
     if is_data_file(source):
         return checked_pair(source, read_rows(path, columns, images.classes, images.features, test=test))
-    if path.exists():
-        return read_client(path)
-    if ":" in source:
+    if ":" in source and not path.exists():
         return read_source(source, find(source)())
     raise DataError(
         f"no data at {source}: expected an .npz, .csv or .parquet file, a folder, or package.module:function"
     )
-
-
-def _read_idx(folder: Path, files: Sequence[Path], images: Images) -> tuple[Tensor, Tensor]:
-    arrays = [parse(read_content(file, IDX_BYTES), str(file)) for file in files]
-    labels = [array for array in arrays if array.ndim == 1]
-    pictures = [array for array in arrays if array.ndim > 2]
-    if len(labels) != 1 or len(pictures) != 1 or len(arrays) != 2:
-        raise DataError(f"{folder}: expected two idx files, one of images and one of labels, found {len(files)}")
-    x = pictures[0] if pictures[0].ndim == 4 else pictures[0][:, None]
-    return checked_pair(str(folder), (images.inputs(str(folder), x), torch.from_numpy(labels[0].astype(np.int64))))
-
-
-def _read_pictures(folder: Path, images: Images) -> tuple[Tensor, Tensor]:
-    arrays, labels = [], []
-    for group in sorted(p for p in folder.iterdir() if p.is_dir()):
-        label = _label(group.name, images.classes, folder)
-        for file in sorted(p for p in group.iterdir() if p.suffix.lower() in PICTURES):
-            arrays.append(read_picture(file, images.shape))
-            labels.append(label)
-    if not arrays:
-        raise DataError(f"{folder} holds neither idx files nor a folder of pictures for each class")
-    return checked_pair(str(folder), (images.inputs(str(folder), np.stack(arrays)), torch.tensor(labels)))
-
-
-def read_picture(file: Path, shape: Sequence[int]) -> Bytes:
-    """A picture's bytes uint8 [C, H, W], which must be of that shape: 1 or 3 channels, any format that Pillow reads."""
-    from PIL import Image  # only this way of keeping data needs it
-
-    mode = {1: "L", 3: "RGB"}.get(shape[0] if len(shape) == 3 else 0)
-    if mode is None:
-        raise DataError(f"{file}: pictures have 1 or 3 channels; the run's inputs are {list(shape)}")
-    try:
-        # A picture that claims to be huge is refused below, by its size: no warning is needed.
-        with warnings.catch_warnings(action="ignore"), Image.open(file) as picture:
-            if math.prod(picture.size) != math.prod(shape[1:]):  # before anything is decoded
-                raise DataError(f"{file} is {picture.size[1]}×{picture.size[0]}, not {tuple(shape[1:])}")
-            pixels = np.asarray(picture.convert(mode))
-    except DataError:
-        raise
-    except Exception:  # broken pictures raise whatever their readers come across
-        raise DataError(f"{file} is no picture that can be read") from None
-    return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
 
 
 def _label(name: str, classes: Sequence[str], folder: Path) -> int:

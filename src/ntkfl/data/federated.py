@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ntkfl.data.moments import Moments
+from ntkfl.data.moments import Moments, Standardization
 from ntkfl.data.seeds import generator
 from ntkfl.data.table import Rows, new_digest
 from ntkfl.errors import ConfigError, DataError
@@ -85,7 +86,7 @@ class Federated:
 
     def moments(self) -> Moments:
         """n, Σ x and Σ x² of all clients' inputs: what each of them would tell, added up."""
-        return Moments.total([Moments.of(self.client(number)[0]) for number in range(len(self))])
+        return reduce(add, (Moments.of(self.client(number)[0]) for number in range(len(self))))
 
     def standardized(self) -> Federated:
         """The same clients and test set with inputs of mean 0 and deviation 1 by feature (of images, by channel), taken
@@ -93,12 +94,13 @@ class Federated:
         `run.model` itself, give what `run.standardization.standardize` makes of them.
         """
         moments = self.moments()
+        to = Standardization.of(moments)
         return replace(
             self,
-            rows=_standardized(self.rows, moments),
-            test_rows=_standardized(self.test_rows, moments),
+            rows=_standardized(self.rows, to),
+            test_rows=_standardized(self.test_rows, to),
             description={**self.description, "standardized": True},
-            shared=None if self.shared is None else (moments.standardize(self.shared[0]), self.shared[1]),
+            shared=None if self.shared is None else (to.standardize(self.shared[0]), self.shared[1]),
             standardization=moments,
         )
 
@@ -171,9 +173,12 @@ class Federated:
         )
 
 
-def _standardized(rows: Rows, moments: Moments) -> Rows:
+def _standardized(rows: Rows, to: Standardization) -> Rows:
     """Bytes stay bytes: their own mean and std are changed."""
     if rows.x.dtype != torch.uint8:
-        return replace(rows, x=moments.standardize(rows.x))
-    mean, std = (torch.tensor(values, dtype=torch.float64) for values in (rows.mean, rows.std))
-    return replace(rows, mean=tuple((mean + std * moments.mean).tolist()), std=tuple((std * moments.std).tolist()))
+        return replace(rows, x=to.standardize(rows.x))
+    return replace(
+        rows,
+        mean=tuple(mean + std * more for mean, std, more in zip(rows.mean, rows.std, to.mean, strict=True)),
+        std=tuple(std * more for std, more in zip(rows.std, to.std, strict=True)),
+    )

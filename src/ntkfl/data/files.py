@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import shlex
-import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ntkfl.data.arrays import read_npz
-from ntkfl.data.cells import labels, listed, numbers, read_csv, read_parquet, rows_of
-from ntkfl.data.dataset import RowDataset
+from ntkfl.data.arrays import Kinds, read_npz
+from ntkfl.data.cells import labels, listed, named_labels, numbers, read_table, rows_of
+from ntkfl.data.dataset import Dataset
 from ntkfl.data.from_arrays import from_clients
 from ntkfl.data.seeds import generator
 from ntkfl.errors import DataError
@@ -77,7 +76,7 @@ def from_file(
     classes: int | None = None,
     tokens: bool = False,
     targets: str | None = None,
-) -> RowDataset:
+) -> Dataset:
     """Training and test rows of a file, to be dealt to clients by a partition, such as `ByClient`.
 
     `label`, `client` and `split` name its columns. Labels that are text are classes, numbered in the order of their
@@ -101,7 +100,7 @@ def from_file(
         targets = "real" if targets == NUMBERS and not content.class_names else None
     told = {"classes": classes, "tokens": tokens, "targets": targets}
     whole = from_clients(parts[:1], test=parts[1], name=path.name, **told)  # type: ignore[arg-type]
-    rows = RowDataset(str(path), whole.rows, whole.test_rows, whole.classes)
+    rows = Dataset(str(path), whole.rows, whole.test_rows, whole.classes)
     rows = replace(rows, class_names=content.class_names, feature_names=content.features, test_drawn=drawn)
     if content.clients is None:
         return rows
@@ -146,13 +145,13 @@ def read_rows(
 def _read(path: Path, names: Columns, class_names: Sequence[str], feature_names: Sequence[str] = ()) -> _Content:
     if path.suffix.lower() == ".npz":
         return _read_npz(path, names, class_names)
-    columns = read_csv(path) if path.suffix.lower() == ".csv" else read_parquet(path)
+    label, client, split = names.label or LABEL, names.client or CLIENT, names.split or SPLIT
+    columns = read_table(path, (label, client, split))
     for given in names:
         if given is not None and given not in columns:
             near = difflib.get_close_matches(given, columns, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise DataError(f"{path} has no column {given!r}: {hint}its columns are {listed(columns)}")
-    label, client, split = names.label or LABEL, names.client or CLIENT, names.split or SPLIT
     if label not in columns:
         raise DataError(
             f"{path} has no column {label!r}; its columns are {listed(columns)}: say which holds labels by "
@@ -164,12 +163,12 @@ def _read(path: Path, names: Columns, class_names: Sequence[str], feature_names:
     if feature_names:
         features = _in_order(path, features, feature_names)
     hint = ", unless it says whose a row is (--client-column {0}) or is the label (--label-column {0})"
-    x = np.stack([numbers(path, name, columns[name], hint.format(shlex.quote(name))) for name in features], axis=1)
-    y, known = labels(path, label, columns[label], class_names)
-    if client in columns and "" in columns[client]:
-        raise DataError(f"{path}: {rows_of(columns[client], '')} without a client in column {client!r}")
-    clients = np.asarray(columns[client]) if client in columns else None
-    test = _test_rows(path, split, columns[split]) if split in columns else None
+    x = np.stack([numbers(path, columns[name], hint.format(shlex.quote(name))) for name in features], axis=1)
+    y, known = labels(path, columns[label], class_names)
+    clients = columns[client].to_numpy(str) if client in columns else None
+    if clients is not None and (clients == "").any():
+        raise DataError(f"{path}: {rows_of(clients, '')} without a client in column {client!r}")
+    test = _test_rows(path, split, columns[split].tolist()) if split in columns else None
     return _Content(x, y, clients, test, known, tuple(features))
 
 
@@ -202,19 +201,11 @@ def _read_npz(path: Path, given: Columns, class_names: Sequence[str]) -> _Conten
     if given.split is not None:
         raise DataError(f"{path}: an archive's test samples are its arrays test_x and test_y, not a column")
     label, client = given.label or "y", given.client or CLIENT
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = {name.removesuffix(".npy") for name in archive.namelist()}
-    except Exception:  # broken archives raise whatever their reader comes across
-        names = set()  # `read_npz` says what is wrong
-    kinds: dict[str, tuple[str, int | None]] = {"x": ("biuf", None), label: ("biufU", None)}
-    kinds |= {} if given.client is None else {client: ("biuU", 1)}
-    more: dict[str, tuple[str, int | None]] = {
-        client: ("biuU", 1),
-        "test_x": ("biuf", None),
-        "test_y": ("biufU", None),
-    }
-    arrays = read_npz(path, kinds | {name: kind for name, kind in more.items() if name in names})
+    kinds: Kinds = {"x": ("biuf", None), label: ("biufU", None)}
+    more: Kinds = {client: ("biuU", 1), "test_x": ("biuf", None), "test_y": ("biufU", None)}
+    if given.client is not None:
+        kinds = {**kinds, client: more[client]}
+    arrays = read_npz(path, kinds, more)
     x, y, clients = arrays["x"], arrays[label], arrays.get(client)
     if x.ndim == 0 or y.ndim == 0 or len(x) != len(y) or (clients is not None and len(clients) != len(y)):
         raise DataError(f"{path}: x {list(x.shape)}, y {list(y.shape)} and client must have one entry per row")
@@ -244,5 +235,5 @@ def _named(path: Path, label: str, content: _Content, class_names: Sequence[str]
         return content._replace(class_names=() if content.y.dtype.kind == "f" else tuple(class_names))
     if content.y.ndim != 1:
         raise DataError(f"{path}: labels that are text are one per row, not {list(content.y.shape)}")
-    y, known = labels(path, label, content.y.tolist(), class_names)
+    y, known = named_labels(path, label, content.y, class_names)
     return content._replace(y=y, class_names=known)

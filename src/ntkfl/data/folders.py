@@ -1,19 +1,23 @@
-"""Clients made of folders: CLIENT/CLASS/FILE, pictures or texts or anything a function can read."""
+"""Samples in folders: CLASS/FILE of one client, CLIENT/CLASS/FILE of many; pictures, or what a function can read."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ntkfl.data.client import PICTURES, Images, read_picture
+from ntkfl.data.arrays import Bytes
 from ntkfl.data.federated import Federated
 from ntkfl.data.from_arrays import Array, from_clients
+from ntkfl.data.table import normalised
 from ntkfl.errors import DataError
 
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm")
 _TEST = "test"
 
 Read = Callable[[Sequence[Path]], Array]
@@ -36,33 +40,23 @@ def from_folders(root: Path | str, read: Read, *, test: Path | str | None = None
     classes = sorted({group.name for folder in (*clients, held) for group in _folders(folder)})
     if len(classes) < 2:
         raise DataError(f"{root}: files lie in CLIENT/CLASS/FILE, and {len(classes)} classes were found")
-    parts = [_samples(folder, read, classes) for folder in (*clients, held)]
-    named = {folder.name: part for folder, part in zip(clients, parts[:-1], strict=True)}
-    return from_clients(named, test=parts[-1], class_names=classes, name=root.name, tokens=tokens)
+    parts = {folder: read_classes(folder, read, classes.index) for folder in (*clients, held)}
+    named = {folder.name: parts[folder] for folder in clients}
+    return from_clients(named, test=parts[held], class_names=classes, name=root.name, tokens=tokens)
 
 
-def pictures(shape: Sequence[int], mean: Sequence[float] = (), std: Sequence[float] = ()) -> Read:
-    """Reads pictures of one shape (channels, height, width): (bytes/255 − mean)/std, a number for each channel."""
-    images = Images(tuple(shape), tuple(mean), tuple(std))
-
-    def read(paths: Sequence[Path]) -> Tensor:
-        for path in paths:
-            if path.suffix.lower() not in PICTURES:
-                raise DataError(f"{path} is no picture: {', '.join(PICTURES)}")
-        return images.inputs(str(paths[0].parent), np.stack([read_picture(path, images.shape) for path in paths]))
-
-    return read
-
-
-def _folders(path: Path) -> list[Path]:
-    return sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
-
-
-def _samples(folder: Path, read: Read, classes: Sequence[str]) -> tuple[Array, Tensor]:
+def read_classes(
+    folder: Path, read: Read, number: Callable[[str], int], only: Sequence[str] = ("",)
+) -> tuple[Array, Tensor]:
+    """Inputs and labels [n] of the files in a folder with a folder for each class, whose `number` its name tells; of
+    files whose names end as in `only`.
+    """
+    groups = [(group, number(group.name)) for group in _folders(folder)]
     named = [
-        (file, classes.index(group.name))
-        for group in _folders(folder)
+        (file, label)
+        for group, label in groups
         for file in sorted(p for p in group.iterdir() if p.is_file() and not p.name.startswith("."))
+        if file.name.lower().endswith(tuple(only))
     ]
     if not named:
         raise DataError(f"{folder} holds no files: they lie in a folder for each class")
@@ -70,3 +64,57 @@ def _samples(folder: Path, read: Read, classes: Sequence[str]) -> tuple[Array, T
     if len(x) != len(named):
         raise DataError(f"{folder}: {len(named)} files were read to {len(x)} inputs")
     return x, torch.tensor([label for _, label in named])
+
+
+def _folders(path: Path) -> list[Path]:
+    return sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+@dataclass(frozen=True)
+class Images:
+    """How bytes of images become inputs: shape (channels, height, width), a mean and a std a channel, class names; and
+    the names of a table's features, in order.
+    """
+
+    shape: tuple[int, ...]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    classes: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+
+    def read(self, files: Sequence[Path]) -> Tensor:
+        """Pictures of that shape as float32 [n, C, H, W], normalised."""
+        channels = self.shape[0]
+        mean, std = self.mean or (0.0,) * channels, self.std or (1.0,) * channels
+        if len(mean) != channels or len(std) != channels or min(std) <= 0:
+            raise DataError(f"mean and std must hold {channels} numbers each, std above 0")
+        return normalised(torch.from_numpy(np.stack([read_picture(file, self.shape) for file in files])), mean, std)
+
+
+def pictures(shape: Sequence[int], mean: Sequence[float] = (), std: Sequence[float] = ()) -> Read:
+    """Reads pictures of one shape (channels, height, width): (bytes/255 − mean)/std, a number for each channel."""
+    return Images(tuple(shape), tuple(mean), tuple(std)).read
+
+
+def read_picture(file: Path, shape: Sequence[int] | None = None) -> Bytes:
+    """A picture's bytes uint8 [C, H, W], 1 or 3 channels, in any format that Pillow reads. Where a shape is given, the
+    picture must have it.
+    """
+    from PIL import Image  # only this way of keeping data needs it
+
+    if file.suffix.lower() not in PICTURES:
+        raise DataError(f"{file} is no picture: {', '.join(PICTURES)}")
+    if shape is not None and (len(shape) != 3 or shape[0] not in (1, 3)):
+        raise DataError(f"{file}: pictures have 1 or 3 channels; the run's inputs are {list(shape)}")
+    try:
+        # A picture that claims to be huge is refused below, by its size: no warning is needed.
+        with warnings.catch_warnings(action="ignore"), Image.open(file) as picture:
+            if shape is not None and picture.size[::-1] != tuple(shape[1:]):  # before anything is decoded
+                raise DataError(f"{file} is {picture.size[1]}×{picture.size[0]}, not {tuple(shape[1:])}")
+            grey = picture.mode in ("1", "L") if shape is None else shape[0] == 1
+            pixels = np.asarray(picture.convert("L" if grey else "RGB"))
+    except DataError:
+        raise
+    except Exception:  # broken pictures raise whatever their readers come across
+        raise DataError(f"{file} is no picture that can be read") from None
+    return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ntkfl.data.dataset import RowDataset
+from ntkfl.data.dataset import Dataset as Whole
 from ntkfl.data.federated import Federated
-from ntkfl.data.partition import Partition
+from ntkfl.data.partitions import Partition
 from ntkfl.data.table import Rows
 from ntkfl.data.torch_data import TorchData, read_torch
 from ntkfl.errors import ConfigError, DataError, unknown
@@ -105,7 +105,7 @@ def from_datasets(
     if partition is None:
         raise ConfigError("one training set needs a partition, such as ntkfl.data.Dirichlet(clients=20, alpha=0.1)")
     whole = from_clients([train], **made)  # type: ignore[arg-type, list-item]
-    rows = RowDataset(name, whole.rows, whole.test_rows, whole.classes, class_names=whole.class_names)
+    rows = Whole(name, whole.rows, whole.test_rows, whole.classes, class_names=whole.class_names)
     return rows.partition(partition, seed)
 
 

@@ -2,12 +2,52 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import zlib
+from dataclasses import dataclass
 from pathlib import Path
 
-from ntkfl.data.arrays import Arrays, read_npz
+import numpy as np
+
+from ntkfl.data.arrays import Arrays, Bytes, read_npz
 from ntkfl.data.download import Remote
-from ntkfl.data.idx import IdxFile
 from ntkfl.errors import DataError
+
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+@dataclass(frozen=True)
+class IdxFile:
+    """A published file: its name without .gz, its shape, and the sha256 of its content, however it was compressed."""
+
+    name: str
+    shape: tuple[int, ...]
+    sha256: str
+
+    def find(self, folder: Path) -> Path | None:
+        """The file in `folder`, compressed or not."""
+        candidates = (folder / f"{self.name}.gz", folder / self.name)
+        return next((path for path in candidates if path.is_file()), None)
+
+    def read(self, folder: Path) -> Bytes:
+        """The array behind a header whose length the shape tells; the sha256 says that all of it is as published."""
+        path = self.find(folder)
+        if path is None:
+            raise DataError(f"{folder / self.name}[.gz] is missing")
+        try:
+            raw = path.read_bytes()
+            raw = gzip.decompress(raw) if raw.startswith(_GZIP_MAGIC) else raw
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(f"{path}: cannot be read, {error}: delete it and fetch it again") from None
+        found = hashlib.sha256(raw).hexdigest()
+        if found != self.sha256:
+            raise DataError(
+                f"{path}: not the published content (sha256 {found[:12]}… instead of {self.sha256[:12]}…): "
+                "delete it and fetch it again"
+            )
+        return np.frombuffer(raw, np.uint8, offset=4 + 4 * len(self.shape)).reshape(self.shape)
+
 
 _LAYOUT = (
     ("train-images-idx3-ubyte", (60000, 28, 28)),

@@ -7,7 +7,6 @@ A client tells n, Σ x and Σ x² of each feature, once. They add up, whoever ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -41,14 +40,6 @@ class Moments:
     def __add__(self, other: Moments) -> Moments:
         return Moments(self.samples + other.samples, self.sums + other.sums, self.squares + other.squares)
 
-    @staticmethod
-    def total(parts: Sequence[Moments]) -> Moments:
-        """Of all clients together."""
-        whole = parts[0]
-        for part in parts[1:]:
-            whole = whole + part
-        return whole
-
     @property
     def mean(self) -> Tensor:
         return self.sums / self.samples
@@ -59,13 +50,6 @@ class Moments:
         variance = self.squares / self.samples - self.mean.square()
         varies = variance > 1e-12 * self.squares / self.samples
         return torch.where(varies, variance.clamp(min=0).sqrt(), 1.0)
-
-    def standardize(self, x: Tensor) -> Tensor:
-        """(x − mean) / std, of the shape and type of x."""
-        out = torch.empty_like(x)
-        for at in range(0, len(x), _ROWS):
-            out[at : at + _ROWS] = _standardized(x[at : at + _ROWS], self.mean, self.std)
-        return out
 
 
 class Standardization(Options):
@@ -94,12 +78,9 @@ class Standardization(Options):
                 f"inputs {list(x.shape)} of {x.dtype} cannot be standardised: floats with {len(self.mean)} features "
                 "(images: channels) are needed"
             )
-        mean, std = (torch.tensor(value, dtype=torch.float64) for value in (self.mean, self.std))
-        return _standardized(x, mean, std).to(x.dtype)
-
-
-def _standardized(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """(x − mean) / std in float64; of images [n, C, H, W] by channel, of others by their last dimension."""
-    shape = (-1, 1, 1) if x.ndim == 4 else (-1,)
-    mean, std = (value.view(shape).to(x.device) for value in (mean, std))
-    return (x.double() - mean) / std
+        shape = (-1, 1, 1) if x.ndim == 4 else (-1,)
+        mean, std = (torch.tensor(v, dtype=torch.float64, device=x.device).view(shape) for v in (self.mean, self.std))
+        out = torch.empty_like(x)
+        for at in range(0, len(x), _ROWS):
+            out[at : at + _ROWS] = (x[at : at + _ROWS].double() - mean) / std
+        return out

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 
@@ -17,21 +16,9 @@ _APART = 1e3  # the largest deviation over the smallest that is not 0
 _NAMED = 3  # columns in a line
 
 
-class Scale(NamedTuple):
-    """A column's smallest and largest number, and how far from 1 its mean and deviation are."""
-
-    name: str
-    least: float
-    most: float
-    size: float
-
-    def __str__(self) -> str:
-        return f"{self.name!r} ({self.least:,.6g} to {self.most:,.6g})"
-
-
-def extreme_columns(fed: Federated) -> list[Scale]:
-    """Columns of a table, the largest first, whose mean or deviation is above 50, or whose deviation is over 1,000
-    times the smallest one.
+def extreme_columns(fed: Federated) -> list[str]:
+    """Columns of a table with their ranges, the largest first: those whose mean or deviation is above 50, or whose
+    deviation is over 1,000 times the smallest one.
     """
     x = fed.rows.x
     if not fed.feature_names or x.ndim != 2 or not x.is_floating_point():
@@ -41,17 +28,14 @@ def extreme_columns(fed: Federated) -> list[Scale]:
     sizes = torch.maximum(deviations, means.abs())
     extreme = (sizes > _LARGE) | (deviations > _APART * least)
     low, high = x.amin(0), x.amax(0)
-    found = [
-        Scale(fed.feature_names[i], float(low[i]), float(high[i]), float(sizes[i]))
-        for i in torch.nonzero(extreme).flatten().tolist()
-    ]
-    return sorted(found, key=lambda one: -one.size)
+    largest_first = sizes.argsort(descending=True).tolist()
+    return [f"{fed.feature_names[i]!r} ({low[i]:,.6g} to {high[i]:,.6g})" for i in largest_first if extreme[i]]
 
 
-def shown(columns: Sequence[Scale]) -> str:
-    """At most three by name and range, and how many others there are."""
+def shown(columns: Sequence[str]) -> str:
+    """At most three, and how many others there are."""
     more = f" and {len(columns) - _NAMED:,} more" if len(columns) > _NAMED else ""
-    return ", ".join(map(str, columns[:_NAMED])) + more
+    return ", ".join(columns[:_NAMED]) + more
 
 
 def scale_advice(fed: Federated, hides: bool) -> list[str]:
@@ -72,19 +56,16 @@ def single_rows(fed: Federated) -> list[str]:
     """A line on classes, and one on clients, that a table has one row of."""
     if not fed.feature_names:
         return []
-    said = []
+    groups = [("client", "clients", fed.client_names, fed.sizes)]
     if fed.class_names:
-        labels = torch.cat([fed.rows.y, fed.test_rows.y])
-        counts = torch.bincount(labels, minlength=len(fed.class_names)).tolist()
-        said += _single("class", "classes", [n for n, c in zip(fed.class_names, counts, strict=True) if c == 1])
-    if fed.client_names:
-        said += _single("client", "clients", [n for n, c in zip(fed.client_names, fed.sizes, strict=True) if c == 1])
-    return said
-
-
-def _single(one: str, many: str, names: Sequence[str]) -> list[str]:
-    if not names:
-        return []
-    more = " …" if len(names) > _NAMED else ""
-    shown_names = ", ".join(repr(name) for name in names[:_NAMED])
-    return [f"{len(names)} {one if len(names) == 1 else many} with 1 row ({shown_names}{more}): a misspelt name?"]
+        counts = torch.bincount(torch.cat([fed.rows.y, fed.test_rows.y]), minlength=len(fed.class_names)).tolist()
+        groups.insert(0, ("class", "classes", fed.class_names, counts))
+    lines = []
+    for one, many, names, sizes in groups:
+        single = [repr(name) for name, size in zip(names, sizes, strict=False) if size == 1]
+        if single:
+            shown_names = ", ".join(single[:_NAMED]) + (" …" if len(single) > _NAMED else "")
+            lines.append(
+                f"{len(single)} {one if len(single) == 1 else many} with 1 row ({shown_names}): a misspelt name?"
+            )
+    return lines

@@ -34,10 +34,7 @@ class Rows:
     def take(self, index: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The rows at `index` (int64 [n]; all rows if None): x float32 [n, ...] normalised, y [n] or [n, d2]."""
         x, y = (self.x, self.y) if index is None else (self.x[index], self.y[index])
-        if x.dtype != torch.uint8:
-            return x, y
-        mean, std = (torch.tensor(v, dtype=torch.float32).view(-1, 1, 1) for v in (self.mean, self.std))
-        return x.to(torch.float32).div_(255).sub_(mean).div_(std), y
+        return (x, y) if x.dtype != torch.uint8 else (normalised(x, self.mean, self.std), y)
 
     def feed(self, digest: _Hash) -> None:
         """Add all that determines `take` to `digest`."""
@@ -45,6 +42,12 @@ class Rows:
             digest.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
             digest.update(tensor.contiguous().numpy().data)
         digest.update(f"{self.mean} {self.std};".encode())
+
+
+def normalised(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """(x/255 − mean)/std as float32, of bytes x [N, C, H, W] and a number for each channel."""
+    means, stds = (torch.tensor(v, dtype=torch.float32).view(-1, 1, 1) for v in (mean, std))
+    return x.to(torch.float32).div_(255).sub_(means).div_(stds)
 
 
 def new_digest() -> _Hash:

@@ -19,12 +19,11 @@ from ntkfl.federation.build import describe_method
 from ntkfl.federation.evaluation import MOST_SAMPLES, AskedClients
 from ntkfl.federation.privacy_statement import privacy_statement, stated
 from ntkfl.federation.run import Run
-from ntkfl.federation.run_folder import Record, RunFolder
+from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.server import OnRound, Server
 from ntkfl.methods import Method, Task
 from ntkfl.methods.batchnorm import statistics
 from ntkfl.methods.inspection import Participation
-from ntkfl.services.metrics import METRICS
 from ntkfl.version import __version__
 
 Say = Callable[[str], None]
@@ -48,8 +47,7 @@ class Aggregator:
         refuse_ended(folder, self.federation.run)
         if (out / "model.safetensors").exists():
             raise RunFolderError(f"{out} holds a run that has ended: {ANEW}")
-        agreed = {"sum_counts": self.federation.terms.sum_counts}  # folders from before it say nothing of it
-        self.settings = Deployment.read(folder / "run.toml", **agreed).spelled_out(allow_code=allow_code)
+        self.settings = Deployment.read(folder / "run.toml").spelled_out(allow_code=allow_code)
         self._check_settings()
         terms, settings = self.federation.terms, self.settings
         method = terms.build_method(allow_code=allow_code)
@@ -79,34 +77,10 @@ class Aggregator:
 
     def run(self, on_round: OnRound | None = None) -> Run:
         """Train until the rounds are done; a run that was stopped goes on."""
-        written = self.out.config().get("protocol", 1) if self.out.holds_run else VERSION
-        if written != VERSION:
-            raise RunFolderError(
-                f"{self.out.path} was written by protocol version {written}, this is {VERSION}: begin a new run"
-            )
-
-        def note(record: Record, timing: Record) -> None:
-            self._note(record, timing)
-            if on_round:
-                on_round(record, timing)
-
-        self.transport.status.update(out=str(self.out.path.absolute()), rounds=self.settings.rounds)
         described = self._described(self.server.method)
         for line in stated(described["privacy"]):
             self._say(line)
-        return self.server.run(self.out, described, resume=True, on_round=note)
-
-    def _note(self, record: Record, timing: Record) -> None:
-        """A round into the metrics of this process."""
-        values = {"ntkfl_round": record["round"], "ntkfl_round_seconds": timing["seconds"]}
-        values |= {f"ntkfl_round_{name}": record[name] for name in ("asked", "answered") if name in record}
-        values |= {"ntkfl_test_accuracy": record["test_accuracy"]}
-        for name, value in values.items():
-            if value is not None:
-                METRICS.set(name, value)
-        METRICS.count("ntkfl_waited_seconds_total", timing.get("waited_seconds", 0.0))
-        METRICS.count("ntkfl_dropped_rows_total", record.get("dropped_rows", 0))
-        METRICS.count("ntkfl_failed_attempts_total", record["attempt"])
+        return self.server.run(self.out, described, resume=True, on_round=on_round)
 
     def _check_settings(self) -> None:
         settings, least = self.settings, self.federation.shuffler.min_clients
@@ -117,7 +91,6 @@ class Aggregator:
                 f"clients_per_round must be from {least} (the shuffler's minimum) to the {settings.clients} "
                 f"clients, got {settings.clients_per_round}"
             )
-
         settings.check_evaluators(settings.evaluators)
 
     def _evaluation(self, method: Method) -> str:

@@ -52,6 +52,4 @@ def check_rows(said: Announcement, count: int) -> None:
 
 def summed(said: Announcement, federation: Federation, method: Method) -> bool:
     """Whether the answer is a part of a secure sum, by the contract."""
-    if said.kind == "evaluate":
-        return method.secure_sum or federation.terms.sum_counts
-    return said.message is not None and method.summed(said.message.kind)
+    return method.secure_sum or (said.kind == "evaluate" and federation.terms.sum_counts)

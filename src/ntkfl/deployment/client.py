@@ -17,7 +17,7 @@ from ntkfl.crypto.receipt import check_receipt
 from ntkfl.crypto.row_frames import Announced, BatchKey
 from ntkfl.deployment.announcement_check import check_contract, check_rows, summed
 from ntkfl.deployment.contract import Federation
-from ntkfl.deployment.ledger import Ledger
+from ntkfl.deployment.ledger import Ledger, mark_ended
 from ntkfl.errors import ConfigError, MessageError, NTKFLError, Refused, TrustError
 from ntkfl.federation.client import Client, ClientRandomness, SystemRandomness, check_data
 from ntkfl.federation.evaluation import SUMMED_SAMPLES, counts, counts_summand, rounded, score_rows
@@ -31,7 +31,6 @@ from ntkfl.services.announcement import Announcement
 from ntkfl.services.http.client import ANNOUNCED, HttpClient
 from ntkfl.services.key_server.client import Identity
 from ntkfl.services.shuffler.batch import EVALUATORS
-from ntkfl.services.status import ENDED, StatusFile
 from ntkfl.wire import Message
 
 _USUAL_INPUT = 50.0  # of standardised data: beyond it lie other units, or raw bytes
@@ -50,10 +49,8 @@ class ShuffledClient:
         patience: float = 60,
         say: Callable[[str], None] = print,
         allow_code: bool = False,
-        status: StatusFile | None = None,
     ) -> None:
         self.federation, self.folder, self.say = Federation.read(folder), folder, say
-        self._status = status
         terms = self.federation.terms
         check_data(x, y, terms.inputs, terms.outputs)
         if (largest := float(x.abs().max())) > _USUAL_INPUT:
@@ -94,14 +91,10 @@ class ShuffledClient:
 
     def run(self) -> int:
         """Take part until the aggregator ends the run; the number of exchanges answered."""
-        status = self._status or StatusFile(self.folder, self.role)
-        status.update(role=self.role, name=self.name, run="/".join(self._run), state="waits for the shuffler")
         self.hello()
-        self.shuffler.on_problem = lambda problem: status.update(problem=problem)  # before, its state says so
         self.say(f"is enrolled as {self.role}; waits for {'/'.join(self._run)} at {self.shuffler.url}")
         if (newest := self.ledger.read()) is not None:
             self.say(f"is back after {span(self.ledger.age())}; heard of round {newest[0].round} last")
-        status.update(state="waits to be asked")
         sequence, answered = 0, 0
         while True:
             response = self.shuffler.ask("GET", f"{self._path}/announcement?after={sequence}", most=ANNOUNCED)
@@ -113,27 +106,23 @@ class ShuffledClient:
                 if said is None:
                     continue
                 if said.kind == "end":
-                    self.say(f"{ENDED}; answered {plural(answered, 'question')} since it was started, and leaves")
-                    status.close(ENDED)
+                    answers = plural(answered, "question")
+                    self.say(f"the run has ended; answered {answers} since it was started, and leaves")
+                    mark_ended(self.folder, self.federation.run)
                     return answered
                 began, round = time.perf_counter(), said.key.round
                 if self.answer(said) is None:
-                    status.update(heard=round)
                     continue
                 answered += 1
-                status.update(heard=round, answered=round, problem=None)
                 if said.key.exchange == 0 or self.role == "evaluator":  # a line per round
                     self.say(f"answered round {round} in {time.perf_counter() - began:.1f} s")
             except Refused as refusal:
                 if refusal.reason == "revoked":
                     raise
-                status.update(problem=str(refusal))
                 self.say(f"{refusal.reason}: {refusal}")
             except NTKFLError as error:
-                status.update(problem=str(error))
                 self.say(f"not answered: {error}")
             except Exception as error:  # whatever an announcement does to this client, the next may be sound
-                status.update(problem=type(error).__name__)
                 self.say(f"not answered: {type(error).__name__}")
 
     def hello(self) -> None:

@@ -15,7 +15,7 @@ from pydantic import Field, field_validator
 from torch import nn
 
 from ntkfl.atomic import write_atomically
-from ntkfl.data.client import Images
+from ntkfl.data.folders import Images
 from ntkfl.errors import ConfigError
 from ntkfl.federation.build import build_method, build_network, describe_method
 from ntkfl.federation.config import ModelConfig, method_code, own_method
@@ -151,9 +151,9 @@ class Deployment(Contract):
     attempts: int = Field(3, ge=1, description="times in a row that a round may fail before the run stops")
 
     @staticmethod
-    def read(path: Path, **agreed: Any) -> Deployment:
-        """From run.toml; what it leaves open is as `agreed`."""
-        return Deployment(**with_sums(agreed | read_toml(path)))
+    def read(path: Path) -> Deployment:
+        """From run.toml."""
+        return Deployment(**with_sums(read_toml(path)))
 
 
 class Federation(TrustedPeers):

@@ -75,14 +75,14 @@ class Ledger:
 
 def refuse_ended(folder: Path, run: str) -> None:
     """`ConfigError` where this aggregator has played all rounds of the run: clients agreed to no second training."""
-    if _ended(folder, run).exists():
+    if has_ended(folder, run):
         raise ConfigError(f"run {run} has ended, with all its rounds: {ANEW}")
 
 
 def mark_ended(folder: Path, run: str) -> None:
-    """From now on the aggregator of this folder refuses the run."""
-    write_atomically(_ended(folder, run), b"")
+    """From now on the role of this folder takes no part in the run."""
+    write_atomically(folder / f"ended-{run}", b"")
 
 
-def _ended(folder: Path, run: str) -> Path:
-    return folder / f"ended-{run}"
+def has_ended(folder: Path, run: str) -> bool:
+    return (folder / f"ended-{run}").exists()

@@ -7,7 +7,7 @@ is asked twice. A round that a restart interrupts has failed, as its key was hel
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ import torch
 from ntkfl.crypto.hpke import SEAL_BYTES, SigningKey
 from ntkfl.crypto.mask_format import SEED_BYTES
 from ntkfl.crypto.row_frames import FRAME_BYTES, Announced, BatchKey, open_row
-from ntkfl.deployment.absences import Absences, drawn_from
 from ntkfl.deployment.contract import Deployment, Federation
 from ntkfl.deployment.ledger import mark_ended
 from ntkfl.deployment.waiting import wait_for_batch, wait_for_reports
@@ -29,10 +28,8 @@ from ntkfl.federation.transport import Traffic
 from ntkfl.methods import ClientRound, Method, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.services.announcement import EVALUATION, Announcement
-from ntkfl.services.http.client import HttpClient
 from ntkfl.services.shuffler.batch import EVALUATORS, LEAST_EVALUATORS, Batch, least_of
 from ntkfl.services.shuffler.client import ShufflerClient
-from ntkfl.services.status import ENDED, StatusFile
 from ntkfl.wire import Message
 
 _GATHER_S = 0.2  # between two looks at who is there
@@ -62,21 +59,17 @@ class ShufflerTransport(ShuffledTransport):
             folder,
         )
         self.shuffler = ShufflerClient(federation, folder)
-        self.key_server = HttpClient(federation.key_server.url, folder / "ca.pem")
-        self.status = StatusFile(folder, "aggregator", run=f"{federation.federation}/{federation.run}")
         self._inputs = method.model_input_shape(federation.terms.inputs)
         self._names: list[str] = []  # of the clients of this round, by number
         self._number, self._round = 0, 0  # of training, and of the protocol
         self._exchange = 0
         self.answered = 0  # clients whose rows the round's first exchange released: later ones need exactly them
         self.dropped: set[str] = set()  # clients that answered a round's first exchange and not its next
-        self._absences = Absences(say)
 
     def gather(self) -> None:
         """Wait until those expected are there. Rows of a round that a restart interrupted are deleted, as no key opens
         them any more.
         """
-        self.status.update(state="waits for the shuffler")
         if (newest := self.shuffler.newest()) is not None:
             with suppress(Refused):  # of an evaluation by evaluators there is no batch
                 self.shuffler.cancel(newest)
@@ -85,7 +78,6 @@ class ShufflerTransport(ShuffledTransport):
             while len(there := self.present(role)) < wanted:
                 if len(there) != told:
                     told = len(there)
-                    self.status.update(state=f"waits; {role}s that are there: {told} of {wanted}")
                     left = max(0.0, until - time.monotonic())
                     self.say(f"{role}s that are there: {told} of {wanted}; waits {left:.0f} s more at most")
                 if time.monotonic() > until:
@@ -96,24 +88,20 @@ class ShufflerTransport(ShuffledTransport):
         """Names of those that can be asked, sorted."""
         return self.shuffler.clients(role)
 
-    def lapsed(self) -> tuple[list[str], int]:
-        """Names, where they are told, and number of the clients that do not answer and have not called since: the
-        shuffler waits for none of them.
-        """
-        found = self.shuffler.presence("client")
-        return found.lapsed, found.away
+    def lapsed(self) -> list[str]:
+        """Clients that do not answer and have not called since, where the shuffler tells which it does not wait for."""
+        return self.shuffler.presence("client").lapsed
 
     def available(self, wanted: int) -> Sequence[int]:
         """Clients that are there; others than those that made a round fail, or have lapsed, as long as there are
         `wanted` others.
         """
-        present, (lapsed, away) = self.present("client"), self.lapsed()
-        self._absences.note(lapsed, away, self._number)
+        present = self.present("client")
         if len(present) < wanted:
             raise TooFew(f"{len(present)} clients are there, fewer than the {wanted} that a round is drawn from")
         if len(set(present) - self.dropped) < wanted:
             self.dropped = set()
-        self._names = drawn_from(present, lapsed, self.dropped, wanted)
+        self._names = drawn_from(present, self.lapsed(), self.dropped, wanted)
         return range(len(self._names))
 
     def name(self, client: int) -> str:
@@ -154,9 +142,7 @@ class ShufflerTransport(ShuffledTransport):
         key = announced.key
         later = key.exchange not in (0, EVALUATORS)
         asked = self.answered if later else asked
-        ready, batch, silent, seconds = wait_for_batch(
-            self.shuffler, key, asked, self.settings, self.status, self.say, self._number
-        )
+        ready, batch, silent, seconds = wait_for_batch(self.shuffler, key, asked, self.settings, self.say, self._number)
         if not ready:
             self.shuffler.cancel(key)
             traffic.heard(asked, batch.clients, silent)
@@ -180,7 +166,7 @@ class ShufflerTransport(ShuffledTransport):
         """What rows of replies to the message look like, by an answer of nobody to it."""
         nobody = ClientRound(0, *self._made_up_sample(), Randomness.simulated(0))
         (reply,) = self.method.answer(self.task, message, [nobody])
-        if self.method.summed(message.kind):
+        if self.method.secure_sum:
             summand = self.method.summand(self.task, message, reply)
             return SumSchema.of(reply.kind, summand, self.settings.clients_per_round)
         return RowSchema.of(self.method, reply)
@@ -209,7 +195,7 @@ class ShufflerTransport(ShuffledTransport):
         names, there = tuple(self._names[client] for client in cohort), len(cohort)
         if apart:
             found = self.shuffler.presence("evaluator")
-            names, there = tuple(found.clients), len(found.clients) - found.away
+            names, there = tuple(found.clients), len(found.clients) - len(found.lapsed)
         least = LEAST_EVALUATORS if summed else 1
         if apart and there < least:
             raise TooFew(f"evaluators that are there: {there} of {least} that are needed")
@@ -254,9 +240,17 @@ class ShufflerTransport(ShuffledTransport):
         """The run's rounds are played, and never again: that is on the disk before clients hear of it."""
         mark_ended(self._folder, self.run)
         self.announce(Announcement("end", BatchKey(self._next_round(), 0)), Traffic())
-        self.status.close(ENDED)
 
     def _made_up_sample(self) -> tuple[torch.Tensor, torch.Tensor]:
         x = torch.zeros(1, *self._inputs, dtype=self.task.like.dtype)
         real = self.peers.terms.real_targets
         return x, torch.zeros(1, self.task.outputs, dtype=x.dtype) if real else torch.zeros(1, dtype=torch.int64)
+
+
+def drawn_from(present: Sequence[str], lapsed: Collection[str], dropped: Collection[str], wanted: int) -> list[str]:
+    """Of those present (sorted), the ones that a cohort of `wanted` is drawn from: no lapsed and no dropped ones while
+    there are enough others. Where there are not, they fill up what is missing: dropped ones first, which are there.
+    """
+    names = [name for name in present if name not in lapsed and name not in dropped]
+    others = sorted((name for name in present if name not in names), key=lambda name: (name in lapsed, name))
+    return sorted(names + others[: max(0, wanted - len(names))])

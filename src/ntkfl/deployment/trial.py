@@ -35,7 +35,7 @@ _LOOK_S = 0.1
 _START_S = 60.0  # for a service to listen
 _STOP_S = 12.0  # for a service to let requests under way end
 _LEAVE_S = 10.0  # for clients to leave by themselves when the run has ended
-PORTS, _METRICS_PORTS = (8441, 8442, 8443), (9441, 9442, 9443)
+PORTS = (8441, 8442, 8443)
 _SERVICES = ("key-server", "shuffler")
 _AGGREGATOR = "aggregator"
 
@@ -48,7 +48,6 @@ class Role:
     process: subprocess.Popen[bytes]
     log: Path
     url: str = ""
-    metrics: str = ""
 
     def last_line(self) -> str:
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
@@ -99,20 +98,19 @@ class Trial:
         """The services, and once they listen the clients, the evaluator and the aggregator."""
         self._take()
         self._logs.mkdir(exist_ok=True)
-        peers, metrics = self.peers, [f"127.0.0.1:{port}" for port in _free_ports(_METRICS_PORTS)]
+        peers = self.peers
         urls = peers.key_server.url, peers.shuffler.url
         for url in (*urls, peers.shuffler.aggregator_url):
             _refuse_taken(url)
         self.say("starts the key server and the shuffler, then the clients and the aggregator")
-        for name, url, own in zip(_SERVICES, urls, metrics, strict=False):
-            self._start(name, "serve", name, self.folder / name, "--metrics", own, url=url, metrics=own)
+        for name, url in zip(_SERVICES, urls, strict=True):
+            self._start(name, "serve", name, self.folder / name, url=url)
         for role in list(self.roles):
             self._await_listening(role)
         for folder in sorted((self.folder / "clients").iterdir()):
             data = "test" if folder.name.startswith("evaluator") else folder.name
             self._start(folder.name, "join", folder, "--data", self.folder / "data" / f"{data}.npz")
-        words = ("aggregate", self.folder / _AGGREGATOR, "--out", self.out, "--metrics", metrics[-1])
-        self._start(_AGGREGATOR, *words, metrics=metrics[-1])
+        self._start(_AGGREGATOR, "aggregate", self.folder / _AGGREGATOR, "--out", self.out)
 
     def train(self, show: Callable[[str], None]) -> int:
         """Show what the aggregator says until it ends: its exit code. A process of the trial that ends before is said
@@ -168,12 +166,9 @@ class Trial:
         except BlockingIOError:
             os.close(self._lock)
             self._lock = None
-            raise ConfigError(
-                f"another `ntkfl deploy try` runs in {self.folder}: see it with: ntkfl deploy status {self.folder}, "
-                "or give another folder"
-            ) from None
+            raise ConfigError(f"another `ntkfl deploy try` runs in {self.folder}: give another folder") from None
 
-    def _start(self, name: str, *words: str | Path, url: str = "", metrics: str = "") -> None:
+    def _start(self, name: str, *words: str | Path, url: str = "") -> None:
         log = self._logs / f"{name}.log"
         # A terminal sends Ctrl-C to all: only the one who started them hears it, and ends them in order.
         with open(log, "ab") as sink, block_sigint():
@@ -186,7 +181,7 @@ class Trial:
                 stderr=subprocess.STDOUT,
                 preexec_fn=end_with_parent,
             )
-        self.roles.append(Role(name, process, log, url, metrics and f"http://{metrics}/metrics"))
+        self.roles.append(Role(name, process, log, url))
 
     def _await_listening(self, role: Role) -> None:
         until = time.monotonic() + _START_S

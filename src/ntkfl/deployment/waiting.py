@@ -12,7 +12,6 @@ from ntkfl.errors import TooFew
 from ntkfl.progress import plural
 from ntkfl.services.shuffler.batch import Status
 from ntkfl.services.shuffler.client import ShufflerClient
-from ntkfl.services.status import StatusFile
 
 _LOOK_S = 0.05  # between two looks
 SAY_S = 5.0  # of waiting in which no answer came, until it is said
@@ -30,27 +29,22 @@ class Waited(NamedTuple):
 
 
 def wait_for_batch(
-    shuffler: ShufflerClient, key: BatchKey, asked: int, settings: Deployment, file: StatusFile, say: Say, number: int
+    shuffler: ShufflerClient, key: BatchKey, asked: int, settings: Deployment, say: Say, number: int
 ) -> Waited:
     """Until the shuffler would release the batch, was told to cancel it, or it is late. `asked` clients may answer;
     `number` is that of the round in training.
 
     Past its deadline, a round's first exchange goes on without those that have not answered, and waits for enough
     clients as long as `patience` says; a later one can only be released whole, so it is late. The shuffler tells how
-    many answered, and not which, so that is what is said and kept in the status file.
+    many answered, and not which, so that is what is said.
     """
     began = time.monotonic()
     until = began + settings.round_seconds + settings.patience
     answered, last, said = 0, began, False
-    told: dict[str, int | None] = {}
     while True:
         status = shuffler.status(key)
         if status.clients > answered:
             answered, last = status.clients, time.monotonic()
-        left = None if status.seconds is None else round(status.seconds)
-        if told != (now := {"asked": asked, "answered": answered, "seconds_left": left}):
-            told = now
-            file.update(state="training", key=key, batch=now)
         silent = time.monotonic() - last if answered < asked else 0.0
         # As long as answers took so far, others may take too.
         usual = last - began if answered else settings.round_seconds / 2

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ntkfl.data import Federated, RowDataset
+from ntkfl.data import Federated
 from ntkfl.data.files import NUMBERS, UNKNOWN, is_data_file
-from ntkfl.data.sources import open_dataset
+from ntkfl.data.sources import is_own, open_dataset
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.federation.config import ModelConfig, RunConfig, own_method
 from ntkfl.federation.seeds import derive
 from ntkfl.methods import METHODS, Method
-from ntkfl.models import MODELS, convexified, digest, head, lora
+from ntkfl.models import MODELS, digest, head, lora
 from ntkfl.options import written
 from ntkfl.tangent.losses import loss_name
 from ntkfl.user_code import find_factory
@@ -79,7 +79,7 @@ def build_network(config: ModelConfig, input_shape: tuple[int, ...], outputs: in
             raise ConfigError(f"model {config.name!r} cannot be built: {reason}") from error
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model {config.name!r} must give an nn.Module, not {type(model).__name__}")
-    return model if config.convexify is None else convexified(model, outputs, config.convexify)
+    return model
 
 
 def _adapted(
@@ -102,8 +102,8 @@ def load_data(config: RunConfig) -> Federated:
     """The clients, standardised where the settings say so. The partition follows the run's seed, so that seeds repeat
     the whole experiment.
 
-    A method with a `shared_fraction` gets its global set out of the training rows before they are dealt, so that all
-    methods see the same number of samples in all.
+    A method with a `shared_fraction` (data-share) gets its global set out of the training rows before they are dealt,
+    so that all methods see the same number of samples in all.
     """
     data = _load_data(config)
     return data.standardized() if config.data.standardize else data
@@ -115,8 +115,8 @@ def _load_data(config: RunConfig) -> Federated:
         return _own_clients(config.data.dataset, fraction)
     dataset, shared = open_dataset(config.data.dataset, config.data.columns, _targets(config)), None
     if fraction > 0:
-        if isinstance(dataset, RowDataset):
-            raise ConfigError("a shared_fraction is taken out of a dataset with a name, not of a user's own")
+        if is_own(config.data.dataset):
+            raise ConfigError("a shared set is taken out of a dataset with a name, not of a user's own")
         # The fraction is of what clients hold, so of all rows it is fraction / (1 + fraction).
         dataset, *taken = dataset.without(fraction / (1 + fraction), seed=config.seed)
         shared = (taken[0], taken[1])
@@ -136,7 +136,7 @@ def _own_clients(name: str, shared_fraction: float) -> Federated:
     if not isinstance(fed, Federated):
         raise ConfigError(f"{name!r} must give clients (ntkfl.data.from_clients), not {type(fed).__name__}")
     if shared_fraction > 0:
-        raise ConfigError("a shared_fraction is taken out before clients are dealt theirs, and these come dealt")
+        raise ConfigError("a shared set is taken out before clients are dealt theirs, and these come dealt")
     return fed
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ntkfl.errors import ConfigError
 from ntkfl.extras import missing
 from ntkfl.federation.run_folder import Record
-from ntkfl.progress import RoundLine
+from ntkfl.progress import ProgressBar, percent, plural
 
 if TYPE_CHECKING:
     from ntkfl.federation.transcript import Transcript
@@ -106,24 +106,31 @@ class Functions(Callback):
 
 
 class Progress(Callback):
-    """Rounds, accuracy and the time left as one line on standard error: written over in a terminal or notebook, in a
-    log as a line every ten seconds or so. With `log=False`, only where it can be written over.
+    """Rounds, accuracy and the time left on standard error: a bar in a terminal, in a notebook or log a line every ten
+    seconds or so. With `log=False`, not in a log.
     """
 
     def __init__(self, log: bool = True) -> None:
         self.log = log
-        self._line: RoundLine | None = None
+        self._bar: ProgressBar | None = None
 
     def on_begin(self, rounds: int) -> None:
-        self._line = RoundLine(rounds, True if self.log else None).__enter__()
+        bar = ProgressBar(rounds, f"training, {plural(rounds, 'round')}")
+        if self.log or bar.live or bar.console.is_jupyter:
+            self._bar = bar.__enter__()
 
     def on_round(self, record: Record, timing: Record) -> None:
-        if self._line is not None:
-            self._line.show(record, timing)
+        if self._bar is not None:
+            accuracy, loss = record["test_accuracy"], record["test_loss"]
+            reached = "" if loss is None else f", test loss {loss:.4g}"
+            if accuracy is not None:
+                reached = f", test accuracy {percent(accuracy)}"
+            self._bar.round(record, timing, what=f"round {record['round']} of {self._bar.total}{reached}")
 
     def on_end(self) -> None:
-        if self._line is not None:
-            self._line.__exit__(None, None, None)
+        if self._bar is not None:
+            self._bar.__exit__(None, None, None)
+            self._bar.console.print(self._bar.what, soft_wrap=True)
 
 
 class TensorBoardCallback(Callback):

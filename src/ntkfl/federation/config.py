@@ -11,9 +11,8 @@ from pydantic import Field, model_validator
 
 from ntkfl.data import NAMES
 from ntkfl.data.files import Columns, is_data_file
-from ntkfl.data.partition import Partition
-from ntkfl.data.partitions import PARTITIONS, make
-from ntkfl.data.sources import FORMS, is_own, names_clients
+from ntkfl.data.partitions import PARTITIONS, Partition, make
+from ntkfl.data.sources import FORMS, is_own
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.methods import Method
 from ntkfl.models import MODELS
@@ -56,7 +55,7 @@ class DataConfig(Options):
     def _files_name_their_clients(cls, values: Any) -> Any:
         """Unless told otherwise, rows of a file are dealt as its column `client` says, pictures as their folders do."""
         named = values.get("dataset") if isinstance(values, dict) else None  # a file may say `data = 3`
-        return {"partition": "client"} | values if isinstance(named, str) and names_clients(named) else values
+        return {"partition": "client"} | values if isinstance(named, str) and is_own(named) else values
 
     def model_post_init(self, _: object) -> None:
         if not self.own and self.dataset not in NAMES and not is_own(self.dataset):
@@ -113,9 +112,6 @@ class ModelConfig(Options):
     hidden: tuple[int, ...] | None = Field(None, description="hidden widths of an mlp; default: 100")
     gain: float | None = Field(None, gt=0, description="scale of an mlp's first weights; default: the method's, or 1")
     bias: float | None = Field(None, description="an mlp's first biases; default: the method's, or 0")
-    convexify: int | None = Field(
-        None, ge=1, description="features of the network's linearisation, at most; default: the method's, or none"
-    )
     options: dict[str, Any] = Field(default_factory=dict, description="anything else the builder takes")
 
     @model_validator(mode="before")
@@ -154,12 +150,10 @@ class ModelConfig(Options):
 
     def suited(self, method: Method) -> ModelConfig:
         """With what suits the method, and defaults spelled out, where nothing was said."""
-        given, suits = self.model_dump(exclude_none=True), dict[str, Any](method.model_defaults)
-        if self.name == "mlp":
-            suits = {"hidden": _HIDDEN, "gain": 1.0, "bias": 0.0, **suits}
-        else:  # the others are a perceptron's own
-            suits = {name: value for name, value in suits.items() if name == "convexify"}
-        return ModelConfig(**{**suits, **given})
+        if self.name != "mlp":  # what suits methods are options of a perceptron
+            return self
+        suits = {"hidden": _HIDDEN, "gain": 1.0, "bias": 0.0, **method.model_defaults}
+        return ModelConfig(**{**suits, **self.model_dump(exclude_none=True)})
 
 
 ATTACKS: Mapping[str, str] = {

@@ -51,8 +51,6 @@ class ProjectionNote(Options):
 
     features: int = Field(ge=1)
     kind: str
-    scaled: bool
-    standardize: bool
     federation: str
     run: str
     key_id: str
@@ -127,9 +125,7 @@ def export(
     weights = run / "model.safetensors"
     if not weights.exists():
         raise RunFolderError(f"{run} has no model yet: the run has not ended")
-    if "shape" not in config:
-        raise RunFolderError(f"{run} was made by an older version, which did not note the inputs' shape")
-    standardization = standardization_in(config, run)
+    standardization = standardization_in(config)
     content = weights.read_bytes()
     try:
         note, projection = _note(config, content, recipients, secret)
@@ -229,8 +225,7 @@ def _note(
         raise TrustError(f"this run is {'/'.join(map(str, named))}; the client is of {secret.federation}/{secret.run}")
     if shape.get("key_id") not in (None, secret.key_id):
         raise TrustError(f"this seed is not the one the run was trained with (key id {shape['key_id']})")
-    how = (method["projection"], method["projection_scaled"], method["standardize"])
-    projection = make_projection(secret, shape["inputs"], method["projected_dim"], *how)
+    projection = make_projection(secret, shape["inputs"], method["projected_dim"], method["projection"])
     sealed = {}
     if recipients:
         from ntkfl.crypto.hpke import seal  # sealing is an extra
@@ -241,8 +236,6 @@ def _note(
     note = ProjectionNote(
         features=method["projected_dim"],
         kind=method["projection"],
-        scaled=method["projection_scaled"],
-        standardize=method["standardize"],
         federation=secret.federation,
         run=secret.run,
         key_id=secret.key_id,
@@ -260,8 +253,7 @@ def _projection(
             matrix = load_tensors(plain.read_bytes())["matrix"]
         except Exception as error:
             raise ModelError(f"{plain} holds no projection: {str(error).splitlines()[0]}") from None
-        scale = math.prod(described.inputs) ** -0.5 if note.kind == "gaussian" and note.scaled else 1.0
-        return Projection(matrix, scale, note.standardize)
+        return Projection(matrix, math.prod(described.inputs) ** -0.5 if note.kind == "gaussian" else 1.0)
     if key is None:
         raise TrustError(f"the projection is sealed to {', '.join(note.sealed) or 'nobody'}: give the private key")
     from ntkfl.crypto.hpke import SealingKey
@@ -273,7 +265,7 @@ def _projection(
         except (TrustError, ValueError):
             continue
         secret = RunSecret(Secret(seed), note.federation, note.run)
-        return make_projection(secret, described.inputs, note.features, note.kind, note.scaled, note.standardize)
+        return make_projection(secret, described.inputs, note.features, note.kind)
     raise TrustError(f"this key opens none of the seals: they are for {', '.join(note.sealed) or 'nobody'}")
 
 

@@ -25,7 +25,6 @@ from ntkfl.data.catalog import cache_folder
 from ntkfl.methods import Method
 from ntkfl.models import digest
 from ntkfl.models.backbone import Adapted
-from ntkfl.models.split import FIRST, cut_frozen
 
 _NAME = "features"
 _SAY_S = 10.0  # seconds between lines that say how far it is
@@ -134,28 +133,19 @@ def split_frozen(
     device: torch.device | None = None,
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
 ) -> tuple[nn.Module, FeatureCache | None]:
-    """(what trains, the cache of what it takes): the head behind a frozen backbone; of a partly frozen one all from its
-    first layer that trains on (`models/split.py`); any other model whole, and None.
+    """(what trains, the cache of what it takes): the head behind a frozen backbone; any other model whole, and None.
 
     The trained weights are the same numbers in the same order either way. Where inputs are projected, what the backbone
     gets changes with the run's secret: nothing is cached.
     """
-    if not isinstance(model, Adapted) or method.projected_dim is not None:
+    if not isinstance(model, Adapted) or not model.frozen or method.projected_dim is not None:
         return model, None
-    front: nn.Module = model.backbone
-    rest: nn.Module = model.head
-    if not model.frozen:
-        cut = cut_frozen(model)
-        if isinstance(cut, str):
-            if cut != FIRST:
-                say(f"the frozen part of the backbone is computed anew in every round: {cut}")
-            return model, None
-        front, rest = cut
-    held = (*front.parameters(), *front.buffers())  # random features have buffers alone
+    front = model.backbone
+    held = (*front.parameters(), *front.buffers())  # some backbones have buffers alone
     if device is not None and any(tensor.device != device for tensor in held):
         front = copy.deepcopy(front).to(device)
-    return rest, FeatureCache(front, folder, say=say)
+    return model.head, FeatureCache(front, folder, say=say)
 
 
 def _settings(backbone: nn.Module) -> str:
-    return " ".join(str(getattr(backbone, name, "")) for name in ("pool", "also", "grid"))
+    return " ".join(str(getattr(backbone, name, "")) for name in ("pool", "also"))

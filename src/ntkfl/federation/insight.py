@@ -19,7 +19,7 @@ from ntkfl.federation.local import SimulatedClients
 from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.methods import State
 from ntkfl.methods.batchnorm import NAME, load_statistics
-from ntkfl.tangent import jacobian, jacobian_numbers
+from ntkfl.tangent import jacobian, plan_jacobian
 from ntkfl.tangent.parameters import load_flat
 from ntkfl.threads import one_thread
 
@@ -79,8 +79,8 @@ def inputs_of(clients: SimulatedClients, record: Record) -> Tensor:
 
 def spectrum(model: nn.Module, x: Tensor) -> list[float]:
     """Eigenvalues of H/N, largest first; H_ij = (1/d2)⟨J_i, J_j⟩_F over the rows of x. float [N]"""
-    fitting = max(16, _NUMBERS // max(1, jacobian_numbers(model, x[:1], "auto")))
-    x = x[:fitting]
-    kernel = jacobian(model, x).kernel().double() / len(x)
+    plan = plan_jacobian(model, x[:2])
+    x = x[: max(16, _NUMBERS // plan.stored)]
+    kernel = jacobian(model, x, plan=plan).kernel().double() / len(x)
     values = torch.linalg.eigvalsh(kernel).flip(0).clamp_min(0)
     return [float(f"{v:.4g}") for v in values.tolist()]

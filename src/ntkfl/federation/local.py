@@ -43,7 +43,7 @@ class SimulatedClients:
         self.respond, self._memory = respond, memory
         self.secret = secret or RunSecret.simulated(seed)
         self.projection = method.make_projection(self.secret, fed.input_shape)
-        self.rows = method.rows_per_client or equal_rows(fed.sizes, method.subsample_rate)
+        self.rows = equal_rows(fed.sizes, method.subsample_rate)
         self._clients: dict[int, Client] = {}
 
     def __len__(self) -> int:
@@ -136,7 +136,7 @@ class LocalTransport(Transport):
         traffic.client_seconds += time.perf_counter() - began
         if self._recorder:
             answers = [reply.here() for reply in answers]
-            self._recorder.asked(self.clients.method, message, answers, self.clients.rows)
+            self._recorder.asked(self.clients.method, message, answers)
         replies = []
         for reply, size in through_bytes(answers):
             replies.append(reply)

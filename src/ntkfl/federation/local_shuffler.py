@@ -64,7 +64,7 @@ class LocalShuffler(ShuffledTransport):
         announced = Announced.of(key, bind("simulation", *key))  # in the place of an announcement's digest
         where = (self.opener.public, self.federation, self.run, announced)
         schema: RowSchema | SumSchema
-        if self.method.summed(message.kind):
+        if self.method.secure_sum:
             schema, bodies = self._masked(message, own, len(cohort), where)
         else:
             schema = _schema(self.method, self.task, list(own.values()))

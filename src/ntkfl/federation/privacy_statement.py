@@ -41,11 +41,16 @@ def privacy_statement(
     return said | {"guarantees": [{name: getattr(one, name) for name in fields} for one in found]}
 
 
+def hides_clients(method: Method) -> bool:
+    """Whether the server is not to see what a single client's data are."""
+    return method.shuffle or method.secure_sum or getattr(method, "clip", None) is not None
+
+
 def sum_promise(method: Method) -> str:
     """What masks promise, and that a total without noise has no ε, in a line; empty where replies are not summed."""
     if not method.secure_sum:
         return ""
-    noised = method.noise or getattr(method, "epsilon", None) is not None
+    noised = getattr(method, "noise", 0) or getattr(method, "epsilon", None) is not None
     return f"secure sums: only totals are seen unless server and shuffler collude{'' if noised else '; no ε'}"
 
 
@@ -67,7 +72,6 @@ def _sees(method: Method) -> dict[str, str]:
         aggregator = "the total over a round's clients and how many they are; of a single client nothing"
         shuffler = "who takes part; sealed vectors and seeds of masks; the model"
     else:
-        losses = "; of candidates' losses the total" if method.summed("candidates") else ""
-        aggregator = f"{reply}, without senders{losses}"
+        aggregator = f"{reply}, without senders"
         shuffler = "who takes part; sealed rows, equally many of each client; the model"
     return {"aggregator": aggregator, "shuffler": shuffler, "key server": "who is enrolled", "others": "the model"}

@@ -177,20 +177,14 @@ def was_standardized(config: Mapping[str, Any]) -> bool:
     return isinstance(data, Mapping) and bool(data.get("standardize") or data.get("standardized"))
 
 
-def standardization_in(config: Mapping[str, Any], folder: Path | None = None) -> Standardization | None:
+def standardization_in(config: Mapping[str, Any]) -> Standardization | None:
     """What a run's settings keep of it; `RunFolderError` where inputs were standardised and nothing was kept."""
     kept = config.get("standardization")
-    if kept is not None:
-        if not isinstance(kept, Mapping):
-            raise RunFolderError("standardization in a run's config.toml must be a table of mean and std")
-        return Standardization(**kept)
-    if was_standardized(config):
-        raise RunFolderError(
-            f"{folder or 'the run'} was trained on standardised inputs by an older version, which did not keep their "
-            "mean and deviation: continue it on its data (ntkfl train --resume --out RUN; in Python resume=True), "
-            "which notes them, or train again"
-        )
-    return None
+    if kept is None and not was_standardized(config):
+        return None
+    if not isinstance(kept, Mapping):
+        raise RunFolderError("a run on standardised inputs keeps their mean and std: its config.toml has no such table")
+    return Standardization(**kept)
 
 
 def _rebuild(config: Mapping[str, Any], method: Method) -> nn.Module:

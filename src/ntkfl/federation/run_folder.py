@@ -129,7 +129,7 @@ class RunFolder:
         """Refuse to continue a run under other settings; more rounds are welcome."""
         ignore = ("rounds", "stop_at", "privacy", "names", "standardization", "constant")
         there = self.config()
-        difference = _difference(without_draw(there), without_draw(_plain(config)), ignore=ignore)
+        difference = _difference(there, _plain(config), ignore=ignore)
         difference = difference or other_features(there, names_in(config, "features"))
         if difference.startswith("model.start "):
             difference = (

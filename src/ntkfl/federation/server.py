@@ -193,8 +193,7 @@ class Server:
         traffic = Traffic()
 
         def exchange(message: Outgoing) -> list[Message]:
-            summed = isinstance(message, Message) and self.method.summed(message.kind)
-            replies = self._validated(self.transport.exchange(message, cohort, traffic), traffic, summed)
+            replies = self._validated(self.transport.exchange(message, cohort, traffic), traffic)
             self.transport.accepted(replies)
             return replies
 
@@ -209,11 +208,11 @@ class Server:
                 raise TooFew(f"the round cannot be built from its rows: {error}") from None
             raise
 
-    def _validated(self, replies: list[Message], traffic: Traffic, summed: bool) -> list[Message]:
+    def _validated(self, replies: list[Message], traffic: Traffic) -> list[Message]:
         """The replies without the rows, or without the clients, that a round cannot be built from. One that is a secure
         sum stands for many.
         """
-        anonymous, quorum = self.transport.anonymous, 1 if summed else self.transport.quorum
+        anonymous, quorum = self.transport.anonymous, 1 if self.method.secure_sum else self.transport.quorum
         filtered = filter_replies(self.method, self.task, replies)
         traffic.rejected += filtered.rejected
         traffic.rejected_clients += 0 if anonymous else filtered.touched
@@ -304,7 +303,7 @@ def remarks(record: Record, timing: Record | None = None) -> list[str]:
         said.append(f"rejected: {why_rejected(record['rejected'])}")
     if record.get("bounded_clients"):
         clients = plural(record["bounded_clients"], "client")
-        said.append(f"{clients} scaled numbers down to their limit: raise sum_limit")
+        said.append(f"{clients} scaled numbers down to the limit of a secure sum")
     if record.get("warning"):
         said.append(f"warning: {record['warning']}")
     if record.get("solver_fallback"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,10 @@ from ntkfl.federation.evaluation import OwnTestSet
 from ntkfl.federation.feature_cache import feature_folder, split_frozen
 from ntkfl.federation.insight import keep_insight
 from ntkfl.federation.local import LocalTransport, SimulatedClients
-from ntkfl.federation.privacy_statement import privacy_statement, sum_promise
+from ntkfl.federation.privacy_statement import hides_clients, privacy_statement, sum_promise
 from ntkfl.federation.run import Run, describe
 from ntkfl.federation.run_folder import RunFolder, without_draw
 from ntkfl.federation.server import Server
-from ntkfl.federation.transcript import Transcript
 from ntkfl.federation.transport import Transport
 from ntkfl.methods import Method, Task
 from ntkfl.methods.batchnorm import advice, answer, statistics
@@ -86,7 +85,6 @@ def execute(
     resume: bool = False,
     device: str | None = None,
     callbacks: Sequence[Callback] = (),
-    record: Collection[int] = (),
     transport: Transport | None = None,
     runtime: str | None = None,
     insight: bool = False,
@@ -112,7 +110,7 @@ def execute(
     if not config.data.own:
         settings["data"].setdefault("clients", len(data))  # those that the data name
     title = config.data.text if insight else None
-    how = {"out": out, "resume": resume, "callbacks": callbacks, "record": record, "title": title}
+    how = {"out": out, "resume": resume, "callbacks": callbacks, "title": title}
     return simulation.run(config.rounds, stop_at=config.stop_at, settings=settings, **how)  # type: ignore[arg-type]
 
 
@@ -145,7 +143,7 @@ class Simulation:
             raise ConfigError(
                 f"clients per round must be from 1 to the {len(self.data)} clients there are, got {clients_per_round}"
             )
-        if data.standardization is not None and (method.shuffle or method.secure_sum or method.clip is not None):
+        if data.standardization is not None and hides_clients(method):
             raise ConfigError(
                 "standardising tells the server each client's mean and deviation, which this method would hide: "
                 "leave standardize out, or scale inputs by public numbers"
@@ -207,19 +205,17 @@ class Simulation:
         out: Path | str | None = None,
         resume: bool = False,
         callbacks: Sequence[Callback] | None = None,
-        record: Collection[int] = (),
         settings: Mapping[str, Any] | None = None,
         title: str | None = None,
     ) -> Run:
-        """Play the rounds. Of those in `record` every message is kept in the folder, for `ntkfl audit` to attack;
-        `settings` overrides what the folder says of the run. Without them, or with a `title` for it, what reports show
-        of data and network is kept.
+        """Play the rounds. `settings` overrides what the folder says of the run. Without them, or with a `title` for
+        it, what reports show of data and network is kept.
         """
         if not isinstance(rounds, int) or rounds < 1:
             raise ConfigError(f"rounds must be a whole number of at least 1, got {rounds!r}")
         told = CallbackList([Progress(log=False)] if callbacks is None else callbacks)
         folder = RunFolder(out) if out is not None else None
-        self._record_transcripts(rounds, record, folder, told)
+        self._record_transcripts(rounds, told)
         about = (self.model, self.all_data, self.method, self.clients_per_round, self.seed, self.hold_out)
         described = dict(settings) if settings is not None else describe(*about)
         described |= {"rounds": rounds, "stop_at": stop_at, "shape": self.shape(), "privacy": self._privacy(rounds)}
@@ -246,8 +242,11 @@ class Simulation:
                 told.on_start(f"not covered: {uncovered}")
             samples = sum(self.data.sizes) / len(self.data) * self.clients_per_round
             noisy = self.method.noise_advice(self.task.like, samples, self.clients_per_round, rounds)
-            hides = self.method.shuffle or self.method.secure_sum or self.method.clip is not None
-            odd = [*scale_advice(self.all_data, hides), *single_rows(self.all_data), *self._large_clients()]
+            odd = [
+                *scale_advice(self.all_data, hides_clients(self.method)),
+                *single_rows(self.all_data),
+                *self._large_clients(),
+            ]
             for line in [*advice(self.method, self.task), *noisy, *odd]:
                 if callbacks is None:
                     warnings.warn(line, stacklevel=3)  # of `train`'s caller, who has no display of lines
@@ -286,24 +285,16 @@ class Simulation:
         )
         return privacy_statement(self.method, run, self.server.transport.floor, uncovered=uncovered)
 
-    def _record_transcripts(
-        self, rounds: int, record: Collection[int], folder: RunFolder | None, told: CallbackList
-    ) -> None:
-        wanted = {*record, *told.transcript_rounds}
+    def _record_transcripts(self, rounds: int, told: CallbackList) -> None:
+        wanted = set(told.transcript_rounds)
         if wanted and self.method.secure_sum:
             raise ConfigError("of a secure sum the server has nothing but totals: there are no messages to record")
         if any(not 1 <= number <= rounds for number in wanted):
             raise ConfigError(f"cannot record rounds {sorted(wanted)}: the run has rounds 1 to {rounds}")
         if wanted and self.local is None:
             raise ConfigError("messages are recorded where clients are in this process, not where they are carried")
-
-        def on_transcript(transcript: Transcript) -> None:
-            if folder and transcript.round in record:
-                transcript.save(folder)
-            told.on_transcript(transcript)
-
         if self.local is not None:
-            self.local.record(wanted, on_transcript)
+            self.local.record(wanted, told.on_transcript)
 
     def shape(self) -> dict[str, Any]:
         """What the network takes and gives, and which seed projects: a name for it, never the seed."""

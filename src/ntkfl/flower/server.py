@@ -37,8 +37,8 @@ class FlowerRun(Deployment):
     max_message_mb: float = Field(2000, gt=0, description="largest message; a larger one is refused before it is made")
 
     @staticmethod
-    def read(path: Path, **agreed: Any) -> FlowerRun:
-        return FlowerRun(**with_sums(agreed | read_toml(path)))
+    def read(path: Path) -> FlowerRun:
+        return FlowerRun(**with_sums(read_toml(path)))
 
     @property
     def limit(self) -> int:

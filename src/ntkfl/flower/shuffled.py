@@ -54,9 +54,9 @@ class FlowerShufflerTransport(ShufflerTransport):
         online = {self._flower.names(client) for client in self._flower.available(0)}
         return [name for name in present if name in online]
 
-    def lapsed(self) -> tuple[list[str], int]:
+    def lapsed(self) -> list[str]:
         """Whether a client is there, its node's connection says: it calls the shuffler only when it is asked."""
-        return [], 0
+        return []
 
     def announce(self, said: Announcement, traffic: Traffic) -> bytes:
         """Open the batch at the shuffler, and carry the announcement to those it asks.

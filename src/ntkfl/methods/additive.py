@@ -57,17 +57,6 @@ def update_summand(message: Message, reply: Message, most_samples: int | None, l
     return summand
 
 
-def losses_summand(reply: Message) -> Summand:
-    """A client's mean losses of candidates [1, S]: every client has one vote, and none of more than `LARGEST_LOSS`."""
-    losses = reply.of_kind("losses").take("losses", (1, None)).double().cpu()
-    return {"losses": Addend(losses.clamp(max=LARGEST_LOSS), LARGEST_LOSS)}
-
-
-def mean_losses(message: Message, total: Mapping[str, Tensor], clients: int, like: Tensor) -> Message:
-    """The losses that stand for the total of `clients`; random rounding can leave one a little below zero."""
-    return Message("losses", message.round, {"losses": (total["losses"] / clients).clamp(min=0).to(like.dtype)})
-
-
 def mean_update(
     message: Message, total: Mapping[str, Tensor], clients: int, most_samples: int | None, like: Tensor
 ) -> Message:

@@ -5,7 +5,7 @@ by client id), and returns the outcome. `Method.answer` is the clients' side. Ne
 messages, so the same two functions serve in one process and across machines.
 
 What else a simulation, an audit or a study of Byzantine clients needs to know of a method, it asks the method:
-`shows`, `read_rows`, `local_update`, `ends_with`, `guarantees`, `attacks`, `corrupt`. Nothing outside
+`shows`, `read_rows`, `local_update`, `guarantees`, `attacks`, `corrupt`. Nothing outside
 this package looks at which class a method is.
 """
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ntkfl.errors import ConfigError, NumericalError
 from ntkfl.methods.additive import Summand
 from ntkfl.methods.inspection import Corruption, LocalUpdate, Participation, SampleRows
-from ntkfl.privacy.accounting import Guarantee, client_guarantees
+from ntkfl.privacy.accounting import Guarantee
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.stages import Stages
 from ntkfl.tangent import Jacobian, jacobian, plan_jacobian
@@ -154,8 +154,7 @@ class Method(Stages):
     sampled: ClassVar[tuple[str, ...]] = ()  # kinds of replies that split into one row per sample
     # How many times the median of all rows one may measure, in each of the ways that `check` measures them.
     extreme: ClassVar[tuple[float, ...]] = (10.0,)
-    sparsifies: ClassVar[bool] = False  # whether `sparsity` means something to it
-    noises: ClassVar[bool] = False  # whether `clip` and `noise` do
+    sum_limit: ClassVar[float] = 10.0  # secure sums: largest number of an update, or of a gradient per sample
     additive: ClassVar[bool] = False  # whether `round` needs no more of replies than their sum: see `summand`
     model_defaults: ClassVar[Mapping[str, float]] = {}  # options of the network that suit it, where none are given
 
@@ -175,10 +174,6 @@ class Method(Stages):
     def model_post_init(self, context: object) -> None:
         super().model_post_init(context)
         check_loss(self.loss)
-        if self.sparsity and not self.sparsifies:
-            raise ConfigError(f"{self.name} does not sparsify what it sends: leave sparsity at 0")
-        if self.clip is not None and not self.noises:
-            raise ConfigError(f"{self.name} does not clip or noise what it sends: leave clip and noise out")
         if self.secure_sum and not self.additive:
             raise ConfigError(f"{self.name} needs more of clients than the sum of their replies: leave secure_sum out")
 
@@ -204,12 +199,8 @@ class Method(Stages):
         """Rows of many clients, in any order, as replies for `round`."""
         return rows
 
-    def summed(self, question: str) -> bool:
-        """Whether replies to this kind of message of the server's travel as a secure sum."""
-        return self.secure_sum
-
     def summand(self, task: Task, message: Message, reply: Message) -> Summand:
-        """What a client's reply to the message adds to a sum over clients, where replies to it are `summed`."""
+        """What a client's reply to the message adds to a sum over clients, with `secure_sum`."""
         raise NotImplementedError
 
     def from_total(self, task: Task, message: Message, total: Mapping[str, Tensor], clients: int) -> Message:
@@ -229,7 +220,7 @@ class Method(Stages):
     @property
     def adds_noise(self) -> bool:
         """Whether it is a method of differential privacy."""
-        return self.noise > 0
+        return False
 
     @property
     def most_samples(self) -> int | None:
@@ -246,27 +237,13 @@ class Method(Stages):
         """A client's local weights where the server sees them in its reply to the weights w [d]; else None."""
         return None
 
-    def ends_with(
-        self, w: Tensor, replies: Sequence[Message], candidates: Message | None, losses: Sequence[Message]
-    ) -> Tensor | None:
-        """The weights [d] that a round ends with, as its messages tell them to an observer; None where they do not.
-
-        By default the mean of the clients' local weights, whatever `round` makes of them. `candidates` and `losses` are
-        of a second exchange, where there is one.
-        """
-        updates = [self.local_update(reply, w) for reply in replies]
-        known = [update.weights for update in updates if update is not None]
-        return torch.stack(known).mean(0) if known and len(known) == len(updates) else None
-
     def for_network(self, task: Task, x: Tensor) -> tuple[Method, list[str]]:
         """The method with those options that the network decides, for inputs such as x [1, …], and lines on which."""
         return self, []
 
     def promise(self, cohort: int, rounds: int) -> list[str]:
         """Lines that a simulation says of its noise before the first round."""
-        return (
-            ["noise follows from the seed and hides nothing: an ε of this run is a simulation's"] if self.noise else []
-        )
+        return []
 
     def advice(self) -> list[str]:
         """Lines on options that do not do what their user may expect, said before the first round."""
@@ -278,15 +255,12 @@ class Method(Stages):
 
     @property
     def counts_on_draws(self) -> bool:
-        """Whether a guarantee counts on cohorts drawn at random from all clients, whatever came before: by default that
-        against those who see models alone, where updates are noised.
-        """
-        return self.noise > 0
+        """Whether a guarantee counts on cohorts drawn at random from all clients, whatever came before."""
+        return False
 
     def guarantees(self, run: Participation) -> list[Guarantee]:
-        """What noise is worth in such a run: by default of a client, whose update is noised. None without noise."""
-        numbers = {"cohort": run.cohort, "clients": run.clients, "rounds": run.rounds, "times": run.times}
-        return client_guarantees(self.noise, **numbers, simulated=run.simulated)
+        """What noise is worth in such a run; none without noise."""
+        return []
 
     @property
     def attacks(self) -> frozenset[str]:

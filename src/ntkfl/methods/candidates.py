@@ -8,25 +8,24 @@ rounds: it can only move the choice, between candidates whose losses differ by l
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Generator, Sequence
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from ntkfl.errors import ConfigError, MessageError, unknown
-from ntkfl.methods.additive import Summand, losses_summand, mean_losses
+from ntkfl.errors import unknown
 from ntkfl.methods.base import ClientRound, Outgoing, State, Task
 from ntkfl.methods.robust_rows import RobustRows
 from ntkfl.methods.step_selection import CHOICES, LOSS_ATTACKS, choose, score, validate
 from ntkfl.tangent import Evolution
 from ntkfl.wire import Message
-from ntkfl.wire.span import FINE, pack_span, unpack_span
+from ntkfl.wire.span import pack_span, unpack_span
 
-CANDIDATE_CODECS = ("span", "exact")
+EXTEND = 16.0  # how far beyond the last of `steps` candidates may go, as a multiple of it
 EXTENDED = "extended_steps"  # in the server's state: candidates beyond the last of `steps`
 _SHORT = 0.8  # residual left, on average over a flow, above which it has hardly begun
-WHOLE = "weights"  # in a message: candidates one by one
 
 
 class Candidates(RobustRows):
@@ -35,37 +34,22 @@ class Candidates(RobustRows):
     steps: tuple[float, ...] | None = Field(
         None, description="candidate numbers of steps t; default: geometric in η·t up to 40; the paper: 100, 200 … 2000"
     )
-    extend: float = Field(
-        16.0,
-        ge=1,
-        description="how far beyond the last of `steps` candidates may go, as a multiple of it: one twice as long is "
-        "added after each round whose longest wins and is still short; by default 1, not at all, where steps are given "
-        "or with the paper's trace kernel",
-    )
     choose: str = Field("cohort", description="t by the cohort's own losses, or by a validation set (held-out clients)")
-    candidate_codec: str = Field(
-        "span", description="how candidates travel: span (along the few directions they span) or exact (each whole)"
-    )
-
-    sum_losses: bool = Field(
-        False, description="shuffled: candidates' losses as a secure sum, of which nobody's can be left out"
-    )
 
     def model_post_init(self, context: object) -> None:
         super().model_post_init(context)
-        if self.sum_losses and not (self.shuffle and self.choose == "cohort"):
-            raise ConfigError("sum_losses is of a cohort behind a shuffler: it needs shuffle and choose = 'cohort'")
-        if self.sum_losses and self.trim_losses:
-            raise ConfigError("trim_losses compares clients' losses, of which sum_losses shows none: use one of them")
         if self.choose not in CHOICES:
             raise unknown("choice of t", self.choose, CHOICES)
-        if self.candidate_codec not in CANDIDATE_CODECS:
-            raise unknown("candidate codec", self.candidate_codec, CANDIDATE_CODECS)
+
+    @property
+    @abstractmethod
+    def grows(self) -> bool:
+        """Whether a candidate twice as long is added after each round whose longest wins and is still short."""
 
     def times(self, state: State) -> tuple[float, ...]:
         """t_1 … t_S of this round: `steps`, and as many doublings of the last as earlier rounds added."""
         assert self.steps is not None
-        added = int(state[EXTENDED]) if EXTENDED in state else 0  # a checkpoint of an earlier version has none
+        added = int(state[EXTENDED]) if EXTENDED in state else 0
         return (*self.steps, *(self.steps[-1] * 2.0**k for k in range(1, added + 1)))
 
     def extended(self, state: State, evolution: Evolution, best: int) -> State:
@@ -78,13 +62,13 @@ class Candidates(RobustRows):
         return {EXTENDED: torch.tensor(added)} if added else {}
 
     def too_short(self, state: State, evolution: Evolution, best: int) -> dict[str, float | str]:
-        """A record's warning where longer candidates are asked for and `extend` allows none."""
+        """A record's warning where longer candidates are asked for and none may be added."""
         if self._may_grow(state) or not self._short(state, evolution, best):
             return {}
         chosen = (
             f"the longest candidate, t = {evolution.steps[best]:g}, was chosen, and training has hardly begun by then"
         )
-        return {"warning": f"{chosen}: give longer steps, or let them grow (--set extend=16)"}
+        return {"warning": f"{chosen}: give longer steps, or none, which grow by themselves"}
 
     def _short(self, state: State, evolution: Evolution, best: int) -> bool:
         """Whether the longest candidate won and the flow has hardly begun by then."""
@@ -92,7 +76,7 @@ class Candidates(RobustRows):
 
     def _may_grow(self, state: State) -> bool:
         assert self.steps is not None
-        return 2 * self.times(state)[-1] <= self.extend * self.steps[-1]
+        return self.grows and 2 * self.times(state)[-1] <= EXTEND * self.steps[-1]
 
     def select(
         self, task: Task, candidates: Tensor, round: int
@@ -100,32 +84,21 @@ class Candidates(RobustRows):
         """(which of the candidates [S, d] to take, its mean loss), as the cohort or a validation set finds."""
         if self.choose == "validation":
             return validate(task, candidates)
-        packed = pack_span(candidates) if self.candidate_codec == "span" else {WHOLE: candidates}
-        replies = yield Message("candidates", round, packed)
+        replies = yield Message("candidates", round, self.packed(candidates))
         return choose(replies, len(candidates), self.shuffle, self.trim_losses)
+
+    def packed(self, candidates: Tensor) -> dict[str, Tensor]:
+        """Arrays of the message that asks about the candidates [S, d]."""
+        return pack_span(candidates)
+
+    def unpacked(self, message: Message, like: Tensor) -> Tensor:
+        """The candidates [S, d] of such a message, d as `like` [d] has it."""
+        return unpack_span(message, like)
 
     def judge(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
         """Each client's losses of the candidates in the server's message."""
-        candidates = take_candidates(message, task.like)
+        candidates = self.unpacked(message, task.like)
         return [score(task, message.round, candidates, client, self.shuffle) for client in clients]
-
-    def summed(self, question: str) -> bool:
-        return self.sum_losses and question == "candidates"
-
-    def summand(self, task: Task, message: Message, reply: Message) -> Summand:
-        return losses_summand(reply)
-
-    def from_total(self, task: Task, message: Message, total: Mapping[str, Tensor], clients: int) -> Message:
-        return mean_losses(message, total, clients, task.like)
-
-    def ends_with(
-        self, w: Tensor, replies: Sequence[Message], candidates: Message | None, losses: Sequence[Message]
-    ) -> Tensor | None:
-        """The candidate that the reported losses choose, as exactly as it was sent."""
-        if candidates is None or not losses:
-            return None
-        asked = take_candidates(candidates, w)
-        return asked[choose(losses, len(asked), self.shuffle, self.trim_losses)[0]]
 
     @property
     def attacks(self) -> frozenset[str]:
@@ -138,13 +111,3 @@ def residual_left(evolution: Evolution) -> float:
     """
     first, last = (evolution.residuals[i].norm() / evolution.steps[i] for i in (0, -1))
     return float(last / first) if first > 0 else 0.0
-
-
-def take_candidates(message: Message, like: Tensor) -> Tensor:
-    """The candidates [S, d] of a server's message, in either form; S is at least 1."""
-    if FINE in message.arrays:
-        return unpack_span(message, like)
-    candidates = message.take(WHOLE, (None, like.numel()), like)
-    if not len(candidates):
-        raise MessageError("the server asks which candidate is best, and sends none")
-    return candidates

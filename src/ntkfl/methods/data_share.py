@@ -1,7 +1,8 @@
 """Data sharing. Zhao et al., Federated Learning with Non-IID Data, 2018.
 
-The server holds a small set G of samples of all classes and gives each client a random portion of it, once; clients
-train as in FedAvg on their own samples and these. The paper begins from a model trained on G: `warm_steps`.
+The server holds a small set G of samples of all classes and gives it to each client, once; clients train as in FedAvg
+on their own samples and these. The paper also tries random portions of G, and begins from a model trained on G:
+`warm_steps`.
 """
 
 from __future__ import annotations
@@ -25,24 +26,20 @@ Batch = tuple[Tensor, Tensor]
 
 
 class DataShare(FedAvg):
-    """w ← Σ_m p_m w_m, with w_m trained on D_m ∪ G_m, G_m ⊆ G of size α|G|. Without a shared set it is FedAvg."""
+    """w ← Σ_m p_m w_m, with w_m trained on D_m ∪ G. Without a shared set it is FedAvg."""
 
     name: ClassVar[str] = "data-share"
     paper: ClassVar[str] = "Zhao et al. 2018"
     additive: ClassVar[bool] = False  # some clients are told more than others
-
-    shared_fraction: float = Field(
-        0.1, ge=0, description="β, size of the shared set relative to all clients' samples: for whoever prepares it"
-    )
-    shared_portion: float = Field(1.0, gt=0, le=1, description="α, portion of the shared set that a client is given")
+    shared_fraction: ClassVar[float] = 0.1  # β, size of the shared set relative to all clients' samples
 
     warm_steps: int = Field(0, ge=0, description="gradient steps on the shared set before the first round")
 
     def start(self, task: Task, weights: Tensor) -> State:
-        """`holders` are the ids of the clients that have been given their portion, ascending. Begins from `weights`
+        """`holders` are the ids of the clients that have been given it, ascending. Begins from `weights`
         trained on the shared set for `warm_steps`, by the local learning rate and batches.
         """
-        if self.warm_steps and self._size(task):
+        if self.warm_steps and _has_shared(task):
             assert task.shared is not None
             server = ClientRound(-1, *task.shared, Randomness.simulated(0))  # its own samples: no client's secret
             result = train_locally(task, weights, [server], self.warm_steps, self.lr, self.batch_size)
@@ -53,7 +50,7 @@ class DataShare(FedAvg):
         self, task: Task, state: State, round: int, cohort: Sequence[int]
     ) -> Generator[Outgoing, list[Message], Outcome]:
         holders = set(state["holders"].tolist())
-        new = [client for client in cohort if client not in holders and self._size(task)]
+        new = [client for client in cohort if client not in holders and _has_shared(task)]
         averaging = super().round(task, state, round, cohort)
         plain = next(averaging)
         assert isinstance(plain, Message)
@@ -69,14 +66,11 @@ class DataShare(FedAvg):
         """The weights for all, and with them the shared samples for those that are new."""
         if not new:
             return plain
-        if len(new) == len(cohort) and self.shared_portion == 1:
-            return self._with_shared(task, plain, new[0])
-        return {client: self._with_shared(task, plain, client) if client in new else plain for client in cohort}
-
-    def _with_shared(self, task: Task, plain: Message, client: int) -> Message:
-        x, y = self._portion(task, client)
+        assert task.shared is not None
+        x, y = task.shared
         arrays = {"shared_x": x, "shared_labels": pack_labels(y, task.outputs)}
-        return Message(plain.kind, plain.round, {**plain.arrays, **arrays})
+        whole = Message(plain.kind, plain.round, {**plain.arrays, **arrays})
+        return whole if len(new) == len(cohort) else {c: whole if c in new else plain for c in cohort}
 
     def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
         given: Batch | None = None
@@ -96,8 +90,7 @@ class DataShare(FedAvg):
 
     def _keep(self, task: Task, client: ClientRound, given: Batch) -> None:
         """Where server and clients live in one process, a mark will do in place of a copy for every client."""
-        held = self._portion(task, client.id) if self._size(task) else ()
-        if len(held) and all(torch.equal(a, b.to(a)) for a, b in zip(given, held, strict=True)):
+        if task.shared is not None and all(torch.equal(a, b.to(a)) for a, b in zip(given, task.shared, strict=True)):
             client.memory["shared"] = torch.tensor(True)
         else:
             client.memory["shared_x"], client.memory["shared_y"] = (part.clone() for part in given)
@@ -105,22 +98,12 @@ class DataShare(FedAvg):
     def _kept(self, task: Task, client: ClientRound) -> Batch:
         """What the client was given in an earlier round; nothing, if it was not."""
         if "shared" in client.memory:
-            return self._portion(task, client.id)
+            assert task.shared is not None
+            return task.shared
         if "shared_x" in client.memory:
             return client.memory["shared_x"].to(client.x), client.memory["shared_y"].to(client.y)
         return client.x[:0], client.y[:0]
 
-    def _size(self, task: Task) -> int:
-        """|G_m|, at least one sample of a set that has any."""
-        count = 0 if task.shared is None else len(task.shared[1])
-        return min(count, max(1, round(count * self.shared_portion)))
 
-    def _portion(self, task: Task, client: int) -> Batch:
-        """G_m, drawn by the client's id, so that it is the same whenever it is asked for."""
-        assert task.shared is not None
-        x, y = task.shared
-        if self.shared_portion == 1:
-            return x, y
-        # Which of the server's own samples a client is given is no secret of the client's.
-        rows = torch.randperm(len(y), generator=torch.Generator().manual_seed(client))[: self._size(task)]
-        return x[rows], y[rows]
+def _has_shared(task: Task) -> bool:
+    return task.shared is not None and len(task.shared[1]) > 0

@@ -30,7 +30,7 @@ class DPFedAvg(NoisySums):
     vector: ClassVar[str] = "change"
 
     unit: str = Field("client", description="what ε protects: a client with all its data")
-    clip: float | None = Field(0.5, gt=0, description="bound on the 2-norm of a client's change of the weights")
+    clip: float = Field(0.5, gt=0, description="bound on the 2-norm of a client's change of the weights")
     lr: float = Field(0.1, gt=0, description="local learning rate")
     local_steps: int = Field(20, ge=1, description="gradient steps a client takes in a round")
     batch_size: int = Field(200, ge=1, description="samples in a local step; a smaller client uses all it has")
@@ -38,7 +38,6 @@ class DPFedAvg(NoisySums):
 
     @property
     def step(self) -> tuple[str, float]:
-        assert self.clip is not None
         return "server_lr", self.server_lr * self.clip
 
     def round(
@@ -47,7 +46,6 @@ class DPFedAvg(NoisySums):
         self.check_round(round)
         self.check_cohort(task, cohort)
         replies = yield Message("weights", round, {"weights": state["weights"]})
-        assert self.clip is not None
         change = self.clip * self.mean(task, self.total(task, round, replies), cohort)
         return Outcome(self.moved(state, change, self.server_lr), None, None, self.spent(round))
 
@@ -58,7 +56,6 @@ class DPFedAvg(NoisySums):
         if any(client.statistics is not None for client in clients):
             raise ConfigError("statistics of batch normalisation travel without noise: use a network without them")
         question = message.encode()
-        assert self.clip is not None
         return [
             self.reply(client, message.round, question, clipped(w_m - w, self.clip), {})
             for client, w_m in zip(clients, trained, strict=True)

@@ -17,6 +17,8 @@ from ntkfl.methods.fedavg import FedAvg
 from ntkfl.methods.local_training import mean_loss
 from ntkfl.wire import Message
 
+_BETA2 = 0.99  # memory of the squared update
+
 
 class FedAdam(FedAvg):
     """Δ = Σ_m p_m (w − w_m), m ← β₁ m + (1 − β₁) Δ, v ← β₂ v + (1 − β₂) Δ², w ← w − server_lr m / (√v + τ).
@@ -30,7 +32,6 @@ class FedAdam(FedAvg):
 
     server_lr: float = Field(0.01, gt=0, description="the server's learning rate")
     beta1: float = Field(0.9, ge=0, lt=1, description="β₁, memory of the mean update")
-    beta2: float = Field(0.99, ge=0, lt=1, description="β₂, memory of the squared update")
     tau: float = Field(1e-3, gt=0, description="τ, how adaptive: the smaller, the more")
     bias_correction: bool = Field(False, description="divide m and v by 1 − βᵗ; the paper does not")
 
@@ -45,15 +46,15 @@ class FedAdam(FedAvg):
         w = state["weights"]
         replies = yield Message("weights", round, {"weights": w})
         p = self.client_weights(replies, w)
-        delta = self.combine((w - self.take(reply, "weights", w, w) for reply in replies), p)
+        delta = self.combine((w - self.take(reply, "weights", w) for reply in replies), p)
 
         m = self.beta1 * state["m"] + (1 - self.beta1) * delta
-        v = self.beta2 * state["v"] + (1 - self.beta2) * delta**2
+        v = _BETA2 * state["v"] + (1 - _BETA2) * delta**2
         check_finite(v, "the mean of squared updates")  # it would hold every later step at zero
         updates = state["updates"] + 1
         m_hat, v_hat = m, v
         if self.bias_correction:
             t = int(updates)
-            m_hat, v_hat = m / (1 - self.beta1**t), v / (1 - self.beta2**t)
+            m_hat, v_hat = m / (1 - self.beta1**t), v / (1 - _BETA2**t)
         new = check_finite(w - self.server_lr * m_hat / (v_hat.sqrt() + self.tau), "the model after the server's step")
         return Outcome({"weights": new, "m": m, "v": v, "updates": updates}, mean_loss(replies, p))

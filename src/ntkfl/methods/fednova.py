@@ -56,6 +56,6 @@ class FedNova(LocalTraining):
         for client, w_m, loss in zip(clients, *self.train(task, w, clients), strict=True):
             tau = self.steps(client)
             steps = {"steps": torch.tensor(tau, dtype=torch.int32)}
-            arrays = self.pack("direction", (w - w_m) / (self.lr * tau)) | steps
+            arrays = {"direction": (w - w_m) / (self.lr * tau)} | steps
             replies.append(Message("update", message.round, arrays | report(client, loss)))
         return replies

@@ -19,12 +19,12 @@ from ntkfl.methods.inspection import Corruption, LocalUpdate
 from ntkfl.methods.local_sgd import train_locally
 from ntkfl.methods.robust import COMBINATIONS, clip_factors, combine, fair_counts
 from ntkfl.methods.stateful_sgd import Adjustment, LocalResult
-from ntkfl.privacy.sparsify import kept, top_k
 from ntkfl.wire import Message
-from ntkfl.wire.topk import decode_topk, encode_topk
 
 WEIGHTINGS = ("samples", "uniform")
 _SPEED = "local_steps"  # in a client's memory, where it draws them
+UPDATE_LIMIT = 1.5  # of clip: most that an update may measure, in units of the median one's length
+_TRIM = 0.2  # share of clients that `trimmed` leaves out at both ends
 FAIR = 3.0  # median clients that one counts for, at most, by the samples or steps it reports
 
 
@@ -32,8 +32,7 @@ class LocalTraining(Method):
     """Options of every method whose clients train locally, and the two ends of the round they share."""
 
     trains_locally: ClassVar[bool] = True
-    vectors: ClassVar[tuple[str, ...]] = ("weights",)  # what `pack` puts into an update
-    sparsifies: ClassVar[bool] = True
+    vectors: ClassVar[tuple[str, ...]] = ("weights",)  # arrays [d] of an update
 
     lr: float = Field(0.1, gt=0, description="local learning rate")
     local_steps: int = Field(20, ge=1, description="gradient steps a client takes in a round")
@@ -51,10 +50,6 @@ class LocalTraining(Method):
     robust: str = Field(
         "mean", description="how updates are combined: mean, clip (their mean, none too long), median or trimmed"
     )
-    update_limit: float = Field(
-        1.5, ge=1, description="of clip: most that an update may measure, in units of the median one's length"
-    )
-    trim: float = Field(0.2, ge=0, lt=0.5, description="share of clients that `trimmed` leaves out at both ends")
 
     def model_post_init(self, context: object) -> None:
         super().model_post_init(context)
@@ -125,49 +120,31 @@ class LocalTraining(Method):
         return torch.stack([like.double().norm(), *norms]).amax().reshape(1, 1)
 
     def combine(self, vectors: Iterable[Tensor], p: Tensor, base: Tensor | None = None) -> Tensor:
-        """Σ_m p_m v_m, of the changes v_m − base none longer than `update_limit` times the median one; or what else
+        """Σ_m p_m v_m, of the changes v_m − base none longer than `UPDATE_LIMIT` times the median one; or what else
         `robust` says: of the changes again, and for the median and the trimmed mean clients all count the same.
         """
         if self.robust == "mean":
             return weighted_sum(vectors, p)
         if self.robust != "clip":
             changes = vectors if base is None else (v - base for v in vectors)
-            combined = combine(self.robust, changes, self.trim)
+            combined = combine(self.robust, changes, _TRIM)
             return combined if base is None else base + combined
         kept = list(vectors)
         lengths: Tensor = torch.stack([(v if base is None else v - base).double().norm() for v in kept])
-        factors = clip_factors(lengths, self.update_limit).to(p)
+        factors = clip_factors(lengths, UPDATE_LIMIT).to(p)
         if bool((factors < 1).any()):
             zero = torch.zeros_like(kept[0]) if base is None else base
             kept = [v if factor == 1 else zero + factor * (v - zero) for v, factor in zip(kept, factors, strict=True)]
         return weighted_sum(kept, p)
 
-    def pack(self, name: str, vector: Tensor, base: Tensor | None = None) -> dict[str, Tensor]:
-        """A client's vector [d] as arrays of its reply; with `sparsity`, the largest of its changes from `base`."""
-        if not self.sparsity:
-            return {name: vector}
-        change = (vector if base is None else vector - base).unsqueeze(0)
-        size = vector.numel()
-        coded = encode_topk(*top_k(change, kept(self.sparsity, size)), size, self.values)
-        return {f"{name}.{part}": array for part, array in coded.items()}
-
-    def take(self, reply: Message, name: str, like: Tensor, base: Tensor | None = None) -> Tensor:
-        """The vector [d] that `pack` put into an update."""
-        if not self.sparsity:
-            return take_vector(reply, "update", name, like)
-        size = like.numel()
-        prefix = f"{name}."
-        arrays = {k.removeprefix(prefix): v for k, v in reply.of_kind("update").arrays.items() if k.startswith(prefix)}
-        values, positions = decode_topk(arrays, size, kept(self.sparsity, size), self.values, like.dtype)
-        if len(values) != 1:
-            raise MessageError(f"an update is one vector, got {len(values)}")
-        vector = torch.zeros_like(like) if base is None else base.clone()
-        return vector.index_add_(0, positions[0].to(like.device), values[0].to(like))
+    def take(self, reply: Message, name: str, like: Tensor) -> Tensor:
+        """A vector [d] of an update."""
+        return take_vector(reply, "update", name, like)
 
     def local_update(self, reply: Message, w: Tensor) -> LocalUpdate | None:
         if "weights" not in self.vectors:
             return None
-        return LocalUpdate(self.take(reply, "weights", w, w), self.local_steps, self.lr, self.batch_size)
+        return LocalUpdate(self.take(reply, "weights", w), self.local_steps, self.lr, self.batch_size)
 
     @property
     def attacks(self) -> frozenset[str]:
@@ -177,8 +154,6 @@ class LocalTraining(Method):
         self, corruption: Corruption, task: Task, asked: Message, reply: Message, client: ClientRound
     ) -> Message:
         """With other vectors: the change of the weights they bring is what changes."""
-        if not reply.arrays:  # the acknowledgement of a second message has none
-            return reply
         if corruption.kind == "scaled-labels":
             return self._with_scaled_labels(corruption.scale, task, asked, reply, client)
         if corruption.kind not in ("random", "sign-flip"):
@@ -186,8 +161,7 @@ class LocalTraining(Method):
         change, arrays = change_of(corruption), dict(reply.arrays)
         for name in self.vectors:
             base = asked.take("weights", None, task.like) if name == "weights" else torch.zeros_like(task.like)
-            vector = self.take(reply, name, task.like, base)
-            arrays |= self.pack(name, base + change((vector - base).unsqueeze(0))[0], base)
+            arrays[name] = base + change((self.take(reply, name, task.like) - base).unsqueeze(0))[0]
         return replace(reply, arrays=arrays)
 
     def _with_scaled_labels(

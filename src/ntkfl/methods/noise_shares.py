@@ -27,7 +27,6 @@ class NoiseShares(Method):
 
     shows: ClassVar[str] = "sums"
     additive: ClassVar[bool] = True
-    noises: ClassVar[bool] = True
     vector: ClassVar[str] = ""  # the array that `sum_limit` is of; all others grow with samples alone
 
     epsilon: float | None = Field(3.0, gt=0, description="ε; none: no noise, no privacy")
@@ -35,11 +34,6 @@ class NoiseShares(Method):
     noise_clients: int = Field(
         1, ge=1, description="clients of each round whose noise ε counts on; rounds of fewer fail"
     )
-
-    def model_post_init(self, context: object) -> None:
-        super().model_post_init(context)
-        if self.noise:
-            raise ConfigError(f"the noise of {self.name} follows from epsilon: leave noise out")
 
     @property
     def adds_noise(self) -> bool:

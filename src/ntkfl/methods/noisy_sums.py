@@ -43,6 +43,7 @@ class NoisySums(NoiseShares):
 
     units: ClassVar[tuple[str, ...]] = ("record", "client")
     vector: ClassVar[str] = "gradient"
+    sum_limit: ClassVar[float] = 0.1  # largest number of a gradient per sample, in units of clip; of a record's ε
 
     epsilon: float | None = Field(3.0, gt=0, description="ε of a `unit` over all rounds; none: no noise, no privacy")
     unit: str = Field("record", description="what ε protects: a record, or a client with all its data")
@@ -51,16 +52,11 @@ class NoisySums(NoiseShares):
     sampling_rate: float = Field(
         1.0, gt=0, le=1, description="chance that a round draws a given client, if ε is to count on it; 1: no credit"
     )
-    clip: float | None = Field(1.0, gt=0, description="bound on the 2-norm of what a `unit` contributes to the sum")
-    sum_limit: float = Field(
-        0.1, gt=0, description="largest number of a client's gradient per sample, in units of clip; of a record's ε"
-    )
+    clip: float = Field(1.0, gt=0, description="bound on the 2-norm of what a `unit` contributes to the sum")
     momentum: float = Field(0.8, ge=0, lt=1, description="of the server")
 
     def model_post_init(self, context: object) -> None:
         super().model_post_init(context)
-        if self.clip is None:
-            raise ConfigError(f"{self.name} clips what is summed: give clip, for example 5")
         if self.unit not in self.units:
             raise unknown("unit", self.unit, self.units)
         if self.noise_by not in NOISE_BY:
@@ -149,16 +145,15 @@ class NoisySums(NoiseShares):
     # How wide the noise is, and what it is worth.
 
     @property
-    def once(self) -> tuple[float, int]:
-        """The part of the budget that goes to moments, and how often they may be asked for."""
-        return 0.0, 1
+    def once(self) -> float:
+        """The part of the budget that goes to moments, which the first round releases."""
+        return 0.0
 
     def _budget(self) -> SumBudget | None:
         if self.epsilon is None:
             return None
-        part, tries = self.once
         return SumBudget(
-            self.epsilon, self.delta, self.budget_rounds, part, tries, self.noise_clients, self.sampling_rate
+            self.epsilon, self.delta, self.budget_rounds, self.once, self.noise_clients, self.sampling_rate
         )
 
     def widths(self, sizes: Mapping[str, int]) -> dict[str, float]:
@@ -259,7 +254,7 @@ class NoisySums(NoiseShares):
             raise MessageError(f"an update needs {' and '.join(sizes)}")
         arrays = {}
         for name in reply.arrays:
-            if name not in sizes and not (name.startswith(MOMENTS) and self.once[0]):
+            if name not in sizes and not (name.startswith(MOMENTS) and self.once):
                 raise MessageError(f"{name!r} is no part of an update")
             array = reply.take(name, (sizes.get(name),)).double().cpu()
             if name.startswith(MOMENTS):

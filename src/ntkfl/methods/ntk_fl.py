@@ -37,6 +37,7 @@ class NTKFL(Candidates):
 
     name: ClassVar[str] = "ntk-fl"
     paper: ClassVar[str] = "Yue et al. 2022"
+    tolerance: ClassVar[float] = 1e-3  # relative error of each step of the flow's integration
     prior: ClassVar[float] = 0.0  # τ: outputs train with τ log(the round's share of each class) added to them
 
     average: float = Field(0.9, ge=0, lt=1, description="running average of the rounds' weights; 0 is the paper")
@@ -46,7 +47,6 @@ class NTKFL(Candidates):
     lr: float = Field(0.01, gt=0, description="η; with the flow only η·t counts")
     kernel: str = Field("full", description="full (the linearised network) or trace (the paper's)")
     scheme: str = Field("flow", description="flow, descent or paper")
-    tolerance: float = Field(1e-3, ge=1e-9, lt=1, description="relative error of each step of the flow's integration")
 
     @model_validator(mode="before")
     @classmethod
@@ -58,11 +58,7 @@ class NTKFL(Candidates):
         out = dict(values)
         if out.get("kernel") == "trace" or out.get("loss", "ce") != "ce":
             out.setdefault("label_smoothing", 0.0)
-        if out.get("sum_losses"):
-            out.setdefault("trim_losses", 0.0)
         lr = out.get("lr", cls.model_fields["lr"].default)
-        if out.get("steps") is not None or out.get("kernel") == "trace":
-            out.setdefault("extend", 1.0)
         if out.get("steps") is None and out.get("scheme", "flow") == "flow" and isinstance(lr, float | int) and lr > 0:
             out["steps"] = geometric_steps(lr)
         return out
@@ -74,6 +70,11 @@ class NTKFL(Candidates):
                 raise unknown(option, value, known)
         if self.scheme != "flow" and self.steps is None:
             raise ConfigError(f"scheme {self.scheme!r} takes whole steps: give them, for example 100, 200 … 2000")
+
+    @property
+    def grows(self) -> bool:
+        """Where the times are the default's."""
+        return self.kernel == "full" and self.scheme == "flow" and self.steps == geometric_steps(self.lr)
 
     def round(
         self, task: Task, state: State, round: int, cohort: Sequence[int]

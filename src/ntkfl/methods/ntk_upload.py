@@ -18,7 +18,7 @@ from ntkfl.privacy.sparsify import kept, sparsify
 from ntkfl.tangent import Jacobian
 from ntkfl.tangent.build import FORMS
 from ntkfl.wire import Message, join_rows, pack_jacobian, pack_labels, split_rows, unpack_jacobian
-from ntkfl.wire.topk import pack_topk, unpack_topk
+from ntkfl.wire.topk import VALUES, pack_topk, unpack_topk
 
 CODECS = ("auto", "factored", "dense", "topk")
 
@@ -26,11 +26,12 @@ CODECS = ("auto", "factored", "dense", "topk")
 class NTKUpload(Method):
     """An upload has a row per sample: its Jacobian [d2, d] in the form of `codec`, its outputs [d2] and its label."""
 
-    sparsifies: ClassVar[bool] = True
     sampled: ClassVar[tuple[str, ...]] = ("upload",)
     shows: ClassVar[str] = "rows"
     extreme: ClassVar[tuple[float, ...]] = (10.0, 100.0, 100.0, 100.0)  # outputs and inputs differ more than norms do
 
+    sparsity: float = Field(0.0, ge=0, lt=1, description="part of a Jacobian's smallest values that is left out")
+    values: str = Field("float32", description="how the values kept by sparsification travel: float32, float16 or 8bit")
     codec: str = Field(
         "auto",
         description="how Jacobians are sent: factored, dense, topk (sparsified); auto: topk where sparsity is set",
@@ -40,6 +41,8 @@ class NTKUpload(Method):
         super().model_post_init(context)
         if self.codec not in CODECS:
             raise unknown("codec", self.codec, CODECS)
+        if self.values not in VALUES:
+            raise unknown("kind of values", self.values, VALUES)
         if (self.codec == "topk") != (self.sparsity > 0) and self.codec != "auto":
             raise ConfigError("codec 'topk' and a sparsity above 0 go together: sparsified rows have no other form")
 

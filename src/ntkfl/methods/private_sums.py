@@ -16,7 +16,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from ntkfl.errors import ConfigError, MessageError
+from ntkfl.errors import MessageError
 from ntkfl.methods.base import ClientRound, Method, Outcome, Outgoing, State, Task
 from ntkfl.methods.noisy_sums import MOMENTS, NoisySums
 from ntkfl.methods.whitening import directions, is_whitening, read_whitening, scaled_triangle, whitening_arrays
@@ -27,6 +27,7 @@ from ntkfl.tangent.sums import Layer
 from ntkfl.wire import Message
 
 _ASKS = "asks"
+_RANK = 50  # directions that are whitened one by one; all others are alike
 _UNCLIPPED = 1e30  # a bound on samples' gradients where only all of a client is clipped
 
 
@@ -37,10 +38,8 @@ class PrivateSums(NoisySums):
     paper: ClassVar[str] = "after Abadi et al. 2016 and Kairouz et al. 2021"
 
     input_share: float = Field(0.1, ge=0, lt=1, description="part of the budget for moments of inputs; 0: no whitening")
-    first_tries: int = Field(1, ge=1, description="attempts at the first round that the budget for moments is for")
     damping: float = Field(0.05, gt=0, description="added to moments of mean eigenvalue 1 before whitening")
-    rank: int = Field(50, ge=1, description="directions that are whitened one by one; all others are alike")
-    clip: float | None = Field(8.0, gt=0, description="bound on the 2-norm of a record's gradient, or a client's mean")
+    clip: float = Field(8.0, gt=0, description="bound on the 2-norm of a record's gradient, or a client's mean")
     lr: float = Field(6.0, gt=0, description="step along the mean gradient, in units of clip")
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="part of a class label spread over all; 0 with mse")
 
@@ -52,14 +51,9 @@ class PrivateSums(NoisySums):
         smoothing = {"label_smoothing": 0.0} if values.get("loss", "ce") != "ce" else {}
         return level | smoothing | values
 
-    def model_post_init(self, context: object) -> None:
-        super().model_post_init(context)
-        if self.first_tries > self.budget_rounds:
-            raise ConfigError(f"first_tries is {self.first_tries}, and ε is for {self.budget_rounds} rounds in all")
-
     @property
-    def once(self) -> tuple[float, int]:
-        return self.input_share, self.first_tries
+    def once(self) -> float:
+        return self.input_share
 
     @property
     def step(self) -> tuple[str, float]:
@@ -89,7 +83,7 @@ class PrivateSums(NoisySums):
         total = self.total(task, round, replies)
         for name, triangle in total.items() if asks else ():
             if name.startswith(MOMENTS):
-                V, rest = directions(triangle, self.damping, self.rank)
+                V, rest = directions(triangle, self.damping, _RANK)
                 known |= whitening_arrays(name.removeprefix(MOMENTS), V.to(task.like), rest.to(task.like))
         gradient = whitened(self.mean(task, total, cohort), read_whitening(known, task.like, self.damping))
         return Outcome(self.moved(state, gradient, -self.lr) | known, None, None, self.spent(round))

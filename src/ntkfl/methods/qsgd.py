@@ -14,38 +14,23 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ntkfl.errors import ConfigError, MessageError, unknown
+from ntkfl.errors import MessageError
 from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.corruption import change_of
 from ntkfl.methods.inspection import Corruption
 from ntkfl.methods.local_training import LocalTraining, mean_loss, report, take_vector
 from ntkfl.wire import Message
-from ntkfl.wire.quantize import CODINGS, NORMS, decode_levels, dequantize, encode_levels, norm_count, quantize
+from ntkfl.wire.quantize import decode_levels, dequantize, encode_levels, quantize
 
 
 class Compression(LocalTraining):
-    """Options of methods whose clients send quantised vectors, and both ends of the quantiser."""
+    """Methods whose clients send quantised vectors: both ends of the quantiser."""
 
-    sparsifies: ClassVar[bool] = False  # the quantiser is its compression
     vectors: ClassVar[tuple[str, ...]] = ()
-
-    bits: int = Field(4, ge=2, le=16, description="sign and magnitude of a value: s = 2^(bits−1) − 1 levels")
-    coding: str = Field("fixed", description="fixed (exactly `bits` bits a value) or elias (fewer for small levels)")
-    norm: str = Field("l2", description="what a bucket's levels divide: l2 (its 2-norm) or max (its largest value)")
-    bucket: int | None = Field(None, ge=1, description="values that share a norm; default: the whole vector")
-
-    def model_post_init(self, context: object) -> None:
-        super().model_post_init(context)
-        if self.coding not in CODINGS:
-            raise unknown("coding", self.coding, CODINGS)
-        if self.norm not in NORMS:
-            raise unknown("norm", self.norm, NORMS)
-        if self.shuffle and self.coding == "elias":
-            raise ConfigError("a shuffler mixes replies of one size, and Elias codes differ in length: coding 'fixed'")
+    bits: ClassVar[int]  # sign and magnitude of a value: s = 2^(bits−1) − 1 levels
+    norm: ClassVar[str]  # what levels divide: l2 (the vector's 2-norm) or max (its largest value)
 
     def check(self, task: Task, reply: Message) -> Tensor | None:
-        if not reply.arrays:  # the acknowledgement of a second message has none
-            return None
         least = super().check(task, reply)
         length = self.decompress(reply.of_kind("update"), task.like.cpu()).double().norm()
         return length.reshape(1, 1) if least is None else torch.maximum(least, length)
@@ -53,22 +38,22 @@ class Compression(LocalTraining):
     def compress(self, vector: Tensor, client: ClientRound) -> dict[str, Tensor]:
         """Q(vector) as arrays of a message, rounded by the client's own draws."""
         uniform = partial(client.randomness.uniforms, "quantisation")
-        levels, norms = quantize(vector, self.bits, uniform, self.norm, self.bucket)
-        codes = encode_levels(levels, self.bits, self.coding)
+        levels, norms = quantize(vector, self.bits, uniform, self.norm)
+        codes = encode_levels(levels, self.bits)
         return {"codes": torch.from_numpy(codes), "norms": torch.from_numpy(norms)}
 
     def decompress(self, message: Message, like: Tensor) -> Tensor:
         """Q(vector) [d] from a message."""
-        codes, norms = message.take("codes", (None,)), message.take("norms", (norm_count(like.numel(), self.bucket),))
+        codes, norms = message.take("codes", (None,)), message.take("norms", (1,))
         if codes.dtype != torch.uint8 or norms.dtype != torch.float32 or bool((norms < 0).any()):
             raise MessageError("a quantised vector needs bytes of codes and norms that are not negative")
-        levels = decode_levels(codes.numpy(), like.numel(), self.bits, self.coding)
-        return dequantize(levels, norms.numpy(), self.bits, self.bucket).to(like)
+        levels = decode_levels(codes.numpy(), like.numel(), self.bits)
+        return dequantize(levels, norms.numpy(), self.bits).to(like)
 
     def corrupt(
         self, corruption: Corruption, task: Task, asked: Message, reply: Message, client: ClientRound
     ) -> Message:
-        if corruption.kind not in ("random", "sign-flip") or not reply.arrays:
+        if corruption.kind not in ("random", "sign-flip"):
             return super().corrupt(corruption, task, asked, reply, client)
         vector = change_of(corruption)(self.decompress(reply, task.like).unsqueeze(0))[0]
         return replace(reply, arrays={**reply.arrays, **self.compress(vector, client)})
@@ -77,13 +62,14 @@ class Compression(LocalTraining):
 class QSGD(Compression):
     """w ← w − lr Σ_m p_m Q(g_m), where g_m = (w − w_m) / lr: the client's gradient, or the sum of its local steps'.
 
-    Q(v)_i = ‖v‖ sign(v_i) ξ_i / s with ξ_i one of the two integers around s |v_i| / ‖v‖ and E Q(v) = v. The paper's
-    practical variant has buckets (512 values or so) and the max norm; without buckets and with the 2-norm it is the
-    one that the paper's bounds are about.
+    Q(v)_i = ‖v‖ sign(v_i) ξ_i / s with ξ_i one of the two integers around s |v_i| / ‖v‖ and E Q(v) = v: the variant
+    that the paper's bounds are about. Its practical one has buckets (512 values or so) and the max norm.
     """
 
     name: ClassVar[str] = "qsgd"
     paper: ClassVar[str] = "Alistarh et al. 2017"
+    bits: ClassVar[int] = 4
+    norm: ClassVar[str] = "l2"
 
     local_steps: int = Field(1, ge=1, description="gradient steps a client takes in a round; 1: it sends its gradient")
 

@@ -33,6 +33,7 @@ from ntkfl.methods.robust import (
 from ntkfl.tangent import Evolution, Jacobian, Stack
 from ntkfl.wire import Message
 
+ROW_LIMIT = 1.5  # rows of one client that count, at most, in units of the median client's; not shuffled
 COSTS = "products"  # of the last rounds, in the server's state
 
 
@@ -79,9 +80,6 @@ class RobustRows(NTKUpload):
         description="leave out rows that push the others of their label the wrong way; by default not with the paper's "
         "trace kernel, and not looked at where rows are computed again",
     )
-    row_limit: float = Field(
-        1.5, ge=1, description="rows of one client that count, at most, in units of the median client's; not shuffled"
-    )
     trim: float = Field(
         0.25,
         ge=0,
@@ -121,7 +119,7 @@ class RobustRows(NTKUpload):
         return super().start(task, weights) | {COSTS: no_costs()}
 
     def gather(self, task: Task, w: Tensor, uploads: list[Message], round: int) -> Gathered:
-        """All rows of the round. Of a client with more than `row_limit` times the median client's rows, the surplus is
+        """All rows of the round. Of a client with more than `ROW_LIMIT` times the median client's rows, the surplus is
         left out; with `verify`, or where that is None and rows hold the inputs, so are rows that the network does not
         give. Of the others none stays longer than `row_clip` says, or, with `drop_opposed`, against its own label.
         """
@@ -145,7 +143,7 @@ class RobustRows(NTKUpload):
     def _stack(self, task: Task, w: Tensor, uploads: list[Message], round: int) -> Gathered:
         """Uploads are let go as they are read: a round's Jacobian is never there twice."""
         sent = torch.tensor([row_count(upload) for upload in uploads])
-        fair = fair_counts(sent, self.row_limit)
+        fair = fair_counts(sent, ROW_LIMIT)
         stack: Stack | None = None
         parts: list[tuple[Tensor, Tensor, Tensor]] = []
         made_up, verified, asked = 0, self.verify, 0
@@ -177,16 +175,12 @@ class RobustRows(NTKUpload):
 
 def product_budget(state: State) -> int | None:
     """Products with the kernel that this round may take; None where there is no round to go by."""
-    return budget(_costs(state))
+    return budget(state[COSTS])
 
 
 def spent(state: State, evolution: Evolution) -> State:
     """The part of the next state that says what recent rounds took."""
-    return {COSTS: with_cost(_costs(state), evolution.statistics.evaluations)}
-
-
-def _costs(state: State) -> Tensor:
-    return state.get(COSTS, no_costs())  # a checkpoint of an earlier version has none
+    return {COSTS: with_cost(state[COSTS], evolution.statistics.evaluations)}
 
 
 def _notes(surplus: int, made_up: int) -> dict[str, float | str]:

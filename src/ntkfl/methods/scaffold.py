@@ -40,7 +40,7 @@ class Scaffold(LocalTraining):
         w, c = state["weights"], state["control"]
         replies = yield Message("weights", round, {"weights": w, "control": c})
         p = self.client_weights(replies, w)
-        delta_w = self.combine((self.take(reply, "weights", w, w) for reply in replies), p, w) - w
+        delta_w = self.combine((self.take(reply, "weights", w) for reply in replies), p, w) - w
         delta_c = self.combine((self.take(reply, "control", w) for reply in replies), p)
         new = {
             "weights": check_finite(w + self.server_lr * delta_w, "the averaged model"),
@@ -56,7 +56,7 @@ class Scaffold(LocalTraining):
         replies, controls = [], []
         for client, c_m, w_m, loss in zip(clients, own, *result, strict=True):
             controls.append(c_m - c + (w - w_m) / (self.steps(client) * self.lr))
-            arrays = self.pack("weights", w_m, w) | self.pack("control", controls[-1] - c_m)
+            arrays = {"weights": w_m, "control": controls[-1] - c_m}
             replies.append(Message("update", message.round, arrays | report(client, loss)))
         for client, control in zip(clients, controls, strict=True):
             client.memory["control"] = control

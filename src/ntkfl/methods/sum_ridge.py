@@ -20,16 +20,18 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ntkfl.errors import ConfigError, MessageError, TooFew
+from ntkfl.errors import ConfigError, MessageError, TooFew, unknown
 from ntkfl.methods.base import ClientRound, Method, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.last_layer import head_inputs, last_layer
 from ntkfl.methods.ridge_message import NAMES, exact_arrays, pack_sums, take_sums, unfold
 from ntkfl.tangent.ridge import PENALTIES, RidgeSums, left_out_errors, solve, total
 from ntkfl.wire import Message
+from ntkfl.wire.topk import VALUES
 
 SHARE, FORGOTTEN, PENALTY, COLUMNS = "share/", "forgotten", "penalty", "columns"
 _SENT, _TOTAL = "sent/", "total/"
 _FRESH, _TAG = "fresh", "tag"
+FOLDS = 5  # groups of clients left out in turn to choose λ; with fewer clients each of them
 
 
 class SumRidge(Method):
@@ -42,19 +44,14 @@ class SumRidge(Method):
     penalty: float | None = Field(
         None, ge=0, description="λ, in units of a feature's mean variance; none: chosen by left-out clients' errors"
     )
-    penalties: tuple[float, ...] = Field(PENALTIES, min_length=1, description="λ to choose from")
     slack: float = Field(
         0.05, ge=0, description="the smallest λ is taken whose left-out error is within this part of the best"
     )
-    folds: int = Field(5, ge=2, description="groups of clients left out in turn; with fewer clients each of them")
     values: str = Field(
         "float32", description="how sums travel: float32 (the weights' own type), float16 or 8bit (of correlations)"
     )
     features: int | None = Field(
         None, ge=1, description="random projections of the last layer's inputs that sums are taken of; default: none"
-    )
-    class_weights: tuple[float, ...] | None = Field(
-        None, min_length=2, description="what a sample of each class counts for, as against imbalance; default: 1"
     )
     keep_shares: bool = Field(
         False, description="the server keeps each client's sums, for `ntkfl forget`; else the total"
@@ -62,10 +59,8 @@ class SumRidge(Method):
 
     def model_post_init(self, context: object) -> None:
         super().model_post_init(context)
-        if self.class_weights is not None and not min(self.class_weights) > 0:
-            raise ConfigError("class_weights are above 0")
-        if min(self.penalties) < 0:
-            raise ConfigError("penalties are 0 or above")
+        if self.values not in VALUES:
+            raise unknown("kind of values", self.values, VALUES)
         if self.keep_shares and self.shuffle:
             raise ConfigError("behind a shuffler the server cannot tell whose sums came: leave keep_shares out")
 
@@ -89,7 +84,7 @@ class SumRidge(Method):
             kept |= self._shares(task, replies, {tag: client for client, tag in tags.items()}, state[FORGOTTEN])
             clients = _clients(kept)
             shares = ((_sums(kept, f"{SHARE}{client}/"), True) for client in clients)
-            whole, parts = _grouped(shares, min(self.folds, len(clients)))
+            whole, parts = _grouped(shares, min(FOLDS, len(clients)))
         else:
             replies = yield asked
             whole, parts = self._add_up(task, replies, _sums(kept, _TOTAL) if _TOTAL + "gram" in kept else None)
@@ -105,22 +100,22 @@ class SumRidge(Method):
     def _add_up(
         self, task: Task, replies: list[Message], before: RidgeSums | None
     ) -> tuple[RidgeSums, list[RidgeSums]]:
-        """The sums of all clients seen so far, and those of the new ones in `folds` groups, to choose λ by."""
+        """The sums of all clients seen so far, and those of the new ones in `FOLDS` groups, to choose λ by."""
         new = [int(reply.take(_FRESH, ())) == 1 for reply in replies]
         read = ((self.read(task, replies.pop(0)), is_new) for is_new in new)
-        return _grouped(read, min(self.folds, sum(new)), before)
+        return _grouped(read, min(FOLDS, sum(new)), before)
 
     def solve(self, parts: Sequence[RidgeSums], whole: RidgeSums, before: float | None = None) -> tuple[Tensor, float]:
         """(weights [p, d2], λ) from the sums; `parts` are clients' shares of them, to choose λ by."""
         penalty = self.penalty
-        if penalty is None and len(parts) > 1 and len(self.penalties) > 1:
-            errors = left_out_errors(parts, whole, self.penalties, self.folds).tolist()
+        if penalty is None and len(parts) > 1:
+            errors = left_out_errors(parts, whole, PENALTIES, FOLDS).tolist()
             # Shrinking lowers the squared error of clients unlike the others, and with it the accuracy. An error below
             # zero, or nan, is of sums that no data have.
             good = min(errors) + self.slack * abs(min(errors))
-            penalty = min(p for p, error in zip(self.penalties, errors, strict=True) if not error > good)
+            penalty = min(p for p, error in zip(PENALTIES, errors, strict=True) if not error > good)
         elif penalty is None:
-            penalty = before if before is not None else sorted(self.penalties)[len(self.penalties) // 2]
+            penalty = before if before is not None else PENALTIES[len(PENALTIES) // 2]
         return solve(whole, penalty), penalty
 
     def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
@@ -147,14 +142,8 @@ class SumRidge(Method):
         return replies
 
     def _client_sums(self, task: Task, model: nn.Module, x: Tensor, y: Tensor) -> RidgeSums:
-        """Over a client's samples, of what the model's last layer gets; projected and weighted as the options say."""
-        weights = None
-        if self.class_weights is not None:
-            if y.is_floating_point() or len(self.class_weights) != task.outputs:
-                raise ConfigError(f"class_weights are {task.outputs} numbers, one per class: targets must be classes")
-            weights = y.new_tensor(self.class_weights, dtype=task.like.dtype)[y]
-        inputs = last_layer(model, task.outputs).module.in_features
-        return client_sums(task, model, x, y, self._signs(inputs), weights)
+        """Over a client's samples, of what the model's last layer gets; projected as the options say."""
+        return client_sums(task, model, x, y, self._signs(last_layer(model, task.outputs).module.in_features))
 
     def _signs(self, inputs: int) -> Tensor | None:
         """P [inputs, features]; None where features are taken as they are."""
@@ -210,17 +199,13 @@ def random_signs(inputs: int, features: int) -> Tensor:
     return torch.from_numpy((2 * signs - 1) / math.sqrt(features))
 
 
-def client_sums(
-    task: Task, model: nn.Module, x: Tensor, y: Tensor, project: Tensor | None = None, weights: Tensor | None = None
-) -> RidgeSums:
-    """The sums over a client's samples of what the model's last layer gets, times `project`; samples count as
-    `weights` [n] say, or once.
-    """
+def client_sums(task: Task, model: nn.Module, x: Tensor, y: Tensor, project: Tensor | None = None) -> RidgeSums:
+    """The sums over a client's samples of what the model's last layer gets, times `project`."""
     Y, parts, at = task.training_targets(y), list[RidgeSums](), 0
     for features, _ in head_inputs(model, task.outputs, x):
         features = features if project is None else features @ project.to(features)
         rows = slice(at, at + len(features))
-        parts.append(RidgeSums.of(features, Y[rows], None if weights is None else weights[rows]))
+        parts.append(RidgeSums.of(features, Y[rows]))
         at += len(features)
     return total(parts)
 

@@ -11,16 +11,13 @@ from collections.abc import Callable, Sequence
 from torch import nn
 
 from ntkfl.models.backbone import digest, freeze, head
-from ntkfl.models.convexified import convexified
 from ntkfl.models.convolutional import cnn, resnet
 from ntkfl.models.lora import lora, merge
 from ntkfl.models.perceptron import mlp
-from ntkfl.models.random_features import random_features
 from ntkfl.models.sequence import gru, transformer
 
 __all__ = [
-    "MODELS", "cnn", "convexified", "digest", "freeze", "gru", "head", "lora", "merge", "mlp", "random_features",
-    "resnet", "transformer",
+    "MODELS", "cnn", "digest", "freeze", "gru", "head", "lora", "merge", "mlp", "resnet", "transformer",
 ]  # fmt: skip
 
 
@@ -36,5 +33,4 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet": resnet,
     "gru": gru,
     "transformer": transformer,
-    "random-features": random_features,
 }

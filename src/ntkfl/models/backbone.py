@@ -20,20 +20,21 @@ from ntkfl.models.lora import is_adapter
 from ntkfl.models.perceptron import mlp
 
 POOLS = ("mean", "first", "flatten")
+_GRID = 2
 
 
 class Backbone(nn.Module):
     """x → features [N, features]: a network's output, pooled over positions.
 
-    `also` names submodules whose inputs are pooled to `grid` × `grid` positions and put behind the output: what the
+    `also` names submodules whose inputs are pooled to 2 × 2 positions and put behind the output: what the
     last block gets often says more than what it gives.
     """
 
-    def __init__(self, network: nn.Module, pool: str = "mean", also: Sequence[str] = (), grid: int = 2) -> None:
+    def __init__(self, network: nn.Module, pool: str = "mean", also: Sequence[str] = ()) -> None:
         super().__init__()
         if pool not in POOLS:
             raise ConfigError(f"unknown pool {pool!r}: valid are {', '.join(POOLS)}")
-        self.network, self.pool, self.also, self.grid = network, pool, tuple(also), grid
+        self.network, self.pool, self.also = network, pool, tuple(also)
         for name in self.also:
             _submodule(network, name)
 
@@ -51,16 +52,15 @@ class Backbone(nn.Module):
         return torch.cat([out, *(self._gridded(value) for value in seen)], dim=1)
 
     def _gridded(self, value: Tensor) -> Tensor:
-        return F.adaptive_avg_pool2d(value, self.grid).flatten(1) if value.ndim == 4 else _pooled(value, self.pool)
+        return F.adaptive_avg_pool2d(value, _GRID).flatten(1) if value.ndim == 4 else _pooled(value, self.pool)
 
 
 class Adapted(nn.Module):
     """`head(backbone(x))`. The backbone stays in eval mode: its dropout is off, its running statistics are kept."""
 
-    def __init__(self, backbone: Backbone, head: nn.Module, inputs: Sequence[int] | None = None) -> None:
+    def __init__(self, backbone: Backbone, head: nn.Module) -> None:
         super().__init__()
         self.backbone, self.head = backbone, head
-        self.inputs = None if inputs is None else tuple(inputs)  # the shape of one, where it is known
         for module in backbone.modules():
             if isinstance(module, _BatchNorm):
                 module.statistics_stay = True  # type: ignore[assignment]  # so that methods do not send them
@@ -92,25 +92,24 @@ def head(
     drop: str | None = None,
     pool: str = "mean",
     also: Sequence[str] = (),
-    grid: int = 2,
 ) -> Adapted:
     """A network that trains a new head on `backbone`, which is frozen in place.
 
     The head is linear and begins at zero, or with `hidden` widths a perceptron. Its inputs are counted by a pass over
     zeros of the shape `inputs`, or given as `features`. `drop` replaces the named submodule, such as a classifier
     "fc", by the identity. Outputs with positions ([N, C, H, W] or [N, T, features], also as `last_hidden_state`) are
-    pooled: their mean, the first (a class token), or all of them flattened. `trainable`, `also`, `grid`: see `freeze`
+    pooled: their mean, the first (a class token), or all of them flattened. `trainable`, `also`: see `freeze`
     and `Backbone`.
     """
     if drop is not None:
         _submodule(backbone, drop)
         parent, _, name = drop.rpartition(".")
         setattr(backbone.get_submodule(parent), name, nn.Identity())
-    front = Backbone(backbone, pool, also, grid).eval()
+    front = Backbone(backbone, pool, also).eval()
     count = features if features is not None else _count(front, inputs)
     like = next(iter(backbone.parameters()), torch.empty(0))
     new = mlp(count, *hidden, outputs) if hidden else _linear(count, outputs)
-    model = Adapted(front, new.to(like.device, like.dtype), inputs)
+    model = Adapted(front, new.to(like.device, like.dtype))
     freeze(model, trainable)
     return model
 

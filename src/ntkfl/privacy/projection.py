@@ -49,14 +49,10 @@ class RunSecret:
 
 @dataclass(frozen=True)
 class Projection:
-    """z = scale · x P, then, if wanted, each row of z centred and brought to unit mean square.
-
-    Standardisation uses nothing but the row itself: no statistic of anybody's data is computed, sent or kept.
-    """
+    """z = scale · x P."""
 
     matrix: Tensor = field(repr=False)  # [d1, d1']
     scale: float = 1.0
-    standardize: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [n, ...] with d1 features in all -> z [n, d1']."""
@@ -64,22 +60,14 @@ class Projection:
         d1 = self.matrix.shape[0]
         if flat.shape[1] != d1:
             raise ModelError(f"inputs of {flat.shape[1]} features for a projection of {d1}")
-        z = (flat @ self.matrix.to(flat)).mul_(self.scale)
-        return standardize_rows(z) if self.standardize else z
+        return (flat @ self.matrix.to(flat)).mul_(self.scale)
 
 
-def make_projection(
-    secret: RunSecret,
-    input_shape: Sequence[int],
-    outputs: int,
-    kind: str = "gaussian",
-    scaled: bool = True,
-    standardize: bool = False,
-) -> Projection:
+def make_projection(secret: RunSecret, input_shape: Sequence[int], outputs: int, kind: str = "gaussian") -> Projection:
     """The projection of a run from inputs of this shape, d1 numbers in all, to d1' = `outputs` features.
 
-    `scaled` divides the Gaussian P by √d1, which keeps a projected feature at the size of an input's root mean square;
-    without it z is √d1 times larger, as in the paper. Orthonormal columns have that size by themselves.
+    The Gaussian P is divided by √d1, which keeps a projected feature at the size of an input's root mean square; the
+    paper does not, and its z is √d1 times larger. Orthonormal columns have that size by themselves.
     """
     if kind not in KINDS:
         raise unknown("projection", kind, KINDS)
@@ -90,8 +78,8 @@ def make_projection(
     if kind != "gaussian":
         if kind == "smooth":
             matrix = smooth(matrix, input_shape)
-        return Projection(torch.from_numpy(orthonormal(matrix)), 1.0, standardize)
-    return Projection(torch.from_numpy(matrix), inputs**-0.5 if scaled else 1.0, standardize)
+        return Projection(torch.from_numpy(orthonormal(matrix)))
+    return Projection(torch.from_numpy(matrix), inputs**-0.5)
 
 
 def gaussian_matrix(secret: RunSecret, inputs: int, outputs: int) -> NDArray[np.float32]:
@@ -145,13 +133,6 @@ def orthonormal(matrix: NDArray[np.float32] | NDArray[np.float64]) -> NDArray[np
             if rest.shape[1]:
                 rest -= column[:, None] * _sum(column[:, None] * rest)
     return Q.astype(np.float32)
-
-
-def standardize_rows(z: Tensor) -> Tensor:
-    """Each row less its mean, over its root mean square: z [n, d1'] of unit mean square, or 0 for a constant row."""
-    centred = z - z.mean(1, keepdim=True)
-    size = centred.square().mean(1, keepdim=True).sqrt()
-    return centred / size.clamp_min(torch.finfo(z.dtype).tiny)
 
 
 def _sum(terms: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -10,7 +10,6 @@ from pydantic import ConfigDict, Field
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.options import Options
 from ntkfl.privacy.projection import KINDS, Projection, RunSecret, make_projection
-from ntkfl.wire.topk import VALUES
 
 
 class Stages(Options):
@@ -24,10 +23,6 @@ class Stages(Options):
         None, ge=1, description="d1', features the secret projection leaves; default: none"
     )
     projection: str = Field("gaussian", description="gaussian (the paper), orthonormal, or smooth (images)")
-    projection_scaled: bool = Field(True, description="divide a Gaussian projection by √d1; the paper does not")
-    standardize: bool = Field(False, description="bring each projected input to mean 0 and mean square 1 by itself")
-    sparsity: float = Field(0.0, ge=0, lt=1, description="part of an upload's smallest values that is left out")
-    values: str = Field("float32", description="how the values kept by sparsification travel: float32, float16 or 8bit")
     shuffle: bool = Field(False, description="send replies sealed and in random order through a shuffler")
     secure_sum: bool = Field(
         False,
@@ -36,39 +31,18 @@ class Stages(Options):
     sum_samples: int = Field(
         1000, ge=1, lt=1 << 31, description="secure sums: samples that one client counts for, at most"
     )
-    sum_limit: float = Field(
-        10.0, gt=0, description="secure sums: largest number of a client's update, or of its gradient per sample"
-    )
-    rows_per_client: int | None = Field(
-        None,
-        ge=1,
-        description="rows of samples that every client sends through a shuffler, some drawn of more, padding where "
-        "there are fewer; default: a simulation takes the largest client's, at most 1.5 times the median's",
-    )
-    clip: float | None = Field(
-        None, gt=0, description="bound on the 2-norm of what noise hides: a sample's input, or a client's update"
-    )
-    noise: float = Field(0.0, ge=0, description="standard deviation of the Gaussian noise on it, in units of clip")
 
     def model_post_init(self, _: object) -> None:
         if self.projection not in KINDS:
             raise unknown("projection", self.projection, KINDS)
-        if self.values not in VALUES:
-            raise unknown("kind of values", self.values, VALUES)
-        if self.noise and self.clip is None:
-            raise ConfigError("noise is measured in units of clip: give clip too, for example 10")
-
         if self.secure_sum and self.shuffle:
             raise ConfigError("a secure sum shows no rows that could be shuffled: leave out shuffle or secure_sum")
-        if self.secure_sum and self.sparsity:
-            raise ConfigError("positions of sparse replies do not add up: with secure_sum leave sparsity at 0")
 
     def make_projection(self, secret: RunSecret, input_shape: Sequence[int]) -> Projection | None:
         """The run's projection, if there is one."""
         if self.projected_dim is None:
             return None
-        how = (self.projection, self.projection_scaled, self.standardize)
-        return make_projection(secret, input_shape, self.projected_dim, *how)
+        return make_projection(secret, input_shape, self.projected_dim, self.projection)
 
     def model_input_shape(self, input_shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of one input as the network gets it."""

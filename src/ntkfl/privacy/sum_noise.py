@@ -66,7 +66,7 @@ def to_integers(values: Sequence[tuple[Tensor, float]], randomness: Randomness, 
 @dataclass(frozen=True)
 class SumBudget:
     """(ε, δ) over `rounds` rounds of noisy sums. The part `once` of it goes to something that only the first round
-    releases, at up to `tries` attempts.
+    releases.
 
     The noise of `clients` clients counts in each round; `rate` is the chance of a client to be drawn in one.
     """
@@ -75,7 +75,6 @@ class SumBudget:
     delta: float
     rounds: int
     once: float = 0.0
-    tries: int = 1
     clients: int = 1
     rate: float = 1.0
 
@@ -85,23 +84,22 @@ class SumBudget:
 
     def width_once(self, change: float) -> float:
         """σ of each client's noise on what the first round releases besides."""
-        return self._width(change, self.once / self.tries)
+        return self._width(change, self.once)
 
     def spent(self, rounds: int, rate: float | None = None) -> float:
         """ε after so many rounds; at `rate` 1, of a client that was in all of them."""
         return spent(self.releases(rounds), self.delta, self.rate if rate is None else rate)
 
     def releases(self, rounds: int) -> list[Release]:
-        """Of so many rounds, all attempts among them. How many numbers there are decides Δ and σ alike, not ρ."""
+        """Of so many rounds. How many numbers there are decides Δ and σ alike, not ρ."""
         each, first = concentrated(GRAINS, self.width(GRAINS), self.clients, 1), 0.0
         if self.once:
             first = concentrated(GRAINS, self.width_once(GRAINS), self.clients, 1)
-        tries = min(self.tries, rounds)
-        return [(each + first, tries), (each, rounds - tries)]
+        return [(each + first, min(1, rounds)), (each, max(0, rounds - 1))]
 
     def _width(self, change: float, part: float) -> float:
         each = (1 - self.once) / self.rounds
-        parts = ((each + self.once / self.tries, self.tries), (each, self.rounds - self.tries))
+        parts = ((each + self.once, 1), (each, self.rounds - 1))
         rho = part * budget(self.epsilon, self.delta, parts, self.rate)
         width = change / math.sqrt(2 * rho * self.clients)
         if width < _LEAST_WIDTH:

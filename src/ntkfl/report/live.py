@@ -77,7 +77,7 @@ class Watched:
 
     def details(self, id: str) -> dict[str, Any] | None:
         run = self.found.get(id)
-        return None if run is None else details(run, embed=False)
+        return None if run is None else details(run)
 
 
 def _mark(run: FoundRun) -> tuple[object, ...]:

@@ -47,9 +47,9 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
     return out
 
 
-def details(run: FoundRun, embed: bool = True) -> dict[str, Any]:
+def details(run: FoundRun) -> dict[str, Any]:
     """Clients × classes, spectra, and the audit."""
-    return insight(run) | {"audit": audit(run, embed)}
+    return insight(run) | {"audit": audit(run)}
 
 
 def render(document: dict[str, Any]) -> str:

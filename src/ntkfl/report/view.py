@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,8 +23,6 @@ SERIES = (
 )  # fmt: skip
 FILES = ("config.toml", "history.jsonl", "timings.jsonl", "model.safetensors")
 AUDIT = "audit"
-_LARGEST_PICTURE = 1 << 20
-_LEAST_ROOM = 4 << 20  # of a page's 6 MB, what pictures of audits may take in all
 
 
 def view(run: FoundRun) -> dict[str, Any]:
@@ -153,8 +150,7 @@ def _text(value: object) -> str:
 
 def files(run: FoundRun) -> dict[str, Path]:
     """What of a run's folder may be looked at, by name: never its checkpoint, never what lies elsewhere."""
-    names = [*FILES, *(f"{AUDIT}/{p.name}" for p in _pictures(run))]
-    paths = {name: run.folder.path / name for name in names}
+    paths = {name: run.folder.path / name for name in FILES}
     return {name: path for name, path in paths.items() if path.is_file() and not path.is_symlink()}
 
 
@@ -170,32 +166,11 @@ def insight(run: FoundRun) -> dict[str, Any]:
     return {"clients_missing": reason, "spectra_missing": reason}
 
 
-def audit(run: FoundRun, embed: bool = True) -> dict[str, Any] | None:
-    """An audit's findings and pictures, where the run's folder has one; pictures inside the page with `embed`."""
-    folder = run.folder.path / AUDIT
-    if not folder.is_dir():
-        return None
-    findings: Any = None
+def audit(run: FoundRun) -> Any:
+    """An audit's findings, where the run's folder has them."""
     try:
-        findings = parse_json((folder / "findings.json").read_text())
+        return parse_json((run.folder.path / AUDIT / "findings.json").read_text())
     except FileNotFoundError:
-        pass
+        return None
     except (OSError, ValueError) as error:
-        findings = {"findings.json": f"cannot be read: {error}"}
-    pictures, left_out, room = [], [], _LEAST_ROOM
-    for path in _pictures(run):
-        size = path.stat().st_size
-        if embed and (size > _LARGEST_PICTURE or size > room):
-            left_out.append(path.name)
-            continue
-        room -= size
-        source = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}" if embed else None
-        pictures.append({"name": path.name, "source": source})
-    return {"findings": findings, "pictures": pictures, "left_out": left_out}
-
-
-def _pictures(run: FoundRun) -> list[Path]:
-    folder = run.folder.path / AUDIT
-    if not folder.is_dir() or folder.is_symlink():
-        return []
-    return sorted(p for p in folder.glob("*.png") if p.is_file() and not p.is_symlink())
+        return {"findings.json": f"cannot be read: {error}"}

@@ -1,11 +1,11 @@
-"""Numbers of a process in Prometheus' text format, on a port of their own that is for its operator: `/metrics`,
-`/health`. They count, and name nobody.
+"""Numbers of a process in Prometheus' text format, on a port of their own that is for its operator. They count, and
+name nobody.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -18,25 +18,8 @@ COUNTER, GAUGE = "counter", "gauge"
 KNOWN: dict[str, tuple[str, str]] = {
     "ntkfl_requests_total": (COUNTER, "requests answered, by service and status"),
     "ntkfl_refusals_total": (COUNTER, "requests refused, by service and reason"),
-    "ntkfl_request_seconds_total": (COUNTER, "seconds from a request's first byte to its answer's last, by service"),
     "ntkfl_certificate_end_seconds": (GAUGE, "when the role's TLS certificate ends, in seconds since 1970"),
-    "ntkfl_key_server_clients": (GAUGE, "clients that the key server knows, by state"),
-    "ntkfl_credential_end_seconds": (GAUGE, "when the first credential in force ends, in seconds since 1970"),
-    "ntkfl_present": (GAUGE, "clients and evaluators that have greeted the shuffler, by role"),
-    "ntkfl_lapsed": (GAUGE, "those of them that do not answer and have not called since, by role"),
-    "ntkfl_batch_round": (GAUGE, "round number of the newest batch"),
-    "ntkfl_batch_exchange": (GAUGE, "exchange of the newest batch; 255 is the evaluation"),
-    "ntkfl_batch_asked": (GAUGE, "clients that the newest batch asks"),
-    "ntkfl_batch_answered": (GAUGE, "clients whose rows are in the newest batch"),
     "ntkfl_batches_total": (COUNTER, "batches that have ended, by state: released or cancelled"),
-    "ntkfl_round": (GAUGE, "rounds that the aggregator has finished"),
-    "ntkfl_round_asked": (GAUGE, "clients asked in the last round"),
-    "ntkfl_round_answered": (GAUGE, "clients that answered in the last round"),
-    "ntkfl_round_seconds": (GAUGE, "seconds of the last round"),
-    "ntkfl_waited_seconds_total": (COUNTER, "seconds waited for clients that did not answer"),
-    "ntkfl_dropped_rows_total": (COUNTER, "rows that could not be used"),
-    "ntkfl_failed_attempts_total": (COUNTER, "attempts at a round that failed"),
-    "ntkfl_test_accuracy": (GAUGE, "test accuracy after the last round, from 0 to 1"),
 }
 
 
@@ -55,10 +38,6 @@ class Metrics:
     def set(self, name: str, value: float, **labels: object) -> None:
         with self._lock:
             self._values.setdefault(name, {})[_labels(labels)] = value
-
-    def counts(self, name: str) -> dict[Labels, float]:
-        with self._lock:
-            return dict(self._values.get(name, {}))
 
     def text(self) -> str:
         lines = ["# TYPE ntkfl_info gauge", f'ntkfl_info{{version="{__version__}"}} 1']
@@ -85,13 +64,9 @@ def _written(labels: Labels) -> str:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    collect: Callable[[], None]
-
     def do_GET(self) -> None:
-        type(self).collect()
-        pages = {"/metrics": METRICS.text(), "/health": "ok\n"}
-        body = pages.get(self.path, "there is /metrics, and /health\n").encode()
-        self.send_response(200 if self.path in pages else 404)
+        body = METRICS.text().encode()
+        self.send_response(200)
         self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -102,9 +77,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving_metrics(address: str | None, collect: Callable[[], None] = lambda: None) -> Iterator[None]:
+def serving_metrics(address: str | None) -> Iterator[None]:
     """Serve at "HOST:PORT" while the block runs, over plain HTTP: for this machine, or a network of the operator's own.
-    None: not at all. `collect` is called before the numbers are read.
+    None: not at all.
     """
     if address is None:
         yield
@@ -112,9 +87,8 @@ def serving_metrics(address: str | None, collect: Callable[[], None] = lambda: N
     host, _, port = address.rpartition(":")
     if not port.isdecimal() or not 0 <= int(port) < 1 << 16:
         raise ConfigError(f"--metrics takes HOST:PORT, got {address!r}")
-    handler = type("Handler", (_Handler,), {"collect": staticmethod(collect)})
     try:
-        server = ThreadingHTTPServer((host.strip("[]") or "127.0.0.1", int(port)), handler)
+        server = ThreadingHTTPServer((host.strip("[]") or "127.0.0.1", int(port)), _Handler)
     except OSError as error:
         raise ConfigError(f"cannot listen on {address}: {error.strerror}") from None
     server.daemon_threads = True

@@ -1,6 +1,6 @@
 """Per-sample Jacobians, tangent kernels and linearised training of PyTorch models; needs PyTorch alone."""
 
-from ntkfl.tangent.build import jacobian, jacobian_numbers, plan_jacobian
+from ntkfl.tangent.build import jacobian, plan_jacobian
 from ntkfl.tangent.curvature import curvature_sums
 from ntkfl.tangent.evolution import PAPER_STEPS, Evolution, evolve, geometric_steps
 from ntkfl.tangent.flow import Flow
@@ -24,6 +24,5 @@ __all__ = [
     "evolve",
     "geometric_steps",
     "jacobian",
-    "jacobian_numbers",
     "plan_jacobian",
 ]

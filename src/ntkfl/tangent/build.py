@@ -17,9 +17,6 @@ from ntkfl.tangent.passes import JacobianPlan, OtherPaths, compact, piece
 from ntkfl.tangent.planning import make_plan
 
 FORMS = ("auto", "factored", "dense")
-# Numbers alive at once while a chunk is differentiated: 32 MiB in float32, beyond which a CPU gains nothing, and
-# 512 MiB to keep an accelerator busy.
-_CPU_NUMBERS, _NUMBERS = 2**23, 2**27
 
 
 def jacobian(
@@ -71,11 +68,6 @@ def plan_jacobian(model: nn.Module, x: Tensor, form: str = "auto") -> JacobianPl
         return _checked_plan(model, x, form)
 
 
-def jacobian_numbers(model: nn.Module, x: Tensor, form: str = "auto") -> int:
-    """Numbers that `jacobian(model, x, form)` holds for each row of x, exactly; one or two rows of x suffice."""
-    return plan_jacobian(model, x, form).stored
-
-
 @cache
 def _keep_freed_memory() -> None:
     """Let the C library keep what chunk after chunk allocates and frees, where it would give it back each time.
@@ -86,13 +78,16 @@ def _keep_freed_memory() -> None:
     torch.empty(2**25 - 2**14, dtype=torch.uint8)
 
 
-def _budget(x: Tensor) -> int:
-    return _CPU_NUMBERS if x.device.type == "cpu" else _NUMBERS
+def numbers_at_once(x: Tensor) -> int:
+    """Numbers alive while a chunk of x is differentiated: 32 MiB in float32, beyond which a CPU gains nothing, and
+    512 MiB to keep an accelerator busy.
+    """
+    return 2**23 if x.device.type == "cpu" else 2**27
 
 
 def _chunk_rows(x: Tensor, plan: JacobianPlan) -> int:
     """All rows where they fit, for then nothing is copied; else for a chain half of what fits, which a cache likes."""
-    fit = max(1, _budget(x) // plan.working)
+    fit = max(1, numbers_at_once(x) // plan.working)
     return fit if plan.chain is None or len(x) <= fit else max(1, fit // 2)
 
 

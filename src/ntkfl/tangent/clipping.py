@@ -35,9 +35,9 @@ import torch
 from torch import Tensor, nn
 
 from ntkfl.errors import MessageError
-from ntkfl.tangent.build import unchecked_jacobian
+from ntkfl.tangent.build import numbers_at_once, unchecked_jacobian
 from ntkfl.tangent.constant_inputs import constant_inputs
-from ntkfl.tangent.curvature import CPU_NUMBERS, LARGEST
+from ntkfl.tangent.curvature import LARGEST
 from ntkfl.tangent.dense import DenseBlock
 from ntkfl.tangent.factored import FactoredBlock, LinearBlock
 from ntkfl.tangent.jacobian import Block, BlockJacobian
@@ -49,7 +49,6 @@ from ntkfl.tangent.parameters import evaluating
 from ntkfl.tangent.passes import JacobianPlan
 from ntkfl.tangent.sums import Layer
 
-ACCELERATOR_NUMBERS = 2**27  # alive at once while a chunk is differentiated
 _CPU_ROWS, _ACCELERATOR_ROWS = 64, 1024  # most samples in a chunk: the last one is filled up
 _TINY = 1e-30
 Whitening = Mapping[Layer, Tensor]  # P [m, m], symmetric, for a layer of m inputs (the bias's 1 among them)
@@ -69,7 +68,7 @@ def clipped_gradient(
     for start, inputs, J in _chunks(model, x, plan):
         with evaluating(model), torch.no_grad():
             r = criterion.residual(model(inputs), _filled(Y[start : start + len(J)], len(J)))
-        rows = max(1, _numbers(x) // max(1, sum(_formed(block) for block in J.blocks)))
+        rows = max(1, numbers_at_once(x) // max(1, sum(_formed(block) for block in J.blocks)))
         for at in range(0, len(J), rows):
             part, own = J[at : at + rows], r[at : at + rows]
             shares = [_share(block, own, whitening) for block in part.blocks]
@@ -124,15 +123,11 @@ def input_moments(model: nn.Module, x: Tensor, plan: JacobianPlan, largest: int 
     return found
 
 
-def _numbers(x: Tensor) -> int:
-    return CPU_NUMBERS if x.device.type == "cpu" else ACCELERATOR_NUMBERS
-
-
 def _chunks(model: nn.Module, x: Tensor, plan: JacobianPlan) -> Iterator[tuple[int, Tensor, BlockJacobian]]:
     """(start, rows of x from there on, their factored Jacobian), always as many rows, zeros behind the last of x."""
     plan = replace(plan, parts=[replace(part, dense=False) for part in plan.parts])
     most = _CPU_ROWS if x.device.type == "cpu" else _ACCELERATOR_ROWS
-    rows = max(1, min(most, _numbers(x) // plan.working))
+    rows = max(1, min(most, numbers_at_once(x) // plan.working))
     for at in range(0, len(x), rows):
         inputs = _filled(x[at : at + rows], rows)
         yield at, inputs, unchecked_jacobian(model, inputs, plan)

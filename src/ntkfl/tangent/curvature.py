@@ -24,7 +24,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ntkfl.tangent.build import jacobian
+from ntkfl.tangent.build import jacobian, numbers_at_once
 from ntkfl.tangent.constant_inputs import constant_inputs
 from ntkfl.tangent.dense import DenseBlock
 from ntkfl.tangent.factored import FactoredBlock, LinearBlock
@@ -51,7 +51,6 @@ from ntkfl.tangent.sums import (
 )
 
 LARGEST = 1024  # rows of a factor that is kept whole; of a larger one a sketch is
-CPU_NUMBERS, _NUMBERS = 2**23, 2**29  # alive at once while a chunk is differentiated
 
 
 def curvature_sums(
@@ -123,7 +122,7 @@ def step_curvature(model: nn.Module, x: Tensor, Y: Tensor, change: Tensor, loss:
 
 def _rows(plan: JacobianPlan, x: Tensor) -> int:
     """Rows whose derivatives are held at once."""
-    return max(1, (CPU_NUMBERS if x.device.type == "cpu" else _NUMBERS) // plan.working)
+    return max(1, numbers_at_once(x) // plan.working)
 
 
 def _layer(block: FactoredBlock) -> Layer:

@@ -52,14 +52,6 @@ class FactoredBlock(Block):
         """The block of all calls summed; dense where the calls have no factors in common."""
 
     @classmethod
-    def dense_from_calls(
-        cls, calls: Sequence[Call], weight: slice | None, bias: slice | None, settings: tuple[int, ...]
-    ) -> DenseBlock:
-        """The same with every derivative stored."""
-        block = cls.from_calls(calls, weight, bias, settings)
-        return block if isinstance(block, DenseBlock) else block.densify()
-
-    @classmethod
     @abstractmethod
     def fits(cls, a: Tensor, g: Tensor, weight: int, bias: int | None, settings: tuple[int, ...]) -> bool:
         """Whether tensors from a stranger are factors of `weight` and `bias` (None: none) many columns."""

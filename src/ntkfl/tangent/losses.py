@@ -217,11 +217,6 @@ def per_sample(loss: AnyLoss, f: Tensor, Y: Tensor) -> Tensor:
     return value
 
 
-def residual(loss: AnyLoss, f: Tensor, Y: Tensor) -> Tensor:
-    """r = −∂ℓ/∂f, [..., N, d2]."""
-    return find_loss(loss).residual(f, Y)
-
-
 def _softmax(f: Tensor) -> Tensor:
     """By hand: on a CPU PyTorch's own takes three times as long for rows as short as classes are."""
     powers = (f - f.amax(dim=-1, keepdim=True)).exp_()

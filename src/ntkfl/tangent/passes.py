@@ -152,8 +152,9 @@ def _check_paths(taped: Uses, leaves: dict[str, Tensor], f: Tensor, rows: int, p
 
 
 def _block(part: Part, calls: Sequence[Call]) -> FactoredBlock | DenseBlock:
-    make = part.use.block.dense_from_calls if part.dense or part.weight is None else part.use.block.from_calls
-    return make(calls, part.weight, part.bias, part.use.settings)
+    block = part.use.block.from_calls(calls, part.weight, part.bias, part.use.settings)
+    dense = part.dense or part.weight is None
+    return block.densify() if dense and isinstance(block, FactoredBlock) else block
 
 
 def _chained(part: Part, input: Tensor, at: Cotangents) -> Block:

@@ -36,17 +36,11 @@ class RidgeSums:
     squares: Tensor
 
     @staticmethod
-    def of(features: Tensor, Y: Tensor, weights: Tensor | None = None) -> RidgeSums:
-        """Of samples with features [n, F] and targets [n, d2]; products are in the features' type. With `weights` [n],
-        a sample counts for so many.
-        """
+    def of(features: Tensor, Y: Tensor) -> RidgeSums:
+        """Of samples with features [n, F] and targets [n, d2]; products are in the features' type."""
         Y = Y.to(features)
         a = torch.cat([features, Y.new_ones(len(Y), 1)], dim=1)
-        if weights is not None:  # √w on both sides of every product
-            root = weights.to(a).sqrt().unsqueeze(1)
-            a, Y = root * a, root * Y
-        samples = a.new_tensor(float(len(a))) if weights is None else weights.to(a).sum()
-        sums = (samples, a.mT @ a, a.mT @ Y, Y.square().sum())
+        sums = (a.new_tensor(float(len(a))), a.mT @ a, a.mT @ Y, Y.square().sum())
         return RidgeSums(*(part.double() for part in sums))
 
     def __add__(self, other: RidgeSums) -> RidgeSums:

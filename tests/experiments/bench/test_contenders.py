@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 from ntkfl_experiments.bench import Setting
 from ntkfl_experiments.bench.contenders import NETWORKS, PRODUCTS, TASKS, network
 from ntkfl_experiments.bench.jacobians import jacobians
-
-suite = sys.modules["ntkfl_experiments.bench.jacobians"]  # the package has the function under this name
 
 _LIBRARIES = {
     "BackPACK": "backpack",

@@ -6,10 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 import torch
-from ntkfl_experiments.bench.tree import FAN, add_up, climb, through_a_tree, trained_with
+from ntkfl_experiments.bench.tree import FAN, climb, through_a_tree, trained_with
 
-from ntkfl.methods import ClientRound, SumNTKFL, Task
-from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
 
 
@@ -38,32 +36,6 @@ def test_every_client_is_added_once_and_no_level_holds_more_than_a_total(clients
     assert asked == list(range(clients))
     assert int(total.arrays["count"]) == clients
     assert held == [1, 1]
-
-
-def test_the_servers_step_is_that_of_the_flat_sum() -> None:
-    torch.manual_seed(0)
-    task = Task(torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.ReLU(), torch.nn.Linear(4, 3)).double(), 3, "ce")
-    method = SumNTKFL(values="float32", step_limit=0)  # as computed: float64 here
-    clients = [
-        ClientRound(i, torch.randn(4, 5).double(), torch.randint(3, (4,)), Randomness.simulated(i)) for i in range(23)
-    ]
-
-    def played(through_a_tree: bool) -> torch.Tensor:
-        conversation = method.round(task, method.start(task, task.like), 1, range(len(clients)))
-        question = next(conversation)
-        assert isinstance(question, Message)
-        replies = method.answer(task, question, clients)
-        if through_a_tree:
-            add = lambda some: Message.decode(add_up(method, task, some).encode())  # noqa: E731
-            replies = [climb(range(len(clients)), lambda i: replies[i], add)]
-        with pytest.raises(StopIteration) as end:
-            conversation.send(list(replies))
-        weights: torch.Tensor = end.value.value.state["weights"]
-        return weights
-
-    flat = played(False)
-    assert float((played(True) - flat).norm()) <= 1e-12 * float(flat.norm())
-    assert not torch.equal(flat, task.like)
 
 
 def test_a_round_by_a_tree_and_one_by_train_send_the_same_bytes() -> None:

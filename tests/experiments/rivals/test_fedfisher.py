@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from ntkfl.errors import ConfigError, MessageError
 from ntkfl.methods import ClientRound, FedAvg, Task
-from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent.losses import find_loss
 from ntkfl.tangent.parameters import apply_flat
 from ntkfl.wire import Message
@@ -88,25 +87,6 @@ def test_the_diagonal_is_that_of_the_fisher_information() -> None:
     state = play(method, task, clients)[0].state
     expected = ((squares * ends).mean(0) + 0.05 * ends.mean(0)) / (squares.mean(0) + 0.05)
     torch.testing.assert_close(state["weights"], expected, atol=1e-8, rtol=0)
-
-
-@pytest.mark.parametrize("fisher", ["kfac", "diagonal"])
-def test_with_strong_damping_it_is_fedavg(fisher: str) -> None:
-    task, clients = small_task(), small_clients(10, 25, 7)
-    one = play(FedFisher(fisher=fisher, damping=1e9, **LOCAL), task, clients)[0].state
-    two = play(FedAvg(**LOCAL), task, clients)[0].state
-    torch.testing.assert_close(one["weights"], two["weights"], atol=1e-7, rtol=0)
-
-
-def test_layers_of_every_kind_take_part() -> None:
-    """Convolutions share weights by position, and a scale has no factors: the equations are solved all the same."""
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.GroupNorm(1, 2), nn.Flatten(), nn.Linear(18, 3)).double()
-    task = Task(model, 3, "ce")
-    clients = [
-        ClientRound(i, torch.randn(6, 1, 5, 5).double(), torch.arange(6) % 3, Randomness.simulated(i)) for i in range(3)
-    ]
-    outcome, _ = play(FedFisher(damping=0.1, **LOCAL), task, clients)
-    assert outcome.diagnostics["server_steps"] < 100
 
 
 def test_a_fisher_information_that_is_none_is_refused() -> None:

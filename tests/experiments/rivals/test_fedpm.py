@@ -7,11 +7,11 @@ import torch
 from ntkfl_experiments.rivals.fedpm import FedPM
 from torch import Tensor, nn
 
-from ntkfl.errors import ConfigError, MessageError
+from ntkfl.errors import MessageError
 from ntkfl.methods import ClientRound, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
-from tests.methods.rounds import DIMENSIONS, gradient, play, play_rounds, small_clients, small_task
+from tests.methods.rounds import DIMENSIONS, gradient, play, small_clients, small_task
 
 PLAIN = {"lr": 1.0, "local_steps": 1}
 
@@ -71,14 +71,6 @@ def test_convolutions_see_every_position() -> None:
     assert sorted(name for name in reply.arrays if "/" in name) == ["0-18+18-20/inputs", "24-78+78-81/inputs"]
 
 
-def test_several_local_steps_train() -> None:
-    task, clients = small_task(), small_clients(10, 25, 7)
-    state = play_rounds(FedPM(local_steps=4, lr=0.5, damping=0.5), task, clients, rounds=4)
-    x, y = pooled(clients)
-    before, after = (float(task.losses(task.predict(w, x), y).mean()) for w in (task.like, state["weights"]))
-    assert after < 0.9 * before
-
-
 def test_a_preconditioner_that_is_none_is_refused() -> None:
     task, clients = small_task(), small_clients(5, 6, 7)
     method = FedPM()
@@ -101,8 +93,3 @@ def test_a_preconditioner_that_is_none_is_refused() -> None:
         next(conversation)
         with pytest.raises(MessageError, match=why):
             conversation.send([Message("update", 1, {**replies[0].arrays, **arrays}), *replies[1:]])
-
-
-def test_options() -> None:
-    with pytest.raises(ConfigError, match="FedPM does not sparsify"):
-        FedPM(sparsity=0.5)

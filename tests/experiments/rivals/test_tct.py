@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from ntkfl_experiments.rivals.models import Convexified
 from ntkfl_experiments.rivals.tct import TCT
 from torch import Tensor, nn
 
-import ntkfl
 from ntkfl.errors import ConfigError, MessageError, ModelError
 from ntkfl.methods import ClientRound, FedAvg, Task
-from ntkfl.models import convexified
 from ntkfl.wire import Message
 from tests.methods.rounds import DIMENSIONS, play, play_rounds, small_clients, small_task
 
@@ -19,7 +18,7 @@ LINEAR = {"convex_lr": 0.02, "convex_steps": 7}
 
 
 def convex_task(total_clients: int = 3) -> Task:
-    return Task(convexified(small_task().model, DIMENSIONS[1], 25), DIMENSIONS[1], "ce", total_clients=total_clients)
+    return Task(Convexified(small_task().model, DIMENSIONS[1], 25), DIMENSIONS[1], "ce", total_clients=total_clients)
 
 
 def problem(task: Task, w: Tensor, client: ClientRound) -> tuple[Tensor, Tensor]:
@@ -92,36 +91,9 @@ def test_it_ends_at_the_optimum_of_all_clients_whatever_they_hold() -> None:
     assert found < 0.05 * slope(alone)
 
 
-def test_bytes_are_those_of_what_trains() -> None:
-    task, clients = convex_task(), small_clients(10, 25, 7)
-    theta, network = split(task, task.like)
-    d, p = 8 * network.numel(), 8 * theta.numel()
-    method = TCT(train_rounds=1, **LOCAL, **LINEAR)
-    outcome, first = play(method, task, clients)
-    _, second = play(method, task, clients, outcome.state, 2)
-    for log, down, up in ((first, d, d), (second, d + 2 * p, 2 * p)):
-        for sent in log:
-            expected = down if sent.way == "down" else up
-            assert expected < sent.size < expected + 200
-
-
-def test_it_learns_digits() -> None:
-    fed = ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=20, alpha=0.1), seed=10)
-    torch.manual_seed(0)
-    model = convexified(ntkfl.models.mlp(64, 32, 10), 10)
-    method = TCT(train_rounds=3, lr=0.1, local_steps=20, convex_lr=0.005, convex_steps=200)
-    run = ntkfl.train(model, fed, method, rounds=8, clients_per_round=20, callbacks=[])
-    accuracy = [record["test_accuracy"] for record in run.history]
-    assert accuracy[-1] > 0.9
-    assert accuracy[-1] > accuracy[2]  # where averaging stopped
-    with torch.no_grad():
-        right = (run.model(fed.test[0]).argmax(1) == fed.test[1]).double().mean()
-    assert float(right) == pytest.approx(accuracy[-1])
-
-
 def test_what_cannot_be_trained_so_is_refused() -> None:
     clients = small_clients(10, 25)
-    with pytest.raises(ModelError, match=r"ntkfl\.models\.convexified"):
+    with pytest.raises(ModelError, match="give it a Convexified"):
         play(TCT(), small_task(), clients)
     with pytest.raises(ConfigError, match="leave subsample_rate at 1"):
         TCT(subsample_rate=0.5)

@@ -17,14 +17,8 @@ import pytest
 from ntkfl.errors import MessageError
 from ntkfl.services.http.client import SMALL, HttpClient
 from ntkfl.services.shuffler.revocations import Revocations
-from tests.services.example_service import make
 
 ENDLESS = 1 << 40
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(tmp_path_factory.mktemp("client"))
 
 
 class Talker:

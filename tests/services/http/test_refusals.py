@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,10 +27,3 @@ def test_every_reason_that_is_raised_has_a_status_and_no_status_is_left_over() -
     reasons = {*raised("Refused"), *(reason for reason, _ in CLOSED.values())} - BY_CLIENTS
     assert len(reasons) > 25
     assert reasons == set(STATUS_OF)
-
-
-def documented() -> dict[int, set[str]]:
-    """The table of docs/protocol.md: reasons by status."""
-    text = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
-    rows = re.findall(r"^\| (\d{3}) \| (`[^|]+) \|", text, flags=re.MULTILINE)
-    return {int(status): set(re.findall("`([a-z-]+)`", reasons)) for status, reasons in rows}

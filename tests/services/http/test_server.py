@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,19 +13,8 @@ import pytest
 from ntkfl.errors import ConfigError
 from ntkfl.services.http.application import service_app
 from ntkfl.services.http.server import Listener, tls_context
-from tests.services.example_service import caller, connection, make, start
+from tests.services.example_service import caller, connection
 from tests.services.processes import Process
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(tmp_path_factory.mktemp("listen"))
-
-
-@pytest.fixture(scope="module")
-def process(folder: Path) -> Iterator[Process]:
-    with start(folder) as process:
-        yield process
 
 
 def test_only_holders_of_a_certificate_speak_to_the_second_listener(process: Process, folder: Path) -> None:
@@ -56,14 +43,6 @@ def test_a_connection_that_asks_nothing_is_closed(
         start = time.monotonic()
         assert raw.recv(1000) == b""
         assert time.monotonic() - start < 5
-
-
-def test_a_connection_that_does_not_finish_its_handshake_is_closed(process: Process) -> None:
-    address = httpx.URL(process.urls["front"])
-    with socket.create_connection((address.host, address.port), 10) as raw:
-        start = time.monotonic()
-        assert raw.recv(1000) == b""
-        assert time.monotonic() - start < 5  # asyncio alone waits for a minute
 
 
 def listener(folder: Path, **changes: object) -> Listener:

@@ -9,20 +9,6 @@ from ntkfl.services.shuffler.store import Shuffler
 from tests.services.shuffler.batches import KEY, batch, refusal
 
 
-def test_announcements_come_in_order_and_the_last_four_are_kept() -> None:
-    shuffler = Shuffler()
-    assert (shuffler.announcement(0), shuffler.newest) == (None, 0)
-    for number in range(1, 7):
-        assert shuffler.publish(f"say {number}".encode(), BatchKey(number, 0)) == number
-    for number in (6, 1):  # its answer was lost, say
-        assert shuffler.publish(f"say {number}".encode(), BatchKey(number, 0)) == number
-    heard, after = [], 0
-    while (found := shuffler.announcement(after)) is not None:
-        after, signed = found
-        heard.append((after, signed))
-    assert heard == [(number, f"say {number}".encode()) for number in (3, 4, 5, 6)]
-
-
 def test_an_announcement_and_its_batch_are_one(tmp_path: Path) -> None:
     shuffler = Shuffler(tmp_path / "state.sqlite", floor=3)
     with refusal("below-floor"):

@@ -42,8 +42,8 @@ def extracted(resize: str, device: str) -> dict[str, np.ndarray]:
     """1,280 pooled outputs and 768 pooled inputs of the last block (192 channels at 2 × 2 places), in float16."""
     data = ntkfl.data.load("cifar10")
     backbone = Backbone(lite0(resize), also=["net._blocks.15"]).eval().to(device)
-    found = {"y_train": data.labels.numpy(), "y_test": data.test_labels.numpy()}
-    for name, images in (("x_train", data.images), ("x_test", data.test_images)):
+    found = {"y_train": data.rows.y.numpy(), "y_test": data.test_rows.y.numpy()}
+    for name, images in (("x_train", data.rows.x), ("x_test", data.test_rows.x)):
         parts = []
         for at in range(0, len(images), BATCH):
             with torch.inference_mode():

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import ntkfl
 from ntkfl.data import Dirichlet, Federated, Shards
-from ntkfl.data.partition import Partition
+from ntkfl.data.partitions import Partition
 from ntkfl.federation.build import build_method
 
 CLIENTS, HELD_OUT = 100, 20

@@ -132,8 +132,8 @@ def tune(source: Path, out: Path, device: str, limit: float = 80.0) -> None:
     """
     began, data = time.perf_counter(), ntkfl.data.load("cifar10")
     network = lite0(str(np.load(source)["resize"])).eval().to(device)
-    y, test_y = data.labels.long(), data.test_labels.long()
-    x, test_x = (block_inputs(network, images, device) for images in (data.images, data.test_images))
+    y, test_y = data.rows.y.long(), data.test_rows.y.long()
+    x, test_x = (block_inputs(network, images, device) for images in (data.rows.x, data.test_rows.x))
     found: dict[str, Any] = {}
 
     def add(name: str, value: Any) -> None:

@@ -19,7 +19,7 @@ def fashion(count: int) -> tuple[Tensor, Tensor, str]:
         if locate("fashion-mnist") is not None:
             data = load("fashion-mnist")
             rows = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:count]
-            x, y = data.train_rows.take(rows)
+            x, y = data.rows.take(rows)
             return x.flatten(1).contiguous(), y, "Fashion-MNIST"
     except DataError:
         pass  # a broken copy is `ntkfl data`'s to complain about

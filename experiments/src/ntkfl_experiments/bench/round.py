@@ -72,12 +72,13 @@ class _Case:
             return filter_replies(method, self.task, received).replies
 
         numbers = [client.id for client in self.clients]
-        return drive(method, self.task, {"weights": self.task.like}, 1, numbers, exchange).state["weights"]
+        return drive(method, self.task, method.start(self.task, self.task.like), 1, numbers, exchange).state["weights"]
 
     def score(self) -> object:
         """The candidates' losses: what a dense round pays as well."""
         candidates = self.task.like.expand(len(self.steps), -1)
-        return self.method().answer(self.task, Message("candidates", 1, {"weights": candidates}), self.clients)
+        method = self.method()
+        return method.answer(self.task, Message("candidates", 1, method.packed(candidates)), self.clients)
 
     def descend(self, steps: tuple[int, ...], kernel: str = "full", rows: int | None = None) -> Evolution:
         J = self.J if rows is None else self.J[:rows]

@@ -1,1 +1,1 @@
-"""`ntkfl reproduce`, `ntkfl bench`, `ntkfl serve load` and `ntkfl flower bench`."""
+"""`ntkfl reproduce`, `ntkfl bench` and `ntkfl flower bench`."""

@@ -42,8 +42,8 @@ def unit_inputs(name: str, samples: int, seed: int) -> tuple[Tensor, Tensor]:
     """`samples` training pictures drawn by `seed`: x [N, d1] of unit length, y [N] in ±1, both float64."""
     rows = dataset(name)
     index = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:samples]
-    x, labels = rows.train_rows.take(index)
-    return unit(x), (labels >= rows.classes // 2).double() * 2 - 1
+    x, labels = rows.rows.take(index)
+    return unit(x), (labels >= rows.output_dim // 2).double() * 2 - 1
 
 
 def settings(**more: Any) -> dict[str, Any]:

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ntkfl.audit import projection, reconstruction
+from ntkfl.audit import reconstruction
 from ntkfl.audit.analytic import gaussian_prior, invert
-from ntkfl.audit.capture import capture
-from ntkfl.audit.measures import ssim
+from ntkfl.audit.capture import Capture, capture
+from ntkfl.audit.inputs import seen_inputs
+from ntkfl.audit.measures import guesses, ssim
 from ntkfl.audit.membership import advantage
+from ntkfl.audit.received import rows_of
 from ntkfl.federation.config import DataConfig, RunConfig
 from ntkfl.methods import NTKFL
 from ntkfl.methods.base import ClientRound, Task
@@ -23,7 +25,7 @@ from ntkfl.wire import Message
 from ntkfl_experiments.bench.inputs import fashion
 
 SHUFFLED = 0.9  # sparsity of the rows that the shuffler permutes: the paper sets it “above 80 %–90 %”
-PROJECTED = {"name": "ntk-fl", "projected_dim": 100, "subsample_rate": 0.4}  # the paper's d1' and β
+PROJECTED: dict[str, Any] = {"name": "ntk-fl", "projected_dim": 100, "subsample_rate": 0.4}  # the paper's d1' and β
 PAIRS = 400  # rows whose inputs the server knows from elsewhere
 
 
@@ -78,14 +80,65 @@ def read_projected(key: Mapping[str, Any]) -> dict[str, float]:
         method=PROJECTED,
     )
     heard = capture(config, 1)
-    seen = projection.attack(heard, seed, pairs=(0, PAIRS))[-1].details
-    helped = next(f for f in reconstruction.analytic(heard, seed, count=50) if f.measure == "SSIM")
+    helped = next(f for f in reconstruction.attack(heard, seed) if f.measure == "SSIM")
     return {
-        "rows": len(heard.rows_truth()[1]),
+        "rows": len(heard.aligned()[1]),
         "dimensions": PROJECTED["projected_dim"],
-        "alone": seen["SSIM, 0 pairs"],
-        "known": seen[f"SSIM, {PAIRS} pairs"],
-        "guess": seen["SSIM of a guess"],
+        **_without_P(heard, seed),
         "with P": helped.mean,
         "guess beside P": helped.guess,
     }
+
+
+def _without_P(heard: Capture, seed: int, targets: int = 50) -> dict[str, float]:
+    """Mean SSIM of pictures that the server draws from z = x P alone, with some known inputs beside, and by the label.
+
+    Liu, Giannella, Kargupta, An Attacker's View of Distance Preserving Maps for Privacy Preserving Data Mining, PKDD
+    2006. The columns of P are Gaussian, so that pairs (x, z) give its posterior mean, and the public inputs' own
+    Gaussian gives x given z and what is still unsure of P. Class means of rows and of public inputs are pairs that cost
+    nothing.
+    """
+    rows = rows_of(heard)
+    recovered = seen_inputs(heard, rows)
+    assert recovered is not None
+    assert heard.public is not None
+    z, labels, known = recovered.x.double(), rows.labels, heard.aligned()[2].flatten(1).double()
+    public, public_y = heard.public[0].flatten(1).double(), heard.public[1]
+    covariance = gaussian_prior(public - guesses((public, public_y), public_y))[1]
+    scale = float(z.square().mean() / public.square().sum(1).mean())
+    order = torch.randperm(len(z), generator=torch.Generator().manual_seed(seed))
+    target, rest = order[:targets], order[targets:]
+    mean = guesses((public, public_y), labels[target])
+    truth = heard.images(known[target].float())
+    classes = [c for c in sorted(set(labels[rest].tolist())) if int((public_y == c).sum()) > 1]
+    places = [(public_y == c, labels[rest] == c) for c in classes]
+    free_x, free_z = (torch.stack(means) for means in zip(*[
+        (public[there].mean(0), z[rest][here].mean(0)) for there, here in places
+    ], strict=True))  # fmt: skip
+    free = torch.stack([public[there].var(0).sum() * (1 / there.sum() + 1 / here.sum()) for there, here in places])
+
+    def likeness(pairs: int) -> float:
+        some = rest[:pairs]
+        noise = torch.cat([torch.full((len(some),), 1e-4 * float(z.square().mean())), free * scale]).double()
+        x, seen = torch.cat([known[some], free_x]), torch.cat([z[some], free_z])
+        drawn = _lifted(x, seen, noise / scale, scale, z[target], mean, covariance)
+        return float(ssim(truth, heard.images(drawn.float())).mean())
+
+    return {"alone": likeness(0), "known": likeness(PAIRS),
+            "guess": float(ssim(truth, heard.images(mean.float())).mean())}  # fmt: skip
+
+
+def _lifted(
+    x: Tensor, seen: Tensor, noise: Tensor, scale: float, z: Tensor, mean: Tensor, covariance: Tensor
+) -> Tensor:
+    """Inputs [n, d1] behind z [n, d1'], of these means and this covariance, P being had from pairs x [m, d1], seen [m,
+    d1'] that each have `noise` [m], a variance: P̂ = Xᵀ (X Xᵀ + noise)⁻¹ Z.
+    """
+    gain = torch.linalg.solve(x @ x.T + torch.diag(noise + 1e-9), x).T
+    P, unsure = gain @ seen, torch.eye(x.shape[1], dtype=x.dtype) - gain @ x
+    second = covariance + mean.T @ mean / len(mean)
+    spare = scale * float((unsure * second).sum())
+    inner = P.T @ covariance @ P
+    inner = inner + (spare + 1e-4 * float(inner.diagonal().mean())) * torch.eye(len(inner), dtype=inner.dtype)
+    drawn: Tensor = mean + torch.linalg.solve(inner, (z - mean @ P).T).T @ (covariance @ P).T
+    return drawn

@@ -96,14 +96,14 @@ def run(
     """Attack the first `images` training pictures, at the weights `seed` gives, after `trained` steps on others."""
     settings = settings or Settings(steps=80, restarts=2, seed=seed)
     dataset = load("fashion-mnist")
-    x, y = dataset.train_rows.take(torch.arange(images))
+    x, y = dataset.rows.take(torch.arange(images))
     public = dataset.test_rows.take()
     kind = ModelConfig(hidden=(100,)) if network == PERCEPTRON else ModelConfig(name=network)
-    model = build_network(kind, tuple(x.shape[1:]), dataset.classes, seed)
-    train(model, *dataset.train_rows.take(torch.arange(images, images + 20_000 if trained else images)), trained)
-    task = Task(model, dataset.classes, "ce")
+    model = build_network(kind, tuple(x.shape[1:]), dataset.output_dim, seed)
+    train(model, *dataset.rows.take(torch.arange(images, images + 20_000 if trained else images)), trained)
+    task = Task(model, dataset.output_dim, "ce")
     prior = gaussian_prior(public[0])
-    mean, std = dataset.mean[0], dataset.std[0]
+    mean, std = dataset.rows.mean[0], dataset.rows.std[0]
 
     def pictures(flat: Tensor) -> Tensor:
         return (flat.view(-1, *x.shape[1:]) * std + mean).clamp(0, 1)
@@ -127,7 +127,7 @@ def run(
             likeness, noise = (tuple(measure(originals, seen).tolist()) for measure in (ssim, psnr))
             points.append(Point(sparsity, attack, likeness, noise, seen))
     guess = tuple(ssim(originals, pictures(guesses(public, y))).tolist())
-    notes = {"images": images, "seed": seed, "optimiser": settings.optimiser, "steps": settings.steps}
+    notes: dict[str, Any] = {"images": images, "seed": seed, "steps": settings.steps}
     notes |= {"restarts": settings.restarts, "network": network, "trained": trained}
     return Curve(points, originals, guess, notes)
 

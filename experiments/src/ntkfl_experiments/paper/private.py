@@ -29,7 +29,7 @@ from ntkfl_experiments.paper.settings import (
 # Shuffling permutes rows and changes no weight (a test shows it), so Figure 6 leaves out the sealing it costs.
 PRESET: dict[str, Any] = {"name": "cp-ntk-fl", "shuffle": False}
 STAGES: dict[str, Any] = LABELLED[PAPER] | {
-    "projection": "gaussian", "projection_scaled": True, "sparsity": 0.97, "values": "8bit", "shuffle": False,
+    "projection": "gaussian", "sparsity": 0.97, "values": "8bit", "shuffle": False,
 }  # fmt: skip
 STAGED_CHOICE = (
     "CP-NTK-FL (paper): NTK-FL (paper) with its stages; P has entries N(0, 1/d1), the paper's N(0, 1) over √d1, which "

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ntkfl.models import mlp
 from ntkfl.tangent import evolve, jacobian
-from ntkfl.tangent.losses import residual, targets
+from ntkfl.tangent.losses import find_loss, targets
 from ntkfl_experiments.paper.analysis import Cell, dataset, finite, unit_inputs
 from ntkfl_experiments.theory import draw
 
@@ -63,7 +63,7 @@ def gaps(
     found: Cell = {"gap": [], "lemma": [], "gammas": [], "moved": [], "differing": []}
     for step in range(steps[-1]):
         outputs = model(x)
-        r = residual(loss, outputs.detach(), Y)
+        r = find_loss(loss).residual(outputs.detach(), Y)
         summed += r
         largest = float(r.abs().max()) * scale
         first = largest if step == 0 else first
@@ -85,7 +85,7 @@ def gaps(
 
 def _own_residuals(outputs: Tensor, f0: Tensor, Y: Tensor, loss: str) -> list[Tensor]:
     """The evolution's residuals at u = 0 … t−1."""
-    return [residual(loss, f, Y) for f in itertools.chain([f0], outputs)]
+    return [find_loss(loss).residual(f, Y) for f in itertools.chain([f0], outputs)]
 
 
 def analysis_network(key: Mapping[str, Any]) -> Cell:
@@ -100,8 +100,8 @@ def perceptron(key: Mapping[str, Any]) -> Cell:
     """The paper's 784-100-10 network on normalised pictures: MSE by the closed form, or cross-entropy by the flow."""
     rows = dataset(key["dataset"])
     index = torch.randperm(len(rows), generator=torch.Generator().manual_seed(key["seed"]))[: key["samples"]]
-    x, y = rows.train_rows.take(index)
+    x, y = rows.rows.take(index)
     torch.manual_seed(key["seed"])
-    model = mlp(x[0].numel(), key["width"], rows.classes).double()
+    model = mlp(x[0].numel(), key["width"], rows.output_dim).double()
     scheme = "paper" if key["loss"] == "mse" else "flow"
     return gaps(model, x.flatten(1).double(), y, key["lr"], key["steps"], key["loss"], "trace", scheme)

@@ -36,7 +36,7 @@ class FedAvgM(FedAvg):
         w = state["weights"]
         replies = yield Message("weights", round, {"weights": w})
         p = self.client_weights(replies, w)
-        delta = self.combine((w - self.take(reply, "weights", w, w) for reply in replies), p)
+        delta = self.combine((w - self.take(reply, "weights", w) for reply in replies), p)
         velocity = self.momentum * state["velocity"] + delta
         new = check_finite(w - self.server_lr * velocity, "the model after the server's step")
         return Outcome({"weights": new, "velocity": velocity}, mean_loss(replies, p))

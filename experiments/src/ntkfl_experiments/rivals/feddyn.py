@@ -39,7 +39,7 @@ class FedDyn(LocalTraining):
         w = state["weights"]
         replies = yield Message("weights", round, {"weights": w})
         p = self.client_weights(replies, w)
-        mean = self.combine((self.take(reply, "weights", w, w) for reply in replies), p, w)
+        mean = self.combine((self.take(reply, "weights", w) for reply in replies), p, w)
         h = check_finite(
             state["h"] - self.alpha * len(replies) / task.total_clients * (mean - w), "the server's memory h"
         )
@@ -53,5 +53,5 @@ class FedDyn(LocalTraining):
         replies = []
         for client, before, w_m, loss in zip(clients, own, *result, strict=True):
             client.memory["gradient"] = before - self.alpha * (w_m - w)
-            replies.append(Message("update", message.round, self.pack("weights", w_m, w) | report(client, loss)))
+            replies.append(Message("update", message.round, {"weights": w_m} | report(client, loss)))
         return replies

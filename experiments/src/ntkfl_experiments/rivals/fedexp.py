@@ -13,9 +13,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from ntkfl.errors import ConfigError
 from ntkfl.methods.base import Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.fedavg import FedAvg
-from ntkfl.methods.local_training import mean_loss
+from ntkfl.methods.local_training import UPDATE_LIMIT, mean_loss
 from ntkfl.methods.robust import clip_factors
 from ntkfl.wire import Message
 
@@ -28,9 +29,13 @@ class FedExP(FedAvg):
 
     paper: ClassVar[str] = "Jhunjhunwala et al. 2023"
     additive: ClassVar[bool] = False
-    noises: ClassVar[bool] = False  # noise would be in every ‖Δ_m‖², and the step would be that of the noise
 
     epsilon: float = Field(1e-3, gt=0, description="ε, beside the mean update's square: how far the step may go")
+
+    def model_post_init(self, context: object) -> None:
+        super().model_post_init(context)
+        if self.clip is not None:
+            raise ConfigError("noise would be in every ‖Δ_m‖², and the step that of the noise: leave clip out")
 
     def round(
         self, task: Task, state: State, round: int, cohort: Sequence[int]
@@ -38,7 +43,7 @@ class FedExP(FedAvg):
         w = state["weights"]
         replies = yield Message("weights", round, {"weights": w})
         p = self.client_weights(replies, w)
-        updates = [self.take(reply, "weights", w, w) - w for reply in replies]
+        updates = [self.take(reply, "weights", w) - w for reply in replies]
         delta = self.combine(updates, p)
         step = max(1.0, self._mean_square(updates, p) / (2 * (_square(delta) + self.epsilon)))
         new = check_finite(w + step * delta, "the extrapolated model")
@@ -50,7 +55,7 @@ class FedExP(FedAvg):
         """Σ_m p_m ‖Δ_m‖², of updates no longer than those of which `combine` makes the mean."""
         lengths = torch.tensor([_square(update) for update in updates], dtype=torch.float64).sqrt()
         if self.robust != "mean":
-            lengths = lengths * clip_factors(lengths, self.update_limit)
+            lengths = lengths * clip_factors(lengths, UPDATE_LIMIT)
         return float((p.cpu().double() * lengths.square()).sum())
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from ntkfl.errors import MessageError, unknown
 from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.local_training import LocalTraining, mean_loss, report, take_vector, weighted_sum
-from ntkfl.tangent.curvature import CPU_NUMBERS, curvature_sums
+from ntkfl.tangent.build import numbers_at_once
+from ntkfl.tangent.curvature import curvature_sums
 from ntkfl.tangent.losses import find_loss
 from ntkfl.tangent.sums import GRADIENT, REST, SAMPLES, Factor, Layer, Sums, uncovered
 from ntkfl.wire import Message
@@ -81,13 +82,13 @@ class FedFisher(LocalTraining):
         w = state["weights"]
         replies = yield Message("weights", round, {"weights": w})
         p = self.client_weights(replies, w)
-        mean = self.combine((self.take(reply, "weights", w, w) for reply in replies), p, w)
+        mean = self.combine((self.take(reply, "weights", w) for reply in replies), p, w)
         fishers = [self._read(_arrays(reply, w), w) for reply in replies]
 
         def product(v: Tensor) -> Tensor:
             return self.damping * v + weighted_sum((F.times(v) for F in fishers), p)
 
-        ends = [self.take(reply, "weights", w, w) for reply in replies]
+        ends = [self.take(reply, "weights", w) for reply in replies]
         pull = weighted_sum((F.times(w_m - mean) for F, w_m in zip(fishers, ends, strict=True)), p)
         change, steps = _conjugate_gradients(product, pull, _MOST)
         new = check_finite(mean + change, "the model of most posterior probability")
@@ -97,7 +98,7 @@ class FedFisher(LocalTraining):
         w = take_vector(message, "weights", "weights", task.like)
         replies = []
         for client, w_m, loss in zip(clients, *self.train(task, w, clients), strict=True):
-            arrays = self.pack("weights", w_m, w) | self._fisher(task, w_m, client)
+            arrays = {"weights": w_m} | self._fisher(task, w_m, client)
             replies.append(Message("update", message.round, arrays | report(client, loss)))
         return replies
 
@@ -111,7 +112,7 @@ class FedFisher(LocalTraining):
 
     def _squares(self, task: Task, w: Tensor, x: Tensor, Y: Tensor) -> Tensor:
         """The diagonal of Σ_i J_iᵀ H_i J_i: [d]."""
-        total, rows = torch.zeros_like(w), max(1, CPU_NUMBERS // (w.numel() * task.outputs))
+        total, rows = torch.zeros_like(w), max(1, numbers_at_once(x) // (w.numel() * task.outputs))
         for some, own in zip(torch.split(x, rows), torch.split(Y, rows), strict=True):
             R = find_loss(self.loss).hessian_root(task.predict(w, some), own)
             total += (R.mT @ task.jacobian(w, some).dense()).square().sum((0, 1))

@@ -48,7 +48,6 @@ class FedPM(LocalTraining):
 
     paper: ClassVar[str] = "Ishii et al. 2026"
     vectors: ClassVar[tuple[str, ...]] = (_MIXED,)
-    sparsifies: ClassVar[bool] = False
 
     damping: float = Field(1.0, gt=0, description="λ, added to the diagonal of P")
     local_steps: int = Field(1, ge=1, description="K, steps a client takes in a round; the paper's theory has 1")

@@ -2,14 +2,14 @@
 Kernels, 2022.
 
 Federated averaging learns features and fails to make use of them where clients' data differ. So, after some rounds of
-it, the network is replaced by its linearisation there (`models/convexified.py`), and the linear model is trained on
+it, the network is replaced by its linearisation there (`rivals/models.py`), and the linear model is trained on
 squared error with SCAFFOLD's correction of local gradients: a convex problem, which differences of clients' data do not
 spoil.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from typing import ClassVar
 
 import torch
@@ -19,8 +19,8 @@ from torch import Tensor
 from ntkfl.errors import ConfigError, MessageError, ModelError
 from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.local_training import LocalTraining, mean_loss, report
-from ntkfl.models.convexified import Convexified
 from ntkfl.wire import Message
+from ntkfl_experiments.rivals.models import Convexified
 
 _NETWORK, _THETA, _CONTROL = "network", "theta", "control"
 
@@ -39,7 +39,6 @@ class TCT(LocalTraining):
     paper: ClassVar[str] = "Yu et al. 2022"
     vectors: ClassVar[tuple[str, ...]] = ()  # what an audit knows attacks on: of the first rounds, audit fedavg
     sparsifies: ClassVar[bool] = False
-    model_defaults: ClassVar[Mapping[str, float]] = {"convexify": 100_000}
 
     train_rounds: int = Field(20, ge=1, description="T₁, rounds of federated averaging, before the linear model")
     convex_lr: float = Field(1e-3, gt=0, description="η, local learning rate of the linear model")
@@ -132,7 +131,7 @@ class TCT(LocalTraining):
 def _model(task: Task, weights: Tensor | None = None) -> Convexified:
     model = task.model if weights is None else task.at(weights)
     if not isinstance(model, Convexified):
-        raise ModelError("tct trains a network and then its linearisation: give it ntkfl.models.convexified(model, …)")
+        raise ModelError("tct trains a network and then its linearisation: give it a Convexified (rivals/models.py)")
     return model
 
 

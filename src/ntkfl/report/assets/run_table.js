@@ -145,7 +145,7 @@ function fileLinks(cell, runs) {
   if (cell.wanted === wanted) return;
   cell.wanted = wanted;
   const lines = runs.map((run) => {
-    const links = Object.entries(run.links ?? {}).filter(([name]) => !name.startsWith("audit/"));
+    const links = Object.entries(run.links ?? {});
     const anchors = links.flatMap(([name, at]) => [element("a", { href: at, "aria-label": `${name} of ${run.name}` }, name.replace(/\..*/, "")), " "]);
     return element("div", { class: "files" }, runs.length > 1 ? `seed ${run.seed}: ` : null, ...anchors);
   });

@@ -23,36 +23,25 @@ function settingTable(place, groups, onlyDifferences) {
 }
 
 function audits(place, found) {
-  place.replaceChildren(...found.flatMap(([run, audit]) => [
-    element("h3", {}, run.name),
-    ...(audit.findings === null ? [element("p", { class: "note" }, "There is no findings.json beside the pictures.")] : foundBy(audit.findings)),
-    ...audit.pictures.map((p) => wide(`picture ${p.name}`, element("img", { src: p.source ?? run.links[`audit/${p.name}`], alt: `${p.name} of the audit of ${run.name}` }))),
-    ...(audit.left_out.length ? [element("p", { class: "note" }, `Too large for this page: ${audit.left_out.join(", ")} in the run's folder audit.`)] : []),
-  ]));
+  place.replaceChildren(...found.flatMap(([run, audit]) => [element("h3", {}, run.name), ...foundBy(audit)]));
 }
 
 // As `ntkfl audit` writes them: a verdict a role, then the attacks; anything else as it is.
 function foundBy(value) {
   if (!value?.verdicts || !Array.isArray(value.findings)) return [nested(value)];
   const verdicts = Object.entries(value.verdicts).flatMap(([role, line]) => [element("dt", {}, roleName(role)), element("dd", {}, flat(line))]);
-  const attacks = table([["attack", "by", "recovers", "result", "a guess", "without defences", "so it is", "in words"], ...attackRows(value.findings)]);
+  const attacks = table([["attack", "by", "recovers", "result", "a guess", "in words"], ...attackRows(value.findings)]);
   attacks.classList.add("words");
-  const what = `Round ${flat(value.round)}, ${flat(value.clients)} clients${value.settings?.quick ? "; a quick audit, of few pictures and steps" : ""}.`;
+  const what = `Round ${flat(value.round)}, ${flat(value.clients)} clients.`;
   const all = element("details", {}, element("summary", {}, `Every attack, ${value.findings.length} of them`), wide("attacks", attacks));
   return [element("p", { class: "note" }, what), element("dl", {}, ...verdicts), all];
 }
 
-// Attacks that two pairs of roles do alike are one row.
 function attackRows(findings) {
-  const rows = new Map();
-  for (const f of findings) {
+  return findings.map((f) => {
     const result = `${flat(f.measure)} ${brief(f.mean)}${f.spread ? ` ± ${brief(f.spread)}` : ""}`;
-    const rest = [flat(f.recovers), result, brief(f.guess), f.reference === null || f.reference === undefined ? "—" : brief(f.reference), flat(f.verdict), flat(f.says)];
-    const key = JSON.stringify([f.attack, ...rest]);
-    if (rows.has(key)) rows.get(key)[1] += `; ${roleName(f.role)}`;
-    else rows.set(key, [flat(f.attack), roleName(f.role), ...rest]);
-  }
-  return [...rows.values()];
+    return [flat(f.attack), roleName(f.role), flat(f.recovers), result, brief(f.guess), flat(f.says)];
+  });
 }
 
 function roleName(role) {

@@ -5,23 +5,21 @@ from __future__ import annotations
 import http
 import re
 from collections.abc import Callable
-from typing import Annotated, Any
 
 from ntkfl.crypto.credentials import Credential
 from ntkfl.errors import Refused
 from ntkfl.extras import missing
-from ntkfl.services.http.refusals import ANY_REQUEST, error_response, refusal_response, refusals
-from ntkfl.services.http.schemas import Health
-from ntkfl.services.http.signing import CREDENTIAL_HEADER, DIGEST_HEADER, SIGNATURE_HEADER, check_request
+from ntkfl.services.http.refusals import error_response, refusal_response
+from ntkfl.services.http.signing import check_request
 from ntkfl.version import __version__
 
 try:
-    from fastapi import Depends, FastAPI, Header, Request, Response
+    from fastapi import FastAPI, Request, Response
     from fastapi.exceptions import RequestValidationError
     from starlette.exceptions import HTTPException
     from starlette.types import Lifespan, Scope
 
-    from ntkfl.services.http.request_limits import Admit, RequestLimits
+    from ntkfl.services.http.body_limits import Admit, BodyLimits
 except ImportError as error:  # the core works without; this room does not
     raise missing("a service", "services") from error
 
@@ -44,28 +42,15 @@ def service_app(
     """An application with `GET /health` (the process answers) and `GET /ready` (it can serve: `ready` returns, or
     raises `Refused`), errors as `{"error": reason, "message": line}`, and bounded requests.
 
-    A handler raises `Refused`. For `admit` and the bounds see `RequestLimits`; all bodies together may hold 16 bodies,
-    or 64 MiB if that is more, unless `max_held` says otherwise. A handler that knows the client sets
-    `request.state.client = name`, for the log. No service serves its OpenAPI document: `app.openapi()` gives it.
+    A handler raises `Refused`. For `admit` and the bounds see `BodyLimits`; all bodies together may hold 16 bodies, or
+    64 MiB if that is more, unless `max_held` says otherwise. A handler that knows the client sets
+    `request.state.client = name`, for the log. No service serves a description of itself.
     """
-    app = FastAPI(
-        title=title,
-        version=__version__,
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        redirect_slashes=False,  # a redirect would go wherever the request's Host header says
-        lifespan=lifespan,
-        responses=refusals(*ANY_REQUEST),
-    )
+    held = max(16 * max_body, 64 << 20) if max_held is None else max_held
+    # A redirect would go wherever the request's Host header says.
+    app = FastAPI(title=title, openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     app.add_middleware(
-        RequestLimits,
-        service=title,
-        max_body=max_body,
-        max_held=max(16 * max_body, 64 << 20) if max_held is None else max_held,
-        receive_s=receive_s,
-        send_s=send_s,
-        admit=admit,
+        BodyLimits, service=title, max_body=max_body, max_held=held, receive_s=receive_s, send_s=send_s, admit=admit
     )
 
     @app.exception_handler(Refused)
@@ -84,13 +69,13 @@ def service_app(
         return error_response(error.status_code, reason, str(error.detail), error.headers)
 
     @app.get("/health")
-    async def health() -> Health:
-        return Health(service=title, version=__version__)
+    async def health() -> dict[str, str]:
+        return {"status": "ok", "service": title, "version": __version__}
 
     @app.get("/ready")
-    def is_ready() -> Health:
+    def is_ready() -> dict[str, str]:
         ready()
-        return Health(service=title, version=__version__)
+        return {"status": "ok", "service": title, "version": __version__}
 
     return app
 
@@ -100,9 +85,6 @@ def _what_is_invalid(error: RequestValidationError) -> str:
     first = error.errors()[0]
     place = first["loc"][:-1] if first["type"] == "extra_forbidden" else first["loc"]  # an unknown name is input too
     return f"{'.'.join(map(str, place)) or 'request'}: {first['type'].replace('_', ' ')}"
-
-
-# -- Signed requests --------------------------------------------------------------------------------------------------
 
 
 def target(scope: Scope) -> str:
@@ -115,37 +97,7 @@ async def authenticate(
     request: Request, key_server: bytes, federation: str, *, allow_expired: bool = False
 ) -> Credential:
     """The credential of the client that signed this request; `Unauthenticated` without one."""
-    body = await request.body()
-    asked = request.method, target(request.scope), body
+    asked = request.method, target(request.scope), await request.body()
     credential = check_request(request.headers, key_server, federation, *asked, allow_expired=allow_expired)
     request.state.client = credential.client
     return credential
-
-
-def _signature_headers(
-    credential: Annotated[str, Header(alias=CREDENTIAL_HEADER, description="issued by the key server")] = "",
-    digest: Annotated[str, Header(alias=DIGEST_HEADER, description="the body's SHA-256, in hexadecimal")] = "",
-    signature: Annotated[
-        str, Header(alias=SIGNATURE_HEADER, description="the client's, over method, path and that digest")
-    ] = "",
-) -> None:
-    """For the OpenAPI document alone: `check_request` reads these headers, and refuses a request without them."""
-
-
-SIGNED = Depends(_signature_headers)
-
-
-# -- Bodies that are not JSON -----------------------------------------------------------------------------------------
-
-
-_BYTES = {BINARY: {"schema": {"type": "string", "format": "binary"}}}
-
-
-def binary_body(description: str) -> dict[str, Any]:
-    """A request's body, for `openapi_extra`: FastAPI's own `Body` takes one without a content type for JSON."""
-    return {"requestBody": {"required": True, "description": description, "content": _BYTES}}
-
-
-def binary_answer(description: str, **about: object) -> dict[str, Any]:
-    """An answer's body, for `responses`: a `response_class` with a media type would give it to refusals too."""
-    return {"description": description, "content": _BYTES, **about}

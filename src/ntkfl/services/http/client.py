@@ -23,7 +23,7 @@ try:
 except ImportError as error:
     raise missing("a service", "services") from error
 
-RETRY_STATUSES = (429, 502, 503, 504)
+RETRY_STATUSES = (502, 503, 504)
 SMALL, MANY, ANNOUNCED = 64 << 10, 16 << 20, 256 << 20  # bytes of an answer: a few fields, a list, an announcement
 _MAX_RETRY_AFTER_S = 60.0  # whatever a service asks for
 _SAY_S = 10.0  # between two lines about a service that is still not there
@@ -36,7 +36,14 @@ class HttpClient:
     A client signs what it asks with its credential and key (`identify`); the aggregator shows a TLS certificate.
     """
 
-    def __init__(self, url: str, ca: Path, certificate: tuple[Path, Path] | None = None, patience: float = 60) -> None:
+    def __init__(
+        self,
+        url: str,
+        ca: Path,
+        certificate: tuple[Path, Path] | None = None,
+        patience: float = 60,
+        timeout: float = 60,
+    ) -> None:
         try:
             context = ssl.create_default_context(cafile=str(ca))
             if certificate is not None:
@@ -46,9 +53,10 @@ class HttpClient:
         if certificate is not None:
             check_private(certificate[1])
         self.url, self.patience = url.rstrip("/"), patience
-        self._http = httpx.Client(base_url=self.url, verify=context, timeout=httpx.Timeout(60, connect=5))
+        self._http = httpx.Client(
+            base_url=self.url, verify=context, timeout=httpx.Timeout(timeout, connect=min(5, timeout))
+        )
         self._credential: tuple[str | Callable[[], str], SigningKey] | None = None
-        self.on_problem: Callable[[str | None], None] = lambda problem: None  # None: it is over
 
     def identify(self, credential: str | Callable[[], str], key: SigningKey) -> Self:
         """Sign requests from now on; a function is asked for the credential each time, as it may be renewed."""
@@ -60,7 +68,7 @@ class HttpClient:
         be reached; `MessageError` if the answer has more than `most` bytes.
         """
         until = time.monotonic() + self.patience
-        pause, problem = 0.1, _Problem(self.url, until, self.on_problem)
+        pause, said = 0.1, 0.0
         while True:
             request = self._http.build_request(method, path, content=body or None, json=json, headers=_UNPACKED)
             if self._credential is not None:
@@ -75,14 +83,17 @@ class HttpClient:
                 if time.monotonic() > until:
                     reason = str(error) or type(error).__name__
                     raise Refused("unreachable", f"{self.url} cannot be reached: {reason}") from None
-                problem.goes_on(f"cannot be reached ({error or type(error).__name__})")
+                problem = f"cannot be reached ({error or type(error).__name__})"
             else:
                 if response.status_code not in RETRY_STATUSES or time.monotonic() > until:
-                    problem.ended()
+                    if said:
+                        log(f"{self.url} answers again")
                     return _accept(response)
-                later = retry_after(response)
-                if response.status_code != 429:  # of which a service has told us the reason, and when to retry
-                    problem.goes_on(f"cannot answer now (status {response.status_code})")
+                later, problem = retry_after(response), f"cannot answer now (status {response.status_code})"
+            now = time.monotonic()
+            if now > said + _SAY_S:
+                said = now
+                warn(f"{self.url} {problem}; tries again, {max(0.0, until - now):.0f} s more at most")
             time.sleep(max(pause, later) * random.uniform(1, 1.5))  # clients refused together retry apart
             pause = min(2.0, 2 * pause)
 
@@ -100,26 +111,6 @@ class HttpClient:
 
     def close(self) -> None:
         self._http.close()
-
-
-class _Problem:
-    """Of one request: said at once, again every ten seconds, and when it is over."""
-
-    def __init__(self, url: str, until: float, on_problem: Callable[[str | None], None]) -> None:
-        self._url, self._until, self._on_problem = url, until, on_problem
-        self._said: float | None = None
-
-    def goes_on(self, what: str) -> None:
-        now = time.monotonic()
-        if self._said is None or now > self._said + _SAY_S:
-            self._said = now
-            self._on_problem(f"{self._url} {what}")
-            warn(f"{self._url} {what}; tries again, {max(0.0, self._until - now):.0f} s more at most")
-
-    def ended(self) -> None:
-        if self._said is not None:
-            self._on_problem(None)
-            log(f"{self._url} answers again")
 
 
 def check_answer(response: httpx.Response, most: int, size: int) -> None:

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 from ntkfl.atomic import replace_private, write_private
 from ntkfl.crypto.credentials import Credential
 from ntkfl.crypto.hpke import SealingKey, SigningKey
-from ntkfl.crypto.mask_tickets import check_ticket
-from ntkfl.crypto.row_frames import Announced, pack_rows
 from ntkfl.errors import ConfigError, NTKFLError, TrustError
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.services.http.client import HttpClient
@@ -81,19 +79,6 @@ class Identity:
         if (given.sealing_key, given.signing_key) != (self.sealing.public.hex(), self.signing.public.hex()):
             raise TrustError("the key server issued a credential for other keys than this client's")
         return issued
-
-    def mask_ticket(self, announced: Announced, seed: bytes) -> bytes:
-        """Give the seed of a second mask to the key server: its ticket and the signature, for the shuffler."""
-        peers = self._peers
-        self._key_server.identify(self.current(), self.signing)
-        answer = _values(self._key_server.ask("POST", f"/v1/runs/{peers.run}/masks", pack_rows(announced, [seed])))
-        try:
-            signed = bytes.fromhex(str(answer.get("ticket"))) + bytes.fromhex(str(answer.get("signature")))
-        except ValueError:
-            raise TrustError("the key server's answer holds no ticket that can be read") from None
-        signer = bytes.fromhex(peers.key_server.signing_key)
-        check_ticket(signed, signer, peers.federation, peers.run, self.known.client, announced)
-        return signed
 
     @staticmethod
     def of(folder: Path, patience: float = 60) -> Identity:

@@ -24,13 +24,9 @@ from ntkfl.atomic import check_private
 from ntkfl.crypto.context import Secret
 from ntkfl.crypto.credentials import NAME_PATTERN, ROLES, Credential, as_date
 from ntkfl.crypto.hpke import SigningKey, parse_key
-from ntkfl.crypto.mask_tickets import sign_ticket, unpack_released
-from ntkfl.crypto.row_frames import Announced
-from ntkfl.errors import ConfigError, MessageError, Refused, TrustError, unknown
-from ntkfl.services.key_server import mask_holder
+from ntkfl.errors import ConfigError, Refused, TrustError, unknown
 from ntkfl.services.key_server.key_protocol import check_enrolment, seal_run_secret, sign_revoked
 from ntkfl.services.key_server.state import StateFile
-from ntkfl.services.shuffler.batch import least_of
 from ntkfl.services.trusted_peers import TrustedPeers
 
 STATE, SIGNING_KEY = "state.sqlite", "signing-key.pem"
@@ -52,9 +48,9 @@ class EnrolledClient:
 class KeyServer:
     """What the key server knows and does; any thread may call it."""
 
-    def __init__(self, state: Path, federation: str, key: SigningKey, peers: TrustedPeers | None = None) -> None:
-        """On a state file made by `create`. With `peers` it can be the second holder of masks."""
-        self.federation, self._key, self.public, self.peers = federation, key, key.public, peers
+    def __init__(self, state: Path, federation: str, key: SigningKey) -> None:
+        """On a state file made by `create`."""
+        self.federation, self._key, self.public = federation, key, key.public
         self._transaction = StateFile(state, federation).transaction
 
     @classmethod
@@ -72,7 +68,7 @@ class KeyServer:
         if key.public.hex() != peers.key_server.signing_key:
             raise ConfigError(f"{folder / SIGNING_KEY} is not the key that federation.toml names")
         check_private(folder / SIGNING_KEY)
-        return cls(folder / STATE, peers.federation, key, peers)
+        return cls(folder / STATE, peers.federation, key)
 
     # -- The operator's side
 
@@ -193,31 +189,6 @@ class KeyServer:
                 db.execute("UPDATE runs SET seed = ? WHERE name = ?", (found[0], run))
         public = bytes.fromhex(credential.sealing_key)
         return seal_run_secret(Secret(found[0]), public, self._key, self.federation, run, credential.client)
-
-    def take_seed(self, credential: Credential, run: str, announced: Announced, seed: bytes) -> tuple[bytes, bytes]:
-        """Hold the seed of an authenticated client's second mask: a ticket for the shuffler, and its signature."""
-        with self._transaction() as db:
-            _refuse_unknown(db, credential)
-            _refuse_unknown_run(db, run)
-            mask_holder.prepare(db)
-            ticket = mask_holder.take_seed(db, run, credential.client, announced, seed)
-        return ticket, sign_ticket(self._key, self.federation, run, credential.client, announced, ticket)
-
-    def release_masks(self, run: str, signed: bytes) -> bytes:
-        """The sum of the second masks of the set that the shuffler signed, once."""
-        if self.peers is None:
-            raise Refused("unknown-run", "this key server holds no masks")
-        shuffler = self.peers.shuffler
-        try:
-            released = unpack_released(signed, bytes.fromhex(shuffler.signing_key), self.federation, run)
-        except TrustError:
-            raise Refused("unsigned", "not a released set that the shuffler signed") from None
-        except MessageError as error:
-            raise Refused("malformed", str(error)) from None
-        with self._transaction() as db:
-            _refuse_unknown_run(db, run)
-            mask_holder.prepare(db)
-            return mask_holder.release(db, run, released, least_of(released.announced.key, shuffler.min_clients))
 
     def revoked(self) -> dict[str, object]:
         """The signed list of revoked clients."""

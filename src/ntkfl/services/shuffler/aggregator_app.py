@@ -6,47 +6,26 @@ import asyncio
 import base64
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request, Response
 from starlette.responses import StreamingResponse
 
 from ntkfl.crypto.credentials import ROLES
-from ntkfl.crypto.hpke import SigningKey
-from ntkfl.crypto.mask_tickets import pack_released
 from ntkfl.crypto.row_frames import FRAME_BYTES, BatchKey, frame_rows, pack_rows
 from ntkfl.errors import MessageError, Refused, TrustError
 from ntkfl.services.announcement import Head
-from ntkfl.services.heap import trim_heap
-from ntkfl.services.http.application import BINARY, binary_answer, binary_body, service_app
-from ntkfl.services.http.long_poll import LongPollEvent
-from ntkfl.services.http.refusals import refusals
+from ntkfl.services.http.application import BINARY, service_app
 from ntkfl.services.log import log
-from ntkfl.services.shuffler.schemas import (
-    BESIDE_ROWS,
-    MAX_BODY,
-    RUN,
-    BatchStatus,
-    Clients,
-    Done,
-    Latest,
-    Reports,
-    Sequence,
-    check_run,
-)
+from ntkfl.services.metrics import METRICS
+from ntkfl.services.shuffler.batch import Status
+from ntkfl.services.shuffler.long_poll import LongPollEvent
+from ntkfl.services.shuffler.schemas import BESIDE_ROWS, MAX_BODY, RUN, Clients, check_run
 from ntkfl.services.shuffler.store import Shuffler
-from ntkfl.services.shuffler.watch import ShufflerWatch
 from ntkfl.services.trusted_peers import TrustedPeers
 
 BATCH = f"{RUN}/batches/{{round}}/{{exchange}}"
 PIECE = 1 << 20  # bytes of a released batch that are read at once
-
-# What FastAPI cannot see of bodies that are not JSON, for the OpenAPI documents.
-_SIGNED_ANNOUNCEMENT = binary_body("an announcement that the aggregator signed")
-_MASKS: dict[int | str, dict[str, Any]] = {200: binary_answer("the sum of the released clients' masks, in a frame")}
-_TICKETS: dict[int | str, dict[str, Any]] = {200: binary_answer("tickets of the released clients, signed")}
-_RELEASED: dict[int | str, dict[str, Any]] = {200: binary_answer("the batch's rows, permuted, in their frame")}
 
 
 def aggregator_app(
@@ -54,14 +33,11 @@ def aggregator_app(
     peers: TrustedPeers,
     long_poll: LongPollEvent,
     refresh: Callable[[], Awaitable[None]],
-    own: SigningKey,
     most: int = MAX_BODY,
-    watch: ShufflerWatch | None = None,
 ) -> FastAPI:
     """Under `/v1/runs/{run}`: clients, announcements, batches and reports. Its listener admits the aggregator alone.
 
-    `own` signs what the second holder of masks is told. `most`: bytes of a submission; no batch is opened that asks a
-    client for more.
+    `most`: bytes of a submission; no batch is opened that asks a client for more.
     """
     signer = bytes.fromhex(peers.aggregator.signing_key)
 
@@ -74,31 +50,25 @@ def aggregator_app(
         except MessageError as error:
             raise Refused("malformed", str(error)) from None
 
-    keyed, checked, common = Depends(batch_key), [Depends(known)], refusals(404)
+    keyed, checked = Depends(batch_key), [Depends(known)]
     binary: dict[str, Any] = {"dependencies": checked, "response_class": Response}
-    watch = watch or ShufflerWatch(shuffler)
-    app = service_app("shuffler-aggregator", max_body=MAX_BODY, ready=watch.ready)
+    app = service_app("shuffler-aggregator", max_body=MAX_BODY, ready=shuffler.check)
 
-    @app.get(f"{RUN}/clients", dependencies=checked, responses=common)
+    @app.get(f"{RUN}/clients", dependencies=checked)
     def clients(role: str = "client") -> Clients:
         if role not in ROLES:
             raise Refused("invalid", f"a role is one of {', '.join(ROLES)}")
-        present, lapsed = shuffler.clients(role), shuffler.lapsed(role)
-        named = role == "client" and shuffler.presence.may_be_named(len(present))
-        return Clients(clients=present, away=len(lapsed), lapsed=lapsed if named else [])
+        present = shuffler.clients(role)
+        named = role == "evaluator" or shuffler.presence.may_be_named(len(present))
+        return Clients(clients=present, lapsed=shuffler.lapsed(role) if named else [])
 
-    @app.get(f"{RUN}/latest", dependencies=checked, responses=common)
-    def latest() -> Latest:
+    @app.get(f"{RUN}/latest", dependencies=checked)
+    def latest() -> dict[str, int | BatchKey | None]:
         sequence, key = shuffler.latest()
-        return Latest(sequence=sequence, key=None if key is None else list(key))
+        return {"sequence": sequence, "key": key}
 
-    @app.post(
-        f"{RUN}/announcements",
-        dependencies=checked,
-        responses=common | refusals(403, 409),
-        openapi_extra=_SIGNED_ANNOUNCEMENT,
-    )
-    async def announcements(request: Request) -> Sequence:
+    @app.post(f"{RUN}/announcements", dependencies=checked)
+    async def announcements(request: Request) -> dict[str, int]:
         signed = await request.body()
         try:  # the batch that is opened is the one that clients will see
             head, _ = Head.check(signed, signer, peers.federation, peers.run)
@@ -112,49 +82,46 @@ def aggregator_app(
                 raise Refused("terms", f"a client's rows may have at most {most} bytes in all")
             await refresh()
         sequence = await asyncio.to_thread(shuffler.publish, signed, head.key, asked)
-        if asked is not None:
-            watch.opened(asked)
         long_poll.notify()
         log("published", level=logging.DEBUG, sequence=sequence, round=head.key.round, exchange=head.key.exchange)
-        return Sequence(sequence=sequence)
+        return {"sequence": sequence}
 
-    @app.get(BATCH, dependencies=checked, responses=common)
-    def status(key: BatchKey = keyed) -> BatchStatus:
-        return BatchStatus.model_validate(asdict(shuffler.status(key)))
+    @app.get(BATCH, dependencies=checked)
+    def status(key: BatchKey = keyed) -> Status:
+        return shuffler.status(key)
 
-    @app.post(f"{BATCH}/release", **binary, responses=common | refusals(410, 425) | _RELEASED)
+    @app.post(f"{BATCH}/release", **binary)
     def release(key: BatchKey = keyed) -> Response:
+        again = shuffler.status(key).state == "released"  # the aggregator did not get all of it
         announced, (count, size) = shuffler.announced(key), shuffler.permute(key)
-        watch.released(key)
+        if not again:
+            METRICS.count("ntkfl_batches_total", state="released")
+            level = logging.INFO if key.exchange == 0 else logging.DEBUG
+            log(f"round {key.round}: released the rows of {shuffler.status(key).clients} clients", level=level)
         some = max(1, PIECE // size)  # rows that are in memory at once, however many there are
         pieces = (b"".join(shuffler.released(key, first, some)) for first in range(0, count, some))
         length = {"content-length": str(FRAME_BYTES + count * size)}
         return StreamingResponse(frame_rows(announced, count, size, pieces), media_type=BINARY, headers=length)
 
-    @app.get(f"{BATCH}/masks", **binary, responses=common | refusals(409, 410, 425) | _MASKS)
+    @app.get(f"{BATCH}/masks", **binary)
     def masks(key: BatchKey = keyed) -> Response:
         return Response(pack_rows(shuffler.announced(key), [shuffler.masks(key)]), media_type=BINARY)
 
-    @app.get(f"{BATCH}/tickets", **binary, responses=common | refusals(409, 410, 425) | _TICKETS)
-    def tickets(key: BatchKey = keyed) -> Response:
-        signed = pack_released(own, peers.federation, peers.run, shuffler.released_set(key))
-        return Response(signed, media_type=BINARY)
-
-    @app.post(f"{BATCH}/cancel", dependencies=checked, responses=common)
-    def cancel(key: BatchKey = keyed) -> Done:
+    @app.post(f"{BATCH}/cancel", dependencies=checked)
+    def cancel(key: BatchKey = keyed) -> dict[str, str]:
         answered = shuffler.status(key).clients
         shuffler.cancel(key)
-        watch.cancelled(key, answered)
-        return Done(status="cancelled")
+        METRICS.count("ntkfl_batches_total", state="cancelled")
+        log(f"round {key.round}: cancelled, {answered} clients had answered", level=logging.WARNING)
+        return {"status": "cancelled"}
 
-    @app.delete(BATCH, dependencies=checked, responses=common | refusals(425))
-    def forget(key: BatchKey = keyed) -> Done:
+    @app.delete(BATCH, dependencies=checked)
+    def forget(key: BatchKey = keyed) -> dict[str, str]:
         shuffler.forget(key)
-        trim_heap()  # its rows were large
-        return Done(status="forgotten")
+        return {"status": "forgotten"}
 
-    @app.get(f"{BATCH}/reports", dependencies=checked, responses=common)
-    def reports(key: BatchKey = keyed) -> Reports:
-        return Reports(reports=[base64.b64encode(sealed).decode() for sealed in shuffler.reports(key)])
+    @app.get(f"{BATCH}/reports", dependencies=checked)
+    def reports(key: BatchKey = keyed) -> dict[str, list[str]]:
+        return {"reports": [base64.b64encode(sealed).decode() for sealed in shuffler.reports(key)]}
 
     return app

@@ -35,12 +35,9 @@ CREATE TABLE reports (number INTEGER, evaluator TEXT, sealed BLOB, PRIMARY KEY (
 CREATE TABLE batches (number INTEGER PRIMARY KEY, salt BLOB, state TEXT, max_rows INTEGER,
   row_bytes INTEGER, min_clients INTEGER, deadline REAL, clients INTEGER, rows INTEGER);
 CREATE TABLE rounds (round INTEGER PRIMARY KEY, salt BLOB, cohort BLOB);
+CREATE TABLE sums (number INTEGER PRIMARY KEY, numbers INTEGER, masks BLOB);
 PRAGMA user_version = {VERSION};
 """
-# Of secure sums, which files from before them lack: numbers of each vector, and the sum of the masks once released.
-_SUMS = "CREATE TABLE IF NOT EXISTS sums (number INTEGER PRIMARY KEY, numbers INTEGER, masks BLOB)"
-# Of sums whose masks have a second holder: the tickets of those released.
-_TICKETS = "CREATE TABLE IF NOT EXISTS tickets (number INTEGER PRIMARY KEY, tickets BLOB)"
 
 
 class AnnouncementStore:
@@ -55,6 +52,11 @@ class AnnouncementStore:
     def close(self) -> None:
         with self._lock:
             self._db.close()
+
+    def check(self) -> None:
+        """`Refused` while the state cannot be used."""
+        with self._transaction():
+            pass
 
     @property
     def newest(self) -> int:
@@ -210,9 +212,6 @@ def _connect(path: Path | None, run: str) -> sqlite3.Connection:
                 db.execute(statement)
             db.execute("INSERT INTO facts VALUES ('run', ?)", (run,))
         old = version not in (0, VERSION)
-        if not old:
-            db.execute(_SUMS)
-            db.execute(_TICKETS)
         owner = None if old else db.execute("SELECT value FROM facts WHERE name = 'run'").fetchone()
         db.execute("COMMIT")
     except (OSError, *BROKEN) as error:

@@ -37,7 +37,6 @@ class Batch:
     min_clients: int  # distinct clients below which nothing is released, ever
     seconds: float | None = None  # until the deadline; None: wait for the whole cohort
     numbers: int = 0  # of a secure sum, those of each client's masked vector; 0: a batch of rows
-    holders: int = 1  # of a secure sum's masks: 2, the key server too
 
     def check(self) -> Batch:
         """Itself; `Refused` if no batch can be made of it."""
@@ -50,8 +49,6 @@ class Batch:
             self.max_rows == 1 and 1 <= self.numbers <= MOST_NUMBERS and self.row_bytes >= WORD_BYTES * self.numbers
         ):
             raise Refused("terms", f"a secure sum asks each client for one row, of 1 to {MOST_NUMBERS} numbers")
-        if self.holders not in (1, 2) or (self.holders == 2 and not self.numbers):
-            raise Refused("terms", f"masks have one holder or two, and rows have none, got {self.holders}")
         if self.min_clients > len(self.cohort):
             raise Refused("terms", f"{len(self.cohort)} clients can never be {self.min_clients} distinct ones")
         self.key.check()
@@ -97,7 +94,6 @@ class Record:
     clients: int
     rows: int | None
     numbers: int  # of a secure sum
-    holders: int  # of its masks
 
     @classmethod
     def find(cls, db: sqlite3.Connection, key: BatchKey) -> Record:
@@ -105,8 +101,7 @@ class Record:
         if found is None:
             raise Refused("unknown-batch", f"no batch {tuple(key)} was opened")
         summed: Any = db.execute("SELECT numbers FROM sums WHERE number = ?", (key.number,)).fetchone()
-        second = db.execute("SELECT 1 FROM tickets WHERE number = ?", (key.number,)).fetchone()
-        values: tuple[Any, ...] = (*found, *(summed or (0,)), 1 if second is None else 2)
+        values: tuple[Any, ...] = (*found, *(summed or (0,)))
         record = cls(*values)
         whole = (record.max_rows, record.row_bytes, record.min_clients, record.clients, record.numbers)
         sound = isinstance(record.salt, bytes) and all(isinstance(n, int) for n in whole)

@@ -10,7 +10,6 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from ntkfl.crypto.mask_format import WORD_BYTES
-from ntkfl.crypto.mask_tickets import released_bytes
 from ntkfl.crypto.row_frames import FRAME_BYTES, Announced, BatchKey, unpack_rows
 from ntkfl.errors import MessageError
 from ntkfl.services.announcement import Head
@@ -37,7 +36,7 @@ class ShufflerClient:
         return self.presence(role).clients
 
     def presence(self, role: str) -> Clients:
-        """The same, with how many of them do not answer and have not called since, and their names where told."""
+        """The same, with those of them that are not waited for, where that is told."""
         with _reading():
             answer = self.http.ask("GET", f"{self._run}/clients?role={role}", most=MANY)
             return Clients.model_validate(answer.json())
@@ -74,11 +73,6 @@ class ShufflerClient:
         if found != announced:
             raise MessageError("the shuffler released masks that answer another announcement")
         return rows[0]
-
-    def tickets(self, announced: Announced, clients: int) -> bytes:
-        """Of a released sum with two holders of masks: the shuffler's signed list, for the second."""
-        most = max(SMALL, released_bytes(clients))
-        return self.http.ask("GET", f"{self._batch(announced.key)}/tickets", most=most).content
 
     def forget(self, key: BatchKey) -> None:
         self.http.ask("DELETE", self._batch(key))

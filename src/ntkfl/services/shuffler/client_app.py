@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Depends, FastAPI, Query, Request, Response
 from starlette.datastructures import Headers
@@ -18,38 +18,22 @@ from starlette.types import Scope
 from ntkfl.crypto.credentials import Credential
 from ntkfl.crypto.hpke import SigningKey
 from ntkfl.crypto.mask_format import SEED_BYTES
-from ntkfl.crypto.mask_tickets import check_ticket, split_submission
 from ntkfl.crypto.receipt import issue_receipt
 from ntkfl.crypto.row_frames import Announced, unpack_rows
-from ntkfl.errors import MessageError, Refused, TrustError
-from ntkfl.services.http.application import BINARY, SIGNED, binary_answer, binary_body, service_app, target
-from ntkfl.services.http.long_poll import LongPollEvent
-from ntkfl.services.http.refusals import refusals
+from ntkfl.errors import MessageError, Refused
+from ntkfl.services.http.application import BINARY, service_app, target
 from ntkfl.services.http.signing import check_headers, check_request
 from ntkfl.services.shuffler.announcement_store import REPORT_BYTES
-from ntkfl.services.shuffler.schemas import BESIDE_ROWS, MAX_BODY, RUN, Done, Receipt, check_run
+from ntkfl.services.shuffler.long_poll import LongPollEvent
+from ntkfl.services.shuffler.schemas import BESIDE_ROWS, MAX_BODY, RUN, check_run
 from ntkfl.services.shuffler.store import Shuffler
-from ntkfl.services.shuffler.watch import ShufflerWatch
 from ntkfl.services.trusted_peers import TrustedPeers
 
 MAX_HELD = 512 << 20  # bytes of all submissions under way, unless the shuffler's operator says otherwise
 WAIT_S = 20.0  # that a request waits for an announcement
-SEQUENCE_HEADER, NEWEST_HEADER = "ntkfl-sequence", "ntkfl-newest"
+SEQUENCE_HEADER = "ntkfl-sequence"
 Framed = tuple[Announced, list[memoryview]]  # rows are views of the body they came in
 After = Annotated[int, Query(ge=0, lt=1 << 63)]
-
-# What FastAPI cannot see of bodies that are not JSON, for the OpenAPI documents.
-_ROWS = binary_body("rows in their frame, each sealed to the aggregator")
-_MASKED = binary_body("the seed of a mask, and behind it a frame of one row: a masked vector, sealed to the aggregator")
-_TICKETED = binary_body("the same, with the key server's ticket for a second seed, and its signature, in between")
-_REPORT = binary_body("one row in its frame, sealed to the aggregator")
-_NUMBER = {"required": True, "schema": {"type": "integer", "minimum": 1}}
-_ANNOUNCEMENT: dict[int | str, dict[str, Any]] = {
-    200: binary_answer(
-        "what the aggregator announced and signed", headers={SEQUENCE_HEADER: _NUMBER, NEWEST_HEADER: _NUMBER}
-    ),
-    204: {"description": "nothing newer yet; ask again"},
-}
 
 
 def client_app(
@@ -61,24 +45,23 @@ def client_app(
     max_held: int = MAX_HELD,
     wait_s: float = WAIT_S,
     lifespan: Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]] | None = None,
-    watch: ShufflerWatch | None = None,
 ) -> FastAPI:
     """Under `/v1/runs/{run}`: `POST /hello`, `GET /announcement?after=`, `POST /rows`, `POST /sums`, `POST /reports`,
     all signed.
     """
     key_server = bytes.fromhex(peers.key_server.signing_key)
 
-    def admit(scope: Scope) -> tuple[str, int]:
-        """The client that signed the request, and how many bytes the body may have. `Refused`, before a byte of it is
-        read, where no client of this federation did, or a revoked one.
+    def admit(scope: Scope) -> int:
+        """How many bytes the body may have. `Refused`, before a byte of it is read, where no client of this federation
+        signed the request, or a revoked one.
         """
         if scope["path"] in ("/health", "/ready"):
-            return "", 0
+            return 0
         asked = Headers(scope=scope), key_server, peers.federation, scope["method"], target(scope)
         client = check_headers(*asked)[0].client
         shuffler.refuse_revoked(client)
         rows = shuffler.submission_limit() if scope["path"].endswith(("/rows", "/sums")) else 0
-        return client, BESIDE_ROWS + max(rows, REPORT_BYTES)
+        return BESIDE_ROWS + max(rows, REPORT_BYTES)
 
     async def signed_by(request: Request, run: str) -> Credential:
         body = await request.body()
@@ -102,27 +85,22 @@ def client_app(
         body = memoryview(await request.body())
         return bytes(body[:SEED_BYTES]), await unpacked(body[SEED_BYTES:])
 
-    async def ticketed_frame(request: Request) -> tuple[bytes, bytes, Framed]:
-        """The seed of a mask, the key server's signed ticket for another, and the frame behind them."""
-        seed, signed, framed = split_submission(memoryview(await request.body()), SEED_BYTES)
-        return seed, signed, await unpacked(framed)
+    def receipt(announced: Announced) -> dict[str, str]:
+        issued = issue_receipt(signer, peers.federation, peers.run, announced)
+        return {"status": "received", "receipt": issued.hex()}
 
-    def receipt(announced: Announced) -> Receipt:
-        return Receipt(receipt=issue_receipt(signer, peers.federation, peers.run, announced).hex())
-
-    client, rows_of = Depends(signed_by), Depends(frame)
-    masked_of, ticketed_of = Depends(masked_frame), Depends(ticketed_frame)
-    signed, common = [SIGNED], refusals(401, 403, 404, 429)
-    ready = (watch or ShufflerWatch(shuffler)).ready
+    client, rows_of, masked_of = Depends(signed_by), Depends(frame), Depends(masked_frame)
     most = min(MAX_BODY, max_held)
-    app = service_app("shuffler", max_body=most, max_held=max_held, admit=admit, lifespan=lifespan, ready=ready)
+    app = service_app(
+        "shuffler", max_body=most, max_held=max_held, admit=admit, lifespan=lifespan, ready=shuffler.check
+    )
 
-    @app.post(f"{RUN}/hello", dependencies=signed, responses=common)
-    def hello(credential: Credential = client) -> Done:
+    @app.post(f"{RUN}/hello")
+    def hello(credential: Credential = client) -> dict[str, str]:
         shuffler.present(credential.client, credential.role)
-        return Done(status="present")
+        return {"status": "present"}
 
-    @app.get(f"{RUN}/announcement", dependencies=signed, response_class=Response, responses=common | _ANNOUNCEMENT)
+    @app.get(f"{RUN}/announcement", response_class=Response)
     async def announcement(after: After = 0, credential: Credential = client) -> Response:
         await asyncio.to_thread(shuffler.refuse_revoked, credential.client)
         found = shuffler.announcement(after)
@@ -130,34 +108,21 @@ def client_app(
             found = shuffler.announcement(after)
         if found is None:
             return Response(status_code=204, headers={"connection": "close"} if long_poll.closed else None)
-        headers = {SEQUENCE_HEADER: str(found[0]), NEWEST_HEADER: str(shuffler.newest)}
-        return Response(found[1], media_type=BINARY, headers=headers)
+        return Response(found[1], media_type=BINARY, headers={SEQUENCE_HEADER: str(found[0])})
 
-    @app.post(f"{RUN}/rows", dependencies=signed, responses=common | refusals(409, 410), openapi_extra=_ROWS)
-    def rows(credential: Credential = client, framed: Framed = rows_of) -> Receipt:
+    @app.post(f"{RUN}/rows")
+    def rows(credential: Credential = client, framed: Framed = rows_of) -> dict[str, str]:
         shuffler.submit(credential.client, *framed)
         return receipt(framed[0])
 
-    @app.post(f"{RUN}/sums", dependencies=signed, responses=common | refusals(409, 410), openapi_extra=_MASKED)
-    def sums(credential: Credential = client, masked: tuple[bytes, Framed] = masked_of) -> Receipt:
+    @app.post(f"{RUN}/sums")
+    def sums(credential: Credential = client, masked: tuple[bytes, Framed] = masked_of) -> dict[str, str]:
         seed, (announced, rows) = masked
         shuffler.submit(credential.client, announced, rows, seed)
         return receipt(announced)
 
-    @app.post(
-        f"{RUN}/ticketed/sums", dependencies=signed, responses=common | refusals(409, 410), openapi_extra=_TICKETED
-    )
-    def ticketed(credential: Credential = client, masked: tuple[bytes, bytes, Framed] = ticketed_of) -> Receipt:
-        seed, given, (announced, rows) = masked
-        try:
-            ticket = check_ticket(given, key_server, peers.federation, peers.run, credential.client, announced)
-        except TrustError:
-            raise Refused("unsigned", "no ticket of the key server's for this client and announcement") from None
-        shuffler.submit(credential.client, announced, rows, seed, ticket)
-        return receipt(announced)
-
-    @app.post(f"{RUN}/reports", dependencies=signed, responses=common | refusals(409), openapi_extra=_REPORT)
-    def reports(credential: Credential = client, framed: Framed = rows_of) -> Receipt:
+    @app.post(f"{RUN}/reports")
+    def reports(credential: Credential = client, framed: Framed = rows_of) -> dict[str, str]:
         if credential.role != "evaluator":
             raise Refused("not-evaluator", "only evaluators report")
         announced, sealed = framed

@@ -8,39 +8,31 @@ from __future__ import annotations
 
 import sqlite3
 
-from ntkfl.crypto.mask_format import SEED_BYTES, TICKET_BYTES, WORD_BYTES
-from ntkfl.crypto.mask_tickets import join_tickets
+from ntkfl.crypto.mask_format import SEED_BYTES, WORD_BYTES
 from ntkfl.crypto.row_frames import Announced
 from ntkfl.errors import Refused
 from ntkfl.services.shuffler.batch import Record
 
 
-def open_sum(db: sqlite3.Connection, number: int, numbers: int, holders: int) -> None:
+def open_sum(db: sqlite3.Connection, number: int, numbers: int) -> None:
     """Take seeds for the batch with this number, whose vectors have so many numbers."""
     db.execute("INSERT INTO sums VALUES (?, ?, NULL)", (number, numbers))
-    db.execute(f"CREATE TABLE seeds_{number} (client TEXT PRIMARY KEY, seed BLOB, ticket BLOB) WITHOUT ROWID")
-    if holders == 2:
-        db.execute("INSERT INTO tickets VALUES (?, NULL)", (number,))
+    db.execute(f"CREATE TABLE seeds_{number} (client TEXT PRIMARY KEY, seed BLOB) WITHOUT ROWID")
 
 
-def check_kind(batch: Record, seed: bytes | None, ticket: bytes | None) -> None:
+def check_kind(batch: Record, seed: bytes | None) -> None:
     """`Refused` unless a seed comes with what is sent to a secure sum, and only there: a seed among rows would be
-    released with them. Likewise a ticket where masks have a second holder.
+    released with them.
     """
     if bool(batch.numbers) != (seed is not None):
         what = "is a secure sum" if batch.numbers else "is of rows"
         raise Refused("other-kind", f"this batch {what}, and what was sent is not for one")
     if seed is not None and len(seed) != SEED_BYTES:
         raise Refused("malformed", f"the seed of a mask has {SEED_BYTES} bytes, got {len(seed)}")
-    if (batch.holders == 2) != (ticket is not None):
-        what = "wants" if batch.holders == 2 else "takes no"
-        raise Refused("other-kind", f"this batch {what} tickets of the key server's, which would hold other masks")
 
 
-def keep_seed(db: sqlite3.Connection, batch: Record, client: str, seed: bytes, ticket: bytes | None) -> None:
-    db.execute(f"INSERT INTO {batch.seeds} (client, seed) VALUES (?, ?)", (client, seed))
-    if ticket is not None:
-        db.execute(f"UPDATE {batch.seeds} SET ticket = ? WHERE client = ?", (ticket, client))
+def keep_seed(db: sqlite3.Connection, batch: Record, client: str, seed: bytes) -> None:
+    db.execute(f"INSERT INTO {batch.seeds} VALUES (?, ?)", (client, seed))
 
 
 def release_masks(db: sqlite3.Connection, batch: Record, announced: Announced) -> None:
@@ -53,11 +45,6 @@ def release_masks(db: sqlite3.Connection, batch: Record, announced: Announced) -
 
     total = pack_words(sum_masks(seeds, announced, batch.numbers))
     db.execute("UPDATE sums SET masks = ? WHERE number = ?", (total, batch.number))
-    if batch.holders == 2:
-        tickets = [ticket for (ticket,) in db.execute(f"SELECT ticket FROM {batch.seeds}")]
-        if not all(isinstance(ticket, bytes) and len(ticket) == TICKET_BYTES for ticket in tickets):
-            raise Refused("storage", f"the shuffler's tickets of batch {tuple(batch.key)} are damaged")
-        db.execute("UPDATE tickets SET tickets = ? WHERE number = ?", (join_tickets(tickets), batch.number))
     db.execute(f"DROP TABLE {batch.seeds}")
 
 
@@ -72,20 +59,8 @@ def find_masks(db: sqlite3.Connection, batch: Record) -> bytes:
     return masks
 
 
-def find_tickets(db: sqlite3.Connection, batch: Record) -> list[bytes]:
-    """Of the clients of a released sum whose masks have a second holder, in the order of their bytes."""
-    if batch.holders != 2:
-        raise Refused("other-kind", "the masks of this batch have no second holder")
-    batch.find_released(db)
-    (joined,) = db.execute("SELECT tickets FROM tickets WHERE number = ?", (batch.number,)).fetchone()
-    if not isinstance(joined, bytes) or len(joined) != TICKET_BYTES * batch.clients:
-        raise Refused("storage", f"the shuffler's tickets of batch {tuple(batch.key)} are damaged")
-    return [joined[at : at + TICKET_BYTES] for at in range(0, len(joined), TICKET_BYTES)]
-
-
 def forget_masks(db: sqlite3.Connection, number: int) -> None:
     db.execute("UPDATE sums SET masks = NULL WHERE number = ?", (number,))
-    db.execute("UPDATE tickets SET tickets = NULL WHERE number = ?", (number,))
 
 
 def drop_seed(db: sqlite3.Connection, number: int, client: str) -> None:

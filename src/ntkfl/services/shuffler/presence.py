@@ -1,15 +1,14 @@
 """Which clients are there: a dead one must not cost every round the wait for it.
 
-A client has lapsed when it was asked in `after` batches that have ended, answered none of them, and has not called
-since. It is not waited for then, until it calls: every signed request is a call, and one that waits for announcements
-calls every 20 seconds. One that computes through so many batches is not waited for either, until it sends.
+A client has lapsed when it was asked in two batches that have ended, answered neither, and has not called since. It is
+not waited for then, until it calls: every signed request is a call, and one that waits for announcements calls every 20
+seconds. One that computes through so many batches is not waited for either, until it sends.
 
-The aggregator is told how many have lapsed, and their names only where the contract has rounds ask fewer than all
-clients: there it draws, and could leave anybody out anyway. Where all are asked in every round, it cannot tell by a
-name whose rows, or whose part of a sum, are missing.
+The aggregator is told which clients have lapsed only where the contract has rounds ask fewer than all clients: there it
+draws, and could leave anybody out anyway. Where all are asked in every round, it cannot tell by a name whose rows, or
+whose part of a sum, are missing.
 
-This is held in memory, and while it lasts in the operator's `status.json`. A shuffler that is started again takes
-everybody for present.
+This is held in memory. A shuffler that is started again takes everybody for present.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-AFTER = 2  # batches, unless the shuffler's operator says otherwise
+_AFTER = 2  # batches
 
 
 class Presence:
     """Of clients of whom `cohort` are asked in a round, by the contract; None: not known. Thread-safe."""
 
-    def __init__(self, after: int = AFTER, cohort: int | None = None) -> None:
-        self._after, self._cohort, self._lock = after, cohort, threading.Lock()
+    def __init__(self, cohort: int | None = None) -> None:
+        self._cohort, self._lock = cohort, threading.Lock()
         self._missed: dict[str, int] = {}  # batches since the client's last call
         self._newest = -1  # batch whose end was noted
 
@@ -47,4 +46,4 @@ class Presence:
 
     def lapsed(self) -> frozenset[str]:
         with self._lock:
-            return frozenset(client for client, missed in self._missed.items() if missed >= self._after)
+            return frozenset(client for client, missed in self._missed.items() if missed >= _AFTER)

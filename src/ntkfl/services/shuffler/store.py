@@ -23,7 +23,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random, SystemRandom
 
-from ntkfl.crypto.mask_tickets import ReleasedSet
 from ntkfl.crypto.row_frames import Announced, BatchKey
 from ntkfl.errors import Refused
 from ntkfl.services.shuffler.announcement_store import (
@@ -38,7 +37,6 @@ from ntkfl.services.shuffler.mask_store import (
     check_kind,
     drop_seed,
     find_masks,
-    find_tickets,
     forget_masks,
     keep_seed,
     open_sum,
@@ -95,13 +93,11 @@ class Shuffler(AnnouncementStore):
         announced: Announced,
         rows: Sequence[bytes | memoryview],
         seed: bytes | None = None,
-        ticket: bytes | None = None,
     ) -> None:
         """Take all of a client's rows, once, or `Refused`. On return they are on the disk.
 
         For a secure sum there is one row, the masked vector, and the `seed` of its mask: both are kept or neither. A
-        batch takes the one kind or the other, so that no seed can end among rows that are released. Where masks have a
-        second holder, its `ticket`, which the caller has checked, says that it has heard of the client too.
+        batch takes the one kind or the other, so that no seed can end among rows that are released.
         """
         self.presence.called(client)
         with self._transaction() as db:
@@ -110,7 +106,7 @@ class Shuffler(AnnouncementStore):
             batch = Record.find(db, announced.key)
             if batch.state != "open":
                 raise Refused(*CLOSED[batch.state])
-            check_kind(batch, seed, ticket)
+            check_kind(batch, seed)
             asked = db.execute(f"SELECT sent FROM {batch.cohort} WHERE client = ?", (client,)).fetchone()
             if asked is None:
                 raise Refused("not-asked", "this batch does not ask this client")
@@ -126,7 +122,7 @@ class Shuffler(AnnouncementStore):
             except sqlite3.IntegrityError:
                 raise Refused("replayed", "one of these rows is here already") from None
             if seed is not None:
-                keep_seed(db, batch, client, seed, ticket)
+                keep_seed(db, batch, client, seed)
             db.execute(f"UPDATE {batch.cohort} SET sent = ? WHERE client = ?", (len(rows), client))
 
     def status(self, key: BatchKey) -> Status:
@@ -185,12 +181,6 @@ class Shuffler(AnnouncementStore):
         """The sum of the masks of a released secure sum; `Refused` before the release and after `forget`."""
         with self._transaction() as db:
             return find_masks(db, Record.find(db, key))
-
-    def released_set(self, key: BatchKey) -> ReleasedSet:
-        """Of a released sum with two holders, what the second is to sum; `Refused` before and after, like `masks`."""
-        with self._transaction() as db:
-            batch = Record.find(db, key)
-            return ReleasedSet(find_announced(db, key), batch.numbers, find_tickets(db, batch))
 
     def forget(self, key: BatchKey) -> None:
         """Delete a batch's released rows, masks and reports: the aggregator has them. Harmless where there are none."""
@@ -254,7 +244,7 @@ class Shuffler(AnnouncementStore):
         db.execute(f"CREATE TABLE cohort_{number} (client TEXT PRIMARY KEY, sent INTEGER) WITHOUT ROWID")
         db.execute(f"CREATE TABLE pending_{number} (client TEXT, digest BLOB UNIQUE, row BLOB)")
         if batch.numbers:
-            open_sum(db, number, batch.numbers, batch.holders)
+            open_sum(db, number, batch.numbers)
         db.executemany(f"INSERT INTO cohort_{number} VALUES (?, NULL)", ((name,) for name in sorted(asked)))
 
     def _steady_clock(self) -> Callable[[], float]:

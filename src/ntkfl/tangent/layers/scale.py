@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ntkfl.tangent.dense import DenseBlock
 from ntkfl.tangent.factored import Call, FactoredBlock, joined
 from ntkfl.tangent.layers.tape import Tape
 
@@ -38,21 +36,6 @@ class ScaleBlock(FactoredBlock):
             inputs = [x.flatten(-features).reshape(len(x), -1, x.shape[-features:].numel()) for x in inputs]
         a = joined(inputs, dim=1)
         return cls(a, joined([g.reshape(*g.shape[:2], -1) for g in outputs], dim=2), weight, bias)
-
-    @classmethod
-    def dense_from_calls(
-        cls, calls: Sequence[Call], weight: slice | None, bias: slice | None, settings: tuple[int, ...]
-    ) -> DenseBlock:
-        """Of images without their positions first brought before their channels."""
-        if settings != _CHANNELS_FIRST:
-            return super().dense_from_calls(calls, weight, bias, settings)
-        parts = []
-        if weight is not None:
-            parts.append((weight, [c.sensitivity * c.input.unsqueeze(1) for c in calls]))
-        if bias is not None:
-            parts.append((bias, [c.sensitivity for c in calls]))
-        values = [torch.stack([g.flatten(3).sum(3) if g.ndim > 3 else g for g in each]).sum(0) for _, each in parts]
-        return DenseBlock(torch.cat(values, dim=-1), tuple(columns for columns, _ in parts))
 
     @classmethod
     def fits(cls, a: Tensor, g: Tensor, weight: int, bias: int | None, settings: tuple[int, ...]) -> bool:

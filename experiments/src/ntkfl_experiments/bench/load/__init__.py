@@ -1,1 +1,0 @@
-"""The two services under load: many clients in a second process, some of them hostile, and what it costs."""
