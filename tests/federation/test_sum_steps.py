@@ -88,7 +88,10 @@ def test_mu_is_measured_behind_masks_as_from_single_replies() -> None:
         assert two["train_loss"] == pytest.approx(one["train_loss"], rel=1e-3)
         assert two["bounded_clients"] == 0
         assert two["summed_clients"] == 4
-        assert set(two["uplink"]) == {"update", "losses"}
-        assert two["uplink"]["losses"] < 4 * 300
-        assert one["uplink"]["losses"] < 4 * 100
-        assert two["downlink"]["candidates"] > 0
+        # A round that takes a step back has its sums already.
+        measured = {"update", "losses"} if "taken_back" not in two else {"update"}
+        assert set(two["uplink"]) == set(one["uplink"]) == measured
+        assert one["uplink"].get("losses", 0) < 4 * 60
+        assert two["uplink"].get("losses", 0) < 4 * 150
+        assert one["downlink"] == two["downlink"]
+    assert sum("losses" in record["uplink"] for record in masked) > 1

@@ -51,7 +51,7 @@ from ntkfl.tangent.sums import CONSTANT, GRADIENT, INPUTS, SAMPLES, is_constant,
 from ntkfl.wire import Message
 from ntkfl.wire.halves import EXPONENTS, pack_halves
 
-TOLERANCE, BACK, RELAX = 0.5, 4.0, 1.5
+TOLERANCE, BACK, RELAX = 0.5, 4.0, 2.0
 LARGEST_MU, LARGEST_CURVATURE = 1e6, 1e4  # μ that is measured, in units of the option's; of one sample, in secure sums
 INPUT_LIMIT = 100.0  # secure sums: how much larger than other numbers those of an input factor may be
 _ASKS = "asks"  # in the server's message where it asks for constant factors

@@ -6,10 +6,10 @@ rounds whose step was taken back, of every network, initialisation and seed.
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ _DENSE = nn.Linear | nn.Conv2d
 
 def _perceptron(*sizes: int, act: type[nn.Module]) -> nn.Module:
     layers: list[nn.Module] = [nn.Flatten()]
-    for inputs, outputs in itertools.pairwise(sizes):
+    for inputs, outputs in pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), act()]
     return nn.Sequential(*layers[:-1])
 
