@@ -14,6 +14,7 @@ import torch
 import ntkfl
 from ntkfl.errors import NTKFLError
 from ntkfl.federation.chance import advice
+from ntkfl.federation.server import remarks
 from ntkfl.methods import METHODS, FedAvg, Method, SumNTKFL
 from tests.cli.test_train import ntkfl as command
 
@@ -48,6 +49,18 @@ def test_a_run_whose_loss_explodes_has_failed(digits: ntkfl.data.Federated) -> N
     assert "try shorter steps: lr (now 300), local_steps (now 3)" in str(told[0].message)
     assert told[0].filename == __file__
     assert run.failure.startswith("the model is worse than a constant prediction")
+    assert "training diverges; try shorter steps: lr (now 300)" in run.history[0]["warning"]
+    assert len([record for record in run.history if "warning" in record]) == 2  # of six rounds, the first and the sixth
+    assert any(line.startswith("warning: test loss") for line in remarks(run.history[0]))
+
+
+def test_five_rounds_at_chance_are_told_of(digits: ntkfl.data.Federated) -> None:
+    x, y = digits.test
+    noise = ntkfl.data.from_clients([(x, y.flip(0)[torch.randperm(len(y))])] * 3, test=(torch.zeros_like(x), y))
+    run = trained(noise, FedAvg(lr=1e-6, local_steps=1))
+    (record,) = [record for record in run.history if "warning" in record]
+    assert record["round"] == 5
+    assert "for 5 rounds no better than a constant; try shorter or longer steps: lr (now 1e-06)" in record["warning"]
 
 
 def test_real_targets_are_compared_with_their_mean() -> None:
@@ -67,6 +80,7 @@ def test_runs_that_learn_are_left_alone(method: Method, rounds: int, digits: ntk
         run = trained(digits, method, rounds)
     assert not run.failure
     assert not [warning for warning in told if "constant" in str(warning.message)]
+    assert not [record for record in run.history if "constant" in record.get("warning", "")]
 
 
 @pytest.mark.parametrize("name", METHODS)

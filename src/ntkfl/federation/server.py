@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ntkfl.errors import Diverged, MessageError, NumericalError, OutOfRounds, TooFew
-from ntkfl.federation.chance import advice
+from ntkfl.federation.chance import advice, warning
 from ntkfl.federation.evaluation import Evaluator
 from ntkfl.federation.round_driver import drive
 from ntkfl.federation.run import Run
@@ -113,6 +113,8 @@ class Server:
                 error.add_note(f"training diverged: {advice(self.method)}")
                 raise
             history.append(record)
+            if said := warning(history, self.constant, self.method):
+                record["warning"] = "; ".join([*([record["warning"]] if "warning" in record else []), said])
             timings.append(timing)
             if folder:
                 folder.append("history.jsonl", record)
