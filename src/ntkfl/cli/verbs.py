@@ -31,7 +31,6 @@ VERBS = {
     "data": "Datasets, and how they are dealt to clients.",
     "export": "Write a run's model, to use elsewhere.",
     "keys": "Keys, tokens and certificates of a federation.",
-    "deploy": "Try a federation out.",
     "serve": "Run a federation's key server or shuffler.",
     "aggregate": "Run the server that trains, behind the shuffler.",
     "flower": "Clients on other machines, with Flower.",
