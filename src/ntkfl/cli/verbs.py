@@ -51,9 +51,6 @@ LogFormat = Annotated[
 LogLevel = Annotated[
     str, typer.Option(click_type=click.Choice(["debug", "info", "warning"]), help="debug logs every request too.")
 ]
-Metrics = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="Serve Prometheus metrics there, for the operator alone.")
-]
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="run code that the folder names (package.module:factory): trust its maker")
 ]
