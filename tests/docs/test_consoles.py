@@ -21,8 +21,6 @@ from tests.docs.test_blocks import BLOCKS
 # What a page's commands must have left behind.
 LEFT = {
     "deploy.md": [
-        "trial/run/model.safetensors",
-        "trial2/run/model.safetensors",
         "runs/demo/model.safetensors",
         "model",
         "runs/private/model.safetensors",

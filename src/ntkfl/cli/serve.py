@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from ntkfl.cli.verbs import LogFormat, LogLevel, Metrics
+from ntkfl.cli.verbs import LogFormat, LogLevel
 from ntkfl.errors import ConfigError
 
 app = typer.Typer(
@@ -33,14 +33,12 @@ def key_server(
     ] = None,
     log_format: LogFormat = "plain",
     log_level: LogLevel = "info",
-    metrics: Metrics = None,
 ) -> None:
     """The key server: enrols clients by one-time tokens, and gives them the run's secret ρ, sealed to each."""
     from ntkfl.services.http.server import Listener, serve
     from ntkfl.services.key_server.app import key_server_app  # needs the extra
     from ntkfl.services.key_server.store import DAY, STATE, KeyServer
     from ntkfl.services.log import configure_logging
-    from ntkfl.services.metrics import serving_metrics
     from ntkfl.services.role_lock import role_lock
     from ntkfl.services.trusted_peers import TrustedPeers
 
@@ -53,8 +51,8 @@ def key_server(
     typer.echo(f"holds ρ, enrolments and the hashes of tokens in {folder / STATE}, and its own keys in {folder}")
     typer.echo("sees no data, no rows, no model; whoever reads that folder can attack every row of the run")
     configure_logging("key-server", form=log_format, level=log_level)
-    _note_certificate(folder)
-    with role_lock(folder), serving_metrics(metrics):
+    _warn_of_certificate(folder)
+    with role_lock(folder):
         serve([Listener(key_server_app(server), *at, cert=folder / "tls.pem", key=folder / "tls-key.pem")])
 
 
@@ -67,14 +65,12 @@ def shuffler(
     held: Annotated[int, typer.Option(min=1, help="MiB of uploads in memory at once; more must wait.")] = 512,
     log_format: LogFormat = "plain",
     log_level: LogLevel = "info",
-    metrics: Metrics = None,
 ) -> None:
     """The shuffler: collects sealed rows, releases them permuted, and relays what the aggregator announces.
 
     Clients that together send more than it may hold are told to retry a moment later, and do.
     """
     from ntkfl.services.log import configure_logging
-    from ntkfl.services.metrics import serving_metrics
     from ntkfl.services.role_lock import role_lock
     from ntkfl.services.shuffler.app import STATE, serve_shuffler
     from ntkfl.services.trusted_peers import TrustedPeers  # needs the extra
@@ -85,19 +81,17 @@ def shuffler(
     typer.echo(f"holds rows it cannot read, and until a batch is released who sent them, in {folder / STATE}")
     typer.echo(f"releases no batch of fewer than {peers.shuffler.min_clients} clients; logs no names")
     configure_logging("shuffler", form=log_format, level=log_level)
-    _note_certificate(folder)
-    with role_lock(folder), serving_metrics(metrics):
+    _warn_of_certificate(folder)
+    with role_lock(folder):
         serve_shuffler(folder, *at, max_held=held << 20)
 
 
-def _note_certificate(folder: Path) -> None:
-    """When it ends: into the metrics, and as a warning where that is soon."""
+def _warn_of_certificate(folder: Path) -> None:
+    """A warning where it ends soon."""
     from ntkfl.crypto.certificates import TLS_CERT, read_certificate
     from ntkfl.services.log import warn
-    from ntkfl.services.metrics import METRICS
 
     ends = read_certificate(folder / TLS_CERT).not_valid_after_utc
-    METRICS.set("ntkfl_certificate_end_seconds", ends.timestamp())
     if ends - datetime.now(UTC) < timedelta(days=30):
         warn(f"{folder / TLS_CERT} ends on {ends:%Y-%m-%d}: ntkfl keys renew")
 

@@ -31,7 +31,6 @@ VERBS = {
     "data": "Datasets, and how they are dealt to clients.",
     "export": "Write a run's model, to use elsewhere.",
     "keys": "Keys, tokens and certificates of a federation.",
-    "deploy": "Try a federation out.",
     "serve": "Run a federation's key server or shuffler.",
     "aggregate": "Run the server that trains, behind the shuffler.",
     "flower": "Clients on other machines, with Flower.",
@@ -51,9 +50,6 @@ LogFormat = Annotated[
 ]
 LogLevel = Annotated[
     str, typer.Option(click_type=click.Choice(["debug", "info", "warning"]), help="debug logs every request too.")
-]
-Metrics = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="Serve Prometheus metrics there, for the operator alone.")
 ]
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="run code that the folder names (package.module:factory): trust its maker")

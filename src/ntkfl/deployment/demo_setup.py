@@ -42,11 +42,11 @@ DEMO_RUN = """\
 # A federation to try out on one machine: the built-in digits, all roles of CP-NTK-FL as processes.
 inputs = [1, 8, 8]
 outputs = 10
-rounds = {rounds}
+rounds = 5
 clients = {clients}
 clients_per_round = {clients}
 evaluators = {evaluators}
-round_seconds = {round_seconds}
+round_seconds = 60
 
 [model]
 name = "mlp"
@@ -106,10 +106,9 @@ def _url(host: str, port: int) -> str:
     return f"https://[{host}]:{port}" if bracketed else f"https://{host}:{port}"
 
 
-def demo_run(setup: DemoSetup, rounds: int = 5, round_seconds: float = 60) -> str:
+def demo_run(setup: DemoSetup) -> str:
     """A run.toml for such a federation: CP-NTK-FL on the built-in digits."""
-    counts = {"clients": setup.clients, "evaluators": setup.evaluators}
-    return DEMO_RUN.format(rounds=rounds, round_seconds=round_seconds, **counts)
+    return DEMO_RUN.format(clients=setup.clients, evaluators=setup.evaluators)
 
 
 def init(
@@ -208,11 +207,6 @@ def new_folder(folder: Path, *, may_be_empty: bool = False) -> None:
         raise ConfigError(f"{folder} is there already; keys are never overwritten: give a new folder") from None
     except OSError as error:
         raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from None
-
-
-def partial(folder: Path) -> Path:
-    """Where a trial's folder is made, before it takes its name."""
-    return folder.with_name(f".{folder.name}.new")
 
 
 def _read(path: Path) -> bytes:

@@ -13,7 +13,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ntkfl.errors import Refused
 from ntkfl.services.http.refusals import error_response, refusal_response
 from ntkfl.services.log import log
-from ntkfl.services.metrics import METRICS
 
 _PIECE = 64 << 10  # of a long answer: what a slow reader has not taken waits as one object for all, not as a copy each
 _DRAIN = 32 << 20  # bytes of a refused body that are read and dropped, so that its sender gets to read the answer
@@ -82,9 +81,6 @@ class BodyLimits:
             await error_response(500, "internal", "the service failed; its log says where")(scope, receive, answer)
         finally:
             self._held -= len(body) + max(0, taken)
-            METRICS.count("ntkfl_requests_total", service=self._service, status=status)
-            if "refused" in known:
-                METRICS.count("ntkfl_refusals_total", service=self._service, reason=known["refused"])
             asked = {"method": scope["method"], "path": scope["path"][:200], "status": status or None}
             asked |= {name: known[name] for name in ("client", "refused") if known.get(name)}
             took = round(1e3 * (time.perf_counter() - begun), 1)

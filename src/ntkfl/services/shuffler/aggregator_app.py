@@ -17,7 +17,6 @@ from ntkfl.errors import MessageError, Refused, TrustError
 from ntkfl.services.announcement import Head
 from ntkfl.services.http.application import BINARY, service_app
 from ntkfl.services.log import log
-from ntkfl.services.metrics import METRICS
 from ntkfl.services.shuffler.batch import Status
 from ntkfl.services.shuffler.long_poll import LongPollEvent
 from ntkfl.services.shuffler.schemas import BESIDE_ROWS, MAX_BODY, RUN, Clients, check_run
@@ -95,7 +94,6 @@ def aggregator_app(
         again = shuffler.status(key).state == "released"  # the aggregator did not get all of it
         announced, (count, size) = shuffler.announced(key), shuffler.permute(key)
         if not again:
-            METRICS.count("ntkfl_batches_total", state="released")
             level = logging.INFO if key.exchange == 0 else logging.DEBUG
             log(f"round {key.round}: released the rows of {shuffler.status(key).clients} clients", level=level)
         some = max(1, PIECE // size)  # rows that are in memory at once, however many there are
@@ -111,7 +109,6 @@ def aggregator_app(
     def cancel(key: BatchKey = keyed) -> dict[str, str]:
         answered = shuffler.status(key).clients
         shuffler.cancel(key)
-        METRICS.count("ntkfl_batches_total", state="cancelled")
         log(f"round {key.round}: cancelled, {answered} clients had answered", level=logging.WARNING)
         return {"status": "cancelled"}
 
