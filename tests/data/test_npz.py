@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import ntkfl
-from ntkfl.data.npz import deal, read_client
+from ntkfl.data.npz import deal
 from ntkfl.errors import DataError
+from tests.own_data import read_client
 
 
 def test_dealt_and_read_back(tmp_path: Path) -> None:

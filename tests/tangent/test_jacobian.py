@@ -15,7 +15,7 @@ from ntkfl.errors import ConfigError, ModelError, NumericalError
 from ntkfl.privacy.sparsify import sparsify
 from ntkfl.tangent.dense import products
 from ntkfl.tangent.jacobian import Jacobian
-from ntkfl.tangent.parameters import apply_flat, evaluating, flatten, trainable
+from ntkfl.tangent.parameters import call_with, evaluating, flatten, trainable, unflatten
 from ntkfl.tangent.stacking import StackedJacobian
 from tests.tangent.networks import ARCHITECTURES, build, mlp
 
@@ -85,7 +85,7 @@ def test_vjp_of_the_residual_is_minus_the_gradient(loss: str) -> None:
     model, x = build("relu")
     y = torch.tensor([0, 1, 2, 2, 1, 0, 1])
     w = flatten(model).requires_grad_()
-    f = apply_flat(model, w, x)
+    f = call_with(model, unflatten(model, w), x)
     Y = torch.nn.functional.one_hot(y, 3).double()
     L = torch.nn.functional.cross_entropy(f, y) if loss == "ce" else 0.5 * ((f - Y) ** 2).mean()
     (gradient,) = torch.autograd.grad(L, w)

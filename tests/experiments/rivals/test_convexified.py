@@ -10,7 +10,7 @@ from torch import nn
 from ntkfl.errors import ConfigError, ModelError
 from ntkfl.federation.build import build_network
 from ntkfl.federation.config import ModelConfig
-from ntkfl.tangent.parameters import apply_flat, flatten
+from ntkfl.tangent.parameters import call_with, flatten, unflatten
 
 
 def network() -> nn.Sequential:
@@ -59,7 +59,7 @@ def test_the_network_answers_until_the_linear_model_has_been_trained() -> None:
     torch.testing.assert_close(model(x), plain(x))
     theta = torch.randn_like(model.theta)
     flat = torch.cat([theta.reshape(-1), flatten(plain)])
-    torch.testing.assert_close(apply_flat(model, flat, x), model.features(x) @ theta)
+    torch.testing.assert_close(call_with(model, unflatten(model, flat), x), model.features(x) @ theta)
     with torch.no_grad():
         model.theta.copy_(theta)
     torch.testing.assert_close(model(x), model.features(x) @ theta)

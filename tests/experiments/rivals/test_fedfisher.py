@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ntkfl.errors import ConfigError, MessageError
 from ntkfl.methods import ClientRound, FedAvg, Task
 from ntkfl.tangent.losses import find_loss
-from ntkfl.tangent.parameters import apply_flat
+from ntkfl.tangent.parameters import call_with, unflatten
 from ntkfl.wire import Message
 from tests.methods.rounds import DIMENSIONS, play, small_clients, small_task
 
@@ -28,7 +28,9 @@ def replies_of(method: FedFisher, task: Task, clients: list[ClientRound]) -> lis
 
 def curvature(task: Task, w: Tensor, x: Tensor) -> Tensor:
     """Σ_i J_iᵀ H_i J_i / n by autograd, [d, d]."""
-    J = torch.func.vmap(lambda one: torch.func.jacrev(lambda v: apply_flat(task.model, v, one.unsqueeze(0))[0])(w))(x)
+    J = torch.func.vmap(
+        lambda one: torch.func.jacrev(lambda v: call_with(task.model, unflatten(task.model, v), one.unsqueeze(0))[0])(w)
+    )(x)
     f = task.predict(w, x)
     R = find_loss(task.loss).hessian_root(f, torch.zeros_like(f))
     rows = (R.mT @ J).flatten(0, 1)
