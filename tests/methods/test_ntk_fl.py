@@ -166,22 +166,6 @@ def test_lr_without_effect_is_said(digits: ntkfl.data.Federated) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"kernel": "fool"}, "unknown kernel 'fool': valid are full, trace"),
-        ({"scheme": "flaw"}, "unknown scheme"),
-        ({"choose": "me"}, "unknown choice of t"),
-        ({"codec": "zip"}, "unknown codec"),
-        ({"verify": True, "codec": "dense"}, "verify computes rows again"),
-        ({"scheme": "paper"}, "takes whole steps"),
-    ],
-)
-def test_options_that_cannot_be(options: dict[str, Any], why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        NTKFL(**options)
-
-
 def test_adjustment_makes_a_skewed_round_predict_as_a_balanced_one() -> None:
     """A model of biases alone learns log shares; with τ = 1 it learns nothing of them."""
     torch.manual_seed(0)
