@@ -8,7 +8,7 @@ fashion-mnist`). How they are dealt does not matter: all hospitals are in every 
 """
 
 import ntkfl
-from ntkfl.privacy.sum_accounting import budget, epsilon_of
+from ntkfl.privacy.sum_accounting import budget, spent
 
 DELTA = 1e-5
 
@@ -24,4 +24,4 @@ if __name__ == "__main__":
         rho = budget(epsilon, DELTA)  # concentrated differential privacy of all rounds together
         # ρ adds up over runs, and grows with the square of a person's records and with one over the noise's variance.
         cases = [rho, 2 * rho, 2**2 * rho, 5**2 * rho, rho * 5 / 4]
-        print("  ".join(f"{epsilon_of(case, DELTA):5.2f}" for case in cases))
+        print("  ".join(f"{spent([(case, 1)], DELTA):5.2f}" for case in cases))

@@ -29,8 +29,7 @@ except ConfigError as error:
 
 WITHOUT_FLOWER = """
 import sys
-for name in ("flwr", "ray"):
-    sys.modules[name] = None
+sys.modules["flwr"] = None
 import importlib, pkgutil
 import ntkfl
 from ntkfl.cli import main

@@ -36,7 +36,6 @@ from torch import nn
 
 import ntkfl
 from ntkfl.data.files import from_file
-from ntkfl.data.npz import read_client
 from ntkfl.errors import NTKFLError
 from ntkfl.federation.build import build_method, build_network, spelled_out
 from ntkfl.federation.config import RunConfig
@@ -52,6 +51,7 @@ from ntkfl.report.runs import find
 from ntkfl.report.view import view
 from ntkfl.wire import Message, pack_jacobian, unpack_jacobian
 from ntkfl.wire.container import pack, unpack
+from tests.own_data import read_client
 
 SEED = 0
 CASES = int(os.environ.get("NTKFL_FUZZ_CASES", "80"))

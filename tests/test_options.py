@@ -6,9 +6,7 @@ import pytest
 
 from ntkfl.deployment.contract import Contract
 from ntkfl.errors import ConfigError
-from ntkfl.federation.build import build_method, describe_method
 from ntkfl.federation.config import ModelConfig, RunConfig
-from ntkfl.methods import METHODS
 from ntkfl.options import Options, written
 
 
@@ -33,17 +31,6 @@ def test_none_is_written_where_it_is_not_the_default() -> None:
     kinds = Kinds(number=None, flag=None)
     assert written(kinds) == {"number": "none", "numbers": None, "flag": "none", "text": "a", "needed": 1.0}
     assert Kinds(**{name: value for name, value in written(kinds).items() if value is not None}) == kinds
-
-
-@pytest.mark.parametrize(
-    ("name", "option"),
-    [("sum-ntk-fl", "time"), ("private-sums", "epsilon"), ("dp-fedavg", "epsilon"), ("private-ridge", "epsilon"),
-     ("cp-ntk-fl", "projected_dim"), ("cp-ntk-fl", "row_clip"), ("ntk-fl", "row_clip")],
-)  # fmt: skip
-def test_a_method_without_it_is_described_as_one(name: str, option: str) -> None:
-    method = METHODS[name](**{option: None})
-    assert getattr(build_method(describe_method(method)), option) is None
-    assert describe_method(method)[option] == "none"
 
 
 def test_a_contract_keeps_none_and_does_not_fall_back_to_the_default() -> None:

@@ -87,14 +87,6 @@ def test_train_shows_rounds_in_a_terminal_unless_somebody_watches_them(monkeypat
     assert heard == [1, 2, 1, 2]
 
 
-def test_the_time_left_of_a_resumed_run_counts_the_rounds_that_were_played(
-    clock: Clock, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Rounds of 4 s, from the fifth of ten on: 12 s are left after the seventh, whatever the first four took."""
-    rounds(Progress(), clock, (5, 6, 7), 10)
-    assert "round 7 of 10, test accuracy 7.0 %  (70 %, 12 s left)" in capsys.readouterr().err
-
-
 def test_the_time_left_follows_from_the_pace_and_the_worth_of_pieces(capfd: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     with ProgressBar(10, clock=clock) as bar:
@@ -110,18 +102,6 @@ def test_the_time_left_follows_from_the_pace_and_the_worth_of_pieces(capfd: pyte
     out, err = capfd.readouterr()
     assert out == ""
     assert err.splitlines() == ["first  (0 %)", "second  (20 %, 2:00 min left)", "second done  (50 %, 50 s left)"]
-
-
-def test_a_log_seldom_hears_of_pieces_without_a_line(capfd: pytest.CaptureFixture[str]) -> None:
-    clock = Clock()
-    with ProgressBar(0, "folders", clock=clock) as bar:
-        bar.plan(1000)
-        for _ in range(100):
-            clock.now += 0.3
-            bar.end()
-    lines = capfd.readouterr().err.splitlines()
-    assert len(lines) == 2  # in thirty seconds
-    assert lines[0].startswith("folders  (3 %, 4:")
 
 
 def test_quiet_is_quiet(capfd: pytest.CaptureFixture[str]) -> None:

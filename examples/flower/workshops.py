@@ -1,10 +1,8 @@
-"""What the two programs beside this file train: four workshops' sensors, and a network of one's own."""
+"""What the program beside this file trains: workshops' sensors, and a network of one's own."""
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-
-import ntkfl
 
 TILTS = (-1.5, -0.5, 0.5, 1.5)  # each workshop sees another range of the first sensor
 Batch = tuple[np.ndarray, np.ndarray]
@@ -32,11 +30,6 @@ def west() -> Batch:
 
 def test() -> Batch:
     return readings(1000, 0.0, seed=99)
-
-
-def clients() -> ntkfl.data.Federated:
-    """`dataset = "workshops:clients"`: all of them, for a simulation."""
-    return ntkfl.data.from_clients([workshop(i) for i in range(len(TILTS))], test=test())
 
 
 class Products(nn.Module):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
-from torch import Tensor
 
 from ntkfl.errors import ConfigError
 
@@ -25,8 +22,3 @@ def devices_here() -> list[str]:
     """Names of the devices this machine has."""
     cuda = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     return ["cpu", *cuda, *(["mps"] if torch.backends.mps.is_available() else [])]
-
-
-def joined_on(device: torch.device, groups: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Of each group, rows of all its parts as one tensor on `device`."""
-    return [torch.cat(list(parts)).to(device) for parts in groups]

@@ -21,7 +21,7 @@ from ntkfl.methods import ClientRound
 from ntkfl.methods.batchnorm import answer
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent.losses import per_sample
-from ntkfl.tangent.parameters import apply_flat, flatten
+from ntkfl.tangent.parameters import call_with, flatten, unflatten
 from ntkfl.wire import Message
 from tests.audit.fixtures import config
 
@@ -148,7 +148,9 @@ def test_a_private_sum_is_read_as_a_gradient(round: int) -> None:
     assert abs(total.samples - sum(len(y) for _, y in heard.truth)) <= 2
     x, y, _ = heard.aligned()
     w = heard.weights.clone().requires_grad_()
-    losses = per_sample(heard.task.loss, apply_flat(heard.task.model, w, x), heard.task.training_targets(y))
+    losses = per_sample(
+        heard.task.loss, call_with(heard.task.model, unflatten(heard.task.model, w), x), heard.task.training_targets(y)
+    )
     (gradient,) = torch.autograd.grad(losses.sum(), w)
     assert float((total.gradient - gradient.double()).norm() / gradient.norm()) < 0.1
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from ntkfl.cli.data import app
 from ntkfl.data import Dirichlet, catalog, load
-from ntkfl.errors import ConfigError, DataError
+from ntkfl.errors import DataError
 
 
 @pytest.fixture(autouse=True)
@@ -82,24 +82,6 @@ def test_show_prints_the_counts() -> None:
 def test_show_knows_every_partition(options: list[str]) -> None:
     rows = lines(run("show", "digits", *options))
     assert rows["clients"][1] == ("10" if options else "300")
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "said"),
-    [
-        (["digits", "--partition", "writer"], DataError, "does not say who wrote"),
-        (["digits", "--partition", "writers"], ConfigError, "did you mean 'writer'"),
-        (["digits", "--alpha", "0"], ConfigError, "option 'alpha'"),
-        (["digits", "--clients", "2000"], ConfigError, "2000 clients cannot share 1442"),
-        (["digits", "--seed", "-1"], ConfigError, "option 'seed'"),
-        (["digit"], ConfigError, "did you mean 'digits'"),
-    ],
-)
-def test_show_refuses_in_one_line(options: list[str], error: type[Exception], said: str) -> None:
-    result = run("show", *options)
-    assert isinstance(result.exception, error)
-    assert said in str(result.exception)
-    assert "\n" not in str(result.exception)
 
 
 def test_a_table_is_shown_by_the_names_in_it(bare: Path) -> None:

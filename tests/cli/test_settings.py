@@ -45,22 +45,6 @@ def test_a_name_alone_finds_its_table() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "near"),
-    [
-        ("kernl=trace", "'kernel'"),  # of the method
-        ("holdout=3", "'hold_out'"),  # of the run
-        ("min_sample=3", "'min_samples'"),  # of the data
-        ("hiden=3", "'hidden'"),  # of the model
-        ("standardize=true", "data.standardize or method.standardize"),
-        ("data=3", "data.NAME"),
-    ],
-)
-def test_an_unknown_name_is_told_the_nearest(text: str, near: str) -> None:
-    with pytest.raises(ConfigError, match=near):
-        assign({"method": {"name": "ntk-fl"}}, [text])
-
-
 def test_train_has_few_options() -> None:
     command = load("train")
     assert isinstance(command, click.Command)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from ntkfl.data import ByWriter, Dirichlet, catalog, load
+from ntkfl.data import ByWriter, catalog, load
 from ntkfl.data.dataset import Dataset
 from ntkfl.errors import DataError
 
@@ -147,20 +146,3 @@ def test_real_writers_are_clients() -> None:
     assert min(federated.sizes) >= 16
     for index in federated.indices:
         assert len(set(dataset.writers[index].tolist())) == 1
-
-
-def test_the_real_partition_and_its_fingerprint_are_quick() -> None:
-    dataset = real("fashion-mnist")
-    start = time.process_time()
-    federated = dataset.partition(Dirichlet(clients=300, alpha=0.1, overlap=True), seed=0)
-    federated.fingerprint()
-    assert time.process_time() - start < 1.0
-    assert abs(sum(federated.sizes) - 59218) < 150
-    assert abs(federated.distinct - 37882) < 900
-
-
-def test_debians_package_holds_the_published_content() -> None:
-    root = Path("/usr/share/datasets")
-    if catalog.locate("fashion-mnist", root) is None:
-        pytest.skip("dataset-fashion-mnist is not installed")
-    assert load("fashion-mnist", root).rows.y[:5].tolist() == [9, 0, 0, 3, 0]

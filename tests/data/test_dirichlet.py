@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from ntkfl.data import Dirichlet
 from ntkfl.data.partitions import disjoint, log_dirichlet, shares_reading
-from ntkfl.errors import ConfigError
 
 BALANCED = np.repeat(np.arange(10), 6000)  # Fashion-MNIST's labels, sorted
 
@@ -145,23 +144,3 @@ def test_the_stream_decides_everything(options: dict[str, object]) -> None:
     assert all(np.array_equal(a, b) for a, b in same)
     other = zip(deal(how, labels, 3), deal(how, labels, 4), strict=True)
     assert not all(np.array_equal(a, b) for a, b in other)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"clients": 0, "alpha": 1.0}, "clients must be an integer of at least 1, not 0"),
-        ({"clients": 2.0, "alpha": 1.0}, "clients must be an integer"),
-        ({"clients": True, "alpha": 1.0}, "clients must be an integer"),
-        ({"clients": 3, "alpha": 0.0}, "alpha must be a number above 0"),
-        ({"clients": 3, "alpha": -1.0}, "alpha must be a number above 0"),
-        ({"clients": 3, "alpha": float("nan")}, "alpha must be a number above 0"),
-        ({"clients": 3, "alpha": float("inf")}, "alpha must be a number above 0"),
-        ({"clients": 3, "alpha": "1"}, "alpha must be a number above 0"),
-        ({"clients": 3, "alpha": 1.0, "reading": "share"}, "did you mean 'shares'"),
-        ({"clients": 3, "alpha": 1.0, "reading": "shares", "overlap": True}, "overlap needs reading 'composition'"),
-    ],
-)
-def test_options_that_cannot_work_are_refused(options: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        Dirichlet(**options)  # type: ignore[arg-type]

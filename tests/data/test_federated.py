@@ -35,12 +35,6 @@ def test_counts_are_those_of_the_clients() -> None:
         assert counts[number].tolist() == torch.bincount(y, minlength=10).tolist()
 
 
-def test_distinct_rows_are_counted_once() -> None:
-    federated = replace(digits(), indices=(torch.tensor([0, 1, 2]), torch.tensor([1, 2, 3])))
-    assert federated.distinct == 4
-    assert federated.sizes == [3, 3]
-
-
 def test_a_description_is_plain_and_complete() -> None:
     described = digits(seed=7).describe()
     assert json.loads(json.dumps(described)) == described
@@ -150,12 +144,6 @@ def test_classes_are_the_largest_label_of_all_or_what_is_said() -> None:
     assert from_clients([(X, Y.astype(np.uint8))], test=TEST, classes=10).classes == 10
 
 
-def test_integer_inputs_become_floats_as_they_are() -> None:
-    x, _ = from_clients([(np.array([[0, 255]], np.uint8), [1])], test=(np.zeros((1, 2)), [0])).client(0)
-    assert x.dtype == torch.float32
-    assert x.tolist() == [[0.0, 255.0]]
-
-
 @pytest.mark.parametrize("width", [None, 1, 2])
 def test_float_targets_are_regression(width: int | None) -> None:
     y = np.linspace(0, 1, 4) if width is None else np.ones((4, width)) * 0.5
@@ -191,25 +179,17 @@ def with_value(value: float) -> np.ndarray:
         ([], TEST, "at least one client"),
         ([(X, Y)], None, "needs test="),
         ([(X, Y), (X[:0], Y[:0])], TEST, "client 1 has no samples"),
-        ([(X, Y)], (X[:0], Y[:0]), "test has no samples"),
         ([(X, Y), (X[:, :2], Y)], TEST, r"client 1 has features \[2\], but client 0 has \[3\]"),
         ([(X, Y)], (X[:, :2], Y), r"test has features \[2\]"),
         ([(X, Y), (with_value(np.nan), Y)], TEST, "client 1: x has a value that is not finite"),
-        ([(with_value(-np.inf), Y)], TEST, "client 0: x has a value that is not finite"),
-        ([(with_value(1e300), Y)], TEST, "client 0: x has a value that is not finite"),
-        ([(X, Y)], (with_value(np.nan), Y), "test: x has a value that is not finite"),
         ([(X, Y * np.nan)], (X, Y * 1.0), "client 0: y has a value that is not finite"),
         ([(X, Y), (X, Y[:3])], TEST, r"client 1 has 4 samples but y of shape \[3\]"),
         ([(X, Y), (X, Y - 1)], TEST, r"client 1: labels must lie in 0\.\.2, not -1\.\.1"),
         ([(X, Y), (X, Y * 0.5)], TEST, "client 1 has regression targets of width 1, but client 0 has integer labels"),
-        ([(X, Y)], (X, Y * 0.5), "test has regression targets"),
-        ([(X, np.ones((4, 2))), (X, np.ones((4, 3)))], (X, np.ones((4, 2))), "client 1 has .* width 3"),
         ([(X, Y[:, None])], TEST, "client 0: labels must be one integer a sample"),
         ([(X, np.ones((4, 2, 2)))], TEST, "client 0: regression targets must be"),
         ([(X[:, 0], Y)], TEST, "client 0: x must be"),
         ([(X * 1j, Y)], TEST, "client 0: x must hold numbers, not complex128"),
-        ([(torch.tensor(X * 1j), Y)], TEST, "client 0: x must hold real numbers"),
-        ([(np.array([["a"]]), [0])], TEST, "client 0: x must hold numbers"),
         ([X], TEST, r"client 0 must be a pair \(x, y\), a torch Dataset or a DataLoader, not ndarray"),
     ],
 )

@@ -116,23 +116,14 @@ def test_real_targets_have_a_decimal_point(tmp_path: Path) -> None:
     ("text", "why"),
     [
         ("", "No columns"),
-        ("x,label\n", "no rows below its header"),
         ("x,y\n1,2\n", "has no column 'label'; its columns are x, y"),
         ("label\n1\n", "has no features"),
         ("x,label\n1,0\n2\n", "row 3 without a label"),
-        ("label,x\n1,0\n2\n", "row 3 "),
         ("x,label\n1,0\n2,1,3\n", "line 3, saw 3"),
-        ("x,label\n2,1,3\n1,0\n", "cannot be read as a table"),
         ("x,label\n1,0\nten,1\n", "row 3 has 'ten' in column 'x', which must be numbers"),
-        ("x,label\n1,0\n,1\n", "row 3 has '' in column 'x'"),
-        ("x,label\na,0\n1,0\nb,1\n", "row 2 has 'a', row 4 has 'b' in column 'x'"),
         ("x,label\n" + "?,0\n" * 8, "row 6 has '\\?' and 3 more in column 'x'"),
-        ("x,label\n1,a\n2,\n3,b\n4,\n", "rows 3, 5 without a label in column 'label'"),
         ("x,label,client\n1,0,a\n2,1,\n", "row 3 without a client in column 'client'"),
-        ('"a, b",c\n1,2\n', "its columns are 'a, b', c"),
         ("first name,label\nAnn,0\n", "--client-column 'first name'"),
-        ("x,label\n1,0.5\n2,cat\n", "row 3 has 'cat' in column 'label', which must be numbers"),
-        ("x,label\n1,0\nnan,1\n2,1\n", "row 3 "),
         ("x,label\n1,0\n2,-1\n", "labels must lie in 0"),
         ("x,label,split\n1,0,train\n2,1,dev\n", "column 'split' has 'dev'; it must be train or test"),
         ("x,label,split\n1,0,train\n2,1,train\n", "all rows are for training, none for the other"),
@@ -160,13 +151,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         np.savez(tmp_path / "bad.npz", **arrays)
         with pytest.raises(DataError, match=why):
             from_file(tmp_path / "bad.npz")
-
-
-def test_a_clients_own_table(tmp_path: Path) -> None:
-    """`ntkfl join` and `ntkfl flower client`: all rows are the client's."""
-    x, y = read_own(str(table(tmp_path / "mine.csv")), Images((2,)), lambda name: dict)
-    assert x.tolist() == [[a, d] for _, a, d, _, _ in ROWS]
-    assert y.tolist() == [row[3] for row in ROWS]
 
 
 def visits(path: Path) -> Path:
@@ -225,16 +209,6 @@ def test_a_column_of_free_text_is_no_label(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,label\n" + "".join(f"{i},{'ab'[i % 2] if i else ''}\n" for i in range(30)))
     with pytest.raises(DataError, match="row 2 without a label"):
         from_file(tmp_path / "a.csv")
-
-
-def test_an_archive_with_labels_that_are_text(tmp_path: Path) -> None:
-    x, kind = np.arange(24.0).reshape(12, 2), np.array(["b", "a", "c"] * 4)
-    np.savez(tmp_path / "a.npz", x=x, kind=kind, site=np.arange(12) % 2, test_x=x[:3], test_y=kind[:3])
-    fed = from_file(tmp_path / "a.npz", label="kind", client="site").partition(ByClient())
-    assert (fed.client_names, fed.class_names) == (("0", "1"), ("a", "b", "c"))
-    assert fed.test[1].tolist() == [1, 0, 2]
-    with pytest.raises(DataError, match="other"):
-        from_file(tmp_path / "a.npz", label="other")
 
 
 def test_a_clients_own_table_has_the_runs_classes(tmp_path: Path) -> None:

@@ -10,8 +10,6 @@ import ntkfl
 from ntkfl.data import Moments
 from ntkfl.data.moments import Standardization
 from ntkfl.errors import NTKFLError
-from ntkfl.federation.config import RunConfig
-from ntkfl.federation.simulation import execute
 from ntkfl.wire import Message
 
 SPREAD = torch.tensor([1e-3, 1.0, 100.0, 5.0])
@@ -79,12 +77,6 @@ def test_what_it_takes_counts_in_the_first_round() -> None:
     assert "moments" not in second["uplink"]
     # Features of sizes from 0.001 to 100: as they are, steps of one size do not suit them all.
     assert new.history[-1]["test_loss"] < plain.history[-1]["test_loss"]
-
-
-def test_a_setting() -> None:
-    data = {"dataset": "digits", "partition": "iid", "clients": 4, "standardize": True}
-    run = execute(RunConfig(rounds=1, clients_per_round=2, data=data, method={"name": "fedavg", "local_steps": 1}))
-    assert run.history[0]["uplink"]["moments"] > 0
 
 
 @pytest.mark.parametrize("method", [ntkfl.methods.SumNTKFL(secure_sum=True), ntkfl.methods.FedAvg(clip=1.0)])

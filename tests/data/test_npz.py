@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import ntkfl
-from ntkfl.data.npz import deal, read_client
+from ntkfl.data.npz import deal
 from ntkfl.errors import DataError
+from tests.own_data import read_client
 
 
 def test_dealt_and_read_back(tmp_path: Path) -> None:
@@ -22,24 +22,7 @@ def test_dealt_and_read_back(tmp_path: Path) -> None:
         assert all(torch.equal(a, b) for a, b in zip(read_client(path), (x, y), strict=True))
 
 
-def test_bytes_and_real_targets(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", x=np.arange(6, dtype=np.uint8).reshape(3, 2), y=np.array([0.5, 1, 2]))
-    x, y = read_client(tmp_path / "a.npz")
-    assert (x.dtype, y.dtype, tuple(y.shape)) == (torch.float32, torch.float32, (3, 1))
-
-
 X, Y = np.zeros((3, 2)), np.zeros(3, dtype=int)
-
-
-@pytest.mark.parametrize(
-    "arrays",
-    [{"x": X}, {"x": X, "y": Y[:2]}, {"x": X[:, 0], "y": Y}, {"x": X + np.nan, "y": Y}, {"x": X[:0], "y": Y[:0]},
-     {"x": np.array([["a"]]), "y": Y[:1]}, {"x": X, "y": np.array([{}, 1, 2], dtype=object)}],
-)  # fmt: skip
-def test_what_is_no_clients_data(tmp_path: Path, arrays: dict[str, Any]) -> None:
-    np.savez(tmp_path / "a.npz", **arrays)
-    with pytest.raises(DataError):
-        read_client(tmp_path / "a.npz")
 
 
 def test_missing_cut_short_and_other_files(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ntkfl.data import cifar, digits, femnist
+from ntkfl.data import cifar, femnist
 from ntkfl.data.arrays import read_npz
 from ntkfl.errors import DataError
 
@@ -175,11 +175,3 @@ def test_a_cifar_archive_must_be_whole_and_authentic(tmp_path: Path) -> None:
 
 
 # --- digits
-
-
-def test_digits_are_split_within_every_class_and_keep_their_levels() -> None:
-    arrays = digits.read()
-    train, test = np.bincount(arrays.labels), np.bincount(arrays.test_labels)
-    assert len(train) == len(test) == 10
-    assert (test == (train + test) // 5).all()
-    assert set(np.unique(arrays.images)) == {15 * level for level in range(17)}

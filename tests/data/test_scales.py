@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from ntkfl.cli.data import app
 from ntkfl.data import ByClient, Federated, from_file
-from ntkfl.data.scales import extreme_columns, scale_advice, single_rows
+from ntkfl.data.scales import extreme_columns, scale_advice
 from tests.cli.test_train import ntkfl
 
 
@@ -62,14 +62,3 @@ def test_show_tells_a_column_of_numbers_of_rows(tmp_path: Path) -> None:
     assert "feature columns" in shown
     assert "3, from 0 to 70,0" in shown
     assert "'id' (70,0" in shown
-
-
-def test_a_misspelt_class_or_client_is_named(tmp_path: Path) -> None:
-    file = table(tmp_path)
-    file.write_text(file.read_text() + "\n1,1,A,site 0\n" + "1,1,a,Site 0\n")
-    fed = dealt(file)
-    assert single_rows(fed)[0] == "1 class with 1 row ('A'): a misspelt name?"
-    assert CliRunner().invoke(app, ["show", str(file)]).stdout.startswith("warning: 1 class with 1 row ('A')")
-    lone = [name for name, size in zip(fed.client_names, fed.sizes, strict=True) if size == 1]
-    assert single_rows(fed)[1:] == [f"1 client with 1 row ({name!r}): a misspelt name?" for name in lone]
-    assert not single_rows(dealt(table(tmp_path)))

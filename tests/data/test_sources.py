@@ -64,21 +64,6 @@ def test_pictures_have_clients_and_classes_by_name(tmp_path: Path) -> None:
         open_dataset(str(tmp_path / "empty"))
 
 
-def test_clients_of_a_function_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own_clients.py").write_text(
-        "import ntkfl, torch\n"
-        "def clients():\n"
-        "    x, y = torch.ones(6, 2), torch.tensor([0, 1] * 3)\n"
-        "    return ntkfl.data.from_clients({'north': (x, y), 'south': (x, y)}, test=(x, y))\n"
-        "def other():\n    return 3\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    shown = CliRunner().invoke(app, ["data", "show", "own_clients:clients"])
-    assert shown.exit_code == 0, shown.output
-    assert [line.split()[0] for line in shown.output.splitlines()[-2:]] == ["north", "south"]
-    assert "must give clients" in str(CliRunner().invoke(app, ["data", "show", "own_clients:other"]).exception)
-
-
 def test_a_table_says_whose_its_rows_are(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,label\n" + "".join(f"{i},{i % 2}\n" for i in range(10)))
     with pytest.raises(DataError, match=r"--client-column .* --partition iid"):

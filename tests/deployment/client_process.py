@@ -7,12 +7,15 @@ from pathlib import Path
 
 import torch
 
-from ntkfl.data.npz import read_client
+from ntkfl.data.client import read_own
+from ntkfl.data.folders import Images
 from ntkfl.deployment.client import ShuffledClient
 from ntkfl.federation.client import SeededRandomness, SystemRandomness
+from ntkfl.user_code import find_factory
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     folder, data, *seeds = sys.argv[1:]
     draws = SeededRandomness(int(seeds[0]), int(seeds[1])) if seeds else SystemRandomness()
-    ShuffledClient(Path(folder), *read_client(Path(data)), randomness=draws, patience=30).run()
+    own = read_own(data, Images(()), find_factory)
+    ShuffledClient(Path(folder), *own, randomness=draws, patience=30).run()

@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from ntkfl.crypto.row_frames import Announced, BatchKey
-from ntkfl.data.npz import read_client
 from ntkfl.deployment.aggregator import Aggregator
 from ntkfl.deployment.client import ShuffledClient
 from ntkfl.errors import NTKFLError, Refused
@@ -30,6 +29,7 @@ from ntkfl.wire import Message
 from ntkfl.wire.span import pack_span
 from tests.deployment.roles import Roles
 from tests.flower.local_grid import LocalGrid
+from tests.own_data import read_client
 
 COUNT = 4
 NODES = {f"client-{i}": 1000 + i for i in range(COUNT)}

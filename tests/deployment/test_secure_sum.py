@@ -14,7 +14,6 @@ import torch
 
 import ntkfl
 from ntkfl.crypto.row_frames import BatchKey
-from ntkfl.data.npz import read_client
 from ntkfl.deployment.aggregator import Aggregator
 from ntkfl.deployment.client import ShuffledClient
 from ntkfl.errors import ConfigError, TrustError
@@ -25,6 +24,7 @@ from ntkfl.federation.simulation import Simulation
 from ntkfl.services.announcement import Announcement
 from tests.deployment.roles import Roles
 from tests.deployment.test_deployment import rounds, until, wait
+from tests.own_data import read_client
 
 pytestmark = pytest.mark.timeout(600)
 FEDAVG: dict[str, Any] = {"name": "fedavg", "secure_sum": True, "local_steps": 2, "weighting": "samples"}

@@ -11,7 +11,6 @@ import torch
 
 from ntkfl.crypto.hpke import SealingKey
 from ntkfl.crypto.row_frames import BatchKey
-from ntkfl.data.npz import read_client
 from ntkfl.deployment.aggregator import Aggregator
 from ntkfl.deployment.client import ShuffledClient
 from ntkfl.deployment.demo_setup import DemoSetup, init
@@ -25,6 +24,7 @@ from tests.deployment.roles import METHOD, Roles
 from tests.deployment.test_aggregator import SETTINGS
 from tests.deployment.test_deployment import rounds
 from tests.deployment.test_secure_sum import participant
+from tests.own_data import read_client
 
 pytestmark = pytest.mark.timeout(600)
 

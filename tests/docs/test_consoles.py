@@ -63,7 +63,6 @@ def shell(folder: Path, commands: list[str], seconds: float) -> str:
     empty = folder / "empty"
     empty.mkdir()
     environment = os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    environment.pop("TMPDIR", None)  # Ray's sockets lie there, and a socket's path has room for a hundred characters
     # Each command is said before it runs, so that a failure has a place.
     lines = [f"echo {shlex.quote('$ ' + command)}\n{command}" for command in commands]
     process = subprocess.Popen(

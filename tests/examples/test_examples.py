@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import runpy
 import subprocess
@@ -156,28 +155,11 @@ def test_private_training_plays_all_roles() -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.long
 def test_flower() -> None:
-    """A simulation and a deployment, side by side: both mostly wait."""
     pytest.importorskip("flwr", reason="needs the extra flower")
-    commands = [[sys.executable, str(EXAMPLES / "flower" / name)] for name in ("simulation.py", "deployment.py")]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    # Ray's sockets lie in TMPDIR, and a socket's path has room for a hundred characters.
-    plain = {name: value for name, value in os.environ.items() if name != "TMPDIR"}
-    running = [
-        subprocess.Popen(command, **pipes, text=True, env=environment)  # type: ignore[call-overload]
-        for command, environment in zip(commands, (plain, None), strict=True)
-    ]
-    try:
-        (simulated, why), (deployed, reason) = (process.communicate(timeout=500) for process in running)
-    finally:
-        for process in running:
-            process.kill()
-    assert running[0].returncode == 0, why
-    accuracy = json.loads(re.search(r"by round: (\[.*\])", simulated)[1])  # type: ignore[index]
-    assert len(accuracy) == 3
-    assert accuracy[-1] > 0.85
-    assert float(re.search(r"of all weights: (\S+)", simulated)[1]) < 1e-5  # type: ignore[index]
-    assert running[1].returncode == 0, reason + deployed
-    folder = Path(deployed.splitlines()[-1].removeprefix("everything is in "))
+    command = [sys.executable, str(EXAMPLES / "flower" / "deployment.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr + done.stdout
+    folder = Path(done.stdout.splitlines()[-1].removeprefix("everything is in "))
     history = [json.loads(line) for line in (folder / "run" / "history.jsonl").read_text().splitlines()]
     assert [record["clients"] for record in history] == [["client-0", "client-1"]] * 2
     assert history[-1]["test_accuracy"] > 0.75

@@ -8,7 +8,7 @@ import pytest
 
 from ntkfl.data import IID, ByWriter, Dirichlet, Shards
 from ntkfl.errors import ConfigError
-from ntkfl.federation.build import build_method, load_data
+from ntkfl.federation.build import load_data
 from ntkfl.federation.config import DataConfig, RunConfig
 from ntkfl.federation.simulation import execute
 
@@ -61,23 +61,3 @@ def test_clients_of_ones_own_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ):
         with pytest.raises(ConfigError, match=message):
             load_data(RunConfig(data={"dataset": dataset}, method={"name": method}, **common))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "self = 1",
-        "[method]\nname = []",
-        '[method]\nname = "fedavg"\nself = 1',
-        "simulation = true\nmodel = 3",
-        "a = " + "[" * 10_000,
-        "a." * 20_000 + "a = 1",
-        '"a" . ' * 20_000 + "a = 1",
-        "seed = " + "9" * 5000,
-    ],
-)
-def test_a_file_that_is_no_run_is_one_line(text: str, tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text(text)
-    with pytest.raises(ConfigError) as caught:
-        build_method(RunConfig.read(tmp_path / "run.toml").method)
-    assert "\n" not in str(caught.value)

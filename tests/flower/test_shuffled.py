@@ -14,7 +14,6 @@ import ntkfl
 from ntkfl.crypto.hpke import SigningKey
 from ntkfl.crypto.receipt import check_receipt, issue_receipt
 from ntkfl.crypto.row_frames import Announced, BatchKey
-from ntkfl.data.npz import read_client
 from ntkfl.deployment.aggregator import Aggregator
 from ntkfl.deployment.client import ShuffledClient
 from ntkfl.deployment.contract import Deployment, Federation
@@ -33,6 +32,7 @@ from ntkfl.services.announcement import Announcement
 from ntkfl.services.key_server.client import Identity
 from tests.deployment.roles import METHOD, Roles
 from tests.flower.local_grid import LocalGrid
+from tests.own_data import read_client
 
 NODES = {f"client-{i}": 1000 + i for i in range(4)}
 

@@ -15,7 +15,7 @@ from ntkfl.errors import ConfigError
 from ntkfl.federation.callbacks import Functions
 from ntkfl.methods import CPNTKFL, NTKFL, ClientRound, FedAvg, Task
 from ntkfl.privacy.randomness import Randomness
-from ntkfl.tangent.parameters import apply_flat
+from ntkfl.tangent.parameters import call_with, unflatten
 from tests.methods.rounds import DIMENSIONS, Whole, play, small_clients, small_task
 
 PLAIN = {"row_clip": None, "drop_opposed": False, "trim": 0.0, "trim_losses": 0.0, "verify": False}
@@ -41,7 +41,7 @@ def linear_flow(task: Task, x: Tensor, Y: Tensor, lr: float, t: float, kernel: s
     J is autograd's, [N, d2, d]. The paper's kernel H_ij = (1/d2) Σ_c J_ic·J_jc moves every output by itself.
     """
     w, (N, d2) = task.like, Y.shape
-    J = torch.func.jacrev(lambda v: apply_flat(task.model, v, x))(w)
+    J = torch.func.jacrev(lambda v: call_with(task.model, unflatten(task.model, v), x))(w)
     if kernel == "full":
         theta = J.reshape(N * d2, -1) @ J.reshape(N * d2, -1).T
     else:
@@ -124,7 +124,7 @@ def test_the_papers_own_round_is_the_sum_in_its_authors_code() -> None:
     _, log = play(method, task, clients)
     x, y = torch.cat([client.x for client in clients]), torch.cat([client.y for client in clients])
     Y = nn.functional.one_hot(y, DIMENSIONS[1]).double()
-    J = torch.func.jacrev(lambda v: apply_flat(task.model, v, x))(task.like)
+    J = torch.func.jacrev(lambda v: call_with(task.model, unflatten(task.model, v), x))(task.like)
     H = torch.einsum("icd,jcd->ij", J, J) / DIMENSIONS[1] * (lr / len(x))
     f, R, h, by_hand = task.predict(task.like, x), torch.zeros_like(Y), 1 / 200, []
     for u in range(9):
@@ -164,22 +164,6 @@ def test_lr_without_effect_is_said(digits: ntkfl.data.Federated) -> None:
         == NTKFL(scheme="descent", steps=(1.0,)).advice()
         == []
     )
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"kernel": "fool"}, "unknown kernel 'fool': valid are full, trace"),
-        ({"scheme": "flaw"}, "unknown scheme"),
-        ({"choose": "me"}, "unknown choice of t"),
-        ({"codec": "zip"}, "unknown codec"),
-        ({"verify": True, "codec": "dense"}, "verify computes rows again"),
-        ({"scheme": "paper"}, "takes whole steps"),
-    ],
-)
-def test_options_that_cannot_be(options: dict[str, Any], why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        NTKFL(**options)
 
 
 def test_adjustment_makes_a_skewed_round_predict_as_a_balanced_one() -> None:

@@ -14,7 +14,7 @@ from ntkfl.methods import ClientRound, PrivateSums, Task
 from ntkfl.methods.inspection import Participation
 from ntkfl.methods.whitening import is_whitening, read_whitening
 from ntkfl.privacy.randomness import Randomness
-from ntkfl.privacy.sum_accounting import budget, epsilon_of
+from ntkfl.privacy.sum_accounting import budget, spent
 from ntkfl.privacy.sum_noise import COUNT, GRAINS, moment_change, vector_change
 from ntkfl.wire import Message
 from tests.methods.rounds import gradient, play, play_rounds, small_clients, small_task
@@ -68,7 +68,7 @@ def test_noise_has_the_width_that_the_budget_asks_for() -> None:
         for moments in found:
             found[moments].append(as_vector(noisy, moments) - as_vector(plain, moments))
     rho = budget(2.0, 1e-6)
-    assert epsilon_of(rho, 1e-6) == pytest.approx(2.0)
+    assert spent([(rho, 1)], 1e-6) == pytest.approx(2.0)
     numbers = len(found[True][0])
     for moments, change, share in (
         (False, vector_change(task.like.numel(), True), 0.8 / rounds),

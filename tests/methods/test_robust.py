@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import ntkfl
-from ntkfl.errors import ConfigError
-from ntkfl.methods import NTKFL, FedAvg, Task
+from ntkfl.methods import FedAvg, Task
 from ntkfl.methods.robust import (
     budget,
     clip_factors,
@@ -99,13 +98,6 @@ def test_trimming_nothing_is_the_mean_and_half_the_median() -> None:
     assert torch.allclose(trimmed_mean(values, 0.0), values.mean(0))
     assert torch.allclose(trimmed_mean(values, 0.49), median(values))
     assert float(median(torch.tensor([4.0, 1.0]))) == 2.5
-
-
-def test_unknown_names() -> None:
-    with pytest.raises(ConfigError, match="unknown combination 'mad'"):
-        FedAvg(robust="mad")
-    with pytest.raises(ConfigError, match="verify computes rows again"):
-        NTKFL(verify=True, sparsity=0.9)
 
 
 # -- Rows -------------------------------------------------------------------------------------------------------------

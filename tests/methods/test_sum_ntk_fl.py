@@ -158,10 +158,3 @@ def test_every_network_of_the_package(name: str) -> None:
     state = play_rounds(cautious, task, dealt(x, y, list(torch.arange(24).split(9))), 2)
     before, after = (task.losses(task.predict(w, x), y).mean() for w in (task.like, state["weights"]))
     assert after < before
-
-
-def test_options() -> None:
-    for wrong in ({"values": "8bit"}, {"control": "fixed"}, {"sparsity": 0.5}, {"mu": 0}, {"largest": 0}):
-        with pytest.raises(ConfigError):
-            SumNTKFL(**wrong)
-    assert SumNTKFL(loss="mse").label_smoothing == 0

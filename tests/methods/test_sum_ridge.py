@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkfl.errors import ConfigError, MessageError, ModelError
+from ntkfl.errors import MessageError, ModelError
 from ntkfl.methods import ClientRound, SumRidge, Task, ridge_message, sum_ridge
 from ntkfl.methods.sum_ridge import shares_of
 from ntkfl.privacy.randomness import Randomness
@@ -221,12 +221,3 @@ def test_a_client_makes_exact_arrays_where_it_keeps_them(
     assert len(made) == exact
     assert bool(client.memory) == bool(exact)
     assert method.read(task, reply).samples == len(client.x)
-
-
-def test_options() -> None:
-    for options, said in (
-        ({"values": "float8"}, "kind of values"),
-        ({"keep_shares": True, "shuffle": True}, "cannot tell whose sums"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            SumRidge(**options)

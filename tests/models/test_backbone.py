@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ntkfl import jacobian, models
-from ntkfl.errors import ConfigError, ModelError
+from ntkfl.errors import ModelError
 from ntkfl.methods import METHODS, ClientRound, Task
 from ntkfl.methods.batchnorm import statistics
 from ntkfl.models.backbone import Adapted
@@ -111,22 +111,6 @@ def test_inputs_of_the_last_block_are_features_too() -> None:
     torch.testing.assert_close(model.backbone(x), expected)
     assert models.head(backbone, OUTPUTS, inputs=(1, 8, 8), also=["layer4"]).head.in_features == 5 + 4 * 4
     assert not backbone.layer4._forward_pre_hooks  # nothing stays behind
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({}, "features=1280, or inputs="),
-        ({"inputs": (3, 8, 8)}, r"fails on an input of shape \[3, 8, 8\]"),
-        ({"features": 5, "drop": "classifier"}, "no submodule 'classifier'; the last are.*fc"),
-        ({"features": 5, "pool": "max"}, "unknown pool 'max'"),
-        ({"inputs": (1, 8, 8), "drop": "layer4", "also": ["layer5"]}, "no submodule 'layer5'"),
-    ],
-)
-def test_what_cannot_work_is_one_line(options: dict[str, object], said: str) -> None:
-    with pytest.raises((ConfigError, ModelError), match=said) as error:
-        models.head(convolutional(), OUTPUTS, **options)
-    assert "\n" not in str(error.value)
 
 
 def test_digest_sees_weights_and_statistics() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ntkfl.errors import ConfigError
-from ntkfl.privacy.sum_accounting import ORDERS, budget, concentrated, divergences, epsilon_of, guarantee, spent
+from ntkfl.privacy.sum_accounting import ORDERS, budget, concentrated, divergences, guarantee, spent
 
 
 def renyi(change: int, sigma: float, clients: int, alpha: float) -> float:
@@ -45,12 +45,12 @@ def test_noise_of_many_clients_is_one_clients_and_narrow_noise_pays() -> None:
 def test_a_budget_is_used_up_and_not_exceeded() -> None:
     for epsilon, delta in ((0.3, 1e-5), (1.0, 1e-5), (3.0, 1e-6), (20.0, 1e-3)):
         rho = budget(epsilon, delta)
-        assert epsilon * (1 - 1e-6) < epsilon_of(rho, delta) <= epsilon
-        assert epsilon_of(1.01 * rho, delta) > epsilon
+        assert epsilon * (1 - 1e-6) < spent([(rho, 1)], delta) <= epsilon
+        assert spent([(1.01 * rho, 1)], delta) > epsilon
         # never better than the Gaussian mechanism with this ρ, of which δ is known exactly, and not much worse
         exact = gaussian_delta(epsilon, 1 / math.sqrt(2 * rho))
         assert exact < delta < 30 * exact
-    assert epsilon_of(0.0, 1e-5) == 0
+    assert spent([(0.0, 1)], 1e-5) == 0
     for epsilon, delta in ((0.0, 1e-5), (1.0, 0.0), (1.0, 1.0)):
         with pytest.raises(ConfigError):
             budget(epsilon, delta)
@@ -97,11 +97,11 @@ def test_what_sampling_is_worth() -> None:
     """
     rate, rounds, rho, delta = 1 / 15, 20, 0.05, 1e-5
     sampled = spent([(rho, rounds)], delta, rate)
-    assert epsilon_of(rate * rounds * rho, delta) < sampled < epsilon_of(rounds * rho, delta)
+    assert spent([(rate * rounds * rho, 1)], delta) < sampled < spent([(rounds * rho, 1)], delta)
     drawn = [math.comb(rounds, k) * rate**k * (1 - rate) ** (rounds - k) for k in range(rounds + 1)]
     exact = math.fsum(p * gaussian_delta(sampled, 1 / math.sqrt(2 * k * rho)) for k, p in enumerate(drawn) if k)
     assert exact < delta < 30 * exact
-    assert spent([(rho, rounds)], delta, 1.0) == pytest.approx(epsilon_of(rounds * rho, delta))
+    assert spent([(rho, rounds)], delta, 1.0) == pytest.approx(spent([(rounds * rho, 1)], delta))
 
 
 def test_a_budget_of_parts_is_used_up_under_sampling() -> None:

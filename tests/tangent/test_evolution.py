@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import ntkfl
 from ntkfl.tangent.losses import per_sample, targets
-from ntkfl.tangent.parameters import apply_flat, flatten
+from ntkfl.tangent.parameters import call_with, flatten, unflatten
 from tests.tangent.evolutions import STEPS, problem, rk4, theta
 from tests.tangent.networks import build, mlp
 
@@ -117,7 +117,7 @@ class TestLinearModel:
 
         def velocity(w: Tensor) -> Tensor:
             w = w.detach().requires_grad_()
-            (g,) = torch.autograd.grad(per_sample(loss, apply_flat(model, w, x), Y).mean(), w)
+            (g,) = torch.autograd.grad(per_sample(loss, call_with(model, unflatten(model, w), x), Y).mean(), w)
             return -lr * g
 
         w, n = w0, 400
@@ -129,7 +129,9 @@ class TestLinearModel:
             w = w + h / 6 * (a + 2 * b + 2 * c + velocity(w + h * c))
         e = ntkfl.evolve(ntkfl.jacobian(model, x), model(x).detach(), y, lr=lr, steps=[t], loss=loss, kernel=kernel)
         assert (w0 + e.delta(0) - w).norm() < 1e-3 * (w - w0).norm()
-        assert (e.outputs[0] - apply_flat(model, w, x)).norm() < 1e-3 * (e.outputs[0] - model(x)).norm()
+        assert (e.outputs[0] - call_with(model, unflatten(model, w), x)).norm() < 1e-3 * (
+            e.outputs[0] - model(x)
+        ).norm()
 
 
 @pytest.mark.parametrize("loss", ["mse"])

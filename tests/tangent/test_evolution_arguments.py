@@ -38,11 +38,6 @@ def test_options_that_cannot_be(options: dict[str, Any]) -> None:
         ntkfl.evolve(J, f0, y, **options)
 
 
-def test_the_smallest_tolerance_is_possible() -> None:
-    _, _, J, f0, y = problem()
-    ntkfl.evolve(J, f0, y, lr=1.0, steps=[5], rtol=1e-9)
-
-
 def test_data_that_cannot_be() -> None:
     _, _, J, f0, y = problem()
     for labels, loss in (

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import ntkfl
-from ntkfl.errors import ConfigError
 from ntkfl.tangent.losses import find_loss, targets
 from tests.tangent.evolutions import problem, theta
 from tests.tangent.networks import mlp
@@ -121,9 +120,3 @@ class TestPaperScheme:
         closed = ntkfl.evolve(J, f0, Y, loss="mse", **kwargs)  # type: ignore[arg-type]
         summed = ntkfl.evolve(J, f0, Y, loss=lambda f, Y: 0.5 * (f - Y).square().mean(-1), **kwargs)  # type: ignore[arg-type]
         assert (closed.residuals - summed.residuals).norm() < 1e-4 * closed.residuals.norm()
-
-    @pytest.mark.parametrize("loss", ["ce", "mse"])
-    def test_the_full_kernel_is_refused(self, loss: str) -> None:
-        _, _, J, f0, y = problem()
-        with pytest.raises(ConfigError, match="kernel 'trace'"):
-            ntkfl.evolve(J, f0, y, steps=[5], loss=loss, kernel="full", scheme="paper")

@@ -1,4 +1,4 @@
-"""`ntkfl flower`: clients on other machines, or in Flower's simulation."""
+"""`ntkfl flower`: clients on other machines."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from ntkfl.flower.runtime import SuperLink
 
 app = typer.Typer(
-    help="Clients on other machines, or many on this one, with Flower.\n\n"
-    "Example: ntkfl flower simulate configs/flower/simulate.toml --out runs/a",
+    help="Clients on other machines, with Flower.\n\nExample: ntkfl flower init fl --clients 4",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -31,41 +30,6 @@ app = typer.Typer(
 ServerFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The server's folder, see `ntkfl flower init`.")]
 _SUPERLINK_S = 0.7  # to end: it waits for connections that others keep open, and all it keeps is in memory or whole
 Print = Annotated[bool, typer.Option("--print", help="Print the commands instead of running them.")]
-
-
-@app.command("simulate")
-def simulate(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML of settings, as for `ntkfl train`.")],
-    out: Annotated[Path | None, typer.Option(help="The run's folder.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
-    cpus_per_client: Annotated[float, typer.Option(help="Cores a client computes on.")] = 1,
-    gpus_per_client: Annotated[float, typer.Option(help="Part of a GPU a client computes on; 0: none.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a round on stdout, nothing else.")] = False,
-) -> None:
-    """Train with a round's clients spread over cores and GPUs.
-
-    Example: ntkfl flower simulate configs/flower/simulate.toml --out runs/a
-    """
-    from ntkfl.federation.config import RunConfig
-    from ntkfl.federation.server import remarks
-    from ntkfl.flower.simulate import simulate as run_simulation  # needs the extra
-
-    settings = RunConfig.read(config, allow_code=True)
-    display = RoundTable(str(settings.method["name"]), settings.rounds, remarks, quiet=as_json)
-    show = (lambda record, timing: typer.echo(json.dumps(record))) if as_json else display.show
-    again = f"go on with: ntkfl flower simulate {config} --resume --out {out}" if out else "nothing was kept"
-    with stoppable(lambda: f"stopped; {again}"), display:
-        run = run_simulation(
-            settings,
-            out=out,
-            resume=resume,
-            cpus_per_client=cpus_per_client,
-            gpus_per_client=gpus_per_client,
-            on_start=display.note,
-            on_round=show,
-        )
-    if not as_json:
-        display.summary(run.history, run.timings, out)
 
 
 @app.command("init")

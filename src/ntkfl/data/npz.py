@@ -1,4 +1,4 @@
-"""One client's data as a file: an .npz archive with x and y, read without pickle."""
+"""Clients' data as files: .npz archives with x and y."""
 
 from __future__ import annotations
 
@@ -6,19 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
 
 from ntkfl.atomic import replacing
-from ntkfl.data.arrays import read_npz
 from ntkfl.data.federated import Federated
-from ntkfl.data.from_arrays import checked_pair
 from ntkfl.errors import DataError
-
-
-def read_client(path: Path) -> tuple[Tensor, Tensor]:
-    """x float32 [n, ...] and y: int64 [n] classes, or float32 [n, d2] real targets."""
-    arrays = read_npz(path, {"x": ("biuf", None), "y": ("biuf", None)})
-    return checked_pair(str(path), (arrays["x"], arrays["y"]))
 
 
 def deal(federated: Federated, folder: Path, on_file: Callable[[], None] = lambda: None) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Clients on other machines, or many on one: rounds whose messages Flower carries.
+"""Clients on other machines: rounds whose messages Flower carries.
 
 No algorithm is here. The ServerApp holds `Method.round`, the ClientApp gives `Method.answer`, and what crosses is a
 `wire.Message` in a Flower record.
@@ -11,7 +11,6 @@ from ntkfl.extras import missing
 # Read by Flower when it is imported: it tells nobody that it runs, and does not ask for newer versions of itself.
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # and Ray leaves GPUs as they are, without a word
 
 try:
     import flwr  # noqa: F401

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Warnings and errors of Flower's and Ray's loggers alone, and not that what we use is to be replaced."""
-    names = ("flwr", "ray", "httpx")
+    """Warnings and errors of Flower's loggers alone, and not that what we use is to be replaced."""
+    names = ("flwr", "httpx")
     levels = {name: logging.getLogger(name).level for name in names}
     for name in names:
         logging.getLogger(name).setLevel(logging.ERROR)

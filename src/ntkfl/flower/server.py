@@ -85,7 +85,7 @@ class FlowerServer:
             expected=run.clients,
             quorum=run.quorum,
             limit=run.limit,
-            notes=lambda client: {"run": self.run_id},
+            notes={"run": self.run_id},
             say=say,
         )
         evaluator: Evaluator = AskedClients(self.transport, run.real_targets, say)

@@ -40,10 +40,10 @@ class FlowerTransport(Transport):
         expected: int = 0,
         quorum: int = 1,
         limit: int = 1 << 40,
-        notes: Callable[[int], Notes] = lambda client: {},
+        notes: Notes | None = None,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self.grid, self.nodes, self.names, self.along = grid, nodes, names, notes
+        self.grid, self.nodes, self.names, self.along = grid, nodes, names, notes or {}
         self.seconds, self.patience, self.expected = seconds, patience, expected
         self.quorum, self.limit, self.say = quorum, limit, say
         self._failed: set[int] = set()  # in this round
@@ -103,7 +103,7 @@ class FlowerTransport(Transport):
 
     def send(self, payloads: Mapping[int, bytes], traffic: Traffic) -> dict[int, bytes]:
         """Replies by client; those who fail are noted in the traffic, by name and with the reason."""
-        ways = {i: to_node(data, self.nodes[i], self.seconds, self.along(i)) for i, data in payloads.items()}
+        ways = {i: to_node(data, self.nodes[i], self.seconds, self.along) for i, data in payloads.items()}
         accepted = set(self.grid.push_messages(list(ways.values())))
         waiting = {message.metadata.message_id: client for client, message in ways.items()}
         del ways

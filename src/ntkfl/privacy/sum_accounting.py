@@ -68,11 +68,6 @@ def spent(releases: Sequence[Release], delta: float, rate: float = 1.0) -> float
     return max(0.0, float((divergences(releases, rate) - np.log(a * delta) / (a - 1) + np.log1p(-1 / a)).min()))
 
 
-def epsilon_of(rho: float, delta: float) -> float:
-    """ε of one release, or of several whose ρ add up to this."""
-    return spent([(rho, 1)], delta)
-
-
 @lru_cache(maxsize=64)
 def budget(epsilon: float, delta: float, parts: tuple[Release, ...] = ((1.0, 1),), rate: float = 1.0) -> float:
     """The largest ρ that is worth (ε, δ), where releases take these parts of it: (part, in how many rounds)."""

@@ -86,11 +86,6 @@ def load_flat(model: nn.Module, weights: Tensor) -> None:
             p.copy_(values[name])
 
 
-def apply_flat(model: nn.Module, weights: Tensor, x: Tensor) -> Tensor:
-    """f(w; x): the model's output [N, d2] at the flat weights `weights` [d], leaving the model as it is."""
-    return call_with(model, unflatten(model, weights), x)
-
-
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Eval mode inside the block; every submodule's own flag is put back afterwards."""

@@ -34,11 +34,6 @@ class Message:
     def encode(self) -> bytes:
         return pack(KINDS.index(self.kind), self.round, self.arrays)
 
-    @property
-    def nbytes(self) -> int:
-        """Of its arrays."""
-        return sum(array.nbytes for array in self.arrays.values())
-
     def here(self) -> Message:
         """The same in this machine's memory."""
         return replace(self, arrays={name: array.cpu() for name, array in self.arrays.items()})

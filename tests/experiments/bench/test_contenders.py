@@ -25,12 +25,6 @@ def test_the_result_is_ours(task: str, way: str) -> None:
         assert (theirs - ours).norm() < 1e-4 * ours.norm()  # float32, sums of up to 10⁵ products
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_networks_map_images_to_ten_outputs(name: str) -> None:
-    model, x = network(name, 2, quick=True)
-    assert model(x).shape == (2, 10)
-
-
 @pytest.mark.long
 def test_the_suite() -> None:
     rows = jacobians(Setting(quick=True))

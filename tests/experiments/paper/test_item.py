@@ -31,12 +31,6 @@ def test_an_answer_is_computed_once_and_an_interrupted_list_goes_on(tmp_path: Pa
     assert asked == [1, 2, 3, 3]
 
 
-def test_an_answer_is_the_same_computed_or_read(tmp_path: Path) -> None:
-    context = Context("quick", tmp_path / "item")
-    first = context.cells("a", [{"n": 1}], lambda key: {"t": (1, 2), "x": 0.1 + 0.2})
-    assert first == context.cells("a", [{"n": 1}], lambda key: None) == [{"t": [1, 2], "x": 0.1 + 0.2}]
-
-
 def outcome() -> ItemResult:
     data = {"a": [{"devices": ["x"]}, {"devices": ["y", "x"]}], "level": (0.2, 0.1)}
     return ItemResult({"n": 1}, [0], data, Figure(), ["we chose n"])

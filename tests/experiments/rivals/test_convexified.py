@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from ntkfl_experiments.rivals.models import Convexified
 from torch import nn
 
-from ntkfl.errors import ConfigError, ModelError
-from ntkfl.federation.build import build_network
-from ntkfl.federation.config import ModelConfig
-from ntkfl.tangent.parameters import apply_flat, flatten
+from ntkfl.tangent.parameters import call_with, flatten, unflatten
 
 
 def network() -> nn.Sequential:
@@ -59,22 +55,7 @@ def test_the_network_answers_until_the_linear_model_has_been_trained() -> None:
     torch.testing.assert_close(model(x), plain(x))
     theta = torch.randn_like(model.theta)
     flat = torch.cat([theta.reshape(-1), flatten(plain)])
-    torch.testing.assert_close(apply_flat(model, flat, x), model.features(x) @ theta)
+    torch.testing.assert_close(call_with(model, unflatten(model, flat), x), model.features(x) @ theta)
     with torch.no_grad():
         model.theta.copy_(theta)
     torch.testing.assert_close(model(x), model.features(x) @ theta)
-
-
-def test_a_configuration_names_it() -> None:
-    name = "ntkfl_experiments.rivals.models:convexified_mlp"
-    model = build_network(ModelConfig(name=name, options={"hidden": (5,), "features": 20}), (4,), 3, seed=0)
-    plain = build_network(ModelConfig(hidden=(5,)), (4,), 3, seed=0)
-    assert model.theta.shape == (20, 3)
-    assert torch.equal(flatten(model.network), flatten(plain))
-
-
-def test_wrong_networks_and_numbers() -> None:
-    with pytest.raises(ModelError, match="a last linear layer that trains"):
-        Convexified(nn.Conv2d(1, 2, 3), 3)
-    with pytest.raises(ConfigError, match="at least one feature"):
-        Convexified(network(), 3, features=0)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from ntkfl_experiments.rivals.models import Convexified
 from ntkfl_experiments.rivals.tct import TCT
 from torch import Tensor, nn
 
-from ntkfl.errors import ConfigError, MessageError, ModelError
 from ntkfl.methods import ClientRound, FedAvg, Task
-from ntkfl.wire import Message
 from tests.methods.rounds import DIMENSIONS, play, play_rounds, small_clients, small_task
 
 LOCAL = {"lr": 0.3, "local_steps": 5, "batch_size": 8}
@@ -89,22 +86,3 @@ def test_it_ends_at_the_optimum_of_all_clients_whatever_they_hold() -> None:
     found = slope(split(task, state["weights"])[0])
     assert found < 0.05 * slope(torch.zeros_like(alone))
     assert found < 0.05 * slope(alone)
-
-
-def test_what_cannot_be_trained_so_is_refused() -> None:
-    clients = small_clients(10, 25)
-    with pytest.raises(ModelError, match="give it a Convexified"):
-        play(TCT(), small_task(), clients)
-    with pytest.raises(ConfigError, match="leave subsample_rate at 1"):
-        TCT(subsample_rate=0.5)
-    task = convex_task()
-    method = TCT(train_rounds=1, **LOCAL, **LINEAR)
-    state = play_rounds(method, task, clients, rounds=2)
-    clients[0].x, clients[0].y = clients[0].x[:5], clients[0].y[:5]
-    with pytest.raises(ConfigError, match="other samples than it had"):
-        play(method, task, clients, state, 3)
-    theta, network = split(task, task.like)
-    told = {"samples": torch.tensor(3), "loss": torch.tensor(1.0)}
-    for arrays in ({"network": network[:-1]}, {"theta": theta}, {"theta": theta, "control": theta[:-1]}):
-        with pytest.raises(MessageError):
-            method.check(task, Message("update", 1, arrays | told))

@@ -1,4 +1,4 @@
-"""What Flower costs: the same rounds in one process, in Flower's simulation, and deployed on loopback."""
+"""What Flower costs: the same rounds in one process, and deployed on loopback."""
 
 from __future__ import annotations
 
@@ -26,13 +26,12 @@ from ntkfl.flower.apps import server_app
 from ntkfl.flower.quiet import quiet
 from ntkfl.flower.runtime import SuperLink
 from ntkfl.flower.server import FlowerRun
-from ntkfl.flower.simulate import simulate
 from ntkfl_experiments.bench.relay import Relay
 from ntkfl_experiments.bench.rows import BenchRow
 
 METHODS: dict[str, dict[str, Any]] = {"NTK-FL": {"name": "ntk-fl"}, "FedAvg": {"name": "fedavg"}}
-VERSIONS = {name: version(name) for name in ("flwr", "ray")}
-WAYS = 3 * len(METHODS)  # that `overhead` tries
+VERSIONS = {name: version(name) for name in ("flwr",)}
+WAYS = 2 * len(METHODS)  # that `overhead` tries
 Say = Callable[[str], None]
 
 
@@ -47,13 +46,6 @@ def overhead(clients: int, rounds: int, say: Say) -> list[BenchRow]:
         base = _typical(here.timings)
         payload = _payload(here.history)
         rows.append(BenchRow(f"{label}, {clients} clients", base, 1.0, note="one process", details=payload, ours=True))
-        say(f"{label}, {clients} clients: Flower's simulation")
-        began = time.perf_counter()
-        there = simulate(config)
-        rest = time.perf_counter() - began - sum(t["seconds"] for t in there.timings[1:])
-        seconds = _typical(there.timings)
-        details = payload | {"until_first_round_ends": rest}
-        rows.append(BenchRow("  Flower's simulation", seconds, seconds / base, note="Ray", details=details))
         say(f"{label}, {clients} clients: Flower, deployed on loopback")
         rows.append(_deployed(config, base, payload))
     return rows
