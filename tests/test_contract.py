@@ -21,9 +21,9 @@ LOADED = 'fed = ntkfl.data.load("fashion-mnist").partition(ntkfl.data.Dirichlet(
 OWN = "fed = ntkfl.data.from_clients([(x1, y1), (x2, y2)], test=(xt, yt))"
 TRAINED = """
 run = ntkfl.train(
-    ntkfl.models.mlp(784, 100, 10), fed, ntkfl.methods.SumNTKFL(), rounds=10, clients_per_round=20, seed=0
+    ntkfl.models.mlp(784, 100, 10), fed, ntkfl.methods.SumNTKFL(), rounds=10, clients_per_round=20, seed=0, out=path
 )
-run.history; run.model; run.save(path); ntkfl.Run.load(path); run.evaluate(x, y)
+run.history; run.model; ntkfl.Run.load(path); run.evaluate(x, y)
 """
 
 

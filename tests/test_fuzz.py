@@ -258,7 +258,7 @@ ROUNDS: dict[str, dict[str, Any]] = {
     "cp-ntk-fl": {"shuffle": False, "projected_dim": None},
     "sum-ntk-fl": {},
     "sum-ridge": {"values": "8bit"},
-    "fedavg": {"local_steps": 2, "sparsity": 0.5},
+    "fedavg": {"local_steps": 2},
     "scaffold": {"local_steps": 2},
     "fednova": {"local_steps": 2},
     "fedadam": {"local_steps": 2},

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 Record = dict[str, Any]  # a line of history.jsonl or timings.jsonl
+FELL = 0.05  # of accuracy lost since the best round: warnings are then said again at the end
 LOG_S = 10.0  # between two lines of a log that only say how far it is
 
 
@@ -113,17 +114,25 @@ class RoundTable(ProgressBar):
         quiet: bool = False,
     ) -> None:
         super().__init__(rounds, title, quiet=quiet, stderr=False)
-        self._remarks = remarks
+        self._remarks, self._warnings = remarks, list[str]()
 
     def note(self, line: str) -> None:
+        if line.startswith("warning:"):
+            self._warnings.append(line)
         self.console.print(line, style="dim", soft_wrap=True)
 
     def show(self, record: Record, timing: Record) -> None:
         if not self.done:
-            self.console.print(HEADER, style="dim", soft_wrap=True)
+            self.console.print(HEADER + ("" if self.live else "   left"), style="dim", soft_wrap=True)
         self.round(record, timing, row(record, timing))
         for line in self._remarks(record, timing):
             self.console.print(f"       {line}", style="dim")
+
+    def _print(self, line: str) -> None:
+        """A log has no bar: its rows say the time left."""
+        left = round(self._pace.left(self.done, self.total) or 0)
+        short = f"{left // 60}:{left % 60:02d}" if left < 3600 else f"{left // 3600}h{left // 60 % 60:02d}"
+        self.console.print(f"{line}  {short:>5}", soft_wrap=True)
 
     def summary(self, history: Sequence[Record], timings: Sequence[Record], out: Path | None) -> None:
         if not history:
@@ -134,6 +143,9 @@ class RoundTable(ProgressBar):
             best = max((r for r in history if r["test_accuracy"] is not None), key=lambda r: r["test_accuracy"])
             peak = f"(best {percent(best['test_accuracy'], 2)}, round {best['round']})"
             self.console.print(f"accuracy {percent(last['test_accuracy'], 2)} {after} {peak}")
+            if best["test_accuracy"] - last["test_accuracy"] > FELL:
+                for line in self._warnings:
+                    self.console.print(line, style="yellow", soft_wrap=True)
         elif last["test_loss"] is not None:
             self.console.print(f"test loss {last['test_loss']:.5g} {after}")
         if "epsilon" in last:

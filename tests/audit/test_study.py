@@ -107,7 +107,7 @@ def test_the_command_line_writes_a_folder_and_says_what_is_wrong(tmp_path: Path)
 
 
 def test_a_finished_run_is_audited_with_its_final_model(tmp_path: Path) -> None:
-    words = "train --dataset digits --clients 6 --clients-per-round 3 --hidden 8 --rounds 2 --method fedavg --out"
+    words = "train --dataset digits --clients 6 --clients-per-round 3 --set hidden=[8] --rounds 2 --method fedavg --out"
     runner = CliRunner()
     assert runner.invoke(app, [*words.split(), str(tmp_path / "run")]).exit_code == 0
     said = runner.invoke(app, ["audit", str(tmp_path / "run"), "--round", "2", "--json"]).stdout

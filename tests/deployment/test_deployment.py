@@ -150,7 +150,8 @@ def test_no_key_of_the_shuffler_opens_a_row(tmp_path: Path) -> None:
             ((signed,),) = db.execute("SELECT signed FROM announcements").fetchall()
         db.close()
         where = (roles.peers.federation, roles.peers.run, Announced.of(BatchKey(1, 0), signed))
-        assert all(open_row(opener, row, *where)[:4] == b"NTKF" for row in rows)
+        begun = {open_row(opener, row, *where)[:4] for row in rows}
+        assert {b"NTKF"} <= begun <= {b"NTKF", bytes(4)}  # a message, or padding
         keys = []
         for path in (roles.folder / "shuffler").glob("*.pem"):
             if b"PRIVATE" in path.read_bytes():

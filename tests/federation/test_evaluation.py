@@ -49,7 +49,7 @@ def test_the_average_and_the_last_model_are_each_measured_with_their_own_statist
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).double()
     x, y = torch.randn(50, 4).double(), torch.randn(50, 3).double() if real else torch.randint(0, 3, (50,))
     state = ServerState(Task(model, 3, "mse" if real else "ce"), FedAvg(average=average))
-    state.average.value = state.average.value + torch.rand(len(state.flat_weights())).double()
+    state.average.settled = state.average.settled + torch.rand(len(state.flat_weights())).double()
 
     def by_hand(flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[float | None, float]:
         W, b, scale, shift, mean, var = torch.split(flat, [12, 3, 3, 3, 3, 3])

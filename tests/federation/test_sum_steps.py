@@ -49,7 +49,7 @@ def test_a_step_to_weights_whose_loss_is_not_finite_is_not_reported(
     digits: ntkfl.data.Federated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run goes on: the next cohort takes it back, and until then the last accepted weights are reported."""
-    step = SumNTKFL._step
+    step = SumNTKFL.step
     count = 0
 
     def too_far(self: SumNTKFL, *args: object) -> tuple[torch.Tensor, float]:
@@ -58,7 +58,7 @@ def test_a_step_to_weights_whose_loss_is_not_finite_is_not_reported(
         change, curvature = step(self, *args)  # type: ignore[arg-type]
         return (1e30 if count == 3 else 1) * change, curvature
 
-    monkeypatch.setattr(SumNTKFL, "_step", too_far)
+    monkeypatch.setattr(SumNTKFL, "step", too_far)
     torch.manual_seed(0)
     relu = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
     run = ntkfl.train(relu, digits, SumNTKFL(average=0), rounds=5, clients_per_round=4, callbacks=[])

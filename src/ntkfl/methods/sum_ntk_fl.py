@@ -108,7 +108,7 @@ class SumNTKFL(SumOptions):
             passed, loss = None, losses[1]
             sums = Sums({n.removeprefix(_LAST): t for n, t in state.items() if n.startswith(_LAST)})
             flow, caution, diagnostics["taken_back"] = Flow(sums, spectra), BACK * caution, 1
-        change, _ = self._step(flow, mu * caution, caution, loss)
+        change, _ = self.step(flow, mu * caution, caution, loss)
         kept |= {
             "weights": check_finite(accepted + change, "the model after the flow"),
             _ACCEPTED: accepted,
@@ -118,7 +118,7 @@ class SumNTKFL(SumOptions):
         diagnostics |= {"samples": int(reply.sums.arrays[SAMPLES]), "mu": mu * caution}
         return Outcome(kept, float(loss), self.time, diagnostics, passed=passed, tentative=True)
 
-    def _step(self, flow: Flow, mu: float, caution: float, loss: Tensor) -> tuple[Tensor, float]:
+    def step(self, flow: Flow, mu: float, caution: float, loss: Tensor) -> tuple[Tensor, float]:
         """(Δ with μ ΔᵀĈΔ ≤ 2 min(L, s), or less by as much as μ and δ are raised, ΔᵀĈΔ)."""
         change, curvature = flow.change_and_curvature(self.time, mu, self.delta * caution)
         short = min(1.0, math.sqrt(2 * self._unit(loss) / (caution * mu * curvature))) if curvature > 0 else 1.0
@@ -132,7 +132,7 @@ class SumNTKFL(SumOptions):
         self, flow: Flow, w: Tensor, round: int, mu: float, caution: float, loss: Tensor
     ) -> Generator[Outgoing, list[Message], float]:
         """μ with which Ĉ has the curvature that its own step Δ meets on the cohort: Δᵀ C Δ / Δᵀ Ĉ Δ; at least `mu`."""
-        change, factored = self._step(flow, mu, caution, loss)
+        change, factored = self.step(flow, mu, caution, loss)
         replies = yield Message("candidates", round, self._pack({"weights": w, _CHANGE: change}))
         met = sum(float(reply.take(_CURVATURE, ())) for reply in replies)
         samples = sum(int(reply.take(SAMPLES, ())) for reply in replies)
