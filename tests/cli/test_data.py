@@ -84,21 +84,6 @@ def test_show_knows_every_partition(options: list[str]) -> None:
     assert rows["clients"][1] == ("10" if options else "300")
 
 
-def test_a_table_is_shown_by_the_names_in_it(bare: Path) -> None:
-    rows = "".join(f"{i},{'flu' if i % 3 else 'cold [red]'},{'north' if i % 2 else '[bold]south'}\n" for i in range(60))
-    (bare / "visits.csv").write_text("age,diagnosis,hospital\n" + rows)
-    named = ["visits.csv", "--label-column", "diagnosis", "--client-column", "hospital"]
-    shown = run("show", *named)
-    table = lines(shown)
-    assert table["client"] == ["client", "cold", "[red]", "flu", "all"]
-    assert {"north", "[bold]south"} <= table.keys()
-    assert "(a random part of all rows)" in shown.stdout
-    (bare / "real.csv").write_text("x,label,client\n" + "".join(f"{i},{i / 2},a\n" for i in range(9)))
-    assert lines(run("show", "real.csv"))["clients"] == ["clients", "1"]  # real targets have no classes to list
-    refused = run("show", "digits", "--label-column", "x")
-    assert "--label-column names a column of a file" in str(refused.exception)
-
-
 def test_a_table_is_dealt_to_the_clients_it_names(bare: Path) -> None:
     rows = "".join(
         f"{i},{i % 3},{'north' if i % 4 else 'south'},{'test' if i % 5 == 0 else 'train'}\n" for i in range(60)

@@ -158,12 +158,3 @@ def test_an_edited_method_is_run_again(tmp_path: Path, monkeypatch: pytest.Monke
     assert Cell("mine", config, tmp_path).key == before
     (tmp_path / "edited_method.py").write_text(source + "    # another step\n")
     assert Cell("mine", config, tmp_path).key != before
-
-
-def test_an_edited_file_of_data_is_run_again(tmp_path: Path) -> None:
-    file = tmp_path / "sites.csv"
-    file.write_text("a,label,client\n1.5,0,x\n2.5,1,x\n0.5,0,y\n3.5,1,y\n")
-    config = RunConfig(data={"dataset": str(file)}, method={"name": "fedavg"})
-    before = Cell("a", config, tmp_path).key
-    file.write_text(file.read_text().replace("1.5", "1.6"))
-    assert Cell("a", config, tmp_path).key != before

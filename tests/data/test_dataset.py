@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ntkfl.data import IID, ByWriter, Dataset, Dirichlet, Federated, load
+from ntkfl.data import ByWriter, Dataset, Dirichlet, Federated, load
 from ntkfl.data.partitions import Indices, Partition
 from ntkfl.data.table import Rows
 from ntkfl.errors import DataError
@@ -51,12 +51,6 @@ def test_clients_share_the_dataset_and_copy_nothing() -> None:
     x, y = federated.client(2)
     assert rows_of(x) == federated.indices[2].tolist()
     assert torch.equal(y, dataset.rows.y[federated.indices[2]])
-
-
-def test_the_seed_decides_the_partition() -> None:
-    first, again, other = (small().partition(IID(5), seed=seed) for seed in (1, 1, 2))
-    assert all(torch.equal(a, b) for a, b in zip(first.indices, again.indices, strict=True))
-    assert not all(torch.equal(a, b) for a, b in zip(first.indices, other.indices, strict=True))
 
 
 def test_rows_taken_out_are_gone_and_the_rest_is_whole() -> None:

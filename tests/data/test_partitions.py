@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ntkfl.data import IID, ByWriter, Shards
-from ntkfl.data.partitions import make
+from ntkfl.data.partitions import PARTITIONS, make
 from ntkfl.errors import ConfigError, DataError
 
 
@@ -79,6 +79,21 @@ def test_writers_that_are_not_there_are_an_error() -> None:
         ByWriter(clients=5).assign(np.zeros(70, np.int64), WRITERS, rng())
     with pytest.raises(ConfigError, match="0 writers have at least 99"):
         ByWriter(min_samples=99).assign(np.zeros(70, np.int64), WRITERS, rng())
+
+
+def test_partitions_are_made_by_name_and_describe_themselves() -> None:
+    options = {
+        "dirichlet": {"clients": 3, "alpha": 0.5, "reading": "shares", "overlap": False},
+        "writer": {"clients": 3, "min_samples": 4},
+        "iid": {"clients": 3},
+        "shards": {"clients": 3, "per_client": 4},
+        "client": {},
+    }
+    assert set(options) == set(PARTITIONS)
+    for kind, given_options in options.items():
+        assert make(kind, given_options).describe() == {"kind": kind, **given_options}
+    assert ByWriter().describe() == {"kind": "writer", "min_samples": 16}  # TOML has no null
+    assert type(IID(np.int64(3)).describe()["clients"]) is int  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

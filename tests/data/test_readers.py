@@ -41,12 +41,10 @@ def test_an_array_is_read_as_it_is(tmp_path: Path) -> None:
     ("content", "said"),
     [
         (npy("{'descr': '|u1', 'fortran_order': False, 'shape': (4000000000, 4000), }", bytes(8)), "cannot be read"),
-        (npy("{'descr': '|u1', 'fortran_order': False, 'shape': (2, 5), }", bytes(8)), "cannot be read"),
         (npy("{'descr': '<f8', 'fortran_order': False, 'shape': (1, 1), }", bytes(8)), "float64"),
         (npy("{'descr': '|u1', 'fortran_order': False, 'shape': (8,), }", bytes(8)), "2-D"),
         (npy("{'descr': '|O', 'fortran_order': False, 'shape': (1, 1), }", bytes(8)), "Object arrays cannot be loaded"),
         (npy("__import__('os')", bytes(8)), "cannot be read"),
-        (b"\x93NUMPY\x09\x00", "cannot be read"),
         (b"", "not of kind"),
     ],
 )
@@ -95,7 +93,6 @@ def test_leaf_files_become_digits_bright_on_black(tmp_path: Path) -> None:
     [
         "{",
         "[]",
-        '{"users": ["a"], "user_data": {}}',
         '{"users": ["a"], "user_data": {"a": {"x": [[0.5]], "y": [1]}}}',
         '{"users": ["a"], "user_data": {"a": {"x": [' + str([2.0] * 784) + '], "y": [1]}}}',
         '{"users": ["a"], "user_data": {"a": {"x": [' + str([0.5] * 783) + ', NaN]], "y": [1]}}}',

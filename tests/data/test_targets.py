@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import ntkfl
-from ntkfl.cli.verbs import load
 from ntkfl.errors import ConfigError, DataError, ModelError
 from ntkfl.federation.build import load_data
 from ntkfl.federation.config import RunConfig
@@ -71,12 +70,6 @@ def test_a_loss_of_ones_own_does_not_tell(table: Path, tmp_path: Path, monkeypat
     with pytest.raises(DataError, match=r"whole numbers: say whether they are real or classes \(--targets real\)"):
         loaded(table, "targets_loss:huber")
     assert loaded(table, "targets_loss:huber", targets="real").classes is None
-
-
-def test_targets_are_of_a_file() -> None:
-    with pytest.raises(ConfigError, match="digits is none"):
-        RunConfig(data={"dataset": "digits", "targets": "real"})
-    assert any("--targets" in option.opts for option in load("train").params)
 
 
 def test_in_python_they_are_told(table: Path) -> None:

@@ -88,11 +88,6 @@ def test_patterns() -> None:
         models.freeze(model, ["head", "layer9"])
 
 
-def test_hidden_widths() -> None:
-    model = models.head(convolutional(), OUTPUTS, inputs=(1, 8, 8), drop="fc", hidden=(7,))
-    assert flatten(model).numel() == 5 * 7 + 7 + 7 * OUTPUTS + OUTPUTS
-
-
 @pytest.mark.parametrize(("pool", "features"), [("mean", 6), ("first", 6), ("flatten", 30)])
 def test_sequences(pool: str, features: int) -> None:
     backbone, x = Sequence(), torch.randn(3, 5, 4)

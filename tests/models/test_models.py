@@ -13,7 +13,7 @@ from ntkfl.errors import ConfigError
 from ntkfl.federation.build import build_network
 from ntkfl.federation.config import ModelConfig
 from ntkfl.methods import CPNTKFL, NTKFL
-from ntkfl.models import MODELS, cnn, gru, mlp, resnet, transformer
+from ntkfl.models import MODELS, cnn, gru, mlp, transformer
 
 SHAPES = dict.fromkeys(MODELS, (1, 28, 28)) | {"resnet": (3, 32, 32)}
 
@@ -82,16 +82,12 @@ def test_an_images_rows_are_its_steps() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: cnn((784,), 10), "takes images"),
         (lambda: cnn((1, 8, 8), 10), "at least 9 × 9"),
-        (lambda: resnet((1, 2, 2), 10), "too small for 3 stages"),
         (lambda: gru((784,), 10), "images"),
         (lambda: gru((3, 4), 10, vocabulary=9), "tokens are sequences"),
         (lambda: transformer((1, 8, 8), 10, width=30), "multiple of its 4 heads"),
-        (lambda: ModelConfig(name="cn"), "did you mean 'cnn'"),
         (lambda: ModelConfig(name="cnn", hidden=(3,)), "are of an mlp"),
         (lambda: build_network(ModelConfig(name="no_such:thing"), (3,), 2, 0), "cannot import 'no_such'"),
-        (lambda: build_network(ModelConfig(name="math:nothing"), (3,), 2, 0), "has no function 'nothing'"),
         (
             lambda: build_network(ModelConfig(name="math:sqr"), (3,), 2, 0),
             r"has no function 'sqr': did you mean 'sqrt'\?",

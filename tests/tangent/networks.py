@@ -95,17 +95,6 @@ class UnknownLayer(nn.Module):
         return self.out(torch.tanh(self.conv(torch.tanh(self.a(x)).view(-1, 2, 4))).flatten(1))
 
 
-class InPlace(nn.Module):
-    """In-place activations right behind the layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(4, 6), nn.ELU(inplace=True), nn.Linear(6, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
-
-
 class Unused(nn.Module):
     """A parameter and a layer that do not reach the output."""
 
@@ -143,7 +132,6 @@ ARCHITECTURES: dict[str, object] = {
     "batch merged": MergedBatch,
     "position first": PositionFirst,
     "unknown layer": UnknownLayer,
-    "in-place activations": InPlace,
     "unused parameters": Unused,
     "partly frozen": partly_frozen,
     "dropout, training mode": dropout_in_training_mode,

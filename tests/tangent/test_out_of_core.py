@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import ntkfl
+from ntkfl.errors import ConfigError
 from ntkfl.tangent import Stack, stacking
 from ntkfl.tangent.jacobian import BlockJacobian
 from ntkfl.tangent.stacking import StackedJacobian
@@ -97,6 +98,31 @@ def test_a_stack_in_a_folder_leaves_nothing_there(tmp_path: Path, monkeypatch: p
     del stack, whole
     gc.collect()
     assert str(tmp_path) not in maps.read_text()
+
+
+def test_a_folder_may_be_given_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows lie in files whatever type the name has."""
+    J, _ = pair()
+    made = []
+    monkeypatch.setattr(
+        stacking, "mapped_file", lambda shape, dtype, folder: made.append(folder) or torch.empty(shape, dtype=dtype)
+    )
+    for store in (str(tmp_path), tmp_path):
+        made.clear()
+        stack = Stack(11, store=store)
+        stack.add(J)
+        assert set(made) == {tmp_path}
+        assert same(products(stack.whole()), products(J))
+
+
+def test_a_folder_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name in ("missing", "file"):
+        for store in (tmp_path / name, str(tmp_path / name)):
+            with pytest.raises(ConfigError, match=f"there is no folder .*{name} for the rows: make it first"):
+                Stack(11, store=store)
+    with pytest.raises(ConfigError, match="store must be a folder or None, not 3"):
+        Stack(11, store=3)  # type: ignore[arg-type]
 
 
 def test_forms_may_differ_in_a_folder(tmp_path: Path) -> None:

@@ -75,15 +75,6 @@ def test_values_fall_on_a_neighbouring_level(norm: str, bucket: int | None) -> N
     assert np.array_equal(levels, quantize(v, bits, rng(), norm, bucket)[0])
 
 
-@norms_and_buckets
-def test_zeros_stay_zero(norm: str, bucket: int | None) -> None:
-    v = torch.zeros(20)
-    levels, norms = quantize(v, 4, rng(), norm, bucket)
-    assert not levels.any()
-    assert not norms.any()
-    assert torch.equal(dequantize(levels, norms, 4, bucket), v.double())
-
-
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.floats(-1e38, 1e38) | st.sampled_from([0.0, 5e-324, 1e-300, -1e-45, 3e37, -3e37]), max_size=40),

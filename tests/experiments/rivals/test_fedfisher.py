@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from ntkfl_experiments.rivals.fedfisher import FedFisher
 from torch import Tensor, nn
 
+from ntkfl.errors import ConfigError, MessageError
 from ntkfl.methods import ClientRound, FedAvg, Task
 from ntkfl.tangent.losses import find_loss
 from ntkfl.tangent.parameters import call_with, unflatten
@@ -87,3 +89,20 @@ def test_the_diagonal_is_that_of_the_fisher_information() -> None:
     state = play(method, task, clients)[0].state
     expected = ((squares * ends).mean(0) + 0.05 * ends.mean(0)) / (squares.mean(0) + 0.05)
     torch.testing.assert_close(state["weights"], expected, atol=1e-8, rtol=0)
+
+
+def test_a_fisher_information_that_is_none_is_refused() -> None:
+    task, clients = small_task(), small_clients(5, 6, 7)
+    for fisher in ("kfac", "diagonal"):
+        method = FedFisher(fisher=fisher, **LOCAL)
+        replies = replies_of(method, task, clients)
+        name = next(name for name in replies[0].arrays if "/" in name or name == "fisher")
+        values = replies[0].arrays[name]
+        with pytest.raises(MessageError, match=r"is no factor|no diagonal"):
+            method.check(task, Message("update", 1, {**replies[0].arrays, name: values[..., :-1]}))
+        conversation = method.round(task, method.start(task, task.like), 1, [0, 1, 2])
+        next(conversation)
+        with pytest.raises(MessageError, match="not positive semidefinite"):
+            conversation.send([Message("update", 1, {**replies[0].arrays, name: -1e9 * values.abs()}), *replies[1:]])
+    with pytest.raises(ConfigError, match="unknown Fisher information"):
+        FedFisher(fisher="full")

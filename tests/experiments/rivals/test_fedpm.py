@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from ntkfl_experiments.rivals.fedpm import FedPM
 from torch import Tensor, nn
 
+from ntkfl.errors import MessageError
 from ntkfl.methods import ClientRound, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
@@ -67,3 +69,27 @@ def test_convolutions_see_every_position() -> None:
     i, j = torch.triu_indices(10, 10)
     torch.testing.assert_close(reply.arrays["0-18+18-20/inputs"][0], (a.mT @ a / 6)[i, j])
     assert sorted(name for name in reply.arrays if "/" in name) == ["0-18+18-20/inputs", "24-78+78-81/inputs"]
+
+
+def test_a_preconditioner_that_is_none_is_refused() -> None:
+    task, clients = small_task(), small_clients(5, 6, 7)
+    method = FedPM()
+    replies = method.answer(task, Message("weights", 1, {"weights": task.like}), clients)
+    name = next(name for name in replies[0].arrays if "/" in name)
+    values = replies[0].arrays[name]
+    for arrays in (
+        {name: values[:, :-1]},
+        {"0-9/outputs": values},
+        {"5-2/inputs": values},
+        {"0-9+9-99/inputs": values},
+    ):
+        with pytest.raises(MessageError, match="is no preconditioner"):
+            method.check(task, Message("update", 1, {**replies[0].arrays, **arrays}))
+    for arrays, why in (
+        ({name: -1e6 * values}, "not positive definite"),
+        ({"0-1/inputs": torch.ones(1, 1).double()}, "different networks"),
+    ):
+        conversation = method.round(task, method.start(task, task.like), 1, [0, 1, 2])
+        next(conversation)
+        with pytest.raises(MessageError, match=why):
+            conversation.send([Message("update", 1, {**replies[0].arrays, **arrays}), *replies[1:]])

@@ -14,10 +14,13 @@ from ntkfl_experiments.theory import (
     in_span,
     limit_kernel,
     sampled_kernel,
+    smallest_eigenvalue,
+    spectral_norm,
     unit,
 )
 
 import ntkfl
+from ntkfl.errors import DataError
 
 DOUBLE = torch.float64
 
@@ -113,3 +116,18 @@ def test_draws_have_the_covariance_asked_for() -> None:
     singular = torch.diag(torch.tensor([1.0, 0.0], dtype=DOUBLE))
     assert draw(10, 2, seed=0, covariance=singular).v[:, 1].abs().max() == 0
     assert set(draw(50, 2, seed=0).c.tolist()) == {-1.0, 1.0}
+
+
+def test_eigenvalues() -> None:
+    A = torch.diag(torch.tensor([2.0, -3.0, 1.0], dtype=DOUBLE))
+    assert smallest_eigenvalue(A) == -3
+    assert spectral_norm(A) == 3
+
+
+def test_inputs_are_of_unit_length_or_refused() -> None:
+    x = unit(torch.tensor([[[3.0, 4.0]]]))
+    assert x.tolist() == [[0.6, 0.8]]
+    with pytest.raises(DataError, match="length 0"):
+        unit(torch.zeros(1, 2))
+    with pytest.raises(DataError, match="length 1"):
+        limit_kernel(torch.full((1, 2), 2.0))
