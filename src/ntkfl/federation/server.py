@@ -182,9 +182,7 @@ class Server:
         raise TooFew(f"round {number} failed {self.attempts} times; start again to go on from the last")
 
     def _cohort(self, number: int, attempt: int) -> list[int]:
-        # Where ε counts on a draw from all clients, it is from no fewer, whoever of them is there.
-        from_all = self.deployed and self.method.counts_on_draws
-        there = self.transport.available(self.task.total_clients if from_all else self.clients_per_round)
+        there = self.transport.available(self.clients_per_round)
         labels = attempt_labels(number, attempt)
         return [there[i] for i in draw_cohort(self.seed, len(there), self.clients_per_round, *labels)]
 

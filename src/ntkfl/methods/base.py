@@ -253,11 +253,6 @@ class Method(Stages):
         """Lines on noise that drowns what so many samples of a round's clients give, known before the first round."""
         return []
 
-    @property
-    def counts_on_draws(self) -> bool:
-        """Whether a guarantee counts on cohorts drawn at random from all clients, whatever came before."""
-        return False
-
     def guarantees(self, run: Participation) -> list[Guarantee]:
         """What noise is worth in such a run; none without noise."""
         return []

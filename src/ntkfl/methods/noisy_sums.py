@@ -221,10 +221,6 @@ class NoisySums(NoiseShares):
     def most_samples(self) -> int | None:
         return super().most_samples if self.unit == "record" else None
 
-    @property
-    def counts_on_draws(self) -> bool:
-        return self.sampling_rate < 1
-
     def guarantees(self, run: Participation) -> list[Guarantee]:
         """With credit for sampling, where ε counts on it, and without."""
         if (budget := self._budget()) is None:

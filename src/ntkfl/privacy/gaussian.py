@@ -46,17 +46,6 @@ def gaussians(stream: bytes) -> NDArray[np.float32]:
     return quantile(uniform).astype(np.float32)
 
 
-def fine_gaussians(words: NDArray[np.uint64]) -> Floats:
-    """One standard Gaussian for every word, float64: the top bit is its sign, the other 63 its place in that half.
-
-    The tail beyond it has the probability (2 m + 1) / 2^65, m in 0 … 2^63 − 1: tails are divided as finely as the
-    middle, which 53 bits of u would not do. No number is beyond 9.2.
-    """
-    below = ((words & np.uint64(2**63 - 1)).astype(np.float64) + 0.5) * 2.0**-64  # in (0, ½]
-    size = -quantile(below)
-    return np.where(words >> np.uint64(63) == 0, size, -size)
-
-
 def quantile(u: Floats) -> Floats:
     """Φ⁻¹(u) for u in (0, 1), element by element."""
     q = u - 0.5

@@ -13,7 +13,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ntkfl.errors import ConfigError
 from ntkfl.methods.base import Outcome, Outgoing, State, Task, check_finite
 from ntkfl.methods.fedavg import FedAvg
 from ntkfl.methods.local_training import UPDATE_LIMIT, mean_loss
@@ -31,11 +30,6 @@ class FedExP(FedAvg):
     additive: ClassVar[bool] = False
 
     epsilon: float = Field(1e-3, gt=0, description="ε, beside the mean update's square: how far the step may go")
-
-    def model_post_init(self, context: object) -> None:
-        super().model_post_init(context)
-        if self.clip is not None:
-            raise ConfigError("noise would be in every ‖Δ_m‖², and the step that of the noise: leave clip out")
 
     def round(
         self, task: Task, state: State, round: int, cohort: Sequence[int]
