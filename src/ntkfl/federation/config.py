@@ -228,7 +228,7 @@ class RunConfig(Options):
                 f"{path} is of a run made from Python: its model and data have no names to rebuild them by; there, "
                 "ntkfl.Run.load(folder, model) loads it"
             )
-        for noted in ("ntkfl", "shape", "runtime", "privacy", "names", "standardization", "constant"):
+        for noted in ("ntkfl", "shape", "privacy", "names", "standardization", "constant"):
             values.pop(noted, None)
         config = RunConfig(**values)
         if not allow_code:

@@ -85,13 +85,10 @@ def execute(
     resume: bool = False,
     device: str | None = None,
     callbacks: Sequence[Callback] = (),
-    transport: Transport | None = None,
-    runtime: str | None = None,
     insight: bool = False,
 ) -> Run:
     """Train what the configuration says, as `Simulation` does; `data` are what it names, where they are loaded already.
-    With a `transport`, the `runtime` it belongs to is written down with the settings. With `insight`, what reports
-    show of clients and kernels is kept.
+    With `insight`, what reports show of clients and kernels is kept.
     """
     data = data or load_data(config)
     config = config.with_cohort(len(data))
@@ -104,9 +101,8 @@ def execute(
         hold_out=config.hold_out,
         device=device,
         byzantine=config.byzantine,
-        transport=transport,
     )
-    settings = without_draw(spelled_out(config)) | ({} if runtime is None else {"runtime": runtime})
+    settings = without_draw(spelled_out(config))
     if not config.data.own:
         settings["data"].setdefault("clients", len(data))  # those that the data name
     title = config.data.text if insight else None
@@ -116,8 +112,7 @@ def execute(
 
 class Simulation:
     """A federation in this process, and its server. `secret` projects inputs, where the method does: by default one
-    derived from `seed`, which is no secret. With `byzantine`, some clients cheat. With a `transport`, clients are
-    elsewhere, and `data` says how many there are and is measured on.
+    derived from `seed`, which is no secret. With `byzantine`, some clients cheat.
     """
 
     def __init__(
@@ -132,7 +127,6 @@ class Simulation:
         device: str | torch.device | None = None,
         secret: RunSecret | None = None,
         byzantine: Byzantine | None = None,
-        transport: Transport | None = None,
     ) -> None:
         if not isinstance(method, Method):
             raise ConfigError(f"method must be an instance such as ntkfl.methods.NTKFL(), not {method!r}")
@@ -165,10 +159,8 @@ class Simulation:
         self.clients = SimulatedClients(self.data, self.task, method, seed, secret, features=features)
         self.test = self.clients.place(data.test)
         self._check_model()
-        self.notes: list[str] = []
-        if transport is None:  # clients elsewhere have settings of their own
-            method, self.notes = method.for_network(self.task, self.test[0][:1])
-            self.method = self.clients.method = method
+        method, self.notes = method.for_network(self.task, self.test[0][:1])
+        self.method = self.clients.method = method
         cheats = ByzantineClients.of(byzantine, method, seed, len(self.data), self.clients.rows)
         self.clients.respond = answer if cheats is None else cheats.answer
         self.task.shared = None if data.shared is None else self.clients.place(data.shared)
@@ -177,14 +169,12 @@ class Simulation:
             self.task.validation = self.clients.place(
                 (torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))
             )
-        self.byzantine, self.local = byzantine, None if transport else LocalTransport(self.clients, cheats)
-        inner = transport or self.local
-        assert inner is not None
+        self.byzantine, self.local = byzantine, LocalTransport(self.clients, cheats)
         self.server = Server(
             model,
             self.task,
             method,
-            self._shuffled(inner) if method.shuffle or method.secure_sum else inner,
+            self._shuffled(self.local) if method.shuffle or method.secure_sum else self.local,
             OwnTestSet(self.test, self.task.validation),
             clients_per_round=self.clients_per_round,
             seed=seed,
