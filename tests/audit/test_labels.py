@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
 from ntkfl.audit.capture import capture
-from ntkfl.audit.finding import Finding
 from ntkfl.audit.labels import attack, infer_mix, mix, overlap
 from tests.audit.fixtures import config
 
@@ -30,24 +28,14 @@ def test_rows_carry_their_labels_and_a_shuffler_hides_whose() -> None:
     assert shuffled["class mix of clients"].success < 0.9 * plain["class mix of clients"].success
 
 
-def test_an_update_tells_the_class_mix_the_less_the_more_noise() -> None:
-    def attacked(noise: float, seed: int = 1) -> Finding:
-        hidden = {"clip": 1.0, "noise": noise} if noise else {}
-        heard = capture(config({"name": "fedavg", "lr": 0.05, "local_steps": 5} | hidden, data=SKEWED, seed=seed), 1)
-        shares = infer_mix(heard)
-        assert shares is not None
-        torch.testing.assert_close(shares.sum(1), torch.ones(3, dtype=torch.float64))
-        (found,) = attack(heard)
-        return found
-
-    plain = attacked(0.0)
-    assert plain.mean > 0.85
-    assert plain.guess < 0.4
-    assert attacked(0.02).success < 0.9 * plain.success
-    # Shares made of noise overlap with the truth by chance: no more than a guess, over many clients.
-    drowned = [attacked(1.0, seed) for seed in range(4)]
-    values = np.array([value - found.guess for found in drowned for value in found.values])
-    assert values.mean() < 3 * values.std() / len(values) ** 0.5
+def test_an_update_tells_the_class_mix() -> None:
+    heard = capture(config({"name": "fedavg", "lr": 0.05, "local_steps": 5}, data=SKEWED), 1)
+    shares = infer_mix(heard)
+    assert shares is not None
+    torch.testing.assert_close(shares.sum(1), torch.ones(3, dtype=torch.float64))
+    (found,) = attack(heard)
+    assert found.mean > 0.85
+    assert found.guess < 0.4
 
 
 def test_updates_that_are_no_weights_tell_nothing_here() -> None:

@@ -79,7 +79,7 @@ def test_what_it_takes_counts_in_the_first_round() -> None:
     assert new.history[-1]["test_loss"] < plain.history[-1]["test_loss"]
 
 
-@pytest.mark.parametrize("method", [ntkfl.methods.SumNTKFL(secure_sum=True), ntkfl.methods.FedAvg(clip=1.0)])
+@pytest.mark.parametrize("method", [ntkfl.methods.SumNTKFL(secure_sum=True), ntkfl.methods.METHODS["dp-fedavg"]()])
 def test_methods_that_hide_clients_refuse_it(method: ntkfl.methods.Method) -> None:
     with pytest.raises(NTKFLError, match="this method would hide"):
         ntkfl.train(nn.Linear(4, 2), sites().standardized(), method, rounds=1, callbacks=[])

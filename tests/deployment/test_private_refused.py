@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 import torch
 
 from ntkfl.deployment.aggregator import Aggregator
@@ -24,7 +26,6 @@ PRIVATE: dict[str, dict[str, Any]] = {
     "ridge": {"name": "private-ridge", "secure_sum": True},
     "ridge, exact counts": {"name": "private-ridge", "epsilon": "none"},
     "clients": {"name": "dp-fedavg", "secure_sum": True},
-    "updates": {"name": "fedavg", "shuffle": True, "clip": 1.0, "noise": 1.0},
 }
 SHAPE: dict[str, Any] = {"inputs": (4,), "outputs": 2}
 COHORT: dict[str, Any] = SHAPE | {"clients_per_round": 2}
@@ -49,7 +50,7 @@ def test_terms_with_noise_are_refused_in_a_line(kind: str) -> None:
 
 
 def test_terms_without_noise_are_not() -> None:
-    for method in ({"name": "sum-ntk-fl", "secure_sum": True}, {"name": "fedavg", "clip": 1.0}, {"name": "sum-ridge"}):
+    for method in ({"name": "sum-ntk-fl", "secure_sum": True}, {"name": "fedavg"}, {"name": "sum-ridge"}):
         assert Terms(**SHAPE, method=method).build_method().name == method["name"]
 
 
@@ -68,9 +69,11 @@ def test_folders_with_such_terms_start_nobody(tmp_path: Path) -> None:
     flower_init(tmp_path / "fl", tmp_path / "fl.toml", 3)
     member = tmp_path / "fl" / "clients" / "client-0"
     for path in (aggregator / "federation.toml", client / "federation.toml", member / "client.toml"):
-        text = path.read_text()
-        assert "\nnoise = 0.0" in text
-        path.write_text(text.replace("\nnoise = 0.0", "\nnoise = 1.0\nclip = 1.0"))
+        said = tomllib.loads(path.read_text())
+        terms = said.get("terms", said)
+        assert terms["method"]["name"] == "fedavg"
+        terms["method"] = PRIVATE["clients"]
+        path.write_text(tomli_w.dumps(said))
     for start in (
         lambda: Aggregator(aggregator, tmp_path / "run"),
         lambda: ShuffledClient(client, torch.zeros(1, 4), torch.zeros(1).long()),
