@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import ntkfl
+from ntkfl.federation.server import remarks
 from ntkfl.federation.simulation import Simulation
 from ntkfl.methods import SumNTKFL
 
@@ -38,6 +39,8 @@ def test_a_run_stopped_after_any_round_goes_on_as_if_it_had_not(
     whole = Simulation(model(), digits, method, clients_per_round=4).run(rounds, out=tmp_path / "whole", callbacks=[])
     back = [record["round"] for record in whole.history if "taken_back" in record]
     assert 0 < len(back) < rounds - 1
+    for record in whole.history:
+        assert any("taken back" in line for line in remarks(record)) == (record["round"] in back)
     for stop in {1, back[0] - 1, back[0], back[0] + 1, rounds - 1}:
         for end in (stop, rounds):
             simulation = Simulation(model(), digits, method, clients_per_round=4)

@@ -302,6 +302,8 @@ def remarks(record: Record, timing: Record | None = None) -> list[str]:
     if record.get("bounded_clients"):
         clients = plural(record["bounded_clients"], "client")
         said.append(f"{clients} scaled numbers down to the limit of a secure sum")
+    if record.get("taken_back"):
+        said.append("the last step raised this cohort's loss: it is taken back, and repeated shorter")
     if record.get("warning"):
         said.append(f"warning: {record['warning']}")
     if record.get("solver_fallback"):
