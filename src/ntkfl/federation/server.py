@@ -83,9 +83,8 @@ class Server:
         """Play `settings["rounds"]` rounds, or as far as `settings["stop_at"]` asks. With a folder, the run is kept
         there after every round, and `resume` goes on from it.
         """
-        for line in (
-            batchnorm.advice(self.method, self.task) if self.deployed else ()
-        ):  # a simulation tells its callbacks
+        # A simulation tells its callbacks.
+        for line in batchnorm.advice(self.method, self.task) if self.deployed else []:
             self.say(f"warning: {line}")
         with folder.locked() if folder else nullcontext():
             history, timings = self._rounds(folder, settings, resume, on_round)
@@ -304,8 +303,5 @@ def remarks(record: Record, timing: Record | None = None) -> list[str]:
         said.append(f"{clients} scaled numbers down to the limit of a secure sum")
     if record.get("taken_back"):
         said.append("the last step raised this cohort's loss: it is taken back, and repeated shorter")
-    if record.get("warning"):
-        said.append(f"warning: {record['warning']}")
-    if record.get("solver_fallback"):
-        said.append(f"solver: {record['solver_fallback']}")
-    return said
+    texts = (("warning", "warning"), ("solver", "solver_fallback"))
+    return said + [f"{what}: {record[name]}" for what, name in texts if record.get(name)]

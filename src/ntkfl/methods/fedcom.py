@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, check_finite
-from ntkfl.methods.local_training import mean_loss, report, take_vector
+from ntkfl.methods.base import Outcome, Outgoing, State, Task, check_finite
+from ntkfl.methods.local_training import mean_loss
 from ntkfl.methods.qsgd import Compression
 from ntkfl.wire import Message
 
@@ -38,10 +38,3 @@ class FedCOM(Compression):
         delta = self.combine((self.decompress(reply.of_kind("update"), w) for reply in replies), p)
         new = check_finite(w - self.lr * self.server_lr * delta, "the model")
         return Outcome({"weights": new}, mean_loss(replies, p))
-
-    def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
-        w = take_vector(message, "weights", "weights", task.like)
-        return [
-            Message("update", message.round, self.compress((w - w_m) / self.lr, client) | report(client, loss))
-            for client, w_m, loss in zip(clients, *self.train(task, w, clients), strict=True)
-        ]

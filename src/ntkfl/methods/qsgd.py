@@ -58,6 +58,13 @@ class Compression(LocalTraining):
         vector = change_of(corruption)(self.decompress(reply, task.like).unsqueeze(0))[0]
         return replace(reply, arrays={**reply.arrays, **self.compress(vector, client)})
 
+    def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
+        w = take_vector(message, "weights", "weights", task.like)
+        return [
+            Message("update", message.round, self.compress((w - w_m) / self.lr, client) | report(client, loss))
+            for client, w_m, loss in zip(clients, *self.train(task, w, clients), strict=True)
+        ]
+
 
 class QSGD(Compression):
     """w ← w − lr Σ_m p_m Q(g_m), where g_m = (w − w_m) / lr: the client's gradient, or the sum of its local steps'.
@@ -81,10 +88,3 @@ class QSGD(Compression):
         p = self.client_weights(replies, w)
         g = self.combine((self.decompress(reply.of_kind("update"), w) for reply in replies), p)
         return Outcome({"weights": check_finite(w - self.lr * g, "the model")}, mean_loss(replies, p))
-
-    def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
-        w = take_vector(message, "weights", "weights", task.like)
-        return [
-            Message("update", message.round, self.compress((w - w_m) / self.lr, client) | report(client, loss))
-            for client, w_m, loss in zip(clients, *self.train(task, w, clients), strict=True)
-        ]
