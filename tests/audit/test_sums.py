@@ -43,7 +43,7 @@ def found(heard: Capture) -> dict[tuple[str, str], Finding]:
 
 
 def of_few(heard: Capture, samples: int) -> dict[str, Finding]:
-    """Attacks on the sums of a client that has so many samples."""
+    """Attacks on the sums of a client with this many samples."""
     x, y, raw = (part[:samples] for part in heard.aligned())
     client = ClientRound(0, x, y, Randomness.simulated(0))
     reply = answer(heard.method, heard.task, heard.broadcast, [client])[0]

@@ -1,6 +1,6 @@
 """Are inputs readable? From rows and from updates of local training, alone and with who has the projection.
 
-Rows: in closed form where there is one, by deep leakage elsewhere. Updates: by deep leakage. What sums tell, and
+Rows: in closed form where one exists, else by deep leakage. Updates: by deep leakage. What sums tell, and
 updates taken for sums, is in `sums.py`.
 """
 

@@ -4,7 +4,7 @@ A first linear layer's gradient is Σ δ vᵀ with v = [x, 1] and δ what the lo
 A = Σ v vᵀ. Of one sample x is read off either; of more a unit's ∂W/∂b is a mean of inputs, sharp where one sample moved
 the unit. A record was in the sum where its leverage vᵀ A⁻¹ v is at most 1, as long as there are not several times more
 samples than inputs; where v lies in the row space of the gradient, as long as there are fewer samples than units; and
-where its own δ vᵀ lies in the gradient, which also many samples do not hide.
+where its own δ vᵀ lies in the gradient: more samples do not hide it.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class SumBudget:
         return spent(self.releases(rounds), self.delta, self.rate if rate is None else rate)
 
     def releases(self, rounds: int) -> list[Release]:
-        """Of so many rounds. How many numbers there are decides Δ and σ alike, not ρ."""
+        """ρ of this many rounds. The number of coordinates scales Δ and σ alike, so ρ does not depend on it."""
         each, first = concentrated(GRAINS, self.width(GRAINS), self.clients, 1), 0.0
         if self.once:
             first = concentrated(GRAINS, self.width_once(GRAINS), self.clients, 1)

@@ -114,9 +114,8 @@ def _sketched(values: Tensor) -> Eigen:
     root = torch.where(scales > least, scales.clamp(min=least).rsqrt(), 0)
     vectors, singular, _ = torch.linalg.svd((Y @ turn) * root.unsqueeze(1), full_matrices=False)
     leading = (singular.square() - shift[:, :, 0]).clamp(min=0)
-    beside = ((trace - leading.sum(1)) / (n - r)).clamp(min=0) if n > r else torch.zeros_like(trace)
-    if n > r:
-        leading = torch.cat([leading, beside.unsqueeze(1)], dim=1)
+    beside = ((trace - leading.sum(1)) / (n - r)).clamp(min=0)
+    leading = torch.cat([leading, beside.unsqueeze(1)], dim=1)
     return Eigen(leading.to(values), vectors.to(values).contiguous())
 
 
