@@ -117,8 +117,6 @@ def serve(callers: socket.socket) -> None:
     import torch
 
     import ntkfl.cli
-    import ntkfl.deployment.aggregator
-    import ntkfl.deployment.client
     import ntkfl.federation.config
     import ntkfl.services.shuffler.app  # noqa: F401
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from ntkfl.deployment.contract import Contract
 from ntkfl.errors import ConfigError
 from ntkfl.federation.config import ModelConfig, RunConfig
 from ntkfl.options import Options, written
@@ -31,11 +30,3 @@ def test_none_is_written_where_it_is_not_the_default() -> None:
     kinds = Kinds(number=None, flag=None)
     assert written(kinds) == {"number": "none", "numbers": None, "flag": "none", "text": "a", "needed": 1.0}
     assert Kinds(**{name: value for name, value in written(kinds).items() if value is not None}) == kinds
-
-
-def test_a_contract_keeps_none_and_does_not_fall_back_to_the_default() -> None:
-    for given in ("none", None):
-        method = {"name": "cp-ntk-fl", "projected_dim": given}
-        contract = Contract(inputs=(64,), outputs=10, clients_per_round=2, method=method)
-        assert contract.method["projected_dim"] == "none"
-        assert contract.build_method().projected_dim is None

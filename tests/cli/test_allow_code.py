@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tomli_w
 import torch
@@ -109,59 +108,6 @@ def test_an_export(tmp_path: Path, taken_over: Path) -> None:
     x = torch.randn(3, 1, 8, 8)
     assert torch.equal(ntkfl.load_exported(folder, allow_code=True)(x), own(x))
     assert taken_over.exists()
-
-
-def deployment(path: Path, model: str, method: dict[str, object]) -> Path:
-    values = {"inputs": [64], "outputs": 10, "clients": 2, "clients_per_round": 2, "rounds": 1}
-    path.write_text(tomli_w.dumps(values | {"model": {"name": model}, "method": method}))
-    return path
-
-
-def forget(taken_over: Path) -> None:
-    """Folders are made from a file of one's own, whose code may run; from here on they are somebody else's."""
-    taken_over.unlink(missing_ok=True)
-    sys.modules.pop("planted_by_a_stranger", None)
-
-
-@pytest.fixture
-def own_data(tmp_path: Path) -> Path:
-    np.savez(tmp_path / "own.npz", x=np.zeros((4, 64), np.float32), y=np.arange(4))
-    return tmp_path / "own.npz"
-
-
-@pytest.mark.parametrize(
-    ("model", "method"),
-    [(MODEL, {"name": "cp-ntk-fl"}), ("mlp", {"name": MIXED}), ("mlp", {"name": "cp-ntk-fl", "loss": LOSS})],
-)
-def test_the_folders_of_a_federation(
-    model: str, method: dict[str, object], tmp_path: Path, taken_over: Path, own_data: Path
-) -> None:
-    config = deployment(tmp_path / "run.toml", model, method | {"projected_dim": 8})
-    assert run("keys", "init", tmp_path / "made", "--config", config, "--clients", "2").exit_code == 0
-    client, aggregator = tmp_path / "made/clients/client-0", tmp_path / "made/aggregator"
-    forget(taken_over)
-    refuses(taken_over, "join", client, "--data", own_data, "--patience", "0.1")
-    refuses(taken_over, "aggregate", aggregator, "--out", tmp_path / "out")
-    # Allowed, the code is run; then nobody is there to talk to.
-    allowed = run("join", client, "--data", own_data, "--patience", "0.1", "--allow-code")
-    assert isinstance(allowed.exception, NTKFLError)
-    assert not isinstance(allowed.exception, TrustError)
-    assert taken_over.exists() or "loss" in method  # a loss is imported once there is something to train
-
-
-@pytest.mark.parametrize(
-    ("model", "method"),
-    [(MODEL, {"name": "fedavg"}), ("mlp", {"name": METHOD}), ("mlp", {"name": "fedavg", "loss": LOSS})],
-)
-def test_the_folders_of_a_deployment_on_flower(
-    model: str, method: dict[str, object], tmp_path: Path, taken_over: Path, own_data: Path
-) -> None:
-    pytest.importorskip("flwr")
-    config = deployment(tmp_path / "run.toml", model, method)
-    assert run("flower", "init", tmp_path / "fl", "--config", config, "--clients", "2").exit_code == 0
-    forget(taken_over)
-    refuses(taken_over, "flower", "client", tmp_path / "fl/clients/client-0", "--data", own_data)
-    refuses(taken_over, "flower", "run", tmp_path / "fl/server", "--out", tmp_path / "out")
 
 
 def test_what_its_user_names_is_run(tmp_path: Path, taken_over: Path) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import runpy
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -137,32 +135,6 @@ def test_aggregation_tree(capsys: pytest.CaptureFixture[str]) -> None:
     before, after = (float(a) for a in re.findall(r"([\d.]+)%", said))
     assert after > before + 30
     assert float(re.search(r"differ .* by ([\d.e-]+)", said)[1]) < 1e-3  # type: ignore[index]
-
-
-@pytest.mark.long
-def test_private_training_plays_all_roles() -> None:
-    pytest.importorskip("fastapi", reason="needs the extra services")
-    command = [sys.executable, str(EXAMPLES / "private_training.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    accuracy = json.loads(re.search(r"evaluator: (\[.*\])", done.stdout)[1])  # type: ignore[index]
-    assert len(accuracy) == 2
-    assert accuracy[-1] > accuracy[0] > 0.1
-    folder = Path(done.stdout.splitlines()[-1].removeprefix("everything is in "))
-    assert "the run has ended" in (folder / "demo" / "clients" / "client-0.log").read_text()
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.long
-def test_flower() -> None:
-    pytest.importorskip("flwr", reason="needs the extra flower")
-    command = [sys.executable, str(EXAMPLES / "flower" / "deployment.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr + done.stdout
-    folder = Path(done.stdout.splitlines()[-1].removeprefix("everything is in "))
-    history = [json.loads(line) for line in (folder / "run" / "history.jsonl").read_text().splitlines()]
-    assert [record["clients"] for record in history] == [["client-0", "client-1"]] * 2
-    assert history[-1]["test_accuracy"] > 0.75
 
 
 def test_laplace_backend(capsys: pytest.CaptureFixture[str]) -> None:

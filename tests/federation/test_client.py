@@ -82,7 +82,7 @@ def test_what_a_client_counts_is_over_all_of_its_samples() -> None:
     assert (int(found["samples"]), int(found["correct"])) == (30, int(right))
 
 
-@pytest.mark.parametrize("module", ["ntkfl.deployment.client", "ntkfl.federation.client"])
+@pytest.mark.parametrize("module", ["ntkfl.federation.client"])
 def test_a_deployed_client_loads_no_simulator(module: str) -> None:
     """Nor what only a server or an experiment needs: less to read for whoever answers for a client's machine."""
     program = f"import sys, {module}; print(*sorted(name for name in sys.modules if name.startswith('ntkfl')))"

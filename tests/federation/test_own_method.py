@@ -207,18 +207,3 @@ def test_what_torch_draws_in_it_follows_from_the_seed(tmp_path: Path) -> None:
     assert all(torch.equal(t, weights[1][name]) for name, t in weights[0].items())
     drawn = [[json.loads(line)["server"] for line in path.read_text().splitlines()] for path in (whole, other)]
     assert len({*drawn[0], *drawn[1]}) == 6  # other numbers in each round, and with another seed
-
-
-def test_deployed_over_flower_it_ends_where_it_ends_in_one_process(tmp_path: Path) -> None:
-    pytest.importorskip("flwr", reason="needs the extra flower")
-    from tests.flower.federations import apps, deployed, distance, settings, simulated
-    from tests.flower.local_grid import LocalGrid
-
-    given = settings({"name": MOMENTUM, "local_steps": 2})
-    with pytest.raises(ConfigError, match=r"leave options to its code: give .*momentum"):
-        apps(given, tmp_path)  # a client agrees to every option, not to another machine's defaults
-    agreed = given.spelled_out(allow_code=True)
-    server = deployed(LocalGrid(apps(agreed, tmp_path)), given, tmp_path / "run")
-    assert len(server.run().history) == 3
-    here = simulated(agreed)
-    assert distance(here.model, load_file(tmp_path / "run" / "model.safetensors")) < 1e-6

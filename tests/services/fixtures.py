@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+from ntkfl.deployment.contract import Federation
 
 from ntkfl.crypto.hpke import SealingKey, SigningKey
-from ntkfl.deployment.contract import Federation
 from ntkfl.services.http.signing import sign_request
 from ntkfl.services.key_server.key_protocol import enrolment, open_run_secret, token_client
 from tests.services.processes import Process

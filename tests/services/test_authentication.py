@@ -11,6 +11,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from tests.deployment.federation import Deployment
 
 from ntkfl.crypto.certificates import Authority
 from ntkfl.crypto.hpke import SigningKey
@@ -21,7 +22,6 @@ from ntkfl.services.shuffler.aggregator_app import aggregator_app
 from ntkfl.services.shuffler.client_app import client_app
 from ntkfl.services.shuffler.long_poll import LongPollEvent
 from ntkfl.services.shuffler.store import Shuffler
-from tests.deployment.federation import Deployment
 
 # What anybody may ask: whether a service is there, and the list of revoked clients, which the key server signs.
 PUBLIC = {(service, path) for service in ("key-server", "shuffler") for path in ("/health", "/ready")}

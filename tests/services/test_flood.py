@@ -10,12 +10,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.deployment.federation import PREFIX, Deployment
 
 from ntkfl.crypto.hpke import SigningKey
 from ntkfl.services.http import client as asking
 from ntkfl.services.http.client import HttpClient, retry_after
 from ntkfl.services.http.signing import sign_request
-from tests.deployment.federation import PREFIX, Deployment
 from tests.services.example_service import caller, connection, make
 from tests.services.processes import Process
 

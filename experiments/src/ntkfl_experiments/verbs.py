@@ -6,5 +6,4 @@ Imports nothing: the command line reads it at every start.
 VERBS = {
     "reproduce": ("The paper's figures, tables and theorems.", "ntkfl_experiments.cli.reproduce:reproduce"),
     "bench": ("Time this package beside the alternatives.", "ntkfl_experiments.cli.bench:bench"),
-    "flower bench": ("What Flower costs a round.", "ntkfl_experiments.cli.flower_bench:bench"),
 }

@@ -30,11 +30,7 @@ VERBS = {
     "forget": "Take a client out of a run, exactly.",
     "data": "Datasets, and how they are dealt to clients.",
     "export": "Write a run's model, to use elsewhere.",
-    "keys": "Keys, tokens and certificates of a federation.",
     "serve": "Run a federation's key server or shuffler.",
-    "aggregate": "Run the server that trains, behind the shuffler.",
-    "flower": "Clients on other machines, with Flower.",
-    "join": "Take part in a run, with data of your own.",
 }
 
 METHODS = (

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import httpx
 import pytest
+from ntkfl.deployment.demo_setup import DemoSetup, init
+from tests.deployment.federation import valid
 
 from ntkfl.crypto.context import bind
 from ntkfl.crypto.credentials import Credential
 from ntkfl.crypto.hpke import SealingKey, SigningKey, seal
-from ntkfl.deployment.demo_setup import DemoSetup, init
 from ntkfl.errors import ConfigError, TrustError
 from ntkfl.services.http.signing import CREDENTIAL_HEADER, sign_request
 from ntkfl.services.key_server.key_protocol import check_revoked, open_run_secret
 from ntkfl.services.key_server.store import KeyServer
-from tests.deployment.federation import valid
 from tests.services.fixtures import RUN, SEED_PATH, EnrollingClient, refused, start
 from tests.services.processes import Process
 

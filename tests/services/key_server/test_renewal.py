@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.deployment.federation import Deployment, refused, valid
 
 from ntkfl.crypto.credentials import Credential
 from ntkfl.errors import Refused
 from ntkfl.services.key_server import client as identity_module
 from ntkfl.services.key_server.client import Identity
 from ntkfl.services.key_server.store import KeyServer
-from tests.deployment.federation import Deployment, refused, valid
 from tests.services.fixtures import EnrollingClient
 
 

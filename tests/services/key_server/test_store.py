@@ -11,9 +11,9 @@ import stat
 from pathlib import Path
 
 import pytest
+from ntkfl.deployment.demo_setup import DemoSetup, init
 
 from ntkfl.crypto.hpke import SigningKey
-from ntkfl.deployment.demo_setup import DemoSetup, init
 from ntkfl.errors import ConfigError, Refused
 from ntkfl.services.key_server.store import KeyServer
 from tests.services.fixtures import RUN, EnrollingClient, refused, start

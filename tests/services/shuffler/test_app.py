@@ -11,12 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from tests.deployment.federation import PREFIX, ROW_BYTES, Client, Deployment, refused
 
 from ntkfl.crypto.hpke import SigningKey
 from ntkfl.crypto.receipt import check_receipt
 from ntkfl.crypto.row_frames import Announced, open_row, pack_rows, unpack_rows
 from ntkfl.services.http.signing import CREDENTIAL_HEADER, SIGNATURE_HEADER, sign_request
-from tests.deployment.federation import PREFIX, ROW_BYTES, Client, Deployment, refused
 from tests.services.processes import Process
 
 

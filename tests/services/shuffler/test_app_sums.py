@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.deployment.federation import Client, Deployment, refused
 
 from ntkfl.crypto.hpke import SEAL_BYTES
 from ntkfl.crypto.mask_format import SEED_BYTES
@@ -16,7 +17,6 @@ from ntkfl.errors import MessageError
 from ntkfl.federation.secure_sum import mask_reply
 from ntkfl.services.shuffler.batch import Batch
 from ntkfl.services.shuffler.client import ShufflerClient
-from tests.deployment.federation import Client, Deployment, refused
 from tests.federation.masked import schema_of, words_of
 
 CLIENTS = ("client-0", "client-1", "client-2")

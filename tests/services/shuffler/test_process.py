@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ntkfl.services.key_server.store import KeyServer
 from tests.deployment.federation import PREFIX, Deployment, refused
+
+from ntkfl.services.key_server.store import KeyServer
 
 
 def test_revoked_clients_are_out_before_the_next_batch_opens(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""`ntkfl reproduce`, `ntkfl bench` and `ntkfl flower bench`."""
+"""`ntkfl reproduce` and `ntkfl bench`."""

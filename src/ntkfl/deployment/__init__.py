@@ -1,1 +1,0 @@
-"""A federation across machines: its contract, its aggregator and its clients."""
