@@ -1,49 +1,37 @@
-"""One file a method, each readable beside its paper. `METHODS` maps the command line's names to classes."""
+"""One file per method, each readable beside its paper. `METHODS` maps the names of the command line to classes."""
 
-from ntkfl.methods.base import ClientRound, Method, Outcome, State, Task
-from ntkfl.methods.centralized import Centralized
-from ntkfl.methods.cp_ntk_fl import CPNTKFL
-from ntkfl.methods.data_share import DataShare
-from ntkfl.methods.dp_fedavg import DPFedAvg
-from ntkfl.methods.fedadam import FedAdam
-from ntkfl.methods.fedavg import FedAvg
-from ntkfl.methods.fedcom import FedCOM
-from ntkfl.methods.fednova import FedNova
-from ntkfl.methods.fedprox import FedProx
-from ntkfl.methods.ntk_fl import NTKFL
-from ntkfl.methods.private_ridge import PrivateRidge
-from ntkfl.methods.private_sums import PrivateSums
-from ntkfl.methods.qsgd import QSGD
-from ntkfl.methods.scaffold import Scaffold
-from ntkfl.methods.sum_ntk_fl import SumNTKFL
-from ntkfl.methods.sum_ridge import SumRidge
+import importlib
 
-_SUMS = (SumNTKFL, PrivateSums, SumRidge, PrivateRidge)
-_AVERAGES = (FedAvg, FedProx, FedNova, Scaffold, FedAdam, FedCOM, QSGD, DPFedAvg)
-_ALL = (NTKFL, CPNTKFL, *_SUMS, *_AVERAGES, DataShare, Centralized)
-METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
+from ntkfl.methods.base import Method, Outcome
+from ntkfl.methods.task import ClientRound, State, Task
 
-__all__ = [
-    "CPNTKFL",
-    "METHODS",
-    "NTKFL",
-    "QSGD",
-    "Centralized",
-    "ClientRound",
-    "DPFedAvg",
-    "DataShare",
-    "FedAdam",
-    "FedAvg",
-    "FedCOM",
-    "FedNova",
-    "FedProx",
-    "Method",
-    "Outcome",
-    "PrivateRidge",
-    "PrivateSums",
-    "Scaffold",
-    "State",
-    "SumNTKFL",
-    "SumRidge",
-    "Task",
-]
+# TEMPORARY while files move: what does not import yet is left out. Replaced by plain imports when all do.
+_WHERE = {
+    "rows.ntk_fl": "NTKFL",
+    "rows.cp_ntk_fl": "CPNTKFL",
+    "sums.sum_ntk_fl": "SumNTKFL",
+    "sums.private_sums": "PrivateSums",
+    "sums.sum_ridge": "SumRidge",
+    "sums.private_ridge": "PrivateRidge",
+    "averaging.fedavg": "FedAvg",
+    "averaging.fedprox": "FedProx",
+    "averaging.fednova": "FedNova",
+    "averaging.scaffold": "Scaffold",
+    "averaging.fedadam": "FedAdam",
+    "averaging.fedcom": "FedCOM",
+    "averaging.qsgd": "QSGD",
+    "sums.dp_fedavg": "DPFedAvg",
+    "averaging.data_share": "DataShare",
+    "averaging.centralized": "Centralized",
+}
+METHODS: dict[str, type[Method]] = {}
+BROKEN: dict[str, str] = {}
+for _module, _name in _WHERE.items():
+    try:
+        _kind = getattr(importlib.import_module(f"ntkfl.methods.{_module}"), _name)
+    except Exception as error:
+        BROKEN[_module] = f"{type(error).__name__}: {error}"
+        continue
+    globals()[_name] = METHODS[_kind.name] = _kind
+
+__all__ = ["METHODS", "ClientRound", "Method", "Outcome", "State", "Task", *_WHERE.values()]
