@@ -39,7 +39,6 @@ from ntkfl.data.files import from_file
 from ntkfl.errors import NTKFLError
 from ntkfl.federation.build import build_method, build_network, spelled_out
 from ntkfl.federation.config import RunConfig
-from ntkfl.federation.export import export, load_exported
 from ntkfl.federation.round_driver import drive
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.simulation import execute
@@ -51,7 +50,6 @@ from ntkfl.report.runs import find
 from ntkfl.report.view import view
 from ntkfl.wire import Message, pack_jacobian, unpack_jacobian
 from ntkfl.wire.container import pack, unpack
-from tests.own_data import read_client
 
 SEED = 0
 CASES = int(os.environ.get("NTKFL_FUZZ_CASES", "80"))
@@ -400,9 +398,8 @@ SETTINGS = tomli_w.dumps(RUN | {"method": {"name": "cp-ntk-fl", "lr": 0.01, "ste
 
 def folders(scratch: Path) -> Iterator[Target]:
     """Run folders and exports that came back changed: said on the page, which is never broken by them."""
-    run, out = scratch / "run", scratch / "exported"
+    run = scratch / "run"
     execute(RunConfig(**RUN, method={"name": "ntk-fl", "steps": [5.0, 50.0]}), out=run)  # type: ignore[arg-type]
-    export(run, out, {})
     folder = RunFolder(run)
     expected = folder.load_checkpoint()
 
@@ -432,8 +429,6 @@ def folders(scratch: Path) -> Iterator[Target]:
     yield target(run / "config.toml", shown, toml_twisted)
     yield target(run / "history.jsonl", shown, document_twisted)
     yield target(run / "checkpoint/state.safetensors", checkpoint, None)
-    yield target(out / "model.safetensors", lambda _: load_exported(out), None)
-    yield target(out / "export.toml", lambda _: load_exported(out), toml_twisted)
 
 
 def saved(**arrays: np.ndarray) -> bytes:
@@ -453,14 +448,9 @@ def data_files(scratch: Path) -> Iterator[Target]:
         assert bool(read.rows.x.isfinite().all())
         assert read.classes is None or int(read.rows.y.max()) < read.classes
 
-    def client(path: Path) -> None:
-        inputs, labels = read_client(path)
-        assert len(inputs) == len(labels) > 0
-        assert bool(inputs.isfinite().all())
-
     yield Target("csv", [csv], file(scratch / "table.csv", table))
     yield Target("npz of clients", [saved(x=x, y=y, client=y)], file(scratch / "t.npz", table), repair=zip_again)
-    yield Target("npz", [saved(x=x, y=y), saved(x=x, y=x)], file(scratch / "c.npz", client), repair=zip_again)
+    yield Target("npz", [saved(x=x, y=y), saved(x=x, y=x)], file(scratch / "c.npz", table), repair=zip_again)
 
 
 # -- The test --------------------------------------------------------------------------------------------------------
