@@ -25,9 +25,8 @@ from pydantic import ConfigDict, Field, PlainSerializer
 from torch import Tensor
 
 from ntkfl.methods.replies import Reply, Update
-from ntkfl.methods.task import ClientRound, Participation, State, Task
+from ntkfl.methods.task import ClientRound, State, Task
 from ntkfl.options import Options
-from ntkfl.privacy.accounting import Guarantee
 from ntkfl.privacy.settings import Privacy
 from ntkfl.tangent.losses import AnyLoss, check_loss, loss_name
 from ntkfl.wire.message import Message
@@ -94,16 +93,6 @@ class Method(Options):
     @abstractmethod
     def answer(self, task: Task, question: Message, client: ClientRound) -> Reply:
         """A client's reply to the question, of the type that `replies` names for it."""
-
-    # Of methods that add noise; others leave these as they are.
-
-    def guarantees(self, task: Task, run: Participation) -> list[Guarantee]:
-        """What the noise is worth in such a run; none without noise."""
-        return []
-
-    def advice(self, task: Task, run: Participation) -> list[str]:
-        """Lines on options that do not do what their user may expect in such a run."""
-        return []
 
 
 def suited_model(method: Method | type[Method]) -> Mapping[str, float]:

@@ -12,7 +12,7 @@ from ntkfl.methods.base import Method, adds_noise, kinds_of, privacy_of
 from ntkfl.methods.robust import Robust
 from ntkfl.privacy.settings import Privacy
 
-_NOISE = ("epsilon", "delta", "budget_rounds", "noise_clients", "noise_by", "sampling_rate")
+_NOISE = ("epsilon", "unit", "delta", "budget_rounds", "noise_clients", "noise_by", "sampling_rate")
 _OF_ROWS = ("sparsity", "values")
 # Which kind of reply each bound is for, and whether it compares what single clients sent.
 _BOUNDS = {
@@ -38,6 +38,7 @@ def settle(
         single = not (own.secure_sum or adds_noise(method))  # what one client sent is seen, and may be compared
         kinds = kinds_of(method)
         robust = Robust.on([kind for kind in kinds if single or kind == "rows"])
+        robust = robust.model_copy(update={"verify": robust.verify and not own.sparsity})  # sparse rows hold no inputs
     bounds = robust or Robust()
     _check_privacy(method, own)
     _check_bounds(method, own, bounds)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,19 +36,6 @@ class ClientRound:
         return len(self.y)
 
 
-class Participation(NamedTuple):
-    """How often a run uses its clients' data: `times` is the client that takes part most often, `samples` those of a
-    round.
-    """
-
-    times: int
-    cohort: int
-    clients: int
-    rounds: int
-    simulated: bool
-    samples: float = 0.0
-
-
 class Task:
     """The network, its loss, and what surrounds the method: privacy, robustness, data that the server itself may hold.
     The model given is never changed.
@@ -77,7 +63,7 @@ class Task:
         self.privacy, self.robust = privacy or Privacy(), robust or Robust()
         self.total_clients = total_clients  # of the whole federation, not of a round
         self.shared, self.validation = shared, validation
-        self.example: Tensor | None = None  # one input [1, …] of the network, of zeros
+        self.example: tuple[Tensor, Tensor] | None = None  # a sample of zeros: x [1, …] as the network gets it, y
         self.notes: list[str] = []
         # What the server itself draws in a round, such as noise: from its operating system, unless simulated.
         self.randomness: Callable[[int], Randomness] = lambda round: Randomness.fresh()

@@ -34,6 +34,9 @@ class Privacy(Options):
     sum_samples: int = Field(1000, ge=1, lt=1 << 31, description="secure sums: samples a client counts for, at most")
 
     epsilon: float | None = Field(None, gt=0, description="ε over all rounds, of methods that add noise; none: no noise")
+    unit: Literal["record", "client"] = Field(
+        "record", description="what ε protects: a record, or a client with all its data"
+    )
     delta: float = Field(1e-5, gt=0, lt=1, description="δ")
     budget_rounds: int = Field(20, ge=1, description="rounds that ε is for; later ones are refused")
     noise_clients: int = Field(1, ge=1, description="clients per round whose noise ε counts on; fewer: the round fails")
