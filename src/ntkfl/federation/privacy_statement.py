@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ntkfl.errors import ConfigError
-from ntkfl.methods import Method
+from ntkfl.methods import Method, Task
 from ntkfl.methods.base import kinds_of
 from ntkfl.methods.sums.promises import guarantees
 from ntkfl.privacy.accounting import Participation
@@ -19,19 +19,20 @@ _REPLIES = {
 
 
 def privacy_statement(
-    method: Method, privacy: Privacy, run: Participation, floor: int | None = None, uncovered: str = ""
+    method: Method, task: Task, run: Participation, floor: int | None = None, uncovered: str = ""
 ) -> dict[str, Any]:
     """The guarantees for such a run, each with what it assumes; whether replies are summed under masks; the `floor`,
     fewest clients whose replies are released; and a line for each role on what it sees. `uncovered` are samples that no
     guarantee is for, such as those the server measures on.
     """
+    privacy = task.privacy
     said: dict[str, Any] = {"secure_sum": privacy.secure_sum, "sees": _sees(method, privacy)}
     if line := sum_promise(privacy):
         said["sums"] = line
     if floor is not None:
         said["floor"] = floor
     try:
-        found = guarantees(method, privacy, run)
+        found = guarantees(method, task, run)
     except ConfigError as error:  # dp-accounting is an extra
         return said | {"guarantees": [], "note": str(error)} | ({"uncovered": uncovered} if uncovered else {})
     said |= {"uncovered": uncovered} if uncovered and found else {}

@@ -45,7 +45,7 @@ class SumSchema:
     @staticmethod
     def of(kind: str, addends: Addends, clients: int) -> SumSchema:
         """From any honest reply's addends, such as those of a blank one."""
-        parts = {_BOUNDED: Addend(torch.zeros(()), 1.0)} | addends
+        parts = {_BOUNDED: Addend(torch.zeros(()), 1.0)} | dict(sorted(addends.items()))
         shapes = tuple(tuple(part.values.shape) for part in parts.values())
         return SumSchema(kind, tuple(parts), shapes, tuple(part.limit for part in parts.values()), clients)
 
@@ -72,7 +72,7 @@ class SumSchema:
     def encode(self, addends: Addends, randomness: Randomness) -> Words:
         """The addends as integers modulo 2^32, [numbers]; those beyond their limit are scaled down to it."""
         parts, bounded = [np.zeros(1)], False
-        for part in addends.values():
+        for _, part in sorted(addends.items()):
             values, was = fit(part.values.double().numpy().reshape(-1), part.limit)
             parts.append(values)
             bounded |= was and not part.by_samples

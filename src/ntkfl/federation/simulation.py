@@ -273,7 +273,8 @@ class Simulation:
 
     def _notes(self, rounds: int, promised: Mapping[str, Any]) -> list[str]:
         """Lines on what the run promises and on what the network decided, before the first round."""
-        lines = [*promises(self.method, self.privacy, self.clients_per_round, rounds), sum_promise(self.privacy)]
+        lines = [*promises(self.method, self.task, self.clients_per_round, rounds), sum_promise(self.privacy)]
+        lines += ["simulated: the noise follows from the seed, and hides nothing"] if self.privacy.epsilon else []
         lines += [*self.task.notes, self._whole_targets().removeprefix("; ")]
         if uncovered := promised.get("uncovered"):
             lines.append(f"not covered: {uncovered}")
@@ -289,8 +290,7 @@ class Simulation:
                 "place, or a method whose clients train locally (fedavg)"
             )
         samples = sum(self.data.sizes) / len(self.data) * self.clients_per_round
-        cohort = self.clients_per_round
-        lines += noise_advice(self.method, self.privacy, self.task.like, samples, cohort, rounds)
+        lines += noise_advice(self.method, self.task, samples, self.clients_per_round, rounds)
         lines += scale_advice(self.all_data, self.privacy.hides_clients)
         most = self.privacy.sum_samples
         large = sum(size > most for size in self.data.sizes) if self.privacy.secure_sum else 0
@@ -313,7 +313,7 @@ class Simulation:
         uncovered = (
             f"the {plural(len(self.test[1]), 'test sample')}{drawn}{held}: the server measures on them as they are"
         )
-        return privacy_statement(self.method, self.privacy, run, self.server.transport.floor, uncovered)
+        return privacy_statement(self.method, self.task, run, self.server.transport.floor, uncovered)
 
     def _record_transcripts(self, rounds: int, told: CallbackList) -> None:
         wanted = set(told.transcript_rounds)

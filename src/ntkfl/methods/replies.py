@@ -62,8 +62,9 @@ class Reply:
         return f"{type(self).__name__}({shapes})"
 
     def message(self, round: int) -> Message:
-        """As it travels."""
-        return Message(self.kind, round, {name: a.detach().cpu() for name, a in self.arrays.items()}, self.halves)
+        """As it travels: arrays in the order of their names, so that all clients' replies look the same."""
+        arrays = {name: array.detach().cpu() for name, array in sorted(self.arrays.items())}
+        return Message(self.kind, round, arrays, self.halves)
 
     @classmethod
     def parse(cls, message: Message, task: Task) -> Self:
@@ -132,7 +133,7 @@ class Rows(Reply):
     """Arrays with a row per sample; those that describe the network are the same in every row."""
 
     kind = "rows"
-    sampled = True
+    sampled: ClassVar[bool] = True
 
     def __len__(self) -> int:
         return len(next(a for name, a in self.arrays.items() if not describes(name)))
@@ -151,8 +152,8 @@ class Update(Reply):
     """
 
     kind = "update"
-    additive = True
-    vectors = (WEIGHTS,)
+    additive: ClassVar[bool] = True
+    vectors: ClassVar[tuple[str, ...]] = (WEIGHTS,)
     numbers: ClassVar[tuple[str, ...]] = (LOSS,)  # float32 [] beside them
 
     @classmethod
@@ -237,7 +238,7 @@ class Sums(Reply):
     """Totals over a client's samples, with their number: everything adds up."""
 
     kind = "sums"
-    additive = True
+    additive: ClassVar[bool] = True
     counts: ClassVar[tuple[str, ...]] = (SAMPLES,)  # whole numbers
     bounded: ClassVar[Mapping[str, float]] = {}  # float64, not negative: the most that one sample adds
 
