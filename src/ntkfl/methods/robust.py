@@ -16,7 +16,7 @@ from torch import Tensor
 from ntkfl.options import Options
 
 _MAJORITY = 3  # clients of whom two can outvote one: of fewer, nobody's numbers measure the others'
-_UPDATE_LIMIT = 1.5  # of clip: the longest update, in units of the median one's length
+UPDATE_LIMIT = 1.5  # of clip: the longest update, in units of the median one's length
 _TRIM = 0.2  # share of clients that `trimmed` leaves out at both ends
 
 
@@ -53,7 +53,7 @@ class Robust(Options):
         zero = torch.zeros_like(vectors[0]) if base is None else base
         if self.updates == "clip":
             lengths: Tensor = torch.stack([(v - zero).double().norm() for v in vectors])
-            factors = clip_factors(lengths, _UPDATE_LIMIT).to(p)
+            factors = clip_factors(lengths, UPDATE_LIMIT).to(p)
             return weighted_sum([v if f == 1 else zero + f * (v - zero) for v, f in zip(vectors, factors, strict=True)], p)
         changes = torch.stack([v - zero for v in vectors])
         return zero + (median(changes) if self.updates == "median" else trimmed_mean(changes, _TRIM))

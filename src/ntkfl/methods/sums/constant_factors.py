@@ -1,7 +1,8 @@
-"""Factors of inputs that no weight is before: the same in every round, so NTK-FL from sums asks for them a few times.
+"""Factors whose inputs do not depend on any trained weight: the same in every round, so `sum-ntk-fl` asks for them in a
+few rounds only.
 
-The server's state holds their total, its samples and the number of cohorts as long as they are asked for, and then
-their spectra.
+While they are asked for, the server's state holds their total, its samples and the number of cohorts; then their
+spectra.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import torch
 from torch import Tensor
 
 from ntkfl.errors import TooFew
-from ntkfl.methods.base import State
+from ntkfl.methods.task import State
 from ntkfl.tangent import Sums
 from ntkfl.tangent.flow import Eigen, eigen
 from ntkfl.tangent.sums import Factor, Layer
 
 TOTAL, COUNT = "total/", "constant_samples"
-_SETTLED = 0.1  # of a mean's norm, by which a cohort may still change it
+_SETTLED = 0.1  # part of a mean's norm by which a cohort may still change it
 _VALUES, _VECTORS, _COHORTS = "values/", "vectors/", "constant_cohorts"
 
 
@@ -34,10 +35,10 @@ def spectra_of(state: State) -> dict[Layer, Eigen]:
     return {Layer.parse(name): Eigen(t, state.get(_VECTORS + name)) for name, t in known.items()}
 
 
-def constant_factors(state: State, sums: Sums, fresh: Tensor, most: int) -> tuple[State, dict[Layer, Eigen]]:
-    """What the next state has of them, and their spectra by layer. `fresh` samples of this round are behind them.
+def constant_factors(state: State, sums: Sums, fresh: int, most: int) -> tuple[State, dict[Layer, Eigen]]:
+    """What the next state holds of them, and their spectra by layer. `fresh` samples of this round are behind them.
 
-    They are asked for until a cohort changes every mean by less than a tenth of its norm, `most` cohorts at most.
+    They are asked for until a cohort changes every mean by less than a tenth of its norm, in `most` rounds at most.
     """
     if not still_asked(state):
         return {name: t for name, t in state.items() if name.startswith((_VALUES, _VECTORS))}, spectra_of(state)

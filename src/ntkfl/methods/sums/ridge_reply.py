@@ -1,7 +1,7 @@
-"""A client's sums for ridge regression as arrays of a message: exact, in half precision, or in 8 bits.
+"""A client's sums for ridge regression on their way to the server: exact, in half precision, or in 8 bits.
 
-Exact, G is its triangle. Reduced, Σφ and the variances still travel as they are, and what is rounded are correlations:
-with m = Σφ/n, S = G_φφ − n m mᵀ and c_i = √S_ii,
+Exact, G travels as its triangle. Reduced, Σφ and the variances still travel as they are, and what is rounded are
+correlations: with m = Σφ/n, S = G_φφ − n m mᵀ and c_i = √S_ii,
 
     r_ij = S_ij / (c_i c_j),   i < j,
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 import torch
@@ -20,20 +21,74 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ntkfl.errors import MessageError
+from ntkfl.methods.replies import SAMPLES, Sums
+from ntkfl.methods.sums.last_layer import last_layer
+from ntkfl.methods.task import Task
 from ntkfl.tangent.ridge import RidgeSums
-from ntkfl.wire import Message
+from ntkfl.wire.message import Message
 from ntkfl.wire.quantize import dequantize, norm_count, quantize
 
-NAMES = ("samples", "gram", "cross", "squares")
-REDUCED = ("samples", "sums", "variances", "correlations", "scales", "cross", "squares")
+if TYPE_CHECKING:
+    from ntkfl.methods.sums.sum_ridge import SumRidge
+
+Values = Literal["float32", "float16", "8bit"]
+NAMES = (SAMPLES, "gram", "cross", "squares")
+REDUCED = (SAMPLES, "sums", "variances", "correlations", "scales", "cross", "squares")
+FRESH, TAG = "fresh", "tag"
 _BITS, _BUCKET = 8, 4096
 _SMALL = 1e-12  # a variance below this part of the largest counts as that
 
 Uniform = Callable[[int], NDArray[np.float64]]
 
 
-def pack_sums(sums: RidgeSums, dtype: torch.dtype, values: str, uniform: Uniform) -> dict[str, Tensor]:
-    """Arrays by name; exact numbers in `dtype`, `values` float32 (all of them exact), float16 or 8bit.
+class RidgeReply(Sums):
+    """n, G, C and q of a client (`tangent/ridge.py`), or how they changed: `ridge`.
+
+    `fresh` [] uint8 is 1 from a client that sends for the first time. Where the server keeps each client's sums, `tag`
+    [] stands in its place: a number that the server gave to this client alone.
+    """
+
+    additive = False
+    _sizes: Tensor
+
+    @classmethod
+    def blank(cls, method: SumRidge, task: Task, question: Message) -> Self:  # type: ignore[override]
+        p, zeros = method.size(task), partial(torch.zeros, dtype=torch.float64)
+        sums = RidgeSums(zeros(()), zeros(p, p), zeros(p, task.outputs), zeros(()))
+        arrays = pack_sums(sums, task.like.dtype, method.values, np.zeros)
+        mark = {TAG: question.take(TAG, ())} if TAG in question.arrays else {FRESH: torch.tensor(1, dtype=torch.uint8)}
+        return cls(arrays | mark)
+
+    @property
+    def ridge(self) -> RidgeSums:
+        """In float64, decoded at every call: G takes p² numbers, of which a cohort's replies need not all be held."""
+        return read_sums(self.arrays)
+
+    @property
+    def is_new(self) -> bool:
+        return FRESH in self.arrays and int(self.take(FRESH, ())) == 1
+
+    @property
+    def tag(self) -> int:
+        return int(self.take(TAG, ()))
+
+    def check(self, task: Task) -> None:
+        sums, layer = self.ridge, last_layer(task.model, task.outputs).module
+        p, outputs = sums.cross.shape
+        if outputs != task.outputs or p > layer.in_features + 1:
+            raise MessageError(f"sums over {p - 1} features and {outputs} outputs do not fit the last layer {layer}")
+        if int(self.take(TAG if TAG in self.arrays else FRESH, ())) not in (0, 1) and TAG not in self.arrays:
+            raise MessageError("sums are new or they are not: fresh is 0 or 1")
+        samples = sums.samples.abs()
+        self._sizes = torch.stack([samples, sums.gram.norm() / samples.clamp(min=1)]).reshape(1, 2)
+
+    def sizes(self, task: Task) -> Tensor:
+        """Its samples, and the norm of its mean G: [1, 2]."""
+        return self._sizes
+
+
+def pack_sums(sums: RidgeSums, dtype: torch.dtype, values: Values, uniform: Uniform) -> dict[str, Tensor]:
+    """Arrays by name: exact numbers in `dtype`, correlations as `values` says (float32: everything exact).
 
     `uniform(count)` draws numbers in [0, 1), for rounding.
     """
@@ -65,10 +120,13 @@ def exact_arrays(sums: RidgeSums, dtype: torch.dtype) -> dict[str, Tensor]:
     return {name: array.to(dtype).cpu() for name, array in arrays}
 
 
-def take_sums(message: Message) -> RidgeSums:
-    """The inverse, in float64, everything checked: `MessageError` for what does not fit together."""
-    reduced = "correlations" in message.arrays
-    arrays = {name: message.take(name) for name in (REDUCED if reduced else NAMES)}
+def read_sums(arrays: Mapping[str, Tensor]) -> RidgeSums:
+    """The inverse of `pack_sums`, in float64; `MessageError` for arrays that are missing or do not fit together."""
+    reduced = "correlations" in arrays
+    names = REDUCED if reduced else NAMES
+    if missing := [name for name in names if name not in arrays]:
+        raise MessageError(f"sums for ridge regression lack {', '.join(missing)}")
+    arrays = {name: arrays[name] for name in names}
     return _reduced(arrays) if reduced else unfold({name: array.double() for name, array in arrays.items()})
 
 
