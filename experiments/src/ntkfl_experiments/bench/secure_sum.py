@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from ntkfl.methods.additive import Addend
+from ntkfl.methods.replies import Addend
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
 from ntkfl_experiments.bench.race import race

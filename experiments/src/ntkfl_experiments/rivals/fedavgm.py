@@ -13,10 +13,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ntkfl.methods.base import Outcome, Outgoing, State, Task, check_finite
-from ntkfl.methods.fedavg import FedAvg
-from ntkfl.methods.local_training import mean_loss
-from ntkfl.wire import Message
+from ntkfl.methods.averaging.fedavg import FedAvg
+from ntkfl.methods.base import Outcome, Outgoing, Replies
+from ntkfl.methods.task import State, Task
 
 
 class FedAvgM(FedAvg):
@@ -32,11 +31,10 @@ class FedAvgM(FedAvg):
 
     def round(
         self, task: Task, state: State, round: int, cohort: Sequence[int]
-    ) -> Generator[Outgoing, list[Message], Outcome]:
+    ) -> Generator[Outgoing, Replies, Outcome]:
         w = state["weights"]
-        replies = yield Message("weights", round, {"weights": w})
-        p = self.client_weights(replies, w)
-        delta = self.combine((w - self.take(reply, "weights", w) for reply in replies), p)
+        replies = yield self.question(state, round)
+        p = self.shares(task, replies)
+        delta = w - self.combined(task, replies, p, "weights", w)
         velocity = self.momentum * state["velocity"] + delta
-        new = check_finite(w - self.server_lr * velocity, "the model after the server's step")
-        return Outcome({"weights": new, "velocity": velocity}, mean_loss(replies, p))
+        return self.outcome(replies, p, state | {"weights": w - self.server_lr * velocity, "velocity": velocity})
