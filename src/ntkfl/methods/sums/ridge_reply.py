@@ -1,12 +1,12 @@
-"""A client's sums for ridge regression on their way to the server: exact, in half precision, or in 8 bits.
+"""A client's sums for ridge regression on their way to the server: exact, or in 8 bits.
 
-Exact, G travels as its triangle. Reduced, Σφ and the variances still travel as they are, and what is rounded are
+Exact, G travels as its triangle. In 8 bits, Σφ and the variances still travel as they are, and what is rounded are
 correlations: with m = Σφ/n, S = G_φφ − n m mᵀ and c_i = √S_ii,
 
     r_ij = S_ij / (c_i c_j),   i < j,
 
-so that neither a large mean nor a feature of another size costs the others their digits. In 8 bits a bucket of r shares
-its largest value, and r is rounded at random without bias: errors of many clients average out.
+so that neither a large mean nor a feature of another size costs the others their digits. A bucket of r shares its
+largest value, and r is rounded at random without bias: errors of many clients average out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ntkfl.wire.quantize import dequantize, norm_count, quantize
 if TYPE_CHECKING:
     from ntkfl.methods.sums.sum_ridge import SumRidge
 
-Values = Literal["float32", "float16", "8bit"]
+Values = Literal["float32", "8bit"]
 NAMES = (SAMPLES, "gram", "cross", "squares")
 REDUCED = (SAMPLES, "sums", "variances", "correlations", "scales", "cross", "squares")
 FRESH, TAG = "fresh", "tag"
@@ -53,7 +53,8 @@ class RidgeReply(Sums):
 
     @classmethod
     def blank(cls, method: SumRidge, task: Task, question: Message) -> Self:  # type: ignore[override]
-        p, zeros = method.size(task), partial(torch.zeros, dtype=torch.float64)
+        p = last_layer(task.model, task.outputs).module.in_features + 1
+        zeros = partial(torch.zeros, dtype=torch.float64)
         sums = RidgeSums(zeros(()), zeros(p, p), zeros(p, task.outputs), zeros(()))
         arrays = pack_sums(sums, task.like.dtype, method.values, np.zeros)
         mark = {TAG: question.take(TAG, ())} if TAG in question.arrays else {FRESH: torch.tensor(1, dtype=torch.uint8)}
@@ -75,9 +76,9 @@ class RidgeReply(Sums):
     def check(self, task: Task) -> None:
         sums, layer = self.ridge, last_layer(task.model, task.outputs).module
         p, outputs = sums.cross.shape
-        if outputs != task.outputs or p > layer.in_features + 1:
+        if (p, outputs) != (layer.in_features + 1, task.outputs):
             raise MessageError(f"sums over {p - 1} features and {outputs} outputs do not fit the last layer {layer}")
-        if int(self.take(TAG if TAG in self.arrays else FRESH, ())) not in (0, 1) and TAG not in self.arrays:
+        if int(self.take(TAG if TAG in self.arrays else FRESH, ())) not in (0, 1) and FRESH in self.arrays:
             raise MessageError("sums are new or they are not: fresh is 0 or 1")
         samples = sums.samples.abs()
         self._sizes = torch.stack([samples, sums.gram.norm() / samples.clamp(min=1)]).reshape(1, 2)
@@ -102,15 +103,10 @@ def pack_sums(sums: RidgeSums, dtype: torch.dtype, values: Values, uniform: Unif
     c = _scales(variances)
     i, j = torch.triu_indices(len(S), len(S), offset=1)
     r = (S / torch.outer(c, c))[i, j].cpu()
-    if values == "float16":
-        top = r.abs().max().clamp(min=torch.finfo(torch.float32).tiny).float() if len(r) else torch.ones(())
-        coded, scales = (r / top.double()).half(), top.reshape(1)
-    else:
-        levels, norms = quantize(r, _BITS, uniform, "max", _BUCKET)
-        coded, scales = torch.from_numpy(levels.astype(np.int8)), torch.from_numpy(norms)
-    exact = {"samples": samples, "sums": first, "variances": variances}
-    exact |= {"cross": sums.cross, "squares": sums.squares}
-    return {name: array.to(dtype).cpu() for name, array in exact.items()} | {"correlations": coded, "scales": scales}
+    levels, norms = quantize(r, _BITS, uniform, "max", _BUCKET)
+    coded = {"correlations": torch.from_numpy(levels.astype(np.int8)), "scales": torch.from_numpy(norms)}
+    exact = {SAMPLES: samples, "sums": first, "variances": variances, "cross": sums.cross, "squares": sums.squares}
+    return {name: array.to(dtype).cpu() for name, array in exact.items()} | coded
 
 
 def exact_arrays(sums: RidgeSums, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -150,16 +146,12 @@ def _reduced(arrays: Mapping[str, Tensor]) -> RidgeSums:
     coded, scales = arrays["correlations"], arrays["scales"]
     p = _rows(samples, cross, squares)
     F, pairs = p - 1, (p - 1) * (p - 2) // 2
-    halves = coded.dtype == torch.float16
-    fits = coded.shape == (pairs,) and scales.shape == (1 if halves else norm_count(pairs, _BUCKET),)
+    fits = coded.shape == (pairs,) and scales.shape == (norm_count(pairs, _BUCKET),)
     if not fits or first.shape != (F,) or variances.shape != (F,):
         raise MessageError("sums whose shapes do not fit together")
-    if not (halves or coded.dtype == torch.int8) or scales.dtype != torch.float32 or bool((scales < 0).any()):
-        raise MessageError("correlations are halves or bytes, and scales are not negative")
-    if halves:
-        r = coded.double() * scales.double()
-    else:
-        r = dequantize(coded.numpy().astype(np.int32), scales.numpy(), _BITS, _BUCKET)
+    if coded.dtype != torch.int8 or scales.dtype != torch.float32 or bool((scales < 0).any()):
+        raise MessageError("correlations are bytes, and scales are not negative")
+    r = dequantize(coded.numpy().astype(np.int32), scales.numpy(), _BITS, _BUCKET)
     c = _scales(variances)
     S = torch.diag(variances)
     i, j = torch.triu_indices(F, F, offset=1)

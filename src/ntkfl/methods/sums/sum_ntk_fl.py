@@ -187,7 +187,7 @@ class SumNTKFL(Method):
     def measured(
         self, flow: Flow, w: Tensor, round: int, mu: float, caution: float, loss: Tensor
     ) -> Generator[Outgoing, Replies, float]:
-        """(4) μ with which Ĉ has the curvature that its step meets on the cohort, Δᵀ C Δ / Δᵀ Ĉ Δ; at least the option."""
+        """(4) μ with which Ĉ has the curvature that its step meets on the cohort: Δᵀ C Δ / Δᵀ Ĉ Δ, or the option."""
         change, factored = self.bounded_step(flow, mu, caution, loss)
         halves = (WEIGHTS, CHANGE) if self.values == "float16" else ()
         replies = yield Message("candidates", round, {WEIGHTS: w, CHANGE: change}, halves)

@@ -15,14 +15,11 @@ whatever is before it, such as a pretrained backbone, stays as it is.
 
 from __future__ import annotations
 
-import math
 import secrets
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from functools import cache, partial
-from hashlib import shake_256
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import ClassVar
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -39,6 +36,7 @@ from ntkfl.wire.message import Message
 SHARE, FORGOTTEN, PENALTY, COLUMNS = "share/", "forgotten", "penalty", "columns"
 _SENT, _TOTAL = "sent/", "total/"
 FOLDS = 5  # groups of clients left out in turn to choose λ; with fewer clients each of them
+SLACK = 0.05  # the smallest λ is taken whose left-out error is within this part of the best
 
 
 class SumRidge(Method):
@@ -52,14 +50,8 @@ class SumRidge(Method):
     penalty: float | None = Field(
         None, ge=0, description="λ, in units of a feature's mean variance; none: chosen by left-out clients' errors"
     )
-    slack: float = Field(
-        0.05, ge=0, description="the smallest λ is taken whose left-out error is within this part of the best"
-    )
     values: Values = Field(
-        "float32", description="how sums travel: float32 (the weights' own type), float16 or 8bit (of correlations)"
-    )
-    features: int | None = Field(
-        None, ge=1, description="random projections of the last layer's inputs that sums are taken of; default: none"
+        "float32", description="how sums travel: float32 (the weights' own type) or 8bit (of correlations)"
     )
     keep_shares: bool = Field(False, description="the server keeps each client's sums, for `ntkfl forget`")
 
@@ -91,11 +83,12 @@ class SumRidge(Method):
             replies = yield Message("weights", round, {WEIGHTS: state[WEIGHTS]})
             before = _sums(kept, _TOTAL) if _TOTAL + "gram" in kept else None
             new = sum(reply.is_new for reply in replies)
-            whole, parts = _grouped(self._read(task, replies), min(FOLDS, new), before)
+            whole, parts = _grouped(
+                ((reply.ridge, reply.is_new) for reply in _let_go(replies)), min(FOLDS, new), before
+            )
             kept |= _named(whole, _TOTAL)
         solved, penalty = self.solve(parts, whole, float(state[PENALTY]) if PENALTY in state else None)
-        layer = last_layer(task.model, task.outputs)
-        weights = layer.write(state[WEIGHTS], self.lift(solved, layer.module.in_features))
+        weights = last_layer(task.model, task.outputs).write(state[WEIGHTS], solved)
         kept |= {WEIGHTS: check_finite(weights, "the solution"), PENALTY: torch.tensor(penalty, dtype=torch.float64)}
         samples = float(whole.samples)
         loss = float(whole.error(solved)) / (2 * samples * task.outputs)
@@ -108,43 +101,27 @@ class SumRidge(Method):
             errors = left_out_errors(parts, whole, PENALTIES, FOLDS).tolist()
             # Shrinking lowers the squared error of clients unlike the others, and with it the accuracy. An error below
             # zero, or nan, is of sums that no data have.
-            good = min(errors) + self.slack * abs(min(errors))
+            good = min(errors) + SLACK * abs(min(errors))
             penalty = min(p for p, error in zip(PENALTIES, errors, strict=True) if not error > good)
         elif penalty is None:
             penalty = before if before is not None else PENALTIES[len(PENALTIES) // 2]
         return solve(whole, penalty), penalty
 
-    def lift(self, solved: Tensor, inputs: int) -> Tensor:
-        """(W; bᵀ) [inputs + 1, d2] of the layer itself: P W, where W was solved for on projected features."""
-        signs = self._signs(inputs)
-        return solved if signs is None else torch.cat([signs.to(solved) @ solved[:-1], solved[-1:]])
-
-    def _read(self, task: Task, replies: list[RidgeReply]) -> Iterable[tuple[RidgeSums, bool]]:
-        """(sums, whether of a new client) of each reply, which is let go."""
-        p = self.size(task)
-        while replies:
-            reply = replies.pop(0)
-            sums = reply.ridge
-            if len(sums.gram) != p:
-                raise MessageError(f"sums over {len(sums.gram) - 1} features, where {p - 1} are asked for")
-            yield sums, reply.is_new
-
     def _shares(self, task: Task, replies: list[RidgeReply], clients: Mapping[int, int], forgotten: Tensor) -> State:
         """What is kept of the replies. Clients that were forgotten are not counted again."""
-        tags, found = [reply.tag for reply in replies], State()
-        for tag, (sums, _) in zip(tags, self._read(task, replies), strict=True):
-            if tag not in clients:
+        found: State = {}
+        for reply in _let_go(replies):
+            if reply.tag not in clients:
                 raise MessageError("sums that carry a number which no client of the round was given")
-            if clients[tag] not in forgotten.tolist():
-                found |= _named(sums, f"{SHARE}{clients[tag]}/", task.like.dtype)
+            if clients[reply.tag] not in forgotten.tolist():
+                found |= _named(reply.ridge, f"{SHARE}{clients[reply.tag]}/", task.like.dtype)
         return found
 
     # -- A client ----------------------------------------------------------------------------------------------------
 
     def answer(self, task: Task, question: Message, client: ClientRound) -> RidgeReply:
         w = question.of_kind("weights").take(WEIGHTS, tuple(task.like.shape), task.like)
-        signs = self._signs(last_layer(task.model, task.outputs).module.in_features)
-        exact = client_sums(task, task.at(w), client.x, client.y, signs)
+        exact = client_sums(task, task.at(w), client.x, client.y)
         sums = RidgeSums(*(part.to(w.dtype).double() for part in exact.parts()))
         before, arrays = None, None
         if TAG in question.arrays:
@@ -161,36 +138,11 @@ class SumRidge(Method):
             arrays = pack_sums(change, w.dtype, self.values, partial(client.randomness.uniforms, "quantisation"))
         return RidgeReply(arrays | told)
 
-    def size(self, task: Task) -> int:
-        """p, the features that sums are taken of and the bias's 1."""
-        return (self.features or last_layer(task.model, task.outputs).module.in_features) + 1
 
-    def _signs(self, inputs: int) -> Tensor | None:
-        """P [inputs, features]; None where features are taken as they are."""
-        if self.features is None:
-            return None
-        if self.features >= inputs:
-            raise ConfigError(f"features must be below the {inputs} that the last layer has, got {self.features}")
-        return random_signs(inputs, self.features)
-
-
-@cache
-def random_signs(inputs: int, features: int) -> Tensor:
-    """P [inputs, features] of ±1/√features: the same on every machine, as it follows from the two numbers alone."""
-    bits = np.frombuffer(
-        shake_256(f"ntkfl ridge projection {inputs} {features}".encode()).digest(-(-inputs * features // 8)),
-        dtype=np.uint8,
-    )
-    signs = np.unpackbits(bits, count=inputs * features).reshape(inputs, features).astype(np.float64)
-    return torch.from_numpy((2 * signs - 1) / math.sqrt(features))
-
-
-def client_sums(task: Task, model: nn.Module, x: Tensor, y: Tensor, project: Tensor | None = None) -> RidgeSums:
-    """The sums over a client's samples of what the model's last layer gets, times `project`. One forward pass."""
-    Y, parts = task.training_targets(y), list[RidgeSums]()
-    for rows, features in head_inputs(model, task.outputs, x):
-        parts.append(RidgeSums.of(features if project is None else features @ project.to(features), Y[rows]))
-    return total(parts)
+def client_sums(task: Task, model: nn.Module, x: Tensor, y: Tensor) -> RidgeSums:
+    """The sums over a client's samples of the last layer's inputs. One forward pass; memory of p² numbers."""
+    Y = task.training_targets(y)
+    return total([RidgeSums.of(features, Y[rows]) for rows, features in head_inputs(model, task.outputs, x)])
 
 
 def shares_of(state: State) -> dict[int, RidgeSums]:
@@ -203,12 +155,16 @@ def _clients(state: State) -> list[int]:
     return sorted({int(name.split("/")[1]) for name in state if name.startswith(SHARE)})
 
 
+def _let_go(replies: list[RidgeReply]) -> Iterator[RidgeReply]:
+    """One after the other: a client's G takes p² numbers, and there may be hundreds of clients."""
+    while replies:
+        yield replies.pop(0)
+
+
 def _grouped(
     sums: Iterable[tuple[RidgeSums, bool]], folds: int = 1, before: RidgeSums | None = None
 ) -> tuple[RidgeSums, list[RidgeSums]]:
-    """`before` and all sums, added up; and those marked, dealt in turn to `folds` groups. One at a time: a client's G
-    takes p² numbers of float64, and there may be hundreds.
-    """
+    """`before` and all sums, added up; and those marked, dealt in turn to `folds` groups."""
     groups, whole, at = list[RidgeSums](), before, 0
     for one, is_marked in sums:
         whole = one if whole is None else whole + one
