@@ -111,22 +111,18 @@ class Server:
         return nullcontext() if self.seed is None else seeded_torch(self.task.like.device, self.seed, number)
 
     def play(self, number: int) -> tuple[Record, Record]:
-        """One round: (record, timing). The state is what it ended with; where it fails, what it was before."""
+        """One round: (record, timing)."""
         with self._drawing(number):
-            began = time.perf_counter()
-            cohort, traffic = self._cohort(number), Traffic()
-            self.transport.begin(number, cohort)
-            completed = False
+            began, cohort = time.perf_counter(), self._cohort(number)
+            outcome, traffic = self.attempt(number, cohort)
+            evaluation, completed = time.perf_counter(), False
             try:
-                outcome = self._driven(number, cohort, traffic)
                 self.state.advance(outcome)
-                evaluation = time.perf_counter()
                 record = self._record(number, cohort, outcome, traffic)
                 completed = True
             finally:
                 self.transport.end(completed)
-        now = time.perf_counter()
-        device = self.task.like.device
+        now, device = time.perf_counter(), self.task.like.device
         return record, {
             "round": number,
             "seconds": now - began,
@@ -136,6 +132,18 @@ class Server:
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         }
 
+    def attempt(self, number: int, cohort: Sequence[int]) -> tuple[Outcome, Traffic]:
+        """The method's round with these clients. The state stays as it is; where it succeeds, `transport.end` is still
+        to come.
+        """
+        traffic = Traffic()
+        self.transport.begin(number, cohort)
+        try:
+            return self._driven(number, cohort, traffic), traffic
+        except BaseException:
+            self.transport.end(completed=False)
+            raise
+
     def _cohort(self, number: int) -> list[int]:
         available = list(self.transport.available(self.clients_per_round))
         if self.seed is None:
@@ -143,7 +151,7 @@ class Server:
         return [available[i] for i in draw_cohort(self.seed, len(available), self.clients_per_round, number)]
 
     def _driven(self, number: int, cohort: Sequence[int], traffic: Traffic) -> Outcome:
-        """The method's round with these clients: its generator driven to its end; the state stays as it is."""
+        """The method's generator driven to its end."""
         generator = self.method.round(self.task, self.state.state, number, cohort)
         if not isinstance(generator, Generator):
             raise ConfigError(f"{self.method.name}: `round` has no yield: it must yield a message, return an Outcome")

@@ -64,7 +64,7 @@ class Reply:
     def message(self, round: int) -> Message:
         """As it travels: arrays in the order of their names, so that all clients' replies look the same."""
         arrays = {name: array.detach().cpu() for name, array in sorted(self.arrays.items())}
-        return Message(self.kind, round, arrays, self.halves)
+        return Message(self.kind, round, arrays, tuple(sorted(self.halves)))
 
     @classmethod
     def parse(cls, message: Message, task: Task) -> Self:
@@ -154,7 +154,7 @@ class Update(Reply):
     kind = "update"
     additive: ClassVar[bool] = True
     vectors: ClassVar[tuple[str, ...]] = (WEIGHTS,)
-    numbers: ClassVar[tuple[str, ...]] = (LOSS,)  # float32 [] beside them
+    numbers: ClassVar[tuple[str, ...]] = (LOSS,)  # [] beside them: float32, steps int32
 
     @classmethod
     def of(cls, client: ClientRound, loss: Tensor | None = None, **arrays: Tensor) -> Self:
@@ -166,7 +166,7 @@ class Update(Reply):
     def blank(cls, method: Method, task: Task, question: Message) -> Self:
         arrays = {name: torch.zeros_like(task.like) for name in cls.vectors}
         arrays |= {SAMPLES: torch.tensor(1, dtype=torch.int32)}
-        arrays |= {name: torch.ones(()) for name in cls.numbers}
+        arrays |= {name: torch.ones((), dtype=torch.int32 if name == STEPS else torch.float32) for name in cls.numbers}
         own = flat_statistics(task.model)
         return cls(arrays if own is None else arrays | {STATISTICS: torch.zeros_like(own)})
 

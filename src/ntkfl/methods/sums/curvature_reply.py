@@ -50,7 +50,8 @@ class CurvatureSums(Sums):
         arrays = method.curvature(task, task.like, x, task.training_targets(y), ASKS in question.arrays)
         losses = torch.zeros(1 if accepted_weights(question, task.like) is None else 2, dtype=torch.float64)
         counts = {name: torch.tensor(1) for name in (cls.counts if ASKS in question.arrays else (SAMPLES,))}
-        return cls(arrays | counts | {LOSSES: losses})
+        halves = tuple(arrays) if method.values == "float16" and not task.privacy.secure_sum else ()
+        return cls(arrays | counts | {LOSSES: losses}, halves)
 
     @classmethod
     def limit(cls, name: str) -> float:
