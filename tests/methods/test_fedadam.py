@@ -7,8 +7,7 @@ import torch
 
 from ntkfl.errors import NumericalError
 from ntkfl.methods import FedAdam, FedAvg
-from ntkfl.wire import Message
-from tests.methods.rounds import one_weight, play, scalar_client, small_clients, small_task
+from tests.methods.rounds import ask, one_weight, play, scalar_client, small_clients, small_task
 
 LOCAL = {"lr": 0.3, "local_steps": 5, "batch_size": 8}
 
@@ -48,8 +47,8 @@ def test_an_update_whose_square_overflows_is_refused() -> None:
     task, clients = small_task(dtype=torch.float32), small_clients(3, 4, dtype=torch.float32)
     method = FedAdam()
     conversation = method.round(task, method.start(task, task.like), 1, [0, 1])
-    replies = method.answer(task, next(conversation), clients)
-    weights = replies[0].arrays["weights"].clone()
-    weights[0] = 1e30
+    next(conversation)
+    replies = [ask(method, task, client) for client in clients]
+    replies[0].arrays["weights"][0] = 1e30
     with pytest.raises(NumericalError, match="squared updates"):
-        conversation.send([Message("update", 1, {**replies[0].arrays, "weights": weights}), replies[1]])
+        conversation.send(replies)

@@ -39,7 +39,8 @@ class Samples(Rows):
         x, y = self.read(task)
         assert task.example is not None
         wanted_x, wanted_y = task.example
-        if not len(x) or len(x) != len(y) or x.shape[1:] != wanted_x.shape[1:] or y.shape[1:] != wanted_y.shape[1:]:
+        fits = x.ndim and y.ndim and 0 < len(x) == len(y)
+        if not fits or x.shape[1:] != wanted_x.shape[1:] or y.shape[1:] != wanted_y.shape[1:]:
             raise MessageError(f"inputs {list(x.shape)} and labels {list(y.shape)} do not fit together or the network")
 
 

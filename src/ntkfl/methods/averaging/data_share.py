@@ -45,8 +45,8 @@ class DataShare(FedAvg):
         """Begins from `weights` trained on the shared set for `warm_steps`, with the local learning rate and batches.
         `holders` are the ids of the clients that have been given the set, ascending.
         """
-        if self.warm_steps and task.shared is not None and len(task.shared[1]):
-            server = ClientRound(-1, *task.shared, Randomness.simulated(0))  # its own samples: no client's secret
+        if self.warm_steps and (shared := _shared(task)):
+            server = ClientRound(-1, *shared, Randomness.simulated(0))  # its own samples: no client's secret
             trained = train_locally(task, weights, server, self.warm_steps, self.lr, self.batch_size)
             weights = check_finite(trained.weights, "the model trained on the shared set")
         return super().start(task, weights) | {"holders": torch.empty(0, dtype=torch.int64)}
@@ -58,15 +58,16 @@ class DataShare(FedAvg):
         replies = yield self._questions(task, state, round, cohort, holders)
         p = self.shares(task, replies)
         new = self.combined(task, replies, p, "weights", state["weights"])
-        told = torch.tensor(sorted(holders.union(cohort if task.shared is not None else ())), dtype=torch.int64)
+        told = torch.tensor(sorted(holders.union(cohort if _shared(task) else ())), dtype=torch.int64)
         return self.outcome(replies, p, state | {"weights": new, "holders": told})
 
     def _questions(self, task: Task, state: State, round: int, cohort: Sequence[int], holders: set[int]) -> Outgoing:
         """The weights for all, and with them the shared samples for clients that have not been given them."""
         plain = self.question(state, round)
-        if task.shared is None or holders.issuperset(cohort):
+        shared = _shared(task)
+        if shared is None or holders.issuperset(cohort):
             return plain
-        x, y = task.shared
+        x, y = shared
         whole = self.question(state, round, shared_x=x, shared_labels=pack_labels(y, task.outputs))
         return {client: plain if client in holders else whole for client in cohort}
 
@@ -98,3 +99,8 @@ class DataShare(FedAvg):
         if "shared_x" in client.memory:
             return client.memory["shared_x"].to(client.x), client.memory["shared_y"].to(client.y)
         return client.x[:0], client.y[:0]
+
+
+def _shared(task: Task) -> tuple[Tensor, Tensor] | None:
+    """The set G; None where the server holds no sample."""
+    return task.shared if task.shared is not None and len(task.shared[1]) else None
