@@ -149,7 +149,9 @@ def test_a_broken_reply_costs_its_client_and_is_counted_with_its_reason(name: st
             assert set(kept.rejected) <= {"not finite", "malformed", "extreme"}
             assert kept.reasons.keys() == kept.rejected.keys()
             assert all(kept.reasons.values())
-            assert [r.message(1).encode() for r in kept.replies] == [m.encode() for i, m in enumerate(messages) if i != 1]
+            assert [r.message(1).encode() for r in kept.replies] == [
+                m.encode() for i, m in enumerate(messages) if i != 1
+            ]
 
 
 @pytest.mark.parametrize("name", SHUFFLED)

@@ -143,4 +143,3 @@ def test_a_run_goes_on_and_says_what_was_left_out(name: str) -> None:
         assert not record["byzantine"] or "extreme" in record["rejected"]
     assert run.history[-1]["test_accuracy"] > 0.2
     assert all(bool(p.isfinite().all()) for p in run.model.parameters())
-

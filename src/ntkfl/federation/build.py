@@ -60,7 +60,9 @@ def _adapted(
     if not isinstance(backbone, nn.Module):
         raise ConfigError(f"backbone {config.backbone!r} must give an nn.Module, not {type(backbone).__name__}")
     if config.digest is not None and (found := digest(backbone)) != config.digest:
-        raise ConfigError(f"the backbone's weights differ from the agreed ones: {found[:12]}…, not {config.digest[:12]}…")
+        raise ConfigError(
+            f"the backbone's weights differ from the agreed ones: {found[:12]}…, not {config.digest[:12]}…"
+        )
     if config.lora is not None:
         backbone = lora(backbone, config.lora_rank or 8, config.lora)
     given = {name: getattr(config, name) for name in ("trainable", "drop", "pool", "also")}

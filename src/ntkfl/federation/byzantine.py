@@ -20,7 +20,6 @@ from ntkfl.errors import ConfigError, NumericalError, unknown
 from ntkfl.federation.client import honest
 from ntkfl.federation.seeds import derive
 from ntkfl.methods import ClientRound, Method, Task
-from ntkfl.methods.base import kinds_of
 from ntkfl.methods.replies import WEIGHTS, Reply, Update
 from ntkfl.methods.rows.candidates import CandidateLosses
 from ntkfl.methods.rows.upload import TangentRows, pack
@@ -49,11 +48,6 @@ ATTACKS: Mapping[str, str] = {
 }
 _ANY = frozenset({"wrong-labels", "scaled-inputs", "not-finite", "extreme"})
 _OF_LOSSES = frozenset({"false-losses", "shortest-flow", "longest-flow"})
-_BY_KIND = {
-    "rows": frozenset({"random", "sign-flip", "scaled-labels", "scaled-outputs", "flood"}),
-    "update": frozenset({"random", "sign-flip", "scaled-labels"}),
-    "sums": frozenset({"random", "sign-flip", "flood"}),
-}
 _OVERFLOWED = 1e30  # what an honest client reports of a candidate that overflows
 
 
@@ -75,10 +69,20 @@ class Byzantine(Options):
 
     def check(self, method: Method) -> None:
         """`ConfigError` for an attack that clients of this method have no way to mount."""
-        able = _ANY.union(*(_BY_KIND[kind] for kind in kinds_of(method)))
-        able |= _OF_LOSSES if CandidateLosses in method.replies.values() else frozenset()
+        able = _ANY.union(*(_attacks_on(reply) for reply in method.replies.values()))
         for kind in sorted(self.kinds - able):
             raise ConfigError(f"clients of {method.name} have no way to mount {kind!r}: {', '.join(sorted(able))}")
+
+
+def _attacks_on(reply: type[Reply]) -> frozenset[str]:
+    """What clients that send such replies can mount, beside what clients of any method can."""
+    if issubclass(reply, CandidateLosses):
+        return _OF_LOSSES
+    if issubclass(reply, TangentRows):
+        return frozenset({"random", "sign-flip", "scaled-labels", "scaled-outputs", "flood"})
+    if issubclass(reply, Update):
+        return frozenset({"random", "sign-flip", "scaled-labels"})
+    return frozenset({"random", "sign-flip", "flood"} if reply.vectors else ())
 
 
 @dataclass(frozen=True)

@@ -217,9 +217,7 @@ def _checked(method: Method, task: Task, outcome: object) -> Outcome:
     return outcome if outcome.train_loss is None else replace(outcome, train_loss=float(outcome.train_loss))
 
 
-def record_of(
-    number: int, score: Score, outcome: Outcome, traffic: Traffic, clients: Sequence[int | str]
-) -> Record:
+def record_of(number: int, score: Score, outcome: Outcome, traffic: Traffic, clients: Sequence[int | str]) -> Record:
     """What every record says of its round. `failed` (clients by name, with the reason), `rejected` (rows or updates by
     reason), `rejected_why` and `repeated_rows` are there only where there were some.
     """
@@ -246,7 +244,9 @@ def record_of(
 
 def why_rejected(rejected: Mapping[str, int], reasons: Mapping[str, str]) -> str:
     """Counts by reason in words, each with the first error: "8 malformed (a label that is none of the 10 classes)"."""
-    counts = [f"{n} {what}" + (f" ({reasons[what]})" if what in reasons else "") for what, n in sorted(rejected.items())]
+    counts = [
+        f"{n} {what}" + (f" ({reasons[what]})" if what in reasons else "") for what, n in sorted(rejected.items())
+    ]
     return ", ".join(counts) or "nothing came"
 
 

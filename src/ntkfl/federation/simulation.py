@@ -34,6 +34,7 @@ from ntkfl.methods import Method, Task
 from ntkfl.methods.base import kinds_of
 from ntkfl.methods.batchnorm import statistics
 from ntkfl.methods.combinations import settle
+from ntkfl.methods.replies import by_samples
 from ntkfl.methods.robust import Robust
 from ntkfl.methods.sums.promises import noise_advice, promises
 from ntkfl.models.backbone import flat_hint
@@ -293,10 +294,13 @@ class Simulation:
         lines += noise_advice(self.method, self.task, samples, self.clients_per_round, rounds)
         lines += scale_advice(self.all_data, self.privacy.hides_clients)
         most = self.privacy.sum_samples
-        large = sum(size > most for size in self.data.sizes) if self.privacy.secure_sum else 0
+        counted = self.privacy.secure_sum and by_samples(self.method) and self.privacy.unit == "record"
+        large = sum(size > most for size in self.data.sizes) if counted else 0
         if large:
             have, count = ("has", "counts") if large == 1 else ("have", "count")
-            lines.append(f"{plural(large, 'client')} {have} more records than sum_samples ({most:,}) and {count} for less")
+            lines.append(
+                f"{plural(large, 'client')} {have} more records than sum_samples ({most:,}) and {count} for less"
+            )
         return lines
 
     def _whole_targets(self) -> str:

@@ -55,7 +55,9 @@ def filter_replies(kind: type[Reply], task: Task, messages: Sequence[Message]) -
         if form == usual:
             good += _parsed(kind, task, message, kept)
         else:
-            kept.reject(MALFORMED, len(_rows(kind, message)), "its arrays differ in name, type or shape from the others'")
+            kept.reject(
+                MALFORMED, len(_rows(kind, message)), "its arrays differ in name, type or shape from the others'"
+            )
         kept.touched += kept.rejected.total() > before
     sizes = [reply.sizes(task) for reply in good]
     bounds = _bounds([own for own in sizes if own is not None], kind.extreme)
