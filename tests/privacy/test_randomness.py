@@ -82,7 +82,7 @@ def test_gaussians_have_the_moments_and_the_law_they_should() -> None:
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.integers("batches", 1, 1 << 63), st.integers(0, 50))
+@given(st.integers(1, 1 << 63), st.integers(0, 50))
 def test_integers_are_below_their_bound(below: int, seed: int) -> None:
     drawn = Randomness.simulated(seed).integers("batches", 50, below)
     assert drawn.dtype == np.int64
