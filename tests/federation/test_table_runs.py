@@ -86,9 +86,10 @@ def test_images_are_standardised_by_channel_before_any_projection(projected: int
     sizes, means = (torch.tensor(v).view(3, 1, 1) for v in ([1.0, 20.0, 300.0], [5.0, 100.0, -900.0]))
     x, y = means + sizes * torch.randn(90, 3, 4, 4, generator=draw), torch.randint(0, 2, (90,), generator=draw)
     plain = ntkfl.data.from_clients([(x[:30], y[:30]), (x[30:60], y[30:60])], test=(x[60:], y[60:]))
-    trained, method = plain.standardized(), ntkfl.methods.NTKFL(projected_dim=projected)
+    trained, privacy = plain.standardized(), ntkfl.methods.Privacy(projected_dim=projected)
     model = nn.Sequential(nn.Flatten(), nn.Linear(projected or 48, 8), nn.Tanh(), nn.Linear(8, 2))
-    done = ntkfl.train(model, trained, method, rounds=1, out=tmp_path / "run", callbacks=[])
+    how = {"privacy": privacy, "rounds": 1, "out": tmp_path / "run", "callbacks": []}
+    done = ntkfl.train(model, trained, ntkfl.methods.NTKFL(), **how)
     reached = done.history[-1]["test_loss"]
     assert done.evaluate(*plain.test).loss == pytest.approx(reached, rel=1e-4)
     assert done.evaluate(*trained.test).loss != pytest.approx(reached, rel=1e-2)  # twice is not once

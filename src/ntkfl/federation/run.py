@@ -151,7 +151,7 @@ class Run:
             named = [*method_code(config["method"]), *(ModelConfig(**config["model"]).code if rebuilt else [])]
             refuse_code([] if allow_code else named, str(folder.path / "config.toml"))
             if rebuilt:
-                run._model = _rebuild(config, run.privacy)
+                run._model, run._method = _rebuild(config, run.privacy), build_method(config["method"])
         except TrustError:
             raise
         except (NTKFLError, KeyError, TypeError, AttributeError) as error:

@@ -58,7 +58,7 @@ def train_locally(
         torch.manual_seed(client.randomness.seed("dropout"))
         model.train()
         try:
-            for rows in _batches(client, steps, batch_size):
+            for rows in batches(client, steps, batch_size):
                 x, y = (client.x, Y) if rows is None else (client.x[rows], Y[rows])
                 v.requires_grad_()
                 with torch.enable_grad():
@@ -77,7 +77,7 @@ def train_locally(
     return Trained(v.detach(), torch.stack(losses).mean() if losses else v.new_zeros(()), after)
 
 
-def _batches(client: ClientRound, steps: int, batch_size: int) -> Sequence[Tensor | None]:
+def batches(client: ClientRound, steps: int, batch_size: int) -> Sequence[Tensor | None]:
     """Rows [b] of each step; None where a step uses all."""
     n = len(client)
     if n <= batch_size:
