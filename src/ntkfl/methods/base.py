@@ -52,6 +52,9 @@ class Outcome:
     tentative: bool = False
 
 
+Round = Generator[Outgoing, Replies, Outcome]  # yields questions, is sent the replies to each, returns the outcome
+
+
 class Method(Options):
     """A federated method and its options. A class outside this package is named `package.module:Class`."""
 
@@ -85,9 +88,7 @@ class Method(Options):
         return {"weights": weights.clone()}
 
     @abstractmethod
-    def round(
-        self, task: Task, state: State, round: int, cohort: Sequence[int]
-    ) -> Generator[Outgoing, Replies, Outcome]:
+    def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         """The server's side of round `round` (counted from 1) with the clients whose ids are `cohort`, ascending."""
 
     @abstractmethod

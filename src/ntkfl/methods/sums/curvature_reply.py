@@ -6,13 +6,14 @@ Everything in a reply adds up: the reply of all clients is the sum of theirs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from ntkfl.errors import ConfigError, MessageError
+from ntkfl.errors import ConfigError, MessageError, TooFew
 from ntkfl.methods.replies import LARGEST_LOSS, SAMPLES, WEIGHTS, Sums
+from ntkfl.methods.sums.robust_sums import ClientSums, trimmed_losses
 from ntkfl.methods.task import Task
 from ntkfl.tangent.sums import CONSTANT, GRADIENT, INPUTS, REST
 from ntkfl.tangent.sums import Sums as TangentSums
@@ -115,6 +116,47 @@ class StepCurvature(Sums):
     def sizes(self, task: Task) -> Tensor:
         """The mean curvature that the step meets, [1, 1]."""
         return torch.tensor([[self.curvature / self.samples]], dtype=torch.float64)
+
+
+class Total(NamedTuple):
+    """What the replies of a cohort add up to."""
+
+    sums: TangentSums
+    losses: Tensor  # float64 [1] or [2], at the proposed and the last accepted weights
+    fresh: int  # samples behind constant factors
+    clients: list[ClientSums]  # single clients' parts, where they are compared
+
+    def mean_losses(self) -> Tensor:
+        """[1] or [2]; where single clients are seen, without those that stand out."""
+        if self.clients and len(self.losses) == 2:
+            return trimmed_losses(self.clients)
+        return self.losses / self.samples.double()
+
+    @property
+    def samples(self) -> Tensor:
+        return self.sums.arrays[SAMPLES]
+
+
+def add_up(replies: list[CurvatureSums], like: Tensor, losses: int, single: bool) -> Total:
+    """The total of replies with so many losses each, on the device and in the type of `like`.
+
+    Replies are let go one after the other: but for the gradients that `single` keeps, nothing grows with their number.
+    """
+    total: Total | None = None
+    while replies:
+        reply = replies.pop(0)
+        if len(reply.losses) != losses:
+            raise MessageError(f"{len(reply.losses)} losses where {losses} were asked for")
+        sums, lost = reply.sums(like), reply.losses.to(like.device)
+        clients = [ClientSums(sums.arrays[GRADIENT], sums.arrays[SAMPLES], lost)] if single else []
+        if total is None:
+            total = Total(sums, lost, reply.fresh, clients)
+        else:
+            fresh = total.fresh + reply.fresh
+            total = Total(total.sums + sums, total.losses + lost, fresh, total.clients + clients)
+    if total is None:
+        raise TooFew("no client's sums came")
+    return total
 
 
 def weights_question(round: int, w: Tensor, accepted: Tensor | None, asks: bool, halves: bool) -> Message:

@@ -7,7 +7,7 @@ Each client of the round trains locally and clips the change of its weights as a
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ntkfl.errors import ConfigError
 from ntkfl.methods.averaging.local_training import train_locally
-from ntkfl.methods.base import Outcome, Outgoing, Replies
+from ntkfl.methods.base import Outcome, Round
 from ntkfl.methods.replies import WEIGHTS, Reply
 from ntkfl.methods.sums.noisy_sums import (
     VELOCITY,
@@ -73,9 +73,7 @@ class DPFedAvg(NoisySums):
         self.check_round(task, 1)
         return super().start(task, weights) | {VELOCITY: torch.zeros_like(weights)}
 
-    def round(
-        self, task: Task, state: State, round: int, cohort: Sequence[int]
-    ) -> Generator[Outgoing, Replies, Outcome]:
+    def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         self.check_round(task, round, cohort)
         replies = yield Message("weights", round, {WEIGHTS: state[WEIGHTS]})
         change = self.clip * mean_contribution(task, self.total(task, round, replies), CHANGE, cohort)

@@ -20,14 +20,14 @@ elementwise_affine=False)`.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from ntkfl.methods.base import Outcome, Outgoing, Replies
+from ntkfl.methods.base import Outcome, Round
 from ntkfl.methods.replies import WEIGHTS, Reply
 from ntkfl.methods.sums.last_layer import head_inputs, last_layer
 from ntkfl.methods.sums.noisy_sums import LARGEST, NoisyIntegers, NoisySums
@@ -79,9 +79,7 @@ class PrivateRidge(NoisySums):
         self.check_round(task, 1)
         return super().start(task, weights)
 
-    def round(
-        self, task: Task, state: State, round: int, cohort: Sequence[int]
-    ) -> Generator[Outgoing, Replies, Outcome]:
+    def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         self.check_round(task, round, cohort)
         replies = yield Message("weights", round, {WEIGHTS: state[WEIGHTS]})
         total = self.total(task, round, replies)

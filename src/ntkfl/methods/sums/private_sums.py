@@ -17,7 +17,7 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 from weakref import WeakKeyDictionary
 
@@ -26,7 +26,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError
-from ntkfl.methods.base import Outcome, Outgoing, Replies
+from ntkfl.methods.base import Outcome, Round
 from ntkfl.methods.replies import SAMPLES, WEIGHTS, Reply
 from ntkfl.methods.sums.noisy_sums import (
     LARGEST,
@@ -118,9 +118,7 @@ class PrivateSums(NoisySums):
             )
         return super().start(task, weights) | {VELOCITY: torch.zeros_like(weights)}
 
-    def round(
-        self, task: Task, state: State, round: int, cohort: Sequence[int]
-    ) -> Generator[Outgoing, Replies, Outcome]:
+    def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         self.check_round(task, round, cohort)
         asks = self.once(task) > 0 and round == 1
         known = {name: array for name, array in state.items() if is_whitening(name)}

@@ -28,14 +28,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Mapping, Sequence
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ntkfl.errors import ConfigError, MessageError, NumericalError, TooFew
-from ntkfl.methods.base import Method, Outcome, Outgoing, Replies
+from ntkfl.errors import ConfigError, NumericalError
+from ntkfl.methods.base import Method, Outcome, Outgoing, Replies, Round
 from ntkfl.methods.replies import SAMPLES, WEIGHTS, Reply
 from ntkfl.methods.sums.constant_factors import constant_factors, no_factors_yet, still_asked
 from ntkfl.methods.sums.curvature_reply import (
@@ -47,10 +47,11 @@ from ntkfl.methods.sums.curvature_reply import (
     CurvatureSums,
     StepCurvature,
     accepted_weights,
+    add_up,
     weights_question,
 )
 from ntkfl.methods.sums.last_layer import trains_alone
-from ntkfl.methods.sums.robust_sums import ClientSums, bounded_gradient, trimmed_losses
+from ntkfl.methods.sums.robust_sums import bounded_gradient
 from ntkfl.methods.task import ClientRound, State, Task, check_finite
 from ntkfl.tangent import Flow, Sums, curvature_sums
 from ntkfl.tangent.curvature import LARGEST, step_curvature
@@ -65,25 +66,6 @@ _SENT = "constant_factors_sent"  # a client's memory: the round in which it sent
 # The server's state: the last weights that a cohort accepted and the sums taken there; μ as measured there; by how much
 # μ and δ are raised, and the bound lowered.
 _ACCEPTED, _LAST, _MU, _CAUTION = "accepted", "last/", "mu", "caution"
-
-
-class Total(NamedTuple):
-    """What a cohort's replies add up to."""
-
-    sums: Sums
-    losses: Tensor  # float64 [1] or [2], at the proposed and the last accepted weights
-    fresh: int  # samples behind constant factors
-    clients: list[ClientSums]  # single clients' parts, where a robust step compares them
-
-    @property
-    def samples(self) -> Tensor:
-        return self.sums.arrays[SAMPLES]
-
-    def mean_losses(self) -> Tensor:
-        """Mean losses of the cohort; where single clients are seen, without those that stand out."""
-        if self.clients and len(self.losses) == 2:
-            return trimmed_losses(self.clients)
-        return self.losses / self.samples.double()
 
 
 class SumNTKFL(Method):
@@ -137,35 +119,37 @@ class SumNTKFL(Method):
         numbers = {_MU: torch.tensor(self.mu, dtype=torch.float64), _CAUTION: torch.tensor(1.0, dtype=torch.float64)}
         return super().start(task, weights) | no_factors_yet(weights) | numbers
 
-    def round(
-        self, task: Task, state: State, round: int, cohort: Sequence[int]
-    ) -> Generator[Outgoing, Replies, Outcome]:
-        w, w0, diagnostics = state[WEIGHTS], state.get(_ACCEPTED), dict[str, float | str]()
-        replies = yield weights_question(round, w, w0, still_asked(state), self.values == "float16")
-        total = self._add_up(task, replies, 1 if w0 is None else 2)
-        kept, spectra = constant_factors(state, total.sums, total.fresh, self.cohorts)
-        mu, caution, losses = float(state[_MU]), float(state[_CAUTION]), total.mean_losses()
+    def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
+        w, w0, mu, caution = state[WEIGHTS], state.get(_ACCEPTED), float(state[_MU]), float(state[_CAUTION])
+        limit = 0.0 if task.privacy.secure_sum else task.robust.step_limit
+        diagnostics: dict[str, float | str] = {}
 
-        if w0 is None or bool(losses[0] <= losses[1] + TOLERANCE * self._unit(losses[1])):
-            # (2) w stands, and the step goes on from there.
-            passed, loss, w0, sums = None if w0 is None else w, losses[0], w, total.sums
+        # (1) The cohort's sums at w, and its losses there and at w₀.
+        replies = yield weights_question(round, w, w0, still_asked(state), self.values == "float16")
+        total = add_up(replies, task.like, losses=1 if w0 is None else 2, single=limit > 0)
+        kept, spectra = constant_factors(state, total.sums, total.fresh, self.cohorts)
+        L, *L0 = total.mean_losses()
+
+        if w0 is None or bool(L0[0] + TOLERANCE * self._unit(L0[0]) >= L):
+            # (2) w stands: the next step begins there, with what these sums say.
+            passed, loss, w0, sums = None if w0 is None else w, L, w, total.sums
             caution = max(1.0, caution / RELAX)
             flow = Flow(sums, spectra)
             if self._rough(sums):
-                mu = yield from self.measured(flow, w, round, mu, caution, loss)
+                mu = yield from self.measured(flow, w, round, mu, caution, loss)  # (4)
             if total.clients:
                 rates = (self.time, mu * caution, self.delta * caution)
-                gradient, clipped = bounded_gradient(flow, total.clients, task.robust.step_limit, *rates)
+                gradient, clipped = bounded_gradient(flow, total.clients, limit, *rates)
                 if clipped:
                     flow, diagnostics["clipped_clients"] = flow.driven_by(gradient), clipped
                     sums = Sums({**sums.arrays, GRADIENT: gradient * total.samples})
         else:
-            # It raised this cohort's loss: the step is repeated, shorter, from the sums at w₀.
-            passed, loss = None, losses[1]
+            # It raised the loss: the step from w₀ is repeated, shorter, with the sums that were taken there.
+            passed, loss = None, L0[0]
             sums = Sums({n.removeprefix(_LAST): t for n, t in state.items() if n.startswith(_LAST)})
             flow, caution, diagnostics["taken_back"] = Flow(sums, spectra), BACK * caution, 1
 
-        change, _ = self.bounded_step(flow, mu, caution, loss)
+        change, _ = self.bounded_step(flow, mu, caution, loss)  # (3), (5)
         kept |= {
             WEIGHTS: check_finite(w0 + change, "the model after the flow"),
             _ACCEPTED: w0,
@@ -194,27 +178,6 @@ class SumNTKFL(Method):
         met, samples = sum(reply.curvature for reply in replies), sum(reply.samples for reply in replies)
         most = LARGEST_MU * self.mu
         return min(most, max(self.mu, met / samples / factored)) if factored > 0 else self.mu
-
-    def _add_up(self, task: Task, replies: list[CurvatureSums], losses: int) -> Total:
-        """Replies are let go one after the other: but for the gradients that `step_limit` compares, nothing here grows
-        with their number.
-        """
-        total: Total | None = None
-        single = task.robust.step_limit > 0 and not task.privacy.secure_sum
-        while replies:
-            reply = replies.pop(0)
-            if len(reply.losses) != losses:
-                raise MessageError(f"{len(reply.losses)} losses where {losses} were asked for")
-            sums, own = reply.sums(task.like), reply.losses.to(task.like.device)
-            clients = [ClientSums(sums.arrays[GRADIENT], sums.arrays[SAMPLES], own)] if single else []
-            if total is None:
-                total = Total(sums, own, reply.fresh, clients)
-            else:
-                fresh = total.fresh + reply.fresh
-                total = Total(total.sums + sums, total.losses + own, fresh, total.clients + clients)
-        if total is None:
-            raise TooFew("no client's sums came")
-        return total
 
     def _unit(self, loss: Tensor) -> float:
         """min(L, s)."""

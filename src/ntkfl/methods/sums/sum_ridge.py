@@ -16,7 +16,7 @@ whatever is before it, such as a pretrained backbone, stays as it is.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import ClassVar
 
@@ -25,7 +25,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ntkfl.errors import ConfigError, MessageError, TooFew
-from ntkfl.methods.base import Method, Outcome, Outgoing, Replies
+from ntkfl.methods.base import Method, Outcome, Round
 from ntkfl.methods.replies import WEIGHTS, Reply
 from ntkfl.methods.sums.last_layer import head_inputs, last_layer
 from ntkfl.methods.sums.ridge_reply import FRESH, NAMES, TAG, RidgeReply, Values, exact_arrays, pack_sums, unfold
@@ -67,9 +67,7 @@ class SumRidge(Method):
         columns = [layer.weight.start, layer.weight.stop, layer.bias.start, layer.bias.stop]
         return own | {FORGOTTEN: torch.zeros(0, dtype=torch.int64), COLUMNS: torch.tensor(columns)}
 
-    def round(
-        self, task: Task, state: State, round: int, cohort: Sequence[int]
-    ) -> Generator[Outgoing, Replies, Outcome]:
+    def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         kept = {name: t for name, t in state.items() if name not in (WEIGHTS, PENALTY)}
         if self.keep_shares:
             # A number that nobody else knows: a client can replace its own share alone.
