@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ntkfl.audit.deep_leakage import Settings
+from ntkfl_experiments.paper.deep_leakage import Settings
 from ntkfl_experiments.paper.figure8 import Curve, Point, dump, judge, run
 
 from ntkfl.data.catalog import locate
