@@ -12,11 +12,11 @@ from torch import Tensor
 
 from ntkfl.audit.analytic import LinearLayer
 from ntkfl.audit.capture import Capture
+from ntkfl.errors import ConfigError
 from ntkfl.methods.averaging.local_training import LocalTraining
 from ntkfl.methods.replies import STEPS, WEIGHTS, Reply, Rows, Update
 from ntkfl.methods.rows.upload import TangentRows
 from ntkfl.methods.sums.whitening import is_whitening, read_whitening
-from ntkfl.errors import ConfigError
 from ntkfl.privacy.sum_noise import COUNT, GRAINS
 from ntkfl.tangent import Jacobian, Sums, concatenate
 from ntkfl.tangent.clipping import whitened
@@ -68,7 +68,7 @@ def spread(capture: Capture, count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class LocalModel:
-    """Where a client's local training ended: weights [d] after `steps` steps of rate `lr` on batches of `batch_size`."""
+    """Where local training ended: weights [d] after `steps` steps of rate `lr` on batches of `batch_size`."""
 
     weights: Tensor
     lr: float

@@ -15,8 +15,8 @@ TABLES = ("data", "model", "method", "privacy", "robust")
 def assign(settings: dict[str, Any], given: Sequence[str]) -> None:
     """Put each NAME=VALUE where it belongs in the settings of a run, whose method is named already.
 
-    A name is that of a setting of the run, its data, model, method, privacy or bounds; dots say which, and lead into tables:
-    `lr=0.1`, `model.hidden=[64]`, `model.options.width=32`.
+    A name is that of a setting of the run, its data, model, method, privacy or bounds; dots say which, and lead into
+    tables: `lr=0.1`, `model.hidden=[64]`, `model.options.width=32`.
     """
     for text in given:
         path, value = parse_setting(text)

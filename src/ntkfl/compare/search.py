@@ -13,8 +13,8 @@ from ntkfl.compare.spec import Comparison, Entry, whole
 from ntkfl.compare.trials import Cell
 from ntkfl.errors import ConfigError
 from ntkfl.federation.config import build_method
-from ntkfl.methods.combinations import settle
 from ntkfl.federation.run_folder import Record
+from ntkfl.methods.combinations import settle
 
 Setting = tuple[tuple[str, float], ...]  # searched options in the grid's order
 Runner = Callable[[Sequence[Cell]], None]
