@@ -38,7 +38,8 @@ class ChangeSums(NoisyIntegers):
 
     vectors = (CHANGE,)
 
-    def numbers(self, task: Task) -> dict[str, int]:
+    @classmethod
+    def numbers(cls, task: Task) -> dict[str, int]:
         return {CHANGE: task.like.numel()}
 
 
@@ -62,9 +63,6 @@ class DPFedAvg(NoisySums):
     @property
     def step_size(self) -> tuple[str, float, float]:
         return "server_lr", self.server_lr * self.clip, self.momentum
-
-    def numbers(self, task: Task, question: Message) -> dict[str, int]:
-        return {CHANGE: task.like.numel()}
 
     def limit(self, privacy: Privacy, name: str) -> float:
         return float(GRAINS)

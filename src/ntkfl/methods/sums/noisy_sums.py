@@ -14,7 +14,7 @@ happens to a total is post-processing of noisy numbers.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar, Self
 
 import torch
@@ -36,23 +36,27 @@ _TAILS = 10.0  # standard deviations of a client's noise that fit below a secure
 
 
 class NoisyIntegers(Sums):
-    """Vectors [numbers] of integers, int32; float64 once they are added up under masks."""
+    """Vectors [numbers] of integers by name, int32; float64 once they are added up under masks."""
 
-    def numbers(self, task: Task) -> dict[str, int]:
-        """How many numbers each array must have."""
+    @classmethod
+    def numbers(cls, task: Task) -> dict[str, int]:
+        """How many numbers each array of every reply has."""
         raise NotImplementedError
 
     @classmethod
     def blank(cls, method: NoisySums, task: Task, question: Message) -> Self:  # type: ignore[override]
-        numbers = method.numbers(task, question)
-        return cls({name: torch.zeros(count, dtype=torch.int32) for name, count in numbers.items()})
+        numbers = cls.numbers(task) | method.asked_once(task, question)
+        return cls({name: torch.zeros(count, dtype=torch.int32) for name, count in sorted(numbers.items())})
 
     def check(self, task: Task) -> None:
-        numbers = self.numbers(task)
-        if self.arrays.keys() != numbers.keys():
-            raise MessageError(f"noisy sums hold {', '.join(numbers)}, and these hold {', '.join(self.arrays)}")
-        for name, count in numbers.items():
+        for name, count in self.numbers(task).items():
             self.take(name, (count,))
+        if others := self.arrays.keys() - self.numbers(task).keys():
+            self.check_others(task, others)
+
+    def check_others(self, task: Task, names: Collection[str]) -> None:
+        """`MessageError` unless these are what the first round alone asks for."""
+        raise MessageError(f"noisy sums with {', '.join(names)}, which nobody asked for")
 
     def addends(self, method: NoisySums, task: Task, question: Message) -> Addends:  # type: ignore[override]
         """The integers as they are, with room for noise where clients add it."""
@@ -97,9 +101,9 @@ class NoisySums(Method):
         """
         return None
 
-    @abstractmethod
-    def numbers(self, task: Task, question: Message) -> dict[str, int]:
-        """How many numbers each array of the reply to the question has."""
+    def asked_once(self, task: Task, question: Message) -> dict[str, int]:
+        """Arrays that this question asks for beside those of every round, and how many numbers each has."""
+        return {}
 
     @abstractmethod
     def limit(self, privacy: Privacy, name: str) -> float:
@@ -164,7 +168,7 @@ class NoisySums(Method):
             whole = self._noisy(task, whole, randomness)
         kind = self.replies[question.kind]
         assert issubclass(kind, NoisyIntegers)
-        return kind({name: array.int() for name, array in whole.items()})
+        return kind({name: array.int() for name, array in sorted(whole.items())})
 
     def total(self, task: Task, round: int, replies: list[NoisyIntegers]) -> dict[str, Tensor]:
         """The replies' sum by name, with all of its noise: float64 on the CPU. A reply is let go once it is added."""

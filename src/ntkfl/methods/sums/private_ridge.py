@@ -43,8 +43,10 @@ _SMALL = 1e-6  # of G's mean eigenvalue, added to all: sums without noise may be
 class RidgeIntegers(NoisyIntegers):
     """`gram`, the scaled triangle of G [p (p + 1) / 2], and `cross`, C [p · d2] row by row."""
 
-    def numbers(self, task: Task) -> dict[str, int]:
-        return _numbers(task)
+    @classmethod
+    def numbers(cls, task: Task) -> dict[str, int]:
+        p = _size(task)
+        return {_GRAM: p * (p + 1) // 2, _CROSS: p * task.outputs}
 
 
 class PrivateRidge(NoisySums):
@@ -68,9 +70,6 @@ class PrivateRidge(NoisySums):
     def once(self, task: Task) -> float:
         return self.gram_share
 
-    def numbers(self, task: Task, question: Message) -> dict[str, int]:
-        return _numbers(task)
-
     def limit(self, privacy: Privacy, name: str) -> float:
         """One sample's number is at most 1, √2 beside the diagonal of G."""
         return min(math.sqrt(2) * self.grains * privacy.sum_samples, LARGEST)
@@ -84,7 +83,7 @@ class PrivateRidge(NoisySums):
         replies = yield Message("weights", round, {WEIGHTS: state[WEIGHTS]})
         total = self.total(task, round, replies)
         layer, p = last_layer(task.model, task.outputs), _size(task)
-        noise = math.sqrt(task.privacy.noise_clients) * self.widths(task, _numbers(task))[_GRAM]
+        noise = math.sqrt(task.privacy.noise_clients) * self.widths(task, RidgeIntegers.numbers(task))[_GRAM]
         gram, cross = total[_GRAM] / self.grains, total[_CROSS].view(p, -1) / self.grains
         solved = self.solve(gram, cross, noise / self.grains) / self._clip(p)
         weights = check_finite(layer.write(state[WEIGHTS], solved), "the solution")
@@ -118,12 +117,6 @@ class PrivateRidge(NoisySums):
 def _size(task: Task) -> int:
     """p, the last layer's inputs and the bias's 1."""
     return last_layer(task.model, task.outputs).module.in_features + 1
-
-
-def _numbers(task: Task) -> dict[str, int]:
-    """Of G's triangle and of C."""
-    p = _size(task)
-    return {_GRAM: p * (p + 1) // 2, _CROSS: p * task.outputs}
 
 
 def cleaned(values: Tensor, edge: float) -> Tensor:

@@ -17,7 +17,7 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar
 from weakref import WeakKeyDictionary
 
@@ -58,16 +58,17 @@ class GradientSums(NoisyIntegers):
 
     vectors = (GRADIENT,)
 
-    def numbers(self, task: Task) -> dict[str, int]:
-        found = {GRADIENT: task.like.numel()} | ({SAMPLES: 1} if task.privacy.unit == "record" else {})
-        for name, array in self.arrays.items():
-            if name.startswith(MOMENTS):
-                layer, size = Layer.parse(name.removeprefix(MOMENTS)), Factor(array.flatten().unsqueeze(0)).size
-                inputs, span = size - (layer.bias is not None), layer.weight[1] - layer.weight[0]
-                if inputs < 1 or layer.weight[1] > task.like.numel() or span % inputs:
-                    raise MessageError(f"{name!r} has no size that this network's inputs have")
-                found[name] = array.numel()
-        return found
+    @classmethod
+    def numbers(cls, task: Task) -> dict[str, int]:
+        return {GRADIENT: task.like.numel()} | ({SAMPLES: 1} if task.privacy.unit == "record" else {})
+
+    def check_others(self, task: Task, names: Collection[str]) -> None:
+        for name in names:
+            layer = Layer.parse(name.removeprefix(MOMENTS))
+            size = Factor(self.take(name, (None,)).unsqueeze(0)).size
+            inputs, span = size - (layer.bias is not None), layer.weight[1] - layer.weight[0]
+            if inputs < 1 or layer.weight[1] > task.like.numel() or span % inputs:
+                raise MessageError(f"{name!r} has no size that this network's inputs have")
 
 
 class PrivateSums(NoisySums):
@@ -94,12 +95,8 @@ class PrivateSums(NoisySums):
     def step_size(self) -> tuple[str, float, float]:
         return "lr", self.lr, self.momentum
 
-    def numbers(self, task: Task, question: Message) -> dict[str, int]:
-        asks, counted = ASKS in question.arrays, task.privacy.unit == "record"
-        if asks and task.example is None:
-            raise ConfigError("which inputs have moments follows from a sample's shape: give the task an `example`")
-        moments = whitened_layers(task) if asks else {}
-        return {GRADIENT: task.like.numel()} | moments | ({SAMPLES: 1} if counted else {})
+    def asked_once(self, task: Task, question: Message) -> dict[str, int]:
+        return whitened_layers(task) if ASKS in question.arrays else {}
 
     def limit(self, privacy: Privacy, name: str) -> float:
         if privacy.unit == "client":
@@ -161,7 +158,8 @@ _LAYERS: WeakKeyDictionary[Task, dict[str, int]] = WeakKeyDictionary()
 def whitened_layers(task: Task) -> dict[str, int]:
     """The moments of inputs that a client sends, by name, and how many numbers each has; worked out once for a task."""
     if task not in _LAYERS:
-        assert task.example is not None
+        if task.example is None:
+            raise ConfigError("which inputs have moments follows from a sample's shape: give the task an `example`")
         x = task.example[0]
         moments = input_moments(task.model, x, task.plan(_invented(x)))
         _LAYERS[task] = {MOMENTS + layer.name: scaled_triangle(A).numel() for layer, A in moments.items()}
