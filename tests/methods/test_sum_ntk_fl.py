@@ -235,49 +235,6 @@ def test_frozen_weights_stay_and_the_others_flow_as_if_alone() -> None:
     assert len(ends[0]) == (HIDDEN + 1) * OUT
 
 
-class Adapted(nn.Module):
-    """A frozen linear layer beside two small ones, as low-rank adapters have it: W x + B (A x), from B = 0."""
-
-    def __init__(self, base: nn.Linear, rank: int) -> None:
-        super().__init__()
-        self.base = base.requires_grad_(False)
-        self.down = nn.Linear(base.in_features, rank, bias=False)
-        self.up = nn.Linear(rank, base.out_features, bias=False)
-        nn.init.zeros_(self.up.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.base(x) + self.up(self.down(x))
-        return out
-
-
-def test_low_rank_adapters_learn_around_a_frozen_network() -> None:
-    torch.manual_seed(0)
-    first, last = Adapted(nn.Linear(D, HIDDEN), 2), Adapted(nn.Linear(HIDDEN, OUT), 2)
-    x = torch.randn(90, D)
-    y = x[:, :OUT].argmax(1)
-    fed = ntkfl.data.from_clients([(x[i::3], y[i::3]) for i in range(3)], test=(x, y))
-    model = nn.Sequential(first, nn.Tanh(), last)
-    run = ntkfl.train(model, fed, SumNTKFL(average=0), rounds=6, clients_per_round=3, callbacks=[])
-    assert run.history[-1]["train_loss"] < 0.8 * run.history[0]["train_loss"]
-    after = dict(run.model.named_parameters())
-    for name, before in model.named_parameters():
-        assert torch.equal(before, after[name]) == ("base" in name)
-
-
-def test_regression_from_end_to_end() -> None:
-    """Real targets and a nonlinear network: the error falls towards the noise that was put on them."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(400, 3, generator=generator)
-    clean = torch.stack([x[:, 0].sin(), x[:, 1] * x[:, 2].tanh()], dim=1)
-    y = clean + 0.1 * torch.randn(400, 2, generator=generator)
-    fed = ntkfl.data.from_clients([(x[i:320:8], y[i:320:8]) for i in range(8)], test=(x[320:], clean[320:]))
-    torch.manual_seed(0)
-    method = SumNTKFL(loss="mse", mu=4, average=0)
-    run = ntkfl.train(ntkfl.models.mlp(3, 40, 2), fed, method, rounds=15, clients_per_round=8, callbacks=[])
-    assert run.history[-1]["test_loss"] < 0.2 * run.history[0]["test_loss"]
-    assert all(record["test_accuracy"] is None for record in run.history)
-
-
 @pytest.mark.parametrize("name", ntkfl.models.MODELS)
 def test_every_network_of_the_package(name: str) -> None:
     torch.manual_seed(0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,6 @@ from torch import Tensor, nn
 
 from ntkfl.errors import MessageError, ModelError
 from ntkfl.methods import ClientRound, SumRidge, Task
-from ntkfl.methods.sums import ridge_reply, sum_ridge
 from ntkfl.methods.sums.ridge_reply import RidgeReply, pack_sums, read_sums
 from ntkfl.methods.sums.sum_ridge import shares_of
 from ntkfl.privacy.randomness import Randomness
@@ -203,29 +200,6 @@ def test_a_client_can_replace_its_own_share_alone() -> None:
     reply.arrays["tag"] = torch.tensor(5)
     with pytest.raises(MessageError, match="which no client of the round was given"):
         round.send([reply])
-
-
-@pytest.mark.parametrize(
-    ("options", "exact"),
-    [({}, 1), ({"values": "8bit"}, 1), ({"keep_shares": True}, 0), ({"keep_shares": True, "values": "8bit"}, 0)],
-)
-def test_a_client_makes_exact_arrays_where_it_keeps_them(
-    options: dict[str, Any], exact: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Beside those that a message is made of; the server makes its own afterwards."""
-    made, make = list[RidgeSums](), ridge_reply.exact_arrays
-
-    def watched(sums: RidgeSums, dtype: torch.dtype) -> dict[str, Tensor]:
-        made.append(sums)
-        return make(sums, dtype)
-
-    monkeypatch.setattr(sum_ridge, "exact_arrays", watched)
-    method, task, (client, *_) = SumRidge(**options), task_of(), clients_of(partitions()["even"])
-    asked = {"weights": task.like} | ({"tag": torch.tensor(5)} if method.keep_shares else {})
-    reply = method.answer(task, Message("weights", 1, asked), client)
-    assert len(made) == exact
-    assert bool(client.memory) == bool(exact)
-    assert reply.ridge.samples == len(client.x)
 
 
 # -- Eight bits --------------------------------------------------------------------------------------------------------
