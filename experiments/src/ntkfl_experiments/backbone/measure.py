@@ -55,8 +55,8 @@ def measure(source: Path, out: Path, device: str, jobs: int) -> None:
         results.add("features", table.about)
         settings = results.add("held out / private-ridge", private.ridge_settings(table, device))
         later = _submit(pool, private.ridge_reports(settings))
-        rule = results.add("held out / rule for λ", sums.rule_for_penalty(table, device))
-        later |= _submit(pool, ridge_reports(RIDGE | {"slack": rule["best"]}))
+        results.add("held out / rule for λ", sums.rule_for_penalty(table, device))
+        later |= _submit(pool, ridge_reports(RIDGE))
         for inputs in ("last", "both"):
             for seed in SEEDS:
                 results.add(f"fewer bits, {inputs} / seed {seed}", sums.quantised(table, seed, inputs, device))
