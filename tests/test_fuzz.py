@@ -51,7 +51,6 @@ from ntkfl.report.runs import find
 from ntkfl.report.view import view
 from ntkfl.wire import Message, pack_jacobian, unpack_jacobian
 from ntkfl.wire.container import pack, unpack
-from tests.own_data import read_client
 
 SEED = 0
 CASES = int(os.environ.get("NTKFL_FUZZ_CASES", "80"))
@@ -453,14 +452,9 @@ def data_files(scratch: Path) -> Iterator[Target]:
         assert bool(read.rows.x.isfinite().all())
         assert read.classes is None or int(read.rows.y.max()) < read.classes
 
-    def client(path: Path) -> None:
-        inputs, labels = read_client(path)
-        assert len(inputs) == len(labels) > 0
-        assert bool(inputs.isfinite().all())
-
     yield Target("csv", [csv], file(scratch / "table.csv", table))
     yield Target("npz of clients", [saved(x=x, y=y, client=y)], file(scratch / "t.npz", table), repair=zip_again)
-    yield Target("npz", [saved(x=x, y=y), saved(x=x, y=x)], file(scratch / "c.npz", client), repair=zip_again)
+    yield Target("npz", [saved(x=x, y=y), saved(x=x, y=x)], file(scratch / "c.npz", table), repair=zip_again)
 
 
 # -- The test --------------------------------------------------------------------------------------------------------

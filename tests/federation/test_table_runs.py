@@ -12,9 +12,7 @@ from torch import nn
 
 import ntkfl
 from ntkfl.crypto.hpke import SealingKey
-from ntkfl.data.client import read_own
-from ntkfl.data.files import Columns, from_file
-from ntkfl.data.folders import Images
+from ntkfl.data.files import from_file
 from ntkfl.errors import DataError
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.export import export, load_exported
@@ -82,27 +80,6 @@ def test_inputs_that_do_not_fit_the_moments(run: Path) -> None:
     assert standardization is not None
     with pytest.raises(DataError, match="floats with 3 features"):
         standardization.standardize(torch.zeros(2, 4))
-
-
-def test_columns_in_another_order_are_the_same_columns(run: Path, tmp_path: Path) -> None:
-    same, turned = write_table(tmp_path / "same.csv"), write_table(tmp_path / "turned.csv", FEATURES[::-1])
-    columns, wanted = Columns("outcome", "site"), Images((3,), classes=("ill", "well"), features=FEATURES)
-    (x, y), (again, labels) = (
-        read_own(str(path), wanted, lambda name: lambda: None, columns) for path in (same, turned)
-    )
-    assert torch.equal(x, again)
-    assert torch.equal(y, labels)
-    score = ntkfl.Run.load(run).evaluate(x, y)
-    assert score.accuracy is not None
-    assert score.accuracy > 0.8
-    assert tuple(RunFolder(run).config()["names"]["features"]) == FEATURES
-
-
-def test_other_columns_are_refused_by_name(tmp_path: Path) -> None:
-    table = write_table(tmp_path / "table.csv")
-    columns, wanted = Columns("outcome", "site"), Images((3,), classes=("ill", "well"), features=("Hb", "age", "sex"))
-    with pytest.raises(DataError, match="lacks sex and has besides crp mg/l"):
-        read_own(str(table), wanted, lambda name: lambda: None, columns)
 
 
 def test_an_export_says_what_its_inputs_and_outputs_are(run: Path, table: Path, tmp_path: Path) -> None:

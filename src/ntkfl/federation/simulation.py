@@ -13,7 +13,7 @@ from torch import nn
 
 from ntkfl.data import NAMES, Federated
 from ntkfl.data.moments import Standardization
-from ntkfl.data.scales import scale_advice, single_rows
+from ntkfl.data.scales import scale_advice
 from ntkfl.devices import find_device
 from ntkfl.errors import ConfigError, ModelError, NumericalError
 from ntkfl.federation import chance
@@ -234,7 +234,6 @@ class Simulation:
             noisy = self.method.noise_advice(self.task.like, samples, self.clients_per_round, rounds)
             odd = [
                 *scale_advice(self.all_data, hides_clients(self.method)),
-                *single_rows(self.all_data),
                 *self._large_clients(),
             ]
             for line in [*advice(self.method, self.task), *noisy, *odd]:
