@@ -29,7 +29,6 @@ VERBS = {
     "watch": "Watch runs while they go on.",
     "forget": "Take a client out of a run, exactly.",
     "data": "Datasets, and how they are dealt to clients.",
-    "export": "Write a run's model, to use elsewhere.",
     "serve": "Run a federation's key server or shuffler.",
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 import safetensors
 import torch
 from safetensors.torch import load as load_tensors
-from torch import nn
+from torch import Tensor, nn
 
 from ntkfl.data import Federated
 from ntkfl.data.from_arrays import Array, read_source
@@ -92,15 +92,25 @@ class Run:
     def evaluate(self, x: Array | TorchData, y: Array | None = None, *, tokens: bool = False) -> Score:
         """Accuracy and mean loss of the model on samples x [n, ...], y, or on a torch Dataset or DataLoader alone.
 
-        x, y and `tokens` are as for `ntkfl.data.from_clients`. Real-valued targets have no accuracy. Inputs are as the
-        data have them: where the run's were standardised, so are these, by the run's mean and deviation. Where the
-        method projects inputs, so does this, if the run is a simulation: another run's projection is secret.
+        x, y and `tokens` are as for `ntkfl.data.from_clients`; inputs are as for `predict`. Real-valued targets have no
+        accuracy.
         """
         source = (x, y) if y is not None else x
         inputs, labels = read_source("x and y" if y is not None else "x", source, tokens)  # type: ignore[arg-type]
-        model, method, like = self.model, self.method, flatten(self.model)
-        if not tokens:
-            inputs = inputs.to(like.dtype)
+        outputs = self.predict(inputs)
+        task = Task(self.model, self.config["shape"]["outputs"], self.method.loss)
+        labels = labels.to(outputs.device, outputs.dtype if labels.is_floating_point() else labels.dtype)
+        accuracy = None if labels.is_floating_point() else float((outputs.argmax(1) == labels).double().mean())
+        return Score(accuracy, float(task.losses(outputs, labels).double().mean()), len(labels))
+
+    def predict(self, x: Tensor) -> Tensor:
+        """The model's outputs [n, d2] for inputs x [n, ...] as the data have them.
+
+        Where the run's inputs were standardised, so are these, by the run's mean and deviation. Where the method
+        projects inputs, so does this, if the run is a simulation: another run's projection is secret.
+        """
+        method, like = self.method, flatten(self.model)
+        inputs = x.to(like.dtype) if x.is_floating_point() else x
         shape = self.config["shape"]
         expected = list(shape["inputs"])
         if list(inputs.shape[1:]) != expected:
@@ -110,15 +120,11 @@ class Run:
         if method.projected_dim is not None:
             secret = RunSecret.simulated(self.config["seed"])
             if not self.config.get("simulation") or shape.get("key_id") != secret.key_id:
-                raise TrustError("the run's projection is secret: export its model, and load it by ntkfl.load_exported")
+                raise TrustError("the run's projection is secret: only its clients can project inputs")
             projection = method.make_projection(secret, shape["inputs"])
             assert projection is not None
             inputs = projection(inputs)
-        task = Task(model, shape["outputs"], method.loss)
-        labels = labels.to(like.device, like.dtype if labels.is_floating_point() else labels.dtype)
-        outputs = task.predict(like, inputs.to(like.device))
-        accuracy = None if labels.is_floating_point() else float((outputs.argmax(1) == labels).double().mean())
-        return Score(accuracy, float(task.losses(outputs, labels).double().mean()), len(labels))
+        return Task(self.model, shape["outputs"], method.loss).predict(like, inputs.to(like.device))
 
     @staticmethod
     def load(path: Path | str, model: nn.Module | None = None, *, allow_code: bool = False) -> Run:
