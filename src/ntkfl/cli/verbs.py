@@ -30,6 +30,7 @@ VERBS = {
     "forget": "Take a client out of a run, exactly.",
     "data": "Datasets, and how they are dealt to clients.",
     "export": "Write a run's model, to use elsewhere.",
+    "keys": "Keys and tokens of a federation.",
     "serve": "Run a federation's key server or shuffler.",
 }
 

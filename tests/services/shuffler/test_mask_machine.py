@@ -152,6 +152,7 @@ class Machine(RuleBasedStateMachine):
     def restart(self) -> None:
         self.shuffler.close()
         self.shuffler = self.start()
+        self.shuffler.set_revoked(frozenset(self.revoked))
 
     @invariant()
     def seeds_are_kept_as_long_as_they_are_needed(self) -> None:

@@ -45,9 +45,6 @@ def test_terms_that_make_no_batch_are_refused(terms: dict[str, object]) -> None:
         Shuffler().open(batch(**terms), DIGEST)  # type: ignore[arg-type]
 
 
-# -- Submitting -------------------------------------------------------------------------------------------------------
-
-
 # -- Status and release -----------------------------------------------------------------------------------------------
 
 
@@ -122,22 +119,21 @@ def test_a_later_exchange_is_released_with_exactly_the_clients_of_the_first() ->
     submit_all(shuffler, LATER, NAMES[:2])
     clock.now += 1e6  # and no deadline makes it ready without cyd, whose first rows would be those without a match
     status = shuffler.status(LATER)
-    assert (status.state, status.clients, status.missing) == ("open", 2, ("cyd",))
+    assert (status.state, status.clients) == ("open", 2)
     with refusal("not-ready"):
         shuffler.release(LATER)
     submit_all(shuffler, LATER, ("cyd",))
-    assert shuffler.status(LATER).missing == ()
     assert len(shuffler.release(LATER)) == 6
 
 
 def test_an_old_announcement_that_comes_again_does_not_end_the_round() -> None:
     shuffler = Shuffler()
     for number in (1, 2):
-        shuffler.publish(f"round {number}".encode(), key := BatchKey(number, 0), batch(key))
-        for name in NAMES:
-            shuffler.submit(name, shuffler.announced(key), rows_of(name))
+        key = BatchKey(number, 0)
+        shuffler.open(batch(key), DIGEST)
+        submit_all(shuffler, key)
         shuffler.release(key)
-    assert shuffler.publish(b"round 1", KEY, batch()) == 1
+    shuffler.open(batch(), DIGEST)
     shuffler.open(batch(BatchKey(2, 1)), DIGEST)
 
 
@@ -158,10 +154,10 @@ def test_revocation_never_makes_a_crowd_too_small() -> None:
     shuffler = Shuffler()
     shuffler.open(batch(cohort=("ada", "bob", "cyd")), DIGEST)
     submit_all(shuffler, names=("ada", "bob"))
-    assert shuffler.set_revoked(frozenset({"bob", "cyd"}), serial=1)
+    shuffler.set_revoked(frozenset({"bob", "cyd"}))
     with refusal("not-ready"):  # all that are left have sent, but they are one
         shuffler.release(KEY)
-    assert shuffler.set_revoked(frozenset({"bob"}), serial=2)
+    shuffler.set_revoked(frozenset({"bob"}))
     shuffler.submit("cyd", said(KEY), rows_of("cyd"))
     assert Counter(shuffler.release(KEY)) == Counter(rows_of("ada") + rows_of("cyd"))
 

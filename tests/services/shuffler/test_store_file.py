@@ -43,7 +43,7 @@ def test_nothing_in_the_file_says_who_sent_what_after_release(tmp_path: Path, an
     released = shuffler.release(KEY)
 
     content = on_disk(path)
-    assert [name for name in cohorts[KEY] if name.encode() in content] == [cohorts[KEY][5]]  # the revoked one's
+    assert not any(name.encode() in content for name in cohorts[KEY])
     copies = Counter({row: content.count(row[:200]) for row in released})
     assert set(copies.values()) == {1}
     by_place = sorted(released, key=lambda row: content.index(row[:200]))
@@ -169,7 +169,8 @@ def test_who_answered_is_remembered_over_a_restart_and_named_nowhere(tmp_path: P
     for name in names[:2]:
         shuffler.submit(name, said(later), [f"second-{name[0]}".encode()])
     assert len(shuffler.release(later)) == 2
-    shuffler.publish(b"the end", BatchKey(2, 0))
+    shuffler.open(batch(BatchKey(2, 0), names), DIGEST)
+    shuffler.cancel(BatchKey(2, 0))
     shuffler.close()
     with sqlite3.connect(path) as db:
         tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master")]

@@ -91,13 +91,13 @@ class Machine(RuleBasedStateMachine):
         first = self.models.get(BatchKey(key.round, 0))
         if least > len(cohort):
             assert reason == "terms"
+        elif least < FLOOR:
+            assert reason == "below-floor"
         elif key in self.models:
             same = self.models[key].batch == batch
             assert reason == ("other-announcement" if not same else None)
         elif any(other > key for other in self.models):
             assert reason == "backwards"
-        elif least < FLOOR:
-            assert reason == "below-floor"
         elif key.exchange and (first is None or first.answered is None):
             assert reason == "not-begun"
         elif first is not None and set(first.batch.cohort) != set(cohort):
@@ -139,7 +139,7 @@ class Machine(RuleBasedStateMachine):
         elif any(len(row) != 4 for row in rows):
             assert reason == "row-size"
         elif len(set(rows)) < len(rows) or there & set(rows):
-            assert reason == "replayed"
+            assert reason == "copied"
         else:
             assert reason is None
             model.rows[client] = rows
@@ -188,7 +188,7 @@ class Machine(RuleBasedStateMachine):
         if not really:
             return
         self.revoked.add(client)
-        assert self.shuffler.set_revoked(frozenset(self.revoked))
+        self.shuffler.set_revoked(frozenset(self.revoked))
         for model in self.models.values():
             if model.state == "open":
                 model.rows.pop(client, None)
@@ -201,6 +201,7 @@ class Machine(RuleBasedStateMachine):
     def restart(self) -> None:
         self.shuffler.close()
         self.shuffler = self.start()
+        self.shuffler.set_revoked(frozenset(self.revoked))  # as `Runs` does
 
     @invariant()
     def status_agrees(self) -> None:
@@ -223,4 +224,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
+TestMachine.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
