@@ -9,6 +9,7 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,19 +21,21 @@ from ntkfl.crypto.context import bind
 from ntkfl.data.from_arrays import Array, checked_pair
 from ntkfl.data.torch_data import TorchData, read_torch, varies
 from ntkfl.errors import ConfigError, DataError, MessageError, ModelError, TrustError
+from ntkfl.federation.build import build_method
 from ntkfl.federation.client import Batch, Client, SeededRandomness, check_data
 from ntkfl.federation.feature_cache import feature_folder, split_frozen
 from ntkfl.federation.seeds import seeded_torch
 from ntkfl.flower import network
 from ntkfl.flower.records import FROZEN, content, note, notes_of, payload_of, tensors_of
-from ntkfl.flower.terms import Terms, build
 from ntkfl.methods import Method, State, Task
+from ntkfl.privacy.policy import Site, Terms
 from ntkfl.privacy.randomness import KEY_BYTES, Randomness
 from ntkfl.tangent.parameters import eager, flatten, full_precision
 from ntkfl.wire import Message as WireMessage
 
 log = logging.getLogger("flwr")
 Source = TorchData | tuple[Array, Array]
+_ONE_DRAW = "this method takes one draw of each in a round, and averages over none; leave augmentation out"
 _STATE, _MEMORY = "ntkfl", "ntkfl.memory"  # records of `context.state`
 
 
@@ -45,6 +48,7 @@ def reply(
     batch: Callable[[Any], tuple[Any, Any]] | None = None,
     seed: int | None = None,
     through: Any = None,
+    policy: Path | str | None = None,
 ) -> Message:
     """The answer to a question of `ntkfl.flower.Strategy`.
 
@@ -57,37 +61,43 @@ def reply(
     as they are. `batch` makes (x, y) of what a loader yields, such as a dictionary. The method and its options come
     with the question. `context.state` keeps what the method keeps between rounds, and a secret key from which all
     randomness of a round follows, so that a question that comes again gets the same answer; with `seed`, randomness
-    follows from that and from the client's number, as in a simulation.
+    follows from that and from the client's number, as in a simulation. A site's `policy` (a file; or `policy` in
+    Flower's node config, or NTKFL_POLICY) decides what leaves, before anything is computed.
     """
     notes = notes_of(msg)
     if notes.get("ask") == "shape":
-        x, y = _read(data, batch)
+        x, _ = _read(data, batch)
         return Message(content({"inputs": list(x.shape[1:]), "tokens": not x.is_floating_point()}), reply_to=msg)
     question = payload_of(msg)
     terms = Terms.parse(str(note(notes, "terms", str)))
     run, exchange = str(note(notes, "run", str)), int(note(notes, "exchange", int))  # type: ignore[call-overload]
-    method = build(terms)
-    key = _enter(context, run, terms)
+    site = Site.of(context.node_config, context.node_id, policy)
+    method = site.admit(terms, run, build_method, "" if through is None else through.digest)
     if (method.shuffle or method.secure_sum or method.projected_dim is not None) and through is None:
         raise ConfigError(f"{method.name} with these options needs a shuffler: give reply(…, through=…)")
+    key = _enter(context, run, terms)
     asked = WireMessage.decode(question) if through is None else through.heed(question)
     number = int(context.node_config.get("partition-id", context.node_id))
-    reading = key if seed is None else f"{seed}/{number}".encode()
-    with full_precision(), eager(model) as own, _drawing(reading, asked.round, flatten(model).device):
+    memory = ContextMemory(context, (asked.round, exchange))
+    drawn = _KeyedRandomness(key, number) if seed is None else SeededRandomness(seed, number)
+    with full_precision(), eager(model) as own:
         fitted = _fitted(own, method, terms, msg, context)
         if fitted is None:
             return Message(content({"wants": FROZEN}), reply_to=msg)
-        x, y = _placed(*_read(data, batch), fitted, method, terms, through)
-        if asked.round == 1 and exchange == 0 and not method.trains_locally and _changes(data, batch):
-            log.warning("samples change when they are read again, as by a random transform: %s sums over one draw of "
-                        "each in every round", method.name)
-        trained, features = split_frozen(fitted, method, feature_folder())
-        x = x if features is None else features(x)
-        task = Task(trained, terms.outputs, method.loss, label_smoothing=method.label_smoothing)
-        memory = ContextMemory(context, (asked.round, exchange))
-        drawn = _KeyedRandomness(key, number) if seed is None else SeededRandomness(seed, number)
-        answer = Client(number, task, method, lambda: (x, y), drawn, memory=memory).answer(asked)
-    payload = answer.encode() if through is None else through.deliver(answer)
+
+        def answer() -> bytes:
+            with _drawing(key if seed is None else f"{seed}/{number}".encode(), asked.round, flatten(fitted).device):
+                x, y = _placed(*_read(data, batch), fitted, method, terms, through)
+                if asked.round == 1 and exchange == 0 and not method.trains_locally and _changes(data, batch):
+                    log.warning("samples change when they are read again, as by a random transform: %s", _ONE_DRAW)
+                trained, features = split_frozen(fitted, method, feature_folder())
+                x = x if features is None else features(x)
+                task = Task(trained, terms.outputs, method.loss, label_smoothing=method.label_smoothing)
+                return Client(number, task, method, lambda: (x, y), drawn, memory=memory).answer(asked).encode()
+
+        payload = site.release(run, asked.round, exchange, question, answer)
+    if through is not None:
+        payload = through.deliver(WireMessage.decode(payload))
     return Message(content({"keeps": memory.kept}, payload), reply_to=msg)
 
 

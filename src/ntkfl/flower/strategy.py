@@ -18,7 +18,7 @@ from torch import nn
 
 from ntkfl.errors import ConfigError, MessageError, ModelError, NumericalError, OutOfRounds, TooFew
 from ntkfl.federation import chance
-from ntkfl.federation.build import describe_method
+from ntkfl.federation.build import build_method
 from ntkfl.federation.evaluation import Score
 from ntkfl.federation.feature_cache import split_frozen
 from ntkfl.federation.run_folder import Record, RunFolder
@@ -26,16 +26,16 @@ from ntkfl.federation.server import Server, remarks
 from ntkfl.federation.transport import Traffic
 from ntkfl.flower import network
 from ntkfl.flower.records import content, note, notes_of
-from ntkfl.flower.terms import Terms, build
 from ntkfl.flower.transport import FlowerTransport
 from ntkfl.methods import Method, Task, batchnorm
+from ntkfl.privacy.policy import Terms
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent.parameters import eager, flatten, full_precision
 from ntkfl.version import __version__
 
 log = logging.getLogger("flwr")
+_KNOWN = {"round", "asked", "answered"}  # of a record, and no news to who has its metrics
 _LARGEST_INPUT = 1 << 28  # numbers in one sample, as a client tells them
-_METRICS = {"train_loss": "train_loss", "steps": "t", "uplink_bytes": "uplink-bytes", "downlink_bytes": "downlink-bytes"}
 
 
 class Strategy(FedAvg):
@@ -70,7 +70,9 @@ class Strategy(FedAvg):
         if "train_metrics_aggr_fn" in fedavg:
             raise ConfigError("train_metrics_aggr_fn has nothing to aggregate: replies of ntkfl hold no metrics")
         if (method.shuffle or method.secure_sum or method.projected_dim is not None) and through is None:
-            raise ConfigError(f"{method.name} with these options needs a shuffler: give through=ntkfl.flower.Shuffler(…)")
+            raise ConfigError(
+                f"{method.name} with these options needs a shuffler: give through=ntkfl.flower.Shuffler(…)"
+            )
         with eager(model) as own:
             self.model = copy.deepcopy(own)
         self.method, self.seed, self.through = method, seed, through
@@ -96,7 +98,8 @@ class Strategy(FedAvg):
         with self.folder.locked() if self.folder else nullcontext():
             if self.folder and self.folder.holds_run:
                 settings = self.folder.config()
-                self._run = settings.get("run", self._run)
+                if settings["rounds"] == num_rounds:  # else the terms are others, and clients take it for another run
+                    self._run = settings["run"]
                 self._make(settings["shape"]["inputs"], settings["shape"]["tokens"])
                 if self._done:
                     log.info("%s holds %d rounds: they are not played again", self.folder.path, self._done)
@@ -178,7 +181,8 @@ class Strategy(FedAvg):
             for reply in asking.send({node: content({"ask": "shape"})}, traffic).values():
                 try:
                     told = notes_of(reply)
-                    inputs, tokens = list(told.get("inputs", [])), bool(note(told, "tokens", bool))  # type: ignore[arg-type]
+                    inputs: Any = note(told, "inputs", list)
+                    tokens = bool(note(told, "tokens", bool))
                     if not all(type(n) is int and 0 < n < _LARGEST_INPUT for n in inputs):
                         raise MessageError(f"samples of shape {inputs}")
                     return self._make(inputs, tokens)
@@ -191,8 +195,9 @@ class Strategy(FedAvg):
     def _make(self, inputs: list[int], tokens: bool) -> Server:
         """The server for samples of this shape, as far as its checkpoint has come."""
         method, like = self.method, flatten(self.model)
-        shape = method.model_input_shape(inputs)
-        x = torch.zeros((1, *shape), dtype=torch.int64 if tokens else like.dtype, device=like.device)
+        x = torch.zeros(
+            (1, *method.model_input_shape(inputs)), dtype=torch.int64 if tokens else like.dtype, device=like.device
+        )
         outputs = network.outputs_of(self.model, x)
         trained, features = split_frozen(self.model, method, None, like.device)
         task = Task(trained, outputs, method.loss, label_smoothing=method.label_smoothing)
@@ -203,18 +208,19 @@ class Strategy(FedAvg):
         for line in [*lines, *batchnorm.advice(method, task)]:
             log.warning("%s", line)
         precision = str(like.dtype).removeprefix("torch.")
-        terms = Terms(
-            method=describe_method(method),
+        terms = Terms.of(
+            method,
             rounds=self._rounds,
-            min_clients=self.min_train_nodes,
+            min_clients=max(1, self.min_train_nodes),
             precision=precision,
-            inputs=tuple(inputs),
             outputs=outputs,
+            inputs=tuple(inputs),
+            shuffler="" if self.through is None else self.through.digest,
         )
-        method = build(terms)  # as the clients do
+        method = build_method(terms.method)  # as the clients do
         frozen = network.frozen(self.model, method)
         agreed = {"layout": network.layout(self.model), "frozen": network.digest(frozen)}
-        notes = {"terms": terms.text(), "run": self._run, **agreed}
+        notes = {"terms": terms.text, "run": self._run, **agreed}
         self._transport = FlowerTransport(self._grid, self._timeout, notes, ArrayRecord(dict(frozen)))
         transport = self._transport
         if self.through is not None:
@@ -231,7 +237,13 @@ class Strategy(FedAvg):
         if self.folder:
             shape = {"inputs": list(inputs), "tokens": tokens, "outputs": outputs, "precision": precision}
             model = {"class": type(self.model).__name__, "weights": len(like)} | agreed
-            settings = {"ntkfl": __version__, "run": self._run, "rounds": self._rounds, "shape": shape, "model": model}
+            settings: dict[str, Any] = {
+                "ntkfl": __version__,
+                "run": self._run,
+                "rounds": self._rounds,
+                "shape": shape,
+                "model": model,
+            }
             _, _, tensors = self.folder.open(settings | {"method": terms.method}, resume=True)
             if tensors:
                 server.restore(tensors)
@@ -251,10 +263,6 @@ class _Elsewhere:
 
 
 def metrics(record: Record) -> MetricRecord:
-    """A round's record as Flower's metrics: its numbers."""
-    found = {shown: record[name] for name, shown in _METRICS.items() if record.get(name) is not None}
-    found |= {"clients": len(record["clients"]), "failures": len(record.get("failed", ()))}
-    found |= {"rejected": sum(record.get("rejected", {}).values())}
-    known = {*_METRICS, "round", "test_accuracy", "last_accuracy", "rejected", "rejected_clients"}
-    more = {k: v for k, v in record.items() if k not in known and k not in found and type(v) in (int, float)}
-    return MetricRecord(found | more)
+    """A round's record as Flower's metrics: its numbers, how many clients were asked, and how many failed."""
+    numbers = {name: value for name, value in record.items() if type(value) in (int, float) and name not in _KNOWN}
+    return MetricRecord({**numbers, "clients": len(record["clients"]), "failures": len(record.get("failed", ()))})

@@ -34,7 +34,7 @@ class FlowerTransport(Transport):
     """
 
     def __init__(self, grid: Grid, timeout: float | None, notes: Notes, frozen: ArrayRecord) -> None:
-        self.grid, self.timeout, self.notes, self.frozen = grid, timeout, notes, frozen
+        self.grid, self.timeout, self.beside, self.frozen = grid, timeout, notes, frozen
         self.nodes: list[int] = []
         self.config: dict[str, ConfigRecord] = {}
         self._exchanges = 0  # of this round so far
@@ -70,7 +70,7 @@ class FlowerTransport(Transport):
     def ask(self, payloads: Mapping[int, bytes], traffic: Traffic) -> dict[int, bytes]:
         """One exchange in bytes, by node: what a shuffler's transport wraps. `TooFew` where nobody answered."""
         began = time.perf_counter()
-        notes = {**self.notes, "exchange": self._exchanges}
+        notes = {**self.beside, "exchange": self._exchanges}
         self._exchanges += 1
         questions = {node: content(notes, payload) for node, payload in payloads.items()}
         replies = self.send(questions, traffic)
@@ -135,8 +135,8 @@ class FlowerTransport(Transport):
         run = reply.metadata.run_id
         if self._run is not None and self._run != run:
             log.warning(
-                "what clients kept between rounds ended with Flower's run %d: they begin anew, and the rounds from here "
-                "on differ from those of a run without a break",
+                "what clients kept between rounds ended with Flower's run %d: they begin anew, and the rounds to come "
+                "differ from those of a run without a break",
                 self._run,
             )
             self._run = run
@@ -144,7 +144,9 @@ class FlowerTransport(Transport):
             self._run = run
 
     def checkpoint(self) -> State:
-        return {} if self._run is None else {_MEMORY: torch.tensor(list(self._run.to_bytes(8, "big")), dtype=torch.uint8)}
+        return (
+            {} if self._run is None else {_MEMORY: torch.tensor(list(self._run.to_bytes(8, "big")), dtype=torch.uint8)}
+        )
 
     def restore(self, tensors: State) -> None:
         if _MEMORY in tensors:
