@@ -11,15 +11,20 @@ from ntkfl.extras import missing
 
 if TYPE_CHECKING:
     from ntkfl.flower.client import reply
+    from ntkfl.flower.shuffled import Shuffler
     from ntkfl.flower.strategy import Strategy
 
-__all__ = ["Strategy", "reply"]
+__all__ = ["Shuffler", "Strategy", "reply"]
 
 if find_spec("flwr") is None:
     raise missing("ntkfl.flower", "flower")
 
 # Imported when first used: a client's process does not need the server's side.
-_HOMES = {"Strategy": "ntkfl.flower.strategy", "reply": "ntkfl.flower.client"}
+_HOMES = {
+    "Shuffler": "ntkfl.flower.shuffled",
+    "Strategy": "ntkfl.flower.strategy",
+    "reply": "ntkfl.flower.client",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -66,8 +66,11 @@ def reply(
     """
     notes = notes_of(msg)
     if notes.get("ask") == "shape":
-        x, _ = _read(data, batch)
-        return Message(content({"inputs": list(x.shape[1:]), "tokens": not x.is_floating_point()}), reply_to=msg)
+        x, y = _read(data, batch)
+        shape = {"inputs": list(x.shape[1:]), "tokens": not x.is_floating_point(), "real": y.is_floating_point()}
+        return Message(content(shape), reply_to=msg)
+    if notes.get("ask") == "name" and through is not None:
+        return Message(content({}, through.hello(str(note(notes, "run", str)))), reply_to=msg)
     question = payload_of(msg)
     terms = Terms.parse(str(note(notes, "terms", str)))
     run, exchange = str(note(notes, "run", str)), int(note(notes, "exchange", int))  # type: ignore[call-overload]
@@ -76,7 +79,7 @@ def reply(
     if (method.shuffle or method.secure_sum or method.projected_dim is not None) and through is None:
         raise ConfigError(f"{method.name} with these options needs a shuffler: give reply(…, through=…)")
     key = _enter(context, run, terms)
-    asked = WireMessage.decode(question) if through is None else through.heed(question)
+    asked = WireMessage.decode(question) if through is None else through.heed(question, run, terms)
     number = int(context.node_config.get("partition-id", context.node_id))
     memory = ContextMemory(context, (asked.round, exchange))
     drawn = _KeyedRandomness(key, number) if seed is None else SeededRandomness(seed, number)
@@ -93,11 +96,16 @@ def reply(
                 trained, features = split_frozen(fitted, method, feature_folder())
                 x = x if features is None else features(x)
                 task = Task(trained, terms.outputs, method.loss, label_smoothing=method.label_smoothing)
-                return Client(number, task, method, lambda: (x, y), drawn, memory=memory).answer(asked).encode()
+                rows = None if through is None else through.rows(method)
+                client = Client(number, task, method, lambda: (x, y), drawn, memory=memory, rows=rows)
+                found = client.answer(asked)
+                if through is None:
+                    return found.encode()
+                return through.seal(found, method, task, client.at(asked.round).randomness)
 
         payload = site.release(run, asked.round, exchange, question, answer)
     if through is not None:
-        payload = through.deliver(WireMessage.decode(payload))
+        payload = through.deliver(payload)
     return Message(content({"keeps": memory.kept}, payload), reply_to=msg)
 
 

@@ -30,6 +30,7 @@ from ntkfl.errors import ConfigError, MessageError, Refused, TooFew, TrustError
 from ntkfl.federation.secure_sum import SumSchema, mask_reply
 from ntkfl.federation.shuffled import Mixed, RowSchema, ShuffledTransport, seal_messages
 from ntkfl.federation.transport import Traffic
+from ntkfl.flower.records import content, payload_of
 from ntkfl.flower.transport import FlowerTransport
 from ntkfl.methods import ClientRound, Method, State, Task
 from ntkfl.privacy.projection import RunSecret
@@ -127,9 +128,10 @@ class Shuffler:
         """Samples that this client uses in a round, at most; None: all."""
         return self.peers.round.rows if method.sampled and not method.secure_sum else None
 
-    def seal(self, answer: Message, method: Method, task: Task) -> bytes:
+    def seal(self, answer: Message, method: Method, task: Task, randomness: Randomness) -> bytes:
         """What goes to the shuffler: rows, filled up to as many as all clients send and sealed one by one; or the seed
-        of a mask and the masked, sealed summand. `TrustError` where the batch asks for anything else.
+        of a mask and the masked, sealed summand, rounded with the client's randomness. `TrustError` where the batch
+        asks for anything else.
         """
         asked, batch = self._asked, self._asked.head.batch
         where = (bytes.fromhex(asked.head.sealing_key), self.peers.federation, asked.head.run, asked.announced)
@@ -140,7 +142,7 @@ class Shuffler:
             schema = SumSchema.of(answer.kind, summand, self.peers.round.clients)
             if (batch.numbers, batch.row_bytes) != (schema.numbers, schema.sealed_bytes):
                 raise TrustError(f"round {batch.key.round} asks for {batch.numbers} numbers, not {schema.numbers}")
-            return mask_reply(schema.encode(summand, Randomness.fresh()), *where)
+            return mask_reply(schema.encode(summand, randomness), *where)
         rows = method.split(answer)
         count = self.peers.round.rows if answer.kind in method.sampled else 1
         size = len(rows[0].encode()) + SEAL_BYTES
@@ -264,8 +266,9 @@ class FlowerShuffler(ShuffledTransport):
 
     def _greet(self, cohort: Sequence[int], traffic: Traffic) -> None:
         """Ask nodes that are new for their names; each then tells the shuffler that it takes part."""
-        found = self.flower.ask_name([node for node in cohort if node not in self._names], traffic)
-        self._names |= {node: name.decode("ascii", "replace") for node, name in found.items()}
+        asking = content({"ask": "name", "run": self.run})
+        replies = self.flower.send({node: asking for node in cohort if node not in self._names}, traffic)
+        self._names |= {node: payload_of(reply).decode("ascii", "replace") for node, reply in replies.items()}
         names = [self._names.get(node, "") for node in cohort]
         if lacking := [node for node, name in zip(cohort, names, strict=True) if not re.fullmatch(NAME_PATTERN, name)]:
             why = "; ".join(f"node {node}: {traffic.failed.get(str(node), 'no name')}" for node in lacking[:3])

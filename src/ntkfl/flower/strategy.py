@@ -100,7 +100,7 @@ class Strategy(FedAvg):
                 settings = self.folder.config()
                 if settings["rounds"] == num_rounds:  # else the terms are others, and clients take it for another run
                     self._run = settings["run"]
-                self._make(settings["shape"]["inputs"], settings["shape"]["tokens"])
+                self._make(*(settings["shape"][name] for name in ("inputs", "tokens", "real")))
                 if self._done:
                     log.info("%s holds %d rounds: they are not played again", self.folder.path, self._done)
                     initial_arrays = self.arrays()
@@ -182,17 +182,17 @@ class Strategy(FedAvg):
                 try:
                     told = notes_of(reply)
                     inputs: Any = note(told, "inputs", list)
-                    tokens = bool(note(told, "tokens", bool))
+                    tokens, real = bool(note(told, "tokens", bool)), bool(note(told, "real", bool))
                     if not all(type(n) is int and 0 < n < _LARGEST_INPUT for n in inputs):
                         raise MessageError(f"samples of shape {inputs}")
-                    return self._make(inputs, tokens)
+                    return self._make(inputs, tokens, real)
                 except (MessageError, ModelError) as error:
                     traffic.failed[str(node)] = str(error)
                     log.warning("node %d: %s", node, error)
         why = "; ".join(f"node {node}: {reason}" for node, reason in list(traffic.failed.items())[:3])
         raise TooFew(f"no node could say what its samples look like: {why}")
 
-    def _make(self, inputs: list[int], tokens: bool) -> Server:
+    def _make(self, inputs: list[int], tokens: bool, real: bool) -> Server:
         """The server for samples of this shape, as far as its checkpoint has come."""
         method, like = self.method, flatten(self.model)
         x = torch.zeros(
@@ -204,7 +204,8 @@ class Strategy(FedAvg):
         if self.seed is not None:
             seed = self.seed
             task.randomness = lambda round: Randomness.simulated(seed, "server", round)
-        method, lines = method.for_network(task, x if features is None else features(x))
+        x = x if features is None else features(x)
+        method, lines = method.for_network(task, x)
         for line in [*lines, *batchnorm.advice(method, task)]:
             log.warning("%s", line)
         precision = str(like.dtype).removeprefix("torch.")
@@ -224,7 +225,8 @@ class Strategy(FedAvg):
         self._transport = FlowerTransport(self._grid, self._timeout, notes, ArrayRecord(dict(frozen)))
         transport = self._transport
         if self.through is not None:
-            transport = self.through.transport(transport, task, method, terms, self._run)
+            y = torch.zeros(1, outputs, dtype=like.dtype) if real else torch.zeros(1, dtype=torch.int64)
+            transport = self.through.transport(transport, task, method, terms, self._run, (x, y.to(x.device)))
         server = Server(
             self.model,
             task,
@@ -235,7 +237,7 @@ class Strategy(FedAvg):
             seed=secrets.randbits(63) if self.seed is None else self.seed,
         )
         if self.folder:
-            shape = {"inputs": list(inputs), "tokens": tokens, "outputs": outputs, "precision": precision}
+            shape = {"inputs": list(inputs), "tokens": tokens, "real": real, "outputs": outputs, "precision": precision}
             model = {"class": type(self.model).__name__, "weights": len(like)} | agreed
             settings: dict[str, Any] = {
                 "ntkfl": __version__,

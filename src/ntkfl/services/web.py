@@ -141,8 +141,8 @@ class SignedRequest:
 
 async def read_body(request: Request, most: int, seconds: float = RECEIVE_S) -> bytes:
     """The whole body. `Refused` where it declares no length, or more than `most` bytes, or is not here in time."""
-    declared = request.headers.get("content-length", "0" if request.method == "GET" else "")
-    if not (declared.isascii() and declared.isdecimal() and len(declared) < 19):
+    declared = request.headers.get("content-length", "0")
+    if "transfer-encoding" in request.headers or not (declared.isascii() and declared.isdecimal() and len(declared) < 19):
         raise Refused("no-length", "a request declares the length of its body")
     if int(declared) > most:
         raise Refused("too-large", f"the body of such a request may have at most {most} bytes")

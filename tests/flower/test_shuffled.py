@@ -1,0 +1,98 @@
+"""CP-NTK-FL and secure sums through Flower, with a real shuffler and key server: the same end as in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, Context, Message
+from torch import nn
+
+import ntkfl
+from ntkfl.flower import Shuffler, Strategy, reply
+from ntkfl.methods import CPNTKFL, Method, SumNTKFL
+from ntkfl.privacy.projection import RunSecret
+from tests.flower.grids import LocalGrid, app
+from tests.services.federation import Federation, federation
+
+pytest.importorskip("flwr")
+CLIENTS, ROUNDS = 3, 2
+
+
+def net() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+
+
+def pairs(samples: int = 10) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    drawn = torch.Generator().manual_seed(7)
+    found = []
+    for _ in range(CLIENTS):
+        x = torch.randn(samples, 12, generator=drawn)
+        found.append((x, (x[:, :3]).argmax(1)))
+    return found
+
+
+def grid_of(made: Federation, model: Callable[[], nn.Module] = net) -> LocalGrid:
+    data = pairs()
+
+    def train(msg: Message, context: Context) -> Message:
+        number = int(context.node_config["partition-id"])
+        through = Shuffler(made.folder / "clients" / f"client-{number}")
+        return reply(msg, context, model(), data[number], seed=5, through=through)
+
+    return LocalGrid({100 + number: app(train) for number in range(CLIENTS)})
+
+
+def weights(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def played(made: Federation, method: Method, model: Callable[[], nn.Module] = net) -> torch.Tensor:
+    strategy = Strategy(
+        method,
+        model(),
+        seed=5,
+        through=Shuffler(made.folder / "aggregator"),
+        min_train_nodes=CLIENTS,
+        min_available_nodes=CLIENTS,
+        fraction_evaluate=0.0,
+    )
+    result = strategy.start(grid_of(made, model), ArrayRecord(model().state_dict()), num_rounds=ROUNDS)
+    assert [len(m) > 0 for m in result.train_metrics_clientapp.values()] == [True] * ROUNDS
+    ended = model()
+    ended.load_state_dict(result.arrays.to_torch_state_dict())
+    return weights(ended)
+
+
+def simulated(method: Method, model: Callable[[], nn.Module] = net) -> torch.Tensor:
+    data = ntkfl.data.from_clients(pairs(), test=pairs()[0], classes=3)
+    return weights(ntkfl.train(model(), data, method, rounds=ROUNDS, seed=5, callbacks=[]).model)
+
+
+def test_a_secure_sum_ends_where_the_simulation_ends(tmp_path: Path) -> None:
+    method = SumNTKFL(secure_sum=True)
+    with federation(tmp_path, CLIENTS) as made:
+        assert torch.allclose(played(made, method), simulated(method), atol=1e-6)
+
+
+def test_shuffled_rows_with_a_projection_end_where_the_simulation_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ρ is the key server's; the simulation is given the same."""
+    method = CPNTKFL(projected_dim=6, projection="gaussian", subsample_rate=1.0, sparsity=0.5)
+
+    def small() -> nn.Module:
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+
+    with federation(tmp_path, CLIENTS) as made:
+        found = played(made, method, small)
+        (run,) = (path.stem[4:] for path in (made.folder / "shuffler").glob("run-*.sqlite"))
+        secret = made.client("client-0").identity.run_secret(run)
+        assert secret.seed.reveal() == made.client("client-1").identity.run_secret(run).seed.reveal()
+    monkeypatch.setattr(RunSecret, "simulated", lambda seed: secret)
+    assert torch.allclose(found, simulated(method, small), atol=1e-9)
