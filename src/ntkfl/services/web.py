@@ -197,7 +197,7 @@ def serve(name: str, app: Starlette, folder: Path, url: str, host: str | None, p
             proxy_headers=False,
             server_header=False,
             limit_concurrency=CONNECTIONS,
-            timeout_graceful_shutdown=10,
+            timeout_graceful_shutdown=3,  # also for connections that nobody uses
         )
     )
     server.service = name
