@@ -61,9 +61,12 @@ def reply(
     question that comes again gets the same answer. With `seed` it follows from that and from the client's number
     (`partition-id`, or the node's id), as in a simulation.
     """
-    if "terms" not in notes_of(msg):  # the first question of a run, before there are terms
-        x, _ = _read(data, batch)
-        return Message(content({"inputs": list(x.shape[1:]), "tokens": not x.is_floating_point()}), reply_to=msg)
+    if (asks := notes_of(msg).get("ask")) == "shape":  # before there are terms
+        x, y = _read(data, batch)
+        shape = {"inputs": list(x.shape[1:]), "tokens": not x.is_floating_point(), "real": y.is_floating_point()}
+        return Message(content(shape), reply_to=msg)
+    if asks == "name" and through is not None:
+        return Message(content({}, through.hello(note(msg, "run", str))), reply_to=msg)
     question, terms = payload_of(msg), Terms.parse(note(msg, "terms", str))
     run, exchange = note(msg, "run", str), note(msg, "exchange", int)
     site = Site.of(context.node_config, context.node_id, policy)
@@ -71,7 +74,7 @@ def reply(
     if (method.shuffle or method.secure_sum or method.projected_dim is not None) and through is None:
         raise ConfigError(f"{method.name} with these options needs a shuffler: give reply(…, through=…)")
     key = _enter(context, run, terms)
-    asked = WireMessage.decode(question) if through is None else through.heed(question)
+    asked = WireMessage.decode(question) if through is None else through.heed(question, run, terms)
     number = int(context.node_config.get("partition-id", context.node_id))
     drawn = _KeyedRandomness(key, number) if seed is None else SeededRandomness(seed, number)
     with full_precision(), eager(model) as own:
@@ -88,13 +91,12 @@ def reply(
             trained, features = split_frozen(fitted, method, feature_folder())
             x = x if features is None else features(x)
             task = Task(trained, terms.outputs, method.loss, label_smoothing=method.label_smoothing)
-            memory = ContextMemory(context, (asked.round, exchange))
-            return Client(number, task, method, lambda: (x, y), drawn, memory=memory).answer(asked).encode()
+            memory, rows = ContextMemory(context, (asked.round, exchange)), through and through.rows(method)
+            found = Client(number, task, method, lambda: (x, y), drawn, memory=memory, rows=rows).answer(asked)
+            return found.encode() if through is None else through.seal(found, method, task)
 
         payload = site.release(run, asked.round, exchange, question, answer)
-    if through is not None:
-        payload = through.deliver(WireMessage.decode(payload))
-    return Message(content({}, payload), reply_to=msg)
+    return Message(content({}, payload if through is None else through.deliver(payload)), reply_to=msg)
 
 
 def _enter(context: Context, run: str, terms: Terms) -> bytes:
