@@ -23,7 +23,7 @@ from ntkfl.federation.client import Batch, Client, SeededRandomness, check_data
 from ntkfl.federation.feature_cache import feature_folder, split_frozen
 from ntkfl.federation.seeds import seeded_torch
 from ntkfl.flower import network
-from ntkfl.flower.records import FROZEN, content, note, notes_of, payload_of
+from ntkfl.flower.records import FROZEN, Notes, content, note, notes_of, payload_of
 from ntkfl.methods import Method, State, Task
 from ntkfl.privacy.policy import Site, Terms
 from ntkfl.privacy.randomness import KEY_BYTES, Randomness
@@ -63,7 +63,7 @@ def reply(
     """
     if (asks := notes_of(msg).get("ask")) == "shape":  # before there are terms
         x, y = _read(data, batch)
-        shape = {"inputs": list(x.shape[1:]), "tokens": not x.is_floating_point(), "real": y.is_floating_point()}
+        shape: Notes = {"inputs": list(x.shape[1:]), "tokens": not x.is_floating_point(), "real": y.is_floating_point()}
         return Message(content(shape), reply_to=msg)
     if asks == "name" and through is not None:
         return Message(content({}, through.hello(note(msg, "run", str))), reply_to=msg)
@@ -74,13 +74,13 @@ def reply(
     if (method.shuffle or method.secure_sum or method.projected_dim is not None) and through is None:
         raise ConfigError(f"{method.name} with these options needs a shuffler: give reply(…, through=…)")
     key = _enter(context, run, terms)
-    asked = WireMessage.decode(question) if through is None else through.heed(question, run, terms)
     number = int(context.node_config.get("partition-id", context.node_id))
     drawn = _KeyedRandomness(key, number) if seed is None else SeededRandomness(seed, number)
     with full_precision(), eager(model) as own:
         fitted = _fitted(own, method, terms, msg, context)
         if fitted is None:
             return Message(content({"wants": FROZEN}), reply_to=msg)
+        asked = WireMessage.decode(question) if through is None else through.heed(question, run, terms)
 
         def answer() -> bytes:
             # The loader draws from this seed: it reads the same samples in the same order for all of a round.
