@@ -86,7 +86,7 @@ def reply(
             # The loader draws from this seed: it reads the same samples in the same order for all of a round.
             with seeded_torch(flatten(fitted).device, drawn.of_round(asked.round).seed("batches")):
                 x, y = _placed(*_read(data, batch), fitted, method, terms, through)
-            if asked.round == 1 and not method.trains_locally and not isinstance(data, tuple) and varies(data, batch):
+            if (asked.round, exchange) == (1, 0) and not method.trains_locally and _changes(data, batch):
                 log.warning("samples change when they are read again: %s takes one draw of each a round", method.name)
             trained, features = split_frozen(fitted, method, feature_folder())
             x = x if features is None else features(x)
@@ -117,6 +117,11 @@ def _read(data: TorchData | tuple[Array, Array], batch: Pair | None) -> Batch:
     pair = data if isinstance(data, tuple) else read_torch("this client's data", data, batch)
     whole = str(getattr(pair[0], "dtype", "")).rpartition(".")[2] in ("int32", "int64")
     return checked_pair("this client's data", pair, tokens=whole)
+
+
+def _changes(data: TorchData | tuple[Array, Array], batch: Pair | None) -> bool:
+    """Whether samples are others each time they are read, as by random augmentation."""
+    return not isinstance(data, tuple) and varies(data, batch)
 
 
 def _fitted(model: nn.Module, method: Method, terms: Terms, msg: Message, context: Context) -> nn.Module | None:
