@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from flwr.app import ArrayRecord, Context, Message
+from flwr.clientapp import ClientApp
 from torch import nn
 
 import ntkfl
 from ntkfl.flower import Shuffler, Strategy, reply
 from ntkfl.methods import CPNTKFL, Method, SumNTKFL
 from ntkfl.privacy.projection import RunSecret
-from tests.flower.grids import LocalGrid, app
+from tests.flower.grids import LocalGrid
 from tests.services.federation import Federation, federation
 
 pytest.importorskip("flwr")
@@ -39,12 +39,15 @@ def pairs(samples: int = 10) -> list[tuple[torch.Tensor, torch.Tensor]]:
 def grid_of(made: Federation, model: Callable[[], nn.Module] = net) -> LocalGrid:
     data = pairs()
 
+    app = ClientApp()
+
+    @app.train()
     def train(msg: Message, context: Context) -> Message:
         number = int(context.node_config["partition-id"])
         through = Shuffler(made.folder / "clients" / f"client-{number}")
         return reply(msg, context, model(), data[number], seed=5, through=through)
 
-    return LocalGrid({100 + number: app(train) for number in range(CLIENTS)})
+    return LocalGrid({100 + number: app for number in range(CLIENTS)})
 
 
 def weights(model: nn.Module) -> torch.Tensor:

@@ -108,7 +108,9 @@ def test_a_client_checks_before_it_answers(made: Federation, tmp_path: Path) -> 
 
     def asked(key: BatchKey = FIRST, message: bytes = b"weights", **changes: object) -> Question:
         cohort = changes.pop("cohort", NAMES)
-        return Question.check(aggregator.question(aggregator.head(key, cohort, message, **changes), message), made.peers)  # type: ignore[arg-type]
+        return Question.check(
+            aggregator.question(aggregator.head(key, cohort, message, **changes), message), made.peers
+        )  # type: ignore[arg-type]
 
     question = asked()
     take(folder, question)

@@ -26,7 +26,7 @@ from ntkfl.crypto.masking import pack_words, sum_masks
 from ntkfl.crypto.row_frames import Announced, BatchKey
 from ntkfl.errors import Refused
 from ntkfl.services.shuffler.batch import Batch
-from ntkfl.services.shuffler.store import Shuffler
+from ntkfl.services.shuffler.store import BatchStore
 from tests.services.shuffler.batches import Clock, on_disk
 
 NAMES, FLOOR, NUMBERS, SIZE = tuple("abcd"), 2, 3, 60
@@ -53,8 +53,8 @@ class Machine(RuleBasedStateMachine):
         self.batches: list[Sum] = []
         self.made = 0  # seeds, all of them different
 
-    def start(self) -> Shuffler:
-        return Shuffler(self.folder / "state.sqlite", floor=FLOOR, clock=self.clock)
+    def start(self) -> BatchStore:
+        return BatchStore(self.folder / "state.sqlite", floor=FLOOR, clock=self.clock)
 
     def teardown(self) -> None:
         self.shuffler.close()

@@ -15,7 +15,7 @@ import pytest
 from ntkfl.crypto.masking import mask, sum_masks, unpack_words
 from ntkfl.crypto.row_frames import BatchKey
 from ntkfl.errors import Refused
-from ntkfl.services.shuffler.store import Shuffler
+from ntkfl.services.shuffler.store import BatchStore
 from tests.services.shuffler.batches import DIGEST, KEY, NAMES, batch, on_disk, refusal, said
 
 NUMBERS = 5
@@ -27,18 +27,18 @@ def row_of(client: str) -> bytes:
     return client.encode().ljust(SIZES["row_bytes"], b".")
 
 
-def opened(path: Path | None = None, key: BatchKey = KEY, **terms: object) -> Shuffler:
-    shuffler = Shuffler(path, clock=lambda: 0.0)
+def opened(path: Path | None = None, key: BatchKey = KEY, **terms: object) -> BatchStore:
+    shuffler = BatchStore(path, clock=lambda: 0.0)
     shuffler.open(batch(key, **SIZES | terms), DIGEST)
     return shuffler
 
 
-def submit(shuffler: Shuffler, *clients: str, key: BatchKey = KEY) -> None:
+def submit(shuffler: BatchStore, *clients: str, key: BatchKey = KEY) -> None:
     for client in clients:
         shuffler.submit(client, said(key), [row_of(client)], SEEDS[client])
 
 
-def masks(shuffler: Shuffler, key: BatchKey = KEY) -> list[int]:
+def masks(shuffler: BatchStore, key: BatchKey = KEY) -> list[int]:
     return unpack_words(shuffler.masks(key), NUMBERS).tolist()
 
 
@@ -67,7 +67,7 @@ def test_the_masks_are_those_of_exactly_the_released_clients() -> None:
 
 def test_a_batch_takes_rows_or_masked_vectors_never_both() -> None:
     """A seed among rows would be released with them; rows in a sum would have no mask."""
-    sums, rows = opened(), Shuffler()
+    sums, rows = opened(), BatchStore()
     rows.open(batch(max_rows=1, row_bytes=SIZES["row_bytes"]), DIGEST)
     with refusal("other-kind"):
         sums.submit("ada", said(), [row_of("ada")])
@@ -121,13 +121,13 @@ def test_a_lost_seed_stops_the_release(tmp_path: Path) -> None:
         db.execute(f"UPDATE cohort_{KEY.number} SET seed = NULL WHERE client = 'ada'")
     db.close()
     with refusal("storage"):
-        Shuffler(path).release(KEY)
+        BatchStore(path).release(KEY)
 
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tests.services.shuffler.test_mask_store import KEY, NAMES, Shuffler, opened, submit
+from tests.services.shuffler.test_mask_store import KEY, NAMES, BatchStore, opened, submit
 import ntkfl.services.shuffler.store as store
 
 shuffler = opened(Path(sys.argv[1]))
@@ -146,7 +146,7 @@ def test_a_shuffler_killed_in_the_middle_of_a_release_ends_it_when_it_starts(tmp
     path = tmp_path / "state.sqlite"
     died = subprocess.run([sys.executable, "-c", KILLED, str(path)], env=os.environ, timeout=60, check=False)
     assert died.returncode == -signal.SIGKILL
-    shuffler = Shuffler(path)
+    shuffler = BatchStore(path)
     assert shuffler.status(KEY).state == "released"
     assert sorted(shuffler.release(KEY)) == [row_of(name) for name in NAMES]
     assert masks(shuffler) == expected(*NAMES)

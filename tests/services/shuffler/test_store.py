@@ -12,14 +12,14 @@ from random import Random
 import pytest
 
 from ntkfl.crypto.row_frames import BatchKey
-from ntkfl.services.shuffler.store import Shuffler
+from ntkfl.services.shuffler.store import BatchStore
 from tests.services.shuffler.batches import DIGEST, KEY, NAMES, Clock, batch, refusal, rows_of, said, submit_all, taken
 
 # -- Opening ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_aggregator_cannot_ask_for_smaller_crowds_than_the_operator_allows() -> None:
-    shuffler = Shuffler(floor=3)
+    shuffler = BatchStore(floor=3)
     with refusal("below-floor"):
         shuffler.open(batch(min_clients=2), DIGEST)
     shuffler.open(batch(min_clients=3), DIGEST)
@@ -42,14 +42,14 @@ def test_the_aggregator_cannot_ask_for_smaller_crowds_than_the_operator_allows()
 )
 def test_terms_that_make_no_batch_are_refused(terms: dict[str, object]) -> None:
     with refusal("terms"):
-        Shuffler().open(batch(**terms), DIGEST)  # type: ignore[arg-type]
+        BatchStore().open(batch(**terms), DIGEST)  # type: ignore[arg-type]
 
 
 # -- Status and release -----------------------------------------------------------------------------------------------
 
 
 def test_a_released_batch_is_read_in_pieces_of_any_size() -> None:
-    shuffler = Shuffler()
+    shuffler = BatchStore()
     shuffler.open(batch(), DIGEST)
     with refusal("not-ready"):
         shuffler.released(KEY, 0, 1)
@@ -65,7 +65,7 @@ def test_a_released_batch_is_read_in_pieces_of_any_size() -> None:
 
 
 def test_every_order_is_as_likely_as_any_other() -> None:
-    shuffler, seen, trials = Shuffler(random=Random(7)), Counter[tuple[bytes, ...]](), 2400
+    shuffler, seen, trials = BatchStore(random=Random(7)), Counter[tuple[bytes, ...]](), 2400
     names = NAMES[:2]
     for trial in range(trials):
         key = BatchKey(trial, 0)
@@ -84,7 +84,7 @@ def test_the_generator_is_the_operating_systems() -> None:
     """Two shufflers in one state, fed the same: seeded alike they agree, as made by default they do not."""
 
     def order(**options: Random) -> list[bytes]:
-        shuffler = Shuffler(**options)  # type: ignore[arg-type]
+        shuffler = BatchStore(**options)  # type: ignore[arg-type]
         shuffler.open(batch(max_rows=40), DIGEST)
         for name in NAMES:
             shuffler.submit(name, said(KEY), rows_of(name, 40))
@@ -99,9 +99,9 @@ def test_the_generator_is_the_operating_systems() -> None:
 LATER = BatchKey(1, 1)
 
 
-def begun(clock: Clock, names: tuple[str, ...] = NAMES) -> Shuffler:
+def begun(clock: Clock, names: tuple[str, ...] = NAMES) -> BatchStore:
     """A round whose first exchange these clients answered before its deadline, and which was released."""
-    shuffler = Shuffler(clock=clock)
+    shuffler = BatchStore(clock=clock)
     shuffler.open(batch(seconds=10.0), DIGEST)
     submit_all(shuffler, names=names)
     clock.now += 11
@@ -127,7 +127,7 @@ def test_a_later_exchange_is_released_with_exactly_the_clients_of_the_first() ->
 
 
 def test_an_old_announcement_that_comes_again_does_not_end_the_round() -> None:
-    shuffler = Shuffler()
+    shuffler = BatchStore()
     for number in (1, 2):
         key = BatchKey(number, 0)
         shuffler.open(batch(key), DIGEST)
@@ -151,7 +151,7 @@ def test_a_client_revoked_between_two_exchanges_ends_the_round() -> None:
 
 
 def test_revocation_never_makes_a_crowd_too_small() -> None:
-    shuffler = Shuffler()
+    shuffler = BatchStore()
     shuffler.open(batch(cohort=("ada", "bob", "cyd")), DIGEST)
     submit_all(shuffler, names=("ada", "bob"))
     shuffler.set_revoked(frozenset({"bob", "cyd"}))
@@ -164,7 +164,7 @@ def test_revocation_never_makes_a_crowd_too_small() -> None:
 
 def test_threads_may_all_submit_at_once(tmp_path: Path) -> None:
     names = tuple(f"client-{i}" for i in range(24))
-    shuffler = Shuffler(tmp_path / "state.sqlite")
+    shuffler = BatchStore(tmp_path / "state.sqlite")
     shuffler.open(batch(cohort=names, max_rows=5, row_bytes=16), DIGEST)
     start = threading.Barrier(8)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ntkfl.services.shuffler import store as shuffling
-from ntkfl.services.shuffler.store import Shuffler
+from ntkfl.services.shuffler.store import BatchStore
 from tests.services.shuffler.batches import DIGEST, KEY, batch
 
 SECONDS = 100.0
@@ -36,7 +36,7 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
     return made
 
 
-def left(shuffler: Shuffler) -> float:
+def left(shuffler: BatchStore) -> float:
     seconds = shuffler.status(KEY).seconds
     assert seconds is not None
     return seconds
@@ -44,7 +44,7 @@ def left(shuffler: Shuffler) -> float:
 
 @pytest.mark.parametrize("jump", [-DAY, -1.0, 1.0, DAY])
 def test_setting_the_clock_moves_no_deadline(clocks: Clocks, jump: float) -> None:
-    shuffler = Shuffler()
+    shuffler = BatchStore()
     shuffler.open(batch(seconds=SECONDS), DIGEST)
     clocks.wait(30)
     clocks.wall += jump

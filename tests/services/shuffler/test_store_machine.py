@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from ntkfl.crypto.row_frames import Announced, BatchKey
 from ntkfl.errors import Refused
 from ntkfl.services.shuffler.batch import Batch
-from ntkfl.services.shuffler.store import Shuffler
+from ntkfl.services.shuffler.store import BatchStore
 from tests.services.shuffler.batches import Clock
 
 NAMES = tuple("abcde")
@@ -52,8 +52,8 @@ class Machine(RuleBasedStateMachine):
         self.models: dict[BatchKey, Model] = {}
         self.revoked: set[str] = set()
 
-    def start(self) -> Shuffler:
-        return Shuffler(self.folder / "state.sqlite", floor=FLOOR, clock=self.clock)
+    def start(self) -> BatchStore:
+        return BatchStore(self.folder / "state.sqlite", floor=FLOOR, clock=self.clock)
 
     def teardown(self) -> None:
         self.shuffler.close()

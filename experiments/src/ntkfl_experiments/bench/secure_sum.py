@@ -29,7 +29,7 @@ def _crowd(clients: int, numbers: int, setting: Setting) -> list[BenchRow]:
     from ntkfl.crypto.row_frames import Announced, BatchKey, unpack_rows
     from ntkfl.federation.secure_sum import SumSchema, mask_reply, open_sum
     from ntkfl.services.shuffler.batch import Batch
-    from ntkfl.services.shuffler.store import Shuffler
+    from ntkfl.services.shuffler.store import BatchStore
 
     announced, opener = Announced.of(key := BatchKey(1, 0), b"bench"), SealingKey.generate()
     vector = torch.randn(numbers, generator=torch.Generator().manual_seed(0))
@@ -42,7 +42,7 @@ def _crowd(clients: int, numbers: int, setting: Setting) -> list[BenchRow]:
     asked = Batch(key, names, 1, schema.sealed_bytes, clients, None, schema.numbers)
 
     with tempfile.TemporaryDirectory() as folder:
-        shuffler = Shuffler(Path(folder) / "state.sqlite")
+        shuffler = BatchStore(Path(folder) / "state.sqlite")
 
         def take() -> None:
             shuffler.open(asked, announced.digest)

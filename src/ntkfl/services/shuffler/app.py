@@ -32,7 +32,7 @@ from ntkfl.errors import MessageError, Refused, TrustError
 from ntkfl.services.announcement import MOST_HEAD, Head
 from ntkfl.services.peers import Peers
 from ntkfl.services.shuffler.runs import REFRESH_S, Runs
-from ntkfl.services.shuffler.store import Shuffler
+from ntkfl.services.shuffler.store import BatchStore
 from ntkfl.services.web import SignedRequest, serve, service_app
 
 SIGNING_KEY = "signing-key.pem"
@@ -71,7 +71,7 @@ def shuffler_app(runs: Runs, peers: Peers, signer: SigningKey) -> Starlette:
         finally:
             sending.remove(client)
 
-    def by_client(handler: Callable[[Request, SignedRequest, Shuffler], Awaitable[Response]]) -> Handler:
+    def by_client(handler: Callable[[Request, SignedRequest, BatchStore], Awaitable[Response]]) -> Handler:
         async def checked(request: Request) -> Response:
             signed = SignedRequest(request, peers)
             runs.refuse_revoked(signed.client.client)
@@ -88,7 +88,7 @@ def shuffler_app(runs: Runs, peers: Peers, signer: SigningKey) -> Starlette:
 
         return checked
 
-    def on_batch(handler: Callable[[Shuffler, BatchKey], Response]) -> Handler:
+    def on_batch(handler: Callable[[BatchStore, BatchKey], Response]) -> Handler:
         async def checked(request: Request, signed: SignedRequest) -> Response:
             await signed.body()
             store, values = runs.find(request.path_params["run"]), request.path_params
@@ -101,13 +101,13 @@ def shuffler_app(runs: Runs, peers: Peers, signer: SigningKey) -> Starlette:
         return by_aggregator(checked)
 
     @by_client
-    async def hello(_: Request, signed: SignedRequest, store: Shuffler) -> Response:
+    async def hello(_: Request, signed: SignedRequest, store: BatchStore) -> Response:
         await signed.body()
         await run_in_threadpool(store.present, signed.client.client)
         return JSONResponse({"status": "present"})
 
     def submission(*, summed: bool) -> Handler:
-        async def submit(request: Request, signed: SignedRequest, store: Shuffler) -> Response:
+        async def submit(request: Request, signed: SignedRequest, store: BatchStore) -> Response:
             most = min(MAX_BODY, _BESIDE_ROWS + await run_in_threadpool(store.submission_limit))
             async with one_of(signed.client.client), turns:
                 body = memoryview(await signed.body(most))
@@ -151,11 +151,11 @@ def shuffler_app(runs: Runs, peers: Peers, signer: SigningKey) -> Starlette:
         return JSONResponse({"status": "open"})
 
     @on_batch
-    def status(store: Shuffler, key: BatchKey) -> Response:
+    def status(store: BatchStore, key: BatchKey) -> Response:
         return JSONResponse(asdict(store.status(key)))
 
     @on_batch
-    def release(store: Shuffler, key: BatchKey) -> Response:
+    def release(store: BatchStore, key: BatchKey) -> Response:
         first = store.status(key).state != "released"  # or else the aggregator did not get all of it
         announced, (count, size) = store.announced(key), store.permute(key)
         if first:
@@ -166,18 +166,18 @@ def shuffler_app(runs: Runs, peers: Peers, signer: SigningKey) -> Starlette:
         return StreamingResponse(frame_rows(announced, count, size, pieces), headers=length)
 
     @on_batch
-    def masks(store: Shuffler, key: BatchKey) -> Response:
+    def masks(store: BatchStore, key: BatchKey) -> Response:
         return Response(pack_rows(store.announced(key), [store.masks(key)]))
 
     @on_batch
-    def cancel(store: Shuffler, key: BatchKey) -> Response:
+    def cancel(store: BatchStore, key: BatchKey) -> Response:
         answered = store.status(key).clients
         store.cancel(key)
         _logger.warning("round %d: cancelled, %d clients had answered", key.round, answered)
         return JSONResponse({"status": "cancelled"})
 
     @on_batch
-    def forget(store: Shuffler, key: BatchKey) -> Response:
+    def forget(store: BatchStore, key: BatchKey) -> Response:
         store.forget(key)
         return JSONResponse({"status": "forgotten"})
 

@@ -133,8 +133,10 @@ class Record:
 
     def contents(self, db: sqlite3.Connection) -> bytes:
         """SHA-256 of all rows that were sent, in whatever order: what `ReleaseLog` keeps of a release."""
-        rows = db.execute(f"SELECT digest FROM {self.pending} ORDER BY digest")
-        return hashlib.sha256(b"".join(digest for (digest,) in rows)).digest()
+        digests = [digest for (digest,) in db.execute(f"SELECT digest FROM {self.pending} ORDER BY digest")]
+        if not all(isinstance(digest, bytes) for digest in digests):
+            raise Refused("storage", f"the shuffler's rows of batch {tuple(self.key)} are damaged")
+        return hashlib.sha256(b"".join(digests)).digest()
 
     def close(self, db: sqlite3.Connection, state: str, clients: int, rows: int | None) -> None:
         db.execute(f"DROP TABLE IF EXISTS {self.cohort}")

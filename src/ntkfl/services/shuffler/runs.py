@@ -18,7 +18,7 @@ from ntkfl.safe_parse import parse_json
 from ntkfl.services.http_client import HttpClient
 from ntkfl.services.key_server.protocol import check_revoked
 from ntkfl.services.peers import Peers
-from ntkfl.services.shuffler.store import Shuffler
+from ntkfl.services.shuffler.store import BatchStore
 
 REFRESH_S = 10.0  # between two looks at the list of revoked clients
 _MOST_LIST = 16 << 20  # bytes
@@ -65,7 +65,7 @@ class Runs:
                     raise Refused("storage", str(error)) from None
         return self._stores[run].begin(terms)
 
-    def find(self, run: str) -> Shuffler:
+    def find(self, run: str) -> BatchStore:
         if run not in self._stores:
             raise Refused("unknown-run", "the aggregator has not begun this run here")
         return self._stores[run]
@@ -102,8 +102,8 @@ class Runs:
                 store.set_revoked(clients)
         return True
 
-    def _load(self, run: str) -> Shuffler:
+    def _load(self, run: str) -> BatchStore:
         owner = json.dumps([self._peers.federation, run])
-        store = Shuffler(self._folder / f"run-{run}.sqlite", floor=self._peers.round.least, run=owner)
+        store = BatchStore(self._folder / f"run-{run}.sqlite", floor=self._peers.round.least, run=owner)
         store.set_revoked(self._revoked)
         return store

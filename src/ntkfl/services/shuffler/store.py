@@ -46,7 +46,7 @@ PRAGMA user_version = {PROTOCOL};
 """
 
 
-class Shuffler:
+class BatchStore:
     """The batches of one run, in a file or (no `path`) in memory. Thread-safe; a file has one process at a time.
 
     `floor` is its operator's: the aggregator cannot ask for smaller anonymity sets. A file belongs to one `run`.
