@@ -18,7 +18,7 @@ def export(
         typer.Option(metavar="NAME=KEY", help="Seal the projection to this public key (`ntkfl keys new` makes one)."),
     ] = None,
     client: Annotated[
-        Path | None, typer.Option(help="Of a deployed run: the folder of an enrolled client, to ask for ρ as.")
+        Path | None, typer.Option(help="Of a run on Flower: the folder of an enrolled client, to ask for ρ as.")
     ] = None,
 ) -> None:
     """Write a run's model, to use elsewhere: ntkfl.load_exported("model") gives it as a torch module.
@@ -34,9 +34,12 @@ def export(
     recipients = dict(_recipient(text) for text in to or [])
     secret = None
     if client is not None:
+        from ntkfl.federation.run_folder import RunFolder
         from ntkfl.services.key_server.client import Identity
 
-        secret = Identity.of(client).run_secret()
+        if not (name := RunFolder(run).config().get("run")):
+            raise ConfigError(f"{run} does not say what its run is called: it was not trained behind a key server")
+        secret = Identity(client).run_secret(name)
     path = exporting.export(run, out, recipients, secret=secret)
     note = exporting.Export.read(path).projection
     sealed = "no projection" if note is None else f"projection sealed to {', '.join(note.sealed) or 'nobody'}"
