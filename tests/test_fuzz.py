@@ -329,7 +329,7 @@ def services(scratch: Path) -> Iterator[Target]:
     signer = SigningKey(Ed25519PrivateKey.from_private_bytes(b"s" * 32))
     opener = SealingKey(X25519PrivateKey.from_private_bytes(b"o" * 32))
     framed = [pack_rows(said, [b"abcd", b"efgh"]), pack_rows(said, [bytes(90)])]
-    batch, message = Batch(key, ("a", "b", "c"), 10, 120, 2, 30.0), b"weights"
+    batch, message = Batch(key, ("a", "b", "c"), 10, 120, 2), b"weights"
     public = signer.public.hex()
     peers = Peers(
         federation=names[0],
@@ -385,7 +385,7 @@ def services(scratch: Path) -> Iterator[Target]:
     kept = scratch / "shuffler.sqlite"
     store = BatchStore(kept, run="f/r")
     said_there = Announced.of(key, b"signed")
-    store.open(Batch(key, ("a", "b"), 1, 4, 2, None), said_there.digest)
+    store.open(Batch(key, ("a", "b"), 1, 4, 2), said_there.digest)
     store.submit("a", said_there, [b"abcd"])
     store.close()
     sealed = list(seal_rows([b"", b"row", bytes(200)], opener.public, *names, said))

@@ -34,11 +34,11 @@ class Round:
     schema: SumSchema
     cohort: tuple[str, ...]
     min_clients: int = 2
-    shuffler: BatchStore = field(default_factory=lambda: BatchStore(clock=lambda: 0.0))
+    shuffler: BatchStore = field(default_factory=BatchStore)
     opener: SealingKey = field(default_factory=SealingKey.generate)
 
     def __post_init__(self) -> None:
-        sizes = (1, self.schema.sealed_bytes, self.min_clients, 0.0, self.schema.numbers)
+        sizes = (1, self.schema.sealed_bytes, self.min_clients, self.schema.numbers)
         self.shuffler.open(Batch(KEY, self.cohort, *sizes), SAID.digest)
         self.submitted: list[bytes] = []  # what the shuffler sees
 

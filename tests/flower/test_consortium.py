@@ -51,7 +51,7 @@ def test_five_clients_play_two_runs(tmp_path: Path) -> None:
     env |= {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), "PATH": f"{BIN}{os.pathsep}{env['PATH']}"}
 
     def start(name: str, *arguments: str) -> None:
-        out = stack.enter_context(open(log / f"{name}-{arguments[-1].replace(':', '-')}.log", "w"))
+        out = stack.enter_context((log / f"{name}-{arguments[-1]}.log").open("w"))
         command = [str(BIN / name), "--insecure", *arguments]
         process = subprocess.Popen(command, stdout=out, stderr=out, env=env, cwd=log)
         stack.callback(process.wait)

@@ -1,4 +1,4 @@
-"""A whole federation on loopback: `ntkfl keys init`, the key server and the shuffler as processes, and who asks them."""
+"""A federation on loopback: folders, the key server and the shuffler as processes, and who asks them."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Aggregator:
     def head(self, key: BatchKey, cohort: Sequence[str], message: bytes = b"weights", **changes: Any) -> bytes:
         """A signed announcement; `changes` of the batch or of the head."""
         least = changes.pop("min_clients", self.peers.round.least)
-        batch = Batch(key, tuple(cohort), 1, ROW_BYTES + SEAL_BYTES, least, changes.pop("seconds", None))
+        batch = Batch(key, tuple(cohort), 1, ROW_BYTES + SEAL_BYTES, least)
         values = {"run": RUN, "terms": TERMS, "message": hashlib.sha256(message).hexdigest()} | changes
         return Head(batch=batch, sealing_key=self.opener.public.hex(), **values).sign(
             self.signer, self.peers.federation

@@ -72,7 +72,7 @@ def test_a_question_kept_from_one_client_releases_nothing(made: Federation) -> N
     aggregator, members = begun(made)
     with refusal("below-floor"):
         aggregator.shuffler.publish(aggregator.head(FIRST, NAMES, min_clients=2))
-    signed = aggregator.head(FIRST, NAMES, seconds=0.0)
+    signed = aggregator.head(FIRST, NAMES)
     aggregator.shuffler.publish(signed)
     for member, name in zip(members[:2], NAMES, strict=False):
         member.submit(signed, row(name))
@@ -166,7 +166,7 @@ def test_a_shuffler_restored_from_a_copy_does_not_start(tmp_path: Path) -> None:
     """A second release, of one client more, would give that client's row by difference."""
     with federation(tmp_path, least=2) as made:
         aggregator, members = begun(made)
-        signed = aggregator.head(FIRST, NAMES, seconds=0.0)
+        signed = aggregator.head(FIRST, NAMES)
         aggregator.shuffler.publish(signed)
         members[0].submit(signed, row(NAMES[0]))
         members[1].submit(signed, row(NAMES[1]))

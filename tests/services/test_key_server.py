@@ -107,5 +107,5 @@ def test_folders_are_their_owners_alone_and_never_overwritten(folder: Path) -> N
         RoundTerms(clients=2, least=3)
     (folder / "key-server" / "signing-key.pem").unlink()
     SigningKey.generate().save(folder / "key-server" / "signing-key.pem")
-    with pytest.raises(ConfigError, match="not the key that federation.toml names"):
+    with pytest.raises(ConfigError, match="not the key that federation"):
         KeyServer(folder / "key-server")

@@ -38,7 +38,7 @@ class LocalShuffler(ShuffledTransport):
         self._shuffler = self._make()
 
     def _make(self) -> BatchStore:
-        return BatchStore(floor=LEAST_CLIENTS, clock=lambda: 0.0)  # a batch is due when all have had their turn
+        return BatchStore(floor=LEAST_CLIENTS)
 
     def available(self, wanted: int) -> Sequence[int]:
         return self.inner.available(wanted)
@@ -73,7 +73,7 @@ class LocalShuffler(ShuffledTransport):
         names = {number: f"client-{number}" for number in cohort}
         sizes = schema.rows(self.rows), schema.sealed_bytes
         numbers = schema.numbers if isinstance(schema, SumSchema) else 0
-        batch = Batch(key, tuple(names.values()), *sizes, LEAST_CLIENTS, seconds=0, numbers=numbers)
+        batch = Batch(key, tuple(names.values()), *sizes, LEAST_CLIENTS, numbers)
         self._shuffler.open(batch, announced.digest)
         taken = set()
         for number, body in bodies.items():

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from flwr.app import Context
 from torch import Tensor
@@ -258,11 +258,9 @@ class FlowerShuffler(ShuffledTransport):
             summand = self.method.summand(self.task, message, reply)
             schema = SumSchema.of(reply.kind, summand, self.peers.round.clients)
         agreed, names = self.peers.round, tuple(self._names[node] for node in cohort)
-        # Flower's timeout is the deadline: who has not answered by then is late.
-        seconds = None if agreed.least == agreed.clients else 0.0
         numbers = schema.numbers if isinstance(schema, SumSchema) else 0
         least = max(agreed.least, self.terms.min_clients)
-        return schema, Batch(key, names, schema.rows(agreed.rows), schema.sealed_bytes, least, seconds, numbers)
+        return schema, Batch(key, names, schema.rows(agreed.rows), schema.sealed_bytes, least, numbers)
 
     def _greet(self, cohort: Sequence[int], traffic: Traffic) -> None:
         """Ask nodes that are new for their names; each then tells the shuffler that it takes part."""

@@ -28,7 +28,7 @@ try:
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
     from starlette.exceptions import HTTPException
-    from starlette.requests import Request
+    from starlette.requests import ClientDisconnect, Request
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
     from starlette.types import Lifespan
@@ -142,7 +142,9 @@ class SignedRequest:
 async def read_body(request: Request, most: int, seconds: float = RECEIVE_S) -> bytes:
     """The whole body. `Refused` where it declares no length, or more than `most` bytes, or is not here in time."""
     declared = request.headers.get("content-length", "0")
-    if "transfer-encoding" in request.headers or not (declared.isascii() and declared.isdecimal() and len(declared) < 19):
+    if "transfer-encoding" in request.headers or not (
+        declared.isascii() and declared.isdecimal() and len(declared) < 19
+    ):
         raise Refused("no-length", "a request declares the length of its body")
     if int(declared) > most:
         raise Refused("too-large", f"the body of such a request may have at most {most} bytes")
@@ -151,7 +153,7 @@ async def read_body(request: Request, most: int, seconds: float = RECEIVE_S) -> 
         async with asyncio.timeout(seconds):
             async for piece in request.stream():  # the server checks that no more comes than was declared
                 body += piece
-    except TimeoutError:
+    except (TimeoutError, ClientDisconnect):
         raise Refused("too-slow", f"a body must arrive within {seconds:g} seconds") from None
     return bytes(body)
 

@@ -19,7 +19,7 @@ NAMES = ("ada", "bob", "cyd", "dan")
 
 
 def batch(key: BatchKey = KEY, cohort: tuple[str, ...] = NAMES, **terms: object) -> Batch:
-    values = {"max_rows": 2, "row_bytes": 8, "min_clients": 2, "seconds": None} | terms
+    values = {"max_rows": 2, "row_bytes": 8, "min_clients": 2} | terms
     return Batch(key, cohort, **values)  # type: ignore[arg-type]
 
 
@@ -48,13 +48,6 @@ def taken(shuffler: BatchStore, client: str, key: BatchKey, rows: list[bytes]) -
             raise
         return False
     return True
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @contextmanager

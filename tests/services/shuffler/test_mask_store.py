@@ -28,7 +28,7 @@ def row_of(client: str) -> bytes:
 
 
 def opened(path: Path | None = None, key: BatchKey = KEY, **terms: object) -> BatchStore:
-    shuffler = BatchStore(path, clock=lambda: 0.0)
+    shuffler = BatchStore(path)
     shuffler.open(batch(key, **SIZES | terms), DIGEST)
     return shuffler
 
@@ -47,7 +47,7 @@ def expected(*clients: str, key: BatchKey = KEY) -> list[int]:
 
 
 def test_the_masks_are_those_of_exactly_the_released_clients() -> None:
-    shuffler = opened(seconds=0)
+    shuffler = opened()
     submit(shuffler, "ada", "cyd", "dan")
     with refusal("not-ready"):
         shuffler.masks(KEY)
@@ -85,7 +85,7 @@ def test_a_cancelled_batch_keeps_nothing(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite"
     for when in ("before", "after"):
         key = BatchKey(1 if when == "before" else 2, 0)
-        shuffler = opened(path, key, seconds=0)
+        shuffler = opened(path, key)
         submit(shuffler, "ada", "bob", key=key)
         if when == "after":
             shuffler.release(key)

@@ -156,14 +156,14 @@ def test_who_answered_is_remembered_over_a_restart_and_named_nowhere(tmp_path: P
     path, later = tmp_path / "state.sqlite", BatchKey(1, 1)
     shuffler = BatchStore(path)
     names = ("adelheid", "bartholomew", "cunegonde")
-    shuffler.open(batch(cohort=names, seconds=0.0, max_rows=1), DIGEST)
+    shuffler.open(batch(cohort=names, max_rows=1), DIGEST)
     for name in names[:2]:
         shuffler.submit(name, said(), [f"first-{name[0]}".encode().ljust(8)])
     shuffler.release(KEY)
     shuffler.close()
     assert not any(name.encode() in on_disk(path) for name in names)
     shuffler = BatchStore(path)
-    shuffler.open(batch(later, names, seconds=0.0, max_rows=1), DIGEST)
+    shuffler.open(batch(later, names, max_rows=1), DIGEST)
     with refusal("not-asked"):
         shuffler.submit("cunegonde", said(later), [b"second-c"])
     for name in names[:2]:

@@ -39,7 +39,7 @@ def _crowd(clients: int, numbers: int, setting: Setting) -> list[BenchRow]:
     words = schema.encode(summand, Randomness.simulated(0))
     names = tuple(f"client-{i}" for i in range(clients))
     bodies = [mask_reply(words, opener.public, "bench", "bench", announced) for _ in names]
-    asked = Batch(key, names, 1, schema.sealed_bytes, clients, None, schema.numbers)
+    asked = Batch(key, names, 1, schema.sealed_bytes, clients, schema.numbers)
 
     with tempfile.TemporaryDirectory() as folder:
         shuffler = BatchStore(Path(folder) / "state.sqlite")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 import sqlite3
 from dataclasses import dataclass
@@ -12,30 +11,28 @@ from typing import Any
 from ntkfl.crypto.context import bind
 from ntkfl.crypto.credentials import NAME_PATTERN
 from ntkfl.crypto.mask_format import MOST_NUMBERS, WORD_BYTES
-from ntkfl.crypto.row_frames import BatchKey
+from ntkfl.crypto.row_frames import Announced, BatchKey
 from ntkfl.errors import Refused
 
-_COLUMNS = "number, state, max_rows, row_bytes, min_clients, deadline, clients, rows, numbers"
+_COLUMNS = "number, digest, state, max_rows, row_bytes, min_clients, clients, rows, numbers"
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What the aggregator asks for: of which clients, how much of each, and for how long."""
+    """What the aggregator asks for: of which clients, and how much of each."""
 
     key: BatchKey
     cohort: tuple[str, ...]  # names of the clients asked
     max_rows: int  # of each client, exactly
     row_bytes: int  # of every sealed row, exactly
     min_clients: int  # distinct clients below which nothing is released, ever
-    seconds: float | None = None  # until the deadline; None: wait for the whole cohort
     numbers: int = 0  # of a secure sum, those of each client's masked vector; 0: a batch of rows
 
     def check(self) -> Batch:
         """Itself; `Refused` if no batch can be made of it."""
         named = all(re.fullmatch(NAME_PATTERN, name) for name in self.cohort)
-        timed = self.seconds is None or (math.isfinite(self.seconds) and self.seconds >= 0)
         sized = 1 <= self.max_rows < 1 << 32 and 1 <= self.row_bytes < 1 << 32
-        if not (named and timed and sized and len(set(self.cohort)) == len(self.cohort)):
+        if not (named and sized and len(set(self.cohort)) == len(self.cohort)):
             raise Refused("terms", "a batch asks distinct clients, for at least one row of at least one byte")
         if self.numbers and not (
             self.max_rows == 1 and 1 <= self.numbers <= MOST_NUMBERS and self.row_bytes >= WORD_BYTES * self.numbers
@@ -60,7 +57,6 @@ class Status:
     state: str
     clients: int
     rows: int | None = None
-    seconds: float | None = None  # left until the deadline, while there is one to wait for
 
 
 CLOSED = {
@@ -74,11 +70,11 @@ class Record:
     """A batch as it is stored, and the tables that are its own."""
 
     number: int
+    digest: bytes  # of its announcement
     state: str
     max_rows: int
     row_bytes: int
     min_clients: int
-    deadline: float | None
     clients: int
     rows: int | None
     numbers: int
@@ -90,14 +86,15 @@ class Record:
             raise Refused("unknown-batch", f"no batch {tuple(key)} was opened")
         record = cls(*found)
         whole = (record.max_rows, record.row_bytes, record.min_clients, record.clients, record.numbers)
-        if record.state not in ("open", *CLOSED) or not all(isinstance(n, int) for n in whole):
+        sound = isinstance(record.digest, bytes) and all(isinstance(n, int) for n in whole)
+        if record.state not in ("open", *CLOSED) or not sound:
             raise Refused("storage", f"the shuffler's record of batch {tuple(key)} is damaged")
         return record
 
     @staticmethod
-    def create(db: sqlite3.Connection, batch: Batch, deadline: float | None) -> Record:
+    def create(db: sqlite3.Connection, batch: Batch, announced: Announced) -> Record:
         sizes = (batch.max_rows, batch.row_bytes, batch.min_clients)
-        values = (batch.key.number, "open", *sizes, deadline, 0, None, batch.numbers)
+        values = (batch.key.number, announced.check().digest, "open", *sizes, 0, None, batch.numbers)
         db.execute(f"INSERT INTO batches ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
         made = Record(*values)
         db.execute(f"CREATE TABLE {made.cohort} (client TEXT PRIMARY KEY, sent INTEGER, seed BLOB) WITHOUT ROWID")
@@ -107,6 +104,10 @@ class Record:
     @property
     def key(self) -> BatchKey:
         return BatchKey.of(self.number)
+
+    @property
+    def announced(self) -> Announced:
+        return Announced(self.key, self.digest)
 
     @property
     def cohort(self) -> str:

@@ -21,7 +21,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random, SystemRandom
@@ -37,10 +37,9 @@ _GENERATOR = SystemRandom()  # the operating system's
 _BROKEN = (sqlite3.Error, UnicodeDecodeError)  # of a damaged file: SQLite quotes it in what it says
 _SCHEMA = f"""
 CREATE TABLE facts (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
-CREATE TABLE announced (number INTEGER PRIMARY KEY, digest BLOB);
 CREATE TABLE present (client TEXT PRIMARY KEY) WITHOUT ROWID;
-CREATE TABLE batches (number INTEGER PRIMARY KEY, state TEXT, max_rows INTEGER, row_bytes INTEGER,
-  min_clients INTEGER, deadline REAL, clients INTEGER, rows INTEGER, numbers INTEGER, masks BLOB);
+CREATE TABLE batches (number INTEGER PRIMARY KEY, digest BLOB, state TEXT, max_rows INTEGER, row_bytes INTEGER,
+  min_clients INTEGER, clients INTEGER, rows INTEGER, numbers INTEGER, masks BLOB);
 CREATE TABLE rounds (round INTEGER PRIMARY KEY, salt BLOB, cohort BLOB);
 PRAGMA user_version = {PROTOCOL};
 """
@@ -56,14 +55,12 @@ class BatchStore:
         self,
         path: Path | None = None,
         floor: int = 2,
-        clock: Callable[[], float] | None = None,
         random: Random = _GENERATOR,
         run: str = "",
     ) -> None:
         self._lock, self._floor, self._random = threading.Lock(), floor, random
         self._revoked: frozenset[str] = frozenset()
         self._db = _connect(path, run)
-        self._clock = clock or self._steady_clock()
         self._log = None if path is None else ReleaseLog(path.with_suffix(".released"))
         if self._log is not None:
             self._compare(self._log)
@@ -89,7 +86,7 @@ class BatchStore:
                 db.execute("INSERT INTO facts VALUES ('terms', ?)", (terms,))
             elif known != (terms,):
                 raise Refused("other-terms", "this run began with other terms: give the new one a name of its own")
-            newest = db.execute("SELECT MAX(number) FROM announced").fetchone()[0]
+            newest = db.execute("SELECT MAX(number) FROM batches").fetchone()[0]
             return None if newest is None else BatchKey.of(newest)
 
     def present(self, client: str) -> None:
@@ -139,8 +136,8 @@ class BatchStore:
         """
         with self._transaction() as db:
             self._refuse_revoked(client)
-            _refuse_other(db, announced)
             batch = Record.find(db, announced.key)
+            _refuse_other(batch, announced)
             if batch.state != "open":
                 raise Refused(*CLOSED[batch.state])
             _check_kind(batch, seed)
@@ -161,8 +158,8 @@ class BatchStore:
             db.execute(f"UPDATE {batch.cohort} SET sent = ?, seed = ? WHERE client = ?", (len(rows), seed, client))
 
     def status(self, key: BatchKey) -> Status:
-        """Ready is a batch of at least `min_clients` when all of its cohort have sent or its deadline has passed; in a
-        later exchange of a round, only when all clients of the first have sent.
+        """Ready is a batch when at least `min_clients` have sent; in a later exchange of a round, only when all clients
+        of the first have.
         """
         with self._transaction() as db:
             return self._status(db, Record.find(db, key))
@@ -183,7 +180,7 @@ class BatchStore:
             if status.state == "cancelled":
                 raise Refused(*CLOSED["cancelled"])
             if status.state == "open":
-                need = f"at least {batch.min_clients} and the deadline or the whole cohort"
+                need = f"at least {batch.min_clients}, and in a later exchange all of the first"
                 raise Refused("not-ready", f"{status.clients} clients have sent rows; release needs {need}")
             if status.state == "released":
                 batch.find_released(db)
@@ -225,7 +222,7 @@ class BatchStore:
     def announced(self, key: BatchKey) -> Announced:
         """What was announced under the key; `Refused` if nothing was."""
         with self._transaction() as db:
-            return _find_announced(db, key)
+            return Record.find(db, key).announced
 
     def submission_limit(self) -> int:
         """Bytes of the largest submission that an open or recent batch allows: a late client is to be told so."""
@@ -240,16 +237,13 @@ class BatchStore:
         number = batch.check().key.number
         if batch.min_clients < self._floor:
             raise Refused("below-floor", f"no batch here has fewer than {self._floor} clients")
-        if db.execute("SELECT 1 FROM announced WHERE number = ?", (number,)).fetchone():
-            return _refuse_other(db, Announced(batch.key, digest))
-        if db.execute("SELECT 1 FROM announced WHERE number > ?", (number,)).fetchone():
+        if db.execute("SELECT 1 FROM batches WHERE number = ?", (number,)).fetchone():
+            return _refuse_other(Record.find(db, batch.key), Announced(batch.key, digest))
+        if db.execute("SELECT 1 FROM batches WHERE number > ?", (number,)).fetchone():
             raise Refused("backwards", f"batch {tuple(batch.key)} is older than one announced before")
-        db.execute("INSERT INTO announced VALUES (?, ?)", (number, Announced(batch.key, digest).check().digest))
         _forget_answers(db, batch.key.round)
         asked = _members(db, batch)
-        now = self._clock()
-        made = Record.create(db, batch, None if batch.seconds is None else now + batch.seconds)
-        db.execute("INSERT OR REPLACE INTO facts VALUES ('clock', ?)", (now,))
+        made = Record.create(db, batch, Announced(batch.key, digest))
         db.executemany(f"INSERT INTO {made.cohort} VALUES (?, NULL, NULL)", ((name,) for name in sorted(asked)))
 
     def _permute(self, db: sqlite3.Connection, batch: Record) -> int:
@@ -298,26 +292,13 @@ class BatchStore:
         if batch.state != "open":
             return Status(batch.state, batch.clients, batch.rows)
         sent, asked = db.execute(f"SELECT COUNT(sent), COUNT(*) FROM {batch.cohort}").fetchone()
-        left = None if batch.deadline is None else max(0.0, batch.deadline - self._clock())
-        ready = sent == asked  # in a later exchange revoked ones too: the others' rows alone would point at theirs
-        if batch.key.exchange == 0:
-            waits = db.execute(f"SELECT client FROM {batch.cohort} WHERE sent IS NULL")
-            ready = left == 0 or all(client in self._revoked for (client,) in waits)
-        return Status("ready" if ready and sent >= batch.min_clients else "open", sent, None, left)
+        # In a later exchange revoked ones too: the others' rows alone would point at theirs.
+        ready = sent >= batch.min_clients and (batch.key.exchange == 0 or sent == asked)
+        return Status("ready" if ready else "open", sent)
 
     def _refuse_revoked(self, client: str) -> None:
         if client in self._revoked:
             raise Refused("revoked", "this client is revoked")
-
-    def _steady_clock(self) -> Callable[[], float]:
-        """Wall-clock time when this process began, and then what has passed by the monotonic clock. It begins no
-        earlier than the last batch was opened, so that a restart cannot give a batch more time than it was opened with.
-        """
-        with self._transaction() as db:
-            known = db.execute("SELECT value FROM facts WHERE name = 'clock'").fetchone()
-        last = known[0] if known and isinstance(known[0], float) else 0.0
-        offset = max(time.time(), last) - time.monotonic()
-        return lambda: offset + time.monotonic()
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -335,7 +316,7 @@ class BatchStore:
                 raise
 
 
-# -- A round's cohort: its first exchange is released with the clients that answered in time, every later one with
+# -- A round's cohort: its first exchange is released with the clients that have answered, every later one with
 #    exactly the same clients, or not at all. The aggregator can match a later row to an earlier one of the same sample
 #    (it can predict losses), so a client that answered only one of the two would own the rows without a match. The
 #    clients of the first exchange are kept as keyed hashes of their names until the next round begins.
@@ -360,7 +341,7 @@ def _members(db: sqlite3.Connection, batch: Batch) -> Sequence[str]:
 def _remember_answers(db: sqlite3.Connection, batch: Record) -> None:
     """Keep the clients that answered a round's first exchange, unless the next round has begun and needs none."""
     round = batch.key.round
-    if db.execute("SELECT 1 FROM announced WHERE number > ?", (BatchKey(round, 255).number,)).fetchone():
+    if db.execute("SELECT 1 FROM batches WHERE number > ?", (BatchKey(round, 255).number,)).fetchone():
         return
     salt, _ = _find_round(db, round)
     sent = db.execute(f"SELECT client FROM {batch.cohort} WHERE sent IS NOT NULL").fetchall()
@@ -390,16 +371,9 @@ def _tag(salt: bytes, name: str) -> bytes:
 # -- Announcements and masks
 
 
-def _find_announced(db: sqlite3.Connection, key: BatchKey) -> Announced:
-    found = db.execute("SELECT digest FROM announced WHERE number = ?", (key.number,)).fetchone()
-    if found is None:
-        raise Refused("unknown-batch", f"no batch {tuple(key)} was announced")
-    return Announced(key, found[0])
-
-
-def _refuse_other(db: sqlite3.Connection, announced: Announced) -> None:
+def _refuse_other(batch: Record, announced: Announced) -> None:
     """`Refused` unless this is what was announced under its key: a client that heard another must not answer it."""
-    if _find_announced(db, announced.key) != announced:
+    if batch.announced != announced:
         raise Refused("other-announcement", f"batch {tuple(announced.key)} was announced with other contents")
 
 
@@ -430,7 +404,7 @@ def _sum_masks(db: sqlite3.Connection, batch: Record, rows: int) -> bytes:
         raise Refused("storage", f"the shuffler's seeds of batch {tuple(batch.key)} are damaged")
     from ntkfl.crypto.masking import pack_words, sum_masks  # numpy comes with it, which rows do without
 
-    return pack_words(sum_masks(seeds, _find_announced(db, batch.key), batch.numbers))
+    return pack_words(sum_masks(seeds, batch.announced, batch.numbers))
 
 
 def _connect(path: Path | None, run: str) -> sqlite3.Connection:
