@@ -8,6 +8,7 @@ follow from `SEED`; NTKFL_FUZZ_CASES of each target are tried (`make fuzz`: 2,00
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import json
 import os
@@ -315,22 +316,30 @@ def services(scratch: Path) -> Iterator[Target]:
     from ntkfl.crypto.hpke import SealingKey, SigningKey
     from ntkfl.crypto.receipt import check_receipt, issue_receipt
     from ntkfl.crypto.row_frames import Announced, BatchKey, open_row, pack_rows, seal_rows, unpack_rows
-    from ntkfl.services.announcement import Announcement
-    from ntkfl.services.key_server.key_protocol import open_run_secret, seal_run_secret
+    from ntkfl.services.announcement import Head, Question
+    from ntkfl.services.key_server.protocol import open_run_secret, seal_run_secret
+    from ntkfl.services.peers import AggregatorPeer, KeyServerPeer, Peers, RoundTerms, ShufflerPeer
     from ntkfl.services.shuffler.batch import Batch
-    from ntkfl.services.shuffler.store import Shuffler
+    from ntkfl.services.shuffler.store import BatchStore
 
     names, key = ("federation-0", "run-0"), BatchKey(3, 0)
     said = Announced(key, bytes(range(32)))
     signer = SigningKey(Ed25519PrivateKey.from_private_bytes(b"s" * 32))
     opener = SealingKey(X25519PrivateKey.from_private_bytes(b"o" * 32))
     framed = [pack_rows(said, [b"abcd", b"efgh"]), pack_rows(said, [bytes(90)])]
-    batch, weights = Batch(key, ("a", "b", "c"), 10, 120, 2, 30.0), Message("weights", 3, {"weights": torch.randn(4)})
-    announced = [
-        Announcement("exchange", key, batch, weights, opener.public).sign(signer, *names),
-        Announcement("end", BatchKey(4, 0)).sign(signer, *names),
-    ]
-    credential = Credential(names[0], "client-0", "client", opener.public.hex(), signer.public.hex(), 0, 1 << 40)
+    batch, message = Batch(key, ("a", "b", "c"), 10, 120, 2), b"weights"
+    public = signer.public.hex()
+    peers = Peers(
+        federation=names[0],
+        round=RoundTerms(clients=3, least=2),
+        key_server=KeyServerPeer(url="https://k", signing_key=public),
+        shuffler=ShufflerPeer(url="https://s", signing_key=public),
+        aggregator=AggregatorPeer(signing_key=public),
+    )
+    head = Head(names[1], batch, opener.public.hex(), "ab" * 32, hashlib.sha256(message).hexdigest())
+    announced = [head.sign(signer, names[0])]
+    questions = [Question.pack(announced[0], message)]
+    credential = Credential(names[0], "client-0", opener.public.hex(), public)
     issued = [credential.issue(signer).encode()]
     seed = json.dumps(seal_run_secret(Secret(bytes(32)), opener.public, signer, *names, "client-0")).encode()
 
@@ -339,14 +348,14 @@ def services(scratch: Path) -> Iterator[Target]:
         assert pack_rows(*found) == data
 
     def signed_again(data: bytes) -> bytes:
-        return signer.sign(data[64:], bind("ntkfl announcement v2", *names)) + data[64:]
+        return signer.sign(data[64:], bind("ntkfl announcement v3", names[0])) + data[64:]
 
     def announcement(data: bytes) -> None:
-        found = Announcement.check(data, signer.public, *names)
-        assert Announcement.check(found.sign(signer, *names), signer.public, *names).key == found.key
+        found = Head.check(data, peers)
+        assert Head.check(found.sign(signer, names[0]), peers) == found
 
     def payload(data: bytes) -> None:
-        signature = signer.sign(data, bind("ntkfl credential v2", names[0]))
+        signature = signer.sign(data, bind("ntkfl credential v3", names[0]))
         found = Credential.check(base64.b64encode(signature + data).decode(), signer.public, names[0])
         assert found.payload() == data
 
@@ -361,20 +370,20 @@ def services(scratch: Path) -> Iterator[Target]:
         own = path.with_name(f"state-{next(numbers)}.sqlite")  # a failure's connection keeps the lock of its file
         own.touch(0o600)
         own.write_bytes(path.read_bytes())
-        store = Shuffler(own, run="f/r")
+        store = BatchStore(own, run="f/r")
         try:
             store.submit("b", said, [b"efgh"])
             assert sorted(store.release(key)) == [b"abcd", b"efgh"]
         finally:
             store.close()
-            for left in path.parent.glob(f"{own.name}*"):
+            for left in path.parent.glob(f"{own.stem}*"):
                 left.unlink()
 
     numbers = count()
     kept = scratch / "shuffler.sqlite"
-    store = Shuffler(kept, run="f/r")
-    store.publish(b"signed", key, Batch(key, ("a", "b"), 1, 4, 2, None))
+    store = BatchStore(kept, run="f/r")
     said_there = Announced.of(key, b"signed")
+    store.open(Batch(key, ("a", "b"), 1, 4, 2), said_there.digest)
     store.submit("a", said_there, [b"abcd"])
     store.close()
     sealed = list(seal_rows([b"", b"row", bytes(200)], opener.public, *names, said))
@@ -383,7 +392,8 @@ def services(scratch: Path) -> Iterator[Target]:
     yield unforgeable("sealed row", sealed, lambda data: open_row(opener, data, *names, said))
     receipt = [issue_receipt(signer, *names, said)]
     yield unforgeable("receipt", receipt, lambda data: check_receipt(data, signer.public, *names, said))
-    yield unforgeable("announcement", announced, lambda data: Announcement.check(data, signer.public, *names))
+    yield unforgeable("announcement", announced, lambda data: Head.check(data, peers))
+    yield unforgeable("question", questions, lambda data: Question.check(data, peers))
     yield Target("announcement signed", announced, announcement, repair=signed_again)
     yield unforgeable("credential", issued, lambda d: Credential.check(d.decode("latin-1"), signer.public, names[0]))
     yield Target("credential payload", [credential.payload()], payload, document_twisted)

@@ -20,7 +20,7 @@ from ntkfl.federation.simulation import Simulation
 from ntkfl.methods import METHODS, FedAvg, Method, Privacy, SumNTKFL
 from ntkfl.methods.replies import Addend
 from ntkfl.privacy.randomness import Randomness
-from ntkfl.services.shuffler.store import Shuffler
+from ntkfl.services.shuffler.store import BatchStore
 from ntkfl.wire import Message
 from tests.federation.masked import KEY, NAMES, SAID, Round, played, schema_of, words_of
 from tests.federation.rounds import small_client, small_task
@@ -189,19 +189,19 @@ def test_a_client_that_cannot_comply_leaves_the_round(digits: ntkfl.data.Federat
 
 def test_seeds_are_not_kept(digits: ntkfl.data.Federated, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a round nothing of a seed is in the shuffler's tables."""
-    kept: list[Shuffler] = []
-    make = Shuffler.__init__
+    kept: list[BatchStore] = []
+    make = BatchStore.__init__
 
-    def remember(self: Shuffler, *args: Any, **options: Any) -> None:
+    def remember(self: BatchStore, *args: Any, **options: Any) -> None:
         make(self, *args, **options)
         kept.append(self)
 
-    monkeypatch.setattr(Shuffler, "__init__", remember)
+    monkeypatch.setattr(BatchStore, "__init__", remember)
     trained(digits, FedAvg(local_steps=1), rounds=1)
     tables = [name for shuffler in kept for (name,) in shuffler._db.execute("SELECT name FROM sqlite_master")]
-    assert "sums" in tables
-    assert not [name for name in tables if name.startswith(("seeds_", "pending_", "released_"))]
-    assert [masks for shuffler in kept for (masks,) in shuffler._db.execute("SELECT masks FROM sums")] == [None]
+    assert "batches" in tables
+    assert not [name for name in tables if name.startswith(("cohort_", "pending_", "released_"))]
+    assert [masks for shuffler in kept for (masks,) in shuffler._db.execute("SELECT masks FROM batches")] == [None]
 
 
 def test_an_extreme_update_weighs_as_much_as_its_limit(

@@ -21,7 +21,7 @@ from ntkfl.federation.transport import Traffic
 from ntkfl.federation.validation import filter_replies
 from ntkfl.methods import METHODS, NTKFL, ClientRound, Method, Privacy, Task
 from ntkfl.methods.replies import Reply
-from ntkfl.services.shuffler.store import Shuffler
+from ntkfl.services.shuffler.store import BatchStore
 from ntkfl.wire import Message
 from tests.federation.rounds import play_round, server_of, small_client, small_task
 
@@ -219,13 +219,13 @@ def test_every_client_sends_equally_many_rows_whatever_it_has(monkeypatch: pytes
     """Of samples as many as the largest has, of losses one; so no number of rows tells clients apart."""
     task, method, people, _ = scaled_labels(4, set())
     sent: list[int] = []
-    submit = Shuffler.submit
+    submit = BatchStore.submit
 
-    def listening(self: Shuffler, client: str, announced: Announced, rows: Any) -> None:
+    def listening(self: BatchStore, client: str, announced: Announced, rows: Any) -> None:
         sent.append(len(rows))
         submit(self, client, announced, rows)
 
-    monkeypatch.setattr(Shuffler, "submit", listening)
+    monkeypatch.setattr(BatchStore, "submit", listening)
     outcome, traffic = play_round(task, method, method.start(task, task.like), 1, people)
     assert [len(person) for person in people] == [4, 5, 6, 7]
     assert sent == [7] * 4 + [1] * 4

@@ -29,6 +29,7 @@ VERBS = {
     "watch": "Watch runs while they go on.",
     "forget": "Take a client out of a run, exactly.",
     "data": "Datasets, and how they are dealt to clients.",
+    "keys": "Keys and tokens of a federation.",
     "serve": "Run a federation's key server or shuffler.",
 }
 

@@ -18,7 +18,7 @@ from ntkfl.federation.validation import MALFORMED
 from ntkfl.methods import Method, State, Task
 from ntkfl.methods.replies import Reply
 from ntkfl.services.shuffler.batch import Batch
-from ntkfl.services.shuffler.store import Shuffler
+from ntkfl.services.shuffler.store import BatchStore
 from ntkfl.wire import Message
 
 LEAST_CLIENTS = 2  # without whose rows a simulated batch is not released: a deployed shuffler's least
@@ -37,8 +37,8 @@ class LocalShuffler(ShuffledTransport):
         self._key, self._present = BatchKey(0, 0), frozenset[int]()
         self._shuffler = self._make()
 
-    def _make(self) -> Shuffler:
-        return Shuffler(floor=LEAST_CLIENTS, clock=lambda: 0.0)  # a batch is due when all have had their turn
+    def _make(self) -> BatchStore:
+        return BatchStore(floor=LEAST_CLIENTS)
 
     def available(self, wanted: int) -> Sequence[int]:
         return self.inner.available(wanted)
@@ -68,7 +68,7 @@ class LocalShuffler(ShuffledTransport):
         numbers = schema.numbers if isinstance(schema, SumSchema) else 0
         sizes = schema.rows(self.rows), schema.sealed_bytes
         names = {number: f"client-{number}" for number in cohort}
-        batch = Batch(key, tuple(names.values()), *sizes, LEAST_CLIENTS, seconds=0, numbers=numbers)
+        batch = Batch(key, tuple(names.values()), *sizes, LEAST_CLIENTS, numbers)
         self._shuffler.open(batch, announced.digest)
         taken = set()
         for number, body in bodies.items():
