@@ -16,16 +16,17 @@ Loader = DataLoader[tuple[Tensor, ...]]
 
 
 class Net(nn.Module):
-    """Two convolutions and a linear layer, for pictures with one channel."""
+    """A LeNet for pictures with one channel."""
 
     def __init__(self, dataset: Any) -> None:
         super().__init__()
         self.trunk = nn.Sequential(
-            *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-            nn.Flatten(),
+            *(nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(6, 16, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Flatten(), nn.Linear(16 * (SIDE[dataset] // 4) ** 2, 120), nn.ReLU()),
+            *(nn.Linear(120, 84), nn.ReLU()),
         )
-        self.head = nn.Linear(32 * (SIDE[dataset] // 4) ** 2, 10)
+        self.head = nn.Linear(84, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.trunk(x))
