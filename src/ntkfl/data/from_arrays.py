@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -15,7 +16,7 @@ from ntkfl.data.dataset import Dataset as Whole
 from ntkfl.data.federated import Federated
 from ntkfl.data.partitions import Partition
 from ntkfl.data.table import Rows
-from ntkfl.data.torch_data import TorchData, read_torch
+from ntkfl.data.torch_data import TorchData, read_torch, varies
 from ntkfl.errors import ConfigError, DataError, unknown
 
 Array: TypeAlias = Tensor | NDArray[Any]
@@ -116,6 +117,12 @@ def _is_pair(value: tuple[Any, ...]) -> bool:
 def read_source(who: str, source: Source, tokens: bool = False) -> tuple[Tensor, Tensor]:
     """A client's samples, checked: see `checked_pair`."""
     if isinstance(source, Dataset | DataLoader):
+        if varies(source):
+            warnings.warn(
+                "items of a torch Dataset change when they are read again, as those of a random transform do: they are "
+                "read once, so that every round trains on one draw of each and nothing is augmented",
+                stacklevel=2,
+            )
         source = read_torch(who, source)
     return checked_pair(who, source, tokens)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from ntkfl.errors import ConfigError, MessageError, TooFew
 from ntkfl.methods.additive import Addend, Summand
 from ntkfl.methods.base import Method, Task
+from ntkfl.privacy.sum_accounting import Release
 from ntkfl.wire import Message
 
 LARGEST = 2.0**30  # of a client's numbers: with noise they still fit into 32 bits
@@ -74,6 +75,13 @@ class NoiseShares(Method):
     @abstractmethod
     def widths(self, sizes: Mapping[str, int]) -> dict[str, float]:
         """σ of the noise that each client adds to arrays of so many numbers, in integers; 0 without ε."""
+
+    @abstractmethod
+    def releases(self, rounds: int) -> list[Release]:
+        """ρ of what so many rounds release, where the noise of `noise_clients` clients counts; none without ε.
+
+        `budget_rounds`, an option or a constant of the class, is how many rounds there may be.
+        """
 
     @abstractmethod
     def limit(self, name: str) -> float:

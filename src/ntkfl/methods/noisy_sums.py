@@ -25,7 +25,7 @@ from ntkfl.methods.noise_shares import LARGEST, NoiseShares
 from ntkfl.privacy.accounting import Guarantee
 from ntkfl.privacy.discrete_gaussian import discrete_gaussians
 from ntkfl.privacy.randomness import Purpose, Randomness
-from ntkfl.privacy.sum_accounting import guarantee
+from ntkfl.privacy.sum_accounting import Release, guarantee
 from ntkfl.privacy.sum_noise import COUNT, GRAINS, SumBudget, moment_change, momentum_sums, to_integers, vector_change
 from ntkfl.tangent.sums import Factor, Layer
 from ntkfl.wire import Message
@@ -165,6 +165,9 @@ class NoisySums(NoiseShares):
         once = budget.width_once(moment_change(moments)) if moments else 0.0
         return {name: once if name.startswith(MOMENTS) else usual for name in sizes}
 
+    def releases(self, rounds: int) -> list[Release]:
+        return [] if (budget := self._budget()) is None else budget.releases(rounds)
+
     @property
     @abstractmethod
     def step(self) -> tuple[str, float]:
@@ -223,12 +226,12 @@ class NoisySums(NoiseShares):
 
     def guarantees(self, run: Participation) -> list[Guarantee]:
         """With credit for sampling, where ε counts on it, and without."""
-        if (budget := self._budget()) is None:
+        if self.epsilon is None:
             return []
         seen = "the aggregator" if self._hides_replies else "those who see the models"
         return [
             guarantee(
-                budget.releases(run.rounds),
+                self.releases(run.rounds),
                 self.delta,
                 clients=self.noise_clients,
                 against=f"{seen}, {run.rounds} rounds",

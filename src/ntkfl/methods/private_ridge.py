@@ -32,7 +32,7 @@ from ntkfl.methods.noise_shares import LARGEST, NoiseShares
 from ntkfl.methods.whitening import scaled_triangle, unscaled
 from ntkfl.privacy.accounting import Guarantee
 from ntkfl.privacy.discrete_gaussian import discrete_gaussians
-from ntkfl.privacy.sum_accounting import concentrated, guarantee
+from ntkfl.privacy.sum_accounting import Release, concentrated, guarantee
 from ntkfl.privacy.sum_noise import SumBudget, to_integers
 from ntkfl.tangent.parameters import evaluating
 from ntkfl.wire import Message
@@ -49,6 +49,7 @@ class PrivateRidge(NoiseShares):
 
     name: ClassVar[str] = "private-ridge"
     paper: ClassVar[str] = "after He et al. 2025, with distributed noise (Kairouz et al. 2021)"
+    budget_rounds: ClassVar[int] = 1
 
     epsilon: float | None = Field(3.0, gt=0, description="ε of a record, for one round; none: no noise, no privacy")
     clip: float | None = Field(
@@ -120,6 +121,13 @@ class PrivateRidge(NoiseShares):
         budget = SumBudget(self.epsilon, self.delta, 1, once=self.gram_share, clients=self.noise_clients)
         return {_GRAM: budget.width_once(change(sizes[_GRAM])), _CROSS: budget.width(change(sizes[_CROSS]))}
 
+    def releases(self, rounds: int) -> list[Release]:
+        if self.epsilon is None:
+            return []
+        # How many numbers there are decides the change and the width alike, not ρ.
+        widths = self.widths({_GRAM: 1, _CROSS: 1}).values()
+        return [(concentrated(change(1), width, self.noise_clients, 1), rounds) for width in widths]
+
     def promise(self, cohort: int, rounds: int) -> list[str]:
         self.check_honest(cohort)
         if self.epsilon is None:
@@ -136,11 +144,9 @@ class PrivateRidge(NoiseShares):
         if self.epsilon is None:
             return []
         seen = "the aggregator" if self.secure_sum else "those who see the models"
-        # How many numbers there are decides the change and the width alike, not ρ.
-        widths = self.widths({_GRAM: 1, _CROSS: 1}).values()
         return [
             guarantee(
-                [(concentrated(change(1), width, self.noise_clients, 1), 1) for width in widths],
+                self.releases(1),
                 self.delta,
                 clients=self.noise_clients,
                 against=f"{seen}, one round",

@@ -1,0 +1,381 @@
+"""A site decides what leaves it: a run's terms, the site's policy.toml, and the site that holds one against the other.
+
+    site = Site.of(context.node_config, context.node_id, memory=…)
+    method = site.admit(Terms.parse(text), run, build_method)       # or a refusal, in one line
+    reply = site.release(run, round, exchange, question, answer)    # in the ledger before it is returned
+
+ε is the site's own: it follows from the noise that this site adds by the terms, for a record of this site, at the
+policy's δ, and counts no promise of the server. Of a secure sum the noise of others counts where the policy says so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from ntkfl.errors import ConfigError, MessageError, Refused
+from ntkfl.options import Options, written
+from ntkfl.privacy.ledger import Ledger, LedgerEntry, MemoryLedger, sha256, spent_in_year
+from ntkfl.privacy.sum_accounting import spent
+from ntkfl.safe_parse import parse_json, read_toml
+from ntkfl.user_code import is_code
+
+SENT = {
+    "rows": "rows of samples (Jacobian, output, label)",
+    "updates": "changes of weights after local training",
+    "sums": "sums over samples",
+    "samples": "samples themselves",
+}
+FLOWER = "flower"  # in `methods`: an ordinary Flower app, whose replies `ntkfl.flower.guard` checks
+ENVIRONMENT, FOLDER = "NTKFL_POLICY", "ledger"
+_DIGEST = "^(sha256:[0-9a-f]{64})?$"
+_MOST_BYTES, _EXCHANGES = 65_536, 8  # of terms; in a round
+_SLACK = 1e-9  # ε is found by bisection
+Build = Callable[[Mapping[str, Any]], Any]  # federation.build.build_method
+
+
+class Terms(Options):
+    """What a run asks of a client. It travels with every question, as text; its digest stands for it.
+
+    Noise, secure sums and shuffling are options of the method, and every option is spelled out.
+    """
+
+    method: dict[str, Any] = Field(description="name and every option")
+    rounds: int = Field(ge=1, le=1_000_000)
+    min_clients: int = Field(1, ge=1, description="clients in a round, at least")
+    precision: Literal["float32", "float64"] = "float32"
+    outputs: int = Field(ge=1)
+    inputs: tuple[int, ...] = Field(description="shape of one input")
+    shuffler: str = Field("", pattern=_DIGEST, description="digest of the key that replies are sealed for, if any")
+
+    @staticmethod
+    def of(method: Any, **terms: Any) -> Terms:
+        """The terms of a method; `ConfigError` where they ask for more rounds, or fewer clients, than ε is for."""
+        found = Terms(method={"name": method.name} | written(method), **terms)
+        if noisy(method) and found.rounds > method.budget_rounds:
+            raise ConfigError(
+                f"ε of {method.name} is for {method.budget_rounds} rounds, and the run has {found.rounds}"
+            )
+        if noisy(method) and method.secure_sum and found.min_clients < method.noise_clients:
+            raise ConfigError(f"ε counts on {method.noise_clients} clients: min_clients is {found.min_clients}")
+        return found
+
+    @staticmethod
+    def parse(text: str) -> Terms:
+        """Terms as `text` has written them, to the letter; `MessageError` for anything else."""
+        if len(text) > _MOST_BYTES:
+            raise MessageError(f"the run's terms have {len(text):,} characters, more than {_MOST_BYTES:,}")
+        try:
+            values = parse_json(text)
+            terms = Terms(**values if isinstance(values, dict) else {"terms": values})
+        except (ValueError, TypeError, ConfigError) as error:
+            raise MessageError(f"the run's terms cannot be read: {error}") from None
+        if terms.text != text:
+            raise MessageError("the run's terms are not written as Terms.text writes them: a value twice, or left out")
+        return terms
+
+    @property
+    def text(self) -> str:
+        values = self.model_dump(mode="json")
+        return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+    @property
+    def digest(self) -> str:
+        return sha256(self.text.encode())
+
+
+def noisy(method: Any) -> bool:
+    """Whether clients add noise of the method's to what they send."""
+    return bool(method.adds_noise and method.epsilon is not None and getattr(method, "noise_by", "") != "server")
+
+
+class Limits(Options):
+    """[privacy]: what a record of this site may lose, over all runs. Without noise only methods named in `methods`."""
+
+    epsilon_per_run: float = Field(gt=0)
+    epsilon_per_year: float | None = Field(None, gt=0)
+    delta: float = Field(1e-6, gt=0, lt=1, description="of each run")
+    noise_clients: int = Field(1, ge=1, description="of secure sums: clients whose noise counts, this one among them")
+
+
+class Guarded(Options):
+    """[flower]: replies of an ordinary Flower app."""
+
+    metrics: tuple[str, ...] = Field((), description="single numbers that may leave, by name")
+    max_mb: float = Field(1000.0, gt=0, description="arrays of one reply, in megabytes")
+
+
+class Policy(Options):
+    """policy.toml: what may leave a site."""
+
+    methods: tuple[str, ...] = Field(min_length=1, description="methods, or kinds of reply: rows, updates, sums")
+    secure_sum: Literal["required", "optional"] = "optional"
+    shuffler: str = Field("", pattern=_DIGEST, description="digest of the shuffler's key")
+    min_clients: int = Field(1, ge=1, description="clients in a round, at least")
+    privacy: Limits | None = None
+    code: tuple[str, ...] = Field((), description="sha256:… of ntkfl and of the app; none: any code")
+    flower: Guarded = Guarded()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _code_below_privacy(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """`code` may stand below [privacy], where TOML takes it for a part of that table."""
+        if isinstance(limits := values.get("privacy"), dict) and "code" in limits and "code" not in values:
+            limits = dict(limits)
+            values = {**values, "code": limits.pop("code"), "privacy": limits}
+        return values
+
+    @staticmethod
+    def read(path: Path) -> Policy:
+        try:
+            return Policy(**read_toml(path))
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}" if str(path) not in str(error) else str(error)) from None
+
+    def check_code(self, terms: Terms) -> None:
+        """Refuse terms that would import code: a module must be imported by the app already, or named in `methods`."""
+        for name in filter(is_code, terms.method.values()):
+            module = name.partition(":")[0]
+            library = module.partition(".")[0] in sys.stdlib_module_names
+            if name not in self.methods and (library or module not in sys.modules):
+                raise Refused("policy", f"the terms name code of this site's, {name}: import its module in the app")
+
+    def check(self, terms: Terms, method: Any) -> None:
+        """Refuse terms that this policy does not allow, in one line; `method` is what they build."""
+        name, kind = method.name, method.shows
+        if name not in self.methods and kind not in self.methods:
+            raise Refused("policy", f"{name} sends {kind}, and the policy allows {', '.join(self.methods)}")
+        if terms.min_clients < self.min_clients:
+            raise Refused(
+                "policy", f"rounds of {terms.min_clients} clients, and the policy asks for {self.min_clients}"
+            )
+        if self.secure_sum == "required" and not method.secure_sum:
+            raise Refused("policy", f"{name} comes without secure sums, which the policy requires")
+        if self.shuffler and (method.secure_sum or method.shuffle) and terms.shuffler != self.shuffler:
+            raise Refused("policy", f"the shuffler is {terms.shuffler or 'unnamed'}, not the policy's {self.shuffler}")
+        if self.privacy is None or (not method.adds_noise and name in self.methods):
+            return
+        epsilon = self.epsilon(method, terms.rounds)
+        if epsilon is None:
+            raise Refused("policy", f"{name} sends {kind} without noise of this site's: no ε, which [privacy] limits")
+        if epsilon > self.privacy.epsilon_per_run + _SLACK:
+            raise Refused(
+                "policy",
+                f"ε would be {epsilon:.4g} at δ = {self.privacy.delta:g} for a record of this site by the noise that "
+                f"counts here, above epsilon_per_run = {self.privacy.epsilon_per_run:g}",
+            )
+
+    def delta(self, method: Any) -> float:
+        return self.privacy.delta if self.privacy else float(method.delta)
+
+    def epsilon(self, method: Any, answers: int) -> float | None:
+        """ε of a record after so many answers; None where this site adds no noise.
+
+        ρ of a release falls with the number of clients whose noise counts. Those of others count in a secure sum
+        alone: elsewhere the server sees this site's reply. Noise that hides a whole client, whose contribution is
+        nothing or of norm 1, is for half of what a record may do, which can turn that around: four times ρ.
+        """
+        if not noisy(method):
+            return None
+        counted = self.privacy.noise_clients if self.privacy and method.secure_sum else 1
+        worse = method.noise_clients / min(counted, method.noise_clients)
+        worse *= 4 if getattr(method, "unit", "record") == "client" else 1
+        return spent([(worse * rho, times) for rho, times in method.releases(answers)], self.delta(method))
+
+
+class Site:
+    """A policy and a ledger. Without a policy nothing is refused, as in a simulation; what a run says of itself, its
+    rounds and its noise, holds all the same.
+    """
+
+    def __init__(self, policy: Policy | None, ledger: Ledger, node: str = "") -> None:
+        self.policy, self.ledger, self.node = policy or Policy(methods=tuple(SENT)), ledger, node
+        self.simulated = policy is None
+        self._admitted: dict[str, tuple[Terms, Any]] = {}
+
+    @staticmethod
+    def of(
+        node_config: Mapping[str, Any],
+        node: object = "",
+        policy: Path | str | None = None,
+        memory: MutableMapping[str, Any] | None = None,
+    ) -> Site:
+        """The site of the policy that its owner set: `policy` in Flower's --node-config, or NTKFL_POLICY; or the app.
+
+        Its ledger is the folder `ledger` beside the file, one for each partition where nodes have these.
+        """
+        found = node_config.get("policy") or os.environ.get(ENVIRONMENT) or policy
+        if not found:
+            _say_once("no policy.toml: as in a simulation every method is allowed; `ntkfl policy new` writes one")
+            return Site(None, MemoryLedger({} if memory is None else memory), str(node))
+        path = Path(str(found))
+        folder = path.parent / FOLDER / str(node_config.get("partition-id", ""))
+        return Site(Policy.read(path), Ledger(folder), str(node))
+
+    def admit(self, terms: Terms, run: object, build: Build, shuffler: str = "") -> Any:
+        """The method of the terms, if the policy allows them. `shuffler` is the digest of the key that replies will be
+        sealed for. Once per run it prints what is about to be promised.
+        """
+        self.policy.check_code(terms)
+        method = build(terms.method)
+        if Terms.of(method, **terms.model_dump(exclude={"method"})) != terms:
+            raise Refused("policy", f"the terms leave options of {method.name} out, or call it by another name")
+        sealed = method.secure_sum or method.shuffle
+        if terms.shuffler != shuffler or (sealed and not shuffler and not self.simulated):
+            raise Refused(
+                "policy", f"replies go through {shuffler or 'no shuffler'}; terms: {terms.shuffler or 'none'}"
+            )
+        self.policy.check(terms, method)
+        self._check_running_code()
+        self._admitted[str(run)] = terms, method
+        with self.ledger.locked():
+            known = [entry for entry in self.ledger.entries if entry.run == str(run)]
+            if known and known[0].terms != terms.digest:
+                raise Refused("policy", f"the terms of run {run} changed: {known[0].terms[:12]}…, {terms.digest[:12]}…")
+            if not known:
+                epsilon = self.policy.epsilon(method, terms.rounds)
+                left = self._left(str(run), epsilon or 0.0)
+                self.ledger.append(self._entry("terms", str(run), terms, method))
+                if not self.simulated:
+                    print(self._promise(str(run), terms, method, epsilon, left), flush=True)
+        return method
+
+    def release(self, run: object, round: int, exchange: int, question: bytes, make: Callable[[], bytes]) -> bytes:
+        """The reply to a question, made by `make`, kept and entered in the ledger before it is returned.
+
+        `round` is that of the question itself. The same question gets the same bytes; another one for the same round
+        and exchange, an earlier round, or a round beyond the terms is refused. Noise allows one answer in a round.
+        """
+        if str(run) not in self._admitted:
+            raise Refused("policy", f"run {run} has not been admitted")
+        terms, method = self._admitted[str(run)]
+        reply: bytes | None = None
+        while True:
+            with self.ledger.locked():
+                past = [e for e in self.ledger.entries if e.run == str(run) and e.what == "reply"]
+                same = [e for e in past if (e.round, e.exchange) == (round, exchange)]
+                if same:
+                    return self._again(same[0], question)
+                epsilon = self._next(terms, method, str(run), round, exchange, past)
+                if reply is not None:
+                    first = not past or past[-1].round < round
+                    self.ledger.keep(str(run), f"{round}-{exchange}", reply, first)
+                    asked = {"round": round, "exchange": exchange, "question": sha256(question), "epsilon": epsilon}
+                    told = {"bytes": len(reply), "reply": sha256(reply)}
+                    self.ledger.append(self._entry("reply", str(run), terms, method, **asked, **told))
+                    return reply
+            reply = make()  # takes long, and others may need the ledger
+
+    def record(self, run: object, round: int, size: int, digest: str) -> None:
+        """Enter a reply of an ordinary Flower app."""
+        with self.ledger.locked():
+            told = {"round": round, "bytes": size, "reply": digest}
+            self.ledger.append(
+                LedgerEntry(time=_clock(), what="reply", run=str(run), node=self.node, method=FLOWER, **told)
+            )
+
+    def _again(self, entry: LedgerEntry, question: bytes) -> bytes:
+        where = f"round {entry.round}, exchange {entry.exchange} of run {entry.run}"
+        if entry.question != sha256(question):
+            raise Refused("policy", f"{where} was answered to another question")
+        if entry.node != self.node:
+            raise Refused("policy", f"{where} was answered by node {entry.node}: give each SuperNode a policy folder")
+        kept = self.ledger.kept(entry.run, f"{entry.round}-{entry.exchange}")
+        if kept is None or sha256(kept) != entry.reply:
+            raise Refused("policy", f"{where} was answered, and its reply is no longer kept")
+        return kept
+
+    def _next(
+        self, terms: Terms, method: Any, run: str, round: int, exchange: int, past: list[LedgerEntry]
+    ) -> float | None:
+        """ε of the run after one more answer, where there may be one."""
+        if not 1 <= round <= terms.rounds or not 0 <= exchange < _EXCHANGES:
+            raise Refused("policy", f"round {round}, exchange {exchange}: the terms are for {terms.rounds} rounds")
+        if past and round < past[-1].round:
+            raise Refused("policy", f"round {round} is asked for after round {past[-1].round}")
+        if not noisy(method):
+            return None
+        answers = len(past) + 1
+        if past and past[-1].round == round:
+            raise Refused("policy", f"{method.name} answers once in a round, and round {round} was answered")
+        if answers > min(terms.rounds, method.budget_rounds):
+            raise Refused("policy", f"{len(past)} rounds were answered: ε of the terms is spent")
+        epsilon = self.policy.epsilon(method, answers)
+        self._left(run, epsilon or 0.0)
+        return epsilon
+
+    def _left(self, run: str, epsilon: float) -> float:
+        """ε that the year leaves after a run of so much; refuses what exceeds it."""
+        limits = self.policy.privacy
+        if limits is None or limits.epsilon_per_year is None:
+            return float("inf")
+        left = limits.epsilon_per_year - spent_in_year(self.ledger.entries, _clock(), run)
+        if epsilon > left + _SLACK:
+            year = f"{max(0.0, left):.3g} of {limits.epsilon_per_year:g} are left of this year's ε"
+            raise Refused("policy", f"{year}, and the run takes {epsilon:.3g}")
+        return left - epsilon
+
+    def _promise(self, run: str, terms: Terms, method: Any, epsilon: float | None, left: float) -> str:
+        """Three lines: what is sent, who sees it, what of ε it takes."""
+        clients = f"at least {terms.min_clients} clients"
+        seen = "this site's replies as they are"
+        if method.shuffle:
+            seen = f"rows of {clients}, without senders"
+        if method.secure_sum:
+            seen = f"the total of {clients}, unless server and shuffler collude"
+        cost = "no noise, so no ε: replies may reveal records"
+        if epsilon is not None:
+            cost = f"ε = {epsilon:.3g} at δ = {self.policy.delta(method):g} for a record of this site"
+            cost += f"; {left:.3g} are left this year" if left < float("inf") else "; the policy sets no limit a year"
+        sent = f"run {run} is accepted: {method.name}, {terms.rounds} rounds, sends {SENT[method.shows]}"
+        return f"policy: {sent}\npolicy: the server sees {seen}\npolicy: {cost}"
+
+    def _entry(self, what: Literal["terms", "reply"], run: str, terms: Terms, method: Any, **told: Any) -> LedgerEntry:
+        if told.get("epsilon") is not None:
+            told["delta"] = self.policy.delta(method)
+        told |= {"time": _clock(), "node": self.node, "terms": terms.digest, "method": method.name}
+        return LedgerEntry(what=what, run=run, **told)
+
+    def _check_running_code(self) -> None:
+        if self.policy.code:
+            for name, digest in running_code().items():
+                if digest not in self.policy.code:
+                    raise Refused("policy", f"the code of {name} is {digest}, which the policy's `code` does not list")
+
+
+def _clock() -> int:
+    return int(time.time())
+
+
+@cache
+def _say_once(line: str) -> None:
+    print(line, flush=True)
+
+
+@cache
+def running_code() -> Mapping[str, str]:
+    """Digests by name: of ntkfl, and of every package in use that is not installed, such as a Flower app."""
+    found, stdlib = {"ntkfl": Path(__file__).resolve().parents[1]}, Path(sysconfig.get_path("stdlib")).resolve()
+    for name, module in list(sys.modules.items()):
+        path = Path(getattr(module, "__file__", None) or "").resolve()
+        installed = path.is_relative_to(stdlib) or {"site-packages", "dist-packages"} & {*path.parts}
+        top, depth = name.partition(".")[0], name.count(".") + (path.name == "__init__.py")
+        if path.suffix == ".py" and not installed and top not in found and not top.startswith("__"):
+            found[top] = path.parents[depth - 1] if depth else path
+    return {name: code_digest(path) for name, path in found.items()}
+
+
+def code_digest(path: Path) -> str:
+    """SHA-256 of a package's Python files, by name and content."""
+    files = [path] if path.is_file() else sorted(path.rglob("*.py"))
+    lines = [f"{sha256(file.read_bytes())} {file.relative_to(path.parent).as_posix()}\n" for file in files]
+    return f"sha256:{sha256(''.join(lines).encode())}"
