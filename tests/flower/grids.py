@@ -82,4 +82,3 @@ def app(train: Callable[[Message, Context], Message], evaluate: Any = None) -> C
     if evaluate:
         made.evaluate()(evaluate)
     return made
-

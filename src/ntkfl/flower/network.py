@@ -1,4 +1,4 @@
-"""What both ends must agree on of a network beside its trained weights: their layout, and whatever does not train."""
+"""What both ends must agree on of a network beside the weights in a round's messages."""
 
 from __future__ import annotations
 
@@ -14,14 +14,8 @@ from ntkfl.methods.batchnorm import statistics
 from ntkfl.tangent.parameters import trainable
 
 
-def layout(model: nn.Module) -> str:
-    """SHA-256 of the names and shapes of what trains: networks with another one cannot exchange weights."""
-    names = [f"{name} {list(p.shape)}" for name, p in trainable(model).items()]
-    return hashlib.sha256("\n".join(names).encode()).hexdigest()
-
-
 def frozen(model: nn.Module, method: Method) -> dict[str, Tensor]:
-    """Weights and buffers that no round changes, by their names in the state dict: they do not travel with every round.
+    """Weights and buffers that no round changes, by their names in the state dict: they do not travel every round.
 
     Running statistics of batch normalisation are among them unless the method averages them. A count of batches is not:
     nothing depends on it.
@@ -33,32 +27,26 @@ def frozen(model: nn.Module, method: Method) -> dict[str, Tensor]:
     return {n: t.detach() for n, t in own.items() if id(t) not in moving and not n.endswith("num_batches_tracked")}
 
 
-def digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of names, types, shapes and values."""
-    found = hashlib.sha256()
-    for name, value in sorted(tensors.items()):
+def digest(model: nn.Module, method: Method) -> str:
+    """SHA-256 of the names and shapes of what trains, and of all of what does not."""
+    found = hashlib.sha256("".join(f"{name} {list(p.shape)};" for name, p in trainable(model).items()).encode())
+    for name, value in frozen(model, method).items():
         found.update(f"{name} {value.dtype} {list(value.shape)};".encode())
         found.update(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 
-def load(model: nn.Module, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], whose: str) -> None:
-    """Write tensors into the model; `ModelError` where names or shapes are not those of `expected`."""
-    for what, names in (("lack", expected.keys() - tensors.keys()), ("have", tensors.keys() - expected.keys())):
-        if names:
-            also = "" if what == "lack" else ", which the model has not"
-            raise ModelError(f"{whose} {what} {sorted(names)[0]!r}{also}: both must be of the same network")
-    for name, own in expected.items():
-        if tensors[name].shape != own.shape:
-            raise ModelError(
-                f"{whose} have {name!r} of shape {list(tensors[name].shape)}; the model's has {list(own.shape)}"
-            )
-    model.load_state_dict(dict(tensors), strict=False)
+def load(model: nn.Module, tensors: Mapping[str, Tensor], strict: bool, whose: str) -> None:
+    """Write tensors into the model's state; `ModelError` in torch's words where they do not fit."""
+    try:
+        model.load_state_dict(dict(tensors), strict=strict)
+    except RuntimeError as error:
+        raise ModelError(f"{whose} does not fit the model: {' '.join(str(error).split()):.300}") from None
 
 
 @torch.no_grad()
 def outputs_of(model: nn.Module, x: Tensor) -> int:
-    """The number of outputs for one sample x [1, …]; `ModelError` where the model cannot take it."""
+    """The number of outputs for samples x [n, …]; `ModelError` where the model does not take them."""
     was = model.training
     try:
         f = model.eval()(x)

@@ -1,25 +1,25 @@
 """What travels in Flower's messages: the bytes of `wire` whole, in one array, and beside them a few plain values.
 
-    question   ArrayRecord "ntkfl" {message}     ConfigRecord "ntkfl.notes" {terms, run, exchange, layout, frozen}
-               ArrayRecord "ntkfl.frozen"        only to a client whose frozen weights differ from the server's
-               ConfigRecord "config"             the user's own train_config, with "server-round"
-    reply      ArrayRecord "ntkfl" {message}     ConfigRecord "ntkfl.notes" {keeps}, or {wants: "frozen"} alone
+    question   ArrayRecord "ntkfl" {message}, ConfigRecord "ntkfl.notes" {terms, run, exchange, network}; to a client
+               that asked for them ArrayRecord "ntkfl.frozen"; the user's own train_config as ConfigRecord "config"
+    reply      ArrayRecord "ntkfl" {message}; or ConfigRecord "ntkfl.notes" {wants: "ntkfl.frozen"}
 
-Flower cuts large arrays into pieces, so a message may be of any size. Nothing is pickled.
+Nothing is pickled. Flower cuts large arrays into pieces, so a message may be of any size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from torch import Tensor
 
 from ntkfl.errors import MessageError
 
 MESSAGE, NOTES, FROZEN = "ntkfl", "ntkfl.notes", "ntkfl.frozen"
 Notes = Mapping[str, int | str | bool | list[int]]
 _STYPE = "ntkfl.wire"
+_Value = TypeVar("_Value")
 
 
 def content(notes: Notes, payload: bytes | None = None) -> RecordDict:
@@ -33,28 +33,29 @@ def content(notes: Notes, payload: bytes | None = None) -> RecordDict:
 
 def payload_of(message: Message) -> bytes:
     """The bytes of `wire` in a message; `MessageError` where there are none."""
-    record = message.content.array_records.get(MESSAGE) if message.has_content() else None
-    array = record.get("message") if record is not None else None
+    array = message.content.array_records.get(MESSAGE, ArrayRecord()).get("message")
     if array is None or array.stype != _STYPE:
-        raise MessageError("a Flower message without one of ntkfl in it: do both ends use ntkfl.flower?")
+        raise MessageError("a Flower message that is none of ntkfl's: do both ends use ntkfl.flower?")
     return array.data
 
 
 def notes_of(message: Message) -> ConfigRecord:
-    """The plain values beside the bytes; empty where a message has none."""
-    return message.content.config_records.get(NOTES, ConfigRecord()) if message.has_content() else ConfigRecord()
+    """The plain values beside the bytes; `MessageError` where the message is not ours."""
+    if NOTES not in message.content:
+        raise MessageError("a Flower message that is none of ntkfl's: do both ends use ntkfl.flower?")
+    return message.content.config_records[NOTES]
 
 
-def note(notes: ConfigRecord, name: str, kind: type) -> object:
+def wants_frozen(reply: Message) -> bool:
+    """Whether a client asks for what does not train before it answers."""
+    return reply.content.config_records.get(NOTES, ConfigRecord()).get("wants") == FROZEN
+
+
+def note(message: Message, name: str, kind: type[_Value]) -> _Value:
     """One of them; `MessageError` where it is missing or of another type."""
-    if type(notes.get(name)) is not kind:
-        raise MessageError(f"a Flower message without {name!r} in its notes: do both ends run the same ntkfl?")
-    return notes[name]
-
-
-def tensors_of(message: Message, record: str) -> dict[str, Tensor]:
-    """An array record as tensors by name; `MessageError` where numpy cannot read it without unpickling."""
-    try:
-        return dict(message.content.array_records[record].to_torch_state_dict())
-    except (TypeError, ValueError) as error:
-        raise MessageError(f"the arrays {record!r} of a Flower message cannot be read: {error}") from None
+    value = notes_of(message).get(name)
+    if type(value) is not kind:
+        raise MessageError(
+            f"a Flower message without a {kind.__name__} {name!r} in it: is ntkfl the same at both ends?"
+        )
+    return value

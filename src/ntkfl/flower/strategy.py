@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import secrets
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -16,26 +17,26 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 from torch import nn
 
-from ntkfl.errors import ConfigError, MessageError, ModelError, NumericalError, OutOfRounds, TooFew
+from ntkfl.errors import ConfigError, Diverged, MessageError, ModelError, NumericalError, RunFolderError, TooFew
 from ntkfl.federation import chance
-from ntkfl.federation.build import describe_method
+from ntkfl.federation.build import build_method
 from ntkfl.federation.evaluation import Score
 from ntkfl.federation.feature_cache import split_frozen
 from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.federation.server import Server, remarks
 from ntkfl.federation.transport import Traffic
 from ntkfl.flower import network
-from ntkfl.flower.records import content, note, notes_of
-from ntkfl.flower.terms import Terms, build
+from ntkfl.flower.records import content, note
 from ntkfl.flower.transport import FlowerTransport
 from ntkfl.methods import Method, Task, batchnorm
+from ntkfl.privacy.policy import Terms
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent.parameters import eager, flatten, full_precision
 from ntkfl.version import __version__
 
 log = logging.getLogger("flwr")
+_KNOWN = {"round", "asked", "answered"}  # of a record, and no news to who has its metrics
 _LARGEST_INPUT = 1 << 28  # numbers in one sample, as a client tells them
-_METRICS = {"train_loss": "train_loss", "steps": "t", "uplink_bytes": "uplink-bytes", "downlink_bytes": "downlink-bytes"}
 
 
 class Strategy(FedAvg):
@@ -51,7 +52,8 @@ class Strategy(FedAvg):
 
     With `checkpoint`, a folder, the run is kept there after every round, and the same call goes on from it: rounds that
     are done are not played again. (What clients keep between rounds, as SCAFFOLD's do, ends with Flower's run.)
-    `seed` makes the server's own draws repeat; by default they are the operating system's.
+    `through` is a shuffler, for methods that need one. `seed` makes the server's own draws repeat; by default they are
+    the operating system's.
     """
 
     def __init__(
@@ -70,13 +72,11 @@ class Strategy(FedAvg):
         if "train_metrics_aggr_fn" in fedavg:
             raise ConfigError("train_metrics_aggr_fn has nothing to aggregate: replies of ntkfl hold no metrics")
         if (method.shuffle or method.secure_sum or method.projected_dim is not None) and through is None:
-            raise ConfigError(f"{method.name} with these options needs a shuffler: give through=ntkfl.flower.Shuffler(…)")
+            raise ConfigError(f"{method.name} with these options needs a shuffler: give Strategy(…, through=…)")
         with eager(model) as own:
             self.model = copy.deepcopy(own)
         self.method, self.seed, self.through = method, seed, through
         self.folder = None if checkpoint is None else RunFolder(checkpoint)
-        self._rounds = self._done = 0
-        self._server: Server | None = None
 
     def start(
         self,
@@ -89,67 +89,68 @@ class Strategy(FedAvg):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Play `num_rounds` rounds, those of the checkpoint among them, as every Flower strategy does."""
-        weights, own = initial_arrays.to_torch_state_dict(), self.model.state_dict()
-        network.load(self.model, weights, own, "initial_arrays")
+        network.load(self.model, initial_arrays.to_torch_state_dict(), True, "initial_arrays")
         self._grid, self._timeout, self._rounds, self._done = grid, timeout, num_rounds, 0
-        self._server, self._run = None, secrets.token_hex(8)
+        self._server, self._origin, arrays = None, secrets.token_hex(8), initial_arrays
         with self.folder.locked() if self.folder else nullcontext():
             if self.folder and self.folder.holds_run:
                 settings = self.folder.config()
-                self._run = settings.get("run", self._run)
-                self._make(settings["shape"]["inputs"], settings["shape"]["tokens"])
-                if self._done:
-                    log.info("%s holds %d rounds: they are not played again", self.folder.path, self._done)
-                    initial_arrays = self.arrays()
+                if "origin" not in settings:
+                    raise RunFolderError(f"{self.folder.path} holds a run that is none of Flower's: choose another")
+                self._origin, shape = settings["origin"], settings["shape"]
+                self._server = self._make(shape["inputs"], shape["tokens"])
+                self._done, arrays = self.folder.load_checkpoint()[0], self.arrays()
+                log.info(
+                    "%s holds %d rounds, which are not played again; what clients kept between rounds goes on within "
+                    "one run of Flower alone",
+                    self.folder.path,
+                    self._done,
+                )
             result = super().start(
                 grid,
-                initial_arrays,
+                arrays,
                 num_rounds - self._done,
                 timeout,  # type: ignore[arg-type]
                 train_config,
                 evaluate_config,
-                None if evaluate_fn is None else lambda round, arrays: evaluate_fn(round + self._done, arrays),
+                None if evaluate_fn is None else lambda round, found: evaluate_fn(round + self._done, found),
             )
             if self.folder and self._server:
                 self.folder.save_model(self._server.state.trained(self.model).state_dict())
-        if self._done:  # numbered as in a run without a break
-            for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
-                setattr(result, name, {round + self._done: found for round, found in getattr(result, name).items()})
-            result.arrays = result.arrays or initial_arrays
+        for name, found in vars(result).items():
+            if name != "arrays":  # rounds are numbered as in a run without a break
+                setattr(result, name, {round + self._done: metrics for round, metrics in found.items()})
+        result.arrays = result.arrays or arrays
         return result
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Flower samples the nodes; what they are asked follows in `aggregate_train`, where a round may ask twice."""
-        number = server_round + self._done
-        self._nodes = sorted(m.metadata.dst_node_id for m in super().configure_train(number, arrays, config, grid))
-        self._config = {self.configrecord_key: config}
+        messages = super().configure_train(server_round + self._done, arrays, config, grid)
+        self._nodes, self._config = sorted(message.metadata.dst_node_id for message in messages), config
         return []
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """One round of the method. With too few usable replies nothing changes, and the run goes on."""
+        """One round of the method. Where it cannot be built, as with too few replies, nothing changes, and the run goes
+        on.
+        """
         number = server_round + self._done
         if not self._nodes:
             return None, None
         try:
             with full_precision():
-                server = self._server or self._begin()
-                transport = self._transport
-                transport.nodes, transport.config = self._nodes, self._config
+                server = self._server = self._server or self._begin()
+                self._transport.nodes, self._transport.config = self._nodes, {self.configrecord_key: self._config}
                 server.clients_per_round = len(self._nodes)
                 server.task.total_clients = max(len(self._nodes), len(list(self._grid.get_node_ids())))
                 record, timing = server.play(number)
-        except OutOfRounds:
-            raise
-        except TooFew as error:
-            log.warning("round %d changed nothing: %s", number, error)
+        except (TooFew, NumericalError) as error:
+            advice = f"; {chance.advice(self.method)}" if isinstance(error, NumericalError | Diverged) else ""
+            log.warning("round %d changed nothing: %s%s", number, error, advice)
             return None, None
-        except NumericalError as error:
-            error.add_note(f"training diverged: {chance.advice(self.method)}")
-            raise
         for line in remarks(record, timing):
             log.warning("round %d: %s", number, line)
         if self.folder:
@@ -161,6 +162,7 @@ class Strategy(FedAvg):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
+        """Flower's own, with the round's number as in a run without a break."""
         return super().configure_evaluate(server_round + self._done, arrays, config, grid)
 
     def arrays(self) -> ArrayRecord:
@@ -168,75 +170,64 @@ class Strategy(FedAvg):
         assert self._server is not None
         return ArrayRecord(self._server.state.trained(self.model).cpu().state_dict())
 
-    # Before the first round.
-
     def _begin(self) -> Server:
-        """Ask the first node that can tell what a sample looks like; what the network gives for one is seen here."""
+        """The server, once a node has told what a sample looks like; what the network gives for one is seen here."""
         traffic, asking = Traffic(), FlowerTransport(self._grid, self._timeout, {}, ArrayRecord())
-        asking.config = self._config
         for node in self._nodes:
-            for reply in asking.send({node: content({"ask": "shape"})}, traffic).values():
-                try:
-                    told = notes_of(reply)
-                    inputs, tokens = list(told.get("inputs", [])), bool(note(told, "tokens", bool))  # type: ignore[arg-type]
-                    if not all(type(n) is int and 0 < n < _LARGEST_INPUT for n in inputs):
+            try:
+                for reply in asking.send({node: content({"ask": "shape"})}, traffic).values():
+                    inputs = note(reply, "inputs", list)
+                    if math.prod(inputs) > _LARGEST_INPUT or not all(n > 0 for n in inputs):
                         raise MessageError(f"samples of shape {inputs}")
-                    return self._make(inputs, tokens)
-                except (MessageError, ModelError) as error:
-                    traffic.failed[str(node)] = str(error)
-                    log.warning("node %d: %s", node, error)
+                    return self._make(inputs, note(reply, "tokens", bool))
+            except (MessageError, ModelError) as error:
+                traffic.failed[str(node)] = str(error)
         why = "; ".join(f"node {node}: {reason}" for node, reason in list(traffic.failed.items())[:3])
-        raise TooFew(f"no node could say what its samples look like: {why}")
+        raise TooFew(f"no node could tell what its samples look like: {why}")
 
     def _make(self, inputs: list[int], tokens: bool) -> Server:
         """The server for samples of this shape, as far as its checkpoint has come."""
-        method, like = self.method, flatten(self.model)
-        shape = method.model_input_shape(inputs)
-        x = torch.zeros((1, *shape), dtype=torch.int64 if tokens else like.dtype, device=like.device)
+        method, seed, like = self.method, self.seed, flatten(self.model)
+        shape = (1, *method.model_input_shape(inputs))
+        x = torch.zeros(shape, dtype=torch.int64 if tokens else like.dtype, device=like.device)
         outputs = network.outputs_of(self.model, x)
         trained, features = split_frozen(self.model, method, None, like.device)
         task = Task(trained, outputs, method.loss, label_smoothing=method.label_smoothing)
-        if self.seed is not None:
-            seed = self.seed
+        if seed is not None:
             task.randomness = lambda round: Randomness.simulated(seed, "server", round)
         method, lines = method.for_network(task, x if features is None else features(x))
         for line in [*lines, *batchnorm.advice(method, task)]:
             log.warning("%s", line)
-        precision = str(like.dtype).removeprefix("torch.")
-        terms = Terms(
-            method=describe_method(method),
+        terms = Terms.of(
+            method,
             rounds=self._rounds,
-            min_clients=self.min_train_nodes,
-            precision=precision,
-            inputs=tuple(inputs),
+            min_clients=max(1, self.min_train_nodes),
+            precision=str(like.dtype).removeprefix("torch."),
             outputs=outputs,
+            inputs=tuple(inputs),
+            shuffler="" if self.through is None else self.through.digest,
         )
-        method = build(terms)  # as the clients do
-        frozen = network.frozen(self.model, method)
-        agreed = {"layout": network.layout(self.model), "frozen": network.digest(frozen)}
-        notes = {"terms": terms.text(), "run": self._run, **agreed}
-        self._transport = FlowerTransport(self._grid, self._timeout, notes, ArrayRecord(dict(frozen)))
-        transport = self._transport
-        if self.through is not None:
-            transport = self.through.transport(transport, task, method, terms, self._run)
+        method, run = build_method(terms.method), f"{self._origin}-{self._rounds}"  # as the clients make it
+        digest = network.digest(self.model, method)
+        notes = {"terms": terms.text, "run": run, "network": digest}
+        frozen = ArrayRecord(dict(network.frozen(self.model, method)))
+        self._transport = transport = FlowerTransport(self._grid, self._timeout, notes, frozen)
         server = Server(
             self.model,
             task,
             method,
-            transport,
+            transport if self.through is None else self.through.transport(transport, task, method, terms, run),
             _Elsewhere(),
             clients_per_round=1,
-            seed=secrets.randbits(63) if self.seed is None else self.seed,
+            seed=secrets.randbits(63) if seed is None else seed,
         )
         if self.folder:
-            shape = {"inputs": list(inputs), "tokens": tokens, "outputs": outputs, "precision": precision}
-            model = {"class": type(self.model).__name__, "weights": len(like)} | agreed
-            settings = {"ntkfl": __version__, "run": self._run, "rounds": self._rounds, "shape": shape, "model": model}
-            _, _, tensors = self.folder.open(settings | {"method": terms.method}, resume=True)
+            settings = {"ntkfl": __version__, "origin": self._origin, "rounds": self._rounds, "method": terms.method}
+            about = {"inputs": inputs, "tokens": tokens, "outputs": outputs, "precision": terms.precision}
+            model = {"class": type(self.model).__name__, "weights": len(like), "digest": digest}
+            _, _, tensors = self.folder.open(settings | {"shape": about, "model": model}, resume=True)
             if tensors:
                 server.restore(tensors)
-                self._done, _ = self.folder.load_checkpoint()
-        self._server = server
         return server
 
 
@@ -251,10 +242,6 @@ class _Elsewhere:
 
 
 def metrics(record: Record) -> MetricRecord:
-    """A round's record as Flower's metrics: its numbers."""
-    found = {shown: record[name] for name, shown in _METRICS.items() if record.get(name) is not None}
-    found |= {"clients": len(record["clients"]), "failures": len(record.get("failed", ()))}
-    found |= {"rejected": sum(record.get("rejected", {}).values())}
-    known = {*_METRICS, "round", "test_accuracy", "last_accuracy", "rejected", "rejected_clients"}
-    more = {k: v for k, v in record.items() if k not in known and k not in found and type(v) in (int, float)}
-    return MetricRecord(found | more)
+    """A round's record as Flower's metrics: its numbers, how many clients were asked, and how many failed."""
+    numbers = {name: value for name, value in record.items() if type(value) in (int, float) and name not in _KNOWN}
+    return MetricRecord({**numbers, "clients": len(record["clients"]), "failures": len(record.get("failed", ()))})
