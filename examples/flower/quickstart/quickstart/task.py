@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -32,10 +33,15 @@ class Net(nn.Module):
         return self.head(self.trunk(x))
 
 
+@cache  # read and dealt once per process, which in a simulation plays several clients
+def federation(dataset: Any, clients: int, seed: int) -> ntkfl.data.Federated:
+    """Classes are dealt to clients by Dirichlet(0.1); nobody has the test images."""
+    return ntkfl.data.load(dataset).partition(ntkfl.data.Dirichlet(clients=clients, alpha=0.1), seed=seed)
+
+
 def load_data(config: Mapping[str, Any], client: int) -> tuple[Loader, Loader]:
-    """One client's images, nine tenths to train on and a tenth to evaluate; classes are dealt by Dirichlet(0.1)."""
-    clients = ntkfl.data.Dirichlet(clients=config["clients"], alpha=0.1)
-    x, y = ntkfl.data.load(config["dataset"]).partition(clients, seed=config["seed"]).client(client)
+    """One client's images: nine tenths to train on, a tenth to evaluate."""
+    x, y = federation(config["dataset"], config["clients"], config["seed"]).client(client)
     x, y = x[: config["samples"]], y[: config["samples"]]
     held_out = len(x) // 10
     train, valid = TensorDataset(x[held_out:], y[held_out:]), TensorDataset(x[:held_out], y[:held_out])
@@ -43,8 +49,9 @@ def load_data(config: Mapping[str, Any], client: int) -> tuple[Loader, Loader]:
 
 
 def load_test(config: Mapping[str, Any]) -> Loader:
-    """The test images, which no client has."""
-    return DataLoader(TensorDataset(*ntkfl.data.load(config["dataset"]).test_rows.take()), batch_size=500)
+    """The test images."""
+    fed = federation(config["dataset"], config["clients"], config["seed"])
+    return DataLoader(TensorDataset(*fed.test), batch_size=500)
 
 
 def fit(model: nn.Module, loader: Loader, epochs: int, lr: float) -> float:
