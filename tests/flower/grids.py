@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -39,7 +39,7 @@ class LocalGrid(Grid):
             message.metadata.__dict__["_message_id"] = key
             message.metadata.__dict__["_run_id"] = self.run_id
             if message.metadata.dst_node_id in self.apps:
-                self.asked.append(message)
+                self.asked.append(copy.deepcopy(message))
                 ids.append(key)
                 if message.metadata.dst_node_id not in self.silent:
                     self.replies[key] = self.reply(message)
@@ -73,12 +73,3 @@ class LocalGrid(Grid):
 
     def create_message(self, *_: Any, **__: Any) -> Message:
         raise NotImplementedError
-
-
-def app(train: Callable[[Message, Context], Message], evaluate: Any = None) -> ClientApp:
-    """A ClientApp of these functions, as a user writes it with decorators."""
-    made = ClientApp()
-    made.train()(train)
-    if evaluate:
-        made.evaluate()(evaluate)
-    return made

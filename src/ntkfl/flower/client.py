@@ -23,7 +23,7 @@ from ntkfl.federation.client import Batch, Client, SeededRandomness, check_data
 from ntkfl.federation.feature_cache import feature_folder, split_frozen
 from ntkfl.federation.seeds import seeded_torch
 from ntkfl.flower import network
-from ntkfl.flower.records import FROZEN, content, note, notes_of, payload_of
+from ntkfl.flower.records import FROZEN, Notes, content, note, notes_of, payload_of
 from ntkfl.methods import Method, State, Task
 from ntkfl.privacy.policy import Site, Terms
 from ntkfl.privacy.randomness import KEY_BYTES, Randomness
@@ -61,9 +61,12 @@ def reply(
     question that comes again gets the same answer. With `seed` it follows from that and from the client's number
     (`partition-id`, or the node's id), as in a simulation.
     """
-    if "terms" not in notes_of(msg):  # the first question of a run, before there are terms
-        x, _ = _read(data, batch)
-        return Message(content({"inputs": list(x.shape[1:]), "tokens": not x.is_floating_point()}), reply_to=msg)
+    if (asks := notes_of(msg).get("ask")) == "shape":  # before there are terms
+        x, y = _read(data, batch)
+        shape: Notes = {"inputs": list(x.shape[1:]), "tokens": not x.is_floating_point(), "real": y.is_floating_point()}
+        return Message(content(shape), reply_to=msg)
+    if asks == "name" and through is not None:
+        return Message(content({}, through.hello(note(msg, "run", str))), reply_to=msg)
     question, terms = payload_of(msg), Terms.parse(note(msg, "terms", str))
     run, exchange = note(msg, "run", str), note(msg, "exchange", int)
     site = Site.of(context.node_config, context.node_id, policy)
@@ -71,30 +74,29 @@ def reply(
     if (method.shuffle or method.secure_sum or method.projected_dim is not None) and through is None:
         raise ConfigError(f"{method.name} with these options needs a shuffler: give reply(…, through=…)")
     key = _enter(context, run, terms)
-    asked = WireMessage.decode(question) if through is None else through.heed(question)
     number = int(context.node_config.get("partition-id", context.node_id))
     drawn = _KeyedRandomness(key, number) if seed is None else SeededRandomness(seed, number)
     with full_precision(), eager(model) as own:
         fitted = _fitted(own, method, terms, msg, context)
         if fitted is None:
             return Message(content({"wants": FROZEN}), reply_to=msg)
+        asked = WireMessage.decode(question) if through is None else through.heed(question, run, terms)
 
         def answer() -> bytes:
             # The loader draws from this seed: it reads the same samples in the same order for all of a round.
             with seeded_torch(flatten(fitted).device, drawn.of_round(asked.round).seed("batches")):
                 x, y = _placed(*_read(data, batch), fitted, method, terms, through)
-            if asked.round == 1 and not method.trains_locally and not isinstance(data, tuple) and varies(data, batch):
+            if (asked.round, exchange) == (1, 0) and not method.trains_locally and _changes(data, batch):
                 log.warning("samples change when they are read again: %s takes one draw of each a round", method.name)
             trained, features = split_frozen(fitted, method, feature_folder())
             x = x if features is None else features(x)
             task = Task(trained, terms.outputs, method.loss, label_smoothing=method.label_smoothing)
-            memory = ContextMemory(context, (asked.round, exchange))
-            return Client(number, task, method, lambda: (x, y), drawn, memory=memory).answer(asked).encode()
+            memory, rows = ContextMemory(context, (asked.round, exchange)), through and through.rows(method)
+            found = Client(number, task, method, lambda: (x, y), drawn, memory=memory, rows=rows).answer(asked)
+            return found.encode() if through is None else through.seal(found, method, task)
 
         payload = site.release(run, asked.round, exchange, question, answer)
-    if through is not None:
-        payload = through.deliver(WireMessage.decode(payload))
-    return Message(content({}, payload), reply_to=msg)
+    return Message(content({}, payload if through is None else through.deliver(payload)), reply_to=msg)
 
 
 def _enter(context: Context, run: str, terms: Terms) -> bytes:
@@ -115,6 +117,11 @@ def _read(data: TorchData | tuple[Array, Array], batch: Pair | None) -> Batch:
     pair = data if isinstance(data, tuple) else read_torch("this client's data", data, batch)
     whole = str(getattr(pair[0], "dtype", "")).rpartition(".")[2] in ("int32", "int64")
     return checked_pair("this client's data", pair, tokens=whole)
+
+
+def _changes(data: TorchData | tuple[Array, Array], batch: Pair | None) -> bool:
+    """Whether samples are others each time they are read, as by random augmentation."""
+    return not isinstance(data, tuple) and varies(data, batch)
 
 
 def _fitted(model: nn.Module, method: Method, terms: Terms, msg: Message, context: Context) -> nn.Module | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import logging
 import math
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,14 +19,14 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 from torch import nn
 
-from ntkfl.errors import ConfigError, Diverged, MessageError, ModelError, NumericalError, RunFolderError, TooFew
+from ntkfl.errors import ConfigError, Diverged, MessageError, NumericalError, RunFolderError, TooFew
 from ntkfl.federation import chance
 from ntkfl.federation.build import build_method
 from ntkfl.federation.evaluation import Score
 from ntkfl.federation.feature_cache import split_frozen
 from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.federation.server import Server, remarks
-from ntkfl.federation.transport import Traffic
+from ntkfl.federation.transport import Traffic, Transport
 from ntkfl.flower import network
 from ntkfl.flower.records import content, note
 from ntkfl.flower.transport import FlowerTransport
@@ -36,7 +38,7 @@ from ntkfl.version import __version__
 
 log = logging.getLogger("flwr")
 _KNOWN = {"round", "asked", "answered"}  # of a record, and no news to who has its metrics
-_LARGEST_INPUT = 1 << 28  # numbers in one sample, as a client tells them
+_ASKED, _LARGEST_INPUT = 5, 1 << 28  # clients that tell what a sample looks like; numbers in one
 
 
 class Strategy(FedAvg):
@@ -98,7 +100,7 @@ class Strategy(FedAvg):
                 if "origin" not in settings:
                     raise RunFolderError(f"{self.folder.path} holds a run that is none of Flower's: choose another")
                 self._origin, shape = settings["origin"], settings["shape"]
-                self._server = self._make(shape["inputs"], shape["tokens"])
+                self._server = self._make(tuple(shape["inputs"]), shape["tokens"], shape["real"])
                 self._done, arrays = self.folder.load_checkpoint()[0], self.arrays()
                 log.info(
                     "%s holds %d rounds, which are not played again; what clients kept between rounds goes on within "
@@ -171,21 +173,23 @@ class Strategy(FedAvg):
         return ArrayRecord(self._server.state.trained(self.model).cpu().state_dict())
 
     def _begin(self) -> Server:
-        """The server, once a node has told what a sample looks like; what the network gives for one is seen here."""
+        """The server, once some nodes have told what a sample looks like: most of them are believed."""
         traffic, asking = Traffic(), FlowerTransport(self._grid, self._timeout, {}, ArrayRecord())
-        for node in self._nodes:
+        told = Counter[tuple[tuple[int, ...], bool, bool]]()
+        for node, reply in asking.send({n: content({"ask": "shape"}) for n in self._nodes[:_ASKED]}, traffic).items():
             try:
-                for reply in asking.send({node: content({"ask": "shape"})}, traffic).values():
-                    inputs = note(reply, "inputs", list)
-                    if math.prod(inputs) > _LARGEST_INPUT or not all(n > 0 for n in inputs):
-                        raise MessageError(f"samples of shape {inputs}")
-                    return self._make(inputs, note(reply, "tokens", bool))
-            except (MessageError, ModelError) as error:
+                inputs = tuple(note(reply, "inputs", list))
+                if not (all(n > 0 for n in inputs) and math.prod(inputs) < _LARGEST_INPUT):
+                    raise MessageError(f"it has samples of shape {inputs}")
+                told[inputs, note(reply, "tokens", bool), note(reply, "real", bool)] += 1
+            except MessageError as error:
                 traffic.failed[str(node)] = str(error)
-        why = "; ".join(f"node {node}: {reason}" for node, reason in list(traffic.failed.items())[:3])
-        raise TooFew(f"no node could tell what its samples look like: {why}")
+        if not told:
+            why = "; ".join(f"node {node}: {reason}" for node, reason in traffic.failed.items())
+            raise TooFew(f"no node could tell what its samples look like: {why}")
+        return self._make(*told.most_common(1)[0][0])
 
-    def _make(self, inputs: list[int], tokens: bool) -> Server:
+    def _make(self, inputs: tuple[int, ...], tokens: bool, real: bool) -> Server:
         """The server for samples of this shape, as far as its checkpoint has come."""
         method, seed, like = self.method, self.seed, flatten(self.model)
         shape = (1, *method.model_input_shape(inputs))
@@ -195,7 +199,8 @@ class Strategy(FedAvg):
         task = Task(trained, outputs, method.loss, label_smoothing=method.label_smoothing)
         if seed is not None:
             task.randomness = lambda round: Randomness.simulated(seed, "server", round)
-        method, lines = method.for_network(task, x if features is None else features(x))
+        x = x if features is None else features(x)
+        method, lines = method.for_network(task, x)
         for line in [*lines, *batchnorm.advice(method, task)]:
             log.warning("%s", line)
         terms = Terms.of(
@@ -204,26 +209,37 @@ class Strategy(FedAvg):
             min_clients=max(1, self.min_train_nodes),
             precision=str(like.dtype).removeprefix("torch."),
             outputs=outputs,
-            inputs=tuple(inputs),
+            inputs=inputs,
             shuffler="" if self.through is None else self.through.digest,
         )
-        method, run = build_method(terms.method), f"{self._origin}-{self._rounds}"  # as the clients make it
+        method = build_method(terms.method)  # as the clients make it
+        run = hashlib.sha256(f"{self._origin} {self._rounds}".encode()).hexdigest()[:16]  # other terms, another run
         digest = network.digest(self.model, method)
         notes = {"terms": terms.text, "run": run, "network": digest}
         frozen = ArrayRecord(dict(network.frozen(self.model, method)))
-        self._transport = transport = FlowerTransport(self._grid, self._timeout, notes, frozen)
+        self._transport = FlowerTransport(self._grid, self._timeout, notes, frozen)
+        transport: Transport = self._transport
+        if self.through is not None:
+            y = torch.zeros(1, outputs, dtype=like.dtype) if real else torch.zeros(1, dtype=torch.int64)
+            transport = self.through.transport(self._transport, task, method, terms, run, (x, y.to(x.device)))
         server = Server(
             self.model,
             task,
             method,
-            transport if self.through is None else self.through.transport(transport, task, method, terms, run),
+            transport,
             _Elsewhere(),
             clients_per_round=1,
             seed=secrets.randbits(63) if seed is None else seed,
         )
         if self.folder:
             settings = {"ntkfl": __version__, "origin": self._origin, "rounds": self._rounds, "method": terms.method}
-            about = {"inputs": inputs, "tokens": tokens, "outputs": outputs, "precision": terms.precision}
+            about = {
+                "inputs": list(inputs),
+                "tokens": tokens,
+                "real": real,
+                "outputs": outputs,
+                "precision": terms.precision,
+            }
             model = {"class": type(self.model).__name__, "weights": len(like), "digest": digest}
             _, _, tensors = self.folder.open(settings | {"shape": about, "model": model}, resume=True)
             if tensors:
