@@ -50,7 +50,6 @@ def main(grid: Grid, context: Context) -> None:
     fedavg = FedAvg(fraction_evaluate=0.0).start(grid, ArrayRecord(net.state_dict()), num_rounds=10)
     before = score(fedavg.arrays)
 
-    net.trunk.requires_grad_(False)
     strategy = ntkfl.flower.Strategy(ntkfl.methods.SumRidge(), net, fraction_evaluate=0.0)
     refit = strategy.start(grid, fedavg.arrays, num_rounds=1, train_config=ConfigRecord({"refit": True}))
     sent = refit.train_metrics_clientapp[1]

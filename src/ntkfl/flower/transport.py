@@ -21,6 +21,7 @@ log = logging.getLogger("flwr")
 _FIRST_LOOK, _LAST_LOOK = 0.05, 3.0  # seconds between two looks for replies: soon at first, then as Flower does
 _LONGEST = 300  # characters of a client's reason that are kept
 _RAISED = re.compile(r"<class '[\w.]*?(\w+)'>:<'(.*)'>", re.DOTALL)  # how Flower writes what a ClientApp raised
+_SIMULATED = "Exception ClientAppException occurred. Message: "  # what Ray's traceback ends with
 
 
 class FlowerTransport(Transport):
@@ -123,5 +124,6 @@ def _reason(reply: Message) -> str:
     text = reply.error.reason or f"error {reply.error.code}"
     if found := _RAISED.search(text):
         text = f"{found[1]}: {found[2]}"
+    text = text.rpartition(_SIMULATED)[2]
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"
