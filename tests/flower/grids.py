@@ -11,18 +11,18 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-try:  # Flower makes messages on behalf of a task, which nobody has started here
+try:
     from flwr.supercore.task_identity import TaskIdentity
 except ImportError:  # before 1.38
-    pass
-else:
-    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+    TaskIdentity = None  # type: ignore[assignment, misc]
 
 
 class LocalGrid(Grid):
     """`apps` by node id. A node that raises replies with an error, one in `silent` never replies."""
 
     def __init__(self, apps: Mapping[int, ClientApp], run_id: int = 1, silent: Iterable[int] = ()) -> None:
+        if TaskIdentity is not None:  # Flower makes messages on behalf of a task, which nobody has started here
+            TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
         self.apps, self.run_id, self.silent = dict(apps), run_id, set(silent)
         self.contexts = {
             node: Context(run_id, node, {"partition-id": number}, RecordDict(), {})

@@ -93,7 +93,7 @@ def reply(
             task = Task(trained, terms.outputs, method.loss, label_smoothing=method.label_smoothing)
             memory, rows = ContextMemory(context, (asked.round, exchange)), through and through.rows(method)
             found = Client(number, task, method, lambda: (x, y), drawn, memory=memory, rows=rows).answer(asked)
-            return found.encode() if through is None else through.seal(found, method, task)
+            return found.encode() if through is None else through.seal(found, method, task, drawn.of_round(asked.round))
 
         payload = site.release(run, asked.round, exchange, question, answer)
     return Message(content({}, payload if through is None else through.deliver(payload)), reply_to=msg)

@@ -175,7 +175,7 @@ class Strategy(FedAvg):
     def _begin(self) -> Server:
         """The server, once some nodes have told what a sample looks like: most of them are believed."""
         traffic, asking = Traffic(), FlowerTransport(self._grid, self._timeout, {}, ArrayRecord())
-        asking.config = {self.configrecord_key: self._config}  # a client's own code may decide by it
+        asking.config = {self.configrecord_key: self._config}
         told = Counter[tuple[tuple[int, ...], bool, bool]]()
         for node, reply in asking.send({n: content({"ask": "shape"}) for n in self._nodes[:_ASKED]}, traffic).items():
             try:
