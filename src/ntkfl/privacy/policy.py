@@ -79,18 +79,20 @@ class Terms(Options):
             terms = Terms(**values if isinstance(values, dict) else {"terms": values})
         except (ValueError, TypeError, ConfigError) as error:
             raise MessageError(f"the run's terms cannot be read: {error}") from None
-        if terms.text != text:
-            raise MessageError("the run's terms are not written as Terms.text writes them: a value twice, or left out")
+        if terms.text() != text:
+            raise MessageError(
+                "the run's terms are not written as Terms.text does: a value is there twice, or left out"
+            )
         return terms
 
-    @property
     def text(self) -> str:
+        """As it travels: JSON with sorted keys and no spaces."""
         values = self.model_dump(mode="json")
         return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
     @property
     def digest(self) -> str:
-        return sha256(self.text.encode())
+        return sha256(self.text().encode())
 
 
 def noisy(method: Any) -> bool:
@@ -252,8 +254,9 @@ class Site:
     def release(self, run: object, round: int, exchange: int, question: bytes, make: Callable[[], bytes]) -> bytes:
         """The reply to a question, made by `make`, kept and entered in the ledger before it is returned.
 
-        `round` is that of the question itself. The same question gets the same bytes; another one for the same round
-        and exchange, an earlier round, or a round beyond the terms is refused. Noise allows one answer in a round.
+        `make` sends nothing: what goes to a shuffler goes there after this returns. `round` is the question's own. The
+        same question gets the same bytes; another one for the same round and exchange, one of an earlier round, and
+        one beyond the terms' rounds are refused. Where noise is added there is one answer in a round.
         """
         if str(run) not in self._admitted:
             raise Refused("policy", f"run {run} has not been admitted")
@@ -274,6 +277,14 @@ class Site:
                     self.ledger.append(self._entry("reply", str(run), terms, method, **asked, **told))
                     return reply
             reply = make()  # takes long, and others may need the ledger
+
+    def check_app(self) -> None:
+        """Refuse an ordinary Flower app where the policy asks for what only a method of this package can keep."""
+        if FLOWER not in self.policy.methods and (self.policy.privacy or "updates" not in self.policy.methods):
+            raise Refused("policy", f"an ordinary Flower app, and the policy's methods do not name {FLOWER!r}")
+        if self.policy.secure_sum == "required" or self.policy.min_clients > 1:
+            raise Refused("policy", "an ordinary Flower app cannot show secure sums or a least number of clients")
+        self._check_running_code()
 
     def record(self, run: object, round: int, size: int, digest: str) -> None:
         """Enter a reply of an ordinary Flower app."""
@@ -369,7 +380,7 @@ def running_code() -> Mapping[str, str]:
         path = Path(getattr(module, "__file__", None) or "").resolve()
         installed = path.is_relative_to(stdlib) or {"site-packages", "dist-packages"} & {*path.parts}
         top, depth = name.partition(".")[0], name.count(".") + (path.name == "__init__.py")
-        if path.suffix == ".py" and not installed and top not in found and not top.startswith("__"):
+        if path.is_file() and path.suffix == ".py" and not installed and top not in found and not top.startswith("__"):
             found[top] = path.parents[depth - 1] if depth else path
     return {name: code_digest(path) for name, path in found.items()}
 
