@@ -70,7 +70,7 @@ def show(path: File = Path("policy.toml")) -> None:
         typer.echo(f"{name:<12}{', '.join(str(one)[:20] for one in values) or 'any'}")
     limits = policy.privacy
     typer.echo(
-        f"{'privacy':<12}{f'ε ≤ {limits.epsilon_per_run:g} a run at δ = {limits.delta:g}' if limits else 'no limit'}"
+        f"{'privacy':<12}{f'ε ≤ {limits.epsilon_per_run:g} a run, {limits.epsilon_per_year:g} a year; δ = {limits.delta:g} a run' if limits else 'no limit'}"
     )
     for file in sorted((path.parent / FOLDER).glob(f"**/{FILE}")):
         _show_ledger(Ledger(file.parent), limits.epsilon_per_year if limits else None)

@@ -38,7 +38,7 @@ SENT = {
 FLOWER = "flower"  # in `methods`: an ordinary Flower app, whose replies `ntkfl.flower.guard` checks
 ENVIRONMENT, FOLDER = "NTKFL_POLICY", "ledger"
 _DIGEST = "^(sha256:[0-9a-f]{64})?$"
-_MOST_BYTES, _EXCHANGES = 65_536, 8  # of terms; in a round
+_MOST_BYTES, _EXCHANGES = 65_536, 8  # of terms; in a round, on average
 _SLACK = 1e-9  # ε is found by bisection
 Build = Callable[[Mapping[str, Any]], Any]  # federation.build.build_method
 
@@ -104,7 +104,7 @@ class Limits(Options):
     """[privacy]: what a record of this site may lose, over all runs. Without noise only methods named in `methods`."""
 
     epsilon_per_run: float = Field(gt=0)
-    epsilon_per_year: float | None = Field(None, gt=0)
+    epsilon_per_year: float = Field(gt=0, description="sum over the runs of the last 365 days")
     delta: float = Field(1e-6, gt=0, lt=1, description="of each run")
     noise_clients: int = Field(1, ge=1, description="of secure sums: clients whose noise counts, this one among them")
 
@@ -261,20 +261,23 @@ class Site:
         if str(run) not in self._admitted:
             raise Refused("policy", f"run {run} has not been admitted")
         terms, method = self._admitted[str(run)]
-        reply: bytes | None = None
+        name, reply = f"{round}-{exchange}", None
         while True:
             with self.ledger.locked():
                 past = [e for e in self.ledger.entries if e.run == str(run) and e.what == "reply"]
-                same = [e for e in past if (e.round, e.exchange) == (round, exchange)]
-                if same:
-                    return self._again(same[0], question)
-                epsilon = self._next(terms, method, str(run), round, exchange, past)
+                if same := [e for e in past if (e.round, e.exchange) == (round, exchange)]:
+                    self._check_again(same[0], question)
+                    reply = self.ledger.kept(str(run), name) or reply
+                    if reply is not None and sha256(reply) != same[0].reply:
+                        raise Refused("policy", f"round {round} of run {run} was answered, and its reply is gone")
+                else:
+                    epsilon = self._next(terms, method, str(run), round, past)
+                    if reply is not None:
+                        self.ledger.keep(str(run), name, reply, first=not past or past[-1].round < round)
+                        asked = {"round": round, "exchange": exchange, "question": sha256(question)}
+                        told = {"epsilon": epsilon, "bytes": len(reply), "reply": sha256(reply)}
+                        self.ledger.append(self._entry("reply", str(run), terms, method, **asked, **told))
                 if reply is not None:
-                    first = not past or past[-1].round < round
-                    self.ledger.keep(str(run), f"{round}-{exchange}", reply, first)
-                    asked = {"round": round, "exchange": exchange, "question": sha256(question), "epsilon": epsilon}
-                    told = {"bytes": len(reply), "reply": sha256(reply)}
-                    self.ledger.append(self._entry("reply", str(run), terms, method, **asked, **told))
                     return reply
             reply = make()  # takes long, and others may need the ledger
 
@@ -294,26 +297,22 @@ class Site:
                 LedgerEntry(time=_clock(), what="reply", run=str(run), node=self.node, method=FLOWER, **told)
             )
 
-    def _again(self, entry: LedgerEntry, question: bytes) -> bytes:
+    def _check_again(self, entry: LedgerEntry, question: bytes) -> None:
         where = f"round {entry.round}, exchange {entry.exchange} of run {entry.run}"
         if entry.question != sha256(question):
             raise Refused("policy", f"{where} was answered to another question")
         if entry.node != self.node:
             raise Refused("policy", f"{where} was answered by node {entry.node}: give each SuperNode a policy folder")
-        kept = self.ledger.kept(entry.run, f"{entry.round}-{entry.exchange}")
-        if kept is None or sha256(kept) != entry.reply:
-            raise Refused("policy", f"{where} was answered, and its reply is no longer kept")
-        return kept
 
-    def _next(
-        self, terms: Terms, method: Any, run: str, round: int, exchange: int, past: list[LedgerEntry]
-    ) -> float | None:
+    def _next(self, terms: Terms, method: Any, run: str, round: int, past: list[LedgerEntry]) -> float | None:
         """ε of the run after one more answer, where there may be one."""
-        if not 1 <= round <= terms.rounds or not 0 <= exchange < _EXCHANGES:
-            raise Refused("policy", f"round {round}, exchange {exchange}: the terms are for {terms.rounds} rounds")
+        if not 1 <= round <= terms.rounds:
+            raise Refused("policy", f"round {round} is asked for, and the terms are for {terms.rounds} rounds")
         if past and round < past[-1].round:
             raise Refused("policy", f"round {round} is asked for after round {past[-1].round}")
         if not noisy(method):
+            if len(past) >= _EXCHANGES * terms.rounds:
+                raise Refused("policy", f"{len(past)} questions in {terms.rounds} rounds were answered: no more are")
             return None
         answers = len(past) + 1
         if past and past[-1].round == round:
@@ -327,7 +326,7 @@ class Site:
     def _left(self, run: str, epsilon: float) -> float:
         """ε that the year leaves after a run of so much; refuses what exceeds it."""
         limits = self.policy.privacy
-        if limits is None or limits.epsilon_per_year is None:
+        if limits is None:
             return float("inf")
         left = limits.epsilon_per_year - spent_in_year(self.ledger.entries, _clock(), run)
         if epsilon > left + _SLACK:
@@ -346,7 +345,7 @@ class Site:
         cost = "no noise, so no ε: replies may reveal records"
         if epsilon is not None:
             cost = f"ε = {epsilon:.3g} at δ = {self.policy.delta(method):g} for a record of this site"
-            cost += f"; {left:.3g} are left this year" if left < float("inf") else "; the policy sets no limit a year"
+            cost += f"; {left:.3g} are left this year" if self.policy.privacy else "; the policy sets no limit"
         sent = f"run {run} is accepted: {method.name}, {terms.rounds} rounds, sends {SENT[method.shows]}"
         return f"policy: {sent}\npolicy: the server sees {seen}\npolicy: {cost}"
 
