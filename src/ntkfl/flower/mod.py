@@ -7,8 +7,7 @@ names; each is entered in the site's ledger first. What an app's errors say stay
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from flwr.app import Array, Context, Message, RecordDict
 
@@ -17,14 +16,14 @@ from ntkfl.privacy.ledger import sha256
 from ntkfl.privacy.policy import Guarded, Site
 
 log = logging.getLogger("flwr")
-_NUMBER, _HEADER = 8, 256  # bytes: the largest of an array, and numpy's header
+_HEADER = 64  # bytes by which numpy's headers of equal arrays may differ
 
 
 def guard(msg: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
     """Flower's signature of a mod. A reply that the policy does not allow is an error, and nothing of it is sent."""
     site = Site.of(context.node_config, context.node_id)
     site.check_app()
-    asked = {name: array.shape for record in msg.content.array_records.values() for name, array in record.items()}
+    asked = dict(_arrays(msg.content))
     rounds = [value for record in msg.content.config_records.values() for value in [record.get("server-round")]]
     round = next((value for value in rounds if isinstance(value, int)), 0)
     try:
@@ -42,13 +41,16 @@ def guard(msg: Message, context: Context, call_next: Callable[[Message, Context]
     return reply
 
 
-def check(content: RecordDict, asked: dict[str, tuple[int, ...]], limits: Guarded) -> None:
-    """Refuse all but arrays as they were `asked`, each once and of no more bytes than its numbers take, and metrics."""
+def check(content: RecordDict, asked: Mapping[str, Array], limits: Guarded) -> None:
+    """Refuse all but arrays of the names, shapes and types that were `asked` about, each once, and metrics."""
     seen, size = set[str](), 0
     for name, array in _arrays(content):
-        if name not in asked or tuple(array.shape) != tuple(asked[name]) or name in seen:
-            raise Refused("policy", f"array {name!r} {list(array.shape)} is not one that was asked about, once")
-        if len(array.data) > _NUMBER * math.prod(array.shape) + _HEADER:
+        own = asked.get(name)
+        if own is None or (tuple(array.shape), array.dtype) != (tuple(own.shape), own.dtype) or name in seen:
+            raise Refused(
+                "policy", f"array {name!r}, {array.dtype} {list(array.shape)}, is not one that was asked about"
+            )
+        if len(array.data) > len(own.data) + _HEADER:
             raise Refused("policy", f"array {name!r} has {len(array.data):,} bytes, more than its numbers take")
         seen.add(name)
         size += len(array.data)
