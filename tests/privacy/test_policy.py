@@ -276,6 +276,12 @@ def test_what_is_about_to_be_promised_is_printed_in_three_lines_once(
     ]
 
 
+def test_noise_from_a_seed_is_for_simulations(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="follows from a seed"):
+        site(tmp_path).admit(terms_of(PrivateSums(), 20), "a", build_method, seeded=True)
+    site(tmp_path, None).admit(terms_of(PrivateSums(), 20), "a", build_method, seeded=True)
+
+
 # Questions.
 
 

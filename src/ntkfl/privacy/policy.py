@@ -223,9 +223,10 @@ class Site:
         folder = path.parent / FOLDER / str(node_config.get("partition-id", ""))
         return Site(Policy.read(path), Ledger(folder), str(node))
 
-    def admit(self, terms: Terms, run: object, build: Build, shuffler: str = "") -> Any:
-        """The method of the terms, if the policy allows them. `shuffler` is the digest of the key that replies will be
-        sealed for. Once per run it prints what is about to be promised.
+    def admit(self, terms: Terms, run: object, build: Build, shuffler: str = "", seeded: bool = False) -> Any:
+        """The method of the terms, if the policy allows them; once per run it prints what is about to be promised.
+
+        `shuffler` is the digest of the key that replies will be sealed for, `seeded` whether noise follows from a seed.
         """
         self.policy.check_code(terms)
         method = build(terms.method)
@@ -236,6 +237,8 @@ class Site:
             raise Refused(
                 "policy", f"replies go through {shuffler or 'no shuffler'}; terms: {terms.shuffler or 'none'}"
             )
+        if seeded and noisy(method) and not self.simulated:
+            raise Refused("policy", "noise that follows from a seed hides nothing: leave seed out of reply(…)")
         self.policy.check(terms, method)
         self._check_running_code()
         self._admitted[str(run)] = terms, method
