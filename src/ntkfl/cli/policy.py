@@ -73,5 +73,5 @@ def show(path: File = Path("policy.toml")) -> None:
             epsilon = "none" if last[-1].epsilon is None else f"{last[-1].epsilon:.3g}"
             typer.echo(f"{name}{len(last):>8}{epsilon:>8}{sum(entry.bytes for entry in last) / 1e6:>10.2f}")
         spent = spent_in_year(ledger.entries, time.time())
-        left = f" of {policy.privacy.epsilon_per_year:g}" if policy.privacy else "; the policy sets no limit"
-        typer.echo(f"ε of one record within 365 days: {spent:.3g}{left}")
+        year = policy.privacy.epsilon_per_year if policy.privacy else float("inf")
+        typer.echo(f"ε of one record within 365 days: {spent:.3g} of {year:g}; {max(0.0, year - spent):.3g} are left")
