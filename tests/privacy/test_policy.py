@@ -106,8 +106,8 @@ def test_a_policy_with_a_mistake_is_one_line_that_names_the_file(tmp_path: Path,
 
 def test_terms_come_back_as_they_were_and_their_digest_covers_every_option() -> None:
     terms = terms_of(PrivateSums(), 20, min_clients=4, shuffler=KEY)
-    assert Terms.parse(terms.text()) == terms
-    assert len(terms.text()) < 2_000
+    assert Terms.parse(terms.text) == terms
+    assert len(terms.text) < 2_000
     others = [PrivateSums(**{name: value}) for name, value in {"epsilon": 3.1, "lr": 5.0, "sum_samples": 999}.items()]
     digests = {terms_of(one, 20, min_clients=4, shuffler=KEY).digest for one in [PrivateSums(), *others]}
     assert len(digests) == 4
@@ -131,12 +131,12 @@ def test_terms_come_back_as_they_were_and_their_digest_covers_every_option() -> 
 )
 def test_terms_written_in_another_way_are_refused_in_one_line(change: Callable[[str], str]) -> None:
     with pytest.raises(MessageError) as error:
-        Terms.parse(change(terms_of(FedAvg()).text()))
+        Terms.parse(change(terms_of(FedAvg()).text))
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 500
 
 
-@given(st.text(max_size=200) | st.integers(0, 500).map(lambda n: terms_of(FedAvg()).text()[:-1][:n]))
+@given(st.text(max_size=200) | st.integers(0, 500).map(lambda n: terms_of(FedAvg()).text[:-1][:n]))
 def test_whatever_else_comes_is_a_message_error(text: str) -> None:
     with pytest.raises(MessageError):
         Terms.parse(text)

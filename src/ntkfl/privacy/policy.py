@@ -79,10 +79,11 @@ class Terms(Options):
             terms = Terms(**values if isinstance(values, dict) else {"terms": values})
         except (ValueError, TypeError, ConfigError) as error:
             raise MessageError(f"the run's terms cannot be read: {str(error)[:300]}") from None
-        if terms.text() != text:
+        if terms.text != text:
             raise MessageError("the run's terms are not as Terms.text writes them: a value is there twice, or left out")
         return terms
 
+    @property
     def text(self) -> str:
         """As it travels: JSON with sorted keys and no spaces."""
         values = self.model_dump(mode="json")
@@ -90,7 +91,7 @@ class Terms(Options):
 
     @property
     def digest(self) -> str:
-        return sha256(self.text().encode())
+        return sha256(self.text.encode())
 
 
 def _refused(why: str) -> Refused:
