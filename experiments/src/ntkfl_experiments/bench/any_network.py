@@ -18,7 +18,6 @@ from torch import nn
 
 import ntkfl
 from ntkfl.methods import FedAvg, Method, SumNTKFL
-from ntkfl.methods.robust import Robust
 from ntkfl.models import resnet, transformer
 
 CLIENTS, ALPHA, SEEDS, ROUNDS, COHORT = 10, 0.1, (20, 21, 22), 12, 5
@@ -84,8 +83,7 @@ def play(name: str, initialisation: str, method: str, seed: int, rounds: int, co
     deal = ntkfl.data.Dirichlet(clients=CLIENTS, alpha=ALPHA)
     fed = ntkfl.data.load("digits").partition(deal, seed=seed)
     model, how = network(name, initialisation, seed), {"clients_per_round": cohort, "seed": seed}
-    robust = Robust(step_limit=1.5) if method == "sum-ntk-fl" else None  # without it steps on a He CNN run away
-    run = ntkfl.train(model, fed, METHODS[method], rounds=rounds, callbacks=[], robust=robust, **how)  # type: ignore[arg-type]
+    run = ntkfl.train(model, fed, METHODS[method], rounds=rounds, callbacks=[], **how)  # type: ignore[arg-type]
     return {
         "network": name,
         "initialisation": initialisation,
