@@ -246,7 +246,7 @@ def messages(scratch: Path) -> Iterator[Target]:
     sent = [Message("weights", 0, {}).encode()]
     for name, (model, x, form) in networks.items():
         J = ntkfl.jacobian(model, x, form=form)
-        sent.append(Message("upload", 3, pack_jacobian(J)).encode())
+        sent.append(Message("rows", 3, pack_jacobian(J)).encode())
         yield Target(f"jacobian {name}", sent[-1:], partial(jacobian, J.shape[2]), message_twisted, crc_again)
     yield unforgeable("message damaged", sent, Message.decode)
     yield Target("message forged", sent, message, message_twisted, crc_again)

@@ -19,7 +19,7 @@ import ntkfl
 from ntkfl.errors import ConfigError
 from ntkfl.federation.simulation import Simulation
 from ntkfl.federation.validation import filter_replies
-from ntkfl.methods import METHODS, Method, Task
+from ntkfl.methods import METHODS, Method, SumNTKFL, Task
 from ntkfl.methods.base import adds_noise, privacy_of
 from ntkfl.methods.replies import Reply
 from ntkfl.privacy.settings import Privacy
@@ -169,8 +169,11 @@ def test_shuffling_changes_nothing_but_who_is_seen(name: str, digits: ntkfl.data
 
 @pytest.mark.parametrize("name", SUMMED)
 @pytest.mark.parametrize("options", [{}, {"loss": "mse"}, {"weighting": "samples"}])
-def test_masked_training_is_plain_training(name: str, options: dict[str, Any], digits: ntkfl.data.Federated) -> None:
+def test_masked_training_is_plain_training(
+    name: str, options: dict[str, Any], digits: ntkfl.data.Federated, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three rounds end within the rounding, and the accuracy within one of the 355 test samples."""
+    monkeypatch.setattr(SumNTKFL, "step_limit", 0.0)  # which masks leave nothing to compare for
     if not options.keys() <= METHODS[name].model_fields.keys():
         pytest.skip("not an option of this method")
     exact = {"values": "float32"} if "values" in METHODS[name].model_fields else {}

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import ntkfl
 from ntkfl.crypto.hpke import SealingKey
 from ntkfl.errors import MessageError, Refused
-from ntkfl.federation.callbacks import Functions
 from ntkfl.federation.byzantine import Byzantine
+from ntkfl.federation.callbacks import Functions
 from ntkfl.federation.secure_sum import open_sum
 from ntkfl.federation.server import remarks
 from ntkfl.federation.simulation import Simulation

@@ -16,7 +16,7 @@ from ntkfl.errors import ConfigError, ModelError, NumericalError, RunFolderError
 from ntkfl.federation.callbacks import Functions
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.server import remarks
-from ntkfl.methods import METHODS, NTKFL, FedAvg
+from ntkfl.methods import NTKFL, FedAvg
 from ntkfl.progress import RoundTable
 
 QUICK = NTKFL(steps=(50.0, 400.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import runpy
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -23,6 +23,12 @@ from tests.methods.rounds import convolutional, dealt, play, play_rounds, pooled
 from tests.tangent.test_curvature import blocks
 
 D, HIDDEN, OUT = 5, 7, 3
+
+
+class Unlimited(SumNTKFL):
+    """Without the limit on single clients: it compares them, so that a round knows how samples are dealt."""
+
+    step_limit: ClassVar[float] = 0.0
 
 
 def sums_at(task: Task, w: Tensor, clients: list[ClientRound]) -> Sums:
@@ -59,7 +65,7 @@ def mean_loss(task: Task, w: Tensor, clients: list[ClientRound]) -> float:
 
 def test_a_round_is_the_flow_of_the_pooled_data_however_they_are_dealt() -> None:
     task = small_task(label_smoothing=0.1)
-    method, (x, y) = SumNTKFL(values="float32"), pooled(small_clients(30, 12, 21))
+    method, (x, y) = Unlimited(values="float32"), pooled(small_clients(30, 12, 21))
     loss = mean_loss(task, task.like, small_clients(30, 12, 21))
     flow = Flow(sums_at(task, task.like, small_clients(30, 12, 21)))
     expected = task.like + flow.change(method.time, method.mu, method.delta)
@@ -82,7 +88,7 @@ def test_one_round_is_ridge_regression_for_a_model_linear_in_its_weights() -> No
     X = torch.cat([x, torch.ones(40, 1).double()], dim=1)
     W = torch.cat([task.like[:15].view(3, 5).T, task.like[15:].view(1, 3)])
     for delta in (0.0, 0.2):
-        method = SumNTKFL(loss="mse", mu=1, delta=delta, time=None, values="float32")
+        method = Unlimited(loss="mse", mu=1, delta=delta, time=None, values="float32")
         weights = play(method, task, clients)[0].state["weights"]
         left = X.T @ X / (40 * 3) + delta * torch.eye(6).double()
         solved = torch.linalg.solve(left, X.T @ y / (40 * 3) + delta * W)
@@ -135,7 +141,7 @@ def test_a_step_is_shortened_until_its_model_promises_no_loss_below_zero(
     loss: str, larger: float, mu: float, short: bool
 ) -> None:
     task, clients = small_task(loss), small_clients(30, 12, 21)
-    method = SumNTKFL(loss=loss, mu=mu, delta=1e-4, label_smoothing=0, values="float32")
+    method = Unlimited(loss=loss, mu=mu, delta=1e-4, label_smoothing=0, values="float32")
     w = larger * task.like
     L = mean_loss(task, w, clients)
     assert larger == 1 or L > 2
@@ -152,7 +158,7 @@ def test_a_step_is_shortened_until_its_model_promises_no_loss_below_zero(
 def test_mu_is_measured_where_positions_share_weights(mu: float) -> None:
     """μ is what the step's own curvature is to that of the factored form, with one more exchange of one number."""
     task, clients = convolutional()
-    method = SumNTKFL(values="float32", mu=mu)
+    method = Unlimited(values="float32", mu=mu)
     outcome, log = play(method, task, clients)
     assert [s.kind for s in log if s.client == 0] == ["weights", "sums", "candidates", "sums"]
     assert all("curvature" not in s.message.arrays or s.size < 100 for s in log if s.way == "up")
@@ -191,6 +197,7 @@ def test_the_example_has_the_exact_block_of_the_last_layer() -> None:
     path = Path(__file__).parents[2] / "examples" / "own_curvature.py"
     assert len(path.read_text().splitlines()) <= 30
     kind: type[SumNTKFL] = runpy.run_path(str(path))["ExactLastLayer"]
+    kind.step_limit = 0.0
     method, task, clients = kind(values="float32", label_smoothing=0), small_task(), small_clients(30, 12, 21)
     outcome, _ = play(method, task, clients)
     x, y = pooled(clients)

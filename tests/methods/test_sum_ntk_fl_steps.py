@@ -13,13 +13,12 @@ from ntkfl.federation.byzantine import Byzantine, ByzantineClients
 from ntkfl.federation.server_state import ServerState
 from ntkfl.methods import ClientRound, Outcome, State, SumNTKFL, Task
 from ntkfl.methods.replies import Reply
-from ntkfl.methods.robust import Robust
 from ntkfl.methods.sums.robust_sums import ClientSums, bounded_gradient, trimmed_losses
 from ntkfl.methods.sums.sum_ntk_fl import BACK, RELAX
 from ntkfl.tangent import Flow, Sums
 from ntkfl.wire import Message
 from tests.methods.rounds import convolutional, play, play_rounds, pooled, small_clients, small_task
-from tests.methods.test_sum_ntk_fl import mean_loss, step_by_dense_algebra, sums_at
+from tests.methods.test_sum_ntk_fl import Unlimited, mean_loss, step_by_dense_algebra, sums_at
 
 CONSTANT = "0-35+35-42/constant"  # of 5-7-3, whose inputs are the samples
 
@@ -73,7 +72,7 @@ def test_a_step_that_raised_the_loss_is_taken_back(far: float, values: str) -> N
     """
     task, clients = relu_task(torch.float64), small_clients(30, 12, 21, 17)
     first, second = clients[:2], clients[2:]
-    method = SumNTKFL(values=values)
+    method = Unlimited(values=values)
     run = Rounds(task, method)
     one = run.play(first)
     w, proposed = task.like, one.state["weights"]
@@ -153,7 +152,7 @@ def test_weights_that_were_taken_back_never_count_in_the_average() -> None:
 
 def test_steps_that_stand_relax_mu_and_delta_as_far_as_the_options() -> None:
     task, clients = small_task(), small_clients(30, 12, 21)
-    run = Rounds(task, SumNTKFL(values="float32"))
+    run = Rounds(task, Unlimited(values="float32"))
     run.play(clients)
     found = [run.play(clients, off(task.like, 20)).diagnostics["mu"]]
     for _ in range(5):
@@ -213,7 +212,7 @@ def round_with_a_liar(task: Task, clients: list[ClientRound], state: State, lie:
 
 @pytest.mark.parametrize("lie", LIES)
 def test_one_of_five_neither_takes_a_good_step_back_nor_saves_a_bad_one(lie: tuple[float, float]) -> None:
-    task, clients = small_task(robust=Robust(step_limit=1.5)), small_clients(20, 20, 20, 20, 20)
+    task, clients = small_task(), small_clients(20, 20, 20, 20, 20)
     good = play(SumNTKFL(values="float32"), task, clients)[0].state
     bad = {**good, "weights": off(good["weights"], 20)}
     honest = max(mean_loss(task, task.like, [c]) for c in clients)
@@ -300,10 +299,9 @@ def test_samples_count_for_no_more_than_the_limit() -> None:
 
 @pytest.mark.parametrize("kind", ["sign-flip", "random"])
 def test_one_of_five_decides_without_a_limit_and_not_with_one(kind: str) -> None:
-    def step(limit: float, scale: float) -> tuple[Tensor, dict[str, float | str]]:
+    def step(method: SumNTKFL, scale: float) -> tuple[Tensor, dict[str, float | str]]:
         """A round's change of the weights, where the last of five clients is Byzantine."""
-        task, clients = small_task(robust=Robust(step_limit=limit)), small_clients(20, 20, 20, 20, 20)
-        method = SumNTKFL(values="float32")
+        task, clients = small_task(), small_clients(20, 20, 20, 20, 20)
         byzantine = ByzantineClients(Byzantine(kind=kind, scale=scale), frozenset({4} if scale else ()))
         conversation = method.round(task, method.start(task, task.like), 1, range(5))
         question = next(conversation)
@@ -316,9 +314,9 @@ def test_one_of_five_decides_without_a_limit_and_not_with_one(kind: str) -> None
     # Four of five are honest, so the median step is at most their longest: a mean of five that are each within 1.5
     # medians is too.
     most = 1.5 * float(own_steps(flow, clients[:4]).norm(dim=1).max())
-    honest = float(step(0.0, 1e-9)[0].norm())
+    honest = float(step(Unlimited(), 1e-9)[0].norm())
     # The bound on what a step's model promises shortens it, too.
-    assert float(step(0.0, 100.0)[0].norm()) > max(most, 5 * honest)
-    kept, told = step(1.5, 100.0)
+    assert float(step(Unlimited(), 100.0)[0].norm()) > max(most, 5 * honest)
+    kept, told = step(SumNTKFL(), 100.0)
     assert float(kept.norm()) <= most * (1 + 1e-3)
     assert int(told["clipped_clients"]) >= 1

@@ -104,8 +104,14 @@ def test_two_processes_at_once_lose_nothing(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     with ledger.locked():
         assert len(ledger.entries) == 100
-        times = [one.time for one in ledger.entries]
-    assert times == sorted(times)  # although the clocks of the two were not: an entry is never before the last one
+
+
+def test_an_entry_is_never_before_the_last_one(tmp_path: Path) -> None:
+    """Else what is written while a clock is wrong would be forgotten when it is right again."""
+    written(tmp_path, [entry(1, 2_000), entry(2, 1_000), entry(3, 3_000)])
+    ledger = Ledger(tmp_path)
+    with ledger.locked():
+        assert [one.time for one in ledger.entries] == [2_000, 2_000, 3_000]
 
 
 def test_a_full_disk_is_said_and_leaves_the_ledger_as_it_was(tmp_path: Path) -> None:

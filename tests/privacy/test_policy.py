@@ -265,6 +265,8 @@ def test_noise_of_others_counts_in_secure_sums_as_far_as_the_policy_says(tmp_pat
     found = [policy.epsilon(method, 20) or 0.0 for policy in trusting]
     assert found == sorted(found, reverse=True)
     assert found[3] == found[4] == pytest.approx(3.0)
+    alone = PrivateSums(noise_clients=4)  # the server sees this site's reply, whatever the policy relies on elsewhere
+    assert [policy.epsilon(alone, 20) for policy in trusting] == [found[0]] * 5
     terms = terms_of(method, 20, **SECURE)
     site(tmp_path, trusting[3]).admit(terms, "a", build_method, KEY)
     with pytest.raises(Refused, match="ε would be"):

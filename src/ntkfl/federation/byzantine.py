@@ -36,7 +36,7 @@ ATTACKS: Mapping[str, str] = {
     "wrong-labels": "samples of every class get the next one's label (label flipping)",
     "scaled-inputs": "inputs are `scale` times what they are",
     "scaled-outputs": "rows: outputs are sent as `scale` times what they are",
-    "flood": "rows and sums: samples are sent `scale` times over; through a shuffler, as often as fills a client's rows",
+    "flood": "rows and sums: samples are sent `scale` times over, or as fills a client's rows in a shuffler",
     "scaled-labels": "rows: labels are sent as `scale` times what they are; updates: trained on so",
     "random": "Jacobians, updates or gradients are random, `scale` times as large as the true ones",
     "sign-flip": "Jacobians, updates or gradients are −`scale` times the true ones",

@@ -26,7 +26,6 @@ from ntkfl.privacy.settings import Privacy
 from ntkfl.safe_parse import read_toml
 from ntkfl.user_code import find_factory, is_code, refuse_code
 
-
 # What a run's config.toml says besides its settings.
 NOTED = ("ntkfl", "shape", "promises", "names", "standardization", "constant")
 
@@ -240,10 +239,11 @@ def method_class(options: Mapping[str, Any]) -> type[Method]:
 def build_method(options: Mapping[str, Any]) -> Method:
     """A method from its name and options; a user's own class is imported, which whoever calls this has allowed."""
     kind = method_class(options)
-    if moved := sorted(options.keys() & (Privacy.model_fields.keys() | Robust.model_fields.keys())):
-        if moved[0] not in kind.model_fields:
-            section = "privacy" if moved[0] in Privacy.model_fields else "robust"
-            raise ConfigError(f"{moved[0]} is a setting of [{section}], not an option of {kind.name}")
+    sections = {"privacy": Privacy.model_fields, "robust": Robust.model_fields}
+    for name in sorted(options.keys() - kind.model_fields.keys()):
+        for section, settings in sections.items():
+            if name in settings:
+                raise ConfigError(f"{name} is a setting of [{section}], not an option of {kind.name}")
     try:
         return kind(**{k: v for k, v in options.items() if k != "name"})
     except TypeError as error:  # a class that lacks a part of a method

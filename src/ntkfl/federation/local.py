@@ -124,7 +124,8 @@ class LocalTransport(Transport):
             if not isinstance(question, Message):
                 payload = question[number].encode()
                 asked = Message.decode(payload)
-            assert asked is not None and payload is not None
+            assert asked is not None
+            assert payload is not None
             traffic.downlink[asked.kind] += len(payload)
             reply = self.clients[number].answer(asked)
             if self._recorder:

@@ -1,6 +1,6 @@
 """The server of a run: one round after another, each in the run's folder before the next begins.
 
-A round: draw a cohort → drive the method over the transport, replies parsed and checked → evaluate → record → checkpoint.
+A round: draw a cohort → drive the method, replies parsed and checked → evaluate → record → checkpoint.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ from ntkfl.wire.message import describes
 
 @dataclass(frozen=True)
 class Opened:
-    """What of an exchange's rows could be read: messages of them, and rows dropped, by reason. `repeated` of the rows of
-    samples equal others and are kept all the same.
+    """What of an exchange's rows could be read: messages of them, and rows dropped, by reason. `repeated` of the rows
+    of samples equal others and are kept all the same.
     """
 
     messages: list[Message]

@@ -6,7 +6,7 @@ are: in this process (`local.py`), behind a shuffler (`shuffled.py`), on Flower'
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ class Traffic:
     failed: dict[str, str] = field(default_factory=dict)  # clients that did not answer, and why
 
 
-class Transport(ABC):
+class Transport:
     """A round is `begin`, one or more `exchange`s, and `end`. Clients are numbers here; `name` is what records say."""
 
     quorum: int = 1  # replies, or where they are anonymous rows, below which a round is not built

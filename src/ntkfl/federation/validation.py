@@ -1,8 +1,8 @@
 """Messages become replies: each is parsed once, and what a round cannot use is left out, row by row, and counted.
 
 Malformed is what the type of reply cannot read. Extreme is what measures ten times the median (`Reply.extreme`), in any
-of the ways the type measures it (`Reply.sizes`): numbers can be finite and still drown every other row. Honest rows stay
-far below (docs/privacy.md), and the median moves only when half of all rows are corrupted.
+of the ways the type measures it (`Reply.sizes`): numbers can be finite and still drown every other row. Honest rows
+stay far below (docs/robustness.md), and the median moves only when half of all rows are corrupted.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ NOT_FINITE, TOO_LARGE, MALFORMED = "not finite", "extreme", "malformed"
 
 @dataclass
 class Filtered:
-    """Replies that a round can use, how many rows they are, what was rejected by reason (with the first error of each in
-    full), and of how many messages.
+    """Replies that a round can use, how many rows they are, what was rejected by reason (with the first error of each
+    in full), and of how many messages.
     """
 
     replies: list[Any] = field(default_factory=list)

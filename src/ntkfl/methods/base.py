@@ -1,7 +1,7 @@
 """What a method is: the server's side of a round, and a client's.
 
-`round` is the server's side as a generator: it yields a question, is sent the clients' replies, parsed and checked, in the
-order of the clients, and returns the outcome. `answer` is one client's side. Neither knows what carries the messages.
+`round` is the server's side as a generator: it yields a question, is sent the clients' replies, parsed, checked and in
+the order of the clients, and returns the outcome. `answer` is one client's side. Neither knows what carries messages.
 
     class Mine(Method):
         replies = {"weights": Update}              # the type of reply to each kind of question
@@ -37,7 +37,7 @@ Replies = list[Any]  # of the types that `replies` names
 
 @dataclass
 class Outcome:
-    """What a round ended with. `train_loss` is over the cohort's samples, `steps` the t chosen, where a method has these.
+    """What a round ended with. `train_loss` is over the cohort's samples, `steps` the t chosen, where there are these.
 
     `reported` are weights to evaluate and save in place of the state's own. `tentative`: the state's own weights are
     reported now, and count in the running average only once a later round has `passed` them.

@@ -1,6 +1,6 @@
 """Running statistics of batch normalisation: what local training changes beside weights, and updates carry.
 
-Methods whose clients train locally broadcast and average them. NTK-FL evolves weights alone: there they stay as they are.
+Methods whose clients train locally broadcast and average them. NTK-FL evolves weights alone: there they stay.
 """
 
 from __future__ import annotations

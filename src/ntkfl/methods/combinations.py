@@ -22,7 +22,6 @@ _BOUNDS = {
     "trim": ("rows", False),
     "trim_losses": ("rows", False),
     "verify": ("rows", False),
-    "step_limit": ("sums", True),
 }
 
 

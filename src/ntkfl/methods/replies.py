@@ -4,9 +4,9 @@
     Update   where local training ended, with its samples and loss: a weighted mean adds up
     Sums     totals over a client's samples (gradient, curvature factors, counts): they add up
 
-A method names a type of reply for each kind of question it asks (`Method.replies`). The type says which arrays it holds,
-checks them, measures them (`sizes`), adds them (`addends`, `from_total`) and splits them (`split`, `join`); `blank` says
-how large an honest one is. Validation, secure sums, shuffling, audits and Byzantine studies need no more than that.
+A method names a type of reply for each kind of question it asks (`Method.replies`). The type says which arrays it
+holds, checks them, measures them (`sizes`), adds them (`addends`, `from_total`) and splits them (`split`, `join`);
+`blank` says how large an honest one is. Validation, secure sums, shuffling, audits and Byzantine studies need no more.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Addends = dict[str, Addend]
 
 
 class Reply:
-    """Named arrays of one client (or, from a shuffler or a secure sum, of many). Those in `halves` travel as float16."""
+    """Named arrays of one client (or, from a shuffler or a secure sum, of many). `halves` of them travel as float16."""
 
     kind: ClassVar[str]
     additive: ClassVar[bool] = False  # whether a method's round needs no more than the sum over clients
@@ -77,8 +77,8 @@ class Reply:
 
     @classmethod
     def blank(cls, method: Method, task: Task, question: Message) -> Self:
-        """A reply of the form that an honest client's reply to the question has, its numbers of no meaning. The sizes of
-        sealed rows and of masked vectors follow from it.
+        """A reply of the form that an honest client's reply to the question has, its numbers of no meaning. The sizes
+        of sealed rows and of masked vectors follow from it.
         """
         raise ConfigError(f"{cls.__name__} has no `blank` form: it cannot be shuffled or summed under masks")
 
@@ -286,4 +286,3 @@ class Sums(Reply):
 def by_samples(method: Method) -> bool:
     """Whether the method's clients count by their samples, rather than equally."""
     return getattr(method, "weighting", "samples") == "samples"
-

@@ -33,16 +33,15 @@ class Robust(Options):
         0.0, ge=0, lt=0.5, description="rows: share of clients left out at both ends of what they report on candidates"
     )
     verify: bool = Field(False, description="rows: compute factored rows again, where they hold the inputs")
-    step_limit: float = Field(
-        0.0, ge=0, description="sums: a client's longest step and most samples, in units of the median's; 0: no limit"
-    )
 
     @staticmethod
-    def on(kinds: Collection[str] = ("rows", "update", "sums")) -> Robust:
+    def on(kinds: Collection[str] = ("rows", "update")) -> Robust:
         """The bounds on these kinds of reply, at the values that were chosen on held-out attacks."""
-        rows = {"row_clip": 1.5, "drop_opposed": True, "trim": 0.25, "trim_losses": 0.4, "verify": True}
-        values = {"rows": rows, "update": {"updates": "clip"}, "sums": {"step_limit": 1.5}}
-        return Robust(**{name: value for kind in kinds for name, value in values[kind].items()})
+        clipped = Robust(updates="clip") if "update" in kinds else Robust()
+        if "rows" not in kinds:
+            return clipped
+        rows = Robust(row_clip=1.5, drop_opposed=True, trim=0.25, trim_losses=0.4, verify=True)
+        return rows.model_copy(update={"updates": clipped.updates})
 
     def combine(self, vectors: Sequence[Tensor], p: Tensor, base: Tensor | None = None) -> Tensor:
         """Σ_m p_m v_m, or what `updates` says of the changes v_m − base: none longer than 1.5 times the median one
@@ -54,7 +53,9 @@ class Robust(Options):
         if self.updates == "clip":
             lengths: Tensor = torch.stack([(v - zero).double().norm() for v in vectors])
             factors = clip_factors(lengths, UPDATE_LIMIT).to(p)
-            return weighted_sum([v if f == 1 else zero + f * (v - zero) for v, f in zip(vectors, factors, strict=True)], p)
+            return weighted_sum(
+                [v if f == 1 else zero + f * (v - zero) for v, f in zip(vectors, factors, strict=True)], p
+            )
         changes = torch.stack([v - zero for v in vectors])
         return zero + (median(changes) if self.updates == "median" else trimmed_mean(changes, _TRIM))
 

@@ -106,7 +106,7 @@ class Task:
         return self._plans[kind]
 
     def training_targets(self, y: Tensor) -> Tensor:
-        """Targets [N, d2] to train on. Under cross-entropy a class keeps 1 − s of its one, the rest is spread over all."""
+        """Targets [N, d2] to train on. With cross-entropy a class keeps 1 − s of its one, all share the rest."""
         Y = targets(y, self.outputs, self.loss, self.like.dtype)
         s = self.label_smoothing if self.loss == "ce" and not y.is_floating_point() else 0.0
         return Y if s == 0 else Y.mul_(1 - s).add_(s / self.outputs)

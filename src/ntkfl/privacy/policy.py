@@ -317,12 +317,10 @@ class Site:
             if len(past) >= _EXCHANGES * terms.rounds:
                 raise _refused(f"{len(past)} questions in {terms.rounds} rounds were answered: no more are")
             return None
-        answers = len(past) + 1
+        # One answer for each of the terms' rounds, in their order, so never more than ε is for: see Terms.of.
         if past and past[-1].round == round:
             raise _refused(f"{method.name} answers once in a round, and round {round} was answered")
-        if answers > min(terms.rounds, method.budget_rounds):
-            raise _refused(f"{len(past)} rounds were answered: ε of the terms is spent")
-        epsilon = self.policy.epsilon(method, answers)
+        epsilon = self.policy.epsilon(method, len(past) + 1)
         self._left(run, epsilon or 0.0)
         return epsilon
 

@@ -1,7 +1,7 @@
 """What clients do to hide, beside whatever method: the section `[privacy]` of a configuration. Its defaults do nothing.
 
-`ntkfl.train(model, data, method, privacy=Privacy(secure_sum=True))`. Which kinds of reply a setting is for is checked in
-one place, `methods/combinations.py`.
+`ntkfl.train(model, data, method, privacy=Privacy(secure_sum=True))`. Which kinds of reply a setting is for is checked
+in one place, `methods/combinations.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class Privacy(Options):
     secure_sum: bool = Field(False, description="send replies masked, so that the server learns their sum alone")
     sum_samples: int = Field(1000, ge=1, lt=1 << 31, description="secure sums: samples a client counts for, at most")
 
-    epsilon: float | None = Field(None, gt=0, description="ε over all rounds, of methods that add noise; none: no noise")
+    epsilon: float | None = Field(
+        None, gt=0, description="ε over all rounds, of methods that add noise; none: no noise"
+    )
     unit: Literal["record", "client"] = Field(
         "record", description="what ε protects: a record, or a client with all its data"
     )
@@ -62,7 +64,9 @@ class Privacy(Options):
         if self.projected_dim is None:
             return tuple(input_shape)
         if self.projected_dim >= (features := math.prod(input_shape)):
-            raise ConfigError(f"projected_dim must be below the {features} features there are, got {self.projected_dim}")
+            raise ConfigError(
+                f"projected_dim must be below the {features} features there are, got {self.projected_dim}"
+            )
         return (self.projected_dim,)
 
     @property

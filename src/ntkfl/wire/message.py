@@ -1,4 +1,4 @@
-"""Messages between server and clients: a kind, a round and named arrays. `jacobians.py` says which arrays a Jacobian is."""
+"""Messages between server and clients: a kind, a round and named arrays. `jacobians.py` says what a Jacobian's are."""
 
 from __future__ import annotations
 
@@ -24,15 +24,13 @@ class Arrays(Protocol):
     @property
     def arrays(self) -> Mapping[str, Tensor]: ...
 
-    def take(
-        self, name: str, shape: tuple[int | None, ...] | None = None, like: Tensor | None = None
-    ) -> Tensor: ...
+    def take(self, name: str, shape: tuple[int | None, ...] | None = None, like: Tensor | None = None) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class Message:
-    """`kind` is one of KINDS; arrays by name. Those named in `halves` travel as scaled float16: whoever reads the message
-    finds float32 values, never scaled numbers.
+    """`kind` is one of KINDS; arrays by name. Those named in `halves` travel as scaled float16: whoever reads the
+    message finds float32 values, never scaled numbers.
     """
 
     kind: str
@@ -74,8 +72,8 @@ class Message:
 def take_array(
     arrays: Mapping[str, Tensor], name: str, shape: tuple[int | None, ...] | None, like: Tensor | None, where: str
 ) -> Tensor:
-    """The array of this name and shape (None: any size), on the device and in the type of `like`; `MessageError` if it is
-    missing or has another shape.
+    """The array of this name and shape (None: any size), on the device and in the type of `like`; `MessageError` if it
+    is missing or has another shape.
     """
     if name not in arrays:
         raise MessageError(f"{where} lacks {name!r}; it has {', '.join(map(repr, arrays)) or 'nothing':.200}")
@@ -103,7 +101,7 @@ def check_finite_arrays(arrays: Mapping[str, Tensor]) -> None:
 
 
 def split_rows(arrays: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """One dictionary per sample, from arrays that have a row for each; what describes the network stands in every one."""
+    """One dictionary per sample, from arrays that have a row for each; what describes the network stands in all."""
     counts = {len(array) for name, array in arrays.items() if not describes(name)}
     if len(counts) != 1:
         raise MessageError("arrays of rows that do not all have one row per sample")

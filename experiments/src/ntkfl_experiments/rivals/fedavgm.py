@@ -6,7 +6,7 @@ Federated averaging whose server has momentum: the averaged update is added to w
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ntkfl.methods.averaging.fedavg import FedAvg
-from ntkfl.methods.base import Outcome, Outgoing, Replies
+from ntkfl.methods.base import Round
 from ntkfl.methods.task import State, Task
 
 
@@ -29,9 +29,7 @@ class FedAvgM(FedAvg):
     def start(self, task: Task, weights: Tensor) -> State:
         return super().start(task, weights) | {"velocity": torch.zeros_like(weights)}
 
-    def round(
-        self, task: Task, state: State, round: int, cohort: Sequence[int]
-    ) -> Generator[Outgoing, Replies, Outcome]:
+    def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         w = state["weights"]
         replies = yield self.question(state, round)
         p = self.shares(task, replies)

@@ -6,7 +6,7 @@ losses with these terms are stationary, so is their mean without them: local tra
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ntkfl.methods.averaging.local_training import LocalTraining
-from ntkfl.methods.base import Outcome, Outgoing, Replies
+from ntkfl.methods.base import Round
 from ntkfl.methods.replies import Update
 from ntkfl.methods.task import ClientRound, State, Task, check_finite
 from ntkfl.wire.message import Message
@@ -42,9 +42,7 @@ class FedDyn(LocalTraining):
     def start(self, task: Task, weights: Tensor) -> State:
         return super().start(task, weights) | {"h": torch.zeros_like(weights)}
 
-    def round(
-        self, task: Task, state: State, round: int, cohort: Sequence[int]
-    ) -> Generator[Outgoing, Replies, Outcome]:
+    def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         w = state["weights"]
         replies = yield self.question(state, round)
         p = self.shares(task, replies)

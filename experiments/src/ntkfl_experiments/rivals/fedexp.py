@@ -6,14 +6,14 @@ it, by a step that it computes anew in every round. Iterates then swing, so the 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
 from pydantic import Field
 
 from ntkfl.methods.averaging.fedavg import FedAvg
-from ntkfl.methods.base import Outcome, Outgoing, Replies
+from ntkfl.methods.base import Round
 from ntkfl.methods.replies import Update
 from ntkfl.methods.robust import UPDATE_LIMIT, clip_factors
 from ntkfl.methods.task import State, Task
@@ -36,9 +36,7 @@ class FedExP(FedAvg):
 
     epsilon: float = Field(1e-3, gt=0, description="ε, beside the mean update's square: how far the step may go")
 
-    def round(
-        self, task: Task, state: State, round: int, cohort: Sequence[int]
-    ) -> Generator[Outgoing, Replies, Outcome]:
+    def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         w = state["weights"]
         replies = yield self.question(state, round)
         p = self.shares(task, replies)

@@ -6,7 +6,7 @@ be elsewhere. The server finds the weights that cost all of them least. Meant fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ntkfl.errors import MessageError
 from ntkfl.methods.averaging.local_training import LocalTraining
-from ntkfl.methods.base import Outcome, Outgoing, Replies
+from ntkfl.methods.base import Round
 from ntkfl.methods.replies import WEIGHTS, Update
 from ntkfl.methods.robust import weighted_sum
 from ntkfl.methods.task import ClientRound, State, Task
@@ -115,9 +115,7 @@ class FedFisher(LocalTraining):
     damping: float = Field(1e-3, gt=0, description="δ, how strongly the clients' mean is kept")
     local_steps: int = Field(100, ge=1, description="gradient steps a client takes towards its own optimum")
 
-    def round(
-        self, task: Task, state: State, round: int, cohort: Sequence[int]
-    ) -> Generator[Outgoing, Replies, Outcome]:
+    def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         w = state["weights"]
         replies = yield self.question(state, round)
         p = self.shares(task, replies)

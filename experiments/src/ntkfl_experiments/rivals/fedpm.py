@@ -8,7 +8,7 @@ pooled curvature: with the true Hessians, Newton's.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ntkfl.errors import MessageError
 from ntkfl.methods.averaging.local_training import LocalTraining
-from ntkfl.methods.base import Outcome, Outgoing, Replies
+from ntkfl.methods.base import Round
 from ntkfl.methods.replies import Update
 from ntkfl.methods.robust import weighted_sum
 from ntkfl.methods.task import ClientRound, State, Task
@@ -79,9 +79,7 @@ class FedPM(LocalTraining):
     local_steps: int = Field(1, ge=1, description="K, steps a client takes in a round; the paper's theory has 1")
     lr: float = Field(1.0, gt=0, description="local learning rate")
 
-    def round(
-        self, task: Task, state: State, round: int, cohort: Sequence[int]
-    ) -> Generator[Outgoing, Replies, Outcome]:
+    def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         w = state["weights"]
         replies = yield self.question(state, round)
         p = self.shares(task, replies)

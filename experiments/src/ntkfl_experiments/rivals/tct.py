@@ -9,7 +9,7 @@ spoil.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ntkfl.errors import ConfigError, ModelError
 from ntkfl.methods.averaging.local_training import LocalTraining
-from ntkfl.methods.base import Outcome, Outgoing, Replies
+from ntkfl.methods.base import Round
 from ntkfl.methods.replies import Update
 from ntkfl.methods.task import ClientRound, State, Task, check_finite
 from ntkfl.wire.message import Message
@@ -73,9 +73,7 @@ class TCT(LocalTraining):
             raise ConfigError(f"clients of {self.name} remember something of each sample: leave subsample_rate at 1")
         return super().start(task, weights) | {_CONTROL: torch.zeros_like(_model(task).theta)}
 
-    def round(
-        self, task: Task, state: State, round: int, cohort: Sequence[int]
-    ) -> Generator[Outgoing, Replies, Outcome]:
+    def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         theta, w = _split(task, state["weights"])
         c = state[_CONTROL]
         linear = round > self.train_rounds

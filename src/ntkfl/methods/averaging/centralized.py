@@ -5,7 +5,7 @@ Not a federated method: clients hand over their samples. They are counted as the
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Self
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ntkfl.errors import MessageError
 from ntkfl.methods.averaging.local_training import train_locally
-from ntkfl.methods.base import Method, Outcome, Outgoing, Replies
+from ntkfl.methods.base import Method, Outcome, Round
 from ntkfl.methods.batchnorm import STATISTICS, flat_statistics, load_statistics
 from ntkfl.methods.replies import Reply, Rows
 from ntkfl.methods.task import ClientRound, State, Task, check_finite, labels_of
@@ -59,9 +59,7 @@ class Centralized(Method):
         running = flat_statistics(task.model)  # of batch normalisation, which the server trains with the weights
         return super().start(task, weights) | ({} if running is None else {STATISTICS: running})
 
-    def round(
-        self, task: Task, state: State, round: int, cohort: Sequence[int]
-    ) -> Generator[Outgoing, Replies, Outcome]:
+    def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         replies = yield Message("weights", round, {})
         xs, ys = zip(*(reply.read(task) for reply in replies), strict=True)
         # The server has no seed of its own: the round's number shuffles the batches.

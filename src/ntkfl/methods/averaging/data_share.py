@@ -7,7 +7,7 @@ on their own samples and these. The paper also tries random portions of G, and b
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from ntkfl.errors import MessageError
 from ntkfl.methods.averaging.fedavg import FedAvg
 from ntkfl.methods.averaging.local_training import train_locally
-from ntkfl.methods.base import Outcome, Outgoing, Replies
+from ntkfl.methods.base import Outgoing, Round
 from ntkfl.methods.replies import Update
 from ntkfl.methods.task import ClientRound, State, Task, check_finite, labels_of
 from ntkfl.privacy.randomness import Randomness
@@ -51,9 +51,7 @@ class DataShare(FedAvg):
             weights = check_finite(trained.weights, "the model trained on the shared set")
         return super().start(task, weights) | {"holders": torch.empty(0, dtype=torch.int64)}
 
-    def round(
-        self, task: Task, state: State, round: int, cohort: Sequence[int]
-    ) -> Generator[Outgoing, Replies, Outcome]:
+    def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         holders = set(state["holders"].tolist())
         replies = yield self._questions(task, state, round, cohort, holders)
         p = self.shares(task, replies)

@@ -5,7 +5,7 @@ Clients train as in FedAvg; the server takes the averaged update Δ for a gradie
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ntkfl.methods.averaging.fedavg import FedAvg
-from ntkfl.methods.base import Outcome, Outgoing, Replies
+from ntkfl.methods.base import Round
 from ntkfl.methods.task import State, Task, check_finite
 
 _BETA2 = 0.99  # memory of the squared update
@@ -39,9 +39,7 @@ class FedAdam(FedAvg):
         moments = {"m": torch.zeros_like(weights), "v": torch.full_like(weights, v)}
         return super().start(task, weights) | moments | {"updates": torch.tensor(0)}
 
-    def round(
-        self, task: Task, state: State, round: int, cohort: Sequence[int]
-    ) -> Generator[Outgoing, Replies, Outcome]:
+    def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         w = state["weights"]
         replies = yield self.question(state, round)
         p = self.shares(task, replies)

@@ -5,11 +5,11 @@ Each client of the round descends its own loss from the broadcast weights; the s
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from ntkfl.methods.averaging.local_training import LocalTraining
-from ntkfl.methods.base import Outcome, Outgoing, Replies
+from ntkfl.methods.base import Round
 from ntkfl.methods.replies import Update
 from ntkfl.methods.task import ClientRound, State, Task
 from ntkfl.wire.message import Message
@@ -21,9 +21,7 @@ class FedAvg(LocalTraining):
     name: ClassVar[str] = "fedavg"
     paper: ClassVar[str] = "McMahan et al. 2017"
 
-    def round(
-        self, task: Task, state: State, round: int, cohort: Sequence[int]
-    ) -> Generator[Outgoing, Replies, Outcome]:
+    def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         replies = yield self.question(state, round)
         p = self.shares(task, replies)
         new = self.combined(task, replies, p, "weights", state["weights"])

@@ -5,13 +5,13 @@ Clients train locally and send their update quantised.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from pydantic import Field
 
 from ntkfl.methods.averaging.qsgd import Compressed, Quantised
-from ntkfl.methods.base import Outcome, Outgoing, Replies
+from ntkfl.methods.base import Round
 from ntkfl.methods.replies import Update
 from ntkfl.methods.task import State, Task
 
@@ -32,9 +32,7 @@ class FedCOM(Compressed):
 
     server_lr: float = Field(1.0, gt=0, description="γ, the server's step along the averaged update")
 
-    def round(
-        self, task: Task, state: State, round: int, cohort: Sequence[int]
-    ) -> Generator[Outgoing, Replies, Outcome]:
+    def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         replies = yield self.question(state, round)
         p = self.shares(task, replies)
         delta = self.combined(task, replies, p, "gradient")

@@ -7,13 +7,13 @@ equal τ_m it is FedAvg; `most_local_steps` and `local_epochs` make them differ.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
 
 from ntkfl.methods.averaging.local_training import FAIR, LocalTraining
-from ntkfl.methods.base import Outcome, Outgoing, Replies
+from ntkfl.methods.base import Round
 from ntkfl.methods.replies import LOSS, STEPS, Update
 from ntkfl.methods.robust import fair_counts
 from ntkfl.methods.task import ClientRound, State, Task
@@ -37,9 +37,7 @@ class FedNova(LocalTraining):
     paper: ClassVar[str] = "Wang et al. 2020"
     replies: ClassVar[Mapping[str, type[Update]]] = {"weights": Direction}
 
-    def round(
-        self, task: Task, state: State, round: int, cohort: Sequence[int]
-    ) -> Generator[Outgoing, Replies, Outcome]:
+    def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         replies = yield self.question(state, round)
         p = self.shares(task, replies)
         d = self.combined(task, replies, p, "direction")

@@ -5,7 +5,7 @@ Clients send their gradient with every value rounded at random, and without bias
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import ClassVar, Self
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ntkfl.errors import MessageError
 from ntkfl.methods.averaging.local_training import LocalTraining
-from ntkfl.methods.base import Method, Outcome, Outgoing, Replies
+from ntkfl.methods.base import Method, Round
 from ntkfl.methods.replies import WEIGHTS, Update
 from ntkfl.methods.task import ClientRound, State, Task
 from ntkfl.privacy.randomness import Randomness
@@ -86,9 +86,7 @@ class QSGD(Compressed):
 
     local_steps: int = Field(1, ge=1, description="gradient steps a client takes in a round; 1: it sends its gradient")
 
-    def round(
-        self, task: Task, state: State, round: int, cohort: Sequence[int]
-    ) -> Generator[Outgoing, Replies, Outcome]:
+    def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         replies = yield self.question(state, round)
         p = self.shares(task, replies)
         g = self.combined(task, replies, p, "gradient")

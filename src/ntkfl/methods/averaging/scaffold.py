@@ -6,7 +6,7 @@ corrected by c − c_m, so that they follow all clients' loss rather than the cl
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ntkfl.methods.averaging.local_training import LocalTraining
-from ntkfl.methods.base import Outcome, Outgoing, Replies
+from ntkfl.methods.base import Round
 from ntkfl.methods.replies import Update
 from ntkfl.methods.task import ClientRound, State, Task, check_finite
 from ntkfl.wire.message import Message
@@ -43,9 +43,7 @@ class Scaffold(LocalTraining):
     def start(self, task: Task, weights: Tensor) -> State:
         return super().start(task, weights) | {"control": torch.zeros_like(weights)}
 
-    def round(
-        self, task: Task, state: State, round: int, cohort: Sequence[int]
-    ) -> Generator[Outgoing, Replies, Outcome]:
+    def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         w, c = state["weights"], state["control"]
         replies = yield self.question(state, round, control=c)
         p = self.shares(task, replies)

@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ntkfl.errors import ConfigError
-from ntkfl.methods.base import Method, Outcome, Outgoing, Replies
+from ntkfl.methods.base import Method, Outcome, Outgoing, Replies, Round
 from ntkfl.methods.replies import Reply
 from ntkfl.methods.rows.candidates import CandidateLosses, choose, validate
 from ntkfl.methods.rows.robust_rows import Gathered, agreeing, budget, gather, holds_inputs, no_costs, with_cost
@@ -79,9 +79,7 @@ class NTKFL(Method):
             task.notes.append("robust trim does nothing here: a shuffler hides which rows are one client's")
         return super().start(task, weights) | {_COSTS: no_costs()}
 
-    def round(
-        self, task: Task, state: State, round: int, cohort: Sequence[int]
-    ) -> Generator[Outgoing, Replies, Outcome]:
+    def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         w, times = state["weights"], self.times(state)
         most_products = budget(state[_COSTS]) if task.robust.row_clip else None
 

@@ -72,6 +72,10 @@ class SumNTKFL(Method):
     """w ← w − φ(t(μΛ + δ)) ∘ g in the eigenbasis of the summed factors. One exchange per round, two where μ is
     measured.
 
+    Where single clients are seen, the step that a client's own gradient drives, and its samples, count for at most
+    `step_limit` times the median client's (0: no limit; secure sums show no client). On heterogeneous data one gradient
+    could otherwise decide a round, and some networks would not begin to learn.
+
     `curvature` and `step` are meant to be overridden: examples/own_curvature.py.
     """
 
@@ -79,6 +83,7 @@ class SumNTKFL(Method):
     paper: ClassVar[str] = "after Yue et al. 2022 and Martens & Grosse 2015"
     replies: ClassVar[Mapping[str, type[Reply]]] = {"weights": CurvatureSums, "candidates": StepCurvature}
     cohorts: ClassVar[int] = 2  # that are asked for constant factors, at most
+    step_limit: ClassVar[float] = 1.5  # of a client's step and samples, in units of the median client's
 
     average: float = Field(0.9, ge=0, lt=1, description="running average of the rounds' weights; 0: none")
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="part of a class label spread over all; none with mse")
@@ -121,7 +126,7 @@ class SumNTKFL(Method):
 
     def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         w, w0, mu, caution = state[WEIGHTS], state.get(_ACCEPTED), float(state[_MU]), float(state[_CAUTION])
-        limit = 0.0 if task.privacy.secure_sum else task.robust.step_limit
+        limit = 0.0 if task.privacy.secure_sum else self.step_limit
         diagnostics: dict[str, float | str] = {}
 
         # (1) The cohort's sums at w, and its losses there and at w₀.
@@ -254,6 +259,7 @@ class SumNTKHead(SumNTKFL):
 
     name: ClassVar[str] = "sum-ntk-head"
     cohorts: ClassVar[int] = 1
+    step_limit: ClassVar[float] = 0.0  # the solution is exact
 
     average: float = Field(0.0, ge=0, lt=1, description="running average of the rounds' weights; 0: none")
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="part of a class label spread over all; none with mse")

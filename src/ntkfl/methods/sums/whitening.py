@@ -75,13 +75,14 @@ def read_whitening(arrays: Mapping[str, Tensor], like: Tensor, damping: float) -
                 f"whitening of the layer at columns {layer.name} is not [inputs, directions] and a number"
             )
         _check_layer(layer, len(V), like)
-        V = V.double()
-        P = rest.double() * torch.eye(len(V), dtype=V.dtype, device=V.device) - V @ V.T
+        V, r = V.double(), float(rest)
         least, most = (len(V) + damping) ** -0.5, damping**-0.5
-        values = torch.linalg.eigvalsh(P)
-        if not 0.99 * least <= float(values[0]) <= float(values[-1]) <= 1.01 * most:
+        squares = torch.linalg.svdvals(V).square()  # eigenvalues of V Vᵀ, beside zeros
+        highest = r if V.shape[1] < len(V) else r - float(squares[-1])
+        lowest = r - float(squares[0]) if len(squares) else r
+        if not 0.99 * least <= lowest <= highest <= 1.01 * most:
             raise MessageError(f"whitening has eigenvalues outside {least:.3g} … {most:.3g}, as no moments give")
-        found[layer] = P.to(like)
+        found[layer] = (r * torch.eye(len(V), dtype=V.dtype, device=V.device) - V @ V.T).to(like)
     return found
 
 
