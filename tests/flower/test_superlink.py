@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -31,15 +32,15 @@ def running(name: str, *arguments: str, log: Path, env: dict[str, str]) -> Itera
     """A process of Flower's beside this interpreter, with those it starts, until the block ends."""
     command = [str(Path(sys.executable).parent / name), "--insecure", *arguments]
     with open(log / f"{name}{len(list(log.iterdir()))}.log", "w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=env, cwd=log)
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=env, cwd=log, start_new_session=True)
         try:
             yield
         finally:
-            process.terminate()
+            os.killpg(process.pid, signal.SIGTERM)
             try:
                 process.wait(10)
             except subprocess.TimeoutExpired:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
 
