@@ -30,6 +30,7 @@ VERBS = {
     "forget": "Take a client out of a run, exactly.",
     "data": "Datasets, and how they are dealt to clients.",
     "export": "Write a run's model, to use elsewhere.",
+    "policy": "What may leave this site, and what has left it.",
     "serve": "Run a federation's key server or shuffler.",
 }
 

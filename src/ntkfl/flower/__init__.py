@@ -1,4 +1,4 @@
-"""Every method inside Flower: `Strategy` on the server, `reply` in the client's `@app.train()`.
+"""Every method inside Flower: `Strategy` on the server, `reply` in the client's `@app.train()`; `guard` for other apps.
 
 Only Flower's public API is used: `flwr.app`, `flwr.clientapp`, `flwr.serverapp`.
 """
@@ -11,15 +11,16 @@ from ntkfl.extras import missing
 
 if TYPE_CHECKING:
     from ntkfl.flower.client import reply
+    from ntkfl.flower.mod import guard
     from ntkfl.flower.strategy import Strategy
 
-__all__ = ["Strategy", "reply"]
+__all__ = ["Strategy", "guard", "reply"]
 
 if find_spec("flwr") is None:
     raise missing("ntkfl.flower", "flower")
 
 # Imported when first used: a client's process does not need the server's side.
-_HOMES = {"Strategy": "ntkfl.flower.strategy", "reply": "ntkfl.flower.client"}
+_HOMES = {"Strategy": "ntkfl.flower.strategy", "guard": "ntkfl.flower.mod", "reply": "ntkfl.flower.client"}
 
 
 def __getattr__(name: str) -> object:
