@@ -44,13 +44,13 @@ BLOCKS = [
 
 
 def test_every_block_is_of_a_kind_that_is_tested() -> None:
-    assert {b.language for b in BLOCKS} <= {"python", "console", "toml", "json", "mermaid", "text", ""}
+    assert {b.language for b in BLOCKS} <= {"python", "console", "toml", "json", "mermaid", "text", "diff", ""}
     for block in BLOCKS:
         if block.language == "text":  # drawings alone: commands are tested
             assert "►" in block.text, block.text[:80]
         if block.language == "":  # commands, or a drawing
             first = block.text.split()[0]
-            assert first in ("make", "ntkfl", ".", "pip") or "►" in block.text or "─" in block.text, block.text[:80]
+            assert first in ("make", "ntkfl", ".", "pip", "cd") or "►" in block.text or "─" in block.text, block.text[:80]
 
 
 def commands(text: str) -> list[list[str]]:
