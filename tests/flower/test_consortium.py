@@ -41,6 +41,7 @@ def free_port() -> int:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 def test_five_clients_play_two_runs(tmp_path: Path) -> None:
     home, log, at = tmp_path / "home", tmp_path / "log", f"127.0.0.1:{free_port()}"
     for folder in (home, log):

@@ -13,11 +13,10 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
 from flwr.app import Context
 from torch import Tensor
@@ -33,6 +32,7 @@ from ntkfl.federation.transport import Traffic
 from ntkfl.flower.records import content, payload_of
 from ntkfl.flower.transport import FlowerTransport
 from ntkfl.methods import ClientRound, Method, State, Task
+from ntkfl.privacy.policy import Terms
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.services.announcement import Head, Question
@@ -45,15 +45,6 @@ from ntkfl.services.shuffler.client import ShufflerClient
 from ntkfl.wire import Message
 
 FOLDER, ENVIRONMENT = "ntkfl-folder", "NTKFL_FOLDER"  # in a node's config, and beside it
-
-
-class AgreedTerms(Protocol):
-    """What is needed here of a run's terms."""
-
-    min_clients: int
-
-    @property
-    def digest(self) -> str: ...
 
 
 class Shuffler:
@@ -103,7 +94,7 @@ class Shuffler:
         self._http.ask("POST", f"/v1/runs/{run}/hello")
         return self.identity.name.encode()
 
-    def heed(self, question: bytes, run: str, terms: AgreedTerms) -> Message:
+    def heed(self, question: bytes, run: str, terms: Terms) -> Message:
         """What the aggregator asks, if it signed it and this client may answer: newer than all before, of this run and
         under these terms, in a cohort of as many as all have agreed on. On return it is on the disk.
         """
@@ -170,7 +161,7 @@ class Shuffler:
         flower: FlowerTransport,
         task: Task,
         method: Method,
-        terms: AgreedTerms,
+        terms: Terms,
         run: str,
         sample: tuple[Tensor, Tensor],
     ) -> FlowerShuffler:
@@ -187,7 +178,7 @@ class FlowerShuffler(ShuffledTransport):
         flower: FlowerTransport,
         task: Task,
         method: Method,
-        terms: AgreedTerms,
+        terms: Terms,
         run: str,
         sample: tuple[Tensor, Tensor],
     ) -> None:
@@ -215,13 +206,18 @@ class FlowerShuffler(ShuffledTransport):
         """
         super().begin(round, cohort)
         self.flower.begin(round, cohort)
-        newest = self.shuffler.begin(self.terms.digest)
+        with _asking():
+            newest = self.shuffler.begin(self.terms.digest)
         if newest is not None:
             with suppress(Refused):
                 self.shuffler.cancel(newest)
         self._key, self._present = BatchKey(1 if newest is None else newest.round + 1, 0), list(cohort)
 
     def mix(self, message: Message, cohort: Sequence[int], traffic: Traffic) -> Mixed:
+        with _asking():
+            return self._mix(message, cohort, traffic)
+
+    def _mix(self, message: Message, cohort: Sequence[int], traffic: Traffic) -> Mixed:
         self._greet(cohort, traffic)
         key, self._key = self._key, BatchKey(self._key.round, self._key.exchange + 1)
         schema, batch = self._batch(key, message, cohort)
@@ -293,3 +289,12 @@ class FlowerShuffler(ShuffledTransport):
 
     def restore(self, tensors: State) -> None:
         self.flower.restore(tensors)
+
+
+@contextmanager
+def _asking() -> Iterator[None]:
+    """What the shuffler refuses costs the round, and the run goes on."""
+    try:
+        yield
+    except Refused as refused:
+        raise TooFew(f"the shuffler: {refused}") from None

@@ -18,7 +18,7 @@ import pytest
 from ntkfl.crypto.row_frames import BatchKey
 from ntkfl.errors import ConfigError
 from ntkfl.services.shuffler.store import BatchStore
-from tests.services.shuffler.batches import DIGEST, KEY, batch, on_disk, refusal, said, taken
+from tests.services.shuffler.batches import DIGEST, KEY, batch, on_disk, refusal, said, submit_all, taken
 
 
 @pytest.mark.parametrize("another_is_open", [False, True])
@@ -188,3 +188,34 @@ def test_a_record_that_the_disk_changed_is_refused(tmp_path: Path) -> None:
     db.close()
     with refusal("storage"):
         BatchStore(path).status(KEY)
+
+
+def test_a_log_of_releases_that_is_cut_short_is_read_up_to_there(tmp_path: Path) -> None:
+    """A line that was not flushed stands for a release that was not made; any other damage stops the service."""
+    path, log = tmp_path / "state.sqlite", tmp_path / "state.released"
+    shuffler = BatchStore(path)
+    for number in (1, 2):
+        key = BatchKey(number, 0)
+        shuffler.open(batch(key), DIGEST)
+        submit_all(shuffler, key)
+        shuffler.release(key)
+        shuffler.forget(key)
+    shuffler.close()
+    whole = log.read_bytes()
+    assert len(whole) == 2 * 76
+    for torn in range(1, 76):
+        log.write_bytes(whole + whole[:torn])
+        BatchStore(path).close()
+        assert log.read_bytes() == whole
+    for wrong, why in [
+        (whole[:-1], "disagree"),
+        (whole[:76], "disagree"),
+        (b"", "disagree"),
+        (whole + whole[:76].replace(b"0", b"1", 1), "disagree"),
+        (b"x" + whole[1:], "damaged at byte 0"),
+    ]:
+        log.write_bytes(wrong)
+        with pytest.raises(ConfigError, match=why):
+            BatchStore(path)
+        log.write_bytes(whole)
+    BatchStore(path).close()

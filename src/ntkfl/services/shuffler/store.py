@@ -35,6 +35,10 @@ from ntkfl.services.shuffler.release_log import ReleaseLog
 
 _GENERATOR = SystemRandom()  # the operating system's
 _BROKEN = (sqlite3.Error, UnicodeDecodeError)  # of a damaged file: SQLite quotes it in what it says
+_RESTORED = (
+    "the shuffler's database and its log of releases disagree: one of them was restored from a copy, and would release "
+    "a batch twice; delete the run's files and begin a new run"
+)
 _SCHEMA = f"""
 CREATE TABLE facts (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE present (client TEXT PRIMARY KEY) WITHOUT ROWID;
@@ -61,9 +65,14 @@ class BatchStore:
         self._lock, self._floor, self._random = threading.Lock(), floor, random
         self._revoked: frozenset[str] = frozenset()
         self._db = _connect(path, run)
-        self._log = None if path is None else ReleaseLog(path.with_suffix(".released"))
-        if self._log is not None:
-            self._compare(self._log)
+        self._log: ReleaseLog | None = None
+        try:
+            if path is not None:
+                self._log = ReleaseLog(path.with_suffix(".released"))
+                self._compare(self._log)
+        except BaseException:
+            self.close()  # and let go of the file's lock
+            raise
 
     def close(self) -> None:
         with self._lock:
@@ -140,6 +149,8 @@ class BatchStore:
             _refuse_other(batch, announced)
             if batch.state != "open":
                 raise Refused(*CLOSED[batch.state])
+            if self._log and batch.number in self._log.released:  # its release could not be committed
+                raise Refused(*CLOSED["released"])
             _check_kind(batch, seed)
             asked = db.execute(f"SELECT sent FROM {batch.cohort} WHERE client = ?", (client,)).fetchone()
             if asked is None:
@@ -249,11 +260,8 @@ class BatchStore:
     def _permute(self, db: sqlite3.Connection, batch: Record) -> int:
         """Rows are copied inside the file in a random order; they do not pass through this process's memory."""
         contents = batch.contents(db)
-        if self._log is not None:
-            if self._log.released.get(batch.number, contents) != contents:
-                raise Refused("storage", f"batch {tuple(batch.key)} was released before, with other rows")
-            if batch.number not in self._log.released:
-                self._log.append(batch.number, contents)
+        if self._log and self._log.released.get(batch.number, contents) != contents:
+            raise Refused("storage", f"batch {tuple(batch.key)} was released before, with other rows: cancel it")
         order = [number for (number,) in db.execute(f"SELECT rowid FROM {batch.pending} ORDER BY rowid")]
         self._random.shuffle(order)
         (clients,) = db.execute(f"SELECT COUNT(sent) FROM {batch.cohort}").fetchone()
@@ -266,6 +274,8 @@ class BatchStore:
             masks = _sum_masks(db, batch, len(order))
             db.execute("UPDATE batches SET masks = ? WHERE number = ?", (masks, batch.number))
         batch.close(db, "released", clients, len(order))
+        if self._log and batch.number not in self._log.released:
+            self._log.append(batch.number, contents)  # last: what follows is the commit
         return len(order)
 
     def _compare(self, log: ReleaseLog) -> None:
@@ -277,16 +287,10 @@ class BatchStore:
                 if batch is not None and batch.contents(db) == contents:
                     self._permute(db, batch)  # killed between the log's line and the release
                 elif state is None or batch is not None:
-                    self._refuse_restored()
+                    raise ConfigError(_RESTORED)
             made = db.execute("SELECT number FROM batches WHERE state = 'released'").fetchall()
             if any(number not in log.released for (number,) in made):
-                self._refuse_restored()
-
-    def _refuse_restored(self) -> None:
-        raise ConfigError(
-            "the shuffler's database and its log of releases disagree: one of them was restored from a copy, and would "
-            "release a batch twice; delete the run's files and begin a new run"
-        )
+                raise ConfigError(_RESTORED)
 
     def _status(self, db: sqlite3.Connection, batch: Record) -> Status:
         if batch.state != "open":
